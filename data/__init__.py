@@ -1,0 +1,1 @@
+"""The ground floor: what a trace is, and how it gets here."""

@@ -1,0 +1,1 @@
+"""What a model may look at: everything computed from the past of one task."""

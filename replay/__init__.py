@@ -1,0 +1,1 @@
+"""The proving ground: what would have happened under another estimator or margin."""
