@@ -1,0 +1,158 @@
+"""Google cluster-usage traces v3 (2019): the five tables, as JSON lines or as a parquet export.
+
+Quirks: 64-bit integers and enums may be strings; enums may be names; ``alloc_collection_id`` 0 means top level and
+``machine_id`` 0 means no machine (-1, a dedicated machine, is kept); event times 0 and 2^63-1 mean before and after the
+trace; ``resource_request`` may be an empty object; the distribution documented with 10 elements has 11.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from reclaim.data import schema as s
+from reclaim.data.source import RawTable, Source, code_sql, tier_sql
+
+_RESOURCES: Final = "STRUCT(cpus DOUBLE, memory DOUBLE)"
+_EVENT_NAMES: Final = (
+    "SUBMIT", "QUEUE", "ENABLE", "SCHEDULE", "EVICT", "FAIL", "FINISH", "KILL", "LOST", "UPDATE_PENDING",
+    "UPDATE_RUNNING",
+)  # fmt: skip
+_COLLECTION_NAMES: Final = ("JOB", "ALLOC_SET")
+_MISSING_NAMES: Final = (
+    "SNAPSHOT_BUT_NO_TRANSITION", "NO_SNAPSHOT_OR_TRANSITION", "EXISTS_BUT_NO_CREATION", "TRANSITION_MISSING_STEP",
+)  # fmt: skip
+_MACHINE_EVENT_NAMES: Final = ("ADD", "REMOVE", "UPDATE")
+
+
+def _files(table: str) -> tuple[str, ...]:
+    return (f"{table}-*.json.gz", f"{table}-*.json", f"{table}-*.parquet")
+
+
+def _vector(column: str, length: int) -> str:
+    """Return SQL for a percentile vector: null unless it has the documented length."""
+    return f"CASE WHEN len({column}) = {length} THEN {column} END"
+
+
+_INSTANCE_WHERE: Final = f"""
+    nullif(alloc_collection_id, 0) AS {s.ALLOC_COLLECTION_ID},
+    CASE WHEN alloc_collection_id <> 0 THEN alloc_instance_index END AS {s.ALLOC_INSTANCE_INDEX},
+    {code_sql("collection_type", _COLLECTION_NAMES)} AS {s.COLLECTION_TYPE},
+    nullif(machine_id, 0) AS {s.MACHINE_ID}
+"""
+
+USAGE: Final = RawTable(
+    name="usage",
+    patterns=_files("instance_usage"),
+    required=True,
+    columns={
+        "start_time": "BIGINT", "end_time": "BIGINT", "collection_id": "BIGINT", "instance_index": "BIGINT",
+        "machine_id": "BIGINT", "alloc_collection_id": "BIGINT", "alloc_instance_index": "BIGINT",
+        "collection_type": "VARCHAR", "average_usage": _RESOURCES, "maximum_usage": _RESOURCES,
+        "random_sample_usage": _RESOURCES, "assigned_memory": "DOUBLE", "page_cache_memory": "DOUBLE",
+        "cycles_per_instruction": "DOUBLE", "memory_accesses_per_instruction": "DOUBLE", "sample_rate": "DOUBLE",
+        "cpu_usage_distribution": "FLOAT[]", "tail_cpu_usage_distribution": "FLOAT[]",
+    },
+    select=f"""
+        collection_id AS {s.COLLECTION_ID}, instance_index AS {s.INSTANCE_INDEX},
+        start_time AS {s.START_US}, end_time AS {s.END_US}, {_INSTANCE_WHERE},
+        average_usage.cpus AS {s.CPU_MEAN}, maximum_usage.cpus AS {s.CPU_MAX},
+        random_sample_usage.cpus AS {s.CPU_SAMPLE},
+        {_vector("cpu_usage_distribution", 11)} AS {s.CPU_PERCENTILES},
+        {_vector("tail_cpu_usage_distribution", 9)} AS {s.CPU_TAIL_PERCENTILES},
+        average_usage.memory AS {s.MEMORY_MEAN}, maximum_usage.memory AS {s.MEMORY_MAX},
+        assigned_memory AS {s.MEMORY_ASSIGNED}, page_cache_memory AS {s.PAGE_CACHE},
+        cycles_per_instruction AS {s.CPI}, memory_accesses_per_instruction AS {s.MAI}, sample_rate AS {s.SAMPLE_RATE_HZ}
+    """,
+    checks={
+        "collection_id is missing": "collection_id IS NOT NULL",
+        "instance_index is missing": "instance_index IS NOT NULL",
+        "start_time or end_time is missing": "start_time IS NOT NULL AND end_time IS NOT NULL",
+        "end_time is not after start_time": "end_time > start_time",
+        "average_usage.cpus is negative or not finite": "average_usage.cpus >= 0 AND isfinite(average_usage.cpus)",
+        "average_usage.memory is negative or not finite": "average_usage.memory >= 0 AND isfinite(average_usage.memory)",
+        "maximum_usage is negative or not finite": (
+            "coalesce(maximum_usage.cpus, 0) >= 0 AND coalesce(maximum_usage.memory, 0) >= 0"
+            " AND isfinite(coalesce(maximum_usage.cpus, 0)) AND isfinite(coalesce(maximum_usage.memory, 0))"
+        ),
+    },
+)  # fmt: skip
+
+EVENTS: Final = RawTable(
+    name="events",
+    patterns=_files("instance_events"),
+    columns={
+        "time": "BIGINT", "type": "VARCHAR", "collection_id": "BIGINT", "scheduling_class": "TINYINT",
+        "missing_type": "VARCHAR", "collection_type": "VARCHAR", "priority": "INTEGER",
+        "alloc_collection_id": "BIGINT", "instance_index": "BIGINT", "machine_id": "BIGINT",
+        "alloc_instance_index": "BIGINT", "resource_request": _RESOURCES,
+        "constraint": "STRUCT(name VARCHAR, value VARCHAR, relation VARCHAR)[]",
+    },
+    select=f"""
+        collection_id AS {s.COLLECTION_ID}, instance_index AS {s.INSTANCE_INDEX}, time AS {s.TIME_US},
+        {code_sql("type", _EVENT_NAMES)} AS {s.EVENT_TYPE},
+        {code_sql("missing_type", _MISSING_NAMES, first=1)} AS {s.MISSING_TYPE}, {_INSTANCE_WHERE},
+        resource_request.cpus AS {s.CPU_LIMIT}, resource_request.memory AS {s.MEMORY_LIMIT},
+        priority AS {s.PRIORITY}, {tier_sql("priority")} AS {s.TIER}, scheduling_class AS {s.SCHEDULING_CLASS}
+    """,
+    checks={
+        "collection_id is missing": "collection_id IS NOT NULL",
+        "instance_index is missing": "instance_index IS NOT NULL",
+        "time is missing": "time IS NOT NULL",
+        "type is not an event type": f"{code_sql('type', _EVENT_NAMES)} BETWEEN 0 AND 10",
+        "resource_request is negative": (
+            "coalesce(resource_request.cpus, 0) >= 0 AND coalesce(resource_request.memory, 0) >= 0"
+        ),
+    },
+)  # fmt: skip
+
+COLLECTIONS: Final = RawTable(
+    name="collections",
+    patterns=_files("collection_events"),
+    columns={
+        "time": "BIGINT", "type": "VARCHAR", "collection_id": "BIGINT", "scheduling_class": "TINYINT",
+        "missing_type": "VARCHAR", "collection_type": "VARCHAR", "priority": "INTEGER",
+        "alloc_collection_id": "BIGINT", "user": "VARCHAR", "collection_name": "VARCHAR",
+        "collection_logical_name": "VARCHAR", "parent_collection_id": "BIGINT",
+        "start_after_collection_ids": "BIGINT[]", "max_per_machine": "INTEGER", "max_per_switch": "INTEGER",
+        "vertical_scaling": "VARCHAR", "scheduler": "VARCHAR",
+    },
+    select=f"""
+        collection_id AS {s.COLLECTION_ID}, time AS {s.TIME_US}, "user" AS {s.USER_ID},
+        collection_logical_name AS {s.LOGICAL_NAME_ID}
+    """,
+    checks={"collection_id is missing": "collection_id IS NOT NULL", "time is missing": "time IS NOT NULL"},
+)  # fmt: skip
+
+MACHINES: Final = RawTable(
+    name="machines",
+    patterns=_files("machine_events"),
+    columns={
+        "time": "BIGINT", "machine_id": "BIGINT", "type": "VARCHAR", "switch_id": "VARCHAR", "capacity": _RESOURCES,
+        "platform_id": "VARCHAR", "missing_data_reason": "VARCHAR",
+    },
+    select=f"""
+        time AS {s.TIME_US}, machine_id AS {s.MACHINE_ID},
+        {code_sql("type", _MACHINE_EVENT_NAMES, first=1)} AS {s.EVENT_TYPE},
+        capacity.cpus AS {s.CPU_CAPACITY}, capacity.memory AS {s.MEMORY_CAPACITY},
+        platform_id AS {s.PLATFORM}, switch_id AS {s.SWITCH_ID}
+    """,
+    checks={"machine_id is missing": "machine_id IS NOT NULL", "time is missing": "time IS NOT NULL"},
+)  # fmt: skip
+
+ATTRIBUTES: Final = RawTable(
+    name="attributes",
+    patterns=_files("machine_attributes"),
+    columns={
+        "time": "BIGINT", "machine_id": "BIGINT", "name": "VARCHAR", "value": "VARCHAR", "deleted": "BOOLEAN",
+    },
+    select=f"""
+        time AS {s.TIME_US}, machine_id AS {s.MACHINE_ID}, name AS {s.ATTRIBUTE_NAME}, value AS {s.ATTRIBUTE_VALUE},
+        deleted AS {s.ATTRIBUTE_DELETED}
+    """,
+    checks={"machine_id is missing": "machine_id IS NOT NULL", "time is missing": "time IS NOT NULL"},
+)  # fmt: skip
+
+
+def google_v3() -> Source:
+    """Return the v3 source."""
+    return Source(trace="google-v3", tables=(USAGE, EVENTS, COLLECTIONS, MACHINES, ATTRIBUTES))

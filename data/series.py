@@ -1,0 +1,177 @@
+"""A plain series, one row per (task, window), in CSV or parquet, with a small TOML that maps its columns.
+
+::
+
+    task = "vm"              # column that names the task; anything but integers is hashed to 63 bits
+    time = "time_s"          # column with the window's start
+    time_unit = "s"          # s | ms | us
+    window_s = 300           # length of a window
+    files = ["*.parquet"]    # optional; default *.parquet, *.csv, *.csv.gz
+
+    [columns]                # canonical column = raw column, or a number that holds for every row
+    cpu_mean = "cpu_used_mhz"
+    cpu_limit = 100.0
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+from reclaim.data import schema as s
+from reclaim.data.errors import ConfigError
+from reclaim.data.source import RawTable, Source, tier_sql
+
+TIME_UNITS_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+"""Microseconds in each unit of time a mapping may name."""
+_MAPPED: Final = (
+    s.CPU_MEAN, s.CPU_MAX, s.MEMORY_MEAN, s.MEMORY_MAX, s.PAGE_CACHE, s.CPI, s.MAI, s.CPU_LIMIT, s.MEMORY_LIMIT,
+    s.PRIORITY, s.SCHEDULING_CLASS, s.MACHINE_ID,
+)  # fmt: skip
+_REQUIRED: Final = (s.CPU_MEAN, s.CPU_LIMIT)
+
+
+@dataclass(frozen=True)
+class SeriesMapping:
+    """The mapping file, checked.
+
+    Attributes
+    ----------
+    task, time : str
+        Raw columns of the task's name and the window's start.
+    time_unit : str
+        ``s``, ``ms`` or ``us``.
+    window_s : int
+        Length of a window, in seconds.
+    columns : dict of str to (str or float)
+        Canonical column → raw column or constant.
+    files : tuple of str
+        Globs of the files to read.
+    text : str
+        The file itself, for the manifest.
+    """
+
+    task: str
+    time: str
+    time_unit: str
+    window_s: int
+    columns: dict[str, str | float]
+    files: tuple[str, ...]
+    text: str
+
+
+def shipped_mappings() -> list[str]:
+    """Return the names of the mappings that come with the package."""
+    folder = resources.files("reclaim.data") / "mappings"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_mapping(name_or_path: str | Path) -> SeriesMapping:
+    """Read a mapping: the name of a shipped one, or a file.
+
+    Raises
+    ------
+    ConfigError
+        No such mapping, or a key, unit or column in it is unknown or missing; names all of them.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        text = path.read_text()
+    elif str(name_or_path) in shipped_mappings():
+        text = (resources.files("reclaim.data") / "mappings" / f"{name_or_path}.toml").read_text()
+    else:
+        raise ConfigError(f"mapping {name_or_path}: no such file, and shipped are only {', '.join(shipped_mappings())}")
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"mapping {name_or_path}: not valid TOML: {error}") from error
+    known = {"task": str, "time": str, "time_unit": str, "window_s": int, "columns": dict, "files": list}
+    problems = [f"unknown key {key!r}" for key in sorted(raw.keys() - known.keys())]
+    problems += [f"missing key {key!r}" for key in known if key not in raw and key != "files"]
+    problems += [
+        f"{key!r} must be {kind.__name__}" for key, kind in known.items() if key in raw and not isinstance(raw[key], kind)
+    ]
+    if not problems:
+        if raw["time_unit"] not in TIME_UNITS_US:
+            problems.append(f"time_unit must be one of {', '.join(TIME_UNITS_US)}, got {raw['time_unit']!r}")
+        if raw["window_s"] <= 0:
+            problems.append(f"window_s must be above 0, got {raw['window_s']}")
+        columns = raw["columns"]
+        unknown = sorted(columns.keys() - set(_MAPPED))
+        problems += [f"unknown canonical column {c!r} (known: {', '.join(_MAPPED)})" for c in unknown]
+        problems += [f"columns.{c} is required" for c in _REQUIRED if c not in columns]
+        problems += [
+            f"columns.{c} must be a column name or a number, got {v!r}"
+            for c, v in columns.items()
+            if isinstance(v, bool) or not isinstance(v, str | int | float)
+        ]
+    if problems:
+        raise ConfigError(f"mapping {name_or_path}: {'; '.join(problems)}")
+    return SeriesMapping(
+        task=raw["task"],
+        time=raw["time"],
+        time_unit=raw["time_unit"],
+        window_s=raw["window_s"],
+        columns=raw["columns"],
+        files=tuple(raw.get("files", ("*.parquet", "*.csv", "*.csv.gz"))),
+        text=text,
+    )
+
+
+def series(mapping: SeriesMapping) -> Source:
+    """Return the source that a mapping describes."""
+    raw_columns = {c: _quoted(c) for c in (mapping.task, mapping.time)}
+    raw_columns |= {c: _quoted(c) for c in mapping.columns.values() if isinstance(c, str)}
+    types = {c: "DOUBLE" for c in raw_columns} | {mapping.task: "VARCHAR", mapping.time: "DOUBLE"}
+    task, time = _quoted(mapping.task), _quoted(mapping.time)
+    start = f"CAST(round({time} * {TIME_UNITS_US[mapping.time_unit]}) AS BIGINT)"
+    # md5 is the same on every machine and version, unlike the engine's own hash
+    task_id = f"coalesce(TRY_CAST({task} AS BIGINT), md5_number_lower({task})::BIGINT & 9223372036854775807)"
+
+    def value(column: str, type_: str) -> str:
+        raw = mapping.columns.get(column)
+        expression = "NULL" if raw is None else _quoted(raw) if isinstance(raw, str) else repr(float(raw))
+        return f"CAST({expression} AS {type_})"
+
+    numbers = [
+        s.CPU_MEAN, s.CPU_MAX, s.MEMORY_MEAN, s.MEMORY_MAX, s.PAGE_CACHE, s.CPI, s.MAI, s.CPU_LIMIT, s.MEMORY_LIMIT,
+    ]  # fmt: skip
+    select = f"""
+        {task_id} AS {s.COLLECTION_ID}, CAST(0 AS BIGINT) AS {s.INSTANCE_INDEX},
+        {start} AS {s.START_US}, {start} + {mapping.window_s * 1_000_000} AS {s.END_US},
+        {value(s.MACHINE_ID, "BIGINT")} AS {s.MACHINE_ID}, CAST(0 AS TINYINT) AS {s.COLLECTION_TYPE},
+        CAST(NULL AS BIGINT) AS {s.ALLOC_COLLECTION_ID}, CAST(NULL AS BIGINT) AS {s.ALLOC_INSTANCE_INDEX},
+        CAST(NULL AS DOUBLE) AS {s.CPU_SAMPLE}, CAST(NULL AS FLOAT[]) AS {s.CPU_PERCENTILES},
+        CAST(NULL AS FLOAT[]) AS {s.CPU_TAIL_PERCENTILES}, CAST(NULL AS DOUBLE) AS {s.MEMORY_ASSIGNED},
+        CAST(NULL AS DOUBLE) AS {s.SAMPLE_RATE_HZ}, {value(s.PRIORITY, "INTEGER")} AS {s.PRIORITY},
+        {tier_sql(value(s.PRIORITY, "INTEGER"))} AS {s.TIER},
+        {value(s.SCHEDULING_CLASS, "TINYINT")} AS {s.SCHEDULING_CLASS},
+        {", ".join(f"{value(c, 'DOUBLE')} AS {c}" for c in numbers)}
+    """
+    checks = {
+        f"{mapping.task} is missing": f"{task} IS NOT NULL",
+        f"{mapping.time} is missing or negative": f"{time} IS NOT NULL AND {time} >= 0",
+    }
+    for column, raw in mapping.columns.items():
+        if isinstance(raw, str):
+            checks[f"{raw} is negative or not finite"] = f"{_quoted(raw)} >= 0 AND isfinite({_quoted(raw)})"
+        if column in (s.CPU_LIMIT, s.MEMORY_LIMIT):
+            checks[f"{raw} must be above 0 to serve as a limit"] = f"{value(column, 'DOUBLE')} > 0"
+    table = RawTable(
+        name="usage", patterns=mapping.files, columns=types, select=select, checks=checks, required=True, closed=False
+    )
+    given = set(mapping.columns) | {s.COLLECTION_ID, s.INSTANCE_INDEX, s.START_US, s.END_US, s.COLLECTION_TYPE}
+    given |= {s.TIER} if s.PRIORITY in mapping.columns else set()
+    return Source(
+        trace="series",
+        tables=(table,),
+        lacks=tuple(name for name in s.USAGE.names if name not in given),
+        options={"mapping": mapping.text},
+    )
+
+
+def _quoted(column: str) -> str:
+    return '"' + column.replace('"', '""') + '"'

@@ -1,0 +1,159 @@
+"""What the synthetic cell's own records say: rows of the four event tables and the truth, waiting to be written."""
+
+from typing import Any
+
+import numpy as np
+
+from reclaim.data.synthetic_format import ATTRIBUTES, COLLECTIONS, INSTANCES, MACHINES, US_PER_S, resources
+from reclaim.data.synthetic_shapes import BEB, FloatArray, resource_code
+from reclaim.data.synthetic_workload import (
+    CAUSES,
+    EVICT_MACHINE,
+    EVICT_PRIORITY,
+    FINISHED,
+    KILLED,
+    OOM_LIMIT,
+    OOM_MACHINE,
+    PROGRAM_FAILURE,
+    Collection,
+    TaskArray,
+    hashed,
+)
+
+SUBMIT, QUEUE, ENABLE, SCHEDULE, EVICT, FAIL, FINISH, KILL = range(8)  # codes of the v3 format
+UPDATE_PENDING, UPDATE_RUNNING = 9, 10
+ADD, REMOVE = 1, 2
+# No trace tells an out-of-memory kill from another: it is a FAIL, or an EVICT where the machine ran out.
+EVENT_OF = {
+    OOM_LIMIT: FAIL,
+    OOM_MACHINE: EVICT,
+    PROGRAM_FAILURE: FAIL,
+    EVICT_PRIORITY: EVICT,
+    EVICT_MACHINE: EVICT,
+    FINISHED: FINISH,
+    KILLED: KILL,
+}
+MISSING_SHARE = 0.002  # of the events are marked as reconstructed from snapshots; assumed
+SNAPSHOT_BUT_NO_TRANSITION = 1
+MACHINES_PER_SWITCH = 20
+
+Row = dict[str, Any]
+
+
+class Journal:
+    """Takes events as they happen, at whole seconds; hands them out by time."""
+
+    def __init__(self, seed: int, machine_ids: list[int], capacity: FloatArray, rng: np.random.Generator) -> None:
+        self._seed, self._ids, self._rng = seed, machine_ids, rng
+        self._codes = resource_code(capacity)
+        self._platform = np.unique(capacity, axis=0, return_inverse=True)[1].tolist()
+        self._rows: dict[str, list[Row]] = {t: [] for t in (MACHINES, ATTRIBUTES, COLLECTIONS, INSTANCES)}
+        self.truth: list[tuple[int, int, int, str]] = []  # collection id, index, time in µs, cause
+        self.ends = dict.fromkeys(CAUSES[1:], 0)
+
+    def take(self, table: str, until_s: int) -> list[Row]:
+        """Return, and forget, the rows before a time; in order of time, at equal times as they came."""
+        rows = self._rows[table]
+        limit = until_s * US_PER_S
+        self._rows[table] = [r for r in rows if r["time"] >= limit]
+        return sorted((r for r in rows if r["time"] < limit), key=lambda r: int(r["time"]))
+
+    def machine(self, at_s: int, machine: int, event: int) -> None:
+        """Note that a machine came or went."""
+        self._rows[MACHINES].append(
+            {
+                "time": at_s * US_PER_S,
+                "machine_id": self._ids[machine],
+                "type": event,
+                "switch_id": hashed(self._seed, "switch", machine // MACHINES_PER_SWITCH),
+                "capacity": resources(*self._codes[machine].tolist()),
+                "platform_id": hashed(self._seed, "platform", self._platform[machine]),
+            }
+        )
+
+    def attributes(self, machine: int, trace_s: tuple[int, int]) -> None:
+        """Note a machine's attributes: its platform, its clock, a mark that some have, and its kernel."""
+        rng = self._rng
+        rows = [(0, 0, str(1 + self._platform[machine])), (0, 1, str(1 + int(rng.integers(0, 3))))]
+        if rng.random() < 0.4:
+            rows.append((0, 2, "1"))
+        rows.append((0, 3, hashed("kernel", int(rng.integers(0, 2)))))
+        if rng.random() < 0.5:  # a new kernel is rolled out during the trace
+            rows.append((int(rng.integers(*trace_s)), 3, hashed("kernel", 2)))
+        for at_s, name, value in rows:
+            self._rows[ATTRIBUTES].append(
+                {
+                    "time": at_s * US_PER_S,
+                    "machine_id": self._ids[machine],
+                    "name": hashed(self._seed, "attribute", name),
+                    "value": value,
+                    "deleted": False,
+                }
+            )
+
+    def enter(self, at_s: int, c: Collection) -> None:
+        """Note that a collection was submitted."""
+        for event in _entry(c):
+            self.collection(at_s, c, event)
+
+    def submit(self, at_s: int, t: TaskArray, slot: int, c: Collection) -> None:
+        """Note that a task was submitted, for the first time or again."""
+        for event in _entry(c):
+            self.task(at_s, t, slot, c, event)
+
+    def collection(self, at_s: int, c: Collection, event: int) -> None:
+        """Note an event of a collection."""
+        self._rows[COLLECTIONS].append(
+            {
+                "time": at_s * US_PER_S,
+                "type": event,
+                "collection_id": c.id,
+                "scheduling_class": c.scheduling_class,
+                "missing_type": self._missing(at_s),
+                "collection_type": c.kind,
+                "priority": c.priority,
+                "alloc_collection_id": c.alloc_id,
+                "user": c.user,
+                "collection_name": c.name,
+                "collection_logical_name": c.logical_name,
+                "vertical_scaling": c.vertical_scaling,
+                "scheduler": c.scheduler,
+            }
+        )
+
+    def task(self, at_s: int, t: TaskArray, slot: int, c: Collection, event: int, machine: int = -1) -> None:
+        """Note an event of a task or an alloc instance, with the limits it has at that moment."""
+        row = t[slot]
+        codes = resource_code(np.array([row["cpu_limit"], row["memory_limit"]]))
+        self._rows[INSTANCES].append(
+            {
+                "time": at_s * US_PER_S,
+                "type": event,
+                "collection_id": c.id,
+                "scheduling_class": c.scheduling_class,
+                "missing_type": self._missing(at_s),
+                "collection_type": c.kind,
+                "priority": c.priority,
+                "alloc_collection_id": c.alloc_id,
+                "instance_index": int(row["index"]),
+                "machine_id": self._ids[machine] if machine >= 0 else 0,
+                # In an alloc set, the instance of the same index holds the task.
+                "alloc_instance_index": int(row["index"]) if c.alloc_id else -1,
+                "resource_request": resources(*codes.tolist()),
+            }
+        )
+
+    def end(self, t: TaskArray, slot: int, c: Collection) -> None:
+        """Note that a run ended, and why."""
+        at_s, cause = int(t["end_s"][slot]), int(t["cause"][slot])
+        self.task(at_s, t, slot, c, EVENT_OF[cause], int(t["machine"][slot]))
+        self.truth.append((c.id, int(t["index"][slot]), at_s * US_PER_S, CAUSES[cause]))
+        self.ends[CAUSES[cause]] += 1
+
+    def _missing(self, at_s: int) -> int | None:
+        return SNAPSHOT_BUT_NO_TRANSITION if at_s and self._rng.random() < MISSING_SHARE else None
+
+
+def _entry(c: Collection) -> tuple[int, ...]:
+    """Only what the batch scheduler admits waits in its queue first."""
+    return (SUBMIT, QUEUE, ENABLE) if c.tier == BEB and c.scheduler else (SUBMIT, ENABLE)
