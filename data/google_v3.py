@@ -24,6 +24,10 @@ _MISSING_NAMES: Final = (
 _MACHINE_EVENT_NAMES: Final = ("ADD", "REMOVE", "UPDATE")
 
 
+_TIME: Final = f"CAST(least(time, {s.AFTER_TRACE_US}) AS BIGINT)"
+"""Event time. The published rows hold 2^63, one more than documented and than a signed integer holds: after the trace."""
+
+
 def _files(table: str) -> tuple[str, ...]:
     return (f"{table}-*.json.gz", f"{table}-*.json", f"{table}-*.parquet")
 
@@ -81,14 +85,14 @@ EVENTS: Final = RawTable(
     name="events",
     patterns=_files("instance_events"),
     columns={
-        "time": "BIGINT", "type": "VARCHAR", "collection_id": "BIGINT", "scheduling_class": "TINYINT",
+        "time": "UBIGINT", "type": "VARCHAR", "collection_id": "BIGINT", "scheduling_class": "TINYINT",
         "missing_type": "VARCHAR", "collection_type": "VARCHAR", "priority": "INTEGER",
         "alloc_collection_id": "BIGINT", "instance_index": "BIGINT", "machine_id": "BIGINT",
         "alloc_instance_index": "BIGINT", "resource_request": _RESOURCES,
         "constraint": "STRUCT(name VARCHAR, value VARCHAR, relation VARCHAR)[]",
     },
     select=f"""
-        collection_id AS {s.COLLECTION_ID}, instance_index AS {s.INSTANCE_INDEX}, time AS {s.TIME_US},
+        collection_id AS {s.COLLECTION_ID}, instance_index AS {s.INSTANCE_INDEX}, {_TIME} AS {s.TIME_US},
         {code_sql("type", _EVENT_NAMES)} AS {s.EVENT_TYPE},
         {code_sql("missing_type", _MISSING_NAMES, first=1)} AS {s.MISSING_TYPE}, {_INSTANCE_WHERE},
         resource_request.cpus AS {s.CPU_LIMIT}, resource_request.memory AS {s.MEMORY_LIMIT},
@@ -109,7 +113,7 @@ COLLECTIONS: Final = RawTable(
     name="collections",
     patterns=_files("collection_events"),
     columns={
-        "time": "BIGINT", "type": "VARCHAR", "collection_id": "BIGINT", "scheduling_class": "TINYINT",
+        "time": "UBIGINT", "type": "VARCHAR", "collection_id": "BIGINT", "scheduling_class": "TINYINT",
         "missing_type": "VARCHAR", "collection_type": "VARCHAR", "priority": "INTEGER",
         "alloc_collection_id": "BIGINT", "user": "VARCHAR", "collection_name": "VARCHAR",
         "collection_logical_name": "VARCHAR", "parent_collection_id": "BIGINT",
@@ -117,7 +121,7 @@ COLLECTIONS: Final = RawTable(
         "vertical_scaling": "VARCHAR", "scheduler": "VARCHAR",
     },
     select=f"""
-        collection_id AS {s.COLLECTION_ID}, time AS {s.TIME_US}, "user" AS {s.USER_ID},
+        collection_id AS {s.COLLECTION_ID}, {_TIME} AS {s.TIME_US}, "user" AS {s.USER_ID},
         collection_logical_name AS {s.LOGICAL_NAME_ID}
     """,
     checks={"collection_id is missing": "collection_id IS NOT NULL", "time is missing": "time IS NOT NULL"},
@@ -127,11 +131,11 @@ MACHINES: Final = RawTable(
     name="machines",
     patterns=_files("machine_events"),
     columns={
-        "time": "BIGINT", "machine_id": "BIGINT", "type": "VARCHAR", "switch_id": "VARCHAR", "capacity": _RESOURCES,
+        "time": "UBIGINT", "machine_id": "BIGINT", "type": "VARCHAR", "switch_id": "VARCHAR", "capacity": _RESOURCES,
         "platform_id": "VARCHAR", "missing_data_reason": "VARCHAR",
     },
     select=f"""
-        time AS {s.TIME_US}, machine_id AS {s.MACHINE_ID},
+        {_TIME} AS {s.TIME_US}, machine_id AS {s.MACHINE_ID},
         {code_sql("type", _MACHINE_EVENT_NAMES, first=1)} AS {s.EVENT_TYPE},
         capacity.cpus AS {s.CPU_CAPACITY}, capacity.memory AS {s.MEMORY_CAPACITY},
         platform_id AS {s.PLATFORM}, switch_id AS {s.SWITCH_ID}
@@ -143,10 +147,10 @@ ATTRIBUTES: Final = RawTable(
     name="attributes",
     patterns=_files("machine_attributes"),
     columns={
-        "time": "BIGINT", "machine_id": "BIGINT", "name": "VARCHAR", "value": "VARCHAR", "deleted": "BOOLEAN",
+        "time": "UBIGINT", "machine_id": "BIGINT", "name": "VARCHAR", "value": "VARCHAR", "deleted": "BOOLEAN",
     },
     select=f"""
-        time AS {s.TIME_US}, machine_id AS {s.MACHINE_ID}, name AS {s.ATTRIBUTE_NAME}, value AS {s.ATTRIBUTE_VALUE},
+        {_TIME} AS {s.TIME_US}, machine_id AS {s.MACHINE_ID}, name AS {s.ATTRIBUTE_NAME}, value AS {s.ATTRIBUTE_VALUE},
         deleted AS {s.ATTRIBUTE_DELETED}
     """,
     checks={"machine_id is missing": "machine_id IS NOT NULL", "time is missing": "time IS NOT NULL"},

@@ -298,16 +298,21 @@ def _fits(value: object, type_: str) -> bool:
     if not isinstance(value, str | int | float):
         return False
     try:
-        if type_ in _INTEGER_BITS:
-            bound = 2 ** (_INTEGER_BITS[type_] - 1)
-            return -bound <= int(value) < bound and not isinstance(value, float)
+        if type_ in _INTEGERS:
+            low, high = _INTEGERS[type_]
+            return low <= int(value) <= high and not isinstance(value, float)
         float(value)
     except ValueError:
         return False
     return True
 
 
-_INTEGER_BITS: Final = {"TINYINT": 8, "INTEGER": 32, "BIGINT": 64}
+_INTEGERS: Final = {
+    "TINYINT": (-(2**7), 2**7 - 1),
+    "INTEGER": (-(2**31), 2**31 - 1),
+    "BIGINT": (-(2**63), 2**63 - 1),
+    "UBIGINT": (0, 2**64 - 1),
+}
 
 
 def _literal(text: str) -> str:

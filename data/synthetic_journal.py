@@ -1,5 +1,6 @@
 """What the synthetic cell's own records say: rows of the four event tables and the truth, waiting to be written."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,6 @@ class Journal:
     def task(self, at_s: int, t: TaskArray, slot: int, c: Collection, event: int, machine: int = -1) -> None:
         """Note an event of a task or an alloc instance, with the limits it has at that moment."""
         row = t[slot]
-        codes = resource_code(np.array([row["cpu_limit"], row["memory_limit"]]))
         self._rows[INSTANCES].append(
             {
                 "time": at_s * US_PER_S,
@@ -139,7 +139,7 @@ class Journal:
                 "machine_id": self._ids[machine] if machine >= 0 else 0,
                 # In an alloc set, the instance of the same index holds the task.
                 "alloc_instance_index": int(row["index"]) if c.alloc_id else -1,
-                "resource_request": resources(*codes.tolist()),
+                "resource_request": _request(float(row["cpu_limit"]), float(row["memory_limit"])),
             }
         )
 
@@ -152,6 +152,11 @@ class Journal:
 
     def _missing(self, at_s: int) -> int | None:
         return SNAPSHOT_BUT_NO_TRANSITION if at_s and self._rng.random() < MISSING_SHARE else None
+
+
+@lru_cache(maxsize=4096)
+def _request(cpu: float, memory: float) -> dict[str, float]:
+    return resources(*resource_code(np.array([cpu, memory])).tolist())
 
 
 def _entry(c: Collection) -> tuple[int, ...]:

@@ -9,11 +9,11 @@ from reclaim.data.synthetic_workload import DAY_S, EVICT_PRIORITY, RUNNING, WIND
 # the v3 traces report.
 SHAPES = np.array([[0.386, 0.333], [0.591, 0.333], [0.708, 0.667], [1.0, 1.0]])
 SHAPE_SHARE = np.array([0.35, 0.30, 0.25, 0.10])
-REMOVALS_PER_DAY, DOWN_MEDIAN_S = 0.03, 2400.0  # of a machine
+REMOVALS_PER_DAY, DOWN_MEDIAN_S = 0.05, 2400.0  # of a machine
 # A task is placed where the limits, its own included, stay under this multiple of the capacity, by tier of the task:
 # best-effort work may pile up on memory that others do not use, and dies when they do.
-OVERCOMMIT = np.array([1.55, 1.50, 1.35, 1.25, 1.25])
-MEMORY_GUARD = 0.97  # best-effort work is not placed where memory in use, with its likely own, passes this share
+OVERCOMMIT = np.array([1.50, 1.45, 1.35, 1.25, 1.25])
+MEMORY_GUARD = 0.93  # best-effort work is not placed where memory in use, with its likely own, passes this share
 LIKELY_MEMORY = 0.6  # of its limit, for a task that is not there yet
 
 

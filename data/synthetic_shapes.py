@@ -33,8 +33,8 @@ CPU_RATIO = np.array(
     ]
 )
 # Mean memory of a full window over the memory limit. The sample's values above 0.93 (a limit changed after its first
-# event) are pressed to 0.93, because here the limit binds; `mon` takes the numbers of `prod`, as the sample's monitoring
-# tasks sit inside alloc instances, where their own limit binds nothing.
+# event) are pressed to 0.93, because here the limit binds; `mon` takes the numbers of `prod`, as the monitoring tasks
+# of the sample sit inside alloc instances, where their own limit binds nothing.
 MEMORY_RATIO = np.array(
     [
         [0.139, 0.249, 0.493, 0.652, 0.927],
@@ -84,7 +84,7 @@ MISSING_MAX_MEMORY = 0.010
 TAIL_PRESENT = 0.065  # of the windows with percentiles
 MISSING_WINDOW = 0.0025  # of all windows; assumed, a cross-section cannot tell
 
-# The 100th percentile over the maximum (the percentiles count coarser samples), at the levels 0, 5, 25, 50, 75, 95, 100 %.
+# The 100th percentile over the maximum (the percentiles count coarser samples), at these levels.
 TOP_LEVELS = np.array([0.0, 0.05, 0.25, 0.50, 0.75, 0.95, 1.0])
 TOP_OVER_MAX = np.array([0.300, 0.380, 0.653, 0.948, 1.000, 1.009, 1.150])
 # Log of the percentiles 0, 10, ... 90 over the mean (columns), where log(100th percentile / mean) is one of the knots.

@@ -104,7 +104,7 @@ class UsageModel:
         return Usage(cpu_demand(a, now_s, self._common[0]), mean, np.where(out, limit, np.minimum(highest, limit)))
 
     def _fill_allocs(self, t: TaskArray, run: IntArray, usage: Usage) -> None:
-        """An alloc instance uses what its tasks use, and a little to keep itself."""
+        """Let an alloc instance use what its tasks use, and a little to keep itself."""
         inside = t["parent"][run] >= 0
         hosts = t["kind"][run] == 1
         parent = t["parent"][run][inside]
@@ -122,7 +122,7 @@ class UsageModel:
         for here in overfull(t, run, capacity):
             used = t["memory"][here].sum()
             at = int(self._rng.integers(now_s + 1, end))
-            for slot in here[t["end_s"][here] >= end].tolist():
+            for slot in here[t["end_s"][here] > end].tolist():
                 if used <= capacity[t["machine"][slot], 1]:
                     break
                 used -= t["memory"][slot]

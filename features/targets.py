@@ -1,0 +1,176 @@
+"""What is to be predicted at each window's end t: demand, peak CPU and out-of-memory within each horizon after t.
+
+This is the one place of the room that looks past t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numba
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Windows, demand, peak_cpu
+from reclaim.features.registry import SIGNALS
+
+TARGETS: Final = SIGNALS
+"""CPU and memory that a reservation must cover, and peak CPU; each over the limit in force at t."""
+
+HORIZONS_S: Final = (300, 3_600, 86_400)
+"""5 minutes, 1 hour, 24 hours."""
+
+OOM_SHARE: Final = 0.98
+"""Share of the limit that memory must reach in a failed task's last window for the failure to be called OOM."""
+
+OOM_DEFINITION: Final = (
+    f"OOM is a derived label (no public trace records it): a FAIL of the task whose last window before it has a "
+    f"maximum memory of at least {OOM_SHARE:.0%} of the limit"
+)
+"""Printed beside every number that rests on the label."""
+
+_LAST_WINDOW_US: Final = 600_000_000
+"""How long before a failure its last window may have ended: one missing window is forgiven."""
+_ALIVE_US: Final = 600_000_000
+"""A task last seen this close to the end of the trace is taken to run on."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Targets of ``n`` rows.
+
+    Attributes
+    ----------
+    value : float32, shape (n, n_targets, n_horizons)
+        Over the limit; NaN unknown: nothing was measured in the horizon, or the trace ends inside it with the task
+        still running. A task that ends inside a horizon had to be covered until then.
+    oom : float32, shape (n, n_horizons)
+        1 where the task meets an OOM (``OOM_DEFINITION``) within the horizon, 0 where not, NaN unknown.
+    """
+
+    value: NDArray[np.float32]
+    oom: NDArray[np.float32]
+
+
+def targets(windows: Windows, oom_task: NDArray[np.int64], oom_us: NDArray[np.int64], trace_end_us: int) -> Targets:
+    """Return the targets of every row.
+
+    Parameters
+    ----------
+    windows : Windows
+        Sorted by task, then time.
+    oom_task, oom_us : int64, shape (n_events,)
+        Task number (position in ``windows``) and time of each OOM event, from ``oom_events``; sorted by both.
+    trace_end_us : int
+        End of the last window of the whole trace.
+    """
+    starts = windows.task_starts()
+    signals = np.column_stack([demand(windows), peak_cpu(windows)])
+    value = np.full((len(windows), len(TARGETS), len(HORIZONS_S)), np.nan)
+    oom = np.full((len(windows), len(HORIZONS_S)), np.nan)
+    horizons_us = np.array(HORIZONS_S, np.int64) * 1_000_000
+    first_event = np.searchsorted(oom_task, np.arange(len(starts)))
+    _targets(
+        starts, windows.start_us, windows.end_us, signals, first_event, oom_us, horizons_us, trace_end_us, value, oom
+    )
+    limit = windows.limit[:, (0, 1, 0)]
+    value /= np.where(limit > 0, limit, np.nan)[:, :, None]
+    return Targets(value.astype(np.float32), oom.astype(np.float32))
+
+
+def oom_events(windows: Windows, events: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return task number and time of each OOM event, sorted; see ``OOM_DEFINITION``. Two int64 arrays, (n_events,).
+
+    Parameters
+    ----------
+    windows : Windows
+        Sorted by task, then time.
+    events : pyarrow.Table
+        Of the same bucket, ``schema.EVENTS``.
+    """
+    fails = events.select([*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE]).to_pandas()
+    fails = fails[fails[s.EVENT_TYPE] == s.EventType.FAIL]
+    starts = windows.task_starts()[:-1]
+    tasks = pd.MultiIndex.from_arrays([windows.collection_id[starts], windows.instance_index[starts]])
+    number = tasks.get_indexer(pd.MultiIndex.from_arrays([fails[key] for key in s.TASK_KEY]))
+    time_us = fails[s.TIME_US].to_numpy(np.int64)
+    known = (number >= 0) & (time_us > s.BEFORE_TRACE_US) & (time_us < s.AFTER_TRACE_US)
+    number, time_us = number[known].astype(np.int64), time_us[known]
+    if len(windows) == 0 or len(number) == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    row = _last_row_before(windows, number, time_us)
+    memory = windows.usage[row, MEMORY_MAX]
+    memory = np.where(np.isnan(memory), windows.usage[row, MEMORY_MEAN], memory)
+    oom = (
+        (row >= starts[number])  # -1, or a row of the task before: nothing was seen of this one
+        & (windows.end_us[row] >= time_us - _LAST_WINDOW_US)
+        & (memory >= OOM_SHARE * windows.limit[row, s.RESOURCES.index("memory")])
+    )
+    number, time_us = number[oom], time_us[oom]
+    by_task = np.lexsort((time_us, number))
+    return number[by_task], time_us[by_task]
+
+
+def _last_row_before(windows: Windows, task: NDArray[np.int64], time_us: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the last row at or before (task, a window that began before ``time_us``); -1 none; shape (n_events,)."""
+    n = len(windows)
+    is_window = np.repeat([1, 0], [n, len(task)])  # at the same time, the event comes before the window
+    times = np.concatenate([windows.start_us, time_us])
+    order = np.lexsort((is_window, times, np.concatenate([windows.task_numbers(), task])))
+    so_far = np.maximum.accumulate(np.where(order < n, order, -1))
+    row = np.empty(len(order), np.int64)
+    row[order] = so_far
+    return row[n:]
+
+
+@numba.njit(cache=True, nogil=True)
+def _targets(
+    starts: Any, start_us: Any, end_us: Any, signals: Any, first_event: Any, event_us: Any, horizons_us: Any,
+    trace_end_us: int, value: Any, oom: Any,
+) -> None:  # fmt: skip
+    for task in range(len(starts) - 1):
+        first, stop = starts[task], starts[task + 1]
+        ended = end_us[stop - 1] < trace_end_us - _ALIVE_US
+        queue = np.empty(stop - first, np.int64)
+        for h in range(len(horizons_us)):
+            horizon = horizons_us[h]
+            for j in range(signals.shape[1]):
+                _future_max(first, stop, start_us, end_us, signals[:, j], horizon, queue, value[:, j, h])
+            event = first_event[task]
+            for i in range(first, stop):
+                until = end_us[i] + horizon
+                complete = ended or until <= trace_end_us
+                if not complete:
+                    value[i, :, h] = np.nan
+                # a failure is often stamped a little before the end of the window it cut short: that is over by t
+                while event < first_event[task + 1] and event_us[event] <= end_us[i]:
+                    event += 1
+                if event < first_event[task + 1] and event_us[event] <= until:
+                    oom[i, h] = 1.0
+                elif complete:
+                    oom[i, h] = 0.0
+
+
+@numba.njit(cache=True, nogil=True)
+def _future_max(
+    first: int, stop: int, start_us: Any, end_us: Any, signal: Any, horizon: int, queue: Any, out: Any
+) -> None:
+    """Write for each row the largest value of the task's later windows that begin within the horizon."""
+    head, tail, ahead = 0, 0, first  # queue[head:tail] holds rows of falling value, the largest first
+    for i in range(first, stop):
+        while ahead < stop and (ahead <= i or start_us[ahead] < end_us[i] + horizon):
+            v = signal[ahead]
+            if not np.isnan(v):
+                while tail > head and signal[queue[tail - 1]] <= v:
+                    tail -= 1
+                queue[tail] = ahead
+                tail += 1
+            ahead += 1
+        while head < tail and queue[head] <= i:
+            head += 1
+        if head < tail:
+            out[i] = signal[queue[head]]
