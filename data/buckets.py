@@ -26,9 +26,7 @@ class Bucket:
     duplicates: int
 
 
-def make_bucket(
-    connection: duckdb.DuckDBPyConnection, bucket: int, shards: list[Shard], *, has_events: bool
-) -> Bucket:
+def make_bucket(connection: duckdb.DuckDBPyConnection, bucket: int, shards: list[Shard], *, has_events: bool) -> Bucket:
     """Return the tables of a bucket, out of the pieces of all shards.
 
     A window carries the limit, priority and class of the last event at or before its start; where there is none, of

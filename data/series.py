@@ -92,7 +92,9 @@ def load_mapping(name_or_path: str | Path) -> SeriesMapping:
     problems = [f"unknown key {key!r}" for key in sorted(raw.keys() - known.keys())]
     problems += [f"missing key {key!r}" for key in known if key not in raw and key != "files"]
     problems += [
-        f"{key!r} must be {kind.__name__}" for key, kind in known.items() if key in raw and not isinstance(raw[key], kind)
+        f"{key!r} must be {kind.__name__}"
+        for key, kind in known.items()
+        if key in raw and not isinstance(raw[key], kind)
     ]
     if not problems:
         if raw["time_unit"] not in TIME_UNITS_US:

@@ -141,7 +141,10 @@ def _take_columns(
     """Read CSV or parquet, whose rows can be numbered and cast one by one in a single pass."""
     path = _literal(str(file))
     if _kind(file) == "csv":
-        reader, number = f"read_csv({path}, all_varchar = true, header = true, parallel = false)", "row_number() OVER () + 1"
+        reader, number = (
+            f"read_csv({path}, all_varchar = true, header = true, parallel = false)",
+            "row_number() OVER () + 1",
+        )
     else:
         reader, number = f"read_parquet({path}, file_row_number = true)", "file_row_number + 1"
     try:
@@ -292,7 +295,9 @@ def _fits(value: object, type_: str) -> bool:
     if type_.endswith("[]"):
         return isinstance(value, list) and all(_fits(v, type_[:-2]) for v in value)
     if type_.startswith("STRUCT"):
-        return isinstance(value, dict) and all(_fits(v, "DOUBLE" if "DOUBLE" in type_ else "VARCHAR") for v in value.values())
+        return isinstance(value, dict) and all(
+            _fits(v, "DOUBLE" if "DOUBLE" in type_ else "VARCHAR") for v in value.values()
+        )
     if isinstance(value, bool) or type_ == "BOOLEAN":
         return isinstance(value, bool) and type_ == "BOOLEAN"
     if not isinstance(value, str | int | float):

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ TRUTH = "truth.parquet"
 # Goes up whenever the same options would give other bytes: a cell of an older making is not mistaken for this one's.
 GENERATION = 1
 FORMATS = ("json", "parquet")
+LEAST_TASKS = 5  # fewer would leave tiers, and at last the cell, empty
 
 _TRUTH_SCHEMA = pa.schema(
     [
@@ -83,6 +85,11 @@ class SyntheticCellConfig:
         if not 0 < tasks <= 1000:
             raise ConfigError(
                 f"tasks_per_machine must be above 0 and at most 1000, but got tasks_per_machine={tasks!r}"
+            )
+        if self.machines * tasks < LEAST_TASKS:
+            raise ConfigError(
+                f"machines times tasks_per_machine must be at least {LEAST_TASKS}, "
+                f"but got {self.machines} times tasks_per_machine={tasks!r}"
             )
         if self.format not in FORMATS:
             raise ConfigError(f"format must be one of {', '.join(FORMATS)}, but got format={self.format!r}")
@@ -167,11 +174,12 @@ def _write_tables(
     folder: Path, config: SyntheticCellConfig, progress: Callable[[float], None] | None
 ) -> dict[str, Any]:
     cell = Cell(config.machines, config.windows, config.tasks_per_machine, config.seed)
-    writers = {table: TableWriter(folder, table, config.format) for table in SCHEMAS}
     end_s = TRACE_START_S + config.windows * WINDOW_S
-    with pq.ParquetWriter(folder / TRUTH, _TRUTH_SCHEMA, compression="zstd") as truth:
+    with ExitStack() as files:
+        writers = {table: files.enter_context(TableWriter(folder, table, config.format)) for table in SCHEMAS}
+        truth = files.enter_context(pq.ParquetWriter(folder / TRUTH, _TRUTH_SCHEMA, compression="zstd"))
         for hour, bare in cell.hours():
-            # Every hour has its own noise, so that the length of a shard or of the trace changes no value.
+            # Every hour has its own noise, so that the length of a shard changes no value.
             rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(1000, hour)))
             writers[USAGE].write_windows(dress(bare, rng))
             done_s = min(TRACE_START_S + (hour + 1) * _HOUR_S, end_s)

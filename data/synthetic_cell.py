@@ -55,7 +55,7 @@ from reclaim.data.synthetic_workload import (
 
 # Sum of limits over capacity (CPU, memory) that the workload is scaled to; with what waits and comes in bursts, the
 # cell then runs at about 1.1 times its capacity.
-FILL = np.array([0.95, 1.05])
+FILL = np.array([1.0, 1.05])
 LARGEST_TASK = 0.4  # of the smallest machine
 ALLOC_MARGIN = 1.2  # limit of an alloc instance over those of its tasks
 MAX_TRIES = 3  # of a batch task
@@ -83,7 +83,6 @@ class Cell:
         self.journal = Journal(seed, self._machine_ids.tolist(), capacity, notes)
         self._tasks: TaskArray = np.zeros(1024, TASK)
         self._collections: dict[int, Collection] = {}
-        self._rows: list[tuple[FloatArray | IntArray, ...]] = []
         end = TRACE_START_S + windows * WINDOW_S
         for machine in range(machines):
             self.journal.machine(0, machine, ADD)
@@ -97,10 +96,7 @@ class Cell:
         for k in range(self.windows):
             self._window(TRACE_START_S + k * WINDOW_S)
             if (k + 1) % HOUR == 0 or k + 1 == self.windows:
-                columns = [np.concatenate(c) for c in zip(*self._rows, strict=True)]
-                self._rows = []
-                order = np.lexsort((columns[3], columns[2], columns[0]))
-                yield k // HOUR, BareWindows(*(c[order] for c in columns))
+                yield k // HOUR, self.journal.take_windows()
 
     # What is there when the trace begins.
 
@@ -231,7 +227,7 @@ class Cell:
         rng, t, collection = self._rng, self._tasks, self._of(slot)
         for name, value in (("state", RUNNING), ("machine", machine), ("start_s", at), ("end_s", NEVER)):
             t[name][slot] = value
-        for name in ("memory", "near_until_s", "burst", "cause", "released"):
+        for name in ("cpu", "memory", "near_until_s", "burst", "cause", "released"):
             t[name][slot] = 0
         self._machines.account(t, slot, 1)
         if not t["service"][slot]:
@@ -274,8 +270,8 @@ class Cell:
         for slot in run[t["end_s"][run] <= end].tolist():
             self._terminate(slot)
         top = (t["state"] == RUNNING) & (t["parent"] < 0)
-        used = np.bincount(t["machine"][top], t["memory"][top], len(self._machine_ids))
-        self._machines.memory_used = used.astype(np.float64)
+        used = [np.bincount(t["machine"][top], t[name][top], len(self._machine_ids)) for name in ("cpu", "memory")]
+        self._machines.used = np.column_stack(used)
 
     def _move_machines(self, now: int) -> None:
         t = self._tasks
@@ -292,7 +288,7 @@ class Cell:
         t = self._tasks
         for number in [k for k, c in self._collections.items() if c.end_s < now + WINDOW_S]:
             collection = self._collections[number]
-            at = max(int(collection.end_s), now + 1)
+            at = max(collection.end_s, now + 1)
             mine = t["collection"] == number
             run = np.flatnonzero(mine & (t["state"] == RUNNING))
             end_run(t, run, at, KILLED if collection.end_killed else FINISHED)
@@ -331,37 +327,10 @@ class Cell:
         self._machines.account(t, slot, 1)
         self.journal.task(at, t, slot, self._of(slot), UPDATE_RUNNING, int(t["machine"][slot]))
 
-    def _record(
-        self,
-        run: IntArray,
-        begins: IntArray,
-        ends: IntArray,
-        cpu: FloatArray,
-        memory: FloatArray,
-        memory_max: FloatArray,
-    ) -> None:
+    def _record(self, run: IntArray, begins: IntArray, ends: IntArray, *usage: FloatArray) -> None:
         t = self._tasks[run]
         collections = [self._collections[k] for k in t["collection"].tolist()]
-        alloc = np.array([c.alloc_id for c in collections], np.int64)
-        self._rows.append(
-            (
-                begins,
-                ends,
-                np.array([c.id for c in collections], np.int64),
-                t["index"],
-                self._machine_ids[t["machine"]],
-                alloc,
-                t["index"],  # the alloc instance of the same index holds the task
-                t["kind"],
-                t["tier"],
-                cpu,
-                memory,
-                memory_max,
-                t["memory_limit"],
-                (t["cause"] == OOM_LIMIT) & (t["end_s"] == ends),
-                *(t[name] for name in ("peak_score", "cache_score", "cpi_score", "counters_u", "percentiles_u")),
-            )
-        )
+        self.journal.windows(t, collections, (begins, ends), usage)
 
     def _terminate(self, slot: int) -> None:
         """End a run at its second; the task comes back, or is done with."""
@@ -394,6 +363,6 @@ class Cell:
         t["parent"][slot] = -1
         collection.left -= 1
         if collection.left == 0:
-            killed = collection.end_killed and at >= int(collection.end_s)
+            killed = collection.end_killed and at >= collection.end_s
             self.journal.collection(at, collection, KILL if killed else FAIL if collection.failed else FINISH)
             del self._collections[number]

@@ -8,7 +8,7 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -117,7 +117,10 @@ def resources(cpu_code: int, memory_code: int) -> dict[str, float]:
 
 
 class TableWriter:
-    """Writes one table as numbered shards into a folder; the same rows give the same bytes."""
+    """Writes one table as numbered shards into a folder; the same rows give the same bytes.
+
+    A context manager: at its end the open shard is finished.
+    """
 
     def __init__(self, folder: Path, table: str, format: str) -> None:
         self._folder, self._table, self._format = folder, table, format
@@ -126,6 +129,13 @@ class TableWriter:
         self._raw: Any = None
         self.shards = 0
         self.rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._file is not None:
+            self.end_shard()
 
     def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows given as mappings from column to a plain value; columns left out are missing."""

@@ -1,12 +1,13 @@
-"""What the synthetic cell's own records say: rows of the four event tables and the truth, waiting to be written."""
+"""What the synthetic cell's own records say: events, bare windows and the truth, waiting to be written."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from reclaim.data.synthetic_format import ATTRIBUTES, COLLECTIONS, INSTANCES, MACHINES, US_PER_S, resources
-from reclaim.data.synthetic_shapes import BEB, FloatArray, resource_code
+from reclaim.data.synthetic_shapes import BEB, BareWindows, FloatArray, IntArray, resource_code
 from reclaim.data.synthetic_workload import (
     CAUSES,
     EVICT_MACHINE,
@@ -42,13 +43,14 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """Takes events as they happen, at whole seconds; hands them out by time."""
+    """Takes what happens, at whole seconds; hands it out by time."""
 
     def __init__(self, seed: int, machine_ids: list[int], capacity: FloatArray, rng: np.random.Generator) -> None:
         self._seed, self._ids, self._rng = seed, machine_ids, rng
         self._codes = resource_code(capacity)
         self._platform = np.unique(capacity, axis=0, return_inverse=True)[1].tolist()
         self._rows: dict[str, list[Row]] = {t: [] for t in (MACHINES, ATTRIBUTES, COLLECTIONS, INSTANCES)}
+        self._windows: list[tuple[FloatArray | IntArray, ...]] = []
         self.truth: list[tuple[int, int, int, str]] = []  # collection id, index, time in µs, cause
         self.ends = dict.fromkeys(CAUSES[1:], 0)
 
@@ -149,6 +151,40 @@ class Journal:
         self.task(at_s, t, slot, c, EVENT_OF[cause], int(t["machine"][slot]))
         self.truth.append((c.id, int(t["index"][slot]), at_s * US_PER_S, CAUSES[cause]))
         self.ends[CAUSES[cause]] += 1
+
+    def windows(
+        self,
+        t: TaskArray,
+        collections: Sequence[Collection],
+        span_s: tuple[IntArray, IntArray],
+        usage: tuple[FloatArray, ...],
+    ) -> None:
+        """Note windows of running tasks: their spans, and their mean CPU, mean memory and maximum memory."""
+        begins, ends = span_s
+        self._windows.append(
+            (
+                begins,
+                ends,
+                np.array([c.id for c in collections], np.int64),
+                t["index"],
+                np.array(self._ids)[t["machine"]],
+                np.array([c.alloc_id for c in collections], np.int64),
+                t["index"],  # the alloc instance of the same index holds the task
+                t["kind"],
+                t["tier"],
+                *usage,
+                t["memory_limit"],
+                (t["cause"] == OOM_LIMIT) & (t["end_s"] == ends),
+                *(t[name] for name in ("peak_score", "cache_score", "cpi_score", "counters_u", "percentiles_u")),
+            )
+        )
+
+    def take_windows(self) -> BareWindows:
+        """Return, and forget, the windows noted so far, by start, collection and index."""
+        columns = [np.concatenate(c) for c in zip(*self._windows, strict=True)]
+        self._windows = []
+        order = np.lexsort((columns[3], columns[2], columns[0]))
+        return BareWindows(*(c[order] for c in columns))
 
     def _missing(self, at_s: int) -> int | None:
         return SNAPSHOT_BUT_NO_TRANSITION if at_s and self._rng.random() < MISSING_SHARE else None

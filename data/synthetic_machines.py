@@ -13,8 +13,9 @@ REMOVALS_PER_DAY, DOWN_MEDIAN_S = 0.05, 2400.0  # of a machine
 # A task is placed where the limits, its own included, stay under this multiple of the capacity, by tier of the task:
 # best-effort work may pile up on memory that others do not use, and dies when they do.
 OVERCOMMIT = np.array([1.50, 1.45, 1.35, 1.25, 1.25])
-MEMORY_GUARD = 0.93  # best-effort work is not placed where memory in use, with its likely own, passes this share
-LIKELY_MEMORY = 0.6  # of its limit, for a task that is not there yet
+# Best-effort work is not placed where CPU or memory in use, with its likely own, passes this share of the capacity.
+USE_GUARD = np.array([0.85, 0.93])
+LIKELY_USE = 0.6  # of its limit, for a task that is not there yet
 
 
 def machine_capacities(machines: int, rng: np.random.Generator) -> FloatArray:
@@ -29,7 +30,7 @@ class Machines:
     def __init__(self, capacity: FloatArray) -> None:
         self.capacity = capacity  # (machines, 2)
         self.up = np.ones(len(capacity), bool)
-        self.memory_used = np.zeros(len(capacity))
+        self.used = np.zeros_like(capacity)  # in the last window
         self._load = np.zeros_like(capacity)  # sums of limits
         self._firm = np.zeros_like(capacity)  # of them, production's and above
 
@@ -45,8 +46,8 @@ class Machines:
     def _may_hold(self, limit: FloatArray, tier: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         if tier >= PROD:  # production is never overcommitted against itself
             return np.asarray(self.up & (self._firm + limit <= self.capacity).all(axis=1))
-        likely = self.memory_used + LIKELY_MEMORY * limit[1]
-        return np.asarray(self.up & (likely <= MEMORY_GUARD * self.capacity[:, 1]))
+        likely = self.used + LIKELY_USE * limit
+        return np.asarray(self.up & (likely <= USE_GUARD * self.capacity).all(axis=1))
 
     def best_fit(self, t: TaskArray, slot: int) -> int:
         """Return the machine with the least room that still takes the task, -1 where none does."""
@@ -84,8 +85,10 @@ def _limit(t: TaskArray, slot: int) -> FloatArray:
 
 
 def absences(machines: int, start_s: int, end_s: int, rng: np.random.Generator) -> list[tuple[int, int, int]]:
-    """Draw when machines are away: (machine, from, until) in seconds, by time. There is always at least one."""
-    # A cell without any would be too easy for whoever tests on it.
+    """Draw when machines are away: (machine, from, until) in seconds, by time; none where the span is empty."""
+    if end_s <= start_s:
+        return []
+    # At least one: a cell without any would be too easy for whoever tests on it.
     count = max(1, int(rng.poisson(REMOVALS_PER_DAY * machines * (end_s - start_s) / DAY_S)))
     drawn = zip(rng.integers(start_s, end_s, count).tolist(), rng.integers(0, machines, count).tolist(), strict=True)
     back: dict[int, int] = {}

@@ -65,6 +65,7 @@ class UsageModel:
         usage = self._own(t, run, now_s)
         self._fill_allocs(t, run, usage)
         _throttle(t, run, usage.cpu, capacity)
+        t["cpu"][run] = usage.cpu
         self._clear_machines(t, run, now_s, capacity)
         return usage
 

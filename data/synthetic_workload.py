@@ -101,7 +101,7 @@ TASK = np.dtype(
         (name, _F)
         for name in ("cpu_own", "memory_own", "burst", "day", "phase", "cpu_start", "memory_start", "start_tau_s")
     ]
-    + [(name, _F) for name in ("mode_s", "mode_level", "near_until_s", "memory", "duration_s")]
+    + [(name, _F) for name in ("mode_s", "mode_level", "near_until_s", "cpu", "memory", "duration_s")]
     + [(name, _F) for name in ("peak_score", "cache_score", "cpi_score", "counters_u", "percentiles_u")]
 )
 TaskArray = npt.NDArray[Any]  # of dtype TASK
@@ -132,7 +132,7 @@ class Collection:
     logical_name: str | None
     vertical_scaling: int
     scheduler: int
-    end_s: float  # when a service is taken down, or a batch collection killed
+    end_s: int  # when a service is taken down, or a batch collection killed; NEVER where that is not known
     end_killed: bool
     group: int
     scheduled: bool = False
@@ -205,12 +205,12 @@ class Workload:
         program = int(rng.integers(0, 60))
         named = rng.random() >= NO_USER
         if kind or alloc_id:
-            end = np.inf
+            end = NEVER
         elif service:
-            end = now_s + float(rng.exponential(SERVICE_LIFE_DAYS[tier])) * DAY_S + 3600
+            end = int(now_s + float(rng.exponential(SERVICE_LIFE_DAYS[tier])) * DAY_S + 3600)
         else:
             killed = rng.random() < BATCH_KILLED
-            end = now_s + float(rng.uniform(0.05, 1.0)) * BATCH_MEAN_S if killed else np.inf
+            end = int(now_s + float(rng.uniform(0.05, 1.0)) * BATCH_MEAN_S) if killed else NEVER
         return Collection(
             id=self.new_id(),
             tier=tier,

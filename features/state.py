@@ -10,7 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import CPI, CPU_MEAN, CPU_P50, CPU_P90, MAI, MEMORY_MEAN, PAGE_CACHE, Windows, demand, peak_cpu
+from reclaim.data.windows import (
+    CPI,
+    CPU_MEAN,
+    CPU_P50,
+    CPU_P90,
+    MAI,
+    MEMORY_MEAN,
+    PAGE_CACHE,
+    Windows,
+    demand,
+    peak_cpu,
+)
 from reclaim.features.registry import FEATURES, FIRST_SINGLE, N_STATISTICS, SIGNALS
 
 RECENT: Final = 24

@@ -141,13 +141,15 @@ def _targets(
             for j in range(signals.shape[1]):
                 _future_max(first, stop, start_us, end_us, signals[:, j], horizon, queue, value[:, j, h])
             event = first_event[task]
+            now = end_us[first]
             for i in range(first, stop):
-                until = end_us[i] + horizon
+                now = max(now, end_us[i])
+                until = now + horizon
                 complete = ended or until <= trace_end_us
                 if not complete:
                     value[i, :, h] = np.nan
                 # a failure is often stamped a little before the end of the window it cut short: that is over by t
-                while event < first_event[task + 1] and event_us[event] <= end_us[i]:
+                while event < first_event[task + 1] and event_us[event] <= now:
                     event += 1
                 if event < first_event[task + 1] and event_us[event] <= until:
                     oom[i, h] = 1.0
@@ -161,8 +163,10 @@ def _future_max(
 ) -> None:
     """Write for each row the largest value of the task's later windows that begin within the horizon."""
     head, tail, ahead = 0, 0, first  # queue[head:tail] holds rows of falling value, the largest first
+    now = end_us[first]
     for i in range(first, stop):
-        while ahead < stop and (ahead <= i or start_us[ahead] < end_us[i] + horizon):
+        now = max(now, end_us[i])  # what is known does not go back where windows overlap
+        while ahead < stop and (ahead <= i or start_us[ahead] < now + horizon):
             v = signal[ahead]
             if not np.isnan(v):
                 while tail > head and signal[queue[tail - 1]] <= v:

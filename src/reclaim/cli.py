@@ -1,0 +1,318 @@
+"""The command line: one verb per stage; parse, call one function of a room, print what it wrote."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from reclaim.replay.report import Table
+
+# Rooms are imported inside the verbs: `--help` answers at once, and a verb pays only for what it uses.
+
+app = typer.Typer(
+    name="reclaim",
+    help="Predict what every task in a cluster will need, so that the rest can be lent out.\n\n"
+    "The way through: synth (or your own trace) → ingest → features → train → replay → compare, serve. "
+    "`reclaim demo` goes all of it on a small synthetic cell.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+replay_app = typer.Typer(help="Replay what estimators would have done on a dataset.", no_args_is_help=True)
+app.add_typer(replay_app, name="replay")
+
+DatasetFolder = Annotated[Path, typer.Argument(help="Dataset folder, made by `reclaim ingest`.", metavar="DATASET")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings, as TOML.", metavar="FILE")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="One setting, `key=value`; may be given often.", metavar="KEY=VALUE")
+]
+
+
+@app.callback()
+def _roof(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what goes on.")] = False,
+) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    if not verbose:
+        warnings.simplefilter("ignore")
+
+
+@app.command(epilog="Example: `reclaim synth cell --machines 30 --days 4 --seed 1`")
+def synth(
+    out: Annotated[Path, typer.Argument(help="Folder to write the cell into.", metavar="OUT")],
+    machines: Annotated[int, typer.Option(help="Machines of the cell.")] = 30,
+    days: Annotated[float, typer.Option(help="Length of the trace, in days.")] = 4.0,
+    seed: Annotated[int, typer.Option(help="Same options and seed, same bytes.")] = 1,
+    tasks_per_machine: Annotated[float, typer.Option(help="Tasks running on a machine, on average.")] = 12.0,
+    format_: Annotated[str, typer.Option("--format", help="`json` (lines, gzipped) or `parquet`.")] = "json",
+    as_json: AsJson = False,
+) -> None:
+    """Make a synthetic cell in the Google v3 layout."""
+    from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+
+    config = SyntheticCellConfig(
+        machines=machines, days=days, seed=seed, tasks_per_machine=tasks_per_machine, format=format_
+    )
+    with _progress("synthesising") as progress:
+        report = write_cell(out, config, progress=progress)
+    facts = {"cell": str(out), "rows": report.rows, "tasks": report.tasks, "ends": report.ends, "wrote": report.wrote}
+    windows = report.rows["instance_usage"]
+    _tell(facts, as_json, f"{out}: {windows:,} usage windows of {report.tasks:,} tasks{_kept(not report.wrote)}")
+
+
+@app.command(
+    epilog="Examples: `reclaim ingest cell dataset` · "
+    "`reclaim ingest traces/bitbrains vms --trace series --mapping bitbrains`"
+)
+def ingest(
+    source: Annotated[Path, typer.Argument(help="Folder with the trace's files.", metavar="SOURCE")],
+    dataset: Annotated[Path, typer.Argument(help="Dataset folder to write.", metavar="DATASET")],
+    trace: Annotated[str, typer.Option(help="Format: `google-v3` or `series`.")] = "google-v3",
+    mapping: Annotated[
+        str | None, typer.Option(help="For `series`: mapping TOML, or `azure`, `bitbrains`.", metavar="FILE")
+    ] = None,
+    buckets: Annotated[int, typer.Option(help="Files the tasks are spread over.")] = 16,
+    max_reject_share: Annotated[float, typer.Option(help="Largest share of bad lines to put up with.")] = 0.001,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Go on without unreadable files.")] = False,
+    memory_limit_mib: Annotated[int, typer.Option(help="Memory of the query engine, in MiB.")] = 1024,
+    as_json: AsJson = False,
+) -> None:
+    """Read a trace into a dataset; killed and run again, it goes on where it was."""
+    from reclaim.data.ingest import IngestConfig
+    from reclaim.data.ingest import ingest as run
+
+    config = IngestConfig(
+        trace=trace, mapping=mapping, buckets=buckets, max_reject_share=max_reject_share, skip_damaged=skip_damaged,
+        memory_limit_mib=memory_limit_mib,
+    )  # fmt: skip
+    report = run(source, dataset, config)
+    manifest = report.dataset.manifest
+    counts, rejected = manifest["counts"], sum(manifest["rejects"].values())
+    facts = {"dataset": str(dataset), "already_there": report.already_there}
+    facts |= {k: manifest[k] for k in ("fingerprint", "nature", "counts", "rejects", "damaged", "lacks")}
+    _tell(
+        facts, as_json,
+        f"{dataset}: {counts['usage']:,} windows of {counts['tasks']:,} tasks, {manifest['nature']}; {rejected} lines "
+        f"rejected, {len(manifest['damaged'])} files damaged{_kept(report.already_there)}",
+    )  # fmt: skip
+
+
+@app.command(epilog="Example: `reclaim features dataset --set split.train_share=0.6`")
+def features(
+    dataset: DatasetFolder,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute features, targets and splits of every window of a dataset."""
+    from reclaim.config import load_config
+    from reclaim.data.store import Dataset
+    from reclaim.features.store import FeatureConfig, build_features
+
+    built, there = build_features(Dataset.open(dataset), load_config(FeatureConfig, config, assignments or ()))
+    keys = ("fingerprint", "pipeline", "rows", "oom_events", "oom_definition")
+    facts = {"features": str(built.path), "already_there": there, **{k: built.manifest[k] for k in keys}}
+    _tell(
+        facts, as_json,
+        f"{built.path}: {len(built):,} rows of {built.x.shape[1]} features; {len(built.train_rows()):,} to train, "
+        f"{len(built.valid_rows()):,} to set margins, {len(built.test_rows()):,} to test; "
+        f"{built.manifest['oom_events']} OOM events by the derived label{_kept(there)}",
+    )  # fmt: skip
+
+
+@app.command(epilog="Example: `reclaim train dataset --estimator network --set fit.epochs=5 --set seed=2`")
+def train(
+    dataset: DatasetFolder,
+    estimator: Annotated[str | None, typer.Option(help="`network` or `trees`.", metavar="NAME")] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    force: Annotated[bool, typer.Option("--force", help="Train even where this very run has been finished.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a model, set its margins on validation data, record and register it; the network becomes `champion`."""
+    from dataclasses import asdict
+
+    from reclaim.config import load_config
+    from reclaim.training.settings import TrainConfig
+    from reclaim.training.train import run_training
+
+    settings = [*(assignments or ()), *([f"estimator='{estimator}'"] if estimator else [])]
+    report = run_training(dataset, load_config(TrainConfig, config, settings), force=force, progress=_say)
+    _tell(
+        asdict(report), as_json,
+        f"{report.model}/{report.version}: {report.estimator} of {report.rows['train']:,} rows in {report.seconds:.0f} s, "
+        f"run {report.run_id}{_kept(report.reused)}",
+        *report.notes,
+    )  # fmt: skip
+
+
+@replay_app.command(
+    epilog="Examples: `reclaim replay margins dataset --out margins` · "
+    "`reclaim replay margins dataset --out margins --model reclaim@champion --model reclaim-trees/1`"
+)
+def margins(
+    dataset: DatasetFolder,
+    out: Annotated[Path, typer.Option(help="Folder for report.html, figures and results.json.", metavar="DIR")],
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="A registered model; may be given often. Default: reclaim@champion.", metavar="NAME@ALIAS"),
+    ] = None,
+    no_model: Annotated[bool, typer.Option("--no-model", help="Only the estimators that need no model.")] = False,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay every estimator at every margin, with Borg's sequence of baseline, aggressive, medium, baseline."""
+    from reclaim.config import load_config
+    from reclaim.replay.experiment import ReplayConfig, run_margins
+    from reclaim.replay.report import results_table
+    from reclaim.training.bundle import load_bundle
+    from reclaim.training.tracking import fetch_bundle
+
+    references = [] if no_model else (model or ["reclaim@champion"])
+    loaded = [load_bundle(fetch_bundle(reference)[0]) for reference in references]
+    bundles = {bundle.kind: bundle for bundle in loaded}
+    if len(bundles) < len(loaded):
+        from reclaim.data.errors import ConfigError
+
+        raise ConfigError(f"--model: {', '.join(references)} are of one kind; replay them one at a time")
+    report = run_margins(dataset, out, load_config(ReplayConfig, config, assignments or ()), bundles=bundles)
+    table = results_table(report)
+    if not as_json:
+        _print_table(table)
+    _tell(
+        {"report": str(report.page), "already_there": report.already_there, "results": table.as_records()}, as_json,
+        f"{report.page}{_kept(report.already_there)}",
+    )  # fmt: skip
+
+
+@app.command(epilog="Example: `reclaim compare`, or `reclaim compare RUN RUN` with run ids from MLflow")
+def compare(
+    runs: Annotated[list[str] | None, typer.Argument(help="MLflow run ids; none: the newest of each.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lay recorded replays side by side."""
+    from reclaim.replay.compare import compare as laid_out
+
+    table = laid_out(runs or ())
+    if as_json:
+        _tell({"runs": table.as_records()}, as_json)
+    else:
+        _print_table(table)
+
+
+@app.command(epilog="Example: `reclaim serve --port 3000 --model reclaim@champion`")
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 3000,
+    model: Annotated[
+        str, typer.Option(help="NAME@ALIAS, NAME/VERSION or a bundle's folder.", metavar="MODEL")
+    ] = "reclaim@champion",
+) -> None:
+    """Serve reservations over HTTP until stopped."""
+    from reclaim.serving.launch import serve as run
+
+    _say(f"loading {model}; then http://{host}:{port}/ answers, its page there says how")
+    run(host, port, model)
+
+
+@app.command(epilog="Example: `reclaim demo`")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for all it makes.", metavar="DIR")] = Path("demo"),
+    machines: Annotated[int, typer.Option(help="Machines of the synthetic cell.")] = 24,
+    days: Annotated[float, typer.Option(help="Days of the synthetic cell.")] = 4.0,
+    seed: Annotated[int, typer.Option(help="Seed of the synthetic cell and of training.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Go the whole way on a small synthetic cell: synth, ingest, features, train, replay."""
+    from reclaim.demo import run_demo
+    from reclaim.replay.report import results_table
+
+    with _progress("synthesising") as progress:
+        report = run_demo(out, machines=machines, days=days, seed=seed, say=_say, synth_progress=progress)
+    table = results_table(report)
+    if not as_json:
+        _print_table(table)
+    _tell(
+        {"report": str(report.page), "results": table.as_records()}, as_json,
+        "margins set on validation data, everything above measured on later test data of a SYNTHETIC cell",
+        f"report  {report.page}",
+        *(f"figure  {path}" for path in sorted(report.folder.glob("*.png"))),
+        "serve   reclaim serve --model reclaim@champion",
+    )  # fmt: skip
+
+
+def main() -> NoReturn:
+    """Run the command line: exit 2 for what the caller can mend, with one line that says so; a traceback otherwise."""
+    from reclaim.data.errors import ReclaimError
+
+    try:
+        app()
+    except ReclaimError as error:
+        colour = sys.stderr.isatty()
+        message = " ".join(str(error).split())
+        typer.echo(f"\033[31merror: {message}\033[0m" if colour else f"error: {message}", err=True)
+        sys.exit(2)
+    sys.exit(0)
+
+
+def _say(line: str) -> None:
+    """Tell a person what goes on, apart from what a script reads."""
+    typer.echo(f"· {line}", err=True)
+
+
+def _tell(facts: dict[str, Any], as_json: bool, *lines: str) -> None:
+    """Print what was made, last: for a script or for a person."""
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        for line in lines:
+            typer.echo(line)
+
+
+def _kept(already_there: bool) -> str:
+    return " (was there already, nothing to do)" if already_there else ""
+
+
+def _print_table(table: Table) -> None:
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    console = Console()
+    if not console.is_terminal:
+        typer.echo(table.as_text(), nl=False)
+        return
+    grid = Grid()
+    for number, column in enumerate(table.columns):
+        grid.add_column(column, justify="left" if table.is_text(number) else "right")
+    for row in table.as_strings():
+        grid.add_row(*row)
+    console.print(grid)
+
+
+class _progress:
+    """A bar on a terminal, fed with the share done."""
+
+    def __init__(self, what: str) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=100, desc=what, unit="%", disable=None, leave=False)
+
+    def __enter__(self) -> _progress:
+        return self
+
+    def __call__(self, share: float) -> None:
+        self._bar.update(round(100 * share) - self._bar.n)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()

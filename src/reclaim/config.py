@@ -1,0 +1,103 @@
+"""Settings from a TOML file and from ``--set key=value``, checked against the rooms' own dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from reclaim.data.errors import ConfigError
+
+C = TypeVar("C")
+
+
+def load_config(kind: type[C], file: Path | None = None, assignments: Sequence[str] = ()) -> C:
+    """Return the settings: the defaults of ``kind``, then the file, then the assignments.
+
+    Parameters
+    ----------
+    kind : type
+        A frozen dataclass; nested dataclasses are TOML tables.
+    file : Path or None
+        TOML.
+    assignments : sequence of str
+        ``key=value`` with dots between nested names; the value is TOML (``fit.epochs=5``), or else a plain word.
+
+    Raises
+    ------
+    ConfigError
+        The file is missing or not TOML, or a key is unknown, or a value is of the wrong type or out of range.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        if not file.is_file():
+            raise ConfigError(f"{file}: no such file")
+        try:
+            values = tomllib.loads(file.read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{file}: not valid TOML: {error}") from error
+        where = str(file)
+    else:
+        where = "--set"
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {assignment!r}: expected key=value")
+        _assign(values, key.strip().split("."), _value(text.strip()), assignment)
+    return _build(kind, values, where, ())
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _assign(values: dict[str, Any], path: list[str], value: Any, assignment: str) -> None:
+    for name in path[:-1]:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"--set {assignment!r}: {name} is a value, not a table")
+    values[path[-1]] = value
+
+
+def _build(kind: type[C], values: Mapping[str, Any], where: str, path: tuple[str, ...]) -> C:
+    assert dataclasses.is_dataclass(kind)
+    types_ = get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind) if f.init]
+    for key in values:
+        if key not in names:
+            close = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+            raise ConfigError(f"{where}: unknown setting {'.'.join((*path, key))!r}; {hint}")
+    return kind(**{key: _convert(types_[key], value, where, (*path, key)) for key, value in values.items()})
+
+
+def _convert(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
+    name = ".".join(path)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: {name} is a table of settings, got {value!r}")
+        return _build(kind, value, where, path)  # type: ignore[type-var] # a dataclass type, just checked
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        for option in get_args(kind):
+            if option is type(None):
+                continue
+            return _convert(option, value, where, path)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where}: {name} is a list, got {value!r}")
+        return tuple(_convert(get_args(kind)[0], item, where, path) for item in value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if isinstance(kind, type) and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        raise ConfigError(f"{where}: {name} must be {kind.__name__}, got {value!r}")
+    return value

@@ -1,0 +1,59 @@
+"""The whole way on a small synthetic cell, by calling each stage as its verb does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reclaim.replay.report import ReplayReport
+
+
+def run_demo(
+    out: Path,
+    *,
+    machines: int,
+    days: float,
+    seed: int,
+    say: Callable[[str], None],
+    synth_progress: Callable[[float], None] | None = None,
+) -> ReplayReport:
+    """Synthesise, ingest, build features, train the network and the trees, and replay every margin.
+
+    Each stage finds its output where it is already there, so that a demo that was stopped goes on.
+
+    Parameters
+    ----------
+    out : Path
+        Folder for the cell, the dataset and the replay.
+    machines : int
+    days : float
+    seed : int
+    say : callable
+        Told of each stage as it begins.
+    synth_progress : callable or None
+        Told the share of the cell that is written.
+    """
+    from reclaim.data.ingest import IngestConfig, ingest
+    from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+    from reclaim.features.store import build_features
+    from reclaim.replay.experiment import run_margins
+    from reclaim.training.bundle import load_bundle
+    from reclaim.training.settings import TrainConfig
+    from reclaim.training.tracking import fetch_bundle
+    from reclaim.training.train import run_training
+
+    say(f"synth     a cell of {machines} machines and {days:g} days, in the Google v3 layout")
+    write_cell(out / "cell", SyntheticCellConfig(machines=machines, days=days, seed=seed), progress=synth_progress)
+    say("ingest    its five tables into one dataset")
+    dataset = ingest(out / "cell", out / "dataset", IngestConfig()).dataset
+    say(f"features  of {dataset.n_windows:,} windows")
+    build_features(dataset)
+    bundles = {}
+    for estimator in ("trees", "network"):
+        say(f"train     the {estimator}")
+        trained = run_training(dataset.path, TrainConfig(estimator=estimator, seed=seed))
+        bundles[estimator] = load_bundle(fetch_bundle(f"{trained.model}/{trained.version}")[0])
+    say("replay    baseline, medium and aggressive margins")
+    return run_margins(dataset.path, out / "margins", bundles=bundles)

@@ -1,0 +1,92 @@
+"""What tests of every room share: where the real data is, and a hand-made trace in the v3 layout."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
+
+Rows = Sequence[dict[str, Any] | str]
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """Return the folder of real measurements, or skip where a checkout has none beside it."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"real measurements are not beside this checkout ({folder.name}/ missing)")
+    return folder
+
+
+def _window(start_s: int, **changes: Any) -> dict[str, Any]:
+    """Return one raw v3 usage row of 300 s; a change to None leaves the field out."""
+    row: dict[str, Any] = {
+        "start_time": str(start_s * 1_000_000),
+        "end_time": str((start_s + 300) * 1_000_000),
+        "collection_id": "9007199254740993",  # 2^53 + 1: exact only as an integer
+        "instance_index": "0",
+        "machine_id": "7",
+        "alloc_collection_id": "0",
+        "collection_type": "0",
+        "average_usage": {"cpus": 0.1, "memory": 0.2},
+        "maximum_usage": {"cpus": 0.4, "memory": 0.25},
+        "random_sample_usage": {"cpus": 0.12},
+        "assigned_memory": 0.5,
+        "page_cache_memory": 0.01,
+        "sample_rate": 1.0,
+        "cpu_usage_distribution": [0.0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.16, 0.2, 0.4],
+    }
+    row.update(changes)
+    return {k: v for k, v in row.items() if v is not None}
+
+
+def _event(time_s: int, type_: int, **changes: Any) -> dict[str, Any]:
+    """Return one raw v3 instance event of the same task."""
+    row: dict[str, Any] = {
+        "time": str(time_s * 1_000_000),
+        "type": str(type_),
+        "collection_id": "9007199254740993",
+        "scheduling_class": "2",
+        "collection_type": "0",
+        "priority": "200",
+        "alloc_collection_id": "0",
+        "instance_index": "0",
+        "machine_id": "7",
+        "resource_request": {"cpus": 0.3, "memory": 0.5},
+    }
+    row.update(changes)
+    return {k: v for k, v in row.items() if v is not None}
+
+
+@pytest.fixture
+def window() -> Callable[..., dict[str, Any]]:
+    """Return a maker of raw v3 usage rows."""
+    return _window
+
+
+@pytest.fixture
+def event() -> Callable[..., dict[str, Any]]:
+    """Return a maker of raw v3 instance events."""
+    return _event
+
+
+@pytest.fixture
+def write_shard() -> Callable[[Path, str, Rows], Path]:
+    """Return a writer of gzipped JSON-lines shards; a row given as text is written as it is."""
+
+    def write(folder: Path, name: str, rows: Rows) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+        path = folder / f"{name}.json.gz"
+        path.write_bytes(gzip.compress(text.encode(), mtime=0))
+        return path
+
+    return write

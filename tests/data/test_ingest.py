@@ -1,0 +1,299 @@
+"""Ingest: every good row arrives exactly, every bad one is named, nothing is left half written."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import reclaim.data.ingest as ingest_module
+from reclaim.data import schema as s
+from reclaim.data.errors import ConfigError, SchemaError, TraceError
+from reclaim.data.ingest import IngestConfig, ingest
+from reclaim.data.store import Dataset
+from reclaim.data.windows import CPU_P50, CPU_P90, CPU_P99, MEMORY_MAX, Windows, concatenate
+
+Maker = Callable[..., dict[str, Any]]
+Writer = Callable[..., Path]
+
+USAGE, EVENTS = "instance_usage-000000000000", "instance_events-000000000000"
+ONE_BUCKET = IngestConfig(buckets=1)
+
+
+def only_windows(dataset: Dataset) -> Windows:
+    return concatenate([dataset.windows(b) for b in range(dataset.n_buckets)])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_window_arrives_with_every_field_and_the_limit_in_force_at_its_start(
+    tmp_path: Path, window: Maker, event: Maker, write_shard: Writer
+) -> None:
+    write_shard(tmp_path / "cell", USAGE, [window(900), window(1200), window(1500)])
+    write_shard(
+        tmp_path / "cell",
+        EVENTS,
+        [
+            event(0, 0),
+            event(910, 3),  # scheduled ten seconds into the first window, as traces have it
+            event(1400, 10, resource_request={"cpus": 0.6, "memory": 0.8}),  # in the second: in force from the third
+        ],
+    )
+    dataset = ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET).dataset
+    table = dataset.usage(0)
+    assert table.schema.names == s.USAGE.names
+    assert table[s.COLLECTION_ID].to_pylist() == [9007199254740993] * 3
+    assert table[s.CPU_LIMIT].to_pylist() == [0.3, 0.3, 0.6]
+    assert table[s.MEMORY_LIMIT].to_pylist() == [0.5, 0.5, 0.8]
+    assert table[s.SCHEDULED_US].to_pylist() == [910_000_000] * 3
+    assert table[s.TIER].to_pylist() == [s.TIERS.index("prod")] * 3
+    row = table.to_pylist()[0]
+    assert (row[s.START_US], row[s.END_US]) == (900_000_000, 1_200_000_000)
+    assert (row[s.CPU_MEAN], row[s.CPU_MAX], row[s.CPU_SAMPLE]) == (0.1, 0.4, 0.12)
+    assert (row[s.MEMORY_MEAN], row[s.MEMORY_MAX]) == (0.2, 0.25)
+    assert (row[s.MEMORY_ASSIGNED], row[s.PAGE_CACHE], row[s.SAMPLE_RATE_HZ]) == (0.5, 0.01, 1.0)
+    assert row[s.CPI] is None
+    assert row[s.CPU_TAIL_PERCENTILES] is None
+    assert row[s.ALLOC_COLLECTION_ID] is None
+    windows = dataset.windows(0)
+    assert windows.usage[0, [CPU_P50, CPU_P90]].tolist() == pytest.approx([0.1, 0.2])
+    assert np.isnan(windows.usage[0, CPU_P99])
+
+
+def test_enums_may_be_names_and_ids_may_be_numbers(
+    tmp_path: Path, window: Maker, event: Maker, write_shard: Writer
+) -> None:
+    write_shard(tmp_path / "cell", USAGE, [window(900, collection_id=2**62 + 1, collection_type="ALLOC_SET")])
+    write_shard(tmp_path / "cell", EVENTS, [event(0, 3, type="SCHEDULE", collection_id=2**62 + 1)])
+    dataset = ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET).dataset
+    assert dataset.usage(0)[s.COLLECTION_ID].to_pylist() == [2**62 + 1]
+    assert dataset.usage(0)[s.COLLECTION_TYPE].to_pylist() == [1]
+    assert dataset.events(0)[s.EVENT_TYPE].to_pylist() == [s.EventType.SCHEDULE]
+    assert dataset.usage(0)[s.CPU_LIMIT].to_pylist() == [0.3]
+
+
+def test_a_time_one_past_the_documented_end_means_after_the_trace(
+    tmp_path: Path, window: Maker, event: Maker, write_shard: Writer
+) -> None:
+    write_shard(tmp_path / "cell", USAGE, [window(900)])
+    write_shard(
+        tmp_path / "cell", EVENTS, [event(0, 3), event(0, 5, time=str(2**63)), event(0, 5, time=str(2**63 - 1))]
+    )
+    dataset = ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET).dataset
+    assert dataset.events(0)[s.TIME_US].to_pylist() == [0, s.AFTER_TRACE_US]  # the two are now one and the same
+    assert dataset.manifest["rejects"] == {}
+
+
+BAD_LINES = [
+    ("not json", "not valid JSON"),
+    ("[1, 2]", "not a JSON object"),
+    ('{"start_time": "x"}', "start_time is not a bigint"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), BAD_LINES)
+def test_a_bad_line_is_set_aside_with_its_file_its_number_and_the_reason(
+    line: str, reason: str, tmp_path: Path, window: Maker, write_shard: Writer
+) -> None:
+    write_shard(tmp_path / "cell", USAGE, [window(900), line, window(1200)])
+    dataset = ingest(tmp_path / "cell", tmp_path / "out", IngestConfig(max_reject_share=0.5)).dataset
+    rejects = pq.read_table(tmp_path / "out" / "rejects" / "rejects.parquet").to_pylist()
+    assert rejects == [{s.REJECT_FILE: f"{USAGE}.json.gz", s.REJECT_LINE: 2, s.REJECT_REASON: reason}]
+    assert dataset.n_windows == 2
+
+
+BAD_VALUES = [
+    ({"end_time": "900000000"}, "end_time is not after start_time"),
+    ({"average_usage": {"cpus": -0.1, "memory": 0.1}}, "average_usage.cpus is negative or not finite"),
+    ({"instance_index": None}, "instance_index is missing"),
+    ({"collection_id": "12x"}, "collection_id is not a bigint"),
+    ({"collection_id": str(2**63)}, "collection_id is not a bigint"),
+    ({"average_usage": "much"}, "average_usage is not a struct"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), BAD_VALUES)
+def test_a_value_that_cannot_be_is_a_reject_and_not_a_guess(
+    change: dict[str, Any], reason: str, tmp_path: Path, window: Maker, write_shard: Writer
+) -> None:
+    write_shard(tmp_path / "cell", USAGE, [window(900), window(1200), window(900, **change)])
+    dataset = ingest(tmp_path / "cell", tmp_path / "out", IngestConfig(max_reject_share=0.5)).dataset
+    assert dataset.manifest["rejects"] == {reason: 1}
+    assert dataset.n_windows == 2
+
+
+def test_too_many_rejects_fail_the_run_with_a_summary_and_leave_no_dataset(
+    tmp_path: Path, window: Maker, write_shard: Writer
+) -> None:
+    write_shard(tmp_path / "cell", USAGE, [window(900), "not json"])
+    with pytest.raises(TraceError, match=r"1 of 2 lines rejected.*not valid JSON \(1\); first .* line 2"):
+        ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "not gzip"])
+def test_a_damaged_file_is_named_the_others_are_kept_and_a_repair_goes_on_from_there(
+    damage: str, tmp_path: Path, window: Maker, write_shard: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = tmp_path / "cell"
+    write_shard(cell, USAGE, [window(900)])
+    path = write_shard(cell, "instance_usage-000000000001", [window(1200), window(1500, instance_index=str(10**9))])
+    whole = path.read_bytes()
+    path.write_bytes({"truncated": whole[: len(whole) // 2], "empty": b"", "not gzip": b"x" * 99}[damage])
+    with pytest.raises(TraceError, match=r"1 damaged file: .*instance_usage-000000000001"):
+        ingest(cell, tmp_path / "out", ONE_BUCKET)
+    assert not (tmp_path / "out").exists()
+    skipping = ingest(cell, tmp_path / "skipping", IngestConfig(buckets=1, skip_damaged=True)).dataset
+    assert skipping.n_windows == 1
+    assert [entry["file"] for entry in skipping.manifest["damaged"]] == ["instance_usage-000000000001.json.gz"]
+    path.write_bytes(whole)
+    read = []
+    original = ingest_module.take_shard
+    monkeypatch.setattr("reclaim.data.shards._check_keys", lambda _table, file: read.append(file.name))
+    assert original is ingest_module.take_shard
+    assert ingest(cell, tmp_path / "out", ONE_BUCKET).dataset.n_windows == 3
+    assert read == ["instance_usage-000000000001.json.gz"]
+
+
+def test_a_missing_folder_and_a_folder_without_usage_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere: no such folder"):
+        ingest(tmp_path / "nowhere", tmp_path / "out", ONE_BUCKET)
+    (tmp_path / "cell").mkdir()
+    with pytest.raises(TraceError, match=r"no usage files \(looked for instance_usage"):
+        ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
+
+
+def test_an_unknown_field_is_named_with_the_known_ones(tmp_path: Path, window: Maker, write_shard: Writer) -> None:
+    write_shard(tmp_path / "cell", USAGE, [window(900, averge_usage={"cpus": 1})])
+    with pytest.raises(SchemaError, match=r"unknown field averge_usage; known are .*average_usage"):
+        ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
+    assert not (tmp_path / "out").exists()
+
+
+def test_run_again_it_does_nothing_and_another_source_is_refused(
+    tmp_path: Path, window: Maker, write_shard: Writer
+) -> None:
+    write_shard(tmp_path / "cell", USAGE, [window(900)])
+    first = ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
+    before = contents(tmp_path / "out")
+    again = ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
+    assert not first.already_there
+    assert again.already_there
+    assert contents(tmp_path / "out") == before
+    write_shard(tmp_path / "cell", "instance_usage-000000000001", [window(1200)])
+    with pytest.raises(ConfigError, match="made from other files or options"):
+        ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
+    with pytest.raises(ConfigError, match="made from other files or options"):
+        ingest(tmp_path / "cell", tmp_path / "out", IngestConfig(buckets=2))
+
+
+def test_killed_between_any_two_steps_and_run_again_the_bytes_are_the_same(
+    tmp_path: Path, window: Maker, event: Maker, write_shard: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = tmp_path / "cell"
+    for shard in range(3):
+        rows = [window(900 + 300 * k, instance_index=str(k % 5)) for k in range(shard, 12, 3)]
+        write_shard(cell, f"instance_usage-00000000000{shard}", rows)
+    write_shard(cell, EVENTS, [event(0, 3, instance_index=str(k)) for k in range(5)])
+    config = IngestConfig(buckets=3)
+    ingest(cell, tmp_path / "unbroken", config)
+
+    class Killed(BaseException):
+        """Nothing may catch a kill."""
+
+    for step in ("take_shard", "make_bucket", "_with_names", "_manifest"):
+        original = getattr(ingest_module, step)
+        for survive in range(3):
+            calls = []
+
+            def dying(*args: Any, original: Any = original, calls: list[int] = calls, survive: int = survive,
+                      **kwargs: Any) -> Any:  # fmt: skip
+                calls.append(1)
+                if len(calls) > survive:
+                    raise Killed
+                return original(*args, **kwargs)
+
+            out = tmp_path / f"{step}{survive}"
+            with monkeypatch.context() as patch:
+                patch.setattr(ingest_module, step, dying)
+                try:
+                    ingest(cell, out, config)
+                except Killed:
+                    assert not out.exists()
+            ingest(cell, out, config)
+            assert contents(out) == contents(tmp_path / "unbroken")
+            assert not out.with_name(out.name + ".partial").exists()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), n_shards=st.integers(1, 4), repeat=st.booleans())
+def test_any_order_and_split_and_repetition_of_rows_gives_the_same_usage(
+    seed: int, n_shards: int, repeat: bool, tmp_path_factory: pytest.TempPathFactory, window: Maker, write_shard: Writer
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    rows = [window(900 + 300 * k, instance_index=str(i)) for i in range(4) for k in range(6)]
+    write_shard(folder / "plain", USAGE, rows)
+    mixed = rows * 2 if repeat else list(rows)
+    random.Random(seed).shuffle(mixed)
+    for shard in range(n_shards):
+        write_shard(folder / "mixed", f"instance_usage-{shard:012d}", mixed[shard::n_shards])
+    config = IngestConfig(buckets=2)
+    plain = ingest(folder / "plain", folder / "a", config).dataset
+    other = ingest(folder / "mixed", folder / "b", config).dataset
+    for bucket in range(2):
+        assert plain.usage(bucket).equals(other.usage(bucket))
+    assert other.manifest["counts"]["duplicate_windows"] == (len(rows) if repeat else 0)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(position=st.integers(0, 2000), byte=st.integers(0, 255))
+def test_a_corrupt_byte_never_ends_in_anything_but_a_dataset_or_one_clear_error(
+    position: int, byte: int, tmp_path_factory: pytest.TempPathFactory, window: Maker, write_shard: Writer
+) -> None:
+    folder = tmp_path_factory.mktemp("corrupt")
+    path = write_shard(folder / "cell", USAGE, [window(900 + 300 * k) for k in range(6)])
+    data = bytearray(path.read_bytes())
+    data[position % len(data)] = byte
+    path.write_bytes(bytes(data))
+    try:
+        ingest(folder / "cell", folder / "out", ONE_BUCKET)
+    except (TraceError, SchemaError):
+        assert not (folder / "out").exists()
+    else:
+        assert (folder / "out" / "manifest.json").is_file()
+
+
+def test_the_manifest_says_what_a_marked_source_is(tmp_path: Path, window: Maker, write_shard: Writer) -> None:
+    write_shard(tmp_path / "cell", USAGE, [window(900)])
+    (tmp_path / "cell" / "COMPOSED.json").write_text("{}")
+    manifest = ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET).dataset.manifest
+    assert "semi-synthetic" in manifest["nature"]
+
+
+def test_the_real_windows_of_google_2019_all_arrive_and_their_sums_are_exact(tmp_path: Path, real_data: Path) -> None:
+    import gzip
+
+    rows = []
+    for file in sorted((real_data / "google_2019").glob("instance_usage-*.json.gz")):
+        with gzip.open(file) as lines:
+            rows += [json.loads(line) for line in lines]
+    dataset = ingest(real_data / "google_2019", tmp_path / "out", IngestConfig()).dataset
+    assert dataset.manifest["rejects"] == {}
+    distinct = {(r["collection_id"], r["instance_index"], r["start_time"], r["end_time"]) for r in rows}
+    assert dataset.n_windows == len(distinct)
+    windows = only_windows(dataset)
+    memory: dict[tuple[str, ...], float] = {}
+    for r in rows:
+        key = (r["collection_id"], r["instance_index"], r["start_time"], r["end_time"])
+        memory.setdefault(key, r["maximum_usage"].get("memory", 0.0))
+    assert np.nansum(windows.usage[:, MEMORY_MAX]) == pytest.approx(sum(memory.values()), rel=1e-12)
