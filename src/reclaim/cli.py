@@ -150,8 +150,8 @@ def train(
     report = run_training(dataset, load_config(TrainConfig, config, settings), force=force, progress=_say)
     _tell(
         asdict(report), as_json,
-        f"{report.model}/{report.version}: {report.estimator} of {report.rows['train']:,} rows in {report.seconds:.0f} s, "
-        f"run {report.run_id}{_kept(report.reused)}",
+        f"{report.model}/{report.version}: {report.estimator} of {report.rows['train']:,} rows "
+        f"in {report.seconds:.0f} s, run {report.run_id}{_kept(report.reused)}",
         *report.notes,
     )  # fmt: skip
 

@@ -80,10 +80,10 @@ def _build(kind: type[C], values: Mapping[str, Any], where: str, path: tuple[str
 
 def _convert(kind: Any, value: Any, where: str, path: tuple[str, ...]) -> Any:
     name = ".".join(path)
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where}: {name} is a table of settings, got {value!r}")
-        return _build(kind, value, where, path)  # type: ignore[type-var] # a dataclass type, just checked
+        return _build(kind, value, where, path)
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         for option in get_args(kind):
