@@ -25,7 +25,7 @@ _MACHINE_EVENT_NAMES: Final = ("ADD", "REMOVE", "UPDATE")
 
 
 _TIME: Final = f"CAST(least(time, {s.AFTER_TRACE_US}) AS BIGINT)"
-"""Event time. The published rows hold 2^63, one more than documented and than a signed integer holds: after the trace."""
+"""Event time. Published rows hold 2^63, one more than documented and than a signed integer holds: after the trace."""
 
 
 def _files(table: str) -> tuple[str, ...]:
@@ -73,7 +73,9 @@ USAGE: Final = RawTable(
         "start_time or end_time is missing": "start_time IS NOT NULL AND end_time IS NOT NULL",
         "end_time is not after start_time": "end_time > start_time",
         "average_usage.cpus is negative or not finite": "average_usage.cpus >= 0 AND isfinite(average_usage.cpus)",
-        "average_usage.memory is negative or not finite": "average_usage.memory >= 0 AND isfinite(average_usage.memory)",
+        "average_usage.memory is negative or not finite": (
+            "average_usage.memory >= 0 AND isfinite(average_usage.memory)"
+        ),
         "maximum_usage is negative or not finite": (
             "coalesce(maximum_usage.cpus, 0) >= 0 AND coalesce(maximum_usage.memory, 0) >= 0"
             " AND isfinite(coalesce(maximum_usage.cpus, 0)) AND isfinite(coalesce(maximum_usage.memory, 0))"

@@ -1,4 +1,4 @@
-"""One raw file in, its canonical rows out: typed, checked, spread over the buckets; bad lines set aside with a reason."""
+"""One raw file in, its canonical rows out: typed, checked, spread over buckets; bad lines set aside with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace format has to tell ingest: its tables, where their files are, and the query that makes canonical rows."""
+"""What a trace format has to tell ingest: its tables, their files, and the query that makes canonical rows."""
 
 from __future__ import annotations
 

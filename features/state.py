@@ -1,4 +1,4 @@
-"""One bounded record per task, from which every feature follows: the same fold over whole histories and single windows."""
+"""One bounded record per task, from which every feature follows: one fold for whole histories and single windows."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _take(s: Any, start_us: int, end_us: int, gap_us: int, value: Any, limit: An
 def _bin(ratio: float) -> int:
     if ratio <= _BIN_FIRST:
         return 0
-    return min(int(math.ceil(math.log(ratio / _BIN_FIRST) / math.log(_BIN_GROWTH))), BINS - 1)
+    return min(math.ceil(math.log(ratio / _BIN_FIRST) / math.log(_BIN_GROWTH)), BINS - 1)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -299,4 +299,5 @@ def _singles(
         out[o + 17 + k] = 1.0 if tier == k else 0.0
 
 
-assert len(RESOURCES) == 2 and FIRST_SINGLE + 22 == len(FEATURES)  # the fold writes by position
+assert len(RESOURCES) == 2  # the fold writes by position
+assert len(FEATURES) == FIRST_SINGLE + 22

@@ -41,7 +41,7 @@ _ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     "x": (np.float32, (len(FEATURE_NAMES),)),
     "y": (np.float32, (len(TARGETS), len(HORIZONS_S))),
     "oom": (np.float32, (len(HORIZONS_S),)),
-    "end_us": (np.int64, ()),
+    s.END_US: (np.int64, ()),
     "period": (np.uint8, ()),
     "group": (np.uint8, ()),
 }
@@ -191,7 +191,7 @@ def build_features(dataset: Dataset, config: FeatureConfig | None = None) -> tup
             arrays["x"][rows] = FeatureState().advance(windows.task_numbers(), windows)
             arrays["y"][rows] = made.value
             arrays["oom"][rows] = made.oom if dataset.manifest["counts"]["events"] else np.nan
-            arrays["end_us"][rows] = windows.end_us
+            arrays[s.END_US][rows] = windows.end_us
             arrays["period"][rows] = periods(windows.end_us, cuts)
             arrays["group"][rows] = groups(windows, config.split)
         split = np.zeros((len(PERIODS), len(GROUPS)), np.int64)

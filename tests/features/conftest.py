@@ -27,7 +27,7 @@ def _history(
 
 
 def _random(seed: int, n_tasks: int = 4, longest: int = 90) -> Windows:
-    """Return tasks with gaps, short windows, changed limits, restarts, missing values, repeated and overlapping rows."""
+    """Return tasks with gaps, short windows, changed limits, restarts, missing values, repeated, overlapping rows."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, longest, n_tasks).sum())
     windows = empty_windows(n)

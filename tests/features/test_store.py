@@ -128,12 +128,12 @@ def test_a_trace_too_short_to_split_says_both_lengths(
 ) -> None:
     write_shard(tmp_path / "cell", "instance_usage-000000000000", [window(600 + 300 * k) for k in range(5)])
     dataset = ingest(tmp_path / "cell", tmp_path / "short", IngestConfig(buckets=1)).dataset
-    with pytest.raises(HistoryTooShortError, match="spans 1500 s; .* at least 14400 s"):
+    with pytest.raises(HistoryTooShortError, match=r"spans 1500 s; .* at least 14400 s"):
         build_features(dataset)
 
 
 def test_shares_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match="train_share must be between 0 and 1, got 1.5"):
+    with pytest.raises(ConfigError, match=r"train_share must be between 0 and 1, got 1.5"):
         SplitConfig(train_share=1.5)
     with pytest.raises(ConfigError, match="must leave time to test"):
         SplitConfig(train_share=0.7, valid_share=0.3)

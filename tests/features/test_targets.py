@@ -79,7 +79,7 @@ def test_the_sliding_maximum_agrees_with_looking_at_every_pair(seed: int, random
 def test_oom_is_a_failure_with_memory_at_the_limit_and_no_other_failure(history: History) -> None:
     for memory, expected in ((OOM_SHARE, 1), (OOM_SHARE - 0.01, 0)):
         windows = history([0.1] * 3, [0.2, 0.3, memory])
-        task, at = oom_events(windows, fail(1500))
+        task, _ = oom_events(windows, fail(1500))
         assert len(task) == expected
     assert len(oom_events(history([0.1] * 3, [0.2, 0.3, 1.0]), fail(1500, task=2))[0]) == 0
     assert len(oom_events(history([0.1] * 3, [0.2, 0.3, 1.0]), fail(90_000))[0]) == 0  # long after the last window
