@@ -1,0 +1,56 @@
+"""Renders docs/reference.md out of the code: every column, feature, target and derived label."""
+
+from __future__ import annotations
+
+import sys
+
+from reclaim.data import schema
+from reclaim.features.registry import FEATURES, PIPELINE_VERSION
+from reclaim.features.splits import GROUPS, PERIODS
+from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
+
+
+def render() -> str:
+    """Return the page, as Markdown."""
+    lines = [
+        "# Reference",
+        "",
+        "Made from the code by `python -m reclaim.reference > docs/reference.md`; a test holds them equal.",
+        "",
+        "## Columns of a dataset",
+        "",
+    ]
+    for name, table in schema.TABLES.items():
+        lines += [f"### {name}", "", "| column | type | unit | meaning |", "|---|---|---|---|"]
+        for field in table:
+            unit, meaning = (field.metadata[key].decode() for key in (b"unit", b"meaning"))
+            type_ = str(field.type).replace("list<element: ", "list<").replace("list<item: ", "list<")
+            lines.append(f"| `{field.name}` | {type_} | {unit} | {meaning} |")
+        lines.append("")
+    lines += [
+        f"## Features (pipeline `{PIPELINE_VERSION}`)",
+        "",
+        "Each is known at t, the end of a window, from the task's windows up to then.",
+        "",
+        "| feature | formula | unit | where missing |",
+        "|---|---|---|---|",
+        *(f"| `{f.name}` | {f.formula} | {f.unit} | {f.missing} |" for f in FEATURES),
+        "",
+        "## Targets and splits",
+        "",
+        f"Targets: {', '.join(f'`{t}`' for t in TARGETS)}; horizons: {', '.join(f'{h:,} s' for h in HORIZONS_S)}; all "
+        "over the limit at t. CPU is the largest 90th percentile of a window in the horizon, capped at the limit; "
+        "memory the largest maximum; `peak_cpu` the largest CPU maximum, not capped. A source without percentiles or "
+        "maxima falls back to its mean.",
+        "",
+        f"{OOM_DEFINITION}.",
+        "",
+        f"Periods by time: {', '.join(PERIODS)}. Groups by collection: {', '.join(GROUPS)}. A target is used in a "
+        "period only if its whole horizon lies in it.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -1,0 +1,96 @@
+"""The command line: settings are checked by name, mistakes are one line and exit code 2, results are JSON on demand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reclaim.config import load_config
+from reclaim.data.errors import ConfigError
+from reclaim.features.store import FeatureConfig
+from reclaim.training.settings import TrainConfig
+
+
+def reclaim(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    code = "from reclaim.cli import main; main()"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_TRACKING")}
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=cwd, env=environment, check=False
+    )
+
+
+def test_settings_come_from_the_defaults_then_the_file_then_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("seed = 7\n[fit]\nepochs = 3\nlearning_rate = 1\n")
+    config = load_config(TrainConfig, file, ["fit.epochs=4", "estimator=trees", "level=0.98"])
+    assert (config.seed, config.fit.epochs, config.fit.learning_rate) == (7, 4, 1.0)
+    assert (config.estimator, config.level, config.fit.width) == ("trees", 0.98, TrainConfig().fit.width)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("fit.epoch=3", "unknown setting 'fit.epoch'; did you mean 'epochs'"),
+        ("fit=3", "fit is a table of settings"),
+        ("seed=true", "seed must be int, got True"),
+        ("fit.epochs=many", "fit.epochs must be int, got 'many'"),
+        ("fit.epochs=0", "epochs must be at least 1, got 0"),
+        ("seed", "expected key=value"),
+        ("seed.x.y=1", "seed must be int"),
+    ],
+)
+def test_a_wrong_setting_is_named(assignment: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(TrainConfig, None, [assignment])
+
+
+def test_a_file_with_a_typo_or_that_is_no_toml_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "f.toml"
+    file.write_text("[split]\ntrain_shar = 0.5\n")
+    with pytest.raises(ConfigError, match=r"f.toml: unknown setting 'split.train_shar'; did you mean 'train_share'"):
+        load_config(FeatureConfig, file)
+    file.write_text("= nothing")
+    with pytest.raises(ConfigError, match=r"f.toml: not valid TOML"):
+        load_config(FeatureConfig, file)
+    with pytest.raises(ConfigError, match="none.toml: no such file"):
+        load_config(FeatureConfig, tmp_path / "none.toml")
+
+
+MISTAKES = [
+    (("ingest", "nowhere", "out"), "error: nowhere: no such folder"),
+    (("ingest", ".", "out"), "no usage files"),
+    (("ingest", ".", "out", "--trace", "google-v9"), "trace must be one of google-v3, series, got 'google-v9'"),
+    (("features", "nowhere"), "nowhere: no such folder; `reclaim ingest SOURCE nowhere` makes one"),
+    (("train", "nowhere"), "nowhere: no such folder"),
+    (("train", "nowhere", "--set", "fit.epoch=1"), "unknown setting 'fit.epoch'"),
+    (("replay", "margins", "nowhere", "--out", "o", "--no-model"), "nowhere: no such folder"),
+    (("synth", "out", "--days", "-1"), "days"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=lambda value: " ".join(value) if len(value) < 9 else None)
+def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(
+    words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    done = reclaim(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stage_prints_what_it_wrote_as_one_json_object(tmp_path: Path) -> None:
+    words = ("synth", "cell", "--machines", "2", "--days", "0.25", "--json")
+    first, again = (reclaim(*words, cwd=tmp_path) for _ in range(2))
+    assert first.returncode == again.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["wrote"] is True
+    assert json.loads(again.stdout)["wrote"] is False
+    made = reclaim("ingest", "cell", "dataset", "--json", cwd=tmp_path)
+    assert json.loads(made.stdout)["nature"] == "synthetic"
+    assert json.loads(made.stdout)["counts"]["usage"] == json.loads(first.stdout)["rows"]["instance_usage"]
