@@ -57,7 +57,7 @@ def test_a_file_with_a_typo_or_that_is_no_toml_is_named(tmp_path: Path) -> None:
     file.write_text("= nothing")
     with pytest.raises(ConfigError, match=r"f.toml: not valid TOML"):
         load_config(FeatureConfig, file)
-    with pytest.raises(ConfigError, match="none.toml: no such file"):
+    with pytest.raises(ConfigError, match=r"none.toml: no such file"):
         load_config(FeatureConfig, tmp_path / "none.toml")
 
 

@@ -1,0 +1,306 @@
+"""Runs a replay experiment on a dataset: fold, judge, draw, write, record; run again, it finds its work done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tqdm import tqdm
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import MACHINES
+from reclaim.data.store import Dataset, replaced_folder, write_json
+from reclaim.features.store import FeatureSet
+from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
+from reclaim.replay import figures, margins
+from reclaim.replay.fold import fold_dataset
+from reclaim.replay.metrics import METRICS
+from reclaim.replay.openloop import oracle
+from reclaim.replay.record import record_margins
+from reclaim.replay.report import ReplayReport, render_page
+from reclaim.replay.timeline import EVENT_DEFINITION, OVER_DEFINITION
+from reclaim.training.calibrate import Budgets
+from reclaim.training.estimators.base import Estimator
+from reclaim.training.estimators.forecast import ForecastEstimator
+from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
+
+if TYPE_CHECKING:
+    from reclaim.training.bundle import Bundle
+
+log = logging.getLogger(__name__)
+
+RESULTS: Final = "results.json"
+PAGE: Final = "report.html"
+RESULTS_VERSION: Final = 1
+"""Raised when the meaning of the results changes; results of another version are not taken for this one's."""
+
+_LIMIT: Final = "limit"
+_ORACLE: Final = "oracle"
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """How a replay is run."""
+
+    horizon_s: int = 3_600
+    """The horizon a reservation is promised for, in seconds; one of ``features.targets.HORIZONS_S``."""
+    estimators: tuple[str, ...] = ("borg", "moving-max", "nsigma", "percentile", "limit")
+    """Estimators without a model, by their names in ``training.estimators.registry``; learned ones come as bundles."""
+    budgets: Budgets = field(default_factory=Budgets)
+    """Shares of validation task-windows that may violate, for the baseline and the aggressive margin."""
+    draws: int = 1_000
+    """Bootstrap resamples behind each interval."""
+    confidence: float = 0.95
+    """Share of the resamples within an interval."""
+    seed: int = 1
+    """Seed of the bootstrap."""
+
+    def __post_init__(self) -> None:
+        if self.horizon_s not in HORIZONS_S:
+            raise ConfigError(f"horizon_s must be one of {HORIZONS_S} seconds, got {self.horizon_s}")
+        unknown = sorted(set(self.estimators) - set(ESTIMATORS))
+        if unknown or len(set(self.estimators)) != len(self.estimators):
+            known = ", ".join(sorted(ESTIMATORS))
+            raise ConfigError(f"estimators must be different ones of {known}, got {', '.join(self.estimators)}")
+        if self.draws < 1:
+            raise ConfigError(f"draws must be at least 1, got {self.draws}")
+        if not 0 < self.confidence < 1:
+            raise ConfigError(f"confidence must be between 0 and 1, got {self.confidence}")
+
+
+def run_margins(
+    dataset: Path,
+    out: Path,
+    config: ReplayConfig | None = None,
+    *,
+    bundles: Mapping[str, Bundle] | None = None,
+    tracking: bool = True,
+    progress: bool = True,
+) -> ReplayReport:
+    """Replay every estimator at every margin (EuroSys'15, Figure 12) and write what came of it.
+
+    Margins are set on the validation rows, everything reported is measured on the test rows. Writes ``results.json``,
+    ``report.html`` and the figures into ``out``, all at once. Where ``out`` holds the same experiment already, nothing
+    is computed again; only the tracking runs are made up for where they are missing.
+
+    Parameters
+    ----------
+    dataset : Path
+        An ingested dataset with its features.
+    out : Path
+        Folder to write; must not exist, or hold this very experiment.
+    config : ReplayConfig or None
+        The defaults when None.
+    bundles : mapping of str to Bundle or None
+        Learned estimators by the name they go under.
+    tracking : bool
+        Whether to record the runs in MLflow.
+    progress : bool
+        Whether to show progress on a terminal.
+
+    Raises
+    ------
+    ConfigError
+        There is no dataset or no features, or ``out`` holds something else.
+    HistoryTooShortError
+        The validation or the test period is shorter than the horizon.
+    """
+    config, bundles = config or ReplayConfig(), bundles or {}
+    reserved = {_ORACLE, *ESTIMATORS} & set(bundles)
+    if reserved:
+        raise ConfigError(f"a learned estimator cannot be called {', '.join(sorted(reserved))}: the name is taken")
+    opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
+    inputs = _inputs(opened, features, config, bundles)
+    results = _already_there(out, inputs)
+    seconds: dict[str, float] = {}
+    if already_there := results is not None:
+        log.info("%s: holds this experiment already, nothing to do", out)
+    else:
+        results = _measure(opened, features, config, bundles, seconds, progress=progress) | {"inputs": inputs}
+        with replaced_folder(out) as folder:
+            write_folder(results, folder)
+    report = ReplayReport(folder=out, results=results, already_there=already_there, seconds=seconds)
+    if tracking:
+        record_margins(report)
+    return report
+
+
+def write_folder(results: Mapping[str, Any], folder: Path) -> None:
+    """Write the results, their figures and the page into an existing folder."""
+    drawn = {}
+    for name, draw in figures.FIGURES.items():
+        drawn[name] = figures.save_figure(draw(results), folder / name)[1]
+    (folder / PAGE).write_text(render_page(results, drawn), encoding="utf-8")
+    write_json(folder / RESULTS, results)
+
+
+def _inputs(
+    dataset: Dataset, features: FeatureSet, config: ReplayConfig, bundles: Mapping[str, Bundle]
+) -> dict[str, Any]:
+    """Return all that decides the results."""
+    return {
+        "experiment": "margins",
+        "results_version": RESULTS_VERSION,
+        "dataset_fingerprint": dataset.fingerprint,
+        "features_fingerprint": features.fingerprint,
+        "config": json.loads(json.dumps(asdict(config))),
+        "bundles": {name: _bundle_facts(bundle, dataset) for name, bundle in sorted(bundles.items())},
+    }
+
+
+def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:  # the weights have no other name than their bytes
+        bundle.forecaster.save(Path(folder))
+        digest = hashlib.sha256()
+        for path in sorted(Path(folder).iterdir()):
+            digest.update(path.name.encode() + path.read_bytes())
+    return {
+        "kind": bundle.kind,
+        "level": list(bundle.level),
+        "weights_sha256": digest.hexdigest(),
+        "pipeline_version": bundle.pipeline_version,
+        "trained_on_fingerprint": bundle.dataset_fingerprint,
+        "trained_on_this_dataset": bundle.dataset_fingerprint == dataset.fingerprint,
+    }
+
+
+def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the results at ``out`` if they are those of this very experiment; None where there is nothing yet."""
+    if not out.exists():
+        return None
+    remedy = "choose another folder or remove it"
+    if not out.is_dir():
+        raise ConfigError(f"{out}: exists and is no folder; {remedy}")
+    path = out / RESULTS
+    if not path.is_file():
+        if any(out.iterdir()):
+            raise ConfigError(f"{out}: exists and holds no {RESULTS}; {remedy}")
+        return None
+    try:
+        results = json.loads(path.read_text())
+        there = results["inputs"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not the results of a replay; {remedy}") from error
+    if there != inputs:
+        differing = sorted(key for key in inputs.keys() | there.keys() if inputs.get(key) != there.get(key))
+        raise ConfigError(f"{out}: holds a replay that differs in {', '.join(differing)}; {remedy}")
+    return dict(results)
+
+
+def _measure(
+    dataset: Dataset,
+    features: FeatureSet,
+    config: ReplayConfig,
+    bundles: Mapping[str, Bundle],
+    seconds: dict[str, float],
+    *,
+    progress: bool,
+) -> dict[str, Any]:
+    """Return the results, without the inputs; ``seconds`` is filled with the wall time of each estimator."""
+    makers: dict[str, Callable[[], Estimator]] = {
+        name: lambda b=bundle: ForecastEstimator(b.forecaster, config.horizon_s, b.level)  # type: ignore[misc] # mypy cannot infer a lambda with a default
+        for name, bundle in bundles.items()
+    }
+    makers |= {name: lambda n=name: build_estimator(n) for name in config.estimators}  # type: ignore[misc] # likewise
+    history, bases = fold_dataset(dataset, features, config.horizon_s, makers, seconds, progress=progress)
+    table = dataset.table("machines")
+    machines = {name: table[name].to_numpy() for name in MACHINES.names}
+    cell = margins.lay_out_cell(history, machines)
+    bootstrap = margins.Bootstrap(config.draws, config.seed, config.confidence)
+    drawn = _drawn(config, bundles)
+    judged = []
+    for name, base in tqdm(bases.items(), desc="judging", unit="estimator", disable=None if progress else True):
+        started = time.perf_counter()
+        if name == _LIMIT:
+            judged.append(margins.judge_fixed(name, _LIMIT, base, cell, bootstrap=bootstrap))
+        else:
+            kind = "learned" if name in bundles else "statistical"
+            judged.append(
+                margins.judge(name, kind, base, cell, budgets=config.budgets, bootstrap=bootstrap, drawn=name in drawn)
+            )
+        seconds[f"judge/{name}"] = time.perf_counter() - started
+    judged.append(margins.judge_fixed(_ORACLE, _ORACLE, oracle(history), cell, bootstrap=bootstrap))
+    return {
+        "dataset": _dataset_facts(dataset, features, cell),
+        "definitions": _definitions(config),
+        "command": _command(dataset, config, bundles),
+        "timeline": margins.cell_over_time(cell),
+        "estimators": judged,
+    }
+
+
+def _drawn(config: ReplayConfig, bundles: Mapping[str, Bundle]) -> list[str]:
+    """Return the estimators of the figure over time: the learned ones and Borg's, or the first two there are."""
+    others = [name for name in config.estimators if name != _LIMIT]
+    chosen = [*bundles, *(name for name in others if name == "borg")]
+    return chosen if len(chosen) > 1 else list(dict.fromkeys([*chosen, *others]))[:2]
+
+
+def _command(dataset: Dataset, config: ReplayConfig, bundles: Mapping[str, Bundle]) -> str:
+    """Return what repeats this on a command line; which model stands for a bundle, only its user knows."""
+    changed = {
+        one.name: getattr(config, one.name)
+        for one in fields(config)
+        if getattr(config, one.name) != getattr(ReplayConfig(), one.name)
+    }
+    words = ["reclaim replay margins", dataset.path.name, "--out DIR"]
+    words += ["--model NAME@ALIAS" for _ in bundles] or ["--no-model"]
+    words += [f"--set {k}={_setting(v)}" for k, v in changed.items() if not isinstance(v, Budgets)]
+    if config.budgets != Budgets():
+        words += [f"--set budgets.{k}={v}" for k, v in asdict(config.budgets).items()]
+    return " ".join(words)
+
+
+def _setting(value: object) -> str:
+    return "'" + json.dumps(value) + "'" if isinstance(value, tuple) else str(value)
+
+
+def _dataset_facts(dataset: Dataset, features: FeatureSet, cell: margins.Cell) -> dict[str, Any]:
+    manifest = dataset.manifest
+    return {
+        "name": manifest.get("name", dataset.path.name),
+        "folder": dataset.path.name,
+        "nature": manifest.get("nature", "not stated"),
+        "trace": manifest.get("options", {}).get("trace", "not stated"),
+        "lacks": list(manifest.get("lacks", [])),
+        "fingerprint": dataset.fingerprint,
+        "features_fingerprint": features.fingerprint,
+        "task_windows": int(features.bucket_start[-1]),
+        "test_task_windows": len(cell.test),
+        "test_collections": len(cell.unseen_units),
+        "unseen_collections": int(cell.unseen_units.sum()),
+        "test_hours": cell.slots.count * cell.slots.slot_s / 3600,
+        "machines": cell.slots.n_machines,
+    }
+
+
+def _definitions(config: ReplayConfig) -> dict[str, str]:
+    budgets = config.budgets
+    return {
+        **{name: metric.meaning for name, metric in METRICS.items()},
+        "what a reservation must cover": (
+            f"Within the next {config.horizon_s} s: of CPU the largest 90th percentile of any window, capped at the "
+            "limit; of memory the largest usage. Where the trace has neither, the mean of the window stands in."
+        ),
+        "margin": (
+            "A share of the estimate that is added to it, per resource. It is the narrowest with which at most "
+            f"{budgets.baseline:.3%} (baseline) or {budgets.aggressive:.3%} (aggressive) of the validation "
+            "task-windows violate; medium is exactly half way between the two shares. Nothing is set on test rows."
+        ),
+        "oracle": "Reserves exactly what will be used within the horizon; it sees the future and only bounds the rest.",
+        "would-be out-of-memory event": EVENT_DEFINITION,
+        "task over its reservation": OVER_DEFINITION,
+        "out-of-memory label of the features (not used in these numbers)": OOM_DEFINITION,
+        "interval": (
+            f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples of whole collections, "
+            f"seed {config.seed}."
+        ),
+        "age": "Time since the task's first window began: all that an estimator can have seen of it.",
+    }

@@ -1,0 +1,245 @@
+"""The figures of the replay, drawn from its results alone: the cell over time, and what each estimator reclaims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+from numpy.typing import NDArray
+
+from reclaim.data.schema import RESOURCES
+from reclaim.training.estimators.margin import MARGIN_NAMES
+
+PALETTE: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
+"""Told apart by readers with any colour vision (Okabe and Ito), in the order estimators are drawn."""
+USAGE_COLOUR: Final = "#B8B8B8"
+INK: Final = "#222222"
+
+MARGIN_MARKERS: Final = dict(zip(MARGIN_NAMES, ("o", "s", "^"), strict=True))
+SEGMENT_SHADES: Final = {"baseline": "#FFFFFF", "medium": "#F3F3F3", "aggressive": "#E7E7E7"}
+RESOURCE_TITLES: Final = {"cpu": "CPU", "memory": "Memory"}
+
+DPI: Final = 120
+_STYLE: Final[dict[Any, Any]] = {
+    "font.size": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "svg.hashsalt": "reclaim",  # element names of an SVG follow from its content: same results, same bytes
+    "svg.fonttype": "none",
+}
+
+
+def margins_over_time(results: Mapping[str, Any]) -> Figure:
+    """Draw Borg's experiment (EuroSys'15, Figure 12) for the cell of these results.
+
+    Usage, limit and one reservation per drawn estimator for each resource, and below them the would-be out-of-memory
+    events so far; shades and labels tell which margin was in force.
+    """
+    timeline = results["timeline"]
+    drawn = [e for e in results["estimators"] if e["sequence"] is not None and e["sequence"]["drawn"]]
+    colours = estimator_colours(results)
+    hours = np.array(timeline["hours"])
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(9.5, 8.6), layout="constrained")
+        axes = figure.subplots(len(RESOURCES) + 1, 1, sharex=True, height_ratios=[1.0] * len(RESOURCES) + [0.75])
+        unit, end = _time_unit(timeline["length_hours"])
+        x = np.append(hours, timeline["length_hours"]) / unit
+        for ax in axes:
+            _shade(ax, timeline["segments"], unit)
+        for r, resource in enumerate(RESOURCES):
+            ax = axes[r]
+            usage, limit = (_percent(timeline[name][resource]) for name in ("usage", "limit"))
+            ax.stairs(usage, x, fill=True, color=USAGE_COLOUR, label="usage (mean)", alpha=0.9)
+            ax.stairs(limit, x, color=INK, linewidth=1.4, linestyle=(0, (4, 2)), label="limit", baseline=None)
+            for estimator in drawn:
+                held = _percent(estimator["sequence"]["reservation"][resource])
+                ax.stairs(
+                    held,
+                    x,
+                    color=colours[estimator["name"]],
+                    linewidth=1.9,
+                    label=f"reservation, {estimator['name']}",
+                    baseline=None,
+                )
+            ax.set_ylim(bottom=0, top=1.12 * np.nanmax(limit) if np.isfinite(limit).any() else None)
+            ax.set_title(RESOURCE_TITLES.get(resource, resource))
+            ax.set_ylabel(timeline["unit"])
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} %"))
+        _label_segments(axes[0], timeline["segments"], unit)
+        _draw_events(axes[-1], drawn, colours, x, on_machines=timeline["machines"] > 0)
+        axes[-1].set_xlabel(f"{end} since the test period began")
+        axes[-1].set_xlim(0, x[-1])
+        if end == "hours" and x[-1] >= 12:
+            axes[-1].xaxis.set_major_locator(MultipleLocator(6 if x[-1] <= 48 else 12))
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 5), fontsize=9)
+    return figure
+
+
+def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
+    """Draw what every estimator reclaims at each margin, with its interval, beside the oracle.
+
+    Each point is labelled with the violation rate it came to on the test rows, which is not always the one its margin
+    was set to on the validation rows.
+    """
+    bound = next(e for e in results["estimators"] if e["kind"] == "oracle")
+    shown = [e for e in results["estimators"] if e["kind"] not in ("oracle", "limit")]
+    colours = estimator_colours(results)
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10.5, 1.6 + 0.95 * max(len(shown), 1)), layout="constrained")
+        axes = figure.subplots(1, len(RESOURCES), sharey=True, squeeze=False)[0]
+        for resource, ax in zip(RESOURCES, axes, strict=True):
+            highest = _number(bound["results"]["none"]["all"]["reclaimed_share"][resource]["value"]) * 100
+            ax.axvline(highest, color=INK, linewidth=1.3, linestyle=(0, (4, 2)), label="oracle")
+            lowest = 0.0
+            for row, estimator in enumerate(shown):
+                for step, name in enumerate(MARGIN_NAMES):
+                    cell = estimator["results"][name]["all"]
+                    share = {k: _number(cell["reclaimed_share"][resource][k]) * 100 for k in ("value", "low", "high")}
+                    y = row + (step - 1) * 0.27
+                    ax.plot([share["low"], share["high"]], [y, y], color=colours[estimator["name"]], linewidth=1.6)
+                    ax.plot(
+                        share["value"],
+                        y,
+                        MARGIN_MARKERS[name],
+                        color=colours[estimator["name"]],
+                        markersize=6,
+                        markeredgecolor="white",
+                        markeredgewidth=0.6,
+                    )
+                    right = max(share["high"], share["value"])
+                    if math.isfinite(right):
+                        ax.annotate(
+                            _rate(cell["violation_rate"][resource]["value"]),
+                            (right, y),
+                            xytext=(5, 0),
+                            textcoords="offset points",
+                            va="center",
+                            fontsize=7.5,
+                            color="#555555",
+                        )
+                    lowest = min(lowest, share["low"]) if math.isfinite(share["low"]) else lowest
+            ax.set_yticks(range(len(shown)), [e["name"] for e in shown])
+            ax.set_ylim(len(shown) - 0.5, -0.5)
+            for row in range(1, len(shown)):
+                ax.axhline(row - 0.5, color="#E4E4E4", linewidth=0.8, zorder=0)
+            ax.set_xlim(lowest, max(highest * 1.18, 1.0) if math.isfinite(highest) else 100.0)
+            ax.xaxis.set_major_locator(MaxNLocator(nbins=6, prune="upper"))
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+            ax.set_title(RESOURCE_TITLES.get(resource, resource))
+            ax.set_xlabel("reclaimed, % of the limit")
+        marks = [
+            Line2D([], [], marker=MARGIN_MARKERS[name], linestyle="", color="#555555", label=name)
+            for name in MARGIN_NAMES
+        ]
+        marks.append(Line2D([], [], color=INK, linewidth=1.3, linestyle=(0, (4, 2)), label="oracle"))
+        figure.legend(
+            handles=marks,
+            loc="outside upper center",
+            ncols=len(marks),
+            fontsize=9,
+            title="small print: violation rate reached on the test rows",
+            title_fontsize=8.5,
+        )
+    return figure
+
+
+FIGURES: Final = {"margins_over_time": margins_over_time, "reclaimed_at_margins": reclaimed_at_margins}
+"""Every figure by its file name."""
+
+
+def estimator_colours(results: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return one colour per estimator, the same in every figure; learned ones first."""
+    kinds = {"learned": 0, "statistical": 1}
+    names = [e["name"] for e in sorted(results["estimators"], key=lambda e: kinds.get(e["kind"], 2))]
+    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
+
+
+def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
+    """Write a figure as PNG and as SVG, the same bytes for the same figure; returns both paths."""
+    png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
+    with mpl.rc_context(_STYLE):
+        FigureCanvasAgg(figure)
+        figure.savefig(png, dpi=DPI, metadata={"Software": None})
+        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    return png, svg
+
+
+def _draw_events(
+    ax: Axes,
+    drawn: Sequence[Mapping[str, Any]],
+    colours: Mapping[str, str],
+    x: NDArray[np.float64],
+    *,
+    on_machines: bool,
+) -> None:
+    """Draw the events so far; without machines a task over its reservation is the only kind there is."""
+    kinds: dict[str, tuple[str, Literal["-", ":"]]] = {"cumulative_tasks_over": ("tasks over their reservation", "-")}
+    if on_machines:
+        kinds["cumulative_events"] = ("would-be out of memory", ":")
+    for estimator in drawn:
+        for key, (_, dashes) in kinds.items():
+            events = estimator["sequence"][key]
+            ax.stairs(events, x, color=colours[estimator["name"]], linewidth=1.9, linestyle=dashes, baseline=None)
+    ax.set_title("Memory events so far")
+    ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    ax.set_ylabel("events")
+    legend = [
+        Line2D([], [], color="#555555", linewidth=1.9, linestyle=dashes, label=label)
+        for label, dashes in kinds.values()
+    ]
+    ax.legend(handles=legend, loc="upper left", fontsize=9)
+
+
+def _time_unit(hours: float) -> tuple[float, str]:
+    return (24.0, "days") if hours > 72 else (1.0, "hours")
+
+
+def _shade(ax: Axes, segments: Sequence[Mapping[str, Any]], unit: float) -> None:
+    for segment in segments:
+        start, end = segment["start_hours"] / unit, segment["end_hours"] / unit
+        ax.axvspan(start, end, color=SEGMENT_SHADES[segment["margin"]], linewidth=0, zorder=0)
+        if start > 0:
+            ax.axvline(start, color="#999999", linewidth=0.8, zorder=1)
+
+
+def _label_segments(ax: Axes, segments: Sequence[Mapping[str, Any]], unit: float) -> None:
+    for segment in segments:
+        ax.annotate(
+            segment["margin"],
+            ((segment["start_hours"] + segment["end_hours"]) / 2 / unit, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, -3),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=9,
+            color="#444444",
+        )
+
+
+def _percent(values: Sequence[float | None]) -> NDArray[np.float64]:
+    return np.array([_number(v) for v in values]) * 100
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f} %"

@@ -1,0 +1,137 @@
+"""The open loop: an estimator answers every window of a recorded history, from that task's past alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.windows import Windows, concatenate
+from reclaim.training.estimators.base import MODEL, Estimate, Estimator
+from reclaim.training.estimators.margin import Guarded, Margin
+from reclaim.training.estimators.statistical import LimitEstimator
+
+ROWS_PER_CALL: Final = 65_536
+"""Rows handed to an estimator at once; bounds what a learned one holds beside its answer, 0.5 kB of quantiles a row."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The rows of a dataset on which estimators are judged, with what came after each.
+
+    Attributes
+    ----------
+    windows : Windows
+        ``n`` rows, those of one task together and in time order.
+    target : float64, shape (n, n_resources)
+        What a reservation must cover within the horizon, over the limit; NaN unknown.
+    next_target : float64, shape (n, n_resources)
+        The same for the next five minutes.
+    period, group : uint8, shape (n,)
+        As in ``features.splits``.
+    known_s : float64, shape (n,)
+        Time since the task's first window began, in seconds: all that an estimator can have seen of it.
+    previous : int64, shape (n,)
+        Row of the task's window before; -1 where there is none.
+    """
+
+    windows: Windows
+    target: NDArray[np.float64]
+    next_target: NDArray[np.float64]
+    period: NDArray[np.uint8]
+    group: NDArray[np.uint8]
+    known_s: NDArray[np.float64]
+    previous: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.previous)
+
+    def take(self, rows: NDArray[np.int64]) -> History:
+        """Return the chosen rows, in rising order; a window before that is not among them is -1."""
+        new_number = np.full(len(self) + 1, -1, np.int64)  # one more, for "there is none"
+        new_number[rows] = np.arange(len(rows))
+        columns = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name not in ("windows", "previous")}
+        return History(windows=self.windows.take(rows), previous=new_number[self.previous[rows]], **columns)
+
+
+def join_histories(parts: list[History]) -> History:
+    """Return the rows of all parts, in the order given; no task may stand in two of them."""
+    offsets = np.cumsum([0, *(len(p) for p in parts)])
+    previous = [np.where(p.previous < 0, -1, p.previous + o) for p, o in zip(parts, offsets, strict=False)]
+    names = [f.name for f in fields(History) if f.name not in ("windows", "previous")]
+    columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
+    return History(
+        windows=concatenate([p.windows for p in parts]), previous=np.concatenate(previous).astype(np.int64), **columns
+    )
+
+
+def run_base(estimator: Estimator, windows: Windows) -> Estimate:
+    """Fold windows through a fresh estimator and return its answer for each, without the forecasts behind it.
+
+    Parameters
+    ----------
+    estimator : Estimator
+        Without state so far; slots are the tasks' positions in ``windows``.
+    windows : Windows
+        Any number of whole tasks, each in time order.
+
+    Returns
+    -------
+    Estimate
+        Before any margin; shape (n, n_resources).
+    """
+    slot = windows.task_numbers()
+    reservation = np.empty_like(windows.limit)
+    rule = np.empty(windows.limit.shape, np.uint8)
+    for start in range(0, len(windows), ROWS_PER_CALL):
+        part = slice(start, start + ROWS_PER_CALL)
+        estimate = estimator.update(slot[part], windows.take(part))
+        reservation[part], rule[part] = estimate.reservation, estimate.rule
+    return Estimate(reservation, rule)
+
+
+def with_margin(base: Estimate, windows: Windows, margin: Margin) -> Estimate:
+    """Return what ``Guarded`` makes of base answers: the same, to the bit, as running it window by window.
+
+    The guards remember nothing, so one base run serves every margin.
+    """
+    return Guarded(LimitEstimator(), margin).adjust(base, windows)
+
+
+def oracle(history: History) -> Estimate:
+    """Return the least that never violates, which only the future tells: the target, or the limit where that is less.
+
+    The limit where the future is unknown.
+    """
+    limit = history.windows.limit
+    known = np.isfinite(history.target)
+    reservation = np.where(known, np.minimum(history.target, 1.0) * limit, limit)
+    return Estimate(reservation, np.full(limit.shape, MODEL, np.uint8))
+
+
+def previous_rows(windows: Windows) -> NDArray[np.int64]:
+    """Return for each row the row of its task's window before, -1 for none; shape (n,)."""
+    previous = np.arange(-1, len(windows) - 1, dtype=np.int64)
+    previous[windows.task_starts()[:-1]] = -1
+    return previous
+
+
+def known_seconds(windows: Windows) -> NDArray[np.float64]:
+    """Return the time from the start of each row's task's first window to the row's end, in seconds; shape (n,)."""
+    first_us = windows.start_us[windows.task_starts()[:-1]]
+    return (windows.end_us - first_us[windows.task_numbers()]) / 1e6
+
+
+def in_force(reservation: NDArray[np.float64], history: History) -> NDArray[np.float64]:
+    """Return the reservation that was in force when each row's window began; shape (n, n_resources).
+
+    It is the answer to the task's window before. A task's first window and the first one of a new run began under the
+    limit, and never is more in force than the limit.
+    """
+    windows, previous = history.windows, history.previous
+    held = reservation[previous]
+    restarted = windows.scheduled_us > windows.scheduled_us[previous]
+    at_limit = (previous < 0) | restarted
+    return np.fmin(np.where(at_limit[:, None], windows.limit, held), windows.limit)

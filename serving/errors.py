@@ -1,0 +1,170 @@
+"""Refusals: turns whatever is wrong with a request into the one error shape, with a line that names field and row."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from reclaim.serving import schemas
+from reclaim.serving.schemas import ROW, ErrorBody, ErrorResponse, ReservationRequest
+
+BAD_REQUEST, NOT_FOUND, METHOD_NOT_ALLOWED, TOO_LARGE, INVALID, INTERNAL = 400, 404, 405, 413, 422, 500
+
+_SHOWN_CHARACTERS: Final = 60
+"""How much of a caller's own text an error repeats."""
+_SHOWN_BITS: Final = 128
+"""Whole numbers longer than this are not written out; Python refuses to for the longest."""
+_SILENT: Final = ("missing", "extra_forbidden")
+"""Problems of a field's name, not of its value."""
+
+_PHRASES: Final = {
+    "missing": "required, but absent",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must fit in 64 bits",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "list_type": "must be a list",
+    "model_type": "must be an object",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be one of {expected}",
+    "string_too_short": "must have at least {min_length} character",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} items, got {actual_length}",
+    "too_long": "must have at most {max_length} items",
+}
+"""Our words where pydantic's speak of its own insides; every other message stands as it is."""
+
+
+class RequestError(Exception):
+    """A request that is refused.
+
+    Parameters
+    ----------
+    status : int
+        HTTP status.
+    code : str
+        A fixed word for programs.
+    message : str
+        One line for people.
+    field : str or None
+        Path of the field.
+    task, window : int or None
+        Rows, from 0.
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, *,
+        field: str | None = None, task: int | None = None, window: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status = status
+        self.body = ErrorResponse(error=ErrorBody(code=code, message=message, field=field, task=task, window=window))
+
+
+def parse_request(body: bytes) -> ReservationRequest:
+    """Return the request in a JSON body.
+
+    Raises
+    ------
+    RequestError
+        The body is no valid request.
+    """
+    try:
+        content = from_json(body)
+    except ValueError as error:
+        reason = _short(str(error))
+        raise RequestError(BAD_REQUEST, "malformed_json", f"the body is not valid JSON: {reason}") from error
+    _refuse_bloat(content)
+    try:
+        return ReservationRequest.model_validate(content)
+    except ValidationError as error:
+        raise error_from_validation(error) from error
+
+
+def _refuse_bloat(value: Any) -> None:
+    """Refuse an object of more fields than there are names for: pydantic would describe each of a million of them."""
+    if isinstance(value, dict):
+        if len(value) > len(_FIELDS):
+            first = _short(next(iter(value)))
+            raise RequestError(INVALID, "unknown_field", f"an object of {len(value)} fields, starting with {first!r}")
+        for inner in value.values():
+            if isinstance(inner, dict | list):
+                _refuse_bloat(inner)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for inner in value:
+            _refuse_bloat(inner)
+
+
+def error_from_validation(error: ValidationError) -> RequestError:
+    """Return the refusal for the first problem that pydantic found in a request."""
+    first = error.errors(include_url=False)[0]
+    kind, loc, context = str(first["type"]), first["loc"], first.get("ctx", {})
+    if ROW in context:  # a rule over a whole list says which row broke it
+        loc = (*loc, context[ROW])
+    field = _path(loc)
+    if kind == "extra_forbidden":
+        code, problem = "unknown_field", "no such field" + _nearest(str(loc[-1]))
+    else:
+        code, problem = "invalid_field", _PHRASES[kind].format(**context) if kind in _PHRASES else first["msg"]
+    given = "" if kind in _SILENT else _given(first.get("input"))
+    return RequestError(
+        INVALID, code, f"{field or 'the body'}: {problem}{given}",
+        field=field, task=_row(loc, "tasks"), window=_row(loc, "windows"),
+    )  # fmt: skip
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name[:_SHOWN_CHARACTERS], _FIELDS, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _given(value: Any) -> str:
+    """Return ``, got …`` for a single value, as JSON spells it; nothing for a list or an object."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return f", got a number of {value.bit_length()} bits"
+    if value is None or isinstance(value, str | int | float):
+        return f", got {_short(json.dumps(value))}"
+    return ""
+
+
+def _path(loc: Sequence[int | str]) -> str | None:
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += ("." if path else "") + _short(part)
+    return path or None
+
+
+def _row(loc: Sequence[int | str], name: str) -> int | None:
+    for part, after in pairwise(loc):
+        if part == name and isinstance(after, int):
+            return after
+    return None
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+_MODELS: Final[tuple[type[BaseModel], ...]] = (
+    schemas.ReservationRequest,
+    schemas.Task,
+    schemas.Window,
+    schemas.ResourceLimit,
+    schemas.Units,
+)
+_FIELDS: Final = sorted({name for model in _MODELS for name in model.model_fields})

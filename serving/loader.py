@@ -1,0 +1,100 @@
+"""From a model reference to a loaded model; asks MLflow through ``training.tracking``, and only here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from reclaim.data.errors import ConfigError, ModelError
+from reclaim.serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from reclaim.training.bundle import Bundle
+
+_REGISTERED: Final = re.compile(r"(?P<name>[\w.-]+)(?:@(?P<alias>[\w.-]+)|/(?P<version>\d+))")
+LOCAL_VERSION: Final = "local"
+"""The version of a bundle that comes out of a folder and not out of the registry."""
+
+
+@dataclass(frozen=True)
+class ModelLocation:
+    """Where a model is.
+
+    Attributes
+    ----------
+    name, version : str
+        As registered; the folder's name and ``LOCAL_VERSION`` for a folder.
+    folder : Path
+        Absolute; holds the bundle.
+    source : str
+        The reference it was found by.
+    """
+
+    name: str
+    version: str
+    folder: Path
+    source: str
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A bundle, and the name it answers under."""
+
+    name: str
+    version: str
+    source: str
+    bundle: Bundle
+
+
+def find_model(reference: str) -> ModelLocation:
+    """Return where the model of a reference lies, once it lies on this machine.
+
+    Parameters
+    ----------
+    reference : str
+        ``NAME@ALIAS`` or ``NAME/VERSION`` of a registered model, or the folder of a bundle.
+
+    Raises
+    ------
+    ModelError
+        There is no such model; the message says how to make one.
+    """
+    registered = _REGISTERED.fullmatch(reference)
+    if registered is None:
+        folder = Path(reference).expanduser().resolve()
+        if not folder.is_dir():
+            raise ModelError(
+                f"no model {reference!r}: neither NAME@ALIAS, NAME/VERSION nor an existing folder; "
+                "`reclaim train DATASET` or `reclaim demo` registers reclaim@champion"
+            )
+        return ModelLocation(folder.name, LOCAL_VERSION, folder, reference)
+    from reclaim.training.tracking import fetch_bundle
+
+    folder, version = fetch_bundle(reference)
+    return ModelLocation(registered["name"], version, folder.resolve(), reference)
+
+
+def load_model(settings: ServingSettings) -> LoadedModel:
+    """Return the model that the settings name, from the folder it was already fetched to where they say so.
+
+    Raises
+    ------
+    ModelError
+        There is no such model, or it was made by another feature pipeline.
+    ConfigError
+        The model has no margin of the default's name.
+    """
+    if settings.bundle is None:
+        location = find_model(settings.model)
+    else:
+        name = re.split("[@/]", settings.model)[0] if _REGISTERED.fullmatch(settings.model) else settings.bundle.name
+        version = settings.model_version or LOCAL_VERSION
+        location = ModelLocation(name, version, settings.bundle, settings.model)
+    from reclaim.training.bundle import load_bundle
+
+    bundle = load_bundle(location.folder)
+    if settings.margin not in bundle.margins:
+        raise ConfigError(f"RECLAIM_MARGIN: expected one of {', '.join(bundle.margins)}, got {settings.margin!r}")
+    return LoadedModel(location.name, location.version, location.source, bundle)

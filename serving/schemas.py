@@ -1,0 +1,294 @@
+"""The wire format: what a request may say, what an answer says, and what every refusal looks like.
+
+Amounts are in any unit that the caller keeps to, CPU cores and bytes by default: all that is computed is relative to
+the task's limit, and an answer comes in the unit of the question. Times are whole microseconds on any one clock, as in
+a dataset, so that a history taken from a trace arrives as exactly the numbers that a replay saw.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from reclaim.data.schema import PERCENTILES, TAIL_PERCENTILES
+
+MAX_ID: Final = 2**63 - 1
+"""Ids are exact 64-bit integers."""
+MAX_TIME_US: Final = 2**62
+"""The largest time taken, in µs: far past any clock, and no sum of two overflows 64 bits."""
+MAX_AMOUNT: Final = 1e18
+"""The largest amount taken, in any unit; an exabyte in bytes."""
+MIN_LIMIT: Final = 1e-12
+"""The smallest limit taken, in any unit: with ``MAX_AMOUNT`` it keeps usage over limit within single precision."""
+MAX_NAME: Final = 64
+"""Longest name of a unit or a margin, in characters."""
+ROW: Final = "row"
+"""Key, in the context of a refusal, of the row of a list that broke a rule over the whole list."""
+
+TierName = Literal["free", "beb", "mid", "prod", "mon"]
+RuleName = Literal["limit", "model", "statistic", "startup", "jump", "cap", "unknown"]
+
+TaskId = Annotated[int, Field(ge=0, le=MAX_ID)]
+TimeUs = Annotated[int, Field(ge=0, le=MAX_TIME_US)]
+Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
+Limit = Annotated[float, Field(gt=0, ge=MIN_LIMIT, le=MAX_AMOUNT)]
+Ratio = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+
+
+class _Wire(BaseModel):
+    """Taken as it is or refused: no field unknown, no text for a number, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class Units(_Wire):
+    """The units of every amount in a request and in its answer. They are repeated, never converted."""
+
+    cpu: Name = "cores"
+    memory: Name = "bytes"
+
+
+class ResourceLimit(_Wire):
+    """What the task was granted."""
+
+    cpu: Limit
+    memory: Limit
+
+
+def _must_not_fall(values: list[float] | None) -> list[float] | None:
+    if values is not None and values != sorted(values):
+        raise PydanticCustomError("percentiles_fall", "percentiles must not fall from one to the next")
+    return values
+
+
+class Window(_Wire):
+    """One measurement window of a task; what is absent or null is unknown, which is not zero."""
+
+    start_us: TimeUs = Field(description="Start of the window, µs on the caller's clock.")
+    end_us: TimeUs = Field(description="End of the window, µs; the time of day and of the week are taken from it.")
+    cpu_mean: Amount | None = Field(None, description="Mean CPU usage.")
+    cpu_max: Amount | None = Field(None, description="Largest CPU usage of any sample; may pass the limit.")
+    cpu_percentiles: list[Amount] | None = Field(
+        None,
+        min_length=len(PERCENTILES),
+        max_length=len(PERCENTILES),
+        description="Percentiles 0, 10 … 100 of CPU usage; used in single precision, as a dataset keeps them.",
+    )
+    cpu_tail_percentiles: list[Amount] | None = Field(
+        None,
+        min_length=len(TAIL_PERCENTILES),
+        max_length=len(TAIL_PERCENTILES),
+        description="Percentiles 91, 92 … 99 of CPU usage; used in single precision.",
+    )
+    memory_mean: Amount | None = Field(None, description="Mean memory usage.")
+    memory_max: Amount | None = Field(None, description="Largest memory usage.")
+    page_cache: Amount | None = Field(None, description="Page cache, part of memory usage.")
+    cpi: Ratio | None = Field(None, description="Cycles per instruction.")
+    mai: Ratio | None = Field(None, description="Memory accesses per instruction.")
+    limit: ResourceLimit | None = Field(None, description="Limit in force then, where it was not the one of now.")
+    scheduled_us: TimeUs | None = Field(None, description="Start of the run then, where it was not the one of now.")
+
+    _percentiles_rise = field_validator("cpu_percentiles", "cpu_tail_percentiles")(_must_not_fall)
+
+    @model_validator(mode="after")
+    def _ends_after_it_starts(self) -> Self:
+        if self.end_us <= self.start_us:
+            raise PydanticCustomError(
+                "window_empty",
+                "a window must end after it starts: start_us {start}, end_us {end}",
+                {"start": self.start_us, "end": self.end_us},
+            )
+        return self
+
+
+class Task(_Wire):
+    """A task and its recent history; without windows it is unknown, and keeps its limit."""
+
+    collection_id: TaskId = Field(description="Job or alloc set; an exact 64-bit integer.")
+    instance_index: TaskId = Field(0, description="Position of the task in its collection.")
+    limit: ResourceLimit = Field(description="Limit in force now; no reservation passes it.")
+    tier: TierName | None = Field(None, description="Priority tier, lowest to highest: free, beb, mid, prod, mon.")
+    scheduling_class: Annotated[int, Field(ge=0, le=3)] | None = Field(
+        None, description="3 is the most latency-sensitive."
+    )
+    scheduled_us: TimeUs | None = Field(
+        None, description="Start of the current run, µs; 0: before the clock began; null: unknown."
+    )
+    in_alloc: bool = Field(False, description="Whether the task runs inside an alloc instance.")
+    windows: Annotated[list[Window], FailFast()] = Field(
+        default_factory=list, description="In time order: sorted by start, then end, none twice."
+    )
+
+    @field_validator("windows")
+    @classmethod
+    def _in_time_order(cls, windows: list[Window]) -> list[Window]:
+        last = (-1, -1)
+        for number, window in enumerate(windows):
+            this = (window.start_us, window.end_us)
+            if this <= last:
+                what = "is there twice" if this == last else "stands before an earlier one"
+                raise PydanticCustomError(
+                    "window_order",
+                    "windows must be in time order, but this one (start_us {start}, end_us {end}) {what}",
+                    {ROW: number, "start": window.start_us, "end": window.end_us, "what": what},
+                )
+            last = this
+        return windows
+
+
+class ReservationRequest(_Wire):
+    """Tasks that want a reservation, each once, each with its history."""
+
+    tasks: Annotated[list[Task], FailFast()] = Field(
+        min_length=1, description="One to a thousand tasks; the service's `RECLAIM_MAX_TASKS` moves the upper bound."
+    )
+    margin: Name | None = Field(
+        None, description="Safety margin: baseline, medium or aggressive; the service's default where absent."
+    )
+    units: Units = Field(default_factory=Units, description="Names the unit of all amounts; any one will do.")
+
+    @field_validator("tasks")
+    @classmethod
+    def _each_task_once(cls, tasks: list[Task]) -> list[Task]:
+        first: dict[tuple[int, int], int] = {}
+        for number, task in enumerate(tasks):
+            before = first.setdefault((task.collection_id, task.instance_index), number)
+            if before != number:
+                raise PydanticCustomError(
+                    "task_twice",
+                    "the same task as tasks[{before}]: collection_id {collection}, instance_index {index}",
+                    {
+                        ROW: number,
+                        "before": before,
+                        "collection": task.collection_id,
+                        "index": task.instance_index,
+                    },
+                )
+        return tasks
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class Resources(_Answer):
+    """One number for each resource."""
+
+    cpu: float
+    memory: float
+
+
+class ResourceRules(_Answer):
+    """Which rule made the reservation.
+
+    model: a learned prediction plus margin; statistic: a statistical estimate plus margin; startup: the limit is held
+    while a run is young; jump: the last window demanded more than the estimate; cap: the estimate passed the limit;
+    limit: the limit by policy; unknown: nothing is known of the task yet, so it keeps its limit.
+    """
+
+    cpu: RuleName
+    memory: RuleName
+
+
+class History(_Answer):
+    """What an answer rests on."""
+
+    windows: int = Field(description="Number of windows.")
+    age_s: float = Field(description="From the start of the first window to the end of the last, in seconds.")
+    end_us: int | None = Field(description="End of the last window: the reservation is in force from here; µs.")
+
+
+class Quantiles(_Answer):
+    """Predicted quantiles, one for each of the answer's `levels`, before margin and guards; null if not foreseen."""
+
+    cpu: list[float] | None = Field(description="Of the CPU that a reservation must cover.")
+    memory: list[float] | None = Field(description="Of the memory that a reservation must cover.")
+    peak_cpu: list[float] | None = Field(description="Of the largest CPU usage, which may pass the limit.")
+
+
+class HorizonForecast(_Answer):
+    """What is foreseen from the end of the last window to one horizon on; null what the model does not foresee."""
+
+    horizon_s: int = Field(description="The horizon, in seconds.")
+    oom_probability: float | None = Field(
+        description="Probability of an out-of-memory event, as the model info defines it."
+    )
+    peak_cpu: float | None = Field(description="Predicted largest CPU usage, at the answer's `level`; not capped.")
+    quantiles: Quantiles
+
+
+class TaskReservation(_Answer):
+    """The answer for one task."""
+
+    collection_id: int
+    instance_index: int
+    reservation: Resources
+    limit: Resources
+    rule: ResourceRules
+    history: History
+    forecast: list[HorizonForecast] = Field(description="One for each horizon; empty where nothing can be foreseen.")
+
+
+class ModelName(_Answer):
+    """Which model answered."""
+
+    name: str
+    version: str
+
+
+class MarginShares(_Answer):
+    """What is added to a prediction, as a share of it."""
+
+    name: str
+    share: Resources
+
+
+class ReservationResponse(_Answer):
+    """Reservations in the order of the request, and what they rest on."""
+
+    model: ModelName
+    margin: MarginShares
+    horizon_s: int = Field(description="The horizon that a reservation is promised for, in seconds.")
+    level: Resources = Field(description="The quantile level under the margin.")
+    levels: list[float] = Field(description="The levels of all quantiles.")
+    units: Units
+    tasks: list[TaskReservation]
+
+
+class ModelInfo(_Answer):
+    """The loaded model."""
+
+    model: ModelName
+    kind: str = Field(description="What kind of estimator it is.")
+    source: str = Field(description="The reference it was loaded by.")
+    horizon_s: int
+    horizons_s: list[int] = Field(description="All horizons that are foreseen, in seconds.")
+    level: Resources
+    levels: list[float]
+    margins: list[MarginShares]
+    default_margin: str
+    pipeline_version: str = Field(description="Of the feature definitions; a model of another one is refused.")
+    dataset_fingerprint: str = Field(description="Of the dataset it was trained on.")
+    oom_definition: str = Field(description="What the out-of-memory probability is the probability of.")
+    rules: list[RuleName] = Field(description="All rules that an answer may name.")
+    max_tasks: int
+    max_body_bytes: int
+
+
+class ErrorBody(_Answer):
+    """Why a request was refused."""
+
+    code: str = Field(description="A fixed word for programs.")
+    message: str = Field(description="One line for people: what was expected, what came, and where.")
+    field: str | None = Field(description="Path of the field, such as `tasks[0].windows[2].cpu_mean`.")
+    task: int | None = Field(description="Row of the task in the request, from 0.")
+    window: int | None = Field(description="Row of the window in the task's history, from 0.")
+
+
+class ErrorResponse(_Answer):
+    """The one shape of every error."""
+
+    error: ErrorBody

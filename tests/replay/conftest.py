@@ -1,0 +1,103 @@
+"""What the tests of the replay are run on: hand-made windows, a small dataset, and the finished replay of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reclaim.data import schema
+from reclaim.data import windows as w
+from reclaim.data.ingest import IngestConfig, ingest
+from reclaim.data.windows import Windows, empty_windows
+from reclaim.features.store import build_features
+from reclaim.replay.experiment import ReplayConfig, run_margins
+from reclaim.replay.report import ReplayReport
+
+WINDOW_US = 300_000_000
+START_US = 600_000_000
+
+MAPPING = """
+task = "task"
+time = "time_s"
+time_unit = "s"
+window_s = 300
+[columns]
+cpu_mean = "cpu"
+cpu_limit = 1.0
+memory_mean = "memory"
+memory_max = "memory"
+memory_limit = 2.0
+machine_id = "machine"
+"""
+
+
+@pytest.fixture
+def make_windows() -> Callable[..., Windows]:
+    """Return a maker of back-to-back five-minute windows: one list of (cpu, memory) per task, limits 1 unless told."""
+
+    def make(
+        *tasks: list[tuple[float, float]],
+        limit: tuple[float, float] = (1.0, 1.0),
+        machines: list[int] | None = None,
+        first_slots: list[int] | None = None,
+    ) -> Windows:
+        lengths = [len(t) for t in tasks]
+        made = empty_windows(sum(lengths))
+        task = np.repeat(np.arange(len(tasks)), lengths)
+        slot = np.concatenate([np.arange(n) + (first_slots or [0] * len(tasks))[i] for i, n in enumerate(lengths)])
+        values = np.array([v for t in tasks for v in t])
+        made.collection_id[:] = task + 100
+        made.start_us[:] = START_US + slot * WINDOW_US
+        made.end_us[:] = made.start_us + WINDOW_US
+        made.limit[:] = limit
+        made.usage[:, [w.CPU_MEAN, w.CPU_P90]] = values[:, [0]]
+        made.usage[:, [w.MEMORY_MEAN, w.MEMORY_MAX]] = values[:, [1]]
+        if machines is not None:
+            made.machine_id[:] = np.array(machines)[task]
+        return made
+
+    return make
+
+
+def write_series(folder: Path, *, tasks: int, windows: int, seed: int) -> None:
+    """Write a cell of noisy daily waves with a rare burst, as a plain series."""
+    rng = np.random.default_rng(seed)
+    lines = ["task,time_s,machine,cpu,memory"]
+    for task in range(tasks):
+        level, phase = rng.uniform(0.1, 0.5, 2), rng.uniform(0, 2 * np.pi)
+        wave = 1 + 0.5 * np.sin(np.arange(windows) * 2 * np.pi / 288 + phase)
+        noise = rng.lognormal(0, 0.15, (windows, 2))
+        burst = np.where(rng.random((windows, 2)) < 0.002, 2.0, 1.0)
+        usage = np.minimum(level * wave[:, None] * noise * burst, 0.99) * [1.0, 2.0]
+        lines += [f"{task},{600 + 300 * i},{task % 4},{c:.6g},{m:.6g}" for i, (c, m) in enumerate(usage)]
+    folder.mkdir()
+    (folder / "cell.csv").write_text("\n".join(lines) + "\n")
+    (folder / "mapping.toml").write_text(MAPPING)
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a dataset of 30 tasks on 4 machines over two days, with its features; to be read only."""
+    folder = tmp_path_factory.mktemp("replay")
+    write_series(folder / "raw", tasks=30, windows=576, seed=3)
+    config = IngestConfig(trace="series", mapping=str(folder / "raw" / "mapping.toml"), buckets=3)
+    made = ingest(folder / "raw", folder / "cell", config).dataset
+    assert made.n_windows == 30 * 576
+    assert schema.CPU_PERCENTILES in made.manifest["lacks"]
+    build_features(made)
+    return made.path
+
+
+@pytest.fixture(scope="session")
+def config() -> ReplayConfig:
+    """Return settings with two estimators and the limit."""
+    return ReplayConfig(estimators=("borg", "percentile", "limit"), draws=50)
+
+
+@pytest.fixture(scope="session")
+def report(dataset: Path, config: ReplayConfig, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
+    """Make a finished replay of that dataset, not recorded; to be read only."""
+    return run_margins(dataset, tmp_path_factory.mktemp("out") / "margins", config, tracking=False, progress=False)

@@ -1,0 +1,197 @@
+"""A replay from a dataset on disk to a folder of results: causal, repeatable, all or nothing."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.features.registry import FEATURE_NAMES
+from reclaim.features.splits import TEST
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.replay import experiment
+from reclaim.replay.experiment import ReplayConfig, run_margins
+from reclaim.replay.report import ReplayReport
+from reclaim.training.bundle import Bundle
+from reclaim.training.estimators.base import Forecast
+from reclaim.training.estimators.margin import MARGIN_NAMES, three_margins
+
+
+class LargestOfTheDay:
+    """A ten-line model: every quantile of every target is the largest demand of the last day."""
+
+    quantile_levels = (0.5, 0.9)
+    horizons_s = HORIZONS_S
+
+    def predict(self, x: np.ndarray) -> Forecast:  # noqa: D102 - see training.forecaster
+        largest = x[:, [FEATURE_NAMES.index(f"{t}_max_24h") for t in TARGETS]].astype(np.float64)
+        shape = (len(x), len(TARGETS), len(HORIZONS_S), len(self.quantile_levels))
+        return Forecast(np.broadcast_to(largest[:, :, None, None], shape), np.zeros((len(x), len(HORIZONS_S))))
+
+    def save(self, folder: Path) -> None:  # noqa: D102 - likewise
+        (folder / "model.txt").write_text("largest of the day")
+
+
+def learned() -> Bundle:
+    return Bundle(
+        kind="trees", forecaster=LargestOfTheDay(), horizon_s=3600, level=(0.9, 0.9),
+        margins=three_margins((0.1, 0.1), (0.0, 0.0)), dataset_fingerprint="another",
+    )  # fmt: skip
+
+
+def by_name(results: Mapping) -> dict[str, dict]:
+    return {e["name"]: e for e in results["estimators"]}
+
+
+def test_everything_is_written_and_says_what_it_rests_on(report: ReplayReport) -> None:
+    assert sorted(p.name for p in report.folder.iterdir()) == [
+        "margins_over_time.png", "margins_over_time.svg", "reclaimed_at_margins.png", "reclaimed_at_margins.svg",
+        "report.html", "results.json",
+    ]  # fmt: skip
+    assert json.loads((report.folder / "results.json").read_text()) == report.results
+    assert (
+        report.results["dataset"]["test_task_windows"] == 30 * 145
+    )  # the window that ends with validation answers for the test
+    assert report.results["dataset"]["machines"] == 4
+    assert report.results["timeline"]["length_hours"] == pytest.approx(145 / 12)
+    assert not report.already_there
+    assert set(report.seconds) >= {"fold/borg", "fold/percentile", "judge/borg"}
+
+
+def test_every_estimator_is_measured_at_every_margin_and_bounded_by_the_oracle(report: ReplayReport) -> None:
+    estimators = by_name(report.results)
+    assert list(estimators) == ["borg", "percentile", "limit", "oracle"]
+    for name in ("borg", "percentile"):
+        results = estimators[name]["results"]
+        assert tuple(results) == MARGIN_NAMES
+        for r in RESOURCES:
+            reclaimed = [results[m]["all"]["reclaimed_share"][r]["value"] for m in MARGIN_NAMES]
+            assert 0 < reclaimed[0] < reclaimed[1] < reclaimed[2] < 1
+    for r in RESOURCES:
+        assert estimators["limit"]["results"]["none"]["all"]["reclaimed_share"][r]["value"] == 0.0
+        assert estimators["limit"]["results"]["none"]["all"]["violation_rate"][r]["value"] == 0.0
+        assert estimators["oracle"]["results"]["none"]["all"]["violation_rate"][r]["value"] == 0.0
+        assert estimators["oracle"]["results"]["none"]["oom"]["tasks_over"] == 0
+    assert [e["sequence"] is not None for e in estimators.values()] == [True, True, False, False]
+
+
+def test_the_same_replay_elsewhere_gives_the_same_bytes(
+    dataset: Path, config: ReplayConfig, report: ReplayReport, tmp_path: Path
+) -> None:
+    again = run_margins(dataset, tmp_path / "again", config, tracking=False, progress=False)
+    for path in report.folder.iterdir():
+        assert path.read_bytes() == (again.folder / path.name).read_bytes(), path.name
+
+
+def test_run_again_it_does_nothing(
+    dataset: Path, config: ReplayConfig, report: ReplayReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def must_not(*_: object, **__: object) -> None:
+        pytest.fail("computed again")
+
+    monkeypatch.setattr(experiment, "fold_dataset", must_not)
+    before = {p: p.stat().st_mtime_ns for p in report.folder.iterdir()}
+    again = run_margins(dataset, report.folder, config, tracking=False, progress=False)
+    assert again.already_there
+    assert again.results == report.results
+    assert {p: p.stat().st_mtime_ns for p in report.folder.iterdir()} == before
+
+
+def test_a_folder_that_holds_something_else_is_refused(
+    dataset: Path, config: ReplayConfig, report: ReplayReport, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="holds a replay that differs in config; choose another folder or remove it"):
+        run_margins(dataset, report.folder, replace(config, seed=9), tracking=False)
+    with pytest.raises(ConfigError, match="differs in bundles"):
+        run_margins(dataset, report.folder, config, bundles={"trees": learned()}, tracking=False)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"exists and holds no results\.json"):
+        run_margins(dataset, tmp_path / "notes", config, tracking=False)
+    with pytest.raises(ConfigError, match="exists and is no folder"):
+        run_margins(dataset, tmp_path / "notes" / "thesis.txt", config, tracking=False)
+    (tmp_path / "notes" / "results.json").write_text("[]")
+    with pytest.raises(ConfigError, match="not the results of a replay"):
+        run_margins(dataset, tmp_path / "notes", config, tracking=False)
+    assert (tmp_path / "notes" / "thesis.txt").read_text() == "mine"
+
+
+def test_killed_half_way_it_leaves_nothing_behind(
+    dataset: Path, config: ReplayConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original: Callable = experiment.figures.save_figure
+    calls = []
+
+    def killed_at_the_second(figure: object, stem: Path) -> object:
+        calls.append(stem)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(figure, stem)
+
+    monkeypatch.setattr(experiment.figures, "save_figure", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        run_margins(dataset, tmp_path / "out", config, tracking=False, progress=False)
+    assert len(calls) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_margins_do_not_see_the_test_period(
+    dataset: Path, config: ReplayConfig, report: ReplayReport, tmp_path: Path
+) -> None:
+    shutil.copytree(dataset, tmp_path / "cell")
+    y = np.load(tmp_path / "cell" / "features" / "y.npy")
+    period = np.load(tmp_path / "cell" / "features" / "period.npy")
+    y[period == TEST] = np.float32(0.01)
+    np.save(tmp_path / "cell" / "features" / "y.npy", y)
+    other = run_margins(tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
+    for name in ("borg", "percentile"):
+        before, after = by_name(report.results)[name], by_name(other.results)[name]
+        assert after["margins"] == before["margins"]
+        assert after["results"]["baseline"]["all"]["violation_rate"]["cpu"]["value"] == 0.0
+        assert before["results"]["aggressive"]["all"]["violation_rate"]["cpu"]["value"] > 0.0
+
+
+def test_a_learned_estimator_is_replayed_beside_the_others_with_margins_of_its_own(
+    dataset: Path, config: ReplayConfig, report: ReplayReport, tmp_path: Path
+) -> None:
+    out = run_margins(dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False, progress=False)
+    estimators = by_name(out.results)
+    assert list(estimators) == ["trees", "borg", "percentile", "limit", "oracle"]
+    assert estimators["trees"]["kind"] == "learned"
+    assert estimators["trees"]["margins"]["baseline"] != {"cpu": 0.1, "memory": 0.1}
+    assert estimators["borg"]["results"] == by_name(report.results)["borg"]["results"]
+    assert [e["name"] for e in out.results["estimators"] if e["sequence"] and e["sequence"]["drawn"]] == [
+        "trees",
+        "borg",
+    ]
+    facts = out.results["inputs"]["bundles"]["trees"]
+    assert not facts["trained_on_this_dataset"]
+    assert facts["trained_on_fingerprint"] == "another"
+    assert out.results["command"].endswith(
+        '--model NAME@ALIAS --set estimators=\'["borg", "percentile", "limit"]\' --set draws=50'
+    )
+
+
+def test_a_learned_estimator_may_not_take_the_name_of_another(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be called borg: the name is taken"):
+        run_margins(dataset, tmp_path / "out", bundles={"borg": learned()}, tracking=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"horizon_s": 60}, "horizon_s must be one of"),
+        ({"estimators": ("borg", "crystal-ball")}, "estimators must be different ones of borg, "),
+        ({"estimators": ("borg", "borg")}, "estimators must be different ones of"),
+        ({"draws": 0}, "draws must be at least 1, got 0"),
+        ({"confidence": 1.0}, "confidence must be between 0 and 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ReplayConfig(**setting)

@@ -1,0 +1,161 @@
+"""A real network bundle with drawn weights, and synthetic histories as a dataset and as a request hold them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from reclaim.data import schema as s
+from reclaim.data.store import windows_from_table
+from reclaim.data.windows import Windows
+from reclaim.training.bundle import Bundle, save_bundle
+from reclaim.training.estimators.margin import three_margins
+
+WINDOW_US = 300_000_000
+
+
+@pytest.fixture(scope="session")
+def bundle() -> Bundle:
+    """Return a small network whose answers depend on every feature; drawn, not fitted."""
+    import torch
+
+    from reclaim.features.registry import FEATURE_NAMES
+    from reclaim.features.targets import HORIZONS_S, TARGETS
+    from reclaim.training.forecaster import NetworkForecaster
+    from reclaim.training.networks import QuantileNetwork
+    from reclaim.training.settings import QUANTILE_LEVELS
+
+    generator = torch.Generator().manual_seed(7)
+    network = QuantileNetwork(
+        torch.full((len(FEATURE_NAMES),), 0.3), torch.ones(len(FEATURE_NAMES)),
+        n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), n_levels=len(QUANTILE_LEVELS), width=32, depth=2,
+    )  # fmt: skip
+    network.initialise(generator)
+    with torch.no_grad():
+        network.line.weight.normal_(0.0, 0.01, generator=generator)
+        first_levels = network.head.bias[: -len(HORIZONS_S)].view(network.shape)[..., 0]
+        first_levels.fill_(0.4)  # the lowest quantiles near 0.4 squared of the limit
+    return Bundle(
+        kind="network",
+        forecaster=NetworkForecaster(network, "sqrt"),
+        horizon_s=3_600,
+        level=(0.9, 0.99),
+        margins=three_margins((0.3, 0.2), (0.1, 0.05)),
+        dataset_fingerprint="0" * 64,
+    )
+
+
+@pytest.fixture(scope="session")
+def bundle_folder(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "bundle"
+    save_bundle(bundle, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """Give ``reclaim.serving.service``, imported past the warnings of others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENTOML_HOME", str(tmp_path_factory.mktemp("bentoml")))
+        patch.setenv("BENTOML_DO_NOT_TRACK", "True")
+        with warnings.catch_warnings():
+            # BentoML 1.4.39 asks pathspec and pydantic for things by their old names while it is imported
+            warnings.simplefilter("ignore", DeprecationWarning)
+            import bentoml
+
+            assert bentoml.service  # imports the rest, which is lazy
+        from reclaim.serving import service
+
+        yield service
+
+
+@pytest.fixture(scope="session")
+def client(service: ModuleType, bundle_folder: Path) -> Iterator[Any]:
+    """Give the whole BentoML application in this process, its start-up done."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECLAIM_BUNDLE", str(bundle_folder))
+        patch.setenv("RECLAIM_MODEL", "reclaim@champion")
+        patch.setenv("RECLAIM_MODEL_VERSION", "3")
+        with warnings.catch_warnings():
+            # starlette 1.10 prefers a successor of httpx that BentoML does not use
+            warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient` is deprecated")
+            from starlette.testclient import TestClient
+        with TestClient(service.ReservationService.to_asgi(), raise_server_exceptions=False) as client:
+            yield client
+
+
+@dataclass(frozen=True)
+class History:
+    """The same history three times: as a request, as a dataset's table, and as the arrays made of that table."""
+
+    tasks: list[dict[str, Any]]
+    table: pa.Table
+    windows: Windows
+
+
+def make_history(n_tasks: int, n_windows: int, seed: int) -> History:
+    """Return histories with gaps, missing measurements, restarts and limit changes; every number drawn."""
+    random = np.random.default_rng(seed)
+    tasks, rows = [], []
+    for t in range(n_tasks):
+        tier = int(random.integers(len(s.TIERS)))
+        key = {"collection_id": int(random.integers(2**60, 2**62)), "instance_index": t}
+        task: dict[str, Any] = {**key, "tier": s.TIERS[tier], "in_alloc": bool(random.random() < 0.3), "windows": []}
+        task["scheduling_class"] = int(random.integers(4))
+        limit = {"cpu": float(random.uniform(0.01, 4)), "memory": float(random.uniform(1e8, 8e9))}
+        scheduled_us = end_us = int(random.integers(1, 10**12))
+        for _ in range(n_windows):
+            start_us = end_us + (int(random.integers(1, 9 * 10**9)) if random.random() < 0.05 else 0)
+            restarts = random.random() < 0.05
+            scheduled_us = start_us if restarts else scheduled_us
+            whole = not restarts and random.random() < 0.9
+            end_us = start_us + (WINDOW_US if whole else int(random.integers(10**6, WINDOW_US)))
+            if random.random() < 0.05:
+                limit = {name: value * float(random.uniform(0.5, 2)) for name, value in limit.items()}
+            window: dict[str, Any] = {
+                "start_us": start_us, "end_us": end_us, "limit": limit, "scheduled_us": scheduled_us,
+                **_measurements(random, limit),
+            }  # fmt: skip
+            task["windows"].append(window)
+            rows.append(_row(key, tier, task, window))
+        task |= {"limit": limit, "scheduled_us": scheduled_us}
+        tasks.append(task)
+    table = pa.Table.from_pylist(rows, schema=s.USAGE)
+    return History(tasks, table, windows_from_table(table))
+
+
+def _measurements(random: np.random.Generator, limit: dict[str, float]) -> dict[str, Any]:
+    cpu = np.sort(random.gamma(2.0, 0.1, 20)) * limit["cpu"]
+    memory = random.uniform(0.1, 0.9) * limit["memory"]
+    out: dict[str, Any] = {
+        "cpu_mean": float(cpu.mean()), "cpu_max": float(cpu[-1] * 1.5),
+        "cpu_percentiles": [float(v) for v in (*cpu[:10], cpu[-1])],
+        "cpu_tail_percentiles": [float(v) for v in cpu[10:19]],
+        "memory_mean": memory * 0.9, "memory_max": memory, "page_cache": memory * 0.1,
+        "cpi": float(random.uniform(0.5, 4)), "mai": float(random.uniform(0, 0.1)),
+    }  # fmt: skip
+    return {name: value for name, value in out.items() if random.random() < 0.93}
+
+
+def _row(key: dict[str, int], tier: int, task: dict[str, Any], window: dict[str, Any]) -> dict[str, Any]:
+    measured = {name: value for name, value in window.items() if name != "limit"}
+    return key | measured | {
+        s.CPU_LIMIT: window["limit"]["cpu"],
+        s.MEMORY_LIMIT: window["limit"]["memory"],
+        s.TIER: tier,
+        s.SCHEDULING_CLASS: task["scheduling_class"],
+        s.ALLOC_COLLECTION_ID: 1 if task["in_alloc"] else None,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def history() -> History:
+    return make_history(n_tasks=6, n_windows=40, seed=3)

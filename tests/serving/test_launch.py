@@ -1,0 +1,188 @@
+"""What is checked before the server takes the process, and one real server."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import psutil
+import pytest
+
+from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.schema import RESOURCES
+from reclaim.serving import launch
+
+
+class TakenOver(Exception):
+    """Stands where the process would have become the server."""
+
+
+@pytest.fixture
+def taken_over(monkeypatch):
+    calls = []
+
+    def execve(*arguments):
+        calls.append(arguments)
+        raise TakenOver
+
+    monkeypatch.setattr(os, "execve", execve)
+    return calls
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_the_server_takes_the_process_with_the_model_already_fetched(
+    taken_over, bundle_folder, free_port, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("BENTOML_HOME", raising=False)
+    monkeypatch.chdir(bundle_folder.parent)
+    with pytest.raises(TakenOver):
+        launch.serve("localhost", free_port, "./bundle")
+    ((program, command, environment),) = taken_over
+    assert program == command[0] == sys.executable
+    assert command[1:5] == ["-m", "bentoml", "serve", "reclaim.serving.service:ReservationService"]
+    assert command[5:] == ["--host", "127.0.0.1", "--port", str(free_port)]
+    assert environment["RECLAIM_BUNDLE"] == str(bundle_folder)
+    assert environment["RECLAIM_MODEL"] == "./bundle"
+    assert environment["BENTOML_DO_NOT_TRACK"] == "True"
+    assert environment["BENTOML_HOME"] == str(tmp_path / "bentoml" / f"reclaim-{free_port}")
+    assert os.environ.get("RECLAIM_BUNDLE") is None  # only the server's environment is changed
+
+
+def test_a_home_that_cannot_be_written_is_no_obstacle(taken_over, bundle_folder, free_port, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))  # even the superuser cannot make a folder in it
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.delenv("BENTOML_HOME", raising=False)
+    with pytest.raises(TakenOver):
+        launch.serve(port=free_port, model=str(bundle_folder))
+    assert os.path.dirname(taken_over[0][2]["BENTOML_HOME"]) == str(tmp_path)
+
+
+def test_a_folder_that_bentoml_was_given_is_left_to_it(taken_over, bundle_folder, free_port, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("BENTOML_HOME", "/given")
+    with pytest.raises(TakenOver):
+        launch.serve(port=free_port, model=str(bundle_folder))
+    assert taken_over[0][2]["BENTOML_HOME"] == "/given"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_busy_port_is_refused_before_anything_is_loaded(taken_over):
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1 port {port} \(.*in use\); choose another with --port"):
+            launch.serve(port=port, model="./nowhere")
+    assert not taken_over
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "message"),
+    [
+        ("127.0.0.1", 0, "--port must be between 1 and 65535, got 0"),
+        ("127.0.0.1", 70_000, "--port must be between 1 and 65535, got 70000"),
+        ("no such host", 3_000, "--host: no address for 'no such host'"),
+        ("192.0.2.1", 3_000, "cannot listen on 192.0.2.1 port 3000"),  # kept for documentation: nobody has it
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(taken_over, host, port, message):
+    with pytest.raises(ConfigError, match=message):
+        launch.serve(host, port, "./nowhere")
+    assert not taken_over
+
+
+def test_a_model_that_is_none_is_refused(taken_over, free_port, tmp_path):
+    with pytest.raises(ModelError, match=r"no model '\./nowhere'"):
+        launch.serve(port=free_port, model="./nowhere")
+    with pytest.raises(ModelError, match=r"holds no bundle\.json"):
+        launch.serve(port=free_port, model=str(tmp_path))
+    assert not taken_over
+
+
+def call(port, method, path, body=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def wait_until_ready(server, port, deadline_s=120):
+    start = time.monotonic()
+    while time.monotonic() - start < deadline_s:
+        assert server.poll() is None, "the server ended while it started"
+        try:
+            if call(port, "GET", "/readyz")[0] == 200:
+                return
+        except OSError:  # it does not listen yet
+            pass
+        time.sleep(0.2)
+    pytest.fail(f"the server was not ready after {deadline_s} s")
+
+
+@pytest.mark.slow
+def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
+    bundle, bundle_folder, history, free_port, tmp_path
+):
+    code = f"from reclaim.serving.launch import serve; serve(port={free_port}, model={str(bundle_folder)!r})"
+    environment = os.environ | {"BENTOML_HOME": str(tmp_path / "bentoml")}
+    log = (tmp_path / "log").open("w+b")
+    server = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log, cwd=tmp_path)
+    family = [psutil.Process(server.pid)]
+    try:
+        wait_until_ready(server, free_port)
+        family += family[0].children(recursive=True)
+
+        def ask(tasks):
+            status, content = call(free_port, "POST", "/v1/reservations", json.dumps({"tasks": tasks}).encode())
+            assert status == 200, content
+            return json.loads(content)["tasks"]
+
+        served = ask(history.tasks)
+        estimate = bundle.estimator("baseline").update(history.windows.task_numbers(), history.windows)
+        last = history.windows.task_starts()[1:] - 1
+        reservations = [[task["reservation"][r] for r in RESOURCES] for task in served]
+        np.testing.assert_array_equal(reservations, estimate.reservation[last])
+
+        with ThreadPoolExecutor(8) as callers:  # large and small requests at once
+            at_once = list(callers.map(ask, [history.tasks, *([task] for task in history.tasks)] * 3))
+        assert at_once == [served, *([task] for task in served)] * 3
+
+        status, content = call(free_port, "POST", "/v1/reservations", b'{"tasks": [{"limit": {"cpu": NaN}}]}')
+        assert (status, json.loads(content)["error"]["task"]) == (422, 0)
+        assert call(free_port, "GET", "/livez")[0] == 200
+        status, metrics = call(free_port, "GET", "/metrics")
+        assert status == 200
+        assert b'endpoint="/v1/reservations",http_response_code="422"' in metrics
+    finally:
+        server.send_signal(signal.SIGTERM)
+        code = server.wait(timeout=30)
+        _, alive = psutil.wait_procs(family[1:], timeout=10)
+        for process in alive:
+            process.kill()
+        log.seek(0)
+        output = log.read().decode()
+        log.close()
+    assert len(family) > 1
+    assert not alive
+    assert code == 0, output
+    assert "Traceback" not in output, output
+    with pytest.raises(ConnectionRefusedError):
+        call(free_port, "GET", "/livez")

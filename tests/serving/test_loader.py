@@ -1,0 +1,60 @@
+"""From a reference to a loaded model: folders, the registry, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from reclaim.data.errors import ConfigError, ModelError
+from reclaim.serving.loader import LOCAL_VERSION, find_model, load_model
+from reclaim.serving.settings import ServingSettings
+from reclaim.training import tracking
+from reclaim.training.bundle import save_bundle
+
+
+def test_a_folder_is_a_model(bundle_folder, monkeypatch):
+    monkeypatch.chdir(bundle_folder.parent)
+    location = find_model("./bundle")
+    assert location.folder == bundle_folder.resolve()
+    model = load_model(ServingSettings(model="./bundle"))
+    assert (model.name, model.version, model.source) == ("bundle", LOCAL_VERSION, "./bundle")
+
+
+def test_what_is_no_model_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(ModelError, match=r"no model './nowhere'.*reclaim train DATASET"):
+        find_model("./nowhere")
+    with pytest.raises(ModelError, match=r"holds no bundle\.json.*reclaim train"):
+        load_model(ServingSettings(bundle=tmp_path))
+
+
+def test_a_default_margin_that_the_model_lacks_is_refused(bundle_folder):
+    with pytest.raises(ConfigError, match="RECLAIM_MARGIN: expected one of baseline, medium, aggressive, got 'brave'"):
+        load_model(ServingSettings(bundle=bundle_folder, margin="brave"))
+
+
+@pytest.mark.slow
+# MLflow 3.17 warns of its own type hints while it is imported, and of a signature given without an example
+@pytest.mark.filterwarnings("ignore:.*An input example was not provided:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning")
+def test_a_reference_is_resolved_in_the_registry(bundle, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    folder = tmp_path / "bundle"
+    for fingerprint in ("first", "second"):
+        save_bundle(replace(bundle, dataset_fingerprint=fingerprint), folder)
+        with tracking.start_run("serving-test", "network") as run:
+            tracking.register_bundle(run, folder, "reclaim", inputs=["x"], outputs=["y"])
+
+    def served(reference):
+        location = find_model(reference)
+        # as launch hands it to a worker
+        settings = ServingSettings(model=reference, bundle=location.folder, model_version=location.version)
+        model = load_model(settings)
+        direct = load_model(ServingSettings(model=reference))
+        assert (model.name, model.version, model.source) == (direct.name, direct.version, direct.source)
+        return model.name, model.version, model.bundle.dataset_fingerprint
+
+    assert served("reclaim@champion") == ("reclaim", "2", "second")
+    assert served("reclaim/1") == ("reclaim", "1", "first")
+    with pytest.raises(ModelError, match=r"no model reclaim@challenger .*reclaim train"):
+        find_model("reclaim@challenger")
+    with pytest.raises(ModelError, match="no model other/1"):
+        find_model("other/1")
