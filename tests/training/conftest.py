@@ -1,0 +1,90 @@
+"""Small histories of windows, and small trained models, for the tests of the training room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from reclaim.data.windows import (
+    CHANNELS,
+    CPU_MAX,
+    CPU_MEAN,
+    CPU_P50,
+    CPU_P90,
+    MEMORY_MAX,
+    MEMORY_MEAN,
+    Windows,
+    empty_windows,
+)
+from reclaim.features.registry import FEATURE_NAMES
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.forecaster import NetworkForecaster
+from reclaim.training.networks import QuantileNetwork
+from reclaim.training.settings import QUANTILE_LEVELS
+
+WINDOW_US = 300_000_000
+FIRST_US = 600_000_000
+
+MakeWindows = Callable[..., Windows]
+
+
+def build_windows(
+    cpu: list[float] | NDArray[np.float64],
+    memory: list[float] | NDArray[np.float64] | None = None,
+    *,
+    task: int = 1,
+    limit: tuple[float, float] = (1.0, 1.0),
+    start_us: int = FIRST_US,
+    scheduled_us: int = -1,
+) -> Windows:
+    """Return consecutive 5-minute windows of one task with the given demands, in the unit of the limit."""
+    n = len(cpu)
+    w = empty_windows(n)
+    w.collection_id[:] = task
+    w.start_us[:] = start_us + WINDOW_US * np.arange(n)
+    w.end_us[:] = w.start_us + WINDOW_US
+    w.scheduled_us[:] = scheduled_us
+    w.limit[:] = limit
+    w.tier[:] = 3
+    w.scheduling_class[:] = 2
+    for channel, share in ((CPU_MEAN, 0.8), (CPU_P50, 0.8), (CPU_P90, 1.0), (CPU_MAX, 1.2)):
+        w.usage[:, channel] = share * np.asarray(cpu)
+    for channel, share in ((MEMORY_MEAN, 0.9), (MEMORY_MAX, 1.0)):
+        w.usage[:, channel] = share * np.asarray(cpu if memory is None else memory)
+    assert len(CHANNELS) == w.usage.shape[1]
+    return w
+
+
+@pytest.fixture
+def make_windows() -> MakeWindows:
+    """Return the builder of windows, for tests that need one history or two."""
+    return build_windows
+
+
+@pytest.fixture(scope="session")
+def random_forecaster() -> NetworkForecaster:
+    """Return a network of random weights: nothing is learned, everything is computed."""
+    generator = torch.Generator().manual_seed(5)
+    n = len(FEATURE_NAMES)
+    network = QuantileNetwork(
+        torch.full((n,), 0.3), torch.full((n,), 0.5), n_targets=len(TARGETS), n_horizons=len(HORIZONS_S),
+        n_levels=len(QUANTILE_LEVELS), width=128, depth=3,
+    )  # fmt: skip
+    network.initialise(generator)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.03 * torch.randn(parameter.shape, generator=generator))
+    return NetworkForecaster(network, "sqrt")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Point the tracking store into the test's own folder."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,104 @@
+"""The bundle: what is saved comes back and answers the same; what does not fit is refused with the remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.windows import Windows
+from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
+from reclaim.training.bundle import BUNDLE_FILE, Bundle, _load_pyfunc, load_bundle, output_names, save_bundle
+from reclaim.training.estimators.margin import three_margins
+from reclaim.training.forecaster import NetworkForecaster
+
+
+@pytest.fixture
+def bundle(random_forecaster: NetworkForecaster) -> Bundle:
+    """Return a bundle of the random network."""
+    return Bundle(
+        kind="network",
+        forecaster=random_forecaster,
+        horizon_s=3_600,
+        level=(0.9, 0.98),
+        margins=three_margins((0.3, 0.2), (0.1, 0.0)),
+        dataset_fingerprint="abc",
+        anchor=(0.25, 0.5),
+        trained={"rows": 5, "notes": ["few rows"]},
+    )
+
+
+def test_a_saved_bundle_comes_back_and_answers_the_same(
+    bundle: Bundle, make_windows: Callable[..., Windows], tmp_path: Path
+) -> None:
+    save_bundle(bundle, tmp_path / "bundle")
+    loaded = load_bundle(tmp_path / "bundle")
+    assert replace(loaded, forecaster=bundle.forecaster) == bundle
+    windows = make_windows(np.linspace(0.1, 0.6, 40))
+    slot = np.zeros(40, np.int64)
+    for margin in bundle.margins:
+        mine = bundle.estimator(margin).update(slot, windows)
+        theirs = loaded.estimator(margin).update(slot, windows)
+        assert mine.reservation.tobytes() == theirs.reservation.tobytes()
+        assert mine.rule.tobytes() == theirs.rule.tobytes()
+
+
+def test_each_estimator_of_a_bundle_starts_fresh(bundle: Bundle, make_windows: Callable[..., Windows]) -> None:
+    windows, slot = make_windows([0.2] * 30), np.zeros(30, np.int64)
+    first = bundle.estimator("baseline").update(slot, windows)
+    second = bundle.estimator("baseline").update(slot, windows)
+    assert first.reservation.tobytes() == second.reservation.tobytes()
+
+
+def test_a_model_of_another_pipeline_is_refused_with_both_versions(bundle: Bundle, tmp_path: Path) -> None:
+    save_bundle(replace(bundle, pipeline_version="0123abcd"), tmp_path / "bundle")
+    with pytest.raises(ModelError, match=rf"0123abcd.*{PIPELINE_VERSION}.*reclaim train"):
+        load_bundle(tmp_path / "bundle")
+
+
+def test_a_folder_that_holds_no_bundle_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds no bundle\.json"):
+        load_bundle(tmp_path)
+    folder = tmp_path / "bundle"
+    save_bundle(bundle, folder)
+    facts = json.loads((folder / BUNDLE_FILE).read_text())
+    (folder / BUNDLE_FILE).write_text(json.dumps(facts | {"kind": "oracle"}))
+    with pytest.raises(ModelError, match="'oracle'"):
+        load_bundle(folder)
+    (folder / BUNDLE_FILE).write_text("{")
+    with pytest.raises(ModelError, match="damaged"):
+        load_bundle(folder)
+
+
+def test_saving_again_replaces_the_older_bundle_whole(bundle: Bundle, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    save_bundle(bundle, folder)
+    (folder / "stray").write_text("left over")
+    save_bundle(replace(bundle, dataset_fingerprint="def"), folder)
+    assert not (folder / "stray").exists()
+    assert load_bundle(folder).dataset_fingerprint == "def"
+    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_an_unknown_margin_is_refused_with_the_known_ones(bundle: Bundle) -> None:
+    with pytest.raises(ConfigError, match="baseline, medium, aggressive"):
+        bundle.estimator("reckless")
+
+
+def test_the_generic_model_answers_as_the_forecaster_does(bundle: Bundle, tmp_path: Path) -> None:
+    save_bundle(bundle, tmp_path / "bundle")
+    x = np.random.default_rng(0).random((5, len(FEATURE_NAMES))).astype(np.float32)
+    frame = pd.DataFrame(x[:, ::-1], columns=list(FEATURE_NAMES)[::-1], index=list("abcde"))
+    answer = _load_pyfunc(str(tmp_path / "bundle")).predict(frame)
+    forecast = bundle.forecaster.predict(x)
+    assert list(answer.columns) == output_names(bundle.forecaster)
+    assert list(answer.index) == list("abcde")
+    assert np.array_equal(answer["cpu_300s_q0.5"], forecast.quantiles[:, 0, 0, 0])
+    assert np.array_equal(answer["peak_cpu_86400s_q0.999"], forecast.quantiles[:, 2, 2, -1])
+    assert np.array_equal(answer["oom_3600s"], forecast.oom_probability[:, 1])

@@ -1,0 +1,143 @@
+"""Margins: worked by hand, checked against a plain search, and clear about what cannot be met."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.windows import CPU_P90, MEMORY_MAX, Windows, empty_windows
+from reclaim.training.calibrate import (
+    HIGHEST_SHARE,
+    LOWEST_SHARE,
+    Budgets,
+    calibrate,
+    calibrate_margins,
+    choose_bases,
+    reclaimed_share,
+    violation_share,
+)
+from reclaim.training.estimators.base import MODEL, Estimate
+from reclaim.training.estimators.margin import Guarded, Margin
+from reclaim.training.estimators.statistical import LimitEstimator
+
+
+def _windows(n: int, limit: float = 10.0) -> Windows:
+    windows = empty_windows(n)
+    windows.limit[:] = limit
+    windows.usage[:, CPU_P90] = 0.0
+    windows.end_us[:] = 1
+    return windows
+
+
+def _estimate(reservation: NDArray[np.float64]) -> Estimate:
+    return Estimate(reservation, np.full(reservation.shape, MODEL, np.uint8))
+
+
+def test_margins_of_ten_rows_worked_by_hand() -> None:
+    # limit 10, estimate 2 each; demands over the horizon 1.0, 1.2, … 2.8, so lifting all to 2.8 takes 40 %.
+    # A budget of one row in ten leaves the worst out: 2.6 / 2 - 1 = 30 %; of a half, 1.8 / 2 - 1 = -10 %.
+    demand = np.linspace(1.0, 2.8, 10)
+    target = np.stack([demand, demand], axis=1) / 10
+    budgets = Budgets(baseline=0.1, aggressive=0.5)
+    found = calibrate(_estimate(np.full((10, 2), 2.0)), _windows(10), target, budgets)
+    assert found.margins["baseline"].share == pytest.approx((0.3, 0.3))
+    assert found.margins["aggressive"].share == pytest.approx((-0.1, -0.1))
+    assert found.margins["medium"].share == pytest.approx((0.1, 0.1))
+    assert found.violation["baseline"] == (0.1, 0.1)
+    assert found.violation["aggressive"] == (0.5, 0.5)
+    assert found.reclaimed["baseline"] == pytest.approx((0.74, 0.74))  # 1 - 2 * 1.3 / 10
+    assert found.rows == (10, 10)
+    assert found.notes == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), budget=st.sampled_from([0.01, 0.05, 0.3]))
+def test_a_narrower_margin_breaks_the_budget_and_this_one_keeps_it(seed: int, budget: float) -> None:
+    rng = np.random.default_rng(seed)
+    n = 80
+    windows = _windows(n)
+    windows.usage[:, MEMORY_MAX] = rng.random(n) * 10  # the jump protects some rows
+    windows.limit[rng.random(n) < 0.1] = np.nan
+    windows.end_us[:] = 1_000_000_000
+    windows.scheduled_us[:] = np.where(rng.random(n) < 0.2, 900_000_000, 1)  # the start-up hold protects others
+    base = _estimate(0.1 + rng.random((n, 2)) * 10)
+    base.reservation[rng.random((n, 2)) < 0.1] = np.nan
+    target = rng.random((n, 2)) * 1.2
+    target[rng.random((n, 2)) < 0.1] = np.nan
+    found = calibrate(base, windows, target, Budgets(baseline=budget, aggressive=budget))
+
+    def violation(share: tuple[float, ...]) -> NDArray[np.float64]:
+        held = Guarded(LimitEstimator(), Margin("tried", share)).adjust(base, windows).reservation
+        return violation_share(held, windows.limit, target)
+
+    share = found.margins["baseline"].share
+    assert (violation(share) <= budget).all()
+    for r in range(2):
+        if share[r] > LOWEST_SHARE:
+            narrower = tuple((1 + s) * (1 - 1e-4) - 1 for s in share)
+            assert violation(narrower)[r] > budget
+
+
+def test_what_the_guards_prevent_is_not_paid_for() -> None:
+    # memory of the row's own window is 5 already: the jump reserves 5, whatever the margin
+    windows = _windows(4)
+    windows.usage[:, MEMORY_MAX] = 5.0
+    target = np.full((4, 2), 0.5)
+    margins = calibrate_margins(_estimate(np.full((4, 2), 1.0)), windows, target, Budgets(0.001, 0.01))
+    assert margins["baseline"].share == pytest.approx((4.0, LOWEST_SHARE))
+
+
+def test_a_budget_that_no_margin_can_meet_is_noted() -> None:
+    # an estimate of zero stays zero under any margin
+    found = calibrate(_estimate(np.zeros((2000, 2))), _windows(2000), np.full((2000, 2), 0.5))
+    assert found.margins["baseline"].share == (HIGHEST_SHARE, HIGHEST_SHARE)
+    assert found.violation["baseline"] == (1.0, 1.0)
+    assert any("cpu, baseline: even a margin of 1000 violates in 100.000%" in note for note in found.notes)
+
+
+def test_too_few_rows_for_the_budget_are_noted_and_none_may_violate() -> None:
+    target = np.linspace(0.1, 0.4, 20)[:, None].repeat(2, axis=1)
+    found = calibrate(_estimate(np.full((20, 2), 2.0)), _windows(20), target)
+    assert found.margins["baseline"].share == pytest.approx((1.0, 1.0))
+    assert found.violation["baseline"] == (0.0, 0.0)
+    assert any("0.100% of 20 rows is less than one row" in note for note in found.notes)
+
+
+def test_no_known_row_is_an_error_that_names_the_resource() -> None:
+    target = np.full((5, 2), 0.5)
+    target[:, 1] = np.nan
+    with pytest.raises(HistoryTooShortError, match="memory: 0 of 5 validation rows"):
+        calibrate(_estimate(np.ones((5, 2))), _windows(5), target)
+
+
+def test_a_target_above_the_limit_counts_as_the_limit() -> None:
+    limit, target = np.full((1, 2), 10.0), np.full((1, 2), 3.0)
+    assert violation_share(np.full((1, 2), 10.0), limit, target).tolist() == [0.0, 0.0]
+    assert violation_share(np.full((1, 2), 9.9), limit, target).tolist() == [1.0, 1.0]
+
+
+def test_shares_leave_out_what_is_unknown() -> None:
+    limit = np.array([[10.0, np.nan], [10.0, 4.0]])
+    reservation = np.array([[5.0, np.nan], [10.0, 3.0]])
+    assert reclaimed_share(reservation, limit).tolist() == [0.25, 0.25]
+    assert np.isnan(violation_share(reservation, limit, np.full((2, 2), np.nan))).all()
+
+
+def test_the_base_that_reclaims_most_is_chosen_for_each_resource() -> None:
+    target = np.linspace(0.1, 0.4, 2000)[:, None].repeat(2, axis=1)
+    low = calibrate(_estimate(np.full((2000, 2), 2.0)), _windows(2000), target)
+    high = replace(low, reclaimed={k: (v[0] + 0.1, v[1] - 0.1) for k, v in low.reclaimed.items()})
+    assert choose_bases({(0.9, 0.5): low, (0.99, 0.0): high}) == [(0.99, 0.0), (0.9, 0.5)]
+    assert choose_bases({(0.9, 0.5): low, (0.99, 0.0): low}) == [(0.99, 0.0), (0.99, 0.0)]
+
+
+@pytest.mark.parametrize(("baseline", "aggressive"), [(0.0, 0.1), (0.2, 0.1), (0.1, 1.0)])
+def test_budgets_out_of_order_are_refused(baseline: float, aggressive: float) -> None:
+    with pytest.raises(ConfigError, match="0 < baseline <= aggressive < 1"):
+        Budgets(baseline, aggressive)

@@ -1,0 +1,239 @@
+"""What every estimator promises, held over each registered one and over the learned one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.windows import Windows, concatenate, empty_windows
+from reclaim.features.registry import FEATURE_NAMES
+from reclaim.training.estimators.base import RULES, STARTUP, UNKNOWN, Estimate, Estimator
+from reclaim.training.estimators.forecast import ForecastEstimator, anchored
+from reclaim.training.estimators.margin import Guarded, Margin
+from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
+from reclaim.training.forecaster import NetworkForecaster
+
+NAMES = (*sorted(ESTIMATORS), "forecast")
+WINDOW_US = 300_000_000
+MARGIN = Margin("baseline", (0.2, 0.1))
+
+Make = Callable[[], Estimator]
+
+
+@pytest.fixture(params=NAMES)
+def make(request: pytest.FixtureRequest, random_forecaster: NetworkForecaster) -> Make:
+    """Return a maker of fresh estimators, one for each name."""
+    if request.param == "forecast":
+        return lambda: ForecastEstimator(random_forecaster, 3_600, 0.98, (0.25, 0.5))
+    return lambda: build_estimator(request.param)
+
+
+def _histories(seed: int, n_tasks: int = 4, longest: int = 80) -> Windows:
+    """Return tasks of any length with bursts, gaps, changed limits, restarts and unknown measurements."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for task in range(n_tasks):
+        n = int(rng.integers(1, longest))
+        w = empty_windows(n)
+        w.collection_id[:] = 10 + task
+        steps = rng.choice([1, 1, 1, 1, 1, 2, 40], n)
+        w.start_us[:] = WINDOW_US * (2 + rng.integers(0, 50) + np.cumsum(steps))
+        w.end_us[:] = w.start_us + WINDOW_US
+        w.usage[:] = rng.random(w.usage.shape) * rng.choice([0.2, 0.5, 1.5], (n, 1))
+        w.usage[rng.random(w.usage.shape) < 0.05] = np.nan
+        w.limit[:] = np.where(np.arange(n)[:, None] < n // 2, 1.0, rng.choice([1.0, 2.0]))
+        w.scheduled_us[:] = rng.choice([-1, int(w.start_us[n // 2])]) if rng.random() < 0.5 else w.start_us[0]
+        w.tier[:] = rng.integers(-1, 5)
+        parts.append(w)
+    return concatenate(parts)
+
+
+def _bits(estimate: Estimate) -> tuple[bytes, ...]:
+    forecast = estimate.forecast
+    more = () if forecast is None else (forecast.quantiles.tobytes(), forecast.oom_probability.tobytes())
+    return (estimate.reservation.tobytes(), estimate.rule.tobytes(), *more)
+
+
+def _join(parts: list[Estimate], order: NDArray[np.int64]) -> tuple[bytes, ...]:
+    """Return the bits of answers that came in another order of rows."""
+    back = np.argsort(order)
+    return (
+        np.concatenate([p.reservation for p in parts])[back].tobytes(),
+        np.concatenate([p.rule for p in parts])[back].tobytes(),
+    )
+
+
+def test_guarded_reservations_stay_within_zero_and_the_limit(make: Make) -> None:
+    windows = _histories(1)
+    estimate = Guarded(make(), MARGIN).update(windows.task_numbers(), windows)
+    assert estimate.reservation.shape == windows.limit.shape
+    assert (estimate.reservation >= 0).all()
+    assert (estimate.reservation <= windows.limit).all()
+    assert (estimate.rule < len(RULES)).all()
+
+
+def test_a_reservation_is_unknown_only_where_the_limit_is_and_says_so(make: Make) -> None:
+    windows = _histories(2)
+    windows.limit[::3] = np.nan
+    estimate = Guarded(make(), MARGIN).update(windows.task_numbers(), windows)
+    unknown = np.isnan(estimate.reservation)
+    assert not unknown[~np.isnan(windows.limit)].any()
+    assert np.isin(estimate.rule[unknown], (UNKNOWN, STARTUP)).all()
+
+
+def test_the_windows_are_left_as_they_were(make: Make) -> None:
+    windows = _histories(3)
+    before = {f.name: getattr(windows, f.name).copy() for f in fields(windows)}
+    Guarded(make(), MARGIN).update(windows.task_numbers(), windows)
+    for name, values in before.items():
+        assert np.array_equal(values, getattr(windows, name), equal_nan=values.dtype.kind == "f"), name
+
+
+def test_two_fresh_estimators_agree_to_the_bit(make: Make) -> None:
+    windows = _histories(4)
+    slot = windows.task_numbers()
+    assert _bits(make().update(slot, windows)) == _bits(make().update(slot, windows))
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 1000), cut=st.floats(0.05, 0.95))
+@pytest.mark.parametrize("name", NAMES)
+def test_changing_the_future_never_changes_the_past(
+    name: str, seed: int, cut: float, random_forecaster: NetworkForecaster
+) -> None:
+    make = _maker(name, random_forecaster)
+    windows = _histories(seed)
+    slot = windows.task_numbers()
+    now_us = int(np.quantile(windows.end_us, cut))
+    future = windows.start_us >= now_us
+    usage, limit = windows.usage.copy(), windows.limit.copy()
+    usage[future] = np.random.default_rng(seed + 1).random(usage[future].shape) * 5
+    limit[future] = 7.0
+    changed = replace(windows, usage=usage, limit=limit)
+    past = windows.end_us <= now_us
+    before = Guarded(make(), MARGIN).update(slot, windows).take(past)
+    after = Guarded(make(), MARGIN).update(slot, changed).take(past)
+    assert _bits(before) == _bits(after)
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 1000), data=st.data())
+@pytest.mark.parametrize("name", NAMES)
+def test_how_a_history_is_cut_into_calls_makes_no_difference(
+    name: str, seed: int, data: st.DataObject, random_forecaster: NetworkForecaster
+) -> None:
+    make = _maker(name, random_forecaster)
+    windows = _histories(seed, longest=40)
+    slot = windows.task_numbers()
+    whole = make().update(slot, windows)
+    # as a live service sees it: ordered by time over all tasks, in calls of any size
+    order = np.lexsort((slot, windows.end_us))
+    cuts = data.draw(st.lists(st.integers(1, len(order)), max_size=6).map(sorted))
+    estimator = make()
+    parts = [estimator.update(slot[rows], windows.take(rows)) for rows in np.split(order, cuts) if len(rows)]
+    assert _join(parts, order) == _bits(whole)[:2]
+
+
+def test_one_window_at_a_time_gives_the_bits_of_the_whole_history(make: Make) -> None:
+    windows = _histories(6, n_tasks=2, longest=60)
+    slot = windows.task_numbers()
+    whole = make().update(slot, windows)
+    estimator = make()
+    rows = np.arange(len(slot))
+    parts = [estimator.update(slot[i : i + 1], windows.take(rows[i : i + 1])) for i in rows]
+    assert _join(parts, rows) == _bits(whole)[:2]
+
+
+def test_tasks_come_and_go_without_touching_the_others(make: Make) -> None:
+    windows = _histories(7)
+    slot = windows.task_numbers()
+    together = make().update(slot, windows)
+    for task in np.unique(slot):
+        mine = slot == task
+        alone = make().update(np.zeros(mine.sum(), np.int64), windows.take(mine))
+        assert _bits(alone)[:2] == _bits(together.take(mine))[:2]
+
+
+def test_a_repeated_or_late_window_changes_nothing_that_comes_after(make: Make) -> None:
+    windows = _histories(8, n_tasks=1, longest=80)
+    n = len(windows)
+    assert n > 20
+    slot = np.zeros(n, np.int64)
+    expected = make().update(slot, windows)
+    late = windows.take(np.array([10, 3, 10]))
+    late = replace(late, usage=late.usage * 50)
+    estimator = make()
+    first = estimator.update(slot[:11], windows.take(slice(0, 11)))
+    estimator.update(slot[:3], late)
+    rest = estimator.update(slot[11:], windows.take(slice(11, n)))
+    assert _bits(first)[:2] == _bits(expected.take(slice(0, 11)))[:2]
+    assert _bits(rest)[:2] == _bits(expected.take(slice(11, n)))[:2]
+
+
+def test_no_windows_give_no_answers(make: Make) -> None:
+    estimate = make().update(np.zeros(0, np.int64), empty_windows())
+    assert estimate.reservation.shape == (0, 2)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="expected one of borg, limit, moving-max, nsigma, percentile"):
+        build_estimator("oracle")
+
+
+def test_an_unknown_or_impossible_parameter_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'nsigma'.*sigma"):
+        build_estimator("nsigma", {"sigma": 3})
+    with pytest.raises(ConfigError, match="half_life_s must be above 0, got 0"):
+        build_estimator("borg", {"half_life_s": 0})
+
+
+def test_parameters_reach_the_estimator() -> None:
+    windows = _histories(9)
+    slot = windows.task_numbers()
+    short, long = (build_estimator("borg", {"half_life_s": h}) for h in (600.0, 1e9))
+    assert _bits(short.update(slot, windows)) != _bits(long.update(slot, windows))
+
+
+def test_the_forecast_goes_with_the_answer_and_the_level_picks_from_it(random_forecaster: NetworkForecaster) -> None:
+    windows = _histories(10)
+    slot = windows.task_numbers()
+    estimate = ForecastEstimator(random_forecaster, 3_600, (0.9, 0.99)).update(slot, windows)
+    assert estimate.forecast is not None
+    assert np.array_equal(estimate.reservation[:, 0], estimate.forecast.quantiles[:, 0, 1, 1] * windows.limit[:, 0])
+    assert np.array_equal(estimate.reservation[:, 1], estimate.forecast.quantiles[:, 1, 1, 4] * windows.limit[:, 1])
+
+
+def test_the_anchor_draws_the_quantile_towards_the_largest_demand_of_the_day() -> None:
+    x = np.zeros((4, len(FEATURE_NAMES)), np.float32)
+    x[:, FEATURE_NAMES.index("seen")] = [5.0, 5.0, 3.0, 5.0]  # the third has half an hour of history
+    x[:, FEATURE_NAMES.index("cpu_max_24h")] = [0.25, 4.0, 0.25, np.nan]
+    x[:, FEATURE_NAMES.index("memory_max_24h")] = 0.25
+    quantile = np.full((4, 2), 0.04)
+    # (0.04 * 0.25) ** 0.5 = 0.1; beyond the limit, early or unknown, the limit stands in: (0.04 * 1) ** 0.5 = 0.2;
+    # a quarter of the weight: 0.04 ** 0.75 * 0.25 ** 0.25 = (0.04 * 0.1) ** 0.5
+    result = anchored(quantile, x, (0.5, 0.25))
+    assert result[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.2, 0.2])
+    assert result[0, 1] == pytest.approx(0.004**0.5)
+    assert np.array_equal(anchored(quantile, x, (0.0, 0.0)), quantile)
+
+
+def test_a_level_or_horizon_the_model_lacks_is_refused(random_forecaster: NetworkForecaster) -> None:
+    with pytest.raises(ConfigError, match=r"level must be one of .* got 0\.97"):
+        ForecastEstimator(random_forecaster, 3_600, 0.97)
+    with pytest.raises(ConfigError, match=r"anchor must be one of .* got 0\.3"):
+        ForecastEstimator(random_forecaster, 3_600, 0.98, 0.3)
+    with pytest.raises(ConfigError, match=r"horizon_s must be one of .* got 60"):
+        ForecastEstimator(random_forecaster, 60, 0.98)
+
+
+def _maker(name: str, forecaster: NetworkForecaster) -> Make:
+    if name == "forecast":
+        return lambda: ForecastEstimator(forecaster, 3_600, 0.98, (0.25, 0.5))
+    return lambda: build_estimator(name)

@@ -1,0 +1,132 @@
+"""Forecasters: a row's answer is its own alone, to the bit; what is saved comes back; trees know their limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.linear_model import LinearRegression
+from skops import io as skops_io
+
+from reclaim.data.errors import HistoryTooShortError, ModelError
+from reclaim.features.registry import FEATURE_NAMES
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.estimators.base import Forecast
+from reclaim.training.fit import Rows
+from reclaim.training.forecaster import CHUNK_ROWS, NetworkForecaster
+from reclaim.training.settings import QUANTILE_LEVELS, TreeConfig
+from reclaim.training.trees import TreeForecaster, fit_trees
+
+HOUR = HORIZONS_S.index(3_600)
+
+
+def _features(n: int, seed: int = 0) -> NDArray[np.float32]:
+    x = np.random.default_rng(seed).random((n, len(FEATURE_NAMES))).astype(np.float32)
+    x[::7, 3] = np.nan
+    return x
+
+
+def _same_bits(a: Forecast, b: Forecast) -> bool:
+    return a.quantiles.tobytes() == b.quantiles.tobytes() and a.oom_probability.tobytes() == b.oom_probability.tobytes()
+
+
+def test_answers_have_their_shape_rise_with_the_level_and_stay_possible(random_forecaster: NetworkForecaster) -> None:
+    forecast = random_forecaster.predict(_features(300))
+    assert forecast.quantiles.shape == (300, len(TARGETS), len(HORIZONS_S), len(QUANTILE_LEVELS))
+    assert forecast.oom_probability.shape == (300, len(HORIZONS_S))
+    assert (np.diff(forecast.quantiles, axis=-1) >= 0).all()
+    assert (forecast.quantiles >= 0).all()
+    assert ((forecast.oom_probability >= 0) & (forecast.oom_probability <= 1)).all()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, CHUNK_ROWS - 1, CHUNK_ROWS, CHUNK_ROWS + 1, 600])
+def test_the_batch_a_row_stands_in_makes_no_difference(random_forecaster: NetworkForecaster, batch: int) -> None:
+    x = _features(600)[: max(20 * batch, 50)]
+    whole = random_forecaster.predict(x)
+    parts = [random_forecaster.predict(x[i : i + batch]) for i in range(0, len(x), batch)]
+    joined = Forecast(np.concatenate([p.quantiles for p in parts]), np.concatenate([p.oom_probability for p in parts]))
+    assert _same_bits(whole, joined)
+
+
+def test_the_place_of_a_row_makes_no_difference(random_forecaster: NetworkForecaster) -> None:
+    x = _features(1000)
+    order = np.random.default_rng(1).permutation(1000)
+    assert _same_bits(random_forecaster.predict(x).take(order), random_forecaster.predict(x[order]))
+
+
+def test_no_rows_give_no_answers(random_forecaster: NetworkForecaster) -> None:
+    assert random_forecaster.predict(_features(0)).quantiles.shape == (0, 3, 3, len(QUANTILE_LEVELS))
+
+
+def test_a_saved_network_comes_back_with_the_same_bits(random_forecaster: NetworkForecaster, tmp_path: Path) -> None:
+    random_forecaster.save(tmp_path)
+    loaded = NetworkForecaster.load(tmp_path)
+    x = _features(500)
+    assert _same_bits(random_forecaster.predict(x), loaded.predict(x))
+
+
+def _rows(n: int) -> Rows:
+    """Demand is the first feature times a noise; OOM is likely where the second is high."""
+    rng = np.random.default_rng(3)
+    x = _features(n, 2)
+    y = (x[:, 0, None, None] * rng.random((n, 3, 3))).astype(np.float32)
+    y[:, 2] = np.nan  # peak CPU is never known
+    oom = (rng.random((n, 3)) < 0.5 * (x[:, 1, None] > 0.8)).astype(np.float32)
+    return Rows(x, y, oom)
+
+
+@pytest.fixture(scope="module")
+def trees() -> TreeForecaster:
+    """Return small trees fitted at one hour."""
+    config = TreeConfig(levels=(0.5, 0.9, 0.99), iterations=20, min_leaf=20)
+    return fit_trees(_rows(3000), config, horizon_s=3_600, seed=1)
+
+
+def test_trees_answer_where_they_were_fitted_and_say_nan_elsewhere(trees: TreeForecaster) -> None:
+    x = _rows(500).x
+    forecast = trees.predict(x)
+    assert trees.horizons_s == (3_600,)
+    assert forecast.quantiles.shape == (500, len(TARGETS), len(HORIZONS_S), 3)
+    fitted = forecast.quantiles[:, :2, HOUR]
+    assert (np.diff(fitted, axis=-1) >= 0).all()
+    assert (fitted >= 0).all()
+    assert np.isnan(np.delete(forecast.quantiles, HOUR, axis=2)).all()
+    assert np.isnan(forecast.quantiles[:, 2]).all()
+    assert np.isnan(np.delete(forecast.oom_probability, HOUR, axis=1)).all()
+    covered = (_rows(500).y[:, 0, HOUR] <= fitted[:, 0, 1]).mean()
+    assert 0.8 < covered < 0.98
+    likely, unlikely = x[:, 1] > 0.8, x[:, 1] < 0.7
+    assert forecast.oom_probability[likely, HOUR].mean() > forecast.oom_probability[unlikely, HOUR].mean() + 0.2
+
+
+def test_saved_trees_come_back_with_the_same_bits(trees: TreeForecaster, tmp_path: Path) -> None:
+    trees.save(tmp_path)
+    loaded = TreeForecaster.load(tmp_path)
+    x = _features(300)
+    assert loaded.quantile_levels == (0.5, 0.9, 0.99)
+    assert _same_bits(trees.predict(x), loaded.predict(x))
+
+
+def test_a_tree_file_with_a_strange_type_is_refused(trees: TreeForecaster, tmp_path: Path) -> None:
+    trees.save(tmp_path)
+
+    class Strange(LinearRegression):  # type: ignore[misc]  # scikit-learn is untyped
+        pass
+
+    skops_io.dump({"regressors": [], "classifier": Strange()}, tmp_path / "trees.skops")
+    with pytest.raises(ModelError, match="types that no tree model has"):
+        TreeForecaster.load(tmp_path)
+
+
+def test_one_class_of_labels_becomes_a_constant_probability() -> None:
+    rows = _rows(200)
+    never = Rows(rows.x, rows.y, np.zeros_like(rows.oom))
+    forest = fit_trees(never, TreeConfig(levels=(0.9,), iterations=2), horizon_s=300, seed=1)
+    assert (forest.predict(rows.x).oom_probability[:, 0] == 0.0).all()
+
+
+def test_trees_need_a_training_row() -> None:
+    with pytest.raises(HistoryTooShortError, match="at least 1 training row"):
+        fit_trees(_rows(0), TreeConfig(), horizon_s=300, seed=1)

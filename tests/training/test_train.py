@@ -1,0 +1,197 @@
+"""The training job on a small cell: what it registers is what it calibrated, and running it again does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.ingest import IngestConfig, ingest
+from reclaim.data.store import Dataset
+from reclaim.features.store import FeatureSet, build_features
+from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
+from reclaim.training import tracking, train
+from reclaim.training.bundle import load_bundle
+from reclaim.training.calibrate import Budgets, violation_share
+from reclaim.training.fit import fit_network
+from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
+from reclaim.training.train import TrainReport, run_training
+
+MAPPING = """
+task = "task"
+time = "time_s"
+time_unit = "s"
+window_s = 300
+[columns]
+cpu_mean = "cpu"
+cpu_limit = 1.0
+memory_mean = "memory"
+memory_max = "memory"
+memory_limit = 2.0
+machine_id = "machine"
+"""
+CONFIG = TrainConfig(
+    budgets=Budgets(0.01, 0.05),
+    fit=FitConfig(width=16, depth=1, epochs=3, batch_size=256),
+    trees=TreeConfig(levels=(0.9, 0.98), iterations=5),
+)
+
+
+def _write_cell(folder: Path, *, tasks: int, windows: int) -> None:
+    """Write tasks whose usage is a noisy daily wave, as a plain series."""
+    rng = np.random.default_rng(1)
+    lines = ["task,time_s,machine,cpu,memory"]
+    for task in range(tasks):
+        level, phase = rng.uniform(0.1, 0.5, 2), rng.uniform(0, 2 * np.pi)
+        wave = 1 + 0.5 * np.sin(np.arange(windows) * 2 * np.pi / 288 + phase)
+        usage = np.minimum(level * wave[:, None] * rng.lognormal(0, 0.2, (windows, 2)), 0.99) * [1.0, 2.0]
+        lines += [f"{task},{600 + 300 * i},{task % 4},{c:.6g},{m:.6g}" for i, (c, m) in enumerate(usage)]
+    folder.mkdir()
+    (folder / "cell.csv").write_text("\n".join(lines) + "\n")
+    (folder / "mapping.toml").write_text(MAPPING)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a working folder that holds a dataset with features; the runs of this module are recorded there."""
+    folder = tmp_path_factory.mktemp("train")
+    _write_cell(folder / "raw", tasks=30, windows=300)
+    config = IngestConfig(trace="series", mapping=str(folder / "raw" / "mapping.toml"), buckets=3)
+    build_features(ingest(folder / "raw", folder / "dataset", config).dataset)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(place)
+
+
+@pytest.fixture
+def trained(place: Path) -> TrainReport:
+    """Return a finished run of the network; the first test that asks makes it, the others find it."""
+    return run_training(place / "dataset", CONFIG)
+
+
+def test_the_registered_model_keeps_the_budgets_it_was_calibrated_to(place: Path, trained: TrainReport) -> None:
+    folder, version = tracking.fetch_bundle("reclaim@champion")
+    assert version == trained.version
+    bundle = load_bundle(folder)
+    dataset, features = Dataset.open(place / "dataset"), FeatureSet.open(place / "dataset")
+    assert bundle.dataset_fingerprint == dataset.fingerprint
+    assert set(zip(bundle.level, strict=True)) <= {(q,) for q in bundle.forecaster.quantile_levels}
+    rows = features.valid_rows()
+    target = features.valid_targets(rows)[0][:, :2, HORIZONS_S.index(3_600)].astype(np.float64)
+    for name, budget in (("baseline", 0.01), ("aggressive", 0.05)):
+        # the served object over whole histories, bucket by bucket
+        reservation, limit = [], []
+        for bucket in range(dataset.n_buckets):
+            windows = dataset.windows(bucket)
+            reservation.append(bundle.estimator(name).update(windows.task_numbers(), windows).reservation)
+            limit.append(windows.limit)
+        violation = violation_share(np.concatenate(reservation)[rows], np.concatenate(limit)[rows], target)
+        assert (violation <= budget).all()
+        assert violation.tolist() == pytest.approx(list(trained.violation[name].values()))
+    for resource in ("cpu", "memory"):
+        reclaimed = [trained.reclaimed[name][resource] for name in ("baseline", "medium", "aggressive")]
+        assert reclaimed == sorted(reclaimed)
+
+
+def test_the_run_holds_settings_fingerprint_losses_scores_and_figure(trained: TrainReport) -> None:
+    run = tracking.find_run(trained.run_id)
+    assert run.status == "FINISHED"
+    assert run.params["fit.width"] == "16"
+    assert run.params["seed"] == "1"
+    assert not any(name.startswith("trees.") for name in run.params)
+    assert run.tags["oom_definition"] == OOM_DEFINITION
+    assert len(run.tags["dataset"]) == 64
+    assert 0 < run.metrics["valid.memory.3600s.pinball"] < 0.2
+    assert 0.3 < run.metrics["valid.cpu.300s.coverage_0.9"] <= 1.0
+    assert {"valid_loss", "train_loss", "violation.baseline.cpu", "reclaimed.aggressive.memory"} <= set(run.metrics)
+    assert any(OOM_DEFINITION in note for note in trained.notes)
+
+
+def test_running_it_again_finds_the_finished_run(
+    place: Path, trained: TrainReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "_fit", None)  # fitting again would fail
+    again = run_training(place / "dataset", CONFIG)
+    assert again == replace(trained, reused=True)
+    assert not list((place / "dataset" / "checkpoints").glob("*"))
+
+
+def test_forcing_it_trains_again_to_the_same_margins(place: Path, trained: TrainReport) -> None:
+    forced = run_training(place / "dataset", CONFIG, force=True)
+    assert not forced.reused
+    assert forced.run_id != trained.run_id
+    assert forced.margins == trained.margins
+    assert int(forced.version) > int(trained.version)
+
+
+def test_a_killed_run_goes_on_under_its_own_id_to_the_same_margins(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, seed=2)
+    whole = run_training(place / "dataset", replace(config, experiment="whole", model_name="whole"))
+
+    def killed(*args: object, **kwargs: object) -> None:
+        def stop(epoch: int, losses: object) -> None:  # noqa: ARG001 - the shape of a progress callback
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+        fit_network(*args, **kwargs, progress=stop)  # type: ignore[arg-type]  # passed through as they came
+
+    with monkeypatch.context() as patched:
+        patched.setattr("reclaim.training.fit.fit_network", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_training(place / "dataset", config)
+    assert len(list((place / "dataset" / "checkpoints").glob("*/checkpoint.safetensors"))) == 1
+    (cut_off,) = [r for r in tracking.find_runs(config.experiment) if r.status != "FINISHED"]
+    resumed = run_training(place / "dataset", config)
+    assert resumed.run_id == cut_off.run_id
+    assert resumed.margins == whole.margins
+    assert resumed.scores == whole.scores
+
+
+def test_trees_are_registered_under_their_own_name_without_the_alias(place: Path, trained: TrainReport) -> None:
+    report = run_training(place / "dataset", replace(CONFIG, estimator="trees"))
+    assert report.model == "reclaim-trees"
+    bundle = load_bundle(tracking.fetch_bundle(f"reclaim-trees/{report.version}")[0])
+    assert bundle.kind == "trees"
+    assert set(bundle.level) <= {0.9, 0.98}
+    assert tracking.resolve_model("reclaim@champion").name == trained.model
+    assert "300s" not in report.scores["cpu"]
+    assert not any(name.startswith("fit.") for name in tracking.find_run(report.run_id).params)
+
+
+def test_level_and_anchor_can_be_prescribed(place: Path) -> None:
+    report = run_training(place / "dataset", replace(CONFIG, level=0.99, anchor=0.25, model_name="prescribed"))
+    assert report.level == {"cpu": 0.99, "memory": 0.99}
+    assert report.anchor == {"cpu": 0.25, "memory": 0.25}
+
+
+def test_a_dataset_without_features_is_an_error_with_the_remedy(place: Path, tmp_path: Path) -> None:
+    config = IngestConfig(trace="series", mapping=str(place / "raw" / "mapping.toml"), buckets=2)
+    ingest(place / "raw", tmp_path / "bare", config)
+    with pytest.raises(ConfigError, match="reclaim features"):
+        run_training(tmp_path / "bare", CONFIG)
+    with pytest.raises(ConfigError, match="reclaim ingest"):
+        run_training(tmp_path / "nothing", CONFIG)
+
+
+def test_a_horizon_that_no_validation_row_spans_is_an_error(place: Path) -> None:
+    # 25 hours of trace: no row of the validation period sees 24 hours ahead within it
+    with pytest.raises(HistoryTooShortError, match="cpu: 0 of"):
+        run_training(place / "dataset", replace(CONFIG, horizon_s=86_400))
+
+
+def test_settings_that_no_model_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match="estimator must be one of network, trees, got 'forest'"):
+        TrainConfig(estimator="forest")
+    with pytest.raises(ConfigError, match="level must be one of"):
+        TrainConfig(level=0.97)
+    with pytest.raises(ConfigError, match="horizon_s must be one of"):
+        TrainConfig(horizon_s=60)

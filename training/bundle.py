@@ -1,0 +1,177 @@
+"""The bundle: all that is registered of a trained model, in one folder without pickle, and the estimator made of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.schema import RESOURCES
+from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.estimators.forecast import ForecastEstimator
+from reclaim.training.estimators.margin import MARGIN_NAMES, Guarded, Margin
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from reclaim.training.forecaster import Forecaster
+
+KINDS: Final = ("network", "trees")
+"""Which forecaster a bundle holds."""
+
+BUNDLE_FILE: Final = "bundle.json"
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A trained model with everything an answer rests on.
+
+    Attributes
+    ----------
+    kind : str
+        One of ``KINDS``.
+    forecaster : Forecaster
+    horizon_s : int
+        The horizon the margins were set for, in seconds.
+    level : tuple of float, in the order ``schema.RESOURCES``
+        Quantile level under the margin.
+    margins : mapping of name to Margin
+    dataset_fingerprint : str
+        Of the dataset it was trained on.
+    anchor : tuple of float, in the order ``schema.RESOURCES``
+        Weight of the task's own past beside the quantile; see ``estimators.forecast.anchored``.
+    pipeline_version : str
+        Of the features it reads.
+    trained : mapping
+        Facts for the reader: settings, rows, violation and reclaimed share at each margin, versions.
+    """
+
+    kind: str
+    forecaster: Forecaster
+    horizon_s: int
+    level: tuple[float, ...]
+    margins: Mapping[str, Margin]
+    dataset_fingerprint: str
+    anchor: tuple[float, ...] = (0.0,) * len(RESOURCES)
+    pipeline_version: str = PIPELINE_VERSION
+    trained: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+
+    def bare_estimator(self) -> ForecastEstimator:
+        """Return the estimator without margin or guards, with fresh state."""
+        return ForecastEstimator(self.forecaster, self.horizon_s, self.level, self.anchor)
+
+    def estimator(self, margin: str) -> Guarded:
+        """Return the guarded estimator at a named margin, with fresh state; ConfigError for an unknown name."""
+        if margin not in self.margins:
+            raise ConfigError(f"unknown margin {margin!r}; expected one of {', '.join(self.margins)}")
+        return Guarded(self.bare_estimator(), self.margins[margin])
+
+
+def save_bundle(bundle: Bundle, folder: Path) -> None:
+    """Write the bundle into a folder of its own, which appears whole or not at all; an older one there is replaced."""
+    facts = {
+        "format": _FORMAT,
+        "kind": bundle.kind,
+        "horizon_s": bundle.horizon_s,
+        "level": dict(zip(RESOURCES, bundle.level, strict=True)),
+        "anchor": dict(zip(RESOURCES, bundle.anchor, strict=True)),
+        "margins": {name: dict(zip(RESOURCES, m.share, strict=True)) for name, m in bundle.margins.items()},
+        "pipeline_version": bundle.pipeline_version,
+        "features": list(FEATURE_NAMES),
+        "dataset_fingerprint": bundle.dataset_fingerprint,
+        "trained": dict(bundle.trained),
+    }
+    temporary = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    bundle.forecaster.save(temporary)
+    (temporary / BUNDLE_FILE).write_text(json.dumps(facts, indent=2))
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.replace(folder)
+
+
+def load_bundle(folder: Path) -> Bundle:
+    """Read a bundle.
+
+    Raises
+    ------
+    ModelError
+        The folder holds none, its format is unknown, or it was made for another feature pipeline.
+    """
+    path = Path(folder) / BUNDLE_FILE
+    if not path.is_file():
+        raise ModelError(f"{folder} holds no {BUNDLE_FILE}: it is no model of reclaim; train one with `reclaim train`")
+    try:
+        facts = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelError(f"{path} is damaged: {error}; train again with `reclaim train`") from error
+    if facts.get("format") != _FORMAT or facts.get("kind") not in KINDS:
+        raise ModelError(
+            f"{path}: expected format {_FORMAT} and a kind of {', '.join(KINDS)}, "
+            f"got {facts.get('format')!r} and {facts.get('kind')!r}"
+        )
+    if facts["pipeline_version"] != PIPELINE_VERSION:
+        raise ModelError(
+            f"{folder}: the model was made by feature pipeline {facts['pipeline_version']}, this is "
+            f"{PIPELINE_VERSION}; run `reclaim features` and `reclaim train` again, or install the release it came from"
+        )
+    return Bundle(
+        kind=facts["kind"],
+        forecaster=_load_forecaster(facts["kind"], Path(folder)),
+        horizon_s=facts["horizon_s"],
+        level=tuple(facts["level"][r] for r in RESOURCES),
+        anchor=tuple(facts["anchor"][r] for r in RESOURCES),
+        margins={n: Margin(n, tuple(facts["margins"][n][r] for r in RESOURCES)) for n in MARGIN_NAMES},
+        dataset_fingerprint=facts["dataset_fingerprint"],
+        pipeline_version=facts["pipeline_version"],
+        trained=facts["trained"],
+    )
+
+
+def _load_forecaster(kind: str, folder: Path) -> Forecaster:
+    if kind == "network":
+        from reclaim.training.forecaster import NetworkForecaster
+
+        return NetworkForecaster.load(folder)
+    from reclaim.training.trees import TreeForecaster
+
+    return TreeForecaster.load(folder)
+
+
+def output_names(forecaster: Forecaster) -> list[str]:
+    """Return the columns of ``BundleModel.predict``: ``cpu_3600s_q0.98`` … and ``oom_3600s`` …, in its order."""
+    quantiles = [f"{t}_{h}s_q{q:g}" for t in TARGETS for h in HORIZONS_S for q in forecaster.quantile_levels]
+    return quantiles + [f"oom_{h}s" for h in HORIZONS_S]
+
+
+class BundleModel:
+    """The forecaster behind MLflow's generic model interface, for those who bring their own features."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+
+    def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:  # noqa: ARG002 - MLflow's signature
+        """Return one row of quantiles (over the limit) and OOM probabilities for each row of features."""
+        import pandas as pd
+
+        x = model_input[list(FEATURE_NAMES)].to_numpy(np.float32)
+        forecast = self.bundle.forecaster.predict(x)
+        values = np.concatenate([forecast.quantiles.reshape(len(x), -1), forecast.oom_probability], axis=1)
+        return pd.DataFrame(values, columns=output_names(self.bundle.forecaster), index=model_input.index)
+
+
+def _load_pyfunc(data_path: str) -> BundleModel:
+    """Return the model; the name and the argument are MLflow's."""
+    return BundleModel(load_bundle(Path(data_path)))

@@ -1,0 +1,211 @@
+"""Sets the margins: on validation rows, the narrowest that keep a violation budget, and what goes under them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Windows
+from reclaim.training.estimators.base import MODEL, Estimate
+from reclaim.training.estimators.margin import Guarded, Margin, three_margins
+from reclaim.training.estimators.statistical import LimitEstimator
+
+LOWEST_SHARE: Final = -0.95
+"""Narrowest margin looked at: a twentieth of what the estimator said."""
+HIGHEST_SHARE: Final = 1e3
+"""Widest margin looked at: in effect the limit, for every task that uses anything at all."""
+ROUNDING: Final = 1e-6
+"""Relative tolerance of a violation: targets are stored as float32 shares of the limit."""
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Shares of task-windows that may violate.
+
+    Attributes
+    ----------
+    baseline, aggressive : float
+        Share of the rows whose demand over the horizon exceeds the reservation, per resource.
+    """
+
+    baseline: float = 0.001
+    aggressive: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.baseline <= self.aggressive < 1:
+            raise ConfigError(
+                f"budgets must satisfy 0 < baseline <= aggressive < 1, got {self.baseline} and {self.aggressive}"
+            )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Margins, and what they do to the rows they were set on.
+
+    Attributes
+    ----------
+    margins : mapping of name to Margin
+    violation : mapping of margin name to tuple of float, in the order ``schema.RESOURCES``
+        Share of rows that violate.
+    reclaimed : mapping of margin name to tuple of float
+        Sum of (limit - reservation) over the sum of limits.
+    rows : tuple of int
+        Rows of known target and limit, per resource.
+    notes : tuple of str
+        Where a budget could not be met, or rests on few rows.
+    """
+
+    margins: Mapping[str, Margin]
+    violation: Mapping[str, tuple[float, ...]]
+    reclaimed: Mapping[str, tuple[float, ...]]
+    rows: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def violation_share(
+    reservation: NDArray[np.float64], limit: NDArray[np.float64], target: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the share of rows whose target exceeds the reservation; (n, n_resources) each, to (n_resources,).
+
+    Rows of unknown target or limit do not count; NaN where none is left. A target above the limit counts as the limit:
+    there the limit itself was too low, and no reservation within it can help.
+    """
+    known = np.isfinite(target) & (limit > 0)
+    with np.errstate(invalid="ignore"):
+        above = known & (np.minimum(target, 1.0) * limit > reservation * (1 + ROUNDING))
+    n = known.sum(0)
+    return np.where(n > 0, above.sum(0) / np.maximum(n, 1), np.nan)
+
+
+def reclaimed_share(reservation: NDArray[np.float64], limit: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of (limit - reservation) over the sum of limits; (n, n_resources) to (n_resources,)."""
+    known = np.isfinite(limit) & np.isfinite(reservation)
+    granted = np.where(known, limit, 0.0).sum(0)
+    left = np.where(known, limit - reservation, 0.0).sum(0)
+    return np.where(granted > 0, left / np.where(granted > 0, granted, 1.0), np.nan)
+
+
+def needed_reservation(windows: Windows, target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the least bare reservation with which a row does not violate once guarded; (n, n_resources), trace units.
+
+    The guards (jump, cap, start-up hold) are the served ones, so that what they prevent is not paid for twice: 0 where
+    they protect the row whatever was reserved, infinite where they leave it in violation whatever was reserved, NaN
+    where target or limit is unknown.
+    """
+    need = np.where(windows.limit > 0, np.minimum(target, 1.0) * windows.limit, np.nan)
+    rule = np.full(need.shape, MODEL, np.uint8)
+    guard = Guarded(LimitEstimator(), Margin("none", (0.0,) * len(RESOURCES)))  # adjust asks no base
+    least = guard.adjust(Estimate(np.zeros_like(need), rule), windows).reservation
+    most = guard.adjust(Estimate(np.full_like(need, np.inf), rule), windows).reservation
+    with np.errstate(invalid="ignore"):
+        needed = np.where(need > most * (1 + ROUNDING), np.inf, need)
+        return np.where(need <= least * (1 + ROUNDING), 0.0, needed)
+
+
+def calibrate(
+    estimate: Estimate, windows: Windows, target: NDArray[np.float64], budgets: Budgets | None = None
+) -> Calibration:
+    """Find, per resource, the narrowest margins whose guarded reservations keep the budgets on these rows.
+
+    A row violates at every margin below the one that lifts its reservation to what it needs, and at none above. Of
+    ``n`` rows a budget lets ``floor(budget * n)`` violate, so the margin is the one that the next needy row asks for.
+
+    Parameters
+    ----------
+    estimate : Estimate
+        What the bare estimator said, ``n`` rows.
+    windows : Windows
+        The rows themselves.
+    target : float64, shape (n, n_resources)
+        Demand over the horizon, over the limit of the row; NaN unknown.
+    budgets : Budgets or None
+        The defaults when None.
+
+    Raises
+    ------
+    HistoryTooShortError
+        A resource has no row with a known target and limit.
+    """
+    budgets = budgets or Budgets()
+    needed = needed_reservation(windows, np.asarray(target, np.float64))
+    rows = np.isfinite(target) & (windows.limit > 0)
+    for r, resource in enumerate(RESOURCES):
+        if not rows[:, r].any():
+            raise HistoryTooShortError(
+                f"{resource}: 0 of {len(windows)} validation rows have a limit and a known demand over the horizon, "
+                "expected at least 1; the trace is shorter than the horizon after the validation split"
+            )
+    n = rows.sum(axis=0)
+    notes: list[str] = []
+    found: dict[str, list[float]] = {}
+    for name, budget in (("baseline", budgets.baseline), ("aggressive", budgets.aggressive)):
+        found[name] = []
+        for r, resource in enumerate(RESOURCES):
+            known = rows[:, r]
+            share, lost = _narrowest_share(needed[known, r], estimate.reservation[known, r], budget)
+            found[name].append(share)
+            if lost > budget:
+                notes.append(
+                    f"{resource}, {name}: even a margin of {HIGHEST_SHARE:g} violates in {lost:.3%} of {n[r]} rows, "
+                    f"above the budget of {budget:.3%}"
+                )
+            if n[r] * budget < 1:
+                notes.append(
+                    f"{resource}, {name}: a budget of {budget:.3%} of {n[r]} rows is less than one row; "
+                    "the margin allows none"
+                )
+    margins = three_margins(tuple(found["baseline"]), tuple(found["aggressive"]))
+    held = {k: Guarded(LimitEstimator(), m).adjust(estimate, windows).reservation for k, m in margins.items()}
+    counted = np.where(rows, windows.limit, np.nan)
+    return Calibration(
+        margins=margins,
+        violation={k: _floats(violation_share(v, windows.limit, target)) for k, v in held.items()},
+        reclaimed={k: _floats(reclaimed_share(v, counted)) for k, v in held.items()},
+        rows=tuple(int(k) for k in n),
+        notes=tuple(notes),
+    )
+
+
+def _narrowest_share(
+    needed: NDArray[np.float64], reservation: NDArray[np.float64], budget: float
+) -> tuple[float, float]:
+    """Return the margin's share for rows of known need, shape (n,), and the share of rows beyond any margin's help."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(needed > 0, needed / reservation - 1.0, -np.inf)  # what lifts each row to its need
+    share[np.isnan(reservation)] = -np.inf  # nothing was estimated: the guards give the limit
+    allowed = min(int(budget * len(share) * (1 + 1e-12)), len(share) - 1)
+    narrowest = float(np.partition(share, len(share) - 1 - allowed)[len(share) - 1 - allowed])
+    return min(max(narrowest, LOWEST_SHARE), HIGHEST_SHARE), float((share > HIGHEST_SHARE).mean())
+
+
+def calibrate_margins(
+    estimate: Estimate, windows: Windows, target: NDArray[np.float64], budgets: Budgets | None = None
+) -> Mapping[str, Margin]:
+    """Return the margins of ``calibrate`` alone."""
+    return calibrate(estimate, windows, target, budgets).margins
+
+
+def choose_bases(
+    candidates: Mapping[tuple[float, ...], Calibration], *, names: Sequence[str] = ("aggressive",)
+) -> list[tuple[float, ...]]:
+    """Return, per resource, the key of the candidate whose margins reclaim most, averaged over the named margins.
+
+    Every candidate keeps the same budgets, so more reclaimed is better without a second look. The aggressive margin
+    decides unless others are named: it rests on ten times the violations of the baseline, whose few come in bursts of
+    a handful of tasks. Ties go to the larger key: (level, anchor), so to the one that leans less on its margin.
+    """
+    best = []
+    for r in range(len(RESOURCES)):
+        score = {key: float(np.mean([c.reclaimed[name][r] for name in names])) for key, c in candidates.items()}
+        best.append(max(sorted(score, reverse=True), key=score.__getitem__))
+    return best
+
+
+def _floats(values: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(float(v) for v in values)

@@ -1,0 +1,111 @@
+"""Forecasters: features in, quantiles of every target and the OOM probability out; a row's answer is its own alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.estimators.base import Forecast
+from reclaim.training.networks import QuantileNetwork, cpu_threads, inverse_transform
+from reclaim.training.settings import QUANTILE_LEVELS
+
+CHUNK_ROWS: Final = 256
+"""Rows per pass of the network. Every pass has exactly this many, padded with zeros: matrix products of one shape run
+the same instructions for each row, so a row's answer does not depend, to the bit, on the batch it stands in."""
+
+
+class Forecaster(Protocol):
+    """What a learned model answers.
+
+    Attributes
+    ----------
+    quantile_levels : tuple of float
+        Last axis of ``Forecast.quantiles``, increasing.
+    horizons_s : tuple of int
+        Horizons it was fitted for, in seconds; at the others its answers are NaN.
+    """
+
+    @property
+    def quantile_levels(self) -> tuple[float, ...]: ...  # noqa: D102 - see the class
+
+    @property
+    def horizons_s(self) -> tuple[int, ...]: ...  # noqa: D102 - see the class
+
+    def predict(self, x: NDArray[np.float32]) -> Forecast:
+        """Return the forecast of each row of features, shape (n, n_features); NaN for what is not fitted."""
+
+    def save(self, folder: Path) -> None:
+        """Write what ``load`` of the same class reads, without pickle, into an existing folder."""
+
+
+class NetworkForecaster:
+    """The network behind the numpy interface, on the CPU.
+
+    Parameters
+    ----------
+    network : QuantileNetwork
+    transform : str
+        The space it was fitted in, one of ``settings.TRANSFORMS``.
+    """
+
+    _FILE: Final = "network.safetensors"
+
+    def __init__(self, network: QuantileNetwork, transform: str) -> None:
+        self.network = network.cpu().eval()
+        self.transform = transform
+
+    @property
+    def quantile_levels(self) -> tuple[float, ...]:
+        """Levels of the last axis."""
+        return QUANTILE_LEVELS
+
+    @property
+    def horizons_s(self) -> tuple[int, ...]:
+        """All of them."""
+        return HORIZONS_S
+
+    def predict(self, x: NDArray[np.float32]) -> Forecast:
+        """Return the forecast of each row; shape (n, n_features) to (n, T, H, Q) and (n, H)."""
+        n = len(x)
+        quantiles = np.empty((n, len(TARGETS), len(HORIZONS_S), len(QUANTILE_LEVELS)))
+        probability = np.empty((n, len(HORIZONS_S)))
+        with torch.inference_mode(), cpu_threads(1):
+            for start in range(0, n, CHUNK_ROWS):
+                chunk = np.ascontiguousarray(x[start : start + CHUNK_ROWS], np.float32)
+                k = len(chunk)
+                if k < CHUNK_ROWS:
+                    chunk = np.concatenate([chunk, np.zeros((CHUNK_ROWS - k, x.shape[1]), np.float32)])
+                z, logits = self.network(torch.from_numpy(chunk))
+                quantiles[start : start + k] = inverse_transform(z, self.transform).numpy()[:k]
+                probability[start : start + k] = torch.sigmoid(logits).numpy()[:k]
+        # float32 rounding of the inverse map may part neighbours by a bit
+        np.maximum.accumulate(quantiles, axis=-1, out=quantiles)
+        return Forecast(quantiles, probability)
+
+    def save(self, folder: Path) -> None:
+        """Write the weights and the shape of the network."""
+        n_layers = len(self.network.body) // 2
+        shape = {"width": self.network.head.in_features, "depth": n_layers, "transform": self.transform}
+        tensors = {k: v.contiguous() for k, v in self.network.state_dict().items()}
+        save_file(tensors, folder / self._FILE, metadata={"shape": json.dumps(shape)})
+
+    @classmethod
+    def load(cls, folder: Path) -> NetworkForecaster:
+        """Read what ``save`` wrote."""
+        with safe_open(folder / cls._FILE, framework="pt") as file:
+            shape = json.loads(file.metadata()["shape"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+        network = QuantileNetwork(
+            tensors["mean"], tensors["scale"], n_targets=len(TARGETS), n_horizons=len(HORIZONS_S),
+            n_levels=len(QUANTILE_LEVELS), width=shape["width"], depth=shape["depth"],
+        )  # fmt: skip
+        network.load_state_dict(tensors)
+        return cls(network, shape["transform"])

@@ -1,0 +1,144 @@
+"""The network: one pass from a task's features to every quantile of every target and horizon, and the OOM logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from reclaim.training.settings import TRANSFORMS
+
+_CLIP: Final = 8.0
+"""Standardised features are cut off here, in standard deviations: one absurd measurement must not move a reservation
+beyond what training saw."""
+_FIRST_INCREMENT: Final = -3.0
+"""Bias of the increments at the start: elu(-3) + 1 is 0.05, so that the quantiles begin close together."""
+
+
+class QuantileNetwork(nn.Module):
+    """A multi-layer perceptron whose quantiles cannot cross.
+
+    The lowest level is a free number; each next level adds an increment that is never below zero. A straight line
+    from the features to the output runs beside the hidden layers, because the best forecast of a steady task is close
+    to a linear function of its recent usage.
+
+    Parameters
+    ----------
+    mean, scale : Tensor, shape (F,)
+        Standardisation of the squashed features (``standardisation``); kept with the weights.
+    n_targets, n_horizons, n_levels : int
+    width, depth : int
+        Units per hidden layer, hidden layers.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(
+        self, mean: Tensor, scale: Tensor, *, n_targets: int, n_horizons: int, n_levels: int, width: int, depth: int
+    ) -> None:
+        super().__init__()
+        self.shape = (n_targets, n_horizons, n_levels)
+        n_features = len(mean)
+        n_quantiles = n_targets * n_horizons * n_levels
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
+        sizes = [n_features] + [width] * depth
+        layers: list[nn.Module] = []
+        for i, o in pairwise(sizes):
+            layers += [nn.Linear(i, o), nn.SiLU()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(width, n_quantiles + n_horizons)
+        self.line = nn.Linear(n_features, n_quantiles + n_horizons, bias=False)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw the weights: He's for the hidden layers, small ones for the head, zero for the straight line."""
+        with torch.no_grad():
+            for layer in self.body:
+                if isinstance(layer, nn.Linear):
+                    bound = (6.0 / layer.in_features) ** 0.5
+                    layer.weight.uniform_(-bound, bound, generator=generator)
+                    layer.bias.zero_()
+            self.head.weight.normal_(0.0, 0.01, generator=generator)
+            self.head.bias.zero_()
+            n_targets, n_horizons, n_levels = self.shape
+            bias = self.head.bias[: n_targets * n_horizons * n_levels].view(self.shape)
+            bias[..., 1:] = _FIRST_INCREMENT
+            self.line.weight.zero_()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return quantiles in the space of the transform, shape (B, T, H, Q), and OOM logits, shape (B, H).
+
+        ``x`` has shape (B, F); what is not finite counts as the mean.
+        """
+        z = torch.nan_to_num((squash(x) - self.mean) / self.scale, nan=0.0).clamp(-_CLIP, _CLIP)  # (B, F)
+        out = (self.head(self.body(z)) + self.line(z)).float()  # (B, T*H*Q + H)
+        n_targets, n_horizons, n_levels = self.shape
+        raw = out[:, : n_targets * n_horizons * n_levels].reshape(-1, n_targets, n_horizons, n_levels)
+        # elu + 1 is above zero like softplus, grows alike, and costs a tenth of it on a CPU
+        steps = torch.cat([raw[..., :1], nn.functional.elu(raw[..., 1:]) + 1.0], dim=-1)
+        return steps.cumsum(-1), out[:, n_targets * n_horizons * n_levels :]
+
+
+@contextmanager
+def cpu_threads(n: int) -> Iterator[None]:
+    """Let torch use ``n`` CPU threads inside the block.
+
+    One is the rule here: the matrices are small, so a second thread gains little, loses much where other processes want
+    the cores (it waits at every operation), and results would depend on the number.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def squash(x: Tensor) -> Tensor:
+    """Return the square root of the size with the sign of ``x``.
+
+    Shares of the limit crowd near zero with a long tail; spread out like this, tasks that were not trained on are
+    foreseen better.
+    """
+    return x.sign() * x.abs().sqrt()
+
+
+def standardisation(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each column over what is finite; shapes (F,). 0 and 1 where nothing is."""
+    known = torch.isfinite(x)
+    n = known.sum(0).clamp(min=1)
+    filled = torch.where(known, x, torch.zeros_like(x)).double()
+    mean = filled.sum(0) / n
+    variance = torch.where(known, (filled - mean) ** 2, 0.0).sum(0) / n
+    scale = variance.sqrt()
+    scale = torch.where(scale > 1e-6, scale, torch.ones_like(scale))  # a constant feature says nothing
+    return mean.float(), scale.float()
+
+
+def transform(y: Tensor, name: str) -> Tensor:
+    """Return the target mapped to the space in which it is fitted; NaN stays. Assumes ``y`` is not negative."""
+    if name == "sqrt":
+        return y.clamp(min=0).sqrt()
+    if name == "log1p":
+        return y.clamp(min=0).log1p()
+    return _same(y, name)
+
+
+def inverse_transform(z: Tensor, name: str) -> Tensor:
+    """Return what ``transform`` was given; never negative, as no usage is."""
+    z = z.clamp(min=0)
+    if name == "sqrt":
+        return z.square()
+    if name == "log1p":
+        return z.expm1()
+    return _same(z, name)
+
+
+def _same(y: Tensor, name: str) -> Tensor:
+    assert name in TRANSFORMS, name  # settings.py checks what a user may say
+    return y

@@ -1,0 +1,295 @@
+"""The training job: features in; a fitted, calibrated, recorded and registered model out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import HistoryTooShortError
+from reclaim.data.schema import RESOURCES
+from reclaim.data.store import Dataset, content_sha256
+from reclaim.data.windows import Windows, concatenate
+from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
+from reclaim.features.store import FeatureSet
+from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
+from reclaim.training import tracking
+from reclaim.training.bundle import Bundle, output_names, save_bundle
+from reclaim.training.calibrate import Calibration, calibrate, choose_bases
+from reclaim.training.estimators.base import MODEL, Estimate, Forecast
+from reclaim.training.estimators.forecast import ANCHORS, anchored
+from reclaim.training.scores import coverage_figure, score_forecast
+from reclaim.training.settings import TrainConfig
+
+if TYPE_CHECKING:
+    from reclaim.training.fit import Rows
+    from reclaim.training.forecaster import Forecaster
+
+logger = logging.getLogger(__name__)
+
+_REPORT: Final = "report.json"
+_KEY_TAG: Final = "reclaim.key"
+_LOWEST_LEVEL: Final = 0.9
+"""Lowest quantile level under a margin: a median with a wide margin follows the middle of a task, not its tail."""
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a training run made.
+
+    Attributes
+    ----------
+    run_id : str
+        MLflow's.
+    model, version : str
+        Registered name and version.
+    estimator : str
+    horizon_s : int
+    level : dict of resource to float
+        Quantile level under the margin.
+    anchor : dict of resource to float
+        Weight of the task's own past beside the quantile.
+    margins, violation, reclaimed : dict of margin name to dict of resource to float
+        The margin's share; the share of validation rows that violate, and the share of limits reclaimed, under it.
+    scores : dict
+        See ``scores.Scores``.
+    rows : dict
+        ``train`` and ``valid``: rows used.
+    notes : list of str
+        What a reader of the numbers must know.
+    seconds : float
+        Time the run took.
+    reused : bool
+        Whether a finished run of the same settings and data was found and nothing was done.
+    """
+
+    run_id: str
+    model: str
+    version: str
+    estimator: str
+    horizon_s: int
+    level: dict[str, float]
+    anchor: dict[str, float]
+    margins: dict[str, dict[str, float]]
+    violation: dict[str, dict[str, float]]
+    reclaimed: dict[str, dict[str, float]]
+    scores: dict[str, Any]
+    rows: dict[str, int]
+    notes: list[str]
+    seconds: float
+    reused: bool = False
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    forecaster: Forecaster
+    history: list[dict[str, float]]
+    facts: dict[str, Any]
+
+
+def run_training(
+    dataset: Path, config: TrainConfig, *, force: bool = False, progress: Callable[[str], None] | None = None
+) -> TrainReport:
+    """Fit, calibrate, record and register a model.
+
+    Run again with the same settings on the same data, it finds the finished run and does nothing; killed anywhere and
+    run again, it goes on from the last epoch and ends the same.
+
+    Parameters
+    ----------
+    dataset : Path
+        A dataset folder with its features built.
+    config : TrainConfig
+    force : bool
+        Train even if a finished run exists.
+    progress : callable or None
+        Called with one line as each stage begins.
+
+    Raises
+    ------
+    ReclaimError
+        There is no dataset or no features there; the message says which command makes them.
+    HistoryTooShortError
+        The split leaves no rows to fit or to calibrate on.
+    """
+    started = time.perf_counter()
+    say = progress or logger.info
+    data, features = Dataset.open(dataset), FeatureSet.open(dataset)
+    key = content_sha256([config.settings(), data.fingerprint, features.fingerprint, PIPELINE_VERSION])
+    before = tracking.find_runs(config.experiment, tags={_KEY_TAG: key})
+    finished = [run for run in before if run.status == "FINISHED"]
+    if finished and not force:
+        say(f"already trained: run {finished[0].run_id}")
+        return replace(TrainReport(**tracking.load_dict(finished[0].run_id, _REPORT)), reused=True)
+    cut_off = [run.run_id for run in before if run.status != "FINISHED"]
+    name = config.model_name + ("-trees" if config.estimator == "trees" else "")
+    checkpoints = Path(dataset) / "checkpoints" / key[:16]
+    tags = {
+        _KEY_TAG: key,
+        "dataset": data.fingerprint,
+        "features": features.fingerprint,
+        "pipeline_version": PIPELINE_VERSION,
+        "oom_definition": OOM_DEFINITION,
+        "git_commit": tracking.git_commit() or "none",
+    }
+    with tracking.start_run(config.experiment, config.estimator, tags=tags, run_id=next(iter(cut_off), None)) as run:
+        run.log_params(config.settings())
+        say(f"fitting the {config.estimator}")
+        fitted = _fit(features, config, checkpoints)
+        say("calibrating margins on the validation rows")
+        valid = _validation(data, features, fitted.forecaster, config.horizon_s)
+        level, anchor, calibration = _calibrate(valid, fitted.forecaster, config)
+        scores = score_forecast(valid.forecast, valid.y, valid.oom, fitted.forecaster.quantile_levels)
+        report = TrainReport(
+            run_id=run.run_id,
+            model=name,
+            version="",
+            estimator=config.estimator,
+            horizon_s=config.horizon_s,
+            level=dict(zip(RESOURCES, level, strict=True)),
+            anchor=dict(zip(RESOURCES, anchor, strict=True)),
+            margins={k: dict(zip(RESOURCES, m.share, strict=True)) for k, m in calibration.margins.items()},
+            violation={k: dict(zip(RESOURCES, v, strict=True)) for k, v in calibration.violation.items()},
+            reclaimed={k: dict(zip(RESOURCES, v, strict=True)) for k, v in calibration.reclaimed.items()},
+            scores=json.loads(json.dumps(scores)),
+            rows={"train": fitted.facts["rows"], "valid": len(valid.windows)},
+            notes=[*calibration.notes, f"OOM label: {OOM_DEFINITION}"],
+            seconds=0.0,
+        )
+        bundle = Bundle(
+            kind=config.estimator,
+            forecaster=fitted.forecaster,
+            horizon_s=config.horizon_s,
+            level=level,
+            anchor=anchor,
+            margins=calibration.margins,
+            dataset_fingerprint=data.fingerprint,
+            trained={
+                "run_id": run.run_id,
+                "settings": dict(config.settings()),
+                "violation": report.violation,
+                "reclaimed": report.reclaimed,
+                "notes": report.notes,
+                **fitted.facts,
+            },
+        )
+        say("recording and registering")
+        run.log_history(fitted.history)
+        run.log_metrics(
+            {"valid": scores, "margin": report.margins, "violation": report.violation, "reclaimed": report.reclaimed}
+        )
+        run.log_figure(coverage_figure(scores, fitted.forecaster.quantile_levels), "coverage.png")
+        with tempfile.TemporaryDirectory() as folder:
+            save_bundle(bundle, Path(folder) / "bundle")
+            registered = tracking.register_bundle(
+                run, Path(folder) / "bundle", name, inputs=FEATURE_NAMES, outputs=output_names(fitted.forecaster),
+                alias=tracking.CHAMPION if config.estimator == "network" else None,
+            )  # fmt: skip
+        report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
+        run.log_dict(asdict(report), _REPORT)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return report
+
+
+def _fit(features: FeatureSet, config: TrainConfig, checkpoints: Path) -> _Fitted:
+    from reclaim.training.fit import choose_rows, fit_network
+
+    started = time.perf_counter()
+    if config.estimator == "trees":
+        from reclaim.training.trees import fit_trees
+
+        train = _training_rows(features, choose_rows(features.train_rows(), config.trees.max_samples, config.seed))
+        forest = fit_trees(train, config.trees, horizon_s=config.horizon_s, seed=config.seed)
+        return _Fitted(forest, [], {"rows": len(train), "fit_seconds": time.perf_counter() - started, "device": "cpu"})
+    from reclaim.training.fit import Rows
+    from reclaim.training.forecaster import NetworkForecaster
+
+    train = _training_rows(features, choose_rows(features.train_rows(), config.fit.max_samples, config.seed))
+    rows = choose_rows(features.valid_rows(), config.fit.max_valid_samples, config.seed)
+    result = fit_network(
+        train, Rows(features.x[rows], *features.valid_targets(rows)), config.fit, seed=config.seed,
+        checkpoints=checkpoints,
+    )  # fmt: skip
+    facts = {
+        "rows": len(train),
+        "fit_seconds": time.perf_counter() - started,
+        "device": result.device,
+        "epochs": len(result.history),
+        "best_epoch": result.best_epoch,
+    }
+    return _Fitted(NetworkForecaster(result.network, config.fit.transform), result.history, facts)
+
+
+def _training_rows(features: FeatureSet, rows: NDArray[np.int64]) -> Rows:
+    from reclaim.training.fit import Rows
+
+    return Rows(features.x[rows], *features.train_targets(rows))
+
+
+@dataclass(frozen=True)
+class _Validation:
+    """The validation rows: windows, features, forecasts and what came."""
+
+    windows: Windows
+    x: NDArray[np.float32]
+    forecast: Forecast
+    y: NDArray[np.float32]
+    oom: NDArray[np.float32]
+    target: NDArray[np.float64]
+
+
+def _validation(data: Dataset, features: FeatureSet, forecaster: Forecaster, horizon_s: int) -> _Validation:
+    """Return the validation rows and the forecasts from their stored features.
+
+    Those are to the bit what the served estimator computes as it goes; so is the estimate made of them (``anchored``).
+    """
+    rows = features.valid_rows()
+    if len(rows) == 0:
+        raise HistoryTooShortError(
+            f"{data.path}: expected at least 1 validation row, got 0: the trace is too short for the split"
+        )
+    windows = []
+    for bucket in range(data.n_buckets):
+        low, high = features.bucket_start[bucket], features.bucket_start[bucket + 1]
+        windows.append(data.windows(bucket).take(rows[(rows >= low) & (rows < high)] - low))
+    x = features.x[rows]
+    y, oom = features.valid_targets(rows)
+    return _Validation(
+        windows=concatenate(windows),
+        x=x,
+        forecast=forecaster.predict(x),
+        y=y,
+        oom=oom,
+        target=y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)].astype(np.float64),
+    )
+
+
+def _calibrate(
+    valid: _Validation, forecaster: Forecaster, config: TrainConfig
+) -> tuple[tuple[float, ...], tuple[float, ...], Calibration]:
+    """Choose quantile level and anchor per resource, then set the margins around them."""
+    h = HORIZONS_S.index(config.horizon_s)
+
+    def calibrated(level: tuple[float, ...], anchor: tuple[float, ...]) -> Calibration:
+        q = [forecaster.quantile_levels.index(x) for x in level]
+        quantile = np.stack([valid.forecast.quantiles[:, r, h, q[r]] for r in range(len(RESOURCES))], axis=1)
+        reservation = anchored(quantile, valid.x, anchor) * valid.windows.limit
+        estimate = Estimate(reservation, np.full(reservation.shape, MODEL, np.uint8))
+        return calibrate(estimate, valid.windows, valid.target, config.budgets)
+
+    offered = tuple(q for q in forecaster.quantile_levels if q >= _LOWEST_LEVEL) or forecaster.quantile_levels
+    levels = offered if config.level is None else (config.level,)
+    anchors = ANCHORS if config.anchor is None else (config.anchor,)
+    both = len(RESOURCES)
+    chosen = choose_bases({(q, a): calibrated((q,) * both, (a,) * both) for q in levels for a in anchors})
+    level, anchor = tuple(key[0] for key in chosen), tuple(key[1] for key in chosen)
+    return level, anchor, calibrated(level, anchor)
