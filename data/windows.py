@@ -126,7 +126,7 @@ def demand(windows: Windows) -> NDArray[np.float64]:
     """
     u = windows.usage
     cpu = np.where(np.isnan(u[:, CPU_P90]), u[:, CPU_MEAN], u[:, CPU_P90])
-    cpu = np.fmin(cpu, windows.limit[:, 0])
+    cpu = np.where(cpu > windows.limit[:, 0], windows.limit[:, 0], cpu)
     memory = np.where(np.isnan(u[:, MEMORY_MAX]), u[:, MEMORY_MEAN], u[:, MEMORY_MAX])
     return np.stack([cpu, memory], axis=1)
 

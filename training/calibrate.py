@@ -130,23 +130,32 @@ def calibrate(
     Raises
     ------
     HistoryTooShortError
-        A resource has no row with a known target and limit.
+        A resource that has limits has no row with a known target. One without any limit, which a trace need not have,
+        gets a margin of 0 and a note.
     """
     budgets = budgets or Budgets()
     needed = needed_reservation(windows, np.asarray(target, np.float64))
     rows = np.isfinite(target) & (windows.limit > 0)
+    granted = np.any(windows.limit > 0, axis=0)
     for r, resource in enumerate(RESOURCES):
-        if not rows[:, r].any():
+        if not rows[:, r].any() and (granted[r] or not granted.any()):
             raise HistoryTooShortError(
                 f"{resource}: 0 of {len(windows)} validation rows have a limit and a known demand over the horizon, "
                 "expected at least 1; the trace is shorter than the horizon after the validation split"
             )
     n = rows.sum(axis=0)
-    notes: list[str] = []
+    notes = [
+        f"{resource}: no row has a limit, so nothing is reserved, judged or reclaimed; the margin is 0"
+        for r, resource in enumerate(RESOURCES)
+        if not granted[r]
+    ]
     found: dict[str, list[float]] = {}
     for name, budget in (("baseline", budgets.baseline), ("aggressive", budgets.aggressive)):
         found[name] = []
         for r, resource in enumerate(RESOURCES):
+            if not granted[r]:
+                found[name].append(0.0)
+                continue
             known = rows[:, r]
             share, lost = _narrowest_share(needed[known, r], estimate.reservation[known, r], budget)
             found[name].append(share)

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -197,6 +198,8 @@ def run_training(
         report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
         run.log_dict(asdict(report), _REPORT)
     shutil.rmtree(checkpoints, ignore_errors=True)
+    with suppress(OSError):  # another run's checkpoint may stand beside it
+        checkpoints.parent.rmdir()
     return report
 
 

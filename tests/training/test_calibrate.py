@@ -141,3 +141,17 @@ def test_the_base_that_reclaims_most_is_chosen_for_each_resource() -> None:
 def test_budgets_out_of_order_are_refused(baseline: float, aggressive: float) -> None:
     with pytest.raises(ConfigError, match="0 < baseline <= aggressive < 1"):
         Budgets(baseline, aggressive)
+
+
+def test_a_resource_the_trace_has_no_limits_of_gets_no_margin_and_a_note_and_does_not_stop_the_other() -> None:
+    windows = _windows(5)
+    windows.limit[:, 1] = np.nan
+    target = np.full((5, 2), 0.5)
+    target[:, 1] = np.nan
+    estimate = Estimate(windows.limit * 0.25, np.full((5, 2), MODEL, np.uint8))
+    made = calibrate(estimate, windows, target)
+    assert made.margins["aggressive"].share == pytest.approx((1.0, 0.0))
+    assert any(note.startswith("memory: no row has a limit") for note in made.notes)
+    windows.limit[:] = np.nan
+    with pytest.raises(HistoryTooShortError, match="cpu: 0 of 5 validation rows"):
+        calibrate(estimate, windows, target)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.store import Dataset
 from reclaim.features.store import FeatureSet, build_features
@@ -120,7 +120,7 @@ def test_running_it_again_finds_the_finished_run(
     monkeypatch.setattr(train, "_fit", None)  # fitting again would fail
     again = run_training(place / "dataset", CONFIG)
     assert again == replace(trained, reused=True)
-    assert not list((place / "dataset" / "checkpoints").glob("*"))
+    assert not (place / "dataset" / "checkpoints").exists()
 
 
 def test_forcing_it_trains_again_to_the_same_margins(place: Path, trained: TrainReport) -> None:
@@ -163,6 +163,8 @@ def test_trees_are_registered_under_their_own_name_without_the_alias(place: Path
     assert bundle.kind == "trees"
     assert set(bundle.level) <= {0.9, 0.98}
     assert tracking.resolve_model("reclaim@champion").name == trained.model
+    with pytest.raises(ModelError, match="reclaim-trees@champion"):
+        tracking.resolve_model("reclaim-trees@champion")
     assert "300s" not in report.scores["cpu"]
     assert not any(name.startswith("fit.") for name in tracking.find_run(report.run_id).params)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,15 +108,11 @@ class Wrapper(Estimator):
         return self.adjust(self.base.update(slot, windows), windows)
 
 
-def room_for(state: NDArray[np.generic], slot: NDArray[np.int64], empty: float = 0.0) -> NDArray[np.generic]:
-    """Return ``state`` with at least ``max(slot) + 1`` rows, doubling; new rows hold ``empty``."""
+def room_for(state: NDArray[Any], slot: NDArray[np.int64]) -> NDArray[Any]:
+    """Return ``state`` with at least ``max(slot) + 1`` rows, doubling; new rows are zero."""
     need = int(slot.max()) + 1 if len(slot) else 0
     if need <= len(state):
         return state
-    grown = np.empty((max(need, 2 * len(state)), *state.shape[1:]), state.dtype)
+    grown = np.zeros((max(need, 2 * len(state)), *state.shape[1:]), state.dtype)
     grown[: len(state)] = state
-    if state.dtype.names is None:
-        grown[len(state) :] = empty
-    else:
-        grown[len(state) :] = np.zeros(1, state.dtype)
     return grown

@@ -95,7 +95,7 @@ class HoldAtStartup(Wrapper):
         """Answer with the limit where the run began less than ``startup_s`` ago."""
         age_us = windows.end_us - windows.scheduled_us
         young = (windows.scheduled_us > 0) & (age_us < self.startup_s * 1e6)
-        return estimate.where(np.broadcast_to(young[:, None], estimate.rule.shape), windows.limit, STARTUP)
+        return estimate.where(young[:, None] & ~np.isnan(windows.limit), windows.limit, STARTUP)
 
 
 class Guarded(Wrapper):
