@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
 
     logged = []
 
-    def cut_off(measured: dict) -> dict:
+    def cut_off(measured: dict[str, Any]) -> dict[str, Any]:
         logged.append(measured)
         if len(logged) == 3:
             raise KeyboardInterrupt

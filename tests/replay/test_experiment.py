@@ -2,19 +2,21 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.splits import TEST
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.replay import experiment
+from reclaim.replay import experiment, figures
 from reclaim.replay.experiment import ReplayConfig, run_margins
 from reclaim.replay.report import ReplayReport
 from reclaim.training.bundle import Bundle
@@ -44,7 +46,7 @@ def learned() -> Bundle:
     )  # fmt: skip
 
 
-def by_name(results: Mapping) -> dict[str, dict]:
+def by_name(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {e["name"]: e for e in results["estimators"]}
 
 
@@ -124,16 +126,16 @@ def test_a_folder_that_holds_something_else_is_refused(
 def test_killed_half_way_it_leaves_nothing_behind(
     dataset: Path, config: ReplayConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original: Callable = experiment.figures.save_figure
+    original = figures.save_figure
     calls = []
 
-    def killed_at_the_second(figure: object, stem: Path) -> object:
+    def killed_at_the_second(figure: Figure, stem: Path) -> tuple[Path, Path]:
         calls.append(stem)
         if len(calls) == 2:
             raise KeyboardInterrupt
         return original(figure, stem)
 
-    monkeypatch.setattr(experiment.figures, "save_figure", killed_at_the_second)
+    monkeypatch.setattr(figures, "save_figure", killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         run_margins(dataset, tmp_path / "out", config, tracking=False, progress=False)
     assert len(calls) == 2
@@ -192,6 +194,6 @@ def test_a_learned_estimator_may_not_take_the_name_of_another(dataset: Path, tmp
         ({"confidence": 1.0}, "confidence must be between 0 and 1"),
     ],
 )
-def test_settings_out_of_range_are_refused(setting: dict, message: str) -> None:
+def test_settings_out_of_range_are_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ReplayConfig(**setting)

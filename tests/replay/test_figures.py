@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
+from matplotlib.text import Text
 
 from reclaim.replay import figures
 from reclaim.replay.figures import (
@@ -20,7 +22,7 @@ from reclaim.replay.report import ReplayReport
 
 
 def texts(figure: Figure) -> set[str]:
-    return {t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text"))}
+    return {t.get_text() for t in figure.findobj(Text) if isinstance(t, Text)}
 
 
 def test_the_figure_over_time_draws_usage_limit_and_each_reservation_under_labelled_quarters(
@@ -31,7 +33,8 @@ def test_the_figure_over_time_draws_usage_limit_and_each_reservation_under_label
     assert texts(figure) >= {"usage (mean)", "limit", "reservation, borg", "reservation, percentile"}
     assert [t.get_text() for t in cpu.texts] == ["baseline", "aggressive", "medium", "baseline"]
     assert [ax.get_title(loc="left") for ax in (cpu, memory, events)] == ["CPU", "Memory", "Memory events so far"]
-    drawn = [p.get_data().values for p in cpu.patches if p.get_label() == "reservation, borg"]
+    steps = [p for p in cpu.patches if isinstance(p, StepPatch)]
+    drawn = [p.get_data()[0] for p in steps if p.get_label() == "reservation, borg"]
     held = report.results["estimators"][0]["sequence"]["reservation"]["cpu"]
     np.testing.assert_allclose(drawn[0], np.array(held) * 100)
 
@@ -39,7 +42,9 @@ def test_the_figure_over_time_draws_usage_limit_and_each_reservation_under_label
 def test_the_figure_of_margins_draws_a_point_for_each_and_the_violation_beside_it(report: ReplayReport) -> None:
     figure = reclaimed_at_margins(report.results)
     for ax, resource in zip(figure.axes, ("cpu", "memory"), strict=True):
-        points = sorted(line.get_xdata()[0] for line in ax.lines if line.get_marker() in ("o", "s", "^"))
+        points = sorted(
+            float(np.asarray(line.get_xdata())[0]) for line in ax.lines if line.get_marker() in ("o", "s", "^")
+        )
         expected = sorted(
             100 * e["results"][m]["all"]["reclaimed_share"][resource]["value"]
             for e in report.results["estimators"][:2]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from reclaim.training.estimators.margin import MARGIN_NAMES, Margin
 from reclaim.training.estimators.registry import build_estimator
 
 Maker = Callable[..., Windows]
+Judged = dict[str, Any]
+"""What ``judge`` reports of one estimator."""
 
 HOW = Bootstrap(draws=20, seed=1, confidence=0.9)
 BUDGETS = Budgets(baseline=0.01, aggressive=0.1)
@@ -56,12 +59,12 @@ def cell(history: History) -> Cell:
 
 
 @pytest.fixture
-def judged(cell: Cell) -> dict:
+def judged(cell: Cell) -> Judged:
     base = run_base(build_estimator("percentile"), cell.history.windows)
     return judge("percentile", "statistical", base, cell, budgets=BUDGETS, bootstrap=HOW, drawn=True)
 
 
-def test_the_narrower_margin_reclaims_more_and_violates_more_on_the_rows_it_was_set_on(judged: dict) -> None:
+def test_the_narrower_margin_reclaims_more_and_violates_more_on_the_rows_it_was_set_on(judged: Judged) -> None:
     for resource in RESOURCES:
         violation, reclaimed = (
             [judged["validation"][m][metric][resource] for m in MARGIN_NAMES]
@@ -73,7 +76,7 @@ def test_the_narrower_margin_reclaims_more_and_violates_more_on_the_rows_it_was_
         assert reclaimed[0] < reclaimed[2]
 
 
-def test_the_medium_share_is_half_way_and_what_it_reclaims_lies_between(judged: dict) -> None:
+def test_the_medium_share_is_half_way_and_what_it_reclaims_lies_between(judged: Judged) -> None:
     for resource in RESOURCES:
         baseline, medium, aggressive = (judged["margins"][m][resource] for m in MARGIN_NAMES)
         assert medium == pytest.approx((baseline + aggressive) / 2, rel=1e-15)
@@ -82,7 +85,7 @@ def test_the_medium_share_is_half_way_and_what_it_reclaims_lies_between(judged: 
         assert shares[0] < shares[1] < shares[2]
 
 
-def test_changing_the_test_targets_changes_what_is_reported_and_no_margin(history: History, judged: dict) -> None:
+def test_changing_the_test_targets_changes_what_is_reported_and_no_margin(history: History, judged: Judged) -> None:
     doubled = np.where((history.period == TEST)[:, None], history.target * 2, history.target)
     cell = lay_out_cell(replace(history, target=doubled), NO_MACHINES)
     base = run_base(build_estimator("percentile"), history.windows)
@@ -92,7 +95,7 @@ def test_changing_the_test_targets_changes_what_is_reported_and_no_margin(histor
     assert other["results"] != judged["results"]
 
 
-def test_changing_the_validation_targets_changes_the_margins(history: History, judged: dict) -> None:
+def test_changing_the_validation_targets_changes_the_margins(history: History, judged: Judged) -> None:
     doubled = np.where((history.period == VALID)[:, None], history.target * 2, history.target)
     cell = lay_out_cell(replace(history, target=doubled), NO_MACHINES)
     base = run_base(build_estimator("percentile"), history.windows)
@@ -108,7 +111,7 @@ def test_the_limit_reclaims_nothing_and_never_violates(cell: Cell) -> None:
     assert measured["oom"] == {"events": 0, "rate": 0.0, "tasks_over": 0, "tasks_over_rate": 0.0}
 
 
-def test_the_oracle_bounds_what_never_violates(cell: Cell, judged: dict) -> None:
+def test_the_oracle_bounds_what_never_violates(cell: Cell, judged: Judged) -> None:
     best = score(oracle(cell.history).reservation, cell, HOW)["all"]
     careful = Margin("careful", (0.4, 0.4))
     base = run_base(build_estimator("moving-max"), cell.history.windows)
@@ -123,7 +126,7 @@ def test_the_oracle_bounds_what_never_violates(cell: Cell, judged: dict) -> None
             assert bound == pytest.approx(best["reclaimed_share"][resource]["value"])
 
 
-def test_each_quarter_of_the_test_period_is_under_its_own_margin(cell: Cell, judged: dict) -> None:
+def test_each_quarter_of_the_test_period_is_under_its_own_margin(cell: Cell, judged: Judged) -> None:
     windows = cell.history.windows
     base = run_base(build_estimator("percentile"), windows)
     for quarter, name in enumerate(SEQUENCE):
@@ -159,7 +162,7 @@ def test_with_capacities_the_cell_is_drawn_as_a_share_of_them(history: History) 
     assert timeline["limit"] == {"cpu": pytest.approx([0.25] * 40), "memory": pytest.approx([0.5] * 40)}
 
 
-def test_groups_hold_every_counted_row_once(judged: dict, cell: Cell) -> None:
+def test_groups_hold_every_counted_row_once(judged: Judged, cell: Cell) -> None:
     counted = int(np.isfinite(cell.history.target[cell.test, 0]).sum())
     for split in ("tiers", "ages"):
         groups = judged["results"]["medium"][split]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from numpy.typing import ArrayLike, NDArray
 
 from reclaim.replay.metrics import (
     AGES,
@@ -27,16 +28,16 @@ NAN = float("nan")
 
 
 def scored(
-    target: object,
-    reservation: object,
-    limit: object = 1.0,
-    duration_s: object = 300.0,
-    next_target: object | None = None,
+    target: ArrayLike,
+    reservation: ArrayLike,
+    limit: ArrayLike = 1.0,
+    duration_s: ArrayLike = 300.0,
+    next_target: ArrayLike | None = None,
 ) -> Scored:
     """Both resources alike, from one number or one per row."""
     n = np.size(target)
 
-    def two(values: object) -> np.ndarray:
+    def two(values: ArrayLike) -> NDArray[np.float64]:
         return np.repeat(np.broadcast_to(np.asarray(values, np.float64), n)[:, None], 2, axis=1)
 
     return Scored(

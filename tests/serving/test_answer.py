@@ -1,10 +1,15 @@
 """The heart of the service: what it answers is what a replay measured."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
 from reclaim.features.targets import HORIZONS_S, TARGETS
@@ -12,28 +17,35 @@ from reclaim.serving.answer import answer, model_info, under_limit_of_now, windo
 from reclaim.serving.errors import RequestError, parse_request
 from reclaim.serving.loader import LoadedModel
 from reclaim.serving.settings import ServingSettings
+from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import CAP, JUMP, MODEL, RULES, STARTUP, UNKNOWN, Estimate
 from reclaim.training.estimators.margin import MARGIN_NAMES
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import History
+
+Json = dict[str, Any]
 
 SETTINGS = ServingSettings()
 
 
 @pytest.fixture(scope="module")
-def model(bundle):
+def model(bundle: Bundle) -> LoadedModel:
     return LoadedModel("reclaim", "3", "reclaim@champion", bundle)
 
 
-def ask(model, tasks, **fields):
+def ask(model: LoadedModel, tasks: Sequence[Json], **fields: Any) -> list[Json]:
     """Send a request through JSON and back, as HTTP does."""
     request = parse_request(json.dumps({"tasks": tasks, **fields}).encode())
-    return json.loads(answer(model, request, SETTINGS).model_dump_json())["tasks"]
+    answered: list[Json] = json.loads(answer(model, request, SETTINGS).model_dump_json())["tasks"]
+    return answered
 
 
-def reservations(tasks):
+def reservations(tasks: Sequence[Json]) -> NDArray[np.float64]:
     return np.array([[task["reservation"][r] for r in RESOURCES] for task in tasks])
 
 
-def test_a_request_holds_exactly_the_windows_that_a_dataset_holds(history):
+def test_a_request_holds_exactly_the_windows_that_a_dataset_holds(history: History) -> None:
     slot, windows = windows_from_request(parse_request(json.dumps({"tasks": history.tasks}).encode()))
     np.testing.assert_array_equal(slot, history.windows.task_numbers())
     for field in fields(windows):
@@ -43,10 +55,13 @@ def test_a_request_holds_exactly_the_windows_that_a_dataset_holds(history):
 
 
 @pytest.mark.parametrize("margin", MARGIN_NAMES)
-def test_served_reservations_are_the_replayed_ones_to_the_bit(model, history, margin):
+def test_served_reservations_are_the_replayed_ones_to_the_bit(
+    model: LoadedModel, history: History, margin: str
+) -> None:
     slot = history.windows.task_numbers()
     by_time = np.argsort(history.windows.end_us, kind="stable")  # a replay sees the tasks interleaved
     replayed = model.bundle.estimator(margin).update(slot[by_time], history.windows.take(by_time))
+    assert replayed.forecast is not None
     row_of = np.argsort(by_time)  # row of each window in the replay
     rules = set()
     for length in range(1, 41):
@@ -64,16 +79,17 @@ def test_served_reservations_are_the_replayed_ones_to_the_bit(model, history, ma
     assert {"model", "startup"} <= rules  # or the comparison would say little
 
 
-def test_a_task_gets_the_same_answer_alone_as_among_others(model, history):
+def test_a_task_gets_the_same_answer_alone_as_among_others(model: LoadedModel, history: History) -> None:
     together = ask(model, history.tasks)
     assert [ask(model, [task])[0] for task in history.tasks] == together
     assert ask(model, history.tasks[::-1]) == together[::-1]
 
 
-def test_the_forecast_is_in_the_unit_of_the_limit(model, history):
+def test_the_forecast_is_in_the_unit_of_the_limit(model: LoadedModel, history: History) -> None:
     task = history.tasks[0]
     (served,) = ask(model, [task])
     estimate = model.bundle.estimator("baseline").update(np.zeros(40, np.int64), history.windows.take(slice(0, 40)))
+    assert estimate.forecast is not None
     limit = task["limit"]
     for h, horizon_s in enumerate(HORIZONS_S):
         foreseen = served["forecast"][h]
@@ -87,7 +103,7 @@ def test_the_forecast_is_in_the_unit_of_the_limit(model, history):
         assert foreseen["peak_cpu"] == foreseen["quantiles"]["peak_cpu"][at_level]
 
 
-def test_a_task_without_windows_keeps_its_limit_and_says_why(model, history):
+def test_a_task_without_windows_keeps_its_limit_and_says_why(model: LoadedModel, history: History) -> None:
     unknown = {"collection_id": 5, "limit": {"cpu": 0.1, "memory": 3e9}}
     alone = ask(model, [unknown])
     assert ask(model, [history.tasks[0], unknown, history.tasks[1]])[1:2] == alone
@@ -97,21 +113,21 @@ def test_a_task_without_windows_keeps_its_limit_and_says_why(model, history):
     assert alone[0]["forecast"] == []
 
 
-def test_windows_in_which_nothing_was_measured_are_answered_within_the_limit(model):
+def test_windows_in_which_nothing_was_measured_are_answered_within_the_limit(model: LoadedModel) -> None:
     empty = {"collection_id": 5, "limit": {"cpu": 0.1, "memory": 3e9}, "windows": [{"start_us": 0, "end_us": 1}]}
     (task,) = ask(model, [empty])
     assert 0 <= task["reservation"]["cpu"] <= 0.1
     assert 0 <= task["reservation"]["memory"] <= 3e9
 
 
-def test_the_history_is_counted_and_timed(model, history):
+def test_the_history_is_counted_and_timed(model: LoadedModel, history: History) -> None:
     windows = history.tasks[0]["windows"]
     (task,) = ask(model, history.tasks[:1])
     seconds = (windows[-1]["end_us"] - windows[0]["start_us"]) / 1e6
     assert task["history"] == {"windows": 40, "age_s": seconds, "end_us": windows[-1]["end_us"]}
 
 
-def test_a_wider_margin_never_reserves_less(model, history):
+def test_a_wider_margin_never_reserves_less(model: LoadedModel, history: History) -> None:
     baseline, medium, aggressive = (reservations(ask(model, history.tasks, margin=m)) for m in MARGIN_NAMES)
     assert (baseline >= medium).all()
     assert (medium >= aggressive).all()
@@ -119,12 +135,12 @@ def test_a_wider_margin_never_reserves_less(model, history):
     np.testing.assert_array_equal(baseline, reservations(ask(model, history.tasks)))  # the default
 
 
-def test_any_unit_gives_the_same_share_of_the_limit(model, history):
-    def scaled(task):
-        def times(limit):
+def test_any_unit_gives_the_same_share_of_the_limit(model: LoadedModel, history: History) -> None:
+    def scaled(task: Json) -> Json:
+        def times(limit: dict[str, float]) -> dict[str, float]:
             return {"cpu": limit["cpu"] * 1024, "memory": limit["memory"] / 2**20}
 
-        def window(w):
+        def window(w: Json) -> Json:
             out = dict(w, limit=times(w["limit"]))
             for name, value in w.items():
                 if name.startswith("cpu_"):
@@ -141,7 +157,7 @@ def test_any_unit_gives_the_same_share_of_the_limit(model, history):
     np.testing.assert_allclose(other / [1024, 2**-20], plain, rtol=1e-6)
 
 
-def test_a_limit_changed_after_the_last_window_binds_the_answer():
+def test_a_limit_changed_after_the_last_window_binds_the_answer() -> None:
     reservation = np.array([[2.0, 2.0], [2.0, 1.0], [1.5, 0.5], [1.5, 0.5]])
     rule = np.array([[STARTUP, CAP], [UNKNOWN, JUMP], [MODEL, MODEL], [MODEL, JUMP]], np.uint8)
     raised = under_limit_of_now(Estimate(reservation, rule), np.full((4, 2), 3.0))
@@ -153,7 +169,9 @@ def test_a_limit_changed_after_the_last_window_binds_the_answer():
     np.testing.assert_array_equal(lowered.rule, [[STARTUP, CAP], [UNKNOWN, JUMP], [CAP, MODEL], [CAP, JUMP]])
 
 
-def test_what_a_model_does_not_foresee_is_null_and_its_task_keeps_the_limit(model, history):
+def test_what_a_model_does_not_foresee_is_null_and_its_task_keeps_the_limit(
+    model: LoadedModel, history: History
+) -> None:
     from reclaim.training.trees import TreeForecaster
 
     nothing = TreeForecaster([[None, None]] * len(TARGETS), 0.25, levels=(0.9, 0.99), horizon_s=3_600)
@@ -165,7 +183,7 @@ def test_what_a_model_does_not_foresee_is_null_and_its_task_keeps_the_limit(mode
     assert task["rule"]["memory"] in ("unknown", "startup", "jump")
 
 
-def test_an_answer_names_model_margin_and_levels(model, history):
+def test_an_answer_names_model_margin_and_levels(model: LoadedModel, history: History) -> None:
     request = parse_request(json.dumps({"tasks": history.tasks[:1], "margin": "medium"}).encode())
     response = answer(model, request, SETTINGS).model_dump()
     del response["tasks"]
@@ -179,20 +197,20 @@ def test_an_answer_names_model_margin_and_levels(model, history):
     }
 
 
-def test_the_model_info_names_what_the_numbers_mean(model):
+def test_the_model_info_names_what_the_numbers_mean(model: LoadedModel) -> None:
     info = model_info(model, SETTINGS)
     assert "OOM" in info.oom_definition
     assert info.pipeline_version == model.bundle.pipeline_version
     assert [m.name for m in info.margins] == list(MARGIN_NAMES)
 
 
-def test_an_unknown_margin_is_refused_with_those_there_are(model, history):
+def test_an_unknown_margin_is_refused_with_those_there_are(model: LoadedModel, history: History) -> None:
     with pytest.raises(RequestError, match="one of baseline, medium, aggressive, got 'brave'") as refusal:
         ask(model, history.tasks, margin="brave")
     assert (refusal.value.status, refusal.value.body.error.field) == (422, "margin")
 
 
-def test_too_many_tasks_are_refused_with_both_numbers(model, history):
+def test_too_many_tasks_are_refused_with_both_numbers(model: LoadedModel, history: History) -> None:
     request = parse_request(json.dumps({"tasks": history.tasks}).encode())
     with pytest.raises(RequestError, match="at most 5 in one request, got 6") as refusal:
         answer(model, request, SETTINGS.model_copy(update={"max_tasks": 5}))

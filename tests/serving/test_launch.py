@@ -1,5 +1,7 @@
 """What is checked before the server takes the process, and one real server."""
 
+from __future__ import annotations
+
 import http.client
 import json
 import os
@@ -9,6 +11,8 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import psutil
@@ -17,6 +21,14 @@ import pytest
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.serving import launch
+from reclaim.training.bundle import Bundle
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import History
+
+Json = dict[str, Any]
+Execve = tuple[str, list[str], dict[str, str]]
+"""What ``os.execve`` takes: program, command and environment."""
 
 
 class TakenOver(Exception):
@@ -24,11 +36,11 @@ class TakenOver(Exception):
 
 
 @pytest.fixture
-def taken_over(monkeypatch):
-    calls = []
+def taken_over(monkeypatch: pytest.MonkeyPatch) -> list[Execve]:
+    calls: list[Execve] = []
 
-    def execve(*arguments):
-        calls.append(arguments)
+    def execve(program: str, command: list[str], environment: dict[str, str]) -> NoReturn:
+        calls.append((program, command, environment))
         raise TakenOver
 
     monkeypatch.setattr(os, "execve", execve)
@@ -36,15 +48,16 @@ def taken_over(monkeypatch):
 
 
 @pytest.fixture
-def free_port():
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def test_the_server_takes_the_process_with_the_model_already_fetched(
-    taken_over, bundle_folder, free_port, monkeypatch, tmp_path
-):
+    taken_over: list[Execve], bundle_folder: Path, free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("BENTOML_HOME", raising=False)
     monkeypatch.chdir(bundle_folder.parent)
@@ -61,7 +74,9 @@ def test_the_server_takes_the_process_with_the_model_already_fetched(
     assert os.environ.get("RECLAIM_BUNDLE") is None  # only the server's environment is changed
 
 
-def test_a_home_that_cannot_be_written_is_no_obstacle(taken_over, bundle_folder, free_port, monkeypatch, tmp_path):
+def test_a_home_that_cannot_be_written_is_no_obstacle(
+    taken_over: list[Execve], bundle_folder: Path, free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))  # even the superuser cannot make a folder in it
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -72,7 +87,9 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(taken_over, bundle_folder,
     assert os.path.dirname(taken_over[0][2]["BENTOML_HOME"]) == str(tmp_path)
 
 
-def test_a_folder_that_bentoml_was_given_is_left_to_it(taken_over, bundle_folder, free_port, monkeypatch, tmp_path):
+def test_a_folder_that_bentoml_was_given_is_left_to_it(
+    taken_over: list[Execve], bundle_folder: Path, free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("BENTOML_HOME", "/given")
     with pytest.raises(TakenOver):
@@ -81,7 +98,7 @@ def test_a_folder_that_bentoml_was_given_is_left_to_it(taken_over, bundle_folder
     assert not list(tmp_path.iterdir())
 
 
-def test_a_busy_port_is_refused_before_anything_is_loaded(taken_over):
+def test_a_busy_port_is_refused_before_anything_is_loaded(taken_over: list[Execve]) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -100,13 +117,15 @@ def test_a_busy_port_is_refused_before_anything_is_loaded(taken_over):
         ("192.0.2.1", 3_000, "cannot listen on 192.0.2.1 port 3000"),  # kept for documentation: nobody has it
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused(taken_over, host, port, message):
+def test_an_address_that_cannot_be_used_is_refused(
+    taken_over: list[Execve], host: str, port: int, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         launch.serve(host, port, "./nowhere")
     assert not taken_over
 
 
-def test_a_model_that_is_none_is_refused(taken_over, free_port, tmp_path):
+def test_a_model_that_is_none_is_refused(taken_over: list[Execve], free_port: int, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no model '\./nowhere'"):
         launch.serve(port=free_port, model="./nowhere")
     with pytest.raises(ModelError, match=r"holds no bundle\.json"):
@@ -114,7 +133,7 @@ def test_a_model_that_is_none_is_refused(taken_over, free_port, tmp_path):
     assert not taken_over
 
 
-def call(port, method, path, body=None):
+def call(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path, body)
@@ -124,7 +143,7 @@ def call(port, method, path, body=None):
         connection.close()
 
 
-def wait_until_ready(server, port, deadline_s=120):
+def wait_until_ready(server: subprocess.Popen[bytes], port: int, deadline_s: float = 120) -> None:
     start = time.monotonic()
     while time.monotonic() - start < deadline_s:
         assert server.poll() is None, "the server ended while it started"
@@ -139,8 +158,8 @@ def wait_until_ready(server, port, deadline_s=120):
 
 @pytest.mark.slow
 def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
-    bundle, bundle_folder, history, free_port, tmp_path
-):
+    bundle: Bundle, bundle_folder: Path, history: History, free_port: int, tmp_path: Path
+) -> None:
     code = f"from reclaim.serving.launch import serve; serve(port={free_port}, model={str(bundle_folder)!r})"
     environment = os.environ | {"BENTOML_HOME": str(tmp_path / "bentoml")}
     log = (tmp_path / "log").open("w+b")
@@ -150,10 +169,11 @@ def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
         wait_until_ready(server, free_port)
         family += family[0].children(recursive=True)
 
-        def ask(tasks):
+        def ask(tasks: list[Json]) -> list[Json]:
             status, content = call(free_port, "POST", "/v1/reservations", json.dumps({"tasks": tasks}).encode())
             assert status == 200, content
-            return json.loads(content)["tasks"]
+            answered: list[Json] = json.loads(content)["tasks"]
+            return answered
 
         served = ask(history.tasks)
         estimate = bundle.estimator("baseline").update(history.windows.task_numbers(), history.windows)
@@ -173,7 +193,7 @@ def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
         assert b'endpoint="/v1/reservations",http_response_code="422"' in metrics
     finally:
         server.send_signal(signal.SIGTERM)
-        code = server.wait(timeout=30)
+        exit_code = server.wait(timeout=30)
         _, alive = psutil.wait_procs(family[1:], timeout=10)
         for process in alive:
             process.kill()
@@ -182,7 +202,7 @@ def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
         log.close()
     assert len(family) > 1
     assert not alive
-    assert code == 0, output
+    assert exit_code == 0, output
     assert "Traceback" not in output, output
     with pytest.raises(ConnectionRefusedError):
         call(free_port, "GET", "/livez")

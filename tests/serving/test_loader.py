@@ -1,6 +1,9 @@
 """From a reference to a loaded model: folders, the registry, and what is refused."""
 
+from __future__ import annotations
+
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,10 +11,10 @@ from reclaim.data.errors import ConfigError, ModelError
 from reclaim.serving.loader import LOCAL_VERSION, find_model, load_model
 from reclaim.serving.settings import ServingSettings
 from reclaim.training import tracking
-from reclaim.training.bundle import save_bundle
+from reclaim.training.bundle import Bundle, save_bundle
 
 
-def test_a_folder_is_a_model(bundle_folder, monkeypatch):
+def test_a_folder_is_a_model(bundle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(bundle_folder.parent)
     location = find_model("./bundle")
     assert location.folder == bundle_folder.resolve()
@@ -19,14 +22,14 @@ def test_a_folder_is_a_model(bundle_folder, monkeypatch):
     assert (model.name, model.version, model.source) == ("bundle", LOCAL_VERSION, "./bundle")
 
 
-def test_what_is_no_model_is_refused_with_the_remedy(tmp_path):
+def test_what_is_no_model_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no model './nowhere'.*reclaim train DATASET"):
         find_model("./nowhere")
     with pytest.raises(ModelError, match=r"holds no bundle\.json.*reclaim train"):
         load_model(ServingSettings(bundle=tmp_path))
 
 
-def test_a_default_margin_that_the_model_lacks_is_refused(bundle_folder):
+def test_a_default_margin_that_the_model_lacks_is_refused(bundle_folder: Path) -> None:
     with pytest.raises(ConfigError, match="RECLAIM_MARGIN: expected one of baseline, medium, aggressive, got 'brave'"):
         load_model(ServingSettings(bundle=bundle_folder, margin="brave"))
 
@@ -35,7 +38,9 @@ def test_a_default_margin_that_the_model_lacks_is_refused(bundle_folder):
 # MLflow 3.17 warns of its own type hints while it is imported, and of a signature given without an example
 @pytest.mark.filterwarnings("ignore:.*An input example was not provided:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*Any type hint is inferred as AnyType:UserWarning")
-def test_a_reference_is_resolved_in_the_registry(bundle, tmp_path, monkeypatch):
+def test_a_reference_is_resolved_in_the_registry(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     folder = tmp_path / "bundle"
     for fingerprint in ("first", "second"):
@@ -43,7 +48,7 @@ def test_a_reference_is_resolved_in_the_registry(bundle, tmp_path, monkeypatch):
         with tracking.start_run("serving-test", "network") as run:
             tracking.register_bundle(run, folder, "reclaim", inputs=["x"], outputs=["y"])
 
-    def served(reference):
+    def served(reference: str) -> tuple[str, str, str]:
         location = find_model(reference)
         # as launch hands it to a worker
         settings = ServingSettings(model=reference, bundle=location.folder, model_version=location.version)

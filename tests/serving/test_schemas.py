@@ -1,6 +1,6 @@
 """What the wire format takes and what it refuses."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
@@ -9,28 +9,30 @@ from reclaim.data import schema as s
 from reclaim.serving.schemas import ReservationRequest, RuleName, TierName, Window
 from reclaim.training.estimators.base import RULES
 
+Json = dict[str, Any]
+
 LIMIT = {"cpu": 2.0, "memory": 4e9}
 
 
-def task(**fields):
-    return {"collection_id": 1, "limit": LIMIT} | fields
+def task(**fields: Any) -> Json:
+    return {"collection_id": 1, "limit": LIMIT, **fields}
 
 
-def test_the_words_on_the_wire_are_those_of_the_code():
+def test_the_words_on_the_wire_are_those_of_the_code() -> None:
     assert get_args(RuleName) == RULES
     assert get_args(TierName) == s.TIERS
 
 
-def test_every_field_of_a_window_is_a_column_of_a_dataset_except_the_limit():
+def test_every_field_of_a_window_is_a_column_of_a_dataset_except_the_limit() -> None:
     assert set(Window.model_fields) - {"limit"} <= set(s.USAGE.names)
 
 
-def test_ids_are_exact_64_bit_integers():
+def test_ids_are_exact_64_bit_integers() -> None:
     body = '{"tasks": [{"collection_id": 9223372036854775807, "limit": {"cpu": 1, "memory": 1}}]}'
     assert ReservationRequest.model_validate_json(body).tasks[0].collection_id == 2**63 - 1
 
 
-def test_a_number_keeps_every_bit_through_json():
+def test_a_number_keeps_every_bit_through_json() -> None:
     body = '{"tasks": [{"collection_id": 1, "limit": {"cpu": 0.30000000000000004, "memory": 7856209931.000001}}]}'
     limit = ReservationRequest.model_validate_json(body).tasks[0].limit
     assert (limit.cpu, limit.memory) == (0.1 + 0.2, 7856209931.000001)
@@ -70,18 +72,18 @@ def test_a_number_keeps_every_bit_through_json():
     ],
     ids=repr,
 )
-def test_what_is_wrong_in_a_task_is_refused(wrong):
+def test_what_is_wrong_in_a_task_is_refused(wrong: Json) -> None:
     ReservationRequest.model_validate({"tasks": [task()]})
     with pytest.raises(ValidationError):
         ReservationRequest.model_validate({"tasks": [task(**wrong)]})
 
 
-def test_windows_may_overlap_as_they_do_in_a_dataset():
+def test_windows_may_overlap_as_they_do_in_a_dataset() -> None:
     windows = [{"start_us": 0, "end_us": 9}, {"start_us": 5, "end_us": 8}, {"start_us": 5, "end_us": 12}]
     assert len(ReservationRequest.model_validate({"tasks": [task(windows=windows)]}).tasks[0].windows) == 3
 
 
-def test_a_task_may_stand_in_a_request_only_once():
+def test_a_task_may_stand_in_a_request_only_once() -> None:
     other = task(instance_index=1)
     ReservationRequest.model_validate({"tasks": [task(), other]})
     with pytest.raises(ValidationError, match=r"the same task as tasks\[0\]: collection_id 1, instance_index 0"):

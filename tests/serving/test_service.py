@@ -1,18 +1,34 @@
 """The whole application in this process: every route, every refusal, in the one shape."""
 
+from __future__ import annotations
+
 import copy
 import json
 import logging
 import math
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reclaim.serving.schemas import ErrorResponse, ModelInfo, ReservationResponse
+from reclaim.serving.schemas import ErrorBody, ErrorResponse, ModelInfo, ReservationResponse
+from reclaim.training.bundle import Bundle
+
+if TYPE_CHECKING:
+    from httpx import Response
+    from starlette.testclient import TestClient
+
+    from tests.serving.conftest import History
+
+Json = dict[str, Any]
+Steps = tuple[str | int, ...]
+"""The keys and rows that lead to one value of a body."""
 
 URL = "/v1/reservations"
-TASK = {
+TASK: Json = {
     "collection_id": 1,
     "instance_index": 0,
     "limit": {"cpu": 2.0, "memory": 4e9},
@@ -31,10 +47,10 @@ TASK = {
         },
     ],
 }
-BODY = {"tasks": [TASK], "margin": "medium", "units": {"cpu": "cores", "memory": "bytes"}}
+BODY: Json = {"tasks": [TASK], "margin": "medium", "units": {"cpu": "cores", "memory": "bytes"}}
 
 
-def test_a_request_is_answered(client):
+def test_a_request_is_answered(client: TestClient) -> None:
     response = client.post(URL, json=BODY)
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
@@ -43,35 +59,36 @@ def test_a_request_is_answered(client):
     assert 0 < answer.tasks[0].reservation.cpu < 2.0
 
 
-def test_the_body_is_json_whatever_it_is_called(client):
+def test_the_body_is_json_whatever_it_is_called(client: TestClient) -> None:
     called_form = {"content-type": "application/x-www-form-urlencoded"}  # as curl -d does
     answer = client.post(URL, content=json.dumps(BODY), headers=called_form)
     assert (answer.status_code, answer.json()) == (200, client.post(URL, json=BODY).json())
 
 
-def test_a_large_request_is_answered_like_small_ones(client, service, history):
+def test_a_large_request_is_answered_like_small_ones(client: TestClient, service: ModuleType, history: History) -> None:
     assert len(json.dumps(history.tasks)) > service._INLINE_BYTES
     together = client.post(URL, json={"tasks": history.tasks}).json()["tasks"]
     assert [client.post(URL, json={"tasks": [task]}).json()["tasks"][0] for task in history.tasks] == together
 
 
-def test_the_model_is_described(client, bundle):
+def test_the_model_is_described(client: TestClient, bundle: Bundle) -> None:
     info = ModelInfo.model_validate(client.get("/v1/model").json())
     assert (info.source, info.kind, info.model.version) == ("reclaim@champion", "network", "3")
     assert info.dataset_fingerprint == bundle.dataset_fingerprint
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz"])
-def test_bentoml_says_that_it_is_well(client, path):
+def test_bentoml_says_that_it_is_well(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 200
 
 
-def test_the_openapi_page_describes_what_the_endpoint_takes_and_answers(client):
+def test_the_openapi_page_describes_what_the_endpoint_takes_and_answers(client: TestClient) -> None:
     document = client.get("/docs.json").json()
     post = document["paths"][URL]["post"]
 
-    def model(part):
-        return part["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+    def model(part: Json) -> str:
+        reference: str = part["content"]["application/json"]["schema"]["$ref"]
+        return reference.rsplit("/", 1)[1]
 
     assert model(post["requestBody"]) == "ReservationRequest"
     answers = {status: model(part) for status, part in post["responses"].items()}
@@ -82,10 +99,10 @@ def test_the_openapi_page_describes_what_the_endpoint_takes_and_answers(client):
     assert "/v1/model" in document["paths"]
 
 
-def changed(*path, to):
+def changed(*path: str | int, to: object) -> str:
     """Return the body with one value replaced."""
     body = copy.deepcopy(BODY)
-    inner = body
+    inner: Any = body
     for step in path[:-1]:
         inner = inner[step]
     inner[path[-1]] = to
@@ -93,7 +110,7 @@ def changed(*path, to):
 
 
 WINDOW = ("tasks", 0, "windows", 0)
-REFUSALS = {
+REFUSALS: dict[str, tuple[str | bytes, int, str, str | None, str]] = {
     "malformed": ("{", 400, "malformed_json", None, "the body is not valid JSON: EOF while parsing"),
     "empty": ("", 400, "malformed_json", None, "the body is not valid JSON: EOF while parsing"),
     "no UTF-8": (b"\xff\xfe", 400, "malformed_json", None, "the body is not valid JSON"),
@@ -170,7 +187,7 @@ REFUSALS = {
 }  # fmt: skip
 
 
-def assert_refused(response, status, code, field, message):
+def assert_refused(response: Response, status: int, code: str, field: str | None, message: str) -> ErrorBody:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     error = ErrorResponse.model_validate(response.json()).error
@@ -182,12 +199,12 @@ def assert_refused(response, status, code, field, message):
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_mistake_is_named_in_one_line(client, case):
-    body, *expected = REFUSALS[case]
-    assert_refused(client.post(URL, content=body), *expected)
+def test_a_mistake_is_named_in_one_line(client: TestClient, case: str) -> None:
+    body, status, code, field, message = REFUSALS[case]
+    assert_refused(client.post(URL, content=body), status, code, field, message)
 
 
-def test_a_refusal_names_the_row_of_the_task_and_of_the_window(client):
+def test_a_refusal_names_the_row_of_the_task_and_of_the_window(client: TestClient) -> None:
     body = {"tasks": [TASK, {**TASK, "instance_index": 1, "windows": [*TASK["windows"], {"start_us": 7, "end_us": 9}]}]}
     error = assert_refused(
         client.post(URL, json=body), 422, "invalid_field", "tasks[1].windows[2]", "stands before an earlier one"
@@ -195,13 +212,15 @@ def test_a_refusal_names_the_row_of_the_task_and_of_the_window(client):
     assert (error.task, error.window) == (1, 2)
 
 
-def test_a_body_that_is_too_large_is_refused_before_it_is_read(client, service, monkeypatch):
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(
+    client: TestClient, service: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = service._service().settings.model_copy(update={"max_body_bytes": 2_000})
     monkeypatch.setattr(service._service(), "settings", small)
     assert client.post(URL, json=BODY).status_code == 200
     message = "the body may have at most 2000 bytes"
 
-    def chunks():
+    def chunks() -> Iterator[bytes]:
         for _ in range(3):
             yield b" " * 1_000
 
@@ -209,7 +228,9 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(client, service, 
     assert_refused(client.post(URL, content=chunks()), 413, "body_too_large", None, message)  # no length announced
 
 
-def test_too_many_tasks_are_refused(client, service, monkeypatch, history):
+def test_too_many_tasks_are_refused(
+    client: TestClient, service: ModuleType, monkeypatch: pytest.MonkeyPatch, history: History
+) -> None:
     small = service._service().settings.model_copy(update={"max_tasks": 2})
     monkeypatch.setattr(service._service(), "settings", small)
     assert client.post(URL, json={"tasks": history.tasks[:2]}).status_code == 200
@@ -227,15 +248,19 @@ def test_too_many_tasks_are_refused(client, service, monkeypatch, history):
         ("GET", "/v1/", 404, "not_found"),
     ],
 )
-def test_a_wrong_path_or_method_is_refused_in_the_same_shape(client, method, path, status, code):
+def test_a_wrong_path_or_method_is_refused_in_the_same_shape(
+    client: TestClient, method: str, path: str, status: int, code: str
+) -> None:
     response = client.request(method, path)
     assert response.status_code == status
     if method != "HEAD":
         assert_refused(response, status, code, None, "")
 
 
-def test_a_fault_of_the_service_is_logged_and_not_explained_to_the_caller(client, service, monkeypatch, caplog):
-    def fail(*_):
+def test_a_fault_of_the_service_is_logged_and_not_explained_to_the_caller(
+    client: TestClient, service: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> NoReturn:
         raise RuntimeError("secret")
 
     monkeypatch.setattr(service, "answer", fail)
@@ -258,7 +283,7 @@ LEAF = (
 ANYTHING = st.recursive(LEAF, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=5), x, max_size=3))
 
 
-def places(value, path=()):
+def places(value: object, path: Steps = ()) -> Iterator[Steps]:
     """Yield the path of every value in the body."""
     yield path
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -267,12 +292,13 @@ def places(value, path=()):
 
 
 @st.composite
-def attacks(draw):
+def attacks(draw: st.DrawFn) -> str:
     """Draw a body that is the good one but for one to three places."""
-    body = {"body": copy.deepcopy(BODY)}
+    body: Json = {"body": copy.deepcopy(BODY)}
     for _ in range(draw(st.integers(1, 3))):
         path = draw(st.sampled_from(list(places(body["body"]))))
-        inner, last = body, "body"
+        inner: Any = body
+        last: str | int = "body"
         for step in path:
             inner, last = inner[last], step
         how = draw(st.sampled_from(["replace", "remove", "add"]))
@@ -285,7 +311,7 @@ def attacks(draw):
     return json.dumps(body["body"])
 
 
-def assert_answered_or_refused(response):
+def assert_answered_or_refused(response: Response) -> None:
     assert response.status_code in (200, 400, 413, 422), response.text
     if response.status_code != 200:
         error = ErrorResponse.model_validate(response.json()).error
@@ -299,13 +325,13 @@ def assert_answered_or_refused(response):
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=attacks())
-def test_whatever_is_wrong_in_a_body_it_is_answered_or_refused_in_one_shape(client, body):
+def test_whatever_is_wrong_in_a_body_it_is_answered_or_refused_in_one_shape(client: TestClient, body: str) -> None:
     assert_answered_or_refused(client.post(URL, content=body))
 
 
 @settings(max_examples=100, deadline=None)
 @given(body=st.binary(max_size=50) | ANYTHING.map(json.dumps).map(str.encode))
-def test_whatever_is_sent_is_refused_in_one_shape(client, body):
+def test_whatever_is_sent_is_refused_in_one_shape(client: TestClient, body: bytes) -> None:
     assert_answered_or_refused(client.post(URL, content=body))
 
 
@@ -318,7 +344,9 @@ EXTREME = st.sampled_from([0.0, 5e-324, 1e-300, 1e-12, 1.0, 1e18])
     usage=st.lists(st.tuples(EXTREME, EXTREME, EXTREME), min_size=1, max_size=4),
     end_us=st.sampled_from([2**62, 10**15]),
 )
-def test_the_extremes_that_are_taken_are_answered_with_finite_numbers(client, limit, usage, end_us):
+def test_the_extremes_that_are_taken_are_answered_with_finite_numbers(
+    client: TestClient, limit: tuple[float, float], usage: list[tuple[float, float, float]], end_us: int
+) -> None:
     windows = [
         {"start_us": end_us - 10 * (len(usage) - i), "end_us": end_us - 9 * (len(usage) - i - 1),
          "cpu_mean": cpu, "cpu_max": cpu, "cpu_percentiles": [cpu] * 11, "memory_max": memory, "cpi": other}

@@ -6,18 +6,18 @@ from reclaim.data.errors import ConfigError
 from reclaim.serving.settings import read_settings
 
 
-def test_defaults_serve_the_champion_at_the_widest_margin():
+def test_defaults_serve_the_champion_at_the_widest_margin() -> None:
     settings = read_settings()
     assert (settings.model, settings.margin, settings.max_tasks) == ("reclaim@champion", "baseline", 1_000)
 
 
-def test_the_environment_sets_each_field(monkeypatch):
+def test_the_environment_sets_each_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECLAIM_MARGIN", "aggressive")
     monkeypatch.setenv("RECLAIM_MAX_TASKS", "7")
     assert (read_settings().margin, read_settings().max_tasks) == ("aggressive", 7)
 
 
-def test_a_setting_out_of_range_is_named(monkeypatch):
+def test_a_setting_out_of_range_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECLAIM_MAX_TASKS", "none")
     monkeypatch.setenv("RECLAIM_MAX_BODY_BYTES", "-1")
     with pytest.raises(ConfigError, match=r"RECLAIM_MAX_TASKS: .*RECLAIM_MAX_BODY_BYTES: ") as refusal:

@@ -78,7 +78,7 @@ def test_oom_loss_of_an_unknown_horizon_is_zero_and_has_no_gradient() -> None:
     loss = oom_loss(logits, label)
     assert loss[0].item() == pytest.approx(np.log(2))
     assert loss[1].item() == 0.0
-    loss.sum().backward()
+    loss.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     assert logits.grad is not None
     assert (logits.grad[:, 1] == 0).all()
 
@@ -97,7 +97,7 @@ def test_one_batch_is_learned_by_heart() -> None:
         loss = pinball_loss(quantiles, y, levels).mean() + oom_loss(logits, label).mean()
         first = first or loss.item()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         optimizer.step()
     assert loss.item() < 0.1 * first
     assert ((torch.sigmoid(logits) > 0.5).float() == label).all()
