@@ -15,8 +15,16 @@ from reclaim.data.store import Dataset
 from reclaim.features.splits import IN_ALLOC, TRAIN
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S
-from reclaim.replay.openloop import History, join_histories, known_seconds, previous_rows, run_base
+from reclaim.replay.openloop import (
+    History,
+    answer_stored,
+    join_histories,
+    known_seconds,
+    previous_rows,
+    run_base,
+)
 from reclaim.training.estimators.base import Estimate, Estimator
+from reclaim.training.estimators.forecast import ForecastEstimator
 
 _NEXT_S: Final = 300
 """The shortest horizon, in seconds: the window that comes next."""
@@ -78,7 +86,11 @@ def fold_dataset(
             kept.append(history.take(keep))
             for name, make in makers.items():
                 started = time.perf_counter()
-                answers[name].append(run_base(make(), windows).take(keep))
+                estimator = make()
+                if isinstance(estimator, ForecastEstimator):  # its fold is the features', and those are stored
+                    answers[name].append(answer_stored(estimator, features.x[rows[keep]], windows.take(keep)))
+                else:
+                    answers[name].append(run_base(estimator, windows).take(keep))
                 seconds[f"fold/{name}"] = seconds.get(f"fold/{name}", 0.0) + time.perf_counter() - started
                 bar.update(len(windows))
     return join_histories(kept), {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.windows import Windows, concatenate
 from reclaim.training.estimators.base import MODEL, Estimate, Estimator
+from reclaim.training.estimators.forecast import ForecastEstimator
 from reclaim.training.estimators.margin import Guarded, Margin
 from reclaim.training.estimators.statistical import LimitEstimator
 
@@ -83,11 +85,30 @@ def run_base(estimator: Estimator, windows: Windows) -> Estimate:
         Before any margin; shape (n, n_resources).
     """
     slot = windows.task_numbers()
+    return _in_parts(windows, lambda part: estimator.update(slot[part], windows.take(part)))
+
+
+def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows: Windows) -> Estimate:
+    """Return what ``run_base`` would, of chosen rows only, from the features that are stored of them.
+
+    Those are to the bit what the estimator computes as it goes (``features.state``), so the answers are the same.
+
+    Parameters
+    ----------
+    estimator : ForecastEstimator
+    x : float32, shape (n, n_features)
+    windows : Windows
+        The ``n`` rows.
+    """
+    return _in_parts(windows, lambda part: estimator.answer(x[part], windows.take(part)))
+
+
+def _in_parts(windows: Windows, answer: Callable[[slice], Estimate]) -> Estimate:
     reservation = np.empty_like(windows.limit)
     rule = np.empty(windows.limit.shape, np.uint8)
     for start in range(0, len(windows), ROWS_PER_CALL):
         part = slice(start, start + ROWS_PER_CALL)
-        estimate = estimator.update(slot[part], windows.take(part))
+        estimate = answer(part)
         reservation[part], rule[part] = estimate.reservation, estimate.rule
     return Estimate(reservation, rule)
 

@@ -1,4 +1,4 @@
-"""What tests of every room share: where the real data is, and a hand-made trace in the v3 layout."""
+"""What tests of every room share: where the real data is, a hand-made trace in the v3 layout, a drawn model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from reclaim.training.bundle import Bundle
+from reclaim.training.estimators.margin import three_margins
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
@@ -90,3 +93,34 @@ def write_shard() -> Callable[[Path, str, Rows], Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def bundle() -> Bundle:
+    """Return a small network whose answers depend on every feature; drawn, not fitted."""
+    import torch
+
+    from reclaim.features.registry import FEATURE_NAMES
+    from reclaim.features.targets import HORIZONS_S, TARGETS
+    from reclaim.training.forecaster import NetworkForecaster
+    from reclaim.training.networks import QuantileNetwork
+    from reclaim.training.settings import QUANTILE_LEVELS
+
+    generator = torch.Generator().manual_seed(7)
+    network = QuantileNetwork(
+        torch.full((len(FEATURE_NAMES),), 0.3), torch.ones(len(FEATURE_NAMES)),
+        n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), n_levels=len(QUANTILE_LEVELS), width=32, depth=2,
+    )  # fmt: skip
+    network.initialise(generator)
+    with torch.no_grad():
+        network.line.weight.normal_(0.0, 0.01, generator=generator)
+        first_levels = network.head.bias[: -len(HORIZONS_S)].view(network.shape)[..., 0]
+        first_levels.fill_(0.4)  # the lowest quantiles near 0.4 squared of the limit
+    return Bundle(
+        kind="network",
+        forecaster=NetworkForecaster(network, "sqrt"),
+        horizon_s=3_600,
+        level=(0.9, 0.99),
+        margins=three_margins((0.3, 0.2), (0.1, 0.05)),
+        dataset_fingerprint="0" * 64,
+    )

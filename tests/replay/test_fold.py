@@ -13,6 +13,7 @@ from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.fold import fold_dataset
 from reclaim.replay.openloop import History, run_base
+from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import Estimate
 from reclaim.training.estimators.registry import build_estimator
 
@@ -86,6 +87,20 @@ def test_answers_are_those_of_the_whole_history(dataset: Path, folded: tuple[His
     rows = global_rows(dataset, history)
     np.testing.assert_array_equal(answers["borg"].reservation, whole.reservation[rows])
     np.testing.assert_array_equal(answers["borg"].rule, whole.rule[rows])
+
+
+def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_folding(
+    dataset: Path, bundle: Bundle
+) -> None:
+    opened = Dataset.open(dataset)
+    everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
+    whole = run_base(bundle.bare_estimator(), everything)
+    makers = {"network": bundle.bare_estimator}
+    history, answers = fold_dataset(opened, FeatureSet.open(dataset), 3600, makers, {}, progress=False)
+    rows = global_rows(dataset, history)
+    np.testing.assert_array_equal(answers["network"].reservation, whole.reservation[rows])
+    np.testing.assert_array_equal(answers["network"].rule, whole.rule[rows])
+    assert len(np.unique(answers["network"].reservation)) > 100
 
 
 def test_tasks_inside_an_alloc_instance_are_left_out(dataset: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A real network bundle with drawn weights, and synthetic histories as a dataset and as a request hold them."""
+"""The folder of a real bundle, and synthetic histories as a dataset and as a request hold them."""
 
 from __future__ import annotations
 
@@ -17,40 +17,8 @@ from reclaim.data import schema as s
 from reclaim.data.store import windows_from_table
 from reclaim.data.windows import Windows
 from reclaim.training.bundle import Bundle, save_bundle
-from reclaim.training.estimators.margin import three_margins
 
 WINDOW_US = 300_000_000
-
-
-@pytest.fixture(scope="session")
-def bundle() -> Bundle:
-    """Return a small network whose answers depend on every feature; drawn, not fitted."""
-    import torch
-
-    from reclaim.features.registry import FEATURE_NAMES
-    from reclaim.features.targets import HORIZONS_S, TARGETS
-    from reclaim.training.forecaster import NetworkForecaster
-    from reclaim.training.networks import QuantileNetwork
-    from reclaim.training.settings import QUANTILE_LEVELS
-
-    generator = torch.Generator().manual_seed(7)
-    network = QuantileNetwork(
-        torch.full((len(FEATURE_NAMES),), 0.3), torch.ones(len(FEATURE_NAMES)),
-        n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), n_levels=len(QUANTILE_LEVELS), width=32, depth=2,
-    )  # fmt: skip
-    network.initialise(generator)
-    with torch.no_grad():
-        network.line.weight.normal_(0.0, 0.01, generator=generator)
-        first_levels = network.head.bias[: -len(HORIZONS_S)].view(network.shape)[..., 0]
-        first_levels.fill_(0.4)  # the lowest quantiles near 0.4 squared of the limit
-    return Bundle(
-        kind="network",
-        forecaster=NetworkForecaster(network, "sqrt"),
-        horizon_s=3_600,
-        level=(0.9, 0.99),
-        margins=three_margins((0.3, 0.2), (0.1, 0.05)),
-        dataset_fingerprint="0" * 64,
-    )
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,18 @@ class ForecastEstimator(Estimator):
 
     def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
         """Take windows and answer for each; the forecast goes with the answer."""
-        x = self._state.advance(slot, windows)
+        return self.answer(self._state.advance(slot, windows), windows)
+
+    def answer(self, x: NDArray[np.float32], windows: Windows) -> Estimate:
+        """Answer for windows whose features are known already; remembers nothing.
+
+        Parameters
+        ----------
+        x : float32, shape (n, n_features)
+            What ``FeatureState.advance`` gave after each window, as a feature set stores it.
+        windows : Windows
+            ``n`` rows.
+        """
         forecast = self.forecaster.predict(x)
         # the first targets are the resources, in the same order
         quantile = np.stack(
