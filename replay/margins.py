@@ -184,16 +184,25 @@ def score(reservation: NDArray[np.float64], cell: Cell, bootstrap: Bootstrap) ->
     ages = metrics.sums(scored, metrics.age_key(history.known_s[test]), len(metrics.AGES))
     held = in_force(reservation, history)[test, _MEMORY]
     used = demand(windows)[:, _MEMORY]
-    events = int(timeline.oom_events(used, held, cell.slots).sum())
-    over = int(timeline.tasks_over(used, held, cell.slots).sum())
-    places = timeline.occupied(cell.slots)
     return {
         "all": _with_intervals(units, bootstrap),
         "unseen": _with_intervals(units[cell.unseen_units], bootstrap),
         "tiers": _by_group(tiers, metrics.TIER_LABELS),
         "ages": _by_group(ages, metrics.AGES),
-        "oom": {"events": events, "rate": events / places, "tasks_over": over, "tasks_over_rate": over / len(test)},
+        "oom": _memory_events(used, held, cell.slots),
     }
+
+
+def _memory_events(
+    used: NDArray[np.float64], held: NDArray[np.float64], slots: timeline.Slots
+) -> dict[str, float | int | None]:
+    """Return would-be out-of-memory events and tasks over their reservation, and their rates; None without memory."""
+    if not (np.isfinite(used) & np.isfinite(held)).any():
+        return dict.fromkeys(("events", "rate", "tasks_over", "tasks_over_rate"))
+    events = int(timeline.oom_events(used, held, slots).sum())
+    over = int(timeline.tasks_over(used, held, slots).sum())
+    places = timeline.occupied(slots)
+    return {"events": events, "rate": events / places, "tasks_over": over, "tasks_over_rate": over / len(used)}
 
 
 def over_time(reservation: NDArray[np.float64], cell: Cell) -> dict[str, Any]:
