@@ -61,8 +61,9 @@ def replaced_folder(path: Path) -> Iterator[Path]:
 
     A block that raises, or a process that is killed, leaves ``path`` as it was.
     """
-    temporary = path.with_name(path.name + ".partial")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary, retired = path.with_name(path.name + ".partial"), path.with_name(path.name + ".old.partial")
+    for left_behind in (temporary, retired):
+        shutil.rmtree(left_behind, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         yield temporary
@@ -70,8 +71,6 @@ def replaced_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     if path.exists():
-        retired = path.with_name(path.name + ".old.partial")
-        shutil.rmtree(retired, ignore_errors=True)
         os.replace(path, retired)
         os.replace(temporary, path)
         shutil.rmtree(retired)

@@ -131,6 +131,13 @@ def demand(windows: Windows) -> NDArray[np.float64]:
     return np.stack([cpu, memory], axis=1)
 
 
+def measured_by_mean(windows: Windows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return in which windows ``demand`` had only the mean to go by, and in which it had anything; (n, n_resources)."""
+    u = windows.usage
+    best, mean = u[:, [CPU_P90, MEMORY_MAX]], u[:, [CPU_MEAN, MEMORY_MEAN]]
+    return np.isnan(best) & ~np.isnan(mean), ~np.isnan(best) | ~np.isnan(mean)
+
+
 def peak_cpu(windows: Windows) -> NDArray[np.float64]:
     """Return the largest CPU usage in each window, not capped; the mean where the source has no maximum; shape (n,)."""
     u = windows.usage

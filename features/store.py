@@ -14,7 +14,9 @@ from tqdm import tqdm
 
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.schema import RESOURCES
 from reclaim.data.store import MANIFEST, Dataset, content_sha256, read_manifest, replaced_folder, write_json
+from reclaim.data.windows import measured_by_mean
 from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
 from reclaim.features.splits import (
     GROUPS,
@@ -36,6 +38,9 @@ from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS, oom_ev
 
 FOLDER: Final = "features"
 """Where a dataset keeps its feature set."""
+
+_LAST_WINDOW_US: Final = 300_000_000
+"""How far a window that begins within a horizon may reach beyond it: the longest window of the traces."""
 
 _ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     "x": (np.float32, (len(FEATURE_NAMES),)),
@@ -145,7 +150,8 @@ class FeatureSet:
         return self.y[rows], self.oom[rows]
 
     def _targets_until(self, rows: NDArray[np.int64], until_us: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        inside = self.end_us[rows][:, None] + np.array(HORIZONS_S, np.int64) * 1_000_000 <= until_us
+        reach_us = np.array(HORIZONS_S, np.int64) * 1_000_000 + _LAST_WINDOW_US
+        inside = self.end_us[rows][:, None] + reach_us <= until_us
         y = np.where(inside[:, None, :], self.y[rows], np.float32(np.nan))
         return y, np.where(inside, self.oom[rows], np.float32(np.nan))
 
@@ -180,7 +186,7 @@ def build_features(dataset: Dataset, config: FeatureConfig | None = None) -> tup
             for name, (dtype, shape) in _ARRAYS.items()
         }
         bucket_start = [0]
-        n_oom = 0
+        n_oom, by_mean, measured = 0, np.zeros(len(RESOURCES)), np.zeros(len(RESOURCES))
         for bucket in tqdm(range(dataset.n_buckets), desc="features", unit="bucket", disable=None, leave=False):
             windows = dataset.windows(bucket)
             rows = slice(bucket_start[-1], bucket_start[-1] + len(windows))
@@ -188,6 +194,9 @@ def build_features(dataset: Dataset, config: FeatureConfig | None = None) -> tup
             oom_task, oom_us = oom_events(windows, dataset.events(bucket))
             n_oom += len(oom_us)
             made = targets(windows, oom_task, oom_us, last_us)
+            mean_alone, known = measured_by_mean(windows)
+            by_mean += mean_alone.sum(axis=0)
+            measured += known.sum(axis=0)
             arrays["x"][rows] = FeatureState().advance(windows.task_numbers(), windows)
             arrays["y"][rows] = made.value
             arrays["oom"][rows] = made.oom if dataset.manifest["counts"]["events"] else np.nan
@@ -206,6 +215,7 @@ def build_features(dataset: Dataset, config: FeatureConfig | None = None) -> tup
             "horizons_s": list(HORIZONS_S),
             "oom_definition": OOM_DEFINITION,
             "oom_events": n_oom,
+            "measured_by_mean": dict(zip(RESOURCES, (by_mean / np.maximum(measured, 1)).tolist(), strict=True)),
             "cuts_us": list(cuts),
             "span_us": [first_us, last_us],
             "bucket_start": bucket_start,

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from tqdm import tqdm
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import MACHINES
 from reclaim.data.store import Dataset, replaced_folder, write_json
+from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
 from reclaim.replay import figures, margins
@@ -38,7 +40,7 @@ log = logging.getLogger(__name__)
 
 RESULTS: Final = "results.json"
 PAGE: Final = "report.html"
-RESULTS_VERSION: Final = 1
+RESULTS_VERSION: Final = 2
 """Raised when the meaning of the results changes; results of another version are not taken for this one's."""
 
 _LIMIT: Final = "limit"
@@ -156,15 +158,15 @@ def _inputs(
 
 
 def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:  # the weights have no other name than their bytes
-        bundle.forecaster.save(Path(folder))
-        digest = hashlib.sha256()
-        for path in sorted(Path(folder).iterdir()):
-            digest.update(path.name.encode() + path.read_bytes())
+    # a model is named by what it answers: its files may differ from one saving to the next
+    asked = np.random.default_rng(0).random((256, len(FEATURE_NAMES)), np.float32)
+    answered = bundle.forecaster.predict(asked)
+    digest = hashlib.sha256(answered.quantiles.tobytes() + answered.oom_probability.tobytes())
     return {
         "kind": bundle.kind,
         "level": list(bundle.level),
-        "weights_sha256": digest.hexdigest(),
+        "anchor": list(bundle.anchor),
+        "answers_sha256": digest.hexdigest(),
         "pipeline_version": bundle.pipeline_version,
         "trained_on_fingerprint": bundle.dataset_fingerprint,
         "trained_on_this_dataset": bundle.dataset_fingerprint == dataset.fingerprint,
@@ -194,6 +196,15 @@ def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | Non
     return dict(results)
 
 
+def estimator_makers(config: ReplayConfig, bundles: Mapping[str, Bundle]) -> dict[str, Callable[[], Estimator]]:
+    """Return what makes each bare estimator afresh; a learned one is as served, but for the horizon asked."""
+    makers: dict[str, Callable[[], Estimator]] = {
+        name: partial(ForecastEstimator, b.forecaster, config.horizon_s, b.level, b.anchor)
+        for name, b in bundles.items()
+    }
+    return makers | {name: partial(build_estimator, name) for name in config.estimators}
+
+
 def _measure(
     dataset: Dataset,
     features: FeatureSet,
@@ -204,11 +215,7 @@ def _measure(
     progress: bool,
 ) -> dict[str, Any]:
     """Return the results, without the inputs; ``seconds`` is filled with the wall time of each estimator."""
-    makers: dict[str, Callable[[], Estimator]] = {
-        name: lambda b=bundle: ForecastEstimator(b.forecaster, config.horizon_s, b.level)  # type: ignore[misc] # mypy cannot infer a lambda with a default
-        for name, bundle in bundles.items()
-    }
-    makers |= {name: lambda n=name: build_estimator(n) for name in config.estimators}  # type: ignore[misc] # likewise
+    makers = estimator_makers(config, bundles)
     history, bases = fold_dataset(dataset, features, config.horizon_s, makers, seconds, progress=progress)
     table = dataset.table("machines")
     machines = {name: table[name].to_numpy() for name in MACHINES.names}
@@ -278,6 +285,7 @@ def _dataset_facts(dataset: Dataset, features: FeatureSet, cell: margins.Cell) -
         "unseen_collections": int(cell.unseen_units.sum()),
         "test_hours": cell.slots.count * cell.slots.slot_s / 3600,
         "machines": cell.slots.n_machines,
+        "measured_by_mean": features.manifest["measured_by_mean"],
     }
 
 

@@ -125,7 +125,10 @@ METRICS: Final[Mapping[str, Metric]] = {
         "reclaimed", "oracle_reclaimed", "Reclaimed share over what the oracle reclaims on the same task-windows."
     ),
     "limit_exceeded_rate": Metric(
-        "limit_exceeded", "rows", "Share of task-windows whose usage within the horizon passes the limit itself."
+        "limit_exceeded",
+        "rows",
+        "Share of task-windows whose demand within the horizon passes the limit itself; of memory, for CPU demand is "
+        "capped at the limit.",
     ),
 }
 """Every reported metric by name; each is one number per resource."""

@@ -121,6 +121,7 @@ def bundle() -> Bundle:
         forecaster=NetworkForecaster(network, "sqrt"),
         horizon_s=3_600,
         level=(0.9, 0.99),
+        anchor=(0.25, 0.5),
         margins=three_margins((0.3, 0.2), (0.1, 0.05)),
         dataset_fingerprint="0" * 64,
     )

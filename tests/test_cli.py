@@ -70,6 +70,10 @@ MISTAKES = [
     (("train", "nowhere", "--set", "fit.epoch=1"), "unknown setting 'fit.epoch'"),
     (("replay", "margins", "nowhere", "--out", "o", "--no-model"), "nowhere: no such folder"),
     (("synth", "out", "--days", "-1"), "days"),
+    (("synth", "out", "--machines", "abc"), "Invalid value for '--machines'"),
+    (("synth", "out", "--machine", "3"), "--machine"),
+    (("ingest", "in"), "Missing argument 'DATASET'"),
+    (("sinth",), "'sinth'"),
 ]
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 # Rooms are imported inside the verbs: `--help` answers at once, and a verb pays only for what it uses.
 
+_UsageError: Any = typer.BadParameter.__bases__[0]
+"""What typer raises for words it cannot use; it carries a click of its own, which is not there to import from."""
+
 app = typer.Typer(
     name="reclaim",
     help="Predict what every task in a cluster will need, so that the rest can be lent out.\n\n"
@@ -257,13 +260,22 @@ def main() -> NoReturn:
     from reclaim.data.errors import ReclaimError
 
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
     except ReclaimError as error:
-        colour = sys.stderr.isatty()
-        message = " ".join(str(error).split())
-        typer.echo(f"\033[31merror: {message}\033[0m" if colour else f"error: {message}", err=True)
-        sys.exit(2)
-    sys.exit(0)
+        _fail(str(error))
+    except _UsageError as error:
+        if not sys.argv[1:] or sys.argv[1:] == ["replay"]:  # a verb was asked for, and its help is the answer
+            sys.exit(2)
+        _fail(f"{error.format_message().rstrip('.')}; `{error.ctx.command_path} --help` says more")
+    except typer.Abort:
+        sys.exit(130)
+
+
+def _fail(message: str) -> NoReturn:
+    """Print one red line that names the thing and the remedy, and exit with 2: the caller can mend it."""
+    line = f"error: {' '.join(message.split())}"
+    typer.echo(f"\033[31m{line}\033[0m" if sys.stderr.isatty() else line, err=True)
+    sys.exit(2)
 
 
 def _say(line: str) -> None:

@@ -40,15 +40,13 @@ def load_config(kind: type[C], file: Path | None = None, assignments: Sequence[s
             values = tomllib.loads(file.read_text())
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{file}: not valid TOML: {error}") from error
-        where = str(file)
-    else:
-        where = "--set"
+        _build(kind, values, str(file), ())
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set {assignment!r}: expected key=value")
         _assign(values, key.strip().split("."), _value(text.strip()), assignment)
-    return _build(kind, values, where, ())
+    return _build(kind, values, "--set", ())
 
 
 def _value(text: str) -> Any:

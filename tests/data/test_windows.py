@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from reclaim.data.windows import CPU_MAX, CPU_MEAN, CPU_P90, MEMORY_MAX, MEMORY_MEAN, demand, empty_windows, peak_cpu
+from reclaim.data.windows import (
+    CPU_MAX,
+    CPU_MEAN,
+    CPU_P90,
+    MEMORY_MAX,
+    MEMORY_MEAN,
+    demand,
+    empty_windows,
+    measured_by_mean,
+    peak_cpu,
+)
 
 
 def test_demand_takes_the_best_that_is_known_caps_cpu_alone_and_leaves_the_unknown_unknown() -> None:
@@ -17,6 +27,9 @@ def test_demand_takes_the_best_that_is_known_caps_cpu_alone_and_leaves_the_unkno
     windows.usage[3, [CPU_P90, MEMORY_MAX]] = [7.0, 7.0]
     expected = [[0.5, 0.6], [1.0, 2.0], [0.2, 0.4], [7.0, 7.0], [np.nan, np.nan]]
     assert np.array_equal(demand(windows), np.array(expected), equal_nan=True)
+    by_mean, measured = measured_by_mean(windows)
+    assert by_mean.tolist() == [[False, False], [False, False], [True, True], [False, False], [False, False]]
+    assert measured.sum(axis=0).tolist() == [4, 4]
     assert np.array_equal(peak_cpu(windows), [3.0, 0.2, 0.2, np.nan, np.nan], equal_nan=True)
 
 

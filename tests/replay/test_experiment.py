@@ -13,15 +13,16 @@ from matplotlib.figure import Figure
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
+from reclaim.data.store import Dataset
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.splits import TEST
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay import experiment, figures
-from reclaim.replay.experiment import ReplayConfig, run_margins
+from reclaim.replay.experiment import ReplayConfig, estimator_makers, run_margins
 from reclaim.replay.report import ReplayReport
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.estimators.margin import MARGIN_NAMES, three_margins
+from reclaim.training.estimators.margin import MARGIN_NAMES, Guarded, three_margins
 
 
 class LargestOfTheDay:
@@ -41,9 +42,20 @@ class LargestOfTheDay:
 
 def learned() -> Bundle:
     return Bundle(
-        kind="trees", forecaster=LargestOfTheDay(), horizon_s=3600, level=(0.9, 0.9),
+        kind="trees", forecaster=LargestOfTheDay(), horizon_s=3600, level=(0.9, 0.9), anchor=(0.5, 0.25),
         margins=three_margins((0.1, 0.1), (0.0, 0.0)), dataset_fingerprint="another",
     )  # fmt: skip
+
+
+def test_the_learned_estimator_replayed_is_the_one_served(dataset: Path, bundle: Bundle) -> None:
+    windows = Dataset.open(dataset).windows(0)
+    replayed = estimator_makers(ReplayConfig(), {"network": bundle})["network"]()
+    answer = replayed.update(windows.task_numbers(), windows)
+    margin = bundle.margins["medium"]
+    guarded = Guarded(replayed, margin).adjust(answer, windows)
+    served = bundle.estimator("medium").update(windows.task_numbers(), windows)
+    np.testing.assert_array_equal(guarded.reservation, served.reservation)
+    np.testing.assert_array_equal(guarded.rule, served.rule)
 
 
 def by_name(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
