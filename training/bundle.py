@@ -27,7 +27,8 @@ KINDS: Final = ("network", "trees")
 """Which forecaster a bundle holds."""
 
 BUNDLE_FILE: Final = "bundle.json"
-_FORMAT: Final = 1
+FORMAT: Final = 2
+"""Of the files; a model of another one is refused, and its finished run does not stand for a new one."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Bundle:
     pipeline_version : str
         Of the features it reads.
     trained : mapping
-        Facts for the reader: settings, rows, violation and reclaimed share at each margin, versions.
+        Facts for the reader: settings, rows, violation and reclaimed share at each margin; every number finite. Nothing
+        that differs between two runs of the same settings on the same data, so that they end in the same bytes.
     """
 
     kind: str
@@ -82,7 +84,7 @@ class Bundle:
 def save_bundle(bundle: Bundle, folder: Path) -> None:
     """Write the bundle into a folder of its own, which appears whole or not at all; an older one there is replaced."""
     facts = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "kind": bundle.kind,
         "horizon_s": bundle.horizon_s,
         "level": dict(zip(RESOURCES, bundle.level, strict=True)),
@@ -97,7 +99,7 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     bundle.forecaster.save(temporary)
-    (temporary / BUNDLE_FILE).write_text(json.dumps(facts, indent=2))
+    (temporary / BUNDLE_FILE).write_text(json.dumps(facts, indent=2, allow_nan=False))
     shutil.rmtree(folder, ignore_errors=True)
     temporary.replace(folder)
 
@@ -117,10 +119,10 @@ def load_bundle(folder: Path) -> Bundle:
         facts = json.loads(path.read_text())
     except ValueError as error:
         raise ModelError(f"{path} is damaged: {error}; train again with `reclaim train`") from error
-    if facts.get("format") != _FORMAT or facts.get("kind") not in KINDS:
+    if facts.get("format") != FORMAT or facts.get("kind") not in KINDS:
         raise ModelError(
-            f"{path}: expected format {_FORMAT} and a kind of {', '.join(KINDS)}, "
-            f"got {facts.get('format')!r} and {facts.get('kind')!r}"
+            f"{path}: expected format {FORMAT} and a kind of {', '.join(KINDS)}, "
+            f"got {facts.get('format')!r} and {facts.get('kind')!r}; train again with `reclaim train`"
         )
     if facts["pipeline_version"] != PIPELINE_VERSION:
         raise ModelError(

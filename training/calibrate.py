@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -193,25 +193,16 @@ def _narrowest_share(
     return min(max(narrowest, LOWEST_SHARE), HIGHEST_SHARE), float((share > HIGHEST_SHARE).mean())
 
 
-def calibrate_margins(
-    estimate: Estimate, windows: Windows, target: NDArray[np.float64], budgets: Budgets | None = None
-) -> Mapping[str, Margin]:
-    """Return the margins of ``calibrate`` alone."""
-    return calibrate(estimate, windows, target, budgets).margins
-
-
-def choose_bases(
-    candidates: Mapping[tuple[float, ...], Calibration], *, names: Sequence[str] = ("aggressive",)
-) -> list[tuple[float, ...]]:
-    """Return, per resource, the key of the candidate whose margins reclaim most, averaged over the named margins.
+def choose_bases(candidates: Mapping[tuple[float, ...], Calibration]) -> list[tuple[float, ...]]:
+    """Return, per resource, the key of the candidate whose aggressive margin reclaims most.
 
     Every candidate keeps the same budgets, so more reclaimed is better without a second look. The aggressive margin
-    decides unless others are named: it rests on ten times the violations of the baseline, whose few come in bursts of
-    a handful of tasks. Ties go to the larger key: (level, anchor), so to the one that leans less on its margin.
+    decides: it rests on ten times the violations of the baseline, whose few come in bursts of a handful of tasks. Ties
+    go to the larger key: (level, anchor), so to the one that leans less on its margin.
     """
     best = []
     for r in range(len(RESOURCES)):
-        score = {key: float(np.mean([c.reclaimed[name][r] for name in names])) for key, c in candidates.items()}
+        score = {key: c.reclaimed["aggressive"][r] for key, c in candidates.items()}
         best.append(max(sorted(score, reverse=True), key=score.__getitem__))
     return best
 

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from reclaim.data.errors import HistoryTooShortError, ModelError
+from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
+from reclaim.training.forecaster import Heads
 from reclaim.training.losses import oom_loss, pinball_loss
 from reclaim.training.networks import QuantileNetwork, cpu_threads, squash, standardisation, transform
 from reclaim.training.settings import QUANTILE_LEVELS, FitConfig
@@ -52,6 +52,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.x)
 
+    def heads(self) -> Heads:
+        """Return what can be fitted on these rows: all that is known in at least one."""
+        return Heads(*(np.logical_or.reduce(np.isfinite(known), axis=0) for known in (self.y, self.oom)))
+
 
 @dataclass(frozen=True)
 class FitResult:
@@ -63,6 +67,8 @@ class FitResult:
         On the CPU, with the weights of the epoch of the lowest validation loss.
     history : list of dict
         Per epoch: ``train_loss``, ``valid_loss``, ``learning_rate``, ``seconds``.
+    heads : Heads
+        Which of its outputs the training rows could fit.
     best_epoch : int
         From 0.
     device : str
@@ -70,15 +76,28 @@ class FitResult:
 
     network: QuantileNetwork
     history: list[dict[str, float]]
+    heads: Heads
     best_epoch: int
     device: str
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """Return the named device; for ``auto``, CUDA where there is one, else the CPU."""
+    """Return the named device; for ``auto``, CUDA where there is one, else the CPU.
+
+    Raises
+    ------
+    ConfigError
+        There is no such device here.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # torch names devices that it does not have
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"fit.device: {name!r} cannot be used here ({reason}); auto takes what there is") from error
+    return device
 
 
 def choose_rows(rows: NDArray[np.int64], limit: int, seed: int) -> NDArray[np.int64]:
@@ -95,7 +114,6 @@ def fit_network(
     *,
     seed: int,
     checkpoints: Path | None = None,
-    progress: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> FitResult:
     """Fit the network by AdamW under a one-cycle schedule, stopping when validation no longer improves.
 
@@ -110,11 +128,11 @@ def fit_network(
     checkpoints : Path or None
         Folder for one checkpoint, written after every epoch; a run killed in between goes on from it and ends with
         the weights it would have had. A checkpoint of other settings or data is refused.
-    progress : callable or None
-        Called after each epoch with its number and its losses.
 
     Raises
     ------
+    ConfigError
+        The device of the settings is not here.
     HistoryTooShortError
         No training or no validation row.
     ModelError
@@ -124,17 +142,10 @@ def fit_network(
         if len(rows) == 0:
             raise HistoryTooShortError(f"expected at least 1 {name} row, got 0: the trace is too short for the split")
     with cpu_threads(config.threads):
-        return _fit(train, valid, config, seed, checkpoints, progress)
+        return _fit(train, valid, config, seed, checkpoints)
 
 
-def _fit(
-    train: Rows,
-    valid: Rows,
-    config: FitConfig,
-    seed: int,
-    checkpoints: Path | None,
-    progress: Callable[[int, Mapping[str, float]], None] | None,
-) -> FitResult:
+def _fit(train: Rows, valid: Rows, config: FitConfig, seed: int, checkpoints: Path | None) -> FitResult:
     device = choose_device(config.device)
     data = _Resident(train, valid, config, device)
     generator = torch.Generator().manual_seed(seed)
@@ -168,12 +179,10 @@ def _fit(
                 _save_checkpoint(path, network, optimizer, state)
             bar.update()
             bar.set_postfix(valid=f"{valid_loss:.4f}")
-            if progress is not None:
-                progress(state.epoch - 1, losses)
     finally:
         bar.close()
     network.load_state_dict(state.best)
-    return FitResult(network.cpu().eval(), state.history, state.best_epoch, str(device))
+    return FitResult(network.cpu().eval(), state.history, train.heads(), state.best_epoch, str(device))
 
 
 class _Resident:

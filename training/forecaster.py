@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,6 +21,23 @@ from reclaim.training.settings import QUANTILE_LEVELS
 CHUNK_ROWS: Final = 256
 """Rows per pass of the network. Every pass has exactly this many, padded with zeros: matrix products of one shape run
 the same instructions for each row, so a row's answer does not depend, to the bit, on the batch it stands in."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which outputs of a network were fitted; the others never had a gradient, so what they say means nothing.
+
+    Attributes
+    ----------
+    targets : bool, shape (n_targets, n_horizons)
+    oom : bool, shape (n_horizons,)
+    """
+
+    targets: NDArray[np.bool_]
+    oom: NDArray[np.bool_]
+
+
+ALL_HEADS: Final = Heads(np.ones((len(TARGETS), len(HORIZONS_S)), np.bool_), np.ones(len(HORIZONS_S), np.bool_))
 
 
 class Forecaster(Protocol):
@@ -54,13 +72,16 @@ class NetworkForecaster:
     network : QuantileNetwork
     transform : str
         The space it was fitted in, one of ``settings.TRANSFORMS``.
+    heads : Heads
+        What was fitted; the forecast of all else is NaN.
     """
 
     _FILE: Final = "network.safetensors"
 
-    def __init__(self, network: QuantileNetwork, transform: str) -> None:
+    def __init__(self, network: QuantileNetwork, transform: str, heads: Heads = ALL_HEADS) -> None:
         self.network = network.cpu().eval()
         self.transform = transform
+        self.heads = heads
 
     @property
     def quantile_levels(self) -> tuple[float, ...]:
@@ -69,11 +90,12 @@ class NetworkForecaster:
 
     @property
     def horizons_s(self) -> tuple[int, ...]:
-        """All of them."""
-        return HORIZONS_S
+        """Those at which a target or the OOM label was known in training."""
+        fitted = self.heads.targets.any(axis=0) | self.heads.oom
+        return tuple(horizon_s for horizon_s, known in zip(HORIZONS_S, fitted, strict=True) if known)
 
     def predict(self, x: NDArray[np.float32]) -> Forecast:
-        """Return the forecast of each row; shape (n, n_features) to (n, T, H, Q) and (n, H)."""
+        """Return the forecast of each row; shape (n, n_features) to (n, T, H, Q) and (n, H); NaN where not fitted."""
         n = len(x)
         quantiles = np.empty((n, len(TARGETS), len(HORIZONS_S), len(QUANTILE_LEVELS)))
         probability = np.empty((n, len(HORIZONS_S)))
@@ -88,24 +110,29 @@ class NetworkForecaster:
                 probability[start : start + k] = torch.sigmoid(logits).numpy()[:k]
         # float32 rounding of the inverse map may part neighbours by a bit
         np.maximum.accumulate(quantiles, axis=-1, out=quantiles)
+        quantiles[:, ~self.heads.targets] = np.nan
+        probability[:, ~self.heads.oom] = np.nan
         return Forecast(quantiles, probability)
 
     def save(self, folder: Path) -> None:
-        """Write the weights and the shape of the network."""
+        """Write the weights, the shape of the network and what of it was fitted."""
         n_layers = len(self.network.body) // 2
         shape = {"width": self.network.head.in_features, "depth": n_layers, "transform": self.transform}
         tensors = {k: v.contiguous() for k, v in self.network.state_dict().items()}
-        save_file(tensors, folder / self._FILE, metadata={"shape": json.dumps(shape)})
+        heads = {"targets": self.heads.targets.tolist(), "oom": self.heads.oom.tolist()}
+        save_file(tensors, folder / self._FILE, metadata={"facts": json.dumps({"shape": shape, "heads": heads})})
 
     @classmethod
     def load(cls, folder: Path) -> NetworkForecaster:
         """Read what ``save`` wrote."""
         with safe_open(folder / cls._FILE, framework="pt") as file:
-            shape = json.loads(file.metadata()["shape"])
+            facts = json.loads(file.metadata()["facts"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+        shape = facts["shape"]
+        heads = Heads(*(np.array(facts["heads"][key], np.bool_) for key in ("targets", "oom")))
         network = QuantileNetwork(
             tensors["mean"], tensors["scale"], n_targets=len(TARGETS), n_horizons=len(HORIZONS_S),
             n_levels=len(QUANTILE_LEVELS), width=shape["width"], depth=shape["depth"],
         )  # fmt: skip
         network.load_state_dict(tensors)
-        return cls(network, shape["transform"])
+        return cls(network, shape["transform"], heads)

@@ -61,7 +61,7 @@ class FitConfig:
     bfloat16 : bool
         Forward passes in bfloat16; takes effect on CUDA only.
     device : str
-        ``auto`` is CUDA where present, else CPU; or a name torch knows.
+        ``auto`` is CUDA where present, else CPU; or a name torch knows, such as ``cuda:1``.
     """
 
     width: int = 128

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
+import sqlite3
 import subprocess
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.errors import ModelError
+from reclaim.training.flat import flatten
+from reclaim.training.sqlite import SQLITE, artifact_folder, make_usable, missing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +32,8 @@ CHAMPION: Final = "champion"
 _MODEL: Final = "model"
 _BUNDLE: Final = "bundle"
 """Name of the bundle's folder inside the logged model."""
-_SQLITE: Final = "sqlite:///"
+_RETRIES: Final = "2"
+"""Times that a tracking server is asked again: MLflow's own seven keep the user waiting for minutes."""
 _REQUIREMENTS: Final = ("numpy", "numba", "safetensors", "scikit-learn", "skops", "torch")
 
 
@@ -70,24 +75,38 @@ class RunRecord:
 
 def default_tracking_uri() -> str:
     """Return ``MLFLOW_TRACKING_URI`` where set, else ``mlruns/mlflow.db`` under the working folder, as SQLite."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}{Path('mlruns/mlflow.db').absolute()}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{Path('mlruns/mlflow.db').absolute()}"
+
+
+def _reader(wanted: str) -> MlflowClient:
+    """Return a client of the store in force; ModelError that names what is wanted where there is no store."""
+    if missing(default_tracking_uri()):
+        raise ModelError(f"no {wanted} in {default_tracking_uri()}; train one with `reclaim train`")
+    return _client()
 
 
 def _client() -> MlflowClient:
-    """Return a client of the store in force; makes the folder of a SQLite store."""
+    """Return a client of the store in force, made where it is SQLite; ModelError where it cannot be made or reached."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
     import mlflow
+    from mlflow.exceptions import MlflowException
 
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     uri = default_tracking_uri()
-    if uri.startswith(_SQLITE):
-        Path(uri.removeprefix(_SQLITE)).absolute().parent.mkdir(parents=True, exist_ok=True)
-    mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(uri)
-    with _quiet():
-        return mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+    try:
+        make_usable(uri)
+        with _quiet():
+            mlflow.set_tracking_uri(uri)
+            mlflow.set_registry_uri(uri)
+            client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+            client.search_experiments(max_results=1)
+    except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelError(f"the tracking store {uri} cannot be used ({reason}); set MLFLOW_TRACKING_URI") from error
+    return client
 
 
 @contextmanager
@@ -105,11 +124,8 @@ def _experiment_id(client: MlflowClient, name: str) -> str:
         if found.lifecycle_stage == "deleted":
             client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
-    uri = default_tracking_uri()
-    location = None
-    if uri.startswith(_SQLITE):  # without it, MLflow would scatter artifacts under the working folder
-        location = (Path(uri.removeprefix(_SQLITE)).absolute().parent / "artifacts").as_uri()
-    return str(client.create_experiment(name, artifact_location=location))
+    # without a location, MLflow would scatter artifacts under the working folder
+    return str(client.create_experiment(name, artifact_location=artifact_folder(default_tracking_uri())))
 
 
 class Run:
@@ -132,7 +148,6 @@ class Run:
 
     def log_history(self, history: Sequence[Mapping[str, Any]], first_step: int = 0) -> None:
         """Log one mapping of numbers per step, all at once."""
-        import math
         import time
 
         from mlflow.entities import Metric
@@ -154,8 +169,8 @@ class Run:
         self._client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
 
     def log_dict(self, value: Mapping[str, Any], file: str) -> None:
-        """Keep a mapping as a JSON file."""
-        self._client.log_dict(self.run_id, dict(value), file)
+        """Keep a mapping as a JSON file; every number in it must be finite."""
+        self._client.log_text(self.run_id, json.dumps(value, indent=2, allow_nan=False), file)
 
     def log_figure(self, figure: Figure, file: str) -> None:
         """Keep a figure."""
@@ -269,7 +284,7 @@ def resolve_model(reference: str) -> ModelVersion:
     from mlflow.exceptions import MlflowException
 
     name, at, alias = reference.partition("@")
-    client = _client()
+    client = _reader(f"model {reference}")
     try:
         if at:
             found = client.get_model_version_by_alias(name, alias)
@@ -310,6 +325,8 @@ def fetch_bundle(reference: str) -> tuple[Path, str]:
 
 def find_runs(experiment: str, *, tags: Mapping[str, str] | None = None) -> list[RunRecord]:
     """Return the runs of an experiment that carry all of the tags, newest first; none where it does not exist."""
+    if missing(default_tracking_uri()):
+        return []
     client = _client()
     found = client.get_experiment_by_name(experiment)
     if found is None:
@@ -335,7 +352,7 @@ def find_run(run_id: str) -> RunRecord:
     """Return one run; ModelError where it does not exist."""
     from mlflow.exceptions import MlflowException
 
-    client = _client()
+    client = _reader(f"run {run_id}")
     try:
         run = client.get_run(run_id)
         experiment = client.get_experiment(run.info.experiment_id).name
@@ -346,7 +363,7 @@ def find_run(run_id: str) -> RunRecord:
 
 def load_dict(run_id: str, file: str) -> dict[str, Any]:
     """Return what ``Run.log_dict`` kept; ModelError where it is gone."""
-    client = _client()
+    client = _reader(f"run {run_id}")
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
@@ -356,17 +373,6 @@ def load_dict(run_id: str, file: str) -> dict[str, Any]:
     except (MlflowException, OSError) as error:
         raise ModelError(f"run {run_id} has no {file}: {error}") from error
     return value
-
-
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested mapping as one level, names joined with dots."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def git_commit() -> str | None:

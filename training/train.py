@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
 from reclaim.training import tracking
-from reclaim.training.bundle import Bundle, output_names, save_bundle
+from reclaim.training.bundle import FORMAT, Bundle, output_names, save_bundle
 from reclaim.training.calibrate import Calibration, calibrate, choose_bases
 from reclaim.training.estimators.base import MODEL, Estimate, Forecast
 from reclaim.training.estimators.forecast import ANCHORS, anchored
@@ -60,7 +60,8 @@ class TrainReport:
     anchor : dict of resource to float
         Weight of the task's own past beside the quantile.
     margins, violation, reclaimed : dict of margin name to dict of resource to float
-        The margin's share; the share of validation rows that violate, and the share of limits reclaimed, under it.
+        The margin's share; the share of validation rows that violate, and the share of limits reclaimed, under it: None
+        for a resource without limits.
     scores : dict
         See ``scores.Scores``.
     rows : dict
@@ -81,8 +82,8 @@ class TrainReport:
     level: dict[str, float]
     anchor: dict[str, float]
     margins: dict[str, dict[str, float]]
-    violation: dict[str, dict[str, float]]
-    reclaimed: dict[str, dict[str, float]]
+    violation: dict[str, dict[str, float | None]]
+    reclaimed: dict[str, dict[str, float | None]]
     scores: dict[str, Any]
     rows: dict[str, int]
     notes: list[str]
@@ -94,6 +95,7 @@ class TrainReport:
 class _Fitted:
     forecaster: Forecaster
     history: list[dict[str, float]]
+    seconds: float
     facts: dict[str, Any]
 
 
@@ -119,18 +121,24 @@ def run_training(
     ------
     ReclaimError
         There is no dataset or no features there; the message says which command makes them.
+    ConfigError
+        The device of the settings is not here.
     HistoryTooShortError
         The split leaves no rows to fit or to calibrate on.
     """
     started = time.perf_counter()
     say = progress or logger.info
     data, features = Dataset.open(dataset), FeatureSet.open(dataset)
-    key = content_sha256([config.settings(), data.fingerprint, features.fingerprint, PIPELINE_VERSION])
+    key = content_sha256([config.settings(), data.fingerprint, features.fingerprint, PIPELINE_VERSION, FORMAT])
     before = tracking.find_runs(config.experiment, tags={_KEY_TAG: key})
     finished = [run for run in before if run.status == "FINISHED"]
     if finished and not force:
         say(f"already trained: run {finished[0].run_id}")
         return replace(TrainReport(**tracking.load_dict(finished[0].run_id, _REPORT)), reused=True)
+    if config.estimator == "network":
+        from reclaim.training.fit import choose_device
+
+        choose_device(config.fit.device)  # refused before there is a run
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     name = config.model_name + ("-trees" if config.estimator == "trees" else "")
     checkpoints = Path(dataset) / "checkpoints" / key[:16]
@@ -159,9 +167,9 @@ def run_training(
             level=dict(zip(RESOURCES, level, strict=True)),
             anchor=dict(zip(RESOURCES, anchor, strict=True)),
             margins={k: dict(zip(RESOURCES, m.share, strict=True)) for k, m in calibration.margins.items()},
-            violation={k: dict(zip(RESOURCES, v, strict=True)) for k, v in calibration.violation.items()},
-            reclaimed={k: dict(zip(RESOURCES, v, strict=True)) for k, v in calibration.reclaimed.items()},
-            scores=json.loads(json.dumps(scores)),
+            violation={k: _by_resource(v) for k, v in calibration.violation.items()},
+            reclaimed={k: _by_resource(v) for k, v in calibration.reclaimed.items()},
+            scores=_without_nan(scores),
             rows={"train": fitted.facts["rows"], "valid": len(valid.windows)},
             notes=[*calibration.notes, f"OOM label: {OOM_DEFINITION}"],
             seconds=0.0,
@@ -175,7 +183,6 @@ def run_training(
             margins=calibration.margins,
             dataset_fingerprint=data.fingerprint,
             trained={
-                "run_id": run.run_id,
                 "settings": dict(config.settings()),
                 "violation": report.violation,
                 "reclaimed": report.reclaimed,
@@ -186,7 +193,13 @@ def run_training(
         say("recording and registering")
         run.log_history(fitted.history)
         run.log_metrics(
-            {"valid": scores, "margin": report.margins, "violation": report.violation, "reclaimed": report.reclaimed}
+            {
+                "valid": scores,
+                "margin": report.margins,
+                "violation": report.violation,
+                "reclaimed": report.reclaimed,
+                "fit_seconds": fitted.seconds,
+            }
         )
         run.log_figure(coverage_figure(scores, fitted.forecaster.quantile_levels), "coverage.png")
         with tempfile.TemporaryDirectory() as folder:
@@ -204,19 +217,17 @@ def run_training(
 
 
 def _fit(features: FeatureSet, config: TrainConfig, checkpoints: Path) -> _Fitted:
-    from reclaim.training.fit import choose_rows, fit_network
-
     started = time.perf_counter()
     if config.estimator == "trees":
         from reclaim.training.trees import fit_trees
 
-        train = _training_rows(features, choose_rows(features.train_rows(), config.trees.max_samples, config.seed))
+        train = _training_rows(features, config, config.trees.max_samples)
         forest = fit_trees(train, config.trees, horizon_s=config.horizon_s, seed=config.seed)
-        return _Fitted(forest, [], {"rows": len(train), "fit_seconds": time.perf_counter() - started, "device": "cpu"})
-    from reclaim.training.fit import Rows
+        return _Fitted(forest, [], time.perf_counter() - started, {"rows": len(train), "device": "cpu"})
+    from reclaim.training.fit import Rows, choose_rows, fit_network
     from reclaim.training.forecaster import NetworkForecaster
 
-    train = _training_rows(features, choose_rows(features.train_rows(), config.fit.max_samples, config.seed))
+    train = _training_rows(features, config, config.fit.max_samples)
     rows = choose_rows(features.valid_rows(), config.fit.max_valid_samples, config.seed)
     result = fit_network(
         train, Rows(features.x[rows], *features.valid_targets(rows)), config.fit, seed=config.seed,
@@ -224,18 +235,38 @@ def _fit(features: FeatureSet, config: TrainConfig, checkpoints: Path) -> _Fitte
     )  # fmt: skip
     facts = {
         "rows": len(train),
-        "fit_seconds": time.perf_counter() - started,
         "device": result.device,
         "epochs": len(result.history),
         "best_epoch": result.best_epoch,
     }
-    return _Fitted(NetworkForecaster(result.network, config.fit.transform), result.history, facts)
+    forecaster = NetworkForecaster(result.network, config.fit.transform, result.heads)
+    return _Fitted(forecaster, result.history, time.perf_counter() - started, facts)
 
 
-def _training_rows(features: FeatureSet, rows: NDArray[np.int64]) -> Rows:
-    from reclaim.training.fit import Rows
+def _training_rows(features: FeatureSet, config: TrainConfig, limit: int) -> Rows:
+    from reclaim.training.fit import Rows, choose_rows
 
-    return Rows(features.x[rows], *features.train_targets(rows))
+    rows = choose_rows(features.train_rows(), limit, config.seed)
+    train = Rows(features.x[rows], *features.train_targets(rows))
+    known = np.isfinite(train.y[:, : len(RESOURCES), HORIZONS_S.index(config.horizon_s)])
+    if len(train) and not known.any():
+        raise HistoryTooShortError(
+            f"{' and '.join(RESOURCES)}: 0 of {len(train)} training rows have a limit and a known demand over "
+            f"{config.horizon_s} s, expected at least 1; the training period is shorter than the horizon"
+        )
+    return train
+
+
+def _by_resource(values: tuple[float, ...]) -> dict[str, float | None]:
+    return {r: v if math.isfinite(v) else None for r, v in zip(RESOURCES, values, strict=True)}
+
+
+def _without_nan(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested scores as plain dictionaries, with None for what is not finite: JSON has no NaN."""
+    return {
+        name: _without_nan(v) if isinstance(v, Mapping) else v if math.isfinite(v) else None
+        for name, v in scores.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ class TreeForecaster:
     ----------
     regressors : sequence over targets of sequence over levels of HistGradientBoostingRegressor or None
         None where no row was known.
-    classifier : HistGradientBoostingClassifier or float
-        A number where the training rows had one class only.
+    classifier : HistGradientBoostingClassifier, float or None
+        A number where the training rows had one class only, None where no row was known.
     levels : tuple of float
     horizon_s : int
     """
@@ -63,7 +63,7 @@ class TreeForecaster:
         self.horizons_s: tuple[int, ...] = (horizon_s,)
 
     def predict(self, x: NDArray[np.float32]) -> Forecast:
-        """Return the forecast of each row; NaN at the horizons that were not fitted."""
+        """Return the forecast of each row; NaN for what was not fitted."""
         n = len(x)
         h = HORIZONS_S.index(self.horizons_s[0])
         quantiles = np.full((n, len(TARGETS), len(HORIZONS_S), len(self.quantile_levels)), np.nan)
@@ -77,7 +77,7 @@ class TreeForecaster:
                         quantiles[:, t, h, q] = np.maximum(model.predict(x), 0.0)
             if isinstance(self.classifier, float):
                 probability[:, h] = self.classifier
-            else:
+            elif self.classifier is not None:
                 probability[:, h] = self.classifier.predict_proba(x)[:, 1]
         np.maximum.accumulate(quantiles, axis=-1, out=quantiles)
         return Forecast(quantiles, probability)
@@ -159,7 +159,7 @@ def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeFore
     label = train.oom[:, h]
     known = np.isfinite(label)
     classes = np.unique(label[known])
-    classifier: Any = float(classes[0]) if len(classes) == 1 else 0.0
+    classifier: Any = float(classes[0]) if len(classes) == 1 else None
     if len(classes) > 1:
         classifier = HistGradientBoostingClassifier(**shared).fit(every[known], label[known].astype(np.int8))
     return TreeForecaster(regressors, classifier, levels=config.levels, horizon_s=horizon_s)

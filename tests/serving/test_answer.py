@@ -183,6 +183,33 @@ def test_what_a_model_does_not_foresee_is_null_and_its_task_keeps_the_limit(
     assert task["rule"]["memory"] in ("unknown", "startup", "jump")
 
 
+def test_what_a_network_was_not_fitted_for_is_null_and_its_resource_keeps_the_limit(
+    model: LoadedModel, history: History
+) -> None:
+    from reclaim.training.forecaster import Heads, NetworkForecaster
+
+    whole = model.bundle.forecaster
+    assert isinstance(whole, NetworkForecaster)
+    heads = Heads(np.array([[True] * 3, [False] * 3, [True] * 3]), np.zeros(3, np.bool_))
+    partly = NetworkForecaster(whole.network, whole.transform, heads)
+    tasks = [dict(task, scheduled_us=None, windows=_without(task["windows"])) for task in history.tasks]
+    before = ask(model, tasks)
+    after = ask(replace(model, bundle=replace(model.bundle, forecaster=partly)), tasks)
+    for task, old in zip(after, before, strict=True):
+        assert old["rule"]["memory"] != "unknown"
+        assert task["rule"] == {"cpu": old["rule"]["cpu"], "memory": "unknown"}
+        assert task["reservation"] == {"cpu": old["reservation"]["cpu"], "memory": task["limit"]["memory"]}
+        for foreseen in task["forecast"]:
+            assert foreseen["oom_probability"] is None
+            assert foreseen["quantiles"]["memory"] is None
+            assert foreseen["quantiles"]["cpu"] is not None
+
+
+def _without(windows: list[Json]) -> list[Json]:
+    """Return the windows without what the guards hold or raise a reservation by."""
+    return [{k: v for k, v in w.items() if k not in ("scheduled_us", "memory_max", "memory_mean")} for w in windows]
+
+
 def test_an_answer_names_model_margin_and_levels(model: LoadedModel, history: History) -> None:
     request = parse_request(json.dumps({"tasks": history.tasks[:1], "margin": "medium"}).encode())
     response = answer(model, request, SETTINGS).model_dump()

@@ -17,7 +17,6 @@ from reclaim.training.calibrate import (
     LOWEST_SHARE,
     Budgets,
     calibrate,
-    calibrate_margins,
     choose_bases,
     reclaimed_share,
     violation_share,
@@ -89,8 +88,8 @@ def test_what_the_guards_prevent_is_not_paid_for() -> None:
     windows = _windows(4)
     windows.usage[:, MEMORY_MAX] = 5.0
     target = np.full((4, 2), 0.5)
-    margins = calibrate_margins(_estimate(np.full((4, 2), 1.0)), windows, target, Budgets(0.001, 0.01))
-    assert margins["baseline"].share == pytest.approx((4.0, LOWEST_SHARE))
+    found = calibrate(_estimate(np.full((4, 2), 1.0)), windows, target, Budgets(0.001, 0.01))
+    assert found.margins["baseline"].share == pytest.approx((4.0, LOWEST_SHARE))
 
 
 def test_a_budget_that_no_margin_can_meet_is_noted() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
-from reclaim.training.fit import FitResult, Rows, choose_rows, fit_network
+from reclaim.training import fit
+from reclaim.training.fit import FitResult, Rows, choose_device, choose_rows, fit_network
 from reclaim.training.networks import inverse_transform
 from reclaim.training.settings import FitConfig, TreeConfig
 
@@ -39,19 +40,23 @@ def _weights_equal(a: FitResult, b: FitResult) -> bool:
     return all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, valid = _rows(1000, 0), _rows(300, 1)
     whole = fit_network(train, valid, CONFIG, seed=3)
 
-    def kill(epoch: int, losses: Mapping[str, float]) -> None:  # noqa: ARG001 - the shape of a progress callback
-        if epoch == 1:
-            raise _KilledError
+    one_epoch, seen = fit._epoch, []
 
+    def killed_in_the_third(*args: Any) -> dict[str, float]:
+        seen.append(args[4])
+        if len(seen) == 3:
+            raise _KilledError
+        return one_epoch(*args)
+
+    monkeypatch.setattr(fit, "_epoch", killed_in_the_third)
     with pytest.raises(_KilledError):
-        fit_network(train, valid, CONFIG, seed=3, checkpoints=tmp_path, progress=kill)
-    seen: dict[int, Mapping[str, float]] = {}
-    resumed = fit_network(train, valid, CONFIG, seed=3, checkpoints=tmp_path, progress=seen.__setitem__)
-    assert list(seen) == [2, 3]
+        fit_network(train, valid, CONFIG, seed=3, checkpoints=tmp_path)
+    resumed = fit_network(train, valid, CONFIG, seed=3, checkpoints=tmp_path)
+    assert seen == [0, 1, 2, 2, 3]
     assert _weights_equal(whole, resumed)
     assert [h["valid_loss"] for h in whole.history] == [h["valid_loss"] for h in resumed.history]
 
@@ -97,6 +102,23 @@ def test_no_rows_is_an_error_that_names_the_part() -> None:
         fit_network(none, some, CONFIG, seed=1)
     with pytest.raises(HistoryTooShortError, match="validation row"):
         fit_network(some, none, CONFIG, seed=1)
+
+
+@pytest.mark.parametrize("name", ["foo", "cuda:99", "meta"])
+def test_a_device_that_is_not_here_is_refused_with_its_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"fit.device: '{name}' cannot be used here"):
+        choose_device(name)
+    assert choose_device("cpu").type == "cpu"
+
+
+def test_what_no_training_row_knows_is_not_counted_as_fitted() -> None:
+    rows = _rows(300, 0)
+    rows.y[:, 1] = np.nan
+    rows.y[:, 0, 2] = np.nan
+    rows.oom[:, 1:] = np.nan
+    heads = fit_network(rows, _rows(100, 1), replace(CONFIG, epochs=1), seed=1).heads
+    assert heads.targets.tolist() == [[True, True, False], [False] * 3, [True] * 3]
+    assert heads.oom.tolist() == [True, False, False]
 
 
 def test_rows_are_chosen_by_the_seed_and_stay_in_order() -> None:

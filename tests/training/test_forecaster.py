@@ -15,7 +15,7 @@ from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.fit import Rows
-from reclaim.training.forecaster import CHUNK_ROWS, NetworkForecaster
+from reclaim.training.forecaster import CHUNK_ROWS, Heads, NetworkForecaster
 from reclaim.training.settings import QUANTILE_LEVELS, TreeConfig
 from reclaim.training.trees import TreeForecaster, fit_trees
 
@@ -65,6 +65,25 @@ def test_a_saved_network_comes_back_with_the_same_bits(random_forecaster: Networ
     loaded = NetworkForecaster.load(tmp_path)
     x = _features(500)
     assert _same_bits(random_forecaster.predict(x), loaded.predict(x))
+
+
+def test_what_was_not_fitted_is_nan_also_when_loaded_and_the_rest_keeps_its_bits(
+    random_forecaster: NetworkForecaster, tmp_path: Path
+) -> None:
+    targets = np.ones((len(TARGETS), len(HORIZONS_S)), np.bool_)
+    targets[1], targets[:, 2] = False, False  # no memory, and a trace of less than a day
+    heads = Heads(targets, np.array([False, True, False]))
+    partly = NetworkForecaster(random_forecaster.network, "sqrt", heads)
+    partly.save(tmp_path)
+    x = _features(300)
+    whole = random_forecaster.predict(x)
+    for forecaster in (partly, NetworkForecaster.load(tmp_path)):
+        forecast = forecaster.predict(x)
+        assert forecaster.horizons_s == HORIZONS_S[:2]
+        assert np.isnan(forecast.quantiles[:, ~targets]).all()
+        assert np.isnan(forecast.oom_probability[:, [0, 2]]).all()
+        assert np.array_equal(forecast.quantiles[:, targets], whole.quantiles[:, targets])
+        assert np.array_equal(forecast.oom_probability[:, 1], whole.oom_probability[:, 1])
 
 
 def _rows(n: int) -> Rows:
@@ -125,6 +144,16 @@ def test_one_class_of_labels_becomes_a_constant_probability() -> None:
     never = Rows(rows.x, rows.y, np.zeros_like(rows.oom))
     forest = fit_trees(never, TreeConfig(levels=(0.9,), iterations=2), horizon_s=300, seed=1)
     assert (forest.predict(rows.x).oom_probability[:, 0] == 0.0).all()
+
+
+def test_trees_without_a_known_label_foresee_no_probability(tmp_path: Path) -> None:
+    rows = _rows(200)
+    unknown = Rows(rows.x, rows.y, np.full_like(rows.oom, np.nan))
+    forest = fit_trees(unknown, TreeConfig(levels=(0.9,), iterations=2), horizon_s=300, seed=1)
+    forest.save(tmp_path)
+    for forecaster in (forest, TreeForecaster.load(tmp_path)):
+        assert np.isnan(forecaster.predict(rows.x).oom_probability).all()
+        assert np.isfinite(forecaster.predict(rows.x).quantiles[:, 0, 0]).all()
 
 
 def test_trees_need_a_training_row() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +133,49 @@ def test_a_registered_bundle_loads_through_the_generic_interface(bundle: Bundle,
 def test_a_model_that_does_not_exist_is_an_error_with_the_remedy(reference: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         tracking.fetch_bundle(reference)
+
+
+def test_reading_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"no model reclaim@champion in sqlite.*mlflow\.db; .* `reclaim train`"):
+        tracking.fetch_bundle("reclaim@champion")
+    with pytest.raises(ModelError, match="no run 0000"):
+        tracking.find_run("0000")
+    with pytest.raises(ModelError, match="no run 0000"):
+        tracking.load_dict("0000", "report.json")
+    assert tracking.find_runs("margins") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "uri", ["sqlite:///{}/file/mlflow.db", "sqlite:///{}/folder", "nonsense://x", "sqlite:///{}/file"]
+)
+def test_a_store_that_cannot_be_used_is_an_error_of_one_line(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no database " * 100)
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri.format(tmp_path))
+    expected = r"the tracking store .* cannot be used .* set MLFLOW_TRACKING_URI"
+    with pytest.raises(ModelError, match=expected) as refusal, tracking.start_run("nowhere", "network"):
+        pass
+    assert uri.format(tmp_path) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_server_that_is_not_there_is_an_error_of_one_line_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    with pytest.raises(ModelError, match=r"the tracking store http://127\.0\.0\.1:9 cannot be used"):
+        tracking.find_runs("margins")
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"
+
+
+def test_registering_says_nothing_of_its_own(bundle: Bundle, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with tracking.start_run("models", "network") as run:
+        _register(run, bundle, tmp_path, "silent", tracking.CHAMPION)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_run_that_does_not_exist_is_an_error() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +15,9 @@ from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.store import Dataset
 from reclaim.features.store import FeatureSet, build_features
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
-from reclaim.training import tracking, train
-from reclaim.training.bundle import load_bundle
+from reclaim.training import fit, tracking, train
+from reclaim.training.bundle import BUNDLE_FILE, load_bundle
 from reclaim.training.calibrate import Budgets, violation_share
-from reclaim.training.fit import fit_network
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.train import TrainReport, run_training
 
@@ -38,6 +39,10 @@ CONFIG = TrainConfig(
     fit=FitConfig(width=16, depth=1, epochs=3, batch_size=256),
     trees=TreeConfig(levels=(0.9, 0.98), iterations=5),
 )
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def _write_cell(folder: Path, *, tasks: int, windows: int) -> None:
@@ -96,7 +101,7 @@ def test_the_registered_model_keeps_the_budgets_it_was_calibrated_to(place: Path
         assert (violation <= budget).all()
         assert violation.tolist() == pytest.approx(list(trained.violation[name].values()))
     for resource in ("cpu", "memory"):
-        reclaimed = [trained.reclaimed[name][resource] for name in ("baseline", "medium", "aggressive")]
+        reclaimed = [trained.reclaimed[name][resource] or 0.0 for name in ("baseline", "medium", "aggressive")]
         assert reclaimed == sorted(reclaimed)
 
 
@@ -131,29 +136,62 @@ def test_forcing_it_trains_again_to_the_same_margins(place: Path, trained: Train
     assert int(forced.version) > int(trained.version)
 
 
-def test_a_killed_run_goes_on_under_its_own_id_to_the_same_margins(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_goes_on_under_its_own_id_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(CONFIG, seed=2)
-    whole = run_training(place / "dataset", replace(config, experiment="whole", model_name="whole"))
+    one_epoch = fit._epoch
 
-    def killed(*args: object, **kwargs: object) -> None:
-        def stop(epoch: int, losses: object) -> None:  # noqa: ARG001 - the shape of a progress callback
-            if epoch == 1:
-                raise KeyboardInterrupt
-
-        fit_network(*args, **kwargs, progress=stop)  # type: ignore[arg-type]  # passed through as they came
+    def killed_in_the_second(*args: Any) -> dict[str, float]:
+        if args[4] == 1:
+            raise KeyboardInterrupt
+        return one_epoch(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr("reclaim.training.fit.fit_network", killed)
+        patched.setattr(fit, "_epoch", killed_in_the_second)
         with pytest.raises(KeyboardInterrupt):
             run_training(place / "dataset", config)
     assert len(list((place / "dataset" / "checkpoints").glob("*/checkpoint.safetensors"))) == 1
     (cut_off,) = [r for r in tracking.find_runs(config.experiment) if r.status != "FINISHED"]
     resumed = run_training(place / "dataset", config)
     assert resumed.run_id == cut_off.run_id
+    whole = run_training(place / "dataset", config, force=True)
     assert resumed.margins == whole.margins
     assert resumed.scores == whole.scores
+    files = [_files(tracking.fetch_bundle(f"reclaim/{report.version}")[0]) for report in (resumed, whole)]
+    assert set(files[0]) == {BUNDLE_FILE, "network.safetensors"}
+    assert files[0] == files[1]
+    assert tracking.find_run(resumed.run_id).metrics["fit_seconds"] > 0
+
+
+@pytest.mark.parametrize("estimator", ["network", "trees"])
+def test_what_the_trace_knows_nothing_of_is_not_foreseen_and_null_in_every_file(
+    place: Path, tmp_path: Path, estimator: str
+) -> None:
+    mapping = (place / "raw" / "mapping.toml").read_text().replace("memory_limit = 2.0\n", "")
+    (tmp_path / "mapping.toml").write_text(mapping)
+    config = IngestConfig(trace="series", mapping=str(tmp_path / "mapping.toml"), buckets=2)
+    features, _ = build_features(ingest(place / "raw", tmp_path / "dataset", config).dataset)
+    config_of_run = replace(CONFIG, estimator=estimator, model_name="unlimited", experiment="unlimited")
+    report = run_training(tmp_path / "dataset", config_of_run)
+    assert report.violation["baseline"]["cpu"] is not None
+    assert report.violation["baseline"]["memory"] is None
+    assert report.reclaimed["aggressive"]["memory"] is None
+    json.dumps(asdict(report), allow_nan=False)
+    assert run_training(tmp_path / "dataset", config_of_run) == replace(report, reused=True)
+    folder, _ = tracking.fetch_bundle(f"{report.model}/{report.version}")
+    assert "NaN" not in (folder / BUNDLE_FILE).read_text()
+    forecast = load_bundle(folder).forecaster.predict(np.asarray(features.x[:50]))
+    hour = HORIZONS_S.index(3_600)
+    assert np.isfinite(forecast.quantiles[:, 0, hour]).all()
+    assert np.isnan(forecast.quantiles[:, 1]).all()
+    assert np.isnan(forecast.oom_probability).all()
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused_before_there_is_a_run(place: Path, device: str) -> None:
+    config = replace(CONFIG, fit=replace(CONFIG.fit, device=device), experiment="elsewhere")
+    with pytest.raises(ConfigError, match=r"fit\.device"):
+        run_training(place / "dataset", config)
+    assert tracking.find_runs("elsewhere") == []
 
 
 def test_trees_are_registered_under_their_own_name_without_the_alias(place: Path, trained: TrainReport) -> None:
@@ -184,9 +222,9 @@ def test_a_dataset_without_features_is_an_error_with_the_remedy(place: Path, tmp
         run_training(tmp_path / "nothing", CONFIG)
 
 
-def test_a_horizon_that_no_validation_row_spans_is_an_error(place: Path) -> None:
-    # 25 hours of trace: no row of the validation period sees 24 hours ahead within it
-    with pytest.raises(HistoryTooShortError, match="cpu: 0 of"):
+def test_a_horizon_that_no_training_row_spans_is_an_error(place: Path) -> None:
+    # 25 hours of trace: no row of the training period sees 24 hours ahead within it
+    with pytest.raises(HistoryTooShortError, match=r"0 of .* training rows have .* over 86400 s"):
         run_training(place / "dataset", replace(CONFIG, horizon_s=86_400))
 
 
