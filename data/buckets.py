@@ -29,9 +29,10 @@ class Bucket:
 def make_bucket(connection: duckdb.DuckDBPyConnection, bucket: int, shards: list[Shard], *, has_events: bool) -> Bucket:
     """Return the tables of a bucket, out of the pieces of all shards.
 
-    A window carries the limit, priority and class of the last event at or before its start; where there is none, of
-    the last event before its end (a task is often scheduled some seconds into the first window). Both are known by
-    the window's end. A limit of zero is no limit and becomes null.
+    A window carries the last start (SCHEDULE) before its end. Its limit, priority and class are those of the last
+    event at or before its start; where there is none, or the task was started inside the window (its first window,
+    or a restart), of the last event before its end. All are known by the window's end. A limit of zero is no limit
+    and becomes null.
     """
     pieces = {name: [p for shard in shards if shard.table == name for p in shard.pieces(bucket)]
               for name in ("usage", "events")}  # fmt: skip
@@ -63,10 +64,15 @@ _SCHEDULED = (
     f"OVER task_so_far AS {s.SCHEDULED_US}"
 )
 _LIMITS = (s.CPU_LIMIT, s.MEMORY_LIMIT)
-_TAKEN = ", ".join(
-    f"coalesce(a.{n}, b.{n}) AS {n}" if n not in _LIMITS else f"nullif(coalesce(a.{n}, b.{n}), 0) AS {n}"
-    for n in (*_POLICY, s.SCHEDULED_US)
-)
+
+
+def _in_force(name: str) -> str:
+    """Return SQL for a policy column: of the window's end after a restart inside the window, else of its start."""
+    value = f"CASE WHEN b.{s.SCHEDULED_US} > u.{s.START_US} THEN b.{name} ELSE coalesce(a.{name}, b.{name}) END"
+    return f"nullif({value}, 0) AS {name}" if name in _LIMITS else f"{value} AS {name}"
+
+
+_TAKEN = ", ".join([*map(_in_force, _POLICY), f"b.{s.SCHEDULED_US}"])
 _JOIN = f"""(
     WITH state AS (
         SELECT {_KEY}, {s.TIME_US}, {_FILLED}, {_SCHEDULED}

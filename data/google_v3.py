@@ -37,6 +37,16 @@ def _vector(column: str, length: int) -> str:
     return f"CASE WHEN len({column}) = {length} THEN {column} END"
 
 
+def _measured(*values: str) -> str:
+    """Return SQL: values, each of which may be missing, that are finite and not negative."""
+    return " AND ".join(f"coalesce({v} >= 0 AND isfinite({v}), true)" for v in values)
+
+
+def _measured_vector(column: str) -> str:
+    """Return SQL: a vector whose elements are all finite and not negative (the engine sorts NaN last)."""
+    return f"list_min({column}) >= 0 AND isfinite(list_max({column}))"
+
+
 _INSTANCE_WHERE: Final = f"""
     nullif(alloc_collection_id, 0) AS {s.ALLOC_COLLECTION_ID},
     CASE WHEN alloc_collection_id <> 0 THEN alloc_instance_index END AS {s.ALLOC_INSTANCE_INDEX},
@@ -72,15 +82,14 @@ USAGE: Final = RawTable(
         "instance_index is missing": "instance_index IS NOT NULL",
         "start_time or end_time is missing": "start_time IS NOT NULL AND end_time IS NOT NULL",
         "end_time is not after start_time": "end_time > start_time",
-        "average_usage.cpus is negative or not finite": "average_usage.cpus >= 0 AND isfinite(average_usage.cpus)",
-        "average_usage.memory is negative or not finite": (
-            "average_usage.memory >= 0 AND isfinite(average_usage.memory)"
-        ),
-        "maximum_usage is negative or not finite": (
-            "coalesce(maximum_usage.cpus, 0) >= 0 AND coalesce(maximum_usage.memory, 0) >= 0"
-            " AND isfinite(coalesce(maximum_usage.cpus, 0)) AND isfinite(coalesce(maximum_usage.memory, 0))"
-        ),
+        "average_usage is missing": "average_usage.cpus IS NOT NULL",
+        "average_usage.cpus is negative or not finite": _measured("average_usage.cpus"),
+        "average_usage.memory is negative or not finite": _measured("average_usage.memory"),
+        "maximum_usage is negative or not finite": _measured("maximum_usage.cpus", "maximum_usage.memory"),
+        "cpu_usage_distribution is negative or not finite": _measured_vector("cpu_usage_distribution"),
+        "tail_cpu_usage_distribution is negative or not finite": _measured_vector("tail_cpu_usage_distribution"),
     },
+    needs=("collection_id", "instance_index", "start_time", "end_time", "average_usage"),
 )  # fmt: skip
 
 EVENTS: Final = RawTable(
@@ -105,10 +114,9 @@ EVENTS: Final = RawTable(
         "instance_index is missing": "instance_index IS NOT NULL",
         "time is missing": "time IS NOT NULL",
         "type is not an event type": f"{code_sql('type', _EVENT_NAMES)} BETWEEN 0 AND 10",
-        "resource_request is negative": (
-            "coalesce(resource_request.cpus, 0) >= 0 AND coalesce(resource_request.memory, 0) >= 0"
-        ),
+        "resource_request is negative or not finite": _measured("resource_request.cpus", "resource_request.memory"),
     },
+    needs=("time", "type", "collection_id", "instance_index", "resource_request"),
 )  # fmt: skip
 
 COLLECTIONS: Final = RawTable(
@@ -127,6 +135,7 @@ COLLECTIONS: Final = RawTable(
         collection_logical_name AS {s.LOGICAL_NAME_ID}
     """,
     checks={"collection_id is missing": "collection_id IS NOT NULL", "time is missing": "time IS NOT NULL"},
+    needs=("time", "collection_id"),
 )  # fmt: skip
 
 MACHINES: Final = RawTable(
@@ -143,6 +152,7 @@ MACHINES: Final = RawTable(
         platform_id AS {s.PLATFORM}, switch_id AS {s.SWITCH_ID}
     """,
     checks={"machine_id is missing": "machine_id IS NOT NULL", "time is missing": "time IS NOT NULL"},
+    needs=("time", "machine_id"),
 )  # fmt: skip
 
 ATTRIBUTES: Final = RawTable(
@@ -156,6 +166,7 @@ ATTRIBUTES: Final = RawTable(
         deleted AS {s.ATTRIBUTE_DELETED}
     """,
     checks={"machine_id is missing": "machine_id IS NOT NULL", "time is missing": "time IS NOT NULL"},
+    needs=("time", "machine_id"),
 )  # fmt: skip
 
 

@@ -20,9 +20,10 @@ from reclaim.data.buckets import make_bucket
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.google_v3 import google_v3
 from reclaim.data.series import load_mapping, series
-from reclaim.data.shards import REJECTS, DamagedFileError, Shard, connect, take_shard
+from reclaim.data.rows import DamagedFileError
+from reclaim.data.shards import REJECTS, Shard, connect, take_shard
 from reclaim.data.source import Source, find_files
-from reclaim.data.store import FORMAT_VERSION, MANIFEST, Dataset, bucket_name, content_sha256, write_json
+from reclaim.data.store import FORMAT_VERSION, MANIFEST, Dataset, bucket_name, content_sha256, file_sha256, write_json
 
 log = logging.getLogger(__name__)
 
@@ -95,17 +96,18 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
             raise TraceError(f"{source_folder}: no {table.name} files (looked for {', '.join(table.patterns)})")
     if out.exists():
         return _already_there(out, source_folder, source, config, [file for _, file in files])
-    staging = out.with_name(out.name + ".partial")
+    staging = _staging(out)
     (staging / "spill").mkdir(parents=True, exist_ok=True)
     connection = connect(config.memory_limit_mib, staging / "spill")
-    shards, damaged = [], []
+    shards: list[Shard] = []
+    damaged: list[tuple[Path, str]] = []
     total = sum(file.stat().st_size for _, file in files)
     with tqdm(total=total, desc="reading", unit="B", unit_scale=True, disable=None, leave=False) as bar:
         for table, file in files:
             try:
                 shards.append(take_shard(connection, table, file, staging / "shards", config.buckets))
             except DamagedFileError as error:
-                damaged.append((file.name, str(error)))
+                damaged.append((file, str(error)))
             bar.update(file.stat().st_size)
     if damaged and not config.skip_damaged:
         raise TraceError(
@@ -149,15 +151,34 @@ def _already_there(
         dataset = Dataset.open(out)
     except ConfigError as error:
         raise ConfigError(f"{out}: exists and is no dataset; choose another folder or remove it") from error
-    made_of = {entry["file"]: entry["bytes"] for entry in dataset.manifest["inputs"]}
-    skipped = {entry["file"] for entry in dataset.manifest["damaged"]}
-    here = {file.name: file.stat().st_size for file in files if file.name not in skipped}
-    if made_of != here or dataset.manifest["options"] != _options(source, config):
+    remedy = "choose another folder or remove it"
+    if dataset.manifest["options"] != _options(source, config):
+        raise ConfigError(f"{out}: holds a dataset made from other files or options than asked for; {remedy}")
+    entries = {entry["file"]: entry for part in ("inputs", "damaged") for entry in dataset.manifest[part]}
+    changed = sorted(entries.keys() ^ {file.name for file in files})
+    changed += [file.name for file in files if file.name in entries and not _is_still(file, entries[file.name])]
+    if changed:
         raise ConfigError(
-            f"{out}: holds a dataset made from other files or options than {source_folder} now has; "
-            f"choose another folder or remove it"
+            f"{out}: holds a dataset made from other files or options than {source_folder} now has "
+            f"(changed: {', '.join(changed[:3])}{', …' * (len(changed) > 3)}); {remedy}"
         )
+    left_out = [entry["file"] for entry in dataset.manifest["damaged"]]
+    if left_out and not config.skip_damaged:
+        raise ConfigError(
+            f"{out}: holds a dataset made without the damaged {', '.join(left_out[:3])}{', …' * (len(left_out) > 3)}; "
+            f"pass --skip-damaged to go on with it, or repair and {remedy}"
+        )
+    shutil.rmtree(_staging(out), ignore_errors=True)  # litter of a run killed after its last rename
     return IngestReport(dataset, already_there=True)
+
+
+def _staging(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
+
+
+def _is_still(file: Path, entry: dict[str, Any]) -> bool:
+    """Whether a file holds the bytes that a manifest's entry recorded."""
+    return file.stat().st_size == entry.get("bytes") and file_sha256(file) == entry.get("sha256")
 
 
 def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig) -> pa.Table:
@@ -236,7 +257,7 @@ def _manifest(
     source_folder: Path,
     source: Source,
     shards: list[Shard],
-    damaged: list[tuple[str, str]],
+    damaged: list[tuple[Path, str]],
     counts: dict[str, int],
     rejects: pa.Table,
     config: IngestConfig,
@@ -256,7 +277,11 @@ def _manifest(
              "rejects": x.rejects}
             for x in shards
         ],
-        "damaged": [{"file": name, "reason": reason.split(": ", 1)[-1]} for name, reason in damaged],
+        "damaged": [
+            {"file": file.name, "reason": reason.split(": ", 1)[-1], "bytes": file.stat().st_size,
+             "sha256": file_sha256(file)}
+            for file, reason in damaged
+        ],
         "counts": counts,
         "rejects": {r["values"]: r["counts"] for r in reasons},
         "lacks": sorted(source.lacks),

@@ -2,7 +2,7 @@
 
 ::
 
-    task = "vm"              # column that names the task; anything but integers is hashed to 63 bits
+    task = "vm"              # column that names the task; any name but an integer is hashed to 63 bits
     time = "time_s"          # column with the window's start
     time_unit = "s"          # s | ms | us
     window_s = 300           # length of a window
@@ -23,6 +23,7 @@ from typing import Final
 
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
+from reclaim.data.rows import fits_sql, quoted
 from reclaim.data.source import RawTable, Source, tier_sql
 
 TIME_UNITS_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -32,6 +33,10 @@ _MAPPED: Final = (
     s.PRIORITY, s.SCHEDULING_CLASS, s.MACHINE_ID,
 )  # fmt: skip
 _REQUIRED: Final = (s.CPU_MEAN, s.CPU_LIMIT)
+_INTEGERS: Final = {s.MACHINE_ID: "BIGINT", s.PRIORITY: "INTEGER", s.SCHEDULING_CLASS: "TINYINT"}
+"""Mapped columns that are no measurements: read as integers, for a large one is not exact as a double."""
+_ROUNDED: Final = 2048
+"""Units of time kept from the end of the range of 64 bits: doubles near 2^63 are 1024 apart."""
 
 
 @dataclass(frozen=True)
@@ -125,17 +130,21 @@ def load_mapping(name_or_path: str | Path) -> SeriesMapping:
 
 def series(mapping: SeriesMapping) -> Source:
     """Return the source that a mapping describes."""
-    raw_columns = {c: _quoted(c) for c in (mapping.task, mapping.time)}
-    raw_columns |= {c: _quoted(c) for c in mapping.columns.values() if isinstance(c, str)}
-    types = {c: "DOUBLE" for c in raw_columns} | {mapping.task: "VARCHAR", mapping.time: "DOUBLE"}
-    task, time = _quoted(mapping.task), _quoted(mapping.time)
-    start = f"CAST(round({time} * {TIME_UNITS_US[mapping.time_unit]}) AS BIGINT)"
+    types = {raw: _INTEGERS.get(c, "DOUBLE") for c, raw in mapping.columns.items() if isinstance(raw, str)}
+    types |= {mapping.time: "DOUBLE", mapping.task: "VARCHAR"}
+    task, time = quoted(mapping.task), quoted(mapping.time)
+    unit_us, window_us = TIME_UNITS_US[mapping.time_unit], mapping.window_s * 1_000_000
+    last = (s.AFTER_TRACE_US - window_us) // unit_us - _ROUNDED
+    start = f"CAST(CASE WHEN {time} BETWEEN 0 AND {last} THEN round({time} * {unit_us}) END AS BIGINT)"
     # md5 is the same on every machine and version, unlike the engine's own hash
-    task_id = f"coalesce(TRY_CAST({task} AS BIGINT), md5_number_lower({task})::BIGINT & 9223372036854775807)"
+    task_id = (
+        f"CASE WHEN {fits_sql(task, 'BIGINT')} THEN TRY_CAST({task} AS BIGINT) "
+        f"ELSE CAST(md5_number_lower({task}) & {2**63 - 1}::UBIGINT AS BIGINT) END"
+    )
 
     def value(column: str, type_: str) -> str:
         raw = mapping.columns.get(column)
-        expression = "NULL" if raw is None else _quoted(raw) if isinstance(raw, str) else repr(float(raw))
+        expression = "NULL" if raw is None else quoted(raw) if isinstance(raw, str) else repr(float(raw))
         return f"CAST({expression} AS {type_})"
 
     numbers = [
@@ -143,7 +152,7 @@ def series(mapping: SeriesMapping) -> Source:
     ]  # fmt: skip
     select = f"""
         {task_id} AS {s.COLLECTION_ID}, CAST(0 AS BIGINT) AS {s.INSTANCE_INDEX},
-        {start} AS {s.START_US}, {start} + {mapping.window_s * 1_000_000} AS {s.END_US},
+        {start} AS {s.START_US}, {start} + {window_us} AS {s.END_US},
         {value(s.MACHINE_ID, "BIGINT")} AS {s.MACHINE_ID}, CAST(0 AS TINYINT) AS {s.COLLECTION_TYPE},
         CAST(NULL AS BIGINT) AS {s.ALLOC_COLLECTION_ID}, CAST(NULL AS BIGINT) AS {s.ALLOC_INSTANCE_INDEX},
         CAST(NULL AS DOUBLE) AS {s.CPU_SAMPLE}, CAST(NULL AS FLOAT[]) AS {s.CPU_PERCENTILES},
@@ -156,10 +165,12 @@ def series(mapping: SeriesMapping) -> Source:
     checks = {
         f"{mapping.task} is missing": f"{task} IS NOT NULL",
         f"{mapping.time} is missing or negative": f"{time} IS NOT NULL AND {time} >= 0",
+        f"{mapping.time} is past the last time there can be": f"{time} <= {last}",
     }
     for column, raw in mapping.columns.items():
         if isinstance(raw, str):
-            checks[f"{raw} is negative or not finite"] = f"{_quoted(raw)} >= 0 AND isfinite({_quoted(raw)})"
+            finite = "true" if column in _INTEGERS else f"isfinite({quoted(raw)})"
+            checks[f"{raw} is negative or not finite"] = f"{quoted(raw)} >= 0 AND {finite}"
         if column in (s.CPU_LIMIT, s.MEMORY_LIMIT):
             checks[f"{raw} must be above 0 to serve as a limit"] = f"{value(column, 'DOUBLE')} > 0"
     table = RawTable(
@@ -173,7 +184,3 @@ def series(mapping: SeriesMapping) -> Source:
         lacks=tuple(name for name in s.USAGE.names if name not in given),
         options={"mapping": mapping.text},
     )
-
-
-def _quoted(column: str) -> str:
-    return '"' + column.replace('"', '""') + '"'

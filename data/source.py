@@ -25,6 +25,8 @@ class RawTable:
         SQL expressions, comma-separated, that make a canonical row of a raw one.
     checks : mapping of str to str
         Reason → SQL condition over the raw row that a good row meets (a null result counts as met).
+    needs : tuple of str
+        Columns without which a closed CSV or parquet file is refused (JSON leaves a null field out).
     required : bool
         Whether a source without any such file is an error.
     closed : bool
@@ -36,6 +38,7 @@ class RawTable:
     columns: Mapping[str, str]
     select: str
     checks: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
     required: bool = False
     closed: bool = True
 

@@ -82,6 +82,6 @@ FEATURE_NAMES: Final = tuple(f.name for f in FEATURES)
 N_STATISTICS: Final = len(_STATISTICS)
 FIRST_SINGLE: Final = len(SIGNALS) * N_STATISTICS
 
-PIPELINE_VERSION: Final = hashlib.sha256(repr(("1", *(astuple(f) for f in FEATURES))).encode()).hexdigest()[:12]
+PIPELINE_VERSION: Final = hashlib.sha256(repr(("2", *(astuple(f) for f in FEATURES))).encode()).hexdigest()[:12]
 """Names the definitions. A model remembers it and is refused by another. The leading literal is raised by hand when
 the computation of a feature changes but its words do not."""

@@ -63,6 +63,58 @@ def test_a_bad_csv_value_is_a_reject_with_its_line(tmp_path: Path) -> None:
     assert dataset.n_windows == 2
 
 
+def test_every_task_name_is_a_task_of_its_own_and_integers_stay_what_they_are(tmp_path: Path) -> None:
+    names = [f"web-{k}" for k in range(120)] + [f"1.{k}" for k in range(60)]
+    names += ["7", "007", "07", "0", "-0", "+7", "1e3", "1000", "0x10", "16", " 7", "true", "-5", "7.0", "nan"]
+    names += [str(2**62 + 1), str(2**63 - 1), str(2**63)]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n" + "".join(f"{name},300,1\n" for name in names))
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path))).dataset
+    ids = set(dataset.usage(0)[s.COLLECTION_ID].to_pylist())
+    assert len(ids) == len(names)
+    assert {7, 0, 1000, 16, -5, 2**62 + 1, 2**63 - 1} <= ids
+
+
+def test_machines_priorities_and_classes_are_exact_integers(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    text = "vm,t,used,host,rank,kind\n1,300,1,9007199254740993,200,2\n1,600,1,,,\n1,900,1,1.5,200,2\n"
+    (tmp_path / "in" / "a.csv").write_text(text)
+    mapping = MAPPING + 'machine_id = "host"\npriority = "rank"\nscheduling_class = "kind"\n'
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, mapping), share=0.5)).dataset
+    assert dataset.usage(0)[s.MACHINE_ID].to_pylist() == [9007199254740993, None]
+    assert dataset.usage(0)[s.PRIORITY].to_pylist() == [200, None]
+    assert dataset.usage(0)[s.SCHEDULING_CLASS].to_pylist() == [2, None]
+    assert dataset.manifest["rejects"] == {"host is not a bigint": 1}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv_rows_with_too_many_or_too_few_fields_are_rejects_with_their_lines(tmp_path: Path, delimiter: str) -> None:
+    (tmp_path / "in").mkdir()
+    text = "vm,t,used\n1,300,1\n1,600,1,7,8\n1,900\n1,1200,1\n1,1500,lots\n"
+    (tmp_path / "in" / "a.csv").write_text(text.replace(",", delimiter))
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path), share=0.9)).dataset
+    rejects = pq.read_table(tmp_path / "out" / "rejects" / "rejects.parquet").to_pylist()
+    assert [(r[s.REJECT_LINE], r[s.REJECT_REASON]) for r in rejects] == [
+        (3, "row is malformed: too many columns"),
+        (4, "row is malformed: missing columns"),
+        (6, "used is not a double"),
+    ]
+    assert dataset.n_windows == 2
+
+
+@pytest.mark.parametrize("time", ["1e30", "9.3e12", "9223372036854775807", "inf", "nan"])
+@pytest.mark.parametrize("unit", ["s", "us"])
+def test_a_time_past_64_bits_is_a_reject(tmp_path: Path, time: str, unit: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(f"vm,t,used\n1,300,1\n1,{time},1\n")
+    mapping = given_mapping(tmp_path, MAPPING.replace('"s"', f'"{unit}"'))
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.9)).dataset
+    if (time, unit) == ("9.3e12", "us"):  # 107 days
+        assert dataset.n_windows == 2
+    else:
+        assert dataset.manifest["rejects"] == {"t is past the last time there can be": 1}
+
+
 def test_parquet_and_csv_of_the_same_rows_give_the_same_windows(tmp_path: Path) -> None:
     for name in ("csv", "parquet"):
         (tmp_path / name).mkdir()
