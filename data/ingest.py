@@ -19,8 +19,8 @@ from reclaim.data import schema as s
 from reclaim.data.buckets import make_bucket
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.google_v3 import google_v3
-from reclaim.data.series import load_mapping, series
 from reclaim.data.rows import DamagedFileError
+from reclaim.data.series import load_mapping, series
 from reclaim.data.shards import REJECTS, Shard, connect, take_shard
 from reclaim.data.source import Source, find_files
 from reclaim.data.store import FORMAT_VERSION, MANIFEST, Dataset, bucket_name, content_sha256, file_sha256, write_json

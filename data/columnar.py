@@ -1,0 +1,144 @@
+"""CSV and parquet: rows are numbered and cast one by one in a single pass."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+
+from reclaim.data import schema as s
+from reclaim.data.errors import SchemaError
+from reclaim.data.rows import (
+    CAST_REASON,
+    INTEGERS,
+    LINE,
+    DamagedFileError,
+    check_gzip,
+    copy_rows,
+    first_line,
+    fits_sql,
+    literal,
+    mismatch,
+    open_bytes,
+    quoted,
+    reason_sql,
+)
+from reclaim.data.source import RawTable
+
+_DELIMITERS: Final = ",;\t|"
+_ROW_NUMBER: Final = "file_row_number"
+_REJECTS, _SCANS = "reclaim_csv_rejects", "reclaim_csv_scans"
+
+
+def take_csv(
+    connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, work: Path, buckets: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """Write the canonical rows of a CSV file into ``work``; return their number and the rejects.
+
+    The header line decides the delimiter and the columns; a row with other than that many fields is a reject.
+
+    Raises
+    ------
+    DamagedFileError
+        The file is truncated or corrupt.
+    SchemaError
+        Its columns are not the format's.
+    """
+    check_gzip(file)
+    delimiter, present = _header(file)
+    declared = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in present)
+    reader = (
+        f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '\"', escape = '\"', header = true, "
+        f"auto_detect = false, columns = {{{declared}}}, parallel = false, store_rejects = true, "
+        f"rejects_table = '{_REJECTS}', rejects_scan = '{_SCANS}')"
+    )
+    for name in (_REJECTS, _SCANS):
+        connection.execute(f"DROP TABLE IF EXISTS {name}")
+    rows, bad = _take(connection, table, file, work, buckets, reader, "row_number() OVER () + 1", present)
+    broken = connection.execute(f"SELECT line, min(error_type::VARCHAR) FROM {_REJECTS} GROUP BY line ORDER BY line")
+    malformed = {int(line): f"row is malformed: {kind.lower()}" for line, kind in broken.fetchall()}
+    for reject in bad:  # good rows were numbered without the malformed ones before them
+        for line in malformed:
+            reject[s.REJECT_LINE] += line <= reject[s.REJECT_LINE]
+    bad += [
+        {s.REJECT_FILE: file.name, s.REJECT_LINE: line, s.REJECT_REASON: reason} for line, reason in malformed.items()
+    ]
+    return rows, sorted(bad, key=lambda reject: int(reject[s.REJECT_LINE]))
+
+
+def take_parquet(
+    connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, work: Path, buckets: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """Write the canonical rows of a parquet file into ``work``; return their number and the rejects.
+
+    Raises
+    ------
+    DamagedFileError
+        The file is truncated or corrupt.
+    SchemaError
+        Its columns are not the format's.
+    """
+    reader = f"read_parquet({literal(str(file))}, {_ROW_NUMBER} = true)"
+    try:
+        described = connection.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
+    except (duckdb.DataError, duckdb.InvalidInputException, duckdb.IOException) as error:
+        raise DamagedFileError(f"{file}: cannot be read: {first_line(error)}") from error
+    present = [row[0] for row in described if row[0] != _ROW_NUMBER]
+    return _take(connection, table, file, work, buckets, reader, f"{_ROW_NUMBER} + 1", present)
+
+
+def _take(
+    connection: duckdb.DuckDBPyConnection,
+    table: RawTable,
+    file: Path,
+    work: Path,
+    buckets: int,
+    reader: str,
+    number: str,
+    present: list[str],
+) -> tuple[int, list[dict[str, Any]]]:
+    _check_columns(table, file, set(present))
+    casts, checks = [], {}
+    for column, type_ in table.columns.items():
+        name = quoted(column)
+        if column not in present:
+            casts.append(f"CAST(NULL AS {type_}) AS {name}")
+            continue
+        raw = f"CAST({name} AS VARCHAR)" if type_ in INTEGERS else name
+        casts.append(f"TRY_CAST({raw} AS {type_}) AS {name}")
+        checks[mismatch(column, type_)] = fits_sql(raw, type_)
+    relation = f"SELECT {', '.join(casts)}, {reason_sql(checks)} AS {CAST_REASON}, {number} AS {LINE} FROM {reader}"
+    try:
+        return copy_rows(connection, table, relation, work, buckets, file.name)
+    except (duckdb.DataError, duckdb.InvalidInputException, duckdb.IOException) as error:
+        raise DamagedFileError(f"{file}: cannot be read: {first_line(error)}") from error
+
+
+def _header(file: Path) -> tuple[str, list[str]]:
+    """Return a CSV file's delimiter and columns."""
+    with open_bytes(file) as lines:
+        line = lines.readline()
+    try:
+        text = line.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(f"{file}: the header line is not UTF-8 ({error})") from error
+    delimiter = max(_DELIMITERS, key=text.count)
+    names = next(csv.reader([text], delimiter=delimiter), [])
+    if not names or len(set(names)) < len(names):
+        raise SchemaError(f"{file}: the first line must name each column once, got {text[:200]!r}")
+    return delimiter, names
+
+
+def _check_columns(table: RawTable, file: Path, present: set[str]) -> None:
+    unknown = sorted(present - table.columns.keys()) if table.closed else []
+    missing = sorted((set(table.needs) if table.closed else table.columns.keys()) - present)
+    if unknown:
+        raise SchemaError(f"{file}: unknown columns {', '.join(unknown)}; known are {', '.join(table.columns)}")
+    if missing:
+        here = f"the file has {', '.join(sorted(present))}"
+        which = (
+            f"lacks columns {', '.join(missing)}" if table.closed else f"the mapping names columns {', '.join(missing)}"
+        )
+        raise SchemaError(f"{file}: {which}{';' if table.closed else ','} {here}")

@@ -1,0 +1,132 @@
+"""Raw rows in, canonical rows out: the rules that hold for every kind of file, and the query that applies them."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from pathlib import Path
+from typing import IO, Any, Final
+
+import duckdb
+from isal import igzip, isal_zlib
+
+from reclaim.data import schema as s
+from reclaim.data.errors import TraceError
+from reclaim.data.source import RawTable
+
+LINE: Final = "reclaim_line"
+CAST_REASON: Final = "cast_reason"
+BUCKET: Final = "bucket"
+BAD_BUCKET: Final = -1
+TASK_TABLES: Final = ("usage", "events")
+"""Tables that are bucketed by task; the others are small and keep one bucket."""
+INTEGERS: Final = {
+    "TINYINT": (-(2**7), 2**7 - 1),
+    "INTEGER": (-(2**31), 2**31 - 1),
+    "BIGINT": (-(2**63), 2**63 - 1),
+    "UBIGINT": (0, 2**64 - 1),
+}
+"""Integer types, and what they hold."""
+_ISAL_ERROR: Final[type[Exception]] = isal_zlib.IsalError  # type: ignore[assignment]  # its stub says an instance
+GZIP_ERRORS: Final = (EOFError, gzip.BadGzipFile, _ISAL_ERROR)
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class DamagedFileError(TraceError):
+    """A file that cannot be read to its end."""
+
+
+def open_bytes(file: Path) -> IO[bytes]:
+    """Open a plain or gzipped file; reading a damaged one raises one of ``GZIP_ERRORS``."""
+    if file.name.endswith(".gz"):
+        packed: IO[bytes] = igzip.open(file, "rb")  # type: ignore[no-untyped-call]  # the one it leaves untyped
+        return packed
+    return file.open("rb")
+
+
+def check_gzip(file: Path) -> None:
+    """Read a gzipped file to its end, for its checksum and length: the query engine looks at neither.
+
+    Raises
+    ------
+    DamagedFileError
+        It is truncated or corrupt.
+    """
+    if not file.name.endswith(".gz"):
+        return
+    try:
+        with open_bytes(file) as packed:
+            while packed.read(_CHUNK_BYTES):
+                pass
+    except GZIP_ERRORS as error:
+        raise DamagedFileError(f"{file}: truncated or corrupt gzip ({error})") from error
+
+
+def fits_sql(column: str, type_: str) -> str:
+    """Return SQL: whether a raw value, read as text for an integer type, is one of ``type_``.
+
+    An integer is written as that integer alone is: 7.6, 1e3, 007 and true are none, and no id is ever rounded.
+    """
+    if type_ in INTEGERS:
+        return f"{column} IS NULL OR coalesce(CAST(TRY_CAST({column} AS {type_}) AS VARCHAR) = {column}, false)"
+    return f"{column} IS NULL OR TRY_CAST({column} AS {type_}) IS NOT NULL"
+
+
+def copy_rows(
+    connection: duckdb.DuckDBPyConnection,
+    table: RawTable,
+    relation: str,
+    work: Path,
+    buckets: int,
+    file_name: str,
+) -> tuple[int, list[dict[str, Any]]]:
+    """Write canonical rows as ``work/bucket=K/*.parquet``; return their number and the rows that failed a check."""
+    spread = 1 if table.name not in TASK_TABLES else buckets
+    # a fixed arithmetic hash: an engine's own may change with its version, and with it every dataset
+    key = f"({s.COLLECTION_ID} % 1000003) * 1000003 + {s.INSTANCE_INDEX} % 1000003" if spread > 1 else "0"
+    sql = f"""
+        SELECT * EXCLUDE ({s.REJECT_REASON}), {s.REJECT_REASON},
+               CASE WHEN {s.REJECT_REASON} IS NULL THEN abs({key}) % 998244353 % {spread}
+                    ELSE {BAD_BUCKET} END AS {BUCKET}
+        FROM (SELECT {table.select}, {LINE}, coalesce({CAST_REASON}, {reason_sql(dict(table.checks))})
+                     AS {s.REJECT_REASON}
+              FROM ({relation}))
+    """
+    count = connection.execute(
+        f"COPY ({sql}) TO {literal(str(work))} (FORMAT parquet, PARTITION_BY ({BUCKET}), OVERWRITE_OR_IGNORE)"
+    ).fetchone()
+    bad_folder = work / f"{BUCKET}={BAD_BUCKET}"
+    bad: list[dict[str, Any]] = []
+    if bad_folder.exists():
+        for line, reason in connection.execute(
+            f"SELECT {LINE}, {s.REJECT_REASON} FROM read_parquet({literal(str(bad_folder / '*.parquet'))}) ORDER BY 1"
+        ).fetchall():
+            bad.append({s.REJECT_FILE: file_name, s.REJECT_LINE: line, s.REJECT_REASON: reason})
+        shutil.rmtree(bad_folder)
+    return int(count[0] if count else 0) - len(bad), bad
+
+
+def reason_sql(checks: dict[str, str]) -> str:
+    """Return SQL that names the first check a row fails, or null."""
+    cases = " ".join(f"WHEN NOT coalesce({check}, true) THEN {literal(reason)}" for reason, check in checks.items())
+    return f"CASE {cases} END" if cases else "CAST(NULL AS VARCHAR)"
+
+
+def mismatch(column: str, type_: str) -> str:
+    """Return the reason for a value that is not of its column's type."""
+    return f"{column} is not a {type_.split('(')[0].lower()}"
+
+
+def literal(text: str) -> str:
+    """Return SQL for a string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quoted(column: str) -> str:
+    """Return SQL for a column's name."""
+    return '"' + column.replace('"', '""') + '"'
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an engine's message."""
+    return str(error).splitlines()[0]
