@@ -50,3 +50,12 @@ def test_links_between_documents_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_example_request_of_the_readme_is_one_the_service_takes() -> None:
+    from reclaim.serving.errors import parse_request
+
+    body = re.search(r"/v1/reservations -d '(.*?)'", README, re.DOTALL)
+    assert body is not None
+    request = parse_request(body.group(1).encode())
+    assert len(request.tasks[0].windows) == 2
