@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from reclaim.data.errors import HistoryTooShortError, ModelError
 from reclaim.features.targets import HORIZONS_S, TARGETS
@@ -145,16 +146,21 @@ def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeFore
     # scikit-learn cannot bin a feature that is never known (a trace without CPI, say)
     every = np.where(np.isfinite(train.x).any(axis=0), train.x, np.float32(0.0))
     regressors: list[list[Any]] = []
+    bar = tqdm(total=len(TARGETS) * len(config.levels) + 1, desc="fit", unit="model", disable=None, leave=False)
     for t, target in enumerate(TARGETS):
         y = train.y[:, t, h].astype(np.float64)
         known = np.isfinite(y)
         if not known.any():
             regressors.append([None] * len(config.levels))
+            bar.update(len(config.levels))
             continue
         started = time.perf_counter()
         x, y = every[known], y[known]
-        models = [HistGradientBoostingRegressor(loss="quantile", quantile=q, **shared) for q in config.levels]
-        regressors.append([model.fit(x, y) for model in models])
+        regressors.append([])
+        for q in config.levels:
+            model = HistGradientBoostingRegressor(loss="quantile", quantile=q, **shared)
+            regressors[-1].append(model.fit(x, y))
+            bar.update()
         logger.info("trees: %s fitted on %d rows in %.1f s", target, len(y), time.perf_counter() - started)
     label = train.oom[:, h]
     known = np.isfinite(label)
@@ -162,4 +168,5 @@ def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeFore
     classifier: Any = float(classes[0]) if len(classes) == 1 else None
     if len(classes) > 1:
         classifier = HistGradientBoostingClassifier(**shared).fit(every[known], label[known].astype(np.int8))
+    bar.close()
     return TreeForecaster(regressors, classifier, levels=config.levels, horizon_s=horizon_s)
