@@ -12,18 +12,19 @@ from reclaim.data import schema as s
 from reclaim.data.errors import SchemaError
 from reclaim.data.rows import (
     CAST_REASON,
+    ENGINE_ERRORS,
     INTEGERS,
     LINE,
     DamagedFileError,
     check_gzip,
     copy_rows,
-    first_line,
     fits_sql,
     literal,
     mismatch,
     open_bytes,
     quoted,
     reason_sql,
+    unreadable,
 )
 from reclaim.data.source import RawTable
 
@@ -83,8 +84,8 @@ def take_parquet(
     reader = f"read_parquet({literal(str(file))}, {_ROW_NUMBER} = true)"
     try:
         described = connection.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
-    except (duckdb.DataError, duckdb.InvalidInputException, duckdb.IOException) as error:
-        raise DamagedFileError(f"{file}: cannot be read: {first_line(error)}") from error
+    except ENGINE_ERRORS as error:
+        raise unreadable(file, error) from error
     present = [row[0] for row in described if row[0] != _ROW_NUMBER]
     return _take(connection, table, file, work, buckets, reader, f"{_ROW_NUMBER} + 1", present)
 
@@ -112,8 +113,8 @@ def _take(
     relation = f"SELECT {', '.join(casts)}, {reason_sql(checks)} AS {CAST_REASON}, {number} AS {LINE} FROM {reader}"
     try:
         return copy_rows(connection, table, relation, work, buckets, file.name)
-    except (duckdb.DataError, duckdb.InvalidInputException, duckdb.IOException) as error:
-        raise DamagedFileError(f"{file}: cannot be read: {first_line(error)}") from error
+    except ENGINE_ERRORS as error:
+        raise unreadable(file, error) from error
 
 
 def _header(file: Path) -> tuple[str, list[str]]:

@@ -14,19 +14,20 @@ from reclaim.data import schema as s
 from reclaim.data.errors import SchemaError
 from reclaim.data.rows import (
     CAST_REASON,
+    ENGINE_ERRORS,
     GZIP_ERRORS,
     INTEGERS,
     LINE,
     DamagedFileError,
     check_gzip,
     copy_rows,
-    first_line,
     fits_sql,
     literal,
     mismatch,
     open_bytes,
     quoted,
     reason_sql,
+    unreadable,
 )
 from reclaim.data.source import RawTable
 
@@ -53,16 +54,18 @@ def take_json(
         rows, bad = copy_rows(connection, table, _relation(table, file), work, buckets, file.name)
         if not bad:
             return rows, []
-    except (duckdb.DataError, duckdb.InvalidInputException, duckdb.IOException):
-        pass  # the careful reader below says which line
+    except ENGINE_ERRORS as error:
+        cause = unreadable(file, error)
+        if not isinstance(cause, DamagedFileError):  # else the careful reader below says which line
+            raise cause from error
     for piece in work.iterdir():
         shutil.rmtree(piece)
     clean = work / "clean.json"
     rejects = list(_sift(table, file, clean))
     try:
         rows, bad = copy_rows(connection, table, _relation(table, clean, line=True), work, buckets, file.name)
-    except (duckdb.DataError, duckdb.InvalidInputException, duckdb.IOException) as error:
-        raise DamagedFileError(f"{file}: cannot be read: {first_line(error)}") from error
+    except ENGINE_ERRORS as error:
+        raise unreadable(file, error) from error
     clean.unlink()
     return rows, sorted(rejects + bad, key=lambda reject: int(reject[s.REJECT_LINE]))
 

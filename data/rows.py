@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 import shutil
 from pathlib import Path
 from typing import IO, Any, Final
@@ -32,6 +34,10 @@ GZIP_ERRORS: Final = (EOFError, gzip.BadGzipFile, _ISAL_ERROR)
 _CHUNK_BYTES: Final = 1 << 20
 
 
+ENGINE_ERRORS: Final = (duckdb.DataError, duckdb.InvalidInputException, duckdb.IOException)
+"""What the query engine raises when it cannot read a file, or write what it read."""
+
+
 class DamagedFileError(TraceError):
     """A file that cannot be read to its end."""
 
@@ -42,6 +48,13 @@ def open_bytes(file: Path) -> IO[bytes]:
         packed: IO[bytes] = igzip.open(file, "rb")  # type: ignore[no-untyped-call]  # the one it leaves untyped
         return packed
     return file.open("rb")
+
+
+def unreadable(file: Path, error: duckdb.Error) -> OSError | DamagedFileError:
+    """Return what a failed query over a file means: damage, or a disk that is full, which is no fault of the file."""
+    if os.strerror(errno.ENOSPC) in str(error):
+        return OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, while reading {file}")
+    return DamagedFileError(f"{file}: cannot be read: {first_line(error)}")
 
 
 def check_gzip(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sys
@@ -267,6 +268,10 @@ def main() -> NoReturn:
         if not sys.argv[1:] or sys.argv[1:] == ["replay"]:  # a verb was asked for, and its help is the answer
             sys.exit(2)
         _fail(f"{error.format_message().rstrip('.')}; `{error.ctx.command_path} --help` says more")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _fail(f"{error.filename or 'output'}: {error.strerror}; free some and run again, what was done is kept")
     except typer.Abort:
         sys.exit(130)
 

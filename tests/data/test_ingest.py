@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -141,6 +142,33 @@ def test_a_damaged_file_is_named_the_others_are_kept_and_a_repair_goes_on_from_t
     monkeypatch.setattr("reclaim.data.jsonlines._check_keys", lambda _table, file: read.append(file.name))
     assert ingest(cell, tmp_path / "out", ONE_BUCKET).dataset.n_windows == 3
     assert read == ["instance_usage-000000000001.json.gz"]
+
+
+@pytest.mark.parametrize("reader", ["jsonlines", "columnar"])
+def test_a_full_disk_is_never_taken_for_a_damaged_file(
+    reader: str, tmp_path: Path, window: Maker, write_shard: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, config = tmp_path / "cell", IngestConfig(buckets=1, skip_damaged=True)
+    if reader == "jsonlines":
+        write_shard(cell, USAGE, [window(900)])
+    else:
+        cell.mkdir()
+        (cell / "a.csv").write_text("vm,t,used\n1,300,1\n")
+        (tmp_path / "m.toml").write_text(
+            'task = "vm"\ntime = "t"\ntime_unit = "s"\nwindow_s = 300\n[columns]\ncpu_mean = "used"\ncpu_limit = 4.0\n'
+        )
+        config = IngestConfig(trace="series", mapping=str(tmp_path / "m.toml"), buckets=1, skip_damaged=True)
+
+    def full(*_: object) -> None:
+        raise duckdb.IOException('IO Error: Could not write file "x": No space left on device')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"reclaim.data.{reader}.copy_rows", full)
+        with pytest.raises(OSError, match="No space left on device, while reading"):
+            ingest(cell, tmp_path / "out", config)
+    assert not (tmp_path / "out").exists()
+    dataset = ingest(cell, tmp_path / "out", config).dataset
+    assert (dataset.n_windows, dataset.manifest["damaged"]) == (1, [])
 
 
 def test_a_missing_folder_and_a_folder_without_usage_are_named(tmp_path: Path) -> None:

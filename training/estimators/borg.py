@@ -25,8 +25,8 @@ class BorgEstimator(Estimator):
     Parameters
     ----------
     half_life_s : float
-        Time in which the distance to usage halves, in seconds. The paper publishes no rate; 12 h was the best of the
-        values first tried on Bitbrains at 0.1 % violation.
+        Time in which the distance to usage halves, in seconds. The paper publishes no rate: 12 h is a choice
+        that has not been tuned.
     startup_s : float
         How long the limit is held, in seconds; 300 in the paper.
     """
