@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from reclaim.data import schema as s
 from reclaim.data.shards import Shard
+from reclaim.data.source import Source
 
 _KEY = f"{s.COLLECTION_ID}, {s.INSTANCE_INDEX}"
 _POLICY = (s.CPU_LIMIT, s.MEMORY_LIMIT, s.PRIORITY, s.TIER, s.SCHEDULING_CLASS)
@@ -22,29 +23,41 @@ class Bucket:
 
     usage: pa.Table
     events: pa.Table
+    constraints: pa.Table
     tasks: pa.Table
     duplicates: int
 
 
-def make_bucket(connection: duckdb.DuckDBPyConnection, bucket: int, shards: list[Shard], *, has_events: bool) -> Bucket:
+def make_bucket(connection: duckdb.DuckDBPyConnection, bucket: int, shards: list[Shard], source: Source) -> Bucket:
     """Return the tables of a bucket, out of the pieces of all shards.
 
     A window carries the last start (SCHEDULE) before its end. Its limit, priority and class are those of the last
     event at or before its start; where there is none, or the task was started inside the window (its first window,
     or a restart), of the last event before its end. All are known by the window's end. A limit of zero is no limit
-    and becomes null.
+    and becomes null. Where a source says so, a task without limits of its own has those of its collection.
     """
+    has_events = any(table.name == "events" for table in source.tables)
+    schema = {name: s.with_extras(name, source.extras.get(name, ())) for name in ("usage", "events", "collections")}
     pieces = {name: [p for shard in shards if shard.table == name for p in shard.pieces(bucket)]
-              for name in ("usage", "events")}  # fmt: skip
-    _view(connection, "events_of_bucket", pieces["events"], s.EVENTS)
-    events = _select(connection, s.EVENTS, "events_of_bucket")
-    events = _unique(events.sort_by([(name, "ascending") for name in _sort_columns(s.EVENTS, s.TIME_US)]))
+              for name in s.BUCKETED}  # fmt: skip
+    _view(connection, "events_of_bucket", pieces["events"], schema["events"])
+    events = _select(connection, schema["events"], "events_of_bucket")
+    events = _unique(events.sort_by([(name, "ascending") for name in _sort_columns(schema["events"], s.TIME_US)]))
     connection.register("events_in_order", events)
-    staged = s.USAGE if not has_events else _without(s.USAGE, (*_POLICY, s.SCHEDULED_US))
+    _view(connection, "constraints_of_bucket", pieces["constraints"], s.CONSTRAINTS)
+    constraints = _select(connection, s.CONSTRAINTS, _constraints(connection))
+    staged = schema["usage"] if not has_events else _without(schema["usage"], (*_POLICY, s.SCHEDULED_US))
     _view(connection, "usage_of_bucket", pieces["usage"], staged)
     joined = _JOIN if has_events else "usage_of_bucket"
-    usage = _select(connection, s.USAGE, joined).sort_by(
-        [(name, "ascending") for name in _sort_columns(s.USAGE, s.START_US, s.END_US)]
+    if source.collection_limits:
+        _view(connection, "collections_of_trace", [p for x in shards if x.table == "collections" for p in x.pieces(0)],
+              schema["collections"])  # fmt: skip
+        joined = f"(SELECT u.* REPLACE ({_OF_COLLECTION}) FROM {joined} u LEFT JOIN {_COLLECTION_LIMITS} c USING ({s.COLLECTION_ID}))"
+    if source.derived:
+        derived = ", ".join(f"{sql} AS {name}" for name, sql in source.derived.items())
+        joined = f"(SELECT * REPLACE ({derived}) FROM {joined})"
+    usage = _select(connection, schema["usage"], joined).sort_by(
+        [(name, "ascending") for name in _sort_columns(schema["usage"], s.START_US, s.END_US)]
     )
     rows = len(usage)
     usage = _unique(usage, (*s.TASK_KEY, s.START_US, s.END_US))
@@ -52,9 +65,17 @@ def make_bucket(connection: duckdb.DuckDBPyConnection, bucket: int, shards: list
     tasks = _select(connection, _without(s.TASKS, (s.USER_ID, s.LOGICAL_NAME_ID)), _TASKS)
     for view in ("events_in_order", "usage_in_order"):
         connection.unregister(view)
-    return Bucket(usage, events, tasks.sort_by([(name, "ascending") for name in s.TASK_KEY]), rows - len(usage))
+    return Bucket(
+        usage, events, constraints, tasks.sort_by([(name, "ascending") for name in s.TASK_KEY]), rows - len(usage)
+    )
 
 
+_LIMITS = (s.CPU_LIMIT, s.MEMORY_LIMIT)
+_OF_COLLECTION = ", ".join(f"coalesce(u.{name}, nullif(c.{name}, 0)) AS {name}" for name in _LIMITS)
+_COLLECTION_LIMITS = f"""(
+    SELECT {s.COLLECTION_ID}, {", ".join(f"arg_max({n}, ({s.TIME_US}, {n})) AS {n}" for n in _LIMITS)}
+    FROM collections_of_trace GROUP BY 1
+)"""
 _FILLED = ", ".join(
     f"last_value({name} IGNORE NULLS) OVER task_so_far AS {name}"
     for name in (s.CPU_LIMIT, s.MEMORY_LIMIT, s.PRIORITY, s.TIER, s.SCHEDULING_CLASS)
@@ -63,7 +84,6 @@ _SCHEDULED = (
     f"last_value(CASE WHEN {s.EVENT_TYPE} = {s.EventType.SCHEDULE} THEN {s.TIME_US} END IGNORE NULLS) "
     f"OVER task_so_far AS {s.SCHEDULED_US}"
 )
-_LIMITS = (s.CPU_LIMIT, s.MEMORY_LIMIT)
 
 
 def _in_force(name: str) -> str:
@@ -107,6 +127,18 @@ _TASKS = f"""(
     SELECT {_LAST}, {s.FIRST_SEEN_US}, {s.LAST_SEEN_US}
     FROM u FULL JOIN e ON u.{s.COLLECTION_ID} = e.{s.COLLECTION_ID} AND u.{s.INSTANCE_INDEX} = e.{s.INSTANCE_INDEX}
 )"""
+
+
+def _constraints(connection: duckdb.DuckDBPyConnection) -> str:
+    """Return SQL for a bucket's constraints: those that stand alone, and those that came with an event."""
+    names = ", ".join(s.CONSTRAINTS.names)
+    sql = f"SELECT {names} FROM constraints_of_bucket"
+    if s.CONSTRAINTS_LIST in {
+        row[0] for row in connection.execute("DESCRIBE SELECT * FROM events_of_bucket").fetchall()
+    }:
+        sql += (f" UNION ALL SELECT {_KEY}, {s.TIME_US}, c.{s.ATTRIBUTE_NAME}, c.{s.ATTRIBUTE_VALUE}, c.{s.RELATION} "
+                f"FROM (SELECT {_KEY}, {s.TIME_US}, unnest({s.CONSTRAINTS_LIST}) AS c FROM events_of_bucket)")  # fmt: skip
+    return f"(SELECT DISTINCT {names} FROM ({sql}) ORDER BY ALL)"
 
 
 def _view(connection: duckdb.DuckDBPyConnection, name: str, pieces: list[str], schema: pa.Schema) -> None:

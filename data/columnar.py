@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import duckdb
 
@@ -16,6 +16,7 @@ from reclaim.data.rows import (
     INTEGERS,
     LINE,
     DamagedFileError,
+    Taken,
     check_gzip,
     copy_rows,
     fits_sql,
@@ -33,12 +34,11 @@ _ROW_NUMBER: Final = "file_row_number"
 _REJECTS, _SCANS = "reclaim_csv_rejects", "reclaim_csv_scans"
 
 
-def take_csv(
-    connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, work: Path, buckets: int
-) -> tuple[int, list[dict[str, Any]]]:
-    """Write the canonical rows of a CSV file into ``work``; return their number and the rejects.
+def take_csv(connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, work: Path, buckets: int) -> Taken:
+    """Write the canonical rows of a CSV file into ``work``; return what was taken.
 
-    The header line decides the delimiter and the columns; a row with other than that many fields is a reject.
+    The header line decides the delimiter and the columns, or the table's ``order`` does where its files have none; a
+    row with other than that many fields is a reject.
 
     Raises
     ------
@@ -48,31 +48,26 @@ def take_csv(
         Its columns are not the format's.
     """
     check_gzip(file)
-    delimiter, present = _header(file)
+    delimiter, present, headed = _layout(table, file)
     declared = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in present)
     reader = (
-        f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '\"', escape = '\"', header = true, "
+        f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '\"', escape = '\"', header = {str(headed).lower()}, "
         f"auto_detect = false, columns = {{{declared}}}, parallel = false, store_rejects = true, "
         f"rejects_table = '{_REJECTS}', rejects_scan = '{_SCANS}')"
     )
     for name in (_REJECTS, _SCANS):
         connection.execute(f"DROP TABLE IF EXISTS {name}")
-    rows, bad = _take(connection, table, file, work, buckets, reader, "row_number() OVER () + 1", present)
+    taken = _take(connection, table, file, work, buckets, reader, f"row_number() OVER () + {int(headed)}", present)
     broken = connection.execute(f"SELECT line, min(error_type::VARCHAR) FROM {_REJECTS} GROUP BY line ORDER BY line")
     malformed = {int(line): f"row is malformed: {kind.lower()}" for line, kind in broken.fetchall()}
-    for reject in bad:  # good rows were numbered without the malformed ones before them
+    for reject in taken.rejects:  # good rows were numbered without the malformed ones before them
         for line in malformed:
             reject[s.REJECT_LINE] += line <= reject[s.REJECT_LINE]
-    bad += [
-        {s.REJECT_FILE: file.name, s.REJECT_LINE: line, s.REJECT_REASON: reason} for line, reason in malformed.items()
-    ]
-    return rows, sorted(bad, key=lambda reject: int(reject[s.REJECT_LINE]))
+    return taken.with_rejects({s.REJECT_LINE: line, s.REJECT_REASON: reason} for line, reason in malformed.items())
 
 
-def take_parquet(
-    connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, work: Path, buckets: int
-) -> tuple[int, list[dict[str, Any]]]:
-    """Write the canonical rows of a parquet file into ``work``; return their number and the rejects.
+def take_parquet(connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, work: Path, buckets: int) -> Taken:
+    """Write the canonical rows of a parquet file into ``work``; return what was taken.
 
     Raises
     ------
@@ -99,7 +94,7 @@ def _take(
     reader: str,
     number: str,
     present: list[str],
-) -> tuple[int, list[dict[str, Any]]]:
+) -> Taken:
     _check_columns(table, file, set(present))
     casts, checks = [], {}
     for column, type_ in table.columns.items():
@@ -112,15 +107,19 @@ def _take(
         checks[mismatch(column, type_)] = fits_sql(raw, type_)
     relation = f"SELECT {', '.join(casts)}, {reason_sql(checks)} AS {CAST_REASON}, {number} AS {LINE} FROM {reader}"
     try:
-        return copy_rows(connection, table, relation, work, buckets, file.name)
+        return copy_rows(connection, table, relation, work, buckets)
     except ENGINE_ERRORS as error:
         raise unreadable(file, error) from error
 
 
-def _header(file: Path) -> tuple[str, list[str]]:
-    """Return a CSV file's delimiter and columns."""
+def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
+    """Return a CSV file's delimiter and columns, and whether its first line is a header."""
     with open_bytes(file) as lines:
         line = lines.readline()
+    if table.order:
+        fields = line.decode("utf-8", "replace").split(",")
+        integers = [k for k, name in enumerate(table.order) if table.columns[name] in INTEGERS and k < len(fields)]
+        return ",", list(table.order), bool(integers) and all(any(c.isalpha() for c in fields[k]) for k in integers)
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -129,7 +128,7 @@ def _header(file: Path) -> tuple[str, list[str]]:
     names = next(csv.reader([text], delimiter=delimiter), [])
     if not names or len(set(names)) < len(names):
         raise SchemaError(f"{file}: the first line must name each column once, got {text[:200]!r}")
-    return delimiter, names
+    return delimiter, names, True
 
 
 def _check_columns(table: RawTable, file: Path, present: set[str]) -> None:

@@ -1,7 +1,7 @@
 """Google cluster-usage traces v3 (2019): the five tables, as JSON lines or as a parquet export.
 
 Quirks: 64-bit integers and enums may be strings; enums may be names; ``alloc_collection_id`` 0 means top level and
-``machine_id`` 0 means no machine (-1, a dedicated machine, is kept); event times 0 and 2^63-1 mean before and after the
+``machine_id`` 0 means no machine (-1, a dedicated machine, is kept); a missing type of 0 is none; event times 0 and 2^63-1 mean before and after the
 trace; ``resource_request`` may be an empty object; the distribution documented with 10 elements has 11.
 """
 
@@ -13,17 +13,38 @@ from reclaim.data import schema as s
 from reclaim.data.source import RawTable, Source, code_sql, tier_sql
 
 _RESOURCES: Final = "STRUCT(cpus DOUBLE, memory DOUBLE)"
+_CONSTRAINTS: Final = "STRUCT(name VARCHAR, value VARCHAR, relation VARCHAR)[]"
 _EVENT_NAMES: Final = (
     "SUBMIT", "QUEUE", "ENABLE", "SCHEDULE", "EVICT", "FAIL", "FINISH", "KILL", "LOST", "UPDATE_PENDING",
     "UPDATE_RUNNING",
 )  # fmt: skip
-_COLLECTION_NAMES: Final = ("JOB", "ALLOC_SET")
-_MISSING_NAMES: Final = (
-    "SNAPSHOT_BUT_NO_TRANSITION", "NO_SNAPSHOT_OR_TRANSITION", "EXISTS_BUT_NO_CREATION", "TRANSITION_MISSING_STEP",
-)  # fmt: skip
-_MACHINE_EVENT_NAMES: Final = ("ADD", "REMOVE", "UPDATE")
+_ENUMS: Final = {
+    "type": code_sql("type", _EVENT_NAMES),
+    "collection_type": code_sql("collection_type", ("JOB", "ALLOC_SET")),
+    "missing_type": code_sql("missing_type", s.MISSING_TYPES, prefix="MISSING_TYPE_"),
+    "scheduling_class": code_sql(
+        "scheduling_class", ("MOST_INSENSITIVE", "INSENSITIVE", "SENSITIVE", "MOST_SENSITIVE")
+    ),
+    "vertical_scaling": code_sql("vertical_scaling", s.VERTICAL_SCALINGS, prefix="VERTICAL_SCALING_"),
+    "scheduler": code_sql("scheduler", s.SCHEDULERS, prefix="SCHEDULER_"),
+    "machine type": code_sql("type", ("EVENT_TYPE_UNKNOWN", "ADD", "REMOVE", "UPDATE")),
+    "missing_data_reason": code_sql("missing_data_reason", s.MISSING_TYPES[:2], prefix="MISSING_DATA_REASON_"),
+}
+"""The trace's enums → SQL of their codes; names and numbers are those of its protocol buffer definition."""
 
 
+def _known(*enums: str) -> dict[str, str]:
+    """Return the checks that each enum, where there is one, has a value it can have."""
+    return {f"{name.split()[-1]} is no known value": f"{name.split()[-1]} IS NULL OR {_ENUMS[name]} IS NOT NULL"
+            for name in enums}  # fmt: skip
+
+
+_RELATION: Final = code_sql("c.relation", s.RELATIONS)
+_CONSTRAINTS_LIST: Final = f"""
+    list_transform("constraint", lambda c: struct_pack(
+        {s.ATTRIBUTE_NAME} := c.name, {s.ATTRIBUTE_VALUE} := c.value, {s.RELATION} := {_RELATION}
+    )) AS {s.CONSTRAINTS_LIST}
+"""
 _TIME: Final = f"CAST(least(time, {s.AFTER_TRACE_US}) AS BIGINT)"
 """Event time. Published rows hold 2^63, one more than documented and than a signed integer holds: after the trace."""
 
@@ -50,14 +71,14 @@ def _measured_vector(column: str) -> str:
 _INSTANCE_WHERE: Final = f"""
     nullif(alloc_collection_id, 0) AS {s.ALLOC_COLLECTION_ID},
     CASE WHEN alloc_collection_id <> 0 THEN alloc_instance_index END AS {s.ALLOC_INSTANCE_INDEX},
-    {code_sql("collection_type", _COLLECTION_NAMES)} AS {s.COLLECTION_TYPE},
+    {_ENUMS["collection_type"]} AS {s.COLLECTION_TYPE},
     nullif(machine_id, 0) AS {s.MACHINE_ID}
 """
 
 USAGE: Final = RawTable(
     name="usage",
+    raw="instance_usage",
     patterns=_files("instance_usage"),
-    required=True,
     columns={
         "start_time": "BIGINT", "end_time": "BIGINT", "collection_id": "BIGINT", "instance_index": "BIGINT",
         "machine_id": "BIGINT", "alloc_collection_id": "BIGINT", "alloc_instance_index": "BIGINT",
@@ -88,42 +109,47 @@ USAGE: Final = RawTable(
         "maximum_usage is negative or not finite": _measured("maximum_usage.cpus", "maximum_usage.memory"),
         "cpu_usage_distribution is negative or not finite": _measured_vector("cpu_usage_distribution"),
         "tail_cpu_usage_distribution is negative or not finite": _measured_vector("tail_cpu_usage_distribution"),
+        **_known("collection_type"),
     },
     needs=("collection_id", "instance_index", "start_time", "end_time", "average_usage"),
 )  # fmt: skip
 
 EVENTS: Final = RawTable(
     name="events",
+    raw="instance_events",
     patterns=_files("instance_events"),
     columns={
-        "time": "UBIGINT", "type": "VARCHAR", "collection_id": "BIGINT", "scheduling_class": "TINYINT",
+        "time": "UBIGINT", "type": "VARCHAR", "collection_id": "BIGINT", "scheduling_class": "VARCHAR",
         "missing_type": "VARCHAR", "collection_type": "VARCHAR", "priority": "INTEGER",
         "alloc_collection_id": "BIGINT", "instance_index": "BIGINT", "machine_id": "BIGINT",
         "alloc_instance_index": "BIGINT", "resource_request": _RESOURCES,
-        "constraint": "STRUCT(name VARCHAR, value VARCHAR, relation VARCHAR)[]",
+        "constraint": _CONSTRAINTS,
     },
     select=f"""
         collection_id AS {s.COLLECTION_ID}, instance_index AS {s.INSTANCE_INDEX}, {_TIME} AS {s.TIME_US},
-        {code_sql("type", _EVENT_NAMES)} AS {s.EVENT_TYPE},
-        {code_sql("missing_type", _MISSING_NAMES, first=1)} AS {s.MISSING_TYPE}, {_INSTANCE_WHERE},
+        {_ENUMS["type"]} AS {s.EVENT_TYPE}, nullif({_ENUMS["missing_type"]}, 0) AS {s.MISSING_TYPE}, {_INSTANCE_WHERE},
         resource_request.cpus AS {s.CPU_LIMIT}, resource_request.memory AS {s.MEMORY_LIMIT},
-        priority AS {s.PRIORITY}, {tier_sql("priority")} AS {s.TIER}, scheduling_class AS {s.SCHEDULING_CLASS}
+        priority AS {s.PRIORITY}, {tier_sql("priority")} AS {s.TIER},
+        {_ENUMS["scheduling_class"]} AS {s.SCHEDULING_CLASS}, {_CONSTRAINTS_LIST}
     """,
     checks={
         "collection_id is missing": "collection_id IS NOT NULL",
         "instance_index is missing": "instance_index IS NOT NULL",
         "time is missing": "time IS NOT NULL",
-        "type is not an event type": f"{code_sql('type', _EVENT_NAMES)} BETWEEN 0 AND 10",
+        "type is not an event type": f"{_ENUMS['type']} IS NOT NULL",
         "resource_request is negative or not finite": _measured("resource_request.cpus", "resource_request.memory"),
+        **_known("missing_type", "collection_type", "scheduling_class"),
+        "constraint has no known relation": f"""len(list_filter("constraint", lambda c: {_RELATION} IS NULL)) = 0""",
     },
     needs=("time", "type", "collection_id", "instance_index", "resource_request"),
 )  # fmt: skip
 
 COLLECTIONS: Final = RawTable(
     name="collections",
+    raw="collection_events",
     patterns=_files("collection_events"),
     columns={
-        "time": "UBIGINT", "type": "VARCHAR", "collection_id": "BIGINT", "scheduling_class": "TINYINT",
+        "time": "UBIGINT", "type": "VARCHAR", "collection_id": "BIGINT", "scheduling_class": "VARCHAR",
         "missing_type": "VARCHAR", "collection_type": "VARCHAR", "priority": "INTEGER",
         "alloc_collection_id": "BIGINT", "user": "VARCHAR", "collection_name": "VARCHAR",
         "collection_logical_name": "VARCHAR", "parent_collection_id": "BIGINT",
@@ -131,15 +157,26 @@ COLLECTIONS: Final = RawTable(
         "vertical_scaling": "VARCHAR", "scheduler": "VARCHAR",
     },
     select=f"""
-        collection_id AS {s.COLLECTION_ID}, {_TIME} AS {s.TIME_US}, "user" AS {s.USER_ID},
-        collection_logical_name AS {s.LOGICAL_NAME_ID}
+        collection_id AS {s.COLLECTION_ID}, {_TIME} AS {s.TIME_US}, {_ENUMS["type"]} AS {s.EVENT_TYPE},
+        nullif({_ENUMS["missing_type"]}, 0) AS {s.MISSING_TYPE}, {_ENUMS["collection_type"]} AS {s.COLLECTION_TYPE},
+        priority AS {s.PRIORITY}, {tier_sql("priority")} AS {s.TIER},
+        {_ENUMS["scheduling_class"]} AS {s.SCHEDULING_CLASS}, nullif(alloc_collection_id, 0) AS {s.ALLOC_COLLECTION_ID},
+        "user" AS {s.USER_ID}, collection_name AS {s.NAME_ID}, collection_logical_name AS {s.LOGICAL_NAME_ID},
+        nullif(parent_collection_id, 0) AS {s.PARENT_COLLECTION_ID}, start_after_collection_ids AS {s.START_AFTER},
+        nullif(max_per_machine, 0) AS {s.MAX_PER_MACHINE}, nullif(max_per_switch, 0) AS {s.MAX_PER_SWITCH},
+        {_ENUMS["vertical_scaling"]} AS {s.VERTICAL_SCALING}, {_ENUMS["scheduler"]} AS {s.SCHEDULER}
     """,
-    checks={"collection_id is missing": "collection_id IS NOT NULL", "time is missing": "time IS NOT NULL"},
+    checks={
+        "collection_id is missing": "collection_id IS NOT NULL",
+        "time is missing": "time IS NOT NULL",
+        **_known("type", "missing_type", "collection_type", "scheduling_class", "vertical_scaling", "scheduler"),
+    },
     needs=("time", "collection_id"),
 )  # fmt: skip
 
 MACHINES: Final = RawTable(
     name="machines",
+    raw="machine_events",
     patterns=_files("machine_events"),
     columns={
         "time": "UBIGINT", "machine_id": "BIGINT", "type": "VARCHAR", "switch_id": "VARCHAR", "capacity": _RESOURCES,
@@ -147,16 +184,22 @@ MACHINES: Final = RawTable(
     },
     select=f"""
         {_TIME} AS {s.TIME_US}, machine_id AS {s.MACHINE_ID},
-        {code_sql("type", _MACHINE_EVENT_NAMES, first=1)} AS {s.EVENT_TYPE},
+        {_ENUMS["machine type"]} AS {s.EVENT_TYPE}, nullif({_ENUMS["missing_data_reason"]}, 0) AS {s.MISSING_TYPE},
         capacity.cpus AS {s.CPU_CAPACITY}, capacity.memory AS {s.MEMORY_CAPACITY},
         platform_id AS {s.PLATFORM}, switch_id AS {s.SWITCH_ID}
     """,
-    checks={"machine_id is missing": "machine_id IS NOT NULL", "time is missing": "time IS NOT NULL"},
+    checks={
+        "machine_id is missing": "machine_id IS NOT NULL",
+        "time is missing": "time IS NOT NULL",
+        "capacity is negative or not finite": _measured("capacity.cpus", "capacity.memory"),
+        **_known("machine type", "missing_data_reason"),
+    },
     needs=("time", "machine_id"),
 )  # fmt: skip
 
 ATTRIBUTES: Final = RawTable(
     name="attributes",
+    raw="machine_attributes",
     patterns=_files("machine_attributes"),
     columns={
         "time": "UBIGINT", "machine_id": "BIGINT", "name": "VARCHAR", "value": "VARCHAR", "deleted": "BOOLEAN",

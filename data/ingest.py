@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +17,10 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from reclaim.data import schema as s
+from reclaim.data.alibaba_2017 import alibaba_2017
 from reclaim.data.buckets import make_bucket
 from reclaim.data.errors import ConfigError, TraceError
+from reclaim.data.google_v2 import google_v2
 from reclaim.data.google_v3 import google_v3
 from reclaim.data.rows import DamagedFileError
 from reclaim.data.series import load_mapping, series
@@ -27,7 +30,7 @@ from reclaim.data.store import FORMAT_VERSION, MANIFEST, Dataset, bucket_name, c
 
 log = logging.getLogger(__name__)
 
-TRACES: Final = ("google-v3", "series")
+TRACES: Final = ("google-v3", "google-v2.1", "alibaba-2017", "series")
 """Trace formats that can be read."""
 
 _NATURES: Final = {"COMPOSED.json": "composed of parts of real traces (semi-synthetic)", "SYNTHETIC.json": "synthetic"}
@@ -89,11 +92,11 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
     """
     if not source_folder.is_dir():
         raise ConfigError(f"{source_folder}: no such folder")
-    source = _source(config)
+    source = _source(source_folder, config)
     files = [(table, file) for table in source.tables for file in find_files(source_folder, table)]
-    for table in source.tables:
-        if table.required and not any(t is table for t, _ in files):
-            raise TraceError(f"{source_folder}: no {table.name} files (looked for {', '.join(table.patterns)})")
+    if not files:
+        patterns = ", ".join(dict.fromkeys(table.patterns[0] for table in source.tables))
+        raise TraceError(f"{source_folder}: no files of a {source.trace} trace (looked for {patterns})")
     if out.exists():
         return _already_there(out, source_folder, source, config, [file for _, file in files])
     staging = _staging(out)
@@ -105,7 +108,8 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
     with tqdm(total=total, desc="reading", unit="B", unit_scale=True, disable=None, leave=False) as bar:
         for table, file in files:
             try:
-                shards.append(take_shard(connection, table, file, staging / "shards", config.buckets))
+                name = file.relative_to(source_folder).as_posix()
+                shards.append(take_shard(connection, table, source_folder, name, staging / "shards", config.buckets))
             except DamagedFileError as error:
                 damaged.append((file, str(error)))
             bar.update(file.stat().st_size)
@@ -118,8 +122,8 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
     finished = staging / "dataset"
     shutil.rmtree(finished, ignore_errors=True)
     counts = _write_tables(connection, source, shards, finished, config.buckets)
-    if counts["usage"] == 0:
-        raise TraceError(f"{source_folder}: no usage windows in {len(shards)} files")
+    if not any(counts.values()):
+        raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
     (finished / "rejects").mkdir()
     pq.write_table(rejects, finished / "rejects" / "rejects.parquet")
     write_json(finished / MANIFEST, _manifest(source_folder, source, shards, damaged, counts, rejects, config))
@@ -130,8 +134,16 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
     return IngestReport(Dataset.open(out), already_there=False)
 
 
-def _source(config: IngestConfig) -> Source:
-    return google_v3() if config.mapping is None else series(load_mapping(config.mapping))
+def _source(source_folder: Path, config: IngestConfig) -> Source:
+    match config.trace:
+        case "google-v3":
+            return google_v3()
+        case "google-v2.1":
+            return google_v2(source_folder)
+        case "alibaba-2017":
+            return alibaba_2017(source_folder)
+        case _:
+            return series(load_mapping(config.mapping or ""))
 
 
 def _options(source: Source, config: IngestConfig) -> dict[str, Any]:
@@ -154,9 +166,10 @@ def _already_there(
     remedy = "choose another folder or remove it"
     if dataset.manifest["options"] != _options(source, config):
         raise ConfigError(f"{out}: holds a dataset made from other files or options than asked for; {remedy}")
+    named = {file.relative_to(source_folder).as_posix(): file for file in files}
     entries = {entry["file"]: entry for part in ("inputs", "damaged") for entry in dataset.manifest[part]}
-    changed = sorted(entries.keys() ^ {file.name for file in files})
-    changed += [file.name for file in files if file.name in entries and not _is_still(file, entries[file.name])]
+    changed = sorted(entries.keys() ^ named.keys())
+    changed += [name for name, file in named.items() if name in entries and not _is_still(file, entries[name])]
     if changed:
         raise ConfigError(
             f"{out}: holds a dataset made from other files or options than {source_folder} now has "
@@ -202,42 +215,37 @@ def _write_tables(
     connection: duckdb.DuckDBPyConnection, source: Source, shards: list[Shard], out: Path, buckets: int
 ) -> dict[str, int]:
     """Write every table into ``out`` and return the row counts."""
-    has_events = any(table.name == "events" for table in source.tables)
-    counts = {"usage": 0, "events": 0, "duplicate_windows": 0}
+    counts = {"usage": 0, "events": 0, "constraints": 0, "duplicate_windows": 0}
     tasks = []
-    for folder in ("usage", "events"):
+    for folder in s.BUCKETED:
         (out / folder).mkdir(parents=True)
     for bucket in tqdm(range(buckets), desc="sorting", unit="bucket", disable=None, leave=False):
-        made = make_bucket(connection, bucket, shards, has_events=has_events)
-        pq.write_table(made.usage, out / "usage" / bucket_name(bucket), compression="zstd")
-        pq.write_table(made.events, out / "events" / bucket_name(bucket), compression="zstd")
-        counts["usage"] += len(made.usage)
-        counts["events"] += len(made.events)
+        made = make_bucket(connection, bucket, shards, source)
+        for folder in s.BUCKETED:
+            pq.write_table(getattr(made, folder), out / folder / bucket_name(bucket), compression="zstd")
+            counts[folder] += len(getattr(made, folder))
         counts["duplicate_windows"] += made.duplicates
         tasks.append(made.tasks)
-    all_tasks = _with_names(pa.concat_tables(tasks), _small_table(connection, shards, "collections", None))
-    pq.write_table(all_tasks, out / "tasks.parquet")
-    counts["tasks"] = len(all_tasks)
-    for name, schema in (("machines", s.MACHINES), ("attributes", s.ATTRIBUTES)):
-        table = _small_table(connection, shards, name, schema)
+    small = {name: _small_table(connection, shards, name, s.with_extras(name, source.extras.get(name, ())))
+             for name in ("collections", "machines", "attributes", "machine_usage")}  # fmt: skip
+    small["tasks"] = _with_names(pa.concat_tables(tasks), small["collections"])
+    for name, table in small.items():
         pq.write_table(table, out / f"{name}.parquet")
         counts[name] = len(table)
     return counts
 
 
-def _small_table(
-    connection: duckdb.DuckDBPyConnection, shards: list[Shard], name: str, schema: pa.Schema | None
-) -> pa.Table:
+def _small_table(connection: duckdb.DuckDBPyConnection, shards: list[Shard], name: str, schema: pa.Schema) -> pa.Table:
     """Return a table that is not bucketed, sorted by all its columns."""
     pieces = [p for shard in shards if shard.table == name for p in shard.pieces(0)]
     if not pieces:
-        return schema.empty_table() if schema is not None else pa.table({})
+        return schema.empty_table()
     files = ", ".join("'" + p.replace("'", "''") + "'" for p in pieces)
-    table = connection.sql(
-        f"SELECT DISTINCT * EXCLUDE (bucket, {s.REJECT_REASON}, reclaim_line) "
-        f"FROM read_parquet([{files}], union_by_name = true, hive_partitioning = true) ORDER BY ALL"
-    ).to_arrow_table()
-    return table if schema is None else pa.table([table[f.name].cast(f.type) for f in schema], schema=schema)
+    staged = f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
+    present = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {staged}").fetchall()}
+    columns = ", ".join(f.name if f.name in present else f"NULL AS {f.name}" for f in schema)
+    table = connection.sql(f"SELECT DISTINCT {columns} FROM {staged} ORDER BY ALL").to_arrow_table()
+    return pa.table([table[f.name].cast(f.type) for f in schema], schema=schema)
 
 
 def _with_names(tasks: pa.Table, collections: pa.Table) -> pa.Table:
@@ -278,11 +286,14 @@ def _manifest(
             for x in shards
         ],
         "damaged": [
-            {"file": file.name, "reason": reason.split(": ", 1)[-1], "bytes": file.stat().st_size,
+            {"file": file.relative_to(source_folder).as_posix(), "reason": reason.split(": ", 1)[-1], "bytes": file.stat().st_size,
              "sha256": file_sha256(file)}
             for file, reason in damaged
         ],
         "counts": counts,
         "rejects": {r["values"]: r["counts"] for r in reasons},
+        "defects": dict(sum((Counter(x.defects) for x in shards), Counter[str]())),
         "lacks": sorted(source.lacks),
+        "extras": {table: list(names) for table, names in source.extras.items()},
+        "notes": list(source.notes),
     }  # fmt: skip

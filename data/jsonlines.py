@@ -19,6 +19,7 @@ from reclaim.data.rows import (
     INTEGERS,
     LINE,
     DamagedFileError,
+    Taken,
     check_gzip,
     copy_rows,
     fits_sql,
@@ -36,10 +37,8 @@ _HEADER_LINES: Final = 200
 _FLOAT_MAX: Final = 3.4028234e38
 
 
-def take_json(
-    connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, work: Path, buckets: int
-) -> tuple[int, list[dict[str, Any]]]:
-    """Write the canonical rows of JSON lines into ``work``; return their number and the rejects.
+def take_json(connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, work: Path, buckets: int) -> Taken:
+    """Write the canonical rows of JSON lines into ``work``; return what was taken.
 
     Raises
     ------
@@ -51,9 +50,9 @@ def take_json(
     check_gzip(file)
     _check_keys(table, file)
     try:
-        rows, bad = copy_rows(connection, table, _relation(table, file), work, buckets, file.name)
-        if not bad:
-            return rows, []
+        taken = copy_rows(connection, table, _relation(table, file), work, buckets)
+        if not taken.rejects:
+            return taken
     except ENGINE_ERRORS as error:
         cause = unreadable(file, error)
         if not isinstance(cause, DamagedFileError):  # else the careful reader below says which line
@@ -63,11 +62,11 @@ def take_json(
     clean = work / "clean.json"
     rejects = list(_sift(table, file, clean))
     try:
-        rows, bad = copy_rows(connection, table, _relation(table, clean, line=True), work, buckets, file.name)
+        taken = copy_rows(connection, table, _relation(table, clean, line=True), work, buckets)
     except ENGINE_ERRORS as error:
         raise unreadable(file, error) from error
     clean.unlink()
-    return rows, sorted(rejects + bad, key=lambda reject: int(reject[s.REJECT_LINE]))
+    return taken.with_rejects(rejects)
 
 
 def _relation(table: RawTable, file: Path, *, line: bool = False) -> str:
@@ -135,7 +134,7 @@ def _sift(table: RawTable, file: Path, clean: Path) -> Iterator[dict[str, Any]]:
                 else:
                     reason = next((mismatch(c, t) for c, t in table.columns.items() if not _fits(row.get(c), t)), None)
             if reason is not None:
-                yield {s.REJECT_FILE: file.name, s.REJECT_LINE: number, s.REJECT_REASON: reason}
+                yield {s.REJECT_LINE: number, s.REJECT_REASON: reason}
                 continue
             row[LINE] = number
             out.write(json.dumps(row) + "\n")

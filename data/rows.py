@@ -6,6 +6,8 @@ import errno
 import gzip
 import os
 import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -20,8 +22,7 @@ LINE: Final = "reclaim_line"
 CAST_REASON: Final = "cast_reason"
 BUCKET: Final = "bucket"
 BAD_BUCKET: Final = -1
-TASK_TABLES: Final = ("usage", "events")
-"""Tables that are bucketed by task; the others are small and keep one bucket."""
+_DEFECT: Final = "reclaim_defect_"
 INTEGERS: Final = {
     "TINYINT": (-(2**7), 2**7 - 1),
     "INTEGER": (-(2**31), 2**31 - 1),
@@ -85,23 +86,33 @@ def fits_sql(column: str, type_: str) -> str:
     return f"{column} IS NULL OR TRY_CAST({column} AS {type_}) IS NOT NULL"
 
 
-def copy_rows(
-    connection: duckdb.DuckDBPyConnection,
-    table: RawTable,
-    relation: str,
-    work: Path,
-    buckets: int,
-    file_name: str,
-) -> tuple[int, list[dict[str, Any]]]:
-    """Write canonical rows as ``work/bucket=K/*.parquet``; return their number and the rows that failed a check."""
-    spread = 1 if table.name not in TASK_TABLES else buckets
+@dataclass(frozen=True)
+class Taken:
+    """What one raw file gave: rows taken, rejects (line and reason) in the file's order, defects counted."""
+
+    rows: int
+    rejects: list[dict[str, Any]]
+    defects: dict[str, int]
+
+    def with_rejects(self, more: Iterable[dict[str, Any]]) -> Taken:
+        """Return the same with further rejects."""
+        return replace(self, rejects=sorted([*self.rejects, *more], key=lambda reject: int(reject[s.REJECT_LINE])))
+
+
+def copy_rows(connection: duckdb.DuckDBPyConnection, table: RawTable, relation: str, work: Path, buckets: int) -> Taken:
+    """Write canonical rows as ``work/bucket=K/*.parquet``; set those that fail a check aside."""
+    spread = buckets if table.name in s.BUCKETED else 1
     # a fixed arithmetic hash: an engine's own may change with its version, and with it every dataset
     key = f"({s.COLLECTION_ID} % 1000003) * 1000003 + {s.INSTANCE_INDEX} % 1000003" if spread > 1 else "0"
+    flags = [f"{_DEFECT}{k}" for k in range(len(table.defects))]
+    marked = "".join(
+        f", coalesce({sql}, false) AS {flag}" for flag, sql in zip(flags, table.defects.values(), strict=True)
+    )
     sql = f"""
         SELECT * EXCLUDE ({s.REJECT_REASON}), {s.REJECT_REASON},
                CASE WHEN {s.REJECT_REASON} IS NULL THEN abs({key}) % 998244353 % {spread}
                     ELSE {BAD_BUCKET} END AS {BUCKET}
-        FROM (SELECT {table.select}, {LINE}, coalesce({CAST_REASON}, {reason_sql(dict(table.checks))})
+        FROM (SELECT {table.select}{marked}, {LINE}, coalesce({CAST_REASON}, {reason_sql(dict(table.checks))})
                      AS {s.REJECT_REASON}
               FROM ({relation}))
     """
@@ -114,9 +125,17 @@ def copy_rows(
         for line, reason in connection.execute(
             f"SELECT {LINE}, {s.REJECT_REASON} FROM read_parquet({literal(str(bad_folder / '*.parquet'))}) ORDER BY 1"
         ).fetchall():
-            bad.append({s.REJECT_FILE: file_name, s.REJECT_LINE: line, s.REJECT_REASON: reason})
+            bad.append({s.REJECT_LINE: line, s.REJECT_REASON: reason})
         shutil.rmtree(bad_folder)
-    return int(count[0] if count else 0) - len(bad), bad
+    rows = int(count[0] if count else 0) - len(bad)
+    counts: tuple[Any, ...] = ()
+    if flags and rows:
+        found = connection.execute(
+            f"SELECT {', '.join(f'count_if({flag})' for flag in flags)} "
+            f"FROM read_parquet({literal(str(work / '*' / '*.parquet'))})"
+        ).fetchone()
+        counts = found or ()
+    return Taken(rows, bad, {name: int(n) for name, n in zip(table.defects, counts, strict=False) if n})
 
 
 def reason_sql(checks: dict[str, str]) -> str:

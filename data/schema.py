@@ -5,16 +5,21 @@ A dataset is a folder (see ``store.py``)::
     manifest.json
     usage/bucket=000.parquet …     one row per (task, measurement window), sorted by (task, start)
     events/bucket=000.parquet …    lifecycle and limit changes of each task, same buckets
+    constraints/bucket=000.parquet placement constraints of each task, same buckets
     tasks.parquet                  one row per task
+    collections.parquet            lifecycle, names and settings of jobs and alloc sets
     machines.parquet               capacity changes;  attributes.parquet  machine attributes
+    machine_usage.parquet          usage of whole machines, where a trace has it
     rejects/                       every input line that was not taken, with file, line number and reason
 
 Anything a trace lacks is null, never zero. Resources keep the trace's unit (normalised compute units and bytes for
-Google, MHz and MiB for Bitbrains …): everything later divides by the limit, so only the ratio matters.
+Google, MHz and MiB for Bitbrains …): everything later divides by the limit, so only the ratio matters. What only one
+trace has stands in extra columns after a table's own (``EXTRAS``), in datasets of that trace alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -73,6 +78,38 @@ CPI: Final = "cpi"
 MAI: Final = "mai"
 SAMPLE_RATE_HZ: Final = "sample_rate_hz"
 
+# Extra columns of usage and events: what only some trace has.
+PAGE_CACHE_UNMAPPED: Final = "page_cache_unmapped"
+MEMORY_ASSIGNED_USAGE: Final = "memory_assigned_usage"
+DISK_MEAN: Final = "disk_mean"
+DISK_IO_MEAN: Final = "disk_io_mean"
+DISK_IO_MAX: Final = "disk_io_max"
+SAMPLE_PORTION: Final = "sample_portion"
+AGGREGATION_TYPE: Final = "aggregation_type"
+CPU_SHARE: Final = "cpu_share"
+MEMORY_SHARE: Final = "memory_share"
+DISK_SHARE: Final = "disk_share"
+LOAD_1: Final = "load_1"
+LOAD_5: Final = "load_5"
+LOAD_15: Final = "load_15"
+CPI_MAX: Final = "cpi_max"
+MAI_MAX: Final = "mai_max"
+DISK_LIMIT: Final = "disk_limit"
+DIFFERENT_MACHINES: Final = "different_machines"
+CPUSET: Final = "cpuset"
+
+# Columns of collections and constraints.
+NAME_ID: Final = "name_id"
+PARENT_COLLECTION_ID: Final = "parent_collection_id"
+START_AFTER: Final = "start_after"
+MAX_PER_MACHINE: Final = "max_per_machine"
+MAX_PER_SWITCH: Final = "max_per_switch"
+VERTICAL_SCALING: Final = "vertical_scaling"
+SCHEDULER: Final = "scheduler"
+INSTANCES: Final = "instances"
+CONSTRAINTS_LIST: Final = "constraints"
+RELATION: Final = "relation"
+
 # Columns of tasks, machines and attributes.
 USER_ID: Final = "user_id"
 LOGICAL_NAME_ID: Final = "logical_name_id"
@@ -82,6 +119,8 @@ CPU_CAPACITY: Final = "cpu_capacity"
 MEMORY_CAPACITY: Final = "memory_capacity"
 PLATFORM: Final = "platform"
 SWITCH_ID: Final = "switch_id"
+EVENT_DETAIL: Final = "event_detail"
+DISK_CAPACITY: Final = "disk_capacity"
 ATTRIBUTE_NAME: Final = "name"
 ATTRIBUTE_VALUE: Final = "value"
 ATTRIBUTE_DELETED: Final = "deleted"
@@ -104,9 +143,25 @@ class EventType:
 
 
 class MachineEventType:
-    """Codes of machine events, as in the v3 trace."""
+    """Codes of machine events: the first three as in the v3 trace, the errors as in Alibaba's (no new work there)."""
 
-    ADD, REMOVE, UPDATE = 1, 2, 3
+    ADD, REMOVE, UPDATE, SOFT_ERROR, HARD_ERROR = 1, 2, 3, 4, 5
+
+
+RELATIONS: Final = (
+    "EQUAL", "NOT_EQUAL", "LESS_THAN", "GREATER_THAN", "LESS_THAN_EQUAL", "GREATER_THAN_EQUAL", "PRESENT",
+    "NOT_PRESENT",
+)  # fmt: skip
+"""Comparison operators of a constraint; stored as the position here, as in the v3 trace."""
+VERTICAL_SCALINGS: Final = ("UNKNOWN", "OFF", "CONSTRAINED", "FULLY_AUTOMATED")
+"""Settings of vertical scaling; stored as the position here, as in the v3 trace."""
+SCHEDULERS: Final = ("DEFAULT", "BATCH")
+"""Schedulers of a collection; stored as the position here, as in the v3 trace."""
+MISSING_TYPES: Final = (
+    "NONE", "SNAPSHOT_BUT_NO_TRANSITION", "NO_SNAPSHOT_OR_TRANSITION", "EXISTS_BUT_NO_CREATION",
+    "TRANSITION_MISSING_STEP", "TOO_MANY_EVENTS",
+)  # fmt: skip
+"""Why a record is synthesised or incomplete; stored as the position here, null where it is not, as in the v3 trace."""
 
 
 def _field(name: str, type_: pa.DataType, unit: str, meaning: str) -> pa.Field:
@@ -159,7 +214,7 @@ EVENTS: Final = pa.schema(
         *_TASK_FIELDS,
         _field(TIME_US, pa.int64(), "µs, trace clock", "when; 0 before the trace, 2^63-1 after it"),
         _field(EVENT_TYPE, pa.int8(), "EventType", "what happened"),
-        _field(MISSING_TYPE, pa.int8(), "1-4", "why the record is synthesised or incomplete; null for a real one"),
+        _field(MISSING_TYPE, pa.int8(), "MISSING_TYPES", "why the record is synthesised; null for a real one"),
         _field(MACHINE_ID, pa.int64(), "id", "machine, where one is assigned"),
         _field(COLLECTION_TYPE, pa.int8(), "0 or 1", "0 a task of a job, 1 an alloc instance"),
         _field(ALLOC_COLLECTION_ID, pa.int64(), "id", "alloc set the task runs in; null at top level"),
@@ -190,6 +245,53 @@ MACHINES: Final = pa.schema(
         _field(MEMORY_CAPACITY, pa.float64(), "trace memory", "memory the machine supplies"),
         _field(PLATFORM, pa.string(), "hash", "microarchitecture and chipset"),
         _field(SWITCH_ID, pa.string(), "hash", "network switch"),
+        _field(MISSING_TYPE, pa.int8(), "MISSING_TYPES", "why the record is synthesised; null for a real one"),
+    ]
+)
+
+MACHINE_USAGE: Final = pa.schema(
+    [
+        _field(TIME_US, pa.int64(), "µs, trace clock", "when"),
+        _field(MACHINE_ID, pa.int64(), "id", "machine"),
+        _field(CPU_SHARE, pa.float64(), "share of capacity", "CPU in use, all work and the system's own"),
+        _field(MEMORY_SHARE, pa.float64(), "share of capacity", "memory in use"),
+        _field(DISK_SHARE, pa.float64(), "share of capacity", "disk space in use"),
+        _field(LOAD_1, pa.float64(), "processes", "load average of 1 minute"),
+        _field(LOAD_5, pa.float64(), "processes", "load average of 5 minutes"),
+        _field(LOAD_15, pa.float64(), "processes", "load average of 15 minutes"),
+    ]
+)
+
+COLLECTIONS: Final = pa.schema(
+    [
+        _field(COLLECTION_ID, pa.int64(), "id", "job or alloc set"),
+        _field(TIME_US, pa.int64(), "µs, trace clock", "when; 0 before the trace, 2^63-1 after it"),
+        _field(EVENT_TYPE, pa.int8(), "EventType", "what happened"),
+        _field(MISSING_TYPE, pa.int8(), "MISSING_TYPES", "why the record is synthesised; null for a real one"),
+        _field(COLLECTION_TYPE, pa.int8(), "0 or 1", "0 a job, 1 an alloc set"),
+        _field(PRIORITY, pa.int32(), "rank", "higher is more important"),
+        _field(TIER, pa.int8(), "position in TIERS", "priority tier"),
+        _field(SCHEDULING_CLASS, pa.int8(), "0-3", "3 is the most latency-sensitive"),
+        _field(ALLOC_COLLECTION_ID, pa.int64(), "id", "alloc set the job runs in; null at top level"),
+        _field(USER_ID, pa.string(), "hash", "who submitted the collection"),
+        _field(NAME_ID, pa.string(), "hash", "full name"),
+        _field(LOGICAL_NAME_ID, pa.string(), "hash", "normalised name that earlier runs of the program share"),
+        _field(PARENT_COLLECTION_ID, pa.int64(), "id", "the collection it ends with; null for none"),
+        _field(START_AFTER, pa.list_(pa.int64()), "ids", "collections that must finish first"),
+        _field(MAX_PER_MACHINE, pa.int32(), "tasks", "most on one machine; null for no bound"),
+        _field(MAX_PER_SWITCH, pa.int32(), "tasks", "most on one switch; null for no bound"),
+        _field(VERTICAL_SCALING, pa.int8(), "VERTICAL_SCALINGS", "who sets the limits"),
+        _field(SCHEDULER, pa.int8(), "SCHEDULERS", "who places it"),
+    ]
+)
+
+CONSTRAINTS: Final = pa.schema(
+    [
+        *_TASK_FIELDS,
+        _field(TIME_US, pa.int64(), "µs, trace clock", "of the event that carries it"),
+        _field(ATTRIBUTE_NAME, pa.string(), "hash", "machine attribute"),
+        _field(ATTRIBUTE_VALUE, pa.string(), "hash or integer", "what it is compared with; empty for the empty string"),
+        _field(RELATION, pa.int8(), "position in RELATIONS", "the machine's value must be this to the constraint's"),
     ]
 )
 
@@ -211,12 +313,54 @@ REJECTS: Final = pa.schema(
     ]
 )
 
+EXTRAS: Final[dict[str, pa.Field]] = {
+    field.name: field
+    for field in (
+        _field(PAGE_CACHE_UNMAPPED, pa.float64(), "trace memory", "page cache mapped by no process"),
+        _field(MEMORY_ASSIGNED_USAGE, pa.float64(), "trace memory", "usage by the memory assigned to the container"),
+        _field(DISK_MEAN, pa.float64(), "trace disk", "mean local disk space used"),
+        _field(DISK_IO_MEAN, pa.float64(), "s/s", "mean disk time"),
+        _field(DISK_IO_MAX, pa.float64(), "s/s", "largest disk time"),
+        _field(SAMPLE_PORTION, pa.float64(), "ratio", "expected to observed samples behind the window"),
+        _field(AGGREGATION_TYPE, pa.int8(), "0 or 1", "1: the maxima are sums of sub-containers' maxima"),
+        _field(CPU_SHARE, pa.float64(), "share of limit", "CPU usage as the trace gives it"),
+        _field(MEMORY_SHARE, pa.float64(), "share of limit", "memory usage as the trace gives it"),
+        _field(DISK_SHARE, pa.float64(), "share of limit", "disk usage as the trace gives it"),
+        _field(LOAD_1, pa.float64(), "processes", "load average of 1 minute"),
+        _field(LOAD_5, pa.float64(), "processes", "load average of 5 minutes"),
+        _field(LOAD_15, pa.float64(), "processes", "load average of 15 minutes"),
+        _field(CPI_MAX, pa.float64(), "cycles", "largest cycles per instruction"),
+        _field(MAI_MAX, pa.float64(), "accesses", "largest memory accesses per instruction"),
+        _field(DISK_LIMIT, pa.float64(), "trace disk", "disk space granted"),
+        _field(DIFFERENT_MACHINES, pa.bool_(), "flag", "no two tasks of the collection on one machine"),
+        _field(USER_ID, pa.string(), "hash", "who submitted the task"),
+        _field(CPUSET, pa.string(), "list", "CPUs assigned, separated by |"),
+        _field(CPU_LIMIT, pa.float64(), "trace cpu", "CPU limit of each task"),
+        _field(MEMORY_LIMIT, pa.float64(), "trace memory", "memory limit of each task"),
+        _field(INSTANCES, pa.int64(), "tasks", "number of tasks"),
+        _field(DISK_CAPACITY, pa.float64(), "trace disk", "disk space the machine supplies"),
+        _field(EVENT_DETAIL, pa.string(), "text", "the trace's own words on the event"),
+    )
+}
+"""Columns that only some trace has; a source names those of its own, table by table, and they follow the table's."""
+
 TABLES: Final = {
     "usage": USAGE,
     "events": EVENTS,
+    "constraints": CONSTRAINTS,
     "tasks": TASKS,
+    "collections": COLLECTIONS,
     "machines": MACHINES,
     "attributes": ATTRIBUTES,
+    "machine_usage": MACHINE_USAGE,
     "rejects": REJECTS,
 }
 """Every table of a dataset, by name."""
+
+BUCKETED: Final = ("usage", "events", "constraints")
+"""Tables that are folders of buckets; every other one is a file."""
+
+
+def with_extras(table: str, extras: Sequence[str]) -> pa.Schema:
+    """Return a table's schema followed by the named extra columns."""
+    return pa.schema([*TABLES[table], *(EXTRAS[name] for name in extras)])

@@ -173,9 +173,7 @@ def series(mapping: SeriesMapping) -> Source:
             checks[f"{raw} is negative or not finite"] = f"{quoted(raw)} >= 0 AND {finite}"
         if column in (s.CPU_LIMIT, s.MEMORY_LIMIT):
             checks[f"{raw} must be above 0 to serve as a limit"] = f"{value(column, 'DOUBLE')} > 0"
-    table = RawTable(
-        name="usage", patterns=mapping.files, columns=types, select=select, checks=checks, required=True, closed=False
-    )
+    table = RawTable(name="usage", patterns=mapping.files, columns=types, select=select, checks=checks, closed=False)
     given = set(mapping.columns) | {s.COLLECTION_ID, s.INSTANCE_INDEX, s.START_US, s.END_US, s.COLLECTION_TYPE}
     given |= {s.TIER} if s.PRIORITY in mapping.columns else set()
     return Source(

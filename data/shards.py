@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import duckdb
 import pyarrow as pa
@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 from reclaim.data import schema as s
 from reclaim.data.columnar import take_csv, take_parquet
 from reclaim.data.jsonlines import take_json
-from reclaim.data.rows import BUCKET, DamagedFileError, literal
+from reclaim.data.rows import BUCKET, DamagedFileError, Taken, literal
 from reclaim.data.source import RawTable
 from reclaim.data.store import content_sha256, file_sha256, write_json
 
 DONE: Final = "done.json"
 REJECTS: Final = "rejects.parquet"
-_Reader = Callable[[duckdb.DuckDBPyConnection, RawTable, Path, Path, int], tuple[int, list[dict[str, Any]]]]
+_Reader = Callable[[duckdb.DuckDBPyConnection, RawTable, Path, Path, int], Taken]
 _READERS: Final[dict[str, _Reader]] = {"json": take_json, "csv": take_csv, "parquet": take_parquet}
 
 
@@ -34,9 +34,11 @@ class Shard:
     Attributes
     ----------
     table, file, sha256 : str
-        Canonical table, file name, checksum of its bytes.
+        Canonical table, the file's path in the source folder, checksum of its bytes.
     rows, rejects, n_bytes : int
         Lines taken, lines set aside, size of the file.
+    defects : dict of str to int
+        Known defect → rows that have it and were taken.
     folder : Path
         Where its pieces are: ``bucket=K/*.parquet`` and ``rejects.parquet``.
     """
@@ -47,6 +49,7 @@ class Shard:
     rows: int
     rejects: int
     n_bytes: int
+    defects: dict[str, int]
     folder: Path
 
     def pieces(self, bucket: int) -> list[str]:
@@ -64,7 +67,7 @@ def connect(memory_limit_mib: int, temporary: Path) -> duckdb.DuckDBPyConnection
 
 
 def take_shard(
-    connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, staging: Path, buckets: int
+    connection: duckdb.DuckDBPyConnection, table: RawTable, source_folder: Path, file: str, staging: Path, buckets: int
 ) -> Shard:
     """Read one raw file into ``staging``; a file already taken is not read again.
 
@@ -75,33 +78,35 @@ def take_shard(
     SchemaError
         It has columns the format does not, or lacks some of them.
     """
-    folder = staging / table.name / file.name
-    stat = file.stat()
-    identity = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "buckets": buckets,
-                "rules": content_sha256([table.select, dict(table.columns), dict(table.checks)])}  # fmt: skip
+    path, folder = source_folder / file, staging / table.key / file
+    stat = path.stat()
+    rules = [table.select, dict(table.columns), dict(table.checks), list(table.order), dict(table.defects)]
+    identity = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "buckets": buckets, "rules": content_sha256(rules)}
     done = folder / DONE
     if done.is_file():
         record = json.loads(done.read_text())
         if record["identity"] == identity:
-            return Shard(table.name, file.name, record["sha256"], record["rows"], record["rejects"],
-                         stat.st_size, folder)  # fmt: skip
+            return Shard(table.name, file, folder=folder, **record["taken"])
     if stat.st_size == 0:
-        raise DamagedFileError(f"{file}: empty file")
+        raise DamagedFileError(f"{path}: empty file")
     work = folder.with_name(folder.name + ".partial")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        rows, rejects = _READERS[_kind(file)](connection, table, file, work, buckets)
-        if table.name == "usage" and not rows and not rejects:
-            raise DamagedFileError(f"{file}: no rows")
-        record = {"identity": identity, "sha256": file_sha256(file), "rows": rows, "rejects": len(rejects)}
+        taken = _READERS[_kind(path)](connection, table, path, work, buckets)
+        if table.name == "usage" and not taken.rows and not taken.rejects:
+            raise DamagedFileError(f"{path}: no rows")
+        shard = Shard(table.name, file, file_sha256(path), taken.rows, len(taken.rejects), stat.st_size, taken.defects,
+                      folder)  # fmt: skip
+        rejects = [{s.REJECT_FILE: file, **reject} for reject in taken.rejects]
         pq.write_table(pa.Table.from_pylist(rejects, schema=s.REJECTS), work / REJECTS)
-        write_json(work / DONE, record)
+        facts = {key: getattr(shard, key) for key in ("sha256", "rows", "rejects", "n_bytes", "defects")}
+        write_json(work / DONE, {"identity": identity, "taken": facts})
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Shard(table.name, file.name, record["sha256"], rows, len(rejects), stat.st_size, folder)
+    return shard
 
 
 def _kind(file: Path) -> str:

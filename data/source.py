@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,9 @@ class RawTable:
     Attributes
     ----------
     name : str
-        Which canonical table its rows become: ``usage``, ``events``, ``collections``, ``machines`` or ``attributes``.
+        Which canonical table its rows become, one of ``schema.TABLES``.
+    raw : str
+        The trace's own name of the table. One raw table may be read more than once, for several canonical ones.
     patterns : tuple of str
         Globs that find its files in a source folder.
     columns : mapping of str to str
@@ -27,8 +29,12 @@ class RawTable:
         Reason → SQL condition over the raw row that a good row meets (a null result counts as met).
     needs : tuple of str
         Columns without which a closed CSV or parquet file is refused (JSON leaves a null field out).
-    required : bool
-        Whether a source without any such file is an error.
+    order : tuple of str
+        Columns of a CSV file in their order, for traces whose files have no header line; a first line that does not
+        fit them but names columns is passed over. Empty: the file's own header line says.
+    defects : mapping of str to str
+        What is known to be wrong with some rows that are taken all the same → SQL condition over the raw row that
+        finds them; the manifest counts them.
     closed : bool
         Whether a column that is not listed is an error (it is not where users bring their own files).
     """
@@ -39,8 +45,15 @@ class RawTable:
     select: str
     checks: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    required: bool = False
+    raw: str = ""
+    order: tuple[str, ...] = ()
+    defects: Mapping[str, str] = field(default_factory=dict)
     closed: bool = True
+
+    @property
+    def key(self) -> str:
+        """Name that tells this reading of a raw table from every other."""
+        return f"{self.raw}-{self.name}" if self.raw else self.name
 
 
 @dataclass(frozen=True)
@@ -57,12 +70,24 @@ class Source:
         Canonical columns that this source can never give; named in the manifest.
     options : mapping of str to str
         What else decides the rows (a mapping file's text): part of the dataset's fingerprint.
+    extras : mapping of str to tuple of str
+        Table → its columns out of ``schema.EXTRAS``.
+    derived : mapping of str to str
+        Usage column → SQL over the row once its limits are known (a share becomes a usage).
+    collection_limits : bool
+        Whether the limits of a task whose events tell none are those of its collection.
+    notes : tuple of str
+        What a reader of the dataset has to know about it; kept in the manifest.
     """
 
     trace: str
     tables: tuple[RawTable, ...]
     lacks: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
+    extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    derived: Mapping[str, str] = field(default_factory=dict)
+    collection_limits: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def find_files(folder: Path, table: RawTable) -> list[Path]:
@@ -70,14 +95,28 @@ def find_files(folder: Path, table: RawTable) -> list[Path]:
     return sorted({path for pattern in table.patterns for path in folder.glob(pattern) if path.is_file()})
 
 
-def tier_sql(priority: str) -> str:
-    """Return SQL that gives the tier's position in ``schema.TIERS`` for a priority."""
-    floors = list(enumerate(s.TIER_FLOORS))[::-1]
-    cases = " ".join(f"WHEN {priority} >= {floor} THEN {tier}" for tier, floor in floors)
+def tier_sql(priority: str, floors: Sequence[int | None] = s.TIER_FLOORS) -> str:
+    """Return SQL that gives the tier's position in ``schema.TIERS`` for a priority.
+
+    ``floors`` holds the lowest priority of each tier, None for a tier the trace does not have.
+    """
+    cases = " ".join(f"WHEN {priority} >= {floor} THEN {tier}" for tier, floor in [*enumerate(floors)][::-1]
+                     if floor is not None)  # fmt: skip
     return f"CAST(CASE {cases} END AS TINYINT)"
 
 
-def code_sql(column: str, names: tuple[str, ...], first: int = 0) -> str:
-    """Return SQL that reads an enum given as a number or as one of ``names``, the first of which is ``first``."""
+def code_sql(column: str, names: Sequence[str], first: int = 0, prefix: str = "") -> str:
+    """Return SQL that reads an enum given as a number or as one of ``names``, the first of which is ``first``.
+
+    A name may carry ``prefix``. What is neither is null.
+    """
     cases = " ".join(f"WHEN '{name}' THEN {first + k}" for k, name in enumerate(names))
-    return f"CAST(CASE upper({column}) {cases} ELSE TRY_CAST({column} AS TINYINT) END AS TINYINT)"
+    cases += "".join(f" WHEN '{prefix}{name}' THEN {first + k}" for k, name in enumerate(names) if prefix)
+    cases += "".join(f" WHEN '{first + k}' THEN {first + k}" for k in range(len(names)))
+    return f"CAST(CASE upper({column}) {cases} END AS TINYINT)"
+
+
+def recoded_sql(column: str, codes: Mapping[int, int]) -> str:
+    """Return SQL that turns a trace's own integer codes into canonical ones; a code it does not have is null."""
+    cases = " ".join(f"WHEN {own} THEN {canonical}" for own, canonical in codes.items())
+    return f"CAST(CASE {column} {cases} END AS TINYINT)"

@@ -22,7 +22,7 @@ from reclaim.data import windows as w
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when the meaning of a dataset's files changes; an older dataset is then refused, not misread."""
 
 _PERCENTILE_CHANNELS = (
@@ -154,8 +154,12 @@ class Dataset:
         """Return the events of a bucket's tasks, sorted by task, then time."""
         return pq.read_table(self.path / "events" / bucket_name(bucket))
 
+    def constraints(self, bucket: int) -> pa.Table:
+        """Return the placement constraints of a bucket's tasks, sorted by task, then time."""
+        return pq.read_table(self.path / "constraints" / bucket_name(bucket))
+
     def table(self, name: str) -> pa.Table:
-        """Return ``tasks``, ``machines`` or ``attributes``."""
+        """Return a table that is no folder of buckets: ``tasks``, ``collections``, ``machines`` and so on."""
         return pq.read_table(self.path / f"{name}.parquet")
 
 

@@ -175,7 +175,7 @@ def test_a_missing_folder_and_a_folder_without_usage_are_named(tmp_path: Path) -
     with pytest.raises(ConfigError, match="nowhere: no such folder"):
         ingest(tmp_path / "nowhere", tmp_path / "out", ONE_BUCKET)
     (tmp_path / "cell").mkdir()
-    with pytest.raises(TraceError, match=r"no usage files \(looked for instance_usage"):
+    with pytest.raises(TraceError, match=r"no files of a google-v3 trace \(looked for instance_usage"):
         ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
 
 
