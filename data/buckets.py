@@ -1,184 +1,315 @@
-"""One bucket's pieces in, its canonical tables out: sorted, each once, and joined with the limits in force."""
+"""One bucket's pieces in, its canonical tables out: sorted, each row once, and joined with the limits in force."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.shards import Shard
+from reclaim.data.limits import POLICY, policy_of
+from reclaim.data.records import Layout, count_rows, read_chunks
+from reclaim.data.rows import literal
+from reclaim.data.shards import Shard, connect
 from reclaim.data.source import Source
+from reclaim.data.store import bucket_name, write_json
+from reclaim.data.tables import TableWriter
 
-_KEY = f"{s.COLLECTION_ID}, {s.INSTANCE_INDEX}"
-_POLICY = (s.CPU_LIMIT, s.MEMORY_LIMIT, s.PRIORITY, s.TIER, s.SCHEDULING_CLASS)
+ROWS_AT_ONCE: Final = 400_000
+"""Windows sorted at once, about 0.5 KiB each: a larger bucket is made task range by task range."""
+_KEY: Final = f"{s.COLLECTION_ID}, {s.INSTANCE_INDEX}"
+_STATISTICS: Final = (s.COLLECTION_ID, s.START_US, s.TIME_US)
+_Range = tuple[int, int]
+"""A task: its collection and index."""
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """The canonical tables of one bucket, and how many repeated windows were dropped."""
+class BucketJob:
+    """A bucket to make.
 
-    usage: pa.Table
-    events: pa.Table
-    constraints: pa.Table
-    tasks: pa.Table
-    duplicates: int
-
-
-def make_bucket(connection: duckdb.DuckDBPyConnection, bucket: int, shards: list[Shard], source: Source) -> Bucket:
-    """Return the tables of a bucket, out of the pieces of all shards.
-
-    A window carries the last start (SCHEDULE) before its end. Its limit, priority and class are those of the last
-    event at or before its start; where there is none, or the task was started inside the window (its first window,
-    or a restart), of the last event before its end. All are known by the window's end. A limit of zero is no limit
-    and becomes null. Where a source says so, a task without limits of its own has those of its collection.
+    Attributes
+    ----------
+    bucket : int
+        Which one.
+    identity : str
+        Hash over all that decides its tables.
+    shards : tuple of Shard
+        What became of the raw files.
+    source : Source
+        The trace's format.
+    staged : pyarrow.Schema
+        Columns of usage before limits are joined.
+    out, staging : str
+        The dataset being made, and the folder for what is not of it.
+    memory_mib, rows_at_once : int
+        Memory of the query engine; windows sorted at once.
     """
-    has_events = any(table.name == "events" for table in source.tables)
-    schema = {name: s.with_extras(name, source.extras.get(name, ())) for name in ("usage", "events", "collections")}
-    pieces = {name: [p for shard in shards if shard.table == name for p in shard.pieces(bucket)]
-              for name in s.BUCKETED}  # fmt: skip
-    _view(connection, "events_of_bucket", pieces["events"], schema["events"])
-    events = _select(connection, schema["events"], "events_of_bucket")
-    events = _unique(events.sort_by([(name, "ascending") for name in _sort_columns(schema["events"], s.TIME_US)]))
-    connection.register("events_in_order", events)
-    _view(connection, "constraints_of_bucket", pieces["constraints"], s.CONSTRAINTS)
-    constraints = _select(connection, s.CONSTRAINTS, _constraints(connection))
-    staged = schema["usage"] if not has_events else _without(schema["usage"], (*_POLICY, s.SCHEDULED_US))
-    _view(connection, "usage_of_bucket", pieces["usage"], staged)
-    joined = _JOIN if has_events else "usage_of_bucket"
-    if source.collection_limits:
-        _view(connection, "collections_of_trace", [p for x in shards if x.table == "collections" for p in x.pieces(0)],
-              schema["collections"])  # fmt: skip
-        joined = f"(SELECT u.* REPLACE ({_OF_COLLECTION}) FROM {joined} u LEFT JOIN {_COLLECTION_LIMITS} c USING ({s.COLLECTION_ID}))"
-    if source.derived:
-        derived = ", ".join(f"{sql} AS {name}" for name, sql in source.derived.items())
-        joined = f"(SELECT * REPLACE ({derived}) FROM {joined})"
-    usage = _select(connection, schema["usage"], joined).sort_by(
-        [(name, "ascending") for name in _sort_columns(schema["usage"], s.START_US, s.END_US)]
-    )
-    rows = len(usage)
-    usage = _unique(usage, (*s.TASK_KEY, s.START_US, s.END_US))
-    connection.register("usage_in_order", usage)
-    tasks = _select(connection, _without(s.TASKS, (s.USER_ID, s.LOGICAL_NAME_ID)), _TASKS)
-    for view in ("events_in_order", "usage_in_order"):
-        connection.unregister(view)
-    return Bucket(
-        usage, events, constraints, tasks.sort_by([(name, "ascending") for name in s.TASK_KEY]), rows - len(usage)
-    )
+
+    bucket: int
+    identity: str
+    shards: tuple[Shard, ...]
+    source: Source
+    staged: pa.Schema
+    out: str
+    staging: str
+    memory_mib: int
+    rows_at_once: int = ROWS_AT_ONCE
 
 
-_LIMITS = (s.CPU_LIMIT, s.MEMORY_LIMIT)
-_OF_COLLECTION = ", ".join(f"coalesce(u.{name}, nullif(c.{name}, 0)) AS {name}" for name in _LIMITS)
-_COLLECTION_LIMITS = f"""(
+def staged_schema(source: Source) -> pa.Schema:
+    """Return the columns that a source's usage rows have before limits are joined."""
+    schema = s.with_extras("usage", source.extras.get("usage", ()))
+    return schema if not _has_events(source) else _without(schema, (*POLICY, s.SCHEDULED_US))
+
+
+def tasks_piece(staging: str, bucket: int) -> Path:
+    """Return where a bucket's tasks wait for their names."""
+    return Path(staging) / "tasks" / bucket_name(bucket)
+
+
+def make_bucket(job: BucketJob) -> dict[str, int]:
+    """Write the tables of a bucket, out of the pieces of all shards; one already made is not made again.
+
+    Limits are joined as ``limits.policy_of`` says; where a source says so, a task without limits of its own has those
+    of its collection.
+
+    Returns
+    -------
+    dict of str to int
+        Rows of each table, windows and events that were dropped as repeated, windows without a limit.
+    """
+    done = Path(job.staging) / "buckets" / f"{job.bucket}.json"
+    if done.is_file():
+        record = json.loads(done.read_text())
+        if record["identity"] == job.identity:
+            return dict(record["counts"])
+    source, usage_schema = job.source, s.with_extras("usage", job.source.extras.get("usage", ()))
+    events_schema = s.with_extras("events", source.extras.get("events", ()))
+    counts = dict.fromkeys((*s.BUCKETED, "tasks", "duplicate_windows", "duplicate_events", "windows_without_limit"), 0)
+    folders = [Path(shard.folder) for shard in job.shards if shard.table == "usage"]
+    layout = Layout.of(job.staged)
+    with ExitStack() as stack:
+        connection = stack.enter_context(closing(connect(job.memory_mib, Path(job.staging) / "spill", 1)))
+
+        def writer(path: Path, schema: pa.Schema) -> TableWriter:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kept = tuple(name for name in _STATISTICS if name in schema.names)
+            return stack.enter_context(TableWriter(path, schema, kept))
+
+        out = {name: writer(Path(job.out) / name / bucket_name(job.bucket), schema)
+               for name, schema in (("usage", usage_schema), ("events", events_schema),
+                                    ("constraints", s.CONSTRAINTS))}  # fmt: skip
+        tasks = writer(tasks_piece(job.staging, job.bucket), _without(s.TASKS, (s.USER_ID, s.LOGICAL_NAME_ID)))
+        for name, schema in (("events", events_schema), ("constraints", s.CONSTRAINTS)):
+            view(connection, name, [p for x in job.shards if x.table == name for p in x.pieces(job.bucket)], schema)
+        if source.collection_limits:
+            collections = [p for x in job.shards if x.table == "collections" for p in x.pieces(0)]
+            view(connection, "collections", collections,
+                  s.with_extras("collections", source.extras.get("collections", ())))  # fmt: skip
+        for first, past, rows in _ranges(folders, layout, job.bucket, job.rows_at_once):
+            events = _events(connection, events_schema, first, past)
+            counts["duplicate_events"] += len(events)
+            counts["duplicate_windows"] += len(rows)
+            events, rows = _unique(events), _sorted_once(rows, layout)
+            counts["duplicate_events"] -= len(events)
+            counts["duplicate_windows"] -= len(rows)
+            usage = _usage(connection, source, layout, usage_schema, rows, events)
+            counts["windows_without_limit"] += usage[s.CPU_LIMIT].null_count
+            out["usage"].write(usage)
+            out["events"].write(events)
+            out["constraints"].write(_constraints(connection, first, past))
+            connection.register("events_in_order", events)
+            connection.register("usage_in_order", usage.select([*_OF_TASKS]))
+            tasks.write(connection.sql(_TASKS).to_arrow_table())
+        counts |= {name: table.rows for name, table in out.items()} | {"tasks": tasks.rows}
+    done.parent.mkdir(parents=True, exist_ok=True)
+    write_json(done, {"identity": job.identity, "counts": counts})
+    return counts
+
+
+def _ranges(
+    folders: list[Path], layout: Layout, bucket: int, rows_at_once: int
+) -> Iterator[tuple[_Range | None, _Range | None, NDArray[np.uint64]]]:
+    """Yield a bucket's windows in ranges of tasks that fit in memory: first task, the one past the last, their rows.
+
+    None stands for no bound; together the ranges cover every task, also those without a window.
+    """
+    if count_rows(folders, bucket) <= rows_at_once:
+        chunks = [*read_chunks(folders, layout, bucket)]
+        yield None, None, np.concatenate(chunks) if chunks else np.empty((0, layout.words), np.uint64)
+        return
+    tasks = np.concatenate([_tasks_of(rows, layout) for rows in read_chunks(folders, layout, bucket)])
+    tasks = tasks[np.lexsort((tasks[:, 1], tasks[:, 0]))]
+    starts = np.flatnonzero(np.concatenate([[True], (np.diff(tasks, axis=0) != 0).any(axis=1)]))
+    cuts: list[_Range | None] = [None]
+    begin = 0
+    for start, end in zip(starts.tolist(), [*starts.tolist()[1:], len(tasks)], strict=True):
+        if end - begin > rows_at_once and start > begin:
+            cuts.append((int(tasks[start, 0]), int(tasks[start, 1])))
+            begin = start
+    del tasks
+    for first, past in zip(cuts, [*cuts[1:], None], strict=True):
+        found = []
+        for rows in read_chunks(folders, layout, bucket):
+            task = _tasks_of(rows, layout)
+            within = np.ones(len(rows), np.bool_)
+            if first is not None:
+                within &= (task[:, 0] > first[0]) | ((task[:, 0] == first[0]) & (task[:, 1] >= first[1]))
+            if past is not None:
+                within &= (task[:, 0] < past[0]) | ((task[:, 0] == past[0]) & (task[:, 1] < past[1]))
+            found.append(rows[within])
+        yield first, past, np.concatenate(found)
+
+
+def _tasks_of(rows: NDArray[np.uint64], layout: Layout) -> NDArray[np.int64]:
+    return np.stack([layout.integer(rows, name) for name in s.TASK_KEY], axis=1)
+
+
+def _within(first: _Range | None, past: _Range | None) -> str:
+    """Return SQL for the tasks of a range."""
+    terms = ["true"]
+    if first is not None:
+        terms.append(f"({s.COLLECTION_ID} > {first[0]} OR ({s.COLLECTION_ID} = {first[0]} AND "
+                     f"{s.INSTANCE_INDEX} >= {first[1]}))")  # fmt: skip
+    if past is not None:
+        terms.append(f"({s.COLLECTION_ID} < {past[0]} OR ({s.COLLECTION_ID} = {past[0]} AND "
+                     f"{s.INSTANCE_INDEX} < {past[1]}))")  # fmt: skip
+    return " AND ".join(terms)
+
+
+def _sorted_once(rows: NDArray[np.uint64], layout: Layout) -> NDArray[np.uint64]:
+    """Return rows by task, start and end, of those equal in these the first in the order of their bytes."""
+    keys = [layout.integer(rows, name) for name in (s.END_US, s.START_US, s.INSTANCE_INDEX, s.COLLECTION_ID)]
+    order = np.lexsort(keys)
+    same = np.ones(max(len(rows) - 1, 0), np.bool_)
+    for key in keys:
+        same &= key[order[1:]] == key[order[:-1]]
+    if not same.any():
+        return rows[order]
+    run = np.concatenate([[0], np.cumsum(~same)])  # rows equal in their key share a number
+    words = [rows[order, k] for k in range(layout.words - 1, -1, -1)]
+    order = order[np.lexsort([*words, run])]
+    first: NDArray[np.int64] = order[np.concatenate([[True], ~same])]
+    return rows[first]
+
+
+def _usage(
+    connection: duckdb.DuckDBPyConnection,
+    source: Source,
+    layout: Layout,
+    schema: pa.Schema,
+    rows: NDArray[np.uint64],
+    events: pa.Table,
+) -> pa.Table:
+    """Return sorted windows with the limits in force."""
+    usage = layout.table_of(rows)
+    if _has_events(source):
+        keys = (layout.integer(rows, name) for name in (*s.TASK_KEY, s.START_US, s.END_US))
+        policy = policy_of(events, *keys)
+        for name in policy.column_names:
+            usage = usage.append_column(name, policy[name])
+    if source.collection_limits or source.derived:
+        connection.register("joined", usage.append_column("row", pa.array(np.arange(len(usage)))))
+        sql = "joined"
+        if source.collection_limits:
+            sql = (f"(SELECT u.* REPLACE ({_OF_COLLECTION}) FROM joined u "
+                   f"LEFT JOIN {_COLLECTION_LIMITS} c USING ({s.COLLECTION_ID}))")  # fmt: skip
+        if source.derived:
+            derived = ", ".join(f"{expression} AS {name}" for name, expression in source.derived.items())
+            sql = f"(SELECT * REPLACE ({derived}) FROM {sql})"
+        usage = connection.sql(f"SELECT * FROM {sql} ORDER BY row").to_arrow_table()
+    return pa.table([usage[f.name].cast(f.type) for f in schema], schema=schema)
+
+
+_LIMITS: Final = (s.CPU_LIMIT, s.MEMORY_LIMIT)
+_OF_COLLECTION: Final = ", ".join(f"coalesce(u.{name}, nullif(c.{name}, 0)) AS {name}" for name in _LIMITS)
+_COLLECTION_LIMITS: Final = f"""(
     SELECT {s.COLLECTION_ID}, {", ".join(f"arg_max({n}, ({s.TIME_US}, {n})) AS {n}" for n in _LIMITS)}
-    FROM collections_of_trace GROUP BY 1
+    FROM collections GROUP BY 1
 )"""
-_FILLED = ", ".join(
-    f"last_value({name} IGNORE NULLS) OVER task_so_far AS {name}"
-    for name in (s.CPU_LIMIT, s.MEMORY_LIMIT, s.PRIORITY, s.TIER, s.SCHEDULING_CLASS)
-)
-_SCHEDULED = (
-    f"last_value(CASE WHEN {s.EVENT_TYPE} = {s.EventType.SCHEDULE} THEN {s.TIME_US} END IGNORE NULLS) "
-    f"OVER task_so_far AS {s.SCHEDULED_US}"
-)
-
-
-def _in_force(name: str) -> str:
-    """Return SQL for a policy column: of the window's end after a restart inside the window, else of its start."""
-    value = f"CASE WHEN b.{s.SCHEDULED_US} > u.{s.START_US} THEN b.{name} ELSE coalesce(a.{name}, b.{name}) END"
-    return f"nullif({value}, 0) AS {name}" if name in _LIMITS else f"{value} AS {name}"
-
-
-_TAKEN = ", ".join([*map(_in_force, _POLICY), f"b.{s.SCHEDULED_US}"])
-_JOIN = f"""(
-    WITH state AS (
-        SELECT {_KEY}, {s.TIME_US}, {_FILLED}, {_SCHEDULED}
-        FROM events_in_order WHERE {s.TIME_US} < {s.AFTER_TRACE_US}
-        WINDOW task_so_far AS (PARTITION BY {_KEY} ORDER BY {s.TIME_US}, {s.EVENT_TYPE} ROWS UNBOUNDED PRECEDING)
-        QUALIFY row_number() OVER (PARTITION BY {_KEY}, {s.TIME_US} ORDER BY {s.EVENT_TYPE} DESC) = 1
-    )
-    SELECT u.*, {_TAKEN}
-    FROM usage_of_bucket u
-    ASOF LEFT JOIN state a ON u.{s.COLLECTION_ID} = a.{s.COLLECTION_ID} AND u.{s.INSTANCE_INDEX} = a.{s.INSTANCE_INDEX}
-        AND u.{s.START_US} >= a.{s.TIME_US}
-    ASOF LEFT JOIN state b ON u.{s.COLLECTION_ID} = b.{s.COLLECTION_ID} AND u.{s.INSTANCE_INDEX} = b.{s.INSTANCE_INDEX}
-        AND u.{s.END_US} > b.{s.TIME_US}
-)"""
-_LAST = ", ".join(
-    f"coalesce(u.{n}, e.{n}) AS {n}" for n in (s.COLLECTION_ID, s.INSTANCE_INDEX, s.TIER, s.SCHEDULING_CLASS,
-                                                 s.COLLECTION_TYPE)
-)  # fmt: skip
-_TASKS = f"""(
+_OF_TASKS: Final = (*s.TASK_KEY, s.TIER, s.SCHEDULING_CLASS, s.COLLECTION_TYPE, s.START_US, s.END_US)
+_LAST: Final = ", ".join(f"coalesce(u.{n}, e.{n}) AS {n}" for n in _OF_TASKS[:5])
+_TASKS: Final = f"""(
     WITH u AS (
-        SELECT {_KEY}, arg_max({s.TIER}, {s.START_US}) AS {s.TIER},
-               arg_max({s.SCHEDULING_CLASS}, {s.START_US}) AS {s.SCHEDULING_CLASS},
-               arg_max({s.COLLECTION_TYPE}, {s.START_US}) AS {s.COLLECTION_TYPE},
+        SELECT {_KEY}, {", ".join(f"arg_max({n}, {s.START_US}) AS {n}" for n in _OF_TASKS[2:5])},
                min({s.START_US}) AS {s.FIRST_SEEN_US}, max({s.END_US}) AS {s.LAST_SEEN_US}
         FROM usage_in_order GROUP BY ALL
     ), e AS (
-        SELECT {_KEY}, arg_max({s.TIER}, {s.TIME_US}) AS {s.TIER},
-               arg_max({s.SCHEDULING_CLASS}, {s.TIME_US}) AS {s.SCHEDULING_CLASS},
-               arg_max({s.COLLECTION_TYPE}, {s.TIME_US}) AS {s.COLLECTION_TYPE}
+        SELECT {_KEY}, {", ".join(f"arg_max({n}, ({s.TIME_US}, {s.EVENT_TYPE}, {n})) AS {n}" for n in _OF_TASKS[2:5])}
         FROM events_in_order GROUP BY ALL
     )
     SELECT {_LAST}, {s.FIRST_SEEN_US}, {s.LAST_SEEN_US}
     FROM u FULL JOIN e ON u.{s.COLLECTION_ID} = e.{s.COLLECTION_ID} AND u.{s.INSTANCE_INDEX} = e.{s.INSTANCE_INDEX}
+    ORDER BY 1, 2
 )"""
 
 
-def _constraints(connection: duckdb.DuckDBPyConnection) -> str:
-    """Return SQL for a bucket's constraints: those that stand alone, and those that came with an event."""
-    names = ", ".join(s.CONSTRAINTS.names)
-    sql = f"SELECT {names} FROM constraints_of_bucket"
-    if s.CONSTRAINTS_LIST in {
-        row[0] for row in connection.execute("DESCRIBE SELECT * FROM events_of_bucket").fetchall()
-    }:
-        sql += (f" UNION ALL SELECT {_KEY}, {s.TIME_US}, c.{s.ATTRIBUTE_NAME}, c.{s.ATTRIBUTE_VALUE}, c.{s.RELATION} "
-                f"FROM (SELECT {_KEY}, {s.TIME_US}, unnest({s.CONSTRAINTS_LIST}) AS c FROM events_of_bucket)")  # fmt: skip
-    return f"(SELECT DISTINCT {names} FROM ({sql}) ORDER BY ALL)"
+def _has_events(source: Source) -> bool:
+    return any(table.name == "events" for table in source.tables)
 
 
-def _view(connection: duckdb.DuckDBPyConnection, name: str, pieces: list[str], schema: pa.Schema) -> None:
-    """Name the rows of all pieces; with no piece, an empty table of the schema."""
-    if pieces:
-        files = ", ".join("'" + p.replace("'", "''") + "'" for p in pieces)
-        connection.execute(
-            f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * EXCLUDE (bucket, {s.REJECT_REASON}, reclaim_line) "
-            f"FROM read_parquet([{files}], union_by_name = true, hive_partitioning = true)"
-        )
-    else:
-        connection.register(f"{name}_empty", schema.empty_table())
-        connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM {name}_empty")
-
-
-def _select(connection: duckdb.DuckDBPyConnection, schema: pa.Schema, relation: str) -> pa.Table:
-    """Return a relation's columns in the schema's order and types; a column it lacks becomes null."""
-    present = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()}
-    columns = ", ".join(name if name in present else f"NULL AS {name}" for name in schema.names)
-    table = connection.sql(f"SELECT {columns} FROM {relation}").to_arrow_table()
+def _events(
+    connection: duckdb.DuckDBPyConnection, schema: pa.Schema, first: _Range | None, past: _Range | None
+) -> pa.Table:
+    """Return the events of a range of tasks by task, time, type and every other column."""
+    leading = [*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE]
+    order = ", ".join(leading + [name for name in schema.names if name not in leading])
+    columns = ", ".join(schema.names)
+    found = connection.sql(f"SELECT {columns} FROM events WHERE {_within(first, past)} ORDER BY {order}")
+    table = found.to_arrow_table()
     return pa.table([table[field.name].cast(field.type) for field in schema], schema=schema)
 
 
-def _sort_columns(schema: pa.Schema, *first: str) -> list[str]:
-    """Return the columns of a total order: the task, the times, then every other plain column."""
-    leading = [*s.TASK_KEY, *first]
-    return leading + [f.name for f in schema if f.name not in leading and not pa.types.is_nested(f.type)]
+def _constraints(connection: duckdb.DuckDBPyConnection, first: _Range | None, past: _Range | None) -> pa.Table:
+    """Return a range's constraints: those that stand alone, and those that came with an event."""
+    names = ", ".join(s.CONSTRAINTS.names)
+    sql = f"SELECT {names} FROM constraints"
+    if s.CONSTRAINTS_LIST in _columns(connection, "events"):
+        sql += (f" UNION ALL SELECT {_KEY}, {s.TIME_US}, c.{s.ATTRIBUTE_NAME}, c.{s.ATTRIBUTE_VALUE}, c.{s.RELATION} "
+                f"FROM (SELECT {_KEY}, {s.TIME_US}, unnest({s.CONSTRAINTS_LIST}) AS c FROM events)")  # fmt: skip
+    return connection.sql(
+        f"SELECT DISTINCT {names} FROM ({sql}) WHERE {_within(first, past)} ORDER BY ALL"
+    ).to_arrow_table()
 
 
-def _unique(table: pa.Table, key: tuple[str, ...] = ()) -> pa.Table:
-    """Return the sorted table with, of the rows equal in ``key`` (default: all plain columns), the first."""
+def _columns(connection: duckdb.DuckDBPyConnection, view: str) -> set[str]:
+    return {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {view}").fetchall()}
+
+
+def view(connection: duckdb.DuckDBPyConnection, name: str, pieces: list[str], schema: pa.Schema) -> None:
+    """Name the rows of all pieces; a column that none of them has is null, and without a piece there is no row."""
+    if not pieces:
+        connection.register(f"no_{name}", schema.empty_table())
+        connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM no_{name}")
+        return
+    files = f"[{', '.join(map(literal, pieces))}]"
+    connection.execute(
+        f"CREATE OR REPLACE TEMP VIEW staged_{name} AS SELECT * "
+        f"FROM read_parquet({files}, union_by_name = true, hive_partitioning = false)"
+    )
+    missing = [field for field in schema if field.name not in _columns(connection, f"staged_{name}")]
+    nulls = "".join(f", NULL AS {field.name}" for field in missing)
+    connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT *{nulls} FROM staged_{name}")
+
+
+def _unique(table: pa.Table) -> pa.Table:
+    """Return the sorted table without the rows that repeat the one before."""
     if len(table) < 2:
         return table
     same = np.ones(len(table) - 1, np.bool_)
-    for name in key or [f.name for f in table.schema if not pa.types.is_nested(f.type)]:
-        column = table[name].combine_chunks()
+    for column in (table[name].combine_chunks() for name in table.column_names):
         left, right = column[:-1], column[1:]
         equal = pc.fill_null(pc.equal(left, right), False)
-        both_null = pc.and_(left.is_null(), right.is_null())
-        same &= pc.or_(equal, both_null).to_numpy(zero_copy_only=False)
+        same &= pc.or_(equal, pc.and_(left.is_null(), right.is_null())).to_numpy(zero_copy_only=False)
     return table if not same.any() else table.filter(pa.array(np.concatenate([[True], ~same])))
 
 

@@ -6,8 +6,6 @@ import csv
 from pathlib import Path
 from typing import Final
 
-import duckdb
-
 from reclaim.data import schema as s
 from reclaim.data.errors import SchemaError
 from reclaim.data.rows import (
@@ -16,6 +14,7 @@ from reclaim.data.rows import (
     INTEGERS,
     LINE,
     DamagedFileError,
+    Stage,
     Taken,
     check_gzip,
     copy_rows,
@@ -34,8 +33,8 @@ _ROW_NUMBER: Final = "file_row_number"
 _REJECTS, _SCANS = "reclaim_csv_rejects", "reclaim_csv_scans"
 
 
-def take_csv(connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, work: Path, buckets: int) -> Taken:
-    """Write the canonical rows of a CSV file into ``work``; return what was taken.
+def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
+    """Write the canonical rows of a CSV file; return what was taken.
 
     The header line decides the delimiter and the columns, or the table's ``order`` does where its files have none; a
     row with other than that many fields is a reject.
@@ -50,24 +49,32 @@ def take_csv(connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path,
     check_gzip(file)
     delimiter, present, headed = _layout(table, file)
     declared = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in present)
+    mark = "" if table.order else '"'  # files without a header are split at commas, and a quote in them is a character
     reader = (
-        f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '\"', escape = '\"', header = {str(headed).lower()}, "
-        f"auto_detect = false, columns = {{{declared}}}, parallel = false, store_rejects = true, "
-        f"rejects_table = '{_REJECTS}', rejects_scan = '{_SCANS}')"
+        f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '{mark}', escape = '{mark}', "
+        f"header = {str(headed).lower()}, auto_detect = false, columns = {{{declared}}}, parallel = false, "
+        f"store_rejects = true, rejects_table = '{_REJECTS}', rejects_scan = '{_SCANS}')"
     )
     for name in (_REJECTS, _SCANS):
-        connection.execute(f"DROP TABLE IF EXISTS {name}")
-    taken = _take(connection, table, file, work, buckets, reader, f"row_number() OVER () + {int(headed)}", present)
-    broken = connection.execute(f"SELECT line, min(error_type::VARCHAR) FROM {_REJECTS} GROUP BY line ORDER BY line")
+        stage.connection.execute(f"DROP TABLE IF EXISTS {name}")
+    taken = _take(stage, table, file, reader, f"row_number() OVER () + {int(headed)}", present)
+    broken = stage.connection.execute(
+        f"SELECT line, min(error_type::VARCHAR) FROM {_REJECTS} GROUP BY line ORDER BY line"
+    )
     malformed = {int(line): f"row is malformed: {kind.lower()}" for line, kind in broken.fetchall()}
-    for reject in taken.rejects:  # good rows were numbered without the malformed ones before them
-        for line in malformed:
-            reject[s.REJECT_LINE] += line <= reject[s.REJECT_LINE]
+    if taken.rejects:  # good rows were numbered without the malformed and the empty lines before them
+        with open_bytes(file) as lines:
+            passed_over = [
+                number for number, line in enumerate(lines, start=1) if not line.strip() or number in malformed
+            ]
+        for reject in taken.rejects:
+            for line in passed_over:
+                reject[s.REJECT_LINE] += line <= reject[s.REJECT_LINE]
     return taken.with_rejects({s.REJECT_LINE: line, s.REJECT_REASON: reason} for line, reason in malformed.items())
 
 
-def take_parquet(connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, work: Path, buckets: int) -> Taken:
-    """Write the canonical rows of a parquet file into ``work``; return what was taken.
+def take_parquet(stage: Stage, table: RawTable, file: Path) -> Taken:
+    """Write the canonical rows of a parquet file; return what was taken.
 
     Raises
     ------
@@ -78,23 +85,14 @@ def take_parquet(connection: duckdb.DuckDBPyConnection, table: RawTable, file: P
     """
     reader = f"read_parquet({literal(str(file))}, {_ROW_NUMBER} = true)"
     try:
-        described = connection.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
+        described = stage.connection.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
     except ENGINE_ERRORS as error:
         raise unreadable(file, error) from error
     present = [row[0] for row in described if row[0] != _ROW_NUMBER]
-    return _take(connection, table, file, work, buckets, reader, f"{_ROW_NUMBER} + 1", present)
+    return _take(stage, table, file, reader, f"{_ROW_NUMBER} + 1", present)
 
 
-def _take(
-    connection: duckdb.DuckDBPyConnection,
-    table: RawTable,
-    file: Path,
-    work: Path,
-    buckets: int,
-    reader: str,
-    number: str,
-    present: list[str],
-) -> Taken:
+def _take(stage: Stage, table: RawTable, file: Path, reader: str, number: str, present: list[str]) -> Taken:
     _check_columns(table, file, set(present))
     casts, checks = [], {}
     for column, type_ in table.columns.items():
@@ -107,7 +105,7 @@ def _take(
         checks[mismatch(column, type_)] = fits_sql(raw, type_)
     relation = f"SELECT {', '.join(casts)}, {reason_sql(checks)} AS {CAST_REASON}, {number} AS {LINE} FROM {reader}"
     try:
-        return copy_rows(connection, table, relation, work, buckets)
+        return copy_rows(stage, table, relation)
     except ENGINE_ERRORS as error:
         raise unreadable(file, error) from error
 

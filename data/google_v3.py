@@ -1,8 +1,9 @@
 """Google cluster-usage traces v3 (2019): the five tables, as JSON lines or as a parquet export.
 
 Quirks: 64-bit integers and enums may be strings; enums may be names; ``alloc_collection_id`` 0 means top level and
-``machine_id`` 0 means no machine (-1, a dedicated machine, is kept); a missing type of 0 is none; event times 0 and 2^63-1 mean before and after the
-trace; ``resource_request`` may be an empty object; the distribution documented with 10 elements has 11.
+``machine_id`` 0 means no machine (-1, a dedicated machine, is kept); a missing type of 0 is none; event times 0 and
+2^63-1 mean before and after the trace; ``resource_request`` may be an empty object; the distribution documented with 10
+elements has 11.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from reclaim.data import schema as s
-from reclaim.data.source import RawTable, Source, code_sql, tier_sql
+from reclaim.data.source import Plain, RawTable, Source, code_sql, tier_sql
 
 _RESOURCES: Final = "STRUCT(cpus DOUBLE, memory DOUBLE)"
 _CONSTRAINTS: Final = "STRUCT(name VARCHAR, value VARCHAR, relation VARCHAR)[]"
@@ -64,8 +65,8 @@ def _measured(*values: str) -> str:
 
 
 def _measured_vector(column: str) -> str:
-    """Return SQL: a vector whose elements are all finite and not negative (the engine sorts NaN last)."""
-    return f"list_min({column}) >= 0 AND isfinite(list_max({column}))"
+    """Return SQL: a vector whose elements are all there, finite and not negative (the engine sorts NaN last)."""
+    return f"list_min({column}) >= 0 AND isfinite(list_max({column})) AND list_count({column}) = len({column})"
 
 
 _INSTANCE_WHERE: Final = f"""
@@ -112,6 +113,28 @@ USAGE: Final = RawTable(
         **_known("collection_type"),
     },
     needs=("collection_id", "instance_index", "start_time", "end_time", "average_usage"),
+    plain=(
+        Plain("collection_id", s.COLLECTION_ID, needed=True),
+        Plain("instance_index", s.INSTANCE_INDEX, needed=True),
+        Plain("start_time", s.START_US, needed=True),
+        Plain("end_time", s.END_US, needed=True),
+        Plain("machine_id", s.MACHINE_ID, zero_is_null=True),
+        Plain("collection_type", s.COLLECTION_TYPE, most=1),
+        Plain("alloc_collection_id", s.ALLOC_COLLECTION_ID, zero_is_null=True),
+        Plain("alloc_instance_index", s.ALLOC_INSTANCE_INDEX, only_with=s.ALLOC_COLLECTION_ID),
+        Plain("average_usage.cpus", s.CPU_MEAN, needed=True),
+        Plain("average_usage.memory", s.MEMORY_MEAN),
+        Plain("maximum_usage.cpus", s.CPU_MAX),
+        Plain("maximum_usage.memory", s.MEMORY_MAX),
+        Plain("random_sample_usage.cpus", s.CPU_SAMPLE),
+        Plain("assigned_memory", s.MEMORY_ASSIGNED),
+        Plain("page_cache_memory", s.PAGE_CACHE),
+        Plain("cycles_per_instruction", s.CPI),
+        Plain("memory_accesses_per_instruction", s.MAI),
+        Plain("sample_rate", s.SAMPLE_RATE_HZ),
+        Plain("cpu_usage_distribution", s.CPU_PERCENTILES),
+        Plain("tail_cpu_usage_distribution", s.CPU_TAIL_PERCENTILES),
+    ),
 )  # fmt: skip
 
 EVENTS: Final = RawTable(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
-from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -18,23 +19,30 @@ from tqdm import tqdm
 
 from reclaim.data import schema as s
 from reclaim.data.alibaba_2017 import alibaba_2017
-from reclaim.data.buckets import make_bucket
+from reclaim.data.buckets import BucketJob, make_bucket, staged_schema
+from reclaim.data.engine import ENGINES, plan_workers, run_jobs
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.google_v2 import google_v2
 from reclaim.data.google_v3 import google_v3
-from reclaim.data.rows import DamagedFileError
+from reclaim.data.manifest import check_there, fingerprint_of, manifest_of
+from reclaim.data.rest import TABLES as REST
+from reclaim.data.rest import TableJob, make_table
 from reclaim.data.series import load_mapping, series
-from reclaim.data.shards import REJECTS, Shard, connect, take_shard
-from reclaim.data.source import Source, find_files
-from reclaim.data.store import FORMAT_VERSION, MANIFEST, Dataset, bucket_name, content_sha256, file_sha256, write_json
+from reclaim.data.shards import REJECTS, Damaged, Shard, ShardJob, release, take_shard
+from reclaim.data.source import RawTable, Source, find_files
+from reclaim.data.store import MANIFEST, Dataset, write_json
 
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 TRACES: Final = ("google-v3", "google-v2.1", "alibaba-2017", "series")
 """Trace formats that can be read."""
 
-_NATURES: Final = {"COMPOSED.json": "composed of parts of real traces (semi-synthetic)", "SYNTHETIC.json": "synthetic"}
-"""Marker file in a source folder → what its dataset must be called in every report."""
+_BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 100, ".parquet": 40, "": 40}
+"""Bytes a window takes in a raw file, by its ending: measured on Google's v3 and v2.1 traces, for planning only."""
+_ROWS_PER_BUCKET: Final = 150_000
+_FEWEST_BUCKETS, _MOST_BUCKETS = 16, 9999
 
 
 @dataclass(frozen=True)
@@ -45,26 +53,34 @@ class IngestConfig:
     """Trace format, one of ``TRACES``."""
     mapping: str | None = None
     """For ``series``: a mapping file, or the name of a shipped one."""
-    buckets: int = 16
-    """Files the tasks are spread over: one must fit in memory."""
+    buckets: int | None = None
+    """Files the tasks are spread over, one of which must fit in memory; by default as many as the input asks for."""
     max_reject_share: float = 0.001
     """Largest share of lines that may be set aside before the run fails."""
     skip_damaged: bool = False
     """Go on without files that are truncated or corrupt; the manifest names them."""
     memory_limit_mib: int = 1024
-    """Memory the query engine may use before it spills to disk, in MiB."""
+    """Memory that all processes of the run may take together, in MiB; more lets more workers in."""
+    workers: int = 1
+    """Processes that work at once, as far as the memory allows; 0: one for each core."""
+    engine: str = "local"
+    """Where they run: ``local``, or ``ray``."""
 
     def __post_init__(self) -> None:
         if self.trace not in TRACES:
             raise ConfigError(f"trace must be one of {', '.join(TRACES)}, got {self.trace!r}")
         if (self.trace == "series") != (self.mapping is not None):
             raise ConfigError("a mapping goes with trace 'series', and 'series' needs one (--mapping FILE)")
-        if not 1 <= self.buckets <= 999:
-            raise ConfigError(f"buckets must be between 1 and 999, got {self.buckets}")
+        if self.buckets is not None and not 1 <= self.buckets <= _MOST_BUCKETS:
+            raise ConfigError(f"buckets must be between 1 and {_MOST_BUCKETS}, got {self.buckets}")
+        if self.workers < 0:
+            raise ConfigError(f"workers must be 0 (one for each core) or more, got {self.workers}")
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got {self.engine!r}")
         if not 0 <= self.max_reject_share <= 1:
             raise ConfigError(f"max_reject_share must be between 0 and 1, got {self.max_reject_share}")
-        if self.memory_limit_mib < 128:
-            raise ConfigError(f"memory_limit_mib must be at least 128, got {self.memory_limit_mib}")
+        if self.memory_limit_mib < 512:
+            raise ConfigError(f"memory_limit_mib must be at least 512, got {self.memory_limit_mib}")
 
 
 @dataclass(frozen=True)
@@ -97,41 +113,114 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
     if not files:
         patterns = ", ".join(dict.fromkeys(table.patterns[0] for table in source.tables))
         raise TraceError(f"{source_folder}: no files of a {source.trace} trace (looked for {patterns})")
+    staging = out.with_name(out.name + ".partial")
+    buckets = config.buckets or plan_buckets(files)
     if out.exists():
-        return _already_there(out, source_folder, source, config, [file for _, file in files])
-    staging = _staging(out)
-    (staging / "spill").mkdir(parents=True, exist_ok=True)
-    connection = connect(config.memory_limit_mib, staging / "spill")
-    shards: list[Shard] = []
-    damaged: list[tuple[Path, str]] = []
-    total = sum(file.stat().st_size for _, file in files)
-    with tqdm(total=total, desc="reading", unit="B", unit_scale=True, disable=None, leave=False) as bar:
-        for table, file in files:
-            try:
-                name = file.relative_to(source_folder).as_posix()
-                shards.append(take_shard(connection, table, source_folder, name, staging / "shards", config.buckets))
-            except DamagedFileError as error:
-                damaged.append((file, str(error)))
-            bar.update(file.stat().st_size)
+        dataset = check_there(
+            out, source_folder, source, buckets, [file for _, file in files], skip_damaged=config.skip_damaged
+        )
+        shutil.rmtree(staging, ignore_errors=True)  # litter of a run killed after its last rename
+        return IngestReport(dataset, already_there=True)
+    staging.mkdir(parents=True, exist_ok=True)
+    with _alone(staging, out):
+        try:
+            return _make(source_folder, out, staging, source, files, buckets, config)
+        finally:
+            release()
+
+
+def _make(
+    source_folder: Path,
+    out: Path,
+    staging: Path,
+    source: Source,
+    files: list[tuple[RawTable, Path]],
+    buckets: int,
+    config: IngestConfig,
+) -> IngestReport:
+    workers, memory_mib = plan_workers(config.workers, config.memory_limit_mib)
+    staged = staged_schema(source)
+    sizes = {file: file.stat().st_size for _, file in files}
+    total = max(sum(sizes.values()), 1)
+    order = sorted(files, key=lambda entry: (-sizes[entry[1]], entry[0].key, entry[1]))  # the longest first
+    shard_jobs = [
+        ShardJob(
+            table, staged, str(source_folder), file.relative_to(source_folder).as_posix(), str(staging / "shards"), buckets,
+            min(workers, max(1, round(workers * sizes[file] / total))), memory_mib,
+        )
+        for table, file in order
+    ]  # fmt: skip
+    taken = _run(take_shard, shard_jobs, [sizes[file] for _, file in order], "reading", "B", workers, config)
+    damaged = sorted({x.file: x.reason for x in taken if isinstance(x, Damaged)}.items())
     if damaged and not config.skip_damaged:
         raise TraceError(
             f"{len(damaged)} damaged file{'s' * (len(damaged) > 1)}: {'; '.join(message for _, message in damaged[:5])}"
             f"{'; …' * (len(damaged) > 5)}. Replace and run again (what was read is kept), or pass --skip-damaged"
         )
+    shards = sorted((x for x in taken if isinstance(x, Shard)), key=lambda x: (x.reading, x.file))
     rejects = _check_rejects(shards, staging, config)
+    firsts = {(x.reading, x.sha256): x for x in reversed(shards)}  # a file given twice under two names counts once
+    distinct = tuple(x for x in shards if firsts[x.reading, x.sha256] is x)
     finished = staging / "dataset"
-    shutil.rmtree(finished, ignore_errors=True)
-    counts = _write_tables(connection, source, shards, finished, config.buckets)
+    fingerprint = fingerprint_of(source, buckets, {shard.file: shard.sha256 for shard in shards})
+    bucket_jobs = [
+        BucketJob(bucket, fingerprint, distinct, source, staged, str(finished), str(staging), memory_mib)
+        for bucket in range(buckets)
+    ]
+    made = _run(make_bucket, bucket_jobs, [1] * buckets, "sorting", "bucket", workers, config)
+    table_jobs = [TableJob(name, distinct, source, buckets, str(finished), str(staging), memory_mib) for name in REST]
+    lengths = _run(make_table, table_jobs, [1] * len(REST), "listing", "table", workers, config)
+    counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(REST, lengths, strict=True))
     if not any(counts.values()):
         raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
-    (finished / "rejects").mkdir()
+    (finished / "rejects").mkdir(exist_ok=True)
     pq.write_table(rejects, finished / "rejects" / "rejects.parquet")
-    write_json(finished / MANIFEST, _manifest(source_folder, source, shards, damaged, counts, rejects, config))
-    connection.close()
+    repeated = [x.file for x in shards if x not in distinct]
+    manifest = manifest_of(source_folder, source, shards, repeated, damaged, counts, rejects, buckets)
+    write_json(finished / MANIFEST, manifest)
     os.replace(finished, out)
     shutil.rmtree(staging)
     log.info("%s: %d windows of %d tasks", out, counts["usage"], counts["tasks"])
     return IngestReport(Dataset.open(out), already_there=False)
+
+
+def _run(
+    function: Callable[[Job], Result],
+    jobs: list[Job],
+    sizes: list[int],
+    what: str,
+    unit: str,
+    workers: int,
+    config: IngestConfig,
+) -> list[Result]:
+    """Return the function's result for every job, with a bar that moves by the jobs' sizes."""
+    with tqdm(total=sum(sizes), desc=what, unit=unit, unit_scale=unit == "B", disable=None, leave=False) as bar:
+        return run_jobs(
+            function, jobs, engine=config.engine, workers=workers, done=lambda place: bar.update(sizes[place])
+        )
+
+
+@contextmanager
+def _alone(staging: Path, out: Path) -> Iterator[None]:
+    """Hold the lock that keeps two runs from writing one dataset; the system lets go of a killed run's."""
+    with (staging / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"{out}: another ingest is writing it; wait for it or choose another folder") from error
+        yield
+
+
+def plan_buckets(files: list[tuple[RawTable, Path]]) -> int:
+    """Return the number of buckets for a trace: as many as keep a bucket small enough to be sorted in memory.
+
+    It depends on the files' sizes alone, so that the same trace gives the same dataset on every machine.
+    """
+    rows = sum(
+        file.stat().st_size / next(size for ending, size in _BYTES_PER_ROW.items() if file.name.endswith(ending))
+        for _, file in files
+    )
+    return min(max(round(rows / _ROWS_PER_BUCKET), _FEWEST_BUCKETS), _MOST_BUCKETS)
 
 
 def _source(source_folder: Path, config: IngestConfig) -> Source:
@@ -146,57 +235,9 @@ def _source(source_folder: Path, config: IngestConfig) -> Source:
             return series(load_mapping(config.mapping or ""))
 
 
-def _options(source: Source, config: IngestConfig) -> dict[str, Any]:
-    """Return all that decides a dataset's bytes, but for its input files."""
-    return {"trace": source.trace, "buckets": config.buckets, **source.options}
-
-
-def _fingerprint(source: Source, config: IngestConfig, checksums: dict[str, str]) -> str:
-    return content_sha256({"format": FORMAT_VERSION, "options": _options(source, config), "inputs": checksums})
-
-
-def _already_there(
-    out: Path, source_folder: Path, source: Source, config: IngestConfig, files: list[Path]
-) -> IngestReport:
-    """Return the dataset at ``out`` if it is the one this run would make."""
-    try:
-        dataset = Dataset.open(out)
-    except ConfigError as error:
-        raise ConfigError(f"{out}: exists and is no dataset; choose another folder or remove it") from error
-    remedy = "choose another folder or remove it"
-    if dataset.manifest["options"] != _options(source, config):
-        raise ConfigError(f"{out}: holds a dataset made from other files or options than asked for; {remedy}")
-    named = {file.relative_to(source_folder).as_posix(): file for file in files}
-    entries = {entry["file"]: entry for part in ("inputs", "damaged") for entry in dataset.manifest[part]}
-    changed = sorted(entries.keys() ^ named.keys())
-    changed += [name for name, file in named.items() if name in entries and not _is_still(file, entries[name])]
-    if changed:
-        raise ConfigError(
-            f"{out}: holds a dataset made from other files or options than {source_folder} now has "
-            f"(changed: {', '.join(changed[:3])}{', …' * (len(changed) > 3)}); {remedy}"
-        )
-    left_out = [entry["file"] for entry in dataset.manifest["damaged"]]
-    if left_out and not config.skip_damaged:
-        raise ConfigError(
-            f"{out}: holds a dataset made without the damaged {', '.join(left_out[:3])}{', …' * (len(left_out) > 3)}; "
-            f"pass --skip-damaged to go on with it, or repair and {remedy}"
-        )
-    shutil.rmtree(_staging(out), ignore_errors=True)  # litter of a run killed after its last rename
-    return IngestReport(dataset, already_there=True)
-
-
-def _staging(out: Path) -> Path:
-    return out.with_name(out.name + ".partial")
-
-
-def _is_still(file: Path, entry: dict[str, Any]) -> bool:
-    """Whether a file holds the bytes that a manifest's entry recorded."""
-    return file.stat().st_size == entry.get("bytes") and file_sha256(file) == entry.get("sha256")
-
-
 def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig) -> pa.Table:
     """Return every rejected line of all shards, in order; raise where they are too many."""
-    rejects = pa.concat_tables([s.REJECTS.empty_table(), *(pq.read_table(x.folder / REJECTS) for x in shards)])
+    rejects = pa.concat_tables([s.REJECTS.empty_table(), *(pq.read_table(Path(x.folder) / REJECTS) for x in shards)])
     lines = sum(shard.rows for shard in shards) + len(rejects)
     if len(rejects) > config.max_reject_share * lines:
         kept = staging / "rejects.csv"
@@ -209,91 +250,3 @@ def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig) -> 
             f"{most}; first {first[s.REJECT_FILE]} line {first[s.REJECT_LINE]}; all in {kept}"
         )
     return rejects
-
-
-def _write_tables(
-    connection: duckdb.DuckDBPyConnection, source: Source, shards: list[Shard], out: Path, buckets: int
-) -> dict[str, int]:
-    """Write every table into ``out`` and return the row counts."""
-    counts = {"usage": 0, "events": 0, "constraints": 0, "duplicate_windows": 0}
-    tasks = []
-    for folder in s.BUCKETED:
-        (out / folder).mkdir(parents=True)
-    for bucket in tqdm(range(buckets), desc="sorting", unit="bucket", disable=None, leave=False):
-        made = make_bucket(connection, bucket, shards, source)
-        for folder in s.BUCKETED:
-            pq.write_table(getattr(made, folder), out / folder / bucket_name(bucket), compression="zstd")
-            counts[folder] += len(getattr(made, folder))
-        counts["duplicate_windows"] += made.duplicates
-        tasks.append(made.tasks)
-    small = {name: _small_table(connection, shards, name, s.with_extras(name, source.extras.get(name, ())))
-             for name in ("collections", "machines", "attributes", "machine_usage")}  # fmt: skip
-    small["tasks"] = _with_names(pa.concat_tables(tasks), small["collections"])
-    for name, table in small.items():
-        pq.write_table(table, out / f"{name}.parquet")
-        counts[name] = len(table)
-    return counts
-
-
-def _small_table(connection: duckdb.DuckDBPyConnection, shards: list[Shard], name: str, schema: pa.Schema) -> pa.Table:
-    """Return a table that is not bucketed, sorted by all its columns."""
-    pieces = [p for shard in shards if shard.table == name for p in shard.pieces(0)]
-    if not pieces:
-        return schema.empty_table()
-    files = ", ".join("'" + p.replace("'", "''") + "'" for p in pieces)
-    staged = f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
-    present = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {staged}").fetchall()}
-    columns = ", ".join(f.name if f.name in present else f"NULL AS {f.name}" for f in schema)
-    table = connection.sql(f"SELECT DISTINCT {columns} FROM {staged} ORDER BY ALL").to_arrow_table()
-    return pa.table([table[f.name].cast(f.type) for f in schema], schema=schema)
-
-
-def _with_names(tasks: pa.Table, collections: pa.Table) -> pa.Table:
-    """Return tasks with the user and logical name of their collection, as last told."""
-    for name in (s.USER_ID, s.LOGICAL_NAME_ID):
-        if len(collections):
-            last = collections.sort_by(s.TIME_US).filter(pc.field(name).is_valid())
-            named = last.group_by([s.COLLECTION_ID], use_threads=False).aggregate([(name, "last")])
-            tasks = tasks.join(named, keys=s.COLLECTION_ID).rename_columns({f"{name}_last": name})
-        else:
-            tasks = tasks.append_column(name, pa.nulls(len(tasks), pa.string()))
-    tasks = pa.table([tasks[field.name] for field in s.TASKS], schema=s.TASKS)
-    return tasks.sort_by([(name, "ascending") for name in s.TASK_KEY])
-
-
-def _manifest(
-    source_folder: Path,
-    source: Source,
-    shards: list[Shard],
-    damaged: list[tuple[Path, str]],
-    counts: dict[str, int],
-    rejects: pa.Table,
-    config: IngestConfig,
-) -> dict[str, Any]:
-    checksums = {shard.file: shard.sha256 for shard in shards}
-    nature = [label for marker, label in _NATURES.items() if (source_folder / marker).is_file()]
-    reasons = pc.value_counts(rejects[s.REJECT_REASON]).to_pylist()
-    return {
-        "format_version": FORMAT_VERSION,
-        "fingerprint": _fingerprint(source, config, checksums),
-        "name": source_folder.resolve().name,
-        "nature": nature[0] if nature else "recorded",
-        "options": _options(source, config),
-        "buckets": config.buckets,
-        "inputs": [
-            {"table": x.table, "file": x.file, "bytes": x.n_bytes, "sha256": x.sha256, "rows": x.rows,
-             "rejects": x.rejects}
-            for x in shards
-        ],
-        "damaged": [
-            {"file": file.relative_to(source_folder).as_posix(), "reason": reason.split(": ", 1)[-1], "bytes": file.stat().st_size,
-             "sha256": file_sha256(file)}
-            for file, reason in damaged
-        ],
-        "counts": counts,
-        "rejects": {r["values"]: r["counts"] for r in reasons},
-        "defects": dict(sum((Counter(x.defects) for x in shards), Counter[str]())),
-        "lacks": sorted(source.lacks),
-        "extras": {table: list(names) for table, names in source.extras.items()},
-        "notes": list(source.notes),
-    }  # fmt: skip

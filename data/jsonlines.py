@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import duckdb
+import numpy as np
+from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.errors import SchemaError
+from reclaim.data.jsonrows import plain_rows
+from reclaim.data.jsontext import NEWLINE, PAD
+from reclaim.data.records import RowsWriter
 from reclaim.data.rows import (
+    BUCKET,
     CAST_REASON,
     ENGINE_ERRORS,
     GZIP_ERRORS,
     INTEGERS,
     LINE,
     DamagedFileError,
+    Stage,
     Taken,
     check_gzip,
     copy_rows,
@@ -34,11 +42,15 @@ from reclaim.data.source import RawTable
 
 _HEADER_LINES: Final = 200
 """Lines whose keys are looked at before a shard is read: an unknown field is in all lines or in none."""
+_BLOCK_BYTES: Final = 8 << 20
+"""Text read at once: a few thousand lines, so that the rows made of it stay in a processor's cache."""
+_LAST_LINE_BYTES: Final = 1 << 16
+_LONGEST_LINE_BYTES: Final = 256 << 20
 _FLOAT_MAX: Final = 3.4028234e38
 
 
-def take_json(connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path, work: Path, buckets: int) -> Taken:
-    """Write the canonical rows of JSON lines into ``work``; return what was taken.
+def take_json(stage: Stage, table: RawTable, file: Path) -> Taken:
+    """Write the canonical rows of JSON lines; return what was taken.
 
     Raises
     ------
@@ -47,24 +59,112 @@ def take_json(connection: duckdb.DuckDBPyConnection, table: RawTable, file: Path
     SchemaError
         It has fields the format does not.
     """
-    check_gzip(file)
-    _check_keys(table, file)
+    if stage.writer is None or not table.plain:
+        check_gzip(file)
+        return _by_law(stage, table, file)
+    doubtful = stage.work / "doubtful.json"
+    numbers = _take_plain(stage, stage.writer, table, file, doubtful)
+    taken = Taken(stage.writer.rows, [], {})
+    if len(numbers):
+        rest = _by_law(stage, table, doubtful, named=file)
+        rejects = [{**reject, s.REJECT_LINE: int(numbers[reject[s.REJECT_LINE] - 1])} for reject in rest.rejects]
+        taken = Taken(stage.writer.rows, rejects, rest.defects)
+    doubtful.unlink()
+    return taken
+
+
+def _take_plain(stage: Stage, writer: RowsWriter, table: RawTable, file: Path, doubtful: Path) -> NDArray[np.int64]:
+    """Write the rows of plain lines, copy the other lines to ``doubtful`` and return their numbers, from 1."""
+
+    def read(block: NDArray[np.uint8]) -> tuple[list[tuple[int, int, bytes]], NDArray[np.int64], list[bytes], int]:
+        rows, others = plain_rows(block, table, writer.layout)
+        text = [block[begin:end].tobytes() + b"\n" for _, begin, end in others.tolist()]
+        return writer.pack(rows), others[:, 0], text, int(np.count_nonzero(block[:-PAD] == NEWLINE))
+
+    numbers = [np.empty(0, np.int64)]
+    line = 1
+    waiting: deque[Future[tuple[list[tuple[int, int, bytes]], NDArray[np.int64], list[bytes], int]]] = deque()
+
+    def finish() -> int:
+        packed, others, text, lines = waiting.popleft().result()
+        writer.write(packed)
+        left.writelines(text)
+        numbers.append(others + line)
+        return lines
+
+    with doubtful.open("wb") as left, ThreadPoolExecutor(stage.threads) as pool:
+        for block in _blocks(file):
+            waiting.append(pool.submit(read, block))
+            if len(waiting) > stage.threads:
+                line += finish()
+        while waiting:
+            line += finish()
+    return np.concatenate(numbers)
+
+
+def _blocks(file: Path) -> Iterator[NDArray[np.uint8]]:
+    """Yield a file in blocks of whole lines, each followed by ``PAD`` bytes; a damaged one raises, naming it."""
+    rest = b""
+    size = _BLOCK_BYTES
     try:
-        taken = copy_rows(connection, table, _relation(table, file), work, buckets)
+        with open_bytes(file) as raw:
+            readinto = raw.readinto  # type: ignore[attr-defined]  # IO[bytes] lacks it, both kinds of file have it
+            while True:
+                block = np.empty(len(rest) + size + 1 + PAD, np.uint8)
+                block[: len(rest)] = np.frombuffer(rest, np.uint8)
+                filled = len(rest)
+                while filled < len(rest) + size:
+                    got = readinto(block[filled : len(rest) + size].data)
+                    if not got:
+                        break
+                    filled += got
+                at_end = filled < len(rest) + size
+                if at_end and filled and block[filled - 1] != NEWLINE:
+                    block[filled] = NEWLINE
+                    filled += 1
+                tail = block[max(filled - _LAST_LINE_BYTES, 0) : filled]
+                newlines = np.flatnonzero(tail == NEWLINE)
+                if not at_end and not len(newlines):
+                    newlines = np.flatnonzero(block[:filled] == NEWLINE)
+                    tail = block[:filled]
+                if not at_end and not len(newlines):
+                    if filled > _LONGEST_LINE_BYTES:
+                        raise DamagedFileError(f"{file}: a line of more than {_LONGEST_LINE_BYTES >> 20} MiB")
+                    rest, size = block[:filled].tobytes(), 2 * size
+                    continue
+                end = filled if at_end else filled - len(tail) + int(newlines[-1]) + 1
+                rest, size = block[end:filled].tobytes(), _BLOCK_BYTES
+                if end:
+                    block[end : end + PAD] = 0
+                    yield block[: end + PAD]
+                if at_end:
+                    return
+    except GZIP_ERRORS as error:
+        raise DamagedFileError(f"{file}: truncated or corrupt gzip ({error})") from error
+
+
+def _by_law(stage: Stage, table: RawTable, file: Path, *, named: Path | None = None) -> Taken:
+    """Write the canonical rows of JSON lines by the table's SQL: at once where all are good, else line by line."""
+    _check_keys(table, file, named or file)
+    before = stage.writer.rows if stage.writer else 0
+    try:
+        taken = copy_rows(stage, table, _relation(table, file))
         if not taken.rejects:
             return taken
     except ENGINE_ERRORS as error:
         cause = unreadable(file, error)
         if not isinstance(cause, DamagedFileError):  # else the careful reader below says which line
             raise cause from error
-    for piece in work.iterdir():
+    if stage.writer is not None:
+        stage.writer.forget_after(before)
+    for piece in stage.work.glob(f"{BUCKET}=*"):
         shutil.rmtree(piece)
-    clean = work / "clean.json"
+    clean = stage.work / "clean.json"
     rejects = list(_sift(table, file, clean))
     try:
-        taken = copy_rows(connection, table, _relation(table, clean, line=True), work, buckets)
+        taken = copy_rows(stage, table, _relation(table, clean, line=True))
     except ENGINE_ERRORS as error:
-        raise unreadable(file, error) from error
+        raise unreadable(named or file, error) from error
     clean.unlink()
     return taken.with_rejects(rejects)
 
@@ -85,7 +185,7 @@ def _relation(table: RawTable, file: Path, *, line: bool = False) -> str:
     )
 
 
-def _check_keys(table: RawTable, file: Path) -> None:
+def _check_keys(table: RawTable, file: Path, named: Path) -> None:
     known = set(table.columns)
     for column, type_ in table.columns.items():
         if type_.startswith("STRUCT") and not type_.endswith("[]"):
@@ -103,7 +203,7 @@ def _check_keys(table: RawTable, file: Path) -> None:
     unknown = sorted(seen - known)
     if unknown:
         raise SchemaError(
-            f"{file}: unknown field{'s' * (len(unknown) > 1)} {', '.join(unknown)}; "
+            f"{named}: unknown field{'s' * (len(unknown) > 1)} {', '.join(unknown)}; "
             f"known are {', '.join(table.columns)}"
         )
 

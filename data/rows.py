@@ -6,22 +6,27 @@ import errno
 import gzip
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
 import duckdb
+import pyarrow.compute as pc
 from isal import igzip, isal_zlib
 
 from reclaim.data import schema as s
 from reclaim.data.errors import TraceError
+from reclaim.data.records import RowsWriter, bucket_sql
 from reclaim.data.source import RawTable
 
 LINE: Final = "reclaim_line"
 CAST_REASON: Final = "cast_reason"
 BUCKET: Final = "bucket"
-BAD_BUCKET: Final = -1
+_BAD_BUCKET: Final = -1
+_BATCH_ROWS: Final = 50_000
+"""Rows handed over by the query engine at once."""
 _DEFECT: Final = "reclaim_defect_"
 INTEGERS: Final = {
     "TINYINT": (-(2**7), 2**7 - 1),
@@ -96,33 +101,75 @@ class Taken:
 
     def with_rejects(self, more: Iterable[dict[str, Any]]) -> Taken:
         """Return the same with further rejects."""
-        return replace(self, rejects=sorted([*self.rejects, *more], key=lambda reject: int(reject[s.REJECT_LINE])))
+        return replace(self, rejects=sorted([*self.rejects, *more], key=_line))
 
 
-def copy_rows(connection: duckdb.DuckDBPyConnection, table: RawTable, relation: str, work: Path, buckets: int) -> Taken:
-    """Write canonical rows as ``work/bucket=K/*.parquet``; set those that fail a check aside."""
-    spread = buckets if table.name in s.BUCKETED else 1
-    # a fixed arithmetic hash: an engine's own may change with its version, and with it every dataset
-    key = f"({s.COLLECTION_ID} % 1000003) * 1000003 + {s.INSTANCE_INDEX} % 1000003" if spread > 1 else "0"
+@dataclass(frozen=True)
+class Stage:
+    """Where the canonical rows of one raw file go.
+
+    Attributes
+    ----------
+    connection : duckdb.DuckDBPyConnection
+        The query engine.
+    work : Path
+        Folder for the pieces: ``bucket=K/*.parquet``, or what ``writer`` writes.
+    buckets : int
+        Number of buckets of a bucketed table.
+    threads : int
+        Threads that may work at once.
+    writer : RowsWriter or None
+        For usage: takes the rows.
+    """
+
+    connection: duckdb.DuckDBPyConnection
+    work: Path
+    buckets: int
+    threads: int
+    writer: RowsWriter | None
+
+
+def copy_rows(stage: Stage, table: RawTable, relation: str) -> Taken:
+    """Write the canonical rows of raw ones; set those that fail a check aside."""
     flags = [f"{_DEFECT}{k}" for k in range(len(table.defects))]
     marked = "".join(
         f", coalesce({sql}, false) AS {flag}" for flag, sql in zip(flags, table.defects.values(), strict=True)
     )
-    sql = f"""
-        SELECT * EXCLUDE ({s.REJECT_REASON}), {s.REJECT_REASON},
-               CASE WHEN {s.REJECT_REASON} IS NULL THEN abs({key}) % 998244353 % {spread}
-                    ELSE {BAD_BUCKET} END AS {BUCKET}
-        FROM (SELECT {table.select}{marked}, {LINE}, coalesce({CAST_REASON}, {reason_sql(dict(table.checks))})
-                     AS {s.REJECT_REASON}
-              FROM ({relation}))
+    canonical = f"""
+        SELECT {table.select}{marked}, {LINE},
+               coalesce({CAST_REASON}, {reason_sql(dict(table.checks))}) AS {s.REJECT_REASON}
+        FROM ({relation}) WHERE coalesce({table.where}, false) OR {s.REJECT_REASON} IS NOT NULL
     """
-    count = connection.execute(
-        f"COPY ({sql}) TO {literal(str(work))} (FORMAT parquet, PARTITION_BY ({BUCKET}), OVERWRITE_OR_IGNORE)"
+    if stage.writer is not None:
+        return _to_rows(stage, stage.writer, table, canonical, flags)
+    return _to_pieces(stage, table, canonical, flags)
+
+
+def _to_rows(stage: Stage, writer: RowsWriter, table: RawTable, canonical: str, flags: list[str]) -> Taken:
+    before, bad, defects = writer.rows, [], Counter[str]()
+    for batch in stage.connection.sql(canonical).to_arrow_reader(_BATCH_ROWS):
+        reasons = batch.column(s.REJECT_REASON)
+        if reasons.null_count < len(batch):
+            refused = batch.filter(reasons.is_valid()).select([LINE, s.REJECT_REASON])
+            bad += [{s.REJECT_LINE: row[LINE], s.REJECT_REASON: row[s.REJECT_REASON]} for row in refused.to_pylist()]
+            batch = batch.filter(reasons.is_null())
+        for name, flag in zip(table.defects, flags, strict=True):
+            defects[name] += pc.sum(batch.column(flag)).as_py() or 0
+        writer.write(writer.pack(writer.layout.rows_of(batch)))
+    return Taken(writer.rows - before, bad, dict(+defects))
+
+
+def _to_pieces(stage: Stage, table: RawTable, canonical: str, flags: list[str]) -> Taken:
+    bucket = bucket_sql(stage.buckets) if table.name in s.BUCKETED else "0"
+    count = stage.connection.execute(
+        f"COPY (SELECT *, CASE WHEN {s.REJECT_REASON} IS NULL THEN {bucket} ELSE {_BAD_BUCKET} END AS {BUCKET} "
+        f"FROM ({canonical})) TO {literal(str(stage.work))} "
+        f"(FORMAT parquet, PARTITION_BY ({BUCKET}), OVERWRITE_OR_IGNORE)"
     ).fetchone()
-    bad_folder = work / f"{BUCKET}={BAD_BUCKET}"
     bad: list[dict[str, Any]] = []
+    bad_folder = stage.work / f"{BUCKET}={_BAD_BUCKET}"
     if bad_folder.exists():
-        for line, reason in connection.execute(
+        for line, reason in stage.connection.execute(
             f"SELECT {LINE}, {s.REJECT_REASON} FROM read_parquet({literal(str(bad_folder / '*.parquet'))}) ORDER BY 1"
         ).fetchall():
             bad.append({s.REJECT_LINE: line, s.REJECT_REASON: reason})
@@ -130,12 +177,16 @@ def copy_rows(connection: duckdb.DuckDBPyConnection, table: RawTable, relation: 
     rows = int(count[0] if count else 0) - len(bad)
     counts: tuple[Any, ...] = ()
     if flags and rows:
-        found = connection.execute(
+        found = stage.connection.execute(
             f"SELECT {', '.join(f'count_if({flag})' for flag in flags)} "
-            f"FROM read_parquet({literal(str(work / '*' / '*.parquet'))})"
+            f"FROM read_parquet({literal(str(stage.work / '*' / '*.parquet'))})"
         ).fetchone()
         counts = found or ()
     return Taken(rows, bad, {name: int(n) for name, n in zip(table.defects, counts, strict=False) if n})
+
+
+def _line(reject: dict[str, Any]) -> int:
+    return int(reject[s.REJECT_LINE])
 
 
 def reason_sql(checks: dict[str, str]) -> str:

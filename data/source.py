@@ -10,6 +10,32 @@ from reclaim.data import schema as s
 
 
 @dataclass(frozen=True)
+class Plain:
+    """A raw field of JSON lines whose value, as it stands, is a usage column; see ``jsonrows.py``.
+
+    Attributes
+    ----------
+    path, column : str
+        The field, ``a`` or ``a.b``, and the column.
+    needed : bool
+        Whether a row without it is not plain.
+    zero_is_null : bool
+        Whether 0 stands for nothing.
+    only_with : str or None
+        An integer column without which this one is null.
+    most : int or None
+        Largest value that is plain, for codes.
+    """
+
+    path: str
+    column: str
+    needed: bool = False
+    zero_is_null: bool = False
+    only_with: str | None = None
+    most: int | None = None
+
+
+@dataclass(frozen=True)
 class RawTable:
     """One table of a trace format.
 
@@ -35,6 +61,10 @@ class RawTable:
     defects : mapping of str to str
         What is known to be wrong with some rows that are taken all the same → SQL condition over the raw row that
         finds them; the manifest counts them.
+    where : str
+        SQL condition over the raw row; a good row that does not meet it is left out of this reading, and is no reject.
+    plain : tuple of Plain
+        For usage as JSON lines: the fields that say all about a row in which nothing is out of the ordinary.
     closed : bool
         Whether a column that is not listed is an error (it is not where users bring their own files).
     """
@@ -48,6 +78,8 @@ class RawTable:
     raw: str = ""
     order: tuple[str, ...] = ()
     defects: Mapping[str, str] = field(default_factory=dict)
+    where: str = "true"
+    plain: tuple[Plain, ...] = ()
     closed: bool = True
 
     @property

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import reclaim.data.ingest as ingest_module
+from reclaim.data import jsonlines
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest import IngestConfig, ingest
@@ -139,7 +140,8 @@ def test_a_damaged_file_is_named_the_others_are_kept_and_a_repair_goes_on_from_t
     assert [entry["file"] for entry in skipping.manifest["damaged"]] == ["instance_usage-000000000001.json.gz"]
     path.write_bytes(whole)
     read = []
-    monkeypatch.setattr("reclaim.data.jsonlines._check_keys", lambda _table, file: read.append(file.name))
+    opened = jsonlines.open_bytes
+    monkeypatch.setattr(jsonlines, "open_bytes", lambda file: [read.append(file.name), opened(file)][1])
     assert ingest(cell, tmp_path / "out", ONE_BUCKET).dataset.n_windows == 3
     assert read == ["instance_usage-000000000001.json.gz"]
 
@@ -150,7 +152,7 @@ def test_a_full_disk_is_never_taken_for_a_damaged_file(
 ) -> None:
     cell, config = tmp_path / "cell", IngestConfig(buckets=1, skip_damaged=True)
     if reader == "jsonlines":
-        write_shard(cell, USAGE, [window(900)])
+        write_shard(cell, USAGE, [window(900, collection_type="JOB")])
     else:
         cell.mkdir()
         (cell / "a.csv").write_text("vm,t,used\n1,300,1\n")
@@ -274,7 +276,7 @@ def test_killed_between_any_two_steps_and_run_again_the_bytes_are_the_same(
     class Killed(BaseException):
         """Nothing may catch a kill."""
 
-    for step in ("take_shard", "make_bucket", "_with_names", "_manifest"):
+    for step in ("take_shard", "make_bucket", "make_table", "manifest_of"):
         original = getattr(ingest_module, step)
         for survive in range(3):
             calls: list[int] = []

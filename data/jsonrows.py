@@ -1,0 +1,242 @@
+"""JSON lines of usage straight to rows, in compiled code: every line that is plainly good, and no other.
+
+The law on what a line means is the table's SQL (``RawTable.select`` and ``checks``). A line is taken here only where
+its ``plain`` fields leave no room for doubt: known keys, canonical integers, finite numbers that are not negative.
+Every other line is left, with its number, to the readers that apply the law; a test holds that both say the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.jsontext import CLOSE, COMMA, NEWLINE, OPEN, PAD, byte, double, integer, key, skip, vector
+from reclaim.data.records import NULL, Layout
+from reclaim.data.source import RawTable
+
+_INTEGER, _DOUBLE, _VECTOR, _STRUCT = range(4)
+_SHORTEST: Final = 64
+"""Bytes that a line with all it needs has at least."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plain fields of a table as the arrays that the compiled reader walks.
+
+    Attributes
+    ----------
+    names : uint64, shape (n_keys, n_words, 2)
+        Each key in its quotes, eight bytes a word, and a mask of the bytes that count.
+    lengths : int64, shape (n_keys,)
+        Of each key in its quotes, in bytes.
+    keys : int64, shape (n_keys, 5)
+        Of each key: kind, slot of its value (-1: not kept), largest value (-1: any), first child, number of children.
+    top : int
+        Keys of the outer object; those after it are children.
+    after, only_with : int64, shape (n_integers,)
+        Whether 0 is null, and the integer without which this one is null (-1: none).
+    needs : int64, shape (n,)
+        Words of a row that must be there.
+    """
+
+    names: NDArray[np.uint64]
+    lengths: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    top: int
+    zero_is_null: NDArray[np.bool_]
+    only_with: NDArray[np.int64]
+    needs: NDArray[np.int64]
+    null_row: NDArray[np.uint64]
+    shape: tuple[int, int]
+    window: tuple[int, int]
+
+
+@functools.cache
+def plan_of(table_columns: tuple[tuple[str, str], ...], plain: tuple[Any, ...], layout_schema: Any) -> Plan:
+    """Return the plan for a raw table's columns, its plain fields and the schema of its rows."""
+    layout = Layout.of(layout_schema)
+    fields = {field.path: field for field in plain}
+    names: list[str] = []
+    keys: list[list[int]] = []
+
+    def add(name: str, path: str, type_: str) -> None:
+        field = fields.get(path)
+        slot = -1 if field is None else layout.slot(field.column)
+        most = -1 if field is None or field.most is None else field.most
+        kind = _VECTOR if type_ == "FLOAT[]" else _DOUBLE if type_ == "DOUBLE" else _INTEGER
+        names.append(name)
+        keys.append([kind, slot, most, -1, 0])
+
+    for name, type_ in table_columns:
+        add(name, name, type_)
+    top = len(names)
+    for number, (name, type_) in enumerate(table_columns):
+        if type_.startswith("STRUCT("):
+            children = [part.split() for part in type_[len("STRUCT(") : -1].split(", ")]
+            keys[number] = [_STRUCT, -1, 0, len(names), len(children)]
+            for child, child_type in children:
+                add(child, f"{name}.{child}", child_type)
+    integers = len(layout.integers)
+    zero_is_null = np.zeros(integers, np.bool_)
+    only_with = np.full(integers, -1, np.int64)
+    needs = []
+    for field in plain:
+        if field.column in layout.integers:
+            zero_is_null[layout.slot(field.column)] = field.zero_is_null
+            if field.only_with is not None:
+                only_with[layout.slot(field.column)] = layout.slot(field.only_with)
+        if field.needed:
+            needs.append(layout.slot(field.column) + (integers if field.column in layout.doubles else 0))
+    quoted = [f'"{name}"'.encode() for name in names]
+    most_words = max(len(name) for name in quoted) // 8 + 2  # the last one empty
+    words = np.zeros((len(quoted), most_words, 2), np.uint64)
+    for k, name in enumerate(quoted):
+        for part, text in enumerate([name, b"\xff" * len(name)]):
+            words[k, :, part] = np.frombuffer(text.ljust(8 * most_words, b"\0"), "<u8")
+    return Plan(
+        names=words,
+        lengths=np.array([len(name) for name in quoted], np.int64),
+        keys=np.array(keys, np.int64),
+        top=top,
+        zero_is_null=zero_is_null,
+        only_with=only_with,
+        needs=np.array(needs, np.int64),
+        null_row=layout.null_row,
+        shape=(integers, len(layout.doubles)),
+        window=(layout.slot(s.START_US), layout.slot(s.END_US)),
+    )
+
+
+def plain_rows(
+    block: NDArray[np.uint8], table: RawTable, layout: Layout
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return the rows of a block's plain lines, and the other lines.
+
+    Parameters
+    ----------
+    block : uint8, shape (n_bytes,)
+        Whole lines, the last one ended as well, then ``PAD`` bytes of any kind.
+    table : RawTable
+        The table, with its plain fields.
+    layout : Layout
+        Of the rows.
+
+    Returns
+    -------
+    rows : uint64, shape (n, layout.words)
+        In the order of the lines.
+    others : int64, shape (m, 3)
+        Of each line left: its number in the block from 0, where it begins and ends.
+    """
+    plan = plan_of(tuple(table.columns.items()), table.plain, layout.schema)
+    room = (len(block) - PAD) // _SHORTEST + 1
+    rows = np.empty((room, layout.words), np.uint64)
+    others = []
+    n = begin = number = 0
+    while begin < len(block) - PAD:
+        left = np.empty((room, 3), np.int64)
+        n, m, begin, number = _read_lines(
+            block.ctypes.data, begin, len(block) - PAD, number, n, rows.ctypes.data, rows.view(np.int64),
+            rows.view(np.float64), left, plan.names.ctypes.data, plan.lengths.ctypes.data, plan.names.shape[1],
+            plan.keys, plan.top, plan.zero_is_null, plan.only_with, plan.needs, plan.null_row.view(np.int64),
+            plan.shape, plan.window,
+        )  # fmt: skip
+        others.append(left[:m])
+    return rows[:n], np.concatenate(others)
+
+
+@numba.njit(cache=True, nogil=True)
+def _read_lines(
+    block: Any, start: Any, size: Any, number: Any, n: Any, rows: Any, whole: Any, doubles: Any, others: Any,
+    names: Any, lengths: Any, words: Any, keys: Any, top: Any, zero_is_null: Any, only_with: Any, needs: Any,
+    null_row: Any, shape: Any, window: Any,
+) -> Any:  # fmt: skip
+    """Read on until the block ends or ``others`` is full; return the rows and other lines, and where to go on."""
+    integers, first_vector = shape[0], 2 * (shape[0] + shape[1])
+    following = np.concatenate((np.arange(len(keys) + 1), np.zeros(1, np.int64)))  # the key last seen after each key
+    m = 0
+    begin = block + start
+    while begin < block + size and m < len(others):
+        row = rows + 8 * len(null_row) * n
+        i = skip(begin)
+        if byte(i) != NEWLINE:  # an empty line is none
+            for k in range(len(null_row)):
+                whole[n, k] = null_row[k]
+            seen = np.uint64(0)
+            first, count, before, inside = 0, top, -1, False
+            good = byte(i) == OPEN
+            i += 1
+            while good:
+                guess = following[before + 1]
+                if not first <= guess < first + count:
+                    guess = first
+                name, i = key(i, names, lengths, words, first, count, guess)
+                if name < 0 or seen >> np.uint64(name) & np.uint64(1):
+                    good = False
+                    break
+                seen |= np.uint64(1) << np.uint64(name)
+                following[before + 1] = name
+                before = name
+                kind, slot = keys[name, 0], keys[name, 1]
+                if kind == _DOUBLE:
+                    number_, i = double(i)
+                    if i >= 0 and slot >= 0:
+                        doubles[n, integers + slot] = number_
+                elif kind == _INTEGER:
+                    value, i = integer(i)
+                    most = keys[name, 2]
+                    if most >= 0 and not 0 <= value <= most:
+                        i = -1
+                    if i >= 0 and slot >= 0:
+                        whole[n, slot] = NULL if value == 0 and zero_is_null[slot] else value
+                elif kind == _VECTOR:
+                    i = vector(i, row + 4 * (first_vector + slot), 11 if slot == 0 else 9)
+                elif not inside and byte(i) == OPEN:
+                    i = skip(i + 1)
+                    if byte(i) != CLOSE:
+                        first, count, inside = keys[name, 3], keys[name, 4], True
+                        continue
+                    i += 1
+                else:
+                    i = -1
+                if i < 0:
+                    good = False
+                    break
+                i = skip(i)
+                if inside and byte(i) == CLOSE:
+                    inside, first, count = False, 0, top
+                    i = skip(i + 1)
+                if byte(i) == COMMA:
+                    i += 1
+                else:
+                    good = byte(i) == CLOSE and not inside
+                    if good:
+                        i = skip(i + 1)
+                        good = byte(i) == NEWLINE
+                    break
+            if good:
+                for k in range(integers):
+                    if only_with[k] >= 0 and whole[n, only_with[k]] == NULL:
+                        whole[n, k] = NULL
+                for k in needs:
+                    if whole[n, k] == NULL if k < integers else np.isnan(doubles[n, k]):
+                        good = False
+                if whole[n, window[1]] <= whole[n, window[0]]:
+                    good = False
+            if good:
+                n += 1
+            else:
+                i = begin
+                while byte(i) != NEWLINE:
+                    i += 1
+                others[m, 0], others[m, 1], others[m, 2] = number, begin - block, i - block
+                m += 1
+        begin = i + 1
+        number += 1
+    return n, m, begin - block, number

@@ -1,0 +1,110 @@
+"""What a dataset says of itself, and whether one that is there is the one asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reclaim.data import schema as s
+from reclaim.data.errors import ConfigError
+from reclaim.data.shards import Shard
+from reclaim.data.source import Source
+from reclaim.data.store import FORMAT_VERSION, Dataset, content_sha256, file_sha256
+
+_NATURES: Final = {"COMPOSED.json": "composed of parts of real traces (semi-synthetic)", "SYNTHETIC.json": "synthetic"}
+"""Marker file in a source folder → what its dataset must be called in every report."""
+
+
+def options_of(source: Source, buckets: int) -> dict[str, Any]:
+    """Return all that decides a dataset's bytes, but for its input files."""
+    return {"trace": source.trace, "buckets": buckets, **source.options}
+
+
+def fingerprint_of(source: Source, buckets: int, checksums: dict[str, str]) -> str:
+    """Return the hash that tells a dataset from every other: over its format, options and inputs."""
+    return content_sha256({"format": FORMAT_VERSION, "options": options_of(source, buckets), "inputs": checksums})
+
+
+def check_there(
+    out: Path, source_folder: Path, source: Source, buckets: int, files: list[Path], *, skip_damaged: bool
+) -> Dataset:
+    """Return the dataset at ``out`` if it is the one that would be made.
+
+    Raises
+    ------
+    ConfigError
+        It is none, or another one; says what differs.
+    """
+    try:
+        dataset = Dataset.open(out)
+    except ConfigError as error:
+        raise ConfigError(f"{out}: exists and is no dataset; choose another folder or remove it") from error
+    remedy = "choose another folder or remove it"
+    if dataset.manifest["options"] != options_of(source, buckets):
+        raise ConfigError(f"{out}: holds a dataset made from other files or options than asked for; {remedy}")
+    named = {file.relative_to(source_folder).as_posix(): file for file in files}
+    entries = {entry["file"]: entry for part in ("inputs", "damaged") for entry in dataset.manifest[part]}
+    changed = sorted(entries.keys() ^ named.keys())
+    changed += [name for name, file in named.items() if name in entries and not _is_still(file, entries[name])]
+    if changed:
+        raise ConfigError(
+            f"{out}: holds a dataset made from other files or options than {source_folder} now has "
+            f"(changed: {', '.join(changed[:3])}{', …' * (len(changed) > 3)}); {remedy}"
+        )
+    left_out = [entry["file"] for entry in dataset.manifest["damaged"]]
+    if left_out and not skip_damaged:
+        raise ConfigError(
+            f"{out}: holds a dataset made without the damaged {', '.join(left_out[:3])}{', …' * (len(left_out) > 3)}; "
+            f"pass --skip-damaged to go on with it, or repair and {remedy}"
+        )
+    return dataset
+
+
+def _is_still(file: Path, entry: dict[str, Any]) -> bool:
+    """Whether a file holds the bytes that a manifest's entry recorded."""
+    return file.stat().st_size == entry.get("bytes") and file_sha256(file) == entry.get("sha256")
+
+
+def manifest_of(
+    source_folder: Path,
+    source: Source,
+    shards: list[Shard],
+    repeated: list[str],
+    damaged: list[tuple[str, str]],
+    counts: dict[str, int],
+    rejects: pa.Table,
+    buckets: int,
+) -> dict[str, Any]:
+    """Return what a dataset says of itself: its inputs with checksums, options, counts, and all that was not taken."""
+    checksums = {shard.file: shard.sha256 for shard in shards}
+    nature = [label for marker, label in _NATURES.items() if (source_folder / marker).is_file()]
+    reasons = pc.value_counts(rejects[s.REJECT_REASON]).to_pylist()
+    return {
+        "format_version": FORMAT_VERSION,
+        "fingerprint": fingerprint_of(source, buckets, checksums),
+        "name": source_folder.resolve().name,
+        "nature": nature[0] if nature else "recorded",
+        "options": options_of(source, buckets),
+        "buckets": buckets,
+        "inputs": [
+            {"table": x.table, "file": x.file, "bytes": x.n_bytes, "sha256": x.sha256, "rows": x.rows,
+             "rejects": x.rejects}
+            for x in shards
+        ],
+        "damaged": [
+            {"file": file, "reason": reason.split(": ", 1)[-1], "bytes": (source_folder / file).stat().st_size,
+             "sha256": file_sha256(source_folder / file)}
+            for file, reason in damaged
+        ],
+        "repeated": repeated,
+        "counts": counts,
+        "rejects": {r["values"]: r["counts"] for r in reasons},
+        "defects": dict(sum((Counter(x.defects) for x in shards), Counter[str]())),
+        "lacks": sorted(source.lacks),
+        "extras": {table: list(names) for table, names in source.extras.items()},
+        "notes": list(source.notes),
+    }  # fmt: skip

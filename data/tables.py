@@ -1,0 +1,68 @@
+"""Parquet files written as their rows come: the same rows give the same bytes, however they are cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROW_GROUP_ROWS: Final = 1 << 16
+"""Rows that stand together in a file: what a reader has to hold at once."""
+
+
+class TableWriter:
+    """Writes a table under a temporary name and renames it at the end; a context manager.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    schema : pyarrow.Schema
+        Of the table.
+    statistics : tuple of str
+        Columns whose smallest and largest values are noted in each row group, for readers that skip.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, statistics: tuple[str, ...] = ()) -> None:
+        self._path, self._temporary = path, path.with_name(path.name + ".partial")
+        self._schema = schema
+        self._writer = pq.ParquetWriter(
+            self._temporary, schema, compression="zstd", write_statistics=list(statistics) or False
+        )
+        self._waiting: list[pa.Table] = []
+        self._n_waiting = 0
+        self.rows = 0
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def write(self, table: pa.Table | pa.RecordBatch) -> None:
+        """Add rows; their columns are cast to the schema's types."""
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        self._waiting.append(pa.table([table[f.name].cast(f.type) for f in self._schema], schema=self._schema))
+        self._n_waiting += len(table)
+        self.rows += len(table)
+        if self._n_waiting >= ROW_GROUP_ROWS:
+            whole = pa.concat_tables(self._waiting)
+            cut = len(whole) - len(whole) % ROW_GROUP_ROWS
+            for first in range(0, cut, ROW_GROUP_ROWS):
+                self._write_group(whole.slice(first, ROW_GROUP_ROWS))
+            self._waiting, self._n_waiting = [whole.slice(cut)], len(whole) - cut
+
+    def _write_group(self, group: pa.Table) -> None:
+        """Write one row group, in one piece: where its columns are cut would show in the file."""
+        self._writer.write_table(group.combine_chunks(), row_group_size=ROW_GROUP_ROWS)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        if kind is None and self._n_waiting:
+            self._write_group(pa.concat_tables(self._waiting))
+        self._writer.close()
+        if kind is None:
+            os.replace(self._temporary, self._path)
+        else:
+            self._temporary.unlink(missing_ok=True)
