@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.limits import POLICY, policy_of
-from reclaim.data.records import Layout, count_rows, read_chunks
+from reclaim.data.records import Layout, array_of, count_rows, empty_table, read_chunks
 from reclaim.data.rows import literal
 from reclaim.data.shards import Shard, connect
 from reclaim.data.source import Source
 from reclaim.data.store import bucket_name, write_json
-from reclaim.data.tables import TableWriter
+from reclaim.data.writer import TableWriter
 
 ROWS_AT_ONCE: Final = 400_000
 """Windows sorted at once, about 0.5 KiB each: a larger bucket is made task range by task range."""
@@ -50,8 +50,8 @@ class BucketJob:
         Columns of usage before limits are joined.
     out, staging : str
         The dataset being made, and the folder for what is not of it.
-    memory_mib, rows_at_once : int
-        Memory of the query engine; windows sorted at once.
+    memory_mib, engine_threads, rows_at_once : int
+        Memory and threads of the process's query engine; windows sorted at once.
     """
 
     bucket: int
@@ -62,6 +62,7 @@ class BucketJob:
     out: str
     staging: str
     memory_mib: int
+    engine_threads: int
     rows_at_once: int = ROWS_AT_ONCE
 
 
@@ -98,7 +99,9 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
     folders = [Path(shard.folder) for shard in job.shards if shard.table == "usage"]
     layout = Layout.of(job.staged)
     with ExitStack() as stack:
-        connection = stack.enter_context(closing(connect(job.memory_mib, Path(job.staging) / "spill", 1)))
+        connection = stack.enter_context(
+            closing(connect(job.memory_mib, Path(job.staging) / "spill", job.engine_threads))
+        )
 
         def writer(path: Path, schema: pa.Schema) -> TableWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,10 +122,10 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
             events = _events(connection, events_schema, first, past)
             counts["duplicate_events"] += len(events)
             counts["duplicate_windows"] += len(rows)
-            events, rows = _unique(events), _sorted_once(rows, layout)
+            events, order = _unique(events), _order_once(rows, layout)
             counts["duplicate_events"] -= len(events)
-            counts["duplicate_windows"] -= len(rows)
-            usage = _usage(connection, source, layout, usage_schema, rows, events)
+            counts["duplicate_windows"] -= len(order)
+            usage = _usage(connection, source, layout.table_of(rows, order), usage_schema, events)
             counts["windows_without_limit"] += usage[s.CPU_LIMIT].null_count
             out["usage"].write(usage)
             out["events"].write(events)
@@ -186,39 +189,31 @@ def _within(first: _Range | None, past: _Range | None) -> str:
     return " AND ".join(terms)
 
 
-def _sorted_once(rows: NDArray[np.uint64], layout: Layout) -> NDArray[np.uint64]:
-    """Return rows by task, start and end, of those equal in these the first in the order of their bytes."""
+def _order_once(rows: NDArray[np.uint64], layout: Layout) -> NDArray[np.int64]:
+    """Return where rows stand by task, start and end, of those equal in these the first in the order of their words."""
     keys = [layout.integer(rows, name) for name in (s.END_US, s.START_US, s.INSTANCE_INDEX, s.COLLECTION_ID)]
-    order = np.lexsort(keys)
+    order: NDArray[np.int64] = np.lexsort(keys)
     same = np.ones(max(len(rows) - 1, 0), np.bool_)
     for key in keys:
         same &= key[order[1:]] == key[order[:-1]]
     if not same.any():
-        return rows[order]
+        return order
     run = np.concatenate([[0], np.cumsum(~same)])  # rows equal in their key share a number
     words = [rows[order, k] for k in range(layout.words - 1, -1, -1)]
-    order = order[np.lexsort([*words, run])]
-    first: NDArray[np.int64] = order[np.concatenate([[True], ~same])]
-    return rows[first]
+    by_words = order[np.lexsort([*words, run])]
+    return np.asarray(by_words[np.concatenate([[True], ~same])], np.int64)
 
 
 def _usage(
-    connection: duckdb.DuckDBPyConnection,
-    source: Source,
-    layout: Layout,
-    schema: pa.Schema,
-    rows: NDArray[np.uint64],
-    events: pa.Table,
+    connection: duckdb.DuckDBPyConnection, source: Source, usage: pa.Table, schema: pa.Schema, events: pa.Table
 ) -> pa.Table:
     """Return sorted windows with the limits in force."""
-    usage = layout.table_of(rows)
     if _has_events(source):
-        keys = (layout.integer(rows, name) for name in (*s.TASK_KEY, s.START_US, s.END_US))
-        policy = policy_of(events, *keys)
+        policy = policy_of(events, *(usage[name].to_numpy() for name in (*s.TASK_KEY, s.START_US, s.END_US)))
         for name in policy.column_names:
             usage = usage.append_column(name, policy[name])
     if source.collection_limits or source.derived:
-        connection.register("joined", usage.append_column("row", pa.array(np.arange(len(usage)))))
+        connection.register("joined", usage.append_column("row", array_of(np.arange(len(usage)))))
         sql = "joined"
         if source.collection_limits:
             sql = (f"(SELECT u.* REPLACE ({_OF_COLLECTION}) FROM joined u "
@@ -288,7 +283,7 @@ def _columns(connection: duckdb.DuckDBPyConnection, view: str) -> set[str]:
 def view(connection: duckdb.DuckDBPyConnection, name: str, pieces: list[str], schema: pa.Schema) -> None:
     """Name the rows of all pieces; a column that none of them has is null, and without a piece there is no row."""
     if not pieces:
-        connection.register(f"no_{name}", schema.empty_table())
+        connection.register(f"no_{name}", empty_table(schema))
         connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM no_{name}")
         return
     files = f"[{', '.join(map(literal, pieces))}]"
@@ -310,7 +305,7 @@ def _unique(table: pa.Table) -> pa.Table:
         left, right = column[:-1], column[1:]
         equal = pc.fill_null(pc.equal(left, right), False)
         same &= pc.or_(equal, pc.and_(left.is_null(), right.is_null())).to_numpy(zero_copy_only=False)
-    return table if not same.any() else table.filter(pa.array(np.concatenate([[True], ~same])))
+    return table if not same.any() else table.filter(array_of(np.concatenate([[True], ~same])))
 
 
 def _without(schema: pa.Schema, names: tuple[str, ...]) -> pa.Schema:

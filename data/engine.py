@@ -1,4 +1,4 @@
-"""Runs independent jobs: here, in a pool of processes, or as Ray tasks; what they return does not depend on which."""
+"""Runs independent jobs: here, by threads or in a pool of processes, or as Ray tasks; the results are the same."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from multiprocessing.connection import wait
+from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from reclaim.data.errors import ConfigError
 
 ENGINES: Final = ("local", "ray")
-"""``local``: this process, or a pool of them; ``ray``: a Ray cluster, for traces larger than one machine."""
+"""``local``: threads of this process or a pool of them; ``ray``: a Ray cluster, for traces larger than one machine."""
+POOL_BYTES: Final = 2 << 30
+"""Input from which processes are worth starting. Below it threads are done sooner: what the jobs spend their time in
+lets go of Python's lock, and a process first imports and loads compiled code for about half a second of work."""
 _PROCESS_MIB: Final = 150
 """Memory a process takes before it holds any data, in MiB."""
 _WORKING_MIB: Final = 250
@@ -23,55 +27,82 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def plan_workers(workers: int, memory_limit_mib: int) -> tuple[int, int]:
-    """Return how many workers fit, at most ``workers`` (0: one for each core), and the data memory of each in MiB.
+def plan_workers(workers: int, memory_limit_mib: int, n_bytes: int) -> tuple[int, int]:
+    """Return how many workers fit, at most ``workers`` (0: one for each core), and memory for a process's query engine.
 
-    The processes themselves count: with more than one worker there is also the process that waits for them.
+    Half of the memory is for what the query engine does not see: rows read, sorted and written. Threads share a process
+    and its query engine; with processes, the one that waits for them counts, too.
     """
     wanted = workers or len(os.sched_getaffinity(0))
     fitting = max(1, min(wanted, (memory_limit_mib - _PROCESS_MIB) // (_PROCESS_MIB + _WORKING_MIB)))
-    processes = fitting + 1 if fitting > 1 else 1
-    return fitting, max((memory_limit_mib - processes * _PROCESS_MIB) // fitting, 64)
+    if fitting == 1 or n_bytes < POOL_BYTES:
+        return fitting, (memory_limit_mib - _PROCESS_MIB) // 2
+    return fitting, (memory_limit_mib - (fitting + 1) * _PROCESS_MIB) // fitting // 2
 
 
-def run_jobs(
-    function: Callable[[Job], Result],
-    jobs: Sequence[Job],
-    *,
-    engine: str,
-    workers: int,
-    done: Callable[[int], object],
-) -> list[Result]:
-    """Return the function's result for every job, in the jobs' order.
+class Workers:
+    """Workers that take jobs until they are let go; a context manager.
 
-    Jobs begin in their order: the longest should stand first. ``done`` is told each finished job's place. The first
-    error ends the run; jobs that have begun are waited for.
-
-    Raises
-    ------
-    ConfigError
-        Ray is asked for and not installed.
+    Parameters
+    ----------
+    engine : str
+        One of ``ENGINES``.
+    count : int
+        How many work at once.
+    n_bytes : int
+        Size of all the input, which decides between threads and processes.
     """
-    if engine == "ray":
-        return _run_on_ray(function, jobs, workers, done)
-    results: list[Any] = [None] * len(jobs)
-    if workers == 1 or len(jobs) < 2:
-        for place, job in enumerate(jobs):
-            results[place] = function(job)
-            done(place)
-        return results
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["reclaim.data.shards", "reclaim.data.buckets"])
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=context, initializer=_die_with_parent) as pool:
-        places = {pool.submit(function, job): place for place, job in enumerate(jobs)}
+
+    def __init__(self, engine: str, count: int, n_bytes: int) -> None:
+        self._engine = engine
+        self._count = count
+        self._pool: Executor | None = None
+        self.separate = engine == "local" and count > 1 and n_bytes >= POOL_BYTES
+        if self.separate:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["reclaim.data.preloaded"])
+            self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_die_with_parent)
+        elif engine == "local" and count > 1:
+            self._pool = ThreadPoolExecutor(count)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+
+    def run(
+        self, function: Callable[[Job], Result], jobs: Sequence[Job], done: Callable[[int], object]
+    ) -> list[Result]:
+        """Return the function's result for every job, in the jobs' order.
+
+        Jobs begin in their order: the longest should stand first. ``done`` is told each finished job's place. The first
+        error ends the run; jobs that have begun are waited for.
+
+        Raises
+        ------
+        ConfigError
+            Ray is asked for and not installed.
+        """
+        if self._engine == "ray":
+            return _run_on_ray(function, jobs, self._count, done)
+        results: list[Any] = [None] * len(jobs)
+        if self._pool is None:
+            for place, job in enumerate(jobs):
+                results[place] = function(job)
+                done(place)
+            return results
+        places = {self._pool.submit(function, job): place for place, job in enumerate(jobs)}
         try:
             for future in as_completed(places):
                 results[places[future]] = future.result()
                 done(places[future])
         except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
+            for future in places:
+                future.cancel()
             raise
-    return results
+        return results
 
 
 def _die_with_parent() -> None:

@@ -1,9 +1,9 @@
 """Google cluster-usage traces v3 (2019): the five tables, as JSON lines or as a parquet export.
 
 Quirks: 64-bit integers and enums may be strings; enums may be names; ``alloc_collection_id`` 0 means top level and
-``machine_id`` 0 means no machine (-1, a dedicated machine, is kept); a missing type of 0 is none; event times 0 and
-2^63-1 mean before and after the trace; ``resource_request`` may be an empty object; the distribution documented with 10
-elements has 11.
+``machine_id`` 0 means no machine (-1, a dedicated machine, is kept); ``alloc_instance_index`` -1 means none; a missing
+type of 0, or an empty one, is none; event times 0 and 2^63-1 mean before and after the trace; ``resource_request`` may
+be an empty object; a repeated field without an element is left out of JSON and an empty list in parquet.
 """
 
 from __future__ import annotations
@@ -19,18 +19,30 @@ _EVENT_NAMES: Final = (
     "SUBMIT", "QUEUE", "ENABLE", "SCHEDULE", "EVICT", "FAIL", "FINISH", "KILL", "LOST", "UPDATE_PENDING",
     "UPDATE_RUNNING",
 )  # fmt: skip
+
+
+def _or_none(column: str) -> str:
+    """Return SQL: an enum that is empty, as the format's description has it, where there is none."""
+    return f"coalesce(nullif({column}, ''), 'NONE')"
+
+
 _ENUMS: Final = {
     "type": code_sql("type", _EVENT_NAMES),
     "collection_type": code_sql("collection_type", ("JOB", "ALLOC_SET")),
-    "missing_type": code_sql("missing_type", s.MISSING_TYPES, prefix="MISSING_TYPE_"),
+    "missing_type": code_sql(_or_none("missing_type"), s.MISSING_TYPES, prefix="MISSING_TYPE_"),
     "scheduling_class": code_sql(
         "scheduling_class", ("MOST_INSENSITIVE", "INSENSITIVE", "SENSITIVE", "MOST_SENSITIVE")
     ),
-    "vertical_scaling": code_sql("vertical_scaling", s.VERTICAL_SCALINGS, prefix="VERTICAL_SCALING_"),
+    "vertical_scaling": code_sql(
+        "replace(vertical_scaling, 'SCALING_SETTING_UNKNOWN', 'SCALING_UNKNOWN')",
+        s.VERTICAL_SCALINGS, prefix="VERTICAL_SCALING_",
+    ),
     "scheduler": code_sql("scheduler", s.SCHEDULERS, prefix="SCHEDULER_"),
     "machine type": code_sql("type", ("EVENT_TYPE_UNKNOWN", "ADD", "REMOVE", "UPDATE")),
-    "missing_data_reason": code_sql("missing_data_reason", s.MISSING_TYPES[:2], prefix="MISSING_DATA_REASON_"),
-}
+    "missing_data_reason": code_sql(
+        _or_none("missing_data_reason"), s.MISSING_TYPES[:2], prefix="MISSING_DATA_REASON_"
+    ),
+}  # fmt: skip
 """The trace's enums → SQL of their codes; names and numbers are those of its protocol buffer definition."""
 
 
@@ -51,7 +63,8 @@ _TIME: Final = f"CAST(least(time, {s.AFTER_TRACE_US}) AS BIGINT)"
 
 
 def _files(table: str) -> tuple[str, ...]:
-    return (f"{table}-*.json.gz", f"{table}-*.json", f"{table}-*.parquet")
+    """Return globs of a table's files: numbered shards, or the one file of a small table."""
+    return tuple(f"{table}{shard}.{kind}" for shard in ("-*", "") for kind in ("json.gz", "json", "parquet"))
 
 
 def _vector(column: str, length: int) -> str:
@@ -71,10 +84,13 @@ def _measured_vector(column: str) -> str:
 
 _INSTANCE_WHERE: Final = f"""
     nullif(alloc_collection_id, 0) AS {s.ALLOC_COLLECTION_ID},
-    CASE WHEN alloc_collection_id <> 0 THEN alloc_instance_index END AS {s.ALLOC_INSTANCE_INDEX},
+    CASE WHEN alloc_collection_id <> 0 THEN nullif(alloc_instance_index, -1) END AS {s.ALLOC_INSTANCE_INDEX},
     {_ENUMS["collection_type"]} AS {s.COLLECTION_TYPE},
     nullif(machine_id, 0) AS {s.MACHINE_ID}
 """
+
+_COUNTERS: Final = ("cycles_per_instruction", "memory_accesses_per_instruction", "sample_rate")
+"""What is kept however implausible: not all machines collect it, and nothing is learned from it alone."""
 
 USAGE: Final = RawTable(
     name="usage",
@@ -110,7 +126,14 @@ USAGE: Final = RawTable(
         "maximum_usage is negative or not finite": _measured("maximum_usage.cpus", "maximum_usage.memory"),
         "cpu_usage_distribution is negative or not finite": _measured_vector("cpu_usage_distribution"),
         "tail_cpu_usage_distribution is negative or not finite": _measured_vector("tail_cpu_usage_distribution"),
+        **{f"{c} is negative or not finite": _measured(c)
+           for c in ("random_sample_usage.cpus", "assigned_memory", "page_cache_memory")},
         **_known("collection_type"),
+    },
+    defects={
+        "cpu_usage_distribution has not 11 elements": "len(cpu_usage_distribution) NOT IN (0, 11)",
+        "tail_cpu_usage_distribution has not 9 elements": "len(tail_cpu_usage_distribution) NOT IN (0, 9)",
+        **{f"{c} is negative or not finite": f"NOT ({_measured(c)})" for c in _COUNTERS},
     },
     needs=("collection_id", "instance_index", "start_time", "end_time", "average_usage"),
     plain=(
@@ -185,7 +208,8 @@ COLLECTIONS: Final = RawTable(
         priority AS {s.PRIORITY}, {tier_sql("priority")} AS {s.TIER},
         {_ENUMS["scheduling_class"]} AS {s.SCHEDULING_CLASS}, nullif(alloc_collection_id, 0) AS {s.ALLOC_COLLECTION_ID},
         "user" AS {s.USER_ID}, collection_name AS {s.NAME_ID}, collection_logical_name AS {s.LOGICAL_NAME_ID},
-        nullif(parent_collection_id, 0) AS {s.PARENT_COLLECTION_ID}, start_after_collection_ids AS {s.START_AFTER},
+        nullif(parent_collection_id, 0) AS {s.PARENT_COLLECTION_ID},
+        CASE WHEN len(start_after_collection_ids) > 0 THEN start_after_collection_ids END AS {s.START_AFTER},
         nullif(max_per_machine, 0) AS {s.MAX_PER_MACHINE}, nullif(max_per_switch, 0) AS {s.MAX_PER_SWITCH},
         {_ENUMS["vertical_scaling"]} AS {s.VERTICAL_SCALING}, {_ENUMS["scheduler"]} AS {s.SCHEDULER}
     """,

@@ -20,11 +20,12 @@ from tqdm import tqdm
 from reclaim.data import schema as s
 from reclaim.data.alibaba_2017 import alibaba_2017
 from reclaim.data.buckets import BucketJob, make_bucket, staged_schema
-from reclaim.data.engine import ENGINES, plan_workers, run_jobs
+from reclaim.data.engine import ENGINES, Workers, plan_workers
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.google_v2 import google_v2
 from reclaim.data.google_v3 import google_v3
 from reclaim.data.manifest import check_there, fingerprint_of, manifest_of
+from reclaim.data.records import empty_table
 from reclaim.data.rest import TABLES as REST
 from reclaim.data.rest import TableJob, make_table
 from reclaim.data.series import load_mapping, series
@@ -62,7 +63,7 @@ class IngestConfig:
     memory_limit_mib: int = 1024
     """Memory that all processes of the run may take together, in MiB; more lets more workers in."""
     workers: int = 1
-    """Processes that work at once, as far as the memory allows; 0: one for each core."""
+    """Jobs done at once, as far as the memory allows; 0: one for each core."""
     engine: str = "local"
     """Where they run: ``local``, or ``ray``."""
 
@@ -138,39 +139,46 @@ def _make(
     buckets: int,
     config: IngestConfig,
 ) -> IngestReport:
-    workers, memory_mib = plan_workers(config.workers, config.memory_limit_mib)
     staged = staged_schema(source)
     sizes = {file: file.stat().st_size for _, file in files}
-    total = max(sum(sizes.values()), 1)
-    order = sorted(files, key=lambda entry: (-sizes[entry[1]], entry[0].key, entry[1]))  # the longest first
-    shard_jobs = [
-        ShardJob(
-            table, staged, str(source_folder), file.relative_to(source_folder).as_posix(), str(staging / "shards"), buckets,
-            min(workers, max(1, round(workers * sizes[file] / total))), memory_mib,
-        )
-        for table, file in order
-    ]  # fmt: skip
-    taken = _run(take_shard, shard_jobs, [sizes[file] for _, file in order], "reading", "B", workers, config)
-    damaged = sorted({x.file: x.reason for x in taken if isinstance(x, Damaged)}.items())
-    if damaged and not config.skip_damaged:
-        raise TraceError(
-            f"{len(damaged)} damaged file{'s' * (len(damaged) > 1)}: {'; '.join(message for _, message in damaged[:5])}"
-            f"{'; …' * (len(damaged) > 5)}. Replace and run again (what was read is kept), or pass --skip-damaged"
-        )
-    shards = sorted((x for x in taken if isinstance(x, Shard)), key=lambda x: (x.reading, x.file))
-    rejects = _check_rejects(shards, staging, config)
-    firsts = {(x.reading, x.sha256): x for x in reversed(shards)}  # a file given twice under two names counts once
-    distinct = tuple(x for x in shards if firsts[x.reading, x.sha256] is x)
-    finished = staging / "dataset"
-    fingerprint = fingerprint_of(source, buckets, {shard.file: shard.sha256 for shard in shards})
-    bucket_jobs = [
-        BucketJob(bucket, fingerprint, distinct, source, staged, str(finished), str(staging), memory_mib)
-        for bucket in range(buckets)
-    ]
-    made = _run(make_bucket, bucket_jobs, [1] * buckets, "sorting", "bucket", workers, config)
-    table_jobs = [TableJob(name, distinct, source, buckets, str(finished), str(staging), memory_mib) for name in REST]
-    lengths = _run(make_table, table_jobs, [1] * len(REST), "listing", "table", workers, config)
-    counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(REST, lengths, strict=True))
+    total = sum(sizes.values())
+    workers, memory_mib = plan_workers(config.workers, config.memory_limit_mib, total)
+    with Workers(config.engine, workers, total) as pool:
+        engine_threads = 1 if pool.separate else workers
+        order = sorted(files, key=lambda entry: (-sizes[entry[1]], entry[0].key, entry[1]))  # the longest first
+        shard_jobs = [
+            ShardJob(
+                table, staged, str(source_folder), file.relative_to(source_folder).as_posix(), str(staging / "shards"),
+                buckets, min(workers, max(1, round(workers * sizes[file] / max(total, 1)))), memory_mib, engine_threads,
+            )
+            for table, file in order
+        ]  # fmt: skip
+        taken = _run(pool, take_shard, shard_jobs, [sizes[file] for _, file in order], "reading", "B")
+        damaged = sorted({x.file: x.reason for x in taken if isinstance(x, Damaged)}.items())
+        if damaged and not config.skip_damaged:
+            raise TraceError(
+                f"{len(damaged)} damaged file{'s' * (len(damaged) > 1)}: {'; '.join(message for _, message in damaged[:5])}"
+                f"{'; …' * (len(damaged) > 5)}. Replace and run again (what was read is kept), or pass --skip-damaged"
+            )
+        shards = sorted((x for x in taken if isinstance(x, Shard)), key=lambda x: (x.reading, x.file))
+        rejects = _check_rejects(shards, staging, config)
+        firsts = {(x.reading, x.sha256): x for x in reversed(shards)}  # a file given twice under two names counts once
+        distinct = tuple(x for x in shards if firsts[x.reading, x.sha256] is x)
+        finished = staging / "dataset"
+        fingerprint = fingerprint_of(source, buckets, {shard.file: shard.sha256 for shard in shards})
+        bucket_jobs = [
+            BucketJob(
+                bucket, fingerprint, distinct, source, staged, str(finished), str(staging), memory_mib, engine_threads
+            )
+            for bucket in range(buckets)
+        ]
+        made = _run(pool, make_bucket, bucket_jobs, [1] * buckets, "sorting", "bucket")
+        table_jobs = [
+            TableJob(name, distinct, source, buckets, str(finished), str(staging), memory_mib, engine_threads)
+            for name in REST
+        ]
+        lengths = _run(pool, make_table, table_jobs, [1] * len(REST), "listing", "table")
+        counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(REST, lengths, strict=True))
     if not any(counts.values()):
         raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
     (finished / "rejects").mkdir(exist_ok=True)
@@ -185,19 +193,11 @@ def _make(
 
 
 def _run(
-    function: Callable[[Job], Result],
-    jobs: list[Job],
-    sizes: list[int],
-    what: str,
-    unit: str,
-    workers: int,
-    config: IngestConfig,
+    pool: Workers, function: Callable[[Job], Result], jobs: list[Job], sizes: list[int], what: str, unit: str
 ) -> list[Result]:
     """Return the function's result for every job, with a bar that moves by the jobs' sizes."""
     with tqdm(total=sum(sizes), desc=what, unit=unit, unit_scale=unit == "B", disable=None, leave=False) as bar:
-        return run_jobs(
-            function, jobs, engine=config.engine, workers=workers, done=lambda place: bar.update(sizes[place])
-        )
+        return pool.run(function, jobs, lambda place: bar.update(sizes[place]))
 
 
 @contextmanager
@@ -237,7 +237,7 @@ def _source(source_folder: Path, config: IngestConfig) -> Source:
 
 def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig) -> pa.Table:
     """Return every rejected line of all shards, in order; raise where they are too many."""
-    rejects = pa.concat_tables([s.REJECTS.empty_table(), *(pq.read_table(Path(x.folder) / REJECTS) for x in shards)])
+    rejects = pa.concat_tables([empty_table(s.REJECTS), *(pq.read_table(Path(x.folder) / REJECTS) for x in shards)])
     lines = sum(shard.rows for shard in shards) + len(rejects)
     if len(rejects) > config.max_reject_share * lines:
         kept = staging / "rejects.csv"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import deque
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.errors import SchemaError
 from reclaim.data.jsonrows import plain_rows
-from reclaim.data.jsontext import NEWLINE, PAD
+from reclaim.data.jsontext import NEWLINE, PAD, only_json
 from reclaim.data.records import RowsWriter
 from reclaim.data.rows import (
     BUCKET,
@@ -28,7 +29,6 @@ from reclaim.data.rows import (
     DamagedFileError,
     Stage,
     Taken,
-    check_gzip,
     copy_rows,
     fits_sql,
     literal,
@@ -45,8 +45,13 @@ _HEADER_LINES: Final = 200
 _BLOCK_BYTES: Final = 8 << 20
 """Text read at once: a few thousand lines, so that the rows made of it stay in a processor's cache."""
 _LAST_LINE_BYTES: Final = 1 << 16
-_LONGEST_LINE_BYTES: Final = 256 << 20
-_FLOAT_MAX: Final = 3.4028234e38
+_LONGEST_LINE_BYTES: Final = 64 << 20
+_FLOAT_END: Final = 2.0**128 - 2.0**103
+"""The first number that is rounded to a single float's infinity."""
+_NUMBER: Final = re.compile(
+    r"\s*-?((0|[1-9]\d*)(\.\d*)?(e[-+]?\d+)?|\.\d+(e[-+]?\d+)?|nan|inf|infinity)", re.ASCII | re.IGNORECASE
+)
+"""What the query engine reads as a number where it stands in quotes."""
 
 
 def take_json(stage: Stage, table: RawTable, file: Path) -> Taken:
@@ -60,12 +65,13 @@ def take_json(stage: Stage, table: RawTable, file: Path) -> Taken:
         It has fields the format does not.
     """
     if stage.writer is None or not table.plain:
-        check_gzip(file)
+        _check_keys(table, file)
         return _by_law(stage, table, file)
     doubtful = stage.work / "doubtful.json"
     numbers = _take_plain(stage, stage.writer, table, file, doubtful)
     taken = Taken(stage.writer.rows, [], {})
-    if len(numbers):
+    if len(numbers):  # else all keys are known
+        _check_keys(table, file)
         rest = _by_law(stage, table, doubtful, named=file)
         rejects = [{**reject, s.REJECT_LINE: int(numbers[reject[s.REJECT_LINE] - 1])} for reject in rest.rejects]
         taken = Taken(stage.writer.rows, rejects, rest.defects)
@@ -145,11 +151,10 @@ def _blocks(file: Path) -> Iterator[NDArray[np.uint8]]:
 
 def _by_law(stage: Stage, table: RawTable, file: Path, *, named: Path | None = None) -> Taken:
     """Write the canonical rows of JSON lines by the table's SQL: at once where all are good, else line by line."""
-    _check_keys(table, file, named or file)
     before = stage.writer.rows if stage.writer else 0
     try:
-        taken = copy_rows(stage, table, _relation(table, file))
-        if not taken.rejects:
+        taken = copy_rows(stage, table, _relation(table, file)) if _only_json(table, file) else None
+        if taken is not None and not taken.rejects:
             return taken
     except ENGINE_ERRORS as error:
         cause = unreadable(file, error)
@@ -169,15 +174,37 @@ def _by_law(stage: Stage, table: RawTable, file: Path, *, named: Path | None = N
     return taken.with_rejects(rejects)
 
 
+def _only_json(table: RawTable, file: Path) -> bool:
+    """Read a file to its end; return whether the query engine and the careful reader take all of it the same way."""
+    deepest = 3 if any(type_.startswith("STRUCT") and type_.endswith("[]") for type_ in table.columns.values()) else 2
+    flags = "BOOLEAN" in table.columns.values()
+    return all([
+        only_json(block.ctypes.data, block.ctypes.data + len(block) - PAD, deepest, flags) for block in _blocks(file)
+    ])  # fmt: skip
+
+
 def _relation(table: RawTable, file: Path, *, line: bool = False) -> str:
-    """Return SQL for the typed raw rows: integers come as text, which alone shows what was written."""
-    read = {name: "VARCHAR" if type_ in INTEGERS else type_ for name, type_ in table.columns.items()}
+    """Return SQL for the typed raw rows.
+
+    Integers and flags come as text, which alone shows what was written. What is nested comes as text, too, where text
+    is asked for: it counts as no text, until the careful reader has seen the ``line``.
+    """
+    read, typed, checks = dict(table.columns), {}, {}
+    for name, type_ in table.columns.items():
+        column, element = quoted(name), type_.removesuffix("[]")
+        if element in INTEGERS:
+            read[name] = type_.replace(element, "VARCHAR")
+            typed[column], checks[mismatch(name, type_)] = f"TRY_CAST({column} AS {type_})", fits_sql(column, type_)
+            if element != type_:
+                checks[mismatch(name, type_)] = f"len(list_filter({column}, lambda x: NOT ({fits_sql('x', element)}))) = 0"
+        elif type_ == "BOOLEAN":
+            read[name] = "VARCHAR"
+            typed[column], checks[mismatch(name, type_)] = f"{column} = 'true'", f"{column} IN ('true', 'false')"
+        elif type_ == "VARCHAR" and not line:
+            checks[mismatch(name, type_)] = f"left({column}, 1) NOT IN ('[', '{{')"
     read |= {LINE: "BIGINT"} if line else {}
     declared = ", ".join(f"{literal(name)}: {literal(type_)}" for name, type_ in read.items())
-    integers = {quoted(name): type_ for name, type_ in table.columns.items() if type_ in INTEGERS}
-    typed = ", ".join(f"TRY_CAST({name} AS {type_}) AS {name}" for name, type_ in integers.items())
-    replaced = f" REPLACE ({typed})" if typed else ""
-    checks = {mismatch(name.strip('"'), type_): fits_sql(name, type_) for name, type_ in integers.items()}
+    replaced = f" REPLACE ({', '.join(f'{sql} AS {name}' for name, sql in typed.items())})" if typed else ""
     number = "" if line else f", CAST(NULL AS BIGINT) AS {LINE}"
     return (
         f"SELECT *{replaced}{number}, {reason_sql(checks)} AS {CAST_REASON} "
@@ -185,7 +212,7 @@ def _relation(table: RawTable, file: Path, *, line: bool = False) -> str:
     )
 
 
-def _check_keys(table: RawTable, file: Path, named: Path) -> None:
+def _check_keys(table: RawTable, file: Path) -> None:
     known = set(table.columns)
     for column, type_ in table.columns.items():
         if type_.startswith("STRUCT") and not type_.endswith("[]"):
@@ -195,7 +222,7 @@ def _check_keys(table: RawTable, file: Path, named: Path) -> None:
     for _, line in zip(range(_HEADER_LINES), _lines(file), strict=False):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             seen |= row.keys()
@@ -203,41 +230,38 @@ def _check_keys(table: RawTable, file: Path, named: Path) -> None:
     unknown = sorted(seen - known)
     if unknown:
         raise SchemaError(
-            f"{named}: unknown field{'s' * (len(unknown) > 1)} {', '.join(unknown)}; "
+            f"{file}: unknown field{'s' * (len(unknown) > 1)} {', '.join(unknown)}; "
             f"known are {', '.join(table.columns)}"
         )
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """Yield the lines of a file; a damaged one raises, naming it."""
-    try:
-        with open_bytes(file) as lines:
-            yield from lines
-    except GZIP_ERRORS as error:
-        raise DamagedFileError(f"{file}: truncated or corrupt gzip ({error})") from error
+    """Yield the lines of a file, without their ends; a damaged one raises, naming it."""
+    for block in _blocks(file):
+        yield from block[: -PAD - 1].tobytes().split(b"\n")
 
 
 def _sift(table: RawTable, file: Path, clean: Path) -> Iterator[dict[str, Any]]:
     """Copy the lines that parse to ``clean``, each with its number; yield a reject for every other."""
-    with clean.open("w") as out:
+    with clean.open("wb") as out:
         for number, line in enumerate(_lines(file), start=1):
             if not line.strip():
                 continue
-            reason = None
+            reason, text = None, b""
             try:
-                row = json.loads(line, parse_constant=_no_number)
-            except (ValueError, RecursionError):
-                reason = "not valid JSON"
-            else:
+                row = json.loads(line.decode("utf-8-sig"), parse_constant=_no_number)
                 if not isinstance(row, dict):
                     reason = "not a JSON object"
                 else:
                     reason = next((mismatch(c, t) for c, t in table.columns.items() if not _fits(row.get(c), t)), None)
-            if reason is not None:
+                    row = {LINE: number} | {column: row[column] for column in table.columns if column in row}
+                    text = json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            except (ValueError, RecursionError):
+                reason = "not valid JSON"
+            if reason is None:
+                out.write(text + b"\n")
+            else:
                 yield {s.REJECT_LINE: number, s.REJECT_REASON: reason}
-                continue
-            row[LINE] = number
-            out.write(json.dumps(row) + "\n")
 
 
 def _no_number(constant: str) -> NoReturn:
@@ -255,8 +279,10 @@ def _fits(value: object, type_: str) -> bool:
             _fits(v, "DOUBLE" if "DOUBLE" in type_ else "VARCHAR") for v in value.values()
         )
     if isinstance(value, bool) or type_ == "BOOLEAN":
-        return isinstance(value, bool) and type_ == "BOOLEAN"
+        return type_ == "BOOLEAN" and (isinstance(value, bool) or value in ("true", "false"))
     if not isinstance(value, str | int | float):
+        return False
+    if isinstance(value, str) and type_ not in INTEGERS and not _NUMBER.fullmatch(value):
         return False
     try:
         if type_ in INTEGERS:
@@ -265,4 +291,4 @@ def _fits(value: object, type_: str) -> bool:
         number = float(value)
     except (ValueError, OverflowError):
         return False
-    return type_ != "FLOAT" or not _FLOAT_MAX < abs(number) < float("inf")
+    return type_ != "FLOAT" or not _FLOAT_END <= abs(number) < float("inf")

@@ -94,11 +94,11 @@ def plan_of(table_columns: tuple[tuple[str, str], ...], plain: tuple[Any, ...], 
         if field.needed:
             needs.append(layout.slot(field.column) + (integers if field.column in layout.doubles else 0))
     quoted = [f'"{name}"'.encode() for name in names]
-    most_words = max(len(name) for name in quoted) // 8 + 2  # the last one empty
+    most_words = max(map(len, quoted)) // 8 + 2  # the last one empty
     words = np.zeros((len(quoted), most_words, 2), np.uint64)
-    for k, name in enumerate(quoted):
-        for part, text in enumerate([name, b"\xff" * len(name)]):
-            words[k, :, part] = np.frombuffer(text.ljust(8 * most_words, b"\0"), "<u8")
+    for k, key_text in enumerate(quoted):
+        words[k, :, 0] = np.frombuffer(key_text.ljust(8 * most_words, b"\0"), "<u8")
+        words[k, :, 1] = np.frombuffer((b"\xff" * len(key_text)).ljust(8 * most_words, b"\0"), "<u8")
     return Plan(
         names=words,
         lengths=np.array([len(name) for name in quoted], np.int64),
@@ -194,7 +194,8 @@ def _read_lines(
                     if most >= 0 and not 0 <= value <= most:
                         i = -1
                     if i >= 0 and slot >= 0:
-                        whole[n, slot] = NULL if value == 0 and zero_is_null[slot] else value
+                        none = (value == 0 and zero_is_null[slot]) or (value == -1 and only_with[slot] >= 0)
+                        whole[n, slot] = NULL if none else value
                 elif kind == _VECTOR:
                     i = vector(i, row + 4 * (first_vector + slot), 11 if slot == 0 else 9)
                 elif not inside and byte(i) == OPEN:

@@ -13,20 +13,27 @@ from numba.extending import intrinsic
 from reclaim.data.decimals import scaled
 
 NEWLINE, QUOTE, COMMA, COLON, DOT, MINUS, PLUS, ZERO, NINE = (ord(c) for c in '\n",:.-+09')
-SPACE, TAB, RETURN, OPEN, CLOSE, FIRST, LAST, LOWER_E = (ord(c) for c in " \t\r{}[]e")
+SPACE, TAB, RETURN, OPEN, CLOSE, FIRST, LAST, BACKSLASH = (ord(c) for c in " \t\r{}[]\\")
+LOWER_E, LOWER_N, LOWER_U, UPPER_A, UPPER_Z = (ord(c) for c in "enuAZ")
 _HIGH, _SIX, _FOUR, _DIGITS, _LOW_NIBBLES = (
     np.uint64(word) for word in (0xF0F0F0F0F0F0F0F0, 0x0606060606060606, 4, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F)
 )
 PAD: Final = 16
 """Bytes after a block that may be read, though they are never looked at."""
-_MAX_SINGLE: Final = float(np.finfo(np.float32).max)
+_MOST_IN_VECTOR: Final = 2.0**53
+"""Above it the query engine rounds an integer to a single float at once, and a double would round it twice."""
+_FAR: Final = 1 << 40
+"""A power of ten that no number of digits makes up for."""
+
+_LETTERS: Final = tuple(b"nulleE")
+"""Letters outside of strings: of null and of exponents."""
+_LETTERS_OF_FLAGS: Final = tuple(b"truefals")
 
 # Text is walked by address: an array handed from function to function would be counted at every step, which costs more
 # than the reading.
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba's decorators are untyped
-def byte(_typing: Any, _address: Any) -> Any:
+def _load_byte(_typing: Any, _address: Any) -> Any:
     """Return the byte at an address."""
 
     def load(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -36,8 +43,7 @@ def byte(_typing: Any, _address: Any) -> Any:
     return types.int64(types.int64), load
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba's decorators are untyped
-def _word(_typing: Any, _address: Any) -> Any:
+def _load_word(_typing: Any, _address: Any) -> Any:
     """Return the 8 bytes from an address on as one number, the first byte lowest."""
 
     def load(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -47,8 +53,7 @@ def _word(_typing: Any, _address: Any) -> Any:
     return types.uint64(types.int64), load
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba's decorators are untyped
-def _put(_typing: Any, _address: Any, _value: Any) -> Any:
+def _store_single(_typing: Any, _address: Any, _value: Any) -> Any:
     """Store a single float at an address."""
 
     def store(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -57,6 +62,11 @@ def _put(_typing: Any, _address: Any, _value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), store
+
+
+byte: Any = intrinsic(_load_byte)
+_word: Any = intrinsic(_load_word)
+_put: Any = intrinsic(_store_single)
 
 
 # The readers below trust that the text ends with a newline: nothing they step over is one, so none runs past it.
@@ -148,7 +158,7 @@ def double(i: Any) -> Any:
     if byte(i) == DOT:
         i += 1
         point = i
-        if digits == 0:
+        if significant == 1 and digits == 0:
             significant = 0
             while byte(i) == ZERO:
                 i += 1
@@ -164,7 +174,7 @@ def double(i: Any) -> Any:
         begin = i
         tens = 0
         while ZERO <= byte(i) <= NINE:
-            tens = min(tens * 10 + byte(i) - ZERO, 9999)
+            tens = min(tens * 10 + byte(i) - ZERO, _FAR)
             i += 1
         good = good and i > begin
         power += -tens if minus else tens
@@ -174,7 +184,7 @@ def double(i: Any) -> Any:
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def vector(i: Any, out: Any, size: Any) -> Any:
-    """Store the list at ``i`` where it has ``size`` numbers, at address ``out``; return its end, -1 for no list."""
+    """Store the list of ``size`` numbers, or of none, at address ``out``; return its end, -1 for anything else."""
     count = 0
     more = byte(i) == FIRST
     if more:
@@ -185,7 +195,7 @@ def vector(i: Any, out: Any, size: Any) -> Any:
         i = -1
     while more:
         value, i = double(i)
-        if i < 0 or value > _MAX_SINGLE:
+        if i < 0 or value > _MOST_IN_VECTOR:
             i = -1
             break
         if count < size:
@@ -199,7 +209,41 @@ def vector(i: Any, out: Any, size: Any) -> Any:
             i = -1
     if i >= 0:
         i += 1
-        if count != size:  # of another length than documented: null
-            for k in range(size):
-                _put(out + 4 * k, np.float32(np.nan))
+        if count != size and count > 0:
+            i = -1
     return i
+
+
+@numba.njit(cache=True, nogil=True)
+def only_json(i: Any, end: Any, deepest: Any, flags: Any) -> Any:
+    """Whether lines from ``i`` to ``end`` hold nothing that the query engine reads though it is no JSON, or no fit.
+
+    It takes a comma before a bracket, NaN and Infinity; it makes numbers of true and false, which may stand there only
+    where ``flags`` says so, and text of what is nested deeper than any column is (``deepest``).
+    """
+    last, depth, inside = 0, 0, False
+    while i < end:
+        here = byte(i)
+        if inside:
+            if here == BACKSLASH:
+                i += 1
+            inside = here != QUOTE
+        elif here == NEWLINE:
+            last = depth = 0
+        elif here > SPACE:
+            inside = here == QUOTE
+            if here == OPEN or here == FIRST:
+                depth += 1
+            elif here == CLOSE or here == LAST:
+                depth -= 1
+                if last == COMMA:
+                    return False
+            elif UPPER_A <= here & ~32 <= UPPER_Z:
+                known = here in _LETTERS or (flags and here in _LETTERS_OF_FLAGS)
+                if not known or (last == LOWER_N and here != LOWER_U):
+                    return False
+            if depth > deepest:
+                return False
+            last = here
+        i += 1
+    return True

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.records import NULL
+from reclaim.data.records import NULL, array_of
 
 POLICY: Final = (s.CPU_LIMIT, s.MEMORY_LIMIT, s.PRIORITY, s.TIER, s.SCHEDULING_CLASS)
 """What is joined, besides the start of the current run."""
@@ -41,12 +41,13 @@ def policy_of(
     values = np.full((len(events), len(POLICY)), np.nan)
     for k, name in enumerate(POLICY):
         values[:, k] = events[name].cast(pa.float64()).fill_null(np.nan).to_numpy()
-    keys = [np.asarray(events[name].to_numpy(), np.int64) for name in (*s.TASK_KEY, s.TIME_US)]
+    task, task_index, time = (np.asarray(events[name].to_numpy(), np.int64) for name in (*s.TASK_KEY, s.TIME_US))
     kinds = np.asarray(events[s.EVENT_TYPE].fill_null(-1).to_numpy(), np.int8)
-    found, scheduled = _as_of(*keys, kinds, values, collection, index, start, end)
+    found, scheduled = _as_of(task, task_index, time, kinds, values, collection, index, start, end)
     found[:, :2][found[:, :2] == 0] = np.nan
-    columns = {name: pa.array(found[:, k], from_pandas=True) for k, name in enumerate(POLICY)}
-    columns[s.SCHEDULED_US] = pa.array(scheduled, mask=scheduled == NULL)
+    policy = [np.ascontiguousarray(column) for column in found.T]
+    columns = {name: array_of(column, ~np.isnan(column)) for name, column in zip(POLICY, policy, strict=True)}
+    columns[s.SCHEDULED_US] = array_of(scheduled, scheduled != NULL)
     return pa.table({name: column.cast(s.USAGE.field(name).type) for name, column in columns.items()})
 
 

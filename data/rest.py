@@ -13,7 +13,7 @@ from reclaim.data import schema as s
 from reclaim.data.buckets import tasks_piece, view
 from reclaim.data.shards import Shard, connect
 from reclaim.data.source import Source
-from reclaim.data.tables import TableWriter
+from reclaim.data.writer import TableWriter
 
 TABLES: Final = ("tasks", "collections", "machines", "attributes", "machine_usage")
 _BATCH_ROWS: Final = 50_000
@@ -31,12 +31,13 @@ class TableJob:
     out: str
     staging: str
     memory_mib: int
+    engine_threads: int
 
 
 def make_table(job: TableJob) -> int:
     """Write a table, and return how many rows it has. The tasks are those of all buckets, which must be made."""
     schema = s.with_extras(job.name, job.source.extras.get(job.name, ()))
-    with closing(connect(job.memory_mib, Path(job.staging) / "spill", 1)) as connection:
+    with closing(connect(job.memory_mib, Path(job.staging) / "spill", job.engine_threads)) as connection:
         name = "collections" if job.name == "tasks" else job.name
         extras = job.source.extras.get(name, ())
         view(

@@ -31,7 +31,7 @@ _DEFECT: Final = "reclaim_defect_"
 INTEGERS: Final = {
     "TINYINT": (-(2**7), 2**7 - 1),
     "INTEGER": (-(2**31), 2**31 - 1),
-    "BIGINT": (-(2**63), 2**63 - 1),
+    "BIGINT": (-(2**63) + 1, 2**63 - 1),  # the lowest stands for null in staged rows, see records.py
     "UBIGINT": (0, 2**64 - 1),
 }
 """Integer types, and what they hold."""
@@ -87,7 +87,8 @@ def fits_sql(column: str, type_: str) -> str:
     An integer is written as that integer alone is: 7.6, 1e3, 007 and true are none, and no id is ever rounded.
     """
     if type_ in INTEGERS:
-        return f"{column} IS NULL OR coalesce(CAST(TRY_CAST({column} AS {type_}) AS VARCHAR) = {column}, false)"
+        lowest = f" AND {column} <> '{-(2**63)}'" if type_ == "BIGINT" else ""
+        return f"{column} IS NULL OR coalesce(CAST(TRY_CAST({column} AS {type_}) AS VARCHAR) = {column}, false){lowest}"
     return f"{column} IS NULL OR TRY_CAST({column} AS {type_}) IS NOT NULL"
 
 

@@ -3,23 +3,26 @@
 ::
 
     task = "vm"              # column that names the task; any name but an integer is hashed to 63 bits
-    time = "time_s"          # column with the window's start
-    time_unit = "s"          # s | ms | us
+    collection = "service"   # optional: column that names what the task is one of; without it, each task stands alone
+    time = "time_s"          # column with the window's start; or columns and their seconds, which are added up:
+                             # { day = 86400, slot = 300 }
+    time_unit = "s"          # s | ms | us; left out, or s, where times are added up
     window_s = 300           # length of a window
     files = ["*.parquet"]    # optional; default *.parquet, *.csv, *.csv.gz
 
     [columns]                # canonical column = raw column, or a number that holds for every row
     cpu_mean = "cpu_used_mhz"
-    cpu_limit = 100.0
+    cpu_limit = 100.0        # optional: without limits a series can be looked at, and nothing be learned from it
 """
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
@@ -32,9 +35,18 @@ _MAPPED: Final = (
     s.CPU_MEAN, s.CPU_MAX, s.MEMORY_MEAN, s.MEMORY_MAX, s.PAGE_CACHE, s.CPI, s.MAI, s.CPU_LIMIT, s.MEMORY_LIMIT,
     s.PRIORITY, s.SCHEDULING_CLASS, s.MACHINE_ID,
 )  # fmt: skip
-_REQUIRED: Final = (s.CPU_MEAN, s.CPU_LIMIT)
+_REQUIRED: Final = (s.CPU_MEAN,)
+_KEYS: Final[dict[str, tuple[type, ...]]] = {
+    "task": (str,), "collection": (str,), "time": (str, dict), "time_unit": (str,), "window_s": (int,),
+    "columns": (dict,), "files": (list,),
+}  # fmt: skip
+_OPTIONAL: Final = ("collection", "files")
 _INTEGERS: Final = {s.MACHINE_ID: "BIGINT", s.PRIORITY: "INTEGER", s.SCHEDULING_CLASS: "TINYINT"}
 """Mapped columns that are no measurements: read as integers, for a large one is not exact as a double."""
+NO_LIMIT: Final = (
+    "no limit: the mapping names no cpu_limit; the series can be looked at, and nothing be learned from it"
+)
+"""Note in the manifest of such a dataset."""
 _ROUNDED: Final = 2048
 """Units of time kept from the end of the range of 64 bits: doubles near 2^63 are 1024 apart."""
 
@@ -45,8 +57,10 @@ class SeriesMapping:
 
     Attributes
     ----------
-    task, time : str
-        Raw columns of the task's name and the window's start.
+    task : str
+        Raw column of the task's name.
+    time : str or dict of str to float
+        Raw column of the window's start, or raw columns and the seconds of one of each, which add up to it.
     time_unit : str
         ``s``, ``ms`` or ``us``.
     window_s : int
@@ -57,15 +71,18 @@ class SeriesMapping:
         Globs of the files to read.
     text : str
         The file itself, for the manifest.
+    collection : str or None
+        Raw column of the name of what the task is one of.
     """
 
     task: str
-    time: str
+    time: str | dict[str, float]
     time_unit: str
     window_s: int
     columns: dict[str, str | float]
     files: tuple[str, ...]
     text: str
+    collection: str | None = None
 
 
 def shipped_mappings() -> list[str]:
@@ -93,54 +110,84 @@ def load_mapping(name_or_path: str | Path) -> SeriesMapping:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"mapping {name_or_path}: not valid TOML: {error}") from error
-    known = {"task": str, "time": str, "time_unit": str, "window_s": int, "columns": dict, "files": list}
-    problems = [f"unknown key {key!r}" for key in sorted(raw.keys() - known.keys())]
-    problems += [f"missing key {key!r}" for key in known if key not in raw and key != "files"]
-    problems += [
-        f"{key!r} must be {kind.__name__}"
-        for key, kind in known.items()
-        if key in raw and not isinstance(raw[key], kind)
-    ]
-    if not problems:
-        if raw["time_unit"] not in TIME_UNITS_US:
-            problems.append(f"time_unit must be one of {', '.join(TIME_UNITS_US)}, got {raw['time_unit']!r}")
-        if raw["window_s"] <= 0:
-            problems.append(f"window_s must be above 0, got {raw['window_s']}")
-        columns = raw["columns"]
-        unknown = sorted(columns.keys() - set(_MAPPED))
-        problems += [f"unknown canonical column {c!r} (known: {', '.join(_MAPPED)})" for c in unknown]
-        problems += [f"columns.{c} is required" for c in _REQUIRED if c not in columns]
-        problems += [
-            f"columns.{c} must be a column name or a number, got {v!r}"
-            for c, v in columns.items()
-            if isinstance(v, bool) or not isinstance(v, str | int | float)
-        ]
+    problems = _problems(raw)
     if problems:
         raise ConfigError(f"mapping {name_or_path}: {'; '.join(problems)}")
     return SeriesMapping(
         task=raw["task"],
         time=raw["time"],
-        time_unit=raw["time_unit"],
+        time_unit=raw.get("time_unit", "s"),
         window_s=raw["window_s"],
         columns=raw["columns"],
         files=tuple(raw.get("files", ("*.parquet", "*.csv", "*.csv.gz"))),
         text=text,
+        collection=raw.get("collection"),
+    )
+
+
+def _problems(raw: dict[str, Any]) -> list[str]:
+    """Return all that is wrong with a mapping."""
+    optional = (*_OPTIONAL, *(("time_unit",) if isinstance(raw.get("time"), dict) else ()))
+    problems = [f"unknown key {key!r}" for key in sorted(raw.keys() - _KEYS.keys())]
+    problems += [f"missing key {key!r}" for key in _KEYS if key not in raw and key not in optional]
+    right = {key: raw[key] for key in _KEYS if key in raw and isinstance(raw[key], _KEYS[key])}
+    right = {key: value for key, value in right.items() if not isinstance(value, bool)}
+    problems += [
+        f"{key!r} must be {' or '.join(kind.__name__ for kind in kinds)}"
+        for key, kinds in _KEYS.items()
+        if key in raw and key not in right
+    ]
+    time, unit = right.get("time"), right.get("time_unit", "s")
+    if unit not in TIME_UNITS_US:
+        problems.append(f"time_unit must be one of {', '.join(TIME_UNITS_US)}, got {unit!r}")
+    if isinstance(time, dict):
+        if not time:
+            problems.append("time names no column")
+        if unit in TIME_UNITS_US and unit != "s":
+            problems.append(f"time_unit must be s where time is columns and their seconds, got {unit!r}")
+        problems += [f"time.{c} must be a number of seconds above 0, got {v!r}"
+                     for c, v in time.items() if not _is_number(v) or v == 0]  # fmt: skip
+    if right.get("window_s", 1) <= 0:
+        problems.append(f"window_s must be above 0, got {right['window_s']}")
+    if not all(isinstance(glob, str) for glob in right.get("files", [])):
+        problems.append(f"files must be globs, got {right['files']!r}")
+    if "columns" in right:
+        columns = right["columns"]
+        unknown = sorted(columns.keys() - set(_MAPPED))
+        problems += [f"unknown canonical column {c!r} (known: {', '.join(_MAPPED)})" for c in unknown]
+        problems += [f"columns.{c} is required" for c in _REQUIRED if c not in columns]
+        problems += [
+            f"columns.{c} must be a column name or a finite number of at least 0, got {v!r}"
+            for c, v in columns.items()
+            if not isinstance(v, str) and not _is_number(v)
+        ]
+    return problems
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _id_sql(column: str) -> str:
+    """Return SQL for the id of a name: an integer is its own, any other is hashed to 63 bits."""
+    # md5 is the same on every machine and version, unlike the engine's own hash
+    return (
+        f"CASE WHEN {fits_sql(column, 'BIGINT')} THEN TRY_CAST({column} AS BIGINT) "
+        f"ELSE CAST(md5_number_lower({column}) & {2**63 - 1}::UBIGINT AS BIGINT) END"
     )
 
 
 def series(mapping: SeriesMapping) -> Source:
     """Return the source that a mapping describes."""
     types = {raw: _INTEGERS.get(c, "DOUBLE") for c, raw in mapping.columns.items() if isinstance(raw, str)}
-    types |= {mapping.time: "DOUBLE", mapping.task: "VARCHAR"}
-    task, time = quoted(mapping.task), quoted(mapping.time)
+    parts = {mapping.time: 1} if isinstance(mapping.time, str) else mapping.time
+    names = [mapping.task] if mapping.collection is None else [mapping.collection, mapping.task]
+    types |= dict.fromkeys(parts, "DOUBLE") | dict.fromkeys(names, "VARCHAR")
+    ids = [*(_id_sql(quoted(name)) for name in names), "CAST(0 AS BIGINT)"]  # a task that stands alone has the index 0
+    time = "(" + " + ".join(f"{quoted(part)} * {weight!r}" for part, weight in parts.items()) + ")"
     unit_us, window_us = TIME_UNITS_US[mapping.time_unit], mapping.window_s * 1_000_000
     last = (s.AFTER_TRACE_US - window_us) // unit_us - _ROUNDED
     start = f"CAST(CASE WHEN {time} BETWEEN 0 AND {last} THEN round({time} * {unit_us}) END AS BIGINT)"
-    # md5 is the same on every machine and version, unlike the engine's own hash
-    task_id = (
-        f"CASE WHEN {fits_sql(task, 'BIGINT')} THEN TRY_CAST({task} AS BIGINT) "
-        f"ELSE CAST(md5_number_lower({task}) & {2**63 - 1}::UBIGINT AS BIGINT) END"
-    )
 
     def value(column: str, type_: str) -> str:
         raw = mapping.columns.get(column)
@@ -151,7 +198,7 @@ def series(mapping: SeriesMapping) -> Source:
         s.CPU_MEAN, s.CPU_MAX, s.MEMORY_MEAN, s.MEMORY_MAX, s.PAGE_CACHE, s.CPI, s.MAI, s.CPU_LIMIT, s.MEMORY_LIMIT,
     ]  # fmt: skip
     select = f"""
-        {task_id} AS {s.COLLECTION_ID}, CAST(0 AS BIGINT) AS {s.INSTANCE_INDEX},
+        {ids[0]} AS {s.COLLECTION_ID}, {ids[1]} AS {s.INSTANCE_INDEX},
         {start} AS {s.START_US}, {start} + {window_us} AS {s.END_US},
         {value(s.MACHINE_ID, "BIGINT")} AS {s.MACHINE_ID}, CAST(0 AS TINYINT) AS {s.COLLECTION_TYPE},
         CAST(NULL AS BIGINT) AS {s.ALLOC_COLLECTION_ID}, CAST(NULL AS BIGINT) AS {s.ALLOC_INSTANCE_INDEX},
@@ -163,9 +210,9 @@ def series(mapping: SeriesMapping) -> Source:
         {", ".join(f"{value(c, 'DOUBLE')} AS {c}" for c in numbers)}
     """
     checks = {
-        f"{mapping.task} is missing": f"{task} IS NOT NULL",
-        f"{mapping.time} is missing or negative": f"{time} IS NOT NULL AND {time} >= 0",
-        f"{mapping.time} is past the last time there can be": f"{time} <= {last}",
+        **{f"{name} is missing": f"{quoted(name)} IS NOT NULL" for name in names},
+        **{f"{c} is missing or negative": f"{quoted(c)} IS NOT NULL AND {quoted(c)} >= 0" for c in parts},
+        f"{' + '.join(parts)} is past the last time there can be": f"{time} <= {last}",
     }
     for column, raw in mapping.columns.items():
         if isinstance(raw, str):
@@ -181,4 +228,5 @@ def series(mapping: SeriesMapping) -> Source:
         tables=(table,),
         lacks=tuple(name for name in s.USAGE.names if name not in given),
         options={"mapping": mapping.text},
+        notes=() if s.CPU_LIMIT in mapping.columns else (NO_LIMIT,),
     )

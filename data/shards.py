@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from reclaim.data import schema as s
 from reclaim.data.columnar import take_csv, take_parquet
 from reclaim.data.jsonlines import take_json
-from reclaim.data.records import Layout, RowsWriter
+from reclaim.data.records import Layout, RowsWriter, empty_table
 from reclaim.data.rows import BUCKET, DamagedFileError, Stage, Taken, literal
 from reclaim.data.source import RawTable
 from reclaim.data.store import content_sha256, file_sha256, write_json
@@ -43,8 +44,8 @@ class ShardJob:
         Where it is; ``file`` is relative.
     staging : str
         Folder for what becomes of it.
-    buckets, threads, memory_mib : int
-        Buckets to spread it over, threads that may work at once, memory of the query engine.
+    buckets, threads, memory_mib, engine_threads : int
+        Buckets to spread it over; threads that may work at once; memory and threads of the process's query engine.
     """
 
     table: RawTable
@@ -55,6 +56,7 @@ class ShardJob:
     buckets: int
     threads: int
     memory_mib: int
+    engine_threads: int
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,10 @@ class Damaged:
     reason: str
 
 
-_database: tuple[tuple[int, str], duckdb.DuckDBPyConnection] | None = None  # one for each process: starting it is slow
+_starting = threading.Lock()
+_database: tuple[tuple[int, int, str], duckdb.DuckDBPyConnection] | None = (
+    None  # one for each process: starting it is slow
+)
 
 
 def connect(memory_mib: int, temporary: Path, threads: int) -> duckdb.DuckDBPyConnection:
@@ -105,18 +110,18 @@ def connect(memory_mib: int, temporary: Path, threads: int) -> duckdb.DuckDBPyCo
     Views and tables that one connection makes as temporary are its own.
     """
     global _database
-    key = (memory_mib, str(temporary))
-    if _database is None or _database[0] != key:
-        release()
-        temporary.mkdir(parents=True, exist_ok=True)
-        database = duckdb.connect()
-        database.execute(f"SET memory_limit = '{memory_mib}MiB'")
-        database.execute(f"SET temp_directory = {literal(str(temporary / str(os.getpid())))}")
-        database.execute("SET enable_progress_bar = false")
-        _database = key, database
-    connection = _database[1].cursor()
-    connection.execute(f"SET threads = {threads}")
-    return connection
+    key = (memory_mib, threads, str(temporary))
+    with _starting:
+        if _database is None or _database[0] != key:
+            release()
+            temporary.mkdir(parents=True, exist_ok=True)
+            database = duckdb.connect()
+            database.execute(f"SET memory_limit = '{memory_mib}MiB'")
+            database.execute(f"SET threads = {threads}")
+            database.execute(f"SET temp_directory = {literal(str(temporary / str(os.getpid())))}")
+            database.execute("SET enable_progress_bar = false")
+            _database = key, database
+        return _database[1].cursor()
 
 
 def release() -> None:
@@ -158,7 +163,9 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
         if stat.st_size == 0:
             raise DamagedFileError(f"{path}: empty file")
         with ExitStack() as stack:
-            connection = stack.enter_context(closing(connect(job.memory_mib, Path(job.staging) / "spill", job.threads)))
+            connection = stack.enter_context(
+                closing(connect(job.memory_mib, Path(job.staging) / "spill", job.engine_threads))
+            )
             writer = None
             if table.name == "usage":
                 writer = stack.enter_context(RowsWriter(work, Layout.of(job.staged), job.buckets))
@@ -168,7 +175,8 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
         shard = Shard(table.name, table.key, job.file, file_sha256(path), taken.rows, len(taken.rejects), stat.st_size,
                       taken.defects, str(folder))  # fmt: skip
         rejects = [{s.REJECT_FILE: job.file, **reject} for reject in taken.rejects]
-        pq.write_table(pa.Table.from_pylist(rejects, schema=s.REJECTS), work / REJECTS)
+        found = pa.Table.from_pylist(rejects, schema=s.REJECTS) if rejects else empty_table(s.REJECTS)
+        pq.write_table(found, work / REJECTS)
         facts = {
             key: value for key, value in asdict(shard).items() if key not in ("table", "reading", "file", "folder")
         }

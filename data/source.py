@@ -22,7 +22,7 @@ class Plain:
     zero_is_null : bool
         Whether 0 stands for nothing.
     only_with : str or None
-        An integer column without which this one is null.
+        An integer column without which this one is null; -1 stands for nothing here, too.
     most : int or None
         Largest value that is plain, for codes.
     """

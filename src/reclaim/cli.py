@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from reclaim.replay.report import Table
+    from reclaim.data.table import Table
 
 # Rooms are imported inside the verbs: `--help` answers at once, and a verb pays only for what it uses.
 
@@ -74,21 +74,59 @@ def synth(
     _tell(facts, as_json, f"{out}: {windows:,} usage windows of {report.tasks:,} tasks{_kept(not report.wrote)}")
 
 
+@app.command(epilog="Example: `reclaim fetch google-v3 cell_a --cell a --table instance_usage --shards 0-3`")
+def fetch(
+    trace: Annotated[str, typer.Argument(help="`google-v3`, `google-v2.1` or `alibaba-2017`.", metavar="TRACE")],
+    out: Annotated[Path, typer.Argument(help="Folder for the trace's files.", metavar="OUT")],
+    cell: Annotated[str | None, typer.Option(help="For `google-v3`: cell, `a` to `h`.")] = None,
+    table: Annotated[list[str] | None, typer.Option(help="A table; may be given often. Default: all.")] = None,
+    shards: Annotated[str | None, typer.Option(help="Shards of each table, as `0-3,7`. Default: all.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="A mirror to fetch from instead.", metavar="URL")] = None,
+    parallel: Annotated[int, typer.Option(help="Files fetched at once.")] = 4,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a public trace's files, checked; killed and run again, it goes on where it was."""
+    from dataclasses import asdict
+
+    from reclaim.data.fetch import FetchConfig
+    from reclaim.data.fetch import fetch as run
+
+    config = FetchConfig(
+        trace=trace, cell=cell, tables=tuple(table or ()), shards=shards, base_url=base_url, parallel=parallel
+    )
+    report = run(config, out)
+    _tell(
+        {"folder": str(out), **asdict(report)}, as_json,
+        f"{out}: {len(report.files)} files, {len(report.fetched)} of them new ({report.n_bytes:,} bytes); "
+        f"{len(report.unchecked)} without a published checksum{_kept(not report.fetched)}",
+    )  # fmt: skip
+
+
 @app.command(
     epilog="Examples: `reclaim ingest cell dataset` · "
-    "`reclaim ingest traces/bitbrains vms --trace series --mapping bitbrains`"
+    "`reclaim ingest traces/bitbrains vms --trace series --mapping bitbrains` · "
+    "`reclaim ingest clusterdata-2011-2 dataset --trace google-v2.1 --memory-limit-mib 16384`"
 )
 def ingest(
     source: Annotated[Path, typer.Argument(help="Folder with the trace's files.", metavar="SOURCE")],
     dataset: Annotated[Path, typer.Argument(help="Dataset folder to write.", metavar="DATASET")],
-    trace: Annotated[str, typer.Option(help="Format: `google-v3` or `series`.")] = "google-v3",
+    trace: Annotated[
+        str, typer.Option(help="Format: `google-v3`, `google-v2.1`, `alibaba-2017` or `series`.")
+    ] = "google-v3",
     mapping: Annotated[
         str | None, typer.Option(help="For `series`: mapping TOML, or `azure`, `bitbrains`.", metavar="FILE")
     ] = None,
-    buckets: Annotated[int, typer.Option(help="Files the tasks are spread over.")] = 16,
+    buckets: Annotated[
+        int | None,
+        typer.Option(help="Files the tasks are spread over. Default: as the trace's size asks.", metavar="N"),
+    ] = None,
     max_reject_share: Annotated[float, typer.Option(help="Largest share of bad lines to put up with.")] = 0.001,
     skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Go on without unreadable files.")] = False,
-    memory_limit_mib: Annotated[int, typer.Option(help="Memory of the query engine, in MiB.")] = 1024,
+    memory_limit_mib: Annotated[
+        int, typer.Option(help="Memory of all processes together, in MiB; more lets more workers in.")
+    ] = 1024,
+    workers: Annotated[int, typer.Option(help="Processes at once; 0: one for each core, as memory allows.")] = 0,
+    engine: Annotated[str, typer.Option(help="`local`, or `ray` (needs reclaim[ray]).")] = "local",
     as_json: AsJson = False,
 ) -> None:
     """Read a trace into a dataset; killed and run again, it goes on where it was."""
@@ -97,18 +135,44 @@ def ingest(
 
     config = IngestConfig(
         trace=trace, mapping=mapping, buckets=buckets, max_reject_share=max_reject_share, skip_damaged=skip_damaged,
-        memory_limit_mib=memory_limit_mib,
+        memory_limit_mib=memory_limit_mib, workers=workers, engine=engine,
     )  # fmt: skip
     report = run(source, dataset, config)
     manifest = report.dataset.manifest
     counts, rejected = manifest["counts"], sum(manifest["rejects"].values())
     facts = {"dataset": str(dataset), "already_there": report.already_there}
-    facts |= {k: manifest[k] for k in ("fingerprint", "nature", "counts", "rejects", "damaged", "lacks")}
+    facts |= {
+        k: manifest[k] for k in ("fingerprint", "nature", "counts", "rejects", "damaged", "defects", "lacks", "notes")
+    }
     _tell(
         facts, as_json,
         f"{dataset}: {counts['usage']:,} windows of {counts['tasks']:,} tasks, {manifest['nature']}; {rejected} lines "
         f"rejected, {len(manifest['damaged'])} files damaged{_kept(report.already_there)}",
     )  # fmt: skip
+
+
+@app.command(epilog="Example: `reclaim inspect dataset --html dataset.html`")
+def inspect(
+    dataset: DatasetFolder,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with figures, too: one file.", metavar="FILE")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is in a dataset: tiers, limits and usage, gaps, missing fields, events, machines, rejects."""
+    from reclaim.data.store import Dataset
+    from reclaim.data.survey import survey
+    from reclaim.data.survey_page import check_target, write_page
+    from reclaim.data.survey_sections import text
+
+    opened = Dataset.open(dataset)
+    if html is not None:
+        check_target(html)
+    facts = survey(opened)
+    if html is not None:
+        write_page(facts, html)
+    wrote = "no page written; --html FILE writes one" if html is None else f"page  {html}"
+    _tell({**facts, "page": html and str(html)}, as_json, text(facts), wrote)
 
 
 @app.command(epilog="Example: `reclaim features dataset --set split.train_share=0.6`")

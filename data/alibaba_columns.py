@@ -1,0 +1,162 @@
+"""What the tables of the Alibaba 2017 trace have in common: columns, their order in schema.csv, ids and times."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from reclaim.data import schema as s
+from reclaim.data.errors import SchemaError, TraceError
+
+SCHEMA_FILE: Final = "schema.csv"
+_REMEDY: Final = "put the trace's own schema.csv beside its tables"
+
+IDS: Final = 2**32
+"""Container and task ids are below this, and job ids below a quarter of it: so the ids made of them are reversible."""
+_AFTER_S: Final = s.AFTER_TRACE_US // 1_000_000
+LAST_S: Final = _AFTER_S - 300
+"""The last second there can be: a window of 300 s from there on still ends within 64 bits of microseconds."""
+
+COLUMNS: Final = {
+    "server_event": {
+        "timestamp": "ts BIGINT", "machine id": "machine_id BIGINT", "event type": "event VARCHAR",
+        "event detail": "event_detail VARCHAR", "number of cpus": "cpus DOUBLE", "normalized memory": "memory DOUBLE",
+        "normalized disk space": "disk DOUBLE",
+    },
+    "server_usage": {
+        "timestamp": "ts BIGINT", "machine id": "machine_id BIGINT", "used percent of cpus(%)": "cpu_util DOUBLE",
+        "used percent of memory(%)": "mem_util DOUBLE", "used percent of disk space(%)": "disk_util DOUBLE",
+        "linux cpu load average of 1 minute": "load1 DOUBLE", "linux cpu load average of 5 minute": "load5 DOUBLE",
+        "linux cpu load average of 15 minute": "load15 DOUBLE",
+    },
+    "batch_task": {
+        "task create time": "create_timestamp BIGINT", "task end time": "modify_timestamp BIGINT",
+        "job id": "job_id BIGINT", "task id": "task_id BIGINT", "number of instances": "instance_num BIGINT",
+        "status": "status VARCHAR", "number of cpus requested per instance in the task": "plan_cpu DOUBLE",
+        "normalized memory requested per instance in the task": "plan_mem DOUBLE",
+    },
+    "batch_instance": {  # measurements as text: every record is told from others by what was written
+        "start_timestamp": "start_timestamp BIGINT", "end_timestamp": "end_timestamp BIGINT",
+        "job id": "job_id BIGINT", "task id": "task_id BIGINT", "machine id": "machine_id BIGINT",
+        "status": "status VARCHAR", "sequence number": "seq_no BIGINT", "total sequence number": "total_seq_no BIGINT",
+        "maximum real cpu number": "real_cpu_max VARCHAR", "average real cpu number": "real_cpu_avg VARCHAR",
+        "maximum normalized memory usage": "real_mem_max VARCHAR",
+        "average normalized memory usage": "real_mem_avg VARCHAR",
+    },
+    "container_event": {
+        "timestamp": "ts BIGINT", "event type": "event VARCHAR", "instance id": "instance_id BIGINT",
+        "machine id": "machine_id BIGINT", "number of cpu requested": "plan_cpu DOUBLE",
+        "normalized memory requested": "plan_mem DOUBLE", "normalized disk space requested": "plan_disk DOUBLE",
+        "cpu id of allocated cpus": "cpuset VARCHAR",
+    },
+    "container_usage": {
+        "start time of measurement interval": "ts BIGINT", "online instance id": "instance_id BIGINT",
+        "used percent of requested cpus(%)": "cpu_util DOUBLE",
+        "used percent of requested memory(%)": "mem_util DOUBLE",
+        "used percent of requested disk space(%)": "disk_util DOUBLE",
+        "linux cpu load average of 1 minute": "load1 DOUBLE", "linux cpu load average of 5 minute": "load5 DOUBLE",
+        "linux cpu load average of 15 minute": "load15 DOUBLE", "averaged cycles per instruction": "avg_cpi DOUBLE",
+        "average last-level cache misses per 1000 instructions": "avg_mpki DOUBLE",
+        "maximum cycles per instruction": "max_cpi DOUBLE",
+        "maximum last-level cache misses per 1000 instructions": "max_mpki DOUBLE",
+    },
+}  # fmt: skip
+"""Table → content of a field, as schema.csv has it → the document's name of the column, and its type."""
+
+
+def columns(raw: str) -> dict[str, str]:
+    """Return a table's columns, by the document's names, and their types."""
+    return dict(declared.split() for declared in COLUMNS[raw].values())
+
+
+def read_orders(folder: Path, present: set[str]) -> tuple[str, dict[str, tuple[str, ...]]]:
+    """Return the text of ``schema.csv``, and each table's columns, by the document's names, in the order it gives.
+
+    ``present`` names the tables that have files: those the schema must know.
+
+    Raises
+    ------
+    TraceError
+        There is no ``schema.csv``.
+    SchemaError
+        It has tables or columns that the trace does not, or lacks some; names all of them.
+    """
+    path = folder / SCHEMA_FILE
+    if not path.is_file():
+        raise TraceError(f"{path}: missing, and it alone says which column is where; {_REMEDY}")
+    text = path.read_text("utf-8-sig", "replace")
+    lines = csv.reader(text.splitlines())
+    header = [_plain(name) for name in next(lines, [])]
+    if not {"file name", "field number", "content"} <= set(header):
+        raise SchemaError(f"{path}: expected the columns file name, field number, content; {_REMEDY}")
+    fields: dict[str, list[tuple[str, str]]] = {raw: [] for raw in sorted(present)}
+    for line in lines:
+        row = dict(zip(header, map(_plain, line), strict=False))
+        if any(row.values()):
+            raw = row.get("file name", "").removesuffix(".gz").removesuffix(".csv")
+            fields.setdefault(raw, []).append((row.get("field number", ""), row.get("content", "")))
+    problems = []
+    for raw, listed in fields.items():
+        known, contents = COLUMNS.get(raw, {}), [content for _, content in listed]
+        if unknown := sorted(set(contents) - known.keys()):
+            problems.append(f"unknown columns of {raw}: {', '.join(unknown)}")
+        if missing := sorted(known.keys() - set(contents)):
+            problems.append(f"{raw} lacks {', '.join(missing)}")
+        if {number for number, _ in listed} != {str(k + 1) for k in range(len(known))} or len(listed) != len(known):
+            problems.append(f"{raw} must number its {len(known)} columns from 1, each once")
+    if problems:
+        raise SchemaError(f"{path}: {'; '.join(problems)}; {_REMEDY}")
+    ordered = {raw: sorted(listed, key=lambda field: int(field[0])) for raw, listed in fields.items()}
+    return text, {raw: tuple(COLUMNS[raw][c].split()[0] for _, c in listed) for raw, listed in ordered.items()}
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def files(raw: str) -> tuple[str, ...]:
+    """Return the patterns of a table's files: one, or several where a large one was split."""
+    return (f"{raw}.csv", f"{raw}.csv.gz", f"{raw}-*.csv", f"{raw}-*.csv.gz")
+
+
+def seconds(column: str) -> str:
+    """Return SQL for a time in µs; before the trace, or not told, it is 0."""
+    return f"CAST(CASE WHEN coalesce({column}, 0) <= {_AFTER_S} THEN greatest({column}, 0) * 1000000 END AS BIGINT)"
+
+
+def good(column: str) -> str:
+    """Return SQL: whether a measurement, where there is one, is finite and not negative."""
+    return f"{column} >= 0 AND isfinite({column})"
+
+
+def measured(*names: str) -> dict[str, str]:
+    """Return the checks that measurements are good."""
+    return {f"{name} is negative or not finite": good(name) for name in names}
+
+
+def there(*names: str) -> dict[str, str]:
+    """Return the checks that columns have a value."""
+    return {f"{name} is missing": f"{name} IS NOT NULL" for name in names}
+
+
+def possible(*names: str) -> dict[str, str]:
+    """Return the checks that times are ones there can be."""
+    return {f"{name} is past the last time there can be": f"{name} <= {LAST_S}" for name in names}
+
+
+def ids(column: str, end: int) -> dict[str, str]:
+    """Return the check that an id fits into the ids made of it."""
+    return {f"{column} is negative or not below {end}": f"{column} >= 0 AND {column} < {end}"}
+
+
+def codes(column: str, codes: Mapping[str, int]) -> str:
+    """Return SQL that turns the trace's words into canonical codes; a word it does not have is null."""
+    cases = " ".join(f"WHEN '{word}' THEN {code}" for word, code in codes.items())
+    return f"CAST(CASE {column} {cases} END AS TINYINT)"
+
+
+def nothing(*names: str) -> str:
+    """Return SQL of measurements that a table lacks and another has: where either is alone, both must be columns."""
+    return ", ".join(f"CAST(NULL AS DOUBLE) AS {name}" for name in names)
