@@ -7,12 +7,13 @@ import gzip
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
 import duckdb
+import pyarrow as pa
 import pyarrow.compute as pc
 from isal import igzip, isal_zlib
 
@@ -40,6 +41,8 @@ GZIP_ERRORS: Final = (EOFError, gzip.BadGzipFile, _ISAL_ERROR)
 _CHUNK_BYTES: Final = 1 << 20
 
 
+_FAULTS_OF_INPUT: Final = ("Invalid Input Error", "IO Error", "Conversion Error")
+"""How messages of ``ENGINE_ERRORS`` begin."""
 ENGINE_ERRORS: Final = (duckdb.DataError, duckdb.InvalidInputException, duckdb.IOException)
 """What the query engine raises when it cannot read a file, or write what it read."""
 
@@ -148,7 +151,7 @@ def copy_rows(stage: Stage, table: RawTable, relation: str) -> Taken:
 
 def _to_rows(stage: Stage, writer: RowsWriter, table: RawTable, canonical: str, flags: list[str]) -> Taken:
     before, bad, defects = writer.rows, [], Counter[str]()
-    for batch in stage.connection.sql(canonical).to_arrow_reader(_BATCH_ROWS):
+    for batch in _batches(stage.connection, canonical):
         reasons = batch.column(s.REJECT_REASON)
         if reasons.null_count < len(batch):
             refused = batch.filter(reasons.is_valid()).select([LINE, s.REJECT_REASON])
@@ -158,6 +161,16 @@ def _to_rows(stage: Stage, writer: RowsWriter, table: RawTable, canonical: str, 
             defects[name] += pc.sum(batch.column(flag)).as_py() or 0
         writer.write(writer.pack(writer.layout.rows_of(batch)))
     return Taken(writer.rows - before, bad, dict(+defects))
+
+
+def _batches(connection: duckdb.DuckDBPyConnection, sql: str) -> Iterator[pa.RecordBatch]:
+    """Yield a query's rows; raise what the engine itself would where a row cannot be read, and not Arrow's word for it."""
+    try:
+        yield from connection.sql(sql).to_arrow_reader(_BATCH_ROWS)
+    except OSError as error:
+        if str(error).startswith(_FAULTS_OF_INPUT):
+            raise duckdb.InvalidInputException(str(error)) from error
+        raise
 
 
 def _to_pieces(stage: Stage, table: RawTable, canonical: str, flags: list[str]) -> Taken:

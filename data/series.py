@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
-from reclaim.data.rows import fits_sql, quoted
+from reclaim.data.rows import fits_sql, mismatch, quoted
 from reclaim.data.source import RawTable, Source, tier_sql
 
 TIME_UNITS_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -180,7 +180,7 @@ def _id_sql(column: str) -> str:
 def series(mapping: SeriesMapping) -> Source:
     """Return the source that a mapping describes."""
     types = {raw: _INTEGERS.get(c, "DOUBLE") for c, raw in mapping.columns.items() if isinstance(raw, str)}
-    parts = {mapping.time: 1} if isinstance(mapping.time, str) else mapping.time
+    parts: dict[str, float] = {mapping.time: 1} if isinstance(mapping.time, str) else mapping.time
     names = [mapping.task] if mapping.collection is None else [mapping.collection, mapping.task]
     types |= dict.fromkeys(parts, "DOUBLE") | dict.fromkeys(names, "VARCHAR")
     ids = [*(_id_sql(quoted(name)) for name in names), "CAST(0 AS BIGINT)"]  # a task that stands alone has the index 0
@@ -192,7 +192,7 @@ def series(mapping: SeriesMapping) -> Source:
     def value(column: str, type_: str) -> str:
         raw = mapping.columns.get(column)
         expression = "NULL" if raw is None else quoted(raw) if isinstance(raw, str) else repr(float(raw))
-        return f"CAST({expression} AS {type_})"
+        return f"TRY_CAST({expression} AS {type_})"
 
     numbers = [
         s.CPU_MEAN, s.CPU_MAX, s.MEMORY_MEAN, s.MEMORY_MAX, s.PAGE_CACHE, s.CPI, s.MAI, s.CPU_LIMIT, s.MEMORY_LIMIT,
@@ -216,8 +216,11 @@ def series(mapping: SeriesMapping) -> Source:
     }
     for column, raw in mapping.columns.items():
         if isinstance(raw, str):
-            finite = "true" if column in _INTEGERS else f"isfinite({quoted(raw)})"
-            checks[f"{raw} is negative or not finite"] = f"{quoted(raw)} >= 0 AND {finite}"
+            type_ = _INTEGERS.get(column, "DOUBLE")
+            if raw in names:  # read as text, for it names the task as well
+                checks[mismatch(raw, type_)] = fits_sql(quoted(raw), type_)
+            finite = "true" if column in _INTEGERS else f"isfinite({value(column, type_)})"
+            checks[f"{raw} is negative or not finite"] = f"{value(column, type_)} >= 0 AND {finite}"
         if column in (s.CPU_LIMIT, s.MEMORY_LIMIT):
             checks[f"{raw} must be above 0 to serve as a limit"] = f"{value(column, 'DOUBLE')} > 0"
     table = RawTable(name="usage", patterns=mapping.files, columns=types, select=select, checks=checks, closed=False)

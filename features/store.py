@@ -171,6 +171,11 @@ def build_features(dataset: Dataset, config: FeatureConfig | None = None) -> tup
     folder = dataset.path / FOLDER
     if (folder / MANIFEST).is_file() and read_manifest(folder, made_by="")["fingerprint"] == fingerprint:
         return FeatureSet.open(dataset.path), True
+    if dataset.n_windows == 0:
+        raise HistoryTooShortError(
+            f"{dataset.path}: no usage windows, and features are made of usage; ingest the trace's usage files, too "
+            f"(`reclaim inspect {dataset.path}` says what is there)"
+        )
     first_us, last_us = _span_us(dataset)
     needed_s, span_s = 4 * HORIZONS_S[1], (last_us - first_us) // 1_000_000
     if span_s < needed_s:

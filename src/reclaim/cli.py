@@ -148,6 +148,7 @@ def ingest(
         facts, as_json,
         f"{dataset}: {counts['usage']:,} windows of {counts['tasks']:,} tasks, {manifest['nature']}; {rejected} lines "
         f"rejected, {len(manifest['damaged'])} files damaged{_kept(report.already_there)}",
+        *(["no usage windows: to be inspected, not to be learned from"] if not counts["usage"] else []),
     )  # fmt: skip
 
 

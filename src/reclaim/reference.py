@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 from reclaim.data import schema
 from reclaim.features.registry import FEATURES, PIPELINE_VERSION
@@ -21,12 +23,18 @@ def render() -> str:
         "",
     ]
     for name, table in schema.TABLES.items():
-        lines += [f"### {name}", "", "| column | type | unit | meaning |", "|---|---|---|---|"]
-        for field in table:
-            unit, meaning = (field.metadata[key].decode() for key in (b"unit", b"meaning"))
-            type_ = str(field.type).replace("list<element: ", "list<").replace("list<item: ", "list<")
-            lines.append(f"| `{field.name}` | {type_} | {unit} | {meaning} |")
-        lines.append("")
+        lines += _columns(name, table)
+    lines += _columns("extra columns, each in the datasets of some trace alone", schema.EXTRAS.values())
+    codes = {
+        "EventType": {k: v for k, v in vars(schema.EventType).items() if isinstance(v, int)},
+        "MachineEventType": {k: v for k, v in vars(schema.MachineEventType).items() if isinstance(v, int)},
+        **{title: {name: place for place, name in enumerate(names)} for title, names in (
+            ("TIERS", schema.TIERS), ("MISSING_TYPES", schema.MISSING_TYPES), ("RELATIONS", schema.RELATIONS),
+            ("VERTICAL_SCALINGS", schema.VERTICAL_SCALINGS), ("SCHEDULERS", schema.SCHEDULERS))},
+    }  # fmt: skip
+    lines += ["### Codes", ""]
+    lines += [f"- {title}: {', '.join(f'{code} {name}' for name, code in of.items())}" for title, of in codes.items()]
+    lines.append("")
     lines += [
         f"## Features (pipeline `{PIPELINE_VERSION}`)",
         "",
@@ -50,6 +58,15 @@ def render() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _columns(title: str, fields: Iterable[Any]) -> list[str]:
+    lines = [f"### {title}", "", "| column | type | unit | meaning |", "|---|---|---|---|"]
+    for field in fields:
+        unit, meaning = (field.metadata[key].decode() for key in (b"unit", b"meaning"))
+        type_ = str(field.type).replace("list<element: ", "list<").replace("list<item: ", "list<")
+        lines.append(f"| `{field.name}` | {type_} | {unit} | {meaning} |")
+    return [*lines, ""]
 
 
 if __name__ == "__main__":

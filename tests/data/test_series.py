@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -137,8 +139,34 @@ def test_every_mistake_in_a_mapping_is_named_at_once(tmp_path: Path) -> None:
     text = MAPPING.replace("window_s = 300", "windows = 300").replace("cpu_limit", "cpu_limits")
     with pytest.raises(ConfigError, match=r"unknown key 'windows'; missing key 'window_s'"):
         load_mapping(given_mapping(tmp_path, text))
-    with pytest.raises(ConfigError, match=r"unknown canonical column 'cpu_limits'.*columns.cpu_limit is required"):
-        load_mapping(given_mapping(tmp_path, MAPPING.replace("cpu_limit", "cpu_limits")))
+    with pytest.raises(ConfigError, match=r"unknown canonical column 'cpu_means'.*columns.cpu_mean is required"):
+        load_mapping(given_mapping(tmp_path, MAPPING.replace("cpu_mean", "cpu_means")))
+    text = """
+task = 3
+time = { day = 0, slot = "x", hour = true }
+time_unit = "ms"
+window_s = true
+files = [1]
+colour = "red"
+[columns]
+cpu_limit = nan
+memory_limit = -1
+priority = true
+"""
+    with pytest.raises(ConfigError) as caught:
+        load_mapping(given_mapping(tmp_path, text))
+    for part in (
+        "unknown key 'colour'", "'task' must be str", "'window_s' must be int", "time_unit must be s where time is",
+        "time.day must be a number of seconds above 0, got 0", "time.slot must be", "time.hour must be",
+        "files must be globs, got [1]", "columns.cpu_mean is required",
+        "columns.cpu_limit must be a column name or a finite number of at least 0, got nan", "columns.memory_limit",
+        "columns.priority must be",
+    ):  # fmt: skip
+        assert part in str(caught.value)
+    with pytest.raises(ConfigError, match="'time' must be str or dict; time_unit must be one of"):
+        load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "7").replace('"s"', '"min"')))
+    with pytest.raises(ConfigError, match="time names no column"):
+        load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "{}")))
     with pytest.raises(ConfigError, match="time_unit must be one of s, ms, us, got 'min'"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"s"', '"min"')))
     with pytest.raises(ConfigError, match="no such file, and shipped are only azure, bitbrains"):
@@ -158,9 +186,172 @@ def test_shipped_mappings_read(name: str) -> None:
     assert load_mapping(name).window_s == 300
 
 
-def test_the_real_azure_series_arrives_whole(tmp_path: Path, real_data: Path) -> None:
-    dataset = ingest(real_data / "azure_2017", tmp_path / "out", config("azure")).dataset
-    raw = pq.read_table(real_data / "azure_2017" / "usage.parquet")
-    assert dataset.n_windows + dataset.manifest["counts"]["duplicate_windows"] == len(raw)
-    total = np.sum(dataset.usage(0)[s.CPU_MEAN].to_numpy())
-    assert total == pytest.approx(raw["avg_cpu_pct"].to_numpy().astype(np.float64).sum(), rel=1e-9)
+def test_a_time_given_as_columns_and_their_seconds_is_their_sum_and_a_gap_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    text = "vm,day,slot,used\n1,2,3,1\n1,0,0,2\n1,2,287,3\n1,,3,1\n1,2,,1\n1,-1,3,1\n1,1e30,3,1\n1,nan,1,1\n"
+    (tmp_path / "in" / "a.csv").write_text(text)
+    for unit in ("", 'time_unit = "s"'):
+        mapping = MAPPING.replace('"t"', "{ day = 86400, slot = 300 }").replace('time_unit = "s"', unit)
+        out = tmp_path / f"out{bool(unit)}"
+        dataset = ingest(tmp_path / "in", out, config(given_mapping(tmp_path, mapping), share=0.9)).dataset
+        starts = [0, 2 * 86_400 + 3 * 300, 2 * 86_400 + 287 * 300]
+        assert dataset.usage(0)[s.START_US].to_pylist() == [start * 1_000_000 for start in starts]
+        assert dataset.usage(0)[s.END_US].to_pylist() == [(start + 300) * 1_000_000 for start in starts]
+        assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [2.0, 1.0, 3.0]
+        assert dataset.manifest["rejects"] == {"day is missing or negative": 2, "slot is missing or negative": 1,
+                                               "day + slot is past the last time there can be": 2}  # fmt: skip
+
+
+def test_a_series_without_a_limit_has_none_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,1\n")
+    mapping = given_mapping(tmp_path, MAPPING.replace("cpu_limit = 4.0", ""))
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset
+    assert dataset.usage(0)[s.CPU_LIMIT].to_pylist() == [None]
+    assert s.CPU_LIMIT in dataset.manifest["lacks"]
+    assert [note.split(":")[0] for note in dataset.manifest["notes"]] == ["no limit"]
+    assert dataset.manifest["counts"]["windows_without_limit"] == 1
+    limited = ingest(tmp_path / "in", tmp_path / "limited", config(given_mapping(tmp_path))).dataset
+    assert limited.manifest["notes"] == []
+
+
+def test_tasks_of_one_collection_share_its_id_and_keep_their_own(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    text = "service,vm,t,used\nweb,1,300,1\nweb,2,300,2\n7,1,300,3\n7,a,300,4\n,1,300,5\n"
+    (tmp_path / "in" / "a.csv").write_text(text)
+    mapping = given_mapping(tmp_path, 'collection = "service"\n' + MAPPING)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.5)).dataset
+    found = {row[s.CPU_MEAN]: (row[s.COLLECTION_ID], row[s.INSTANCE_INDEX]) for row in dataset.usage(0).to_pylist()}
+    assert found[1][0] == found[2][0] != 7
+    assert (found[1][1], found[2][1]) == (1, 2)
+    assert found[3] == (7, 1)
+    assert found[4][0] == 7
+    assert found[4][1] not in (0, 1)
+    assert dataset.manifest["rejects"] == {"service is missing": 1}
+    assert dataset.manifest["counts"]["tasks"] == 4
+
+
+def test_the_column_that_names_the_task_may_also_be_its_machine(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n9007199254740993,300,1\nhost-7,300,1\n-2,300,1\n")
+    mapping = given_mapping(tmp_path, MAPPING + 'machine_id = "vm"\n')
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.9)).dataset
+    (row,) = dataset.usage(0).to_pylist()
+    assert row[s.COLLECTION_ID] == row[s.MACHINE_ID] == 9007199254740993
+    assert dataset.manifest["rejects"] == {"vm is not a bigint": 1, "vm is negative or not finite": 1}
+
+
+GOLDEN_MAPPING = """
+task = "vm, name"
+time = "t"
+time_unit = "ms"
+window_s = 60
+[columns]
+cpu_mean = "used"
+cpu_max = "peak"
+memory_mean = "rss"
+memory_max = "rss max"
+page_cache = "cache"
+cpi = "cpi"
+mai = "mai"
+cpu_limit = "cores"
+memory_limit = 0.5
+priority = "rank"
+scheduling_class = "class"
+machine_id = "host"
+"""
+GOLDEN: list[dict[str, Any]] = [
+    {"vm, name": "12", "t": 60_000, "used": 0.125, "peak": 0.5, "rss": 0.25, "rss max": 0.375, "cache": 0.0625,
+     "cpi": 1.5, "mai": 0.015625, "cores": 2.0, "rank": 119, "class": 3, "host": 2**53 + 1, "odd": 'a "b"'},
+    {"vm, name": "12", "t": 240_000, "used": 0.0, "peak": None, "rss": None, "rss max": None, "cache": None,
+     "cpi": None, "mai": None, "cores": None, "rank": None, "class": None, "host": None, "odd": "x"},
+]  # fmt: skip
+GOLDEN_WINDOWS: list[dict[str, Any]] = [
+    {"collection_id": 12, "instance_index": 0, "start_us": 60_000_000, "end_us": 120_000_000,
+     "machine_id": 2**53 + 1, "collection_type": 0, "cpu_mean": 0.125, "cpu_max": 0.5, "memory_mean": 0.25,
+     "memory_max": 0.375, "page_cache": 0.0625, "cpi": 1.5, "mai": 0.015625, "cpu_limit": 2.0, "memory_limit": 0.5,
+     "priority": 119, "tier": 2, "scheduling_class": 3},
+    {"collection_id": 12, "instance_index": 0, "start_us": 240_000_000, "end_us": 300_000_000, "collection_type": 0,
+     "cpu_mean": 0.0, "memory_limit": 0.5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [",", ";", "\t", "quoted", "parquet"])
+def test_every_column_a_mapping_can_name_arrives_as_worked_by_hand(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "in").mkdir()
+    names = [*GOLDEN[0]]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(GOLDEN).select(names[::-1]), tmp_path / "in" / "a.parquet")
+    else:
+        delimiter = "," if kind == "quoted" else kind
+
+        def field(value: object) -> str:
+            text = "" if value is None else str(value)
+            quotes = (kind == "quoted" and bool(text)) or delimiter in text or '"' in text
+            return '"' + text.replace('"', '""') + '"' if quotes else text
+
+        lines = [names, *([row[name] for name in names] for row in GOLDEN)]
+        text = "\r\n".join(delimiter.join(field(value) for value in line) for line in lines)
+        (tmp_path / "in" / "a.csv").write_text(text + "\r\n", newline="")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, GOLDEN_MAPPING))).dataset
+    assert dataset.usage(0).schema.equals(s.USAGE)
+    assert dataset.usage(0).to_pylist() == [{c: row.get(c) for c in s.USAGE.names} for row in GOLDEN_WINDOWS]
+    assert dataset.manifest["lacks"] == sorted({*s.USAGE.names} - {*GOLDEN_WINDOWS[0]})
+
+
+MACHINES = """
+task = "machine_id"
+time = "time_s"
+time_unit = "s"
+window_s = 300
+[columns]
+machine_id = "machine_id"
+cpu_mean = "cpu_used"
+memory_mean = "mem_used"
+cpu_limit = "cpu_capacity"
+memory_limit = "mem_capacity"
+"""
+JOBS = """
+task = "job_id"
+time = { day = 86400, slot = 300 }
+window_s = 300
+[columns]
+cpu_mean = "cpu_pct"
+memory_mean = "mem_pct"
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "mapping"),
+    [("google_2011_machines", MACHINES), ("google_2011_jobs", JOBS),
+     pytest.param("azure_2017", "azure", marks=pytest.mark.slow),
+     pytest.param("bitbrains_faststorage", "bitbrains", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_a_real_series_arrives_whole_with_its_gaps_and_the_exact_sums_of_each_task(
+    tmp_path: Path, real_data: Path, folder: str, mapping: str
+) -> None:
+    file = real_data / folder / "usage.parquet"
+    if not file.is_file():
+        pytest.skip(f"{folder} is not among the real measurements")
+    name = given_mapping(tmp_path, mapping) if "\n" in mapping else mapping
+    dataset = ingest(file.parent, tmp_path / "out", config(name)).dataset
+    columns = {c: raw for c, raw in load_mapping(name).columns.items() if isinstance(raw, str)}
+    raw = pd.read_parquet(file)
+    task = load_mapping(name).task
+    time = (
+        raw["time_s"] if "time_s" in raw else raw["day"].astype(np.int64) * 86_400 + raw["slot"].astype(np.int64) * 300
+    )
+    expected = pd.DataFrame({s.COLLECTION_ID: raw[task].astype(np.int64), s.START_US: time * 1_000_000})
+    expected = expected.assign(**{c: raw[column].astype(np.float64) for c, column in columns.items()})
+    expected = expected.sort_values([s.COLLECTION_ID, s.START_US], ignore_index=True)
+    found = dataset.usage(0, [s.COLLECTION_ID, s.START_US, *columns]).to_pandas()
+    assert dataset.manifest["rejects"] == {}
+    assert dataset.manifest["counts"]["duplicate_windows"] == 0
+    for column in (s.COLLECTION_ID, s.START_US):  # so every gap is where it was, too
+        assert np.array_equal(found[column], expected[column])
+    sums = [frame.groupby(s.COLLECTION_ID)[[*columns]].sum() for frame in (found, expected)]
+    assert sums[0].astype(np.float64).equals(sums[1])
+    limits = expected[s.CPU_LIMIT] if s.CPU_LIMIT in columns else pd.Series(100.0 if folder == "azure_2017" else np.nan,
+                                                                           expected.index)  # fmt: skip
+    arrived = dataset.usage(0, [s.CPU_LIMIT])[s.CPU_LIMIT].to_pandas().astype(np.float64)
+    assert np.array_equal(arrived, limits, equal_nan=True)

@@ -137,3 +137,12 @@ def test_shares_out_of_range_are_refused() -> None:
         SplitConfig(train_share=1.5)
     with pytest.raises(ConfigError, match="must leave time to test"):
         SplitConfig(train_share=0.7, valid_share=0.3)
+
+
+def test_a_dataset_without_usage_is_refused_with_what_is_missing(
+    tmp_path: Path, event: Maker, write_shard: Callable[..., Path]
+) -> None:
+    write_shard(tmp_path / "cell", "instance_events-000000000000", [event(0, 3)])
+    dataset = ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
+    with pytest.raises(HistoryTooShortError, match="no usage windows, and features are made of usage"):
+        build_features(dataset)
