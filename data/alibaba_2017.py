@@ -17,6 +17,7 @@ from typing import Final
 from reclaim.data import schema as s
 from reclaim.data.alibaba_batch import BATCH_TABLES, CPU_PER_CORE, UNKNOWN_COLLECTION
 from reclaim.data.alibaba_columns import (
+    COLUMNS,
     IDS,
     LAST_S,
     codes,
@@ -27,10 +28,10 @@ from reclaim.data.alibaba_columns import (
     measured,
     nothing,
     possible,
-    read_orders,
     seconds,
     there,
 )
+from reclaim.data.schema_csv import read_schema_csv
 from reclaim.data.source import RawTable, Source, find_files
 
 WINDOW_S: Final = 300
@@ -161,12 +162,12 @@ def alibaba_2017(folder: Path) -> Source:
 
     Raises
     ------
-    TraceError
-        There is no ``schema.csv``.
     SchemaError
-        It has tables or columns that the trace does not, or lacks some; names all of them.
+        There is no ``schema.csv``, or it has tables or columns that the trace does not, or lacks some; names them all.
     """
-    text, orders = read_orders(folder, {table.raw.split()[0] for table in TABLES if find_files(folder, table)})
+    present = {table.raw.split()[0] for table in TABLES if find_files(folder, table)}
+    text, contents = read_schema_csv(folder, "file name", COLUMNS, COLUMNS, present)
+    orders = {raw: tuple(COLUMNS[raw][content].split()[0] for content in found) for raw, found in contents.items()}
     tables = [(table, table.raw.split()[0]) for table in TABLES]
     return Source(
         trace="alibaba-2017",

@@ -1,17 +1,11 @@
-"""What the tables of the Alibaba 2017 trace have in common: columns, their order in schema.csv, ids and times."""
+"""What the tables of the Alibaba 2017 trace have in common: columns, ids and times."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from reclaim.data import schema as s
-from reclaim.data.errors import SchemaError, TraceError
-
-SCHEMA_FILE: Final = "schema.csv"
-_REMEDY: Final = "put the trace's own schema.csv beside its tables"
 
 IDS: Final = 2**32
 """Container and task ids are below this, and job ids below a quarter of it: so the ids made of them are reversible."""
@@ -69,51 +63,6 @@ COLUMNS: Final = {
 def columns(raw: str) -> dict[str, str]:
     """Return a table's columns, by the document's names, and their types."""
     return dict(declared.split() for declared in COLUMNS[raw].values())
-
-
-def read_orders(folder: Path, present: set[str]) -> tuple[str, dict[str, tuple[str, ...]]]:
-    """Return the text of ``schema.csv``, and each table's columns, by the document's names, in the order it gives.
-
-    ``present`` names the tables that have files: those the schema must know.
-
-    Raises
-    ------
-    TraceError
-        There is no ``schema.csv``.
-    SchemaError
-        It has tables or columns that the trace does not, or lacks some; names all of them.
-    """
-    path = folder / SCHEMA_FILE
-    if not path.is_file():
-        raise TraceError(f"{path}: missing, and it alone says which column is where; {_REMEDY}")
-    text = path.read_text("utf-8-sig", "replace")
-    lines = csv.reader(text.splitlines())
-    header = [_plain(name) for name in next(lines, [])]
-    if not {"file name", "field number", "content"} <= set(header):
-        raise SchemaError(f"{path}: expected the columns file name, field number, content; {_REMEDY}")
-    fields: dict[str, list[tuple[str, str]]] = {raw: [] for raw in sorted(present)}
-    for line in lines:
-        row = dict(zip(header, map(_plain, line), strict=False))
-        if any(row.values()):
-            raw = row.get("file name", "").removesuffix(".gz").removesuffix(".csv")
-            fields.setdefault(raw, []).append((row.get("field number", ""), row.get("content", "")))
-    problems = []
-    for raw, listed in fields.items():
-        known, contents = COLUMNS.get(raw, {}), [content for _, content in listed]
-        if unknown := sorted(set(contents) - known.keys()):
-            problems.append(f"unknown columns of {raw}: {', '.join(unknown)}")
-        if missing := sorted(known.keys() - set(contents)):
-            problems.append(f"{raw} lacks {', '.join(missing)}")
-        if {number for number, _ in listed} != {str(k + 1) for k in range(len(known))} or len(listed) != len(known):
-            problems.append(f"{raw} must number its {len(known)} columns from 1, each once")
-    if problems:
-        raise SchemaError(f"{path}: {'; '.join(problems)}; {_REMEDY}")
-    ordered = {raw: sorted(listed, key=lambda field: int(field[0])) for raw, listed in fields.items()}
-    return text, {raw: tuple(COLUMNS[raw][c].split()[0] for _, c in listed) for raw, listed in ordered.items()}
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.lower().split())
 
 
 def files(raw: str) -> tuple[str, ...]:

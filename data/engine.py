@@ -7,11 +7,12 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, TraceError
 
 ENGINES: Final = ("local", "ray")
 """``local``: threads of this process or a pool of them; ``ray``: a Ray cluster, for traces larger than one machine."""
@@ -84,6 +85,8 @@ class Workers:
         ------
         ConfigError
             Ray is asked for and not installed.
+        TraceError
+            A process was killed.
         """
         if self._engine == "ray":
             return _run_on_ray(function, jobs, self._count, done)
@@ -98,6 +101,10 @@ class Workers:
             for future in as_completed(places):
                 results[places[future]] = future.result()
                 done(places[future])
+        except BrokenProcessPool as error:
+            raise TraceError(
+                "a worker was killed, most likely for its memory; run again with fewer --workers, what was done is kept"
+            ) from error
         except BaseException:
             for future in places:
                 future.cancel()

@@ -10,18 +10,13 @@ CPU usage; ``assigned memory usage`` is a usage, not the limit that v3 calls ass
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from reclaim.data import schema as s
-from reclaim.data.errors import SchemaError
+from reclaim.data.schema_csv import SCHEMA_FILE, read_schema_csv
 from reclaim.data.source import RawTable, Source, find_files, recoded_sql, tier_sql
-
-SCHEMA_FILE: Final = "schema.csv"
-_SCHEMA_HEADER: Final = ("file pattern", "field number", "content")
-_REMEDY: Final = f"take {SCHEMA_FILE} as published beside the trace"
 
 TIER_FLOORS: Final = (0, 2, None, 9, 11)
 """Lowest 2011 priority of each of ``schema.TIERS``: free 0-1, beb 2-8, no mid tier, prod 9-10, mon 11.
@@ -280,22 +275,13 @@ def google_v2(folder: Path) -> Source:
         There is no schema.csv or it is malformed, names a table or a column that is not the trace's, or leaves out one
         that is needed.
     """
-    path = folder / SCHEMA_FILE
-    if not path.is_file():
-        raise SchemaError(f"{path}: no such file; the columns of a v2.1 trace stand in it alone: {_REMEDY}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SchemaError(f"{path}: is not UTF-8 ({error}); {_REMEDY}") from error
-    orders, problems = _orders(text)
-    for raw, table in TABLES.items():
-        missing = [column for column in table.needs if column not in orders.get(raw, table.needs)]
-        if missing:
-            problems.append(f"{raw} lacks columns {', '.join(missing)} (it has {', '.join(orders[raw])})")
-        if raw not in orders and find_files(folder, table):
-            problems.append(f"{raw} is left out, and there are files of it")
-    if problems:
-        raise SchemaError(f"{path}: {'; '.join(problems)}; {_REMEDY}")
+    text, orders = read_schema_csv(
+        folder,
+        "file pattern",
+        {raw: table.columns for raw, table in TABLES.items()},
+        {raw: table.needs for raw, table in TABLES.items()},
+        {raw for raw, table in TABLES.items() if find_files(folder, table)},
+    )
     usage = {*orders.get(USAGE.raw, ())}
     absent = [name for column, name in (_MEASURES | _COUNTERS).items() if usage and column not in usage]
     return Source(
@@ -306,34 +292,3 @@ def google_v2(folder: Path) -> Source:
         extras=_EXTRAS,
         notes=_NOTES,
     )
-
-
-def _orders(text: str) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """Return each raw table's columns by field number, as schema.csv has them, and what is wrong with it."""
-    lines = [[" ".join(cell.split()) for cell in row] for row in csv.reader(text.splitlines())]
-    numbered = [(k, line) for k, line in enumerate(lines, 1) if any(line)]
-    header = [cell.lower() for cell in numbered[0][1]] if numbered else []
-    if any(header.count(name) != 1 for name in _SCHEMA_HEADER):
-        return {}, [f"the first line must name {', '.join(_SCHEMA_HEADER)}, got {','.join(header)!r}"]
-    problems = []
-    fields: dict[str, list[tuple[int, str]]] = {}
-    for k, line in numbered[1:]:
-        pattern, number, column = (dict(zip(header, line, strict=False)).get(name, "") for name in _SCHEMA_HEADER)
-        raw = pattern.split("/")[0]
-        if raw not in TABLES:
-            problems.append(f"line {k}: unknown table {pattern!r} (known: {', '.join(TABLES)})")
-        elif column not in TABLES[raw].columns:
-            problems.append(f"line {k}: unknown column {column!r} of {raw} (known: {', '.join(TABLES[raw].columns)})")
-        elif not (number.isascii() and number.isdigit()):
-            problems.append(f"line {k}: field number must be a whole number, got {number!r}")
-        else:
-            fields.setdefault(raw, []).append((int(number), column))
-    for raw, found in fields.items():
-        numbers = sorted(number for number, _ in found)
-        columns = [column for _, column in sorted(found)]
-        if numbers != list(range(1, len(numbers) + 1)) and not problems:
-            problems.append(f"{raw}: field numbers must be 1 to {len(numbers)}, each once, got {numbers}")
-        repeated = sorted({column for column in columns if columns.count(column) > 1})
-        if repeated:
-            problems.append(f"{raw}: {', '.join(repeated)} stands more than once")
-    return {raw: tuple(column for _, column in sorted(found)) for raw, found in fields.items()}, problems

@@ -156,8 +156,9 @@ def _make(
         taken = _run(pool, take_shard, shard_jobs, [sizes[file] for _, file in order], "reading", "B")
         damaged = sorted({x.file: x.reason for x in taken if isinstance(x, Damaged)}.items())
         if damaged and not config.skip_damaged:
+            first = "; ".join(message for _, message in damaged[:5])
             raise TraceError(
-                f"{len(damaged)} damaged file{'s' * (len(damaged) > 1)}: {'; '.join(message for _, message in damaged[:5])}"
+                f"{len(damaged)} damaged file{'s' * (len(damaged) > 1)}: {first}"
                 f"{'; …' * (len(damaged) > 5)}. Replace and run again (what was read is kept), or pass --skip-damaged"
             )
         shards = sorted((x for x in taken if isinstance(x, Shard)), key=lambda x: (x.reading, x.file))
@@ -237,8 +238,17 @@ def _source(source_folder: Path, config: IngestConfig) -> Source:
 
 def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig) -> pa.Table:
     """Return every rejected line of all shards, in order; raise where they are too many."""
-    rejects = pa.concat_tables([empty_table(s.REJECTS), *(pq.read_table(Path(x.folder) / REJECTS) for x in shards)])
-    lines = sum(shard.rows for shard in shards) + len(rejects)
+    found = [pq.read_table(Path(x.folder) / REJECTS) for x in shards]
+    rejects = pa.concat_tables([empty_table(s.REJECTS), *found]).group_by(
+        [s.REJECT_FILE, s.REJECT_LINE], use_threads=False
+    )
+    rejects = rejects.aggregate([(s.REJECT_REASON, "first")]).rename_columns(s.REJECTS.names).cast(s.REJECTS)
+    read: dict[
+        str, int
+    ] = {}  # a file may be read more than once, for several tables: its lines and bad lines count once
+    for shard in shards:
+        read[shard.file] = max(read.get(shard.file, 0), shard.rows + shard.rejects)
+    lines = sum(read.values())
     if len(rejects) > config.max_reject_share * lines:
         kept = staging / "rejects.csv"
         rejects.to_pandas().to_csv(kept, index=False)

@@ -196,7 +196,9 @@ def _relation(table: RawTable, file: Path, *, line: bool = False) -> str:
             read[name] = type_.replace(element, "VARCHAR")
             typed[column], checks[mismatch(name, type_)] = f"TRY_CAST({column} AS {type_})", fits_sql(column, type_)
             if element != type_:
-                checks[mismatch(name, type_)] = f"len(list_filter({column}, lambda x: NOT ({fits_sql('x', element)}))) = 0"
+                checks[mismatch(name, type_)] = (
+                    f"len(list_filter({column}, lambda x: NOT ({fits_sql('x', element)}))) = 0"
+                )
         elif type_ == "BOOLEAN":
             read[name] = "VARCHAR"
             typed[column], checks[mismatch(name, type_)] = f"{column} = 'true'", f"{column} IN ('true', 'false')"

@@ -232,9 +232,9 @@ def only_json(i: Any, end: Any, deepest: Any, flags: Any) -> Any:
             last = depth = 0
         elif here > SPACE:
             inside = here == QUOTE
-            if here == OPEN or here == FIRST:
+            if here in (OPEN, FIRST):
                 depth += 1
-            elif here == CLOSE or here == LAST:
+            elif here in (CLOSE, LAST):
                 depth -= 1
                 if last == COMMA:
                     return False

@@ -39,6 +39,8 @@ INTEGERS: Final = {
 _ISAL_ERROR: Final[type[Exception]] = isal_zlib.IsalError  # type: ignore[assignment]  # its stub says an instance
 GZIP_ERRORS: Final = (EOFError, gzip.BadGzipFile, _ISAL_ERROR)
 _CHUNK_BYTES: Final = 1 << 20
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says where no more can be written: the disk is full, or one's share of it, or a file is too large."""
 
 
 _FAULTS_OF_INPUT: Final = ("Invalid Input Error", "IO Error", "Conversion Error")
@@ -61,8 +63,9 @@ def open_bytes(file: Path) -> IO[bytes]:
 
 def unreadable(file: Path, error: duckdb.Error) -> OSError | DamagedFileError:
     """Return what a failed query over a file means: damage, or a disk that is full, which is no fault of the file."""
-    if os.strerror(errno.ENOSPC) in str(error):
-        return OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, while reading {file}")
+    for code in NO_ROOM:
+        if os.strerror(code) in str(error):
+            return OSError(code, f"{os.strerror(code)}, while reading {file}")
     return DamagedFileError(f"{file}: cannot be read: {first_line(error)}")
 
 
@@ -164,7 +167,7 @@ def _to_rows(stage: Stage, writer: RowsWriter, table: RawTable, canonical: str, 
 
 
 def _batches(connection: duckdb.DuckDBPyConnection, sql: str) -> Iterator[pa.RecordBatch]:
-    """Yield a query's rows; raise what the engine itself would where a row cannot be read, and not Arrow's word for it."""
+    """Yield a query's rows; where one cannot be read raise what the engine itself would, not Arrow's word for it."""
     try:
         yield from connection.sql(sql).to_arrow_reader(_BATCH_ROWS)
     except OSError as error:

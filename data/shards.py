@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -169,10 +170,11 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
             writer = None
             if table.name == "usage":
                 writer = stack.enter_context(RowsWriter(work, Layout.of(job.staged), job.buckets))
+            checksum = stack.enter_context(ThreadPoolExecutor(1)).submit(file_sha256, path)
             taken = _READERS[_kind(path)](Stage(connection, work, job.buckets, job.threads, writer), table, path)
-        if table.name == "usage" and not taken.rows and not taken.rejects:
+        if table.name == "usage" and table.where == "true" and not taken.rows and not taken.rejects:
             raise DamagedFileError(f"{path}: no rows")
-        shard = Shard(table.name, table.key, job.file, file_sha256(path), taken.rows, len(taken.rejects), stat.st_size,
+        shard = Shard(table.name, table.key, job.file, checksum.result(), taken.rows, len(taken.rejects), stat.st_size,
                       taken.defects, str(folder))  # fmt: skip
         rejects = [{s.REJECT_FILE: job.file, **reject} for reject in taken.rejects]
         found = pa.Table.from_pylist(rejects, schema=s.REJECTS) if rejects else empty_table(s.REJECTS)

@@ -64,7 +64,7 @@ def test_a_file_with_a_typo_or_that_is_no_toml_is_named(tmp_path: Path) -> None:
 MISTAKES = [
     (("ingest", "nowhere", "out"), "error: nowhere: no such folder"),
     (("ingest", ".", "out"), "no files of a google-v3 trace"),
-    (("ingest", ".", "out", "--trace", "google-v9"), "trace must be one of google-v3, series, got 'google-v9'"),
+    (("ingest", ".", "out", "--trace", "google-v9"), "trace must be one of google-v3, google-v2.1, alibaba-2017, series, got 'google-v9'"),
     (("features", "nowhere"), "nowhere: no such folder; `reclaim ingest SOURCE nowhere` makes one"),
     (("train", "nowhere"), "nowhere: no such folder"),
     (("train", "nowhere", "--set", "fit.epoch=1"), "unknown setting 'fit.epoch'"),

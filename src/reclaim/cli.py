@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import sys
@@ -334,7 +333,9 @@ def main() -> NoReturn:
             sys.exit(2)
         _fail(f"{error.format_message().rstrip('.')}; `{error.ctx.command_path} --help` says more")
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        from reclaim.data.rows import NO_ROOM
+
+        if error.errno not in NO_ROOM:
             raise
         _fail(f"{error.filename or 'output'}: {error.strerror}; free some and run again, what was done is kept")
     except typer.Abort:

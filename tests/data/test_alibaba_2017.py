@@ -19,7 +19,7 @@ from reclaim.data import schema as s
 from reclaim.data.alibaba_2017 import alibaba_2017
 from reclaim.data.alibaba_batch import UNKNOWN_COLLECTION
 from reclaim.data.alibaba_columns import COLUMNS
-from reclaim.data.errors import SchemaError, TraceError
+from reclaim.data.errors import SchemaError
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.store import Dataset
 
@@ -441,23 +441,27 @@ def test_sums_by_task_and_by_machine_are_those_of_the_raw_rows(tmp_path: Path) -
 def test_without_schema_csv_the_error_names_it_and_the_remedy(tmp_path: Path) -> None:
     folder = write(tmp_path / "trace", GOLDEN)
     (folder / "schema.csv").unlink()
-    with pytest.raises(TraceError, match=r"schema\.csv: missing.*put the trace's own schema\.csv beside its tables"):
+    with pytest.raises(SchemaError, match=r"schema\.csv: no such file.*take schema\.csv as published beside the trace"):
         alibaba_2017(folder)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("batch_task.csv,6, status", "batch_task.csv,6, mood", "unknown columns of batch_task: mood; .* lacks status"),
-        ("server_event.csv,7, normalized disk space, ANY, YES\n", "", "server_event lacks normalized disk space"),
-        ("batch_task.csv,6, status", "batch_task.csv,7, status", "batch_task must number its 8 columns from 1"),
+        ("batch_task.csv,6, status", "batch_task.csv,6, mood", "column 'mood' of batch_task .*lacks columns status"),
         (
-            "batch_task.csv,6, status",
-            "batch_task.csv,6, status\nbatch_task.csv,6, status",
-            "8 columns from 1, each once",
+            "server_event.csv,7, normalized disk space, ANY, YES\n",
+            "",
+            "server_event lacks columns normalized disk space",
         ),
-        ("server_event.csv,1, t", "rack_event.csv,1, t", "server_event lacks timestamp.*columns of rack_event: timest"),
-        ("file name,field number", "file,number", "expected the columns file name, field number, content"),
+        ("batch_task.csv,6, status", "batch_task.csv,7, status", "batch_task: field numbers must be 1 to 8, each once"),
+        ("batch_task.csv,6, status", "batch_task.csv,6, status\nbatch_task.csv,6, status", "status stands more than"),
+        (
+            "server_event.csv,1, t",
+            "rack_event.csv,1, t",
+            "unknown table 'rack_event.csv'.*server_event lacks columns t",
+        ),
+        ("file name,field number", "file,number", "the first line must name file name, field number, content"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_refused_and_every_column_named(

@@ -22,6 +22,7 @@ from reclaim.data import google_v2 as v2
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest import IngestConfig, ingest
+from reclaim.data.schema_csv import SCHEMA_FILE
 from reclaim.data.store import Dataset
 
 COLUMNS = {
@@ -74,7 +75,7 @@ def write_table(cell: Path, table: str, rows: Sequence[str], part: int = 0) -> P
 
 def write_cell(cell: Path, tables: Mapping[str, Sequence[str]], schema: str | None = None) -> Path:
     cell.mkdir(parents=True, exist_ok=True)
-    (cell / v2.SCHEMA_FILE).write_text(schema_csv() if schema is None else schema)
+    (cell / SCHEMA_FILE).write_text(schema_csv() if schema is None else schema)
     for table, rows in tables.items():
         write_table(cell, table, rows)
     return cell
@@ -176,7 +177,7 @@ def test_the_manifest_says_what_the_trace_lacks_and_nothing_was_lost(golden: Dat
     assert golden.manifest["defects"] == {}
     usage = one_row(golden, "usage")
     assert set(golden.manifest["lacks"]) == {name for name in s.USAGE.names if usage[name] is None}
-    assert golden.manifest["options"][v2.SCHEMA_FILE] == schema_csv()
+    assert golden.manifest["options"][SCHEMA_FILE] == schema_csv()
     assert golden.manifest["notes"]
 
 
@@ -303,7 +304,7 @@ def _untidy(text: str) -> bytes:
 
 def test_an_untidy_schema_file_says_the_same(golden: Dataset, tmp_path: Path) -> None:
     cell = write_cell(tmp_path / "cell", {table: [row] for table, row in ROWS.items()})
-    (cell / v2.SCHEMA_FILE).write_bytes(_untidy(schema_csv()))
+    (cell / SCHEMA_FILE).write_bytes(_untidy(schema_csv()))
     assert same_tables(read(cell, tmp_path / "out"), golden)
 
 
@@ -361,7 +362,7 @@ def test_a_schema_that_does_not_fit_names_what_is_wrong(change: tuple[str, str],
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe\x00"])
 def test_a_schema_file_with_nothing_in_it_is_an_error(content: bytes, tmp_path: Path) -> None:
     cell = write_cell(tmp_path / "cell", {"task_usage": [USAGE_ROW]})
-    (cell / v2.SCHEMA_FILE).write_bytes(content)
+    (cell / SCHEMA_FILE).write_bytes(content)
     with pytest.raises(SchemaError, match=r"schema\.csv: .*take schema\.csv as published"):
         read(cell, tmp_path / "out")
 
@@ -380,13 +381,13 @@ MANDATORY = {
 @pytest.mark.parametrize(("raw", "column"), [(raw, column) for raw, names in MANDATORY.items() for column in names])
 def test_a_schema_without_a_mandatory_column_names_it(raw: str, column: str, tmp_path: Path) -> None:
     left = [name for name in COLUMNS[raw] if name != column]
-    (tmp_path / v2.SCHEMA_FILE).write_text(schema_csv(COLUMNS | {raw: left}))
+    (tmp_path / SCHEMA_FILE).write_text(schema_csv(COLUMNS | {raw: left}))
     with pytest.raises(SchemaError, match=f"{raw} lacks columns {column} "):
         v2.google_v2(tmp_path)
 
 
 def test_a_schema_may_leave_out_every_other_column(tmp_path: Path) -> None:
-    (tmp_path / v2.SCHEMA_FILE).write_text(schema_csv(MANDATORY))
+    (tmp_path / SCHEMA_FILE).write_text(schema_csv(MANDATORY))
     source = v2.google_v2(tmp_path)
     assert {table.raw: list(table.order) for table in source.tables} == MANDATORY
     assert {s.CPU_MEAN, s.MEMORY_MEAN, s.CPU_MAX, s.CPI} <= set(source.lacks)
@@ -405,7 +406,7 @@ def test_another_schema_is_another_dataset(tmp_path: Path) -> None:
     cell = write_cell(tmp_path / "cell", {"machine_events": ["0,7,0,cA==,0.5,0.25"]})
     first = read(cell, tmp_path / "out")
     swapped = [*COLUMNS["machine_events"][:4], "Memory", "CPUs"]
-    (cell / v2.SCHEMA_FILE).write_text(schema_csv(COLUMNS | {"machine_events": swapped}))
+    (cell / SCHEMA_FILE).write_text(schema_csv(COLUMNS | {"machine_events": swapped}))
     with pytest.raises(ConfigError, match="made from other files or options"):
         read(cell, tmp_path / "out")
     second = read(cell, tmp_path / "second")
@@ -602,7 +603,7 @@ def test_every_line_is_taken_or_rejected_whatever_stands_in_it(
 
 def raw_rows(folder: Path, table: str) -> Iterator[dict[str, str]]:
     """Yield the rows of a raw table as the csv module reads them."""
-    with (folder / v2.SCHEMA_FILE).open(newline="") as text:
+    with (folder / SCHEMA_FILE).open(newline="") as text:
         order = {int(row["field number"]): row["content"] for row in csv.DictReader(text)
                  if row["file pattern"].startswith(f"{table}/")}  # fmt: skip
     names = [order[k] for k in sorted(order)]
@@ -621,7 +622,7 @@ def counts_of(dataset: Dataset, table: str, *columns: str) -> Counter[tuple[Any,
 def test_the_real_schema_has_the_columns_of_the_document(real_data: Path) -> None:
     columns: defaultdict[str, list[str]] = defaultdict(list)
     mandatory: defaultdict[str, list[str]] = defaultdict(list)
-    with (real_data / "google_2011" / v2.SCHEMA_FILE).open(newline="") as text:
+    with (real_data / "google_2011" / SCHEMA_FILE).open(newline="") as text:
         for row in csv.DictReader(text):
             raw = row["file pattern"].split("/")[0]
             columns[raw].append(row["content"])
