@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.errors import SchemaError
 from reclaim.data.jsonrows import plain_rows
-from reclaim.data.jsontext import NEWLINE, PAD, only_json
+from reclaim.data.jsontext import NEWLINE, PAD
 from reclaim.data.records import RowsWriter
 from reclaim.data.rows import (
     BUCKET,
@@ -39,9 +39,10 @@ from reclaim.data.rows import (
     unreadable,
 )
 from reclaim.data.source import RawTable
+from reclaim.data.strictjson import only_json
 
 _HEADER_LINES: Final = 200
-"""Lines whose keys are looked at before a shard is read: an unknown field is in all lines or in none."""
+"""Lines whose keys are looked at where a table has no plain fields: an unknown field is in all lines or in none."""
 _BLOCK_BYTES: Final = 8 << 20
 """Text read at once: a few thousand lines, so that the rows made of it stay in a processor's cache."""
 _LAST_LINE_BYTES: Final = 1 << 16
@@ -71,7 +72,7 @@ def take_json(stage: Stage, table: RawTable, file: Path) -> Taken:
     numbers = _take_plain(stage, stage.writer, table, file, doubtful)
     taken = Taken(stage.writer.rows, [], {})
     if len(numbers):  # else all keys are known
-        _check_keys(table, file)
+        _check_keys(table, doubtful, named=file, lines=len(numbers))
         rest = _by_law(stage, table, doubtful, named=file)
         rejects = [{**reject, s.REJECT_LINE: int(numbers[reject[s.REJECT_LINE] - 1])} for reject in rest.rejects]
         taken = Taken(stage.writer.rows, rejects, rest.defects)
@@ -214,14 +215,14 @@ def _relation(table: RawTable, file: Path, *, line: bool = False) -> str:
     )
 
 
-def _check_keys(table: RawTable, file: Path) -> None:
+def _check_keys(table: RawTable, file: Path, *, named: Path | None = None, lines: int = _HEADER_LINES) -> None:
     known = set(table.columns)
     for column, type_ in table.columns.items():
         if type_.startswith("STRUCT") and not type_.endswith("[]"):
             known |= {f"{column}.{field.split()[0]}" for field in type_[len("STRUCT(") : -1].split(", ")}
     nested = {key.split(".")[0] for key in known if "." in key}
     seen: set[str] = set()
-    for _, line in zip(range(_HEADER_LINES), _lines(file), strict=False):
+    for _, line in zip(range(lines), _lines(file), strict=False):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -232,7 +233,7 @@ def _check_keys(table: RawTable, file: Path) -> None:
     unknown = sorted(seen - known)
     if unknown:
         raise SchemaError(
-            f"{file}: unknown field{'s' * (len(unknown) > 1)} {', '.join(unknown)}; "
+            f"{named or file}: unknown field{'s' * (len(unknown) > 1)} {', '.join(unknown)}; "
             f"known are {', '.join(table.columns)}"
         )
 
@@ -247,7 +248,7 @@ def _sift(table: RawTable, file: Path, clean: Path) -> Iterator[dict[str, Any]]:
     """Copy the lines that parse to ``clean``, each with its number; yield a reject for every other."""
     with clean.open("wb") as out:
         for number, line in enumerate(_lines(file), start=1):
-            if not line.strip():
+            if not line.strip(b" \t\r"):
                 continue
             reason, text = None, b""
             try:

@@ -11,16 +11,14 @@ import functools
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.jsontext import CLOSE, COMMA, NEWLINE, OPEN, PAD, byte, double, integer, key, skip, vector
-from reclaim.data.records import NULL, Layout
+from reclaim.data.jsontext import DOUBLE, INTEGER, PAD, STRUCT, VECTOR, read_lines
+from reclaim.data.records import Layout
 from reclaim.data.source import RawTable
 
-_INTEGER, _DOUBLE, _VECTOR, _STRUCT = range(4)
 _SHORTEST: Final = 64
 """Bytes that a line with all it needs has at least."""
 
@@ -69,7 +67,7 @@ def plan_of(table_columns: tuple[tuple[str, str], ...], plain: tuple[Any, ...], 
         field = fields.get(path)
         slot = -1 if field is None else layout.slot(field.column)
         most = -1 if field is None or field.most is None else field.most
-        kind = _VECTOR if type_ == "FLOAT[]" else _DOUBLE if type_ == "DOUBLE" else _INTEGER
+        kind = VECTOR if type_ == "FLOAT[]" else DOUBLE if type_ == "DOUBLE" else INTEGER
         names.append(name)
         keys.append([kind, slot, most, -1, 0])
 
@@ -79,7 +77,7 @@ def plan_of(table_columns: tuple[tuple[str, str], ...], plain: tuple[Any, ...], 
     for number, (name, type_) in enumerate(table_columns):
         if type_.startswith("STRUCT("):
             children = [part.split() for part in type_[len("STRUCT(") : -1].split(", ")]
-            keys[number] = [_STRUCT, -1, 0, len(names), len(children)]
+            keys[number] = [STRUCT, -1, 0, len(names), len(children)]
             for child, child_type in children:
                 add(child, f"{name}.{child}", child_type)
     integers = len(layout.integers)
@@ -141,7 +139,7 @@ def plain_rows(
     n = begin = number = 0
     while begin < len(block) - PAD:
         left = np.empty((room, 3), np.int64)
-        n, m, begin, number = _read_lines(
+        n, m, begin, number = read_lines(
             block.ctypes.data, begin, len(block) - PAD, number, n, rows.ctypes.data, rows.view(np.int64),
             rows.view(np.float64), left, plan.names.ctypes.data, plan.lengths.ctypes.data, plan.names.shape[1],
             plan.keys, plan.top, plan.zero_is_null, plan.only_with, plan.needs, plan.null_row.view(np.int64),
@@ -149,95 +147,3 @@ def plain_rows(
         )  # fmt: skip
         others.append(left[:m])
     return rows[:n], np.concatenate(others)
-
-
-@numba.njit(cache=True, nogil=True)
-def _read_lines(
-    block: Any, start: Any, size: Any, number: Any, n: Any, rows: Any, whole: Any, doubles: Any, others: Any,
-    names: Any, lengths: Any, words: Any, keys: Any, top: Any, zero_is_null: Any, only_with: Any, needs: Any,
-    null_row: Any, shape: Any, window: Any,
-) -> Any:  # fmt: skip
-    """Read on until the block ends or ``others`` is full; return the rows and other lines, and where to go on."""
-    integers, first_vector = shape[0], 2 * (shape[0] + shape[1])
-    following = np.concatenate((np.arange(len(keys) + 1), np.zeros(1, np.int64)))  # the key last seen after each key
-    m = 0
-    begin = block + start
-    while begin < block + size and m < len(others):
-        row = rows + 8 * len(null_row) * n
-        i = skip(begin)
-        if byte(i) != NEWLINE:  # an empty line is none
-            for k in range(len(null_row)):
-                whole[n, k] = null_row[k]
-            seen = np.uint64(0)
-            first, count, before, inside = 0, top, -1, False
-            good = byte(i) == OPEN
-            i += 1
-            while good:
-                guess = following[before + 1]
-                if not first <= guess < first + count:
-                    guess = first
-                name, i = key(i, names, lengths, words, first, count, guess)
-                if name < 0 or seen >> np.uint64(name) & np.uint64(1):
-                    good = False
-                    break
-                seen |= np.uint64(1) << np.uint64(name)
-                following[before + 1] = name
-                before = name
-                kind, slot = keys[name, 0], keys[name, 1]
-                if kind == _DOUBLE:
-                    number_, i = double(i)
-                    if i >= 0 and slot >= 0:
-                        doubles[n, integers + slot] = number_
-                elif kind == _INTEGER:
-                    value, i = integer(i)
-                    most = keys[name, 2]
-                    if most >= 0 and not 0 <= value <= most:
-                        i = -1
-                    if i >= 0 and slot >= 0:
-                        none = (value == 0 and zero_is_null[slot]) or (value == -1 and only_with[slot] >= 0)
-                        whole[n, slot] = NULL if none else value
-                elif kind == _VECTOR:
-                    i = vector(i, row + 4 * (first_vector + slot), 11 if slot == 0 else 9)
-                elif not inside and byte(i) == OPEN:
-                    i = skip(i + 1)
-                    if byte(i) != CLOSE:
-                        first, count, inside = keys[name, 3], keys[name, 4], True
-                        continue
-                    i += 1
-                else:
-                    i = -1
-                if i < 0:
-                    good = False
-                    break
-                i = skip(i)
-                if inside and byte(i) == CLOSE:
-                    inside, first, count = False, 0, top
-                    i = skip(i + 1)
-                if byte(i) == COMMA:
-                    i += 1
-                else:
-                    good = byte(i) == CLOSE and not inside
-                    if good:
-                        i = skip(i + 1)
-                        good = byte(i) == NEWLINE
-                    break
-            if good:
-                for k in range(integers):
-                    if only_with[k] >= 0 and whole[n, only_with[k]] == NULL:
-                        whole[n, k] = NULL
-                for k in needs:
-                    if whole[n, k] == NULL if k < integers else np.isnan(doubles[n, k]):
-                        good = False
-                if whole[n, window[1]] <= whole[n, window[0]]:
-                    good = False
-            if good:
-                n += 1
-            else:
-                i = begin
-                while byte(i) != NEWLINE:
-                    i += 1
-                others[m, 0], others[m, 1], others[m, 2] = number, begin - block, i - block
-                m += 1
-        begin = i + 1
-        number += 1
-    return n, m, begin - block, number

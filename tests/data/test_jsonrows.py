@@ -85,10 +85,10 @@ TEXTS = ["0", "1", '"0"', '"1"', '"JOB"', '"ALLOC_SET"', "null", "2", '"2"', '"j
          '"\\ud800"', '""', "[]", "[0]", "{}", '{"a": 1}', '"[0]"', '"\\u0000"', '"a\\"b"', '"\\x"', "-1",
          "NaN"]  # fmt: skip
 NESTED = ["{}", "null", "[]", '"x"', "1", "{", "}", '{"cpus": 0.1, "memory": 0.2}', '{"memory": 0.2}',
-          '{"cpus": null}', '{"cpus": 0.1,}', '{"cpus": 0.1, "cpus": 0.2}', '{"cpus": 0.1, "disk": 0.2}',
+          '{"cpus": null}', '{"cpus": 0.1,}', '{"cpus": 0.1, "cpus": 0.2}',
           '{ "cpus" : 0.1 }', '{"cpus" 0.1}', '{"c\\u0070us": 0.1}', '{"cpus": {"cpus": 0.1}}', '{"cpus": [0.1]}',
-          '{,"cpus": 0.1}', '{"cpus": 0.1}}', '{"cpus":}', "[0.1, 0.2]", '{"average_usage": {"cpus": 1}}',
-          '{"cpus": 0.1 "memory": 0.2}', '{"CPUS": 0.1}']  # fmt: skip
+          '{,"cpus": 0.1}', '{"cpus": 0.1}}', '{"cpus":}', "[0.1, 0.2]",
+          '{"cpus": 0.1 "memory": 0.2}']  # fmt: skip
 
 number = st.one_of(
     st.sampled_from(NUMBERS),
@@ -119,17 +119,6 @@ GOOD = {"start_time": '"900000000"', "end_time": '"1200000000"', "collection_id"
         "page_cache_memory": "0.01", "cycles_per_instruction": "1.25", "memory_accesses_per_instruction": "0.003",
         "sample_rate": "1", "cpu_usage_distribution": f"[{', '.join(['0.125'] * 11)}]",
         "tail_cpu_usage_distribution": f"[{', '.join(['0.3'] * 9)}]"}  # fmt: skip
-ODD_KEYS = [
-    "unknown",
-    "",
-    "Start_time",
-    "start_tim",
-    "start_time ",
-    "assigned_memory_",
-    "reclaim_line",
-    "a" * 40,
-    "cpus",
-]
 
 
 @st.composite
@@ -142,8 +131,6 @@ def a_line(draw: st.DrawFn) -> bytes:
         if draw(st.integers(0, 7)):
             fields = [(k, v) for k, v in fields if k != key]
         fields.append((key, value))
-    if not draw(st.integers(0, 7)):
-        fields.append((draw(st.sampled_from(ODD_KEYS)), draw(st.one_of(number, nested, st.sampled_from(TEXTS)))))
     fields = draw(st.permutations(fields))
     keys = [json.dumps(key) for key, _ in fields]
     if keys and not draw(st.integers(0, 7)):  # an escape that changes nothing
@@ -223,6 +210,30 @@ def test_every_odd_value_in_every_field_is_judged_the_same_by_all_readers(field:
     taken = [line for number, line in enumerate(lines) if number not in refused]
     at_once = read(joined(taken), BY_LAW)  # none of them gives the careful reader a reason to be asked
     assert at_once == (said[0], [], said[2])
+
+
+LENIENT = [
+    ("assigned_memory", "NaN", "not valid JSON"),
+    ("assigned_memory", "-Infinity", "not valid JSON"),
+    ("assigned_memory", "0.5,", "not valid JSON"),
+    ("assigned_memory", "0.5\x0b", "not valid JSON"),
+    ("assigned_memory", "true", "assigned_memory is not a double"),
+    ("assigned_memory", '" 0.5 "', "assigned_memory is not a double"),
+    ("average_usage", '{"cpus": 0.1,}', "not valid JSON"),
+    ("average_usage", '{"cpus": true}', "average_usage is not a struct"),
+    ("cpu_usage_distribution", "[0.5, ]", "not valid JSON"),
+    ("cpu_usage_distribution", "[false]", "cpu_usage_distribution is not a float[]"),
+    ("collection_type", '"\\ud800"', "not valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "reason"), LENIENT)
+def test_what_the_query_engine_alone_would_take_or_break_at_is_a_reject(
+    field: str, value: str, reason: str, read: Reader
+) -> None:
+    text = joined([plain_line({field: value})])
+    for said in (read(text, USAGE), read(text, BY_LAW), carefully(read, text)):
+        assert (len(said[0]), said[1]) == (HEADER, [(HEADER + 1, reason)])
 
 
 @pytest.mark.slow

@@ -30,13 +30,10 @@ class Event:
     policy: tuple[float | int | None, ...]
 
 
-events_of_tasks = st.lists(
-    st.builds(
-        Event, TASKS, TIMES, KINDS,
-        st.tuples(LIMITS, LIMITS, st.sampled_from([None, 0, 200]), st.sampled_from([None, 0, 4]), st.none() | st.just(2)),
-    ),
-    max_size=25,
-)  # fmt: skip
+policies = st.tuples(
+    LIMITS, LIMITS, st.sampled_from([None, 0, 200]), st.sampled_from([None, 0, 4]), st.none() | st.just(2)
+)
+events_of_tasks = st.lists(st.builds(Event, TASKS, TIMES, KINDS, policies), max_size=25)
 windows_of_tasks = st.lists(st.tuples(TASKS, st.integers(0, 11), st.integers(1, 4)), max_size=25)
 
 

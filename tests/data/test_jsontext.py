@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from reclaim.data.decimals import HIGHEST_POWER, LOWEST_POWER, scaled
-from reclaim.data.jsontext import PAD, double
+from reclaim.data.jsontext import PAD, double, scaled
+from reclaim.data.powers import HIGHEST_POWER, LOWEST_POWER
 
 Bulk = Callable[[NDArray[np.uint64], NDArray[np.int64]], tuple[NDArray[np.float64], NDArray[np.bool_]]]
 
