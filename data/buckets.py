@@ -89,7 +89,8 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
         Rows of each table, windows and events that were dropped as repeated, windows without a limit.
     """
     done = Path(job.staging) / "buckets" / f"{job.bucket}.json"
-    if done.is_file():
+    files = [Path(job.out) / name / bucket_name(job.bucket) for name in s.BUCKETED]
+    if done.is_file() and all(file.is_file() for file in (*files, tasks_piece(job.staging, job.bucket))):
         record = json.loads(done.read_text())
         if record["identity"] == job.identity:
             return dict(record["counts"])

@@ -19,7 +19,7 @@ ENGINES: Final = ("local", "ray")
 POOL_BYTES: Final = 2 << 30
 """Input from which processes are worth starting. Below it threads are done sooner: what the jobs spend their time in
 lets go of Python's lock, and a process first imports and loads compiled code for about half a second of work."""
-_PROCESS_MIB: Final = 150
+_PROCESS_MIB: Final = 170
 """Memory a process takes before it holds any data, in MiB."""
 _WORKING_MIB: Final = 250
 """Least memory a worker needs for data, in MiB."""
@@ -28,7 +28,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-def plan_workers(workers: int, memory_limit_mib: int, n_bytes: int) -> tuple[int, int]:
+def plan_workers(engine: str, workers: int, memory_limit_mib: int, n_bytes: int) -> tuple[int, int]:
     """Return how many workers fit, at most ``workers`` (0: one for each core), and memory for a process's query engine.
 
     Half of the memory is for what the query engine does not see: rows read, sorted and written. Threads share a process
@@ -36,7 +36,7 @@ def plan_workers(workers: int, memory_limit_mib: int, n_bytes: int) -> tuple[int
     """
     wanted = workers or len(os.sched_getaffinity(0))
     fitting = max(1, min(wanted, (memory_limit_mib - _PROCESS_MIB) // (_PROCESS_MIB + _WORKING_MIB)))
-    if fitting == 1 or n_bytes < POOL_BYTES:
+    if fitting == 1 or (engine == "local" and n_bytes < POOL_BYTES):
         return fitting, (memory_limit_mib - _PROCESS_MIB) // 2
     return fitting, (memory_limit_mib - (fitting + 1) * _PROCESS_MIB) // fitting // 2
 

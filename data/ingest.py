@@ -42,7 +42,7 @@ TRACES: Final = ("google-v3", "google-v2.1", "alibaba-2017", "series")
 
 _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 100, ".parquet": 40, "": 40}
 """Bytes a window takes in a raw file, by its ending: measured on Google's v3 and v2.1 traces, for planning only."""
-_ROWS_PER_BUCKET: Final = 150_000
+_ROWS_PER_BUCKET: Final = 100_000
 _FEWEST_BUCKETS, _MOST_BUCKETS = 16, 9999
 
 
@@ -109,25 +109,48 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
     """
     if not source_folder.is_dir():
         raise ConfigError(f"{source_folder}: no such folder")
+    out = out.resolve()
+    if not out.name:
+        raise ConfigError(f"{out}: no place for a dataset; name a folder in it")
     source = _source(source_folder, config)
     files = [(table, file) for table in source.tables for file in find_files(source_folder, table)]
     if not files:
         patterns = ", ".join(dict.fromkeys(table.patterns[0] for table in source.tables))
         raise TraceError(f"{source_folder}: no files of a {source.trace} trace (looked for {patterns})")
+    unfinished = sorted(source_folder.rglob("*.partial"))
+    if unfinished:
+        raise ConfigError(f"{unfinished[0]}: an unfinished download; finish it (`reclaim fetch` goes on) or remove it")
     staging = out.with_name(out.name + ".partial")
     buckets = config.buckets or plan_buckets(files)
-    if out.exists():
-        dataset = check_there(
-            out, source_folder, source, buckets, [file for _, file in files], skip_damaged=config.skip_damaged
-        )
-        shutil.rmtree(staging, ignore_errors=True)  # litter of a run killed after its last rename
+
+    def there() -> IngestReport:
+        paths = [file for _, file in files]
+        dataset = check_there(out, source_folder, source, buckets, paths, skip_damaged=config.skip_damaged)
         return IngestReport(dataset, already_there=True)
+
+    if out.exists() and not staging.exists() and not _retired(staging).exists():
+        return there()
     staging.mkdir(parents=True, exist_ok=True)
     with _alone(staging, out):
-        try:
-            return _make(source_folder, out, staging, source, files, buckets, config)
-        finally:
-            release()
+        shutil.rmtree(_retired(staging), ignore_errors=True)
+        if not out.exists():
+            try:
+                return _make(source_folder, out, staging, source, files, buckets, config)
+            finally:
+                release()
+        report = there()
+        _discard(staging)  # litter of a run killed after its last rename
+        return report
+
+
+def _retired(staging: Path) -> Path:
+    return staging.with_name(staging.name.removesuffix(".partial") + ".old.partial")
+
+
+def _discard(staging: Path) -> None:
+    """Delete the staging folder; killed half-way, nothing is left under its name that a later run could trust."""
+    os.replace(staging, _retired(staging))
+    shutil.rmtree(_retired(staging))
 
 
 def _make(
@@ -142,13 +165,14 @@ def _make(
     staged = staged_schema(source)
     sizes = {file: file.stat().st_size for _, file in files}
     total = sum(sizes.values())
-    workers, memory_mib = plan_workers(config.workers, config.memory_limit_mib, total)
+    workers, memory_mib = plan_workers(config.engine, config.workers, config.memory_limit_mib, total)
     with Workers(config.engine, workers, total) as pool:
         engine_threads = 1 if pool.separate else workers
         order = sorted(files, key=lambda entry: (-sizes[entry[1]], entry[0].key, entry[1]))  # the longest first
         shard_jobs = [
             ShardJob(
-                table, staged, str(source_folder), file.relative_to(source_folder).as_posix(), str(staging / "shards"),
+                table, staged, str(source_folder.resolve()), file.relative_to(source_folder).as_posix(),
+                str(staging / "shards"),
                 buckets, min(workers, max(1, round(workers * sizes[file] / max(total, 1)))), memory_mib, engine_threads,
             )
             for table, file in order
@@ -184,11 +208,17 @@ def _make(
         raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
     (finished / "rejects").mkdir(exist_ok=True)
     pq.write_table(rejects, finished / "rejects" / "rejects.parquet")
-    repeated = [x.file for x in shards if x not in distinct]
-    manifest = manifest_of(source_folder, source, shards, repeated, damaged, counts, rejects, buckets)
+    repeated = [x.file for x in shards if firsts[x.reading, x.sha256] is not x]
+    matched = {file for _, file in files}
+    not_read = sorted(
+        str(file.relative_to(source_folder))
+        for file in source_folder.rglob("*")
+        if file.is_file() and file not in matched
+    )
+    manifest = manifest_of(source_folder, source, shards, repeated, damaged, counts, rejects, not_read, buckets)
     write_json(finished / MANIFEST, manifest)
     os.replace(finished, out)
-    shutil.rmtree(staging)
+    _discard(staging)
     log.info("%s: %d windows of %d tasks", out, counts["usage"], counts["tasks"])
     return IngestReport(Dataset.open(out), already_there=False)
 

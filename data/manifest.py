@@ -77,6 +77,7 @@ def manifest_of(
     damaged: list[tuple[str, str]],
     counts: dict[str, int],
     rejects: pa.Table,
+    not_read: list[str],
     buckets: int,
 ) -> dict[str, Any]:
     """Return what a dataset says of itself: its inputs with checksums, options, counts, and all that was not taken."""
@@ -101,6 +102,7 @@ def manifest_of(
             for file, reason in damaged
         ],
         "repeated": repeated,
+        "not_read": not_read,
         "counts": counts,
         "rejects": {r["values"]: r["counts"] for r in reasons},
         "defects": dict(sum((Counter(x.defects) for x in shards), Counter[str]())),

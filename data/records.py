@@ -194,7 +194,8 @@ class RowsWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
         self._file.close()
         if kind is None:
-            np.save(self._folder / CHUNKS_FILE, np.array(self._chunks, np.int64).reshape(-1, 4))
+            chunks = np.array(self._chunks, np.int64).reshape(-1, 4)
+            np.save(self._folder / CHUNKS_FILE, chunks[np.argsort(chunks[:, 0], kind="stable")])
 
     def forget_after(self, rows: int) -> None:
         """Drop what was written after the first ``rows`` rows, which ended with a call of ``write``."""
@@ -226,8 +227,7 @@ class RowsWriter:
 def read_chunks(folders: Iterable[Path], layout: Layout, bucket: int) -> Iterator[NDArray[np.uint64]]:
     """Yield a bucket's rows out of all folders, in the folders' order; arrays of shape (n, words)."""
     for folder in folders:
-        chunks = np.load(folder / CHUNKS_FILE)
-        chunks = chunks[chunks[:, 0] == bucket]
+        chunks = _chunks_of(folder, bucket)
         if not len(chunks):
             continue
         with (folder / ROWS_FILE).open("rb") as file:
@@ -239,4 +239,11 @@ def read_chunks(folders: Iterable[Path], layout: Layout, bucket: int) -> Iterato
 
 def count_rows(folders: Iterable[Path], bucket: int) -> int:
     """Return how many rows of a bucket all folders hold."""
-    return sum(int(chunks[chunks[:, 0] == bucket, 3].sum()) for chunks in (np.load(f / CHUNKS_FILE) for f in folders))
+    return sum(int(_chunks_of(folder, bucket)[:, 3].sum()) for folder in folders)
+
+
+def _chunks_of(folder: Path, bucket: int) -> NDArray[np.int64]:
+    """Return a bucket's chunks in a folder: bucket, place, bytes and rows of each. The file is not read whole."""
+    chunks = np.load(folder / CHUNKS_FILE, mmap_mode="r")
+    first, last = np.searchsorted(chunks[:, 0], [bucket, bucket + 1])
+    return np.array(chunks[first:last])

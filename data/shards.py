@@ -23,7 +23,7 @@ from reclaim.data.jsonlines import take_json
 from reclaim.data.records import Layout, RowsWriter, empty_table
 from reclaim.data.rows import BUCKET, DamagedFileError, Stage, Taken, literal
 from reclaim.data.source import RawTable
-from reclaim.data.store import content_sha256, file_sha256, write_json
+from reclaim.data.store import FORMAT_VERSION, content_sha256, file_sha256, write_json
 
 DONE: Final = "done.json"
 REJECTS: Final = "rejects.parquet"
@@ -134,7 +134,7 @@ def release() -> None:
 
 
 def take_shard(job: ShardJob) -> Shard | Damaged:
-    """Read one raw file into its staging folder; a file already taken is not read again.
+    """Read one raw file into its staging folder; a file already taken, the same to the byte, is not read again.
 
     Returns
     -------
@@ -150,12 +150,12 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
     path, folder = Path(job.source_folder) / job.file, Path(job.staging) / table.key / job.file
     stat = path.stat()
     rules = [table.select, dict(table.columns), dict(table.checks), list(table.order), dict(table.defects), table.where]
-    identity = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "buckets": job.buckets,
-                "rules": content_sha256(rules)}  # fmt: skip
+    rules += [FORMAT_VERSION, job.staged.to_string()]
+    identity = {"bytes": stat.st_size, "buckets": job.buckets, "rules": content_sha256(rules)}
     done = folder / DONE
     if done.is_file():
         record = json.loads(done.read_text())
-        if record["identity"] == identity:
+        if record["identity"] == identity and record["taken"]["sha256"] == file_sha256(path):
             return Shard(table.name, table.key, job.file, folder=str(folder), **record["taken"])
     work = folder.with_name(folder.name + ".partial")
     shutil.rmtree(work, ignore_errors=True)

@@ -148,6 +148,10 @@ def ingest(
         f"{dataset}: {counts['usage']:,} windows of {counts['tasks']:,} tasks, {manifest['nature']}; {rejected} lines "
         f"rejected, {len(manifest['damaged'])} files damaged{_kept(report.already_there)}",
         *(["no usage windows: to be inspected, not to be learned from"] if not counts["usage"] else []),
+        *([f"{counts['windows_without_limit']:,} windows have no CPU limit: no event tells it"]
+          if counts["windows_without_limit"] else []),
+        *([f"{len(manifest['not_read'])} files were not read: {', '.join(manifest['not_read'][:3])} …"]
+          if manifest["not_read"] else []),
     )  # fmt: skip
 
 

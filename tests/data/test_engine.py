@@ -120,7 +120,7 @@ def test_without_ray_its_engine_is_an_error_that_names_the_remedy(monkeypatch: p
 def test_a_plan_is_never_more_than_asked_for_nor_larger_than_the_memory(
     workers: int, memory: int, n_bytes: int
 ) -> None:
-    fitting, each = plan_workers(workers, memory, n_bytes)
+    fitting, each = plan_workers("local", workers, memory, n_bytes)
     assert 1 <= fitting <= (workers or fitting)
     assert 0 < each * (fitting if n_bytes else 1) < memory
 

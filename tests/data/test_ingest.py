@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -238,20 +239,69 @@ def test_killed_after_the_last_rename_the_next_run_takes_the_litter_away(
 ) -> None:
     write_shard(tmp_path / "cell", USAGE, [window(900)])
     out, staging = tmp_path / "out", tmp_path / "out.partial"
-    rmtree = shutil.rmtree
 
-    def dying(path: Path, **kwargs: Any) -> None:
-        if path == staging:
-            raise KeyboardInterrupt
-        rmtree(path, **kwargs)
+    def dying(*_: object) -> None:
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", dying)
+        patch.setattr(ingest_module, "_discard", dying)
         with pytest.raises(KeyboardInterrupt):
             ingest(tmp_path / "cell", out, ONE_BUCKET)
     assert staging.exists()
     assert ingest(tmp_path / "cell", out, ONE_BUCKET).already_there
-    assert not staging.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cell", "out"]
+
+
+@pytest.mark.parametrize("gone", ["pieces", "dataset", "nothing"])
+def test_killed_while_it_tidies_up_no_later_run_trusts_what_is_left(
+    gone: str, tmp_path: Path, window: Maker, event: Maker, write_shard: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, out = tmp_path / "cell", tmp_path / "out"
+    write_shard(cell, USAGE, [window(900)])
+    write_shard(cell, EVENTS, [event(0, 3)])
+    ingest(cell, tmp_path / "unbroken", ONE_BUCKET)
+    removed = shutil.rmtree
+
+    def dying(path: Path, **options: Any) -> None:
+        if path.name == "out.old.partial" and path.exists():
+            for piece in path.glob({"pieces": "shards/*/*/bucket=*", "dataset": "tasks", "nothing": "x"}[gone]):
+                removed(piece)
+            raise KeyboardInterrupt
+        removed(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest_module.shutil, "rmtree", dying)
+        with pytest.raises(KeyboardInterrupt):
+            ingest(cell, out, ONE_BUCKET)
+    out.rename(tmp_path / "moved")
+    ingest(cell, out, ONE_BUCKET)
+    assert contents(out) == contents(tmp_path / "unbroken") == contents(tmp_path / "moved")
+    assert not (tmp_path / "out.old.partial").exists()
+
+
+def test_what_was_read_of_another_source_of_the_same_names_and_sizes_is_not_taken_for_this_ones(
+    tmp_path: Path, window: Maker, write_shard: Writer
+) -> None:
+    for name, value in (("a", 0.1), ("b", 0.9)):
+        path = write_shard(tmp_path / name, USAGE, [window(900, average_usage={"cpus": value})])
+        os.utime(path, (1, 1))
+        write_shard(tmp_path / name, "instance_usage-000000000001", [window(1200)]).write_bytes(b"damaged")
+    with pytest.raises(TraceError, match="1 damaged file"):
+        ingest(tmp_path / "a", tmp_path / "out", ONE_BUCKET)
+    config = IngestConfig(buckets=1, skip_damaged=True)
+    assert ingest(tmp_path / "b", tmp_path / "out", config).dataset.usage(0)[s.CPU_MEAN].to_pylist() == [0.9]
+
+
+def test_an_unfinished_download_is_named_and_files_of_no_table_are_listed(
+    tmp_path: Path, window: Maker, write_shard: Writer
+) -> None:
+    write_shard(tmp_path / "cell", USAGE, [window(900)])
+    (tmp_path / "cell" / "instance_events_0.json.gz").write_bytes(b"x")
+    dataset = ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET).dataset
+    assert dataset.manifest["not_read"] == ["instance_events_0.json.gz"]
+    (tmp_path / "cell" / "instance_events-000000000000.json.gz.partial").write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"json\.gz\.partial: an unfinished download; finish it"):
+        ingest(tmp_path / "cell", tmp_path / "other", ONE_BUCKET)
 
 
 def test_run_again_it_does_nothing_and_another_source_is_refused(
