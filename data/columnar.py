@@ -83,7 +83,8 @@ def take_parquet(stage: Stage, table: RawTable, file: Path) -> Taken:
     SchemaError
         Its columns are not the format's.
     """
-    reader = f"read_parquet({literal(str(file))}, {_ROW_NUMBER} = true)"
+    # a folder named key=value is only a folder: the columns are those in the file
+    reader = f"read_parquet({literal(str(file))}, {_ROW_NUMBER} = true, hive_partitioning = false)"
     try:
         described = stage.connection.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
     except ENGINE_ERRORS as error:

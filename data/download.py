@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Event
@@ -80,13 +81,38 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def open_client(base_url: str, timeout_s: float) -> httpx.Client:
+    """Return a client that follows redirections, each checked before it is asked: what is HTTPS stays HTTPS.
+
+    Parameters
+    ----------
+    base_url : str
+        What all that is asked for begins with, as ``check_url`` returns it.
+    timeout_s : float
+        Silence after which a connection counts as broken, in seconds.
+
+    Raises
+    ------
+    ConfigError
+        On a request that a redirection leads out of HTTPS, or from this machine to plain HTTP of another.
+    """
+    check = partial(_check_hop, httpx.URL(base_url))
+    return httpx.Client(timeout=timeout_s, follow_redirects=True, event_hooks={"request": [check]})
+
+
+def _check_hop(base_url: httpx.URL, request: httpx.Request) -> None:
+    if base_url.scheme == "https" != request.url.scheme:
+        raise ConfigError(f"{base_url}: redirects to {request.url}, out of HTTPS; try another mirror with --base-url")
+    check_url(str(request.url))
+
+
 class Downloader:
     """Fetches objects into a folder; one may serve several threads.
 
     Parameters
     ----------
     client : httpx.Client
-        With its timeouts.
+        As ``open_client`` returns it.
     folder : Path
         Where the objects go, each under its ``Wanted.name``; until checked, under that name and ``.partial``.
     ledger : Ledger
@@ -268,7 +294,6 @@ def _file_md5(path: Path) -> str:
 
 def _check_status(response: httpx.Response) -> None:
     """Raise unless the response brings the object."""
-    check_url(str(response.url))  # a redirection must not leave HTTPS either
     status = response.status_code
     if status in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
         return

@@ -10,10 +10,9 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Final
 
-import httpx
 from tqdm import tqdm
 
-from reclaim.data.download import Downloader, Wanted, check_url
+from reclaim.data.download import Downloader, Wanted, check_url, open_client
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.ledger import Ledger
 from reclaim.data.locations import TRACES
@@ -123,7 +122,8 @@ def fetch(config: FetchConfig, out: Path) -> FetchReport:
     Raises
     ------
     ConfigError
-        The trace has no such shards, or ``out`` holds another trace or cell or is just being written.
+        The trace has no such shards, or ``out`` holds another trace or cell or is just being written, or a redirection
+        leads to plain HTTP.
     TraceError
         Files could not be fetched: names each; the others are there.
     OSError
@@ -132,7 +132,7 @@ def fetch(config: FetchConfig, out: Path) -> FetchReport:
     lock, stop, came = Lock(), Event(), 0
     with (
         Ledger(out) as ledger,
-        httpx.Client(timeout=config.timeout_s, follow_redirects=True) as client,
+        open_client(config.url, config.timeout_s) as client,
         tqdm(desc="fetching", unit="B", unit_scale=True, disable=None, leave=False) as bar,
     ):
 

@@ -167,7 +167,7 @@ def _make(
     total = sum(sizes.values())
     workers, memory_mib = plan_workers(config.engine, config.workers, config.memory_limit_mib, total)
     with Workers(config.engine, workers, total) as pool:
-        engine_threads = 1 if pool.separate else workers
+        engine_threads = 1  # jobs side by side fill the cores
         order = sorted(files, key=lambda entry: (-sizes[entry[1]], entry[0].key, entry[1]))  # the longest first
         shard_jobs = [
             ShardJob(

@@ -45,6 +45,8 @@ _HEADER_LINES: Final = 200
 """Lines whose keys are looked at where a table has no plain fields: an unknown field is in all lines or in none."""
 _BLOCK_BYTES: Final = 8 << 20
 """Text read at once: a few thousand lines, so that the rows made of it stay in a processor's cache."""
+_READ_BYTES: Final = 1 << 20
+"""Text unpacked at once: a gzip reader makes it elsewhere first, and then copies it."""
 _LAST_LINE_BYTES: Final = 1 << 16
 _LONGEST_LINE_BYTES: Final = 64 << 20
 _FLOAT_END: Final = 2.0**128 - 2.0**103
@@ -121,7 +123,7 @@ def _blocks(file: Path) -> Iterator[NDArray[np.uint8]]:
                 block[: len(rest)] = np.frombuffer(rest, np.uint8)
                 filled = len(rest)
                 while filled < len(rest) + size:
-                    got = readinto(block[filled : len(rest) + size].data)
+                    got = readinto(block[filled : min(filled + _READ_BYTES, len(rest) + size)].data)
                     if not got:
                         break
                     filled += got

@@ -8,7 +8,7 @@
                              # { day = 86400, slot = 300 }
     time_unit = "s"          # s | ms | us; left out, or s, where times are added up
     window_s = 300           # length of a window
-    files = ["*.parquet"]    # optional; default *.parquet, *.csv, *.csv.gz
+    files = ["*.parquet"]    # optional globs below the source folder; default *.parquet, *.csv, *.csv.gz
 
     [columns]                # canonical column = raw column, or a number that holds for every row
     cpu_mean = "cpu_used_mhz"
@@ -21,7 +21,7 @@ import math
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from reclaim.data import schema as s
@@ -97,11 +97,14 @@ def load_mapping(name_or_path: str | Path) -> SeriesMapping:
     Raises
     ------
     ConfigError
-        No such mapping, or a key, unit or column in it is unknown or missing; names all of them.
+        No such mapping, or it is no UTF-8 or TOML, or a key, unit, column or glob in it is wrong or missing; names all.
     """
     path = Path(name_or_path)
     if path.is_file():
-        text = path.read_text()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"mapping {name_or_path}: not UTF-8 ({error})") from error
     elif str(name_or_path) in shipped_mappings():
         text = (resources.files("reclaim.data") / "mappings" / f"{name_or_path}.toml").read_text()
     else:
@@ -149,8 +152,11 @@ def _problems(raw: dict[str, Any]) -> list[str]:
                      for c, v in time.items() if not _is_number(v) or v == 0]  # fmt: skip
     if right.get("window_s", 1) <= 0:
         problems.append(f"window_s must be above 0, got {right['window_s']}")
-    if not all(isinstance(glob, str) for glob in right.get("files", [])):
-        problems.append(f"files must be globs, got {right['files']!r}")
+    globs = right.get("files", [])
+    if not all(isinstance(glob, str) for glob in globs):
+        problems.append(f"files must be globs, got {globs!r}")
+    else:
+        problems += [f"files must be globs below the source folder, got {g!r}" for g in globs if not _is_below(g)]
     if "columns" in right:
         columns = right["columns"]
         unknown = sorted(columns.keys() - set(_MAPPED))
@@ -162,6 +168,12 @@ def _problems(raw: dict[str, Any]) -> list[str]:
             if not isinstance(v, str) and not _is_number(v)
         ]
     return problems
+
+
+def _is_below(glob: str) -> bool:
+    """Return whether a glob names something, and only below the folder it is looked for in."""
+    path = PurePath(glob)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def _is_number(value: object) -> bool:

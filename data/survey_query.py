@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.rows import literal
+from reclaim.data.errors import TraceError
+from reclaim.data.rows import first_line, literal, unreadable
 from reclaim.data.shards import connect
 from reclaim.data.store import Dataset, bucket_name
 
@@ -86,11 +87,26 @@ class Tables:
 
 @contextmanager
 def open_tables(dataset: Dataset, memory_limit_mib: int) -> Iterator[Tables]:
-    """Open a dataset's tables in an engine that spills to a temporary folder instead of growing."""
+    """Open a dataset's tables in an engine that spills to a temporary folder instead of growing.
+
+    Raises
+    ------
+    TraceError
+        A file of the dataset is missing or cannot be read, found on opening or by any query within.
+    OSError
+        The disk is full.
+    """
     with tempfile.TemporaryDirectory(prefix="reclaim-") as spill:
         connection = connect(memory_limit_mib, Path(spill), threads=1)  # floats are summed in one order: same bytes
         try:
             yield Tables(dataset, connection)
+        except (duckdb.IOException, duckdb.InvalidInputException) as error:
+            failure = unreadable(dataset.path, error)
+            if isinstance(failure, OSError):
+                raise failure from error
+            raise TraceError(
+                f"{dataset.path}: is damaged or incomplete; delete it and ingest again ({first_line(error)})"
+            ) from error
         finally:
             connection.close()
 

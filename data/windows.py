@@ -46,7 +46,7 @@ class Windows:
     usage : float64, shape (n, len(CHANNELS))
         NaN where the trace has nothing.
     limit : float64, shape (n, n_resources)
-        What was granted when the window began; NaN unknown.
+        What was granted when the window began, or, for a task (re)started in it, by its end; NaN unknown.
     tier, scheduling_class : int8, shape (n,)
         -1 unknown.
     in_alloc : bool, shape (n,)

@@ -12,6 +12,8 @@ import pytest
 
 from reclaim.config import load_config
 from reclaim.data.errors import ConfigError
+from reclaim.data.ingest import IngestConfig, ingest
+from reclaim.data.store import bucket_name
 from reclaim.features.store import FeatureConfig
 from reclaim.training.settings import TrainConfig
 
@@ -64,7 +66,10 @@ def test_a_file_with_a_typo_or_that_is_no_toml_is_named(tmp_path: Path) -> None:
 MISTAKES = [
     (("ingest", "nowhere", "out"), "error: nowhere: no such folder"),
     (("ingest", ".", "out"), "no files of a google-v3 trace"),
-    (("ingest", ".", "out", "--trace", "google-v9"), "trace must be one of google-v3, google-v2.1, alibaba-2017, series, got 'google-v9'"),
+    (
+        ("ingest", ".", "out", "--trace", "google-v9"),
+        "trace must be one of google-v3, google-v2.1, alibaba-2017, series, got 'google-v9'",
+    ),
     (("features", "nowhere"), "nowhere: no such folder; `reclaim ingest SOURCE nowhere` makes one"),
     (("train", "nowhere"), "nowhere: no such folder"),
     (("train", "nowhere", "--set", "fit.epoch=1"), "unknown setting 'fit.epoch'"),
@@ -87,6 +92,28 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_the_system_refuses_is_one_line_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "cell").write_text("not a folder")
+    done = reclaim("synth", "cell/sub", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: cell/sub.partial: Not a directory\n"
+
+
+def test_a_dataset_that_lost_a_file_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,1\n")
+    (tmp_path / "m.toml").write_text(
+        'task = "vm"\ntime = "t"\ntime_unit = "s"\nwindow_s = 300\n[columns]\ncpu_mean = "used"\n'
+    )
+    config = IngestConfig(trace="series", mapping=str(tmp_path / "m.toml"), buckets=1)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config).dataset
+    (dataset.path / "usage" / bucket_name(0)).unlink()
+    done = reclaim("inspect", "out", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: out: is damaged or incomplete; delete it and ingest again (")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_stage_prints_what_it_wrote_as_one_json_object(tmp_path: Path) -> None:

@@ -339,9 +339,11 @@ def main() -> NoReturn:
     except OSError as error:
         from reclaim.data.rows import NO_ROOM
 
-        if error.errno not in NO_ROOM:
+        if error.errno in NO_ROOM:
+            _fail(f"{error.filename or 'output'}: {error.strerror}; free some and run again, what was done is kept")
+        if error.filename is None:
             raise
-        _fail(f"{error.filename or 'output'}: {error.strerror}; free some and run again, what was done is kept")
+        _fail(f"{error.filename}: {error.strerror}")
     except typer.Abort:
         sys.exit(130)
 

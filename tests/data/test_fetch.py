@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 import reclaim.data.fetch as fetch_module
 from reclaim import cli
-from reclaim.data.download import TRIES, TRIES_AT_CHECKSUM, _check_status, _md5
+from reclaim.data.download import TRIES, TRIES_AT_CHECKSUM, _md5
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch import GIVE_UP_AFTER, FetchConfig, FetchReport, fetch, first_missing, parse_shards
 from reclaim.data.ledger import LEDGER, Ledger
@@ -511,13 +511,41 @@ def test_a_refusal_is_not_asked_about_again(tmp_path: Path, mirror: Mirror) -> N
     assert len(mirror.gets()) == 1
 
 
-def test_a_redirection_is_followed_but_not_out_of_https(tmp_path: Path, mirror: Mirror) -> None:
+def test_a_redirection_is_followed_but_not_to_plain_http(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files["elsewhere"] = mirror.files[SHARD] = BODY
     mirror.always[SHARD] = Fault(status=302, location="/elsewhere")
     run(mirror, tmp_path / "o")
     assert left(tmp_path / "o") == {SHARD: BODY}
-    with pytest.raises(ConfigError, match=r"http://example.org/x: expected an https:// URL"):
-        _check_status(httpx.Response(200, request=httpx.Request("GET", "http://example.org/x")))
+    mirror.always[SHARD] = Fault(status=302, location="http://192.0.2.1/x")
+    with pytest.raises(ConfigError, match=r"http://192.0.2.1/x: expected an https:// URL"):
+        run(mirror, tmp_path / "p")
+
+
+@pytest.mark.parametrize("hop", ["http://b.test/x", "http://127.0.0.1/x", "https://b.test/x"])
+def test_no_hop_of_a_redirection_leaves_https_even_where_the_last_one_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hop: str
+) -> None:
+    start, end = f"https://a.test/{SHARD}", "https://c.test/x"
+    onward, asked = {start: hop, hop: end}, []
+
+    def answer(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        if asked[-1] in onward:
+            return httpx.Response(302, headers={"Location": onward[asked[-1]]})
+        return httpx.Response(200, stream=httpx.ByteStream(BODY))
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
+    wanted = FetchConfig(
+        "google-v3", cell="a", tables=("instance_usage",), shards="0", base_url="https://a.test", backoff_s=0.0
+    )
+    if hop.startswith("https"):
+        fetch(wanted, tmp_path / "o")
+        assert left(tmp_path / "o") == {SHARD: BODY}
+        assert asked == [start, hop, end]
+    else:
+        with pytest.raises(ConfigError, match=rf"https://a.test: redirects to {hop}, out of HTTPS"):
+            fetch(wanted, tmp_path / "o")
+        assert asked == [start]
 
 
 # checksums

@@ -127,6 +127,18 @@ def test_parquet_and_csv_of_the_same_rows_give_the_same_windows(tmp_path: Path) 
     assert made[0].equals(made[1])
 
 
+def test_a_folder_named_key_is_value_adds_no_column(tmp_path: Path) -> None:
+    file = tmp_path / "in" / "used=7" / "a.parquet"
+    file.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"vm": [1], "t": [300], "used": [1.25]}), file)
+    mapping = given_mapping(tmp_path, 'files = ["*/*.parquet"]\n' + MAPPING)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset
+    assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [1.25]
+    pq.write_table(pa.table({"vm": [1], "t": [300]}), file)
+    with pytest.raises(SchemaError, match=r"the mapping names columns used, the file has t, vm$"):
+        ingest(tmp_path / "in", tmp_path / "lacks", config(mapping))
+
+
 def test_a_mapping_that_names_a_column_the_file_lacks_says_which(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("vm,t,usage\n1,300,1\n")
@@ -171,6 +183,20 @@ priority = true
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"s"', '"min"')))
     with pytest.raises(ConfigError, match="no such file, and shipped are only azure, bitbrains"):
         load_mapping(tmp_path / "none.toml")
+
+
+def test_a_mapping_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mapping.toml").write_bytes(b"# caf\xe9\n" + MAPPING.encode())
+    with pytest.raises(ConfigError, match=r"mapping .*mapping.toml: not UTF-8 \(.*0xe9 in position 5"):
+        load_mapping(tmp_path / "mapping.toml")
+
+
+@pytest.mark.parametrize("glob", ["", ".", "/etc/*.csv", "../*.csv", "a/../../*.csv"])
+def test_a_mapping_names_files_below_the_source_folder_only(tmp_path: Path, glob: str) -> None:
+    text = f'files = ["a/*.csv", "{glob}", "..a.csv"]\n' + MAPPING
+    with pytest.raises(ConfigError) as caught:
+        load_mapping(given_mapping(tmp_path, text))
+    assert str(caught.value).endswith(f"mapping.toml: files must be globs below the source folder, got {glob!r}")
 
 
 def test_series_needs_a_mapping_and_other_traces_take_none() -> None:
