@@ -149,7 +149,14 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
     table = job.table
     path, folder = Path(job.source_folder) / job.file, Path(job.staging) / table.key / job.file
     stat = path.stat()
-    rules = [table.select, dict(table.columns), dict(table.checks), list(table.order), dict(table.defects), table.where]
+    rules: list[object] = [
+        table.select,
+        dict(table.columns),
+        dict(table.checks),
+        list(table.order),
+        dict(table.defects),
+        table.where,
+    ]
     rules += [FORMAT_VERSION, job.staged.to_string()]
     identity = {"bytes": stat.st_size, "buckets": job.buckets, "rules": content_sha256(rules)}
     done = folder / DONE

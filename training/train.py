@@ -252,7 +252,8 @@ def _training_rows(features: FeatureSet, config: TrainConfig, limit: int) -> Row
     if len(train) and not known.any():
         raise HistoryTooShortError(
             f"{' and '.join(RESOURCES)}: 0 of {len(train)} training rows have a limit and a known demand over "
-            f"{config.horizon_s} s, expected at least 1; the training period is shorter than the horizon, or the trace tells no limits"
+            f"{config.horizon_s} s, expected at least 1; the training period is shorter than the horizon, "
+            "or the trace tells no limits"
         )
     return train
 

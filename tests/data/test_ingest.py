@@ -9,7 +9,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import duckdb
 import numpy as np
@@ -22,6 +22,7 @@ from reclaim.data import jsonlines
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest import IngestConfig, ingest
+from reclaim.data.rows import open_bytes
 from reclaim.data.store import Dataset
 from reclaim.data.windows import CPU_P50, CPU_P90, CPU_P99, MEMORY_MAX, Windows, concatenate
 
@@ -140,9 +141,13 @@ def test_a_damaged_file_is_named_the_others_are_kept_and_a_repair_goes_on_from_t
     assert skipping.n_windows == 1
     assert [entry["file"] for entry in skipping.manifest["damaged"]] == ["instance_usage-000000000001.json.gz"]
     path.write_bytes(whole)
-    read = []
-    opened = jsonlines.open_bytes
-    monkeypatch.setattr(jsonlines, "open_bytes", lambda file: [read.append(file.name), opened(file)][1])
+    read: list[str] = []
+
+    def noting(file: Path) -> IO[bytes]:
+        read.append(file.name)
+        return open_bytes(file)
+
+    monkeypatch.setattr(jsonlines, "open_bytes", noting)
     assert ingest(cell, tmp_path / "out", ONE_BUCKET).dataset.n_windows == 3
     assert read == ["instance_usage-000000000001.json.gz"]
 
@@ -270,7 +275,7 @@ def test_killed_while_it_tidies_up_no_later_run_trusts_what_is_left(
         removed(path, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ingest_module.shutil, "rmtree", dying)
+        patch.setattr(shutil, "rmtree", dying)
         with pytest.raises(KeyboardInterrupt):
             ingest(cell, out, ONE_BUCKET)
     out.rename(tmp_path / "moved")
