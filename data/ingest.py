@@ -43,6 +43,11 @@ TRACES: Final = ("google-v3", "google-v2.1", "alibaba-2017", "series")
 _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 100, ".parquet": 40, "": 40}
 """Bytes a window takes in a raw file, by its ending: measured on Google's v3 and v2.1 traces, for planning only."""
 _ROWS_PER_BUCKET: Final = 100_000
+_COMPANIONS: Final = frozenset({
+    "COMPOSED.json", "SYNTHETIC.json", "truth.parquet", "README", "README.txt", "README.md", "schema.csv",
+    "fetch.jsonl", "MD5SUM", "SHA1SUM", "SHA256SUM",
+})  # fmt: skip
+"""Files that lie beside a trace's tables and are none."""
 _FEWEST_BUCKETS, _MOST_BUCKETS = 16, 9999
 
 
@@ -213,7 +218,7 @@ def _make(
     not_read = sorted(
         str(file.relative_to(source_folder))
         for file in source_folder.rglob("*")
-        if file.is_file() and file not in matched
+        if file.is_file() and file not in matched and file.name not in _COMPANIONS
     )
     manifest = manifest_of(source_folder, source, shards, repeated, damaged, counts, rejects, not_read, buckets)
     write_json(finished / MANIFEST, manifest)
