@@ -278,6 +278,7 @@ def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig) -> 
         [s.REJECT_FILE, s.REJECT_LINE], use_threads=False
     )
     rejects = rejects.aggregate([(s.REJECT_REASON, "first")]).rename_columns(s.REJECTS.names).cast(s.REJECTS)
+    rejects = rejects.sort_by([(s.REJECT_FILE, "ascending"), (s.REJECT_LINE, "ascending")])
     read: dict[
         str, int
     ] = {}  # a file may be read more than once, for several tables: its lines and bad lines count once
