@@ -279,9 +279,8 @@ def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig) -> 
     )
     rejects = rejects.aggregate([(s.REJECT_REASON, "first")]).rename_columns(s.REJECTS.names).cast(s.REJECTS)
     rejects = rejects.sort_by([(s.REJECT_FILE, "ascending"), (s.REJECT_LINE, "ascending")])
-    read: dict[
-        str, int
-    ] = {}  # a file may be read more than once, for several tables: its lines and bad lines count once
+    # a file may be read more than once, for several tables: its lines and its bad lines count once
+    read: dict[str, int] = {}
     for shard in shards:
         read[shard.file] = max(read.get(shard.file, 0), shard.rows + shard.rejects)
     lines = sum(read.values())
