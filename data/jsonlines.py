@@ -42,7 +42,7 @@ from reclaim.data.source import RawTable
 from reclaim.data.strictjson import only_json
 
 _HEADER_LINES: Final = 200
-"""Lines whose keys are looked at where a table has no plain fields: an unknown field is in all lines or in none."""
+"""Lines whose keys are looked at: a field of another format is in most lines; one odd line must not cost the file."""
 _BLOCK_BYTES: Final = 8 << 20
 """Text read at once: a few thousand lines, so that the rows made of it stay in a processor's cache."""
 _READ_BYTES: Final = 1 << 20
@@ -74,7 +74,7 @@ def take_json(stage: Stage, table: RawTable, file: Path) -> Taken:
     numbers = _take_plain(stage, stage.writer, table, file, doubtful)
     taken = Taken(stage.writer.rows, [], {})
     if len(numbers):  # else all keys are known
-        _check_keys(table, doubtful, named=file, lines=len(numbers))
+        _check_keys(table, file)
         rest = _by_law(stage, table, doubtful, named=file)
         rejects = [{**reject, s.REJECT_LINE: int(numbers[reject[s.REJECT_LINE] - 1])} for reject in rest.rejects]
         taken = Taken(stage.writer.rows, rejects, rest.defects)
@@ -217,14 +217,14 @@ def _relation(table: RawTable, file: Path, *, line: bool = False) -> str:
     )
 
 
-def _check_keys(table: RawTable, file: Path, *, named: Path | None = None, lines: int = _HEADER_LINES) -> None:
+def _check_keys(table: RawTable, file: Path) -> None:
     known = set(table.columns)
     for column, type_ in table.columns.items():
         if type_.startswith("STRUCT") and not type_.endswith("[]"):
             known |= {f"{column}.{field.split()[0]}" for field in type_[len("STRUCT(") : -1].split(", ")}
     nested = {key.split(".")[0] for key in known if "." in key}
     seen: set[str] = set()
-    for _, line in zip(range(lines), _lines(file), strict=False):
+    for _, line in zip(range(_HEADER_LINES), _lines(file), strict=False):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -235,7 +235,7 @@ def _check_keys(table: RawTable, file: Path, *, named: Path | None = None, lines
     unknown = sorted(seen - known)
     if unknown:
         raise SchemaError(
-            f"{named or file}: unknown field{'s' * (len(unknown) > 1)} {', '.join(unknown)}; "
+            f"{file}: unknown field{'s' * (len(unknown) > 1)} {', '.join(unknown)}; "
             f"known are {', '.join(table.columns)}"
         )
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-if TYPE_CHECKING:
-    from reclaim.data.table import Table
+from reclaim.console import Progress, fail, kept, print_table, say, tell
 
 # Rooms are imported inside the verbs: `--help` answers at once, and a verb pays only for what it uses.
 
@@ -66,11 +64,11 @@ def synth(
     config = SyntheticCellConfig(
         machines=machines, days=days, seed=seed, tasks_per_machine=tasks_per_machine, format=format_
     )
-    with _progress("synthesising") as progress:
+    with Progress("synthesising") as progress:
         report = write_cell(out, config, progress=progress)
     facts = {"cell": str(out), "rows": report.rows, "tasks": report.tasks, "ends": report.ends, "wrote": report.wrote}
     windows = report.rows["instance_usage"]
-    _tell(facts, as_json, f"{out}: {windows:,} usage windows of {report.tasks:,} tasks{_kept(not report.wrote)}")
+    tell(facts, as_json, f"{out}: {windows:,} usage windows of {report.tasks:,} tasks{kept(not report.wrote)}")
 
 
 @app.command(epilog="Example: `reclaim fetch google-v3 cell_a --cell a --table instance_usage --shards 0-3`")
@@ -94,10 +92,10 @@ def fetch(
         trace=trace, cell=cell, tables=tuple(table or ()), shards=shards, base_url=base_url, parallel=parallel
     )
     report = run(config, out)
-    _tell(
+    tell(
         {"folder": str(out), **asdict(report)}, as_json,
         f"{out}: {len(report.files)} files, {len(report.fetched)} of them new ({report.n_bytes:,} bytes); "
-        f"{len(report.unchecked)} without a published checksum{_kept(not report.fetched)}",
+        f"{len(report.unchecked)} without a published checksum{kept(not report.fetched)}",
     )  # fmt: skip
 
 
@@ -143,10 +141,10 @@ def ingest(
     facts |= {
         k: manifest[k] for k in ("fingerprint", "nature", "counts", "rejects", "damaged", "defects", "lacks", "notes")
     }
-    _tell(
+    tell(
         facts, as_json,
         f"{dataset}: {counts['usage']:,} windows of {counts['tasks']:,} tasks, {manifest['nature']}; {rejected} lines "
-        f"rejected, {len(manifest['damaged'])} files damaged{_kept(report.already_there)}",
+        f"rejected, {len(manifest['damaged'])} files damaged{kept(report.already_there)}",
         *(["no usage windows: to be inspected, not to be learned from"] if not counts["usage"] else []),
         *([f"{counts['windows_without_limit']:,} windows have no CPU limit: no event tells it"]
           if counts["windows_without_limit"] else []),
@@ -176,7 +174,7 @@ def inspect(
     if html is not None:
         write_page(facts, html)
     wrote = "no page written; --html FILE writes one" if html is None else f"page  {html}"
-    _tell({**facts, "page": html and str(html)}, as_json, text(facts), wrote)
+    tell({**facts, "page": html and str(html)}, as_json, text(facts), wrote)
 
 
 @app.command(epilog="Example: `reclaim features dataset --set split.train_share=0.6`")
@@ -194,11 +192,11 @@ def features(
     built, there = build_features(Dataset.open(dataset), load_config(FeatureConfig, config, assignments or ()))
     keys = ("fingerprint", "pipeline", "rows", "oom_events", "oom_definition")
     facts = {"features": str(built.path), "already_there": there, **{k: built.manifest[k] for k in keys}}
-    _tell(
+    tell(
         facts, as_json,
         f"{built.path}: {len(built):,} rows of {built.x.shape[1]} features; {len(built.train_rows()):,} to train, "
         f"{len(built.valid_rows()):,} to set margins, {len(built.test_rows()):,} to test; "
-        f"{built.manifest['oom_events']} OOM events by the derived label{_kept(there)}",
+        f"{built.manifest['oom_events']} OOM events by the derived label{kept(there)}",
     )  # fmt: skip
 
 
@@ -219,11 +217,11 @@ def train(
     from reclaim.training.train import run_training
 
     settings = [*(assignments or ()), *([f"estimator='{estimator}'"] if estimator else [])]
-    report = run_training(dataset, load_config(TrainConfig, config, settings), force=force, progress=_say)
-    _tell(
+    report = run_training(dataset, load_config(TrainConfig, config, settings), force=force, progress=say)
+    tell(
         asdict(report), as_json,
         f"{report.model}/{report.version}: {report.estimator} of {report.rows['train']:,} rows "
-        f"in {report.seconds:.0f} s, run {report.run_id}{_kept(report.reused)}",
+        f"in {report.seconds:.0f} s, run {report.run_id}{kept(report.reused)}",
         *report.notes,
     )  # fmt: skip
 
@@ -261,10 +259,10 @@ def margins(
     report = run_margins(dataset, out, load_config(ReplayConfig, config, assignments or ()), bundles=bundles)
     table = results_table(report)
     if not as_json:
-        _print_table(table)
-    _tell(
+        print_table(table)
+    tell(
         {"report": str(report.page), "already_there": report.already_there, "results": table.as_records()}, as_json,
-        f"{report.page}{_kept(report.already_there)}",
+        f"{report.page}{kept(report.already_there)}",
     )  # fmt: skip
 
 
@@ -278,9 +276,9 @@ def compare(
 
     table = laid_out(runs or ())
     if as_json:
-        _tell({"runs": table.as_records()}, as_json)
+        tell({"runs": table.as_records()}, as_json)
     else:
-        _print_table(table)
+        print_table(table)
 
 
 @app.command(epilog="Example: `reclaim serve --port 3000 --model reclaim@champion`")
@@ -294,7 +292,7 @@ def serve(
     """Serve reservations over HTTP until stopped."""
     from reclaim.serving.launch import serve as run
 
-    _say(f"loading {model}; then http://{host}:{port}/ answers, its page there says how")
+    say(f"loading {model}; then http://{host}:{port}/ answers, its page there says how")
     run(host, port, model)
 
 
@@ -310,12 +308,12 @@ def demo(
     from reclaim.demo import run_demo
     from reclaim.replay.report import results_table
 
-    with _progress("synthesising") as progress:
-        report = run_demo(out, machines=machines, days=days, seed=seed, say=_say, synth_progress=progress)
+    with Progress("synthesising") as progress:
+        report = run_demo(out, machines=machines, days=days, seed=seed, say=say, synth_progress=progress)
     table = results_table(report)
     if not as_json:
-        _print_table(table)
-    _tell(
+        print_table(table)
+    tell(
         {"report": str(report.page), "results": table.as_records()}, as_json,
         "margins set on validation data, everything above measured on later test data of a SYNTHETIC cell",
         f"report  {report.page}",
@@ -331,77 +329,18 @@ def main() -> NoReturn:
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except ReclaimError as error:
-        _fail(str(error))
+        fail(str(error))
     except _UsageError as error:
         if not sys.argv[1:] or sys.argv[1:] == ["replay"]:  # a verb was asked for, and its help is the answer
             sys.exit(2)
-        _fail(f"{error.format_message().rstrip('.')}; `{error.ctx.command_path} --help` says more")
+        fail(f"{error.format_message().rstrip('.')}; `{error.ctx.command_path} --help` says more")
     except OSError as error:
         from reclaim.data.rows import NO_ROOM
 
         if error.errno in NO_ROOM:
-            _fail(f"{error.filename or 'output'}: {error.strerror}; free some and run again, what was done is kept")
+            fail(f"{error.filename or 'output'}: {error.strerror}; free some and run again, what was done is kept")
         if error.filename is None:
             raise
-        _fail(f"{error.filename}: {error.strerror}")
+        fail(f"{error.filename}: {error.strerror}")
     except typer.Abort:
         sys.exit(130)
-
-
-def _fail(message: str) -> NoReturn:
-    """Print one red line that names the thing and the remedy, and exit with 2: the caller can mend it."""
-    line = f"error: {' '.join(message.split())}"
-    typer.echo(f"\033[31m{line}\033[0m" if sys.stderr.isatty() else line, err=True)
-    sys.exit(2)
-
-
-def _say(line: str) -> None:
-    """Tell a person what goes on, apart from what a script reads."""
-    typer.echo(f"· {line}", err=True)
-
-
-def _tell(facts: dict[str, Any], as_json: bool, *lines: str) -> None:
-    """Print what was made, last: for a script or for a person."""
-    if as_json:
-        typer.echo(json.dumps(facts))
-    else:
-        for line in lines:
-            typer.echo(line)
-
-
-def _kept(already_there: bool) -> str:
-    return " (was there already, nothing to do)" if already_there else ""
-
-
-def _print_table(table: Table) -> None:
-    from rich.console import Console
-    from rich.table import Table as Grid
-
-    console = Console()
-    if not console.is_terminal:
-        typer.echo(table.as_text(), nl=False)
-        return
-    grid = Grid()
-    for number, column in enumerate(table.columns):
-        grid.add_column(column, justify="left" if table.is_text(number) else "right")
-    for row in table.as_strings():
-        grid.add_row(*row)
-    console.print(grid)
-
-
-class _progress:
-    """A bar on a terminal, fed with the share done."""
-
-    def __init__(self, what: str) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=100, desc=what, unit="%", disable=None, leave=False)
-
-    def __enter__(self) -> _progress:
-        return self
-
-    def __call__(self, share: float) -> None:
-        self._bar.update(round(100 * share) - self._bar.n)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()

@@ -194,15 +194,6 @@ def test_an_unknown_field_is_named_with_the_known_ones(tmp_path: Path, window: M
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_field_is_named_in_whatever_line_of_usage_it_stands(
-    tmp_path: Path, window: Maker, write_shard: Writer
-) -> None:
-    rows = [window(900, instance_index=str(k)) for k in range(300)] + [window(900, page_cache_memmory=0.1)]
-    write_shard(tmp_path / "cell", USAGE, rows)
-    with pytest.raises(SchemaError, match=r"instance_usage.*json\.gz: unknown field page_cache_memmory"):
-        ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
-
-
 def test_a_misspelled_field_inside_a_measurement_is_named(tmp_path: Path, window: Maker, write_shard: Writer) -> None:
     write_shard(tmp_path / "cell", USAGE, [window(900, average_usage={"cpus": 0.1, "mem": 0.2})])
     with pytest.raises(SchemaError, match=r"unknown field average_usage\.mem"):
