@@ -50,8 +50,8 @@ class BucketJob:
         Columns of usage before limits are joined.
     out, staging : str
         The dataset being made, and the folder for what is not of it.
-    memory_mib, engine_threads, rows_at_once : int
-        Memory and threads of the process's query engine; windows sorted at once.
+    memory_mib, rows_at_once : int
+        Memory of the process's query engine; windows sorted at once.
     """
 
     bucket: int
@@ -62,7 +62,6 @@ class BucketJob:
     out: str
     staging: str
     memory_mib: int
-    engine_threads: int
     rows_at_once: int = ROWS_AT_ONCE
 
 
@@ -100,9 +99,7 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
     folders = [Path(shard.folder) for shard in job.shards if shard.table == "usage"]
     layout = Layout.of(job.staged)
     with ExitStack() as stack:
-        connection = stack.enter_context(
-            closing(connect(job.memory_mib, Path(job.staging) / "spill", job.engine_threads))
-        )
+        connection = stack.enter_context(closing(connect(job.memory_mib, Path(job.staging) / "spill")))
 
         def writer(path: Path, schema: pa.Schema) -> TableWriter:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ ENGINES: Final = ("local", "ray")
 """``local``: threads of this process or a pool of them; ``ray``: a Ray cluster, for traces larger than one machine."""
 POOL_BYTES: Final = 2 << 30
 """Input from which processes are worth starting. Below it threads are done sooner: what the jobs spend their time in
-lets go of Python's lock, and a process first imports and loads compiled code for about half a second of work."""
+lets go of Python's lock, and a process first has to import and to load compiled code."""
 _PROCESS_MIB: Final = 170
 """Memory a process takes before it holds any data, in MiB."""
 _WORKING_MIB: Final = 250
@@ -148,5 +148,7 @@ def _run_on_ray(
                 for other in waiting:
                     ray.cancel(other)
                 raise error.cause from error
+            except ray.exceptions.RayError as error:
+                raise TraceError(f"a Ray worker was lost ({error}); run again, what was done is kept") from error
             done(places[reference])
     return results

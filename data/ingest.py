@@ -41,7 +41,7 @@ TRACES: Final = ("google-v3", "google-v2.1", "alibaba-2017", "series")
 """Trace formats that can be read."""
 
 _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 100, ".parquet": 40, "": 40}
-"""Bytes a window takes in a raw file, by its ending: measured on Google's v3 and v2.1 traces, for planning only."""
+"""Bytes a window takes in a raw file, by its ending, roughly: for planning only. JSON is a synthetic v3 cell's."""
 _ROWS_PER_BUCKET: Final = 100_000
 _COMPANIONS: Final = frozenset({
     "COMPOSED.json", "SYNTHETIC.json", "truth.parquet", "README", "README.txt", "README.md", "schema.csv",
@@ -122,7 +122,8 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
     if not files:
         patterns = ", ".join(dict.fromkeys(table.patterns[0] for table in source.tables))
         raise TraceError(f"{source_folder}: no files of a {source.trace} trace (looked for {patterns})")
-    unfinished = sorted(source_folder.rglob("*.partial"))
+    partial = (f"{pattern}.partial" for table in source.tables for pattern in table.patterns)
+    unfinished = sorted(path for pattern in partial for path in source_folder.glob(pattern) if path.is_file())
     if unfinished:
         raise ConfigError(f"{unfinished[0]}: an unfinished download; finish it (`reclaim fetch` goes on) or remove it")
     staging = out.with_name(out.name + ".partial")
@@ -172,13 +173,12 @@ def _make(
     total = sum(sizes.values())
     workers, memory_mib = plan_workers(config.engine, config.workers, config.memory_limit_mib, total)
     with Workers(config.engine, workers, total) as pool:
-        engine_threads = 1  # jobs side by side fill the cores
         order = sorted(files, key=lambda entry: (-sizes[entry[1]], entry[0].key, entry[1]))  # the longest first
         shard_jobs = [
             ShardJob(
                 table, staged, str(source_folder.resolve()), file.relative_to(source_folder).as_posix(),
                 str(staging / "shards"),
-                buckets, min(workers, max(1, round(workers * sizes[file] / max(total, 1)))), memory_mib, engine_threads,
+                buckets, min(workers, max(1, round(workers * sizes[file] / max(total, 1)))), memory_mib,
             )
             for table, file in order
         ]  # fmt: skip
@@ -197,15 +197,12 @@ def _make(
         finished = staging / "dataset"
         fingerprint = fingerprint_of(source, buckets, {shard.file: shard.sha256 for shard in shards})
         bucket_jobs = [
-            BucketJob(
-                bucket, fingerprint, distinct, source, staged, str(finished), str(staging), memory_mib, engine_threads
-            )
+            BucketJob(bucket, fingerprint, distinct, source, staged, str(finished), str(staging), memory_mib)
             for bucket in range(buckets)
         ]
         made = _run(pool, make_bucket, bucket_jobs, [1] * buckets, "sorting", "bucket")
         table_jobs = [
-            TableJob(name, distinct, source, buckets, str(finished), str(staging), memory_mib, engine_threads)
-            for name in REST
+            TableJob(name, distinct, source, buckets, str(finished), str(staging), memory_mib) for name in REST
         ]
         lengths = _run(pool, make_table, table_jobs, [1] * len(REST), "listing", "table")
         counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(REST, lengths, strict=True))
@@ -217,7 +214,8 @@ def _make(
     matched = {file for _, file in files}
     not_read = sorted(
         str(file.relative_to(source_folder))
-        for file in source_folder.rglob("*")
+        for folder in {source_folder, *(file.parent for file in matched)}
+        for file in folder.iterdir()
         if file.is_file() and file not in matched and file.name not in _COMPANIONS
     )
     manifest = manifest_of(source_folder, source, shards, repeated, damaged, counts, rejects, not_read, buckets)

@@ -31,13 +31,12 @@ class TableJob:
     out: str
     staging: str
     memory_mib: int
-    engine_threads: int
 
 
 def make_table(job: TableJob) -> int:
     """Write a table, and return how many rows it has. The tasks are those of all buckets, which must be made."""
     schema = s.with_extras(job.name, job.source.extras.get(job.name, ()))
-    with closing(connect(job.memory_mib, Path(job.staging) / "spill", job.engine_threads)) as connection:
+    with closing(connect(job.memory_mib, Path(job.staging) / "spill")) as connection:
         name = "collections" if job.name == "tasks" else job.name
         extras = job.source.extras.get(name, ())
         view(

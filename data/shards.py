@@ -45,8 +45,8 @@ class ShardJob:
         Where it is; ``file`` is relative.
     staging : str
         Folder for what becomes of it.
-    buckets, threads, memory_mib, engine_threads : int
-        Buckets to spread it over; threads that may work at once; memory and threads of the process's query engine.
+    buckets, threads, memory_mib : int
+        Buckets to spread it over; threads that may work at once; memory of the process's query engine.
     """
 
     table: RawTable
@@ -57,7 +57,6 @@ class ShardJob:
     buckets: int
     threads: int
     memory_mib: int
-    engine_threads: int
 
 
 @dataclass(frozen=True)
@@ -100,25 +99,25 @@ class Damaged:
 
 
 _starting = threading.Lock()
-_database: tuple[tuple[int, int, str], duckdb.DuckDBPyConnection] | None = (
-    None  # one for each process: starting it is slow
-)
+_database: tuple[tuple[int, str], duckdb.DuckDBPyConnection] | None = None
+"""The process's query engine, and what it was started with: starting one is slow."""
 
 
-def connect(memory_mib: int, temporary: Path, threads: int) -> duckdb.DuckDBPyConnection:
+def connect(memory_mib: int, temporary: Path) -> duckdb.DuckDBPyConnection:
     """Return a connection to the process's query engine, which spills to ``temporary`` instead of growing.
 
-    Views and tables that one connection makes as temporary are its own.
+    It works in one thread: jobs side by side fill the cores, and sums are made in one order. Views and tables that one
+    connection makes as temporary are its own.
     """
     global _database
-    key = (memory_mib, threads, str(temporary))
+    key = (memory_mib, str(temporary))
     with _starting:
         if _database is None or _database[0] != key:
             release()
             temporary.mkdir(parents=True, exist_ok=True)
             database = duckdb.connect()
             database.execute(f"SET memory_limit = '{memory_mib}MiB'")
-            database.execute(f"SET threads = {threads}")
+            database.execute("SET threads = 1")
             database.execute(f"SET temp_directory = {literal(str(temporary / str(os.getpid())))}")
             database.execute("SET enable_progress_bar = false")
             _database = key, database
@@ -171,9 +170,7 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
         if stat.st_size == 0:
             raise DamagedFileError(f"{path}: empty file")
         with ExitStack() as stack:
-            connection = stack.enter_context(
-                closing(connect(job.memory_mib, Path(job.staging) / "spill", job.engine_threads))
-            )
+            connection = stack.enter_context(closing(connect(job.memory_mib, Path(job.staging) / "spill")))
             writer = None
             if table.name == "usage":
                 writer = stack.enter_context(RowsWriter(work, Layout.of(job.staged), job.buckets))

@@ -97,7 +97,7 @@ def open_tables(dataset: Dataset, memory_limit_mib: int) -> Iterator[Tables]:
         The disk is full.
     """
     with tempfile.TemporaryDirectory(prefix="reclaim-") as spill:
-        connection = connect(memory_limit_mib, Path(spill), threads=1)  # floats are summed in one order: same bytes
+        connection = connect(memory_limit_mib, Path(spill))
         try:
             yield Tables(dataset, connection)
         except (duckdb.IOException, duckdb.InvalidInputException) as error:

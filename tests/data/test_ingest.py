@@ -288,6 +288,22 @@ def test_what_was_read_of_another_source_of_the_same_names_and_sizes_is_not_take
     assert ingest(tmp_path / "b", tmp_path / "out", config).dataset.usage(0)[s.CPU_MEAN].to_pylist() == [0.9]
 
 
+def test_a_dataset_inside_its_source_goes_on_after_a_kill_and_is_no_file_of_it(
+    tmp_path: Path, window: Maker, write_shard: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shard(tmp_path, USAGE, [window(900)])
+
+    def dying(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest_module, "manifest_of", dying)
+        with pytest.raises(KeyboardInterrupt):
+            ingest(tmp_path, tmp_path / "dataset", ONE_BUCKET)
+    dataset = ingest(tmp_path, tmp_path / "dataset", ONE_BUCKET).dataset
+    assert (dataset.n_windows, dataset.manifest["not_read"]) == (1, [])
+
+
 def test_an_unfinished_download_is_named_and_files_of_no_table_are_listed(
     tmp_path: Path, window: Maker, write_shard: Writer
 ) -> None:
