@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reclaim.data import schema as s
+from reclaim.data.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.survey_usage import CURVE, null_means
 
 TIER_COLOURS: Final = {
@@ -22,23 +23,8 @@ TIER_COLOURS: Final = {
     "unknown": "#7F7F7F", "all": "#222222",
 }  # fmt: skip
 """Told apart by readers with any colour vision (Okabe and Ito)."""
-INK: Final = "#222222"
-USAGE_COLOUR: Final = "#B8B8B8"
 ACCENT: Final = "#D55E00"
 BAR: Final = "#0072B2"
-RESOURCE_TITLES: Final = {"cpu": "CPU", "memory": "Memory"}
-_STYLE: Final[dict[Any, Any]] = {
-    "font.size": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#888888",
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-    "svg.hashsalt": "reclaim",  # element names of an SVG follow from its content: same facts, same bytes
-    "svg.fonttype": "none",
-}
 _PLAIN: Final = FuncFormatter(lambda value, _: f"{value:,.12g}")
 _MOST_BINS: Final = 120
 """Bins of counts over time: with more, neighbours cannot be told apart."""
@@ -232,7 +218,7 @@ FIGURES: Final[dict[str, Callable[[Mapping[str, Any]], Figure | None]]] = {
 def draw(facts: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the figures that have something to show, as SVG; the same bytes for the same facts."""
     drawn = {}
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         for name, make in FIGURES.items():
             figure = make(facts)
             if figure is not None:

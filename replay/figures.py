@@ -17,30 +17,16 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
+from reclaim.data.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.training.estimators.margin import MARGIN_NAMES
 
 PALETTE: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
 """Told apart by readers with any colour vision (Okabe and Ito), in the order estimators are drawn."""
-USAGE_COLOUR: Final = "#B8B8B8"
-INK: Final = "#222222"
 
 MARGIN_MARKERS: Final = dict(zip(MARGIN_NAMES, ("o", "s", "^"), strict=True))
 SEGMENT_SHADES: Final = {"baseline": "#FFFFFF", "medium": "#F3F3F3", "aggressive": "#E7E7E7"}
-RESOURCE_TITLES: Final = {"cpu": "CPU", "memory": "Memory"}
 
 DPI: Final = 120
-_STYLE: Final[dict[Any, Any]] = {
-    "font.size": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#888888",
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "legend.frameon": False,
-    "svg.hashsalt": "reclaim",  # element names of an SVG follow from its content: same results, same bytes
-    "svg.fonttype": "none",
-}
 
 
 def margins_over_time(results: Mapping[str, Any]) -> Figure:
@@ -53,7 +39,7 @@ def margins_over_time(results: Mapping[str, Any]) -> Figure:
     drawn = [e for e in results["estimators"] if e["sequence"] is not None and e["sequence"]["drawn"]]
     colours = estimator_colours(results)
     hours = np.array(timeline["hours"])
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 8.6), layout="constrained")
         axes = figure.subplots(len(RESOURCES) + 1, 1, sharex=True, height_ratios=[1.0] * len(RESOURCES) + [0.75])
         unit, end = _time_unit(timeline["length_hours"])
@@ -99,7 +85,7 @@ def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
     bound = next(e for e in results["estimators"] if e["kind"] == "oracle")
     shown = [e for e in results["estimators"] if e["kind"] not in ("oracle", "limit")]
     colours = estimator_colours(results)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.5, 1.6 + 0.95 * max(len(shown), 1)), layout="constrained")
         axes = figure.subplots(1, len(RESOURCES), sharey=True, squeeze=False)[0]
         for resource, ax in zip(RESOURCES, axes, strict=True):
@@ -172,7 +158,7 @@ def estimator_colours(results: Mapping[str, Any]) -> Mapping[str, str]:
 def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write a figure as PNG and as SVG, the same bytes for the same figure; returns both paths."""
     png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         FigureCanvasAgg(figure)
         figure.savefig(png, dpi=DPI, metadata={"Software": None})
         figure.savefig(svg, metadata={"Date": None, "Creator": None})
