@@ -26,8 +26,8 @@ import torch
 
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+from reclaim.features.build import build_features
 from reclaim.features.state import FeatureState
-from reclaim.features.store import build_features
 from reclaim.training.fit import Rows, choose_device, fit_network
 from reclaim.training.forecaster import NetworkForecaster
 from reclaim.training.settings import FitConfig

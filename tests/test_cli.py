@@ -14,7 +14,7 @@ from reclaim.config import load_config
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.store import bucket_name
-from reclaim.features.store import FeatureConfig
+from reclaim.features.build import FeatureConfig
 from reclaim.training.settings import TrainConfig
 
 

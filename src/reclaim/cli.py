@@ -187,7 +187,7 @@ def features(
     """Compute features, targets and splits of every window of a dataset."""
     from reclaim.config import load_config
     from reclaim.data.store import Dataset
-    from reclaim.features.store import FeatureConfig, build_features
+    from reclaim.features.build import FeatureConfig, build_features
 
     built, there = build_features(Dataset.open(dataset), load_config(FeatureConfig, config, assignments or ()))
     keys = ("fingerprint", "pipeline", "rows", "oom_events", "oom_definition")

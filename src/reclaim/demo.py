@@ -37,7 +37,7 @@ def run_demo(
     """
     from reclaim.data.ingest import IngestConfig, ingest
     from reclaim.data.synthetic import SyntheticCellConfig, write_cell
-    from reclaim.features.store import build_features
+    from reclaim.features.build import build_features
     from reclaim.replay.experiment import run_margins
     from reclaim.training.bundle import load_bundle
     from reclaim.training.settings import TrainConfig

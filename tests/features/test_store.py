@@ -12,9 +12,10 @@ import pytest
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.store import Dataset
+from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.splits import GROUPS, IN_ALLOC, PERIODS, SEEN, TEST_UNSEEN, TRAIN, VALID, SplitConfig
 from reclaim.features.state import FeatureState
-from reclaim.features.store import FeatureConfig, FeatureSet, build_features
+from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S
 
 Maker = Callable[..., dict[str, Any]]

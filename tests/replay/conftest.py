@@ -12,7 +12,7 @@ from reclaim.data import schema
 from reclaim.data import windows as w
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.windows import Windows, empty_windows
-from reclaim.features.store import build_features
+from reclaim.features.build import build_features
 from reclaim.replay.experiment import ReplayConfig, run_margins
 from reclaim.replay.report import ReplayReport
 

@@ -13,7 +13,8 @@ import pytest
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.store import Dataset
-from reclaim.features.store import FeatureSet, build_features
+from reclaim.features.build import build_features
+from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
 from reclaim.training import fit, tracking, train
 from reclaim.training.bundle import BUNDLE_FILE, load_bundle
