@@ -1,24 +1,40 @@
-"""Builds the feature set of a dataset: features, targets and splits of every usage window, bucket by bucket."""
+"""Builds the feature set of a dataset: every bucket by itself, then what tasks can tell of each other."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data import schema as s
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.store import MANIFEST, Dataset, content_sha256, read_manifest, replaced_folder, write_json
-from reclaim.data.windows import measured_by_mean
-from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
-from reclaim.features.splits import GROUPS, PERIODS, SplitConfig, cuts_us, groups, periods
-from reclaim.features.state import FeatureState
-from reclaim.features.store import ARRAYS, FOLDER, FeatureSet
-from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS, oom_events, targets
+from reclaim.data.store import (
+    MANIFEST,
+    Dataset,
+    bucket_name,
+    content_sha256,
+    read_manifest,
+    replaced_folder,
+    write_json,
+)
+from reclaim.data.windows import Cell, measured_by_mean
+from reclaim.features.kin import Tasks, fold_everyone
+from reclaim.features.registry import CONTEXT, FEATURE_NAMES, PIPELINE_VERSION, SIGNALS
+from reclaim.features.splits import SplitConfig, cuts_us, groups, periods, split_counts
+from reclaim.features.state import fold_tasks
+from reclaim.features.store import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
+from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, oom_events, targets
 
 
 @dataclass(frozen=True)
@@ -27,10 +43,40 @@ class FeatureConfig:
 
     split: SplitConfig = field(default_factory=SplitConfig)
     """Periods and groups."""
+    monday_s: int = 0
+    """A midnight that begins a Monday, in the cell's own zone: seconds on the trace's clock."""
 
 
-def build_features(dataset: Dataset, config: FeatureConfig | None = None) -> tuple[FeatureSet, bool]:
+@dataclass(frozen=True)
+class _Bucket:
+    """What a bucket's worker hands back.
+
+    Attributes
+    ----------
+    tasks : Tasks
+    n_oom : int
+        OOM events by the derived label.
+    by_mean, measured : int64, shape (n_resources,)
+        Windows whose demand had only the mean to go by, and those that had any.
+    """
+
+    tasks: Tasks
+    n_oom: int
+    by_mean: NDArray[np.int64]
+    measured: NDArray[np.int64]
+
+
+def build_features(
+    dataset: Dataset, config: FeatureConfig | None = None, *, workers: int = 0
+) -> tuple[FeatureSet, bool]:
     """Build the feature set of a dataset, or find it built; return it and whether it had been there.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    config : FeatureConfig or None
+    workers : int
+        Threads; 0: one for each core. The result is the same to the byte.
 
     Raises
     ------
@@ -44,68 +90,124 @@ def build_features(dataset: Dataset, config: FeatureConfig | None = None) -> tup
     folder = dataset.path / FOLDER
     if (folder / MANIFEST).is_file() and read_manifest(folder, made_by="")["fingerprint"] == fingerprint:
         return FeatureSet.open(dataset.path), True
-    if dataset.n_windows == 0:
-        raise HistoryTooShortError(
-            f"{dataset.path}: no usage windows, and features are made of usage; ingest the trace's usage files, too "
-            f"(`reclaim inspect {dataset.path}` says what is there)"
-        )
-    first_us, last_us = _span_us(dataset)
-    needed_s, span_s = 4 * HORIZONS_S[1], (last_us - first_us) // 1_000_000
-    if span_s < needed_s:
-        raise HistoryTooShortError(
-            f"{dataset.path}: the trace spans {span_s} s; training, validation and test with a horizon of "
-            f"{HORIZONS_S[1]} s need at least {needed_s} s"
-        )
-    cuts = cuts_us(first_us, last_us, config.split)
-    n = dataset.n_windows
+    span_us = _span_us(dataset)
+    cuts = cuts_us(*span_us, config.split)
     with replaced_folder(folder) as work:
-        arrays = {
-            name: open_memmap(work / f"{name}.npy", mode="w+", dtype=dtype, shape=(n, *shape))
-            for name, (dtype, shape) in ARRAYS.items()
-        }
-        bucket_start = [0]
-        n_oom, by_mean, measured = 0, np.zeros(len(RESOURCES)), np.zeros(len(RESOURCES))
-        for bucket in tqdm(range(dataset.n_buckets), desc="features", unit="bucket", disable=None, leave=False):
-            windows = dataset.windows(bucket)
-            rows = slice(bucket_start[-1], bucket_start[-1] + len(windows))
-            bucket_start.append(rows.stop)
-            oom_task, oom_us = oom_events(windows, dataset.events(bucket))
-            n_oom += len(oom_us)
-            made = targets(windows, oom_task, oom_us, last_us)
-            mean_alone, known = measured_by_mean(windows)
-            by_mean += mean_alone.sum(axis=0)
-            measured += known.sum(axis=0)
-            arrays["x"][rows] = FeatureState().advance(windows.task_numbers(), windows)
-            arrays["y"][rows] = made.value
-            arrays["oom"][rows] = made.oom if dataset.manifest["counts"]["events"] else np.nan
-            arrays[s.END_US][rows] = windows.end_us
-            arrays["period"][rows] = periods(windows.end_us, cuts)
-            arrays["group"][rows] = groups(windows, config.split)
-        split = np.zeros((len(PERIODS), len(GROUPS)), np.int64)
-        np.add.at(split, (arrays["period"], arrays["group"]), 1)
+        facts = _fill(dataset, config, work, cuts, span_us[1], workers or len(os.sched_getaffinity(0)))
         manifest = {
             "fingerprint": fingerprint,
             "dataset": dataset.fingerprint,
             "pipeline": PIPELINE_VERSION,
             "config": dataclasses.asdict(config),
             "features": list(FEATURE_NAMES),
-            "targets": list(TARGETS),
             "horizons_s": list(HORIZONS_S),
             "oom_definition": OOM_DEFINITION,
-            "oom_events": n_oom,
-            "measured_by_mean": dict(zip(RESOURCES, (by_mean / np.maximum(measured, 1)).tolist(), strict=True)),
             "cuts_us": list(cuts),
-            "span_us": [first_us, last_us],
-            "bucket_start": bucket_start,
-            "rows": {p: dict(zip(GROUPS, split[k].tolist(), strict=True)) for k, p in enumerate(PERIODS)},
+            "span_us": list(span_us),
+            **facts,
         }
-        for array in arrays.values():
-            array.flush()
         write_json(work / MANIFEST, manifest)
     return FeatureSet.open(dataset.path), False
 
 
+def _fill(
+    dataset: Dataset, config: FeatureConfig, work: Path, cuts: tuple[int, int], trace_end_us: int, workers: int
+) -> dict[str, Any]:
+    """Write every array into the folder; return what the manifest says of them."""
+    bucket_start = np.cumsum([0, *(_n_rows(dataset, b) for b in range(dataset.n_buckets))])
+    n = int(bucket_start[-1])
+    shapes = {name: (dtype, (n, *row)) for name, (dtype, row) in ARRAYS.items()}
+    shapes[CONTEXT_FILE] = (np.float32, (len(CONTEXT), n))
+    passing: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "moment": (np.int32, (n,)),
+        "share": (np.int32, (n, len(SIGNALS))),
+    }
+    arrays = {
+        name: open_memmap(array_path(work, name), mode="w+", dtype=dtype, shape=shape)
+        for name, (dtype, shape) in (shapes | passing).items()
+    }
+    cell = dataset.cell(config.monday_s * 1_000_000)
+    with (
+        tqdm(total=n, desc="features", unit="window", unit_scale=True, disable=None, leave=False) as bar,
+        ThreadPoolExecutor(workers) as pool,
+    ):
+
+        def fill(bucket: int) -> _Bucket:
+            filled = _fill_bucket(dataset, config, cell, bucket, int(bucket_start[bucket]), arrays, cuts, trace_end_us)
+            bar.update(int(bucket_start[bucket + 1] - bucket_start[bucket]))
+            return filled
+
+        buckets = list(pool.map(fill, range(dataset.n_buckets)))
+    everyone = Tasks.join([b.tasks for b in buckets])
+    fold_everyone(everyone, arrays["moment"], arrays["share"], arrays["x"], threads=workers)
+    for name in passing:
+        del arrays[name]
+        array_path(work, name).unlink()
+    counts = split_counts(arrays, cuts, trace_end_us)
+    for array in arrays.values():
+        array.flush()
+    measured = np.maximum(sum(b.measured for b in buckets), 1)
+    by_mean = sum(b.by_mean for b in buckets) / measured
+    return {
+        "bucket_start": bucket_start.tolist(),
+        "oom_events": sum(b.n_oom for b in buckets),
+        "measured_by_mean": dict(zip(RESOURCES, by_mean.tolist(), strict=True)),
+        **counts,
+    }
+
+
+def _fill_bucket(
+    dataset: Dataset,
+    config: FeatureConfig,
+    cell: Cell,
+    bucket: int,
+    first: int,
+    arrays: Mapping[str, NDArray[Any]],
+    cuts: tuple[int, int],
+    trace_end_us: int,
+) -> _Bucket:
+    """Write the rows of one bucket, which begin at row ``first``: all but what others did."""
+    windows = dataset.windows(bucket)
+    rows = slice(first, first + len(windows))
+    starts = windows.task_starts()
+    fold_tasks(
+        windows, starts, cell, first, arrays["x"][rows], arrays[CONTEXT_FILE], arrays["last"][rows],
+        arrays["moment"][rows], arrays["share"][rows],
+    )  # fmt: skip
+    oom_task, oom_us = oom_events(windows, dataset.events(bucket))
+    targets(windows, oom_task, oom_us, trace_end_us, arrays["y"][rows], arrays["oom"][rows])
+    if not dataset.manifest["counts"]["events"]:
+        arrays["oom"][rows] = np.nan
+    arrays[s.END_US][rows] = windows.end_us
+    arrays["limit"][rows] = windows.limit
+    arrays["first"][rows] = first + np.repeat(starts[:-1], np.diff(starts))
+    arrays["period"][rows] = periods(windows.end_us, cuts)
+    arrays["group"][rows] = groups(windows, config.split)
+    by_mean, measured = measured_by_mean(windows)
+    task = starts[:-1]
+    tasks = Tasks(
+        windows.collection_id[task], windows.user[task], windows.name[task], first + task, first + starts[1:]
+    )  # fmt: skip
+    return _Bucket(tasks, len(oom_us), by_mean.sum(axis=0), measured.sum(axis=0))
+
+
+def _n_rows(dataset: Dataset, bucket: int) -> int:
+    return int(pq.read_metadata(dataset.path / "usage" / bucket_name(bucket)).num_rows)
+
+
 def _span_us(dataset: Dataset) -> tuple[int, int]:
-    """Return the start of the first and the end of the last window of the trace."""
+    """Return the start of the first and the end of the last window of the trace, in µs on its clock."""
+    if dataset.n_windows == 0:
+        raise HistoryTooShortError(
+            f"{dataset.path}: no usage windows, and features are made of usage; ingest the trace's usage files, too "
+            f"(`reclaim inspect {dataset.path}` says what is there)"
+        )
     seen = dataset.table("tasks").select([s.FIRST_SEEN_US, s.LAST_SEEN_US]).to_pandas()
-    return int(seen[s.FIRST_SEEN_US].min()), int(seen[s.LAST_SEEN_US].max())
+    first_us, last_us = int(seen[s.FIRST_SEEN_US].min()), int(seen[s.LAST_SEEN_US].max())
+    needed_s, span_s = 4 * HORIZONS_S[1], (last_us - first_us) // 1_000_000
+    if span_s < needed_s:
+        raise HistoryTooShortError(
+            f"{dataset.path}: the trace spans {span_s} s; training, validation and test with a horizon of "
+            f"{HORIZONS_S[1]} s need at least {needed_s} s"
+        )
+    return first_us, last_us

@@ -6,11 +6,15 @@ import hashlib
 from dataclasses import astuple, dataclass
 from typing import Final
 
-from reclaim.data.schema import TIERS
+from reclaim.data.schema import RESOURCES, TIERS
 
 SIGNALS: Final = ("cpu", "memory", "peak_cpu")
 """What the statistics below are made of, each over the limit: the demand a reservation must cover (``data.windows.
 demand``) per resource, and the largest CPU usage inside the window."""
+
+SLOT_S: Final = 300
+"""Length in seconds of a slot of the trace's clock. What other tasks did is known slot by slot: at t, of the slots
+before the one in which t lies. So the order in which the windows of one slot arrive makes no difference."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,44 @@ class Feature:
     missing: str = "NaN"
 
 
+@dataclass(frozen=True)
+class Channel:
+    """One number per window that a model of sequences may look at.
+
+    Attributes
+    ----------
+    name, formula : str
+    over : int or None
+        Position in ``RESOURCES`` of the limit it is divided by, the one in force at t; None: it has no such unit.
+    """
+
+    name: str
+    formula: str
+    over: int | None
+
+
+_CPU, _MEMORY = range(len(RESOURCES))
+
+CONTEXT_WINDOWS: Final = 24
+"""Windows kept one by one, the "recent" ones: 2 hours of 5-minute windows."""
+
+CONTEXT: Final = (
+    Channel("cpu", "CPU that the reservation had to cover", _CPU),
+    Channel("memory", "memory that the reservation had to cover", _MEMORY),
+    Channel("peak_cpu", "largest CPU usage", _CPU),
+    Channel("cpu_mean", "mean CPU usage", _CPU),
+    Channel("cpu_p10", "10th percentile of CPU usage", _CPU),
+    Channel("cpu_p50", "50th percentile of CPU usage", _CPU),
+    Channel("cpu_p99", "99th percentile of CPU usage", _CPU),
+    Channel("memory_mean", "mean memory usage", _MEMORY),
+    Channel("page_cache", "page cache", _MEMORY),
+    Channel("cpi", "cycles per instruction", None),
+    Channel("mai", "memory accesses per instruction", None),
+    Channel("length", "length of the window over 300 s", None),
+)
+"""The context: what is kept of each recent window. The signals stand first, in their order. Percentiles that a window
+lacks are interpolated as for the features (``shape_known``)."""
+
 _STATISTICS: Final = (
     Feature("last", "the last window's value", "of limit"),
     Feature("mean_30m", "mean of the recent windows that ended within 30 minutes", "of limit"),
@@ -44,44 +86,106 @@ _STATISTICS: Final = (
     Feature("slow_max", "maximum that decays towards the value with a half-life of 12 hours", "of limit"),
     Feature("ewm_1h", "mean with weights that halve every hour", "of limit"),
     Feature("ewm_12h", "mean with weights that halve every 12 hours", "of limit"),
-    Feature("p90_12h", "90th percentile with weights that halve every 12 hours, in steps of 9 %", "of limit"),
-    Feature("p99_12h", "99th percentile with weights that halve every 12 hours, in steps of 9 %", "of limit"),
+    Feature("p90_12h", "90th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
+    Feature("p99_12h", "99th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
     Feature("yesterday", "largest in the clock hour 23 hours ago and the two around it", "of limit"),
     Feature("change_1h", "last value minus that of the recent window nearest to one hour ago", "of limit"),
 )
 
-_SINGLE: Final = (
+_RESOURCE: Final = (
+    Feature("p98_48h", "98th percentile with weights that halve every 48 hours, in steps of 6 to 12 %", "of limit"),
+    Feature("limit", "log2 of the limit over the capacity of the cell's largest machine", "log2"),
+    Feature("limit_change", "log2 of the limit over the first one seen", "log2"),
+)
+
+_SHAPE: Final = (
     Feature("cpu_mean", "mean CPU of the last window", "of limit"),
+    Feature("cpu_p50", "50th percentile of CPU in the last window", "of limit"),
+    Feature("cpu_low", "50th minus 10th percentile of CPU in the last window", "of limit"),
     Feature("cpu_spread", "90th minus 50th percentile of CPU in the last window", "of limit"),
-    Feature("cpu_tail", "largest CPU minus 90th percentile in the last window", "of limit"),
+    Feature("cpu_tail", "99th minus 90th percentile of CPU in the last window", "of limit"),
+    Feature("cpu_top", "largest CPU minus 99th percentile in the last window", "of limit"),
+    Feature("cpu_tail_weight", "(99th minus 50th) over (90th minus 10th percentile) of CPU, at most 64", "ratio"),
+    Feature("cpu_over_limit", "share of the last window in which CPU was above the limit", "0..1"),
+    Feature("shape_known", "1: all percentiles of the last window measured; 0.5: the tail interpolated; "
+            "0: the mean stands in for those up to the 90th", "0..1", "0"),
+    Feature("usage_p50_12h", "50th percentile of CPU over time, from every window's distribution, weights that halve "
+            "every 12 hours, in steps of 6 to 12 %", "of limit"),
+    Feature("usage_p90_12h", "90th percentile of the same", "of limit"),
+    Feature("usage_p99_12h", "99th percentile of the same", "of limit"),
+)  # fmt: skip
+
+_SINGLE: Final = (
     Feature("memory_mean", "mean memory of the last window", "of limit"),
     Feature("memory_growth_6h", "memory now minus the least hourly maximum of the 6 hours before", "of limit"),
+    Feature("memory_slope_2h", "slope of memory over the recent windows that ended within 2 hours", "of limit per h"),
     Feature("page_cache", "page cache in the last window", "of limit"),
+    Feature("page_cache_share", "page cache over mean memory in the last window", "ratio"),
     Feature("cpi", "cycles per instruction in the last window", "cycles"),
+    Feature("cpi_change", "the same over its mean with weights that halve every 12 hours", "ratio"),
     Feature("mai", "memory accesses per instruction in the last window", "accesses"),
     Feature("age", "log2(1 + hours since the run began; since first seen, where that is not told)", "log2 h"),
     Feature("seen", "log2(1 + windows seen)", "log2"),
+    Feature("restarts", "log2(1 + runs begun since the task was first seen)", "log2", "0"),
     Feature("gap", "log2(1 + minutes between the last two windows)", "log2 min", "0 at the first window"),
+    Feature("coverage_2h", "time in recent windows that ended within 2 hours, over 2 hours", "0..1", "never"),
     Feature("length", "length of the last window over 300 s", "ratio"),
-    Feature("hour_sin", "sine of the time of day on the trace's clock", "-1..1", "never"),
-    Feature("hour_cos", "cosine of the time of day on the trace's clock", "-1..1", "never"),
-    Feature("day", "day of the week on the trace's clock, over 7", "0..1", "never"),
+    Feature("hour_sin", "sine of the time of day in the cell's zone", "-1..1", "never"),
+    Feature("hour_cos", "cosine of the time of day in the cell's zone", "-1..1", "never"),
+    Feature("day", "day of the week in the cell's zone, over 7, Monday first", "0..1", "never"),
     Feature("in_alloc", "whether the task runs in an alloc instance", "0 or 1", "never"),
     Feature("scheduling_class", "scheduling class over 3", "0..1"),
     *(Feature(f"tier_{tier}", f"whether the tier is {tier}", "0 or 1", "0") for tier in TIERS),
 )
 
+_OTHERS: Final = {
+    "sibling": "the other tasks of its collection",
+    "name": "the tasks of other collections of the same user and logical name",
+    "user": "the tasks of other collections of the same user",
+}
+"""Whose past a task without one of its own may be told by, nearest first."""
+KINSHIPS: Final = tuple(_OTHERS)
+
+_KIN: Final = (
+    Feature("mean", "mean over all windows so far of {others}", "of their limits"),
+    Feature("peak", "mean over {others} of the largest each has had so far", "of their limits"),
+    Feature("max", "largest so far of {others}", "of their limits"),
+)
+_NOW: Final = (
+    Feature("now", "mean in the slot before this one of the other tasks of its collection", "of their limits"),
+    Feature("now_max", "largest in the slot before this one of the other tasks of its collection", "of their limits"),
+)
+
+
+def _kin_features() -> tuple[Feature, ...]:
+    features = []
+    for kin, others in _OTHERS.items():
+        features.append(Feature(f"{kin}_tasks", f"log2(1 + number so far of {others})", "log2", "0"))
+        for signal in SIGNALS:
+            for f in _KIN + (_NOW if kin == KINSHIPS[0] else ()):
+                name = f"{kin}_{signal}_{f.name}"
+                features.append(Feature(name, f.formula.format(others=others), f.unit, f.missing))
+    return tuple(features)
+
+
 FEATURES: Final = (
     *(Feature(f"{signal}_{f.name}", f.formula, f.unit, f.missing) for signal in SIGNALS for f in _STATISTICS),
+    *(Feature(f"{resource}_{f.name}", f.formula, f.unit, f.missing) for resource in RESOURCES for f in _RESOURCE),
+    *_SHAPE,
     *_SINGLE,
+    *_kin_features(),
 )
 """All features, in the order of a model's input."""
 
 FEATURE_NAMES: Final = tuple(f.name for f in FEATURES)
 
 N_STATISTICS: Final = len(_STATISTICS)
-FIRST_SINGLE: Final = len(SIGNALS) * N_STATISTICS
+N_RESOURCE: Final = len(_RESOURCE)
+FIRST_RESOURCE: Final = len(SIGNALS) * N_STATISTICS
+FIRST_SHAPE: Final = FIRST_RESOURCE + len(RESOURCES) * N_RESOURCE
+FIRST_SINGLE: Final = FIRST_SHAPE + len(_SHAPE)
+FIRST_KIN: Final = FIRST_SINGLE + len(_SINGLE)
 
-PIPELINE_VERSION: Final = hashlib.sha256(repr(("2", *(astuple(f) for f in FEATURES))).encode()).hexdigest()[:12]
+PIPELINE_VERSION: Final = hashlib.sha256(repr(("3", *(astuple(f) for f in FEATURES))).encode()).hexdigest()[:12]
 """Names the definitions. A model remembers it and is refused by another. The leading literal is raised by hand when
 the computation of a feature changes but its words do not."""

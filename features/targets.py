@@ -5,7 +5,6 @@ This is the one place of the room that looks past t.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numba
@@ -27,6 +26,9 @@ HORIZONS_S: Final = (300, 3_600, 86_400)
 OOM_SHARE: Final = 0.98
 """Share of the limit that memory must reach in a failed task's last window for the failure to be called OOM."""
 
+OOM_ENDS: Final = (s.EventType.FAIL,)
+"""What may be an OOM. An eviction is none: a machine out of memory evicts whoever is least, whatever that one uses."""
+
 OOM_DEFINITION: Final = (
     f"OOM is a derived label (no public trace records it): a FAIL of the task whose last window before it has a "
     f"maximum memory of at least {OOM_SHARE:.0%} of the limit"
@@ -39,50 +41,43 @@ _ALIVE_US: Final = 600_000_000
 """A task last seen this close to the end of the trace is taken to run on."""
 
 
-@dataclass(frozen=True)
-class Targets:
-    """Targets of ``n`` rows.
-
-    Attributes
-    ----------
-    value : float32, shape (n, n_targets, n_horizons)
-        Over the limit; NaN unknown: nothing was measured in the horizon, or the trace ends inside it with the task
-        still running. A task that ends inside a horizon had to be covered until then.
-    oom : float32, shape (n, n_horizons)
-        1 where the task meets an OOM (``OOM_DEFINITION``) within the horizon, 0 where not, NaN unknown.
-    """
-
-    value: NDArray[np.float32]
-    oom: NDArray[np.float32]
-
-
-def targets(windows: Windows, oom_task: NDArray[np.int64], oom_us: NDArray[np.int64], trace_end_us: int) -> Targets:
-    """Return the targets of every row.
+def targets(
+    windows: Windows,
+    oom_task: NDArray[np.int64],
+    oom_us: NDArray[np.int64],
+    trace_end_us: int,
+    value: NDArray[np.float32],
+    oom: NDArray[np.float32],
+) -> None:
+    """Write the targets of every row.
 
     Parameters
     ----------
     windows : Windows
-        Sorted by task, then time.
+        ``n`` rows, sorted by task, then time.
     oom_task, oom_us : int64, shape (n_events,)
         Task number (position in ``windows``) and time of each OOM event, from ``oom_events``; sorted by both.
     trace_end_us : int
         End of the last window of the whole trace.
+    value : float32, shape (n, n_targets, n_horizons)
+        Written: over the limit; NaN unknown: nothing was measured in the horizon, or the trace ends inside it with the
+        task still running. A task that ends inside a horizon had to be covered until then.
+    oom : float32, shape (n, n_horizons)
+        Written: 1 where the task meets an OOM (``OOM_DEFINITION``) within the horizon, 0 where not, NaN unknown.
     """
     starts = windows.task_starts()
-    signals = np.column_stack([demand(windows), peak_cpu(windows)])
-    value = np.full((len(windows), len(TARGETS), len(HORIZONS_S)), np.nan)
-    oom = np.full((len(windows), len(HORIZONS_S)), np.nan)
+    signals = np.vstack([demand(windows).T, peak_cpu(windows)])
     horizons_us = np.array(HORIZONS_S, np.int64) * 1_000_000
     first_event = np.searchsorted(oom_task, np.arange(len(starts)))
     _targets(
-        starts, windows.start_us, windows.end_us, signals, first_event, oom_us, horizons_us, trace_end_us, value, oom
-    )
-    limit = windows.limit[:, (0, 1, 0)]
-    value /= np.where(limit > 0, limit, np.nan)[:, :, None]
-    return Targets(value.astype(np.float32), oom.astype(np.float32))
+        starts, windows.start_us, windows.end_us, signals, np.ascontiguousarray(windows.limit), first_event, oom_us,
+        horizons_us, trace_end_us, value, oom,
+    )  # fmt: skip
 
 
-def oom_events(windows: Windows, events: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def oom_events(
+    windows: Windows, events: pa.Table, *, share: float = OOM_SHARE, ends: tuple[int, ...] = OOM_ENDS
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return task number and time of each OOM event, sorted; see ``OOM_DEFINITION``. Two int64 arrays, (n_events,).
 
     Parameters
@@ -91,9 +86,13 @@ def oom_events(windows: Windows, events: pa.Table) -> tuple[NDArray[np.int64], N
         Sorted by task, then time.
     events : pyarrow.Table
         Of the same bucket, ``schema.EVENTS``.
+    share : float
+        Of the limit, that memory must have reached.
+    ends : tuple of int
+        Event types that may be an OOM.
     """
     fails = events.select([*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE]).to_pandas()
-    fails = fails[fails[s.EVENT_TYPE] == s.EventType.FAIL]
+    fails = fails[fails[s.EVENT_TYPE].isin(ends)]
     starts = windows.task_starts()[:-1]
     tasks = pd.MultiIndex.from_arrays([windows.collection_id[starts], windows.instance_index[starts]])
     number = tasks.get_indexer(pd.MultiIndex.from_arrays([fails[key] for key in s.TASK_KEY]))
@@ -108,7 +107,7 @@ def oom_events(windows: Windows, events: pa.Table) -> tuple[NDArray[np.int64], N
     oom = (
         (row >= starts[number])  # -1, or a row of the task before: nothing was seen of this one
         & (windows.end_us[row] >= time_us - _LAST_WINDOW_US)
-        & (memory >= OOM_SHARE * windows.limit[row, s.RESOURCES.index("memory")])
+        & (memory >= share * windows.limit[row, s.RESOURCES.index("memory")])
     )
     number, time_us = number[oom], time_us[oom]
     by_task = np.lexsort((time_us, number))
@@ -129,28 +128,33 @@ def _last_row_before(windows: Windows, task: NDArray[np.int64], time_us: NDArray
 
 @numba.njit(cache=True, nogil=True)
 def _targets(
-    starts: Any, start_us: Any, end_us: Any, signals: Any, first_event: Any, event_us: Any, horizons_us: Any,
-    trace_end_us: int, value: Any, oom: Any,
+    starts: Any, start_us: Any, end_us: Any, signals: Any, limit: Any, first_event: Any, event_us: Any,
+    horizons_us: Any, trace_end_us: int, value: Any, oom: Any,
 ) -> None:  # fmt: skip
+    longest = 0
+    for task in range(len(starts) - 1):
+        longest = max(longest, starts[task + 1] - starts[task])
+    queue = np.empty(longest, np.int64)
     for task in range(len(starts) - 1):
         first, stop = starts[task], starts[task + 1]
         ended = end_us[stop - 1] < trace_end_us - _ALIVE_US
-        queue = np.empty(stop - first, np.int64)
         for h in range(len(horizons_us)):
             horizon = horizons_us[h]
-            for j in range(signals.shape[1]):
-                _future_max(first, stop, start_us, end_us, signals[:, j], horizon, queue, value[:, j, h])
+            for j in range(len(signals)):
+                _future_max(first, stop, start_us, end_us, signals[j], horizon, queue, value[:, j, h])
             event = first_event[task]
             now = end_us[first]
             for i in range(first, stop):
                 now = max(now, end_us[i])
                 until = now + horizon
                 complete = ended or until <= trace_end_us
-                if not complete:
-                    value[i, :, h] = np.nan
+                for j in range(len(signals)):
+                    of = limit[i, j if j < 2 else 0]  # the peak of CPU is over the CPU limit
+                    value[i, j, h] = value[i, j, h] / of if complete and of > 0.0 else np.nan
                 # a failure is often stamped a little before the end of the window it cut short: that is over by t
                 while event < first_event[task + 1] and event_us[event] <= now:
                     event += 1
+                oom[i, h] = np.nan
                 if event < first_event[task + 1] and event_us[event] <= until:
                     oom[i, h] = 1.0
                 elif complete:
@@ -161,7 +165,7 @@ def _targets(
 def _future_max(
     first: int, stop: int, start_us: Any, end_us: Any, signal: Any, horizon: int, queue: Any, out: Any
 ) -> None:
-    """Write for each row the largest value of the task's later windows that begin within the horizon."""
+    """Write for each row the largest value of the task's later windows that begin within the horizon; NaN for none."""
     head, tail, ahead = 0, 0, first  # queue[head:tail] holds rows of falling value, the largest first
     now = end_us[first]
     for i in range(first, stop):
@@ -176,5 +180,4 @@ def _future_max(
             ahead += 1
         while head < tail and queue[head] <= i:
             head += 1
-        if head < tail:
-            out[i] = signal[queue[head]]
+        out[i] = signal[queue[head]] if head < tail else np.nan
