@@ -133,7 +133,9 @@ def _fill(
     ):
 
         def fill(bucket: int) -> _Bucket:
-            filled = _fill_bucket(dataset, config, cell, bucket, int(bucket_start[bucket]), arrays, cuts, trace_end_us)
+            filled = _fill_bucket(
+                dataset, config, cell, bucket, int(bucket_start[bucket]), work, arrays, cuts, trace_end_us
+            )
             bar.update(int(bucket_start[bucket + 1] - bucket_start[bucket]))
             return filled
 
@@ -144,8 +146,6 @@ def _fill(
         del arrays[name]
         array_path(work, name).unlink()
     counts = split_counts(arrays, cuts, trace_end_us)
-    for array in arrays.values():
-        array.flush()
     measured = np.maximum(sum(b.measured for b in buckets), 1)
     by_mean = sum(b.by_mean for b in buckets) / measured
     return {
@@ -162,7 +162,8 @@ def _fill_bucket(
     cell: Cell,
     bucket: int,
     first: int,
-    arrays: Mapping[str, NDArray[Any]],
+    work: Path,
+    arrays: Mapping[str, np.memmap[Any, Any]],
     cuts: tuple[int, int],
     trace_end_us: int,
 ) -> _Bucket:
@@ -170,10 +171,14 @@ def _fill_bucket(
     windows = dataset.windows(bucket)
     rows = slice(first, first + len(windows))
     starts = windows.task_starts()
+    x = np.empty((len(windows), len(FEATURE_NAMES)), np.float32)
     fold_tasks(
-        windows, starts, cell, first, arrays["x"][rows], arrays[CONTEXT_FILE], arrays["last"][rows],
+        windows, starts, cell, first, x, arrays[CONTEXT_FILE], arrays["last"][rows],
         arrays["moment"][rows], arrays["share"][rows],
     )  # fmt: skip
+    with array_path(work, "x").open("r+b", buffering=0) as file:  # half the time that it takes through the memory map
+        file.seek(arrays["x"].offset + first * x.strides[0])
+        file.write(x.data.cast("B"))
     oom_task, oom_us = oom_events(windows, dataset.events(bucket))
     targets(windows, oom_task, oom_us, trace_end_us, arrays["y"][rows], arrays["oom"][rows])
     if not dataset.manifest["counts"]["events"]:

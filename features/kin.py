@@ -45,7 +45,8 @@ GROUP: Final = np.dtype(
         ("now_top", "i4", _N),
         ("now_who", "i4", _N),
         ("now_next", "i4", _N),
-    ]
+    ],
+    align=True,
 )
 """What is kept of a collection (its members are tasks), of a logical name of a user and of a user (their members are
 collections): ``GROUP.itemsize`` bytes each."""
@@ -67,7 +68,8 @@ MEMBER: Final = np.dtype(
         ("new_n", "i4", _N),
         ("new_peak", "i4", _N),
         ("now_n", "i4", _N),
-    ]
+    ],
+    align=True,
 )
 """A task's own part of that, to be taken away again: ``MEMBER.itemsize`` bytes."""
 
@@ -249,7 +251,7 @@ def _advance(
         m = members[task]
         kin = m.group[2] if m.group[2] > 0 else m.group[1] if m.group[1] > 0 else m.group[0]
         if kin % parts == part:
-            _step(m, task, collections, names, users, moment[i], share[i], out[i])
+            _step(m, task, collections, names, users, moment[i], share, out, i)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -280,7 +282,7 @@ def _fold_kin(
             while k < n:
                 task, row = running[k], at[k]
                 while row < stop[task] and moment[row] == now:
-                    _step(members[task], task, collections, names, users, now, share[row], out[row])
+                    _step(members[task], task, collections, names, users, now, share, out, row)
                     row += 1
                 at[k] = row
                 if row == stop[task]:
@@ -307,7 +309,7 @@ def _blank(groups: Any, n: int) -> None:
 
 @numba.njit(cache=True, nogil=True)
 def _step(
-    m: Any, task: int, collections: Any, names: Any, users: Any, moment: int, share: Any, out: Any
+    m: Any, task: int, collections: Any, names: Any, users: Any, moment: int, share: Any, out: Any, i: int
 ) -> None:  # fmt: skip
     """Write one row's features from the slots before its own, then let its values in."""
     c, name, user = m.group[0] - 1, m.group[1] - 1, m.group[2] - 1
@@ -319,23 +321,23 @@ def _step(
         at = max(at, users[user].at)
     _close_member(m, at)
     _close(own, at)
-    _write_siblings(own, m, task + 1, out)
+    _write_siblings(own, m, task + 1, out, i)
     o = FIRST_KIN + 1 + 5 * _N
     if name >= 0:
         _close(names[name], at)
-        _write_elders(names[name], own, c + 1, out, o)
+        _write_elders(names[name], own, c + 1, out, i, o)
     else:
-        _write_none(out, o)
+        _write_none(out, i, o)
     o += 1 + 3 * _N
     if user >= 0:
         _close(users[user], at)
-        _write_elders(users[user], own, c + 1, out, o)
+        _write_elders(users[user], own, c + 1, out, i, o)
     else:
-        _write_none(out, o)
+        _write_none(out, i, o)
     first_ever = m.seen == 0
     counted = False
     for j in range(_N):
-        v = share[j]
+        v = share[i, j]
         if v < 0:
             continue
         counted = True
@@ -429,36 +431,36 @@ def _close_member(m: Any, at: int) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
-def _write_siblings(g: Any, m: Any, me: int, out: Any) -> None:
-    out[FIRST_KIN] = math.log2(1.0 + g.seen - max(m.seen, 0))
+def _write_siblings(g: Any, m: Any, me: int, out: Any, i: int) -> None:
+    out[i, FIRST_KIN] = math.log2(1.0 + g.seen - max(m.seen, 0))
     for j in range(_N):
         o = FIRST_KIN + 1 + 5 * j
         n, now_n = g.n[j] - m.n[j], g.now_n[j] - m.now_n[j]
         tasks = g.tasks[j] - (1 if m.n[j] > 0 else 0)
         top = g.next[j] if g.who[j] == me else g.top[j]
         now_top = g.now_next[j] if g.now_who[j] == me else g.now_top[j]
-        out[o] = (g.sum[j] - m.sum[j]) / n / SCALE if n > 0 else math.nan
-        out[o + 1] = (g.peaks[j] - m.peak[j]) / tasks / SCALE if tasks > 0 else math.nan
-        out[o + 2] = (top - 1) / SCALE if top > 0 else math.nan
-        out[o + 3] = (g.now_sum[j] - m.now_sum[j]) / now_n / SCALE if now_n > 0 else math.nan
-        out[o + 4] = (now_top - 1) / SCALE if now_top > 0 else math.nan
+        out[i, o] = (g.sum[j] - m.sum[j]) / n / SCALE if n > 0 else math.nan
+        out[i, o + 1] = (g.peaks[j] - m.peak[j]) / tasks / SCALE if tasks > 0 else math.nan
+        out[i, o + 2] = (top - 1) / SCALE if top > 0 else math.nan
+        out[i, o + 3] = (g.now_sum[j] - m.now_sum[j]) / now_n / SCALE if now_n > 0 else math.nan
+        out[i, o + 4] = (now_top - 1) / SCALE if now_top > 0 else math.nan
 
 
 @numba.njit(cache=True, nogil=True)
-def _write_elders(g: Any, own: Any, collection: int, out: Any, o: int) -> None:
+def _write_elders(g: Any, own: Any, collection: int, out: Any, i: int, o: int) -> None:
     """Write what the group did without the task's own collection."""
-    out[o] = math.log2(1.0 + g.seen - own.seen)
+    out[i, o] = math.log2(1.0 + g.seen - own.seen)
     for j in range(_N):
         n, tasks = g.n[j] - own.n[j], g.tasks[j] - own.tasks[j]
         top = g.next[j] if g.who[j] == collection else g.top[j]
         k = o + 1 + 3 * j
-        out[k] = (g.sum[j] - own.sum[j]) / n / SCALE if n > 0 else math.nan
-        out[k + 1] = (g.peaks[j] - own.peaks[j]) / tasks / SCALE if tasks > 0 else math.nan
-        out[k + 2] = (top - 1) / SCALE if top > 0 else math.nan
+        out[i, k] = (g.sum[j] - own.sum[j]) / n / SCALE if n > 0 else math.nan
+        out[i, k + 1] = (g.peaks[j] - own.peaks[j]) / tasks / SCALE if tasks > 0 else math.nan
+        out[i, k + 2] = (top - 1) / SCALE if top > 0 else math.nan
 
 
 @numba.njit(cache=True, nogil=True)
-def _write_none(out: Any, o: int) -> None:
-    out[o] = 0.0
+def _write_none(out: Any, i: int, o: int) -> None:
+    out[i, o] = 0.0
     for k in range(o + 1, o + 1 + 3 * _N):
-        out[k] = math.nan
+        out[i, k] = math.nan

@@ -39,6 +39,7 @@ STATE: Final = np.dtype(
         ("hour", "i4", HOURS),  # which clock hour each holds, plus one; 0 is none
         ("rest", "f4", (N_SIGNALS, 3)),  # largest of the hours before this one that max_6h, max_24h and yesterday cover
         ("histogram", "f4", (LONG + len(RESOURCES), BINS)),  # weights by value over reference
+        ("octave", "f4", (LONG + len(RESOURCES), BINS // 8)),  # their sums over eight bins each, for speed
         ("total", "f8", LONG + len(RESOURCES)),  # their sums
         ("gain", "f8", 2),  # weight of a full window now: half-life of 12 hours, of 48
         ("reference", "f8", len(RESOURCES)),  # the first limit known: what the bins are relative to
@@ -59,7 +60,8 @@ STATE: Final = np.dtype(
         ("count", "i8"),
         ("first_us", "i8"),
         ("end_us", "i8"),
-    ]
+    ],
+    align=True,
 )
 """The record. Usage is kept in the trace's unit and divided by the limit in force when a feature is asked for, so a
 changed limit changes the features and not the history. Its size is ``STATE.itemsize`` bytes."""

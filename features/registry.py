@@ -86,8 +86,8 @@ _STATISTICS: Final = (
     Feature("slow_max", "maximum that decays towards the value with a half-life of 12 hours", "of limit"),
     Feature("ewm_1h", "mean with weights that halve every hour", "of limit"),
     Feature("ewm_12h", "mean with weights that halve every 12 hours", "of limit"),
-    Feature("p90_12h", "90th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
     Feature("p99_12h", "99th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
+    Feature("p90_12h", "90th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
     Feature("yesterday", "largest in the clock hour 23 hours ago and the two around it", "of limit"),
     Feature("change_1h", "last value minus that of the recent window nearest to one hour ago", "of limit"),
 )
@@ -109,10 +109,10 @@ _SHAPE: Final = (
     Feature("cpu_over_limit", "share of the last window in which CPU was above the limit", "0..1"),
     Feature("shape_known", "1: all percentiles of the last window measured; 0.5: the tail interpolated; "
             "0: the mean stands in for those up to the 90th", "0..1", "0"),
-    Feature("usage_p50_12h", "50th percentile of CPU over time, from every window's distribution, weights that halve "
+    Feature("usage_p99_12h", "99th percentile of CPU over time, from every window's distribution, weights that halve "
             "every 12 hours, in steps of 6 to 12 %", "of limit"),
     Feature("usage_p90_12h", "90th percentile of the same", "of limit"),
-    Feature("usage_p99_12h", "99th percentile of the same", "of limit"),
+    Feature("usage_p50_12h", "50th percentile of the same", "of limit"),
 )  # fmt: skip
 
 _SINGLE: Final = (

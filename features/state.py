@@ -165,9 +165,9 @@ def _advance(
         s = state[slot[i]]
         taken = s.count == 0 or end_us[i] > s.end_us
         if taken:
-            take(s, start_us[i], end_us[i], scheduled_us[i], signals[i], usage[i], percentiles[i], limit[i], shape)
-        write(s, limit[i], tier[i], scheduling_class[i], in_alloc[i], largest, monday_us, out[i])
-        tell(s, taken, signals[i], limit[i], moment, share, i)
+            take(s, start_us, end_us, scheduled_us, signals, usage, percentiles, limit, shape, i)
+        write(s, limit, tier, scheduling_class, in_alloc, largest, monday_us, out, i)
+        tell(s, taken, signals, limit, moment, share, i)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -186,13 +186,13 @@ def _fold_tasks(
         for i in range(starts[task], starts[task + 1]):
             taken = s.count == 0 or end_us[i] > s.end_us
             if taken:
-                take(s, start_us[i], end_us[i], scheduled_us[i], signals[i], usage[i], percentiles[i], limit[i], shape)
+                take(s, start_us, end_us, scheduled_us, signals, usage, percentiles, limit, shape, i)
                 column += 1
                 ring = (s.count - 1) % CONTEXT_WINDOWS
                 for c in range(N_CHANNELS):
                     context[c, column] = s.context[ring, c]
-            write(s, limit[i], tier[i], scheduling_class[i], in_alloc[i], largest, monday_us, out[i])
-            tell(s, taken, signals[i], limit[i], moment, share, i)
+            write(s, limit, tier, scheduling_class, in_alloc, largest, monday_us, out, i)
+            tell(s, taken, signals, limit, moment, share, i)
             last[i] = column
         for c in range(N_CHANNELS):
             context[c, column + 1 : first + starts[task + 1]] = np.nan

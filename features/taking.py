@@ -69,23 +69,24 @@ def resource_of(signal: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def tell(s: Any, taken: bool, value: Any, limit: Any, moment: Any, share: Any, i: int) -> None:
+def tell(s: Any, taken: bool, signals: Any, limits: Any, moment: Any, share: Any, i: int) -> None:
     """Write what others may know of this window: its slot, and its signals over the limit in whole parts; -1 none."""
     moment[i] = max((s.end_us - 1) // SLOT_US, 0)
     for j in range(N_SIGNALS):
-        v = value[j] / limit[resource_of(j)] if limit[resource_of(j)] > 0.0 else math.nan
+        limit = limits[i, resource_of(j)]
+        v = signals[i, j] / limit if limit > 0.0 else math.nan
         share[i, j] = int(min(max(v, 0.0), 2000.0) * SCALE + 0.5) if taken and v == v else -1
 
 
 @numba.njit(cache=True, nogil=True)
 def take(
-    s: Any, start_us: int, end_us: int, scheduled_us: int, value: Any, usage: Any, percentiles: Any, limit: Any,
-    shape: Any,
+    s: Any, start_us: Any, end_us: Any, scheduled_us: Any, signals: Any, usage: Any, percentiles: Any, limit: Any,
+    shape: Any, i: int,
 ) -> None:  # fmt: skip
-    """Let one window into the record."""
+    """Let the window of row ``i`` into the record."""
     if s.count == 0:
-        s.first_us = start_us
-        s.run_us = scheduled_us
+        s.first_us = start_us[i]
+        s.run_us = scheduled_us[i]
         s.gap_us = 0
         s.gain[0] = 1.0
         s.gain[1] = 1.0
@@ -94,43 +95,43 @@ def take(
             s.max_ever[j] = math.nan
             s.slow_max[j] = math.nan
     else:
-        s.gap_us = end_us - s.end_us
+        s.gap_us = end_us[i] - s.end_us
         keep_short, keep_long = _KEEP_SHORT, _KEEP_LONG
         if s.gap_us != WINDOW_US:
             keep_short = 0.5 ** (s.gap_us / _HALF_LIFE_SHORT_US)
             keep_long = 0.5 ** (s.gap_us / _HALF_LIFE_LONG_US)
-        if scheduled_us > s.run_us:
+        if scheduled_us[i] > s.run_us:
             if s.run_us >= 0:
                 s.restarts += 1
-            s.run_us = scheduled_us
+            s.run_us = scheduled_us[i]
         _age_histograms(s, keep_long)
-    length = (end_us - start_us) / WINDOW_US
+    length = (end_us[i] - start_us[i]) / WINDOW_US
     weight = min(length, 1.0)
     for r in range(2):
-        if not s.reference[r] > 0.0 and limit[r] > 0.0:
-            s.reference[r] = limit[r]
-    s.known = _complete(percentiles, usage[CPU_MEAN], usage[CPU_MAX], shape)
+        if not s.reference[r] > 0.0 and limit[i, r] > 0.0:
+            s.reference[r] = limit[i, r]
+    s.known = _complete(percentiles, i, usage[i, CPU_MEAN], usage[i, CPU_MAX], shape)
     s.p90 = shape[P90]
-    s.over_limit = _above(shape, limit[0])
+    s.over_limit = _above(shape, limit[i, 0])
     ring = s.count % CONTEXT_WINDOWS
-    s.recent_us[ring] = end_us
+    s.recent_us[ring] = end_us[i]
     kept = s.context[ring]
     for j in range(N_SIGNALS):
-        kept[j] = value[j]
-    kept[AT_CPU_MEAN] = usage[CPU_MEAN]
+        kept[j] = signals[i, j]
+    kept[AT_CPU_MEAN] = usage[i, CPU_MEAN]
     kept[AT_CPU_P10] = shape[P10]
     kept[AT_CPU_P50] = shape[P50]
     kept[AT_CPU_P99] = shape[P99]
-    kept[AT_MEMORY_MEAN] = usage[MEMORY_MEAN]
-    kept[AT_PAGE_CACHE] = usage[PAGE_CACHE]
-    kept[AT_CPI] = usage[CPI]
-    kept[AT_MAI] = usage[MAI]
+    kept[AT_MEMORY_MEAN] = usage[i, MEMORY_MEAN]
+    kept[AT_PAGE_CACHE] = usage[i, PAGE_CACHE]
+    kept[AT_CPI] = usage[i, CPI]
+    kept[AT_MAI] = usage[i, MAI]
     kept[AT_LENGTH] = length
-    s.end_us = end_us
+    s.end_us = end_us[i]
     s.count += 1
     block = _open_hour(s)
     for j in range(N_SIGNALS):
-        v = value[j]
+        v = signals[i, j]
         s.weight_short[j] *= keep_short
         s.weight_long[j] *= keep_long
         if v != v:
@@ -150,17 +151,17 @@ def take(
         r = resource_of(j)
         if s.reference[r] > 0.0:
             b = _bin(v / s.reference[r])
-            s.histogram[j, b] += s.gain[0] * weight
+            _fill(s, j, b, s.gain[0] * weight)
             s.total[j] += s.gain[0] * weight
             if j < 2:
-                s.histogram[LONG + j, b] += s.gain[1] * weight
+                _fill(s, LONG + j, b, s.gain[1] * weight)
                 s.total[LONG + j] += s.gain[1] * weight
     if s.reference[0] > 0.0 and shape[P50] == shape[P50]:
         _spread(s, shape, s.gain[0] * weight)
     s.cpi_weight *= keep_long
-    if usage[CPI] == usage[CPI]:
+    if usage[i, CPI] == usage[i, CPI]:
         s.cpi_weight += weight
-        s.cpi_mean += (usage[CPI] - s.cpi_mean) * weight / s.cpi_weight
+        s.cpi_mean += (usage[i, CPI] - s.cpi_mean) * weight / s.cpi_weight
 
 
 @numba.njit(cache=True, nogil=True)
@@ -183,6 +184,8 @@ def _age_histograms(s: Any, keep_long: float) -> None:
                 s.total[h] *= factor
                 for b in range(BINS):
                     s.histogram[h, b] *= factor
+                for b in range(BINS // 8):
+                    s.octave[h, b] *= factor
         keep = math.sqrt(math.sqrt(keep))  # of four times the half-life
 
 
@@ -214,16 +217,16 @@ def _open_hour(s: Any) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def _complete(percentiles: Any, mean: float, largest: float, shape: Any) -> float:
+def _complete(percentiles: Any, i: int, mean: float, largest: float, shape: Any) -> float:
     """Write CPU usage at every level; return 1 if all was measured, 0.5 if the deciles were, 0 if not even they."""
-    known = percentiles[P90] == percentiles[P90] and percentiles[P100] == percentiles[P100]
+    known = percentiles[i, P90] == percentiles[i, P90] and percentiles[i, P100] == percentiles[i, P100]
     if known:
         for k in range(P90 + 1):
-            shape[k] = percentiles[k]
-        shape[P100] = percentiles[P100]
-        if percentiles[P99] == percentiles[P99]:
+            shape[k] = percentiles[i, k]
+        shape[P100] = percentiles[i, P100]
+        if percentiles[i, P99] == percentiles[i, P99]:
             for k in range(P90 + 1, P100):
-                shape[k] = percentiles[k]
+                shape[k] = percentiles[i, k]
             return 1.0
     else:
         for k in range(P90 + 1):
@@ -254,15 +257,20 @@ def _above(shape: Any, limit: float) -> float:
 @numba.njit(cache=True, nogil=True)
 def _spread(s: Any, shape: Any, weight: float) -> None:
     """Let the window's distribution into the histogram of CPU over time, each part between two levels at its middle."""
-    histogram = s.histogram[USAGE]
     inverse = 0.5 / s.reference[0]
     s.total[USAGE] += weight
     if shape[0] == shape[P100]:
-        histogram[_bin(shape[0] / s.reference[0])] += weight
+        _fill(s, USAGE, _bin(shape[0] / s.reference[0]), weight)
         return
     for k in range(N_LEVELS - 1):
         part = 0.1 if k < P90 else 0.01
-        histogram[_bin((shape[k] + shape[k + 1]) * inverse)] += weight * part
+        _fill(s, USAGE, _bin((shape[k] + shape[k + 1]) * inverse), weight * part)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _fill(s: Any, h: int, b: int, weight: float) -> None:
+    s.histogram[h, b] += weight
+    s.octave[h, b >> 3] += weight
 
 
 @numba.njit(cache=True, nogil=True, inline="always")

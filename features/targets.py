@@ -105,7 +105,7 @@ def oom_events(
     memory = windows.usage[row, MEMORY_MAX]
     memory = np.where(np.isnan(memory), windows.usage[row, MEMORY_MEAN], memory)
     oom = (
-        (row >= starts[number])  # -1, or a row of the task before: nothing was seen of this one
+        (row >= starts[number])  # else nothing was seen of this task
         & (windows.end_us[row] >= time_us - _LAST_WINDOW_US)
         & (memory >= share * windows.limit[row, s.RESOURCES.index("memory")])
     )
@@ -115,15 +115,15 @@ def oom_events(
 
 
 def _last_row_before(windows: Windows, task: NDArray[np.int64], time_us: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the last row at or before (task, a window that began before ``time_us``); -1 none; shape (n_events,)."""
-    n = len(windows)
-    is_window = np.repeat([1, 0], [n, len(task)])  # at the same time, the event comes before the window
-    times = np.concatenate([windows.start_us, time_us])
-    order = np.lexsort((is_window, times, np.concatenate([windows.task_numbers(), task])))
-    so_far = np.maximum.accumulate(np.where(order < n, order, -1))
-    row = np.empty(len(order), np.int64)
-    row[order] = so_far
-    return row[n:]
+    """Return the last row of (task, a window that began before ``time_us``); the row before the task's first for none.
+
+    Shape (n_events,).
+    """
+    starts = windows.task_starts()
+    began = [
+        np.searchsorted(windows.start_us[starts[k] : starts[k + 1]], t) for k, t in zip(task, time_us, strict=True)
+    ]
+    return starts[task] + np.array(began, np.int64) - 1
 
 
 @numba.njit(cache=True, nogil=True)
