@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -13,65 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.windows import Windows
-from reclaim.features.registry import FIRST_KIN, KINSHIPS, SIGNALS
+from reclaim.features.kinship import GROUP, MEMBER, blank, step
+from reclaim.features.registry import KINSHIPS
 
-SCALE: Final = float(2**20)
-"""Signals over the limit are summed in whole parts of this: sums of integers do not depend on their order and lose
-nothing when a task's own part is taken away, so a cell folded in any order gives the same bits."""
-
-_N: Final = len(SIGNALS)
-
-GROUP: Final = np.dtype(
-    [
-        ("at", "i8"),  # the slot that is being filled; what is pending belongs to it
-        ("seen", "i8"),  # tasks
-        ("tasks", "i8", _N),  # those of them with a known value
-        ("n", "i8", _N),  # values
-        ("sum", "i8", _N),
-        ("peaks", "i8", _N),  # sum over tasks of the largest of each
-        ("top", "i4", _N),  # largest value, plus one; 0 is none
-        ("who", "i4", _N),  # whose it is, plus one
-        ("next", "i4", _N),  # largest of anybody else, plus one
-        ("new_seen", "i8"),  # the same, pending
-        ("new_tasks", "i8", _N),
-        ("new_n", "i8", _N),
-        ("new_sum", "i8", _N),
-        ("new_peaks", "i8", _N),
-        ("new_top", "i4", _N),
-        ("new_who", "i4", _N),
-        ("new_next", "i4", _N),
-        ("now_n", "i8", _N),  # of the slot just before the one being filled
-        ("now_sum", "i8", _N),
-        ("now_top", "i4", _N),
-        ("now_who", "i4", _N),
-        ("now_next", "i4", _N),
-    ],
-    align=True,
-)
-"""What is kept of a collection (its members are tasks), of a logical name of a user and of a user (their members are
-collections): ``GROUP.itemsize`` bytes each."""
-
-MEMBER: Final = np.dtype(
-    [
-        ("at", "i8"),
-        (
-            "group",
-            "i4",
-            len(KINSHIPS),
-        ),  # collection, logical name, user: position among their records, plus one; 0 none
-        ("seen", "i4"),
-        ("n", "i4", _N),
-        ("peak", "i4", _N),
-        ("sum", "i8", _N),
-        ("new_sum", "i8", _N),
-        ("now_sum", "i8", _N),
-        ("new_n", "i4", _N),
-        ("new_peak", "i4", _N),
-        ("now_n", "i4", _N),
-    ],
-    align=True,
-)
-"""A task's own part of that, to be taken away again: ``MEMBER.itemsize`` bytes."""
+ROWS_WORTH_A_THREAD: Final = 8_192
+"""Rows of a call from which a second thread is done sooner than it is started."""
+COMPILED_WITH: Final = "8e66fb145f90"
+"""Stands for the content of the files compiled into this one. Whether machine code that was kept is stale, numba tells
+by a function's own file alone: so this one must change when they do."""
 
 
 class KinState:
@@ -108,7 +56,7 @@ class KinState:
         """
         self._introduce(slot, windows)
         order = np.arange(len(slot)) if (np.diff(moment) >= 0).all() else np.argsort(moment, kind="stable")
-        parts = self._threads if len(slot) >= _ROWS_WORTH_A_THREAD else 1
+        parts = self._threads if len(slot) >= ROWS_WORTH_A_THREAD else 1
 
         def advance(part: int) -> None:
             _advance(
@@ -145,10 +93,6 @@ class KinState:
                 if key is not None:
                     self._members["group"][task, k] = self._numbers[k].setdefault(key, len(self._numbers[k]) + 1)
         self._groups = [_room(g, len(n)) for g, n in zip(self._groups, self._numbers, strict=True)]
-
-
-_ROWS_WORTH_A_THREAD: Final = 8_192
-"""Rows of a call from which a second thread is done sooner than it is started."""
 
 
 def _room(records: NDArray[Any], need: int) -> NDArray[Any]:
@@ -240,7 +184,7 @@ def _number_within(kin: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[
     return place.reshape(-1) - first[kin], np.diff(first)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _advance(
     members: Any, collections: Any, names: Any, users: Any, order: Any, slot: Any, part: int, parts: int, moment: Any,
     share: Any, out: Any,
@@ -251,10 +195,10 @@ def _advance(
         m = members[task]
         kin = m.group[2] if m.group[2] > 0 else m.group[1] if m.group[1] > 0 else m.group[0]
         if kin % parts == part:
-            _step(m, task, collections, names, users, moment[i], share, out, i)
+            step(m, task, collections, names, users, moment[i], share, out, i)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _fold_kin(
     members: Any, collections: Any, names: Any, users: Any, sizes: Any, order: Any, edges: Any, low: int, high: int,
     start: Any, stop: Any, moment: Any, share: Any, out: Any,
@@ -265,9 +209,9 @@ def _fold_kin(
     running = np.empty(longest, np.int64)  # tasks that have rows left
     at = np.empty(longest, np.int64)  # the next of them
     for kin in range(low, high):
-        _blank(collections, sizes[kin, 0])
-        _blank(names, sizes[kin, 1])
-        _blank(users, sizes[kin, 2])
+        blank(collections, sizes[kin, 0])
+        blank(names, sizes[kin, 1])
+        blank(users, sizes[kin, 2])
         following, n = edges[kin], 0
         now = 0
         while n > 0 or following < edges[kin + 1]:
@@ -282,7 +226,7 @@ def _fold_kin(
             while k < n:
                 task, row = running[k], at[k]
                 while row < stop[task] and moment[row] == now:
-                    _step(members[task], task, collections, names, users, now, share, out, row)
+                    step(members[task], task, collections, names, users, now, share, out, row)
                     row += 1
                 at[k] = row
                 if row == stop[task]:
@@ -291,176 +235,3 @@ def _fold_kin(
                 else:
                     k += 1
             now += 1
-
-
-@numba.njit(cache=True, nogil=True)
-def _blank(groups: Any, n: int) -> None:
-    for k in range(n):
-        g = groups[k]
-        g.at = 0
-        g.seen = 0
-        g.new_seen = 0
-        for j in range(_N):
-            g.tasks[j] = g.n[j] = g.sum[j] = g.peaks[j] = g.top[j] = g.who[j] = g.next[j] = 0
-            g.new_tasks[j] = g.new_n[j] = g.new_sum[j] = g.new_peaks[j] = 0
-            g.new_top[j] = g.new_who[j] = g.new_next[j] = 0
-            g.now_n[j] = g.now_sum[j] = g.now_top[j] = g.now_who[j] = g.now_next[j] = 0
-
-
-@numba.njit(cache=True, nogil=True)
-def _step(
-    m: Any, task: int, collections: Any, names: Any, users: Any, moment: int, share: Any, out: Any, i: int
-) -> None:  # fmt: skip
-    """Write one row's features from the slots before its own, then let its values in."""
-    c, name, user = m.group[0] - 1, m.group[1] - 1, m.group[2] - 1
-    own = collections[c]
-    at = max(moment, own.at, m.at)
-    if name >= 0:
-        at = max(at, names[name].at)
-    if user >= 0:
-        at = max(at, users[user].at)
-    _close_member(m, at)
-    _close(own, at)
-    _write_siblings(own, m, task + 1, out, i)
-    o = FIRST_KIN + 1 + 5 * _N
-    if name >= 0:
-        _close(names[name], at)
-        _write_elders(names[name], own, c + 1, out, i, o)
-    else:
-        _write_none(out, i, o)
-    o += 1 + 3 * _N
-    if user >= 0:
-        _close(users[user], at)
-        _write_elders(users[user], own, c + 1, out, i, o)
-    else:
-        _write_none(out, i, o)
-    first_ever = m.seen == 0
-    counted = False
-    for j in range(_N):
-        v = share[i, j]
-        if v < 0:
-            continue
-        counted = True
-        first = m.n[j] + m.new_n[j] == 0
-        before = max(m.peak[j], m.new_peak[j])
-        m.new_n[j] += 1
-        m.new_sum[j] += v
-        m.new_peak[j] = max(before, v)
-        rise = m.new_peak[j] - before
-        _let_in(own, j, v, rise, first, task + 1)
-        if name >= 0:
-            _let_in(names[name], j, v, rise, first, c + 1)
-        if user >= 0:
-            _let_in(users[user], j, v, rise, first, c + 1)
-    if counted and first_ever:
-        m.seen = -1  # pending
-        own.new_seen += 1
-        if name >= 0:
-            names[name].new_seen += 1
-        if user >= 0:
-            users[user].new_seen += 1
-
-
-@numba.njit(cache=True, nogil=True)
-def _let_in(g: Any, j: int, v: int, rise: int, first: bool, member: int) -> None:
-    g.new_n[j] += 1
-    g.new_sum[j] += v
-    g.new_peaks[j] += rise
-    if first:
-        g.new_tasks[j] += 1
-    if g.new_who[j] == member:
-        g.new_top[j] = max(g.new_top[j], v + 1)
-    elif v + 1 > g.new_top[j]:
-        g.new_next[j] = g.new_top[j]
-        g.new_top[j] = v + 1
-        g.new_who[j] = member
-    else:
-        g.new_next[j] = max(g.new_next[j], v + 1)
-
-
-@numba.njit(cache=True, nogil=True)
-def _close(g: Any, at: int) -> None:
-    """Let what is pending of slots before ``at`` count."""
-    if g.at >= at:
-        return
-    just_before = g.at == at - 1
-    g.seen += g.new_seen
-    g.new_seen = 0
-    for j in range(_N):
-        g.now_n[j] = g.new_n[j] if just_before else 0
-        g.now_sum[j] = g.new_sum[j] if just_before else 0
-        g.now_top[j] = g.new_top[j] if just_before else 0
-        g.now_who[j] = g.new_who[j] if just_before else 0
-        g.now_next[j] = g.new_next[j] if just_before else 0
-        if g.new_n[j] == 0:
-            continue
-        g.tasks[j] += g.new_tasks[j]
-        g.n[j] += g.new_n[j]
-        g.sum[j] += g.new_sum[j]
-        g.peaks[j] += g.new_peaks[j]
-        top, who, other = g.new_top[j], g.new_who[j], g.new_next[j]
-        if g.who[j] == who:
-            g.top[j] = max(g.top[j], top)
-            g.next[j] = max(g.next[j], other)
-        elif top > g.top[j]:
-            g.next[j] = max(g.top[j], other)
-            g.top[j] = top
-            g.who[j] = who
-        else:
-            g.next[j] = max(g.next[j], top)
-        g.new_tasks[j] = g.new_n[j] = g.new_sum[j] = g.new_peaks[j] = 0
-        g.new_top[j] = g.new_who[j] = g.new_next[j] = 0
-    g.at = at
-
-
-@numba.njit(cache=True, nogil=True)
-def _close_member(m: Any, at: int) -> None:
-    if m.at >= at:
-        return
-    just_before = m.at == at - 1
-    if m.seen < 0:
-        m.seen = 1
-    for j in range(_N):
-        m.now_n[j] = m.new_n[j] if just_before else 0
-        m.now_sum[j] = m.new_sum[j] if just_before else 0
-        m.n[j] += m.new_n[j]
-        m.sum[j] += m.new_sum[j]
-        m.peak[j] = max(m.peak[j], m.new_peak[j])
-        m.new_n[j] = m.new_sum[j] = m.new_peak[j] = 0
-    m.at = at
-
-
-@numba.njit(cache=True, nogil=True)
-def _write_siblings(g: Any, m: Any, me: int, out: Any, i: int) -> None:
-    out[i, FIRST_KIN] = math.log2(1.0 + g.seen - max(m.seen, 0))
-    for j in range(_N):
-        o = FIRST_KIN + 1 + 5 * j
-        n, now_n = g.n[j] - m.n[j], g.now_n[j] - m.now_n[j]
-        tasks = g.tasks[j] - (1 if m.n[j] > 0 else 0)
-        top = g.next[j] if g.who[j] == me else g.top[j]
-        now_top = g.now_next[j] if g.now_who[j] == me else g.now_top[j]
-        out[i, o] = (g.sum[j] - m.sum[j]) / n / SCALE if n > 0 else math.nan
-        out[i, o + 1] = (g.peaks[j] - m.peak[j]) / tasks / SCALE if tasks > 0 else math.nan
-        out[i, o + 2] = (top - 1) / SCALE if top > 0 else math.nan
-        out[i, o + 3] = (g.now_sum[j] - m.now_sum[j]) / now_n / SCALE if now_n > 0 else math.nan
-        out[i, o + 4] = (now_top - 1) / SCALE if now_top > 0 else math.nan
-
-
-@numba.njit(cache=True, nogil=True)
-def _write_elders(g: Any, own: Any, collection: int, out: Any, i: int, o: int) -> None:
-    """Write what the group did without the task's own collection."""
-    out[i, o] = math.log2(1.0 + g.seen - own.seen)
-    for j in range(_N):
-        n, tasks = g.n[j] - own.n[j], g.tasks[j] - own.tasks[j]
-        top = g.next[j] if g.who[j] == collection else g.top[j]
-        k = o + 1 + 3 * j
-        out[i, k] = (g.sum[j] - own.sum[j]) / n / SCALE if n > 0 else math.nan
-        out[i, k + 1] = (g.peaks[j] - own.peaks[j]) / tasks / SCALE if tasks > 0 else math.nan
-        out[i, k + 2] = (top - 1) / SCALE if top > 0 else math.nan
-
-
-@numba.njit(cache=True, nogil=True)
-def _write_none(out: Any, i: int, o: int) -> None:
-    out[i, o] = 0.0
-    for k in range(o + 1, o + 1 + 3 * _N):
-        out[i, k] = math.nan

@@ -51,7 +51,7 @@ DAY_US: Final = 24 * HOUR_US
 WEEK_US: Final = 7 * DAY_US
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _percentiles(s: Any, h: int, beyond: Any, scale: float, out: Any, i: int, o: int) -> None:
     """Write percentiles of a histogram, the highest first: upper edges of the bins beyond which the shares lie."""
     total = s.total[h]
@@ -76,7 +76,7 @@ def _percentiles(s: Any, h: int, beyond: Any, scale: float, out: Any, i: int, o:
         out[i, o + k] = _EDGES[b] * scale
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def write(
     s: Any, limits: Any, tier: Any, scheduling_class: Any, in_alloc: Any, largest: Any, monday_us: int, out: Any, i: int
 ) -> None:
@@ -105,7 +105,7 @@ def write(
         _percentiles(s, LONG + r, _BEYOND_LONG, scale, out, i, o)
         out[i, o + 1] = math.log2(limit / largest[r]) if known and largest[r] > 0.0 else math.nan
         out[i, o + 2] = 0.0
-        if not known:
+        if not known or not s.reference[r] > 0.0:
             out[i, o + 2] = math.nan
         elif limit != s.reference[r]:
             out[i, o + 2] = math.log2(limit / s.reference[r])
@@ -113,7 +113,7 @@ def write(
     _singles(s, limits[i, 1], within_2h, tier[i], scheduling_class[i], in_alloc[i], monday_us, out, i)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _statistics(
     s: Any, j: int, limit: float, within_30m: int, within_1h: int, within_2h: int, hour_ago: int, out: Any, i: int
 ) -> None:
@@ -167,7 +167,7 @@ def _statistics(
     out[i, o + 15] = (last - then) * scale
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _shape(s: Any, limit: float, out: Any, i: int) -> None:
     """Write what the distribution of CPU says, of the last window and of half a day."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
@@ -186,7 +186,7 @@ def _shape(s: Any, limit: float, out: Any, i: int) -> None:
     _percentiles(s, USAGE, _BEYOND_USAGE, s.reference[0] * scale, out, i, o + 9)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _singles(
     s: Any,
     limit: float,
@@ -206,7 +206,7 @@ def _singles(
     for back in range(1, 7):
         b = (hour - back) % HOURS
         v = s.hour_max[b, 1]
-        if s.hour[b] == hour - back and v == v and not least <= v:
+        if hour > back and s.hour[b] == hour - back and v == v and not least <= v:
             least = v
     count, covered, sum_x, sum_y, sum_xx, sum_xy = 0, 0.0, 0.0, 0.0, 0.0, 0.0
     place = (s.count - 1) % CONTEXT_WINDOWS

@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.windows import Cell, Windows, demand, peak_cpu
-from reclaim.features.kin import KinState
+from reclaim.features.kin import ROWS_WORTH_A_THREAD, KinState
 from reclaim.features.reading import write
 from reclaim.features.record import N_CHANNELS, N_SIGNALS, STATE
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES
 from reclaim.features.taking import N_LEVELS, take, tell
+
+COMPILED_WITH: Final = "682d83f7a299"
+"""Stands for the content of the files compiled into this one (see ``kin.COMPILED_WITH``)."""
 
 
 class FeatureState:
@@ -62,7 +65,7 @@ class FeatureState:
         def advance(part: int) -> None:
             _advance(self._state, slot, part, parts, columns, largest, monday_us, out, moment, share)
 
-        parts = self._threads if len(windows) >= _ROWS_WORTH_A_THREAD else 1
+        parts = self._threads if len(windows) >= ROWS_WORTH_A_THREAD else 1
         if parts == 1:
             advance(0)
         else:
@@ -90,10 +93,6 @@ class FeatureState:
                 slot[has], (count[has] - 1 - back) % CONTEXT_WINDOWS
             ]
         return out / divisors(limit)[:, None, :]
-
-
-_ROWS_WORTH_A_THREAD: Final = 8_192
-"""Rows of a call from which a second thread is done sooner than it is started."""
 
 
 def divisors(limit: NDArray[Any]) -> NDArray[np.float32]:
@@ -150,7 +149,7 @@ def fold_tasks(
     )  # fmt: skip
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _advance(
     state: Any, slot: Any, part: int, parts: int, columns: Any, largest: Any, monday_us: int, out: Any, moment: Any,
     share: Any,
@@ -170,7 +169,7 @@ def _advance(
         tell(s, taken, signals, limit, moment, share, i)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _fold_tasks(
     state: Any, starts: Any, columns: Any, largest: Any, monday_us: int, first: int, out: Any, context: Any,
     last: Any, moment: Any, share: Any,

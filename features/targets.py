@@ -126,7 +126,7 @@ def _last_row_before(windows: Windows, task: NDArray[np.int64], time_us: NDArray
     return starts[task] + np.array(began, np.int64) - 1
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _targets(
     starts: Any, start_us: Any, end_us: Any, signals: Any, limit: Any, first_event: Any, event_us: Any,
     horizons_us: Any, trace_end_us: int, value: Any, oom: Any,
@@ -161,7 +161,7 @@ def _targets(
                     oom[i, h] = 0.0
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _future_max(
     first: int, stop: int, start_us: Any, end_us: Any, signal: Any, horizon: int, queue: Any, out: Any
 ) -> None:

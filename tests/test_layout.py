@@ -36,7 +36,7 @@ WIRE = ("serving/schemas.py", "data/synthetic", "data/alibaba", "data/google_v3.
 
 
 def _is_feature(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id == "Feature"
+    return isinstance(call.func, ast.Name) and call.func.id in ("Feature", "Channel")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))

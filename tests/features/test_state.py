@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,16 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from reclaim.data.windows import CHANNELS, Windows
-from reclaim.features.registry import FEATURE_NAMES, FEATURES, PIPELINE_VERSION
-from reclaim.features.state import STATE, FeatureState
+from reclaim.data.windows import CHANNELS, LEVELS, P50, P90, P99, P100, Cell, Windows, empty_windows
+from reclaim.features.kinship import MEMBER
+from reclaim.features.record import STATE
+from reclaim.features.registry import CONTEXT, FEATURE_NAMES, FEATURES, PIPELINE_VERSION
+from reclaim.features.state import FeatureState
 
 History = Callable[..., Windows]
 S = 1_000_000
 
 
-def features_of(windows: Windows) -> NDArray[np.float32]:
-    return FeatureState().advance(windows.task_numbers(), windows)
+def features_of(windows: Windows, cell: Cell | None = None) -> NDArray[np.float32]:
+    return FeatureState(cell or Cell()).advance(windows.task_numbers(), windows)
 
 
 def value(x: NDArray[np.float32], name: str, row: int = -1) -> float:
@@ -32,40 +34,13 @@ def same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
     return bool(np.array_equal(a, b, equal_nan=True))
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(0, 400), max_size=6), by_time=st.booleans())
-def test_a_history_cut_anywhere_and_interleaved_by_time_gives_the_same_bits(
-    seed: int, cuts: list[int], by_time: bool, random_histories: History
-) -> None:
-    windows = random_histories(seed)
-    slots = windows.task_numbers()
-    whole = FeatureState().advance(slots, windows)
-    order = np.argsort(windows.end_us, kind="stable") if by_time else np.arange(len(windows))
-    if by_time:  # a task's own rows must stay in their order
-        order = order[np.lexsort((np.arange(len(order)), windows.end_us[order]))]
-        rank = {task: iter(np.flatnonzero(slots == task)) for task in np.unique(slots)}
-        order = np.array([next(rank[slots[row]]) for row in order])
-    live, piecewise = FeatureState(), np.empty_like(whole)
-    for rows in np.split(order, sorted({c % (len(order) + 1) for c in cuts})):
-        piecewise[rows] = live.advance(slots[rows], windows.take(rows))
-    assert same_bits(piecewise, whole)
-
-
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32), at=st.integers(0, 400))
-def test_changing_anything_after_t_moves_nothing_at_or_before_t(seed: int, at: int, random_histories: History) -> None:
-    windows = random_histories(seed, n_tasks=1)
-    at %= len(windows)
-    other = random_histories(seed + 1, n_tasks=1, longest=len(windows) + 2)
-    changed = Windows(
-        **{
-            f.name: np.concatenate([getattr(windows, f.name)[: at + 1], getattr(other, f.name)])
-            for f in fields(Windows)
-        }
-    )
-    n = at + 1
-    slots = np.zeros(len(changed), np.int64)
-    assert same_bits(FeatureState().advance(slots, changed)[:n], features_of(windows)[:n])
+def _five_minutes(cpu: NDArray[np.float64]) -> Windows:
+    windows = empty_windows(len(cpu))
+    windows.start_us[:] = 300 * S * np.arange(len(cpu))
+    windows.end_us[:] = windows.start_us + 300 * S
+    windows.limit[:] = 1.0
+    windows.usage[:, CHANNELS.index("cpu_mean")] = cpu
+    return windows
 
 
 @settings(max_examples=25, deadline=None)
@@ -78,8 +53,10 @@ def test_another_unit_of_usage_and_limit_gives_the_same_features(
     usage = windows.usage.copy()
     physical = [CHANNELS.index(c) for c in CHANNELS if c not in ("cpi", "mai")]
     usage[:, physical] *= scale
-    scaled = features_of(replace(windows, usage=usage, limit=windows.limit * scale))
-    assert same_bits(scaled, features_of(windows))
+    percentiles = windows.percentiles * np.float32(scale)
+    cell, scaled_cell = (Cell(largest_machine=(k, 2 * k)) for k in (4.0, 4 * scale))
+    scaled = replace(windows, usage=usage, percentiles=percentiles, limit=windows.limit * scale)
+    assert same_bits(features_of(scaled, scaled_cell), features_of(windows, cell))
 
 
 def test_a_repeated_or_late_window_changes_nothing(history: History) -> None:
@@ -135,8 +112,42 @@ def test_decayed_statistics_halve_in_their_half_life(history: History) -> None:
 
 def test_percentiles_come_from_the_histogram_within_a_step(history: History) -> None:
     x = features_of(history([0.1] * 95 + [0.7] * 5))
-    assert value(x, "cpu_p90_12h") == pytest.approx(0.1, rel=0.09)
-    assert value(x, "cpu_p99_12h") == pytest.approx(0.7, rel=0.09)
+    assert value(x, "cpu_p90_12h") == pytest.approx(0.1, rel=0.12)
+    assert value(x, "cpu_p99_12h") == pytest.approx(0.7, rel=0.12)
+    assert value(x, "cpu_p98_48h") == pytest.approx(0.7, rel=0.12)
+    full = features_of(history([1.0] * 30))
+    assert value(full, "cpu_p99_12h") == 1.0  # a step's upper edge belongs to it, and the limit is one
+
+
+def test_percentiles_forget_by_their_half_lives_however_long_the_gap(history: History) -> None:
+    cpu = [0.8] * 12 + [0.1] * 12
+    windows = history(cpu)
+    windows.start_us[12:] += 36 * 3600 * S  # three half-lives: 0.8 keeps a ninth of the weight
+    windows.end_us[12:] += 36 * 3600 * S
+    x = features_of(windows)
+    assert value(x, "cpu_p90_12h") == pytest.approx(0.8, rel=0.12)
+    windows.start_us[12:] += 12 * 3600 * S  # four: less than a tenth
+    windows.end_us[12:] += 12 * 3600 * S
+    x = features_of(windows)
+    assert value(x, "cpu_p90_12h") == pytest.approx(0.1, rel=0.12)
+    assert value(x, "cpu_p98_48h") == pytest.approx(0.8, rel=0.12)
+    windows.start_us[12:] += 1000 * 24 * 3600 * S
+    windows.end_us[12:] += 1000 * 24 * 3600 * S
+    x = features_of(windows)
+    assert value(x, "cpu_p99_12h") == value(x, "cpu_p98_48h") == pytest.approx(0.1, rel=0.12)
+    assert value(x, "cpu_max_ever") == pytest.approx(0.8)
+
+
+def test_percentiles_agree_with_sorting_all_there_ever_was() -> None:
+    random = np.random.default_rng(5)
+    cpu = random.gamma(2.0, 0.1, 600).clip(0.02, 1.0)
+    windows = _five_minutes(cpu)
+    weight = 0.5 ** ((windows.end_us[-1] - windows.end_us) / (12 * 3600 * S))
+    x = features_of(windows)
+    for name, level in (("cpu_p90_12h", 0.90), ("cpu_p99_12h", 0.99)):
+        order = np.argsort(cpu)
+        exact = cpu[order][np.searchsorted(np.cumsum(weight[order]), level * weight.sum())]
+        assert exact * 0.999 <= value(x, name) <= exact * 1.13
 
 
 def test_a_changed_limit_changes_the_features_and_not_the_history(history: History) -> None:
@@ -151,7 +162,8 @@ def test_a_changed_limit_changes_the_features_and_not_the_history(history: Histo
 
 def test_cpu_demand_is_the_90th_percentile_capped_at_the_limit_and_the_peak_is_not(history: History) -> None:
     windows = history([0.2])
-    windows.usage[0, CHANNELS.index("cpu_p90")] = 1.7
+    windows.percentiles[0, : P90 + 1] = 1.7
+    windows.percentiles[0, P90 + 1 :] = 3.0
     windows.usage[0, CHANNELS.index("cpu_max")] = 3.0
     x = features_of(windows)
     assert value(x, "cpu_last") == pytest.approx(1.0)
@@ -168,16 +180,121 @@ def test_age_counts_from_the_run_and_else_from_the_first_window(history: History
 
 def test_what_is_unknown_is_nan_and_never_zero(history: History) -> None:
     x = features_of(history([0.1]))
-    unknown = {"cpu_spread", "cpu_tail", "page_cache", "cpi", "mai", "scheduling_class", "memory_growth_6h",
-               "cpu_yesterday", "cpu_change_1h"}  # fmt: skip
-    for name in unknown - {"cpu_change_1h"}:
+    unknown = ("cpu_tail_weight", "page_cache", "page_cache_share", "cpi", "cpi_change", "mai", "scheduling_class",
+               "memory_growth_6h", "memory_slope_2h", "cpu_yesterday", "cpu_limit", "memory_limit",
+               "sibling_cpu_now", "name_cpu_mean", "user_memory_max")  # fmt: skip
+    for name in unknown:
         assert math.isnan(value(x, name)), name
     without_limit = history([0.1], limit=math.nan)
-    assert math.isnan(value(features_of(without_limit), "cpu_last"))
+    x = features_of(without_limit)
+    for name in ("cpu_last", "cpu_p90_12h", "cpu_limit_change", "usage_p50_12h", "cpu_over_limit", "memory_slope_2h"):
+        assert math.isnan(value(x, name)), name
+    assert value(x, "seen") == 1.0
+
+
+def test_the_distribution_of_a_window_is_taken_as_measured(history: History) -> None:
+    windows = history([0.3])
+    windows.percentiles[0] = [level / 100 for level in LEVELS]
+    windows.usage[0, CHANNELS.index("cpu_max")] = 1.5
+    x = features_of(windows)
+    expected = {"cpu_p50": 0.5, "cpu_low": 0.4, "cpu_spread": 0.4, "cpu_tail": 0.09, "cpu_top": 1.5 - 0.99,
+                "cpu_tail_weight": 0.49 / 0.8, "cpu_over_limit": 0.0, "shape_known": 1.0}  # fmt: skip
+    for name, expectation in expected.items():
+        assert value(x, name) == pytest.approx(expectation, abs=1e-6), name
+    windows.limit[:] = 0.75
+    assert value(features_of(windows), "cpu_over_limit") == pytest.approx(0.25)
+    windows.limit[:] = 0.945  # between two percentiles of the tail
+    assert value(features_of(windows), "cpu_over_limit") == pytest.approx(0.055, abs=1e-6)
+
+
+def test_what_a_distribution_lacks_is_interpolated_and_the_mask_says_so(history: History) -> None:
+    windows = history([0.3])
+    windows.percentiles[0] = [level / 100 for level in LEVELS]
+    windows.percentiles[0, P90 + 1 : P100] = np.nan
+    x = features_of(windows)
+    assert value(x, "shape_known") == 0.5
+    assert value(x, "cpu_tail") == pytest.approx(0.1 * 0.9**2.5)  # of the way from the 90th to the 100th
+    windows.percentiles[0] = np.nan
+    windows.usage[0, CHANNELS.index("cpu_max")] = 0.8
+    x = features_of(windows)
+    assert value(x, "shape_known") == 0.0
+    assert value(x, "cpu_p50") == pytest.approx(0.3)
+    assert value(x, "cpu_spread") == 0.0
+    assert value(x, "cpu_tail") == pytest.approx(0.5 * 0.9**2.5)
+
+
+def test_usage_over_time_mixes_the_distributions_of_all_windows(history: History) -> None:
+    windows = history([0.1] * 40)
+    windows.percentiles[:, : P50 + 1] = 0.1  # half of each window idle, the other half busy
+    windows.percentiles[:, P50 + 1 : P99] = 0.6
+    windows.percentiles[:, P99:] = 0.9
+    x = features_of(windows)
+    assert value(x, "usage_p50_12h") == pytest.approx(0.35, rel=0.12)  # the part between two levels is at its middle
+    assert value(x, "usage_p90_12h") == pytest.approx(0.6, rel=0.12)
+    windows.percentiles[20:] = 0.1
+    assert value(features_of(windows), "usage_p50_12h") == pytest.approx(0.1, rel=0.12)
+
+
+def test_a_restart_counts_and_a_limit_change_shows(history: History) -> None:
+    windows = history([0.2] * 6)
+    windows.scheduled_us[:] = [0, 0, 1200 * S, 1200 * S, 1500 * S, 1500 * S]
+    windows.limit[4:] = 4.0
+    x = features_of(windows, Cell(largest_machine=(8.0, 8.0)))
+    assert x[:, FEATURE_NAMES.index("restarts")].tolist() == pytest.approx([0, 0, 1, 1, np.log2(3), np.log2(3)])
+    assert x[:, FEATURE_NAMES.index("cpu_limit_change")].tolist() == [0, 0, 0, 0, 2, 2]
+    assert x[:, FEATURE_NAMES.index("memory_limit")].tolist() == [-3, -3, -3, -3, -1, -1]
+
+
+def test_gaps_and_short_windows_show_in_coverage_gap_and_length(history: History) -> None:
+    windows = history([0.2] * 24)
+    assert value(features_of(windows), "coverage_2h") == 1.0
+    short = windows.take(np.array([0, 20, 21, 23]))
+    short.start_us[-1] += 200 * S
+    x = features_of(short)
+    assert value(x, "length") == pytest.approx(1 / 3)
+    assert value(x, "gap") == pytest.approx(math.log2(1 + 10))
+    assert value(x, "coverage_2h") == pytest.approx((3 + 1 / 3) / 24)
+
+
+def test_memory_that_grows_steadily_has_that_slope(history: History) -> None:
+    memory = [0.1 + 0.01 * k for k in range(30)]
+    x = features_of(history([0.1] * 30, memory))
+    assert value(x, "memory_slope_2h") == pytest.approx(0.12)  # of the limit per hour
+    assert value(x, "memory_growth_6h") == pytest.approx(memory[-1] - memory[9])  # the first clock hour's
+
+
+def test_the_calendar_is_the_cells(history: History) -> None:
+    windows = history([0.1], start_s=0)  # ends 5 minutes after time 0
+    x = features_of(windows, Cell(monday_us=-(2 * 24 + 6) * 3600 * S))  # it is Wednesday, 6:05
+    assert value(x, "day") == pytest.approx((2 + (6 * 60 + 5) / 1440) / 7)
+    assert value(x, "hour_sin") == pytest.approx(math.sin(2 * math.pi * (6 * 60 + 5) / 1440))
+
+
+def test_a_late_window_reads_as_the_one_before_it(history: History) -> None:
+    windows = history([0.1, 0.2, 0.3])
+    late = history([0.9], start_s=650)
+    late.percentiles[:] = 0.9
+    slot = np.zeros(1, np.int64)
+    state = FeatureState()
+    before = state.advance(np.zeros(3, np.int64), windows)[-1:]
+    assert same_bits(state.advance(slot, late), before)
+
+
+def test_the_context_holds_the_recent_windows_over_the_limit_of_now(history: History) -> None:
+    windows = history([0.1 * (k % 7) for k in range(30)])
+    windows.limit[25:] = 2.0
+    state = FeatureState()
+    state.advance(np.zeros(30, np.int64), windows)
+    context = state.context(np.zeros(1, np.int64), windows.limit[-1:])[0]
+    assert context[:, 0].tolist() == pytest.approx([0.05 * (k % 7) for k in range(6, 30)])
+    assert context[:, [c.name for c in CONTEXT].index("length")].tolist() == [1.0] * 24
+    young = FeatureState()
+    young.advance(np.zeros(3, np.int64), windows.take(slice(0, 3)))
+    assert np.isnan(young.context(np.zeros(1, np.int64), windows.limit[:1])[0, :21]).all()
 
 
 def test_the_record_is_bounded_and_the_registry_is_complete() -> None:
-    assert STATE.itemsize < 4096
+    assert STATE.itemsize + MEMBER.itemsize < 4096
     assert len(set(FEATURE_NAMES)) == len(FEATURES)
     assert all(f.formula and f.unit and f.missing for f in FEATURES)
     assert len(PIPELINE_VERSION) == 12
