@@ -128,20 +128,20 @@ def _fill(
     }
     cell = dataset.cell(config.monday_s * 1_000_000)
     with (
-        tqdm(total=n, desc="features", unit="window", unit_scale=True, disable=None, leave=False) as bar,
         ThreadPoolExecutor(workers) as pool,
+        _bar("features: tasks by themselves", n) as bar,
     ):
 
         def fill(bucket: int) -> _Bucket:
-            filled = _fill_bucket(
-                dataset, config, cell, bucket, int(bucket_start[bucket]), work, arrays, cuts, trace_end_us
-            )
-            bar.update(int(bucket_start[bucket + 1] - bucket_start[bucket]))
+            first, stop = bucket_start[bucket : bucket + 2].tolist()
+            filled = _fill_bucket(dataset, config, cell, bucket, first, work, arrays, cuts, trace_end_us)
+            bar.update(stop - first)
             return filled
 
         buckets = list(pool.map(fill, range(dataset.n_buckets)))
     everyone = Tasks.join([b.tasks for b in buckets])
-    fold_everyone(everyone, arrays["moment"], arrays["share"], arrays["x"], threads=workers)
+    with _bar("features: what others did", n) as bar:
+        fold_everyone(everyone, arrays["moment"], arrays["share"], arrays["x"], workers, bar.update)
     for name in passing:
         del arrays[name]
         array_path(work, name).unlink()
@@ -194,6 +194,10 @@ def _fill_bucket(
         windows.collection_id[task], windows.user[task], windows.name[task], first + task, first + starts[1:]
     )  # fmt: skip
     return _Bucket(tasks, len(oom_us), by_mean.sum(axis=0), measured.sum(axis=0))
+
+
+def _bar(what: str, n: int) -> tqdm[Any]:
+    return tqdm(total=n, desc=what, unit="window", unit_scale=True, disable=None, leave=False)
 
 
 def _n_rows(dataset: Dataset, bucket: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.windows import Windows
-from reclaim.features.kinship import GROUP, MEMBER, blank, step
+from reclaim.features.kinship import GROUP, MEMBER, blank, step, write_alone
 from reclaim.features.registry import KINSHIPS
 
 ROWS_WORTH_A_THREAD: Final = 8_192
 """Rows of a call from which a second thread is done sooner than it is started."""
-COMPILED_WITH: Final = "8e66fb145f90"
+COMPILED_WITH: Final = "4fcf0c37e0b3"
 """Stands for the content of the files compiled into this one. Whether machine code that was kept is stale, numba tells
 by a function's own file alone: so this one must change when they do."""
 
@@ -128,7 +128,12 @@ class Tasks:
 
 
 def fold_everyone(
-    tasks: Tasks, moment: NDArray[np.int32], share: NDArray[np.int32], out: NDArray[np.float32], threads: int = 1
+    tasks: Tasks,
+    moment: NDArray[np.int32],
+    share: NDArray[np.int32],
+    out: NDArray[np.float32],
+    threads: int = 1,
+    done: Callable[[int], object] = lambda _: None,
 ) -> None:
     """Write the features about others of a whole dataset: what ``KinState`` would, fed slot by slot.
 
@@ -142,6 +147,8 @@ def fold_everyone(
         Of all rows, as for ``KinState.advance``; the moments of a task never fall.
     threads : int
         The numbers do not depend on it.
+    done : callable
+        Told how many rows were finished, now and then.
     """
     collection, user, name, start, stop = (getattr(tasks, f.name) for f in fields(tasks))
     if len(start) == 0:
@@ -172,6 +179,7 @@ def fold_everyone(
         _fold_kin(
             members, groups[0], groups[1], groups[2], sizes, order, edges, low, high, start, stop, moment, share, out
         )
+        done(int(rows[high] - rows[low]))
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(fold, range(len(bounds) - 1)))
@@ -209,6 +217,11 @@ def _fold_kin(
     running = np.empty(longest, np.int64)  # tasks that have rows left
     at = np.empty(longest, np.int64)  # the next of them
     for kin in range(low, high):
+        if edges[kin + 1] - edges[kin] == 1:
+            task = order[edges[kin]]
+            for row in range(start[task], stop[task]):
+                write_alone(out, row)
+            continue
         blank(collections, sizes[kin, 0])
         blank(names, sizes[kin, 1])
         blank(users, sizes[kin, 2])

@@ -237,6 +237,16 @@ def _write_elders(g: Any, own: Any, collection: int, out: Any, i: int, o: int) -
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
+def write_alone(out: Any, i: int) -> None:
+    """Write the features of a task that has nothing to do with any other."""
+    out[i, FIRST_KIN] = 0.0
+    for k in range(FIRST_KIN + 1, FIRST_KIN + 1 + 5 * _N):
+        out[i, k] = math.nan
+    _write_none(out, i, FIRST_KIN + 1 + 5 * _N)
+    _write_none(out, i, FIRST_KIN + 2 + 8 * _N)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def _write_none(out: Any, i: int, o: int) -> None:
     out[i, o] = 0.0
     for k in range(o + 1, o + 1 + 3 * _N):

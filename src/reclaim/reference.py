@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from reclaim.data import schema
-from reclaim.features.registry import FEATURES, PIPELINE_VERSION
+from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES, PIPELINE_VERSION, SLOT_S
 from reclaim.features.splits import GROUPS, PERIODS
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
 
@@ -38,11 +38,18 @@ def render() -> str:
     lines += [
         f"## Features (pipeline `{PIPELINE_VERSION}`)",
         "",
-        "Each is known at t, the end of a window, from the task's windows up to then.",
+        "Each is known at t, the end of a window, from the task's windows up to then; of other tasks, from theirs in "
+        f"the {SLOT_S}-second slots of the clock before the one in which t lies.",
         "",
         "| feature | formula | unit | where missing |",
         "|---|---|---|---|",
         *(f"| `{f.name}` | {f.formula} | {f.unit} | {f.missing} |" for f in FEATURES),
+        "",
+        f"The context, for models of sequences: of each of the last {CONTEXT_WINDOWS} windows,",
+        "",
+        "| channel | formula | over |",
+        "|---|---|---|",
+        *(f"| `{c.name}` | {c.formula} | {_over(c.over)} |" for c in CONTEXT),
         "",
         "## Targets and splits",
         "",
@@ -58,6 +65,10 @@ def render() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _over(resource: int | None) -> str:
+    return "" if resource is None else f"the {schema.RESOURCES[resource]} limit at t"
 
 
 def _columns(title: str, fields: Iterable[Any]) -> list[str]:
