@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data import windows as w
@@ -25,11 +28,17 @@ MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
 """Raised when the meaning of a dataset's files changes; an older dataset is then refused, not misread."""
 
-_PERCENTILE_CHANNELS = (
-    (w.CPU_P50, s.CPU_PERCENTILES, s.PERCENTILES.index(50)),
-    (w.CPU_P90, s.CPU_PERCENTILES, s.PERCENTILES.index(90)),
-    (w.CPU_P99, s.CPU_TAIL_PERCENTILES, s.TAIL_PERCENTILES.index(99)),
-)
+_INTEGERS: Final = (
+    s.COLLECTION_ID, s.INSTANCE_INDEX, s.START_US, s.END_US, s.SCHEDULED_US, s.MACHINE_ID, s.TIER, s.SCHEDULING_CLASS,
+)  # fmt: skip
+"""Columns of usage that ``Windows`` has under the same name."""
+_OF_WINDOWS: Final = (
+    *_INTEGERS, *w.CHANNELS, s.CPU_PERCENTILES, s.CPU_TAIL_PERCENTILES, s.CPU_LIMIT, s.MEMORY_LIMIT,
+    s.ALLOC_COLLECTION_ID,
+)  # fmt: skip
+"""The columns of usage that windows are made of."""
+_TAIL: Final = slice(w.LEVELS.index(s.TAIL_PERCENTILES[0]), w.LEVELS.index(s.TAIL_PERCENTILES[-1]) + 1)
+"""Where the tail percentiles stand among the levels: before the last of the others, after the rest."""
 
 
 def write_json(path: Path, content: object) -> None:
@@ -147,8 +156,41 @@ class Dataset:
         return pq.read_table(self.path / "usage" / bucket_name(bucket), columns=columns)
 
     def windows(self, bucket: int) -> w.Windows:
-        """Return a bucket's usage rows as arrays, sorted by task, then time."""
-        return windows_from_table(self.usage(bucket))
+        """Return a bucket's usage rows as arrays, sorted by task, then time.
+
+        Raises
+        ------
+        SchemaError
+            A percentile vector is shorter or longer than its levels.
+        """
+        with pq.ParquetFile(self.path / "usage" / bucket_name(bucket)) as file:
+            out = w.empty_windows(file.metadata.num_rows)
+            first = 0
+            for group in range(file.num_row_groups):  # one after another: only one is held beside the arrays
+                table = file.read_row_group(group, columns=list(_OF_WINDOWS))
+                _fill(out.take(slice(first, first + len(table))), table, self.owners)
+                first += len(table)
+        return out
+
+    def cell(self, monday_us: int = 0) -> w.Cell:
+        """Return what the dataset says of its cell; ``monday_us`` is the caller's, for no trace holds it."""
+        machines = self.table("machines")
+        cpu, memory = (pc.max(machines[name]).as_py() for name in (s.CPU_CAPACITY, s.MEMORY_CAPACITY))
+        return w.Cell((cpu or math.nan, memory or math.nan), monday_us)
+
+    @cached_property
+    def owners(self) -> Owners:
+        """Whose each collection is; read from the tasks when first asked for, then kept."""
+        names = (s.USER_ID, s.LOGICAL_NAME_ID)
+        parts = [np.empty((3, 0), np.int64)]
+        with pq.ParquetFile(self.path / "tasks.parquet", read_dictionary=names) as file:
+            for batch in file.iter_batches(columns=[s.COLLECTION_ID, *names]):
+                first = _run_starts(batch[s.COLLECTION_ID].to_numpy())
+                parts.append(np.stack([
+                    batch[s.COLLECTION_ID].to_numpy()[first], *(_identities(batch[name])[first] for name in names)
+                ]))  # fmt: skip
+        found = np.concatenate(parts, axis=1)
+        return Owners(*found[:, _run_starts(found[0])])  # a collection's tasks may stand in two batches
 
     def events(self, bucket: int) -> pa.Table:
         """Return the events of a bucket's tasks, sorted by task, then time."""
@@ -163,32 +205,90 @@ class Dataset:
         return pq.read_table(self.path / f"{name}.parquet")
 
 
-def windows_from_table(table: pa.Table) -> w.Windows:
-    """Return usage rows as arrays, in the table's order; nulls become NaN or -1."""
-    usage = np.full((len(table), len(w.CHANNELS)), np.nan)
-    for channel, name in enumerate(w.CHANNELS):
-        if name in table.column_names:
-            usage[:, channel] = _floats(table[name])
-    for channel, column, position in _PERCENTILE_CHANNELS:
-        usage[:, channel] = _floats(pc.list_element(table[column], position))
-    return w.Windows(
-        collection_id=_integers(table[s.COLLECTION_ID], np.int64),
-        instance_index=_integers(table[s.INSTANCE_INDEX], np.int64),
-        start_us=_integers(table[s.START_US], np.int64),
-        end_us=_integers(table[s.END_US], np.int64),
-        scheduled_us=_integers(table[s.SCHEDULED_US], np.int64),
-        machine_id=_integers(table[s.MACHINE_ID], np.int64),
-        usage=usage,
-        limit=np.stack([_floats(table[s.CPU_LIMIT]), _floats(table[s.MEMORY_LIMIT])], axis=1),
-        tier=_integers(table[s.TIER], np.int8),
-        scheduling_class=_integers(table[s.SCHEDULING_CLASS], np.int8),
-        in_alloc=table[s.ALLOC_COLLECTION_ID].is_valid().to_numpy(),
-    )
+@dataclass(frozen=True)
+class Owners:
+    """Whose each collection is, by collection: user and logical name as ``windows.identities``, int64 (n,) each.
+
+    ``collection_id`` rises. All tasks of a collection have its user and name; the first task's stand for them.
+    """
+
+    collection_id: NDArray[np.int64]
+    user: NDArray[np.int64]
+    name: NDArray[np.int64]
+
+    def of(self, collection_id: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return user and name of each row; -1 where the collection is unknown. Fast where equal ids stand together."""
+        first = _run_starts(collection_id)
+        wanted = collection_id[first]
+        at = np.searchsorted(self.collection_id, wanted)
+        known = np.append(self.collection_id, s.UNKNOWN_ID)[at] == wanted
+        lengths = np.diff(first, append=len(collection_id))
+        user, name = (
+            np.repeat(np.where(known, np.append(of, s.UNKNOWN_ID)[at], s.UNKNOWN_ID), lengths)
+            for of in (self.user, self.name)
+        )
+        return user, name
 
 
-def _floats(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.asarray(column.cast(pa.float64()).fill_null(np.nan).to_numpy(), np.float64)
+def windows_from_table(table: pa.Table, owners: Owners | None = None) -> w.Windows:
+    """Return usage rows as arrays, in the table's order; nulls become NaN or -1.
+
+    Raises
+    ------
+    SchemaError
+        A percentile vector is shorter or longer than its levels.
+    """
+    out = w.empty_windows(len(table))
+    _fill(out, table, owners)
+    return out
 
 
-def _integers(column: pa.ChunkedArray, dtype: type) -> np.ndarray[Any, Any]:
-    return np.asarray(column.fill_null(s.UNKNOWN_ID).to_numpy(), dtype)
+def _fill(out: w.Windows, table: pa.Table, owners: Owners | None) -> None:
+    """Write a table's rows into ``out``, which has as many and knows nothing yet."""
+    column = {name: _whole(table[name]) for name in _OF_WINDOWS}
+    for name in _INTEGERS:
+        getattr(out, name)[:] = _integers(column[name])
+    for at, name in enumerate(w.CHANNELS):
+        out.usage[:, at] = _floats(column[name])
+    for at, name in enumerate((s.CPU_LIMIT, s.MEMORY_LIMIT)):
+        out.limit[:, at] = _floats(column[name])
+    out.in_alloc[:] = column[s.ALLOC_COLLECTION_ID].is_valid().to_numpy(zero_copy_only=False)
+    rows, deciles = _vectors(column[s.CPU_PERCENTILES], s.CPU_PERCENTILES, len(s.PERCENTILES))
+    out.percentiles[rows, : _TAIL.start] = deciles[:, :-1]
+    out.percentiles[rows, -1] = deciles[:, -1]
+    rows, tail = _vectors(column[s.CPU_TAIL_PERCENTILES], s.CPU_TAIL_PERCENTILES, len(s.TAIL_PERCENTILES))
+    out.percentiles[rows, _TAIL] = tail
+    if owners is not None:
+        out.user[:], out.name[:] = owners.of(out.collection_id)
+
+
+def _vectors(column: pa.ListArray, name: str, size: int) -> tuple[slice | NDArray[np.int64], NDArray[np.float32]]:
+    """Return the rows that have a vector, and the vectors; shape (n_known, size)."""
+    known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)) if column.null_count else slice(None)
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    lengths = column.value_lengths()
+    if pc.min(lengths).as_py() not in (None, size) or pc.max(lengths).as_py() not in (None, size):
+        raise SchemaError(f"{name}: expected null or {size} values in each row; run `reclaim ingest` again")
+    return known, values.reshape(-1, size)
+
+
+def _run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the first row of each run of equal values."""
+    return np.flatnonzero(np.concatenate([[len(values) > 0], values[1:] != values[:-1]]))
+
+
+def _identities(column: pa.DictionaryArray) -> NDArray[np.int64]:
+    known = np.append(w.identities(column.dictionary.to_pylist()), s.UNKNOWN_ID)
+    return known[_integers(column.indices)]  # a null's index, -1, is the last
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies even a single one
+
+
+def _floats(column: pa.Array) -> NDArray[np.float64]:
+    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)  # null becomes NaN
+
+
+def _integers(column: pa.Array) -> NDArray[np.int64]:
+    return np.asarray((column.fill_null(s.UNKNOWN_ID) if column.null_count else column).to_numpy(), np.int64)

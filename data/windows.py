@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema
-from reclaim.data.schema import RESOURCES, UNKNOWN_ID
+from reclaim.data.schema import PERCENTILES, RESOURCES, TAIL_PERCENTILES, UNKNOWN_ID
 
 CHANNELS: Final = (
     schema.CPU_MEAN,
     schema.CPU_MAX,
-    "cpu_p50",
-    "cpu_p90",
-    "cpu_p99",
     schema.MEMORY_MEAN,
     schema.MEMORY_MAX,
     schema.PAGE_CACHE,
     schema.CPI,
     schema.MAI,
 )
-"""The measurement axis of ``Windows.usage``; the resource ones in the unit of the limit. The percentiles are taken
-from the two percentile vectors of the window."""
+"""The measurement axis of ``Windows.usage``; the resource ones in the unit of the limit."""
 
-CPU_MEAN, CPU_MAX, CPU_P50, CPU_P90, CPU_P99, MEMORY_MEAN, MEMORY_MAX, PAGE_CACHE, CPI, MAI = range(len(CHANNELS))
+CPU_MEAN, CPU_MAX, MEMORY_MEAN, MEMORY_MAX, PAGE_CACHE, CPI, MAI = range(len(CHANNELS))
+
+LEVELS: Final = tuple(sorted((*PERCENTILES, *TAIL_PERCENTILES)))
+"""The level axis of ``Windows.percentiles``, in percent: 0, 10 … 90, 91, 92 … 99, 100."""
+
+P0, P10, P50, P90, P99, P100 = (LEVELS.index(level) for level in (0, 10, 50, 90, 99, 100))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is known of the cell that the tasks run in.
+
+    Attributes
+    ----------
+    largest_machine : tuple of float, in the order ``schema.RESOURCES``
+        The most that one machine supplies, in the unit of the limits; NaN unknown.
+    monday_us : int, µs on the trace's clock
+        A midnight that begins a Monday, in the cell's own zone.
+    """
+
+    largest_machine: tuple[float, float] = (math.nan, math.nan)
+    monday_us: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,8 +63,12 @@ class Windows:
         Start of the task's current run; 0 before the trace, -1 unknown.
     machine_id : int64, shape (n,)
         -1 unknown.
+    user, name : int64, shape (n,)
+        Who submitted the collection, and the logical name that its runs share, as ``identities``; -1 unknown.
     usage : float64, shape (n, len(CHANNELS))
         NaN where the trace has nothing.
+    percentiles : float32, shape (n, len(LEVELS))
+        CPU usage at each of ``LEVELS``, in the unit of the limit; NaN unknown. The tail may be unknown alone.
     limit : float64, shape (n, n_resources)
         What was granted when the window began, or, for a task (re)started in it, by its end; NaN unknown.
     tier, scheduling_class : int8, shape (n,)
@@ -59,7 +83,10 @@ class Windows:
     end_us: NDArray[np.int64]
     scheduled_us: NDArray[np.int64]
     machine_id: NDArray[np.int64]
+    user: NDArray[np.int64]
+    name: NDArray[np.int64]
     usage: NDArray[np.float64]
+    percentiles: NDArray[np.float32]
     limit: NDArray[np.float64]
     tier: NDArray[np.int8]
     scheduling_class: NDArray[np.int8]
@@ -109,12 +136,33 @@ def empty_windows(n: int = 0) -> Windows:
         end_us=np.zeros(n, np.int64),
         scheduled_us=np.full(n, UNKNOWN_ID, np.int64),
         machine_id=np.full(n, UNKNOWN_ID, np.int64),
+        user=np.full(n, UNKNOWN_ID, np.int64),
+        name=np.full(n, UNKNOWN_ID, np.int64),
         usage=np.full((n, len(CHANNELS)), np.nan),
+        percentiles=np.full((n, len(LEVELS)), np.nan, np.float32),
         limit=np.full((n, len(RESOURCES)), np.nan),
         tier=np.full(n, UNKNOWN_ID, np.int8),
         scheduling_class=np.full(n, UNKNOWN_ID, np.int8),
         in_alloc=np.zeros(n, np.bool_),
     )
+
+
+def identities(strings: Iterable[str | None]) -> NDArray[np.int64]:
+    """Return a number for each string, never negative, the same on every machine and in every run; -1 for None.
+
+    The first 63 bits of BLAKE2b: among a million strings two share a number with a probability below 1e-6.
+    """
+    known: dict[str, int] = {}
+    out = []
+    for string in strings:
+        if string is None:
+            out.append(UNKNOWN_ID)
+            continue
+        if string not in known:
+            digest = blake2b(string.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            known[string] = int.from_bytes(digest, "little") >> 1
+        out.append(known[string])
+    return np.array(out, np.int64)
 
 
 def demand(windows: Windows) -> NDArray[np.float64]:
@@ -124,8 +172,8 @@ def demand(windows: Windows) -> NDArray[np.float64]:
     the Limit"); memory is not, so it is the largest usage. Where a source has no percentiles or no maximum, the mean
     stands in: then the number is a lower bound, and reports say so.
     """
-    u = windows.usage
-    cpu = np.where(np.isnan(u[:, CPU_P90]), u[:, CPU_MEAN], u[:, CPU_P90])
+    u, p90 = windows.usage, windows.percentiles[:, P90].astype(np.float64)
+    cpu = np.where(np.isnan(p90), u[:, CPU_MEAN], p90)
     cpu = np.where(cpu > windows.limit[:, 0], windows.limit[:, 0], cpu)
     memory = np.where(np.isnan(u[:, MEMORY_MAX]), u[:, MEMORY_MEAN], u[:, MEMORY_MAX])
     return np.stack([cpu, memory], axis=1)
@@ -134,8 +182,9 @@ def demand(windows: Windows) -> NDArray[np.float64]:
 def measured_by_mean(windows: Windows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return in which windows ``demand`` had only the mean to go by, and in which it had anything; (n, n_resources)."""
     u = windows.usage
-    best, mean = u[:, [CPU_P90, MEMORY_MAX]], u[:, [CPU_MEAN, MEMORY_MEAN]]
-    return np.isnan(best) & ~np.isnan(mean), ~np.isnan(best) | ~np.isnan(mean)
+    best = ~np.isnan(np.stack([windows.percentiles[:, P90], u[:, MEMORY_MAX]], axis=1))
+    mean = ~np.isnan(u[:, [CPU_MEAN, MEMORY_MEAN]])
+    return ~best & mean, best | mean
 
 
 def peak_cpu(windows: Windows) -> NDArray[np.float64]:

@@ -1,15 +1,18 @@
-"""Who may learn from what: periods by time, groups by collection, and the gap of one horizon between them."""
+"""Who may learn from what: periods by time, a horizon apart; groups by collection; the role of a whole dataset."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Windows
+from reclaim.features.targets import HORIZONS_S, TARGETS
 
 TRAIN, VALID, TEST = range(3)
 PERIODS: Final = ("train", "valid", "test")
@@ -21,13 +24,31 @@ GROUPS: Final = ("seen", "valid-unseen", "test-unseen", "in-alloc")
 an alloc instance lives off its alloc's resources, not the machine's: it is neither trained on nor scored, the alloc
 instance is (as in the EuroSys'21 study, which takes top-level instances)."""
 
+PERMITTED: Final = ((SEEN,), (SEEN, VALID_UNSEEN), (SEEN, VALID_UNSEEN, TEST_UNSEEN))
+"""The groups that may be used in each period, in the order of ``PERIODS``."""
+
+ROLES: Final = ("all", "train", "test")
+"""What a dataset is for. ``all``: to be trained on and tested on later. ``train``: to be trained on alone; no time is
+kept for a test. ``test``: held out whole, for models trained on other datasets; nothing of it is ever trained on, its
+first ``valid_share`` of the time only sets margins, and all the rest is test."""
+
+_LAST_WINDOW_US: Final = 300_000_000
+"""How far a window that begins within a horizon may reach beyond it: the longest window of the traces."""
+REACH_US: Final = tuple(horizon_s * 1_000_000 + _LAST_WINDOW_US for horizon_s in HORIZONS_S)
+"""How far after t the last measurement behind a target may end, for each horizon: the gap between two periods."""
+
+_CHUNK_ROWS: Final = 1 << 18
+"""Rows counted at once: some 30 MB of targets and masks."""
+
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Where the periods end, and how many collections are held out."""
+    """What the dataset is for, where its periods end, and how many collections are held out."""
 
+    role: str = "all"
+    """One of ``ROLES``."""
     train_share: float = 0.55
-    """Share of the trace's time that is trained on."""
+    """Share of the trace's time that is trained on; in role ``train`` it and the next are scaled up to fill it."""
     valid_share: float = 0.20
     """Share of the time after it on which margins are set and training is stopped."""
     valid_unseen_share: float = 0.10
@@ -36,6 +57,8 @@ class SplitConfig:
     """Share of the collections that are first seen in the test."""
 
     def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ConfigError(f"split.role must be one of {', '.join(ROLES)}, got {self.role!r}")
         for name in ("train_share", "valid_share", "valid_unseen_share", "test_unseen_share"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
@@ -48,8 +71,17 @@ class SplitConfig:
 
 
 def cuts_us(first_us: int, last_us: int, config: SplitConfig) -> tuple[int, int]:
-    """Return the ends of the training and of the validation period, in µs on the trace's clock."""
+    """Return the ends of the training and of the validation period, in µs on the trace's clock.
+
+    Where nothing is trained on, training ends as the trace begins; where nothing is tested, validation ends after the
+    trace, so that no target of it is taken away for the sake of a test.
+    """
     span = last_us - first_us
+    if config.role == "test":
+        return first_us, first_us + int(span * config.valid_share)
+    if config.role == "train":
+        filled = config.train_share / (config.train_share + config.valid_share)
+        return first_us + int(span * filled), s.AFTER_TRACE_US
     train = first_us + int(span * config.train_share)
     return train, train + int(span * config.valid_share)
 
@@ -60,13 +92,87 @@ def periods(end_us: NDArray[np.int64], cuts: tuple[int, int]) -> NDArray[np.uint
 
 
 def groups(windows: Windows, config: SplitConfig) -> NDArray[np.uint8]:
-    """Return the group of each row; uint8, shape (n,). A collection's group depends on its id alone."""
+    """Return the group of each row; uint8, shape (n,).
+
+    A collection's group depends on its id and the configuration alone, not on the dataset: the same collection of the
+    same trace falls into the same group in two datasets of the same configuration. A role moves whole groups and draws
+    nothing anew: in ``train``, what would only test sets margins instead; in ``test``, so does what would be trained
+    on. So, whatever the roles of two datasets of one trace, no collection that is ``test-unseen`` in one is ``seen``
+    in the other, and in ``test`` every collection counts as unseen by training.
+    """
     share = _uniform(windows.collection_id)
-    group = np.full(len(windows), SEEN, np.uint8)
+    group = np.full(len(windows), VALID_UNSEEN if config.role == "test" else SEEN, np.uint8)
     group[share < config.valid_unseen_share + config.test_unseen_share] = VALID_UNSEEN
-    group[share < config.test_unseen_share] = TEST_UNSEEN
+    if config.role != "train":
+        group[share < config.test_unseen_share] = TEST_UNSEEN
     group[windows.in_alloc] = IN_ALLOC
     return group
+
+
+def permitted(period: int, group: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which rows may be used in a period, given their groups; shape (n,)."""
+    return np.isin(group, PERMITTED[period])
+
+
+def known_by(end_us: NDArray[np.int64], until_us: int) -> NDArray[np.bool_]:
+    """Return whether all that a target rests on was measured by a time: the gap of one horizon; (n,) to (n, H)."""
+    return end_us[:, None] <= until_us - np.array(REACH_US, np.int64)
+
+
+def split_counts(
+    arrays: Mapping[str, NDArray[Any]], cuts: tuple[int, int], trace_end_us: int
+) -> dict[str, dict[str, Any]]:
+    """Return how many rows and known targets each period has, and what became of the others, for the manifest.
+
+    Parameters
+    ----------
+    arrays : mapping
+        ``period`` and ``group``, uint8, shape (n,); ``end_us``, int64, shape (n,); ``y``, float32, shape (n, T, H);
+        ``oom``, float32, shape (n, H). Read in order, a piece at a time: they may be memory-mapped.
+    cuts : tuple of int
+        From ``cuts_us``.
+    trace_end_us : int
+        End of the last window of the trace.
+
+    Returns
+    -------
+    dict
+        ``rows``: period, then group, to rows. ``targets``: period, then target or ``oom``, then horizon as ``3600s``,
+        to counts that add up to the period's rows of the permitted groups: ``known`` inside the period; taken away by
+        the ``gap`` of one horizon at its end; ``censored``, unknown with a horizon that reaches past the end of the
+        trace; ``unmeasured``, unknown for want of a limit or of anything measured after t. For ``oom`` there is
+        ``positive``, too: those of the known that are 1.
+    """
+    n = len(arrays[s.END_US])
+    fates = ("known", "gap", "censored", "unmeasured", "positive")
+    rows = np.zeros((len(PERIODS), len(GROUPS)), np.int64)
+    counts = np.zeros((len(PERIODS), len(TARGETS) + 1, len(HORIZONS_S), len(fates)), np.int64)
+    horizons_us = np.array(HORIZONS_S, np.int64) * 1_000_000
+    for start in range(0, n, _CHUNK_ROWS):
+        piece = {name: np.asarray(array[start : start + _CHUNK_ROWS]) for name, array in arrays.items()}
+        both = piece["period"] * len(GROUPS) + piece["group"]
+        rows += np.bincount(both, minlength=rows.size).reshape(rows.shape)
+        for period, until_us in enumerate((*cuts, s.AFTER_TRACE_US)):
+            here = (piece["period"] == period) & permitted(period, piece["group"])
+            end_us = piece[s.END_US][here]
+            value = np.concatenate([piece["y"][here], piece["oom"][here][:, None]], axis=1)  # (k, T + 1, H)
+            known, inside = np.isfinite(value), known_by(end_us, until_us)[:, None]
+            past = (end_us[:, None] + horizons_us > trace_end_us)[:, None]
+            for f, fate in enumerate((known & inside, known & ~inside, ~known & past, ~known & ~past)):
+                counts[period, ..., f] += fate.sum(axis=0)
+            counts[period, ..., fates.index("positive")] += (known & inside & (value == 1.0)).sum(axis=0)
+    named: dict[str, Any] = {}
+    for p, period_name in enumerate(PERIODS):
+        for t, target in enumerate((*TARGETS, "oom")):
+            kinds = fates if target == "oom" else fates[:-1]
+            named.setdefault(period_name, {})[target] = {
+                f"{horizon_s}s": dict(zip(kinds, counts[p, t, h].tolist(), strict=False))
+                for h, horizon_s in enumerate(HORIZONS_S)
+            }
+    return {
+        "rows": {p: dict(zip(GROUPS, rows[k].tolist(), strict=True)) for k, p in enumerate(PERIODS)},
+        "targets": named,
+    }
 
 
 def _uniform(ids: NDArray[np.int64]) -> NDArray[np.float64]:

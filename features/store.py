@@ -11,24 +11,14 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
 from reclaim.data.store import Dataset, read_manifest
-from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
-from reclaim.features.splits import (
-    IN_ALLOC,
-    SEEN,
-    TEST,
-    TEST_UNSEEN,
-    TRAIN,
-    VALID,
-    VALID_UNSEEN,
-)
+from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURE_NAMES, PIPELINE_VERSION
+from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, known_by, permitted
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
 FOLDER: Final = "features"
 """Where a dataset keeps its feature set."""
-
-_LAST_WINDOW_US: Final = 300_000_000
-"""How far a window that begins within a horizon may reach beyond it: the longest window of the traces."""
 
 ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     "x": (np.float32, (len(FEATURE_NAMES),)),
@@ -37,8 +27,14 @@ ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     s.END_US: (np.int64, ()),
     "period": (np.uint8, ()),
     "group": (np.uint8, ()),
+    "limit": (np.float32, (len(RESOURCES),)),
+    "first": (np.int64, ()),
+    "last": (np.int64, ()),
 }
 """File name → type, and shape of one row."""
+
+CONTEXT_FILE: Final = "context"
+"""Name of the one array that has no row for each usage row: float32, a contiguous row for each of ``CONTEXT``."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +54,13 @@ class FeatureSet:
     end_us : int64, shape (n,)
     period, group : uint8, shape (n,)
         Positions in ``splits.PERIODS`` and ``splits.GROUPS``.
+    limit : float32, shape (n, n_resources)
+        In force at the row, in the trace's unit; NaN unknown.
+    first, last : int64, shape (n,)
+        Positions in ``context`` of the first window of the row's task, and of the last one taken at or before the row.
+    context : float32, shape (len(CONTEXT), m)
+        The channels of every window that a task's state took, in the trace's unit, each task's one after another;
+        ``m`` is at most ``n``, as late and repeated windows are not taken.
     bucket_start : int64, shape (n_buckets + 1,)
         First row of each bucket, and ``n``.
     """
@@ -70,6 +73,10 @@ class FeatureSet:
     end_us: NDArray[np.int64]
     period: NDArray[np.uint8]
     group: NDArray[np.uint8]
+    limit: NDArray[np.float32]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    context: NDArray[np.float32]
     bucket_start: NDArray[np.int64]
 
     @classmethod
@@ -87,7 +94,7 @@ class FeatureSet:
         manifest = read_manifest(folder, made_by=command)
         if manifest["pipeline"] != PIPELINE_VERSION or manifest["dataset"] != dataset.fingerprint:
             raise ConfigError(f"{folder}: made by another feature pipeline or dataset; run `{command}` again")
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+        arrays = {name: np.load(array_path(folder, name), mmap_mode="r") for name in (*ARRAYS, CONTEXT_FILE)}
         return cls(folder, manifest, bucket_start=np.array(manifest["bucket_start"], np.int64), **arrays)
 
     def __len__(self) -> int:
@@ -99,6 +106,11 @@ class FeatureSet:
         return str(self.manifest["fingerprint"])
 
     @property
+    def role(self) -> str:
+        """What the dataset is for, one of ``splits.ROLES``."""
+        return str(self.manifest["config"]["split"]["role"])
+
+    @property
     def cuts_us(self) -> tuple[int, int]:
         """Ends of the training and of the validation period."""
         train, valid = self.manifest["cuts_us"]
@@ -106,16 +118,16 @@ class FeatureSet:
 
     def train_rows(self) -> NDArray[np.int64]:
         """Return the rows to learn from: training period, seen collections."""
-        return np.flatnonzero((self.period == TRAIN) & (self.group == SEEN))
+        return self._rows_of(TRAIN)
 
     def valid_rows(self) -> NDArray[np.int64]:
         """Return the rows to set margins on: validation period, all collections but those kept for the test."""
-        return np.flatnonzero((self.period == VALID) & ((self.group == SEEN) | (self.group == VALID_UNSEEN)))
+        return self._rows_of(VALID)
 
     def test_rows(self, *, unseen_only: bool = False) -> NDArray[np.int64]:
         """Return the rows to score on: test period, all collections or those never seen before it."""
-        allowed = self.group == TEST_UNSEEN if unseen_only else self.group != IN_ALLOC
-        return np.flatnonzero((self.period == TEST) & allowed)
+        rows = self._rows_of(TEST)
+        return rows[self.group[rows] == TEST_UNSEEN] if unseen_only else rows
 
     def train_targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return (y, oom) of rows, NaN where the horizon reaches past the training period: the gap of one horizon."""
@@ -129,8 +141,31 @@ class FeatureSet:
         """Return (y, oom) of rows."""
         return self.y[rows], self.oom[rows]
 
+    def context_of(self, rows: NDArray[np.int64], windows: int = CONTEXT_WINDOWS) -> NDArray[np.float32]:
+        """Return the last windows that were known at each row, oldest first; float32, (n, windows, len(CONTEXT)).
+
+        A channel is over the limit in force at the row where ``registry.CONTEXT`` says so. NaN where the task's
+        history does not reach, or the limit is unknown or zero.
+        """
+        position = self.last[rows][:, None] + np.arange(1 - windows, 1)  # (n, windows)
+        reached = position >= self.first[rows][:, None]
+        values = self.context[:, np.where(reached, position, 0)].transpose(1, 2, 0)  # (n, windows, C)
+        limit = np.asarray(self.limit[rows])
+        over = np.where(limit > 0, limit, np.float32(np.nan))
+        divisor = np.stack(
+            [np.ones(len(rows), np.float32) if c.over is None else over[:, c.over] for c in CONTEXT], axis=1
+        )
+        return np.where(reached[..., None], values / divisor[:, None], np.float32(np.nan))
+
+    def _rows_of(self, period: int) -> NDArray[np.int64]:
+        return np.flatnonzero((self.period == period) & permitted(period, self.group))
+
     def _targets_until(self, rows: NDArray[np.int64], until_us: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        reach_us = np.array(HORIZONS_S, np.int64) * 1_000_000 + _LAST_WINDOW_US
-        inside = self.end_us[rows][:, None] + reach_us <= until_us
+        inside = known_by(self.end_us[rows], until_us)
         y = np.where(inside[:, None, :], self.y[rows], np.float32(np.nan))
         return y, np.where(inside, self.oom[rows], np.float32(np.nan))
+
+
+def array_path(folder: Path, name: str) -> Path:
+    """Return the file of an array of a feature set: one of ``ARRAYS``, or ``CONTEXT_FILE``."""
+    return folder / f"{name}.npy"

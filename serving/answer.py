@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from math import isfinite
+from math import isfinite, nan
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema
 from reclaim.data import windows as w
 from reclaim.data.schema import RESOURCES, TIERS, UNKNOWN_ID
-from reclaim.data.windows import Windows
+from reclaim.data.windows import Cell, Windows
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
 from reclaim.serving.errors import INVALID, TOO_LARGE, RequestError
 from reclaim.serving.schemas import (
@@ -48,11 +48,11 @@ _PLAIN: Final = (
     (w.CPI, schema.CPI),
     (w.MAI, schema.MAI),
 )
-_PERCENTILES: Final = (
-    (w.CPU_P50, schema.CPU_PERCENTILES, schema.PERCENTILES.index(50)),
-    (w.CPU_P90, schema.CPU_PERCENTILES, schema.PERCENTILES.index(90)),
-    (w.CPU_P99, schema.CPU_TAIL_PERCENTILES, schema.TAIL_PERCENTILES.index(99)),
+_VECTORS: Final = (
+    (schema.CPU_PERCENTILES, [w.LEVELS.index(level) for level in schema.PERCENTILES]),
+    (schema.CPU_TAIL_PERCENTILES, [w.LEVELS.index(level) for level in schema.TAIL_PERCENTILES]),
 )
+"""The vectors of a window, and where their values stand among the levels."""
 _LIMIT_RULES: Final = (LIMIT, STARTUP, CAP, UNKNOWN)
 """The rules whose reservation is the limit."""
 _PEAK_CPU: Final = TARGETS[-1]
@@ -82,14 +82,16 @@ def windows_from_request(request: ReservationRequest) -> tuple[NDArray[np.int64]
     out.end_us[:] = [r.end_us for r in rows]
     out.tier[:] = per_task([UNKNOWN_ID if t.tier is None else TIERS.index(t.tier) for t in request.tasks], np.int8)
     out.scheduling_class[:] = per_task([_known(t.scheduling_class) for t in request.tasks], np.int8)
+    out.user[:] = np.repeat(w.identities(t.user for t in request.tasks), counts)
+    out.name[:] = np.repeat(w.identities(t.logical_name for t in request.tasks), counts)
     out.in_alloc[:] = per_task([t.in_alloc for t in request.tasks], np.bool_)
     if rows:
         names = [name for _, name in _PLAIN]
         plain = np.array(list(map(attrgetter(*names), rows)), np.float64)  # None becomes NaN
         out.usage[:, [channel for channel, _ in _PLAIN]] = plain
-        for channel, name, position in _PERCENTILES:
-            vectors = map(attrgetter(name), rows)
-            out.usage[:, channel] = np.array([None if v is None else v[position] for v in vectors], np.float32)
+        for name, levels in _VECTORS:
+            unknown = [np.nan] * len(levels)
+            out.percentiles[:, levels] = [unknown if v is None else v for v in map(attrgetter(name), rows)]
         out.limit[:] = [_pair(r.limit or t.limit) for t in request.tasks for r in t.windows]
         out.scheduled_us[:] = [
             _known(t.scheduled_us if r.scheduled_us is None else r.scheduled_us)
@@ -99,8 +101,17 @@ def windows_from_request(request: ReservationRequest) -> tuple[NDArray[np.int64]
     return slot, out
 
 
+def cell_from_request(request: ReservationRequest) -> Cell:
+    """Return what the request says of its cell."""
+    largest = request.cell.largest_machine
+    cpu, memory = (nan if amount is None else amount for amount in (largest.cpu, largest.memory))
+    return Cell((cpu, memory), request.cell.monday_us)
+
+
 def answer(model: LoadedModel, request: ReservationRequest, settings: ServingSettings) -> ReservationResponse:
     """Return the reservations that a fresh estimator reaches at the end of each task's history.
+
+    All tasks are seen by the one estimator, in one call: what one did before another's history ends is known to it.
 
     Raises
     ------
@@ -125,7 +136,7 @@ def answer(model: LoadedModel, request: ReservationRequest, settings: ServingSet
     estimate = None
     if len(slot):
         last = np.flatnonzero(np.diff(slot, append=-1))
-        estimate = bundle.estimator(name).update(slot, windows).take(last)
+        estimate = bundle.estimator(name, cell_from_request(request)).update(slot, windows).take(last)
         slot, windows = slot[last], windows.take(last)
         estimate = under_limit_of_now(estimate, limit[slot])
     row_of = {int(s): row for row, s in enumerate(slot)}

@@ -3,6 +3,10 @@
 Amounts are in any unit that the caller keeps to, CPU cores and bytes by default: all that is computed is relative to
 the task's limit, and an answer comes in the unit of the question. Times are whole microseconds on any one clock, as in
 a dataset, so that a history taken from a trace arrives as exactly the numbers that a replay saw.
+
+The answer for a task rests on the other tasks of the request as well: its siblings are those of the same collection,
+its earlier runs those of the same user and logical name. Whole collections, and what ran before them, give the best
+answers; a task sent alone is answered from its own history.
 """
 
 from __future__ import annotations
@@ -16,14 +20,17 @@ from reclaim.data.schema import PERCENTILES, TAIL_PERCENTILES
 
 MAX_ID: Final = 2**63 - 1
 """Ids are exact 64-bit integers."""
-MAX_TIME_US: Final = 2**62
-"""The largest time taken, in µs: far past any clock, and no sum of two overflows 64 bits."""
+MAX_TIME_US: Final = 2**59
+"""The largest time taken, in µs: 18 thousand years, whose slots of 5 minutes are counted in 32 bits. Nanoseconds since
+1970 are beyond it, and so are not taken for microseconds."""
 MAX_AMOUNT: Final = 1e18
 """The largest amount taken, in any unit; an exabyte in bytes."""
 MIN_LIMIT: Final = 1e-12
 """The smallest limit taken, in any unit: with ``MAX_AMOUNT`` it keeps usage over limit within single precision."""
 MAX_NAME: Final = 64
 """Longest name of a unit or a margin, in characters."""
+MAX_OWNER: Final = 256
+"""Longest name of a user or a logical name, in characters."""
 ROW: Final = "row"
 """Key, in the context of a refusal, of the row of a list that broke a rule over the whole list."""
 
@@ -36,6 +43,7 @@ Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
 Limit = Annotated[float, Field(gt=0, ge=MIN_LIMIT, le=MAX_AMOUNT)]
 Ratio = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+Owner = Annotated[str, Field(min_length=1, max_length=MAX_OWNER)]
 
 
 class _Wire(BaseModel):
@@ -56,6 +64,24 @@ class ResourceLimit(_Wire):
 
     cpu: Limit
     memory: Limit
+
+
+class LargestMachine(_Wire):
+    """The most that any one machine of the cell supplies, in the unit of the amounts; null is unknown."""
+
+    cpu: Limit | None = None
+    memory: Limit | None = None
+
+
+class CellFacts(_Wire):
+    """What is known of the cell that the tasks run in; what is absent is unknown."""
+
+    largest_machine: LargestMachine = Field(
+        default_factory=LargestMachine, description="A task's limit is seen in proportion to it."
+    )
+    monday_us: TimeUs = Field(
+        default=0, description="A midnight that begins a Monday, in the cell's own zone, on the caller's clock; µs."
+    )
 
 
 def _must_not_fall(values: list[float] | None) -> list[float] | None:
@@ -105,9 +131,15 @@ class Window(_Wire):
 
 
 class Task(_Wire):
-    """A task and its recent history; without windows it is unknown, and keeps its limit."""
+    """A task and its recent history; without windows it is unknown, and keeps its limit.
 
-    collection_id: TaskId = Field(description="Job or alloc set; an exact 64-bit integer.")
+    What the other tasks of the request did up to the end of its history counts too: that of its siblings and of
+    earlier runs.
+    """
+
+    collection_id: TaskId = Field(
+        description="Job or alloc set; an exact 64-bit integer. The tasks of a request that share it are siblings."
+    )
     instance_index: TaskId = Field(0, description="Position of the task in its collection.")
     limit: ResourceLimit = Field(description="Limit in force now; no reservation passes it.")
     tier: TierName | None = Field(None, description="Priority tier, lowest to highest: free, beb, mid, prod, mon.")
@@ -118,6 +150,12 @@ class Task(_Wire):
         None, description="Start of the current run, µs; 0: before the clock began; null: unknown."
     )
     in_alloc: bool = Field(False, description="Whether the task runs inside an alloc instance.")
+    user: Owner | None = Field(None, description="Who submitted the collection; any stable name or hash.")
+    logical_name: Owner | None = Field(
+        None,
+        description="Name that the runs of one program share. Other collections of the request with the same user and "
+        "logical name are its earlier runs.",
+    )
     windows: Annotated[list[Window], FailFast()] = Field(
         default_factory=list, description="In time order: sorted by start, then end, none twice."
     )
@@ -140,11 +178,14 @@ class Task(_Wire):
 
 
 class ReservationRequest(_Wire):
-    """Tasks that want a reservation, each once, each with its history."""
+    """Tasks that want a reservation, each once, each with its history; whole collections give the best answers."""
 
     tasks: Annotated[list[Task], FailFast()] = Field(
-        min_length=1, description="One to a thousand tasks; the service's `RECLAIM_MAX_TASKS` moves the upper bound."
+        min_length=1,
+        description="One to a thousand tasks, in any order; the service's `RECLAIM_MAX_TASKS` moves the upper bound. "
+        "The answer for each rests also on its siblings and earlier runs among them.",
     )
+    cell: CellFacts = Field(default_factory=CellFacts, description="The cell that all the tasks run in.")
     margin: Name | None = Field(
         None, description="Safety margin: baseline, medium or aggressive; the service's default where absent."
     )

@@ -13,6 +13,7 @@ import numpy as np
 
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Cell
 from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.forecast import ForecastEstimator
@@ -70,15 +71,15 @@ class Bundle:
         if self.kind not in KINDS:
             raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
 
-    def bare_estimator(self) -> ForecastEstimator:
-        """Return the estimator without margin or guards, with fresh state."""
-        return ForecastEstimator(self.forecaster, self.horizon_s, self.level, self.anchor)
+    def bare_estimator(self, cell: Cell = Cell()) -> ForecastEstimator:  # noqa: B008 - frozen
+        """Return the estimator without margin or guards, with fresh state, for the tasks of one cell."""
+        return ForecastEstimator(self.forecaster, self.horizon_s, self.level, self.anchor, cell)
 
-    def estimator(self, margin: str) -> Guarded:
+    def estimator(self, margin: str, cell: Cell = Cell()) -> Guarded:  # noqa: B008 - frozen
         """Return the guarded estimator at a named margin, with fresh state; ConfigError for an unknown name."""
         if margin not in self.margins:
             raise ConfigError(f"unknown margin {margin!r}; expected one of {', '.join(self.margins)}")
-        return Guarded(self.bare_estimator(), self.margins[margin])
+        return Guarded(self.bare_estimator(cell), self.margins[margin])
 
 
 def save_bundle(bundle: Bundle, folder: Path) -> None:

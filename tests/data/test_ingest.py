@@ -24,7 +24,7 @@ from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.rows import open_bytes
 from reclaim.data.store import Dataset
-from reclaim.data.windows import CPU_P50, CPU_P90, CPU_P99, MEMORY_MAX, Windows, concatenate
+from reclaim.data.windows import MEMORY_MAX, P50, P90, P99, P100, Windows, concatenate
 
 Maker = Callable[..., dict[str, Any]]
 Writer = Callable[..., Path]
@@ -71,8 +71,8 @@ def test_a_window_arrives_with_every_field_and_the_limit_in_force_at_its_start(
     assert row[s.CPU_TAIL_PERCENTILES] is None
     assert row[s.ALLOC_COLLECTION_ID] is None
     windows = dataset.windows(0)
-    assert windows.usage[0, [CPU_P50, CPU_P90]].tolist() == pytest.approx([0.1, 0.2])
-    assert np.isnan(windows.usage[0, CPU_P99])
+    assert windows.percentiles[0, [P50, P90, P100]].tolist() == pytest.approx([0.1, 0.2, 0.4])
+    assert np.isnan(windows.percentiles[0, P99])
 
 
 def test_a_restart_inside_a_window_brings_its_start_and_its_limit_with_that_window(

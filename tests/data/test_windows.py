@@ -1,19 +1,37 @@
-"""Windows: what a reservation had to cover in each, and where its rows belong."""
+"""Windows: what a reservation had to cover in each, where its rows belong, and whose they are."""
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from reclaim.data import schema as s
+from reclaim.data.errors import SchemaError
+from reclaim.data.store import Dataset, Owners, bucket_name, windows_from_table
 from reclaim.data.windows import (
     CPU_MAX,
     CPU_MEAN,
-    CPU_P90,
+    LEVELS,
     MEMORY_MAX,
     MEMORY_MEAN,
+    P0,
+    P10,
+    P50,
+    P90,
+    P99,
+    P100,
+    Cell,
+    concatenate,
     demand,
     empty_windows,
+    identities,
     measured_by_mean,
     peak_cpu,
+    sort_windows,
 )
 
 
@@ -21,10 +39,11 @@ def test_demand_takes_the_best_that_is_known_caps_cpu_alone_and_leaves_the_unkno
     windows = empty_windows(5)
     windows.limit[:] = 1.0
     windows.limit[3] = np.nan
-    windows.usage[0, [CPU_MEAN, CPU_P90, CPU_MAX, MEMORY_MEAN, MEMORY_MAX]] = [0.2, 0.5, 3.0, 0.4, 0.6]
-    windows.usage[1, [CPU_MEAN, CPU_P90, MEMORY_MAX]] = [0.2, 1.5, 2.0]
+    windows.usage[0, [CPU_MEAN, CPU_MAX, MEMORY_MEAN, MEMORY_MAX]] = [0.2, 3.0, 0.4, 0.6]
+    windows.usage[1, [CPU_MEAN, MEMORY_MAX]] = [0.2, 2.0]
     windows.usage[2, [CPU_MEAN, MEMORY_MEAN]] = [0.2, 0.4]
-    windows.usage[3, [CPU_P90, MEMORY_MAX]] = [7.0, 7.0]
+    windows.usage[3, MEMORY_MAX] = 7.0
+    windows.percentiles[[0, 1, 3], P90] = [0.5, 1.5, 7.0]
     expected = [[0.5, 0.6], [1.0, 2.0], [0.2, 0.4], [7.0, 7.0], [np.nan, np.nan]]
     assert np.array_equal(demand(windows), np.array(expected), equal_nan=True)
     by_mean, measured = measured_by_mean(windows)
@@ -40,3 +59,103 @@ def test_tasks_are_numbered_in_the_order_they_stand() -> None:
     assert windows.task_starts().tolist() == [0, 2, 3, 5]
     assert windows.task_numbers().tolist() == [0, 0, 1, 2, 2]
     assert empty_windows(0).task_starts().tolist() == [0]
+
+
+def test_the_levels_of_both_vectors_stand_in_one_rising_row() -> None:
+    assert (*range(0, 90, 10), *range(90, 101)) == LEVELS
+    assert [LEVELS[p] for p in (P0, P10, P50, P90, P99, P100)] == [0, 10, 50, 90, 99, 100]
+
+
+DECILES, TAIL = [float(level) for level in s.PERCENTILES], [float(level) for level in s.TAIL_PERCENTILES]
+
+
+def usage_table(deciles: list[list[float] | None], tail: list[list[float] | None]) -> pa.Table:
+    rows = [{s.CPU_PERCENTILES: d, s.CPU_TAIL_PERCENTILES: t, s.COLLECTION_ID: 7 + i // 2, s.INSTANCE_INDEX: 0}
+            for i, (d, t) in enumerate(zip(deciles, tail, strict=True))]  # fmt: skip
+    return pa.Table.from_pylist([dict.fromkeys(s.USAGE.names, None) | row | dict.fromkeys((s.START_US, s.END_US), 1)
+                                 for row in rows], s.USAGE)  # fmt: skip
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_each_percentile_arrives_at_its_level_and_a_missing_vector_leaves_its_levels_unknown(pieces: int) -> None:
+    table = usage_table([DECILES, None, DECILES, None], [TAIL, TAIL, None, None])
+    table = pa.concat_tables([table] * pieces)
+    windows = windows_from_table(table)
+    nan = np.nan
+    no_tail = [level if level % 10 == 0 else nan for level in LEVELS]
+    no_deciles = [level if level in s.TAIL_PERCENTILES else nan for level in LEVELS]
+    expected = np.array([LEVELS, no_deciles, no_tail, [nan] * 20] * pieces, np.float32)
+    assert windows.percentiles.dtype == np.float32
+    assert np.array_equal(windows.percentiles, expected, equal_nan=True)
+    whole = windows_from_table(table.slice(2, 1))  # a slice, whose vectors start in the middle
+    assert np.array_equal(whole.percentiles, expected[[2]], equal_nan=True)
+
+
+def test_a_vector_that_is_not_as_long_as_its_levels_is_refused() -> None:
+    for wrong in (DECILES[:-1], [*DECILES, 1.0]):
+        with pytest.raises(SchemaError, match=r"cpu_percentiles: expected null or 11 values.*run `reclaim ingest`"):
+            windows_from_table(usage_table([DECILES, wrong], [None, None]))
+    with pytest.raises(SchemaError, match="cpu_tail_percentiles: expected null or 9"):  # ten and eight make two nines
+        windows_from_table(usage_table([None, None], [[*TAIL, 1.0], TAIL[1:]]))
+
+
+def test_a_row_has_the_owner_of_its_collection_and_minus_one_where_nobody_is_known() -> None:
+    table = usage_table([None] * 5, [None] * 5)  # collections 7 7 8 8 9
+    assert windows_from_table(table).user.tolist() == [-1] * 5
+    owners = Owners(*np.array([[6, 8, 9], [60, 80, 90], [600, -1, 900]]))
+    windows = windows_from_table(table, owners)
+    assert windows.user.tolist() == [-1, -1, 80, 80, 90]
+    assert windows.name.tolist() == [-1, -1, -1, -1, 900]
+    assert [a.tolist() for a in owners.of(np.array([99, 9, 6]))] == [[-1, 90, 60], [-1, 900, 600]]
+    assert [len(a) for a in owners.of(np.zeros(0, np.int64))] == [0, 0]
+    nobody = Owners(*np.zeros((3, 0), np.int64))
+    assert nobody.of(np.array([7]))[0].tolist() == [-1]
+
+
+def test_a_bucket_is_read_group_by_group_with_the_owners_of_the_tasks_and_the_largest_machine(tmp_path: Path) -> None:
+    table = usage_table([DECILES, None, DECILES, DECILES, None], [None, TAIL, None, TAIL, None])
+    (tmp_path / "usage").mkdir()
+    pq.write_table(table, tmp_path / "usage" / bucket_name(0), row_group_size=2)
+    tasks = [(7, 0, "u", "l"), (8, 0, "v", None), (8, 1, "v", None), (8, 2, "v", None), (10, 0, None, "l")]
+    names = (s.COLLECTION_ID, s.INSTANCE_INDEX, s.USER_ID, s.LOGICAL_NAME_ID)
+    rows = [dict.fromkeys(s.TASKS.names, None) | dict(zip(names, task, strict=True)) for task in tasks]
+    pq.write_table(pa.Table.from_pylist(rows, s.TASKS), tmp_path / "tasks.parquet", row_group_size=3)
+    machines = pa.table({s.CPU_CAPACITY: [0.5, None, 0.7], s.MEMORY_CAPACITY: pa.nulls(3, pa.float64())})
+    pq.write_table(machines, tmp_path / "machines.parquet")
+    dataset = Dataset(tmp_path, {})
+    windows, whole = dataset.windows(0), windows_from_table(table)
+    assert np.array_equal(windows.percentiles, whole.percentiles, equal_nan=True)
+    assert windows.collection_id.tolist() == [7, 7, 8, 8, 9]
+    u, v, name = identities(["u", "v", "l"]).tolist()
+    assert windows.user.tolist() == [u, u, v, v, -1]
+    assert windows.name.tolist() == [name, name, -1, -1, -1]
+    assert dataset.owners.collection_id.tolist() == [7, 8, 10]
+    cell = dataset.cell(monday_us=5)
+    assert cell.largest_machine[0] == 0.7
+    assert np.isnan(cell.largest_machine[1])
+    assert cell.monday_us == 5
+
+
+def test_equal_strings_are_one_identity_and_none_is_unknown() -> None:
+    numbers = identities(["a", "b", None, "a", ""])
+    assert numbers.dtype == np.int64
+    assert numbers[2] == -1
+    assert numbers[0] == numbers[3]
+    assert len(set(numbers.tolist())) == 4
+    assert (numbers[[0, 1, 4]] >= 0).all()
+    assert identities(["a"]).tolist() == [1702698405120146464]  # by b2sum -l 64: the same in every process
+    assert identities([]).shape == (0,)
+
+
+def test_taking_joining_and_sorting_keep_every_array_in_step() -> None:
+    windows = empty_windows(3)
+    windows.collection_id[:] = [3, 1, 2]
+    windows.user[:] = windows.name[:] = windows.percentiles[:, P50] = windows.collection_id
+    for made in (sort_windows(windows), concatenate([windows.take(np.array([1, 2])), windows.take(slice(0, 1))])):
+        assert made.collection_id.tolist() == made.user.tolist() == made.name.tolist() == [1, 2, 3]
+        assert made.percentiles[:, P50].tolist() == [1, 2, 3]
+
+
+def test_nothing_is_known_of_a_cell_until_somebody_says_it() -> None:
+    assert np.isnan(Cell().largest_machine).all()
+    assert Cell().monday_us == 0

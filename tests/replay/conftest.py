@@ -21,6 +21,7 @@ START_US = 600_000_000
 
 MAPPING = """
 task = "task"
+collection = "service"
 time = "time_s"
 time_unit = "s"
 window_s = 300
@@ -53,7 +54,7 @@ def make_windows() -> Callable[..., Windows]:
         made.start_us[:] = START_US + slot * WINDOW_US
         made.end_us[:] = made.start_us + WINDOW_US
         made.limit[:] = limit
-        made.usage[:, [w.CPU_MEAN, w.CPU_P90]] = values[:, [0]]
+        made.usage[:, w.CPU_MEAN] = made.percentiles[:, w.P90] = values[:, 0]
         made.usage[:, [w.MEMORY_MEAN, w.MEMORY_MAX]] = values[:, [1]]
         if machines is not None:
             made.machine_id[:] = np.array(machines)[task]
@@ -63,16 +64,16 @@ def make_windows() -> Callable[..., Windows]:
 
 
 def write_series(folder: Path, *, tasks: int, windows: int, seed: int) -> None:
-    """Write a cell of noisy daily waves with a rare burst, as a plain series."""
+    """Write a cell of noisy daily waves with a rare burst, as a plain series; three tasks are one service."""
     rng = np.random.default_rng(seed)
-    lines = ["task,time_s,machine,cpu,memory"]
+    lines = ["task,service,time_s,machine,cpu,memory"]
     for task in range(tasks):
         level, phase = rng.uniform(0.1, 0.5, 2), rng.uniform(0, 2 * np.pi)
         wave = 1 + 0.5 * np.sin(np.arange(windows) * 2 * np.pi / 288 + phase)
         noise = rng.lognormal(0, 0.15, (windows, 2))
         burst = np.where(rng.random((windows, 2)) < 0.002, 2.0, 1.0)
         usage = np.minimum(level * wave[:, None] * noise * burst, 0.99) * [1.0, 2.0]
-        lines += [f"{task},{600 + 300 * i},{task % 4},{c:.6g},{m:.6g}" for i, (c, m) in enumerate(usage)]
+        lines += [f"{task},s{task // 3},{600 + 300 * i},{task % 4},{c:.6g},{m:.6g}" for i, (c, m) in enumerate(usage)]
     folder.mkdir()
     (folder / "cell.csv").write_text("\n".join(lines) + "\n")
     (folder / "mapping.toml").write_text(MAPPING)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reclaim.data.store import Dataset
-from reclaim.data.windows import concatenate
+from reclaim.data.windows import Windows, concatenate
 from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S
@@ -34,8 +34,13 @@ def global_rows(path: Path, history: History) -> np.ndarray:
     """Return the row of the feature set that each row of a history came from, found by task and time."""
     opened = Dataset.open(path)
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
-    at = {key: row for row, key in enumerate(zip(everything.collection_id, everything.end_us, strict=True))}
-    return np.array([at[key] for key in zip(history.windows.collection_id, history.windows.end_us, strict=True)])
+
+    def keys(windows: Windows) -> list[tuple[int, ...]]:
+        columns = (windows.collection_id, windows.instance_index, windows.end_us)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    at = {key: row for row, key in enumerate(keys(everything))}
+    return np.array([at[key] for key in keys(history.windows)])
 
 
 def test_rows_after_training_are_kept_with_the_one_just_before_them(
@@ -94,13 +99,17 @@ def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_f
 ) -> None:
     opened = Dataset.open(dataset)
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
-    whole = run_base(bundle.bare_estimator(), everything)
+    whole = run_base(bundle.bare_estimator(opened.cell()), everything)  # siblings stand in one call
     makers = {"network": bundle.bare_estimator}
     history, answers = fold_dataset(opened, FeatureSet.open(dataset), 3600, makers, {}, progress=False)
     rows = global_rows(dataset, history)
     np.testing.assert_array_equal(answers["network"].reservation, whole.reservation[rows])
     np.testing.assert_array_equal(answers["network"].rule, whole.rule[rows])
     assert len(np.unique(answers["network"].reservation)) > 100
+
+
+def tasks_of(windows: Windows) -> set[tuple[int, int]]:
+    return set(zip(windows.collection_id.tolist(), windows.instance_index.tolist(), strict=True))
 
 
 def test_tasks_inside_an_alloc_instance_are_left_out(dataset: Path, tmp_path: Path) -> None:
@@ -112,6 +121,6 @@ def test_tasks_inside_an_alloc_instance_are_left_out(dataset: Path, tmp_path: Pa
     np.save(path, group)
     history, _ = fold(tmp_path / "cell")
     assert IN_ALLOC not in history.group
-    first_bucket = set(Dataset.open(dataset).windows(0).collection_id.tolist())
+    first_bucket = tasks_of(Dataset.open(dataset).windows(0))
     assert first_bucket
-    assert first_bucket.isdisjoint(history.windows.collection_id.tolist())
+    assert first_bucket.isdisjoint(tasks_of(history.windows))

@@ -31,7 +31,8 @@ def noisy(make_windows: Maker, *, tasks: int = 5, length: int = 60) -> Windows:
     made = make_windows(*(rng.uniform(0, 1.2, (length, 2)).tolist() for _ in range(tasks)))
     made.scheduled_us[:] = made.start_us[made.task_starts()[:-1]][made.task_numbers()]
     made.scheduled_us[length // 2 : length] = made.start_us[length // 2]  # the first task was restarted
-    made.usage[rng.random(len(made)) < 0.1] = np.nan
+    unknown = rng.random(len(made)) < 0.1
+    made.usage[unknown] = made.percentiles[unknown] = np.nan
     made.limit[rng.random(len(made)) < 0.05] = np.nan
     return made
 

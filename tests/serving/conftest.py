@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from reclaim.data import schema as s
-from reclaim.data.store import windows_from_table
-from reclaim.data.windows import Windows
+from reclaim.data.store import Owners, windows_from_table
+from reclaim.data.windows import Cell, Windows, identities
 from reclaim.training.bundle import Bundle, save_bundle
 
 WINDOW_US = 300_000_000
@@ -67,19 +67,36 @@ class History:
     tasks: list[dict[str, Any]]
     table: pa.Table
     windows: Windows
+    facts: dict[str, Any]
+    cell: Cell
+
+    def at(self, time_us: int) -> list[dict[str, Any]]:
+        """Return the tasks of the request as they were known at a time, those not yet begun without windows."""
+        tasks = []
+        for task in self.tasks:
+            known = [window for window in task["windows"] if window["end_us"] <= time_us]
+            tasks.append({**task, "windows": known, **({"limit": known[-1]["limit"]} if known else {})})
+        return tasks
 
 
-def make_history(n_tasks: int, n_windows: int, seed: int) -> History:
+OWNERS = (("a", "web"), ("a", "web"), ("a", "web"), ("a", "batch"), ("b", "web"), (None, None))
+"""User and logical name of each task; the first two are siblings, the third is another run, the last stands alone."""
+
+
+def make_history(n_windows: int, seed: int) -> History:
     """Return histories with gaps, missing measurements, restarts and limit changes; every number drawn."""
     random = np.random.default_rng(seed)
     tasks, rows = [], []
-    for t in range(n_tasks):
+    collections = np.sort(random.integers(2**60, 2**62, len(OWNERS)))
+    collections[1] = collections[0]
+    for t, (user, name) in enumerate(OWNERS):
         tier = int(random.integers(len(s.TIERS)))
-        key = {"collection_id": int(random.integers(2**60, 2**62)), "instance_index": t}
+        key = {"collection_id": int(collections[t]), "instance_index": t}
         task: dict[str, Any] = {**key, "tier": s.TIERS[tier], "in_alloc": bool(random.random() < 0.3), "windows": []}
+        task |= {"user": user, "logical_name": name}
         task["scheduling_class"] = int(random.integers(4))
         limit = {"cpu": float(random.uniform(0.01, 4)), "memory": float(random.uniform(1e8, 8e9))}
-        scheduled_us = end_us = int(random.integers(1, 10**12))
+        scheduled_us = end_us = int(random.integers(1, 2 * 10**10))  # most run side by side for a while
         for _ in range(n_windows):
             start_us = end_us + (int(random.integers(1, 9 * 10**9)) if random.random() < 0.05 else 0)
             restarts = random.random() < 0.05
@@ -97,7 +114,12 @@ def make_history(n_tasks: int, n_windows: int, seed: int) -> History:
         task |= {"limit": limit, "scheduled_us": scheduled_us}
         tasks.append(task)
     table = pa.Table.from_pylist(rows, schema=s.USAGE)
-    return History(tasks, table, windows_from_table(table))
+    users, names = zip(*OWNERS, strict=True)
+    first = np.array([0, *range(2, len(OWNERS))])
+    owners = Owners(collections[first], identities(users)[first], identities(names)[first])
+    facts = {"largest_machine": {"cpu": 8.0, "memory": 16e9}, "monday_us": 345_600_000_000}
+    cell = Cell((8.0, 16e9), 345_600_000_000)
+    return History(tasks, table, windows_from_table(table, owners), facts, cell)
 
 
 def _measurements(random: np.random.Generator, limit: dict[str, float]) -> dict[str, Any]:
@@ -126,4 +148,4 @@ def _row(key: dict[str, int], tier: int, task: dict[str, Any], window: dict[str,
 
 @pytest.fixture(scope="session")
 def history() -> History:
-    return make_history(n_tasks=6, n_windows=40, seed=3)
+    return make_history(n_windows=40, seed=3)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.serving.answer import answer, model_info, under_limit_of_now, windows_from_request
+from reclaim.serving.answer import answer, cell_from_request, model_info, under_limit_of_now, windows_from_request
 from reclaim.serving.errors import RequestError, parse_request
 from reclaim.serving.loader import LoadedModel
 from reclaim.serving.settings import ServingSettings
@@ -60,16 +60,16 @@ def test_served_reservations_are_the_replayed_ones_to_the_bit(
 ) -> None:
     slot = history.windows.task_numbers()
     by_time = np.argsort(history.windows.end_us, kind="stable")  # a replay sees the tasks interleaved
-    replayed = model.bundle.estimator(margin).update(slot[by_time], history.windows.take(by_time))
+    replayed = model.bundle.estimator(margin, history.cell).update(slot[by_time], history.windows.take(by_time))
     assert replayed.forecast is not None
     row_of = np.argsort(by_time)  # row of each window in the replay
     rules = set()
-    for length in range(1, 41):
-        last = row_of[np.arange(len(history.tasks)) * 40 + length - 1]
-        tasks = [
-            {**t, "limit": t["windows"][length - 1]["limit"], "windows": t["windows"][:length]} for t in history.tasks
-        ]
-        served = ask(model, tasks, margin=margin)
+    for now_us in np.quantile(history.windows.end_us, np.linspace(0, 1, 40)).astype(np.int64).tolist():
+        tasks = history.at(now_us)  # the whole cell as it is known then
+        known = np.array([len(task["windows"]) for task in tasks])
+        begun = np.flatnonzero(known)
+        last = row_of[begun * 40 + known[begun] - 1]
+        served = [ask(model, tasks, margin=margin, cell=history.facts)[row] for row in begun]
         np.testing.assert_array_equal(reservations(served), replayed.reservation[last])
         expected = [[RULES[number] for number in row] for row in replayed.rule[last]]
         assert [[task["rule"][r] for r in RESOURCES] for task in served] == expected
@@ -79,10 +79,40 @@ def test_served_reservations_are_the_replayed_ones_to_the_bit(
     assert {"model", "startup"} <= rules  # or the comparison would say little
 
 
-def test_a_task_gets_the_same_answer_alone_as_among_others(model: LoadedModel, history: History) -> None:
+def test_the_order_of_the_tasks_makes_no_difference(model: LoadedModel, history: History) -> None:
+    assert ask(model, history.tasks[::-1]) == ask(model, history.tasks)[::-1]
+
+
+def test_a_lone_task_is_answered_and_its_kin_tell_more(model: LoadedModel, history: History) -> None:
     together = ask(model, history.tasks)
-    assert [ask(model, [task])[0] for task in history.tasks] == together
-    assert ask(model, history.tasks[::-1]) == together[::-1]
+    alone = [ask(model, [task])[0] for task in history.tasks]
+    for task, other in zip(alone, together, strict=True):
+        assert task["rule"]["cpu"] != "unknown"
+        assert 0 < task["reservation"]["cpu"] <= task["limit"]["cpu"]
+        assert task["history"] == other["history"]
+    assert [a["forecast"] == t["forecast"] for a, t in zip(alone, together, strict=True)] == [False] * 4 + [True] * 2
+    # the last two have no sibling, and nobody else has their user
+
+
+@pytest.mark.parametrize("owner", ["user", "logical_name"])
+def test_an_earlier_run_is_one_of_the_same_user_and_logical_name(
+    owner: str, model: LoadedModel, history: History
+) -> None:
+    pair = history.tasks[1:3]
+    nameless = [{name: value for name, value in task.items() if name != owner} for task in pair]
+    assert [t["forecast"] for t in ask(model, nameless)] != [t["forecast"] for t in ask(model, pair)]
+
+
+def test_the_cell_reaches_the_features(model: LoadedModel, history: History) -> None:
+    assert cell_from_request(parse_request(json.dumps({"tasks": history.tasks, "cell": history.facts}).encode())) == (
+        history.cell
+    )
+    unsaid = cell_from_request(parse_request(json.dumps({"tasks": history.tasks}).encode()))
+    assert np.isnan(unsaid.largest_machine).all()
+    assert unsaid.monday_us == 0
+    plain = ask(model, history.tasks)
+    for name, value in history.facts.items():
+        assert ask(model, history.tasks, cell={name: value}) != plain, name
 
 
 def test_the_forecast_is_in_the_unit_of_the_limit(model: LoadedModel, history: History) -> None:
@@ -151,9 +181,10 @@ def test_any_unit_gives_the_same_share_of_the_limit(model: LoadedModel, history:
 
         return dict(task, limit=times(task["limit"]), windows=[window(w) for w in task["windows"]])
 
-    plain = reservations(ask(model, history.tasks))
+    plain = reservations(ask(model, history.tasks, cell=history.facts))
     units = {"cpu": "milli-something", "memory": "MiB"}
-    other = reservations(ask(model, [scaled(t) for t in history.tasks], units=units))
+    cell = {**history.facts, "largest_machine": {"cpu": 8.0 * 1024, "memory": 16e9 / 2**20}}
+    other = reservations(ask(model, [scaled(t) for t in history.tasks], units=units, cell=cell))
     np.testing.assert_allclose(other / [1024, 2**-20], plain, rtol=1e-6)
 
 

@@ -58,10 +58,14 @@ def test_a_number_keeps_every_bit_through_json() -> None:
         {"tier": 3},
         {"scheduling_class": 4},
         {"in_alloc": 1},
+        {"user": 7},
+        {"user": ""},
+        {"logical_name": "x" * 257},
         {"windows": None},
         {"windows": [{"start_us": 0}]},
         {"windows": [{"start_us": 5, "end_us": 5}]},
         {"windows": [{"start_us": 0, "end_us": 2**63 - 1}]},
+        {"scheduled_us": 1_700_000_000_000_000_000},  # nanoseconds
         {"windows": [{"start_us": 0, "end_us": 1, "memory_max": -0.5}]},
         {"windows": [{"start_us": 0, "end_us": 1, "cpu_percentiles": [0.0] * 10}]},
         {"windows": [{"start_us": 0, "end_us": 1, "cpu_percentiles": [0.0] * 12}]},
@@ -76,6 +80,31 @@ def test_what_is_wrong_in_a_task_is_refused(wrong: Json) -> None:
     ReservationRequest.model_validate({"tasks": [task()]})
     with pytest.raises(ValidationError):
         ReservationRequest.model_validate({"tasks": [task(**wrong)]})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        {"monday_us": -1},
+        {"monday_us": 0.5},
+        {"monday_us": 2**59 + 1},
+        {"largest_machine": None},
+        {"largest_machine": {"cpu": 0, "memory": 1}},
+        {"largest_machine": {"cpu": float("nan")}},
+        {"largest_machine": {"disk": 1}},
+        {"zone": "UTC"},
+    ],
+    ids=repr,
+)
+def test_what_is_wrong_in_a_cell_is_refused(wrong: Json | None) -> None:
+    with pytest.raises(ValidationError):
+        ReservationRequest.model_validate({"tasks": [task()], "cell": wrong})
+
+
+def test_of_owners_and_cell_as_little_may_be_said_as_is_known() -> None:
+    request = ReservationRequest.model_validate({"tasks": [task(user="x" * 256)], "cell": {"largest_machine": {}}})
+    assert (request.tasks[0].logical_name, request.cell.largest_machine.cpu, request.cell.monday_us) == (None, None, 0)
 
 
 def test_windows_may_overlap_as_they_do_in_a_dataset() -> None:

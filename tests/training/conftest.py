@@ -14,10 +14,10 @@ from reclaim.data.windows import (
     CHANNELS,
     CPU_MAX,
     CPU_MEAN,
-    CPU_P50,
-    CPU_P90,
     MEMORY_MAX,
     MEMORY_MEAN,
+    P50,
+    P90,
     Windows,
     empty_windows,
 )
@@ -52,8 +52,10 @@ def build_windows(
     w.limit[:] = limit
     w.tier[:] = 3
     w.scheduling_class[:] = 2
-    for channel, share in ((CPU_MEAN, 0.8), (CPU_P50, 0.8), (CPU_P90, 1.0), (CPU_MAX, 1.2)):
+    for channel, share in ((CPU_MEAN, 0.8), (CPU_MAX, 1.2)):
         w.usage[:, channel] = share * np.asarray(cpu)
+    for level, share in ((P50, 0.8), (P90, 1.0)):
+        w.percentiles[:, level] = share * np.asarray(cpu)
     for channel, share in ((MEMORY_MEAN, 0.9), (MEMORY_MAX, 1.0)):
         w.usage[:, channel] = share * np.asarray(cpu if memory is None else memory)
     assert len(CHANNELS) == w.usage.shape[1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError
-from reclaim.data.windows import CPU_P90, MEMORY_MAX, Windows, empty_windows
+from reclaim.data.windows import MEMORY_MAX, P90, Windows, empty_windows
 from reclaim.training.calibrate import (
     HIGHEST_SHARE,
     LOWEST_SHARE,
@@ -29,7 +29,7 @@ from reclaim.training.estimators.statistical import LimitEstimator
 def _windows(n: int, limit: float = 10.0) -> Windows:
     windows = empty_windows(n)
     windows.limit[:] = limit
-    windows.usage[:, CPU_P90] = 0.0
+    windows.percentiles[:, P90] = 0.0
     windows.end_us[:] = 1
     return windows
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
-from reclaim.data.windows import Windows, concatenate, empty_windows
+from reclaim.data.windows import Cell, Windows, concatenate, empty_windows
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.training.estimators.base import RULES, STARTUP, UNKNOWN, Estimate, Estimator
 from reclaim.training.estimators.forecast import ForecastEstimator, anchored
@@ -35,19 +35,27 @@ def make(request: pytest.FixtureRequest, random_forecaster: NetworkForecaster) -
     return lambda: build_estimator(request.param)
 
 
-def _histories(seed: int, n_tasks: int = 4, longest: int = 80) -> Windows:
-    """Return tasks of any length with bursts, gaps, changed limits, restarts and unknown measurements."""
+def _histories(seed: int, n_tasks: int = 4, longest: int = 80, *, kin: bool = False) -> Windows:
+    """Return tasks of any length with bursts, gaps, changed limits, restarts and unknown measurements.
+
+    With ``kin`` each two are siblings, and all are runs of one logical name; else no two have anything in common.
+    """
     rng = np.random.default_rng(seed)
     parts = []
     for task in range(n_tasks):
         n = int(rng.integers(1, longest))
         w = empty_windows(n)
-        w.collection_id[:] = 10 + task
+        w.collection_id[:] = 10 + (task // 2 if kin else task)
+        w.instance_index[:] = task
+        if kin:
+            w.user[:], w.name[:] = 7, 8
         steps = rng.choice([1, 1, 1, 1, 1, 2, 40], n)
         w.start_us[:] = WINDOW_US * (2 + rng.integers(0, 50) + np.cumsum(steps))
         w.end_us[:] = w.start_us + WINDOW_US
         w.usage[:] = rng.random(w.usage.shape) * rng.choice([0.2, 0.5, 1.5], (n, 1))
         w.usage[rng.random(w.usage.shape) < 0.05] = np.nan
+        w.percentiles[:] = np.sort(rng.random(w.percentiles.shape), axis=1) * rng.choice([0.2, 0.5, 1.5], (n, 1))
+        w.percentiles[rng.random(n) < 0.05] = np.nan
         w.limit[:] = np.where(np.arange(n)[:, None] < n // 2, 1.0, rng.choice([1.0, 2.0]))
         w.scheduled_us[:] = rng.choice([-1, int(w.start_us[n // 2])]) if rng.random() < 0.5 else w.start_us[0]
         w.tier[:] = rng.integers(-1, 5)
@@ -109,14 +117,15 @@ def test_changing_the_future_never_changes_the_past(
     name: str, seed: int, cut: float, random_forecaster: NetworkForecaster
 ) -> None:
     make = _maker(name, random_forecaster)
-    windows = _histories(seed)
+    windows = _histories(seed, kin=True)
     slot = windows.task_numbers()
     now_us = int(np.quantile(windows.end_us, cut))
     future = windows.start_us >= now_us
-    usage, limit = windows.usage.copy(), windows.limit.copy()
+    usage, percentiles, limit = windows.usage.copy(), windows.percentiles.copy(), windows.limit.copy()
     usage[future] = np.random.default_rng(seed + 1).random(usage[future].shape) * 5
+    percentiles[future] = 3.0
     limit[future] = 7.0
-    changed = replace(windows, usage=usage, limit=limit)
+    changed = replace(windows, usage=usage, percentiles=percentiles, limit=limit)
     past = windows.end_us <= now_us
     before = Guarded(make(), MARGIN).update(slot, windows).take(past)
     after = Guarded(make(), MARGIN).update(slot, changed).take(past)
@@ -130,7 +139,7 @@ def test_how_a_history_is_cut_into_calls_makes_no_difference(
     name: str, seed: int, data: st.DataObject, random_forecaster: NetworkForecaster
 ) -> None:
     make = _maker(name, random_forecaster)
-    windows = _histories(seed, longest=40)
+    windows = _histories(seed, longest=40, kin=True)
     slot = windows.task_numbers()
     whole = make().update(slot, windows)
     # as a live service sees it: ordered by time over all tasks, in calls of any size
@@ -161,6 +170,25 @@ def test_tasks_come_and_go_without_touching_the_others(make: Make) -> None:
         assert _bits(alone)[:2] == _bits(together.take(mine))[:2]
 
 
+def test_only_what_is_learned_looks_at_kin(make: Make) -> None:
+    windows = _histories(11, kin=True)
+    slot = windows.task_numbers()
+    together = make().update(slot, windows)
+    alone = [make().update(slot[slot == task], windows.take(slot == task)) for task in range(4)]
+    same = np.concatenate([a.reservation for a in alone]).tobytes() == together.reservation.tobytes()
+    assert same == (not isinstance(make(), ForecastEstimator))
+
+
+def test_the_cell_reaches_the_features(random_forecaster: NetworkForecaster) -> None:
+    windows = _histories(12)
+    slot = windows.task_numbers()
+    plain, large = (
+        ForecastEstimator(random_forecaster, 3_600, 0.98, cell=cell).update(slot, windows)
+        for cell in (Cell(), Cell((64.0, 64.0)))
+    )
+    assert _bits(plain) != _bits(large)
+
+
 def test_a_repeated_or_late_window_changes_nothing_that_comes_after(make: Make) -> None:
     windows = _histories(8, n_tasks=1, longest=80)
     n = len(windows)
@@ -168,7 +196,7 @@ def test_a_repeated_or_late_window_changes_nothing_that_comes_after(make: Make) 
     slot = np.zeros(n, np.int64)
     expected = make().update(slot, windows)
     late = windows.take(np.array([10, 3, 10]))
-    late = replace(late, usage=late.usage * 50)
+    late = replace(late, usage=late.usage * 50, percentiles=late.percentiles * 50)
     estimator = make()
     first = estimator.update(slot[:11], windows.take(slice(0, 11)))
     estimator.update(slot[:3], late)

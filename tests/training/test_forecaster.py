@@ -14,8 +14,8 @@ from reclaim.data.errors import HistoryTooShortError, ModelError
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.fit import Rows
 from reclaim.training.forecaster import CHUNK_ROWS, Heads, NetworkForecaster
+from reclaim.training.resident import Rows
 from reclaim.training.settings import QUANTILE_LEVELS, TreeConfig
 from reclaim.training.trees import TreeForecaster, fit_trees
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import Windows
+from reclaim.data.windows import Cell, Windows
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.state import FeatureState
 from reclaim.features.targets import HORIZONS_S
@@ -40,6 +40,8 @@ class ForecastEstimator(Estimator):
         Quantile level; one of the forecaster's.
     anchor : float or tuple of float in the order ``schema.RESOURCES``
         Weight of the largest demand of the last 24 hours, one of ``ANCHORS``; see ``anchored``.
+    cell : Cell
+        What is known of the cell that the tasks run in.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class ForecastEstimator(Estimator):
         horizon_s: int,
         level: float | tuple[float, ...],
         anchor: float | tuple[float, ...] = 0.0,
+        cell: Cell = Cell(),  # noqa: B008 - frozen
     ) -> None:
         levels, anchors = _for_each_resource("level", level), _for_each_resource("anchor", anchor)
         for name, values, offered in (("level", levels, forecaster.quantile_levels), ("anchor", anchors, ANCHORS)):
@@ -62,7 +65,7 @@ class ForecastEstimator(Estimator):
         self.anchors = anchors
         self._horizon = HORIZONS_S.index(horizon_s)
         self._level = [forecaster.quantile_levels.index(q) for q in levels]
-        self._state = FeatureState()
+        self._state = FeatureState(cell)
 
     def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
         """Take windows and answer for each; the forecast goes with the answer."""
