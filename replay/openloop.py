@@ -75,7 +75,8 @@ def run_base(estimator: Estimator, windows: Windows) -> Estimate:
     Parameters
     ----------
     estimator : Estimator
-        Without state so far; slots are the tasks' positions in ``windows``.
+        Without state so far; slots are the tasks' positions in ``windows``. One that looks at a task's siblings wants
+        all rows in one call, which has at most ``ROWS_PER_CALL`` here; a replay answers for it from stored features.
     windows : Windows
         Any number of whole tasks, each in time order.
 

@@ -164,6 +164,8 @@ _MODELS: Final[tuple[type[BaseModel], ...]] = (
     schemas.ReservationRequest,
     schemas.Task,
     schemas.Window,
+    schemas.CellFacts,
+    schemas.LargestMachine,
     schemas.ResourceLimit,
     schemas.Units,
 )
