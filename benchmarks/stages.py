@@ -27,13 +27,18 @@ import torch
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.synthetic import SyntheticCellConfig, write_cell
 from reclaim.features.build import build_features
+from reclaim.features.registry import CONTEXT_WINDOWS
 from reclaim.features.state import FeatureState
-from reclaim.training.fit import Rows, choose_device, fit_network
+from reclaim.training.fit import choose_device, fit_network
 from reclaim.training.forecaster import NetworkForecaster
+from reclaim.training.networks import cpu_threads
 from reclaim.training.settings import FitConfig
+from reclaim.training.sources import Source, resident_samples
 
 TASKS = 250_000
 """Tasks of a large cell: 10,000 machines with 25 tasks each."""
+CONTEXT_BATCH = 4_096
+"""Samples whose context is gathered at once: 5 MB on the device."""
 
 
 def main() -> None:
@@ -75,27 +80,28 @@ def main() -> None:
         FeatureState().advance(windows.task_numbers(), windows)  # compiles, once per machine
         with timed("features and targets", "windows", n):
             features, _ = build_features(dataset)
-        train, valid = features.train_rows(), features.valid_rows()
-        fitting = [len(train) * arguments.epochs]
-        with timed(f"fit on {choose_device(fit.device)}", "rows", fitting):
-            fitted = fit_network(
-                Rows(features.x[train], *features.train_targets(train)),
-                Rows(features.x[valid], *features.valid_targets(valid)),
-                fit,
-                seed=1,
-            )
+        device, rows_of = choose_device(fit.device), (features.train_rows(), features.valid_rows())
+        with timed(f"arrays to {device}", "rows", [len(features)]):
+            train, valid = resident_samples([Source(dataset, features)], [rows_of[0]], [rows_of[1]], device)
+        with cpu_threads(fit.threads), timed(f"context of {CONTEXT_WINDOWS} windows", "samples", [len(train)]):
+            for positions in train.chunks(CONTEXT_BATCH):
+                train.context(positions)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+        with timed(f"fit on {device}", "rows", [len(train) * arguments.epochs]):
+            fitted = fit_network(train, valid, fit, seed=1)
         x = np.ascontiguousarray(features.x[np.random.default_rng(0).integers(0, len(features), TASKS)])
         forecaster = NetworkForecaster(fitted.network, fit.transform)
         forecaster.predict(x[:256])
         with timed("score a cell (served path)", "tasks", [TASKS]):
             forecaster.predict(x)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    chip = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     content = {
         "command": "python benchmarks/stages.py "
         f"--machines {arguments.machines} --days {arguments.days:g} --epochs {arguments.epochs} "
         f"--batch-size {arguments.batch_size} --device {arguments.device}" + " --bfloat16" * arguments.bfloat16,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": device,
+        "device": chip,
         "cores": os.cpu_count(),
         "versions": {name: version(name) for name in ("reclaim", "torch", "numpy", "numba", "duckdb", "pyarrow")},
         "stages": rows,

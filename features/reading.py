@@ -121,28 +121,27 @@ def _statistics(
     scale = 1.0 / limit if limit > 0.0 else math.nan
     place = (s.count - 1) % CONTEXT_WINDOWS
     last = float(s.context[place, j])
-    centre = last if last == last else 0.0
-    count, count_30m, total, total_30m, square = 0, 0, 0.0, 0.0, 0.0
-    max_1h, max_2h, then = -1.0, -1.0, math.nan
-    for k in range(within_2h):
-        v = float(s.context[place, j])
-        place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
-        if k == within_30m:
-            total_30m, count_30m = total, count
-        if k == within_1h:
-            max_1h = max_2h
-        if k == hour_ago:
-            then = v
-        if v == v:
-            count += 1
-            away = v - centre
-            total += away
-            square += away * away
-            max_2h = max(max_2h, v)
-    if within_30m == within_2h:
-        total_30m, count_30m = total, count
-    if within_1h == within_2h:
-        max_1h = max_2h
+    then = float(s.context[(place - hour_ago) % CONTEXT_WINDOWS, j])
+    centre = last if last == last else 0.0  # sums of small differences lose no digits
+    count, total, square, largest = 0, 0.0, 0.0, -1.0
+    count_30m, total_30m, max_1h = 0, 0.0, -1.0
+    k = 0
+    for part in range(3):
+        stop = within_30m if part == 0 else within_1h if part == 1 else within_2h
+        while k < stop:
+            v = float(s.context[place, j])
+            place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
+            k += 1
+            if v == v:
+                away = v - centre
+                count += 1
+                total += away
+                square += away * away
+                largest = max(largest, v)
+        if part == 0:
+            count_30m, total_30m = count, total
+        elif part == 1:
+            max_1h = largest
     this_hour = float(s.hour_max[((s.end_us - 1) // HOUR_US + 1) % HOURS, j])
     max_6h, max_24h = float(s.rest[j, 0]), float(s.rest[j, 1])
     if not max_6h >= this_hour:
@@ -155,7 +154,7 @@ def _statistics(
     out[i, o + 2] = (centre + total / count) * scale if count else math.nan
     out[i, o + 3] = math.sqrt(max(square - total * total / count, 0.0) / count) * scale if count else math.nan
     out[i, o + 4] = max_1h * scale if max_1h >= 0.0 else math.nan
-    out[i, o + 5] = max_2h * scale if max_2h >= 0.0 else math.nan
+    out[i, o + 5] = largest * scale if largest >= 0.0 else math.nan
     out[i, o + 6] = max_6h * scale
     out[i, o + 7] = max_24h * scale
     out[i, o + 8] = s.max_ever[j] * scale

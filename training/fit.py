@@ -1,4 +1,4 @@
-"""The training loop: arrays in, a fitted network out; interrupted anywhere, it goes on to the same result."""
+"""The training loop: samples in, a fitted network out; interrupted anywhere, it goes on to the same result."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,7 +20,8 @@ from tqdm import tqdm
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.training.forecaster import Heads
 from reclaim.training.losses import oom_loss, pinball_loss
-from reclaim.training.networks import QuantileNetwork, cpu_threads, squash, standardisation, transform
+from reclaim.training.networks import QuantileNetwork, cpu_threads, squash, transform
+from reclaim.training.resident import Batch, Rows, Samples, column_moments
 from reclaim.training.settings import QUANTILE_LEVELS, FitConfig
 
 logger = logging.getLogger(__name__)
@@ -30,31 +29,6 @@ logger = logging.getLogger(__name__)
 _CHECKPOINT: Final = "checkpoint.safetensors"
 _EVALUATION_ROWS: Final = 16_384
 """Validation rows per pass, to bound memory."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What is fitted on.
-
-    Attributes
-    ----------
-    x : float32, shape (n, n_features)
-    y : float32, shape (n, n_targets, n_horizons)
-        Over the limit; NaN unknown.
-    oom : float32, shape (n, n_horizons)
-        0 or 1; NaN unknown.
-    """
-
-    x: NDArray[np.float32]
-    y: NDArray[np.float32]
-    oom: NDArray[np.float32]
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def heads(self) -> Heads:
-        """Return what can be fitted on these rows: all that is known in at least one."""
-        return Heads(*(np.logical_or.reduce(np.isfinite(known), axis=0) for known in (self.y, self.oom)))
 
 
 @dataclass(frozen=True)
@@ -100,16 +74,9 @@ def choose_device(name: str = "auto") -> torch.device:
     return device
 
 
-def choose_rows(rows: NDArray[np.int64], limit: int, seed: int) -> NDArray[np.int64]:
-    """Return at most ``limit`` of the rows, chosen by the seed, in their order."""
-    if len(rows) <= limit:
-        return rows
-    return np.sort(np.random.default_rng(seed).choice(rows, limit, replace=False))
-
-
 def fit_network(
-    train: Rows,
-    valid: Rows,
+    train: Samples | Rows,
+    valid: Samples | Rows,
     config: FitConfig,
     *,
     seed: int,
@@ -119,8 +86,9 @@ def fit_network(
 
     Parameters
     ----------
-    train, valid : Rows
-        Same widths; the training rows travel to the device once.
+    train, valid : Samples or Rows
+        Same widths. Samples lie on the device already, both on the same one; rows in memory are put on that of the
+        settings.
     config : FitConfig
     seed : int
         Decides the first weights and the order of rows; the result is the same to the bit on the same machine with
@@ -142,15 +110,21 @@ def fit_network(
         if len(rows) == 0:
             raise HistoryTooShortError(f"expected at least 1 {name} row, got 0: the trace is too short for the split")
     with cpu_threads(config.threads):
-        return _fit(train, valid, config, seed, checkpoints)
+        return _fit(_placed(train, config), _placed(valid, config), config, seed, checkpoints)
 
 
-def _fit(train: Rows, valid: Rows, config: FitConfig, seed: int, checkpoints: Path | None) -> FitResult:
-    device = choose_device(config.device)
-    data = _Resident(train, valid, config, device)
+def _placed(samples: Samples | Rows, config: FitConfig) -> Samples:
+    return Samples.of_rows(samples, choose_device(config.device)) if isinstance(samples, Rows) else samples
+
+
+def _fit(train: Samples, valid: Samples, config: FitConfig, seed: int, checkpoints: Path | None) -> FitResult:
+    device = train.device
+    data = _Data(train, valid, config)
+    _, n_targets, n_horizons = train.widths
     generator = torch.Generator().manual_seed(seed)
+    mean, scale = column_moments(train, lambda positions: squash(train.features(positions)))
     network = QuantileNetwork(
-        data.mean, data.scale, n_targets=data.z.shape[1], n_horizons=data.z.shape[2], n_levels=len(QUANTILE_LEVELS),
+        mean.cpu(), scale.cpu(), n_targets=n_targets, n_horizons=n_horizons, n_levels=len(QUANTILE_LEVELS),
         width=config.width, depth=config.depth,
     )  # fmt: skip
     network.initialise(generator)
@@ -166,7 +140,7 @@ def _fit(train: Rows, valid: Rows, config: FitConfig, seed: int, checkpoints: Pa
         while state.epoch < config.epochs and state.epoch - state.best_epoch <= config.patience:
             started = time.perf_counter()
             losses = _epoch(network, optimizer, data, config, state.epoch, seed)
-            valid_loss = _validate(network, data, config)
+            valid_loss = _validate(network, data)
             if not math.isfinite(valid_loss):
                 raise ModelError(f"epoch {state.epoch}: the validation loss is {valid_loss}; lower fit.learning_rate")
             if valid_loss < state.best_loss:
@@ -185,52 +159,48 @@ def _fit(train: Rows, valid: Rows, config: FitConfig, seed: int, checkpoints: Pa
     return FitResult(network.cpu().eval(), state.history, train.heads(), state.best_epoch, str(device))
 
 
-class _Resident:
-    """The rows on the device, targets in the space of the transform, with the weight of each loss."""
+class _Data:
+    """The samples, and what turns them into a loss."""
 
-    def __init__(self, train: Rows, valid: Rows, config: FitConfig, device: torch.device) -> None:
-        self.x = torch.from_numpy(train.x).to(device)
-        self.z = transform(torch.from_numpy(train.y), config.transform).to(device)
-        self.oom = torch.from_numpy(train.oom).to(device)
-        self.valid_x = torch.from_numpy(valid.x).to(device)
-        self.valid_z = transform(torch.from_numpy(valid.y), config.transform).to(device)
-        self.valid_oom = torch.from_numpy(valid.oom).to(device)
-        self.levels = torch.tensor(QUANTILE_LEVELS, device=device)
-        self.mean, self.scale = standardisation(squash(torch.from_numpy(train.x)))
+    def __init__(self, train: Samples, valid: Samples, config: FitConfig) -> None:
+        self.train, self.valid, self.config = train, valid, config
+        self.levels = torch.tensor(QUANTILE_LEVELS, device=train.device)
         # each target and horizon weighs the same, whatever its spread
-        _, spread = standardisation(transform(torch.from_numpy(train.y), config.transform).flatten(1))
-        self.weight = (1 / spread.clamp(min=1e-3)).reshape(self.z.shape[1:]).to(device)
+        _, spread = column_moments(
+            train, lambda positions: transform(train.targets(positions)[0], config.transform).flatten(1)
+        )
+        self.weight = (1 / spread.clamp(min=1e-3)).reshape(train.widths[1:])
 
-
-def _loss(network: QuantileNetwork, data: _Resident, config: FitConfig, x: Tensor, z: Tensor, oom: Tensor) -> Tensor:
-    half = config.bfloat16 and x.device.type == "cuda"
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
-        quantiles, logits = network(x)
-    pinball = (pinball_loss(quantiles.float(), z, data.levels) * data.weight).mean()
-    return pinball + config.oom_weight * oom_loss(logits.float(), oom).mean()
+    def loss(self, network: QuantileNetwork, batch: Batch) -> Tensor:
+        """Return the loss of a batch, averaged over what is known."""
+        kind = batch.x.device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=self.config.bfloat16 and kind == "cuda"):
+            quantiles, logits = network(batch.x)
+        z = transform(batch.y, self.config.transform)
+        pinball = (pinball_loss(quantiles.float(), z, self.levels) * self.weight).mean()
+        return pinball + self.config.oom_weight * oom_loss(logits.float(), batch.oom).mean()
 
 
 def _epoch(
     network: QuantileNetwork,
     optimizer: torch.optim.Optimizer,
-    data: _Resident,
+    data: _Data,
     config: FitConfig,
     epoch: int,
     seed: int,
 ) -> dict[str, float]:
     network.train()
-    n = len(data.x)
+    n, device = len(data.train), data.train.device
     steps = -(-n // config.batch_size)
     # seeded per epoch: a resumed run needs no generator state
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    order = torch.randperm(n, generator=generator).to(data.x.device)
-    total = torch.zeros((), device=data.x.device)
+    order = torch.randperm(n, generator=generator).to(device)
+    total = torch.zeros((), device=device)
     for step in range(steps):
         rate = config.learning_rate * _one_cycle((epoch * steps + step) / (config.epochs * steps), config.warmup_share)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        rows = order[step * config.batch_size : (step + 1) * config.batch_size]
-        loss = _loss(network, data, config, data.x[rows], data.z[rows], data.oom[rows])
+        loss = data.loss(network, data.train.take(order[step * config.batch_size : (step + 1) * config.batch_size]))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -246,15 +216,13 @@ def _one_cycle(done: float, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
 
 
-def _validate(network: QuantileNetwork, data: _Resident, config: FitConfig) -> float:
+def _validate(network: QuantileNetwork, data: _Data) -> float:
     network.eval()
     total = 0.0
     with torch.no_grad():
-        for start in range(0, len(data.valid_x), _EVALUATION_ROWS):
-            rows = slice(start, start + _EVALUATION_ROWS)
-            x = data.valid_x[rows]
-            total += float(_loss(network, data, config, x, data.valid_z[rows], data.valid_oom[rows])) * len(x)
-    return total / len(data.valid_x)
+        for positions in data.valid.chunks(_EVALUATION_ROWS):
+            total += float(data.loss(network, data.valid.take(positions))) * len(positions)
+    return total / len(data.valid)
 
 
 @dataclass
@@ -269,10 +237,11 @@ class _Progress:
     history: list[dict[str, float]] = field(default_factory=list)
 
 
-def _identity(train: Rows, config: FitConfig, seed: int) -> str:
+def _identity(train: Samples, config: FitConfig, seed: int) -> str:
     """Return what a checkpoint must share with the run that goes on from it."""
-    digest = sha256(json.dumps([asdict(config), seed, train.x.shape, train.y.shape], sort_keys=True).encode())
-    digest.update(np.ascontiguousarray(train.y[:: max(1, len(train) // 4096)]).tobytes())
+    digest = sha256(json.dumps([asdict(config), seed, len(train), train.widths], sort_keys=True).encode())
+    some = torch.arange(0, len(train), max(1, len(train) // 4096), device=train.device)
+    digest.update(train.targets(some)[0].cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

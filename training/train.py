@@ -7,7 +7,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.store import Dataset, content_sha256
-from reclaim.data.windows import Windows, concatenate
+from reclaim.data.store import content_sha256
+from reclaim.data.windows import Windows
 from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
@@ -30,9 +30,16 @@ from reclaim.training.estimators.base import MODEL, Estimate, Forecast
 from reclaim.training.estimators.forecast import ANCHORS, anchored
 from reclaim.training.scores import coverage_figure, score_forecast
 from reclaim.training.settings import TrainConfig
+from reclaim.training.sources import (
+    Source,
+    chosen_rows,
+    open_sources,
+    resident_samples,
+    rows_in_memory,
+    validation_windows,
+)
 
 if TYPE_CHECKING:
-    from reclaim.training.fit import Rows
     from reclaim.training.forecaster import Forecaster
 
 logger = logging.getLogger(__name__)
@@ -66,6 +73,9 @@ class TrainReport:
         See ``scores.Scores``.
     rows : dict
         ``train`` and ``valid``: rows used.
+    datasets : list of dict
+        Of each dataset, in the order of their fingerprints: ``name``, ``fingerprint``, and its ``train`` and ``valid``
+        rows.
     notes : list of str
         What a reader of the numbers must know.
     seconds : float
@@ -86,6 +96,7 @@ class TrainReport:
     reclaimed: dict[str, dict[str, float | None]]
     scores: dict[str, Any]
     rows: dict[str, int]
+    datasets: list[dict[str, Any]]
     notes: list[str]
     seconds: float
     reused: bool = False
@@ -97,20 +108,29 @@ class _Fitted:
     history: list[dict[str, float]]
     seconds: float
     facts: dict[str, Any]
+    train_rows: list[int]
 
 
 def run_training(
-    dataset: Path, config: TrainConfig, *, force: bool = False, progress: Callable[[str], None] | None = None
+    datasets: Path | Sequence[Path],
+    config: TrainConfig,
+    *,
+    force: bool = False,
+    progress: Callable[[str], None] | None = None,
 ) -> TrainReport:
     """Fit, calibrate, record and register a model.
+
+    Of several datasets the rows are put together: every row counts alike, so a dataset counts with all its rows.
+    Each keeps its own periods; two parts of one trace whose times overlap are best ingested as one dataset, for the
+    later rows of one may be trained on in the other.
 
     Run again with the same settings on the same data, it finds the finished run and does nothing; killed anywhere and
     run again, it goes on from the last epoch and ends the same.
 
     Parameters
     ----------
-    dataset : Path
-        A dataset folder with its features built.
+    datasets : Path or sequence of Path
+        A dataset folder with its features built, or several, in any order.
     config : TrainConfig
     force : bool
         Train even if a finished run exists.
@@ -122,14 +142,16 @@ def run_training(
     ReclaimError
         There is no dataset or no features there; the message says which command makes them.
     ConfigError
-        The device of the settings is not here.
+        The device of the settings is not here, or a dataset is held out for tests or named twice.
     HistoryTooShortError
         The split leaves no rows to fit or to calibrate on.
     """
     started = time.perf_counter()
     say = progress or logger.info
-    data, features = Dataset.open(dataset), FeatureSet.open(dataset)
-    key = content_sha256([config.settings(), data.fingerprint, features.fingerprint, PIPELINE_VERSION, FORMAT])
+    sources = open_sources([datasets] if isinstance(datasets, Path) else datasets)
+    fingerprints = [source.dataset.fingerprint for source in sources]
+    features = [source.features.fingerprint for source in sources]
+    key = content_sha256([config.settings(), *fingerprints, *features, PIPELINE_VERSION, FORMAT])
     before = tracking.find_runs(config.experiment, tags={_KEY_TAG: key})
     finished = [run for run in before if run.status == "FINISHED"]
     if finished and not force:
@@ -141,11 +163,11 @@ def run_training(
         choose_device(config.fit.device)  # refused before there is a run
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     name = config.model_name + ("-trees" if config.estimator == "trees" else "")
-    checkpoints = Path(dataset) / "checkpoints" / key[:16]
+    checkpoints = sources[0].dataset.path / "checkpoints" / key[:16]
     tags = {
         _KEY_TAG: key,
-        "dataset": data.fingerprint,
-        "features": features.fingerprint,
+        "dataset": ",".join(fingerprints),
+        "features": ",".join(features),
         "pipeline_version": PIPELINE_VERSION,
         "oom_definition": OOM_DEFINITION,
         "git_commit": tracking.git_commit() or "none",
@@ -153,9 +175,9 @@ def run_training(
     with tracking.start_run(config.experiment, config.estimator, tags=tags, run_id=next(iter(cut_off), None)) as run:
         run.log_params(config.settings())
         say(f"fitting the {config.estimator}")
-        fitted = _fit(features, config, checkpoints)
+        fitted = _fit(sources, config, checkpoints)
         say("calibrating margins on the validation rows")
-        valid = _validation(data, features, fitted.forecaster, config.horizon_s)
+        valid = _validation(sources, fitted.forecaster, config.horizon_s)
         level, anchor, calibration = _calibrate(valid, fitted.forecaster, config)
         scores = score_forecast(valid.forecast, valid.y, valid.oom, fitted.forecaster.quantile_levels)
         report = TrainReport(
@@ -171,6 +193,10 @@ def run_training(
             reclaimed={k: _by_resource(v) for k, v in calibration.reclaimed.items()},
             scores=_without_nan(scores),
             rows={"train": fitted.facts["rows"], "valid": len(valid.windows)},
+            datasets=[
+                {"name": source.name, "fingerprint": source.dataset.fingerprint, "train": k_train, "valid": k_valid}
+                for source, k_train, k_valid in zip(sources, fitted.train_rows, valid.rows, strict=True)
+            ],
             notes=[*calibration.notes, f"OOM label: {OOM_DEFINITION}"],
             seconds=0.0,
         )
@@ -181,9 +207,10 @@ def run_training(
             level=level,
             anchor=anchor,
             margins=calibration.margins,
-            dataset_fingerprint=data.fingerprint,
+            dataset_fingerprint=fingerprints[0] if len(fingerprints) == 1 else content_sha256(fingerprints),
             trained={
                 "settings": dict(config.settings()),
+                "datasets": report.datasets,
                 "violation": report.violation,
                 "reclaimed": report.reclaimed,
                 "notes": report.notes,
@@ -216,46 +243,43 @@ def run_training(
     return report
 
 
-def _fit(features: FeatureSet, config: TrainConfig, checkpoints: Path) -> _Fitted:
+def _fit(sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> _Fitted:
     started = time.perf_counter()
+    limit = config.trees.max_samples if config.estimator == "trees" else config.fit.max_samples
+    train = chosen_rows(sources, FeatureSet.train_rows, limit, config.seed)
+    counts = [len(rows) for rows in train]
     if config.estimator == "trees":
         from reclaim.training.trees import fit_trees
 
-        train = _training_rows(features, config, config.trees.max_samples)
-        forest = fit_trees(train, config.trees, horizon_s=config.horizon_s, seed=config.seed)
-        return _Fitted(forest, [], time.perf_counter() - started, {"rows": len(train), "device": "cpu"})
-    from reclaim.training.fit import Rows, choose_rows, fit_network
+        copied = rows_in_memory(sources, train)
+        _check_known(np.logical_or.reduce(np.isfinite(copied.y), axis=0), sum(counts), config.horizon_s)
+        forest = fit_trees(copied, config.trees, horizon_s=config.horizon_s, seed=config.seed)
+        return _Fitted(forest, [], time.perf_counter() - started, {"rows": sum(counts), "device": "cpu"}, counts)
+    from reclaim.training.fit import choose_device, fit_network
     from reclaim.training.forecaster import NetworkForecaster
 
-    train = _training_rows(features, config, config.fit.max_samples)
-    rows = choose_rows(features.valid_rows(), config.fit.max_valid_samples, config.seed)
-    result = fit_network(
-        train, Rows(features.x[rows], *features.valid_targets(rows)), config.fit, seed=config.seed,
-        checkpoints=checkpoints,
-    )  # fmt: skip
+    valid = chosen_rows(sources, FeatureSet.valid_rows, config.fit.max_valid_samples, config.seed)
+    samples, valid_samples = resident_samples(sources, train, valid, choose_device(config.fit.device))
+    _check_known(samples.heads().targets, len(samples), config.horizon_s)
+    result = fit_network(samples, valid_samples, config.fit, seed=config.seed, checkpoints=checkpoints)
     facts = {
-        "rows": len(train),
+        "rows": len(samples),
         "device": result.device,
         "epochs": len(result.history),
         "best_epoch": result.best_epoch,
     }
     forecaster = NetworkForecaster(result.network, config.fit.transform, result.heads)
-    return _Fitted(forecaster, result.history, time.perf_counter() - started, facts)
+    return _Fitted(forecaster, result.history, time.perf_counter() - started, facts, counts)
 
 
-def _training_rows(features: FeatureSet, config: TrainConfig, limit: int) -> Rows:
-    from reclaim.training.fit import Rows, choose_rows
-
-    rows = choose_rows(features.train_rows(), limit, config.seed)
-    train = Rows(features.x[rows], *features.train_targets(rows))
-    known = np.isfinite(train.y[:, : len(RESOURCES), HORIZONS_S.index(config.horizon_s)])
-    if len(train) and not known.any():
+def _check_known(known: NDArray[np.bool_], n: int, horizon_s: int) -> None:
+    """Raise HistoryTooShortError where no demand over the horizon is known; ``known`` has shape (T, H)."""
+    if n and not known[: len(RESOURCES), HORIZONS_S.index(horizon_s)].any():
         raise HistoryTooShortError(
-            f"{' and '.join(RESOURCES)}: 0 of {len(train)} training rows have a limit and a known demand over "
-            f"{config.horizon_s} s, expected at least 1; the training period is shorter than the horizon, "
+            f"{' and '.join(RESOURCES)}: 0 of {n} training rows have a limit and a known demand over "
+            f"{horizon_s} s, expected at least 1; the training period is shorter than the horizon, "
             "or the trace tells no limits"
         )
-    return train
 
 
 def _by_resource(values: tuple[float, ...]) -> dict[str, float | None]:
@@ -272,7 +296,7 @@ def _without_nan(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Validation:
-    """The validation rows: windows, features, forecasts and what came."""
+    """The validation rows: windows, features, forecasts and what came; and how many rows of each source."""
 
     windows: Windows
     x: NDArray[np.float32]
@@ -280,31 +304,31 @@ class _Validation:
     y: NDArray[np.float32]
     oom: NDArray[np.float32]
     target: NDArray[np.float64]
+    rows: list[int]
 
 
-def _validation(data: Dataset, features: FeatureSet, forecaster: Forecaster, horizon_s: int) -> _Validation:
+def _validation(sources: Sequence[Source], forecaster: Forecaster, horizon_s: int) -> _Validation:
     """Return the validation rows and the forecasts from their stored features.
 
     Those are to the bit what the served estimator computes as it goes; so is the estimate made of them (``anchored``).
     """
-    rows = features.valid_rows()
-    if len(rows) == 0:
+    rows = [source.features.valid_rows() for source in sources]
+    if not sum(map(len, rows)):
         raise HistoryTooShortError(
-            f"{data.path}: expected at least 1 validation row, got 0: the trace is too short for the split"
+            f"{', '.join(str(source.dataset.path) for source in sources)}: expected at least 1 validation row, got 0: "
+            "the trace is too short for the split"
         )
-    windows = []
-    for bucket in range(data.n_buckets):
-        low, high = features.bucket_start[bucket], features.bucket_start[bucket + 1]
-        windows.append(data.windows(bucket).take(rows[(rows >= low) & (rows < high)] - low))
-    x = features.x[rows]
-    y, oom = features.valid_targets(rows)
+    x = np.concatenate([source.features.x[r] for source, r in zip(sources, rows, strict=True)])
+    told = [source.features.valid_targets(r) for source, r in zip(sources, rows, strict=True)]
+    y, oom = (np.concatenate(column) for column in zip(*told, strict=True))
     return _Validation(
-        windows=concatenate(windows),
+        windows=validation_windows(sources),
         x=x,
         forecast=forecaster.predict(x),
         y=y,
         oom=oom,
         target=y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)].astype(np.float64),
+        rows=[len(r) for r in rows],
     )
 
 

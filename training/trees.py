@@ -20,7 +20,7 @@ from reclaim.training.estimators.base import Forecast
 from reclaim.training.settings import TreeConfig
 
 if TYPE_CHECKING:
-    from reclaim.training.fit import Rows
+    from reclaim.training.resident import Rows
 
 logger = logging.getLogger(__name__)
 

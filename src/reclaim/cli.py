@@ -177,7 +177,10 @@ def inspect(
     tell({**facts, "page": html and str(html)}, as_json, text(facts), wrote)
 
 
-@app.command(epilog="Example: `reclaim features dataset --set split.train_share=0.6`")
+@app.command(
+    epilog="Examples: `reclaim features dataset` · `reclaim features dataset --set split.train_share=0.6` · "
+    "`reclaim features other_cell --set split.role=test`, to hold a dataset out whole for models trained elsewhere"
+)
 def features(
     dataset: DatasetFolder,
     config: ConfigFile = None,
@@ -190,19 +193,28 @@ def features(
     from reclaim.features.build import FeatureConfig, build_features
 
     built, there = build_features(Dataset.open(dataset), load_config(FeatureConfig, config, assignments or ()))
-    keys = ("fingerprint", "pipeline", "rows", "oom_events", "oom_definition")
-    facts = {"features": str(built.path), "already_there": there, **{k: built.manifest[k] for k in keys}}
+    keys = ("fingerprint", "pipeline", "rows", "targets", "oom_events", "oom_definition")
+    facts = {"features": str(built.path), "already_there": there, "role": built.role}
+    facts |= {k: built.manifest[k] for k in keys}
     tell(
         facts, as_json,
         f"{built.path}: {len(built):,} rows of {built.x.shape[1]} features; {len(built.train_rows()):,} to train, "
         f"{len(built.valid_rows()):,} to set margins, {len(built.test_rows()):,} to test; "
         f"{built.manifest['oom_events']} OOM events by the derived label{kept(there)}",
+        *(["held out whole (split.role=test): for models trained on other datasets"] if built.role == "test" else []),
     )  # fmt: skip
 
 
-@app.command(epilog="Example: `reclaim train dataset --estimator network --set fit.epochs=5 --set seed=2`")
+@app.command(
+    epilog="Examples: `reclaim train dataset --estimator network --set fit.epochs=5 --set seed=2` · "
+    "`reclaim train cell_a cell_b`, then `reclaim replay margins cell_c --out across` with cell_c built by "
+    "`reclaim features cell_c --set split.role=test`"
+)
 def train(
-    dataset: DatasetFolder,
+    datasets: Annotated[
+        list[Path],
+        typer.Argument(help="Dataset folders with features; the rows of several are put together.", metavar="DATASET"),
+    ],
     estimator: Annotated[str | None, typer.Option(help="`network` or `trees`.", metavar="NAME")] = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -217,11 +229,13 @@ def train(
     from reclaim.training.train import run_training
 
     settings = [*(assignments or ()), *([f"estimator='{estimator}'"] if estimator else [])]
-    report = run_training(dataset, load_config(TrainConfig, config, settings), force=force, progress=say)
+    report = run_training(datasets, load_config(TrainConfig, config, settings), force=force, progress=say)
     tell(
         asdict(report), as_json,
         f"{report.model}/{report.version}: {report.estimator} of {report.rows['train']:,} rows "
         f"in {report.seconds:.0f} s, run {report.run_id}{kept(report.reused)}",
+        *(f"{d['name']}: {d['train']:,} rows to train, {d['valid']:,} to set margins"
+          for d in report.datasets if len(report.datasets) > 1),
         *report.notes,
     )  # fmt: skip
 

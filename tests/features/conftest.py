@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from reclaim.data.windows import CHANNELS, Windows, empty_windows, sort_windows
+from reclaim.data.ingest import IngestConfig, ingest
+from reclaim.data.store import Dataset
+from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+from reclaim.data.windows import CHANNELS, P90, P100, Cell, Windows, empty_windows, sort_windows
+from reclaim.features.kin import Tasks, fold_everyone
+from reclaim.features.registry import CONTEXT, FEATURE_NAMES, SIGNALS
+from reclaim.features.state import fold_tasks
+from reclaim.features.store import FeatureSet
 
 S = 1_000_000
 
@@ -26,25 +35,64 @@ def _history(
     return windows
 
 
-def _random(seed: int, n_tasks: int = 4, longest: int = 90) -> Windows:
-    """Return tasks with gaps, short windows, changed limits, restarts, missing values, repeated, overlapping rows."""
+def _random(seed: int, n_tasks: int = 7, longest: int = 60) -> Windows:
+    """Return tasks of a few collections, users and names that overlap in time, with all that a trace does to them.
+
+    Gaps up to weeks, short, long, late and repeated windows, restarts, changed, unknown and zero limits, missing values
+    and percentiles, usage far above the limit; half of the tasks are off the 5-minute grid.
+    """
     rng = np.random.default_rng(seed)
-    n = int(rng.integers(1, longest, n_tasks).sum())
+    length = rng.integers(1, longest, n_tasks)
+    task = np.repeat(np.arange(n_tasks), length)
+    n = len(task)
     windows = empty_windows(n)
-    windows.collection_id[:] = np.sort(rng.integers(0, n_tasks, n))
-    step = rng.choice([0, 1, 1, 1, 1, 1, 2, 13, 300], n) * 300 + rng.choice([0, 0, 0, 7], n)
-    for task in np.unique(windows.collection_id):
-        rows = np.flatnonzero(windows.collection_id == task)
-        windows.start_us[rows] = (600 + rng.integers(0, 7200) + np.cumsum(step[rows])) * S
-    windows.end_us[:] = windows.start_us + rng.choice([300, 300, 300, 41], n) * S
+    collection = rng.integers(0, max(n_tasks // 2, 1), n_tasks)  # some have several tasks
+    windows.collection_id[:] = 100 + collection[task]
+    windows.instance_index[:] = task
+    for owner, known in ((windows.user, [-1, 7, 7, 8]), (windows.name, [-1, 20, 20, 21])):
+        owner[:] = rng.choice(known, n_tasks)[collection[task]]
+    began_s = 600 + 300 * (rng.integers(0, 24, n_tasks)[collection] + rng.integers(0, 4, n_tasks))
+    began_s += np.where(rng.random(n_tasks) < 0.5, 0, rng.integers(1, 300, n_tasks))
+    steps = rng.choice([0, 1, 2, 13, 280, 2016 * 3], n, p=[0.04, 0.85, 0.06, 0.03, 0.015, 0.005])
+    step_s = steps * 300 + rng.choice([0, 7], n, p=[0.97, 0.03])
+    run = np.cumsum(rng.random(n) < 0.06)
+    limits = rng.choice([0.5, 1.0, 1.0, 2.5, 0.0, np.nan], (n, 2))
+    change = np.cumsum(rng.random(n) < 0.15)
+    for k in range(n_tasks):
+        rows = np.flatnonzero(task == k)
+        windows.start_us[rows] = (began_s[k] + np.cumsum(step_s[rows]) - step_s[rows[0]]) * S
+        windows.limit[rows] = limits[rows[0] + change[rows] - change[rows[0]]]
+        first_of_run = rows[np.searchsorted(run[rows], run[rows])]
+        windows.scheduled_us[rows] = np.where(rng.random(n)[run[rows]] < 0.3, -1, windows.start_us[first_of_run] // 2)
+    windows.end_us[:] = windows.start_us + rng.choice([300, 41, 900], n, p=[0.9, 0.06, 0.04]) * S
     windows.usage[:] = rng.gamma(0.6, 0.4, windows.usage.shape)
+    windows.usage[rng.random(n) < 0.02] *= 1e5
+    windows.percentiles[:] = np.sort(rng.gamma(0.6, 0.4, windows.percentiles.shape), axis=1)
+    windows.percentiles[rng.random(n) < 0.1] = 0.25  # a flat one
+    windows.percentiles[rng.random(n) < 0.5, P90 + 1 : P100] = np.nan
+    windows.percentiles[rng.random(n) < 0.2] = np.nan
     windows.usage[rng.random(windows.usage.shape) < 0.1] = np.nan
-    windows.limit[:] = rng.choice([0.5, 1.0, 1.0, np.nan], (n, 2))
-    windows.scheduled_us[:] = np.where(rng.random(n) < 0.5, -1, windows.start_us // 2)
     windows.tier[:] = rng.integers(-1, 5, n)
     windows.scheduling_class[:] = rng.integers(-1, 4, n)
     windows.in_alloc[:] = rng.random(n) < 0.2
     return sort_windows(windows)
+
+
+def _fold(windows: Windows, cell: Cell = Cell(), threads: int = 1) -> FeatureSet:  # noqa: B008 - frozen
+    """Return whole histories folded as ``build`` does, in memory; features and contexts, no targets and no splits."""
+    n, starts, none = len(windows), windows.task_starts(), np.zeros(0, np.uint8)
+    first, stop = starts[:-1], starts[1:]
+    features = FeatureSet(
+        path=Path(), manifest={}, end_us=windows.end_us, limit=windows.limit.astype(np.float32),
+        x=np.empty((n, len(FEATURE_NAMES)), np.float32), context=np.empty((len(CONTEXT), n), np.float32),
+        first=np.repeat(first, stop - first), last=np.empty(n, np.int64),
+        y=none.astype(np.float32), oom=none.astype(np.float32), period=none, group=none, bucket_start=np.array([0, n]),
+    )  # fmt: skip
+    moment, share = np.empty(n, np.int32), np.empty((n, len(SIGNALS)), np.int32)
+    fold_tasks(windows, starts, cell, 0, features.x, features.context, features.last, moment, share)
+    tasks = Tasks(windows.collection_id[first], windows.user[first], windows.name[first], first, stop)
+    fold_everyone(tasks, moment, share, features.x, threads)
+    return features
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +105,22 @@ def history() -> Callable[..., Windows]:
 def random_histories() -> Callable[..., Windows]:
     """Return a maker of awkward histories by seed."""
     return _random
+
+
+@pytest.fixture(scope="session")
+def fold() -> Callable[..., FeatureSet]:
+    """Return what folds whole histories as ``build`` does."""
+    return _fold
+
+
+@pytest.fixture(scope="session")
+def _cell_made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("synthetic")
+    write_cell(folder / "cell", SyntheticCellConfig(machines=3, days=0.5, tasks_per_machine=30.0))
+    return ingest(folder / "cell", folder / "dataset", IngestConfig(buckets=3)).dataset.path
+
+
+@pytest.fixture
+def synthetic_cell(_cell_made_once: Path, tmp_path: Path) -> Dataset:
+    """Return a dataset of half a day of some 150 tasks with siblings and earlier runs; the test may write into it."""
+    return Dataset.open(shutil.copytree(_cell_made_once, tmp_path / "synthetic"))

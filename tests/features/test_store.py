@@ -11,11 +11,13 @@ import pytest
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.ingest import IngestConfig, ingest
-from reclaim.data.store import Dataset
+from reclaim.data.store import FORMAT_VERSION, MANIFEST, Dataset, write_json
+from reclaim.features import build
 from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, PIPELINE_VERSION
 from reclaim.features.splits import GROUPS, IN_ALLOC, PERIODS, SEEN, TEST_UNSEEN, TRAIN, VALID, SplitConfig
 from reclaim.features.state import FeatureState
-from reclaim.features.store import FeatureSet
+from reclaim.features.store import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
 from reclaim.features.targets import HORIZONS_S
 
 Maker = Callable[..., dict[str, Any]]
@@ -94,6 +96,10 @@ def test_run_again_it_does_nothing_and_other_settings_replace_it(dataset: Datase
     assert sorted(p.name for p in dataset.path.iterdir() if "partial" in p.name) == []
 
 
+def _killed(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def test_killed_half_way_the_old_features_stay_and_a_second_run_ends_the_same(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +107,7 @@ def test_killed_half_way_the_old_features_stay_and_a_second_run_ends_the_same(
     whole = {p.name: p.read_bytes() for p in reference.path.iterdir()}
     config = FeatureConfig(SplitConfig(train_share=0.4))
     with monkeypatch.context() as patch:
-        patch.setattr(FeatureState, "advance", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(build, "fold_everyone", _killed)  # all buckets are done
         with pytest.raises(KeyboardInterrupt):
             build_features(dataset, config)
     assert {p.name: p.read_bytes() for p in reference.path.iterdir()} == whole
@@ -133,13 +139,6 @@ def test_a_trace_too_short_to_split_says_both_lengths(
         build_features(dataset)
 
 
-def test_shares_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"train_share must be between 0 and 1, got 1.5"):
-        SplitConfig(train_share=1.5)
-    with pytest.raises(ConfigError, match="must leave time to test"):
-        SplitConfig(train_share=0.7, valid_share=0.3)
-
-
 def test_a_dataset_without_usage_is_refused_with_what_is_missing(
     tmp_path: Path, event: Maker, write_shard: Callable[..., Path]
 ) -> None:
@@ -147,3 +146,73 @@ def test_a_dataset_without_usage_is_refused_with_what_is_missing(
     dataset = ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
     with pytest.raises(HistoryTooShortError, match="no usage windows, and features are made of usage"):
         build_features(dataset)
+
+
+def test_a_dataset_held_out_for_tests_is_never_trained_on(dataset: Dataset) -> None:
+    features, _ = build_features(dataset, FeatureConfig(SplitConfig(role="test")))
+    assert features.role == "test"
+    assert len(features.train_rows()) == 0
+    valid, test = features.valid_rows(), features.test_rows()
+    assert features.end_us[valid].max() < features.cuts_us[1] <= features.end_us[test].min()
+    assert SEEN not in features.group
+    counted = features.manifest["targets"]
+    assert counted["train"]["cpu"]["3600s"]["known"] == 0
+    known = np.isfinite(features.valid_targets(valid)[0][:, 1, HORIZONS_S.index(3_600)]).sum()
+    assert counted["valid"]["memory"]["3600s"]["known"] == known > 0
+    assert counted["valid"]["memory"]["3600s"]["gap"] > 0
+
+
+def test_a_dataset_only_trained_on_has_no_test(dataset: Dataset) -> None:
+    features, _ = build_features(dataset, FeatureConfig(SplitConfig(role="train")))
+    assert len(features.test_rows()) == 0
+    rows = features.valid_rows()
+    assert features.end_us[rows].max() == features.end_us.max()
+    assert np.array_equal(features.valid_targets(rows)[0], features.y[rows], equal_nan=True)
+
+
+def _write_feature_set(folder: Path, context: Any, **arrays: Any) -> FeatureSet:
+    """Write by hand what ``build_features`` would, in a dataset of that name alone; what is not given is zero."""
+    n = len(arrays["first"])
+    (folder / FOLDER).mkdir(parents=True)
+    write_json(folder / MANIFEST, {"format_version": FORMAT_VERSION, "fingerprint": "abc"})
+    write_json(folder / FOLDER / MANIFEST, {"pipeline": PIPELINE_VERSION, "dataset": "abc", "bucket_start": [0, n]})
+    for name, (dtype, shape) in ARRAYS.items():
+        np.save(array_path(folder / FOLDER, name), np.asarray(arrays.get(name, np.zeros((n, *shape))), dtype))
+    np.save(array_path(folder / FOLDER, CONTEXT_FILE), np.asarray(context, np.float32))
+    return FeatureSet.open(folder)
+
+
+def test_a_context_is_the_windows_taken_so_far_oldest_first_over_the_limit_at_the_row(tmp_path: Path) -> None:
+    # two tasks; the second has three rows, of which the middle one came late and was not taken
+    taken = np.arange(1, len(CONTEXT) + 1)[:, None] * np.array([1.0, 10.0, 20.0, 30.0])
+    features = _write_feature_set(
+        tmp_path / "dataset", taken, first=[0, 1, 1, 1, 1], last=[0, 1, 2, 2, 3],
+        limit=[[1, 1], [2, 4], [2, 4], [2, 0], [5, np.nan]],
+    )  # fmt: skip
+    got = features.context_of(np.array([4, 0, 3]), windows=3)
+    assert got.shape == (3, 3, len(CONTEXT))
+    assert got.dtype == np.float32
+    cpu, memory = (next(i for i, c in enumerate(CONTEXT) if c.over == r) for r in (0, 1))
+    bare = next(i for i, c in enumerate(CONTEXT) if c.over is None)
+    none = np.nan
+    np.testing.assert_array_equal(got[0, :, cpu], (cpu + 1) * np.array([2.0, 4.0, 6.0]))  # over the limit of now
+    np.testing.assert_array_equal(got[1, :, cpu], [none, none, cpu + 1])
+    np.testing.assert_array_equal(got[2, :, cpu], (cpu + 1) * np.array([none, 5.0, 10.0]))  # the last one taken
+    np.testing.assert_array_equal(got[1, :, memory], [none, none, memory + 1])
+    assert np.isnan(got[[0, 2]][..., memory]).all()  # the limit is unknown, or zero
+    np.testing.assert_array_equal(got[0, :, bare], (bare + 1) * np.array([10.0, 20.0, 30.0]))
+    assert features.context_of(np.array([4])).shape == (1, CONTEXT_WINDOWS, len(CONTEXT))
+    assert isinstance(features.context, np.memmap)
+
+
+def test_the_arrays_of_a_built_feature_set_are_those_declared(dataset: Dataset) -> None:
+    features, _ = build_features(dataset)
+    for name, (dtype, shape) in ARRAYS.items():
+        array = getattr(features, name)
+        assert (array.dtype, array.shape) == (dtype, (len(features), *shape))
+        assert isinstance(array, np.memmap)
+    assert features.context.shape[0] == len(CONTEXT)
+    assert features.context.shape[1] <= len(features)
+    assert (features.first <= features.last).all()
+    assert features.last.max() < features.context.shape[1]
+    assert np.isfinite(features.context_of(np.arange(len(features)), 1)[:, 0, 0]).any()

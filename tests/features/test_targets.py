@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,23 +13,36 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.windows import CHANNELS, Windows, demand
-from reclaim.features.targets import HORIZONS_S, OOM_SHARE, TARGETS, Targets, oom_events, targets
+from reclaim.data.windows import CHANNELS, LEVELS, Windows, concatenate, demand, peak_cpu
+from reclaim.features.targets import HORIZONS_S, OOM_SHARE, TARGETS, oom_events, targets
 
 History = Callable[..., Windows]
 S = 1_000_000
-CPU, MEMORY = TARGETS.index("cpu"), TARGETS.index("memory")
+CPU, MEMORY, PEAK = (TARGETS.index(name) for name in ("cpu", "memory", "peak_cpu"))
 FIVE_MINUTES, HOUR, DAY = range(len(HORIZONS_S))
 NEVER = 10**15
 NONE = np.zeros(0, np.int64)
 
 
+class Targets(NamedTuple):
+    """What ``targets`` has written."""
+
+    value: NDArray[np.float32]
+    oom: NDArray[np.float32]
+
+
 def of(windows: Windows, trace_end_us: int = NEVER, at: NDArray[np.int64] = NONE) -> Targets:
-    return targets(windows, np.zeros(len(at), np.int64), at, trace_end_us)
+    """Return the targets of every row; the events are the first task's."""
+    out = Targets(
+        np.full((len(windows), len(TARGETS), len(HORIZONS_S)), np.inf, np.float32),  # what is never written would show
+        np.full((len(windows), len(HORIZONS_S)), np.inf, np.float32),
+    )
+    targets(windows, np.zeros(len(at), np.int64), at, trace_end_us, *out)
+    return out
 
 
-def fail(time_s: float, task: int = 1) -> pa.Table:
-    row = {s.COLLECTION_ID: task, s.INSTANCE_INDEX: 0, s.TIME_US: int(time_s * S), s.EVENT_TYPE: s.EventType.FAIL}
+def fail(time_s: float, task: int = 1, how: int = s.EventType.FAIL) -> pa.Table:
+    row = {s.COLLECTION_ID: task, s.INSTANCE_INDEX: 0, s.TIME_US: int(time_s * S), s.EVENT_TYPE: how}
     return pa.Table.from_pylist([row], schema=s.EVENTS)
 
 
@@ -59,21 +73,46 @@ def test_targets_are_over_the_limit_at_t_not_over_the_later_one(history: History
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_the_sliding_maximum_agrees_with_looking_at_every_pair(seed: int, random_histories: History) -> None:
-    windows = random_histories(seed, longest=40)
-    got = of(windows).value  # every task has ended: nothing is censored
-    need, task = demand(windows), windows.task_numbers()
-    for i in range(len(windows)):
-        now_us = windows.end_us[(task == task[i]) & (np.arange(len(windows)) <= i)].max()
+@given(seed=st.integers(0, 2**32), censored=st.booleans())
+def test_the_sliding_maximum_agrees_with_looking_at_every_pair(
+    seed: int, censored: bool, random_histories: History
+) -> None:
+    windows = random_histories(seed, longest=25)
+    end_us = int(windows.end_us.max()) if censored else NEVER
+    got, task = of(windows, end_us).value, windows.task_numbers()
+    need = np.column_stack([demand(windows), peak_cpu(windows)])
+    rows = np.arange(len(windows))
+    for i in rows:
+        mine = task == task[i]
+        now_us = windows.end_us[mine & (rows <= i)].max()
+        ended = windows.end_us[mine][-1] < end_us - 600 * S
         for h, horizon_s in enumerate(HORIZONS_S):
-            later = (task == task[i]) & (np.arange(len(windows)) > i)
-            later &= windows.start_us < now_us + horizon_s * S
-            for resource in range(2):
-                seen = need[later, resource]
-                seen = seen[~np.isnan(seen)]
-                want = seen.max() / windows.limit[i, resource] if len(seen) else np.nan
-                assert got[i, resource, h] == pytest.approx(want, rel=1e-6, nan_ok=True)
+            until_us = now_us + horizon_s * S
+            later = mine & (rows > i) & (windows.start_us < until_us)
+            for j in range(len(TARGETS)):
+                seen = need[later & ~np.isnan(need[:, j]), j]
+                limit = windows.limit[i, 1 if j == MEMORY else 0]
+                known = len(seen) and limit > 0 and (ended or until_us <= end_us)
+                want = seen.max() / limit if known else np.nan
+                assert got[i, j, h] == pytest.approx(want, rel=1e-6, nan_ok=True)
+
+
+def test_the_demand_for_cpu_is_the_90th_percentile_up_to_the_limit_and_the_peak_is_not_capped(history: History) -> None:
+    windows = history([0.1] * 3, limit=0.5)
+    windows.percentiles[1, LEVELS.index(90)] = 0.3
+    windows.percentiles[2, LEVELS.index(90)] = 0.9
+    windows.usage[1:, CHANNELS.index("cpu_max")] = 2.0
+    y = of(windows).value[0]
+    assert y[CPU].tolist() == pytest.approx([0.6, 1.0, 1.0])
+    assert y[PEAK].tolist() == pytest.approx([4.0] * 3)
+
+
+def test_what_is_still_to_come_of_a_task_without_a_limit_has_no_target(history: History) -> None:
+    windows = history([0.1] * 3)
+    windows.limit[0] = 0.0
+    windows.limit[1] = np.nan
+    assert np.isnan(of(windows).value[:2]).all()
+    assert of(windows).oom[:2].tolist() == [[0.0] * len(HORIZONS_S)] * 2  # whether it fails is known all the same
 
 
 def test_oom_is_a_failure_with_memory_at_the_limit_and_no_other_failure(history: History) -> None:
@@ -91,8 +130,39 @@ def test_oom_is_a_failure_with_memory_at_the_limit_and_no_other_failure(history:
 def test_the_last_window_of_a_failure_is_looked_up_within_its_own_task(history: History) -> None:
     full = history([0.1] * 3, [1.0] * 3, task=1)
     other = history([0.1] * 3, [0.1] * 3, task=2, start_s=3000)
-    both = Windows(**{k: np.concatenate([getattr(full, k), getattr(other, k)]) for k in full.__dataclass_fields__})
+    both = concatenate([full, other])
     assert len(oom_events(both, fail(2000, task=2))[0]) == 0  # before task 2 was seen; the row before is task 1's
+
+
+def test_the_share_and_the_ends_that_make_an_oom_are_the_callers_to_set(history: History) -> None:
+    windows = history([0.1] * 3, [0.2, 0.3, 0.9])
+    assert len(oom_events(windows, fail(1500))[0]) == 0
+    assert len(oom_events(windows, fail(1500), share=0.9)[0]) == 1
+    evicted = fail(1500, how=s.EventType.EVICT)
+    assert len(oom_events(windows, evicted, share=0.9)[0]) == 0
+    assert len(oom_events(windows, evicted, share=0.9, ends=(s.EventType.EVICT,))[0]) == 1
+    either = (s.EventType.EVICT, s.EventType.FAIL)
+    task, time_us = oom_events(windows, pa.concat_tables([fail(1500), evicted]), share=0.9, ends=either)
+    assert (task.tolist(), time_us.tolist()) == ([0, 0], [1500 * S] * 2)
+
+
+def test_events_come_sorted_by_task_then_time_and_those_outside_the_trace_or_of_no_task_are_left_out(
+    history: History,
+) -> None:
+    windows = concatenate([history([0.1] * 3, [1.0] * 3, task=task) for task in (1, 2)])
+    times = [(1500, 2), (1300, 1), (1200, 2), (1500, 7)]
+    events = [fail(time_s, task) for time_s, task in times]
+    when = s.EVENTS.get_field_index(s.TIME_US)
+    for flag in (s.BEFORE_TRACE_US, s.AFTER_TRACE_US):
+        events.append(fail(0).set_column(when, s.EVENTS.field(when), pa.array([flag], pa.int64())))
+    task, time_us = oom_events(windows, pa.concat_tables(events))
+    assert list(zip(task.tolist(), (time_us // S).tolist(), strict=True)) == [(0, 1300), (1, 1200), (1, 1500)]
+
+
+def test_a_failure_is_of_its_own_task_alone_and_later_ones_count_after_it(history: History) -> None:
+    windows = concatenate([history([0.1] * 30, task=task) for task in (1, 2)])
+    oom = of(windows, at=windows.end_us[[5, 20]]).oom[:, FIVE_MINUTES]
+    assert np.flatnonzero(oom).tolist() == [4, 19]
 
 
 def test_the_label_looks_ahead_by_the_horizon_and_a_failure_at_t_is_past(history: History) -> None:

@@ -12,8 +12,9 @@ import torch
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.training import fit
-from reclaim.training.fit import FitResult, Rows, choose_device, choose_rows, fit_network
+from reclaim.training.fit import FitResult, choose_device, fit_network
 from reclaim.training.networks import inverse_transform
+from reclaim.training.resident import Rows
 from reclaim.training.settings import FitConfig, TreeConfig
 
 CONFIG = FitConfig(width=16, depth=1, epochs=4, batch_size=128, learning_rate=1e-2, device="cpu")
@@ -119,16 +120,6 @@ def test_what_no_training_row_knows_is_not_counted_as_fitted() -> None:
     heads = fit_network(rows, _rows(100, 1), replace(CONFIG, epochs=1), seed=1).heads
     assert heads.targets.tolist() == [[True, True, False], [False] * 3, [True] * 3]
     assert heads.oom.tolist() == [True, False, False]
-
-
-def test_rows_are_chosen_by_the_seed_and_stay_in_order() -> None:
-    rows = np.arange(100, dtype=np.int64) * 3
-    chosen = choose_rows(rows, 10, seed=1)
-    assert len(set(chosen)) == 10
-    assert (np.diff(chosen) > 0).all()
-    assert np.array_equal(chosen, choose_rows(rows, 10, seed=1))
-    assert not np.array_equal(chosen, choose_rows(rows, 10, seed=2))
-    assert np.array_equal(choose_rows(rows, 100, seed=1), rows)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.store import Dataset
-from reclaim.features.build import build_features
+from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.splits import SplitConfig
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
 from reclaim.training import fit, tracking, train
@@ -46,9 +48,9 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def _write_cell(folder: Path, *, tasks: int, windows: int) -> None:
+def _write_cell(folder: Path, *, tasks: int, windows: int, seed: int = 1) -> None:
     """Write tasks whose usage is a noisy daily wave, as a plain series."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     lines = ["task,time_s,machine,cpu,memory"]
     for task in range(tasks):
         level, phase = rng.uniform(0.1, 0.5, 2), rng.uniform(0, 2 * np.pi)
@@ -68,6 +70,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = IngestConfig(trace="series", mapping=str(folder / "raw" / "mapping.toml"), buckets=3)
     build_features(ingest(folder / "raw", folder / "dataset", config).dataset)
     return folder
+
+
+@pytest.fixture(scope="module")
+def other(place: Path) -> Path:
+    """Return a dataset of another cell, with features."""
+    _write_cell(place / "other_raw", tasks=20, windows=300, seed=2)
+    config = IngestConfig(trace="series", mapping=str(place / "raw" / "mapping.toml"), buckets=2)
+    build_features(ingest(place / "other_raw", place / "other", config).dataset)
+    return place / "other"
 
 
 @pytest.fixture(autouse=True)
@@ -221,6 +232,65 @@ def test_a_dataset_without_features_is_an_error_with_the_remedy(place: Path, tmp
         run_training(tmp_path / "bare", CONFIG)
     with pytest.raises(ConfigError, match="reclaim ingest"):
         run_training(tmp_path / "nothing", CONFIG)
+
+
+def _rows(dataset: Path) -> dict[str, Any]:
+    features = FeatureSet.open(dataset)
+    counts = {"train": len(features.train_rows()), "valid": len(features.valid_rows())}
+    return {"name": dataset.name, "fingerprint": Dataset.open(dataset).fingerprint, **counts}
+
+
+@pytest.mark.parametrize("estimator", ["network", "trees"])
+def test_several_datasets_are_trained_on_together_and_named_with_their_rows(
+    place: Path, other: Path, estimator: str
+) -> None:
+    config = replace(CONFIG, estimator=estimator, model_name="together")
+    report = run_training([place / "dataset", other], config)
+    expected = sorted([_rows(place / "dataset"), _rows(other)], key=lambda facts: str(facts["fingerprint"]))
+    assert report.datasets == expected
+    assert report.rows == {k: sum(facts[k] for facts in expected) for k in ("train", "valid")}
+    bundle = load_bundle(tracking.fetch_bundle(f"{report.model}/{report.version}")[0])
+    assert bundle.trained["datasets"] == expected
+    assert bundle.dataset_fingerprint not in {facts["fingerprint"] for facts in expected}
+    assert tracking.find_run(report.run_id).tags["dataset"] == ",".join(facts["fingerprint"] for facts in expected)
+    for name, budget in (("baseline", 0.01), ("aggressive", 0.05)):
+        assert all(violation is not None and violation <= budget for violation in report.violation[name].values())
+    again = run_training([other, place / "dataset"], config)  # the order they are named in decides nothing
+    assert again == replace(report, reused=True)
+
+
+def test_one_dataset_is_the_same_run_alone_or_in_a_list_and_another_run_beside_another(
+    place: Path, other: Path
+) -> None:
+    config = replace(CONFIG, model_name="beside")
+    for dataset in (place / "dataset", other):
+        alone = run_training(dataset, config)
+        assert not alone.reused
+        assert alone.datasets == [_rows(dataset)]
+        assert run_training([dataset], config) == replace(alone, reused=True)
+    assert not run_training([place / "dataset", other], config).reused
+
+
+def test_training_on_a_dataset_held_out_for_tests_is_refused_before_there_is_a_run(
+    place: Path, other: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(other, tmp_path / "held")
+    build_features(Dataset.open(tmp_path / "held"), FeatureConfig(SplitConfig(role="test")))
+    config = replace(CONFIG, experiment="held-out")
+    remedy = (
+        r"held: .*split\.role=test, .* nothing of it may be trained on; .*reclaim features .*held --set split\.role"
+    )
+    with pytest.raises(ConfigError, match=remedy):
+        run_training([place / "dataset", tmp_path / "held"], config)
+    assert tracking.find_runs("held-out") == []
+
+
+def test_a_dataset_named_twice_is_refused(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "dataset", tmp_path / "copy")
+    with pytest.raises(ConfigError, match="hold the same dataset"):
+        run_training([place / "dataset", tmp_path / "copy"], CONFIG)
+    with pytest.raises(ConfigError, match="at least 1 dataset"):
+        run_training([], CONFIG)
 
 
 def test_a_horizon_that_no_training_row_spans_is_an_error(place: Path) -> None:

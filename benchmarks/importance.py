@@ -1,0 +1,260 @@
+"""Finds which features carry the yardstick's forecast one hour ahead, by permutation, one at a time and in groups.
+
+    python benchmarks/importance.py DATASET [DATASET ...]
+
+Gradient-boosted trees (`training.trees`) are fitted on training rows. Then, among validation rows, a feature's values
+are dealt to other rows, and the pinball loss rises by as much as the forecast had rested on it: importance is the rise
+over the loss, the mean of the repeats. A feature looks unimportant where others say the same. So groups are dealt
+together, too, and the trees are fitted again without what others' pasts tell (siblings, earlier runs), compared on all
+validation rows and on those of young tasks; the interval is a bootstrap over tasks.
+
+Breiman, "Random Forests", Machine Learning 2001 (permutation importance).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+import numpy as np
+from matplotlib import pyplot as plt
+from numpy.typing import NDArray
+
+from reclaim.data.schema import RESOURCES
+from reclaim.data.store import Dataset
+from reclaim.data.style import INK, STYLE, USAGE_COLOUR
+from reclaim.features.build import build_features
+from reclaim.features.registry import FEATURE_NAMES, FIRST_SHAPE, FIRST_SINGLE
+from reclaim.features.store import FeatureSet
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.resident import Rows
+from reclaim.training.settings import TreeConfig
+from reclaim.training.trees import TreeForecaster, fit_trees
+
+HORIZON_S = 3_600
+CONFIG = TreeConfig(levels=(0.5, 0.95), max_samples=200_000, threads=2)
+YOUNG = {"all": 1e9, "first hour": 12, "first 15 minutes": 3}
+"""Validation rows of tasks of which no more windows than this had been seen."""
+OTHERS = ("siblings", "earlier runs")
+_H = HORIZONS_S.index(HORIZON_S)
+_LEVELS = np.array(CONFIG.levels)
+_TOP = 10
+_TICKS = (0, 1, 10, 100)
+_RESAMPLES = 500
+_FACTS = (
+    "age", "seen", "gap", "length", "restarts", "coverage_2h", "in_alloc", "scheduling_class",
+    *(f"{resource}_limit{what}" for resource in RESOURCES for what in ("", "_change")),
+)  # fmt: skip
+_CALENDAR = ("hour_sin", "hour_cos", "day")
+
+
+def group_of(name: str) -> str:
+    """Return the group of a feature."""
+    if name.startswith("sibling_"):
+        return "siblings"
+    if name.startswith(("name_", "user_")):
+        return "earlier runs"
+    if name in _CALENDAR:
+        return "calendar"
+    if name in _FACTS or name.startswith("tier_"):
+        return "task facts"
+    return "shape" if FIRST_SHAPE <= FEATURE_NAMES.index(name) < FIRST_SINGLE else "usage statistics"
+
+
+GROUPS = {g: [k for k, name in enumerate(FEATURE_NAMES) if group_of(name) == g] for g in map(group_of, FEATURE_NAMES)}
+"""Group → positions of its features."""
+
+
+def main() -> None:
+    """Measure every dataset, and write table and figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="+", type=Path, metavar="DATASET")
+    parser.add_argument("--rows", type=int, default=20_000, help="Validation rows that are dealt.")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "importance.json")
+    arguments = parser.parse_args()
+    results = [_measure(path, arguments.rows, arguments.repeats, arguments.seed) for path in arguments.datasets]
+    content = {
+        "command": f"python benchmarks/importance.py {' '.join(path.name for path in arguments.datasets)} "
+        f"--rows {arguments.rows} --repeats {arguments.repeats} --seed {arguments.seed}",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "device": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "versions": {name: version(name) for name in ("reclaim", "scikit-learn", "numpy")},
+        "horizon_s": HORIZON_S,
+        "levels": CONFIG.levels,
+        "datasets": results,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(content, indent=2) + "\n")
+    _draw(results, arguments.out.with_suffix(".svg"))
+    print(f"wrote {arguments.out} and {arguments.out.with_suffix('.svg').name}")
+
+
+def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]:
+    """Return and print everything about one dataset."""
+    rng = np.random.default_rng(seed)
+    features, _ = build_features(Dataset.open(path))
+    train, valid = _draw_rows(features.train_rows(), CONFIG.max_samples, rng), features.valid_rows()
+    y = features.valid_targets(valid)[0][:, :, _H]
+    known = np.isfinite(y).any(axis=1)
+    valid, y = valid[known], y[known]
+    rows = Rows(features.x[train], *features.train_targets(train))
+    model = _fit(rows, seed)
+    some = _draw_rows(np.arange(len(valid)), n_rows, rng)
+    x, y_some = features.x[valid[some]], y[some]
+    base = np.nanmean(_losses(model, x, y_some), axis=0)
+
+    def importance(columns: Sequence[int]) -> dict[str, float]:
+        deal = np.random.default_rng([seed, *columns])  # its own: the numbers do not depend on whose turn it is
+        dealt_losses = []
+        for _ in range(repeats):
+            dealt = x.copy()
+            dealt[:, columns] = x[deal.permutation(len(x))][:, columns]
+            dealt_losses.append(np.nanmean(_losses(model, dealt, y_some), axis=0))
+        return _named(np.mean(dealt_losses, axis=0) / base - 1.0)
+
+    with ThreadPoolExecutor(CONFIG.threads) as pool:  # a forecast keeps one core busy
+        single = dict(zip(FEATURE_NAMES, pool.map(importance, ([k] for k in range(len(FEATURE_NAMES)))), strict=True))
+        dealt_together = dict(zip(GROUPS, pool.map(importance, GROUPS.values()), strict=True))
+    grouped = {name: {"features": len(GROUPS[name]), **rises} for name, rises in dealt_together.items()}
+    result: dict[str, Any] = {
+        "dataset": path.name,
+        "train_rows": len(train),
+        "valid_rows": len(valid),
+        "dealt_rows": len(some),
+        "loss": _named(base),
+        "features": _sorted(single),
+        "top": {target: list(_sorted(single, target))[:_TOP] for target in ("mean", *TARGETS)},
+        "groups": _sorted(grouped),
+        "without_others": _ablation(features, rows, model, valid, y, seed),
+    }
+    _print(result)
+    return result
+
+
+def _draw_rows(rows: NDArray[np.int64], n: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    return np.sort(rng.choice(rows, min(n, len(rows)), replace=False))
+
+
+def _fit(rows: Rows, seed: int) -> TreeForecaster:
+    """Return the fitted quantiles; the OOM label has no part in this."""
+    rows = replace(rows, oom=np.full_like(rows.oom, np.nan))
+    return fit_trees(rows, CONFIG, horizon_s=HORIZON_S, seed=seed)
+
+
+def _losses(model: TreeForecaster, x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the pinball loss of each row and target, the mean of the levels; NaN unknown; shape (n, n_targets)."""
+    error = y[:, :, None] - model.predict(x).quantiles[:, :, _H]
+    loss: NDArray[np.float64] = np.maximum(_LEVELS * error, (_LEVELS - 1.0) * error).mean(axis=-1)
+    return loss
+
+
+def _ablation(
+    features: FeatureSet, rows: Rows, model: TreeForecaster, valid: NDArray[np.int64], y: NDArray[np.float32], seed: int
+) -> dict[str, Any]:
+    """Return by how much the loss rises where the model was fitted without what others' pasts tell."""
+    columns = [k for group in OTHERS for k in GROUPS.get(group, [])]
+    x = rows.x.copy()
+    x[:, columns] = np.nan  # a feature that is never known is never split on
+    without = _fit(replace(rows, x=x), seed)
+    x = features.x[valid]
+    losses, losses_without = _losses(model, x, y), _losses(without, x, y)
+    windows = 2.0 ** x[:, FEATURE_NAMES.index("seen")] - 1.0
+    result = {}
+    for name, most in YOUNG.items():
+        young = windows < most + 0.5
+        task = np.unique(features.first[valid[young]], return_inverse=True)[1]
+        sums = [_task_sums(task, loss[young]) for loss in (losses, losses_without)]
+        rise = _rise(sums[0].sum(axis=0), sums[1].sum(axis=0))
+        rng = np.random.default_rng(seed)
+        n = len(sums[0])
+        again = [_rise(sums[0][pick].sum(axis=0), sums[1][pick].sum(axis=0))
+                 for pick in (rng.integers(0, n, n) for _ in range(_RESAMPLES if n else 0))]  # fmt: skip
+        low, high = np.percentile([one.mean() for one in again], [2.5, 97.5]) if again else (np.nan, np.nan)
+        interval = [round(float(low), 4), round(float(high), 4)]
+        result[name] = {"rows": int(young.sum()), "tasks": n, **_named(rise), "mean_95": interval}
+    return result
+
+
+def _task_sums(task: NDArray[np.intp], losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of known losses of each task and target; shape (n_tasks, n_targets)."""
+    sums = np.zeros((task.max(initial=-1) + 1, losses.shape[1]))
+    np.add.at(sums, task, np.nan_to_num(losses))
+    return sums
+
+
+def _rise(before: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
+    return after / np.where(before > 0, before, np.nan) - 1.0
+
+
+def _named(values: NDArray[np.float64]) -> dict[str, float]:
+    """Return a number for each target, and their mean."""
+    pairs = zip((*TARGETS, "mean"), (*values, values.mean()), strict=True)
+    return {name: round(float(value), 5) for name, value in pairs}
+
+
+def _sorted(importances: dict[str, dict[str, float]], by: str = "mean") -> dict[str, dict[str, float]]:
+    return dict(sorted(importances.items(), key=lambda item: -item[1][by]))
+
+
+def _print(result: dict[str, Any]) -> None:
+    targets = (*TARGETS, "mean")
+    print(
+        f"\n{result['dataset']}: {result['train_rows']} training rows, {result['dealt_rows']} dealt; rise of the loss"
+    )
+    head = " ".join(f"{name:>9s}" for name in targets)
+    print(f"{'feature':28s} {'group':18s} {head}")
+    for name in result["top"]["mean"]:
+        print(f"{name:28s} {group_of(name):18s}", " ".join(f"{result['features'][name][t]:9.2%}" for t in targets))
+    for name, line in result["groups"].items():
+        print(f"{name:28s} {line['features']:<18d}", " ".join(f"{line[t]:9.2%}" for t in targets))
+    for name, line in result["without_others"].items():
+        low, high = line["mean_95"]
+        print(f"{'fitted without others, ' + name:40s} {line['rows']:6d}", " ".join(f"{line[t]:9.2%}" for t in targets),
+              f"[{low:.2%}, {high:.2%}]")  # fmt: skip
+
+
+def _draw(results: list[dict[str, Any]], path: Path) -> None:
+    """Draw the ten features and the groups of each dataset: the bar is the mean, a mark each target."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            2, len(results), figsize=(4.6 * len(results), 5.6), squeeze=False, sharex=True, layout="constrained",
+            gridspec_kw={"height_ratios": (_TOP, len(GROUPS))},
+        )  # fmt: skip
+        for column, result in enumerate(results):
+            top = {name: result["features"][name] for name in result["top"]["mean"]}
+            for axis, bars in zip(axes[:, column], (top, result["groups"]), strict=True):
+                at = np.arange(len(bars))
+                axis.barh(at, [100 * bar["mean"] for bar in bars.values()], color=USAGE_COLOUR)
+                for target, mark in zip(TARGETS, "ox|", strict=True):
+                    axis.plot([100 * bar[target] for bar in bars.values()], at, mark, color=INK, markersize=4,
+                              fillstyle="none", linestyle="none", label=target.replace("_", " "))  # fmt: skip
+                axis.set_yticks(at, [name.replace("_", " ") for name in bars])
+                axis.invert_yaxis()
+                axis.set_xscale("symlog", linthresh=1.0)  # even up to 1 %, by powers of ten beyond
+                axis.set_xticks(_TICKS, [f"{tick} %" for tick in _TICKS])
+                axis.tick_params(labelbottom=True)
+            axes[0, column].set_title(result["dataset"])
+        axes[0, 0].set_xlim(-0.5, 1.5 * axes[0, 0].get_xlim()[1])
+        figure.supxlabel("rise of the pinball loss when dealt to other rows; the bar is the mean", fontsize=9.5)
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(TARGETS))
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

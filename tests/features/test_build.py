@@ -1,0 +1,135 @@
+"""Building a feature set: the same bytes however it is done, and each array what its name says."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reclaim.data.ingest import IngestConfig, ingest
+from reclaim.data.store import Dataset
+from reclaim.data.windows import Windows, concatenate, measured_by_mean
+from reclaim.features import build
+from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.registry import CONTEXT, FEATURE_NAMES
+from reclaim.features.store import ARRAYS, FOLDER, FeatureSet
+from reclaim.features.targets import oom_events
+
+Maker = Callable[..., dict[str, Any]]
+
+
+def contents(features: FeatureSet) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in features.path.iterdir()}
+
+
+def windows_of(dataset: Dataset) -> Windows:
+    return concatenate([dataset.windows(b) for b in range(dataset.n_buckets)])
+
+
+def column(features: FeatureSet, name: str) -> NDArray[np.float32]:
+    return features.x[:, FEATURE_NAMES.index(name)]
+
+
+def test_one_worker_and_two_and_one_for_each_core_write_the_same_bytes(synthetic_cell: Dataset) -> None:
+    written = []
+    for workers in (1, 2, 0):
+        features, there = build_features(synthetic_cell, workers=workers)
+        assert not there
+        written.append(contents(features))
+        shutil.rmtree(features.path)
+    assert written[0] == written[1] == written[2]
+    assert len(written[0]) == len(ARRAYS) + 2  # the context and the manifest: nothing is left behind
+
+
+def test_how_many_buckets_the_tasks_are_spread_over_makes_no_difference_to_a_row(
+    tmp_path: Path, window: Maker, write_shard: Callable[..., Path]
+) -> None:
+    rows = [
+        window(600 + 300 * k, collection_id=str(1000 + task // 4), instance_index=str(task % 4),
+               average_usage={"cpus": 0.01 * (task + 1), "memory": 0.001 * k})
+        for task in range(20) for k in range(task, 60)
+    ]  # fmt: skip
+    write_shard(tmp_path / "cell", "instance_usage-000000000000", rows)
+    found = []
+    for buckets in (1, 5):
+        folder = tmp_path / f"dataset{buckets}"
+        dataset = ingest(tmp_path / "cell", folder, IngestConfig(buckets=buckets)).dataset
+        features, windows = build_features(dataset)[0], windows_of(dataset)
+        order = np.lexsort((windows.end_us, windows.instance_index, windows.collection_id))
+        found.append((features.x[order], features.y[order], features.context_of(order)))
+    for one, five in zip(*found, strict=True):
+        assert np.array_equal(one, five, equal_nan=True)
+
+
+def test_where_a_week_begins_moves_the_calendar_alone(synthetic_cell: Dataset) -> None:
+    features, _ = build_features(synthetic_cell)
+    before = {name: np.array(getattr(features, name)) for name in (*ARRAYS, "context")}
+    features, there = build_features(synthetic_cell, FeatureConfig(monday_s=5 * 3_600))
+    assert not there
+    for name, array in before.items():
+        if name != "x":
+            assert np.array_equal(getattr(features, name), array, equal_nan=True), name
+    same = ((features.x == before["x"]) | (np.isnan(features.x) & np.isnan(before["x"]))).all(axis=0)
+    assert {FEATURE_NAMES[k] for k in np.flatnonzero(~same)} == {"hour_sin", "hour_cos", "day"}
+    hours = (features.end_us / 3_600e6 - 5) % 24
+    np.testing.assert_allclose(column(features, "hour_cos"), np.cos(2 * np.pi * hours / 24), atol=1e-6)
+    np.testing.assert_allclose(column(features, "hour_sin"), np.sin(2 * np.pi * hours / 24), atol=1e-6)
+    np.testing.assert_allclose(column(features, "day"), (features.end_us / 3_600e6 - 5) % 168 / 168, atol=1e-6)
+
+
+def test_limits_are_told_by_the_largest_machine_of_the_cell(synthetic_cell: Dataset) -> None:
+    features, _ = build_features(synthetic_cell)
+    limit, (cpu, memory) = windows_of(synthetic_cell).limit, synthetic_cell.cell().largest_machine
+    assert cpu > 0
+    np.testing.assert_allclose(column(features, "cpu_limit"), np.log2(limit[:, 0] / cpu), rtol=1e-6)
+    np.testing.assert_allclose(column(features, "memory_limit"), np.log2(limit[:, 1] / memory), rtol=1e-6)
+
+
+def test_a_worker_that_dies_leaves_the_old_set_and_nothing_beside_it(
+    synthetic_cell: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, _ = build_features(synthetic_cell)
+    before, calls = contents(features), []
+
+    def dying(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "targets", dying)
+    with pytest.raises(KeyboardInterrupt):
+        build_features(synthetic_cell, FeatureConfig(monday_s=300), workers=2)
+    assert contents(FeatureSet.open(synthetic_cell.path)) == before
+    assert [p.name for p in synthetic_cell.path.iterdir() if p.name.startswith(FOLDER)] == [FOLDER]
+
+
+def test_rows_contexts_and_counts_are_those_of_the_windows(synthetic_cell: Dataset) -> None:
+    features, windows = build_features(synthetic_cell)[0], windows_of(synthetic_cell)
+    assert np.array_equal(features.end_us, windows.end_us)
+    assert np.array_equal(features.limit, windows.limit.astype(np.float32), equal_nan=True)
+    for first, stop in pairwise(windows.task_starts()):
+        assert (features.first[first:stop] == first).all()
+        assert features.last[first:stop].tolist() == list(range(first, stop))  # none was late
+    mean = [channel.name for channel in CONTEXT].index("cpu_mean")
+    assert np.array_equal(features.context[mean], windows.usage[:, 0].astype(np.float32), equal_nan=True)
+    buckets = [(synthetic_cell.windows(b), synthetic_cell.events(b)) for b in range(synthetic_cell.n_buckets)]
+    assert features.manifest["oom_events"] == sum(len(oom_events(w, events)[0]) for w, events in buckets)
+    by_mean, measured = measured_by_mean(windows)
+    shares = (by_mean.sum(axis=0) / measured.sum(axis=0)).tolist()
+    assert features.manifest["measured_by_mean"] == {"cpu": shares[0], "memory": shares[1]}
+
+
+def test_without_any_event_whether_a_task_ran_out_of_memory_is_unknown(
+    tmp_path: Path, window: Maker, write_shard: Callable[..., Path]
+) -> None:
+    write_shard(tmp_path / "cell", "instance_usage-000000000000", [window(600 + 300 * k) for k in range(60)])
+    dataset = ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
+    features, _ = build_features(dataset)
+    assert np.isnan(features.oom).all()
+    assert features.manifest["oom_events"] == 0

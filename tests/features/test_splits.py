@@ -1,0 +1,184 @@
+"""Splits: what one period, one collection or one dataset may teach never stands in what it is tested on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reclaim.data import schema as s
+from reclaim.data.errors import ConfigError
+from reclaim.data.windows import empty_windows
+from reclaim.features import splits
+from reclaim.features.splits import (
+    GROUPS,
+    IN_ALLOC,
+    PERIODS,
+    ROLES,
+    SEEN,
+    TEST,
+    TEST_UNSEEN,
+    TRAIN,
+    VALID,
+    VALID_UNSEEN,
+    SplitConfig,
+    cuts_us,
+    groups,
+    known_by,
+    periods,
+    permitted,
+    split_counts,
+)
+from reclaim.features.targets import HORIZONS_S, TARGETS
+
+S = 1_000_000
+
+
+def _groups(ids: list[int], config: SplitConfig) -> list[int]:
+    windows = empty_windows(len(ids))
+    windows.collection_id[:] = ids
+    group: list[int] = groups(windows, config).tolist()
+    return group
+
+
+def test_a_dataset_held_out_for_tests_has_nothing_to_train_on_and_sets_margins_on_its_first_part() -> None:
+    cuts = cuts_us(1000 * S, 2000 * S, SplitConfig(role="test", valid_share=0.3))
+    assert cuts == (1000 * S, 1300 * S)
+    end_us = np.array([1000, 1001, 1299, 1300, 2000]) * S  # a window ends at the start of the trace at the earliest
+    assert periods(end_us, cuts).tolist() == [VALID, VALID, VALID, TEST, TEST]
+
+
+def test_a_dataset_only_trained_on_is_filled_by_training_and_validation_in_their_proportion() -> None:
+    cuts = cuts_us(1000 * S, 2000 * S, SplitConfig(role="train", train_share=0.45, valid_share=0.15))
+    assert cuts[0] == 1750 * S
+    end_us = np.array([1001, 1749, 1750, 2000]) * S
+    assert periods(end_us, cuts).tolist() == [TRAIN, TRAIN, VALID, VALID]
+    assert known_by(end_us, cuts[0])[:, 0].tolist() == [True, False, False, False]
+    assert known_by(end_us, cuts[1]).all()  # no test comes after, so nothing is taken away for one
+
+
+@given(
+    st.lists(st.integers(0, 2**62), min_size=1, max_size=50, unique=True),
+    st.sampled_from(ROLES),
+    st.sampled_from(ROLES),
+    st.floats(0.01, 0.45),
+    st.floats(0.01, 0.45),
+    st.randoms(),
+)
+def test_a_collection_falls_into_the_same_group_in_every_dataset_and_no_role_trains_on_what_another_tests(
+    ids: list[int], role: str, other_role: str, valid: float, test: float, random: Any
+) -> None:
+    config = SplitConfig(role=role, valid_unseen_share=valid, test_unseen_share=test)
+    here = dict(zip(ids, _groups(ids, config), strict=True))
+    elsewhere = random.sample(ids, random.randint(1, len(ids)))  # another dataset has others of them, in another order
+    assert _groups(elsewhere, config) == [here[i] for i in elsewhere]
+    other = SplitConfig(role=other_role, valid_unseen_share=valid, test_unseen_share=test)
+    for mine, theirs in zip(here.values(), _groups(ids, other), strict=True):
+        assert {mine, theirs} != {SEEN, TEST_UNSEEN}
+    if role == "test":
+        assert SEEN not in here.values()
+    if role == "train":
+        assert TEST_UNSEEN not in here.values()
+
+
+def test_groups_have_the_shares_asked_for() -> None:
+    ids = list(range(1, 20_001))
+    shares = {role: np.bincount(_groups(ids, SplitConfig(role=role)), minlength=4) / len(ids) for role in ROLES}
+    assert shares["all"] == pytest.approx([0.7, 0.1, 0.2, 0.0], abs=0.01)
+    assert shares["train"] == pytest.approx([0.7, 0.3, 0.0, 0.0], abs=0.01)
+    assert shares["test"] == pytest.approx([0.0, 0.8, 0.2, 0.0], abs=0.01)
+
+
+def test_each_period_permits_its_groups_and_none_the_tasks_inside_an_alloc() -> None:
+    every = np.array([SEEN, VALID_UNSEEN, TEST_UNSEEN, IN_ALLOC], np.uint8)
+    assert permitted(TRAIN, every).tolist() == [True, False, False, False]
+    assert permitted(VALID, every).tolist() == [True, True, False, False]
+    assert permitted(TEST, every).tolist() == [True, True, True, False]
+
+
+def test_a_target_is_told_when_its_last_window_ended_by_the_end_of_the_period() -> None:
+    # within 3600 s of t a window may begin that ends 300 s later
+    assert known_by(np.array([6100, 6101]) * S, 10_000 * S)[:, HORIZONS_S.index(3_600)].tolist() == [True, False]
+
+
+def _arrays() -> dict[str, np.ndarray[Any, Any]]:
+    """Return six rows of a trace whose training ends at 100,000 s, validation at 200,000 s, and all at 300,000 s."""
+    known, none = 0.5, np.nan
+    rows = [  # t, period, group, targets and OOM label at 300, 3600 and 86400 s
+        (99_000, TRAIN, SEEN, (known, known, known), (0, 0, 0)),  # 300 s after t all is known, 3600 s after t is later
+        (10_000, TRAIN, SEEN, (none, known, known), (0, 1, 1)),  # nothing was measured just after t
+        (10_000, TRAIN, TEST_UNSEEN, (known, known, known), (1, 1, 1)),
+        (150_000, VALID, VALID_UNSEEN, (known, known, known), (0, 0, 1)),  # the day after t reaches into the test
+        (250_000, TEST, IN_ALLOC, (known, known, none), (0, 0, none)),
+        (299_000, TEST, TEST_UNSEEN, (known, none, none), (0, 1, none)),  # the trace ends within the hour
+    ]
+    t, period, group, y, oom = zip(*rows, strict=True)
+    return {
+        s.END_US: np.array(t, np.int64) * S,
+        "period": np.array(period, np.uint8),
+        "group": np.array(group, np.uint8),
+        "y": np.repeat(np.array(y, np.float32)[:, None], len(TARGETS), axis=1),
+        "oom": np.array(oom, np.float32),
+    }
+
+
+CUTS = (100_000 * S, 200_000 * S)
+
+
+def test_the_manifest_counts_what_is_known_and_what_was_taken_away() -> None:
+    counted = split_counts(_arrays(), CUTS, 300_000 * S)
+    assert counted["rows"]["train"] == {"seen": 2, "valid-unseen": 0, "test-unseen": 1, "in-alloc": 0}
+    assert counted["rows"]["test"] == {"seen": 0, "valid-unseen": 0, "test-unseen": 1, "in-alloc": 1}
+
+    def of(period: str, target: str, horizon: str) -> list[int]:
+        return list(counted["targets"][period][target][horizon].values())
+
+    for target in TARGETS:  # known, gap, censored, unmeasured
+        assert of("train", target, "300s") == [1, 0, 0, 1]
+        assert of("train", target, "3600s") == [1, 1, 0, 0]
+        assert of("train", target, "86400s") == [1, 1, 0, 0]
+        assert of("valid", target, "3600s") == [1, 0, 0, 0]
+        assert of("valid", target, "86400s") == [0, 1, 0, 0]
+        assert of("test", target, "300s") == [1, 0, 0, 0]
+        assert of("test", target, "3600s") == [0, 0, 1, 0]
+    assert of("train", "oom", "3600s") == [1, 1, 0, 0, 1]  # and, last, the positive among the known
+    assert of("train", "oom", "300s") == [2, 0, 0, 0, 0]
+    assert of("valid", "oom", "86400s") == [0, 1, 0, 0, 0]
+    assert of("test", "oom", "3600s") == [1, 0, 0, 0, 1]
+    assert of("test", "oom", "86400s") == [0, 0, 1, 0, 0]
+
+
+def test_counting_in_pieces_changes_nothing_and_the_fates_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    n = 1000
+    end_us = rng.integers(0, 300_000, n) * S
+    arrays: dict[str, np.ndarray[Any, Any]] = {
+        s.END_US: end_us,
+        "period": periods(end_us, CUTS),
+        "group": rng.integers(0, 4, n).astype(np.uint8),
+        "y": np.where(rng.random((n, 3, 3)) < 0.3, np.nan, rng.random((n, 3, 3))).astype(np.float32),
+        "oom": rng.choice([0.0, 1.0, np.nan], (n, 3)).astype(np.float32),
+    }
+    whole = split_counts(arrays, CUTS, 300_000 * S)
+    monkeypatch.setattr(splits, "_CHUNK_ROWS", 7)
+    assert split_counts(arrays, CUTS, 300_000 * S) == whole
+    for p, period in enumerate(PERIODS):
+        rows = sum(whole["rows"][period][GROUPS[g]] for g in splits.PERMITTED[p])
+        for of_target in whole["targets"][period].values():
+            for fates in of_target.values():
+                assert fates["known"] + fates["gap"] + fates["censored"] + fates["unmeasured"] == rows
+                assert fates.get("positive", 0) <= fates["known"]
+
+
+def test_shares_and_roles_out_of_range_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train_share must be between 0 and 1, got 1.5"):
+        SplitConfig(train_share=1.5)
+    with pytest.raises(ConfigError, match="must leave time to test"):
+        SplitConfig(train_share=0.7, valid_share=0.3)
+    with pytest.raises(ConfigError, match="must leave collections to train on"):
+        SplitConfig(valid_unseen_share=0.5, test_unseen_share=0.5)
+    with pytest.raises(ConfigError, match=r"split\.role must be one of all, train, test, got 'holdout'"):
+        SplitConfig(role="holdout")

@@ -1,0 +1,94 @@
+"""Several datasets as one training set: which rows are drawn of each, and limits in units that add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, demand
+from reclaim.features.store import FeatureSet
+from reclaim.training import sources
+from reclaim.training.sources import Source, choose_rows, chosen_rows
+
+
+class _Part:
+    """As much of a feature set and its dataset as knows its rows and windows."""
+
+    def __init__(self, rows: list[int], windows: Windows | None = None) -> None:
+        self.rows = np.array(rows, np.int64)
+        self.read = windows
+        self.n_buckets, self.bucket_start, self.path = 1, [0, 1_000_000], Path("part")
+
+    def valid_rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return self.rows
+
+    def windows(self, bucket: int) -> Windows:
+        assert bucket == 0
+        assert self.read is not None
+        return self.read
+
+
+def _source(rows: list[int], windows: Windows | None = None) -> Source:
+    part: Any = _Part(rows, windows)
+    return Source(part, part)
+
+
+def _rows_of(features: FeatureSet) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return cast("_Part", features).rows
+
+
+def test_rows_are_chosen_by_the_seed_and_stay_in_order() -> None:
+    rows = np.arange(100, dtype=np.int64) * 3
+    chosen = choose_rows(rows, 10, seed=1)
+    assert len(set(chosen)) == 10
+    assert (np.diff(chosen) > 0).all()
+    assert np.array_equal(chosen, choose_rows(rows, 10, seed=1))
+    assert not np.array_equal(chosen, choose_rows(rows, 10, seed=2))
+    assert np.array_equal(choose_rows(rows, 100, seed=1), rows)
+
+
+def test_one_source_gives_the_rows_it_would_give_alone() -> None:
+    rows = list(range(5, 905, 9))
+    (chosen,) = chosen_rows([_source(rows)], _rows_of, 30, seed=4)
+    assert np.array_equal(chosen, choose_rows(np.array(rows), 30, seed=4))
+
+
+def test_of_several_sources_every_row_is_as_likely_and_all_are_taken_where_they_fit() -> None:
+    several = [_source(list(range(0, 3000, 3))), _source([]), _source(list(range(7, 9007)))]
+    every = chosen_rows(several, _rows_of, 10_000, seed=1)
+    assert [len(r) for r in every] == [1000, 0, 9000]
+    chosen = chosen_rows(several, _rows_of, 1000, seed=1)
+    assert sum(map(len, chosen)) == 1000
+    assert len(chosen[0]) == pytest.approx(100, abs=30)
+    for some, all_ in zip(chosen, every, strict=True):
+        assert set(some) <= set(all_)
+        assert (np.diff(some) > 0).all()
+
+
+def test_limits_of_several_traces_are_counted_in_the_mean_of_each(make_windows: Callable[..., Windows]) -> None:
+    # the same two tasks twice: in shares of a machine, and in cores and GiB
+    share = make_windows([0.1, 0.2, 0.3], limit=(0.5, 0.25))
+    share.limit[1:] = (1.0, 0.5)
+    share.percentiles[:, P90] = [0.1, 0.2, 0.3]
+    unit = np.array([64.0, 256.0])
+    cores = replace(
+        share, usage=share.usage * np.array([64, 64, 256, 256, 256, 1, 1]), limit=share.limit * unit,
+        percentiles=share.percentiles * np.float32(64),
+    )  # fmt: skip
+    rows = [0, 1, 2]
+    both = sources.validation_windows([_source(rows, share), _source(rows, cores)])
+    first, second = both.take(slice(0, 3)), both.take(slice(3, 6))
+    np.testing.assert_allclose(first.limit[:, 0], np.array([0.5, 1.0, 1.0]) / (2.5 / 3))
+    for mine, theirs in ((first.limit, second.limit), (first.usage, second.usage), (demand(first), demand(second))):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    np.testing.assert_allclose(
+        first.usage[:, CPU_MEAN] / first.limit[:, 0], share.usage[:, CPU_MEAN] / share.limit[:, 0]
+    )
+    np.testing.assert_allclose(first.usage[:, MEMORY_MAX], share.usage[:, MEMORY_MAX] / (1.25 / 3))
+    alone = sources.validation_windows([_source(rows, cores)])
+    assert np.array_equal(alone.limit, cores.limit)  # one trace stays in its own unit
