@@ -110,7 +110,7 @@ def run_margins(
     Raises
     ------
     ConfigError
-        There is no dataset or no features, or ``out`` holds something else.
+        There is no dataset or no features, they have no test period, or ``out`` holds something else.
     HistoryTooShortError
         The validation or the test period is shorter than the horizon.
     """
@@ -119,6 +119,11 @@ def run_margins(
     if reserved:
         raise ConfigError(f"a learned estimator cannot be called {', '.join(sorted(reserved))}: the name is taken")
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
+    if features.role == "train":
+        raise ConfigError(
+            f"{dataset}: its features were built with split.role=train, so it has no test period; build them for one: "
+            f"`reclaim features {dataset} --set split.role=all`, or `test` where it was never trained on"
+        )
     inputs = _inputs(opened, features, config, bundles)
     results = _already_there(out, inputs)
     seconds: dict[str, float] = {}
@@ -169,8 +174,13 @@ def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
         "answers_sha256": digest.hexdigest(),
         "pipeline_version": bundle.pipeline_version,
         "trained_on_fingerprint": bundle.dataset_fingerprint,
-        "trained_on_this_dataset": bundle.dataset_fingerprint == dataset.fingerprint,
+        "trained_on_this_dataset": _trained_on(bundle, dataset),
     }
+
+
+def _trained_on(bundle: Bundle, dataset: Dataset) -> bool:
+    several = (source["fingerprint"] for source in bundle.trained.get("datasets", ()))
+    return dataset.fingerprint in {bundle.dataset_fingerprint, *several}
 
 
 def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -165,7 +165,7 @@ def judge_fixed(name: str, kind: str, estimate: Estimate, cell: Cell, *, bootstr
 def score(reservation: NDArray[np.float64], cell: Cell, bootstrap: Bootstrap) -> dict[str, Any]:
     """Return every metric of reservations, shape (n, n_resources), over the test rows and over groups of them.
 
-    The result holds ``all`` and ``unseen`` (collections never trained on), with intervals; ``tiers`` and ``ages``
+    The result holds ``all`` and ``unseen`` (collections kept for the test), with intervals; ``tiers`` and ``ages``
     without; and the would-be out-of-memory events.
     """
     history, test = cell.history, cell.test

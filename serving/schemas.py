@@ -312,7 +312,7 @@ class ModelInfo(_Answer):
     margins: list[MarginShares]
     default_margin: str
     pipeline_version: str = Field(description="Of the feature definitions; a model of another one is refused.")
-    dataset_fingerprint: str = Field(description="Of the dataset it was trained on.")
+    dataset_fingerprint: str = Field(description="Of the dataset it was trained on; a hash over those of several.")
     oom_definition: str = Field(description="What the out-of-memory probability is the probability of.")
     rules: list[RuleName] = Field(description="All rules that an answer may name.")
     max_tasks: int

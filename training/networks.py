@@ -29,7 +29,7 @@ class QuantileNetwork(nn.Module):
     Parameters
     ----------
     mean, scale : Tensor, shape (F,)
-        Standardisation of the squashed features (``standardisation``); kept with the weights.
+        Standardisation of the squashed features (``resident.column_moments``); kept with the weights.
     n_targets, n_horizons, n_levels : int
     width, depth : int
         Units per hidden layer, hidden layers.
@@ -106,18 +106,6 @@ def squash(x: Tensor) -> Tensor:
     foreseen better.
     """
     return x.sign() * x.abs().sqrt()
-
-
-def standardisation(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each column over what is finite; shapes (F,). 0 and 1 where nothing is."""
-    known = torch.isfinite(x)
-    n = known.sum(0).clamp(min=1)
-    filled = torch.where(known, x, torch.zeros_like(x)).double()
-    mean = filled.sum(0) / n
-    variance = torch.where(known, (filled - mean) ** 2, 0.0).sum(0) / n
-    scale = variance.sqrt()
-    scale = torch.where(scale > 1e-6, scale, torch.ones_like(scale))  # a constant feature says nothing
-    return mean.float(), scale.float()
 
 
 def transform(y: Tensor, name: str) -> Tensor:

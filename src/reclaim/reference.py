@@ -8,7 +8,7 @@ from typing import Any
 
 from reclaim.data import schema
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES, PIPELINE_VERSION, SLOT_S
-from reclaim.features.splits import GROUPS, PERIODS
+from reclaim.features.splits import GROUPS, PERIODS, ROLES
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
 
 
@@ -61,7 +61,10 @@ def render() -> str:
         f"{OOM_DEFINITION}.",
         "",
         f"Periods by time: {', '.join(PERIODS)}. Groups by collection: {', '.join(GROUPS)}. A target is used in a "
-        "period only if its whole horizon lies in it.",
+        "period only if its whole horizon lies in it; the manifest counts what is known and what the gap takes.",
+        "",
+        f"Roles of a dataset (`--set split.role=`): {', '.join(ROLES)}. `test`: nothing of it is ever trained on, its "
+        "first part sets margins; `train`: no test period; `all`: split by time and by collection.",
         "",
     ]
     return "\n".join(lines)

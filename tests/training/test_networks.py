@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from reclaim.training.losses import oom_loss, pinball_loss
-from reclaim.training.networks import QuantileNetwork, inverse_transform, standardisation, transform
+from reclaim.training.networks import QuantileNetwork, inverse_transform, transform
 from reclaim.training.settings import QUANTILE_LEVELS, TRANSFORMS
 
 
@@ -38,13 +38,6 @@ def test_what_is_not_finite_counts_as_the_mean_of_the_feature() -> None:
     unknown = torch.tensor([[float("nan"), 1.0, float("nan"), 0.0]])
     assert torch.equal(network(known)[0], network(unknown)[0])
     assert torch.isfinite(network(torch.full((1, 4), float("inf")))[0]).all()
-
-
-def test_standardisation_leaves_unknown_values_out_and_constant_features_alone() -> None:
-    x = torch.tensor([[1.0, 5.0, float("nan")], [3.0, 5.0, float("nan")], [float("nan"), 5.0, float("nan")]])
-    mean, scale = standardisation(x)
-    assert mean.tolist() == [2.0, 5.0, 0.0]
-    assert scale.tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
