@@ -192,9 +192,10 @@ class Dataset:
         found = np.concatenate(parts, axis=1)
         return Owners(*found[:, _run_starts(found[0])])  # a collection's tasks may stand in two batches
 
-    def events(self, bucket: int) -> pa.Table:
-        """Return the events of a bucket's tasks, sorted by task, then time."""
-        return pq.read_table(self.path / "events" / bucket_name(bucket))
+    def events(self, bucket: int, columns: list[str] | None = None) -> pa.Table:
+        """Return the events of a bucket's tasks, sorted by task, then time; all columns or those named."""
+        with pq.ParquetFile(self.path / "events" / bucket_name(bucket)) as file:
+            return file.read(columns)
 
     def constraints(self, bucket: int) -> pa.Table:
         """Return the placement constraints of a bucket's tasks, sorted by task, then time."""

@@ -17,7 +17,7 @@ from reclaim.features.registry import KINSHIPS
 
 ROWS_WORTH_A_THREAD: Final = 8_192
 """Rows of a call from which a second thread is done sooner than it is started."""
-COMPILED_WITH: Final = "4fcf0c37e0b3"
+COMPILED_WITH: Final = "228020895224"
 """Stands for the content of the files compiled into this one. Whether machine code that was kept is stale, numba tells
 by a function's own file alone: so this one must change when they do."""
 

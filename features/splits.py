@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,9 +37,6 @@ _LAST_WINDOW_US: Final = 300_000_000
 """How far a window that begins within a horizon may reach beyond it: the longest window of the traces."""
 REACH_US: Final = tuple(horizon_s * 1_000_000 + _LAST_WINDOW_US for horizon_s in HORIZONS_S)
 """How far after t the last measurement behind a target may end, for each horizon: the gap between two periods."""
-
-_CHUNK_ROWS: Final = 1 << 18
-"""Rows counted at once: some 30 MB of targets and masks."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ def split_counts(
     ----------
     arrays : mapping
         ``period`` and ``group``, uint8, shape (n,); ``end_us``, int64, shape (n,); ``y``, float32, shape (n, T, H);
-        ``oom``, float32, shape (n, H). Read in order, a piece at a time: they may be memory-mapped.
+        ``oom``, float32, shape (n, H). Read once, from front to back: they may be memory-mapped.
     cuts : tuple of int
         From ``cuts_us``.
     trace_end_us : int
@@ -143,24 +141,16 @@ def split_counts(
         trace; ``unmeasured``, unknown for want of a limit or of anything measured after t. For ``oom`` there is
         ``positive``, too: those of the known that are 1.
     """
-    n = len(arrays[s.END_US])
     fates = ("known", "gap", "censored", "unmeasured", "positive")
     rows = np.zeros((len(PERIODS), len(GROUPS)), np.int64)
     counts = np.zeros((len(PERIODS), len(TARGETS) + 1, len(HORIZONS_S), len(fates)), np.int64)
+    allowed = np.array([[group in groups for group in range(len(GROUPS))] for groups in PERMITTED])
     horizons_us = np.array(HORIZONS_S, np.int64) * 1_000_000
-    for start in range(0, n, _CHUNK_ROWS):
-        piece = {name: np.asarray(array[start : start + _CHUNK_ROWS]) for name, array in arrays.items()}
-        both = piece["period"] * len(GROUPS) + piece["group"]
-        rows += np.bincount(both, minlength=rows.size).reshape(rows.shape)
-        for period, until_us in enumerate((*cuts, s.AFTER_TRACE_US)):
-            here = (piece["period"] == period) & permitted(period, piece["group"])
-            end_us = piece[s.END_US][here]
-            value = np.concatenate([piece["y"][here], piece["oom"][here][:, None]], axis=1)  # (k, T + 1, H)
-            known, inside = np.isfinite(value), known_by(end_us, until_us)[:, None]
-            past = (end_us[:, None] + horizons_us > trace_end_us)[:, None]
-            for f, fate in enumerate((known & inside, known & ~inside, ~known & past, ~known & ~past)):
-                counts[period, ..., f] += fate.sum(axis=0)
-            counts[period, ..., fates.index("positive")] += (known & inside & (value == 1.0)).sum(axis=0)
+    until_us = np.array([*cuts, s.AFTER_TRACE_US])[:, None] - np.array(REACH_US)
+    _count(
+        arrays["period"], arrays["group"], arrays[s.END_US], arrays["y"], arrays["oom"], allowed, until_us,
+        trace_end_us - horizons_us, rows, counts,
+    )  # fmt: skip
     named: dict[str, Any] = {}
     for p, period_name in enumerate(PERIODS):
         for t, target in enumerate((*TARGETS, "oom")):
@@ -173,6 +163,28 @@ def split_counts(
         "rows": {p: dict(zip(GROUPS, rows[k].tolist(), strict=True)) for k, p in enumerate(PERIODS)},
         "targets": named,
     }
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(
+    period: Any, group: Any, end_us: Any, y: Any, oom: Any, allowed: Any, until_us: Any, complete_us: Any, rows: Any,
+    counts: Any,
+) -> None:  # fmt: skip
+    n_targets = y.shape[1]
+    for i in range(len(period)):
+        p = period[i]
+        rows[p, group[i]] += 1
+        if not allowed[p, group[i]]:
+            continue
+        for h in range(y.shape[2]):
+            inside, past = end_us[i] <= until_us[p, h], end_us[i] > complete_us[h]
+            for t in range(n_targets + 1):
+                v = y[i, t, h] if t < n_targets else oom[i, h]
+                if not np.isnan(v):
+                    counts[p, t, h, 0 if inside else 1] += 1
+                    counts[p, t, h, 4] += inside and v == 1.0
+                else:
+                    counts[p, t, h, 2 if past else 3] += 1
 
 
 def _uniform(ids: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from reclaim.features.record import N_CHANNELS, N_SIGNALS, STATE
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES
 from reclaim.features.taking import N_LEVELS, take, tell
 
-COMPILED_WITH: Final = "376629cf20be"
+COMPILED_WITH: Final = "f3dfb60993c9"
 """Stands for the content of the files compiled into this one (see ``kin.COMPILED_WITH``)."""
 
 

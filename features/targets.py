@@ -11,6 +11,7 @@ import numba
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
@@ -28,6 +29,9 @@ OOM_SHARE: Final = 0.98
 
 OOM_ENDS: Final = (s.EventType.FAIL,)
 """What may be an OOM. An eviction is none: a machine out of memory evicts whoever is least, whatever that one uses."""
+
+OOM_COLUMNS: Final = [*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE]
+"""The columns of events that the label looks at."""
 
 OOM_DEFINITION: Final = (
     f"OOM is a derived label (no public trace records it): a FAIL of the task whose last window before it has a "
@@ -85,14 +89,13 @@ def oom_events(
     windows : Windows
         Sorted by task, then time.
     events : pyarrow.Table
-        Of the same bucket, ``schema.EVENTS``.
+        Of the same bucket: at least ``OOM_COLUMNS``.
     share : float
         Of the limit, that memory must have reached.
     ends : tuple of int
         Event types that may be an OOM.
     """
-    fails = events.select([*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE]).to_pandas()
-    fails = fails[fails[s.EVENT_TYPE].isin(ends)]
+    fails = events.select(OOM_COLUMNS).filter(pc.is_in(events[s.EVENT_TYPE], pa.array(ends, pa.int8()))).to_pandas()
     starts = windows.task_starts()[:-1]
     tasks = pd.MultiIndex.from_arrays([windows.collection_id[starts], windows.instance_index[starts]])
     number = tasks.get_indexer(pd.MultiIndex.from_arrays([fails[key] for key in s.TASK_KEY]))

@@ -48,14 +48,18 @@ def test_one_worker_and_two_and_one_for_each_core_write_the_same_bytes(synthetic
 
 
 def test_how_many_buckets_the_tasks_are_spread_over_makes_no_difference_to_a_row(
-    tmp_path: Path, window: Maker, write_shard: Callable[..., Path]
+    tmp_path: Path, window: Maker, event: Maker, write_shard: Callable[..., Path]
 ) -> None:
-    rows = [
-        window(600 + 300 * k, collection_id=str(1000 + task // 4), instance_index=str(task % 4),
-               average_usage={"cpus": 0.01 * (task + 1), "memory": 0.001 * k})
-        for task in range(20) for k in range(task, 60)
-    ]  # fmt: skip
+    rows, events = [], []
+    for task in range(20):
+        ids = {"collection_id": str(1000 + task // 4), "instance_index": str(task % 4)}
+        events.append(event(0, 3, **ids))
+        rows += [
+            window(600 + 300 * k, **ids, average_usage={"cpus": 0.01 * (task + 1), "memory": 0.001 * k})
+            for k in range(task, 60)
+        ]
     write_shard(tmp_path / "cell", "instance_usage-000000000000", rows)
+    write_shard(tmp_path / "cell", "instance_events-000000000000", events)
     found = []
     for buckets in (1, 5):
         folder = tmp_path / f"dataset{buckets}"
@@ -63,6 +67,7 @@ def test_how_many_buckets_the_tasks_are_spread_over_makes_no_difference_to_a_row
         features, windows = build_features(dataset)[0], windows_of(dataset)
         order = np.lexsort((windows.end_us, windows.instance_index, windows.collection_id))
         found.append((features.x[order], features.y[order], features.context_of(order)))
+    assert np.nanmax(found[0][0][:, FEATURE_NAMES.index("sibling_cpu_mean")]) > 0
     for one, five in zip(*found, strict=True):
         assert np.array_equal(one, five, equal_nan=True)
 

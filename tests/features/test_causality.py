@@ -84,7 +84,9 @@ def with_another_future(windows: Windows, t_us: int, rng: np.random.Generator) -
     newcomer.machine_id[:] = -1
     if rng.random() < 0.5:
         newcomer.collection_id[:] = 1_000  # a later run of the same name
-    kept = ~future | (rng.random(len(future)) < 0.8)
+    kept = np.ones(len(out), bool)
+    if rng.random() < 0.5:  # one that was late is not, once the longer one before it is gone: by t it must not be known
+        kept = ~future | ((rng.random(len(future)) < 0.8) & (out.end_us > t_us))
     return sort_windows(concatenate([out.take(kept), newcomer]))
 
 
