@@ -182,17 +182,16 @@ def _fill_bucket(
             here = slice(first + low, first + high)
             fold_tasks(
                 windows.take(slice(low, high)), part - low, cell, first + low, x[: high - low], arrays[CONTEXT_FILE],
-                arrays["last"][here], arrays["moment"][here], arrays["share"][here],
+                arrays["last"][here], arrays[s.END_US][here], arrays["moment"][here], arrays["share"][here],
             )  # fmt: skip
             file.write(x[: high - low].data.cast("B"))
     oom_task, oom_us = oom_events(windows, dataset.events(bucket, OOM_COLUMNS))
     targets(windows, oom_task, oom_us, trace_end_us, arrays["y"][rows], arrays["oom"][rows])
     if not dataset.manifest["counts"]["events"]:
         arrays["oom"][rows] = np.nan
-    arrays[s.END_US][rows] = windows.end_us
     arrays["limit"][rows] = windows.limit
     arrays["first"][rows] = first + np.repeat(starts[:-1], np.diff(starts))
-    arrays["period"][rows] = periods(windows.end_us, cuts)
+    arrays["period"][rows] = periods(arrays[s.END_US][rows], cuts)
     arrays["group"][rows] = groups(windows, config.split)
     by_mean, measured = measured_by_mean(windows)
     task = starts[:-1]

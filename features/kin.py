@@ -17,7 +17,7 @@ from reclaim.features.registry import KINSHIPS
 
 ROWS_WORTH_A_THREAD: Final = 8_192
 """Rows of a call from which a second thread is done sooner than it is started."""
-COMPILED_WITH: Final = "228020895224"
+COMPILED_WITH: Final = "3bdbaca61374"
 """Stands for the content of the files compiled into this one. Whether machine code that was kept is stale, numba tells
 by a function's own file alone: so this one must change when they do."""
 
@@ -30,6 +30,7 @@ class KinState:
         self._members = np.zeros(0, MEMBER)
         self._groups = [np.zeros(0, GROUP) for _ in KINSHIPS]
         self._numbers: list[dict[Any, int]] = [{} for _ in KINSHIPS]
+        self._kin: dict[int, tuple[int, ...]] = {}
 
     def advance(
         self,
@@ -88,10 +89,13 @@ class KinState:
         rows = new[first]
         columns = (windows.collection_id[rows], windows.user[rows], windows.name[rows])
         for task, collection, user, name in zip(slot[rows].tolist(), *(c.tolist() for c in columns), strict=True):
-            keys = (collection, (user, name) if name >= 0 else None, user if user >= 0 else None)
-            for k, key in enumerate(keys):
-                if key is not None:
-                    self._members["group"][task, k] = self._numbers[k].setdefault(key, len(self._numbers[k]) + 1)
+            if collection not in self._kin:  # the first owner told of stands for all its tasks
+                keys = (collection, (user, name) if name >= 0 else None, user if user >= 0 else None)
+                self._kin[collection] = tuple(
+                    0 if key is None else numbers.setdefault(key, len(numbers) + 1)
+                    for key, numbers in zip(keys, self._numbers, strict=True)
+                )
+            self._members["group"][task] = self._kin[collection]
         self._groups = [_room(g, len(n)) for g, n in zip(self._groups, self._numbers, strict=True)]
 
 
@@ -155,7 +159,8 @@ def fold_everyone(
         return
     collections = np.unique(collection, return_inverse=True)[1]
     users = np.unique(user, return_inverse=True)[1]
-    pair = np.unique(np.stack([users, name], axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    names = np.unique(name, return_inverse=True)[1]
+    pair = np.unique(users * (names.max() + 1) + names, return_inverse=True)[1]
     # what nothing else ties together: a user, else a name without one, else a collection
     kin = np.where(user >= 0, users, np.where(name >= 0, len(start) + pair, 2 * len(start) + collections))
     kin = np.unique(kin, return_inverse=True)[1]
@@ -187,9 +192,10 @@ def fold_everyone(
 
 def _number_within(kin: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the number of each task's group within its kin, from 0, and how many groups each kin has."""
-    pairs, place = np.unique(np.stack([kin, numbers], axis=1), axis=0, return_inverse=True)
-    first = np.searchsorted(pairs[:, 0], np.arange(int(kin.max()) + 2))
-    return place.reshape(-1) - first[kin], np.diff(first)
+    width = int(numbers.max()) + 1
+    pairs, place = np.unique(kin * width + numbers, return_inverse=True)
+    first = np.searchsorted(pairs, np.arange(int(kin.max()) + 2) * width)
+    return place - first[kin], np.diff(first)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

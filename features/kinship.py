@@ -8,6 +8,7 @@ from typing import Any, Final
 import numba
 import numpy as np
 
+from reclaim.features.compiled import LENT
 from reclaim.features.registry import FIRST_KIN, KINSHIPS, SIGNALS
 
 SCALE: Final = float(2**20)
@@ -69,7 +70,7 @@ MEMBER: Final = np.dtype(
 """A task's own part of that, to be taken away again: ``MEMBER.itemsize`` bytes."""
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def blank(groups: Any, n: int) -> None:
     """Make the first ``n`` groups know nothing."""
     for k in range(n):
@@ -84,7 +85,7 @@ def blank(groups: Any, n: int) -> None:
             g.now_n[j] = g.now_sum[j] = g.now_top[j] = g.now_who[j] = g.now_next[j] = 0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def step(
     m: Any, task: int, collections: Any, names: Any, users: Any, moment: int, share: Any, out: Any, i: int
 ) -> None:  # fmt: skip
@@ -138,7 +139,7 @@ def step(
             users[user].new_seen += 1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _let_in(g: Any, j: int, v: int, rise: int, first: bool, member: int) -> None:
     g.new_n[j] += 1
     g.new_sum[j] += v
@@ -155,7 +156,7 @@ def _let_in(g: Any, j: int, v: int, rise: int, first: bool, member: int) -> None
         g.new_next[j] = max(g.new_next[j], v + 1)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _close(g: Any, at: int) -> None:
     """Let what is pending of slots before ``at`` count."""
     if g.at >= at:
@@ -190,7 +191,7 @@ def _close(g: Any, at: int) -> None:
     g.at = at
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _close_member(m: Any, at: int) -> None:
     if m.at >= at:
         return
@@ -207,7 +208,7 @@ def _close_member(m: Any, at: int) -> None:
     m.at = at
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _write_siblings(g: Any, m: Any, me: int, out: Any, i: int) -> None:
     out[i, FIRST_KIN] = math.log2(1.0 + g.seen - max(m.seen, 0))
     for j in range(_N):
@@ -223,7 +224,7 @@ def _write_siblings(g: Any, m: Any, me: int, out: Any, i: int) -> None:
         out[i, o + 4] = (now_top - 1) / SCALE if now_top > 0 else math.nan
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _write_elders(g: Any, own: Any, collection: int, out: Any, i: int, o: int) -> None:
     """Write what the group did without the task's own collection."""
     out[i, o] = math.log2(1.0 + g.seen - own.seen)
@@ -236,7 +237,7 @@ def _write_elders(g: Any, own: Any, collection: int, out: Any, i: int, o: int) -
         out[i, k + 2] = (top - 1) / SCALE if top > 0 else math.nan
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def write_alone(out: Any, i: int) -> None:
     """Write the features of a task that has nothing to do with any other."""
     out[i, FIRST_KIN] = 0.0
@@ -246,7 +247,7 @@ def write_alone(out: Any, i: int) -> None:
     _write_none(out, i, FIRST_KIN + 2 + 8 * _N)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _write_none(out: Any, i: int, o: int) -> None:
     out[i, o] = 0.0
     for k in range(o + 1, o + 1 + 3 * _N):

@@ -1,8 +1,4 @@
-"""How a task's own features are read off its record; compiled as a part of ``state``.
-
-Without reference counts (``_nrt``): arrays are only lent to these functions, and counting every loan takes a fifth of
-their time.
-"""
+"""How a task's own features are read off its record; compiled as a part of ``state``."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ import numba
 import numpy as np
 
 from reclaim.data.schema import RESOURCES, TIERS
+from reclaim.features.compiled import LENT
 from reclaim.features.record import (
     AT_CPI,
     AT_CPU_MEAN,
@@ -55,7 +52,7 @@ DAY_US: Final = 24 * HOUR_US
 WEEK_US: Final = 7 * DAY_US
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _percentiles(s: Any, h: int, beyond: Any, scale: float, out: Any, i: int, o: int) -> None:
     """Write percentiles of a histogram, the highest first: upper edges of the bins beyond which the shares lie."""
     total = s.total[h]
@@ -80,7 +77,7 @@ def _percentiles(s: Any, h: int, beyond: Any, scale: float, out: Any, i: int, o:
         out[i, o + k] = _EDGES[b] * scale
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def write(
     s: Any, limits: Any, tier: Any, scheduling_class: Any, in_alloc: Any, largest: Any, monday_us: int, out: Any, i: int
 ) -> None:
@@ -117,7 +114,7 @@ def write(
     _singles(s, limits[i, 1], within_2h, tier[i], scheduling_class[i], in_alloc[i], monday_us, out, i)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _statistics(
     s: Any, j: int, limit: float, within_30m: int, within_1h: int, within_2h: int, hour_ago: int, out: Any, i: int
 ) -> None:
@@ -170,7 +167,7 @@ def _statistics(
     out[i, o + 15] = (last - then) * scale
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _shape(s: Any, limit: float, out: Any, i: int) -> None:
     """Write what the distribution of CPU says, of the last window and of half a day."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
@@ -189,7 +186,7 @@ def _shape(s: Any, limit: float, out: Any, i: int) -> None:
     _percentiles(s, USAGE, _BEYOND_USAGE, s.reference[0] * scale, out, i, o + 9)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _singles(
     s: Any,
     limit: float,

@@ -94,7 +94,7 @@ _STATISTICS: Final = (
 
 _RESOURCE: Final = (
     Feature("p98_48h", "98th percentile with weights that halve every 48 hours, in steps of 6 to 12 %", "of limit"),
-    Feature("limit", "log2 of the limit over the capacity of the cell's largest machine", "log2"),
+    Feature("limit", "log2 of the limit over the capacity of the cell's largest machine, a constant", "log2"),
     Feature("limit_change", "log2 of the limit over the first one seen", "log2"),
 )
 
@@ -143,7 +143,8 @@ _OTHERS: Final = {
     "name": "the tasks of other collections of the same user and logical name",
     "user": "the tasks of other collections of the same user",
 }
-"""Whose past a task without one of its own may be told by, nearest first."""
+"""Whose past a task without one of its own may be told by, nearest first. A task counts from when a signal of it over a
+limit is first known; no value counts for more than 2,000 limits."""
 KINSHIPS: Final = tuple(_OTHERS)
 
 _KIN: Final = (

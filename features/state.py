@@ -16,7 +16,7 @@ from reclaim.features.record import N_CHANNELS, N_SIGNALS, STATE
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES
 from reclaim.features.taking import N_LEVELS, take, tell
 
-COMPILED_WITH: Final = "f3dfb60993c9"
+COMPILED_WITH: Final = "334693ac1b41"
 """Stands for the content of the files compiled into this one (see ``kin.COMPILED_WITH``)."""
 
 
@@ -120,6 +120,7 @@ def fold_tasks(
     x: NDArray[np.float32],
     context: NDArray[np.float32],
     last: NDArray[np.int64],
+    known_us: NDArray[np.int64],
     moment: NDArray[np.int32],
     share: NDArray[np.int32],
 ) -> None:
@@ -140,12 +141,14 @@ def fold_tasks(
         The windows that were taken, each task's from the place of its first row on; NaN behind them.
     last : int64, shape (n,)
         Column of ``context`` of the last window taken.
+    known_us : int64, shape (n,)
+        Its end: what t is at the row, its own window's end unless that came late.
     moment, share : int32, shapes (n,) and (n, n_signals)
         Slot of the clock, and the signals as ``kin`` wants them.
     """
     _fold_tasks(
         np.zeros(2, STATE), starts, fold_columns(windows), np.array(cell.largest_machine), cell.monday_us, first,
-        x, context, last, moment, share,
+        x, context, last, known_us, moment, share,
     )  # fmt: skip
 
 
@@ -172,7 +175,7 @@ def _advance(
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _fold_tasks(
     state: Any, starts: Any, columns: Any, largest: Any, monday_us: int, first: int, out: Any, context: Any,
-    last: Any, moment: Any, share: Any,
+    last: Any, known_us: Any, moment: Any, share: Any,
 ) -> None:  # fmt: skip
     (
         start_us, end_us, scheduled_us, signals, usage, percentiles, limit, tier, scheduling_class, in_alloc
@@ -193,5 +196,6 @@ def _fold_tasks(
             write(s, limit, tier, scheduling_class, in_alloc, largest, monday_us, out, i)
             tell(s, taken, signals, limit, moment, share, i)
             last[i] = column
+            known_us[i] = s.end_us
         for c in range(N_CHANNELS):
             context[c, column + 1 : first + starts[task + 1]] = np.nan

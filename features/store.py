@@ -51,7 +51,8 @@ class FeatureSet:
         Over the limit; NaN unknown.
     oom : float32, shape (n, n_horizons)
         1, 0 or NaN unknown.
-    end_us : int64, shape (n,)
+    end_us : int64, shape (n,), µs on the trace's clock
+        The time t of the row: its window's end, or, where that came late, the end of the last one before.
     period, group : uint8, shape (n,)
         Positions in ``splits.PERIODS`` and ``splits.GROUPS``.
     limit : float32, shape (n, n_resources)

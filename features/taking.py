@@ -1,8 +1,4 @@
-"""How a window gets into a task's record; compiled as a part of ``state``.
-
-Without reference counts (``_nrt``): arrays are only lent to these functions, and counting every loan takes a fifth of
-their time.
-"""
+"""How a window gets into a task's record; compiled as a part of ``state``."""
 
 from __future__ import annotations
 
@@ -26,6 +22,7 @@ from reclaim.data.windows import (
     P100,
     PAGE_CACHE,
 )
+from reclaim.features.compiled import LENT
 from reclaim.features.kinship import SCALE
 from reclaim.features.record import (
     AT_CPI,
@@ -66,13 +63,13 @@ _REBASE: Final = 2.0**60
 """Newer weights grow instead of older ones shrinking; when they have grown by this much, all are divided by it."""
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False, inline="always")
+@numba.njit(inline="always", **LENT)
 def resource_of(signal: int) -> int:
     """Return the resource whose limit a signal is over: the peak of CPU belongs to CPU."""
     return signal if signal < 2 else 0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def tell(s: Any, taken: bool, signals: Any, limits: Any, moment: Any, share: Any, i: int) -> None:
     """Write what others may know of this window: its slot, and its signals over the limit in whole parts; -1 none."""
     moment[i] = max((s.end_us - 1) // SLOT_US, 0)
@@ -82,7 +79,7 @@ def tell(s: Any, taken: bool, signals: Any, limits: Any, moment: Any, share: Any
         share[i, j] = int(min(max(v, 0.0), 2000.0) * SCALE + 0.5) if taken and v == v else -1
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def take(
     s: Any, start_us: Any, end_us: Any, scheduled_us: Any, signals: Any, usage: Any, percentiles: Any, limit: Any,
     shape: Any, i: int,
@@ -168,7 +165,7 @@ def take(
         s.cpi_mean += (usage[i, CPI] - s.cpi_mean) * weight / s.cpi_weight
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _age_histograms(s: Any, keep_long: float) -> None:
     """Let the weight of a window to come grow by as much as those before it should shrink."""
     keep = keep_long
@@ -193,7 +190,7 @@ def _age_histograms(s: Any, keep_long: float) -> None:
         keep = math.sqrt(math.sqrt(keep))  # of four times the half-life
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _open_hour(s: Any) -> int:
     """Return the place of the clock hour of the last window; in a new hour, look once at those before it."""
     hour = (s.end_us - 1) // HOUR_US + 1
@@ -220,7 +217,7 @@ def _open_hour(s: Any) -> int:
     return int(block)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _complete(percentiles: Any, i: int, mean: float, largest: float, shape: Any) -> float:
     """Write CPU usage at every level; return 1 if all was measured, 0.5 if the deciles were, 0 if not even they."""
     known = percentiles[i, P90] == percentiles[i, P90] and percentiles[i, P100] == percentiles[i, P100]
@@ -242,7 +239,7 @@ def _complete(percentiles: Any, i: int, mean: float, largest: float, shape: Any)
     return 0.5 if known else 0.0
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _above(shape: Any, limit: float) -> float:
     """Return the share of the window in which usage was above the limit, straight between levels; NaN unknown."""
     if not limit > 0.0 or shape[P50] != shape[P50]:
@@ -258,7 +255,7 @@ def _above(shape: Any, limit: float) -> float:
     return float(1.0 - level)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+@numba.njit(**LENT)
 def _spread(s: Any, shape: Any, weight: float) -> None:
     """Let the window's distribution into the histogram of CPU over time, each part between two levels at its middle."""
     inverse = 0.5 / s.reference[0]
@@ -271,13 +268,13 @@ def _spread(s: Any, shape: Any, weight: float) -> None:
         _fill(s, USAGE, _bin((shape[k] + shape[k + 1]) * inverse), weight * part)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False, inline="always")
+@numba.njit(inline="always", **LENT)
 def _fill(s: Any, h: int, b: int, weight: float) -> None:
     s.histogram[h, b] += weight
     s.octave[h, b >> 3] += weight
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy", _nrt=False, inline="always")
+@numba.njit(inline="always", **LENT)
 def _bin(ratio: float) -> int:
     """Return the bin of a value, its upper edge included: from the leading bits of the number, no logarithm."""
     b = ((np.float32(ratio).view(np.int32) - 1) >> 20) - _BIN_BITS + 1

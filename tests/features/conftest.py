@@ -83,13 +83,13 @@ def _fold(windows: Windows, cell: Cell = Cell(), threads: int = 1) -> FeatureSet
     n, starts, none = len(windows), windows.task_starts(), np.zeros(0, np.uint8)
     first, stop = starts[:-1], starts[1:]
     features = FeatureSet(
-        path=Path(), manifest={}, end_us=windows.end_us, limit=windows.limit.astype(np.float32),
+        path=Path(), manifest={}, end_us=np.empty(n, np.int64), limit=windows.limit.astype(np.float32),
         x=np.empty((n, len(FEATURE_NAMES)), np.float32), context=np.empty((len(CONTEXT), n), np.float32),
         first=np.repeat(first, stop - first), last=np.empty(n, np.int64),
         y=none.astype(np.float32), oom=none.astype(np.float32), period=none, group=none, bucket_start=np.array([0, n]),
     )  # fmt: skip
     moment, share = np.empty(n, np.int32), np.empty((n, len(SIGNALS)), np.int32)
-    fold_tasks(windows, starts, cell, 0, features.x, features.context, features.last, moment, share)
+    fold_tasks(windows, starts, cell, 0, features.x, features.context, features.last, features.end_us, moment, share)
     tasks = Tasks(windows.collection_id[first], windows.user[first], windows.name[first], first, stop)
     fold_everyone(tasks, moment, share, features.x, threads)
     return features

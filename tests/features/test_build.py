@@ -138,3 +138,11 @@ def test_without_any_event_whether_a_task_ran_out_of_memory_is_unknown(
     features, _ = build_features(dataset)
     assert np.isnan(features.oom).all()
     assert features.manifest["oom_events"] == 0
+
+
+def test_a_row_that_came_late_belongs_to_the_time_at_which_it_was_known(
+    history: Callable[..., Windows], fold: Callable[..., FeatureSet]
+) -> None:
+    windows = history([0.1, 0.2, 0.3])
+    windows.end_us[1] = windows.end_us[0] - 1  # within the first
+    assert fold(windows).end_us.tolist() == np.maximum.accumulate(windows.end_us).tolist()

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from reclaim.data import windows
-from reclaim.features import kin, kinship, reading, record, registry, state, taking
+from reclaim.features import compiled, kin, kinship, reading, record, registry, state, taking
 
 
 @pytest.mark.parametrize(
     ("driver", "parts"),
-    [(state, (taking, reading, record, registry, windows, kinship)), (kin, (kinship, registry))],
+    [(state, (taking, reading, record, registry, windows, kinship, compiled)), (kin, (kinship, registry, compiled))],
     ids=["state", "kin"],
 )
 def test_a_file_that_compiles_others_changes_when_they_do(driver: object, parts: tuple[object, ...]) -> None:
