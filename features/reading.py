@@ -46,6 +46,7 @@ _BEYOND_LONG: Final = np.array([0.02])
 _BEYOND_USAGE: Final = np.array([0.01, 0.10, 0.50])
 """Shares above the percentiles, in the order in which the registry has them."""
 _LOG_GAP: Final = math.log2(1.0 + WINDOW_US / 60e6)
+_PER_HOUR: Final = 1.0 / HOUR_US
 _HEAVIEST: Final = 64.0
 """``cpu_tail_weight`` is cut off here: beyond, the denominator is rounding."""
 DAY_US: Final = 24 * HOUR_US
@@ -104,7 +105,7 @@ def write(
         known = limit > 0.0
         scale = s.reference[r] / limit if known else math.nan
         _percentiles(s, LONG + r, _BEYOND_LONG, scale, out, i, o)
-        out[i, o + 1] = math.log2(limit / largest[r]) if known and largest[r] > 0.0 else math.nan
+        out[i, o + 1] = math.log2(np.float32(limit / largest[r])) if known and largest[r] > 0.0 else math.nan
         out[i, o + 2] = 0.0
         if not known or not s.reference[r] > 0.0:
             out[i, o + 2] = math.nan
@@ -213,7 +214,7 @@ def _singles(
     for _ in range(within_2h):
         v = float(s.context[place, 1])
         covered += min(s.context[place, AT_LENGTH], 1.0)
-        hours = (s.recent_us[place] - s.end_us) / HOUR_US
+        hours = (s.recent_us[place] - s.end_us) * _PER_HOUR
         place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
         if v == v:
             count += 1
@@ -225,7 +226,7 @@ def _singles(
     began_us = s.run_us if s.run_us >= 0 else s.first_us
     age_h = max(s.end_us - began_us, 0) / HOUR_US
     time_us = (s.end_us - monday_us) % WEEK_US
-    day = 2.0 * math.pi * (time_us % DAY_US) / DAY_US
+    day = np.float32(2.0 * math.pi * (time_us % DAY_US) / DAY_US)
     o = FIRST_SINGLE
     out[i, o] = kept[AT_MEMORY_MEAN] * scale
     out[i, o + 1] = (kept[1] - least) * scale
@@ -235,8 +236,8 @@ def _singles(
     out[i, o + 5] = kept[AT_CPI]
     out[i, o + 6] = kept[AT_CPI] / s.cpi_mean if s.cpi_weight > 0.0 and s.cpi_mean > 0.0 else math.nan
     out[i, o + 7] = kept[AT_MAI]
-    out[i, o + 8] = math.log2(1.0 + age_h)
-    out[i, o + 9] = math.log2(1.0 + s.count)
+    out[i, o + 8] = math.log2(np.float32(1.0 + age_h))
+    out[i, o + 9] = math.log2(np.float32(1.0 + s.count))
     out[i, o + 10] = math.log2(1.0 + s.restarts) if s.restarts > 0 else 0.0
     out[i, o + 11] = math.log2(1.0 + s.gap_us / 60e6) if s.gap_us != WINDOW_US else _LOG_GAP
     out[i, o + 12] = min(covered / CONTEXT_WINDOWS, 1.0)

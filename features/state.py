@@ -16,7 +16,7 @@ from reclaim.features.record import N_CHANNELS, N_SIGNALS, STATE
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES
 from reclaim.features.taking import N_LEVELS, take, tell
 
-COMPILED_WITH: Final = "334693ac1b41"
+COMPILED_WITH: Final = "9af6bf3f0808"
 """Stands for the content of the files compiled into this one (see ``kin.COMPILED_WITH``)."""
 
 
