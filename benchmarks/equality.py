@@ -1,0 +1,67 @@
+"""Feeds datasets to the live features slot by slot, and says how many rows are those of the batch, to the bit.
+
+    python benchmarks/equality.py DATASET ...          # with their features built by `reclaim features DATASET`
+
+Of the context the last row of each task in a slot is compared: the live state stands after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from reclaim.data.store import Dataset
+from reclaim.data.windows import concatenate
+from reclaim.features.registry import PIPELINE_VERSION, SLOT_S
+from reclaim.features.state import FeatureState
+from reclaim.features.store import FeatureSet
+
+
+def main() -> None:
+    """Compare each dataset and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("datasets", nargs="+", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "equality.json")
+    arguments = parser.parse_args()
+    lines = []
+    for path in arguments.datasets:
+        lines.append(compare(path, arguments.threads))
+        print("  ".join(f"{key} {value}" for key, value in lines[-1].items()), flush=True)
+    content = {
+        "command": "python benchmarks/equality.py " + " ".join(path.name for path in arguments.datasets),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "pipeline": PIPELINE_VERSION,
+        "datasets": lines,
+    }
+    arguments.out.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def compare(path: Path, threads: int) -> dict[str, object]:
+    """Return the counts of one dataset."""
+    dataset, features = Dataset.open(path), FeatureSet.open(path)
+    windows = concatenate([dataset.windows(bucket) for bucket in range(dataset.n_buckets)])
+    task = windows.task_numbers()
+    state = FeatureState(dataset.cell(features.manifest["config"]["monday_s"] * 1_000_000), threads)
+    slot = (features.end_us - 1) // (SLOT_S * 1_000_000)
+    order = np.argsort(slot, kind="stable")  # a task's own rows stay in their order
+    equal = equal_contexts = contexts = 0
+    for rows in np.split(order, np.flatnonzero(np.diff(slot[order])) + 1):
+        x = state.advance(task[rows], windows.take(rows))
+        equal += int((x.view(np.uint32) == features.x[rows].view(np.uint32)).all(axis=1).sum())
+        last = rows[np.append(np.diff(task[rows]) != 0, True)]
+        there, here = state.context(task[last], windows.limit[last]), features.context_of(last)
+        equal_contexts += int(((there == here) | (np.isnan(there) & np.isnan(here))).all(axis=(1, 2)).sum())
+        contexts += len(last)
+    return {
+        "dataset": dataset.manifest["name"], "nature": dataset.manifest["nature"], "tasks": int(task[-1]) + 1,
+        "rows": len(windows), "equal_rows": equal, "contexts": contexts, "equal_contexts": equal_contexts,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
