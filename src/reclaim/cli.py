@@ -185,6 +185,7 @@ def features(
     dataset: DatasetFolder,
     config: ConfigFile = None,
     assignments: Assignments = None,
+    workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one for each core.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compute features, targets and splits of every window of a dataset."""
@@ -192,7 +193,9 @@ def features(
     from reclaim.data.store import Dataset
     from reclaim.features.build import FeatureConfig, build_features
 
-    built, there = build_features(Dataset.open(dataset), load_config(FeatureConfig, config, assignments or ()))
+    built, there = build_features(
+        Dataset.open(dataset), load_config(FeatureConfig, config, assignments or ()), workers=workers
+    )
     keys = ("fingerprint", "pipeline", "rows", "targets", "oom_events", "oom_definition")
     facts = {"features": str(built.path), "already_there": there, "role": built.role}
     facts |= {k: built.manifest[k] for k in keys}
