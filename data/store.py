@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -68,23 +69,75 @@ def bucket_name(bucket: int) -> str:
 def replaced_folder(path: Path) -> Iterator[Path]:
     """Give a fresh folder to write into, and put it in the place of ``path`` when the block ends well.
 
-    A block that raises, or a process that is killed, leaves ``path`` as it was.
+    A block that raises leaves ``path`` as it was. So does a process that is killed, once the next one has tidied up:
+    killed between the two renames, the old folder waits under another name.
+
+    Raises
+    ------
+    ConfigError
+        Another process is replacing ``path`` right now.
     """
-    temporary, retired = path.with_name(path.name + ".partial"), path.with_name(path.name + ".old.partial")
-    for left_behind in (temporary, retired):
-        shutil.rmtree(left_behind, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if path.exists():
-        os.replace(path, retired)
-        os.replace(temporary, path)
-        shutil.rmtree(retired)
-    else:
-        os.replace(temporary, path)
+    with _alone(path) as staging:
+        fresh = staging / "new"
+        fresh.mkdir()
+        yield fresh
+        if path.exists():
+            os.replace(path, _retired(path))
+        os.replace(fresh, path)
+
+
+def remove_left_behind(path: Path) -> None:
+    """Remove what a killed ``replaced_folder`` left beside ``path``; one that is at work is let be."""
+    if _staging(path).exists() or _retired(path).exists():
+        with suppress(ConfigError, OSError), _alone(path):  # litter that cannot be removed does no harm
+            pass
+
+
+def _staging(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
+def _retired(path: Path) -> Path:
+    return path.with_name(path.name + ".old.partial")
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[Path]:
+    """Give the folder beside ``path`` to work in, empty but for a lock that only one process holds; then remove it."""
+    staging = _staging(path)
+    with _locked(staging / "lock", path):
+        _tidy(path)
+        try:
+            yield staging
+        finally:
+            _tidy(path)
+            shutil.rmtree(staging, ignore_errors=True)  # with the lock, so nothing above may be left to do
+
+
+def _tidy(path: Path) -> None:
+    """Put the old folder back where no new one has taken its place, and remove all else that is half done."""
+    if _retired(path).exists() and not path.exists():
+        os.replace(_retired(path), path)
+    shutil.rmtree(_retired(path), ignore_errors=True)
+    shutil.rmtree(_staging(path) / "new", ignore_errors=True)
+
+
+def _locked(lock: Path, path: Path) -> IO[str]:
+    """Return the lock's file, held until closed; the system lets go of a killed process's."""
+    while True:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = lock.open("w")
+        except FileNotFoundError:  # another process has just ended and removed the folder
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise ConfigError(f"{path}: another run is writing it; wait for it") from error
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # that process has removed the lock as well: this one locks nobody out
 
 
 def read_manifest(folder: Path, *, made_by: str) -> dict[str, Any]:

@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data import schema as s
-from reclaim.data.errors import HistoryTooShortError
+from reclaim.data.errors import ConfigError, HistoryTooShortError, TraceError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.store import (
     MANIFEST,
     Dataset,
     bucket_name,
     content_sha256,
-    read_manifest,
+    remove_left_behind,
     replaced_folder,
     write_json,
 )
 from reclaim.data.windows import Cell, measured_by_mean
 from reclaim.features.kin import Tasks, fold_everyone
 from reclaim.features.registry import CONTEXT, FEATURE_NAMES, PIPELINE_VERSION, SIGNALS
-from reclaim.features.splits import SplitConfig, cuts_us, groups, periods, split_counts
+from reclaim.features.splits import SplitConfig, cuts_us, groups, periods, reach_of, split_counts
 from reclaim.features.state import fold_tasks
 from reclaim.features.store import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
 from reclaim.features.targets import HORIZONS_S, OOM_COLUMNS, OOM_DEFINITION, oom_events, targets
@@ -61,12 +61,15 @@ class _Bucket:
         OOM events by the derived label.
     by_mean, measured : int64, shape (n_resources,)
         Windows whose demand had only the mean to go by, and those that had any.
+    longest_us : int
+        Length of the longest window.
     """
 
     tasks: Tasks
     n_oom: int
     by_mean: NDArray[np.int64]
     measured: NDArray[np.int64]
+    longest_us: int
 
 
 def build_features(
@@ -85,14 +88,20 @@ def build_features(
     ------
     HistoryTooShortError
         The trace is too short to be cut into training, validation and test.
+    ConfigError
+        Another process is building the features of this dataset.
+    OSError
+        The disk has no room for them; nothing is kept of the attempt.
     """
     config = config or FeatureConfig()
     fingerprint = content_sha256(
         {"dataset": dataset.fingerprint, "pipeline": PIPELINE_VERSION, "config": dataclasses.asdict(config)}
     )
     folder = dataset.path / FOLDER
-    if (folder / MANIFEST).is_file() and read_manifest(folder, made_by="")["fingerprint"] == fingerprint:
-        return FeatureSet.open(dataset.path), True
+    present = _present(dataset)
+    if present is not None and present.manifest.get("fingerprint") == fingerprint:
+        remove_left_behind(folder)
+        return present, True
     span_us = _span_us(dataset)
     cuts = cuts_us(*span_us, config.split)
     with replaced_folder(folder) as work:
@@ -113,6 +122,25 @@ def build_features(
     return FeatureSet.open(dataset.path), False
 
 
+def _present(dataset: Dataset) -> FeatureSet | None:
+    """Return the dataset's feature set if it has one that can be used, of whatever configuration."""
+    try:
+        return FeatureSet.open(dataset.path)
+    except (ConfigError, TraceError):  # there is none, or it is damaged or of another pipeline: to be built anew
+        return None
+
+
+def _new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap[Any, Any]:
+    """Return a new array on disk with all its room taken: a map that finds the disk full kills the process unheard."""
+    try:
+        array = open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
+    return array
+
+
 def _fill(
     dataset: Dataset, config: FeatureConfig, work: Path, cuts: tuple[int, int], trace_end_us: int, workers: int
 ) -> dict[str, Any]:
@@ -126,7 +154,7 @@ def _fill(
         "share": (np.int32, (n, len(SIGNALS))),
     }
     arrays = {
-        name: open_memmap(array_path(work, name), mode="w+", dtype=dtype, shape=shape)
+        name: _new_array(array_path(work, name), dtype, shape)
         for name, (dtype, shape) in (shapes | passing).items()
     }
     cell = dataset.cell(config.monday_s * 1_000_000)
@@ -148,11 +176,13 @@ def _fill(
     for name in passing:
         del arrays[name]
         array_path(work, name).unlink()
-    counts = split_counts(arrays, cuts, trace_end_us)
+    longest_us = max(b.longest_us for b in buckets)
+    counts = split_counts(arrays, cuts, trace_end_us, reach_of(longest_us))
     measured = np.maximum(sum(b.measured for b in buckets), 1)
     by_mean = sum(b.by_mean for b in buckets) / measured
     return {
         "bucket_start": bucket_start.tolist(),
+        "longest_window_us": longest_us,
         "oom_events": sum(b.n_oom for b in buckets),
         "measured_by_mean": dict(zip(RESOURCES, by_mean.tolist(), strict=True)),
         **counts,
@@ -198,7 +228,8 @@ def _fill_bucket(
     tasks = Tasks(
         windows.collection_id[task], windows.user[task], windows.name[task], first + task, first + starts[1:]
     )  # fmt: skip
-    return _Bucket(tasks, len(oom_us), by_mean.sum(axis=0), measured.sum(axis=0))
+    longest_us = int((windows.end_us - windows.start_us).max(initial=0))
+    return _Bucket(tasks, len(oom_us), by_mean.sum(axis=0), measured.sum(axis=0), longest_us)
 
 
 def _parts(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

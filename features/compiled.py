@@ -1,9 +1,27 @@
-"""How the inner functions of the folds are compiled."""
+"""How the folds are compiled, and by what the code that numba keeps is told to be stale."""
 
 from __future__ import annotations
 
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, Final
 
 LENT: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
 """For functions that are only lent their arrays: without reference counts, which took a fifth of the time, so they can
 make no arrays of their own. Division by zero gives infinity or NaN and raises nothing."""
+
+COMPILED_FILES: Final = (
+    "data/schema.py", "data/windows.py", "features/compiled.py", "features/kinship.py", "features/reading.py",
+    "features/record.py", "features/registry.py", "features/taking.py",
+)  # fmt: skip
+"""What is compiled into the folds of ``state`` and ``kin``, beside those files themselves: all that they rest on."""
+
+
+def _code() -> str:
+    root = Path(__file__).resolve().parents[1]
+    return sha256(b"".join((root / name).read_bytes() for name in COMPILED_FILES)).hexdigest()[:12]
+
+
+CODE: Final = ("code_" + _code(), "i8")
+"""A field of the folds' records, named by the content of the files. Numba looks at a function's own file alone to tell
+whether machine code that it kept is stale, but it knows the types of the arguments: so other code has another type."""

@@ -15,11 +15,10 @@ from reclaim.data.windows import Windows
 from reclaim.features.kinship import GROUP, MEMBER, blank, step, write_alone
 from reclaim.features.registry import KINSHIPS
 
+_NEVER: Final = 2**31 - 1
+"""Later than any slot; ``taking.tell`` goes no further."""
 ROWS_WORTH_A_THREAD: Final = 8_192
 """Rows of a call from which a second thread is done sooner than it is started."""
-COMPILED_WITH: Final = "3bdbaca61374"
-"""Stands for the content of the files compiled into this one. Whether machine code that was kept is stale, numba tells
-by a function's own file alone: so this one must change when they do."""
 
 
 class KinState:
@@ -232,15 +231,14 @@ def _fold_kin(
         blank(names, sizes[kin, 1])
         blank(users, sizes[kin, 2])
         following, n = edges[kin], 0
-        now = 0
+        now = moment[start[order[following]]]
         while n > 0 or following < edges[kin + 1]:
-            if n == 0:
-                now = moment[start[order[following]]]
-            while following < edges[kin + 1] and moment[start[order[following]]] <= now:
+            while following < edges[kin + 1] and moment[start[order[following]]] == now:
                 running[n] = order[following]
                 at[n] = start[order[following]]
                 n += 1
                 following += 1
+            coming = moment[start[order[following]]] if following < edges[kin + 1] else _NEVER
             k = 0
             while k < n:
                 task, row = running[k], at[k]
@@ -252,5 +250,6 @@ def _fold_kin(
                     n -= 1
                     running[k], at[k] = running[n], at[n]
                 else:
+                    coming = min(coming, moment[row])
                     k += 1
-            now += 1
+            now = coming

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numba
 import numpy as np
 
-from reclaim.features.compiled import LENT
+from reclaim.features.compiled import CODE, LENT
 from reclaim.features.registry import FIRST_KIN, KINSHIPS, SIGNALS
 
 SCALE: Final = float(2**20)
@@ -64,6 +64,7 @@ MEMBER: Final = np.dtype(
         ("new_n", "i4", _N),
         ("new_peak", "i4", _N),
         ("now_n", "i4", _N),
+        CODE,
     ],
     align=True,
 )

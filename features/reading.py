@@ -35,6 +35,7 @@ from reclaim.features.registry import (
     FIRST_RESOURCE,
     FIRST_SHAPE,
     FIRST_SINGLE,
+    LARGEST,
     N_RESOURCE,
     N_STATISTICS,
 )
@@ -113,6 +114,11 @@ def write(
             out[i, o + 2] = math.log2(limit / s.reference[r])
     _shape(s, limits[i, 0], out, i)
     _singles(s, limits[i, 1], within_2h, tier[i], scheduling_class[i], in_alloc[i], monday_us, out, i)
+    for k in range(FIRST_KIN):
+        if out[i, k] > LARGEST:
+            out[i, k] = LARGEST
+        elif out[i, k] < -LARGEST:
+            out[i, k] = -LARGEST
 
 
 @numba.njit(**LENT)

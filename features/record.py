@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from reclaim.data.schema import RESOURCES
+from reclaim.features.compiled import CODE
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, SIGNALS
 
 HOURS: Final = 26
@@ -60,6 +61,7 @@ STATE: Final = np.dtype(
         ("count", "i8"),
         ("first_us", "i8"),
         ("end_us", "i8"),
+        CODE,
     ],
     align=True,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from reclaim.data.schema import RESOURCES, TIERS
@@ -15,6 +15,10 @@ demand``) per resource, and the largest CPU usage inside the window."""
 SLOT_S: Final = 300
 """Length in seconds of a slot of the trace's clock. What other tasks did is known slot by slot: at t, of the slots
 before the one in which t lies. So the order in which the windows of one slot arrive makes no difference."""
+
+
+LARGEST: Final = 1e6
+"""No feature and no target is larger: a measurement a million times the limit is a fault, and infinity would spread."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,12 @@ _STATISTICS: Final = (
     Feature("p99_12h", "99th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
     Feature("p90_12h", "90th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
     Feature("yesterday", "largest in the clock hour 23 hours ago and the two around it", "of limit"),
-    Feature("change_1h", "last value minus that of the recent window nearest to one hour ago", "of limit"),
+    Feature(
+        "change_1h",
+        "last value minus that of the recent window nearest to one hour ago",
+        "of limit",
+        "0 at the first window",
+    ),
 )
 
 _RESOURCE: Final = (
@@ -124,7 +133,11 @@ _SINGLE: Final = (
     Feature("cpi", "cycles per instruction in the last window", "cycles"),
     Feature("cpi_change", "the same over its mean with weights that halve every 12 hours", "ratio"),
     Feature("mai", "memory accesses per instruction in the last window", "accesses"),
-    Feature("age", "log2(1 + hours since the run began; since first seen, where that is not told)", "log2 h"),
+    Feature(
+        "age",
+        "log2(1 + hours since the run began, on the trace's clock from 0; since first seen, where not told)",
+        "log2 h",
+    ),
     Feature("seen", "log2(1 + windows seen)", "log2"),
     Feature("restarts", "log2(1 + runs begun since the task was first seen)", "log2", "0"),
     Feature("gap", "log2(1 + minutes between the last two windows)", "log2 min", "0 at the first window"),
@@ -187,6 +200,8 @@ FIRST_SHAPE: Final = FIRST_RESOURCE + len(RESOURCES) * N_RESOURCE
 FIRST_SINGLE: Final = FIRST_SHAPE + len(_SHAPE)
 FIRST_KIN: Final = FIRST_SINGLE + len(_SINGLE)
 
-PIPELINE_VERSION: Final = hashlib.sha256(repr(("3", *(astuple(f) for f in FEATURES))).encode()).hexdigest()[:12]
+PIPELINE_VERSION: Final = hashlib.sha256(
+    repr(("3", SLOT_S, SIGNALS, CONTEXT_WINDOWS, CONTEXT, FEATURES)).encode()
+).hexdigest()[:12]
 """Names the definitions. A model remembers it and is refused by another. The leading literal is raised by hand when
 the computation of a feature changes but its words do not."""

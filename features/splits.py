@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numba
 import numpy as np
+from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
@@ -33,10 +34,8 @@ ROLES: Final = ("all", "train", "test")
 kept for a test. ``test``: held out whole, for models trained on other datasets; nothing of it is ever trained on, its
 first ``valid_share`` of the time only sets margins, and all the rest is test."""
 
-_LAST_WINDOW_US: Final = 300_000_000
-"""How far a window that begins within a horizon may reach beyond it: the longest window of the traces."""
-REACH_US: Final = tuple(horizon_s * 1_000_000 + _LAST_WINDOW_US for horizon_s in HORIZONS_S)
-"""How far after t the last measurement behind a target may end, for each horizon: the gap between two periods."""
+_USUAL_WINDOW_US: Final = 300_000_000
+"""The window of the public traces. A dataset that happens to hold only shorter ones keeps their gap."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +111,31 @@ def permitted(period: int, group: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return np.isin(group, PERMITTED[period])
 
 
-def known_by(end_us: NDArray[np.int64], until_us: int) -> NDArray[np.bool_]:
-    """Return whether all that a target rests on was measured by a time: the gap of one horizon; (n,) to (n, H)."""
-    return end_us[:, None] <= until_us - np.array(REACH_US, np.int64)
+def reach_of(longest_window_us: int) -> NDArray[np.int64]:
+    """Return how far after t the last measurement behind a target may end, for each horizon; int64, (n_horizons,), µs.
+
+    A target looks at windows that begin within its horizon, and the last of them may reach beyond it by its length.
+    """
+    return np.array(HORIZONS_S, np.int64) * 1_000_000 + max(longest_window_us, _USUAL_WINDOW_US)
+
+
+@register_jitable
+def known_by(end_us: Any, until_us: Any, reach_us: Any) -> Any:
+    """Return whether all that a target rests on was measured by a time: the gap of one horizon between two periods.
+
+    Parameters
+    ----------
+    end_us : int64, µs
+        Of the row. Numbers, numpy arrays or torch tensors; all three broadcast against each other.
+    until_us : int64, µs
+    reach_us : int64, µs
+        From ``reach_of``.
+    """
+    return end_us <= until_us - reach_us
 
 
 def split_counts(
-    arrays: Mapping[str, NDArray[Any]], cuts: tuple[int, int], trace_end_us: int
+    arrays: Mapping[str, NDArray[Any]], cuts: tuple[int, int], trace_end_us: int, reach_us: NDArray[np.int64]
 ) -> dict[str, dict[str, Any]]:
     """Return how many rows and known targets each period has, and what became of the others, for the manifest.
 
@@ -131,6 +148,8 @@ def split_counts(
         From ``cuts_us``.
     trace_end_us : int
         End of the last window of the trace.
+    reach_us : int64, shape (n_horizons,)
+        From ``reach_of``.
 
     Returns
     -------
@@ -146,9 +165,9 @@ def split_counts(
     counts = np.zeros((len(PERIODS), len(TARGETS) + 1, len(HORIZONS_S), len(fates)), np.int64)
     allowed = np.array([[group in groups for group in range(len(GROUPS))] for groups in PERMITTED])
     horizons_us = np.array(HORIZONS_S, np.int64) * 1_000_000
-    until_us = np.array([*cuts, s.AFTER_TRACE_US])[:, None] - np.array(REACH_US)
+    until_us = np.array([*cuts, s.AFTER_TRACE_US])
     _count(
-        arrays["period"], arrays["group"], arrays[s.END_US], arrays["y"], arrays["oom"], allowed, until_us,
+        arrays["period"], arrays["group"], arrays[s.END_US], arrays["y"], arrays["oom"], allowed, until_us, reach_us,
         trace_end_us - horizons_us, rows, counts,
     )  # fmt: skip
     named: dict[str, Any] = {}
@@ -167,8 +186,8 @@ def split_counts(
 
 @numba.njit(cache=True, nogil=True)
 def _count(
-    period: Any, group: Any, end_us: Any, y: Any, oom: Any, allowed: Any, until_us: Any, complete_us: Any, rows: Any,
-    counts: Any,
+    period: Any, group: Any, end_us: Any, y: Any, oom: Any, allowed: Any, until_us: Any, reach_us: Any,
+    complete_us: Any, rows: Any, counts: Any,
 ) -> None:  # fmt: skip
     n_targets = y.shape[1]
     for i in range(len(period)):
@@ -177,7 +196,7 @@ def _count(
         if not allowed[p, group[i]]:
             continue
         for h in range(y.shape[2]):
-            inside, past = end_us[i] <= until_us[p, h], end_us[i] > complete_us[h]
+            inside, past = known_by(end_us[i], until_us[p], reach_us[h]), end_us[i] > complete_us[h]
             for t in range(n_targets + 1):
                 v = y[i, t, h] if t < n_targets else oom[i, h]
                 if not np.isnan(v):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any
 
 import numba
 import numpy as np
@@ -15,9 +15,6 @@ from reclaim.features.reading import write
 from reclaim.features.record import N_CHANNELS, N_SIGNALS, STATE
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES
 from reclaim.features.taking import N_LEVELS, take, tell
-
-COMPILED_WITH: Final = "9af6bf3f0808"
-"""Stands for the content of the files compiled into this one (see ``kin.COMPILED_WITH``)."""
 
 
 class FeatureState:
@@ -52,6 +49,8 @@ class FeatureState:
             Those of one task in time order. One that ends no later than the last one seen is late or repeated: it
             changes nothing, and its row is that of the state as it stands.
         """
+        if len(slot) != len(windows) or (len(slot) and slot.min() < 0):
+            raise ValueError(f"expected a slot from 0 on for each of {len(windows)} windows, got {len(slot)} slots")
         need = int(slot.max()) + 1 if len(slot) else 0
         if need > len(self._state):
             grown = np.zeros(max(need, 2 * len(self._state)), STATE)
@@ -96,9 +95,12 @@ class FeatureState:
 
 
 def divisors(limit: NDArray[Any]) -> NDArray[np.float32]:
-    """Return what each channel of the context is divided by; limit (n, n_resources) → float32, (n, len(CONTEXT))."""
-    positive = np.where(limit > 0, limit, np.nan).astype(np.float32)
-    one = np.ones(len(limit), np.float32)
+    """Return what each channel of the context is divided by; limit (n, n_resources) → float32, (n, len(CONTEXT)).
+
+    1 where ``registry.CONTEXT`` names no limit; NaN where the limit is unknown or, in float32, zero.
+    """
+    limit = limit.astype(np.float32)
+    positive, one = np.where(limit > 0, limit, np.float32(np.nan)), np.ones(len(limit), np.float32)
     return np.stack([one if channel.over is None else positive[:, channel.over] for channel in CONTEXT], axis=1)
 
 

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.store import Dataset, read_manifest
+from reclaim.data.store import MANIFEST, Dataset, read_manifest
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURE_NAMES, PIPELINE_VERSION
-from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, known_by, permitted
+from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, known_by, permitted, reach_of
+from reclaim.features.state import divisors
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
 FOLDER: Final = "features"
@@ -59,9 +61,9 @@ class FeatureSet:
         In force at the row, in the trace's unit; NaN unknown.
     first, last : int64, shape (n,)
         Positions in ``context`` of the first window of the row's task, and of the last one taken at or before the row.
-    context : float32, shape (len(CONTEXT), m)
-        The channels of every window that a task's state took, in the trace's unit, each task's one after another;
-        ``m`` is at most ``n``, as late and repeated windows are not taken.
+    context : float32, shape (len(CONTEXT), n)
+        The channels of every window that a task's state took, in the trace's unit, each task's one after another; NaN
+        behind them where late and repeated windows were not taken.
     bucket_start : int64, shape (n_buckets + 1,)
         First row of each bucket, and ``n``.
     """
@@ -87,16 +89,22 @@ class FeatureSet:
         Raises
         ------
         ConfigError
-            There is none, or it was made by another feature pipeline or from another dataset.
+            There is none, it is damaged, or it was made by another feature pipeline or from another dataset.
         """
         dataset = Dataset.open(dataset_path)
         folder = dataset.path / FOLDER
         command = f"reclaim features {dataset_path}"
         manifest = read_manifest(folder, made_by=command)
-        if manifest["pipeline"] != PIPELINE_VERSION or manifest["dataset"] != dataset.fingerprint:
+        if manifest.get("pipeline") != PIPELINE_VERSION or manifest.get("dataset") != dataset.fingerprint:
             raise ConfigError(f"{folder}: made by another feature pipeline or dataset; run `{command}` again")
-        arrays = {name: np.load(array_path(folder, name), mmap_mode="r") for name in (*ARRAYS, CONTEXT_FILE)}
-        return cls(folder, manifest, bucket_start=np.array(manifest["bucket_start"], np.int64), **arrays)
+        if missing := {"bucket_start", "longest_window_us"} - manifest.keys():
+            raise ConfigError(f"{folder / MANIFEST}: no {' and no '.join(sorted(missing))}; run `{command}` again")
+        bucket_start = np.array(manifest["bucket_start"], np.int64)
+        n = int(bucket_start[-1])
+        shapes = {name: (dtype, (n, *row)) for name, (dtype, row) in ARRAYS.items()}
+        shapes[CONTEXT_FILE] = (np.float32, (len(CONTEXT), n))
+        arrays = {name: _mapped(array_path(folder, name), *of, command) for name, of in shapes.items()}
+        return cls(folder, manifest, bucket_start=bucket_start, **arrays)
 
     def __len__(self) -> int:
         return len(self.end_us)
@@ -116,6 +124,11 @@ class FeatureSet:
         """Ends of the training and of the validation period."""
         train, valid = self.manifest["cuts_us"]
         return train, valid
+
+    @property
+    def reach_us(self) -> NDArray[np.int64]:
+        """How far after t the last measurement behind a target may end, by horizon; int64, (n_horizons,), µs."""
+        return reach_of(self.manifest["longest_window_us"])
 
     def train_rows(self) -> NDArray[np.int64]:
         """Return the rows to learn from: training period, seen collections."""
@@ -151,18 +164,13 @@ class FeatureSet:
         position = self.last[rows][:, None] + np.arange(1 - windows, 1)  # (n, windows)
         reached = position >= self.first[rows][:, None]
         values = self.context[:, np.where(reached, position, 0)].transpose(1, 2, 0)  # (n, windows, C)
-        limit = np.asarray(self.limit[rows])
-        over = np.where(limit > 0, limit, np.float32(np.nan))
-        divisor = np.stack(
-            [np.ones(len(rows), np.float32) if c.over is None else over[:, c.over] for c in CONTEXT], axis=1
-        )
-        return np.where(reached[..., None], values / divisor[:, None], np.float32(np.nan))
+        return np.where(reached[..., None], values / divisors(self.limit[rows])[:, None], np.float32(np.nan))
 
     def _rows_of(self, period: int) -> NDArray[np.int64]:
         return np.flatnonzero((self.period == period) & permitted(period, self.group))
 
     def _targets_until(self, rows: NDArray[np.int64], until_us: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        inside = known_by(self.end_us[rows], until_us)
+        inside = known_by(self.end_us[rows][:, None], until_us, self.reach_us)  # (n, H)
         y = np.where(inside[:, None, :], self.y[rows], np.float32(np.nan))
         return y, np.where(inside, self.oom[rows], np.float32(np.nan))
 
@@ -170,3 +178,16 @@ class FeatureSet:
 def array_path(folder: Path, name: str) -> Path:
     """Return the file of an array of a feature set: one of ``ARRAYS``, or ``CONTEXT_FILE``."""
     return folder / f"{name}.npy"
+
+
+def _mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...], made_by: str) -> np.memmap[Any, Any]:
+    """Return an array of a feature set, mapped into memory; refuse one that is not what it should be."""
+    try:
+        array = open_memmap(path, mode="r")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: missing or damaged ({error}); run `{made_by}` again") from error
+    if array.dtype != dtype or array.shape != shape:
+        raise ConfigError(
+            f"{path}: expected {np.dtype(dtype)} {shape}, found {array.dtype} {array.shape}; run `{made_by}` again"
+        )
+    return array

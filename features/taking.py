@@ -48,6 +48,8 @@ from reclaim.features.registry import CONTEXT_WINDOWS, SLOT_S
 SLOT_US: Final = SLOT_S * 1_000_000
 _BIN_BITS: Final = (127 + BIN_FIRST) * 8
 """The leading bits, down to eighths of a doubling, of the first edge as a single-precision number."""
+_LAST_SLOT: Final = 2**31 - 2
+"""Slots are counted in 32 bits: 20 thousand years; whatever is later is as late as that."""
 LEVEL_SHARES: Final = np.array(LEVELS) / 100.0
 N_LEVELS: Final = len(LEVELS)
 _TAIL: Final = np.array([((p - 90) / 10) ** 2.5 for p in range(91, 100)])
@@ -72,7 +74,7 @@ def resource_of(signal: int) -> int:
 @numba.njit(**LENT)
 def tell(s: Any, taken: bool, signals: Any, limits: Any, moment: Any, share: Any, i: int) -> None:
     """Write what others may know of this window: its slot, and its signals over the limit in whole parts; -1 none."""
-    moment[i] = max((s.end_us - 1) // SLOT_US, 0)
+    moment[i] = min(max((s.end_us - 1) // SLOT_US, 0), _LAST_SLOT)
     for j in range(N_SIGNALS):
         limit = limits[i, resource_of(j)]
         v = signals[i, j] / limit if limit > 0.0 else math.nan

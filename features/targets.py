@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Windows, demand, peak_cpu
-from reclaim.features.registry import SIGNALS
+from reclaim.features.registry import LARGEST, SIGNALS
 
 TARGETS: Final = SIGNALS
 """CPU and memory that a reservation must cover, and peak CPU; each over the limit in force at t."""
@@ -153,7 +153,8 @@ def _targets(
                 complete = ended or until <= trace_end_us
                 for j in range(len(signals)):
                     of = limit[i, j if j < 2 else 0]  # the peak of CPU is over the CPU limit
-                    value[i, j, h] = value[i, j, h] / of if complete and of > 0.0 else np.nan
+                    v = value[i, j, h] / of if complete and of > 0.0 else np.nan
+                    value[i, j, h] = LARGEST if v > LARGEST else v
                 # a failure is often stamped a little before the end of the window it cut short: that is over by t
                 while event < first_event[task + 1] and event_us[event] <= now:
                     event += 1

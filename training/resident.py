@@ -14,7 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 from reclaim.data import schema as s
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS
-from reclaim.features.splits import REACH_US
+from reclaim.features.splits import known_by
 from reclaim.features.store import FeatureSet
 from reclaim.training.forecaster import Heads
 
@@ -98,12 +98,15 @@ class Part:
     rows : Tensor, int64, shape (k,)
         On the same device.
     until_us : int
-        End of the period they belong to: a target whose horizon reaches past it is not told.
+        End of the period they belong to: a target that rests on anything measured past it is not told.
+    reach_us : Tensor, int64, shape (n_horizons,)
+        ``FeatureSet.reach_us``, on the same device.
     """
 
     resident: Resident
     rows: Tensor
     until_us: int
+    reach_us: Tensor
 
 
 class Samples:
@@ -120,7 +123,6 @@ class Samples:
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = tuple(parts)
         self.device = self._parts[0].rows.device
-        self._reach_us = torch.tensor(REACH_US, device=self.device)
 
     @classmethod
     def of_rows(cls, rows: Rows, device: torch.device | str = "cpu") -> Samples:
@@ -130,7 +132,8 @@ class Samples:
         none = torch.zeros(n, dtype=torch.int64, device=device)
         limit, context = torch.empty(n, 0, device=device), torch.empty(0, 0, device=device)
         resident = Resident(x, y, oom, none, limit, none, none, context)
-        return cls([Part(resident, torch.arange(n, device=device), s.AFTER_TRACE_US)])
+        reach_us = torch.zeros(oom.shape[1], dtype=torch.int64, device=device)
+        return cls([Part(resident, torch.arange(n, device=device), s.AFTER_TRACE_US, reach_us)])
 
     def __len__(self) -> int:
         return sum(len(part.rows) for part in self._parts)
@@ -154,7 +157,7 @@ class Samples:
 
         def gather(part: Part, here: Tensor) -> tuple[Tensor, ...]:
             rows, resident = part.rows[here], part.resident
-            inside = resident.end_us[rows][:, None] <= part.until_us - self._reach_us  # (B, H), splits.known_by
+            inside = known_by(resident.end_us[rows][:, None], part.until_us, part.reach_us)  # (B, H)
             y = torch.where(inside[:, None], resident.y.index_select(0, rows), torch.nan)
             return y, torch.where(inside, resident.oom.index_select(0, rows), torch.nan)
 

@@ -102,13 +102,12 @@ def resident_samples(
 
     arrays = [Resident.of(source.features, device) for source in sources]
 
+    def part(source: Source, resident: Resident, rows: RowIndex, period: int) -> Part:
+        reach_us = torch.from_numpy(source.features.reach_us).to(device)
+        return Part(resident, torch.from_numpy(rows).to(device), source.features.cuts_us[period], reach_us)
+
     def samples(rows: Sequence[RowIndex], period: int) -> Samples:
-        return Samples(
-            [
-                Part(resident, torch.from_numpy(r).to(device), source.features.cuts_us[period])
-                for source, resident, r in zip(sources, arrays, rows, strict=True)
-            ]
-        )
+        return Samples([part(*of_one, period) for of_one in zip(sources, arrays, rows, strict=True)])
 
     return samples(train, 0), samples(valid, 1)
 

@@ -17,6 +17,9 @@ from reclaim.console import Progress, fail, kept, print_table, say, tell
 _UsageError: Any = typer.BadParameter.__bases__[0]
 """What typer raises for words it cannot use; it carries a click of its own, which is not there to import from."""
 
+_RESUMED = ("fetch", "ingest")
+"""Verbs that go on where they were stopped; any other does its work anew."""
+
 app = typer.Typer(
     name="reclaim",
     help="Predict what every task in a cluster will need, so that the rest can be lent out.\n\n"
@@ -355,7 +358,9 @@ def main() -> NoReturn:
         from reclaim.data.rows import NO_ROOM
 
         if error.errno in NO_ROOM:
-            fail(f"{error.filename or 'output'}: {error.strerror}; free some and run again, what was done is kept")
+            verb = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+            resumed = "; what was done is kept" if verb in _RESUMED else ""
+            fail(f"{error.filename or 'output'}: {error.strerror}; make room and run it again{resumed}")
         if error.filename is None:
             raise
         fail(f"{error.filename}: {error.strerror}")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,11 +31,13 @@ from reclaim.features.splits import (
     known_by,
     periods,
     permitted,
+    reach_of,
     split_counts,
 )
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
 S = 1_000_000
+REACH_US = reach_of(300 * S)
 
 
 def _groups(ids: list[int], config: SplitConfig) -> list[int]:
@@ -56,8 +59,8 @@ def test_a_dataset_only_trained_on_is_filled_by_training_and_validation_in_their
     assert cuts[0] == 1750 * S
     end_us = np.array([1001, 1749, 1750, 2000]) * S
     assert periods(end_us, cuts).tolist() == [TRAIN, TRAIN, VALID, VALID]
-    assert known_by(end_us, cuts[0])[:, 0].tolist() == [True, False, False, False]
-    assert known_by(end_us, cuts[1]).all()  # no test comes after, so nothing is taken away for one
+    assert known_by(end_us, cuts[0], REACH_US[0]).tolist() == [True, False, False, False]
+    assert known_by(end_us[:, None], cuts[1], REACH_US).all()  # no test comes after, so nothing is taken away for one
 
 
 @given(
@@ -100,8 +103,19 @@ def test_each_period_permits_its_groups_and_none_the_tasks_inside_an_alloc() -> 
 
 
 def test_a_target_is_told_when_its_last_window_ended_by_the_end_of_the_period() -> None:
-    # within 3600 s of t a window may begin that ends 300 s later
-    assert known_by(np.array([6100, 6101]) * S, 10_000 * S)[:, HORIZONS_S.index(3_600)].tolist() == [True, False]
+    hour = HORIZONS_S.index(3_600)
+    for longest_s, latest_s in ((300, 6_100), (900, 5_500), (41, 6_100)):  # within 3600 s of t one may begin
+        end_us = np.array([latest_s, latest_s + 1]) * S
+        assert known_by(end_us, 10_000 * S, reach_of(longest_s * S)[hour]).tolist() == [True, False]
+
+
+def test_the_gap_is_one_rule_for_arrays_and_for_tensors() -> None:
+    end_us = np.arange(0, 100_000, 50) * S
+    told = known_by(end_us[:, None], 95_000 * S, REACH_US)
+    tensors = known_by(torch.from_numpy(end_us)[:, None], 95_000 * S, torch.from_numpy(REACH_US))
+    assert told.shape == (2000, len(HORIZONS_S))
+    assert told.any(axis=0).all()
+    assert np.array_equal(told, tensors.numpy())
 
 
 def _arrays() -> dict[str, np.ndarray[Any, Any]]:
@@ -129,7 +143,7 @@ CUTS = (100_000 * S, 200_000 * S)
 
 
 def test_the_manifest_counts_what_is_known_and_what_was_taken_away() -> None:
-    counted = split_counts(_arrays(), CUTS, 300_000 * S)
+    counted = split_counts(_arrays(), CUTS, 300_000 * S, REACH_US)
     assert counted["rows"]["train"] == {"seen": 2, "valid-unseen": 0, "test-unseen": 1, "in-alloc": 0}
     assert counted["rows"]["test"] == {"seen": 0, "valid-unseen": 0, "test-unseen": 1, "in-alloc": 1}
 
@@ -151,6 +165,14 @@ def test_the_manifest_counts_what_is_known_and_what_was_taken_away() -> None:
     assert of("test", "oom", "86400s") == [0, 0, 1, 0, 0]
 
 
+def test_the_longer_the_longest_window_the_more_is_taken_away() -> None:
+    arrays = _arrays()
+    arrays[s.END_US][0] = 99_400 * S  # 600 s before training ends
+    for longest_s, fates in ((300, [1, 0, 0, 1]), (301, [0, 1, 0, 1])):
+        counted = split_counts(arrays, CUTS, 300_000 * S, reach_of(longest_s * S))
+        assert list(counted["targets"]["train"]["cpu"]["300s"].values()) == fates
+
+
 def test_what_becomes_of_the_rows_adds_up() -> None:
     rng = np.random.default_rng(1)
     n = 1000
@@ -162,7 +184,7 @@ def test_what_becomes_of_the_rows_adds_up() -> None:
         "y": np.where(rng.random((n, 3, 3)) < 0.3, np.nan, rng.random((n, 3, 3))).astype(np.float32),
         "oom": rng.choice([0.0, 1.0, np.nan], (n, 3)).astype(np.float32),
     }
-    whole = split_counts(arrays, CUTS, 300_000 * S)
+    whole = split_counts(arrays, CUTS, 300_000 * S, REACH_US)
     for p, period in enumerate(PERIODS):
         rows = sum(whole["rows"][period][GROUPS[g]] for g in splits.PERMITTED[p])
         for of_target in whole["targets"][period].values():

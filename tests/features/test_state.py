@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from reclaim.data.windows import CHANNELS, LEVELS, P50, P90, P99, P100, Cell, Windows, empty_windows
+from reclaim.data.windows import CHANNELS, LEVELS, P50, P90, P99, P100, Cell, Windows, concatenate, empty_windows
 from reclaim.features.kinship import MEMBER
 from reclaim.features.record import STATE
 from reclaim.features.registry import CONTEXT, FEATURE_NAMES, FEATURES, PIPELINE_VERSION
 from reclaim.features.state import FeatureState
+from reclaim.features.store import FeatureSet
 
 History = Callable[..., Windows]
 S = 1_000_000
@@ -298,3 +299,37 @@ def test_the_record_is_bounded_and_the_registry_is_complete() -> None:
     assert len(set(FEATURE_NAMES)) == len(FEATURES)
     assert all(f.formula and f.unit and f.missing for f in FEATURES)
     assert len(PIPELINE_VERSION) == 12
+
+
+ABSURD = (0.0, 5e-324, 1e-300, 1e-40, 1e-12, 1.0, 1e18, 1e39, 1e300, 1.7e308)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), amounts=st.lists(st.sampled_from(ABSURD), min_size=1, max_size=4))
+def test_no_feature_is_infinite_whatever_was_measured(
+    seed: int, amounts: list[float], random_histories: History
+) -> None:
+    windows, random = random_histories(seed), np.random.default_rng(seed)
+    for values in (windows.usage, windows.limit, windows.percentiles):
+        hit = random.random(values.shape) < 0.3
+        with np.errstate(over="ignore"):
+            values[hit] = random.choice(amounts, int(hit.sum()))
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = features_of(windows, Cell(largest_machine=(float(random.choice(amounts)),) * 2))
+    assert not np.isinf(x).any(), [FEATURE_NAMES[k] for k in np.flatnonzero(np.isinf(x).any(axis=0))]
+
+
+def test_times_beyond_any_clock_are_taken_as_the_last_slot(history: History, fold: Callable[..., FeatureSet]) -> None:
+    windows = history([0.1, 0.2, 0.3])
+    windows.end_us[1:] = (2**62, 2**62 + 1)
+    windows.user[:] = 1
+    assert np.isfinite(fold(windows).x[:, FEATURE_NAMES.index("cpu_last")]).all()
+    other = history([0.4], task=2)
+    other.user[:] = 1
+    assert value(fold(concatenate([windows, other])).x, "user_tasks") == 0.0
+
+
+def test_a_slot_for_each_window_is_asked_for(history: History) -> None:
+    for slot in (np.zeros(3, np.int64), np.array([-1])):
+        with pytest.raises(ValueError, match="a slot from 0 on for each of 1 windows"):
+            FeatureState().advance(slot, history([0.1]))
