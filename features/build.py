@@ -154,8 +154,7 @@ def _fill(
         "share": (np.int32, (n, len(SIGNALS))),
     }
     arrays = {
-        name: _new_array(array_path(work, name), dtype, shape)
-        for name, (dtype, shape) in (shapes | passing).items()
+        name: _new_array(array_path(work, name), dtype, shape) for name, (dtype, shape) in (shapes | passing).items()
     }
     cell = dataset.cell(config.monday_s * 1_000_000)
     with (

@@ -200,8 +200,7 @@ FIRST_SHAPE: Final = FIRST_RESOURCE + len(RESOURCES) * N_RESOURCE
 FIRST_SINGLE: Final = FIRST_SHAPE + len(_SHAPE)
 FIRST_KIN: Final = FIRST_SINGLE + len(_SINGLE)
 
-PIPELINE_VERSION: Final = hashlib.sha256(
-    repr(("3", SLOT_S, SIGNALS, CONTEXT_WINDOWS, CONTEXT, FEATURES)).encode()
-).hexdigest()[:12]
+_DEFINITIONS: Final = ("4", LARGEST, SLOT_S, SIGNALS, CONTEXT_WINDOWS, CONTEXT, FEATURES)
+PIPELINE_VERSION: Final = hashlib.sha256(repr(_DEFINITIONS).encode()).hexdigest()[:12]
 """Names the definitions. A model remembers it and is refused by another. The leading literal is raised by hand when
 the computation of a feature changes but its words do not."""

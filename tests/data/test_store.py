@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +32,19 @@ def die_at(patch: pytest.MonkeyPatch, step: int, *, done: bool) -> list[str]:
     Nothing is renamed or removed from then on: what a dying block tidies up, a killed process does not.
     """
     begun: list[str] = []
-    for owner, name in ((os, "replace"), (shutil, "rmtree")):
 
-        def dying(*arguments: Any, _real: Any = getattr(owner, name), _name: str = name, **options: Any) -> None:
-            begun.append(f"{_name} {Path(arguments[0]).name}")
+    def dying(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any, **options: Any) -> None:
+            begun.append(f"{name} {Path(arguments[0]).name}")
             if len(begun) < step or (len(begun) == step and done):
-                _real(*arguments, **options)
+                real(*arguments, **options)
             if len(begun) >= step:
                 raise KeyboardInterrupt
 
-        patch.setattr(owner, name, dying)
+        return call
+
+    patch.setattr(os, "replace", dying("replace", os.replace))
+    patch.setattr(shutil, "rmtree", dying("remove", shutil.rmtree))
     return begun
 
 
@@ -80,7 +85,7 @@ def test_killed_at_any_step_a_folder_is_the_old_or_the_new_one_and_the_next_run_
 
 def test_a_block_that_raises_leaves_the_old_folder_alone(tmp_path: Path) -> None:
     write(tmp_path / "folder", "old")
-    with pytest.raises(KeyboardInterrupt), replaced_folder(tmp_path / "folder") as folder:
+    with suppress(KeyboardInterrupt), replaced_folder(tmp_path / "folder") as folder:
         (folder / "a").write_text("new")
         raise KeyboardInterrupt
     assert contents(tmp_path / "folder") == {"a": "old", "b": "old"}

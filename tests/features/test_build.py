@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -12,13 +18,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from reclaim.data.errors import ConfigError
 from reclaim.data.ingest import IngestConfig, ingest
-from reclaim.data.store import Dataset
+from reclaim.data.store import MANIFEST, Dataset
 from reclaim.data.windows import Windows, concatenate, measured_by_mean
 from reclaim.features import build
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.registry import CONTEXT, FEATURE_NAMES
-from reclaim.features.store import ARRAYS, FOLDER, FeatureSet
+from reclaim.features.splits import split_counts
+from reclaim.features.store import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
 from reclaim.features.targets import oom_events
 
 Maker = Callable[..., dict[str, Any]]
@@ -112,6 +120,104 @@ def test_a_worker_that_dies_leaves_the_old_set_and_nothing_beside_it(
         build_features(synthetic_cell, FeatureConfig(monday_s=300), workers=2)
     assert contents(FeatureSet.open(synthetic_cell.path)) == before
     assert [p.name for p in synthetic_cell.path.iterdir() if p.name.startswith(FOLDER)] == [FOLDER]
+
+
+@pytest.mark.parametrize("step", ["replace features", "replace new", "rmtree features.old.partial"])
+def test_killed_while_it_is_put_in_place_a_second_run_ends_the_same_and_leaves_nothing_beside_it(
+    step: str, synthetic_cell: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = FeatureConfig(monday_s=300)
+    expected = contents(build_features(synthetic_cell, config)[0])
+    build_features(synthetic_cell)
+    dead = False
+
+    def dying(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def call(path: Path, *arguments: Any, **options: Any) -> None:
+            nonlocal dead
+            dead = dead or (f"{name} {path.name}" == step and path.exists())
+            if dead:  # for good: a killed process tidies nothing up
+                raise KeyboardInterrupt
+            real(path, *arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", dying("replace", os.replace))
+        patch.setattr(shutil, "rmtree", dying("rmtree", shutil.rmtree))
+        with pytest.raises(KeyboardInterrupt):
+            build_features(synthetic_cell, config)
+    assert [p.name for p in synthetic_cell.path.iterdir() if "partial" in p.name]
+    features, there = build_features(synthetic_cell, config)
+    assert there == step.startswith("rmtree")
+    assert contents(features) == expected
+    assert [p.name for p in synthetic_cell.path.iterdir() if "partial" in p.name] == []
+
+
+def test_a_second_run_at_the_same_time_is_refused_and_the_first_is_not_harmed(
+    synthetic_cell: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = contents(build_features(synthetic_cell)[0])
+    shutil.rmtree(synthetic_cell.path / FOLDER)
+
+    def meanwhile(*arguments: Any) -> dict[str, Any]:
+        with pytest.raises(ConfigError, match="features: another run is writing it; wait for it"):
+            build_features(synthetic_cell)
+        return split_counts(*arguments)
+
+    monkeypatch.setattr(build, "split_counts", meanwhile)
+    features, there = build_features(synthetic_cell)
+    assert not there
+    assert contents(features) == expected
+
+
+def test_on_a_full_disk_the_old_set_stays_and_nothing_beside_it(
+    synthetic_cell: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, taken = contents(build_features(synthetic_cell)[0]), []
+
+    def full(_: int, offset: int, size: int) -> None:
+        taken.append(offset + size)
+        if len(taken) == len(ARRAYS):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*\.npy'"):
+        build_features(synthetic_cell, FeatureConfig(monday_s=300))
+    assert max(taken) > len(windows_of(synthetic_cell)) * len(FEATURE_NAMES) * 4  # x among them, whole
+    assert contents(FeatureSet.open(synthetic_cell.path)) == before
+    assert [p.name for p in synthetic_cell.path.iterdir() if p.name.startswith(FOLDER)] == [FOLDER]
+
+
+def test_without_room_the_command_says_so_in_one_line_that_promises_nothing(synthetic_cell: Dataset) -> None:
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    command = [sys.executable, "-c", "from reclaim.cli import main; main()", "features", str(synthetic_cell.path)]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(".npy: File too large; make room and run it again\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert [p.name for p in synthetic_cell.path.iterdir() if p.name.startswith(FOLDER)] == []
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "no manifest", "no JSON"])
+def test_a_damaged_set_is_built_anew(damage: str, synthetic_cell: Dataset) -> None:
+    features, _ = build_features(synthetic_cell)
+    expected = contents(features)
+    match damage:
+        case "gone":
+            array_path(features.path, CONTEXT_FILE).unlink()
+        case "cut":
+            os.truncate(array_path(features.path, "x"), 1_000)
+        case "no manifest":
+            (features.path / MANIFEST).unlink()
+        case _:
+            (features.path / MANIFEST).write_text("{")
+    features, there = build_features(synthetic_cell)
+    assert not there
+    assert contents(features) == expected
+    assert build_features(synthetic_cell)[1]
 
 
 def test_rows_contexts_and_counts_are_those_of_the_windows(synthetic_cell: Dataset) -> None:

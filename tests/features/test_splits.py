@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,15 +106,6 @@ def test_a_target_is_told_when_its_last_window_ended_by_the_end_of_the_period() 
     for longest_s, latest_s in ((300, 6_100), (900, 5_500), (41, 6_100)):  # within 3600 s of t one may begin
         end_us = np.array([latest_s, latest_s + 1]) * S
         assert known_by(end_us, 10_000 * S, reach_of(longest_s * S)[hour]).tolist() == [True, False]
-
-
-def test_the_gap_is_one_rule_for_arrays_and_for_tensors() -> None:
-    end_us = np.arange(0, 100_000, 50) * S
-    told = known_by(end_us[:, None], 95_000 * S, REACH_US)
-    tensors = known_by(torch.from_numpy(end_us)[:, None], 95_000 * S, torch.from_numpy(REACH_US))
-    assert told.shape == (2000, len(HORIZONS_S))
-    assert told.any(axis=0).all()
-    assert np.array_equal(told, tensors.numpy())
 
 
 def _arrays() -> dict[str, np.ndarray[Any, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from reclaim.features import build
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, PIPELINE_VERSION
 from reclaim.features.splits import GROUPS, IN_ALLOC, PERIODS, SEEN, TEST_UNSEEN, TRAIN, VALID, SplitConfig
-from reclaim.features.state import FeatureState
+from reclaim.features.state import FeatureState, divisors
 from reclaim.features.store import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
 from reclaim.features.targets import HORIZONS_S
 
@@ -82,6 +84,33 @@ def test_periods_follow_time_groups_follow_collections_and_targets_stop_a_horizo
     assert sum(sum(groups.values()) for groups in counted.values()) == len(features)
     assert counted[PERIODS[VALID]][GROUPS[IN_ALLOC]] > 0
     assert counted[PERIODS[VALID]][GROUPS[TEST_UNSEEN]] > 0
+
+
+def test_no_target_rests_on_a_window_that_ends_after_its_period_however_long_windows_are(
+    tmp_path: Path, window: Maker, event: Maker, write_shard: Callable[..., Path]
+) -> None:
+    rows, events = [], []
+    for task in range(20):  # each on a grid of its own, so some window lies across the end of every period
+        ids, first_s = {"collection_id": str(1000 + task)}, 600 + 47 * task
+        events.append(event(0, 3, **ids))
+        for start_s in range(first_s, first_s + 36_000, 900):
+            rows.append(window(start_s, end_time=str((start_s + 900) * S), **ids))
+    write_shard(tmp_path / "cell", "instance_usage-000000000000", rows)
+    write_shard(tmp_path / "cell", "instance_events-000000000000", events)
+    dataset = ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
+    features, windows = build_features(dataset)[0], dataset.windows(0)
+    assert features.manifest["longest_window_us"] == 900 * S
+    task = windows.task_numbers()
+    periods = ((features.train_rows(), features.train_targets), (features.valid_rows(), features.valid_targets))
+    for (rows_of, targets_of), cut_us, period in zip(periods, features.cuts_us, PERIODS, strict=False):
+        y = targets_of(rows_of)[0][:, 0]
+        for h, horizon_s in enumerate(HORIZONS_S[:2]):
+            told = rows_of[np.isfinite(y[:, h])]
+            assert len(told) == features.manifest["targets"][period]["cpu"][f"{horizon_s}s"]["known"] > 0
+            for told_row in told:
+                t = windows.end_us[told_row]
+                later = (task == task[told_row]) & (windows.start_us >= t) & (windows.start_us < t + horizon_s * S)
+                assert windows.end_us[later].max() <= cut_us
 
 
 def test_run_again_it_does_nothing_and_other_settings_replace_it(dataset: Dataset) -> None:
@@ -175,7 +204,8 @@ def _write_feature_set(folder: Path, context: Any, **arrays: Any) -> FeatureSet:
     n = len(arrays["first"])
     (folder / FOLDER).mkdir(parents=True)
     write_json(folder / MANIFEST, {"format_version": FORMAT_VERSION, "fingerprint": "abc"})
-    write_json(folder / FOLDER / MANIFEST, {"pipeline": PIPELINE_VERSION, "dataset": "abc", "bucket_start": [0, n]})
+    manifest = {"pipeline": PIPELINE_VERSION, "dataset": "abc", "bucket_start": [0, n], "longest_window_us": 300 * S}
+    write_json(folder / FOLDER / MANIFEST, manifest)
     for name, (dtype, shape) in ARRAYS.items():
         np.save(array_path(folder / FOLDER, name), np.asarray(arrays.get(name, np.zeros((n, *shape))), dtype))
     np.save(array_path(folder / FOLDER, CONTEXT_FILE), np.asarray(context, np.float32))
@@ -184,7 +214,7 @@ def _write_feature_set(folder: Path, context: Any, **arrays: Any) -> FeatureSet:
 
 def test_a_context_is_the_windows_taken_so_far_oldest_first_over_the_limit_at_the_row(tmp_path: Path) -> None:
     # two tasks; the second has three rows, of which the middle one came late and was not taken
-    taken = np.arange(1, len(CONTEXT) + 1)[:, None] * np.array([1.0, 10.0, 20.0, 30.0])
+    taken = np.arange(1, len(CONTEXT) + 1)[:, None] * np.array([1.0, 10.0, 20.0, 30.0, np.nan])
     features = _write_feature_set(
         tmp_path / "dataset", taken, first=[0, 1, 1, 1, 1], last=[0, 1, 2, 2, 3],
         limit=[[1, 1], [2, 4], [2, 4], [2, 0], [5, np.nan]],
@@ -205,14 +235,56 @@ def test_a_context_is_the_windows_taken_so_far_oldest_first_over_the_limit_at_th
     assert isinstance(features.context, np.memmap)
 
 
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 4)
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def _fewer_rows(path: Path) -> None:
+    np.save(path, np.load(path)[:-1])
+
+
+def _other_type(path: Path) -> None:
+    np.save(path, np.load(path).astype(np.float64))
+
+
+@pytest.mark.parametrize("name", ["x", "last", CONTEXT_FILE])
+@pytest.mark.parametrize("damage", [Path.unlink, _cut, _empty, _fewer_rows, _other_type])
+def test_a_damaged_array_is_one_error_that_names_the_file_and_the_command(
+    tmp_path: Path, damage: Callable[[Path], None], name: str
+) -> None:
+    folder = _write_feature_set(tmp_path / "dataset", np.zeros((len(CONTEXT), 3)), first=[0] * 3, last=[0, 1, 2]).path
+    damage(folder / f"{name}.npy")
+    with pytest.raises(ConfigError, match=rf"features/{name}\.npy: .*; run `reclaim features .*dataset` again"):
+        FeatureSet.open(tmp_path / "dataset")
+
+
+@pytest.mark.parametrize("key", ["pipeline", "dataset", "bucket_start", "longest_window_us"])
+def test_a_manifest_that_lacks_something_is_refused_with_the_command(tmp_path: Path, key: str) -> None:
+    path = _write_feature_set(tmp_path / "dataset", np.zeros((len(CONTEXT), 1)), first=[0]).path / MANIFEST
+    write_json(path, {k: v for k, v in json.loads(path.read_text()).items() if k != key})
+    with pytest.raises(ConfigError, match=r"run `reclaim features .*dataset` again"):
+        FeatureSet.open(tmp_path / "dataset")
+
+
+def test_a_limit_too_small_for_the_files_is_no_limit_live_and_on_disk(tmp_path: Path) -> None:
+    tiny = np.array([[1e-60, 2.0]])
+    features = _write_feature_set(tmp_path / "dataset", np.ones((len(CONTEXT), 1)), first=[0], last=[0], limit=tiny)
+    stored = features.context_of(np.array([0]), 1)[0, 0]
+    assert np.array_equal(stored, 1 / divisors(tiny)[0], equal_nan=True)
+    assert [np.isnan(v) for v in stored] == [channel.over == 0 for channel in CONTEXT]
+
+
 def test_the_arrays_of_a_built_feature_set_are_those_declared(dataset: Dataset) -> None:
     features, _ = build_features(dataset)
     for name, (dtype, shape) in ARRAYS.items():
         array = getattr(features, name)
         assert (array.dtype, array.shape) == (dtype, (len(features), *shape))
         assert isinstance(array, np.memmap)
-    assert features.context.shape[0] == len(CONTEXT)
-    assert features.context.shape[1] <= len(features)
+    assert features.context.shape == (len(CONTEXT), len(features))
     assert (features.first <= features.last).all()
     assert features.last.max() < features.context.shape[1]
     assert np.isfinite(features.context_of(np.arange(len(features)), 1)[:, 0, 0]).any()

@@ -25,7 +25,7 @@ Maker = Callable[[int], FeatureSet]
 
 
 def write_feature_set(folder: Path, seed: int) -> FeatureSet:
-    """Write a feature set of random numbers: ten tasks, of which some windows were not taken."""
+    """Write a feature set of random numbers: ten tasks, of which some windows were not taken, some hours long."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 60, 10)
     n = int(lengths.sum())
@@ -51,7 +51,8 @@ def write_feature_set(folder: Path, seed: int) -> FeatureSet:
     for name, array in arrays.items():
         np.save(array_path(folder, name), array)
     mapped = {name: np.load(array_path(folder, name), mmap_mode="r") for name in arrays}
-    return FeatureSet(folder, {}, bucket_start=np.array([0, n]), **mapped)
+    manifest = {"longest_window_us": 3_600 * S * seed, "cuts_us": [20_000 * S, UNTIL_US]}
+    return FeatureSet(folder, manifest, bucket_start=np.array([0, n]), **mapped)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Maker:
     """Return a maker of feature sets by seed."""
     folder = tmp_path_factory.mktemp("resident")
     return lambda seed: write_feature_set(folder / str(seed), seed)
+
+
+def _part(features: FeatureSet, rows: np.ndarray[Any, np.dtype[np.int64]], until_us: int = UNTIL_US) -> Part:
+    return Part(Resident.of(features), torch.from_numpy(rows), until_us, torch.from_numpy(features.reach_us))
 
 
 def _same(mine: torch.Tensor, theirs: np.ndarray[Any, Any]) -> None:
@@ -78,7 +83,7 @@ def test_the_context_is_to_the_bit_what_the_feature_set_defines(
     assert theirs.shape == (40, windows, len(CONTEXT))
     resident = Resident.of(features)
     _same(resident.context_of(torch.from_numpy(rows), windows), theirs)
-    samples = Samples([Part(resident, torch.from_numpy(rows), UNTIL_US)])
+    samples = Samples([_part(features, rows)])
     order = torch.arange(39, -1, -1)
     _same(samples.context(order, windows), theirs[::-1])
 
@@ -86,7 +91,7 @@ def test_the_context_is_to_the_bit_what_the_feature_set_defines(
 def test_samples_are_the_rows_with_the_targets_that_the_period_knows(make: Maker) -> None:
     features = make(1)
     rows = np.flatnonzero(features.period == 0)
-    samples = Samples([Part(Resident.of(features), torch.from_numpy(rows), UNTIL_US)])
+    samples = Samples([_part(features, rows)])
     y, oom = features._targets_until(rows, UNTIL_US)
     assert np.isnan(y).sum() > np.isnan(features.y[rows]).sum()
     positions = torch.randperm(len(rows))
@@ -103,7 +108,7 @@ def test_samples_of_several_feature_sets_stand_one_after_another_and_each_keeps_
     for seed, until_us in ((1, UNTIL_US), (2, 20_000 * S), (3, UNTIL_US)):
         features = make(seed)
         rows = np.flatnonzero(features.group == seed)
-        parts.append(Part(Resident.of(features), torch.from_numpy(rows), until_us))
+        parts.append(_part(features, rows, until_us))
         xs.append(features.x[rows])
         ys.append(features._targets_until(rows, until_us)[0])
         contexts.append(features.context_of(rows, 3))
@@ -128,7 +133,7 @@ def test_on_the_cpu_the_files_themselves_are_used(make: Maker) -> None:
 
 def test_moments_in_pieces_are_those_of_the_whole(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     features = make(5)
-    samples = Samples([Part(Resident.of(features), torch.arange(len(features)), UNTIL_US)])
+    samples = Samples([_part(features, np.arange(len(features)))])
     monkeypatch.setattr(Samples.chunks, "__defaults__", (7,))
     mean, scale = column_moments(samples, lambda positions: squash(samples.features(positions)))
     x = squash(torch.from_numpy(np.array(features.x))).double().numpy()

@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, demand
 from reclaim.features.store import FeatureSet
 from reclaim.training import sources
-from reclaim.training.sources import Source, choose_rows, chosen_rows
+from reclaim.training.sources import Source, choose_rows, chosen_rows, resident_samples
 
 
 class _Part:
@@ -92,3 +93,26 @@ def test_limits_of_several_traces_are_counted_in_the_mean_of_each(make_windows: 
     np.testing.assert_allclose(first.usage[:, MEMORY_MAX], share.usage[:, MEMORY_MAX] / (1.25 / 3))
     alone = sources.validation_windows([_source(rows, cores)])
     assert np.array_equal(alone.limit, cores.limit)  # one trace stays in its own unit
+
+
+def _four_rows(longest_window_s: int) -> Source:
+    """Return four rows at these times of a trace whose training ends at 10,000 s, and validation at 20,000 s."""
+    second = 1_000_000
+    none, small = np.zeros(4, np.int64), np.zeros(4, np.uint8)
+    features = FeatureSet(
+        Path(), {"longest_window_us": longest_window_s * second, "cuts_us": [10_000 * second, 20_000 * second]},
+        x=np.zeros((4, 1), np.float32), y=np.ones((4, 1, 3), np.float32), oom=np.ones((4, 3), np.float32),
+        end_us=np.array([5_500, 6_100, 15_500, 16_100]) * second, limit=np.ones((4, 2), np.float32), first=none,
+        last=none, period=small, group=small, context=np.zeros((0, 4), np.float32), bucket_start=np.array([0, 4]),
+    )  # fmt: skip
+    part: Any = None
+    return Source(part, features)
+
+
+def test_the_samples_of_each_dataset_keep_the_gap_of_its_own_longest_window() -> None:
+    several = [_four_rows(900), _four_rows(300)]  # a target of the hour after t is measured by t + 4500 s, t + 3900 s
+    early, late = np.array([0, 1]), np.array([2, 3])
+    for samples in resident_samples(several, [early, early], [late, late], torch.device("cpu")):
+        y, oom = samples.targets(torch.arange(4))
+        assert torch.isfinite(y[:, 0, 1]).tolist() == [True, False, True, True]
+        assert torch.isfinite(oom[:, 1]).tolist() == [True, False, True, True]
