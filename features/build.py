@@ -34,10 +34,13 @@ from reclaim.features.registry import CONTEXT, FEATURE_NAMES, PIPELINE_VERSION, 
 from reclaim.features.splits import SplitConfig, cuts_us, groups, periods, reach_of, split_counts
 from reclaim.features.state import fold_tasks
 from reclaim.features.store import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
-from reclaim.features.targets import HORIZONS_S, OOM_COLUMNS, OOM_DEFINITION, oom_events, targets
+from reclaim.features.targets import HORIZONS_S, OOM_COLUMNS, OOM_DEFINITION, TARGETS, oom_events, targets
 
 _ROWS_AT_ONCE: Final = 4_096
 """Rows of features held before they are written: 2 MB, which a core's own cache holds."""
+
+_LATEST_S: Final = 2**59 // 1_000_000
+"""Eighteen thousand years."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,12 @@ class FeatureConfig:
     """Periods and groups."""
     monday_s: int = 0
     """A midnight that begins a Monday, in the cell's own zone: seconds on the trace's clock."""
+
+    def __post_init__(self) -> None:
+        if abs(self.monday_s) > _LATEST_S:
+            raise ConfigError(
+                f"monday_s is seconds on the trace's clock, at most {_LATEST_S} either way; got {self.monday_s}"
+            )
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,12 @@ def build_features(
     """
     config = config or FeatureConfig()
     fingerprint = content_sha256(
-        {"dataset": dataset.fingerprint, "pipeline": PIPELINE_VERSION, "config": dataclasses.asdict(config)}
+        {
+            "dataset": dataset.fingerprint,
+            "pipeline": PIPELINE_VERSION,
+            "config": dataclasses.asdict(config),
+            "labels": [TARGETS, HORIZONS_S, OOM_DEFINITION],
+        }
     )
     folder = dataset.path / FOLDER
     present = _present(dataset)

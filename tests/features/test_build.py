@@ -252,3 +252,16 @@ def test_a_row_that_came_late_belongs_to_the_time_at_which_it_was_known(
     windows = history([0.1, 0.2, 0.3])
     windows.end_us[1] = windows.end_us[0] - 1  # within the first
     assert fold(windows).end_us.tolist() == np.maximum.accumulate(windows.end_us).tolist()
+
+
+def test_a_monday_beyond_any_clock_is_refused() -> None:
+    with pytest.raises(ConfigError, match="monday_s is seconds on the trace's clock"):
+        FeatureConfig(monday_s=10**14)
+
+
+def test_another_label_makes_another_feature_set(synthetic_cell: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build_features(synthetic_cell)[0].fingerprint
+    monkeypatch.setattr(build, "OOM_DEFINITION", "another")
+    built, there = build_features(synthetic_cell)
+    assert not there
+    assert built.fingerprint != before

@@ -100,16 +100,16 @@ def test_no_target_rests_on_a_window_that_ends_after_its_period_however_long_win
     dataset = ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
     features, windows = build_features(dataset)[0], dataset.windows(0)
     assert features.manifest["longest_window_us"] == 900 * S
-    task = windows.task_numbers()
+    number = windows.task_numbers()
     periods = ((features.train_rows(), features.train_targets), (features.valid_rows(), features.valid_targets))
     for (rows_of, targets_of), cut_us, period in zip(periods, features.cuts_us, PERIODS, strict=False):
         y = targets_of(rows_of)[0][:, 0]
         for h, horizon_s in enumerate(HORIZONS_S[:2]):
             told = rows_of[np.isfinite(y[:, h])]
             assert len(told) == features.manifest["targets"][period]["cpu"][f"{horizon_s}s"]["known"] > 0
-            for told_row in told:
-                t = windows.end_us[told_row]
-                later = (task == task[told_row]) & (windows.start_us >= t) & (windows.start_us < t + horizon_s * S)
+            for row in told:
+                t = windows.end_us[row]
+                later = (number == number[row]) & (windows.start_us >= t) & (windows.start_us < t + horizon_s * S)
                 assert windows.end_us[later].max() <= cut_us
 
 
