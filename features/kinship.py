@@ -50,11 +50,8 @@ collections): ``GROUP.itemsize`` bytes each."""
 MEMBER: Final = np.dtype(
     [
         ("at", "i8"),
-        (
-            "group",
-            "i4",
-            len(KINSHIPS),
-        ),  # collection, logical name, user: position among their records, plus one; 0 none
+        # collection, logical name, user: position among their records, plus one; 0 none
+        ("group", "i4", len(KINSHIPS)),
         ("seen", "i4"),
         ("n", "i4", _N),
         ("peak", "i4", _N),

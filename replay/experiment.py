@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import MACHINES
-from reclaim.data.store import Dataset, replaced_folder, write_json
+from reclaim.data.store import Dataset, remove_left_behind, replaced_folder, write_json
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
@@ -128,6 +128,7 @@ def run_margins(
     results = _already_there(out, inputs)
     seconds: dict[str, float] = {}
     if already_there := results is not None:
+        remove_left_behind(out)
         log.info("%s: holds this experiment already, nothing to do", out)
     else:
         results = _measure(opened, features, config, bundles, seconds, progress=progress) | {"inputs": inputs}

@@ -61,7 +61,7 @@ def render() -> str:
         f"{OOM_DEFINITION}.",
         "",
         f"Periods by time: {', '.join(PERIODS)}. Groups by collection: {', '.join(GROUPS)}. A target is used in a "
-        "period only if its whole horizon lies in it; the manifest counts what is known and what the gap takes.",
+        "period only if all it rests on was measured in it; the manifest counts what is known and what the gap takes.",
         "",
         f"Roles of a dataset (`--set split.role=`): {', '.join(ROLES)}. `test`: nothing of it is ever trained on, its "
         "first part sets margins; `train`: no test period; `all`: split by time and by collection.",
