@@ -99,7 +99,8 @@ def main() -> None:
         "datasets": results,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(content, indent=2) + "\n")
+    plain = json.loads(json.dumps(content), parse_constant=lambda _: None)  # where there were no rows: JSON has no NaN
+    arguments.out.write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n")
     _draw(results, arguments.out.with_suffix(".svg"))
     print(f"wrote {arguments.out} and {arguments.out.with_suffix('.svg').name}")
 
