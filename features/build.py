@@ -217,7 +217,7 @@ def _fill_bucket(
     windows = dataset.windows(bucket)
     rows = slice(first, first + len(windows))
     starts = windows.task_starts()
-    with array_path(work, "x").open("r+b", buffering=0) as file:  # half the time that it takes through the memory map
+    with array_path(work, "x").open("r+b") as file:  # half the time that it takes through the memory map
         file.seek(arrays["x"].offset + first * arrays["x"].strides[0])
         x = np.empty((max(_ROWS_AT_ONCE, int(np.diff(starts).max(initial=0))), len(FEATURE_NAMES)), np.float32)
         for part in _parts(starts):

@@ -56,33 +56,17 @@ class KinState:
         """
         self._introduce(slot, windows)
         order = np.arange(len(slot)) if (np.diff(moment) >= 0).all() else np.argsort(moment, kind="stable")
-        parts = self._threads if len(slot) >= ROWS_WORTH_A_THREAD else 1
+        collections, names, users = self._groups
 
-        def advance(part: int) -> None:
-            _advance(
-                self._members,
-                self._groups[0],
-                self._groups[1],
-                self._groups[2],
-                order,
-                slot,
-                part,
-                parts,
-                moment,
-                share,
-                out,
-            )
+        def advance(part: int, parts: int) -> None:
+            _advance(self._members, collections, names, users, order, slot, part, parts, moment, share, out)
 
-        if parts == 1:
-            advance(0)
-        else:
-            with ThreadPoolExecutor(parts) as pool:
-                list(pool.map(advance, range(parts)))
+        in_parts(advance, len(slot), self._threads)
 
     def _introduce(self, slot: NDArray[np.int64], windows: Windows) -> None:
         """Give every new task its record and find those it belongs to."""
         need = int(slot.max()) + 1 if len(slot) else 0
-        self._members = _room(self._members, need)
+        self._members = room_for(self._members, need)
         new = np.flatnonzero(self._members["group"][slot, 0] == 0)
         _, first = np.unique(slot[new], return_index=True)
         rows = new[first]
@@ -95,15 +79,26 @@ class KinState:
                     for key, numbers in zip(keys, self._numbers, strict=True)
                 )
             self._members["group"][task] = self._kin[collection]
-        self._groups = [_room(g, len(n)) for g, n in zip(self._groups, self._numbers, strict=True)]
+        self._groups = [room_for(g, len(n)) for g, n in zip(self._groups, self._numbers, strict=True)]
 
 
-def _room(records: NDArray[Any], need: int) -> NDArray[Any]:
+def room_for(records: NDArray[Any], need: int) -> NDArray[Any]:
+    """Return ``records`` with at least ``need`` rows, doubling; new rows are zero."""
     if need <= len(records):
         return records
-    grown = np.zeros(max(need, 2 * len(records)), records.dtype)
+    grown = np.zeros((max(need, 2 * len(records)), *records.shape[1:]), records.dtype)
     grown[: len(records)] = records
     return grown
+
+
+def in_parts(function: Callable[[int, int], object], n_rows: int, threads: int) -> None:
+    """Call ``function(part, parts)`` for each part, in threads where there are rows enough to be worth them."""
+    parts = threads if n_rows >= ROWS_WORTH_A_THREAD else 1
+    if parts == 1:
+        function(0, 1)
+        return
+    with ThreadPoolExecutor(parts) as pool:
+        list(pool.map(function, range(parts), [parts] * parts))
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ _LOG_GAP: Final = math.log2(1.0 + WINDOW_US / 60e6)
 _PER_HOUR: Final = 1.0 / HOUR_US
 _HEAVIEST: Final = 64.0
 """``cpu_tail_weight`` is cut off here: beyond, the denominator is rounding."""
-DAY_US: Final = 24 * HOUR_US
-WEEK_US: Final = 7 * DAY_US
+_DAY_US: Final = 24 * HOUR_US
+_WEEK_US: Final = 7 * _DAY_US
 
 
 @numba.njit(**LENT)
@@ -231,8 +231,8 @@ def _singles(
     around = count * sum_xx - sum_x * sum_x
     began_us = s.run_us if s.run_us >= 0 else s.first_us
     age_h = max(s.end_us - began_us, 0) / HOUR_US
-    time_us = (s.end_us - monday_us) % WEEK_US
-    day = np.float32(2.0 * math.pi * (time_us % DAY_US) / DAY_US)
+    time_us = (s.end_us - monday_us) % _WEEK_US
+    day = np.float32(2.0 * math.pi * (time_us % _DAY_US) / _DAY_US)
     o = FIRST_SINGLE
     out[i, o] = kept[AT_MEMORY_MEAN] * scale
     out[i, o + 1] = (kept[1] - least) * scale
@@ -250,7 +250,7 @@ def _singles(
     out[i, o + 13] = kept[AT_LENGTH]
     out[i, o + 14] = math.sin(day)
     out[i, o + 15] = math.cos(day)
-    out[i, o + 16] = time_us / WEEK_US
+    out[i, o + 16] = time_us / _WEEK_US
     out[i, o + 17] = 1.0 if in_alloc else 0.0
     out[i, o + 18] = scheduling_class / 3.0 if scheduling_class >= 0 else math.nan
     for k in range(len(TIERS)):

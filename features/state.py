@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.windows import Cell, Windows, demand, peak_cpu
-from reclaim.features.kin import ROWS_WORTH_A_THREAD, KinState
+from reclaim.features.kin import KinState, in_parts, room_for
 from reclaim.features.reading import write
 from reclaim.features.record import N_CHANNELS, N_SIGNALS, STATE
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES
@@ -51,25 +50,16 @@ class FeatureState:
         """
         if len(slot) != len(windows) or (len(slot) and slot.min() < 0):
             raise ValueError(f"expected a slot from 0 on for each of {len(windows)} windows, got {len(slot)} slots")
-        need = int(slot.max()) + 1 if len(slot) else 0
-        if need > len(self._state):
-            grown = np.zeros(max(need, 2 * len(self._state)), STATE)
-            grown[: len(self._state)] = self._state
-            self._state = grown
+        self._state = room_for(self._state, int(slot.max(initial=-1)) + 1)
         out = np.empty((len(windows), len(FEATURES)), np.float32)
         moment, share = np.empty(len(windows), np.int32), np.empty((len(windows), N_SIGNALS), np.int32)
         columns = fold_columns(windows)
         largest, monday_us = np.array(self._cell.largest_machine), self._cell.monday_us
 
-        def advance(part: int) -> None:
+        def advance(part: int, parts: int) -> None:
             _advance(self._state, slot, part, parts, columns, largest, monday_us, out, moment, share)
 
-        parts = self._threads if len(windows) >= ROWS_WORTH_A_THREAD else 1
-        if parts == 1:
-            advance(0)
-        else:
-            with ThreadPoolExecutor(parts) as pool:
-                list(pool.map(advance, range(parts)))
+        in_parts(advance, len(windows), self._threads)
         self._kin.advance(slot, windows, moment, share, out)
         return out
 

@@ -45,12 +45,12 @@ from reclaim.features.record import (
 )
 from reclaim.features.registry import CONTEXT_WINDOWS, SLOT_S
 
-SLOT_US: Final = SLOT_S * 1_000_000
+_SLOT_US: Final = SLOT_S * 1_000_000
 _BIN_BITS: Final = (127 + BIN_FIRST) * 8
 """The leading bits, down to eighths of a doubling, of the first edge as a single-precision number."""
 _LAST_SLOT: Final = 2**31 - 2
 """Slots are counted in 32 bits: 20 thousand years; whatever is later is as late as that."""
-LEVEL_SHARES: Final = np.array(LEVELS) / 100.0
+_LEVEL_SHARES: Final = np.array(LEVELS) / 100.0
 N_LEVELS: Final = len(LEVELS)
 _TAIL: Final = np.array([((p - 90) / 10) ** 2.5 for p in range(91, 100)])
 """How far the percentiles 91 … 99 lie from the 90th to the 100th, for windows that lack them. The power is the best fit
@@ -74,7 +74,7 @@ def resource_of(signal: int) -> int:
 @numba.njit(**LENT)
 def tell(s: Any, taken: bool, signals: Any, limits: Any, moment: Any, share: Any, i: int) -> None:
     """Write what others may know of this window: its slot, and its signals over the limit in whole parts; -1 none."""
-    moment[i] = min(max((s.end_us - 1) // SLOT_US, 0), _LAST_SLOT)
+    moment[i] = min(max((s.end_us - 1) // _SLOT_US, 0), _LAST_SLOT)
     for j in range(N_SIGNALS):
         limit = limits[i, resource_of(j)]
         v = signals[i, j] / limit if limit > 0.0 else math.nan
@@ -253,7 +253,9 @@ def _above(shape: Any, limit: float) -> float:
     k = P100 - 1
     while shape[k] > limit:
         k -= 1
-    level = LEVEL_SHARES[k] + (LEVEL_SHARES[k + 1] - LEVEL_SHARES[k]) * (limit - shape[k]) / (shape[k + 1] - shape[k])
+    level = _LEVEL_SHARES[k] + (_LEVEL_SHARES[k + 1] - _LEVEL_SHARES[k]) * (limit - shape[k]) / (
+        shape[k + 1] - shape[k]
+    )
     return float(1.0 - level)
 
 

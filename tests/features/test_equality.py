@@ -113,8 +113,7 @@ def test_two_threads_give_the_bits_of_one(
     expected = fold(windows, CELL, threads=1).x
     assert_same_bits(fold(windows, CELL, threads=2).x, expected)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("state", "kin"):
-            patch.setattr(f"reclaim.features.{module}.ROWS_WORTH_A_THREAD", 1)
+        patch.setattr("reclaim.features.kin.ROWS_WORTH_A_THREAD", 1)
         calls = np.array_split(np.concatenate(calls_by_slot(windows)), 5)
         assert_same_bits(live(windows, calls, CELL, threads=2)[0], expected)
 
@@ -178,8 +177,7 @@ def test_windows_of_a_slot_that_is_over_leave_a_whole_state_and_the_lonely_untou
 def test_tasks_of_one_collection_that_name_two_owners_leave_no_impossible_number(
     threads: int, random_histories: Callable[..., Windows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("state", "kin"):
-        monkeypatch.setattr(f"reclaim.features.{module}.ROWS_WORTH_A_THREAD", 1)
+    monkeypatch.setattr("reclaim.features.kin.ROWS_WORTH_A_THREAD", 1)
     windows = random_histories(1, n_tasks=12)  # a dataset has one owner for each; a request may leave one out
     windows.user[:] = np.array([-1, 7, 8])[windows.instance_index % 3]
     windows.name[:] = np.array([20, -1, 21, 20])[windows.instance_index % 4]
