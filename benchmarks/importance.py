@@ -17,8 +17,6 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -32,13 +30,22 @@ import numpy as np
 from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
-from reclaim.data.schema import RESOURCES
 from reclaim.data.store import Dataset
-from reclaim.data.style import INK, STYLE, USAGE_COLOUR
+from reclaim.data.style import STYLE
 from reclaim.features.build import build_features
-from reclaim.features.registry import FEATURE_NAMES, FIRST_SHAPE, FIRST_SINGLE
+from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.importance import (
+    GROUPS,
+    SINGLE,
+    Columns,
+    Importance,
+    draw_bars,
+    group_of,
+    permutation_importance,
+    pinball,
+)
 from reclaim.training.resident import Rows
 from reclaim.training.settings import TreeConfig
 from reclaim.training.trees import TreeForecaster, fit_trees
@@ -51,30 +58,7 @@ OTHERS = ("siblings", "earlier runs")
 _H = HORIZONS_S.index(HORIZON_S)
 _LEVELS = np.array(CONFIG.levels)
 _TOP = 10
-_TICKS = (0, 1, 10, 100)
 _RESAMPLES = 500
-_FACTS = (
-    "age", "seen", "gap", "length", "restarts", "coverage_2h", "in_alloc", "scheduling_class",
-    *(f"{resource}_limit{what}" for resource in RESOURCES for what in ("", "_change")),
-)  # fmt: skip
-_CALENDAR = ("hour_sin", "hour_cos", "day")
-
-
-def group_of(name: str) -> str:
-    """Return the group of a feature."""
-    if name.startswith("sibling_"):
-        return "siblings"
-    if name.startswith(("name_", "user_")):
-        return "earlier runs"
-    if name in _CALENDAR:
-        return "calendar"
-    if name in _FACTS or name.startswith("tier_"):
-        return "task facts"
-    return "shape" if FIRST_SHAPE <= FEATURE_NAMES.index(name) < FIRST_SINGLE else "usage statistics"
-
-
-GROUPS = {g: [k for k, name in enumerate(FEATURE_NAMES) if group_of(name) == g] for g in map(group_of, FEATURE_NAMES)}
-"""Group → positions of its features."""
 
 
 def main() -> None:
@@ -115,32 +99,24 @@ def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]
     valid, y = valid[known], y[known]
     rows = Rows(features.x[train], *features.train_targets(train))
     model = _fit(rows, seed)
-    some = _draw_rows(np.arange(len(valid)), n_rows, rng)
-    x, y_some = features.x[valid[some]], y[some]
-    base = np.nanmean(_losses(model, x, y_some), axis=0)
 
-    def importance(columns: Sequence[int]) -> dict[str, float]:
-        deal = np.random.default_rng([seed, *columns])  # its own: the numbers do not depend on whose turn it is
-        dealt_losses = []
-        for _ in range(repeats):
-            dealt = x.copy()
-            dealt[:, columns] = x[deal.permutation(len(x))][:, columns]
-            dealt_losses.append(np.nanmean(_losses(model, dealt, y_some), axis=0))
-        return _named(np.mean(dealt_losses, axis=0) / base - 1.0)
+    def dealt(columns: Columns) -> Importance:
+        return permutation_importance(
+            model, features.x[valid], features.valid_targets(valid)[0], horizon_s=HORIZON_S, columns=columns,
+            rows=n_rows, repeats=repeats, seed=seed, threads=CONFIG.threads,
+        )  # fmt: skip
 
-    with ThreadPoolExecutor(CONFIG.threads) as pool:  # a forecast keeps one core busy
-        single = dict(zip(FEATURE_NAMES, pool.map(importance, ([k] for k in range(len(FEATURE_NAMES)))), strict=True))
-        dealt_together = dict(zip(GROUPS, pool.map(importance, GROUPS.values()), strict=True))
-    grouped = {name: {"features": len(GROUPS[name]), **rises} for name, rises in dealt_together.items()}
+    single, together = dealt(SINGLE), dealt(GROUPS)
+    grouped = {name: {"features": len(GROUPS[name]), **rises} for name, rises in together.to_dict().items()}
     result: dict[str, Any] = {
         "dataset": path.name,
         "train_rows": len(train),
         "valid_rows": len(valid),
-        "dealt_rows": len(some),
-        "loss": _named(base),
-        "features": _sorted(single),
-        "top": {target: list(_sorted(single, target))[:_TOP] for target in ("mean", *TARGETS)},
-        "groups": _sorted(grouped),
+        "dealt_rows": single.rows,
+        "loss": _named(single.loss),
+        "features": single.to_dict(),
+        "top": {target: _top(single.to_dict(), target) for target in ("mean", *TARGETS)},
+        "groups": grouped,
         "without_others": _ablation(features, rows, model, valid, y, seed),
     }
     _print(result)
@@ -159,9 +135,7 @@ def _fit(rows: Rows, seed: int) -> TreeForecaster:
 
 def _losses(model: TreeForecaster, x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the pinball loss of each row and target, the mean of the levels; NaN unknown; shape (n, n_targets)."""
-    error = y[:, :, None] - model.predict(x).quantiles[:, :, _H]
-    loss: NDArray[np.float64] = np.maximum(_LEVELS * error, (_LEVELS - 1.0) * error).mean(axis=-1)
-    return loss
+    return pinball(model.predict(x).quantiles[:, :, _H], y, _LEVELS)
 
 
 def _ablation(
@@ -208,8 +182,8 @@ def _named(values: NDArray[np.float64]) -> dict[str, float]:
     return {name: round(float(value), 5) for name, value in pairs}
 
 
-def _sorted(importances: dict[str, dict[str, float]], by: str = "mean") -> dict[str, dict[str, float]]:
-    return dict(sorted(importances.items(), key=lambda item: -item[1][by]))
+def _top(importances: dict[str, dict[str, float | None]], by: str) -> list[str]:
+    return sorted(importances, key=lambda name: -(importances[name][by] or 0.0))[:_TOP]
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -229,6 +203,11 @@ def _print(result: dict[str, Any]) -> None:
               f"[{low:.2%}, {high:.2%}]")  # fmt: skip
 
 
+def _bars(bars: dict[str, dict[str, float]], result: dict[str, Any]) -> Importance:
+    rise = np.array([[bar[target] for target in TARGETS] for bar in bars.values()], np.float64)
+    return Importance(tuple(bars), rise, np.array([result["loss"][target] for target in TARGETS]), result["dealt_rows"])
+
+
 def _draw(results: list[dict[str, Any]], path: Path) -> None:
     """Draw the ten features and the groups of each dataset: the bar is the mean, a mark each target."""
     with plt.rc_context(STYLE):
@@ -236,21 +215,18 @@ def _draw(results: list[dict[str, Any]], path: Path) -> None:
             2, len(results), figsize=(4.6 * len(results), 5.6), squeeze=False, sharex=True, layout="constrained",
             gridspec_kw={"height_ratios": (_TOP, len(GROUPS))},
         )  # fmt: skip
+        drawn = [
+            [
+                _bars(bars, result)
+                for bars in ({k: result["features"][k] for k in result["top"]["mean"]}, result["groups"])
+            ]
+            for result in results
+        ]
+        widest = max(one.widest for pair in drawn for one in pair)
         for column, result in enumerate(results):
-            top = {name: result["features"][name] for name in result["top"]["mean"]}
-            for axis, bars in zip(axes[:, column], (top, result["groups"]), strict=True):
-                at = np.arange(len(bars))
-                axis.barh(at, [100 * bar["mean"] for bar in bars.values()], color=USAGE_COLOUR)
-                for target, mark in zip(TARGETS, "ox|", strict=True):
-                    axis.plot([100 * bar[target] for bar in bars.values()], at, mark, color=INK, markersize=4,
-                              fillstyle="none", linestyle="none", label=target.replace("_", " "))  # fmt: skip
-                axis.set_yticks(at, [name.replace("_", " ") for name in bars])
-                axis.invert_yaxis()
-                axis.set_xscale("symlog", linthresh=1.0)  # even up to 1 %, by powers of ten beyond
-                axis.set_xticks(_TICKS, [f"{tick} %" for tick in _TICKS])
-                axis.tick_params(labelbottom=True)
+            for axis, one in zip(axes[:, column], drawn[column], strict=True):
+                draw_bars(axis, one, widest)
             axes[0, column].set_title(result["dataset"])
-        axes[0, 0].set_xlim(-0.5, 1.5 * axes[0, 0].get_xlim()[1])
         figure.supxlabel("rise of the pinball loss when dealt to other rows; the bar is the mean", fontsize=9.5)
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(TARGETS))
         figure.savefig(path, metadata={"Date": None})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -62,6 +62,27 @@ class KinState:
             _advance(self._members, collections, names, users, order, slot, part, parts, moment, share, out)
 
         in_parts(advance, len(slot), self._threads)
+
+    def memory(self) -> dict[str, NDArray[Any]]:
+        """Return all that is remembered, by name."""
+        collections, names, users = (np.array(list(numbers), np.int64) for numbers in self._numbers)
+        kin = [(collection, *groups) for collection, groups in self._kin.items()]
+        return {
+            "member": self._members,
+            **dict(zip(KINSHIPS, self._groups, strict=True)),
+            "collections": collections,
+            "names": names.reshape(-1, 2),
+            "users": users,
+            "kin": np.array(kin, np.int64).reshape(-1, 1 + len(KINSHIPS)),
+        }
+
+    def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from the memory of another one, which is kept, not copied."""
+        self._members = memory["member"]
+        self._groups = [memory[kinship] for kinship in KINSHIPS]
+        keys = (memory["collections"].tolist(), map(tuple, memory["names"].tolist()), memory["users"].tolist())
+        self._numbers = [{key: number for number, key in enumerate(each, 1)} for each in keys]
+        self._kin = {collection: tuple(groups) for collection, *groups in memory["kin"].tolist()}
 
     def _introduce(self, slot: NDArray[np.int64], windows: Windows) -> None:
         """Give every new task its record and find those it belongs to."""

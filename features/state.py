@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numba
@@ -13,6 +14,7 @@ from reclaim.features.kin import KinState, in_parts, room_for
 from reclaim.features.reading import write
 from reclaim.features.record import N_CHANNELS, N_SIGNALS, STATE
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES
+from reclaim.features.saving import memory_of, state_of
 from reclaim.features.taking import N_LEVELS, take, tell
 
 
@@ -82,6 +84,27 @@ class FeatureState:
                 slot[has], (count[has] - 1 - back) % CONTEXT_WINDOWS
             ]
         return out / divisors(limit)[:, None, :]
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return all that is remembered, as plain arrays for ``np.savez``."""
+        return state_of(self._made_by, {"task": self._state, **self._kin.memory()})
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what another one remembered, to the bit.
+
+        Raises
+        ------
+        ConfigError
+            It was made for another cell, or by other code.
+        """
+        memory = memory_of(self._made_by, {"task": self._state, **self._kin.memory()}, state)
+        self._state = memory["task"]
+        self._kin.recall(memory)
+
+    @property
+    def _made_by(self) -> str:
+        machine = ", ".join(str(float(most)) for most in self._cell.largest_machine)
+        return f"features(largest_machine=({machine}), monday_us={self._cell.monday_us})"
 
 
 def divisors(limit: NDArray[Any]) -> NDArray[np.float32]:

@@ -110,6 +110,14 @@ class FeatureSet:
         return len(self.end_us)
 
     @property
+    def mean_limit(self) -> tuple[float, ...]:
+        """Mean limit of the validation rows per resource, in the trace's unit; NaN where there is none."""
+        limit = self.limit[self.valid_rows()].astype(np.float64)
+        granted = limit > 0
+        n, total = granted.sum(axis=0), np.where(granted, limit, 0.0).sum(axis=0)
+        return tuple(float(t / k) if k else float("nan") for t, k in zip(total, n, strict=True))
+
+    @property
     def fingerprint(self) -> str:
         """Hash over dataset, pipeline and configuration."""
         return str(self.manifest["fingerprint"])

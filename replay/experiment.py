@@ -28,9 +28,9 @@ from reclaim.replay.openloop import oracle
 from reclaim.replay.record import record_margins
 from reclaim.replay.report import ReplayReport, render_page
 from reclaim.replay.timeline import EVENT_DEFINITION, OVER_DEFINITION
+from reclaim.replay.units import UnitSums, write_units
 from reclaim.training.calibrate import Budgets
 from reclaim.training.estimators.base import Estimator
-from reclaim.training.estimators.forecast import ForecastEstimator
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 RESULTS: Final = "results.json"
 PAGE: Final = "report.html"
-RESULTS_VERSION: Final = 2
+RESULTS_VERSION: Final = 3
 """Raised when the meaning of the results changes; results of another version are not taken for this one's."""
 
 _LIMIT: Final = "limit"
@@ -57,6 +57,8 @@ class ReplayConfig:
     """Estimators without a model, by their names in ``training.estimators.registry``; learned ones come as bundles."""
     budgets: Budgets = field(default_factory=Budgets)
     """Shares of validation task-windows that may violate, for the baseline and the aggressive margin."""
+    by_group: bool = False
+    """Whether each group of tasks (tier, age) keeps the budgets for itself, with a margin of its own."""
     draws: int = 1_000
     """Bootstrap resamples behind each interval."""
     confidence: float = 0.95
@@ -131,9 +133,11 @@ def run_margins(
         remove_left_behind(out)
         log.info("%s: holds this experiment already, nothing to do", out)
     else:
-        results = _measure(opened, features, config, bundles, seconds, progress=progress) | {"inputs": inputs}
+        measured, units = _measure(opened, features, config, bundles, seconds, progress=progress)
+        results = measured | {"inputs": inputs}
         with replaced_folder(out) as folder:
             write_folder(results, folder)
+            write_units(units, folder)
     report = ReplayReport(folder=out, results=results, already_there=already_there, seconds=seconds)
     if tracking:
         record_margins(report)
@@ -170,8 +174,7 @@ def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
     digest = hashlib.sha256(answered.quantiles.tobytes() + answered.oom_probability.tobytes())
     return {
         "kind": bundle.kind,
-        "level": list(bundle.level),
-        "anchor": list(bundle.anchor),
+        "plans": {name: [asdict(basis) for basis in plan] for name, plan in bundle.plans.items()},
         "answers_sha256": digest.hexdigest(),
         "pipeline_version": bundle.pipeline_version,
         "trained_on_fingerprint": bundle.dataset_fingerprint,
@@ -207,10 +210,15 @@ def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | Non
     return dict(results)
 
 
-def estimator_makers(config: ReplayConfig, bundles: Mapping[str, Bundle]) -> dict[str, Callable[[], Estimator]]:
-    """Return what makes each bare estimator afresh; a learned one is as served, but for the horizon asked."""
+def estimator_makers(
+    config: ReplayConfig, bundles: Mapping[str, Bundle], mean_limit: tuple[float, ...]
+) -> dict[str, Callable[[], Estimator]]:
+    """Return what makes each bare estimator afresh; a learned one is as served, but for the horizon asked.
+
+    ``mean_limit`` is that of the dataset replayed: what is large or small there.
+    """
     makers: dict[str, Callable[[], Estimator]] = {
-        name: partial(ForecastEstimator, b.forecaster, config.horizon_s, b.level, b.anchor)
+        name: partial(b.bare_estimator, horizon_s=config.horizon_s, mean_limit=mean_limit)
         for name, b in bundles.items()
     }
     return makers | {name: partial(build_estimator, name) for name in config.estimators}
@@ -224,9 +232,9 @@ def _measure(
     seconds: dict[str, float],
     *,
     progress: bool,
-) -> dict[str, Any]:
-    """Return the results, without the inputs; ``seconds`` is filled with the wall time of each estimator."""
-    makers = estimator_makers(config, bundles)
+) -> tuple[dict[str, Any], UnitSums]:
+    """Return the results, without the inputs, and the sums behind them; ``seconds`` gets each estimator's wall time."""
+    makers = estimator_makers(config, bundles, features.mean_limit)
     history, bases = fold_dataset(dataset, features, config.horizon_s, makers, seconds, progress=progress)
     table = dataset.table("machines")
     machines = {name: table[name].to_numpy() for name in MACHINES.names}
@@ -234,24 +242,39 @@ def _measure(
     bootstrap = margins.Bootstrap(config.draws, config.seed, config.confidence)
     drawn = _drawn(config, bundles)
     judged = []
-    for name, base in tqdm(bases.items(), desc="judging", unit="estimator", disable=None if progress else True):
+    for name, both in tqdm(bases.items(), desc="judging", unit="estimator", disable=None if progress else True):
         started = time.perf_counter()
         if name == _LIMIT:
-            judged.append(margins.judge_fixed(name, _LIMIT, base, cell, bootstrap=bootstrap))
+            judged.append(margins.judge_fixed(name, _LIMIT, both["baseline"], cell, bootstrap=bootstrap))
         else:
             kind = "learned" if name in bundles else "statistical"
             judged.append(
-                margins.judge(name, kind, base, cell, budgets=config.budgets, bootstrap=bootstrap, drawn=name in drawn)
+                margins.judge(
+                    name,
+                    kind,
+                    both,
+                    cell,
+                    budgets=config.budgets,
+                    by_group=config.by_group,
+                    bootstrap=bootstrap,
+                    drawn=name in drawn,
+                )
             )
         seconds[f"judge/{name}"] = time.perf_counter() - started
     judged.append(margins.judge_fixed(_ORACLE, _ORACLE, oracle(history), cell, bootstrap=bootstrap))
-    return {
+    units = UnitSums(
+        unit=np.unique(history.windows.collection_id[cell.test]),
+        unseen=cell.unseen_units,
+        sums={(e["name"], margin): sums for e in judged for margin, sums in e.pop("units").items()},
+    )
+    results = {
         "dataset": _dataset_facts(dataset, features, cell),
         "definitions": _definitions(config),
         "command": _command(dataset, config, bundles),
         "timeline": margins.cell_over_time(cell),
         "estimators": judged,
     }
+    return results, units
 
 
 def _drawn(config: ReplayConfig, bundles: Mapping[str, Bundle]) -> list[str]:
@@ -311,7 +334,7 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
         "margin": (
             "A share of the estimate that is added to it, per resource. It is the narrowest with which at most "
             f"{budgets.baseline:.3%} (baseline) or {budgets.aggressive:.3%} (aggressive) of the validation "
-            "task-windows violate; medium is exactly half way between the two shares. Nothing is set on test rows."
+            "task-windows violate; medium reserves exactly half way between the two. Nothing is set on test rows."
         ),
         "oracle": "Reserves exactly what will be used within the horizon; it sees the future and only bounds the rest.",
         "would-be out-of-memory event": EVENT_DEFINITION,

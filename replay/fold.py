@@ -38,7 +38,7 @@ def fold_dataset(
     seconds: dict[str, float],
     *,
     progress: bool,
-) -> tuple[History, dict[str, Estimate]]:
+) -> tuple[History, dict[str, Bases]]:
     """Fold every bucket through every estimator; return the rows that are judged, and the bare answers to them.
 
     Each bucket is read once and dropped; what is kept are the rows of the validation and the test period, and the
@@ -61,7 +61,7 @@ def fold_dataset(
     """
     future = _Future(features, horizon_s)
     kept: list[History] = []
-    answers: dict[str, list[Estimate]] = {name: [] for name in makers}
+    answers: dict[str, list[list[Estimate]]] = {name: [] for name in makers}
     total = int(features.bucket_start[-1])
     with tqdm(
         total=total * len(makers), desc="replay", unit="window", unit_scale=True, disable=None if progress else True
@@ -90,13 +90,23 @@ def fold_dataset(
                 if isinstance(estimator, ForecastEstimator):  # its fold is the features', and those are stored
                     answers[name].append(answer_stored(estimator, features.x[rows[keep]], windows.take(keep)))
                 else:
-                    answers[name].append(run_base(estimator, windows).take(keep))
+                    answers[name].append([run_base(estimator, windows).take(keep)])
                 seconds[f"fold/{name}"] = seconds.get(f"fold/{name}", 0.0) + time.perf_counter() - started
                 bar.update(len(windows))
-    return join_histories(kept), {
-        name: Estimate(np.concatenate([p.reservation for p in parts]), np.concatenate([p.rule for p in parts]))
-        for name, parts in answers.items()
-    }
+    return join_histories(kept), {name: _bases(parts) for name, parts in answers.items()}
+
+
+Bases = Mapping[str, Estimate]
+"""The bare answers under the ``baseline`` and the ``aggressive`` margin; most estimators have one for both."""
+
+
+def _bases(parts: list[list[Estimate]]) -> Bases:
+    """Return the answers of all buckets together, each of which has one answer, or one for each of the two margins."""
+    joined = [
+        Estimate(np.concatenate([p.reservation for p in plan]), np.concatenate([p.rule for p in plan]))
+        for plan in zip(*parts, strict=True)
+    ]
+    return {"baseline": joined[0], "aggressive": joined[-1]}
 
 
 class _Future:

@@ -15,8 +15,9 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CPU_MEAN, MEMORY_MEAN, demand
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
 from reclaim.replay import metrics, timeline
-from reclaim.replay.openloop import History, in_force, with_margin
-from reclaim.training.calibrate import Budgets, calibrate
+from reclaim.replay.fold import Bases
+from reclaim.replay.openloop import History, in_force
+from reclaim.training.calibrate import Budgets, calibrate, guarded_reservations
 from reclaim.training.estimators.base import Estimate
 from reclaim.training.estimators.margin import MARGIN_NAMES, Margin
 
@@ -109,7 +110,15 @@ def lay_out_cell(history: History, machines: Mapping[str, NDArray[Any]]) -> Cell
 
 
 def judge(
-    name: str, kind: str, base: Estimate, cell: Cell, *, budgets: Budgets, bootstrap: Bootstrap, drawn: bool
+    name: str,
+    kind: str,
+    bases: Bases,
+    cell: Cell,
+    *,
+    budgets: Budgets,
+    by_group: bool,
+    bootstrap: Bootstrap,
+    drawn: bool,
 ) -> dict[str, Any]:
     """Set an estimator's margins on the validation rows and report what each does to the test rows.
 
@@ -117,21 +126,30 @@ def judge(
     ----------
     name, kind : str
         As reports call it; ``learned`` or ``statistical``.
-    base : Estimate
-        Its bare answers to every row of the cell's history.
+    bases : mapping of margin name to Estimate
+        Its bare answers to every row of the cell's history, for the baseline and for the aggressive margin.
     cell : Cell
     budgets : Budgets
         Shares of task-windows that may violate, for the baseline and the aggressive margin.
+    by_group : bool
+        Whether each group of tasks (tier, age) keeps the budgets for itself.
     bootstrap : Bootstrap
     drawn : bool
         Whether the figure over time draws it.
+
+    Returns
+    -------
+    dict
+        What ``results.json`` holds of an estimator; and ``units``, by margin, what ``units.UnitSums`` does.
     """
     history = cell.history
     valid = np.flatnonzero(history.period == VALID)
-    calibration = calibrate(base.take(valid), history.windows.take(valid), history.target[valid], budgets)
-    held = {m: with_margin(base, history.windows, calibration.margins[m]).reservation for m in MARGIN_NAMES}
+    of_valid = {margin: base.take(valid) for margin, base in bases.items()}
+    calibration = calibrate(of_valid, history.windows.take(valid), history.target[valid], budgets, by_group=by_group)
+    held = guarded_reservations(bases, history.windows, calibration.margins)
     stacked = np.stack([held[m] for m in SEQUENCE])
     sequence = np.take_along_axis(stacked, cell.segment[None, :, None], axis=0)[0]
+    measured = {m: score(held[m], cell, bootstrap) for m in MARGIN_NAMES}
     return {
         "name": name,
         "kind": kind,
@@ -144,20 +162,23 @@ def judge(
             for m in MARGIN_NAMES
         },
         "notes": list(calibration.notes),
-        "results": {m: score(held[m], cell, bootstrap) for m in MARGIN_NAMES},
+        "units": {m: one.pop("units") for m, one in measured.items()},
+        "results": measured,
         "sequence": over_time(sequence, cell) | {"drawn": drawn},
     }
 
 
 def judge_fixed(name: str, kind: str, estimate: Estimate, cell: Cell, *, bootstrap: Bootstrap) -> dict[str, Any]:
     """Report what answers that take no margin, those of the limit and of the oracle, do to the test rows."""
+    measured = score(estimate.reservation, cell, bootstrap)
     return {
         "name": name,
         "kind": kind,
         "margins": {},
         "validation": {},
         "notes": [],
-        "results": {"none": score(estimate.reservation, cell, bootstrap)},
+        "units": {"none": measured.pop("units")},
+        "results": {"none": measured},
         "sequence": None,
     }
 
@@ -166,7 +187,7 @@ def score(reservation: NDArray[np.float64], cell: Cell, bootstrap: Bootstrap) ->
     """Return every metric of reservations, shape (n, n_resources), over the test rows and over groups of them.
 
     The result holds ``all`` and ``unseen`` (collections kept for the test), with intervals; ``tiers`` and ``ages``
-    without; and the would-be out-of-memory events.
+    without; the would-be out-of-memory events; and ``units``, the sums of each unit that all of it rests on.
     """
     history, test = cell.history, cell.test
     windows = history.windows.take(test)
@@ -185,6 +206,7 @@ def score(reservation: NDArray[np.float64], cell: Cell, bootstrap: Bootstrap) ->
     held = in_force(reservation, history)[test, _MEMORY]
     used = demand(windows)[:, _MEMORY]
     return {
+        "units": units,
         "all": _with_intervals(units, bootstrap),
         "unseen": _with_intervals(units[cell.unseen_units], bootstrap),
         "tiers": _by_group(tiers, metrics.TIER_LABELS),

@@ -9,18 +9,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.schema import RESOURCES, TIERS
+from reclaim.data.schema import RESOURCES
+from reclaim.features.groups import AGES as AGES
+from reclaim.features.groups import TIER_LABELS as TIER_LABELS
+from reclaim.features.groups import age_key as age_key
+from reclaim.features.groups import tier_key as tier_key
 
 ROUNDING: Final = 1e-6
 """Relative tolerance of a violation: targets are stored as single-precision shares of the limit."""
 
-AGE_EDGES_S: Final = (300.0, 7_200.0, 86_400.0)
-"""Upper edges of the age classes, in seconds, the edge itself within."""
-AGES: Final = ("up to 5 min", "up to 2 h", "up to 24 h", "older")
-"""How long a task had been known when the answer was given."""
-
-TIER_LABELS: Final = ("unknown", *TIERS)
-"""Groups of the split by tier, in the order of ``tier_key``."""
+_DRAWN_AT_ONCE: Final = 2_000_000
+"""Numbers drawn at once by the bootstrap: 16 MB of weights."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,8 @@ STATS: Final[Mapping[str, Stat]] = {
     "limit_exceeded": lambda s: (s.target > 1.0 + ROUNDING).astype(np.float64),
 }
 """What is known of each row, shape (n, n_resources); summed before anything is divided."""
-_POSITION: Final = {name: i for i, name in enumerate(STATS)}
+POSITION: Final = {name: i for i, name in enumerate(STATS)}
+"""Of each statistic on its axis."""
 
 
 @dataclass(frozen=True)
@@ -167,12 +167,30 @@ def evaluate(totals: NDArray[np.float64]) -> Mapping[str, NDArray[np.float64]]:
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             name: np.where(
-                totals[..., _POSITION[m.denominator], :] == 0,
+                totals[..., POSITION[m.denominator], :] == 0,
                 np.nan,
-                totals[..., _POSITION[m.numerator], :] / totals[..., _POSITION[m.denominator], :],
+                totals[..., POSITION[m.numerator], :] / totals[..., POSITION[m.denominator], :],
             )
             for name, m in METRICS.items()
         }
+
+
+def resampled_sums(unit_sums: NDArray[np.float64], *, draws: int, seed: int) -> NDArray[np.float64]:
+    """Return the sums over as many units drawn with replacement, in each draw; (n_units, k) to (draws, k).
+
+    How often each unit is drawn follows from their number, draws and seed alone: sums of the same units that are
+    resampled apart are resampled alike.
+    """
+    n_units = len(unit_sums)
+    out = np.zeros((draws, unit_sums.shape[1]))
+    rng = np.random.default_rng(seed)
+    at_once = max(1, _DRAWN_AT_ONCE // max(n_units, 1))
+    for start in range(0, draws if n_units else 0, at_once):
+        weights = np.empty((min(at_once, draws - start), n_units))
+        for row in weights:
+            row[:] = np.bincount(rng.integers(0, n_units, n_units), minlength=n_units)
+        out[start : start + at_once] = weights @ unit_sums
+    return out
 
 
 def bootstrap(
@@ -195,13 +213,8 @@ def bootstrap(
     dict of str to float64, shape (2, n_resources)
         Lower and upper bound; NaN where the metric is NaN in every draw.
     """
-    n_units = len(unit_sums)
-    rng = np.random.default_rng(seed)
-    flat = unit_sums.reshape(n_units, len(STATS) * len(RESOURCES))
-    resampled = np.empty((draws, flat.shape[1]))
-    even = np.full(n_units, 1.0 / max(n_units, 1))
-    for d in range(draws):
-        resampled[d] = rng.multinomial(n_units, even) @ flat if n_units else 0.0
+    flat = unit_sums.reshape(len(unit_sums), len(STATS) * len(RESOURCES))
+    resampled = resampled_sums(flat, draws=draws, seed=seed)
     levels = [(1 - confidence) / 2, (1 + confidence) / 2]
     intervals = {}
     for name, values in evaluate(resampled.reshape(draws, *unit_sums.shape[1:])).items():
@@ -212,13 +225,3 @@ def bootstrap(
                 interval[:, r] = np.quantile(known, levels)
         intervals[name] = interval
     return intervals
-
-
-def tier_key(tier: NDArray[np.int8]) -> NDArray[np.int64]:
-    """Return the position in ``TIER_LABELS`` of each row's tier; shape (n,)."""
-    return tier.astype(np.int64) + 1
-
-
-def age_key(known_s: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the position in ``AGES`` of each row's age in seconds; shape (n,)."""
-    return np.searchsorted(np.array(AGE_EDGES_S), known_s, side="left").astype(np.int64)

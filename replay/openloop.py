@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.windows import Windows, concatenate
+from reclaim.features.groups import known_seconds as known_seconds
 from reclaim.training.estimators.base import MODEL, Estimate, Estimator
 from reclaim.training.estimators.forecast import ForecastEstimator
-from reclaim.training.estimators.margin import Guarded, Margin
-from reclaim.training.estimators.statistical import LimitEstimator
 
 ROWS_PER_CALL: Final = 65_536
 """Rows handed to an estimator at once; bounds what a learned one holds beside its answer, 0.5 kB of quantiles a row."""
@@ -86,11 +85,11 @@ def run_base(estimator: Estimator, windows: Windows) -> Estimate:
         Before any margin; shape (n, n_resources).
     """
     slot = windows.task_numbers()
-    return _in_parts(windows, lambda part: estimator.update(slot[part], windows.take(part)))
+    return _in_parts(windows, lambda part: [estimator.update(slot[part], windows.take(part))])[0]
 
 
-def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows: Windows) -> Estimate:
-    """Return what ``run_base`` would, of chosen rows only, from the features that are stored of them.
+def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows: Windows) -> list[Estimate]:
+    """Return what each plan of an estimator would answer to chosen rows only, from their stored features.
 
     Those are to the bit what the estimator computes as it goes (``features.state``), so the answers are the same.
 
@@ -101,25 +100,15 @@ def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows:
     windows : Windows
         The ``n`` rows.
     """
-    return _in_parts(windows, lambda part: estimator.answer(x[part], windows.take(part)))
+    return _in_parts(windows, lambda part: estimator.answer_each(x[part], windows.take(part)))
 
 
-def _in_parts(windows: Windows, answer: Callable[[slice], Estimate]) -> Estimate:
-    reservation = np.empty_like(windows.limit)
-    rule = np.empty(windows.limit.shape, np.uint8)
-    for start in range(0, len(windows), ROWS_PER_CALL):
-        part = slice(start, start + ROWS_PER_CALL)
-        estimate = answer(part)
-        reservation[part], rule[part] = estimate.reservation, estimate.rule
-    return Estimate(reservation, rule)
-
-
-def with_margin(base: Estimate, windows: Windows, margin: Margin) -> Estimate:
-    """Return what ``Guarded`` makes of base answers: the same, to the bit, as running it window by window.
-
-    The guards remember nothing, so one base run serves every margin.
-    """
-    return Guarded(LimitEstimator(), margin).adjust(base, windows)
+def _in_parts(windows: Windows, answer: Callable[[slice], list[Estimate]]) -> list[Estimate]:
+    cuts = [slice(start, start + ROWS_PER_CALL) for start in range(0, max(len(windows), 1), ROWS_PER_CALL)]
+    return [
+        Estimate(np.concatenate([p.reservation for p in parts]), np.concatenate([p.rule for p in parts]))
+        for parts in zip(*map(answer, cuts), strict=True)
+    ]
 
 
 def oracle(history: History) -> Estimate:
@@ -138,12 +127,6 @@ def previous_rows(windows: Windows) -> NDArray[np.int64]:
     previous = np.arange(-1, len(windows) - 1, dtype=np.int64)
     previous[windows.task_starts()[:-1]] = -1
     return previous
-
-
-def known_seconds(windows: Windows) -> NDArray[np.float64]:
-    """Return the time from the start of each row's task's first window to the row's end, in seconds; shape (n,)."""
-    first_us = windows.start_us[windows.task_starts()[:-1]]
-    return (windows.end_us - first_us[windows.task_numbers()]) / 1e6
 
 
 def in_force(reservation: NDArray[np.float64], history: History) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import chain
 from math import isfinite, nan
 from operator import attrgetter
@@ -22,9 +23,11 @@ from reclaim.serving.schemas import (
     MarginShares,
     ModelInfo,
     ModelName,
+    Plan,
     Quantiles,
     ReservationRequest,
     ReservationResponse,
+    ResourceBasis,
     ResourceLimit,
     ResourceRules,
     Resources,
@@ -37,7 +40,7 @@ from reclaim.training.estimators.base import CAP, LIMIT, RULES, STARTUP, UNKNOWN
 if TYPE_CHECKING:
     from reclaim.serving.loader import LoadedModel
     from reclaim.serving.settings import ServingSettings
-    from reclaim.training.estimators.margin import Margin
+    from reclaim.training.bundle import Bundle
 
 _PLAIN: Final = (
     (w.CPU_MEAN, schema.CPU_MEAN),
@@ -56,6 +59,8 @@ _VECTORS: Final = (
 _LIMIT_RULES: Final = (LIMIT, STARTUP, CAP, UNKNOWN)
 """The rules whose reservation is the limit."""
 _PEAK_CPU: Final = TARGETS[-1]
+_PEAK_LEVEL: Final = 0.99
+"""Quantile level of the one number that stands for peak CPU, or the nearest that the model has."""
 
 
 def windows_from_request(request: ReservationRequest) -> tuple[NDArray[np.int64], Windows]:
@@ -147,9 +152,8 @@ def answer(model: LoadedModel, request: ReservationRequest, settings: ServingSet
     ]  # fmt: skip
     return ReservationResponse(
         model=_name(model),
-        margin=_margin(bundle.margins[name]),
+        margin=_margin(bundle, name),
         horizon_s=bundle.horizon_s,
-        level=_resources(bundle.level),
         levels=list(bundle.forecaster.quantile_levels),
         units=request.units,
         tasks=tasks,
@@ -176,9 +180,8 @@ def model_info(model: LoadedModel, settings: ServingSettings) -> ModelInfo:
         source=model.source,
         horizon_s=bundle.horizon_s,
         horizons_s=list(bundle.forecaster.horizons_s),
-        level=_resources(bundle.level),
         levels=list(bundle.forecaster.quantile_levels),
-        margins=[_margin(margin) for margin in bundle.margins.values()],
+        margins=[_margin(bundle, name) for name in bundle.margins],
         default_margin=settings.margin,
         pipeline_version=bundle.pipeline_version,
         dataset_fingerprint=bundle.dataset_fingerprint,
@@ -226,7 +229,8 @@ def _forecast(
         return []
     over = [last_limit[0], last_limit[1], last_limit[0]]  # peak CPU is over the CPU limit
     amounts = estimate.forecast.quantiles[row] * np.array(over)[:, None, None]
-    level = model.bundle.forecaster.quantile_levels.index(model.bundle.level[0])
+    levels = model.bundle.forecaster.quantile_levels
+    peak = min(range(len(levels)), key=lambda k: abs(levels[k] - _PEAK_LEVEL))
     out = []
     for horizon_s in model.bundle.forecaster.horizons_s:
         h = HORIZONS_S.index(horizon_s)
@@ -236,7 +240,7 @@ def _forecast(
             HorizonForecast(
                 horizon_s=horizon_s,
                 oom_probability=oom if isfinite(oom) else None,
-                peak_cpu=float(by_target[_PEAK_CPU][level]) if np.isfinite(by_target[_PEAK_CPU]).all() else None,
+                peak_cpu=float(by_target[_PEAK_CPU][peak]) if np.isfinite(by_target[_PEAK_CPU]).all() else None,
                 quantiles=Quantiles(
                     **{name: q.tolist() if np.isfinite(q).all() else None for name, q in by_target.items()}
                 ),
@@ -265,5 +269,15 @@ def _name(model: LoadedModel) -> ModelName:
     return ModelName(name=model.name, version=model.version)
 
 
-def _margin(margin: Margin) -> MarginShares:
-    return MarginShares(name=margin.name, share=_resources(margin.share))
+def _margin(bundle: Bundle, name: str) -> MarginShares:
+    margin = bundle.margins[name]
+    plans = [bundle.plans[name]] if name in bundle.plans else list(bundle.plans.values())
+    return MarginShares(
+        name=name,
+        share=_resources(margin.share),
+        by_group=margin.by_group is not None,
+        plans=[
+            Plan(**{r: ResourceBasis(**asdict(basis)) for r, basis in zip(RESOURCES, plan, strict=True)})
+            for plan in plans
+        ],
+    )

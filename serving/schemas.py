@@ -257,7 +257,7 @@ class HorizonForecast(_Answer):
     oom_probability: float | None = Field(
         description="Probability of an out-of-memory event, as the model info defines it."
     )
-    peak_cpu: float | None = Field(description="Predicted largest CPU usage, at the answer's `level`; not capped.")
+    peak_cpu: float | None = Field(description="Predicted largest CPU usage, at the level 0.99; not capped.")
     quantiles: Quantiles
 
 
@@ -280,11 +280,31 @@ class ModelName(_Answer):
     version: str
 
 
+class ResourceBasis(_Answer):
+    """What of a task's predicted distribution is reserved."""
+
+    level: float = Field(description="The quantile level; with a price, the lowest that may be chosen.")
+    price: float | None = Field(
+        description="What one violated task-window may cost, in limits of a task of mean size: the level is chosen for "
+        "each task by it. Null: the level is the same for all."
+    )
+    anchor: float = Field(description="Weight of the largest demand of the task's last 24 hours beside the quantile.")
+
+
+class Plan(_Answer):
+    """A basis for each resource."""
+
+    cpu: ResourceBasis
+    memory: ResourceBasis
+
+
 class MarginShares(_Answer):
-    """What is added to a prediction, as a share of it."""
+    """What is reserved of a prediction, and what is added to it, as a share of it."""
 
     name: str
-    share: Resources
+    share: Resources = Field(description="Where margins differ by tier and age, that of all tasks together.")
+    by_group: bool = Field(description="Whether margins differ by tier and age.")
+    plans: list[Plan] = Field(description="One; or two, half way between whose reservations this one lies.")
 
 
 class ReservationResponse(_Answer):
@@ -293,7 +313,6 @@ class ReservationResponse(_Answer):
     model: ModelName
     margin: MarginShares
     horizon_s: int = Field(description="The horizon that a reservation is promised for, in seconds.")
-    level: Resources = Field(description="The quantile level under the margin.")
     levels: list[float] = Field(description="The levels of all quantiles.")
     units: Units
     tasks: list[TaskReservation]
@@ -307,7 +326,6 @@ class ModelInfo(_Answer):
     source: str = Field(description="The reference it was loaded by.")
     horizon_s: int
     horizons_s: list[int] = Field(description="All horizons that are foreseen, in seconds.")
-    level: Resources
     levels: list[float]
     margins: list[MarginShares]
     default_margin: str

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from reclaim.training.bundle import Bundle
-from reclaim.training.estimators.margin import three_margins
+from reclaim.training.estimators.margin import Margin, three_margins
+from reclaim.training.estimators.plan import Basis
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
@@ -103,12 +104,12 @@ def bundle() -> Bundle:
     from reclaim.features.registry import FEATURE_NAMES
     from reclaim.features.targets import HORIZONS_S, TARGETS
     from reclaim.training.forecaster import NetworkForecaster
-    from reclaim.training.networks import QuantileNetwork
+    from reclaim.training.networks import QuantileNetwork, Scaling
     from reclaim.training.settings import QUANTILE_LEVELS
 
     generator = torch.Generator().manual_seed(7)
     network = QuantileNetwork(
-        torch.full((len(FEATURE_NAMES),), 0.3), torch.ones(len(FEATURE_NAMES)),
+        Scaling(*(torch.full((len(FEATURE_NAMES),), v) for v in (0.3, 1.0, -8.0, 8.0))),
         n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), n_levels=len(QUANTILE_LEVELS), width=32, depth=2,
     )  # fmt: skip
     network.initialise(generator)
@@ -120,8 +121,10 @@ def bundle() -> Bundle:
         kind="network",
         forecaster=NetworkForecaster(network, "sqrt"),
         horizon_s=3_600,
-        level=(0.9, 0.99),
-        anchor=(0.25, 0.5),
-        margins=three_margins((0.3, 0.2), (0.1, 0.05)),
+        plans={
+            "baseline": (Basis(0.95, 30.0, 0.25), Basis(0.99)),
+            "aggressive": (Basis(0.9, 3.0), Basis(0.9, None, 0.5)),
+        },
+        margins=three_margins(Margin("baseline", (0.3, 0.2)), Margin("aggressive", (0.1, 0.05))),
         dataset_fingerprint="0" * 64,
     )

@@ -77,6 +77,10 @@ MISTAKES = [
     (("synth", "out", "--days", "-1"), "days"),
     (("synth", "out", "--machines", "abc"), "Invalid value for '--machines'"),
     (("synth", "out", "--machine", "3"), "--machine"),
+    (("synth", "out", "--seed"), "Option '--seed' requires an argument; `reclaim --help` says more"),
+    (("tune", "nowhere"), "nowhere: no such folder"),
+    (("peaks", "nothing.parquet", "--out", "o"), "nothing.parquet: no such file"),
+    (("peaks", "nothing.parquet", "--out", "o", "--predictor", "p99"), "--predictor: unknown p99; expected any of"),
     (("ingest", "in"), "Missing argument 'DATASET'"),
     (("sinth",), "'sinth'"),
 ]

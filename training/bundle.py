@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +17,10 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell
 from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.estimators.forecast import ForecastEstimator
-from reclaim.training.estimators.margin import MARGIN_NAMES, Guarded, Margin
+from reclaim.training.estimators.forecast import UNKNOWN_LIMITS, ForecastEstimator
+from reclaim.training.estimators.margin import MARGIN_GROUPS, MARGIN_NAMES, NO_MARGIN, Guarded, Margin
+from reclaim.training.estimators.plan import Basis, Plan
+from reclaim.training.probability import Calibrated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +31,7 @@ KINDS: Final = ("network", "trees")
 """Which forecaster a bundle holds."""
 
 BUNDLE_FILE: Final = "bundle.json"
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the files; a model of another one is refused, and its finished run does not stand for a new one."""
 
 
@@ -41,15 +44,17 @@ class Bundle:
     kind : str
         One of ``KINDS``.
     forecaster : Forecaster
+        With its OOM probability calibrated.
     horizon_s : int
         The horizon the margins were set for, in seconds.
-    level : tuple of float, in the order ``schema.RESOURCES``
-        Quantile level under the margin.
+    plans : mapping of ``baseline`` and ``aggressive`` to Plan
+        What is reserved of a forecast under each of the two; ``medium`` is half way between the two reservations.
     margins : mapping of name to Margin
+        What is added to it.
     dataset_fingerprint : str
         Of the dataset it was trained on.
-    anchor : tuple of float, in the order ``schema.RESOURCES``
-        Weight of the task's own past beside the quantile; see ``estimators.forecast.anchored``.
+    mean_limit : tuple of float, in the order ``schema.RESOURCES``
+        Of that dataset's tasks, in its unit; NaN unknown.
     pipeline_version : str
         Of the features it reads.
     trained : mapping
@@ -60,10 +65,10 @@ class Bundle:
     kind: str
     forecaster: Forecaster
     horizon_s: int
-    level: tuple[float, ...]
+    plans: Mapping[str, Plan]
     margins: Mapping[str, Margin]
     dataset_fingerprint: str
-    anchor: tuple[float, ...] = (0.0,) * len(RESOURCES)
+    mean_limit: tuple[float, ...] = UNKNOWN_LIMITS
     pipeline_version: str = PIPELINE_VERSION
     trained: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,15 +76,38 @@ class Bundle:
         if self.kind not in KINDS:
             raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
 
-    def bare_estimator(self, cell: Cell = Cell()) -> ForecastEstimator:  # noqa: B008 - frozen
-        """Return the estimator without margin or guards, with fresh state, for the tasks of one cell."""
-        return ForecastEstimator(self.forecaster, self.horizon_s, self.level, self.anchor, cell)
+    def bare_estimator(
+        self,
+        *,
+        horizon_s: int | None = None,
+        mean_limit: tuple[float, ...] | None = None,
+        cell: Cell = Cell(),  # noqa: B008 - frozen
+    ) -> ForecastEstimator:
+        """Return the estimator of both plans, without margins or guards, with fresh state, for the tasks of one cell.
+
+        Parameters
+        ----------
+        horizon_s : int or None
+            Another horizon than the bundle's.
+        mean_limit : tuple of float or None
+            Of the cell's tasks, where it is another cell than the one trained on.
+        cell : Cell
+        """
+        horizon_s = self.horizon_s if horizon_s is None else horizon_s
+        mean_limit = self.mean_limit if mean_limit is None else mean_limit
+        return ForecastEstimator(
+            self.forecaster, horizon_s, tuple(self.plans.values()), mean_limit=mean_limit, cell=cell
+        )
 
     def estimator(self, margin: str, cell: Cell = Cell()) -> Guarded:  # noqa: B008 - frozen
         """Return the guarded estimator at a named margin, with fresh state; ConfigError for an unknown name."""
         if margin not in self.margins:
             raise ConfigError(f"unknown margin {margin!r}; expected one of {', '.join(self.margins)}")
-        return Guarded(self.bare_estimator(cell), self.margins[margin])
+        names = [margin] if margin in self.plans else list(self.plans)
+        plans, margins = [self.plans[name] for name in names], [self.margins[name] for name in names]
+        return Guarded(
+            ForecastEstimator(self.forecaster, self.horizon_s, plans, margins, self.mean_limit, cell), NO_MARGIN
+        )
 
 
 def save_bundle(bundle: Bundle, folder: Path) -> None:
@@ -88,9 +116,9 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
         "format": FORMAT,
         "kind": bundle.kind,
         "horizon_s": bundle.horizon_s,
-        "level": dict(zip(RESOURCES, bundle.level, strict=True)),
-        "anchor": dict(zip(RESOURCES, bundle.anchor, strict=True)),
-        "margins": {name: dict(zip(RESOURCES, m.share, strict=True)) for name, m in bundle.margins.items()},
+        "plans": {name: _named([asdict(basis) for basis in plan]) for name, plan in bundle.plans.items()},
+        "margins": {name: _margin_facts(margin) for name, margin in bundle.margins.items()},
+        "mean_limit": _named([limit if math.isfinite(limit) else None for limit in bundle.mean_limit]),
         "pipeline_version": bundle.pipeline_version,
         "features": list(FEATURE_NAMES),
         "dataset_fingerprint": bundle.dataset_fingerprint,
@@ -134,12 +162,33 @@ def load_bundle(folder: Path) -> Bundle:
         kind=facts["kind"],
         forecaster=_load_forecaster(facts["kind"], Path(folder)),
         horizon_s=facts["horizon_s"],
-        level=tuple(facts["level"][r] for r in RESOURCES),
-        anchor=tuple(facts["anchor"][r] for r in RESOURCES),
-        margins={n: Margin(n, tuple(facts["margins"][n][r] for r in RESOURCES)) for n in MARGIN_NAMES},
+        plans={name: tuple(Basis(**facts["plans"][name][r]) for r in RESOURCES) for name in facts["plans"]},
+        margins={name: _margin_of(name, facts["margins"][name]) for name in MARGIN_NAMES},
         dataset_fingerprint=facts["dataset_fingerprint"],
+        mean_limit=tuple(math.nan if (v := facts["mean_limit"][r]) is None else v for r in RESOURCES),
         pipeline_version=facts["pipeline_version"],
         trained=facts["trained"],
+    )
+
+
+def _named(values: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip(RESOURCES, values, strict=True))
+
+
+def _margin_facts(margin: Margin) -> dict[str, Any]:
+    groups = margin.by_group
+    return {
+        "share": _named(margin.share),
+        "by_group": None if groups is None else dict(zip(MARGIN_GROUPS, map(_named, groups), strict=True)),
+    }
+
+
+def _margin_of(name: str, facts: Mapping[str, Any]) -> Margin:
+    groups = facts["by_group"]
+    return Margin(
+        name,
+        tuple(facts["share"][r] for r in RESOURCES),
+        None if groups is None else tuple(tuple(groups[group][r] for r in RESOURCES) for group in MARGIN_GROUPS),
     )
 
 
@@ -147,10 +196,10 @@ def _load_forecaster(kind: str, folder: Path) -> Forecaster:
     if kind == "network":
         from reclaim.training.forecaster import NetworkForecaster
 
-        return NetworkForecaster.load(folder)
+        return Calibrated.load(NetworkForecaster.load(folder), folder)
     from reclaim.training.trees import TreeForecaster
 
-    return TreeForecaster.load(folder)
+    return Calibrated.load(TreeForecaster.load(folder), folder)
 
 
 def output_names(forecaster: Forecaster) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,24 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
-from reclaim.training.estimators.base import MODEL, Estimate
-from reclaim.training.estimators.margin import Guarded, Margin, three_margins
-from reclaim.training.estimators.statistical import LimitEstimator
+from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate
+from reclaim.training.estimators.fixed import LimitEstimator
+from reclaim.training.estimators.margin import (
+    MARGIN_GROUPS,
+    MARGIN_NAMES,
+    NO_MARGIN,
+    Guarded,
+    Margin,
+    margin_group,
+    three_margins,
+)
 
 LOWEST_SHARE: Final = -0.95
 """Narrowest margin looked at: a twentieth of what the estimator said."""
 HIGHEST_SHARE: Final = 1e3
 """Widest margin looked at: in effect the limit, for every task that uses anything at all."""
+GROUP_VIOLATIONS: Final = 20
+"""Rows that a group must be able to spend before it gets a margin of its own: with fewer, one task decides."""
 ROUNDING: Final = 1e-6
 """Relative tolerance of a violation: targets are stored as float32 shares of the limit."""
 
@@ -100,7 +110,7 @@ def needed_reservation(windows: Windows, target: NDArray[np.float64]) -> NDArray
     """
     need = np.where(windows.limit > 0, np.minimum(target, 1.0) * windows.limit, np.nan)
     rule = np.full(need.shape, MODEL, np.uint8)
-    guard = Guarded(LimitEstimator(), Margin("none", (0.0,) * len(RESOURCES)))  # adjust asks no base
+    guard = Guarded(LimitEstimator(), NO_MARGIN)  # adjust asks no base
     least = guard.adjust(Estimate(np.zeros_like(need), rule), windows).reservation
     most = guard.adjust(Estimate(np.full_like(need, np.inf), rule), windows).reservation
     with np.errstate(invalid="ignore"):
@@ -109,23 +119,32 @@ def needed_reservation(windows: Windows, target: NDArray[np.float64]) -> NDArray
 
 
 def calibrate(
-    estimate: Estimate, windows: Windows, target: NDArray[np.float64], budgets: Budgets | None = None
+    bases: Mapping[str, Estimate],
+    windows: Windows,
+    target: NDArray[np.float64],
+    budgets: Budgets | None = None,
+    *,
+    by_group: bool = False,
 ) -> Calibration:
     """Find, per resource, the narrowest margins whose guarded reservations keep the budgets on these rows.
 
     A row violates at every margin below the one that lifts its reservation to what it needs, and at none above. Of
-    ``n`` rows a budget lets ``floor(budget * n)`` violate, so the margin is the one that the next needy row asks for.
+    ``n`` rows a budget lets ``floor(budget * n)`` violate, so the margin is the one that the next needy row asks for:
+    split-conformal prediction with the ratio of need to reservation as the score (Papadopoulos et al., 2002; Vovk).
 
     Parameters
     ----------
-    estimate : Estimate
-        What the bare estimator said, ``n`` rows.
+    bases : mapping of margin name to Estimate
+        What the bare estimator said of ``n`` rows, for ``baseline`` and for ``aggressive``; most say the same.
     windows : Windows
         The rows themselves.
     target : float64, shape (n, n_resources)
         Demand over the horizon, over the limit of the row; NaN unknown.
     budgets : Budgets or None
         The defaults when None.
+    by_group : bool
+        Whether each group of ``margin.MARGIN_GROUPS`` keeps the budgets for itself (Mondrian conformal prediction).
+        Groups with fewer than ``GROUP_VIOLATIONS`` rows to spend are put together.
 
     Raises
     ------
@@ -149,16 +168,19 @@ def calibrate(
         for r, resource in enumerate(RESOURCES)
         if not granted[r]
     ]
-    found: dict[str, list[float]] = {}
+    group = margin_group(windows) if by_group else np.zeros(len(windows), np.int64)
+    found: list[Margin] = []
     for name, budget in (("baseline", budgets.baseline), ("aggressive", budgets.aggressive)):
-        found[name] = []
+        shares = np.zeros((len(MARGIN_GROUPS), len(RESOURCES)))
+        pooled = np.zeros(len(RESOURCES))
         for r, resource in enumerate(RESOURCES):
             if not granted[r]:
-                found[name].append(0.0)
                 continue
             known = rows[:, r]
-            share, lost = _narrowest_share(needed[known, r], estimate.reservation[known, r], budget)
-            found[name].append(share)
+            scores = _scores(needed[known, r], bases[name].reservation[known, r])
+            pooled[r] = _narrowest(scores, budget)
+            shares[:, r] = _of_groups(scores, group[known], budget) if by_group else pooled[r]
+            lost = float((scores > HIGHEST_SHARE).mean())
             if lost > budget:
                 notes.append(
                     f"{resource}, {name}: even a margin of {HIGHEST_SHARE:g} violates in {lost:.3%} of {n[r]} rows, "
@@ -169,8 +191,9 @@ def calibrate(
                     f"{resource}, {name}: a budget of {budget:.3%} of {n[r]} rows is less than one row; "
                     "the margin allows none"
                 )
-    margins = three_margins(tuple(found["baseline"]), tuple(found["aggressive"]))
-    held = {k: Guarded(LimitEstimator(), m).adjust(estimate, windows).reservation for k, m in margins.items()}
+        found.append(Margin(name, _floats(pooled), tuple(map(_floats, shares)) if by_group else None))
+    margins = three_margins(*found)
+    held = guarded_reservations(bases, windows, margins)
     counted = np.where(rows, windows.limit, np.nan)
     return Calibration(
         margins=margins,
@@ -181,30 +204,58 @@ def calibrate(
     )
 
 
-def _narrowest_share(
-    needed: NDArray[np.float64], reservation: NDArray[np.float64], budget: float
-) -> tuple[float, float]:
-    """Return the margin's share for rows of known need, shape (n,), and the share of rows beyond any margin's help."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(needed > 0, needed / reservation - 1.0, -np.inf)  # what lifts each row to its need
-    share[np.isnan(reservation)] = -np.inf  # nothing was estimated: the guards give the limit
-    allowed = min(int(budget * len(share) * (1 + 1e-12)), len(share) - 1)
-    narrowest = float(np.partition(share, len(share) - 1 - allowed)[len(share) - 1 - allowed])
-    return min(max(narrowest, LOWEST_SHARE), HIGHEST_SHARE), float((share > HIGHEST_SHARE).mean())
+def guarded_reservations(
+    bases: Mapping[str, Estimate], windows: Windows, margins: Mapping[str, Margin]
+) -> dict[str, NDArray[np.float64]]:
+    """Return what is reserved under each of the three margins, shape (n, n_resources) each, in trace units.
 
-
-def choose_bases(candidates: Mapping[tuple[float, ...], Calibration]) -> list[tuple[float, ...]]:
-    """Return, per resource, the key of the candidate whose aggressive margin reclaims most.
-
-    Every candidate keeps the same budgets, so more reclaimed is better without a second look. The aggressive margin
-    decides: it rests on ten times the violations of the baseline, whose few come in bursts of a handful of tasks. Ties
-    go to the larger key: (level, anchor), so to the one that leans less on its margin.
+    ``medium`` lies half way between the reservations of the other two before the guards, which is what the margin half
+    way between does where both rest on the same base.
     """
-    best = []
-    for r in range(len(RESOURCES)):
-        score = {key: c.reclaimed["aggressive"][r] for key, c in candidates.items()}
-        best.append(max(sorted(score, reverse=True), key=score.__getitem__))
-    return best
+    free = Guarded(LimitEstimator(), NO_MARGIN)  # adjust asks no base
+    bare = {k: bases[k].reservation * margins[k].factor(windows) for k in ("baseline", "aggressive")}
+    bare["medium"] = (bare["baseline"] + bare["aggressive"]) / 2
+    rule = np.where(np.isnan(bare["medium"]), np.uint8(UNKNOWN), np.uint8(MODEL))
+    return {k: free.adjust(Estimate(bare[k], rule), windows).reservation for k in MARGIN_NAMES}
+
+
+def _of_groups(scores: NDArray[np.float64], group: NDArray[np.int64], budget: float) -> NDArray[np.float64]:
+    """Return the margin of each group, shape (n_groups,), from the scores of rows and their groups, shape (n,)."""
+    shares = np.empty(len(MARGIN_GROUPS))
+    spendable = np.bincount(group, minlength=len(MARGIN_GROUPS)) * budget
+    small = spendable < GROUP_VIOLATIONS
+    together = scores[small[group]]
+    # few rows even together: then they get the margin of all
+    shares[small] = _narrowest(together if len(together) * budget >= GROUP_VIOLATIONS else scores, budget)
+    for g in np.flatnonzero(~small):
+        shares[g] = _narrowest(scores[group == g], budget)
+    return shares
+
+
+def _scores(needed: NDArray[np.float64], reservation: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the margin's share that lifts each row to its need; both of shape (n,), rows of known need."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(needed > 0, needed / reservation - 1.0, -np.inf)
+    share[np.isnan(reservation)] = -np.inf  # nothing was estimated: the guards give the limit
+    return share
+
+
+def _narrowest(scores: NDArray[np.float64], budget: float) -> float:
+    """Return the narrowest share with which at most the budget's rows violate."""
+    allowed = min(int(budget * len(scores) * (1 + 1e-12)), len(scores) - 1)
+    narrowest = float(np.partition(scores, len(scores) - 1 - allowed)[len(scores) - 1 - allowed])
+    return min(max(narrowest, LOWEST_SHARE), HIGHEST_SHARE)
+
+
+Key = TypeVar("Key")
+
+
+def choose_best(candidates: Mapping[Key, Calibration], margin: str) -> list[Key]:
+    """Return, per resource, the candidate that reclaims most under a margin; the first one of equals.
+
+    Every candidate keeps the same budgets, so more reclaimed is better without a second look.
+    """
+    return [max(candidates, key=lambda key: candidates[key].reclaimed[margin][r]) for r in range(len(RESOURCES))]
 
 
 def _floats(values: NDArray[np.float64]) -> tuple[float, ...]:

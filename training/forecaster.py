@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.networks import QuantileNetwork, cpu_threads, inverse_transform
+from reclaim.training.networks import QuantileNetwork, Scaling, cpu_threads, inverse_transform
 from reclaim.training.settings import QUANTILE_LEVELS
 
 CHUNK_ROWS: Final = 256
@@ -116,7 +116,7 @@ class NetworkForecaster:
 
     def save(self, folder: Path) -> None:
         """Write the weights, the shape of the network and what of it was fitted."""
-        n_layers = len(self.network.body) // 2
+        n_layers = sum(isinstance(layer, torch.nn.Linear) for layer in self.network.body)
         shape = {"width": self.network.head.in_features, "depth": n_layers, "transform": self.transform}
         tensors = {k: v.contiguous() for k, v in self.network.state_dict().items()}
         heads = {"targets": self.heads.targets.tolist(), "oom": self.heads.oom.tolist()}
@@ -131,7 +131,7 @@ class NetworkForecaster:
         shape = facts["shape"]
         heads = Heads(*(np.array(facts["heads"][key], np.bool_) for key in ("targets", "oom")))
         network = QuantileNetwork(
-            tensors["mean"], tensors["scale"], n_targets=len(TARGETS), n_horizons=len(HORIZONS_S),
+            Scaling(*(tensors[name] for name in Scaling._fields)), n_targets=len(TARGETS), n_horizons=len(HORIZONS_S),
             n_levels=len(QUANTILE_LEVELS), width=shape["width"], depth=shape["depth"],
         )  # fmt: skip
         network.load_state_dict(tensors)

@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from reclaim.training.settings import TRANSFORMS
 
-_CLIP: Final = 8.0
-"""Standardised features are cut off here, in standard deviations: one absurd measurement must not move a reservation
-beyond what training saw."""
 _FIRST_INCREMENT: Final = -3.0
 """Bias of the increments at the start: elu(-3) + 1 is 0.05, so that the quantiles begin close together."""
+
+
+class Scaling(NamedTuple):
+    """How squashed features become inputs; each float32, shape (F,).
+
+    ``mean`` and ``scale`` standardise; ``low`` and ``high`` cut off, in standard deviations, what training hardly saw:
+    a straight line goes on for ever, and one absurd measurement must not move a reservation beyond what was learned.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    low: Tensor
+    high: Tensor
 
 
 class QuantileNetwork(nn.Module):
@@ -28,29 +38,34 @@ class QuantileNetwork(nn.Module):
 
     Parameters
     ----------
-    mean, scale : Tensor, shape (F,)
-        Standardisation of the squashed features (``resident.column_moments``); kept with the weights.
+    scaling : Scaling
+        Kept with the weights.
     n_targets, n_horizons, n_levels : int
     width, depth : int
         Units per hidden layer, hidden layers.
+    dropout : float
+        Share of hidden units left out while training.
     """
 
     mean: Tensor
     scale: Tensor
+    low: Tensor
+    high: Tensor
 
     def __init__(
-        self, mean: Tensor, scale: Tensor, *, n_targets: int, n_horizons: int, n_levels: int, width: int, depth: int
-    ) -> None:
+        self, scaling: Scaling, *, n_targets: int, n_horizons: int, n_levels: int, width: int, depth: int,
+        dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.shape = (n_targets, n_horizons, n_levels)
-        n_features = len(mean)
+        n_features = len(scaling.mean)
         n_quantiles = n_targets * n_horizons * n_levels
-        self.register_buffer("mean", mean)
-        self.register_buffer("scale", scale)
+        for name, values in zip(Scaling._fields, scaling, strict=True):
+            self.register_buffer(name, values)
         sizes = [n_features] + [width] * depth
         layers: list[nn.Module] = []
         for i, o in pairwise(sizes):
-            layers += [nn.Linear(i, o), nn.SiLU()]
+            layers += [nn.Linear(i, o), nn.SiLU(), nn.Dropout(dropout)]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(width, n_quantiles + n_horizons)
         self.line = nn.Linear(n_features, n_quantiles + n_horizons, bias=False)
@@ -75,7 +90,7 @@ class QuantileNetwork(nn.Module):
 
         ``x`` has shape (B, F); what is not finite counts as the mean.
         """
-        z = torch.nan_to_num((squash(x) - self.mean) / self.scale, nan=0.0).clamp(-_CLIP, _CLIP)  # (B, F)
+        z = torch.nan_to_num((squash(x) - self.mean) / self.scale, nan=0.0).clamp(self.low, self.high)  # (B, F)
         out = (self.head(self.body(z)) + self.line(z)).float()  # (B, T*H*Q + H)
         n_targets, n_horizons, n_levels = self.shape
         raw = out[:, : n_targets * n_horizons * n_levels].reshape(-1, n_targets, n_horizons, n_levels)

@@ -226,3 +226,16 @@ def column_moments(samples: Samples, of: Callable[[Tensor], Tensor]) -> tuple[Te
     scale = (squares / n.clamp(min=1)).sqrt()
     scale = torch.where(scale > 1e-6, scale, torch.ones_like(scale))
     return mean.float(), scale.float()
+
+
+def column_bounds(samples: Samples, of: Callable[[Tensor], Tensor], share: float) -> tuple[Tensor, Tensor]:
+    """Return the quantiles of each column at ``share`` and ``1 - share``; float32, shape (K,); zeros where unknown.
+
+    From ``CHUNK_SAMPLES`` samples at even distances.
+    """
+    step = -(-len(samples) // CHUNK_SAMPLES)
+    columns = of(torch.arange(0, len(samples), step, device=samples.device))
+    levels = torch.tensor([share, 1 - share], device=samples.device)
+    bounds = torch.stack([torch.nanquantile(column, levels) for column in columns.T], dim=1)  # (2, K)
+    low, high = torch.nan_to_num(bounds, nan=0.0)
+    return low, high

@@ -9,9 +9,9 @@ from typing import Any, Final
 from reclaim.data.errors import ConfigError
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.calibrate import Budgets
-from reclaim.training.estimators.forecast import ANCHORS
+from reclaim.training.estimators.plan import ANCHORS
 
-QUANTILE_LEVELS: Final = (0.5, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+QUANTILE_LEVELS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995)
 """Levels the network answers with; dense at the top, where reservations are chosen (budgets of 1 % and 0.1 %)."""
 
 ESTIMATORS: Final = ("network", "trees")
@@ -38,8 +38,12 @@ class FitConfig:
         Hidden layers.
     transform : str
         One of ``TRANSFORMS``.
+    dropout : float
+        Share of hidden units left out at each step. Rows of one task are much alike, so a network soon knows the tasks
+        it has seen by heart, and is then far too sure of others in the tail.
     epochs : int
-        Passes over the training rows at most.
+        Passes over the training rows at most. The schedule is made for all of them: a long one that is stopped early
+        ends at a high learning rate.
     batch_size : int
         Rows per step.
     learning_rate : float
@@ -66,7 +70,8 @@ class FitConfig:
 
     width: int = 128
     depth: int = 3
-    transform: str = "sqrt"
+    transform: str = "identity"
+    dropout: float = 0.1
     epochs: int = 10
     batch_size: int = 1024
     learning_rate: float = 4e-3
@@ -93,6 +98,7 @@ class FitConfig:
         ):
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         _check(self.transform in TRANSFORMS, "transform", f"one of {', '.join(TRANSFORMS)}", self.transform)
+        _check(0 <= self.dropout < 1, "dropout", "in [0, 1)", self.dropout)
         _check(self.learning_rate > 0, "learning_rate", "above 0", self.learning_rate)
         _check(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
         _check(0 <= self.warmup_share < 1, "warmup_share", "in [0, 1)", self.warmup_share)
@@ -121,7 +127,7 @@ class TreeConfig:
         CPU threads; more help only where nobody else wants the cores.
     """
 
-    levels: tuple[float, ...] = (0.9, 0.98, 0.99)
+    levels: tuple[float, ...] = (0.9, 0.95, 0.98, 0.99, 0.995)
     iterations: int = 100
     leaves: int = 31
     learning_rate: float = 0.1
@@ -149,13 +155,14 @@ class TrainConfig:
     horizon_s : int
         The horizon a reservation is promised for, in seconds; one of ``features.targets.HORIZONS_S``.
     level : float or None
-        Quantile level under the margin; None chooses, per resource, the fitted level that reclaims most of the
-        validation rows at the budgets.
+        Quantile level reserved for all tasks alike; None spends the budget instead (``estimators.plan.Basis``), at the
+        price that reclaims most of the validation rows, per resource and budget.
     anchor : float or None
-        Weight of the task's own past beside the quantile, one of ``estimators.forecast.ANCHORS``; None chooses
-        likewise.
+        Weight of the task's own past beside the quantile, one of ``estimators.plan.ANCHORS``; None chooses likewise.
     budgets : Budgets
         Shares of task-windows that may violate, for the baseline and the aggressive margin.
+    by_group : bool
+        Whether each group of tasks (tier, age) keeps the budgets for itself, with a margin of its own.
     seed : int
         Seed of every random choice.
     fit : FitConfig
@@ -171,6 +178,7 @@ class TrainConfig:
     level: float | None = None
     anchor: float | None = None
     budgets: Budgets = field(default_factory=Budgets)
+    by_group: bool = False
     seed: int = 1
     fit: FitConfig = field(default_factory=FitConfig)
     trees: TreeConfig = field(default_factory=TreeConfig)

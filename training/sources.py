@@ -112,13 +112,13 @@ def resident_samples(
     return samples(train, 0), samples(valid, 1)
 
 
-def validation_windows(sources: Sequence[Source]) -> Windows:
-    """Return the windows of all validation rows, one source after another.
+def windows_of(sources: Sequence[Source], rows: Sequence[RowIndex]) -> Windows:
+    """Return the windows of chosen rows of each source, one source after another.
 
     Those of one source are in its trace's unit. Units of several do not add up, so each is then in that of the mean
     limit of its own rows: a sum over limits counts every source with all its rows.
     """
-    windows = [concatenate(list(_windows_of(source, source.features.valid_rows()))) for source in sources]
+    windows = [concatenate(list(_windows_of(source, r))) for source, r in zip(sources, rows, strict=True)]
     return windows[0] if len(windows) == 1 else concatenate([_in_mean_limits(w) for w in windows])
 
 

@@ -172,6 +172,10 @@ class Run:
         """Keep a mapping as a JSON file; every number in it must be finite."""
         self._client.log_text(self.run_id, json.dumps(value, indent=2, allow_nan=False), file)
 
+    def log_text(self, text: str, file: str) -> None:
+        """Keep a text file."""
+        self._client.log_text(self.run_id, text, file)
+
     def log_figure(self, figure: Figure, file: str) -> None:
         """Keep a figure."""
         self._client.log_figure(self.run_id, figure, file)
@@ -250,6 +254,11 @@ def register_bundle(
     if alias is not None:
         client.set_registered_model_alias(name, alias, newest.version)
     return ModelVersion(name, str(newest.version), run.run_id)
+
+
+def describe_version(version: ModelVersion, text: str) -> None:
+    """Set what the registry says of a version, as Markdown."""
+    _client().update_model_version(version.name, version.version, description=text)
 
 
 def _log_model(folder: Path, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str, str]:
@@ -373,6 +382,21 @@ def load_dict(run_id: str, file: str) -> dict[str, Any]:
     except (MlflowException, OSError) as error:
         raise ModelError(f"run {run_id} has no {file}: {error}") from error
     return value
+
+
+def find_file(run_id: str, file: str) -> Path | None:
+    """Return a local copy of what ``Run.log_artifact`` kept; None where the run has no such file."""
+    client = _reader(f"run {run_id}")
+    import mlflow.artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        if file not in {kept.path for kept in client.list_artifacts(run_id)}:
+            return None
+        with _quiet():
+            return Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=file))
+    except (MlflowException, OSError) as error:
+        raise ModelError(f"run {run_id}: {file} cannot be read ({error})") from error
 
 
 def git_commit() -> str | None:

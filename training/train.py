@@ -7,11 +7,11 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,25 +19,20 @@ from numpy.typing import NDArray
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.store import content_sha256
-from reclaim.data.windows import Windows
 from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
 from reclaim.training import tracking
 from reclaim.training.bundle import FORMAT, Bundle, output_names, save_bundle
-from reclaim.training.calibrate import Calibration, calibrate, choose_bases
-from reclaim.training.estimators.base import MODEL, Estimate, Forecast
-from reclaim.training.estimators.forecast import ANCHORS, anchored
-from reclaim.training.scores import coverage_figure, score_forecast
+from reclaim.training.card import model_card
+from reclaim.training.estimators.base import Forecast
+from reclaim.training.estimators.forecast import UNKNOWN_LIMITS
+from reclaim.training.heldout import choose_plans, held_out, sampled_test_rows
+from reclaim.training.importance import importance_figure, permutation_importance
+from reclaim.training.probability import Calibrated, fit_probability
+from reclaim.training.scores import Scores, coverage_figure, overall, reliability_figure, score_forecast
 from reclaim.training.settings import TrainConfig
-from reclaim.training.sources import (
-    Source,
-    chosen_rows,
-    open_sources,
-    resident_samples,
-    rows_in_memory,
-    validation_windows,
-)
+from reclaim.training.sources import Source, chosen_rows, open_sources, resident_samples, rows_in_memory
 
 if TYPE_CHECKING:
     from reclaim.training.forecaster import Forecaster
@@ -46,8 +41,7 @@ logger = logging.getLogger(__name__)
 
 _REPORT: Final = "report.json"
 _KEY_TAG: Final = "reclaim.key"
-_LOWEST_LEVEL: Final = 0.9
-"""Lowest quantile level under a margin: a median with a wide margin follows the middle of a task, not its tail."""
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -62,15 +56,14 @@ class TrainReport:
         Registered name and version.
     estimator : str
     horizon_s : int
-    level : dict of resource to float
-        Quantile level under the margin.
-    anchor : dict of resource to float
-        Weight of the task's own past beside the quantile.
+    plans : dict of margin name to dict of resource to dict
+        What is reserved of a forecast, the fields of ``estimators.plan.Basis``; ``medium`` is half way.
     margins, violation, reclaimed : dict of margin name to dict of resource to float
         The margin's share; the share of validation rows that violate, and the share of limits reclaimed, under it: None
         for a resource without limits.
-    scores : dict
-        See ``scores.Scores``.
+    scores, test_scores : dict
+        See ``scores.Scores``, without those of tiers and ages; of validation and of test rows. Nothing is chosen by the
+        latter, which are empty where there is no test period.
     rows : dict
         ``train`` and ``valid``: rows used.
     datasets : list of dict
@@ -89,12 +82,12 @@ class TrainReport:
     version: str
     estimator: str
     horizon_s: int
-    level: dict[str, float]
-    anchor: dict[str, float]
+    plans: dict[str, dict[str, dict[str, float | None]]]
     margins: dict[str, dict[str, float]]
     violation: dict[str, dict[str, float | None]]
     reclaimed: dict[str, dict[str, float | None]]
     scores: dict[str, Any]
+    test_scores: dict[str, Any]
     rows: dict[str, int]
     datasets: list[dict[str, Any]]
     notes: list[str]
@@ -176,38 +169,54 @@ def run_training(
         run.log_params(config.settings())
         say(f"fitting the {config.estimator}")
         fitted = _fit(sources, config, checkpoints)
-        say("calibrating margins on the validation rows")
-        valid = _validation(sources, fitted.forecaster, config.horizon_s)
-        level, anchor, calibration = _calibrate(valid, fitted.forecaster, config)
-        scores = score_forecast(valid.forecast, valid.y, valid.oom, fitted.forecaster.quantile_levels)
+        say("setting margins on the validation rows")
+        levels = fitted.forecaster.quantile_levels
+        valid = held_out(sources, fitted.forecaster, _validation_rows(sources), "valid")
+        raw = valid.forecast.oom_probability
+        forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task))
+        valid = replace(valid, forecast=Forecast(valid.forecast.quantiles, forecaster.calibration.apply(raw)))
+        plans, calibration = choose_plans(valid, levels, config)
+        say("scoring on validation and test rows")
+        scores = score_forecast(valid.forecast, valid.y, valid.oom, levels, keys=valid.keys)
+        test_rows = sampled_test_rows(sources, config.seed)
+        test_scores: Scores = {}
+        if sum(map(len, test_rows)):
+            test = held_out(sources, forecaster, test_rows, "test")
+            test_scores = score_forecast(test.forecast, test.y, test.oom, levels, keys=test.keys)
         report = TrainReport(
             run_id=run.run_id,
             model=name,
             version="",
             estimator=config.estimator,
             horizon_s=config.horizon_s,
-            level=dict(zip(RESOURCES, level, strict=True)),
-            anchor=dict(zip(RESOURCES, anchor, strict=True)),
-            margins={k: dict(zip(RESOURCES, m.share, strict=True)) for k, m in calibration.margins.items()},
+            plans={k: _by_name(map(asdict, plan)) for k, plan in plans.items()},
+            margins={k: _by_name(m.share) for k, m in calibration.margins.items()},
             violation={k: _by_resource(v) for k, v in calibration.violation.items()},
             reclaimed={k: _by_resource(v) for k, v in calibration.reclaimed.items()},
-            scores=_without_nan(scores),
-            rows={"train": fitted.facts["rows"], "valid": len(valid.windows)},
+            scores=_without_nan(overall(scores)),
+            test_scores=_without_nan(overall(test_scores)),
+            rows={"train": fitted.facts["rows"], "valid": len(valid), "test": sum(map(len, test_rows))},
             datasets=[
-                {"name": source.name, "fingerprint": source.dataset.fingerprint, "train": k_train, "valid": k_valid}
+                {
+                    "name": source.name,
+                    "nature": source.dataset.manifest.get("nature", "not stated"),
+                    "fingerprint": source.dataset.fingerprint,
+                    "train": k_train,
+                    "valid": k_valid,
+                }
                 for source, k_train, k_valid in zip(sources, fitted.train_rows, valid.rows, strict=True)
             ],
-            notes=[*calibration.notes, f"OOM label: {OOM_DEFINITION}"],
+            notes=[*calibration.notes, *forecaster.calibration.notes, f"OOM label: {OOM_DEFINITION}"],
             seconds=0.0,
         )
         bundle = Bundle(
             kind=config.estimator,
-            forecaster=fitted.forecaster,
+            forecaster=forecaster,
             horizon_s=config.horizon_s,
-            level=level,
-            anchor=anchor,
+            plans=plans,
             margins=calibration.margins,
             dataset_fingerprint=fingerprints[0] if len(fingerprints) == 1 else content_sha256(fingerprints),
+            mean_limit=valid.mean_limit if len(sources) == 1 else UNKNOWN_LIMITS,
             trained={
                 "settings": dict(config.settings()),
                 "datasets": report.datasets,
@@ -222,20 +231,32 @@ def run_training(
         run.log_metrics(
             {
                 "valid": scores,
+                "test": test_scores,
                 "margin": report.margins,
                 "violation": report.violation,
                 "reclaimed": report.reclaimed,
                 "fit_seconds": fitted.seconds,
             }
         )
-        run.log_figure(coverage_figure(scores, fitted.forecaster.quantile_levels), "coverage.png")
+        run.log_figure(coverage_figure(scores, levels), "coverage.png")
+        calibrated = {"as forecast": raw, "calibrated": valid.forecast.oom_probability}
+        run.log_figure(reliability_figure(calibrated, valid.oom), "oom_reliability.png")
+        importance = permutation_importance(forecaster, valid.x, valid.y, horizon_s=config.horizon_s)
+        run.log_figure(importance_figure(importance), "importance.png")
+        run.log_dict(importance.to_dict(), "importance.json")
         with tempfile.TemporaryDirectory() as folder:
             save_bundle(bundle, Path(folder) / "bundle")
             registered = tracking.register_bundle(
-                run, Path(folder) / "bundle", name, inputs=FEATURE_NAMES, outputs=output_names(fitted.forecaster),
+                run, Path(folder) / "bundle", name, inputs=FEATURE_NAMES, outputs=output_names(forecaster),
                 alias=tracking.CHAMPION if config.estimator == "network" else None,
             )  # fmt: skip
         report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
+        card = model_card(
+            asdict(report), settings=config.settings(), test_scores=report.test_scores,
+            probability=forecaster.calibration.to_dict(),
+        )  # fmt: skip
+        tracking.describe_version(registered, card)
+        run.log_text(card, "model_card.md")
         run.log_dict(asdict(report), _REPORT)
     shutil.rmtree(checkpoints, ignore_errors=True)
     with suppress(OSError):  # another run's checkpoint may stand beside it
@@ -282,6 +303,10 @@ def _check_known(known: NDArray[np.bool_], n: int, horizon_s: int) -> None:
         )
 
 
+def _by_name(values: Iterable[Value]) -> dict[str, Value]:
+    return dict(zip(RESOURCES, values, strict=True))
+
+
 def _by_resource(values: tuple[float, ...]) -> dict[str, float | None]:
     return {r: v if math.isfinite(v) else None for r, v in zip(RESOURCES, values, strict=True)}
 
@@ -294,61 +319,11 @@ def _without_nan(scores: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Validation:
-    """The validation rows: windows, features, forecasts and what came; and how many rows of each source."""
-
-    windows: Windows
-    x: NDArray[np.float32]
-    forecast: Forecast
-    y: NDArray[np.float32]
-    oom: NDArray[np.float32]
-    target: NDArray[np.float64]
-    rows: list[int]
-
-
-def _validation(sources: Sequence[Source], forecaster: Forecaster, horizon_s: int) -> _Validation:
-    """Return the validation rows and the forecasts from their stored features.
-
-    Those are to the bit what the served estimator computes as it goes; so is the estimate made of them (``anchored``).
-    """
+def _validation_rows(sources: Sequence[Source]) -> list[NDArray[np.int64]]:
     rows = [source.features.valid_rows() for source in sources]
     if not sum(map(len, rows)):
         raise HistoryTooShortError(
             f"{', '.join(str(source.dataset.path) for source in sources)}: expected at least 1 validation row, got 0: "
             "the trace is too short for the split"
         )
-    x = np.concatenate([source.features.x[r] for source, r in zip(sources, rows, strict=True)])
-    told = [source.features.valid_targets(r) for source, r in zip(sources, rows, strict=True)]
-    y, oom = (np.concatenate(column) for column in zip(*told, strict=True))
-    return _Validation(
-        windows=validation_windows(sources),
-        x=x,
-        forecast=forecaster.predict(x),
-        y=y,
-        oom=oom,
-        target=y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)].astype(np.float64),
-        rows=[len(r) for r in rows],
-    )
-
-
-def _calibrate(
-    valid: _Validation, forecaster: Forecaster, config: TrainConfig
-) -> tuple[tuple[float, ...], tuple[float, ...], Calibration]:
-    """Choose quantile level and anchor per resource, then set the margins around them."""
-    h = HORIZONS_S.index(config.horizon_s)
-
-    def calibrated(level: tuple[float, ...], anchor: tuple[float, ...]) -> Calibration:
-        q = [forecaster.quantile_levels.index(x) for x in level]
-        quantile = np.stack([valid.forecast.quantiles[:, r, h, q[r]] for r in range(len(RESOURCES))], axis=1)
-        reservation = anchored(quantile, valid.x, anchor) * valid.windows.limit
-        estimate = Estimate(reservation, np.full(reservation.shape, MODEL, np.uint8))
-        return calibrate(estimate, valid.windows, valid.target, config.budgets)
-
-    offered = tuple(q for q in forecaster.quantile_levels if q >= _LOWEST_LEVEL) or forecaster.quantile_levels
-    levels = offered if config.level is None else (config.level,)
-    anchors = ANCHORS if config.anchor is None else (config.anchor,)
-    both = len(RESOURCES)
-    chosen = choose_bases({(q, a): calibrated((q,) * both, (a,) * both) for q in levels for a in anchors})
-    level, anchor = tuple(key[0] for key in chosen), tuple(key[1] for key in chosen)
-    return level, anchor, calibrated(level, anchor)
+    return rows

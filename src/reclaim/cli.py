@@ -10,14 +10,16 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from reclaim import study
 from reclaim.console import Progress, fail, kept, print_table, say, tell
+from reclaim.options import AsJson, Assignments, ConfigFile, DatasetFolder, DatasetFolders
 
 # Rooms are imported inside the verbs: `--help` answers at once, and a verb pays only for what it uses.
 
 _UsageError: Any = typer.BadParameter.__bases__[0]
 """What typer raises for words it cannot use; it carries a click of its own, which is not there to import from."""
 
-_RESUMED = ("fetch", "ingest")
+_RESUMED = ("fetch", "ingest", "tune")
 """Verbs that go on where they were stopped; any other does its work anew."""
 
 app = typer.Typer(
@@ -31,13 +33,6 @@ app = typer.Typer(
 )
 replay_app = typer.Typer(help="Replay what estimators would have done on a dataset.", no_args_is_help=True)
 app.add_typer(replay_app, name="replay")
-
-DatasetFolder = Annotated[Path, typer.Argument(help="Dataset folder, made by `reclaim ingest`.", metavar="DATASET")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings, as TOML.", metavar="FILE")]
-Assignments = Annotated[
-    list[str] | None, typer.Option("--set", help="One setting, `key=value`; may be given often.", metavar="KEY=VALUE")
-]
 
 
 @app.callback()
@@ -217,10 +212,7 @@ def features(
     "`reclaim features cell_c --set split.role=test`"
 )
 def train(
-    datasets: Annotated[
-        list[Path],
-        typer.Argument(help="Dataset folders with features; the rows of several are put together.", metavar="DATASET"),
-    ],
+    datasets: DatasetFolders,
     estimator: Annotated[str | None, typer.Option(help="`network` or `trees`.", metavar="NAME")] = None,
     config: ConfigFile = None,
     assignments: Assignments = None,
@@ -244,6 +236,16 @@ def train(
           for d in report.datasets if len(report.datasets) > 1),
         *report.notes,
     )  # fmt: skip
+
+
+app.command(
+    epilog="Examples: `reclaim tune dataset --trials 50` · "
+    "`reclaim tune dataset --estimator trees --trials 30 --out trees.toml`"
+)(study.tune)
+app.command(
+    epilog="Examples: `reclaim peaks samples.parquet --out peaks.parquet` · "
+    "`reclaim peaks samples.parquet --out peaks.parquet --predictor max_n5_rc99 --predictor oracle_24h`"
+)(study.peaks)
 
 
 @replay_app.command(
@@ -291,14 +293,20 @@ def compare(
     runs: Annotated[list[str] | None, typer.Argument(help="MLflow run ids; none: the newest of each.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lay recorded replays side by side."""
+    """Lay recorded replays side by side, and say which estimator is better by more than the noise."""
+    from reclaim.replay.compare import choose
     from reclaim.replay.compare import compare as laid_out
+    from reclaim.replay.differences import differences
 
-    table = laid_out(runs or ())
+    chosen = choose(runs or ())
+    table, beside = laid_out(chosen), differences(chosen)
     if as_json:
-        tell({"runs": table.as_records()}, as_json)
-    else:
-        print_table(table)
+        tell({"runs": table.as_records(), "differences": beside.as_records()}, as_json)
+        return
+    print_table(table)
+    if beside.rows:
+        typer.echo("")
+        print_table(beside)
 
 
 @app.command(epilog="Example: `reclaim serve --port 3000 --model reclaim@champion`")
@@ -353,7 +361,8 @@ def main() -> NoReturn:
     except _UsageError as error:
         if not sys.argv[1:] or sys.argv[1:] == ["replay"]:  # a verb was asked for, and its help is the answer
             sys.exit(2)
-        fail(f"{error.format_message().rstrip('.')}; `{error.ctx.command_path} --help` says more")
+        verb = error.ctx.command_path if error.ctx else app.info.name  # an option without its value knows no verb
+        fail(f"{error.format_message().rstrip('.')}; `{verb} --help` says more")
     except OSError as error:
         from reclaim.data.rows import NO_ROOM
 

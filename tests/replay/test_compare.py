@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from reclaim.data.errors import ModelError
+from reclaim.data.schema import RESOURCES
 from reclaim.replay import record
 from reclaim.replay.compare import compare
+from reclaim.replay.differences import differences
+from reclaim.replay.paired import Paired
 from reclaim.replay.record import EXPERIMENT, TAG_PARENT, record_margins
 from reclaim.replay.report import ReplayReport
+from reclaim.replay.units import UNITS, read_units
 from reclaim.training import tracking
 
 
@@ -25,16 +29,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def small(report: ReplayReport, seed: int = 1) -> ReplayReport:
-    """Return the replay with borg and the oracle alone, as of another seed."""
+    """Return the replay as of another seed: of borg, the oracle, and percentile as a learned one at one margin."""
     inputs = report.results["inputs"]
+    of = {e["name"]: e for e in report.results["estimators"]}
+    learned = of["percentile"] | {"kind": "learned", "results": {"medium": of["percentile"]["results"]["medium"]}}
     results = dict(report.results) | {
-        "estimators": [e for e in report.results["estimators"] if e["name"] in ("borg", "oracle")],
+        "estimators": [of["borg"], learned, of["oracle"]],
         "inputs": inputs | {"config": inputs["config"] | {"seed": seed}},
     }
     return replace(report, results=results)
 
 
-NAMES = {"borg/baseline", "borg/medium", "borg/aggressive", "oracle/none"}
+NAMES = {"borg/baseline", "borg/medium", "borg/aggressive", "percentile/medium", "oracle/none"}
 
 
 def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
@@ -61,27 +67,41 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
     assert {r.tags[TAG_PARENT] for r in finished if r.name != EXPERIMENT} == {first}
 
     assert record_margins(small(report)) == first
-    assert len([r for r in tracking.find_runs(EXPERIMENT) if r.status == "FINISHED"]) == 5
+    assert len([r for r in tracking.find_runs(EXPERIMENT) if r.status == "FINISHED"]) == 6
 
     second = record_margins(small(report, seed=2))
     assert second != first
     table = compare()
     rows = table.as_records()
     assert [(r["estimator"], r["margin"]) for r in rows] == [
-        ("borg", "baseline"), ("borg", "medium"), ("borg", "aggressive"), ("oracle", "none"),
+        ("percentile", "medium"), ("borg", "baseline"), ("borg", "medium"), ("borg", "aggressive"), ("oracle", "none"),
     ]  # fmt: skip
     newest = {r.run_id for r in tracking.find_runs(EXPERIMENT) if r.tags.get(TAG_PARENT) == second}
     assert {r["run"] for r in rows} == newest
     aggressive = report.results["estimators"][0]["results"]["aggressive"]
-    assert rows[2]["CPU reclaimed"] == aggressive["all"]["reclaimed_share"]["cpu"]["value"]
-    assert rows[2]["memory violation"] == aggressive["all"]["violation_rate"]["memory"]["value"]
-    assert rows[2]["would-be OOM"] == aggressive["oom"]["events"]
-    assert rows[0]["dataset"] == "raw"
+    assert rows[3]["CPU reclaimed"] == aggressive["all"]["reclaimed_share"]["cpu"]["value"]
+    assert rows[3]["memory violation"] == aggressive["all"]["violation_rate"]["memory"]["value"]
+    assert rows[3]["would-be OOM"] == aggressive["oom"]["events"]
+    assert (rows[0]["dataset"], rows[0]["horizon"]) == ("raw", "3600 s")
+
+    units = read_units(report.folder / UNITS)
+    paired = Paired({n: units.sums[n, "medium"] for n in ("percentile", "borg")}, draws=50, seed=2, confidence=0.95)
+    learned = next(r for r in tracking.find_runs(EXPERIMENT) if r.run_id == rows[0]["run"])
+    for r, resource in enumerate(RESOURCES):
+        expected = paired.difference("percentile", "borg", r)
+        assert learned.metrics[f"against_best.{resource}.reclaimed_share"] == pytest.approx(expected.reclaimed.value)
+        assert learned.metrics[f"against_best.{resource}.violation_rate_high"] == pytest.approx(expected.violation.high)
+        assert learned.tags[f"against_best.{resource}"] == f"{expected.verdict} than borg"
+        assert learned.metrics[f"{resource}.reclaimed_share_low"] <= learned.metrics[f"{resource}.reclaimed_share_high"]
+    beside = differences().as_records()
+    assert [(r["estimator"], r["against"], r["margin"]) for r in beside[:2]] == [("percentile", "borg", "medium")] * 2
+    assert beside[0]["reclaimed difference"] == pytest.approx(learned.metrics["against_best.cpu.reclaimed_share"])
+    assert tracking.find_file(second, "none.txt") is None
 
     of_one = compare([first]).as_records()
-    assert len(of_one) == 4
+    assert len(of_one) == 5
     assert not {r["run"] for r in of_one} & newest
-    both = compare([first, str(rows[1]["run"])]).as_records()
+    both = compare([first, str(rows[2]["run"])]).as_records()
     assert [(r["estimator"], r["margin"]) for r in both].count(("borg", "medium")) == 2
     with pytest.raises(ModelError, match="no run 0123"):
         compare(["0123"])

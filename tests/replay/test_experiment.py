@@ -16,13 +16,18 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.store import Dataset
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.splits import TEST
+from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay import experiment, figures
 from reclaim.replay.experiment import ReplayConfig, estimator_makers, run_margins
+from reclaim.replay.openloop import answer_stored
 from reclaim.replay.report import ReplayReport
 from reclaim.training.bundle import Bundle
+from reclaim.training.calibrate import guarded_reservations
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.estimators.margin import MARGIN_NAMES, Guarded, three_margins
+from reclaim.training.estimators.forecast import ForecastEstimator
+from reclaim.training.estimators.margin import MARGIN_NAMES, Margin, three_margins
+from reclaim.training.estimators.plan import Basis
 
 
 class LargestOfTheDay:
@@ -42,20 +47,26 @@ class LargestOfTheDay:
 
 def learned() -> Bundle:
     return Bundle(
-        kind="trees", forecaster=LargestOfTheDay(), horizon_s=3600, level=(0.9, 0.9), anchor=(0.5, 0.25),
-        margins=three_margins((0.1, 0.1), (0.0, 0.0)), dataset_fingerprint="another",
+        kind="trees", forecaster=LargestOfTheDay(), horizon_s=3600,
+        plans=dict.fromkeys(("baseline", "aggressive"), (Basis(0.9, None, 0.5), Basis(0.9, None, 0.25))),
+        margins=three_margins(Margin("baseline", (0.1, 0.1)), Margin("aggressive", (0.0, 0.0))),
+        dataset_fingerprint="another",
     )  # fmt: skip
 
 
 def test_the_learned_estimator_replayed_is_the_one_served(dataset: Path, bundle: Bundle) -> None:
     windows = Dataset.open(dataset).windows(0)
-    replayed = estimator_makers(ReplayConfig(), {"network": bundle})["network"]()
-    answer = replayed.update(windows.task_numbers(), windows)
-    margin = bundle.margins["medium"]
-    guarded = Guarded(replayed, margin).adjust(answer, windows)
-    served = bundle.estimator("medium").update(windows.task_numbers(), windows)
-    np.testing.assert_array_equal(guarded.reservation, served.reservation)
-    np.testing.assert_array_equal(guarded.rule, served.rule)
+    features = FeatureSet.open(dataset)
+    make = estimator_makers(ReplayConfig(), {"network": bundle}, bundle.mean_limit)["network"]
+    rows = slice(0, len(windows))
+    estimator = make()
+    assert isinstance(estimator, ForecastEstimator)
+    baseline, aggressive = answer_stored(estimator, features.x[rows], windows)
+    replayed = guarded_reservations({"baseline": baseline, "aggressive": aggressive}, windows, bundle.margins)
+    cell = Dataset.open(dataset).cell()
+    for margin in MARGIN_NAMES:
+        served = bundle.estimator(margin, cell).update(windows.task_numbers(), windows)
+        np.testing.assert_array_equal(replayed[margin], served.reservation)
 
 
 def by_name(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -65,7 +76,7 @@ def by_name(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def test_everything_is_written_and_says_what_it_rests_on(report: ReplayReport) -> None:
     assert sorted(p.name for p in report.folder.iterdir()) == [
         "margins_over_time.png", "margins_over_time.svg", "reclaimed_at_margins.png", "reclaimed_at_margins.svg",
-        "report.html", "results.json",
+        "report.html", "results.json", "units.parquet",
     ]  # fmt: skip
     assert json.loads((report.folder / "results.json").read_text()) == report.results
     assert (
@@ -200,7 +211,7 @@ def test_a_learned_estimator_may_not_take_the_name_of_another(dataset: Path, tmp
     ("setting", "message"),
     [
         ({"horizon_s": 60}, "horizon_s must be one of"),
-        ({"estimators": ("borg", "crystal-ball")}, "estimators must be different ones of borg, "),
+        ({"estimators": ("borg", "crystal-ball")}, "estimators must be different ones of autopilot-mean, "),
         ({"estimators": ("borg", "borg")}, "estimators must be different ones of"),
         ({"draws": 0}, "draws must be at least 1, got 0"),
         ({"confidence": 1.0}, "confidence must be between 0 and 1"),

@@ -11,22 +11,22 @@ from reclaim.data.windows import Windows, concatenate
 from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S
-from reclaim.replay.fold import fold_dataset
+from reclaim.replay.fold import Bases, fold_dataset
 from reclaim.replay.openloop import History, run_base
 from reclaim.training.bundle import Bundle
-from reclaim.training.estimators.base import Estimate
+from reclaim.training.estimators.forecast import ForecastEstimator
 from reclaim.training.estimators.registry import build_estimator
 
 HOUR, NEXT = HORIZONS_S.index(3600), HORIZONS_S.index(300)
 
 
-def fold(path: Path, horizon_s: int = 3600) -> tuple[History, dict[str, Estimate]]:
+def fold(path: Path, horizon_s: int = 3600) -> tuple[History, dict[str, Bases]]:
     makers = {"borg": lambda: build_estimator("borg")}
     return fold_dataset(Dataset.open(path), FeatureSet.open(path), horizon_s, makers, {}, progress=False)
 
 
 @pytest.fixture(scope="module")
-def folded(dataset: Path) -> tuple[History, dict[str, Estimate]]:
+def folded(dataset: Path) -> tuple[History, dict[str, Bases]]:
     return fold(dataset)
 
 
@@ -44,7 +44,7 @@ def global_rows(path: Path, history: History) -> np.ndarray:
 
 
 def test_rows_after_training_are_kept_with_the_one_just_before_them(
-    dataset: Path, folded: tuple[History, dict[str, Estimate]]
+    dataset: Path, folded: tuple[History, dict[str, Bases]]
 ) -> None:
     history, features = folded[0], FeatureSet.open(dataset)
     kept = np.bincount(history.period, minlength=3)
@@ -61,7 +61,7 @@ def test_rows_after_training_are_kept_with_the_one_just_before_them(
 
 
 def test_targets_are_those_of_the_features_and_stop_at_the_end_of_validation(
-    dataset: Path, folded: tuple[History, dict[str, Estimate]]
+    dataset: Path, folded: tuple[History, dict[str, Bases]]
 ) -> None:
     history, features = folded[0], FeatureSet.open(dataset)
     y = features.y[global_rows(dataset, history)]
@@ -84,14 +84,14 @@ def test_another_horizon_has_its_own_targets(dataset: Path) -> None:
     np.testing.assert_array_equal(history.target, history.next_target)
 
 
-def test_answers_are_those_of_the_whole_history(dataset: Path, folded: tuple[History, dict[str, Estimate]]) -> None:
+def test_answers_are_those_of_the_whole_history(dataset: Path, folded: tuple[History, dict[str, Bases]]) -> None:
     opened = Dataset.open(dataset)
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
     whole = run_base(build_estimator("borg"), everything)
     history, answers = folded
     rows = global_rows(dataset, history)
-    np.testing.assert_array_equal(answers["borg"].reservation, whole.reservation[rows])
-    np.testing.assert_array_equal(answers["borg"].rule, whole.rule[rows])
+    np.testing.assert_array_equal(answers["borg"]["baseline"].reservation, whole.reservation[rows])
+    np.testing.assert_array_equal(answers["borg"]["aggressive"].rule, whole.rule[rows])
 
 
 def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_folding(
@@ -99,13 +99,16 @@ def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_f
 ) -> None:
     opened = Dataset.open(dataset)
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
-    whole = run_base(bundle.bare_estimator(opened.cell()), everything)  # siblings stand in one call
-    makers = {"network": bundle.bare_estimator}
-    history, answers = fold_dataset(opened, FeatureSet.open(dataset), 3600, makers, {}, progress=False)
+    history, answers = fold_dataset(
+        opened, FeatureSet.open(dataset), 3600, {"network": bundle.bare_estimator}, {}, progress=False
+    )
     rows = global_rows(dataset, history)
-    np.testing.assert_array_equal(answers["network"].reservation, whole.reservation[rows])
-    np.testing.assert_array_equal(answers["network"].rule, whole.rule[rows])
-    assert len(np.unique(answers["network"].reservation)) > 100
+    for margin, plan in bundle.plans.items():
+        alone = ForecastEstimator(bundle.forecaster, 3600, (plan,), cell=opened.cell())
+        whole = run_base(alone, everything)  # siblings stand in one call
+        np.testing.assert_array_equal(answers["network"][margin].reservation, whole.reservation[rows])
+        np.testing.assert_array_equal(answers["network"][margin].rule, whole.rule[rows])
+        assert len(np.unique(whole.reservation)) > 100
 
 
 def tasks_of(windows: Windows) -> set[tuple[int, int]]:

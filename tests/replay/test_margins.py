@@ -12,10 +12,11 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, TRAIN, VALID
 from reclaim.replay.margins import SEQUENCE, Bootstrap, Cell, cell_over_time, judge, lay_out_cell, over_time, score
-from reclaim.replay.openloop import History, known_seconds, oracle, previous_rows, run_base, with_margin
-from reclaim.training.calibrate import Budgets
+from reclaim.replay.openloop import History, known_seconds, oracle, previous_rows, run_base
+from reclaim.training.calibrate import Budgets, guarded_reservations
 from reclaim.training.estimators.base import Estimate
-from reclaim.training.estimators.margin import MARGIN_NAMES, Margin
+from reclaim.training.estimators.fixed import LimitEstimator
+from reclaim.training.estimators.margin import MARGIN_NAMES, Guarded, Margin
 from reclaim.training.estimators.registry import build_estimator
 
 Maker = Callable[..., Windows]
@@ -60,8 +61,12 @@ def cell(history: History) -> Cell:
 
 @pytest.fixture
 def judged(cell: Cell) -> Judged:
-    base = run_base(build_estimator("percentile"), cell.history.windows)
-    return judge("percentile", "statistical", base, cell, budgets=BUDGETS, bootstrap=HOW, drawn=True)
+    return _judge(run_base(build_estimator("percentile"), cell.history.windows), cell)
+
+
+def _judge(base: Estimate, cell: Cell) -> Judged:
+    bases = {"baseline": base, "aggressive": base}
+    return judge("percentile", "statistical", bases, cell, budgets=BUDGETS, by_group=False, bootstrap=HOW, drawn=True)
 
 
 def test_the_narrower_margin_reclaims_more_and_violates_more_on_the_rows_it_was_set_on(judged: Judged) -> None:
@@ -89,7 +94,7 @@ def test_changing_the_test_targets_changes_what_is_reported_and_no_margin(histor
     doubled = np.where((history.period == TEST)[:, None], history.target * 2, history.target)
     cell = lay_out_cell(replace(history, target=doubled), NO_MACHINES)
     base = run_base(build_estimator("percentile"), history.windows)
-    other = judge("percentile", "statistical", base, cell, budgets=BUDGETS, bootstrap=HOW, drawn=True)
+    other = _judge(base, cell)
     assert other["margins"] == judged["margins"]
     assert other["validation"] == judged["validation"]
     assert other["results"] != judged["results"]
@@ -99,7 +104,7 @@ def test_changing_the_validation_targets_changes_the_margins(history: History, j
     doubled = np.where((history.period == VALID)[:, None], history.target * 2, history.target)
     cell = lay_out_cell(replace(history, target=doubled), NO_MACHINES)
     base = run_base(build_estimator("percentile"), history.windows)
-    other = judge("percentile", "statistical", base, cell, budgets=BUDGETS, bootstrap=HOW, drawn=True)
+    other = _judge(base, cell)
     assert other["margins"] != judged["margins"]
 
 
@@ -115,7 +120,7 @@ def test_the_oracle_bounds_what_never_violates(cell: Cell, judged: Judged) -> No
     best = score(oracle(cell.history).reservation, cell, HOW)["all"]
     careful = Margin("careful", (0.4, 0.4))
     base = run_base(build_estimator("moving-max"), cell.history.windows)
-    safe = score(with_margin(base, cell.history.windows, careful).reservation, cell, HOW)["all"]
+    safe = score(Guarded(LimitEstimator(), careful).adjust(base, cell.history.windows).reservation, cell, HOW)["all"]
     for resource in RESOURCES:
         assert best["violation_rate"][resource]["value"] == 0.0
         assert best["efficiency"][resource]["value"] == pytest.approx(1.0)
@@ -130,8 +135,9 @@ def test_each_quarter_of_the_test_period_is_under_its_own_margin(cell: Cell, jud
     windows = cell.history.windows
     base = run_base(build_estimator("percentile"), windows)
     for quarter, name in enumerate(SEQUENCE):
-        margin = Margin(name, tuple(judged["margins"][name].values()))
-        alone = over_time(with_margin(base, windows, margin).reservation, cell)
+        margins = {m: Margin(m, tuple(shares.values())) for m, shares in judged["margins"].items()}
+        held = guarded_reservations({"baseline": base, "aggressive": base}, windows, margins)
+        alone = over_time(held[name], cell)
         assert judged["sequence"]["segments"][quarter] == alone["segments"][quarter] | {"margin": name}
     drawn = judged["sequence"]
     assert drawn["cumulative_tasks_over"] == sorted(drawn["cumulative_tasks_over"])

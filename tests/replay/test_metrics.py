@@ -10,16 +10,12 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import ArrayLike, NDArray
 
 from reclaim.replay.metrics import (
-    AGES,
     METRICS,
     STATS,
-    TIER_LABELS,
     Scored,
-    age_key,
     bootstrap,
     evaluate,
     sums,
-    tier_key,
     violates,
 )
 from reclaim.training.calibrate import violation_share
@@ -209,9 +205,3 @@ def test_one_unit_or_none_gives_an_interval_without_width_or_nothing() -> None:
     np.testing.assert_array_equal(one[0], one[1])
     none = bootstrap(units_of(1)[:0], draws=10, seed=1, confidence=0.95)
     assert all(np.isnan(v).all() for v in none.values())
-
-
-def test_ages_and_tiers_fall_into_their_classes() -> None:
-    ages = [AGES[k] for k in age_key(np.array([60.0, 300.0, 301.0, 7200.0, 86_400.0, 86_401.0]))]
-    assert ages == ["up to 5 min", "up to 5 min", "up to 2 h", "up to 2 h", "up to 24 h", "older"]
-    assert [TIER_LABELS[k] for k in tier_key(np.array([-1, 0, 3], np.int8))] == ["unknown", "free", "prod"]

@@ -16,7 +16,6 @@ from reclaim.replay.openloop import (
     oracle,
     previous_rows,
     run_base,
-    with_margin,
 )
 from reclaim.training.estimators.margin import Guarded, Margin
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
@@ -56,7 +55,7 @@ def test_a_margin_laid_on_a_base_run_equals_the_served_object_fed_one_window_at_
     name: str, make_windows: Maker
 ) -> None:
     windows = noisy(make_windows)
-    replayed = with_margin(run_base(build_estimator(name), windows), windows, NARROW)
+    replayed = Guarded(build_estimator(name), NARROW).adjust(run_base(build_estimator(name), windows), windows)
     served = Guarded(build_estimator(name), NARROW)
     slot = windows.task_numbers()
     by_time = np.argsort(windows.end_us, kind="stable")  # all tasks side by side, as a service sees them
@@ -115,6 +114,6 @@ def test_a_base_run_leaves_the_windows_as_they_were(make_windows: Maker) -> None
     windows = noisy(make_windows)
     before = windows.usage.copy()
     for name in ESTIMATORS:
-        with_margin(run_base(build_estimator(name), windows), windows, NARROW)
+        Guarded(build_estimator(name), NARROW).adjust(run_base(build_estimator(name), windows), windows)
     np.testing.assert_array_equal(windows.usage, before)
     assert windows.usage.shape[1] == len(w.CHANNELS)

@@ -24,7 +24,7 @@ from reclaim.data.windows import (
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.forecaster import NetworkForecaster
-from reclaim.training.networks import QuantileNetwork
+from reclaim.training.networks import QuantileNetwork, Scaling
 from reclaim.training.settings import QUANTILE_LEVELS
 
 WINDOW_US = 300_000_000
@@ -74,8 +74,8 @@ def random_forecaster() -> NetworkForecaster:
     generator = torch.Generator().manual_seed(5)
     n = len(FEATURE_NAMES)
     network = QuantileNetwork(
-        torch.full((n,), 0.3), torch.full((n,), 0.5), n_targets=len(TARGETS), n_horizons=len(HORIZONS_S),
-        n_levels=len(QUANTILE_LEVELS), width=128, depth=3,
+        Scaling(*(torch.full((n,), v) for v in (0.3, 0.5, -8.0, 8.0))),
+        n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), n_levels=len(QUANTILE_LEVELS), width=128, depth=3,
     )  # fmt: skip
     network.initialise(generator)
     with torch.no_grad():

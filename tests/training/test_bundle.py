@@ -15,8 +15,10 @@ from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.windows import Windows
 from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
 from reclaim.training.bundle import BUNDLE_FILE, Bundle, _load_pyfunc, load_bundle, output_names, save_bundle
-from reclaim.training.estimators.margin import three_margins
+from reclaim.training.estimators.margin import MARGIN_GROUPS, Margin, three_margins
+from reclaim.training.estimators.plan import Basis
 from reclaim.training.forecaster import NetworkForecaster
+from reclaim.training.probability import Calibrated, ProbabilityCalibration
 
 
 @pytest.fixture
@@ -26,10 +28,13 @@ def bundle(random_forecaster: NetworkForecaster) -> Bundle:
         kind="network",
         forecaster=random_forecaster,
         horizon_s=3_600,
-        level=(0.9, 0.98),
-        margins=three_margins((0.3, 0.2), (0.1, 0.0)),
+        plans={
+            "baseline": (Basis(0.95, 30.0, 0.25), Basis(0.99)),
+            "aggressive": (Basis(0.9, 3.0), Basis(0.9, None, 0.5)),
+        },
+        margins=three_margins(Margin("baseline", (0.3, 0.2)), Margin("aggressive", (0.1, 0.0))),
         dataset_fingerprint="abc",
-        anchor=(0.25, 0.5),
+        mean_limit=(0.5, 0.25),
         trained={"rows": 5, "notes": ["few rows"]},
     )
 
@@ -40,6 +45,7 @@ def test_a_saved_bundle_comes_back_and_answers_the_same(
     save_bundle(bundle, tmp_path / "bundle")
     loaded = load_bundle(tmp_path / "bundle")
     assert replace(loaded, forecaster=bundle.forecaster) == bundle
+    assert np.isnan(_saved_and_loaded(replace(bundle, mean_limit=(0.5, float("nan"))), tmp_path).mean_limit[1])
     windows = make_windows(np.linspace(0.1, 0.6, 40))
     slot = np.zeros(40, np.int64)
     for margin in bundle.margins:
@@ -47,6 +53,32 @@ def test_a_saved_bundle_comes_back_and_answers_the_same(
         theirs = loaded.estimator(margin).update(slot, windows)
         assert mine.reservation.tobytes() == theirs.reservation.tobytes()
         assert mine.rule.tobytes() == theirs.rule.tobytes()
+
+
+def _saved_and_loaded(bundle: Bundle, tmp_path: Path) -> Bundle:
+    save_bundle(bundle, tmp_path / "again")
+    return load_bundle(tmp_path / "again")
+
+
+def test_margins_by_group_and_the_calibration_of_the_risk_come_back(bundle: Bundle, tmp_path: Path) -> None:
+    shares = tuple((0.01 * g, 0.02 * g) for g in range(len(MARGIN_GROUPS)))
+    grouped = {name: replace(margin, by_group=shares) for name, margin in bundle.margins.items()}
+    calibrated = Calibrated(bundle.forecaster, ProbabilityCalibration((0.5,) * 3, (-1.0,) * 3))
+    loaded = _saved_and_loaded(replace(bundle, margins=grouped, forecaster=calibrated), tmp_path)
+    assert loaded.margins == grouped
+    x = np.random.default_rng(0).random((5, len(FEATURE_NAMES))).astype(np.float32)
+    answer = loaded.forecaster.predict(x).oom_probability
+    assert answer.tobytes() == calibrated.predict(x).oom_probability.tobytes()
+    assert not np.allclose(answer, bundle.forecaster.predict(x).oom_probability)
+
+
+def test_medium_reserves_half_way_between_the_other_two(bundle: Bundle, make_windows: Callable[..., Windows]) -> None:
+    windows, slot = make_windows(np.full(40, 0.01)), np.zeros(40, np.int64)
+    baseline, medium, aggressive = (
+        bundle.estimator(name).base.update(slot, windows).reservation for name in ("baseline", "medium", "aggressive")
+    )
+    assert (medium == (baseline + aggressive) / 2).all()
+    assert not (baseline == aggressive).any()
 
 
 def test_each_estimator_of_a_bundle_starts_fresh(bundle: Bundle, make_windows: Callable[..., Windows]) -> None:

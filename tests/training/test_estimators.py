@@ -9,15 +9,18 @@ import pytest
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Windows
-from reclaim.training.estimators.base import CAP, JUMP, MODEL, STARTUP, STATISTIC, UNKNOWN, Estimate
+from reclaim.training.estimators.base import CAP, JUMP, LIMIT, MODEL, STARTUP, STATISTIC, UNKNOWN, Estimate
 from reclaim.training.estimators.borg import BorgEstimator
+from reclaim.training.estimators.fixed import FixedShareEstimator, LimitEstimator
 from reclaim.training.estimators.margin import Guarded, Margin, three_margins
-from reclaim.training.estimators.statistical import (
-    LimitEstimator,
+from reclaim.training.estimators.ring import (
+    MaxNSigmaPercentileEstimator,
     MovingMaxEstimator,
     NSigmaEstimator,
     PercentileEstimator,
 )
+from reclaim.training.estimators.running import MaxSoFarEstimator, MeanSoFarEstimator
+from reclaim.training.estimators.seasonal import SeasonalEstimator
 
 MakeWindows = Callable[..., Windows]
 WINDOW_S = 300.0
@@ -94,6 +97,96 @@ def test_moving_max_is_the_largest_of_the_last_windows(make_windows: MakeWindows
     assert estimate.reservation[:, 0].tolist() == pytest.approx([0.1, 0.7, 0.7, 0.7, 0.3])
 
 
+def test_moving_max_knows_when_the_largest_is_forgotten(make_windows: MakeWindows) -> None:
+    rng = np.random.default_rng(1)
+    usage = rng.choice([0.1, 0.25, 0.5, 0.75], 200)  # ties, and each exact as a float32 but the first
+    windows = make_windows(usage)
+    reservation = MovingMaxEstimator(context=5, min_samples=1).update(_slot(windows), windows).reservation[:, 0]
+    expected = [usage[max(i - 4, 0) : i + 1].max() for i in range(200)]
+    assert reservation.tolist() == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("level", [0.0, 30.0, 50.0, 95.0, 99.0, 100.0])
+def test_percentiles_and_deviations_are_numpys(make_windows: MakeWindows, level: float) -> None:
+    usage = np.random.default_rng(2).random(60)
+    windows = make_windows(usage)
+    percentile = PercentileEstimator(level, context=30, min_samples=7).update(_slot(windows), windows).reservation
+    sigma = NSigmaEstimator(3, context=30, min_samples=7).update(_slot(windows), windows).reservation
+    for i in range(6, 60):
+        last = usage[max(i - 29, 0) : i + 1]
+        assert percentile[i, 1] == pytest.approx(np.percentile(last, level), rel=1e-12)
+        assert sigma[i, 1] == pytest.approx(last.mean() + 3 * last.std(ddof=1), rel=1e-12)
+
+
+def test_the_larger_of_nsigma_and_percentile_wins(make_windows: MakeWindows) -> None:
+    # of 0.1, 0.2, 0.3: mean 0.2, deviation 0.1, p100 0.3: 2 deviations make 0.4, half a one 0.25
+    windows = make_windows([0.1, 0.2, 0.3])
+    for n, expected in ((2.0, 0.4), (0.5, 0.3)):
+        estimator = MaxNSigmaPercentileEstimator(n, 100.0, context=3, min_samples=3)
+        assert estimator.update(_slot(windows), windows).reservation[2, 0] == pytest.approx(expected)
+
+
+def test_a_fixed_share_of_the_limit_is_the_limits_rule(make_windows: MakeWindows) -> None:
+    windows = make_windows([0.1, 0.2], limit=(3.0, 5.0))
+    estimate = FixedShareEstimator().update(_slot(windows), windows)
+    assert estimate.reservation.tolist() == [[0.9 * 3.0, 4.5]] * 2
+    assert (estimate.rule == LIMIT).all()
+    with pytest.raises(ConfigError, match=r"share must be above 0 and at most 1, got 1\.1"):
+        FixedShareEstimator(1.1)
+
+
+def test_so_far_counts_all_windows_capped_to_their_limits(make_windows: MakeWindows) -> None:
+    # memory above its limit of 1 counts as 1; usage does not follow the limit: it stays 1 when that becomes 4
+    windows = make_windows([0.2] * 4, [0.3, 1.7, 0.5, 0.2])
+    windows.limit[3] = 4.0
+    largest = MaxSoFarEstimator(min_samples=2).update(_slot(windows), windows).reservation[:, 1]
+    mean = MeanSoFarEstimator(min_samples=2).update(_slot(windows), windows).reservation[:, 1]
+    assert largest.tolist() == pytest.approx([1.0, 1.0, 1.0, 1.0])
+    assert mean.tolist() == pytest.approx([1.0, 0.65, 0.6, 0.5])
+    with pytest.raises(ConfigError, match="min_samples must be at least 1, got 0"):
+        MaxSoFarEstimator(0)
+
+
+HOUR_WINDOWS = 12
+
+
+def _day_by_hours(make_windows: MakeWindows, usage_by_hour: list[float]) -> Windows:
+    """Return windows from 00:00 on, all of an hour alike."""
+    return make_windows(np.repeat(usage_by_hour, HOUR_WINDOWS), start_us=86_400_000_000)
+
+
+def test_seasonal_reserves_what_the_coming_hour_demanded_yesterday(make_windows: MakeWindows) -> None:
+    hours = [0.01 * (1 + h) for h in range(24)]  # 1 % in the first hour, 24 % in the last
+    windows = _day_by_hours(make_windows, [*hours, 0.5, 0.5])
+    reservation = SeasonalEstimator().update(_slot(windows), windows).reservation[:, 0]
+    day = 24 * HOUR_WINDOWS
+    assert (reservation[: day - 1] == 1.0).all()  # less than a day of history
+    # at 00:00 sharp the coming hour is yesterday's first; at 00:05 it touches the second one too
+    assert reservation[day - 1] == pytest.approx(0.01)
+    assert reservation[day : day + HOUR_WINDOWS].tolist() == pytest.approx([0.02] * HOUR_WINDOWS)
+    assert reservation[day + HOUR_WINDOWS] == pytest.approx(0.03)
+    farther = SeasonalEstimator(hours=3).update(_slot(windows), windows).reservation[:, 0]
+    assert farther[day] == pytest.approx(0.04)
+
+
+def test_seasonal_takes_the_hours_since_where_yesterdays_are_a_gap(make_windows: MakeWindows) -> None:
+    windows = _day_by_hours(make_windows, [0.1] * 26)
+    kept = windows.take(np.r_[0 : HOUR_WINDOWS // 2, 20 * HOUR_WINDOWS : 26 * HOUR_WINDOWS])
+    kept.percentiles[HOUR_WINDOWS // 2 :] = 0.3
+    # at 01:05 of the second day, nothing is known of 01:00 to 03:00 yesterday: the largest since is 0.3
+    reservation = SeasonalEstimator().update(_slot(kept), kept).reservation[:, 0]
+    assert reservation[-HOUR_WINDOWS] == pytest.approx(0.3)
+    later = kept.take(slice(0, HOUR_WINDOWS // 2 + 1))
+    later.start_us[-1] += 3 * 86_400_000_000
+    later.end_us[-1] += 3 * 86_400_000_000
+    later.percentiles[-1], later.usage[-1] = np.nan, np.nan
+    gap = SeasonalEstimator().update(_slot(later), later)
+    assert gap.reservation[-1, 0] == 1.0  # days later nothing is left to go by
+    assert gap.rule[-1, 0] == UNKNOWN
+    with pytest.raises(ConfigError, match="hours must be between 1 and 23, got 24"):
+        SeasonalEstimator(24)
+
+
 def test_ratios_follow_a_changed_limit(make_windows: MakeWindows) -> None:
     windows = make_windows([0.5, 0.5, 0.5])
     windows.limit[2] = 3.0  # the ratio of the past, 0.5, times the limit in force
@@ -114,7 +207,7 @@ def test_estimators_need_a_sensible_context() -> None:
 
 
 def test_medium_is_exactly_half_way() -> None:
-    margins = three_margins((0.5, 0.25), (-0.1, 0.05))
+    margins = three_margins(Margin("baseline", (0.5, 0.25)), Margin("aggressive", (-0.1, 0.05)))
     assert list(margins) == ["baseline", "medium", "aggressive"]
     assert margins["medium"].share == ((0.5 - 0.1) / 2, (0.25 + 0.05) / 2)
 

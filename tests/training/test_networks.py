@@ -7,13 +7,18 @@ import pytest
 import torch
 
 from reclaim.training.losses import oom_loss, pinball_loss
-from reclaim.training.networks import QuantileNetwork, inverse_transform, transform
+from reclaim.training.networks import QuantileNetwork, Scaling, inverse_transform, transform
 from reclaim.training.settings import QUANTILE_LEVELS, TRANSFORMS
 
 
 def _network(n_features: int = 4, *, seed: int = 0, width: int = 32, depth: int = 2) -> QuantileNetwork:
     network = QuantileNetwork(
-        torch.zeros(n_features), torch.ones(n_features), n_targets=3, n_horizons=3, n_levels=7, width=width, depth=depth
+        Scaling(*(torch.full((n_features,), v) for v in (0.0, 1.0, -8.0, 8.0))),
+        n_targets=3,
+        n_horizons=3,
+        n_levels=len(QUANTILE_LEVELS),
+        width=width,
+        depth=depth,
     )
     network.initialise(torch.Generator().manual_seed(seed))
     return network
@@ -27,7 +32,7 @@ def test_quantiles_do_not_cross_whatever_the_weights(seed: int) -> None:
         for parameter in network.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator))
     quantiles, logits = network(torch.randn(500, 4, generator=generator) * 100)
-    assert quantiles.shape == (500, 3, 3, 7)
+    assert quantiles.shape == (500, 3, 3, len(QUANTILE_LEVELS))
     assert logits.shape == (500, 3)
     assert (quantiles.diff(dim=-1) >= 0).all()
 

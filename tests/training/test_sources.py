@@ -82,7 +82,7 @@ def test_limits_of_several_traces_are_counted_in_the_mean_of_each(make_windows: 
         percentiles=share.percentiles * np.float32(64),
     )  # fmt: skip
     rows = [0, 1, 2]
-    both = sources.validation_windows([_source(rows, share), _source(rows, cores)])
+    both = sources.windows_of([_source(rows, share), _source(rows, cores)], [np.array(rows)] * 2)
     first, second = both.take(slice(0, 3)), both.take(slice(3, 6))
     np.testing.assert_allclose(first.limit[:, 0], np.array([0.5, 1.0, 1.0]) / (2.5 / 3))
     for mine, theirs in ((first.limit, second.limit), (first.usage, second.usage), (demand(first), demand(second))):
@@ -91,7 +91,7 @@ def test_limits_of_several_traces_are_counted_in_the_mean_of_each(make_windows: 
         first.usage[:, CPU_MEAN] / first.limit[:, 0], share.usage[:, CPU_MEAN] / share.limit[:, 0]
     )
     np.testing.assert_allclose(first.usage[:, MEMORY_MAX], share.usage[:, MEMORY_MAX] / (1.25 / 3))
-    alone = sources.validation_windows([_source(rows, cores)])
+    alone = sources.windows_of([_source(rows, cores)], [np.array(rows)])
     assert np.array_equal(alone.limit, cores.limit)  # one trace stays in its own unit
 
 

@@ -14,8 +14,10 @@ from reclaim.data.errors import ModelError
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.training import tracking
 from reclaim.training.bundle import Bundle, load_bundle, output_names, save_bundle
-from reclaim.training.estimators.margin import three_margins
+from reclaim.training.estimators.margin import Margin, three_margins
+from reclaim.training.estimators.plan import Basis, plan_for_all
 from reclaim.training.forecaster import NetworkForecaster
+from reclaim.training.settings import QUANTILE_LEVELS
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +35,9 @@ def _in_store(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def bundle(random_forecaster: NetworkForecaster) -> Bundle:
     """Return a bundle of the random network."""
-    margins = three_margins((0.3, 0.2), (0.1, 0.0))
-    return Bundle("network", random_forecaster, 3_600, (0.9, 0.98), margins, dataset_fingerprint="abc")
+    margins = three_margins(Margin("baseline", (0.3, 0.2)), Margin("aggressive", (0.1, 0.0)))
+    plans = dict.fromkeys(("baseline", "aggressive"), plan_for_all(Basis(0.98)))
+    return Bundle("network", random_forecaster, 3_600, plans, margins, dataset_fingerprint="abc")
 
 
 def _register(run: tracking.Run, bundle: Bundle, folder: Path, name: str, alias: str | None) -> tracking.ModelVersion:
@@ -119,7 +122,7 @@ def test_a_registered_bundle_loads_through_the_generic_interface(bundle: Bundle,
     x = np.random.default_rng(0).random((3, len(FEATURE_NAMES))).astype(np.float32)
     answer = model.predict(pd.DataFrame(x, columns=list(FEATURE_NAMES)))
     forecast = bundle.forecaster.predict(x)
-    assert np.array_equal(answer["memory_3600s_q0.98"], forecast.quantiles[:, 1, 1, 3])
+    assert np.array_equal(answer["memory_3600s_q0.98"], forecast.quantiles[:, 1, 1, QUANTILE_LEVELS.index(0.98)])
 
 
 @pytest.mark.parametrize(

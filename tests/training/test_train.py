@@ -21,6 +21,7 @@ from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
 from reclaim.training import fit, tracking, train
 from reclaim.training.bundle import BUNDLE_FILE, load_bundle
 from reclaim.training.calibrate import Budgets, violation_share
+from reclaim.training.estimators.plan import PRICES
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.train import TrainReport, run_training
 
@@ -99,7 +100,8 @@ def test_the_registered_model_keeps_the_budgets_it_was_calibrated_to(place: Path
     bundle = load_bundle(folder)
     dataset, features = Dataset.open(place / "dataset"), FeatureSet.open(place / "dataset")
     assert bundle.dataset_fingerprint == dataset.fingerprint
-    assert set(zip(bundle.level, strict=True)) <= {(q,) for q in bundle.forecaster.quantile_levels}
+    assert all(basis.price in PRICES for plan in bundle.plans.values() for basis in plan)
+    assert bundle.mean_limit == features.mean_limit
     rows = features.valid_rows()
     target = features.valid_targets(rows)[0][:, :2, HORIZONS_S.index(3_600)].astype(np.float64)
     for name, budget in (("baseline", 0.01), ("aggressive", 0.05)):
@@ -129,6 +131,11 @@ def test_the_run_holds_settings_fingerprint_losses_scores_and_figure(trained: Tr
     assert 0.3 < run.metrics["valid.cpu.300s.coverage_0.9"] <= 1.0
     assert {"valid_loss", "train_loss", "violation.baseline.cpu", "reclaimed.aggressive.memory"} <= set(run.metrics)
     assert any(OOM_DEFINITION in note for note in trained.notes)
+    assert 0 < run.metrics["test.memory.3600s.pinball"] < 0.2
+    assert any(name.startswith("valid.tiers.") for name in run.metrics)
+    assert any(name.startswith("test.ages.") for name in run.metrics)
+    for file in ("model_card.md", "coverage.png", "oom_reliability.png", "importance.png", "importance.json"):
+        assert tracking.find_file(trained.run_id, file) is not None, file
 
 
 def test_running_it_again_finds_the_finished_run(
@@ -169,7 +176,7 @@ def test_a_killed_run_goes_on_under_its_own_id_to_the_same_bytes(place: Path, mo
     assert resumed.margins == whole.margins
     assert resumed.scores == whole.scores
     files = [_files(tracking.fetch_bundle(f"reclaim/{report.version}")[0]) for report in (resumed, whole)]
-    assert set(files[0]) == {BUNDLE_FILE, "network.safetensors"}
+    assert set(files[0]) == {BUNDLE_FILE, "network.safetensors", "oom.json"}
     assert files[0] == files[1]
     assert tracking.find_run(resumed.run_id).metrics["fit_seconds"] > 0
 
@@ -211,7 +218,7 @@ def test_trees_are_registered_under_their_own_name_without_the_alias(place: Path
     assert report.model == "reclaim-trees"
     bundle = load_bundle(tracking.fetch_bundle(f"reclaim-trees/{report.version}")[0])
     assert bundle.kind == "trees"
-    assert set(bundle.level) <= {0.9, 0.98}
+    assert {basis.level for plan in bundle.plans.values() for basis in plan} == {0.9}
     assert tracking.resolve_model("reclaim@champion").name == trained.model
     with pytest.raises(ModelError, match="reclaim-trees@champion"):
         tracking.resolve_model("reclaim-trees@champion")
@@ -221,8 +228,8 @@ def test_trees_are_registered_under_their_own_name_without_the_alias(place: Path
 
 def test_level_and_anchor_can_be_prescribed(place: Path) -> None:
     report = run_training(place / "dataset", replace(CONFIG, level=0.99, anchor=0.25, model_name="prescribed"))
-    assert report.level == {"cpu": 0.99, "memory": 0.99}
-    assert report.anchor == {"cpu": 0.25, "memory": 0.25}
+    basis = {"level": 0.99, "price": None, "anchor": 0.25}
+    assert report.plans == {name: {"cpu": basis, "memory": basis} for name in ("baseline", "aggressive")}
 
 
 def test_a_dataset_without_features_is_an_error_with_the_remedy(place: Path, tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.windows import Windows
+from reclaim.data.windows import Windows, demand
+from reclaim.features.kin import ROWS_WORTH_A_THREAD, in_parts, room_for
+from reclaim.features.saving import memory_of, state_of
 
 RULES: Final = ("limit", "model", "statistic", "startup", "jump", "cap", "unknown")
 """Which rule made a reservation.
@@ -19,6 +23,9 @@ estimate plus margin; ``startup``: the limit is held at first; ``jump``: usage p
 estimate passed the limit; ``unknown``: nothing is known of the task yet, so it keeps its limit.
 """
 LIMIT, MODEL, STATISTIC, STARTUP, JUMP, CAP, UNKNOWN = range(len(RULES))
+
+_BLOCK: Final = 6
+"""Large calls are taken in the order of the slots, in blocks of two to the power of this: 16 bits name the block."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +84,14 @@ class Estimator(ABC):
     """A fold over a task's windows: each row's answer rests on that row and the task's earlier rows alone.
 
     State lives in the estimator, in one slot per task; a slot number is the caller's name for a task. How a history
-    is cut into calls makes no difference, to the bit.
+    is cut into calls makes no difference, to the bit. One that has parameters keeps them in public attributes, and what
+    it remembers in ``_memory``: arrays with a row per slot, of zeros where nothing is known.
     """
+
+    threads: int = 1
+    """Threads for large calls; the answers do not depend on it."""
+    _memory: Mapping[str, NDArray[Any]] = MappingProxyType({})
+    _n_slots: int = 0
 
     @abstractmethod
     def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
@@ -91,6 +104,77 @@ class Estimator(ABC):
         windows : Windows
             ``n`` rows, those of one task in time order; never changed.
         """
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return copies of all it remembers, as plain arrays that ``np.savez`` takes without pickle."""
+        return state_of(self._made_by, {name: array[: self._n_slots] for name, array in self._memory.items()})
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Forget everything and go on from what ``state`` gave, to the bit as if there had been no stop.
+
+        Raises
+        ------
+        ConfigError
+            Another kind, other parameters or other code made it.
+        """
+        memory = memory_of(self._made_by, self._memory, state)
+        if memory:
+            self._memory, self._n_slots = memory, len(next(iter(memory.values())))
+
+    def _make_room(self, slot: NDArray[np.int64]) -> None:
+        """Let ``_memory`` have a row for every slot."""
+        self._n_slots = max(self._n_slots, int(slot.max(initial=-1)) + 1)
+        self._memory = {name: room_for(array, self._n_slots) for name, array in self._memory.items()}
+
+    def _in_parts(
+        self,
+        fold: Callable[..., object],
+        slot: NDArray[np.int64],
+        columns: Sequence[NDArray[Any]],
+        out: NDArray[Any],
+    ) -> None:
+        """Call ``fold(slot, *columns, out)``, large calls part by part, in threads.
+
+        Parts share no slot, and have the rows of a slot in the order given. Rows that are not in the order of their
+        slots are brought into it first, roughly: jumping about in the memory of a large cell takes longer.
+
+        Parameters
+        ----------
+        fold : callable
+            Writes its last argument, which is in C order like all others.
+        slot : int64, shape (n,)
+        columns : sequence of arrays, shape (n, ...)
+        out : array, shape (n, ...), in C order
+        """
+        columns = [np.ascontiguousarray(column) for column in columns]
+        n, threads = len(slot), self.threads
+        if n < ROWS_WORTH_A_THREAD:
+            fold(slot, *columns, out)
+            return
+        block = (slot >> max(_BLOCK, self._n_slots.bit_length() - 16)).astype(np.uint16)
+        rows = None if (block[:-1] <= block[1:]).all() else np.argsort(block, kind="stable")  # 16 bits: by radix
+        if rows is not None:
+            block = block[rows]
+        cuts = [*(int(np.searchsorted(block, block[n * part // threads])) for part in range(threads)), n]
+        written = out if rows is None else np.empty_like(out)
+
+        def fold_part(part: int, _: int) -> None:
+            mine = slice(cuts[part], cuts[part + 1])
+            if rows is None:
+                fold(slot[mine], *(column[mine] for column in columns), written[mine])
+            else:
+                fold(slot[rows[mine]], *(column.take(rows[mine], axis=0) for column in columns), written[mine])
+
+        in_parts(fold_part, n, threads)
+        if rows is not None:
+            place = np.empty(n, np.int64)
+            place[rows] = np.arange(n)
+            out[:] = written.take(place, axis=0)
+
+    @property
+    def _made_by(self) -> str:
+        parameters = {k: v for k, v in sorted(vars(self).items()) if not k.startswith("_") and k != "threads"}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in parameters.items())})"
 
 
 class Wrapper(Estimator):
@@ -107,12 +191,24 @@ class Wrapper(Estimator):
         """Take windows, ask the base, adjust what it says."""
         return self.adjust(self.base.update(slot, windows), windows)
 
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what the base remembers."""
+        return self.base.state()
 
-def room_for(state: NDArray[Any], slot: NDArray[np.int64]) -> NDArray[Any]:
-    """Return ``state`` with at least ``max(slot) + 1`` rows, doubling; new rows are zero."""
-    need = int(slot.max()) + 1 if len(slot) else 0
-    if need <= len(state):
-        return state
-    grown = np.zeros((max(need, 2 * len(state)), *state.shape[1:]), state.dtype)
-    grown[: len(state)] = state
-    return grown
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Let the base go on from there."""
+        self.base.restore(state)
+
+
+def over_limit(windows: Windows) -> NDArray[np.float64]:
+    """Return demand over the limit in force; shape (n, n_resources), NaN where unknown or the limit is 0."""
+    ratio = np.full(windows.limit.shape, np.nan)
+    np.divide(demand(windows), windows.limit, out=ratio, where=windows.limit > 0)
+    return ratio
+
+
+def statistic_or_limit(value: NDArray[np.float64], windows: Windows) -> Estimate:
+    """Return the value as the reservation, and the limit where it is not finite; shape (n, n_resources)."""
+    known = np.isfinite(value)
+    rule = np.where(known, np.uint8(STATISTIC), np.uint8(UNKNOWN))
+    return Estimate(np.where(known, value, windows.limit), rule)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.training.estimators.base import STATISTIC, UNKNOWN, Estimate, Estimator, room_for
+from reclaim.features.compiled import LENT
+from reclaim.training.estimators.base import Estimate, Estimator, statistic_or_limit
 
 _STATE: Final = np.dtype([("reservation", "f8", len(RESOURCES)), ("end_us", "i8"), ("scheduled_us", "i8")])
 
@@ -38,24 +39,25 @@ class BorgEstimator(Estimator):
             raise ConfigError(f"startup_s must be at least 0, got {startup_s}")
         self.half_life_s = half_life_s
         self.startup_s = startup_s
-        self._state = np.zeros(0, _STATE)
+        self._memory = {"task": np.zeros(0, _STATE)}
 
     def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
         """Take windows and answer for each."""
-        self._state = room_for(self._state, slot)
+        self._make_room(slot)
         out = np.empty_like(windows.limit)
-        _fold(
-            self._state, slot, windows.start_us, windows.end_us, windows.scheduled_us, demand(windows), windows.limit,
-            self.half_life_s * 1e6, self.startup_s * 1e6, out,
-        )  # fmt: skip
-        rule = np.where(np.isnan(out), np.uint8(UNKNOWN), np.uint8(STATISTIC))
-        return Estimate(out, rule)
+
+        def fold(slot: Any, *columns: Any) -> None:
+            _fold(self._memory["task"], self.half_life_s * 1e6, self.startup_s * 1e6, slot, *columns)
+
+        columns = (windows.start_us, windows.end_us, windows.scheduled_us, demand(windows), windows.limit)
+        self._in_parts(fold, slot, columns, out)
+        return statistic_or_limit(out, windows)
 
 
-@numba.njit(cache=True, nogil=True)
+@numba.njit(**LENT)
 def _fold(
-    state: Any, slot: Any, start_us: Any, end_us: Any, scheduled_us: Any, demand_: Any, limit: Any,
-    half_life_us: float, startup_us: float, out: Any,
+    state: Any, half_life_us: float, startup_us: float, slot: Any, start_us: Any, end_us: Any, scheduled_us: Any,
+    demand_: Any, limit: Any, out: Any,
 ) -> None:  # fmt: skip
     for i in range(len(slot)):
         s = state[slot[i]]

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
+from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.training.estimators.base import CAP, JUMP, STARTUP, UNKNOWN, Estimate, Estimator, Wrapper
 
 MARGIN_NAMES: Final = ("baseline", "medium", "aggressive")
@@ -18,6 +20,12 @@ MARGIN_NAMES: Final = ("baseline", "medium", "aggressive")
 
 STARTUP_HOLD_S: Final = 300.0
 """How long a new task keeps its limit, in seconds, to let start-up transients pass (EuroSys'15, section 5.5)."""
+
+_AGES_S: Final = (0.0, 7_200.0, 86_400.0)
+MARGIN_GROUPS: Final = tuple(
+    f"{tier}, {age}" for tier in TIER_LABELS for age in ("age unknown", "up to 2 h", "up to 24 h", "older")
+)
+"""Groups of tasks that may have a margin of their own: tier, and time since the run began."""
 
 
 @dataclass(frozen=True)
@@ -27,26 +35,55 @@ class Margin:
     Attributes
     ----------
     name : str
-        One of ``MARGIN_NAMES``.
     share : tuple of float, in the order ``schema.RESOURCES``
         0.15 adds 15 %; below zero where the bare estimator is more careful than the budget asks.
+    by_group : tuple of tuple of float, or None
+        The same for each of ``MARGIN_GROUPS``; None: ``share`` holds for all tasks.
     """
 
     name: str
     share: tuple[float, ...]
+    by_group: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        if len(self.share) != len(RESOURCES):
-            raise ConfigError(f"margin {self.name!r}: expected one share for each of {RESOURCES}, got {self.share}")
-        for resource, share in zip(RESOURCES, self.share, strict=True):
-            if not -1.0 <= share < float("inf"):
-                raise ConfigError(f"margin {self.name!r}: the {resource} share must be at least -1, got {share}")
+        if self.by_group is not None and len(self.by_group) != len(MARGIN_GROUPS):
+            raise ConfigError(f"margin {self.name!r}: expected {len(MARGIN_GROUPS)} groups, got {len(self.by_group)}")
+        for shares in (self.share, *(self.by_group or ())):
+            if len(shares) != len(RESOURCES):
+                raise ConfigError(f"margin {self.name!r}: expected one share for each of {RESOURCES}, got {shares}")
+            for resource, share in zip(RESOURCES, shares, strict=True):
+                if not -1.0 <= share < float("inf"):
+                    raise ConfigError(f"margin {self.name!r}: the {resource} share must be at least -1, got {share}")
+
+    def factor(self, windows: Windows) -> NDArray[np.float64]:
+        """Return what a prediction is multiplied with; float64, shape (n_resources,) or (n, n_resources)."""
+        if self.by_group is None:
+            return 1.0 + np.array(self.share)
+        shares: NDArray[np.float64] = 1.0 + np.array(self.by_group)
+        return shares[margin_group(windows)]
 
 
-def three_margins(baseline: tuple[float, ...], aggressive: tuple[float, ...]) -> Mapping[str, Margin]:
+NO_MARGIN: Final = Margin("none", (0.0,) * len(RESOURCES))
+"""Adds nothing."""
+
+
+def margin_group(windows: Windows) -> NDArray[np.int64]:
+    """Return the position in ``MARGIN_GROUPS`` of each row: its tier, and the time since its run began; shape (n,)."""
+    age_s = np.where(windows.scheduled_us > 0, (windows.end_us - windows.scheduled_us) / 1e6, -1.0)
+    return tier_key(windows.tier) * (len(_AGES_S) + 1) + np.searchsorted(_AGES_S, age_s)
+
+
+def three_margins(baseline: Margin, aggressive: Margin) -> Mapping[str, Margin]:
     """Return the three named margins; ``medium`` is exactly half way between the other two."""
-    medium = tuple((b + a) / 2 for b, a in zip(baseline, aggressive, strict=True))
-    return {name: Margin(name, share) for name, share in zip(MARGIN_NAMES, (baseline, medium, aggressive), strict=True)}
+    groups = None
+    if baseline.by_group is not None and aggressive.by_group is not None:
+        groups = tuple(map(_half_way, baseline.by_group, aggressive.by_group))
+    medium = Margin("medium", _half_way(baseline.share, aggressive.share), groups)
+    return dict(zip(MARGIN_NAMES, (baseline, medium, aggressive), strict=True))
+
+
+def _half_way(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple((x + y) / 2 for x, y in zip(a, b, strict=True))
 
 
 class WithMargin(Wrapper):
@@ -55,11 +92,10 @@ class WithMargin(Wrapper):
     def __init__(self, base: Estimator, margin: Margin) -> None:
         super().__init__(base)
         self.margin = margin
-        self._factor = 1.0 + np.array(margin.share)
 
-    def adjust(self, estimate: Estimate, windows: Windows) -> Estimate:  # noqa: ARG002 - the margin knows no window
+    def adjust(self, estimate: Estimate, windows: Windows) -> Estimate:
         """Multiply by one plus the margin."""
-        return Estimate(estimate.reservation * self._factor, estimate.rule, estimate.forecast)
+        return Estimate(estimate.reservation * self.margin.factor(windows), estimate.rule, estimate.forecast)
 
 
 class JumpOnViolation(Wrapper):

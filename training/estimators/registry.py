@@ -6,11 +6,41 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from reclaim.data.errors import ConfigError
+from reclaim.training.estimators.autopilot import AutopilotMeanEstimator, AutopilotPercentileEstimator
+from reclaim.training.estimators.autopilot_ml import AutopilotMlEstimator
 from reclaim.training.estimators.base import Estimator
 from reclaim.training.estimators.borg import BorgEstimator
-from reclaim.training.estimators.statistical import STATISTICAL
+from reclaim.training.estimators.fixed import FixedShareEstimator, LimitEstimator
+from reclaim.training.estimators.koordinator import KoordinatorEstimator
+from reclaim.training.estimators.krr import KrrEstimator
+from reclaim.training.estimators.ring import (
+    MaxNSigmaPercentileEstimator,
+    MovingMaxEstimator,
+    NSigmaEstimator,
+    PercentileEstimator,
+)
+from reclaim.training.estimators.running import MaxSoFarEstimator, MeanSoFarEstimator
+from reclaim.training.estimators.seasonal import SeasonalEstimator
+from reclaim.training.estimators.vpa import VpaEstimator
 
-ESTIMATORS: Final[Mapping[str, Callable[..., Estimator]]] = {"borg": BorgEstimator, **STATISTICAL}
+ESTIMATORS: Final[Mapping[str, Callable[..., Estimator]]] = {
+    "limit": LimitEstimator,
+    "fixed-share": FixedShareEstimator,
+    "borg": BorgEstimator,
+    "nsigma": NSigmaEstimator,
+    "percentile": PercentileEstimator,
+    "max-nsigma-percentile": MaxNSigmaPercentileEstimator,
+    "moving-max": MovingMaxEstimator,
+    "max-so-far": MaxSoFarEstimator,
+    "mean-so-far": MeanSoFarEstimator,
+    "seasonal": SeasonalEstimator,
+    "vpa": VpaEstimator,
+    "koordinator": KoordinatorEstimator,
+    "krr": KrrEstimator,
+    "autopilot-mean": AutopilotMeanEstimator,
+    "autopilot-percentile": AutopilotPercentileEstimator,
+    "autopilot-ml": AutopilotMlEstimator,
+}
 """Every estimator that is built from settings alone; learned ones come out of a bundle (``training.bundle``)."""
 
 

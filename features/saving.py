@@ -1,0 +1,66 @@
+"""Turns what a fold remembers into plain arrays that ``np.savez`` takes without pickle, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+
+MADE_BY: Final = "made_by"
+"""Name of the array, of one string, that says whose memory it is."""
+
+
+def state_of(made_by: str, memory: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return copies of all arrays, each field of a structured one on its own under ``name.field``."""
+    state: dict[str, NDArray[Any]] = {MADE_BY: np.array(made_by)}
+    for name, array in memory.items():
+        if array.dtype.names is None:
+            state[name] = array.copy()
+        else:
+            state |= {f"{name}.{field}": array[field].copy() for field in array.dtype.names}
+    return state
+
+
+def memory_of(
+    made_by: str, like: Mapping[str, NDArray[Any]], state: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return copies of the arrays that ``state_of`` was given.
+
+    Parameters
+    ----------
+    made_by : str
+        Whose memory it must be.
+    like : mapping of str to array
+        What each must look like; the lengths of their first axes do not matter.
+    state : mapping of str to array
+        What ``state_of`` gave, or an ``np.load`` of it.
+
+    Raises
+    ------
+    ConfigError
+        Another kind, other parameters or other code made it.
+    """
+    theirs = str(state[MADE_BY]) if MADE_BY in state else "something unknown"
+    if theirs != made_by:
+        raise ConfigError(f"this state was saved by {theirs} and cannot go on in {made_by}: start afresh")
+    memory = {}
+    for name, array in like.items():
+        fields = array.dtype.names
+        parts = {name: array} if fields is None else {f"{name}.{field}": array[field] for field in fields}
+        for part, blank in parts.items():
+            saved = state.get(part)
+            if saved is None or saved.dtype != blank.dtype or saved.shape[1:] != blank.shape[1:]:
+                raise ConfigError(
+                    f"this state of {made_by} does not fit in {part!r}, other code saved it: start afresh"
+                )
+        if fields is None:
+            memory[name] = np.array(state[name])
+            continue
+        memory[name] = np.zeros(len(state[f"{name}.{fields[0]}"]), array.dtype)
+        for field in fields:
+            memory[name][field] = state[f"{name}.{field}"]
+    return memory

@@ -1,0 +1,133 @@
+"""Whether one estimator beats another by more than the noise: both are resampled on the same units, and subtracted.
+
+Two estimators err on the same task-windows, so their difference is far less uncertain than either of them: the paired
+bootstrap (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16) draws whole collections with
+replacement, the same ones for both, and takes the difference in every draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.replay.metrics import METRICS, POSITION, resampled_sums
+
+RECLAIMED: Final = "reclaimed_share"
+VIOLATION: Final = "violation_rate"
+
+DRAWS: Final = 1_000
+SEED: Final = 1
+CONFIDENCE: Final = 0.95
+"""Of the comparison of recorded replays, whatever each of them was run with."""
+
+BETTER: Final = "better"
+WORSE: Final = "worse"
+NOISE: Final = "within the noise"
+MORE: Final = "more of both"
+LESS: Final = "less of both"
+"""Verdicts, by what lies beyond the noise. ``better`` and ``worse``: one of reclaimed share and violation rate is, and
+the other is not the other way. ``more of both`` and ``less of both``: it reclaims more and violates more, or less and
+less, so that a margin, not the estimator, makes the difference."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number and the bounds of its interval; NaN unknown."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where the whole interval lies above or below 0, else 0."""
+        return int(self.low > 0) - int(self.high < 0)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one estimator does less what another does, of one resource.
+
+    Attributes
+    ----------
+    reclaimed, violation : Interval
+        Of reclaimed share and of violation rate, as fractions of one.
+    """
+
+    reclaimed: Interval
+    violation: Interval
+
+    @property
+    def verdict(self) -> str:
+        """One of ``BETTER``, ``WORSE``, ``NOISE``, ``MORE`` and ``LESS``; more reclaimed only counts as it says."""
+        more, worse = self.reclaimed.sign, self.violation.sign
+        if more and more == worse:
+            return MORE if more > 0 else LESS
+        gain = more - worse
+        return NOISE if gain == 0 else BETTER if gain > 0 else WORSE
+
+
+class Paired:
+    """Estimators resampled on the same units.
+
+    Parameters
+    ----------
+    unit_sums : mapping of name to float64, shape (n_units, len(STATS), n_resources)
+        As ``metrics.sums`` gives them with the unit as key; the same units, in the same order, for all.
+    draws, seed, confidence : int, int, float
+        Resamples, seed of the generator, and the share of them within an interval.
+    """
+
+    def __init__(
+        self,
+        unit_sums: Mapping[str, NDArray[np.float64]],
+        *,
+        draws: int = DRAWS,
+        seed: int = SEED,
+        confidence: float = CONFIDENCE,
+    ) -> None:
+        self._names = list(unit_sums)
+        ratios = [METRICS[RECLAIMED], METRICS[VIOLATION]]
+        needed = [POSITION[stat] for ratio in ratios for stat in (ratio.numerator, ratio.denominator)]
+        stacked = np.stack([unit_sums[name][:, needed] for name in self._names], axis=1)  # (U, E, 4, R)
+        self._point = _ratios(stacked.sum(axis=0))
+        drawn = resampled_sums(stacked.reshape(len(stacked), -1), draws=draws, seed=seed)
+        self._draws = _ratios(drawn.reshape(draws, *stacked.shape[1:]))  # (D, E, 2, R)
+        self._levels = [(1 - confidence) / 2, (1 + confidence) / 2]
+
+    def value(self, name: str, resource: int) -> float:
+        """Return the reclaimed share of one estimator."""
+        return float(self._point[self._names.index(name), 0, resource])
+
+    def difference(self, name: str, against: str, resource: int) -> Difference:
+        """Return what ``name`` does less what ``against`` does."""
+        one, other = self._names.index(name), self._names.index(against)
+        intervals = []
+        for metric in range(2):
+            draws = self._draws[:, one, metric, resource] - self._draws[:, other, metric, resource]
+            known = draws[np.isfinite(draws)]
+            low, high = np.quantile(known, self._levels) if len(known) else (np.nan, np.nan)
+            value = self._point[one, metric, resource] - self._point[other, metric, resource]
+            intervals.append(Interval(float(value), float(low), float(high)))
+        return Difference(*intervals)
+
+    def best_against(self, name: str, others: Sequence[str], resource: int) -> str | None:
+        """Return the opponent to measure ``name`` by: of those that do not violate more, the one that reclaims most.
+
+        "More" is beyond the noise. Where all of the others violate more, it is the one of them that reclaims most;
+        None where there is no other.
+        """
+        rivals = [other for other in others if other != name]
+        fair = [other for other in rivals if self.difference(other, name, resource).violation.sign <= 0]
+        return max(fair or rivals, key=lambda other: self.value(other, resource), default=None)
+
+
+def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return numerators over denominators; from shape (..., 4, n_resources) to (..., 2, n_resources), NaN for none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        denominator = sums[..., 1::2, :]
+        return np.where(denominator == 0, np.nan, sums[..., 0::2, :] / denominator)

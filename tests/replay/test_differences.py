@@ -1,0 +1,125 @@
+"""Recorded replays against each other: who is measured by whom, and by what numbers."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reclaim.replay.compare import Chosen, compare
+from reclaim.replay.differences import differences
+from reclaim.replay.metrics import POSITION, STATS
+from reclaim.replay.paired import BETTER, NOISE
+from reclaim.replay.units import UnitSums, write_units
+from reclaim.training import tracking
+from reclaim.training.tracking import RunRecord
+
+N_UNITS = 20
+RECLAIMED = {"borg": 0.3, "vpa": 0.4, "network": 0.5, "oracle": 0.9}
+"""Of every unit, at margin medium; a tenth more at aggressive."""
+KINDS = {"network": "learned", "oracle": "oracle"}
+
+Experiment = Callable[..., list[RunRecord]]
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """Return a maker of recorded replays: their runs, and the file of sums by unit where it was kept."""
+    files: dict[str, Path | None] = {}
+    monkeypatch.setattr(tracking, "find_file", lambda run_id, _: files[run_id])
+
+    def make(
+        whole: str,
+        *estimators: str,
+        margins: tuple[str, ...] = ("medium", "aggressive"),
+        horizon_s: int = 3_600,
+        dataset: str = "cell",
+        rows: float = 10.0,
+        kept: bool = True,
+    ) -> list[RunRecord]:
+        sums, runs = {}, []
+        for name in estimators:
+            for margin in margins:
+                one = np.zeros((N_UNITS, len(STATS), 2))
+                one[:, POSITION["rows"]], one[:, POSITION["granted"]] = rows, 1.0
+                one[:, POSITION["reclaimed"]] = RECLAIMED[name] + 0.1 * (margin == "aggressive")
+                sums[name, margin] = one
+                tags = {"dataset": dataset, "dataset_fingerprint": dataset, "whole_experiment": whole}
+                tags |= {"estimator": name, "margin": margin, "kind": KINDS.get(name, "statistical")}
+                runs.append(
+                    RunRecord(f"{whole}-{name}-{margin}", "", "margins", "FINISHED", 0, {"horizon_s": str(horizon_s)},
+                              {}, tags)
+                )  # fmt: skip
+        folder = tmp_path / whole
+        folder.mkdir()
+        write_units(UnitSums(np.arange(N_UNITS), np.zeros(N_UNITS, np.bool_), sums), folder)
+        files[whole] = folder / "units.parquet" if kept else None
+        return runs
+
+    return make
+
+
+def pairs(runs: list[RunRecord], named: dict[str, int] | None = None, also: list[RunRecord] | None = None) -> list[str]:
+    """Return ``margin: estimator - other`` of every CPU row."""
+    table = differences(Chosen(tuple(runs), named or {}, tuple(runs + (also or []))))
+    rows = [r for r in table.as_records() if r["resource"] == "CPU"]
+    assert len(rows) == len(table.rows) / 2
+    return [f"{r['margin']}: {r['estimator']} - {r['against']}" for r in rows]
+
+
+def test_the_learned_one_is_measured_by_the_best_statistical_one_at_the_same_margin(experiment: Experiment) -> None:
+    runs = experiment("a", "network", "borg", "vpa", "oracle")
+    assert pairs(runs) == ["medium: network - vpa", "aggressive: network - vpa"]
+    row = differences(Chosen(tuple(runs), {}, tuple(runs))).as_records()[0]
+    assert row["dataset"] == "cell"
+    assert row["horizon"] == "3600 s"
+    assert [row[f"reclaimed {what}"] for what in ("difference", "low", "high")] == pytest.approx([0.1] * 3)
+    assert [row[f"violation {what}"] for what in ("difference", "low", "high")] == [0, 0, 0]
+    assert row["verdict"] == BETTER
+
+
+def test_without_a_learned_one_the_statistical_ones_are_measured_by_the_best_other(experiment: Experiment) -> None:
+    assert pairs(experiment("a", "borg", "vpa", margins=("medium",))) == ["medium: borg - vpa", "medium: vpa - borg"]
+
+
+def test_a_run_alone_is_measured_by_those_replayed_beside_it(experiment: Experiment) -> None:
+    runs = experiment("a", "network", "borg", "vpa", margins=("medium",))
+    assert pairs(runs[:1], {runs[0].run_id: 0}, also=runs[1:]) == ["medium: network - vpa"]
+
+
+def test_runs_that_are_named_later_stand_against_the_first(experiment: Experiment) -> None:
+    network, borg, vpa = experiment("a", "network", "borg", "vpa", margins=("medium",))
+    assert pairs([network, borg, vpa], {borg.run_id: 0, network.run_id: 1, vpa.run_id: 2}) == [
+        "medium: network - vpa", "medium: network - borg", "medium: vpa - borg",
+    ]  # fmt: skip
+
+
+def test_experiments_stand_against_each_other_estimator_by_estimator(experiment: Experiment) -> None:
+    first = experiment("1111111111", "network", "borg", margins=("medium",))
+    second = experiment("2222222222", "network", "borg", margins=("medium",))
+    named = {r.run_id: place for place, runs in enumerate((first, second)) for r in runs}
+    assert pairs(first + second, named) == [
+        "medium: network 11111111 - borg 11111111",
+        "medium: network 22222222 - borg 11111111",
+        "medium: network 22222222 - network 11111111",
+        "medium: borg 22222222 - borg 11111111",
+    ]
+    rows = differences(Chosen((*first, *second), named, (*first, *second))).as_records()
+    assert {r["verdict"] for r in rows[-2:]} == {NOISE}
+
+
+@pytest.mark.parametrize("other", [{"rows": 11.0}, {"horizon_s": 300}, {"dataset": "elsewhere"}, {"kept": False}])
+def test_only_runs_that_judged_the_same_task_windows_are_paired(
+    experiment: Experiment, other: dict[str, float]
+) -> None:
+    one, another = experiment("a", "network"), experiment("b", "vpa", "borg", margins=("medium",), **other)
+    statistical = [] if other == {"kept": False} else ["medium: vpa - borg", "medium: borg - vpa"]
+    assert pairs(one + another) == statistical
+    assert len(compare(Chosen((*one, *another), {}, ())).rows) == 4
+
+
+def test_what_is_not_known_is_left_empty(experiment: Experiment) -> None:
+    runs = experiment("a", "network", "borg", margins=("medium",), rows=0.0)
+    row = differences(Chosen(tuple(runs), {}, tuple(runs))).as_records()[0]
+    assert row["violation difference"] is None
+    assert row["verdict"] == BETTER

@@ -1,0 +1,191 @@
+"""The recommender of Kubernetes' Vertical Pod Autoscaler: target, lower and upper bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.windows import Windows, demand
+from reclaim.features.compiled import LENT
+from reclaim.features.targets import OOM_SHARE
+from reclaim.training.estimators.base import Estimate, Estimator, over_limit, statistic_or_limit
+from reclaim.training.estimators.histogram import RELATIVE, DecayingHistograms, Grid
+from reclaim.training.estimators.koordinator import for_each_resource
+
+_LEVELS: Final = {"target": 0.9, "lower": 0.5, "upper": 0.95}
+_GRIDS: Final = (Grid(0.01, 1_000.0), Grid(1e7, 1e12))
+"""VPA's own buckets, 176 of each: of CPU in cores, of memory in bytes."""
+_MINIMUM: Final = (0.025, 250 * 2.0**20)
+"""Cores and bytes that VPA recommends at least for a pod of one container."""
+_DAY_US: Final = 86_400_000_000
+_DAYS: Final = 8
+"""Intervals of a day whose memory peaks count."""
+_BUMP_BYTES: Final = 100 * 2.0**20
+_TIE: Final = 1.0 - 1e-9
+"""A percentile is reached at this share of its weight: sums that would tie in exact arithmetic do, rounded."""
+
+_TASK: Final = np.dtype(
+    [
+        ("end_us", "i8"),
+        ("until_us", "i8"),  # end of the interval that is being filled
+        ("run_us", "i8"),  # start of the current run; -1 unknown
+        ("bound", "f4"),  # the limit of memory in the last window
+        ("full", "?"),  # whether memory reached it
+        ("peak", "f4", _DAYS),  # largest memory by interval, the current one first; -1 unknown
+    ],
+    align=True,
+)
+
+
+class VpaEstimator(Estimator):
+    """A percentile of a decaying histogram of usage, plus a margin; the limit until anything is known.
+
+    CPU: one sample of weight 1 per window (VPA: one a minute, all of one weight). Memory: one sample per day, the
+    largest of it, of the last eight days; a day begins at the task's age of whole days. The lower and the upper bound
+    are widened while confidence is small: the lesser of the days since the first sample and the samples over those of
+    a day. After an out-of-memory kill the day's memory peak becomes the larger of it and of the limit, times
+    ``oom_bump``. Nobody tells an estimator of a kill, so it is derived, like the label in ``features.targets``: a new
+    run (``scheduled_us`` rises) after a window whose memory reached 98 % of the limit.
+
+    All constants are those of the recommender's source. Histograms hold usage over the limit in
+    ``histogram.RELATIVE`` buckets, unless ``unit`` says what usage is; its bucket weight below which VPA takes a bucket
+    to be empty (0.0001) is left out.
+
+    Parameters
+    ----------
+    bound : str
+        ``target`` (p90), ``lower`` (p50) or ``upper`` (p95).
+    margin : float
+        Share added to the percentile.
+    half_life_s : float
+        Of both resources, in seconds.
+    samples_per_day : float
+        Windows that make a day's confidence; 1,440 in VPA, whose samples come every minute.
+    oom_bump : float
+        What a kill multiplies the peak with; it adds 100 MiB at least, where ``unit`` is given.
+    unit : sequence of float, in the order ``schema.RESOURCES``, or None
+        Cores and bytes that one unit of usage is: gives VPA's own buckets, and its least recommendation of 0.025 cores
+        and 250 MiB.
+    """
+
+    def __init__(
+        self,
+        bound: str = "target",
+        margin: float = 0.15,
+        half_life_s: float = 86_400.0,
+        samples_per_day: float = 288.0,
+        oom_bump: float = 1.2,
+        unit: Sequence[float] | None = None,
+    ) -> None:
+        if bound not in _LEVELS:
+            raise ConfigError(f"bound must be one of {', '.join(_LEVELS)}, got {bound!r}")
+        if not (margin > -1 and samples_per_day > 0 and oom_bump >= 1):
+            raise ConfigError(
+                "expected margin > -1, samples_per_day > 0 and oom_bump >= 1, "
+                f"got {margin=}, {samples_per_day=}, {oom_bump=}"
+            )
+        self.bound = bound
+        self.margin = margin
+        self.half_life_s = half_life_s
+        self.samples_per_day = samples_per_day
+        self.oom_bump = oom_bump
+        self.unit = None if unit is None else for_each_resource("unit", unit)
+        cpu, self._memory_grid = (RELATIVE, RELATIVE) if unit is None else _GRIDS
+        self._cpu = DecayingHistograms("cpu", cpu, half_life_s, _LEVELS[bound])
+        self._weights = 0.5 ** (np.arange(_DAYS) * _DAY_US / (half_life_s * 1e6))
+        self._memory = {**self._cpu.blank, "memory": np.zeros(0, _TASK)}
+
+    def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
+        """Take windows and answer for each."""
+        self._make_room(slot)
+        unit = self.unit
+        value = over_limit(windows) if unit is None else demand(windows) * unit
+        limit = np.ones(len(slot)) if unit is None else windows.limit[:, 1] * unit[1]
+        bump_by = 0.0 if unit is None else _BUMP_BYTES
+        written = np.empty((len(slot), 4))
+
+        def fold(slot: Any, start_us: Any, end_us: Any, scheduled_us: Any, value: Any, shape: Any, limit: Any,
+                 out: Any) -> None:  # fmt: skip
+            self._cpu.fold(self._memory, 0, slot, start_us, end_us, scheduled_us, value, shape, value, out)
+            _fold_peaks(
+                self._memory["memory"], self._weights, _LEVELS[self.bound], OOM_SHARE, self.oom_bump, bump_by, slot,
+                end_us, scheduled_us, value, limit, out,
+            )  # fmt: skip
+
+        columns = (windows.start_us, windows.end_us, windows.scheduled_us, value, windows.percentiles[:, :0], limit)
+        self._in_parts(fold, slot, columns, written)
+        out, age_us, samples = written[:, :2], written[:, 2], written[:, 3]
+        known = ~np.isnan(out[:, 1])
+        out[known, 1] = self._memory_grid.end_of(self._memory_grid.bucket_of(out[known, 1]))
+        out *= 1 + self.margin
+        confidence = np.minimum(age_us / _DAY_US, samples / self.samples_per_day)[:, None]
+        if self.bound == "upper":
+            out *= 1 + _over(1.0, confidence)
+        elif self.bound == "lower":
+            out /= np.square(1 + _over(0.001, confidence))
+        out = out * windows.limit if unit is None else np.maximum(out, _MINIMUM) / unit
+        return statistic_or_limit(out, windows)
+
+
+def _over(number: float, confidence: NDArray[np.float64]) -> NDArray[np.float64]:
+    quotient = np.full(confidence.shape, np.inf)
+    np.divide(number, confidence, out=quotient, where=confidence > 0)
+    return quotient
+
+
+@numba.njit(**LENT)
+def _percentile(s: Any, weights: Any, level: float) -> float:
+    """Return the smallest peak up to which the peaks' weights reach ``level`` of all."""
+    total = 0.0
+    for k in range(_DAYS):
+        if s.peak[k] >= 0:
+            total += weights[k]
+    best = np.nan
+    for k in range(_DAYS):
+        value = s.peak[k]
+        if value < 0 or value >= best:
+            continue
+        up_to = 0.0
+        for j in range(_DAYS):
+            if 0 <= s.peak[j] <= value:
+                up_to += weights[j]
+        if up_to >= level * total * _TIE:
+            best = value
+    return best
+
+
+@numba.njit(**LENT)
+def _fold_peaks(
+    state: Any, weights: Any, level: float, oom_share: float, oom_bump: float, bump_by: float, slot: Any, end_us: Any,
+    scheduled_us: Any, value: Any, limit: Any, out: Any,
+) -> None:  # fmt: skip
+    for i in range(len(slot)):
+        s = state[slot[i]]
+        if end_us[i] > s.end_us:  # a repeated or late window changes nothing
+            if s.end_us == 0:
+                s.run_us = -1
+                s.until_us = end_us[i]
+                for k in range(_DAYS):
+                    s.peak[k] = -1
+            if s.run_us >= 0 and scheduled_us[i] > s.run_us and s.full:
+                used = max(s.bound, s.peak[0])
+                s.peak[0] = max(used + bump_by, used * oom_bump)
+            if scheduled_us[i] >= 0:
+                s.run_us = scheduled_us[i]
+            s.end_us = end_us[i]
+            if end_us[i] >= s.until_us:
+                days = (end_us[i] - s.until_us) // _DAY_US + 1
+                s.until_us += days * _DAY_US
+                for k in range(_DAYS - 1, -1, -1):
+                    s.peak[k] = s.peak[k - days] if k >= days else -1
+            memory = value[i, 1]
+            s.full = memory >= oom_share * limit[i]
+            s.bound = limit[i]
+            if memory > s.peak[0]:
+                s.peak[0] = memory
+        out[i, 1] = _percentile(s, weights, level)
