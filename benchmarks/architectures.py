@@ -38,10 +38,10 @@ from reclaim.data import schema as s
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.fit import _Data, _one_cycle, choose_device
+from reclaim.training.fit import _one_cycle, choose_device
 from reclaim.training.losses import oom_loss, pinball_loss
-from reclaim.training.networks import QuantileNetwork, cpu_threads, inverse_transform, squash, transform
-from reclaim.training.resident import Batch, Part, Resident, Rows, Samples, column_moments
+from reclaim.training.networks import QuantileNetwork, Scaling, cpu_threads, inverse_transform, squash, transform
+from reclaim.training.resident import Batch, Part, Resident, Rows, Samples, column_bounds, column_moments
 from reclaim.training.settings import QUANTILE_LEVELS, FitConfig, TreeConfig
 from reclaim.training.sources import choose_rows
 from reclaim.training.trees import fit_trees
@@ -69,7 +69,7 @@ class Candidate:
     features : bool
         Whether the engineered features are seen.
     clip : float
-        Features are clipped to this quantile of the training rows and one minus it; 0 leaves them alone.
+        Inputs are cut off at this quantile of the training rows and one minus it; 0: at 8 standard deviations.
     plain : bool
         Whether the features stand beside their square roots.
     bins : int
@@ -131,16 +131,15 @@ differs; ``first`` is how the project's first network was fitted."""
 class Columns(Samples):
     """Samples whose features are what a candidate looks at: engineered ones, context and its mask, side by side."""
 
-    def __init__(self, parts: Sequence[Part], candidate: Candidate, bounds: Tensor | None) -> None:
+    def __init__(self, parts: Sequence[Part], candidate: Candidate) -> None:
         super().__init__(parts)
-        self.candidate, self.bounds = candidate, bounds
+        self.candidate = candidate
 
     def features(self, positions: Tensor) -> Tensor:
         """Gather the columns of samples; (B,) to float32 (B, K)."""
         columns = []
         if self.candidate.features:
-            x = super().features(positions)
-            columns.append(x if self.bounds is None else x.clamp(*self.bounds))  # NaN stays
+            columns.append(super().features(positions))
             if self.candidate.plain:
                 columns.append(columns[0].sign() * columns[0].square())  # the network takes the square root
         if self.candidate.encoder is not None:
@@ -217,23 +216,32 @@ class TailNetwork(QuantileNetwork):
         return z[..., :_BELOW], scale.clamp(min=1e-4), (0.5 * shape).clamp(1e-3, 0.9), logits
 
 
-class Objective(_Data):
+class Objective:
     """The loss of ``training.fit``; where the tail is modelled, its likelihood instead of pinball above 0.95."""
 
     tail_weight = 0.02
 
+    def __init__(self, train: Columns, valid: Columns, config: FitConfig) -> None:
+        self.train, self.valid, self.config = train, valid, config
+        self.levels = torch.tensor(QUANTILE_LEVELS, device=train.device)
+        _, spread = column_moments(train, lambda at: transform(train.targets(at)[0], config.transform).flatten(1))
+        self.weight = (1 / spread.clamp(min=1e-3)).reshape(train.widths[1:])
+
     def loss(self, network: QuantileNetwork, batch: Batch) -> Tensor:
         """Return the loss of a batch."""
-        if not (isinstance(network, TailNetwork) and network.training):
-            return super().loss(network, batch)
-        below, scale, shape, logits = network.parts(batch.x)
-        y = transform(batch.y, self.config.transform)
-        pinball = (pinball_loss(below, y, self.levels[:_BELOW]) * self.weight).mean()
-        beyond = y > below[..., -1]  # NaN is not
-        excess = torch.where(beyond, y - below[..., -1].detach(), 0.0)
-        likelihood = scale.log() + (1 + 1 / shape) * torch.log1p(shape * excess / scale)
-        tail = (likelihood * beyond).sum() / beyond.sum().clamp(min=1)
-        return pinball + self.tail_weight * tail + self.config.oom_weight * oom_loss(logits, batch.oom).mean()
+        y, device = transform(batch.y, self.config.transform), batch.x.device.type
+        if isinstance(network, TailNetwork) and network.training:
+            below, scale, shape, logits = network.parts(batch.x)
+            pinball = (pinball_loss(below, y, self.levels[:_BELOW]) * self.weight).mean()
+            beyond = y > below[..., -1]  # NaN is not
+            excess = torch.where(beyond, y - below[..., -1].detach(), 0.0)
+            likelihood = scale.log() + (1 + 1 / shape) * torch.log1p(shape * excess / scale)
+            pinball = pinball + self.tail_weight * (likelihood * beyond).sum() / beyond.sum().clamp(min=1)
+        else:
+            with torch.autocast(device, torch.bfloat16, enabled=self.config.bfloat16 and device == "cuda"):
+                quantiles, logits = network(batch.x)
+            pinball = (pinball_loss(quantiles.float(), y, self.levels) * self.weight).mean()
+        return pinball + self.config.oom_weight * oom_loss(logits.float(), batch.oom).mean()
 
 
 @dataclass
@@ -258,12 +266,7 @@ class Sets:
 
     def columns(self, name: str, candidate: Candidate) -> Columns:
         """Return the samples of a period as a candidate sees them."""
-        bounds = None
-        if candidate.clip:
-            some = self.rows["train"][:: max(1, len(self.rows["train"]) // 30_000)]
-            ends = torch.tensor([candidate.clip, 1 - candidate.clip], device=some.device)
-            bounds = torch.nanquantile(self.resident.x[some], ends, dim=0)  # (2, F)
-        return Columns([Part(self.resident, self.rows[name], self.until_us[name], self.reach_us)], candidate, bounds)
+        return Columns([Part(self.resident, self.rows[name], self.until_us[name], self.reach_us)], candidate)
 
     def targets(self, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return what came true, (n, T, H) and (n, H); NaN unknown."""
@@ -276,10 +279,14 @@ def build(train: Columns, candidate: Candidate, seed: int) -> QuantileNetwork:
     """Return the network of a candidate with its first weights."""
     torch.manual_seed(seed)
     config = candidate.fit
-    mean, scale = (m.cpu() for m in column_moments(train, lambda positions: squash(train.features(positions))))
+    mean, scale = column_moments(train, lambda positions: squash(train.features(positions)))
+    low, high = torch.full_like(mean, -8.0), torch.full_like(mean, 8.0)
+    if candidate.clip:
+        low, high = column_bounds(train, lambda at: (squash(train.features(at)) - mean) / scale, candidate.clip)
+    scaling = Scaling(*(column.cpu() for column in (mean, scale, low, high)))
     _, n_targets, n_horizons = train.widths
     network = (TailNetwork if candidate.tail else QuantileNetwork)(
-        mean, scale, n_targets=n_targets, n_horizons=n_horizons, n_levels=len(QUANTILE_LEVELS),
+        scaling, n_targets=n_targets, n_horizons=n_horizons, n_levels=len(QUANTILE_LEVELS),
         width=config.width, depth=config.depth,
     )  # fmt: skip
     network.initialise(torch.Generator().manual_seed(seed))
@@ -289,8 +296,9 @@ def build(train: Columns, candidate: Candidate, seed: int) -> QuantileNetwork:
         layers.append(encoder := Encoder(candidate.encoder, n_in))
         n_in = encoder.n_out
     if candidate.bins:
-        some = train.features(torch.arange(0, len(train), max(1, len(train) // 10_000), device=train.device)).cpu()
-        layers.append(embedding := Embedding(torch.nan_to_num((squash(some) - mean) / scale), candidate.bins))
+        some = train.features(torch.arange(0, len(train), max(1, len(train) // 10_000), device=train.device))
+        z = torch.nan_to_num((squash(some) - mean) / scale).clamp(low, high)
+        layers.append(embedding := Embedding(z.cpu(), candidate.bins))
         n_in = embedding.n_out
     for _ in range(config.depth):
         layer = nn.Linear(n_in, config.width)

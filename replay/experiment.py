@@ -29,7 +29,7 @@ from reclaim.replay.record import record_margins
 from reclaim.replay.report import ReplayReport, render_page
 from reclaim.replay.timeline import EVENT_DEFINITION, OVER_DEFINITION
 from reclaim.replay.units import UnitSums, write_units
-from reclaim.training.calibrate import Budgets
+from reclaim.training.calibrate import Budgets, guarded_reservations
 from reclaim.training.estimators.base import Estimator
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
 
@@ -43,6 +43,8 @@ PAGE: Final = "report.html"
 RESULTS_VERSION: Final = 3
 """Raised when the meaning of the results changes; results of another version are not taken for this one's."""
 
+ONLINE: Final = "-online"
+"""Behind the name of an estimator: under margins that follow the workload (``estimators.online``)."""
 _LIMIT: Final = "limit"
 _ORACLE: Final = "oracle"
 
@@ -59,6 +61,8 @@ class ReplayConfig:
     """Shares of validation task-windows that may violate, for the baseline and the aggressive margin."""
     by_group: bool = False
     """Whether each group of tasks (tier, age) keeps the budgets for itself, with a margin of its own."""
+    online: bool = True
+    """Whether learned estimators are replayed a second time, under margins that follow the workload."""
     draws: int = 1_000
     """Bootstrap resamples behind each interval."""
     confidence: float = 0.95
@@ -248,18 +252,14 @@ def _measure(
             judged.append(margins.judge_fixed(name, _LIMIT, both["baseline"], cell, bootstrap=bootstrap))
         else:
             kind = "learned" if name in bundles else "statistical"
-            judged.append(
-                margins.judge(
-                    name,
-                    kind,
-                    both,
-                    cell,
-                    budgets=config.budgets,
-                    by_group=config.by_group,
-                    bootstrap=bootstrap,
-                    drawn=name in drawn,
-                )
-            )
+            made = margins.set_margins(both, cell, config.budgets, by_group=config.by_group)
+            ways = {name: guarded_reservations(both, history.windows, made.margins)}
+            if name in bundles and config.online:
+                ways[name + ONLINE] = margins.follow(both, cell, made.margins, config.budgets, config.horizon_s)
+            judged += [
+                margins.judge(way, kind, made, held, cell, bootstrap=bootstrap, drawn=way in drawn)
+                for way, held in ways.items()
+            ]
         seconds[f"judge/{name}"] = time.perf_counter() - started
     judged.append(margins.judge_fixed(_ORACLE, _ORACLE, oracle(history), cell, bootstrap=bootstrap))
     units = UnitSums(
@@ -335,6 +335,10 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
             "A share of the estimate that is added to it, per resource. It is the narrowest with which at most "
             f"{budgets.baseline:.3%} (baseline) or {budgets.aggressive:.3%} (aggressive) of the validation "
             "task-windows violate; medium reserves exactly half way between the two. Nothing is set on test rows."
+        ),
+        "online": (
+            "Begins with the same margins on the first validation row and then follows the workload: as answers turn "
+            "out violated or kept, each tier's margin moves so that the share violated stays at the budget."
         ),
         "oracle": "Reserves exactly what will be used within the horizon; it sees the future and only bounds the rest.",
         "would-be out-of-memory event": EVENT_DEFINITION,

@@ -19,12 +19,16 @@ from reclaim.replay.openloop import (
     History,
     answer_stored,
     join_histories,
+    joined,
     known_seconds,
     previous_rows,
     run_base,
 )
 from reclaim.training.estimators.base import Estimate, Estimator
 from reclaim.training.estimators.forecast import ForecastEstimator
+
+Bases = Mapping[str, Estimate]
+"""The bare answers under the ``baseline`` and the ``aggressive`` margin; most estimators have one for both."""
 
 _NEXT_S: Final = 300
 """The shortest horizon, in seconds: the window that comes next."""
@@ -61,7 +65,7 @@ def fold_dataset(
     """
     future = _Future(features, horizon_s)
     kept: list[History] = []
-    answers: dict[str, list[list[Estimate]]] = {name: [] for name in makers}
+    answers: dict[str, list[Bases]] = {name: [] for name in makers}
     total = int(features.bucket_start[-1])
     with tqdm(
         total=total * len(makers), desc="replay", unit="window", unit_scale=True, disable=None if progress else True
@@ -90,23 +94,11 @@ def fold_dataset(
                 if isinstance(estimator, ForecastEstimator):  # its fold is the features', and those are stored
                     answers[name].append(answer_stored(estimator, features.x[rows[keep]], windows.take(keep)))
                 else:
-                    answers[name].append([run_base(estimator, windows).take(keep)])
+                    answers[name].append({"aggressive": run_base(estimator, windows).take(keep)})  # and baseline
                 seconds[f"fold/{name}"] = seconds.get(f"fold/{name}", 0.0) + time.perf_counter() - started
                 bar.update(len(windows))
-    return join_histories(kept), {name: _bases(parts) for name, parts in answers.items()}
-
-
-Bases = Mapping[str, Estimate]
-"""The bare answers under the ``baseline`` and the ``aggressive`` margin; most estimators have one for both."""
-
-
-def _bases(parts: list[list[Estimate]]) -> Bases:
-    """Return the answers of all buckets together, each of which has one answer, or one for each of the two margins."""
-    joined = [
-        Estimate(np.concatenate([p.reservation for p in plan]), np.concatenate([p.rule for p in plan]))
-        for plan in zip(*parts, strict=True)
-    ]
-    return {"baseline": joined[0], "aggressive": joined[-1]}
+    bases = {name: joined(parts) for name, parts in answers.items()}
+    return join_histories(kept), {name: {"baseline": both["aggressive"]} | both for name, both in bases.items()}
 
 
 class _Future:

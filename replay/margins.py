@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -17,9 +17,11 @@ from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
 from reclaim.replay import metrics, timeline
 from reclaim.replay.fold import Bases
 from reclaim.replay.openloop import History, in_force
-from reclaim.training.calibrate import Budgets, calibrate, guarded_reservations
+from reclaim.training.calibrate import Budgets, Calibration, calibrate
 from reclaim.training.estimators.base import Estimate
+from reclaim.training.estimators.fixed import LimitEstimator
 from reclaim.training.estimators.margin import MARGIN_NAMES, Margin
+from reclaim.training.estimators.online import OnlineMargin
 
 SEQUENCE: Final = ("baseline", "aggressive", "medium", "baseline")
 """Which margin is in force in each quarter of the test period; Borg's four weeks."""
@@ -109,23 +111,11 @@ def lay_out_cell(history: History, machines: Mapping[str, NDArray[Any]]) -> Cell
     )
 
 
-def judge(
-    name: str,
-    kind: str,
-    bases: Bases,
-    cell: Cell,
-    *,
-    budgets: Budgets,
-    by_group: bool,
-    bootstrap: Bootstrap,
-    drawn: bool,
-) -> dict[str, Any]:
-    """Set an estimator's margins on the validation rows and report what each does to the test rows.
+def set_margins(bases: Bases, cell: Cell, budgets: Budgets, *, by_group: bool = False) -> Calibration:
+    """Set an estimator's margins on the validation rows.
 
     Parameters
     ----------
-    name, kind : str
-        As reports call it; ``learned`` or ``statistical``.
     bases : mapping of margin name to Estimate
         Its bare answers to every row of the cell's history, for the baseline and for the aggressive margin.
     cell : Cell
@@ -133,6 +123,51 @@ def judge(
         Shares of task-windows that may violate, for the baseline and the aggressive margin.
     by_group : bool
         Whether each group of tasks (tier, age) keeps the budgets for itself.
+    """
+    history = cell.history
+    valid = np.flatnonzero(history.period == VALID)
+    of_valid = {margin: base.take(valid) for margin, base in bases.items()}
+    return calibrate(of_valid, history.windows.take(valid), history.target[valid], budgets, by_group=by_group)
+
+
+def follow(
+    bases: Bases, cell: Cell, margins: Mapping[str, Margin], budgets: Budgets, horizon_s: int
+) -> dict[str, NDArray[np.float64]]:
+    """Return what is reserved where the margins follow the workload from the first validation row on.
+
+    Each of the two keeps its budget for itself (``estimators.online``); ``medium`` is half way between their
+    reservations. Shape (n, n_resources) each.
+    """
+    windows = cell.history.windows
+    slot = windows.task_numbers()
+    held = {}
+    for name, budget in asdict(budgets).items():
+        online = OnlineMargin(LimitEstimator(), margins[name], budget, horizon_s)  # hold asks no base
+        held[name] = online.hold(slot, bases[name], windows).reservation
+    return held | {"medium": (held["baseline"] + held["aggressive"]) / 2}
+
+
+def judge(
+    name: str,
+    kind: str,
+    calibration: Calibration,
+    held: Mapping[str, NDArray[np.float64]],
+    cell: Cell,
+    *,
+    bootstrap: Bootstrap,
+    drawn: bool,
+) -> dict[str, Any]:
+    """Report what each margin of an estimator does to the test rows.
+
+    Parameters
+    ----------
+    name, kind : str
+        As reports call it; ``learned`` or ``statistical``.
+    calibration : Calibration
+        Of its margins, on validation rows.
+    held : mapping of margin name to float64, shape (n, n_resources)
+        What it reserves after every row of the cell's history.
+    cell : Cell
     bootstrap : Bootstrap
     drawn : bool
         Whether the figure over time draws it.
@@ -142,11 +177,6 @@ def judge(
     dict
         What ``results.json`` holds of an estimator; and ``units``, by margin, what ``units.UnitSums`` does.
     """
-    history = cell.history
-    valid = np.flatnonzero(history.period == VALID)
-    of_valid = {margin: base.take(valid) for margin, base in bases.items()}
-    calibration = calibrate(of_valid, history.windows.take(valid), history.target[valid], budgets, by_group=by_group)
-    held = guarded_reservations(bases, history.windows, calibration.margins)
     stacked = np.stack([held[m] for m in SEQUENCE])
     sequence = np.take_along_axis(stacked, cell.segment[None, :, None], axis=0)[0]
     measured = {m: score(held[m], cell, bootstrap) for m in MARGIN_NAMES}

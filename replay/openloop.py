@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -85,10 +85,10 @@ def run_base(estimator: Estimator, windows: Windows) -> Estimate:
         Before any margin; shape (n, n_resources).
     """
     slot = windows.task_numbers()
-    return _in_parts(windows, lambda part: [estimator.update(slot[part], windows.take(part))])[0]
+    return _in_parts(windows, lambda part: {"": estimator.update(slot[part], windows.take(part))})[""]
 
 
-def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows: Windows) -> list[Estimate]:
+def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows: Windows) -> dict[str, Estimate]:
     """Return what each plan of an estimator would answer to chosen rows only, from their stored features.
 
     Those are to the bit what the estimator computes as it goes (``features.state``), so the answers are the same.
@@ -103,12 +103,18 @@ def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows:
     return _in_parts(windows, lambda part: estimator.answer_each(x[part], windows.take(part)))
 
 
-def _in_parts(windows: Windows, answer: Callable[[slice], list[Estimate]]) -> list[Estimate]:
+def _in_parts(windows: Windows, answer: Callable[[slice], dict[str, Estimate]]) -> dict[str, Estimate]:
     cuts = [slice(start, start + ROWS_PER_CALL) for start in range(0, max(len(windows), 1), ROWS_PER_CALL)]
-    return [
-        Estimate(np.concatenate([p.reservation for p in parts]), np.concatenate([p.rule for p in parts]))
-        for parts in zip(*map(answer, cuts), strict=True)
-    ]
+    return joined([answer(cut) for cut in cuts])
+
+
+def joined(parts: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
+    """Return named answers to the rows of all parts, in the order given; at least one part, without forecasts."""
+    out = {}
+    for name in parts[0]:
+        reservation = np.concatenate([part[name].reservation for part in parts])
+        out[name] = Estimate(reservation, np.concatenate([part[name].rule for part in parts]))
+    return out
 
 
 def oracle(history: History) -> Estimate:

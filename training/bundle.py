@@ -95,19 +95,16 @@ class Bundle:
         """
         horizon_s = self.horizon_s if horizon_s is None else horizon_s
         mean_limit = self.mean_limit if mean_limit is None else mean_limit
-        return ForecastEstimator(
-            self.forecaster, horizon_s, tuple(self.plans.values()), mean_limit=mean_limit, cell=cell
-        )
+        return ForecastEstimator(self.forecaster, horizon_s, self.plans, mean_limit=mean_limit, cell=cell)
 
     def estimator(self, margin: str, cell: Cell = Cell()) -> Guarded:  # noqa: B008 - frozen
         """Return the guarded estimator at a named margin, with fresh state; ConfigError for an unknown name."""
         if margin not in self.margins:
             raise ConfigError(f"unknown margin {margin!r}; expected one of {', '.join(self.margins)}")
-        names = [margin] if margin in self.plans else list(self.plans)
-        plans, margins = [self.plans[name] for name in names], [self.margins[name] for name in names]
-        return Guarded(
-            ForecastEstimator(self.forecaster, self.horizon_s, plans, margins, self.mean_limit, cell), NO_MARGIN
+        between = ForecastEstimator(
+            self.forecaster, self.horizon_s, self.plans, self.margins, margin, self.mean_limit, cell
         )
+        return Guarded(between, NO_MARGIN)
 
 
 def save_bundle(bundle: Bundle, folder: Path) -> None:

@@ -22,6 +22,7 @@ from reclaim.training.estimators.margin import (
     Margin,
     margin_group,
     three_margins,
+    under,
 )
 
 LOWEST_SHARE: Final = -0.95
@@ -209,14 +210,12 @@ def guarded_reservations(
 ) -> dict[str, NDArray[np.float64]]:
     """Return what is reserved under each of the three margins, shape (n, n_resources) each, in trace units.
 
-    ``medium`` lies half way between the reservations of the other two before the guards, which is what the margin half
-    way between does where both rest on the same base.
+    Before the guards they are those of ``margin.under``.
     """
     free = Guarded(LimitEstimator(), NO_MARGIN)  # adjust asks no base
     bare = {k: bases[k].reservation * margins[k].factor(windows) for k in ("baseline", "aggressive")}
-    bare["medium"] = (bare["baseline"] + bare["aggressive"]) / 2
-    rule = np.where(np.isnan(bare["medium"]), np.uint8(UNKNOWN), np.uint8(MODEL))
-    return {k: free.adjust(Estimate(bare[k], rule), windows).reservation for k in MARGIN_NAMES}
+    rule = np.where(np.isnan(bare["aggressive"]), np.uint8(UNKNOWN), np.uint8(MODEL))
+    return {k: free.adjust(Estimate(under(k, bare), rule), windows).reservation for k in MARGIN_NAMES}
 
 
 def _of_groups(scores: NDArray[np.float64], group: NDArray[np.int64], budget: float) -> NDArray[np.float64]:

@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
+from reclaim.training.distributed import Ranks, own_device
 from reclaim.training.forecaster import Heads
 from reclaim.training.losses import oom_loss, pinball_loss
 from reclaim.training.networks import QuantileNetwork, Scaling, cpu_threads, squash, transform
@@ -44,7 +46,8 @@ class FitResult:
     network : QuantileNetwork
         On the CPU, with the weights of the epoch of the lowest validation loss.
     history : list of dict
-        Per epoch: ``train_loss``, ``valid_loss``, ``learning_rate``, ``seconds``.
+        Per epoch: ``train_loss``, ``valid_loss``, ``learning_rate``, ``rows_per_second`` (of training, over all
+        ranks), ``seconds`` (with validation).
     heads : Heads
         Which of its outputs the training rows could fit.
     best_epoch : int
@@ -60,22 +63,22 @@ class FitResult:
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """Return the named device; for ``auto``, CUDA where there is one, else the CPU.
+    """Return the named device; for ``auto``, CUDA where there is one, else the CPU; under torchrun, each rank's own.
 
     Raises
     ------
     ConfigError
-        There is no such device here.
+        There is no such device here, or not one for each process that torchrun started.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return own_device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # torch names devices that it does not have
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"fit.device: {name!r} cannot be used here ({reason}); auto takes what there is") from error
-    return device
+    return own_device(device)
 
 
 def fit_network(
@@ -88,6 +91,12 @@ def fit_network(
     on_epoch: Callable[[int, float], None] | None = None,
 ) -> FitResult:
     """Fit the network by AdamW under a one-cycle schedule, stopping when validation no longer improves.
+
+    Inside ``distributed.joined`` every rank calls it with the same arguments and gets the same result. Each step's
+    batch is the one that a single process would take, split over the ranks, and the gradients are those of its loss:
+    without dropout the result is a single process's but for the order of floating-point sums. With it, each rank draws
+    its own. Each rank holds all samples; the first alone writes checkpoints, which the others must be able to read,
+    and any number of ranks goes on from them.
 
     Parameters
     ----------
@@ -102,7 +111,7 @@ def fit_network(
         Folder for one checkpoint, written after every epoch; a run killed in between goes on from it and ends with
         the weights it would have had. A checkpoint of other settings or data is refused.
     on_epoch : callable or None
-        Told the epoch, from 0, and its validation loss; what it raises ends the fit.
+        Told the epoch, from 0, and its validation loss, on every rank; what it raises ends the fit.
 
     Raises
     ------
@@ -116,8 +125,10 @@ def fit_network(
     for name, rows in (("training", train), ("validation", valid)):
         if len(rows) == 0:
             raise HistoryTooShortError(f"expected at least 1 {name} row, got 0: the trace is too short for the split")
-    with cpu_threads(config.threads), torch.random.fork_rng():
-        return _fit(_placed(train, config), _placed(valid, config), config, seed, checkpoints, on_epoch)
+    train, valid = _placed(train, config), _placed(valid, config)
+    own = [train.device] if train.device.type == "cuda" else []  # the generators of other GPUs are left alone
+    with cpu_threads(config.threads), torch.random.fork_rng(own):
+        return _fit(train, valid, config, seed, checkpoints, on_epoch)
 
 
 def _placed(samples: Samples | Rows, config: FitConfig) -> Samples:
@@ -128,8 +139,8 @@ def _fit(
     train: Samples, valid: Samples, config: FitConfig, seed: int, checkpoints: Path | None,
     on_epoch: Callable[[int, float], None] | None,
 ) -> FitResult:  # fmt: skip
-    device = train.device
-    data = _Data(train, valid, config)
+    device, ranks = train.device, Ranks.current()
+    data = _Data(train, valid, config, ranks)
     _, n_targets, n_horizons = train.widths
     generator = torch.Generator().manual_seed(seed)
     network = QuantileNetwork(
@@ -144,11 +155,14 @@ def _fit(
     if path is not None and path.exists():
         state = _load_checkpoint(path, network, optimizer, state.identity, device)
         logger.info("going on from %s after epoch %d", path, state.epoch)
-    bar = tqdm(total=config.epochs, initial=state.epoch, desc="fit", unit="epoch", disable=None)
+    stepped = ranks.wrapped(network, device)
+    bar = tqdm(
+        total=config.epochs, initial=state.epoch, desc="fit", unit="epoch", disable=None if ranks.first else True
+    )
     try:
         while state.epoch < config.epochs and state.epoch - state.best_epoch <= config.patience:
             started = time.perf_counter()
-            losses = _epoch(network, optimizer, data, config, state.epoch, seed)
+            losses = _epoch(stepped, optimizer, data, config, state.epoch, seed)
             valid_loss = _validate(network, data)
             if not math.isfinite(valid_loss):
                 raise ModelError(f"epoch {state.epoch}: the validation loss is {valid_loss}; lower fit.learning_rate")
@@ -158,7 +172,7 @@ def _fit(
             losses |= {"valid_loss": valid_loss, "seconds": time.perf_counter() - started}
             state.history.append(losses)
             state.epoch += 1
-            if path is not None:
+            if path is not None and ranks.first:
                 _save_checkpoint(path, network, optimizer, state)
             bar.update()
             bar.set_postfix(valid=f"{valid_loss:.4f}")
@@ -179,8 +193,8 @@ def _scaling(train: Samples) -> Scaling:
 class _Data:
     """The samples, and what turns them into a loss."""
 
-    def __init__(self, train: Samples, valid: Samples, config: FitConfig) -> None:
-        self.train, self.valid, self.config = train, valid, config
+    def __init__(self, train: Samples, valid: Samples, config: FitConfig, ranks: Ranks) -> None:
+        self.train, self.valid, self.config, self.ranks = train, valid, config, ranks
         self.levels = torch.tensor(QUANTILE_LEVELS, device=train.device)
         # each target and horizon weighs the same, whatever its spread
         _, spread = column_moments(
@@ -188,18 +202,19 @@ class _Data:
         )
         self.weight = (1 / spread.clamp(min=1e-3)).reshape(train.widths[1:])
 
-    def loss(self, network: QuantileNetwork, batch: Batch) -> Tensor:
-        """Return the loss of a batch, averaged over what is known."""
+    def loss(self, network: nn.Module, batch: Batch, ranks: Ranks) -> Tensor:
+        """Return the loss of a batch, averaged over what is known; its mean over the ranks is that of all rows."""
         kind = batch.x.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=self.config.bfloat16 and kind == "cuda"):
             quantiles, logits = network(batch.x)
         z = transform(batch.y, self.config.transform)
-        pinball = (pinball_loss(quantiles.float(), z, self.levels) * self.weight).mean()
-        return pinball + self.config.oom_weight * oom_loss(logits.float(), batch.oom).mean()
+        of_targets, of_oom = ranks.shares(batch.y, batch.oom)
+        pinball = (pinball_loss(quantiles.float(), z, self.levels) * self.weight * of_targets).mean()
+        return pinball + self.config.oom_weight * (oom_loss(logits.float(), batch.oom) * of_oom).mean()
 
 
 def _epoch(
-    network: QuantileNetwork,
+    network: nn.Module,
     optimizer: torch.optim.Optimizer,
     data: _Data,
     config: FitConfig,
@@ -207,24 +222,29 @@ def _epoch(
     seed: int,
 ) -> dict[str, float]:
     network.train()
-    n, device = len(data.train), data.train.device
+    started = time.perf_counter()
+    n, device, ranks = len(data.train), data.train.device, data.ranks
     steps = -(-n // config.batch_size)
     # seeded per epoch: a resumed run needs no generator state
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    torch.manual_seed(seed * 1_000_003 + epoch)  # for dropout, which takes no generator
+    torch.manual_seed(seed * 1_000_003 + epoch + 100_003 * ranks.rank)  # for dropout, which takes no generator
     order = torch.randperm(n, generator=generator).to(device)
     total = torch.zeros((), device=device)
     for step in range(steps):
         rate = config.learning_rate * _one_cycle((epoch * steps + step) / (config.epochs * steps), config.warmup_share)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        loss = data.loss(network, data.train.take(order[step * config.batch_size : (step + 1) * config.batch_size]))
+        batch = order[step * config.batch_size : (step + 1) * config.batch_size]
+        loss = data.loss(network, data.train.take(batch[ranks.rank :: ranks.size]), ranks)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         total += loss.detach()
-    return {"train_loss": float(total) / steps, "learning_rate": rate}
+    mean_loss = ranks.total(float(total) / steps, device) / ranks.size
+    return {
+        "train_loss": mean_loss, "learning_rate": rate, "rows_per_second": n / (time.perf_counter() - started)
+    }  # fmt: skip
 
 
 def _one_cycle(done: float, warmup: float) -> float:
@@ -236,11 +256,11 @@ def _one_cycle(done: float, warmup: float) -> float:
 
 def _validate(network: QuantileNetwork, data: _Data) -> float:
     network.eval()
-    total = 0.0
+    total, ranks = 0.0, data.ranks
     with torch.no_grad():
-        for positions in data.valid.chunks(_EVALUATION_ROWS):
-            total += float(data.loss(network, data.valid.take(positions))) * len(positions)
-    return total / len(data.valid)
+        for positions in islice(data.valid.chunks(_EVALUATION_ROWS), ranks.rank, None, ranks.size):
+            total += float(data.loss(network, data.valid.take(positions), Ranks())) * len(positions)
+    return ranks.total(total, data.valid.device) / len(data.valid)
 
 
 @dataclass

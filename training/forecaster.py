@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from reclaim.features.kin import in_parts
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.networks import QuantileNetwork, Scaling, cpu_threads, inverse_transform
@@ -74,6 +75,11 @@ class NetworkForecaster:
         The space it was fitted in, one of ``settings.TRANSFORMS``.
     heads : Heads
         What was fitted; the forecast of all else is NaN.
+
+    Attributes
+    ----------
+    threads : int
+        For large calls; the answers do not depend on it.
     """
 
     _FILE: Final = "network.safetensors"
@@ -82,6 +88,7 @@ class NetworkForecaster:
         self.network = network.cpu().eval()
         self.transform = transform
         self.heads = heads
+        self.threads = 1
 
     @property
     def quantile_levels(self) -> tuple[float, ...]:
@@ -99,15 +106,19 @@ class NetworkForecaster:
         n = len(x)
         quantiles = np.empty((n, len(TARGETS), len(HORIZONS_S), len(QUANTILE_LEVELS)))
         probability = np.empty((n, len(HORIZONS_S)))
-        with torch.inference_mode(), cpu_threads(1):
-            for start in range(0, n, CHUNK_ROWS):
-                chunk = np.ascontiguousarray(x[start : start + CHUNK_ROWS], np.float32)
-                k = len(chunk)
-                if k < CHUNK_ROWS:
-                    chunk = np.concatenate([chunk, np.zeros((CHUNK_ROWS - k, x.shape[1]), np.float32)])
-                z, logits = self.network(torch.from_numpy(chunk))
-                quantiles[start : start + k] = inverse_transform(z, self.transform).numpy()[:k]
-                probability[start : start + k] = torch.sigmoid(logits).numpy()[:k]
+
+        def predict_part(part: int, parts: int) -> None:
+            chunk = torch.zeros(CHUNK_ROWS, x.shape[1])
+            with torch.inference_mode():
+                for start in range(part * CHUNK_ROWS, n, parts * CHUNK_ROWS):
+                    k = min(CHUNK_ROWS, n - start)
+                    chunk.numpy()[:k] = x[start : start + k]  # rows behind them are whatever was there
+                    z, logits = self.network(chunk)
+                    quantiles[start : start + k] = inverse_transform(z, self.transform).numpy()[:k]
+                    probability[start : start + k] = torch.sigmoid(logits).numpy()[:k]
+
+        with cpu_threads(1):
+            in_parts(predict_part, n, self.threads)
         # float32 rounding of the inverse map may part neighbours by a bit
         np.maximum.accumulate(quantiles, axis=-1, out=quantiles)
         quantiles[:, ~self.heads.targets] = np.nan

@@ -69,7 +69,7 @@ class FitConfig:
     """
 
     width: int = 128
-    depth: int = 3
+    depth: int = 2
     transform: str = "identity"
     dropout: float = 0.1
     epochs: int = 10

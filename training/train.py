@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -120,6 +121,8 @@ def run_training(
     Run again with the same settings on the same data, it finds the finished run and does nothing; killed anywhere and
     run again, it goes on from the last epoch and ends the same.
 
+    Of the processes that torchrun starts, the first calls this and each other one ``assist_training``.
+
     Parameters
     ----------
     datasets : Path or sequence of Path
@@ -143,12 +146,12 @@ def run_training(
     say = progress or logger.info
     sources = open_sources([datasets] if isinstance(datasets, Path) else datasets)
     fingerprints = [source.dataset.fingerprint for source in sources]
-    features = [source.features.fingerprint for source in sources]
-    key = content_sha256([config.settings(), *fingerprints, *features, PIPELINE_VERSION, FORMAT])
+    key = _key(sources, config)
     before = tracking.find_runs(config.experiment, tags={_KEY_TAG: key})
     finished = [run for run in before if run.status == "FINISHED"]
     if finished and not force:
-        say(f"already trained: run {finished[0].run_id}")
+        with _joined(config, go=False):
+            say(f"already trained: run {finished[0].run_id}")
         return replace(TrainReport(**tracking.load_dict(finished[0].run_id, _REPORT)), reused=True)
     if config.estimator == "network":
         from reclaim.training.fit import choose_device
@@ -156,11 +159,11 @@ def run_training(
         choose_device(config.fit.device)  # refused before there is a run
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     name = config.model_name + ("-trees" if config.estimator == "trees" else "")
-    checkpoints = sources[0].dataset.path / "checkpoints" / key[:16]
+    checkpoints = _checkpoints(sources, key)
     tags = {
         _KEY_TAG: key,
         "dataset": ",".join(fingerprints),
-        "features": ",".join(features),
+        "features": ",".join(source.features.fingerprint for source in sources),
         "pipeline_version": PIPELINE_VERSION,
         "oom_definition": OOM_DEFINITION,
         "git_commit": tracking.git_commit() or "none",
@@ -168,7 +171,8 @@ def run_training(
     with tracking.start_run(config.experiment, config.estimator, tags=tags, run_id=next(iter(cut_off), None)) as run:
         run.log_params(config.settings())
         say(f"fitting the {config.estimator}")
-        fitted = _fit(sources, config, checkpoints)
+        with _joined(config):
+            fitted = _fit(sources, config, checkpoints)
         say("setting margins on the validation rows")
         levels = fitted.forecaster.quantile_levels
         valid = held_out(sources, fitted.forecaster, _validation_rows(sources), "valid")
@@ -262,6 +266,45 @@ def run_training(
     with suppress(OSError):  # another run's checkpoint may stand beside it
         checkpoints.parent.rmdir()
     return report
+
+
+def assists() -> bool:
+    """Return whether torchrun started this process beside a first one, which records and tells."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["RANK"]) > 0
+
+
+def assist_training(datasets: Sequence[Path], config: TrainConfig) -> None:
+    """Fit the network along with ``run_training`` in the first process; arguments and errors as there.
+
+    Nothing is recorded or written here. Trees are fitted by the first process alone.
+    """
+    sources = open_sources(datasets)
+    with _joined(config) as go:
+        if go and config.estimator == "network":
+            _fit(sources, config, _checkpoints(sources, _key(sources, config)))
+
+
+@contextmanager
+def _joined(config: TrainConfig, *, go: bool = True) -> Iterator[bool]:
+    """Bring the processes of torchrun together; each is given the first one's word whether there is work to do."""
+    if config.estimator != "network":
+        yield go
+        return
+    from reclaim.training.distributed import joined
+    from reclaim.training.fit import choose_device
+
+    with joined(choose_device(config.fit.device), go=go) as word:
+        yield word
+
+
+def _key(sources: Sequence[Source], config: TrainConfig) -> str:
+    """Return what two runs share that do the same."""
+    data = [source.dataset.fingerprint for source in sources] + [source.features.fingerprint for source in sources]
+    return content_sha256([config.settings(), *data, PIPELINE_VERSION, FORMAT])
+
+
+def _checkpoints(sources: Sequence[Source], key: str) -> Path:
+    return sources[0].dataset.path / "checkpoints" / key[:16]
 
 
 def _fit(sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> _Fitted:

@@ -209,7 +209,8 @@ def features(
 @app.command(
     epilog="Examples: `reclaim train dataset --estimator network --set fit.epochs=5 --set seed=2` · "
     "`reclaim train cell_a cell_b`, then `reclaim replay margins cell_c --out across` with cell_c built by "
-    "`reclaim features cell_c --set split.role=test`"
+    "`reclaim features cell_c --set split.role=test` · "
+    "`torchrun --nproc-per-node 2 -m reclaim train dataset`, on two GPUs"
 )
 def train(
     datasets: DatasetFolders,
@@ -224,10 +225,14 @@ def train(
 
     from reclaim.config import load_config
     from reclaim.training.settings import TrainConfig
-    from reclaim.training.train import run_training
+    from reclaim.training.train import assist_training, assists, run_training
 
     settings = [*(assignments or ()), *([f"estimator='{estimator}'"] if estimator else [])]
-    report = run_training(datasets, load_config(TrainConfig, config, settings), force=force, progress=say)
+    loaded = load_config(TrainConfig, config, settings)
+    if assists():  # torchrun started several processes, and the first one records and tells
+        assist_training(datasets, loaded)
+        return
+    report = run_training(datasets, loaded, force=force, progress=say)
     tell(
         asdict(report), as_json,
         f"{report.model}/{report.version}: {report.estimator} of {report.rows['train']:,} rows "

@@ -16,7 +16,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.store import Dataset
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.splits import TEST
-from reclaim.features.store import FeatureSet
+from reclaim.features.state import FeatureState
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay import experiment, figures
 from reclaim.replay.experiment import ReplayConfig, estimator_makers, run_margins
@@ -56,16 +56,13 @@ def learned() -> Bundle:
 
 def test_the_learned_estimator_replayed_is_the_one_served(dataset: Path, bundle: Bundle) -> None:
     windows = Dataset.open(dataset).windows(0)
-    features = FeatureSet.open(dataset)
-    make = estimator_makers(ReplayConfig(), {"network": bundle}, bundle.mean_limit)["network"]
-    rows = slice(0, len(windows))
-    estimator = make()
+    cell, slot = Dataset.open(dataset).cell(), windows.task_numbers()
+    estimator = estimator_makers(ReplayConfig(), {"network": bundle}, bundle.mean_limit)["network"]()
     assert isinstance(estimator, ForecastEstimator)
-    baseline, aggressive = answer_stored(estimator, features.x[rows], windows)
-    replayed = guarded_reservations({"baseline": baseline, "aggressive": aggressive}, windows, bundle.margins)
-    cell = Dataset.open(dataset).cell()
+    bases = answer_stored(estimator, FeatureState(cell).advance(slot, windows), windows)
+    replayed = guarded_reservations(bases, windows, bundle.margins)
     for margin in MARGIN_NAMES:
-        served = bundle.estimator(margin, cell).update(windows.task_numbers(), windows)
+        served = bundle.estimator(margin, cell).update(slot, windows)
         np.testing.assert_array_equal(replayed[margin], served.reservation)
 
 
@@ -186,7 +183,7 @@ def test_a_learned_estimator_is_replayed_beside_the_others_with_margins_of_its_o
 ) -> None:
     out = run_margins(dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False, progress=False)
     estimators = by_name(out.results)
-    assert list(estimators) == ["trees", "borg", "percentile", "limit", "oracle"]
+    assert list(estimators) == ["trees", "trees-online", "borg", "percentile", "limit", "oracle"]
     assert estimators["trees"]["kind"] == "learned"
     assert estimators["trees"]["margins"]["baseline"] != {"cpu": 0.1, "memory": 0.1}
     assert estimators["borg"]["results"] == by_name(report.results)["borg"]["results"]

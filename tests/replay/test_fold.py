@@ -104,7 +104,9 @@ def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_f
     )
     rows = global_rows(dataset, history)
     for margin, plan in bundle.plans.items():
-        alone = ForecastEstimator(bundle.forecaster, 3600, (plan,), cell=opened.cell())
+        alone = ForecastEstimator(
+            bundle.forecaster, 3600, dict.fromkeys(bundle.plans, plan), margin="aggressive", cell=opened.cell()
+        )
         whole = run_base(alone, everything)  # siblings stand in one call
         np.testing.assert_array_equal(answers["network"][margin].reservation, whole.reservation[rows])
         np.testing.assert_array_equal(answers["network"][margin].rule, whole.rule[rows])

@@ -11,7 +11,18 @@ from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, TRAIN, VALID
-from reclaim.replay.margins import SEQUENCE, Bootstrap, Cell, cell_over_time, judge, lay_out_cell, over_time, score
+from reclaim.replay.margins import (
+    SEQUENCE,
+    Bootstrap,
+    Cell,
+    cell_over_time,
+    follow,
+    judge,
+    lay_out_cell,
+    over_time,
+    score,
+    set_margins,
+)
 from reclaim.replay.openloop import History, known_seconds, oracle, previous_rows, run_base
 from reclaim.training.calibrate import Budgets, guarded_reservations
 from reclaim.training.estimators.base import Estimate
@@ -66,7 +77,9 @@ def judged(cell: Cell) -> Judged:
 
 def _judge(base: Estimate, cell: Cell) -> Judged:
     bases = {"baseline": base, "aggressive": base}
-    return judge("percentile", "statistical", bases, cell, budgets=BUDGETS, by_group=False, bootstrap=HOW, drawn=True)
+    made = set_margins(bases, cell, BUDGETS)
+    held = guarded_reservations(bases, cell.history.windows, made.margins)
+    return judge("percentile", "statistical", made, held, cell, bootstrap=HOW, drawn=True)
 
 
 def test_the_narrower_margin_reclaims_more_and_violates_more_on_the_rows_it_was_set_on(judged: Judged) -> None:
@@ -202,3 +215,27 @@ def test_no_collection_kept_for_the_test_leaves_that_column_empty(history: Histo
     cell = lay_out_cell(replace(history, group=np.zeros_like(history.group)), NO_MACHINES)
     measured = score(Estimate(history.windows.limit, np.zeros((len(history), 2), np.uint8)).reservation, cell, HOW)
     assert measured["unseen"]["reclaimed_share"]["cpu"] == {"value": None, "low": None, "high": None}
+
+
+def test_margins_that_follow_violate_nearer_to_the_budget_than_those_that_do_not(history: History) -> None:
+    # after the validation period every task uses half as much again: margins set before are too narrow
+    later = history.period == TEST
+    usage = np.where(later[:, None], history.windows.usage * 1.5, history.windows.usage)
+    percentiles = np.where(later[:, None], history.windows.percentiles * np.float32(1.5), history.windows.percentiles)
+    windows = replace(history.windows, usage=usage, percentiles=percentiles)
+    target = np.where((history.period >= VALID)[:, None], history.target, np.nan)
+    cell = lay_out_cell(
+        replace(history, windows=windows, target=np.where(later[:, None], target * 1.5, target)),
+        {name: values.copy() for name, values in NO_MACHINES.items()},
+    )
+    base = run_base(build_estimator("borg"), history.windows)  # as if it had not noticed
+    bases = {"baseline": base, "aggressive": base}
+    made = set_margins(bases, cell, BUDGETS)
+    fixed = score(guarded_reservations(bases, windows, made.margins)["aggressive"], cell, HOW)["all"]
+    held = follow(bases, cell, made.margins, BUDGETS, 900)
+    followed = score(held["aggressive"], cell, HOW)["all"]
+    assert (held["medium"] == (held["baseline"] + held["aggressive"]) / 2).all()
+    for resource in RESOURCES:
+        violation = [way["violation_rate"][resource]["value"] for way in (fixed, followed)]
+        assert violation[0] > 1.5 * BUDGETS.aggressive
+        assert abs(violation[1] - BUDGETS.aggressive) < abs(violation[0] - BUDGETS.aggressive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,7 +129,7 @@ def test_the_forecast_is_in_the_unit_of_the_limit(model: LoadedModel, history: H
             expected = estimate.forecast.quantiles[-1, t, h] * scale
             np.testing.assert_array_equal(foreseen["quantiles"][name], expected)
             assert (np.diff(expected) >= 0).all()
-        at_level = model.bundle.forecaster.quantile_levels.index(0.9)
+        at_level = model.bundle.forecaster.quantile_levels.index(0.99)
         assert foreseen["peak_cpu"] == foreseen["quantiles"]["peak_cpu"][at_level]
 
 
@@ -205,7 +205,7 @@ def test_what_a_model_does_not_foresee_is_null_and_its_task_keeps_the_limit(
 ) -> None:
     from reclaim.training.trees import TreeForecaster
 
-    nothing = TreeForecaster([[None, None]] * len(TARGETS), 0.25, levels=(0.9, 0.99), horizon_s=3_600)
+    nothing = TreeForecaster([[None, None, None]] * len(TARGETS), 0.25, levels=(0.9, 0.95, 0.99), horizon_s=3_600)
     trees = replace(model, bundle=replace(model.bundle, kind="trees", forecaster=nothing))
     (task,) = ask(trees, history.tasks[:1])
     (foreseen,) = task["forecast"]
@@ -247,9 +247,16 @@ def test_an_answer_names_model_margin_and_levels(model: LoadedModel, history: Hi
     del response["tasks"]
     assert response == {
         "model": {"name": "reclaim", "version": "3"},
-        "margin": {"name": "medium", "share": {"cpu": 0.2, "memory": 0.125}},
+        "margin": {
+            "name": "medium",
+            "share": {"cpu": 0.2, "memory": 0.125},
+            "by_group": False,
+            "plans": [
+                {r: asdict(basis) for r, basis in zip(("cpu", "memory"), plan, strict=True)}
+                for plan in model.bundle.plans.values()
+            ],
+        },
         "horizon_s": 3_600,
-        "level": {"cpu": 0.9, "memory": 0.99},
         "levels": list(model.bundle.forecaster.quantile_levels),
         "units": {"cpu": "cores", "memory": "bytes"},
     }

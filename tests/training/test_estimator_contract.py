@@ -22,13 +22,18 @@ from reclaim.training.estimators import base
 from reclaim.training.estimators.base import RULES, STARTUP, UNKNOWN, Estimate, Estimator
 from reclaim.training.estimators.forecast import ForecastEstimator
 from reclaim.training.estimators.margin import Guarded, Margin
-from reclaim.training.estimators.plan import Basis, anchored, plan_for_all
+from reclaim.training.estimators.plan import Basis, Plan, anchored, plan_for_all
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
 from reclaim.training.forecaster import NetworkForecaster
 
 NAMES = (*sorted(ESTIMATORS), "forecast")
 WINDOW_US = 300_000_000
 MARGIN = Margin("baseline", (0.2, 0.1))
+
+SPENDING = {
+    "baseline": (Basis(0.98, anchor=0.25), Basis(0.9, 3.0, 0.5)),
+    "aggressive": (Basis(0.9, 1.0), Basis(0.9, anchor=0.5)),
+}
 
 Make = Callable[[], Estimator]
 
@@ -37,6 +42,10 @@ Make = Callable[[], Estimator]
 def make(request: pytest.FixtureRequest, random_forecaster: NetworkForecaster) -> Make:
     """Return a maker of fresh estimators, one for each name."""
     return _maker(request.param, random_forecaster)
+
+
+def _both(plan: Plan) -> dict[str, Plan]:
+    return {"baseline": plan, "aggressive": plan}
 
 
 def _histories(seed: int, n_tasks: int = 4, longest: int = 80, *, kin: bool = False) -> Windows:
@@ -187,7 +196,7 @@ def test_the_cell_reaches_the_features(random_forecaster: NetworkForecaster) -> 
     windows = _histories(12)
     slot = windows.task_numbers()
     plain, large = (
-        ForecastEstimator(random_forecaster, 3_600, [plan_for_all(Basis(0.98))], cell=cell).update(slot, windows)
+        ForecastEstimator(random_forecaster, 3_600, _both(plan_for_all(Basis(0.98))), cell=cell).update(slot, windows)
         for cell in (Cell(), Cell((64.0, 64.0)))
     )
     assert _bits(plain) != _bits(large)
@@ -312,7 +321,7 @@ def test_parameters_reach_the_estimator() -> None:
 def test_the_forecast_goes_with_the_answer_and_the_level_picks_from_it(random_forecaster: NetworkForecaster) -> None:
     windows = _histories(10)
     slot = windows.task_numbers()
-    estimate = ForecastEstimator(random_forecaster, 3_600, [(Basis(0.9), Basis(0.99))]).update(slot, windows)
+    estimate = ForecastEstimator(random_forecaster, 3_600, _both((Basis(0.9), Basis(0.99)))).update(slot, windows)
     assert estimate.forecast is not None
     levels = random_forecaster.quantile_levels
     for r, level in enumerate((0.9, 0.99)):
@@ -336,11 +345,11 @@ def test_the_anchor_draws_the_quantile_towards_the_largest_demand_of_the_day() -
 
 def test_a_level_or_horizon_the_model_lacks_is_refused(random_forecaster: NetworkForecaster) -> None:
     with pytest.raises(ConfigError, match=r"level must be one of .* got 0\.97"):
-        ForecastEstimator(random_forecaster, 3_600, [plan_for_all(Basis(0.97))])
+        ForecastEstimator(random_forecaster, 3_600, _both(plan_for_all(Basis(0.97))))
     with pytest.raises(ConfigError, match=r"anchor must be one of .* got 0\.3"):
         Basis(0.98, anchor=0.3)
     with pytest.raises(ConfigError, match=r"horizon_s must be one of .* got 60"):
-        ForecastEstimator(random_forecaster, 60, [plan_for_all(Basis(0.98))])
+        ForecastEstimator(random_forecaster, 60, _both(plan_for_all(Basis(0.98))))
 
 
 def _same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> bool:
@@ -349,5 +358,5 @@ def _same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> bool:
 
 def _maker(name: str, forecaster: NetworkForecaster) -> Make:
     if name == "forecast":
-        return lambda: ForecastEstimator(forecaster, 3_600, [(Basis(0.98, anchor=0.25), Basis(0.98, anchor=0.5))])
+        return lambda: ForecastEstimator(forecaster, 3_600, SPENDING)
     return lambda: build_estimator(name)

@@ -12,10 +12,11 @@ import torch
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.training import fit
+from reclaim.training.distributed import Ranks
 from reclaim.training.fit import FitResult, choose_device, fit_network
 from reclaim.training.networks import inverse_transform
-from reclaim.training.resident import Rows
-from reclaim.training.settings import FitConfig, TreeConfig
+from reclaim.training.resident import Rows, Samples
+from reclaim.training.settings import QUANTILE_LEVELS, FitConfig, TreeConfig
 
 CONFIG = FitConfig(width=16, depth=1, epochs=4, batch_size=128, learning_rate=1e-2, device="cpu")
 
@@ -41,9 +42,12 @@ def _weights_equal(a: FitResult, b: FitResult) -> bool:
     return all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
-def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train, valid = _rows(1000, 0), _rows(300, 1)
-    whole = fit_network(train, valid, CONFIG, seed=3)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_killed_run_goes_on_to_the_same_weights(
+    dropout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, valid, config = _rows(1000, 0), _rows(300, 1), replace(CONFIG, dropout=dropout)
+    whole = fit_network(train, valid, config, seed=3)
 
     one_epoch, seen = fit._epoch, []
 
@@ -55,8 +59,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(fit, "_epoch", killed_in_the_third)
     with pytest.raises(_KilledError):
-        fit_network(train, valid, CONFIG, seed=3, checkpoints=tmp_path)
-    resumed = fit_network(train, valid, CONFIG, seed=3, checkpoints=tmp_path)
+        fit_network(train, valid, config, seed=3, checkpoints=tmp_path)
+    torch.rand(7)  # what else was drawn in between has no part
+    resumed = fit_network(train, valid, config, seed=3, checkpoints=tmp_path)
     assert seen == [0, 1, 2, 2, 3]
     assert _weights_equal(whole, resumed)
     assert [h["valid_loss"] for h in whole.history] == [h["valid_loss"] for h in resumed.history]
@@ -76,16 +81,66 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
         fit_network(_rows(600, 2), valid, replace(CONFIG, epochs=1), seed=3, checkpoints=tmp_path)
 
 
-def test_the_fitted_quantiles_cover_what_they_promise() -> None:
-    result = fit_network(_rows(6000, 0), _rows(1000, 1), replace(CONFIG, epochs=12), seed=1)
-    assert result.history[result.best_epoch]["valid_loss"] < 0.5 * result.history[0]["valid_loss"]
+def test_the_fitted_quantiles_cover_what_they_promise_where_noise_is_small_and_where_it_is_large() -> None:
+    # dropout and a strong decay serve tasks that were not seen, of which there are none here; they cost coverage
+    config = replace(CONFIG, epochs=12, dropout=0.0, weight_decay=0.01)
+    result = fit_network(_rows(6000, 0), _rows(1000, 1), config, seed=1)
     test = _rows(4000, 2)
     with torch.no_grad():
-        quantiles = inverse_transform(result.network(torch.from_numpy(test.x))[0], CONFIG.transform).numpy()
+        quantiles = inverse_transform(result.network(torch.from_numpy(test.x))[0], config.transform).numpy()
     known = np.isfinite(test.y[:, 0, 0])
-    covered = (test.y[known, 0, 0, None] <= quantiles[known, 0, 0]).mean(0)
-    assert covered[0] == pytest.approx(0.5, abs=0.06)
-    assert covered[1] == pytest.approx(0.9, abs=0.04)
+    for half in (test.x[:, 1] < 0.5, test.x[:, 1] >= 0.5):
+        covered = (test.y[known & half, 0, 0, None] <= quantiles[known & half, 0, 0]).mean(0)
+        for level, far in ((0.5, 0.06), (0.9, 0.04), (0.99, 0.01)):
+            assert covered[QUANTILE_LEVELS.index(level)] == pytest.approx(level, abs=far)
+
+
+def test_dropout_is_off_in_evaluation() -> None:
+    valid = _rows(300, 1)
+    result = fit_network(_rows(600, 0), valid, replace(CONFIG, dropout=0.5), seed=1)
+    x = torch.from_numpy(valid.x)
+    assert torch.equal(result.network(x)[0], result.network(x)[0])
+    # the loss that chose the epoch was that of the whole network
+    samples = Samples.of_rows(valid)
+    data = fit._Data(Samples.of_rows(_rows(600, 0)), samples, CONFIG, Ranks())
+    with torch.no_grad():
+        loss = float(data.loss(result.network, samples.take(torch.arange(300)), Ranks()))
+    assert loss == pytest.approx(result.history[result.best_epoch]["valid_loss"], rel=1e-6)
+
+
+def test_what_training_hardly_saw_is_cut_off() -> None:
+    rows = _rows(3000, 0)
+    rows.x[:2, 0] = 1e6, -1e6  # two of 3,000 at each end are rarer than 0.1 %
+    result = fit_network(rows, _rows(200, 1), replace(CONFIG, epochs=1), seed=1)
+    low, high = np.quantile(rows.x[:, 0], [0.001, 0.999])
+
+    def answer(first: float) -> torch.Tensor:
+        with torch.no_grad():
+            quantiles: torch.Tensor = result.network(torch.tensor([[first, 0.5, 0.5]]))[0]
+        return quantiles
+
+    assert torch.equal(answer(1.01), answer(1e6))
+    assert torch.equal(answer(-0.01), answer(-1e6))
+    torch.testing.assert_close(answer(float(high)), answer(1e6), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(answer(float(low)), answer(-1e6), rtol=1e-3, atol=1e-4)
+    assert not torch.equal(answer(0.9), answer(0.8))
+
+
+def test_the_caller_is_told_each_epoch_and_may_end_the_fit() -> None:
+    train, valid, told = _rows(600, 0), _rows(200, 1), list[tuple[int, float]]()
+    result = fit_network(train, valid, CONFIG, seed=3, on_epoch=lambda epoch, loss: told.append((epoch, loss)))
+    assert told == [(i, epoch["valid_loss"]) for i, epoch in enumerate(result.history)]
+    assert len(told) == CONFIG.epochs
+
+    def end(epoch: int, loss: float) -> None:
+        told.append((epoch, loss))
+        if epoch == 1:
+            raise _KilledError
+
+    told.clear()
+    with pytest.raises(_KilledError):
+        fit_network(train, valid, CONFIG, seed=3, on_epoch=end)
+    assert [epoch for epoch, _ in told] == [0, 1]
 
 
 def test_fitting_stops_when_validation_no_longer_improves() -> None:

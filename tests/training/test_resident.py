@@ -16,7 +16,7 @@ from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS
 from reclaim.features.store import CONTEXT_FILE, FeatureSet, array_path
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.networks import squash
-from reclaim.training.resident import Part, Resident, Rows, Samples, column_moments
+from reclaim.training.resident import Part, Resident, Rows, Samples, column_bounds, column_moments
 
 S = 1_000_000
 UNTIL_US = 50_000 * S
@@ -145,6 +145,19 @@ def test_moments_in_pieces_are_those_of_the_whole(make: Maker, monkeypatch: pyte
     )
     mean, scale = column_moments(never_and_constant, never_and_constant.features)
     assert (mean.tolist(), scale.tolist()) == ([0.0, 0.25], [1.0, 1.0])
+
+
+def test_bounds_are_the_quantiles_at_both_ends_of_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = np.arange(1001, dtype=np.float32)  # its quantile at 0.001 is 1, at 0.999 it is 999
+    half = np.where(counts < 501, counts * 2, np.nan)  # 0, 2, .. 1000: half way from 0 to 2 at 0.001
+    x = np.stack([counts[::-1], half, np.full(1001, np.nan), np.full(1001, 7.0)], axis=1).astype(np.float32)
+    samples = Samples.of_rows(Rows(x, np.zeros((1001, 3, 3), np.float32), np.zeros((1001, 3), np.float32)))
+    low, high = column_bounds(samples, samples.features, 0.001)
+    torch.testing.assert_close(low, torch.tensor([1.0, 1.0, 0.0, 7.0]))
+    torch.testing.assert_close(high, torch.tensor([999.0, 999.0, 0.0, 7.0]))
+    monkeypatch.setattr("reclaim.training.resident.CHUNK_SAMPLES", 101)  # every tenth: 0, 10, .. 1000
+    low, _ = column_bounds(samples, samples.features, 0.01)
+    torch.testing.assert_close(low[0], torch.tensor(10.0))
 
 
 def test_rows_in_memory_are_samples_whose_targets_stay_as_they_are() -> None:

@@ -1,8 +1,8 @@
-"""Makes an estimator of a forecaster: features of each window, what a plan reserves of its forecast."""
+"""Makes an estimator of a forecaster: features of each window, then what two plans reserve of its forecast."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from reclaim.data.windows import Cell, Windows
 from reclaim.features.state import FeatureState
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate, Estimator, Forecast
-from reclaim.training.estimators.margin import Margin
+from reclaim.training.estimators.margin import NO_MARGIN, Margin, under
 from reclaim.training.estimators.plan import Plan, reserved_share, size_weight
 
 if TYPE_CHECKING:  # a protocol; the network behind it needs torch, this file does not
@@ -25,17 +25,19 @@ UNKNOWN_LIMITS = (float("nan"),) * len(RESOURCES)
 
 
 class ForecastEstimator(Estimator):
-    """Reserves what plans say of the forecast over a horizon: that of one plan, or half way between several.
+    """Reserves what a plan says of the forecast over a horizon, or half way between two plans.
 
     Parameters
     ----------
     forecaster : Forecaster
     horizon_s : int
         The horizon the reservation is promised for, in seconds.
-    plans : sequence of Plan
-        One, or several whose reservations are averaged.
-    margins : sequence of Margin or None
-        What is added to the reservation of each plan before they are averaged; None adds nothing.
+    plans : mapping of margin name to Plan
+        For ``baseline`` and ``aggressive``.
+    margins : mapping of margin name to Margin, or None
+        What is added to the reservation of each; None adds nothing.
+    margin : str
+        One of ``MARGIN_NAMES``; see ``margin.under``.
     mean_limit : tuple of float in the order ``schema.RESOURCES``, unit of the limit
         Mean limit of the cell's tasks, beside which a task is large or small (``plan.size_weight``).
     cell : Cell
@@ -51,20 +53,24 @@ class ForecastEstimator(Estimator):
         self,
         forecaster: Forecaster,
         horizon_s: int,
-        plans: Sequence[Plan],
-        margins: Sequence[Margin] | None = None,
+        plans: Mapping[str, Plan],
+        margins: Mapping[str, Margin] | None = None,
+        margin: str = "baseline",
         mean_limit: tuple[float, ...] = UNKNOWN_LIMITS,
         cell: Cell = Cell(),  # noqa: B008 - frozen
     ) -> None:
-        for plan in plans:
+        for plan in plans.values():
             for basis in plan:
                 basis.check(forecaster.quantile_levels)
         if horizon_s not in forecaster.horizons_s:
             raise ConfigError(f"horizon_s must be one of {forecaster.horizons_s} for this model, got {horizon_s}")
         self.forecaster = forecaster
         self.horizon_s = horizon_s
-        self.plans = tuple(plans)
-        self.margins = None if margins is None else tuple(margins)
+        self.plans = dict(plans)
+        self.margins = (
+            {name: NO_MARGIN for name in plans} if margins is None else {name: margins[name] for name in plans}
+        )
+        self.margin = margin
         self.mean_limit = mean_limit
         self._horizon = HORIZONS_S.index(horizon_s)
         self._state = FeatureState(cell)
@@ -92,20 +98,24 @@ class ForecastEstimator(Estimator):
             ``n`` rows.
         """
         forecast = self.forecaster.predict(x)
-        parts = [share * windows.limit for share in self._shares(forecast, x, windows)]
-        if self.margins is not None:
-            parts = [part * margin.factor(windows) for part, margin in zip(parts, self.margins, strict=True)]
-        return _estimate(sum(parts[1:], start=parts[0]) / len(parts), forecast)
+        bare = self._bare(forecast, x, windows)
+        for name, margin in self.margins.items():
+            bare[name] *= margin.factor(windows)
+        return _estimate(under(self.margin, bare), forecast)
 
-    def answer_each(self, x: NDArray[np.float32], windows: Windows) -> list[Estimate]:
+    def answer_each(self, x: NDArray[np.float32], windows: Windows) -> dict[str, Estimate]:
         """Return what each plan reserves, before any margin and without the forecast; arguments as for ``answer``."""
-        shares = self._shares(self.forecaster.predict(x), x, windows)
-        return [_estimate(share * windows.limit, None) for share in shares]
+        bare = self._bare(self.forecaster.predict(x), x, windows)
+        return {name: _estimate(reservation, None) for name, reservation in bare.items()}
 
-    def _shares(self, forecast: Forecast, x: NDArray[np.float32], windows: Windows) -> list[NDArray[np.float64]]:
+    def _bare(self, forecast: Forecast, x: NDArray[np.float32], windows: Windows) -> dict[str, NDArray[np.float64]]:
         quantiles = forecast.quantiles[:, : len(RESOURCES), self._horizon]  # the first targets are the resources
         weight = size_weight(windows.limit, self.mean_limit)
-        return [reserved_share(plan, quantiles, self.forecaster.quantile_levels, x, weight) for plan in self.plans]
+        levels = self.forecaster.quantile_levels
+        return {
+            name: reserved_share(plan, quantiles, levels, x, weight) * windows.limit
+            for name, plan in self.plans.items()
+        }
 
 
 def _estimate(reservation: NDArray[np.float64], forecast: Forecast | None) -> Estimate:

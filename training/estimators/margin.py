@@ -86,6 +86,16 @@ def _half_way(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
     return tuple((x + y) / 2 for x, y in zip(a, b, strict=True))
 
 
+def under(margin: str, bare: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return what is reserved under a named margin, given what those of ``baseline`` and ``aggressive`` come to.
+
+    A wider margin never reserves less: the baseline is the larger of the two, and ``medium`` lies half way between.
+    """
+    aggressive = bare["aggressive"]
+    baseline = np.maximum(bare["baseline"], aggressive)
+    return {"baseline": baseline, "medium": (baseline + aggressive) / 2, "aggressive": aggressive}[margin]
+
+
 class WithMargin(Wrapper):
     """Adds the margin to every reservation."""
 

@@ -1,0 +1,118 @@
+"""Prints the tables of `benchmarks/bar.py` as Markdown, from its results.
+
+python benchmarks/bar_tables.py benchmarks/results/bar-*.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from reclaim.replay.paired import RECLAIMED, VIOLATION
+
+NETWORK, ORACLE, BORG, BEST = "network", "oracle", "borg", "best statistical"
+BUDGETS = {"aggressive": "1 %", "baseline": "0.1 %"}
+SETTINGS = ("validation", "hindsight")
+HOURS = {300: "5 minutes", 3_600: "1 hour", 86_400: "24 hours"}
+
+
+def main() -> None:
+    """Print the tables of every file named."""
+    for path in sys.argv[1:]:
+        print("\n".join(markdown(json.loads(Path(path).read_text()))), end="\n\n")
+
+
+def markdown(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of all tables: shares and violations in per cent, differences in points, 95 % intervals."""
+    dataset, differences = content["dataset"], content["differences"]
+    yield f"## {dataset['name']} ({dataset['nature']}, {dataset['windows']:,} task-windows)"
+    for name, against in dict.fromkeys((d["estimator"], d["against"]) for d in differences):
+        yield from _of_pair([d for d in differences if (d["estimator"], d["against"]) == (name, against)])
+    for rows in content["rows"]:
+        if rows["measured"]:
+            yield from _of_estimators(rows, content["estimators"])
+        else:
+            yield f"\n{rows['resource']}, {HOURS[rows['horizon_s']]}: too few rows of known target ({rows['test']:,})"
+    yield from _head(
+        "Cold start: by the time that a task has been known; reclaimed at violation, margins set in validation",
+        ["horizon", "resource", "budget", "age", "task-windows", "limit", BORG, BEST, NETWORK, ORACLE],
+    )
+    for a in content["ages"]:
+        at = {n: f"{_text(a[n][RECLAIMED])} at {_text(a[n][VIOLATION], 3)}" for n in (BORG, a["best"], NETWORK)}
+        cells = ("0.0 at 0.000", at[BORG], f"{at[a['best']]} ({a['best']})", at[NETWORK], _text(a[ORACLE]))
+        yield _line(HOURS[a["horizon_s"]], a["resource"], a["budget"], a["age"], f"{a['task_windows']:,}", *cells)
+
+
+def _of_pair(differences: list[dict[str, Any]]) -> Iterator[str]:
+    name, against = differences[0]["estimator"], differences[0]["against"]
+    columns = [name, against, ORACLE, "gap closed", "reclaimed, difference", "violation, difference", "verdict"]
+    yield from _head(
+        f"{name} against {against}",
+        [
+            "margin set",
+            "horizon",
+            "resource",
+            "budget",
+            *columns,
+            "unseen collections: reclaimed, difference",
+            "verdict",
+        ],
+    )
+    at = ("margin_set", "horizon_s", "resource", "budget")
+    unseen = {tuple(d[k] for k in at): d for d in differences if d["collections"] == "unseen"}
+    seen = [d for d in differences if d["collections"] == "all"]
+    for d in sorted(seen, key=lambda d: SETTINGS.index(d["margin_set"])):
+        other = unseen.get(tuple(d[k] for k in at))
+        shares = [_text(share) for share in d["reclaims"]]
+        if against == BEST:
+            shares[1] += f" ({d['opponent']})"
+        yield _line(
+            d["margin_set"], HOURS[d["horizon_s"]], d["resource"], d["budget"], *shares, _text(d.get("gap_closed")),
+            _span(d[RECLAIMED], 2), _span(d[VIOLATION], 3), d["verdict"],
+            *((_span(other[RECLAIMED], 2), other["verdict"]) if other else ("-", "-")),
+        )  # fmt: skip
+    for setting in SETTINGS:
+        verdicts = [d["verdict"] for d in seen if d["margin_set"] == setting]
+        counted = ", ".join(f"{verdict} {verdicts.count(verdict)}" for verdict in sorted(set(verdicts)))
+        yield f"\nMargin set in {setting}, {len(verdicts)} comparisons: {counted}."
+
+
+def _of_estimators(rows: Mapping[str, Any], estimators: list[dict[str, Any]]) -> Iterator[str]:
+    here = [e for e in estimators if all(e[k] == rows[k] for k in ("horizon_s", "resource"))]
+    found = {tuple(e[k] for k in ("collections", "budget", "margin_set", "estimator")): e for e in here}
+    columns = [f"{b}: {c}" for b in BUDGETS.values() for c in ("reclaimed", "violation", "in hindsight, reclaimed")]
+    yield from _head(
+        f"{rows['resource']}, {HOURS[rows['horizon_s']]} ({rows['valid']:,} validation and {rows['test']:,} test rows)",
+        ["estimator", *columns],
+    )
+    names = dict.fromkeys(e["estimator"] for e in here)
+    for name in sorted(names, key=lambda n: found["all", "1 %", "hindsight", n][RECLAIMED][0] or 0.0):
+        cells = []
+        for budget in BUDGETS.values():
+            served, hindsight = (found["all", budget, setting, name] for setting in SETTINGS)
+            cells += [_span(served[RECLAIMED]), _span(served[VIOLATION], 3), _span(hindsight[RECLAIMED])]
+        yield _line(name, *cells)
+
+
+def _head(title: str, columns: list[str]) -> list[str]:
+    return ["", f"### {title}", "", _line(*columns), _line(*["---"] * len(columns))]
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _text(share: float | None, digits: int = 1) -> str:
+    return "-" if share is None else f"{100 * share:.{digits}f}"
+
+
+def _span(interval: list[float | None], digits: int = 1) -> str:
+    value, low, high = (_text(v, digits) for v in interval)
+    return f"{value} [{low}, {high}]"
+
+
+if __name__ == "__main__":
+    main()
