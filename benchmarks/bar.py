@@ -1,17 +1,19 @@
 """Measures what every estimator reclaims of a dataset at equal violation, beside the network and the oracle.
 
     python benchmarks/bar.py DATASET --work FOLDER --markdown
-    python benchmarks/bar.py DATASET --work FOLDER --transfer OTHER --out benchmarks/results/bar-transfer.json
+    python benchmarks/bar.py DATASET --work FOLDER --transfer OTHER
 
 The dataset has its features built. One network, for all horizons, and the trees, for one hour, are trained with the
 default settings and kept in the work folder, so that a second call only measures. With `--transfer` the network trained
 on DATASET is measured on OTHER, its plans and margins chosen on OTHER's validation rows, beside one trained there.
 
-Every estimator is one free number per resource, horizon and budget: its margin. It is set twice:
+Every estimator has one free number per resource, horizon and budget: its margin. It is set in three ways:
 
 - on the validation rows, as in service. Where the load drifts, what is violated on the test rows is not the budget, and
   who violates more reclaims more: both must be read.
-- in hindsight, on the test rows themselves: the narrowest with which exactly the budget is violated. Nobody can do
+- online: from there it follows the workload (`training.estimators.online`), so that what is violated stays near the
+  budget. The learned ones are measured under it, and of the statistical ones those that are best in hindsight.
+- in hindsight, on the test rows themselves: the narrowest with which no more than the budget is violated. Nobody can do
   this, but it is the same favour to all, and makes them comparable.
 
 All is measured on the test rows, at a later time than anything that was trained or tuned on, and once more on those of
@@ -38,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bar_tables import BEST, BORG, BUDGETS, NETWORK, ORACLE, SETTINGS, markdown
+from bar_tables import BEST, BORG, BUDGETS, FIXED, HINDSIGHT, NETWORK, ONLINE, ORACLE, SETTINGS, markdown
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
@@ -48,11 +50,14 @@ from reclaim.features.targets import HORIZONS_S
 from reclaim.replay import metrics
 from reclaim.replay.fold import Bases, fold_dataset
 from reclaim.replay.openloop import History, oracle
-from reclaim.replay.paired import CONFIDENCE, DRAWS, RECLAIMED, SEED, VIOLATION, Paired
+from reclaim.replay.paired import CONFIDENCE, DRAWS, RECLAIMED, SEED, VIOLATION, Difference, Paired
 from reclaim.training import tracking
 from reclaim.training.bundle import Bundle, load_bundle
-from reclaim.training.calibrate import calibrate, choose_best, guarded_reservations
+from reclaim.training.calibrate import Budgets, calibrate, choose_best, guarded_reservations
 from reclaim.training.estimators.base import Estimator
+from reclaim.training.estimators.fixed import LimitEstimator
+from reclaim.training.estimators.margin import Margin
+from reclaim.training.estimators.online import OnlineMargin
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
 from reclaim.training.heldout import HeldOut, choose_plans, held_out
 from reclaim.training.settings import TrainConfig
@@ -95,7 +100,7 @@ def main() -> None:
     parser.add_argument("dataset", type=Path, metavar="DATASET")
     parser.add_argument("--transfer", type=Path, metavar="OTHER", help="Measure there what was trained on DATASET.")
     parser.add_argument("--work", type=Path, required=True, help="Folder of the trained models, kept and used again.")
-    parser.add_argument("--out", type=Path, help="By default benchmarks/results/bar-NAME.json, of the dataset's name.")
+    parser.add_argument("--out", type=Path, help="By default benchmarks/results/bar-NAME.json.")
     parser.add_argument("--markdown", action="store_true", help="Print the tables.")
     arguments = parser.parse_args()
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{(arguments.work / 'mlflow.db').absolute()}"
@@ -124,7 +129,8 @@ def main() -> None:
         **_measure(source, models, pairs, seconds),
         "seconds": {name: round(s, 1) for name, s in seconds.items()} | {"all": round(time.perf_counter() - started)},
     }
-    out = arguments.out or Path(__file__).parent / "results" / f"bar-{_name(source)}.json"
+    name = f"{_name(origin)}-to-{_name(source)}" if arguments.transfer else _name(source)
+    out = arguments.out or Path(__file__).parent / "results" / f"bar-{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
     if arguments.markdown:
@@ -201,7 +207,7 @@ def _measure(
     for horizon_s, rows in by_horizon.items():
         started = time.perf_counter()
         own = {name.partition("@")[0]: b for name, b in bases.items() if name.partition("@")[2] in ("", str(horizon_s))}
-        sums = _judge(rows, own)
+        sums = _judge(rows, own, horizon_s)
         for r, resource in enumerate(RESOURCES):
             at = {"horizon_s": horizon_s, "resource": resource}
             for kind, units in (("all", np.ones_like(rows.unseen)), ("unseen", rows.unseen)):
@@ -220,23 +226,37 @@ def _rows(history: History) -> Rows:
     return Rows(history, np.flatnonzero((history.period == VALID) & outside), test, unit.astype(np.int64), unseen)
 
 
-def _judge(rows: Rows, bases: Mapping[str, Bases]) -> dict[Key, Sums]:
-    """Set every estimator's margins twice, and return what becomes of the test rows."""
+def _judge(rows: Rows, bases: Mapping[str, Bases], horizon_s: int) -> dict[Key, Sums]:
+    """Set every estimator's margins in all ways, and return what becomes of the test rows."""
     history = rows.history
     windows, target = history.windows.take(rows.test), history.target[rows.test]
     valid_windows, valid_target = history.windows.take(rows.valid), history.target[rows.valid]
     sums: dict[Key, Sums] = {}
+    margins: dict[str, Mapping[str, Margin]] = {}
     for name, both in bases.items():
         of_test = {margin: base.take(rows.test) for margin, base in both.items()}
         of_valid = {margin: base.take(rows.valid) for margin, base in both.items()}
-        calibrations = (calibrate(of_valid, valid_windows, valid_target), calibrate(of_test, windows, target))
-        for setting, calibration in zip(SETTINGS, calibrations, strict=True):
-            held = guarded_reservations(of_test, windows, calibration.margins)
+        margins[name] = calibrate(of_valid, valid_windows, valid_target).margins
+        for setting, these in ((FIXED, margins[name]), (HINDSIGHT, calibrate(of_test, windows, target).margins)):
+            held = guarded_reservations(of_test, windows, these)
             sums |= {(setting, margin, name): _sums(held[margin], rows, windows) for margin in BUDGETS}
+    leading = {_leader(sums, margin, r) for margin in BUDGETS for r in range(len(RESOURCES))}
+    slot = history.windows.task_numbers()
+    for name, margin in product(bases, BUDGETS):
+        if name in leading or name not in STATISTICAL:
+            online = OnlineMargin(LimitEstimator(), margins[name][margin], getattr(Budgets(), margin), horizon_s)
+            held_online = online.hold(slot, bases[name][margin], history.windows)  # which asks no base
+            sums[ONLINE, margin, name] = _sums(held_online.reservation[rows.test], rows, windows)
     for name, reservation in ((LIMIT, windows.limit), (ORACLE, oracle(history.take(rows.test)).reservation)):
         fixed = _sums(reservation, rows, windows)
         sums |= {(setting, margin, name): fixed for setting in SETTINGS for margin in BUDGETS}
     return sums
+
+
+def _leader(sums: Mapping[Key, Sums], margin: str, r: int) -> str:
+    """Return the statistical estimator that reclaims most in hindsight."""
+    reclaimed = metrics.POSITION[metrics.METRICS[RECLAIMED].numerator]
+    return max(STATISTICAL, key=lambda name: float(sums[HINDSIGHT, margin, name][:, :, reclaimed, r].sum()))
 
 
 def _sums(reservation: NDArray[np.float64], rows: Rows, windows: Windows) -> Sums:
@@ -261,41 +281,38 @@ def _compare(
     for setting, (margin, budget) in product(SETTINGS, BUDGETS.items()):
         here = {**at, "budget": budget, "margin_set": setting}
         units = {name: s.sum(axis=1) for (where, m, name), s in sums.items() if (where, m) == (setting, margin)}
-        for name, of_units in units.items():
-            values = metrics.evaluate(of_units.sum(axis=0))
-            bounds = metrics.bootstrap(of_units, draws=DRAWS, seed=SEED, confidence=CONFIDENCE)
-            numbers = {m: _interval(values[m][r], *bounds[m][:, r]) for m in (RECLAIMED, VIOLATION)}
+        paired = Paired(units, draws=DRAWS, seed=SEED, confidence=CONFIDENCE)
+        for name in units:
+            numbers = _numbers(paired.difference(name, LIMIT, r))  # which reclaims and violates nothing
             found["estimators"].append(here | {"estimator": name} | numbers)
-        paired = Paired(units)
-        best = {name: paired.best_against(name, STATISTICAL, r) or BORG for name, against in pairs if name in units}
+        rivals = [name for name in STATISTICAL if name in units]
+        best = {name: paired.best_against(name, rivals, r) or BORG for name, against in pairs if name in units}
         for name, against in pairs:
             other = best.get(name, "") if against == BEST else against
             if name not in units or other not in units:
                 continue
-            found_out = paired.difference(name, other, r)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                gap = np.divide(found_out.reclaimed.value, paired.value(ORACLE, r) - paired.value(other, r))
-            found["differences"].append(
-                here
-                | {"estimator": name, "against": against, "opponent": other, "verdict": found_out.verdict}
-                | {"reclaims": [_number(paired.value(n, r)) for n in (name, other, ORACLE)]}
-                | {RECLAIMED: _interval(*vars(found_out.reclaimed).values())}
-                | {VIOLATION: _interval(*vars(found_out.violation).values())}
-                | ({"gap_closed": _number(gap)} if against == BEST else {})
-            )
-        for a, age in enumerate(metrics.AGES):
+            difference = paired.difference(name, other, r)
+            line = here | {"estimator": name, "against": against, "opponent": other, "verdict": difference.verdict}
+            line |= {"reclaims": [_number(paired.value(n, r)) for n in (name, other, ORACLE)]} | _numbers(difference)
+            if against == BEST:
+                gap = paired.value(ORACLE, r) - paired.value(other, r)
+                line["gap_closed"] = _number(difference.reclaimed.value / gap if gap > 0 else np.nan)
+            found["differences"].append(line)
+        for a, age in enumerate(metrics.AGES) if (setting, at["collections"]) == (FIXED, "all") else ():
             young = {name: sums[setting, margin, name][:, a].sum(axis=0) for name in (BORG, best[NETWORK], NETWORK)}
-            rows = int(young[NETWORK][metrics.POSITION["rows"], r])
-            if rows and at["collections"] == "all" and setting == "validation":
-                line = here | {"age": age, "task_windows": rows, "best": best[NETWORK]}
-                for name, of_age in young.items():
-                    values = metrics.evaluate(of_age)
-                    line[name] = {m: _number(values[m][r]) for m in (RECLAIMED, VIOLATION)}
-                found["ages"].append(line | {ORACLE: _number(values["oracle_reclaimed_share"][r])})
+            line = here | {"age": age, "task_windows": int(young[NETWORK][metrics.POSITION["rows"], r])}
+            for name, of_age in young.items():
+                values = metrics.evaluate(of_age)
+                line[name] = {m: _number(values[m][r]) for m in (RECLAIMED, VIOLATION)}
+            if line["task_windows"]:
+                oracle_share = _number(values["oracle_reclaimed_share"][r])
+                found["ages"].append(line | {"best": best[NETWORK], ORACLE: oracle_share})
 
 
-def _interval(value: float, low: float, high: float) -> list[float | None]:
-    return [_number(value), _number(low), _number(high)]
+def _numbers(difference: Difference) -> dict[str, list[float | None]]:
+    """Return value, lower and upper bound of both."""
+    both = {RECLAIMED: difference.reclaimed, VIOLATION: difference.violation}
+    return {name: [_number(i.value), _number(i.low), _number(i.high)] for name, i in both.items()}
 
 
 def _number(value: float | np.floating[Any]) -> float | None:

@@ -1,6 +1,8 @@
 """Prints the tables of `benchmarks/bar.py` as Markdown, from its results.
 
-python benchmarks/bar_tables.py benchmarks/results/bar-*.json
+    python benchmarks/bar_tables.py benchmarks/results/bar-*.json
+
+Shares and violations in per cent, differences in points, 95 % intervals in brackets.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from reclaim.replay.paired import RECLAIMED, VIOLATION
 
 NETWORK, ORACLE, BORG, BEST = "network", "oracle", "borg", "best statistical"
 BUDGETS = {"aggressive": "1 %", "baseline": "0.1 %"}
-SETTINGS = ("validation", "hindsight")
+FIXED, ONLINE, HINDSIGHT = "validation", "online", "hindsight"
+SETTINGS = (FIXED, ONLINE, HINDSIGHT)
 HOURS = {300: "5 minutes", 3_600: "1 hour", 86_400: "24 hours"}
 
 
@@ -26,7 +29,7 @@ def main() -> None:
 
 
 def markdown(content: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of all tables: shares and violations in per cent, differences in points, 95 % intervals."""
+    """Yield the lines of all tables."""
     dataset, differences = content["dataset"], content["differences"]
     yield f"## {dataset['name']} ({dataset['nature']}, {dataset['windows']:,} task-windows)"
     for name, against in dict.fromkeys((d["estimator"], d["against"]) for d in differences):
@@ -35,7 +38,8 @@ def markdown(content: Mapping[str, Any]) -> Iterator[str]:
         if rows["measured"]:
             yield from _of_estimators(rows, content["estimators"])
         else:
-            yield f"\n{rows['resource']}, {HOURS[rows['horizon_s']]}: too few rows of known target ({rows['test']:,})"
+            known = f"{rows['valid']:,} validation and {rows['test']:,} test rows"
+            yield f"\n{rows['resource']}, {HOURS[rows['horizon_s']]}: left out, the target is known of {known} only."
     yield from _head(
         "Cold start: by the time that a task has been known; reclaimed at violation, margins set in validation",
         ["horizon", "resource", "budget", "age", "task-windows", "limit", BORG, BEST, NETWORK, ORACLE],
@@ -51,15 +55,7 @@ def _of_pair(differences: list[dict[str, Any]]) -> Iterator[str]:
     columns = [name, against, ORACLE, "gap closed", "reclaimed, difference", "violation, difference", "verdict"]
     yield from _head(
         f"{name} against {against}",
-        [
-            "margin set",
-            "horizon",
-            "resource",
-            "budget",
-            *columns,
-            "unseen collections: reclaimed, difference",
-            "verdict",
-        ],
+        ["margin set", "horizon", "resource", "budget", *columns, "unseen collections, reclaimed", "verdict"],
     )
     at = ("margin_set", "horizon_s", "resource", "budget")
     unseen = {tuple(d[k] for k in at): d for d in differences if d["collections"] == "unseen"}
@@ -83,18 +79,16 @@ def _of_pair(differences: list[dict[str, Any]]) -> Iterator[str]:
 def _of_estimators(rows: Mapping[str, Any], estimators: list[dict[str, Any]]) -> Iterator[str]:
     here = [e for e in estimators if all(e[k] == rows[k] for k in ("horizon_s", "resource"))]
     found = {tuple(e[k] for k in ("collections", "budget", "margin_set", "estimator")): e for e in here}
-    columns = [f"{b}: {c}" for b in BUDGETS.values() for c in ("reclaimed", "violation", "in hindsight, reclaimed")]
+    columns = [f"{b}, {setting}" for b in BUDGETS.values() for setting in SETTINGS]
     yield from _head(
-        f"{rows['resource']}, {HOURS[rows['horizon_s']]} ({rows['valid']:,} validation and {rows['test']:,} test rows)",
+        f"{rows['resource']}, {HOURS[rows['horizon_s']]}: reclaimed at violation, by budget and how the margin is set "
+        f"({rows['valid']:,} validation and {rows['test']:,} test rows)",
         ["estimator", *columns],
     )
     names = dict.fromkeys(e["estimator"] for e in here)
-    for name in sorted(names, key=lambda n: found["all", "1 %", "hindsight", n][RECLAIMED][0] or 0.0):
-        cells = []
-        for budget in BUDGETS.values():
-            served, hindsight = (found["all", budget, setting, name] for setting in SETTINGS)
-            cells += [_span(served[RECLAIMED]), _span(served[VIOLATION], 3), _span(hindsight[RECLAIMED])]
-        yield _line(name, *cells)
+    for name in sorted(names, key=lambda n: found["all", "1 %", HINDSIGHT, n][RECLAIMED][0] or 0.0):
+        of_one = [found.get(("all", budget, setting, name)) for budget in BUDGETS.values() for setting in SETTINGS]
+        yield _line(name, *(f"{_span(e[RECLAIMED])} at {_span(e[VIOLATION], 3)}" if e else "-" for e in of_one))
 
 
 def _head(title: str, columns: list[str]) -> list[str]:

@@ -9,12 +9,13 @@ Single runs on a machine that others may share: read ratios between lines of one
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,12 +27,17 @@ import torch
 
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+from reclaim.data.windows import empty_windows
 from reclaim.features.build import build_features
 from reclaim.features.registry import CONTEXT_WINDOWS
 from reclaim.features.state import FeatureState
+from reclaim.features.targets import HORIZONS_S
+from reclaim.training.estimators.forecast import ForecastEstimator
+from reclaim.training.estimators.plan import Basis
 from reclaim.training.fit import choose_device, fit_network
 from reclaim.training.forecaster import NetworkForecaster
-from reclaim.training.networks import cpu_threads
+from reclaim.training.networks import cpu_threads, inverse_transform
+from reclaim.training.resident import Batch, Samples
 from reclaim.training.settings import FitConfig
 from reclaim.training.sources import Source, resident_samples
 
@@ -39,6 +45,82 @@ TASKS = 250_000
 """Tasks of a large cell: 10,000 machines with 25 tasks each."""
 CONTEXT_BATCH = 4_096
 """Samples whose context is gathered at once: 5 MB on the device."""
+REPEATS = 5
+"""Of what takes well under a second; the median counts."""
+
+
+class BatchClock:
+    """Notes when each batch of some samples was asked for and when it lay there, the device's work all done.
+
+    It waits for the device before and after each batch, so that a GPU's steps cannot overlap: the share that gathering
+    takes is right, the speed of the whole is not.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self._device, self._take = samples.device, samples.take
+        self.times: list[tuple[float, float]] = []
+        samples.take = self._timed  # type: ignore[method-assign]  # the fit is to notice nothing
+
+    def _timed(self, positions: torch.Tensor) -> Batch:
+        synchronise(self._device)
+        asked = time.perf_counter()
+        batch = self._take(positions)
+        synchronise(self._device)
+        self.times.append((asked, time.perf_counter()))
+        return batch
+
+    def waiting_share(self, steps: int) -> float:
+        """Return the share of a step, from its batch's asking to the next; epochs have so many steps, 2 at least."""
+        asked, there = np.array(self.times).reshape(-1, steps, 2).transpose(2, 0, 1)  # (epochs, steps) each
+        return float((there - asked)[:, :-1].sum() / np.diff(asked, axis=1).sum())
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def score_on_device(forecaster: NetworkForecaster, x: np.ndarray, device: torch.device, *, bfloat16: bool) -> float:
+    """Return the median seconds from features to every quantile and OOM probability, all of them on the device.
+
+    One pass for the whole cell; copies to the device and back are not in it. The served path is exact to the bit
+    whatever else is in the batch, which this is not.
+    """
+    network, features = copy.deepcopy(forecaster.network).to(device), torch.from_numpy(x).to(device)
+    seconds = []
+    with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+        for _ in range(REPEATS + 1):
+            synchronise(device)
+            started = time.perf_counter()
+            z, logits = network(features)
+            inverse_transform(z, forecaster.transform), torch.sigmoid(logits)
+            synchronise(device)
+            seconds.append(time.perf_counter() - started)
+    return float(np.median(seconds[1:]))
+
+
+def median_seconds(work: Callable[[], object]) -> float:
+    """Return how long some work takes."""
+    seconds = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return float(np.median(seconds))
+
+
+def peak_mib(work: Callable[[], object]) -> float:
+    """Return by how much some work raised this process's memory at its highest, in MiB; Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    before = _memory_mib("VmRSS")
+    work()
+    return _memory_mib("VmHWM") - before
+
+
+def _memory_mib(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 
 def main() -> None:
@@ -50,6 +132,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=FitConfig().batch_size)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--bfloat16", action="store_true")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of the served path")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "stages.json")
     arguments = parser.parse_args()
     fit = replace(
@@ -58,14 +141,18 @@ def main() -> None:
     )  # fmt: skip
     rows: list[dict[str, object]] = []
 
+    def note(stage: str, unit: str, count: int, seconds: float, **more: float) -> None:
+        rate = count / seconds
+        rows.append({"stage": stage, "seconds": round(seconds, 4), "unit": unit, "count": count,
+                     "per_second": round(rate), **more})  # fmt: skip
+        facts = "".join(f"  {name} {value:g}" for name, value in more.items())
+        print(f"{stage:42s} {seconds:9.4f} s  {rate:14,.0f} {unit}/s{facts}", flush=True)
+
     @contextmanager
     def timed(stage: str, unit: str, count: list[int]) -> Iterator[None]:
         started = time.perf_counter()
         yield
-        seconds = time.perf_counter() - started
-        rows.append({"stage": stage, "seconds": round(seconds, 3), "unit": unit, "count": count[0],
-                     "per_second": round(count[0] / seconds)})  # fmt: skip
-        print(f"{stage:28s} {seconds:8.2f} s  {count[0] / seconds:14,.0f} {unit}/s", flush=True)
+        note(stage, unit, count[0], time.perf_counter() - started)
 
     with tempfile.TemporaryDirectory() as folder:
         n = [0]
@@ -88,18 +175,39 @@ def main() -> None:
                 train.context(positions)
             if device.type == "cuda":
                 torch.cuda.synchronize()
-        with timed(f"fit on {device}", "rows", [len(train) * arguments.epochs]):
+        with timed(f"fit on {device}, all of it", "rows", [len(train) * arguments.epochs]):
             fitted = fit_network(train, valid, fit, seed=1)
+        rate = float(np.median([epoch["rows_per_second"] for epoch in fitted.history]))
+        steps, clock = -(-len(train) // fit.batch_size), BatchClock(train)
+        fit_network(train, valid, fit, seed=1)
+        share = {"waiting_for_data": round(clock.waiting_share(steps), 4)} if steps > 1 else {}
+        note(f"training on {device}", "samples", len(train), len(train) / rate, **share)
+
+        forecaster = NetworkForecaster(fitted.network, fit.transform)  # of random heads where a target is unknown
+        forecaster.threads = arguments.threads
         x = np.ascontiguousarray(features.x[np.random.default_rng(0).integers(0, len(features), TASKS)])
-        forecaster = NetworkForecaster(fitted.network, fit.transform)
-        forecaster.predict(x[:256])
-        with timed("score a cell (served path)", "tasks", [TASKS]):
-            forecaster.predict(x)
+        cell = empty_windows(TASKS)
+        cell.limit[:] = np.random.default_rng(1).lognormal(-4.0, 1.0, cell.limit.shape)
+        plans = {
+            name: (Basis(price=price, level=0.9, anchor=0.25),) * 2
+            for name, price in (("baseline", 30.0), ("aggressive", 3.0))
+        }
+        estimator = ForecastEstimator(forecaster, HORIZONS_S[1], plans, margin="medium", mean_limit=(0.03, 0.03))
+        peak = peak_mib(lambda: estimator.answer(x, cell))  # compiles, too
+        seconds = median_seconds(lambda: estimator.answer(x, cell))
+        note(
+            f"features to reservations, {arguments.threads} CPU threads", "tasks", TASKS, seconds, peak_mib=round(peak)
+        )
+        note("of which the forecast", "tasks", TASKS, median_seconds(lambda: forecaster.predict(x)))
+        seconds = score_on_device(forecaster, x, device, bfloat16=fit.bfloat16 and device.type == "cuda")
+        note(f"forecast in one pass on {device}", "tasks", TASKS, seconds)
     chip = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     content = {
         "command": "python benchmarks/stages.py "
         f"--machines {arguments.machines} --days {arguments.days:g} --epochs {arguments.epochs} "
-        f"--batch-size {arguments.batch_size} --device {arguments.device}" + " --bfloat16" * arguments.bfloat16,
+        f"--batch-size {arguments.batch_size} --device {arguments.device} --threads {arguments.threads}"
+        + " --bfloat16"
+        * arguments.bfloat16,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": chip,
         "cores": os.cpu_count(),

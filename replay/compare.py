@@ -13,6 +13,7 @@ from reclaim.replay.record import COMPARED, EXPERIMENT, FINISHED, TAG_PARENT
 from reclaim.replay.report import RESOURCE_TITLES, Cell, Table
 from reclaim.training import tracking
 from reclaim.training.estimators.margin import MARGIN_NAMES
+from reclaim.training.mlstore import default_tracking_uri
 from reclaim.training.tracking import RunRecord
 
 _KINDS: Final = (*COMPARED, "limit", "oracle")
@@ -61,7 +62,7 @@ def choose(runs: Sequence[str] = ()) -> Chosen:
     else:
         chosen = {r.run_id: r for r in _newest(single)}
     if not chosen:
-        store = tracking.default_tracking_uri()
+        store = default_tracking_uri()
         raise ModelError(f"no finished replay in {store}; `reclaim replay margins DATASET --out DIR` makes one")
     return Chosen(tuple(sorted(chosen.values(), key=_order)), named, tuple(single))
 

@@ -48,7 +48,7 @@ class Ranks:
             return network
         # the buffers are constants, alike on all ranks: nothing to send with each step
         return DistributedDataParallel(
-            network, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
+            network, device_ids=[device] if device.type == "cuda" else None, forward_sync_buffers=False
         )
 
     def shares(self, *values: Tensor) -> list[Tensor | float]:

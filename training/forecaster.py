@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from reclaim.features.compiled import LENT
 from reclaim.features.kin import in_parts
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.networks import QuantileNetwork, Scaling, cpu_threads, inverse_transform
+from reclaim.training.networks import QuantileNetwork, Scaling, cpu_threads, inverse_transform, steps
 from reclaim.training.settings import QUANTILE_LEVELS
 
 CHUNK_ROWS: Final = 256
@@ -106,6 +108,7 @@ class NetworkForecaster:
         n = len(x)
         quantiles = np.empty((n, len(TARGETS), len(HORIZONS_S), len(QUANTILE_LEVELS)))
         probability = np.empty((n, len(HORIZONS_S)))
+        flat = quantiles.reshape(n, len(TARGETS) * len(HORIZONS_S), len(QUANTILE_LEVELS))
 
         def predict_part(part: int, parts: int) -> None:
             chunk = torch.zeros(CHUNK_ROWS, x.shape[1])
@@ -113,14 +116,14 @@ class NetworkForecaster:
                 for start in range(part * CHUNK_ROWS, n, parts * CHUNK_ROWS):
                     k = min(CHUNK_ROWS, n - start)
                     chunk.numpy()[:k] = x[start : start + k]  # rows behind them are whatever was there
-                    z, logits = self.network(chunk)
-                    quantiles[start : start + k] = inverse_transform(z, self.transform).numpy()[:k]
-                    probability[start : start + k] = torch.sigmoid(logits).numpy()[:k]
+                    raw = self.network.raw(chunk)
+                    _add_up(raw.numpy(), steps(raw).numpy(), flat[start : start + k])
+                    probability[start : start + k] = torch.sigmoid(raw[:k, flat.shape[1] * flat.shape[2] :]).numpy()
 
         with cpu_threads(1):
             in_parts(predict_part, n, self.threads)
-        # float32 rounding of the inverse map may part neighbours by a bit
-        np.maximum.accumulate(quantiles, axis=-1, out=quantiles)
+        if self.transform != "identity":
+            quantiles = inverse_transform(torch.from_numpy(quantiles), self.transform).numpy()
         quantiles[:, ~self.heads.targets] = np.nan
         probability[:, ~self.heads.oom] = np.nan
         return Forecast(quantiles, probability)
@@ -147,3 +150,16 @@ class NetworkForecaster:
         )  # fmt: skip
         network.load_state_dict(tensors)
         return cls(network, shape["transform"], heads)
+
+
+@numba.njit(**LENT)
+def _add_up(raw: Any, step: Any, out: Any) -> None:
+    """Write quantiles that rise along the last axis and are not negative, as no usage is; shape (k, T*H, Q)."""
+    n_levels = out.shape[2]
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            total = np.float64(raw[i, j * n_levels])
+            out[i, j, 0] = max(total, 0.0)
+            for q in range(1, n_levels):
+                total += np.float64(step[i, j * n_levels + q])
+                out[i, j, q] = max(total, 0.0)

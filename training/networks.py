@@ -85,18 +85,31 @@ class QuantileNetwork(nn.Module):
             bias[..., 1:] = _FIRST_INCREMENT
             self.line.weight.zero_()
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return quantiles in the space of the transform, shape (B, T, H, Q), and OOM logits, shape (B, H).
+    def raw(self, x: Tensor) -> Tensor:
+        """Return lowest quantiles and increments before ``steps``, and the OOM logits; (B, F) to (B, T*H*Q + H).
 
-        ``x`` has shape (B, F); what is not finite counts as the mean.
+        What is not finite in ``x`` counts as the mean.
         """
         z = torch.nan_to_num((squash(x) - self.mean) / self.scale, nan=0.0).clamp(self.low, self.high)  # (B, F)
-        out = (self.head(self.body(z)) + self.line(z)).float()  # (B, T*H*Q + H)
+        out: Tensor = self.head(self.body(z)) + self.line(z)
+        return out.float()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return quantiles in the space of the transform, shape (B, T, H, Q), and OOM logits, shape (B, H)."""
         n_targets, n_horizons, n_levels = self.shape
+        out = self.raw(x)
         raw = out[:, : n_targets * n_horizons * n_levels].reshape(-1, n_targets, n_horizons, n_levels)
-        # elu + 1 is above zero like softplus, grows alike, and costs a tenth of it on a CPU
-        steps = torch.cat([raw[..., :1], nn.functional.elu(raw[..., 1:]) + 1.0], dim=-1)
-        return steps.cumsum(-1), out[:, n_targets * n_horizons * n_levels :]
+        first = torch.arange(n_levels, device=x.device) == 0
+        added = torch.where(first, raw, steps(raw))
+        # a product with a triangle of ones: torch's cumsum over so few takes longer than all else
+        return added @ torch.ones(n_levels, n_levels, device=x.device).triu(), out[
+            :, n_targets * n_horizons * n_levels :
+        ]
+
+
+def steps(raw: Tensor) -> Tensor:
+    """Return increments, never below zero; elu + 1 grows like softplus and costs a tenth of it on a CPU."""
+    return nn.functional.elu(raw) + 1.0
 
 
 @contextmanager

@@ -1,14 +1,11 @@
-"""The record of runs and models: the only file that imports MLflow, and only when a function needs it."""
+"""The record of runs and models; MLflow is imported here and in ``mlstore`` alone, when a function needs it."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import os
-import sqlite3
 import subprocess
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.errors import ModelError
 from reclaim.training.flat import flatten
-from reclaim.training.sqlite import SQLITE, artifact_folder, make_usable, missing
+from reclaim.training.mlstore import default_tracking_uri, quiet, store_client, store_reader
+from reclaim.training.sqlite import artifact_folder, missing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,8 +30,6 @@ CHAMPION: Final = "champion"
 _MODEL: Final = "model"
 _BUNDLE: Final = "bundle"
 """Name of the bundle's folder inside the logged model."""
-_RETRIES: Final = "2"
-"""Times that a tracking server is asked again: MLflow's own seven keep the user waiting for minutes."""
 _REQUIREMENTS: Final = ("numpy", "numba", "safetensors", "scikit-learn", "skops", "torch")
 
 
@@ -71,51 +67,6 @@ class RunRecord:
     params: Mapping[str, str]
     metrics: Mapping[str, float]
     tags: Mapping[str, str]
-
-
-def default_tracking_uri() -> str:
-    """Return ``MLFLOW_TRACKING_URI`` where set, else ``mlruns/mlflow.db`` under the working folder, as SQLite."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{Path('mlruns/mlflow.db').absolute()}"
-
-
-def _reader(wanted: str) -> MlflowClient:
-    """Return a client of the store in force; ModelError that names what is wanted where there is no store."""
-    if missing(default_tracking_uri()):
-        raise ModelError(f"no {wanted} in {default_tracking_uri()}; train one with `reclaim train`")
-    return _client()
-
-
-def _client() -> MlflowClient:
-    """Return a client of the store in force, made where it is SQLite; ModelError where it cannot be made or reached."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    uri = default_tracking_uri()
-    try:
-        make_usable(uri)
-        with _quiet():
-            mlflow.set_tracking_uri(uri)
-            mlflow.set_registry_uri(uri)
-            client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
-            client.search_experiments(max_results=1)
-    except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ModelError(f"the tracking store {uri} cannot be used ({reason}); set MLFLOW_TRACKING_URI") from error
-    return client
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep MLflow's warnings about its own parts (SQLAlchemy's ``noload``, type hints, examples) from the user."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 def _experiment_id(client: MlflowClient, name: str) -> str:
@@ -204,7 +155,7 @@ def start_run(
     run_id : str or None
         A run that was cut off, to go on with.
     """
-    client = _client()
+    client = store_client()
     import mlflow
 
     experiment_id = _experiment_id(client, experiment)
@@ -258,12 +209,12 @@ def register_bundle(
 
 def describe_version(version: ModelVersion, text: str) -> None:
     """Set what the registry says of a version, as Markdown."""
-    _client().update_model_version(version.name, version.version, description=text)
+    store_client().update_model_version(version.name, version.version, description=text)
 
 
 def _log_model(folder: Path, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str, str]:
     """Log a bundle as a model of the active run; return its URI and id."""
-    with _quiet():
+    with quiet():
         import mlflow.pyfunc
         from mlflow.models import ModelSignature
         from mlflow.types import ColSpec, Schema
@@ -293,7 +244,7 @@ def resolve_model(reference: str) -> ModelVersion:
     from mlflow.exceptions import MlflowException
 
     name, at, alias = reference.partition("@")
-    client = _reader(f"model {reference}")
+    client = store_reader(f"model {reference}")
     try:
         if at:
             found = client.get_model_version_by_alias(name, alias)
@@ -318,12 +269,12 @@ def fetch_bundle(reference: str) -> tuple[Path, str]:
         There is no such model, or its files are gone.
     """
     found = resolve_model(reference)
-    with _quiet():
+    with quiet():
         import mlflow.artifacts
         from mlflow.exceptions import MlflowException
 
     try:
-        with _quiet():
+        with quiet():
             folder = Path(mlflow.artifacts.download_artifacts(f"models:/{found.name}/{found.version}"))
     except (MlflowException, OSError) as error:
         raise ModelError(
@@ -336,7 +287,7 @@ def find_runs(experiment: str, *, tags: Mapping[str, str] | None = None) -> list
     """Return the runs of an experiment that carry all of the tags, newest first; none where it does not exist."""
     if missing(default_tracking_uri()):
         return []
-    client = _client()
+    client = store_client()
     found = client.get_experiment_by_name(experiment)
     if found is None:
         return []
@@ -361,7 +312,7 @@ def find_run(run_id: str) -> RunRecord:
     """Return one run; ModelError where it does not exist."""
     from mlflow.exceptions import MlflowException
 
-    client = _reader(f"run {run_id}")
+    client = store_reader(f"run {run_id}")
     try:
         run = client.get_run(run_id)
         experiment = client.get_experiment(run.info.experiment_id).name
@@ -372,7 +323,7 @@ def find_run(run_id: str) -> RunRecord:
 
 def load_dict(run_id: str, file: str) -> dict[str, Any]:
     """Return what ``Run.log_dict`` kept; ModelError where it is gone."""
-    client = _reader(f"run {run_id}")
+    client = store_reader(f"run {run_id}")
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
@@ -386,14 +337,14 @@ def load_dict(run_id: str, file: str) -> dict[str, Any]:
 
 def find_file(run_id: str, file: str) -> Path | None:
     """Return a local copy of what ``Run.log_artifact`` kept; None where the run has no such file."""
-    client = _reader(f"run {run_id}")
+    client = store_reader(f"run {run_id}")
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
     try:
         if file not in {kept.path for kept in client.list_artifacts(run_id)}:
             return None
-        with _quiet():
+        with quiet():
             return Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=file))
     except (MlflowException, OSError) as error:
         raise ModelError(f"run {run_id}: {file} cannot be read ({error})") from error

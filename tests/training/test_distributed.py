@@ -148,7 +148,7 @@ def test_two_ranks_end_with_the_weights_of_one_and_go_on_from_each_other(tmp_pat
 
 @pytest.mark.slow
 def test_torchrun_trains_one_model_and_finds_it_trained_the_next_time(tmp_path: Path) -> None:
-    write_cell(tmp_path / "cell", SyntheticCellConfig(machines=2, days=1.5))
+    write_cell(tmp_path / "cell", SyntheticCellConfig(machines=1, days=1.0))
     build_features(ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig()).dataset)
     words = ["-m", "reclaim", "train", "dataset", "--json"]
     for setting in ("width=8", "depth=1", "epochs=1", "device='cpu'"):

@@ -17,6 +17,7 @@ from reclaim.training.bundle import Bundle, load_bundle, output_names, save_bund
 from reclaim.training.estimators.margin import Margin, three_margins
 from reclaim.training.estimators.plan import Basis, plan_for_all
 from reclaim.training.forecaster import NetworkForecaster
+from reclaim.training.mlstore import default_tracking_uri
 from reclaim.training.settings import QUANTILE_LEVELS
 
 
@@ -188,6 +189,6 @@ def test_a_run_that_does_not_exist_is_an_error() -> None:
 
 def test_the_store_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert tracking.default_tracking_uri() == f"sqlite:///{tmp_path / 'mlruns' / 'mlflow.db'}"
+    assert default_tracking_uri() == f"sqlite:///{tmp_path / 'mlruns' / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
-    assert tracking.default_tracking_uri() == "http://127.0.0.1:5000"
+    assert default_tracking_uri() == "http://127.0.0.1:5000"
