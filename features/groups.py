@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data import schema as s
 from reclaim.data.schema import TIERS
 from reclaim.data.store import Dataset
 from reclaim.data.windows import Windows
@@ -97,6 +98,6 @@ def join_keys(parts: list[RowKeys]) -> RowKeys:
     before = np.cumsum([0, *(p.task.max(initial=-1) + 1 for p in parts)])
     task = np.concatenate([p.task + k for p, k in zip(parts, before, strict=False)])
     columns = {
-        name: np.concatenate([getattr(p, name) for p in parts]) for name in ("tier", "age", "start_us", "end_us")
+        name: np.concatenate([getattr(p, name) for p in parts]) for name in ("tier", "age", s.START_US, s.END_US)
     }
     return RowKeys(task=task, **columns)

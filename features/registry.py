@@ -151,6 +151,9 @@ _SINGLE: Final = (
     *(Feature(f"tier_{tier}", f"whether the tier is {tier}", "0 or 1", "0") for tier in TIERS),
 )
 
+CALENDAR: Final = ("hour_sin", "hour_cos", "day")
+"""Features of the clock alone."""
+
 _OTHERS: Final = {
     "sibling": "the other tasks of its collection",
     "name": "the tasks of other collections of the same user and logical name",

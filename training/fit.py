@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from itertools import islice
@@ -89,6 +89,7 @@ def fit_network(
     seed: int,
     checkpoints: Path | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
+    hidden: Sequence[int] = (),
 ) -> FitResult:
     """Fit the network by AdamW under a one-cycle schedule, stopping when validation no longer improves.
 
@@ -112,6 +113,8 @@ def fit_network(
         the weights it would have had. A checkpoint of other settings or data is refused.
     on_epoch : callable or None
         Told the epoch, from 0, and its validation loss, on every rank; what it raises ends the fit.
+    hidden : sequence of int
+        Positions of features that the network is not to see.
 
     Raises
     ------
@@ -128,7 +131,7 @@ def fit_network(
     train, valid = _placed(train, config), _placed(valid, config)
     own = [train.device] if train.device.type == "cuda" else []  # the generators of other GPUs are left alone
     with cpu_threads(config.threads), torch.random.fork_rng(own):
-        return _fit(train, valid, config, seed, checkpoints, on_epoch)
+        return _fit(train, valid, config, seed, checkpoints, on_epoch, hidden)
 
 
 def _placed(samples: Samples | Rows, config: FitConfig) -> Samples:
@@ -137,14 +140,14 @@ def _placed(samples: Samples | Rows, config: FitConfig) -> Samples:
 
 def _fit(
     train: Samples, valid: Samples, config: FitConfig, seed: int, checkpoints: Path | None,
-    on_epoch: Callable[[int, float], None] | None,
+    on_epoch: Callable[[int, float], None] | None, hidden: Sequence[int],
 ) -> FitResult:  # fmt: skip
     device, ranks = train.device, Ranks.current()
     data = _Data(train, valid, config, ranks)
     _, n_targets, n_horizons = train.widths
     generator = torch.Generator().manual_seed(seed)
     network = QuantileNetwork(
-        _scaling(train), n_targets=n_targets, n_horizons=n_horizons, n_levels=len(QUANTILE_LEVELS),
+        _scaling(train, hidden), n_targets=n_targets, n_horizons=n_horizons, n_levels=len(QUANTILE_LEVELS),
         width=config.width, depth=config.depth, dropout=config.dropout,
     )  # fmt: skip
     network.initialise(generator)
@@ -184,9 +187,10 @@ def _fit(
     return FitResult(network.cpu().eval(), state.history, train.heads(), state.best_epoch, str(device))
 
 
-def _scaling(train: Samples) -> Scaling:
+def _scaling(train: Samples, hidden: Sequence[int]) -> Scaling:
     mean, scale = column_moments(train, lambda positions: squash(train.features(positions)))
     low, high = column_bounds(train, lambda positions: (squash(train.features(positions)) - mean) / scale, _RARE)
+    low[list(hidden)] = high[list(hidden)] = 0.0
     return Scaling(*(t.cpu() for t in (mean, scale, low, high)))
 
 

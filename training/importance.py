@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data import schema
 from reclaim.data.schema import RESOURCES
 from reclaim.data.style import INK, STYLE, USAGE_COLOUR
-from reclaim.features.registry import FEATURE_NAMES, FIRST_SHAPE, FIRST_SINGLE
+from reclaim.features.registry import CALENDAR, FEATURE_NAMES, FIRST_SHAPE, FIRST_SINGLE
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
 if TYPE_CHECKING:
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
     from reclaim.training.forecaster import Forecaster
 
 _FACTS: Final = (
-    "age", "seen", "gap", "length", "restarts", "coverage_2h", "in_alloc", "scheduling_class",
+    "age", "seen", "gap", "length", "restarts", "coverage_2h", "in_alloc", schema.SCHEDULING_CLASS,
     *(f"{resource}_limit{what}" for resource in RESOURCES for what in ("", "_change")),
 )  # fmt: skip
-_CALENDAR: Final = ("hour_sin", "hour_cos", "day")
 _MARKS: Final = "ox|"
 """Of the targets in the figure, in their order."""
 _TICKS: Final = (0, 1, 10, 100, 1_000)
@@ -42,7 +42,7 @@ def group_of(name: str) -> str:
         return "siblings"
     if name.startswith(("name_", "user_")):
         return "earlier runs"
-    if name in _CALENDAR:
+    if name in CALENDAR:
         return "calendar"
     if name in _FACTS or name.startswith("tier_"):
         return "task facts"

@@ -101,10 +101,10 @@ class QuantileNetwork(nn.Module):
         raw = out[:, : n_targets * n_horizons * n_levels].reshape(-1, n_targets, n_horizons, n_levels)
         first = torch.arange(n_levels, device=x.device) == 0
         added = torch.where(first, raw, steps(raw))
-        # a product with a triangle of ones: torch's cumsum over so few takes longer than all else
-        return added @ torch.ones(n_levels, n_levels, device=x.device).triu(), out[
-            :, n_targets * n_horizons * n_levels :
-        ]
+        with torch.autocast(x.device.type, enabled=False):  # it would add up in bfloat16
+            # a product with a triangle of ones: torch's cumsum over so few takes longer than all else
+            quantiles = added @ torch.ones(n_levels, n_levels, device=x.device).triu()
+        return quantiles, out[:, n_targets * n_horizons * n_levels :]
 
 
 def steps(raw: Tensor) -> Tensor:

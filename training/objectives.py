@@ -13,7 +13,7 @@ from reclaim.data.errors import HistoryTooShortError
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.settings import TrainConfig
-from reclaim.training.sources import Source, chosen_rows, resident_samples, rows_in_memory
+from reclaim.training.sources import Source, chosen_rows, hidden_features, resident_samples, rows_in_memory
 
 if TYPE_CHECKING:
     from reclaim.training.resident import Rows
@@ -45,7 +45,9 @@ def _network(sources: Sequence[Source], config: TrainConfig) -> Objective:
     samples, valid_samples = resident_samples(sources, train, valid, choose_device(config.fit.device))
 
     def objective(tried: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:
-        result = fit_network(samples, valid_samples, tried.fit, seed=tried.seed, on_epoch=on_epoch)
+        result = fit_network(
+            samples, valid_samples, tried.fit, seed=tried.seed, on_epoch=on_epoch, hidden=hidden_features(sources)
+        )
         return min(epoch["valid_loss"] for epoch in result.history)
 
     return objective

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,16 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.store import Dataset
 from reclaim.data.windows import CPU_MAX, CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, PAGE_CACHE, Windows, concatenate
+from reclaim.features.registry import CALENDAR, FEATURE_NAMES
 from reclaim.features.store import FeatureSet
 
 if TYPE_CHECKING:
     import torch
 
     from reclaim.training.resident import Rows, Samples
+
+_CALENDAR_S: Final = 14 * 86_400
+"""Least training time, in seconds, that the calendar is learned from: two of each weekday."""
 
 RowIndex = NDArray[np.int64]
 
@@ -66,6 +70,16 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
     return sources
 
 
+def hidden_features(sources: Sequence[Source]) -> list[int]:
+    """Return the positions of features that say nothing yet: those of the calendar, where training was too short.
+
+    In a few days every hour and weekday stands for what happened to happen in it. On four days of the Google 2011
+    machines a network that saw them had a quarter more pinball loss on the day after.
+    """
+    learned_s = min(source.features.cuts_us[0] - int(source.features.end_us.min()) for source in sources) / 1e6
+    return [FEATURE_NAMES.index(name) for name in CALENDAR] if learned_s < _CALENDAR_S else []
+
+
 def choose_rows(rows: RowIndex, limit: int, seed: int) -> RowIndex:
     """Return at most ``limit`` of the rows, chosen by the seed, in their order."""
     if len(rows) <= limit:
@@ -89,7 +103,9 @@ def rows_in_memory(sources: Sequence[Source], rows: Sequence[RowIndex]) -> Rows:
     from reclaim.training.resident import Rows
 
     parts = [(s.features.x[r], *s.features.train_targets(r)) for s, r in zip(sources, rows, strict=True)]
-    return Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    x, y, oom = (np.concatenate(column) for column in zip(*parts, strict=True))
+    x[:, hidden_features(sources)] = np.nan  # never known, so trees part nothing by them
+    return Rows(x, y, oom)
 
 
 def resident_samples(

@@ -33,7 +33,14 @@ from reclaim.training.importance import importance_figure, permutation_importanc
 from reclaim.training.probability import Calibrated, fit_probability
 from reclaim.training.scores import Scores, coverage_figure, overall, reliability_figure, score_forecast
 from reclaim.training.settings import TrainConfig
-from reclaim.training.sources import Source, chosen_rows, open_sources, resident_samples, rows_in_memory
+from reclaim.training.sources import (
+    Source,
+    chosen_rows,
+    hidden_features,
+    open_sources,
+    resident_samples,
+    rows_in_memory,
+)
 
 if TYPE_CHECKING:
     from reclaim.training.forecaster import Forecaster
@@ -325,7 +332,8 @@ def _fit(sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> _
     valid = chosen_rows(sources, FeatureSet.valid_rows, config.fit.max_valid_samples, config.seed)
     samples, valid_samples = resident_samples(sources, train, valid, choose_device(config.fit.device))
     _check_known(samples.heads().targets, len(samples), config.horizon_s)
-    result = fit_network(samples, valid_samples, config.fit, seed=config.seed, checkpoints=checkpoints)
+    hidden = hidden_features(sources)
+    result = fit_network(samples, valid_samples, config.fit, seed=config.seed, checkpoints=checkpoints, hidden=hidden)
     facts = {
         "rows": len(samples),
         "device": result.device,

@@ -114,11 +114,7 @@ def _torchrun(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _close(mine: dict[str, Tensor], theirs: dict[str, Tensor], prefix: str, far: float) -> None:
-    assert mine
-    for name, value in mine.items():
-        torch.testing.assert_close(
-            value, theirs[f"{prefix}.{name}"], rtol=far, atol=far, msg=lambda m, n=name: f"{n}: {m}"
-        )
+    torch.testing.assert_close(mine, {name: theirs[f"{prefix}.{name}"] for name in mine}, rtol=far, atol=far)
 
 
 @pytest.mark.slow

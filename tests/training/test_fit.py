@@ -191,3 +191,14 @@ def test_settings_out_of_range_are_refused_with_the_value(make: object, message:
     assert callable(make)
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_a_hidden_feature_moves_nothing() -> None:
+    train = _rows(2_000, 0)
+    network = fit_network(train, _rows(500, 1), CONFIG, seed=1, hidden=(0,)).network
+    x = torch.from_numpy(train.x[:10].copy())
+    moved = x.clone()
+    moved[:, 0] += 0.5
+    assert torch.equal(network(x)[0], network(moved)[0])
+    moved[:, 1] += 0.5
+    assert not torch.equal(network(x)[0], network(moved)[0])

@@ -100,3 +100,11 @@ def test_one_batch_is_learned_by_heart() -> None:
     assert loss.item() < 0.1 * first
     assert ((torch.sigmoid(logits) > 0.5).float() == label).all()
     assert (quantiles[..., 0] - y).abs().mean() < 0.05
+
+
+def test_quantiles_add_up_in_full_precision_where_the_rest_runs_in_bfloat16() -> None:
+    network = _network(n_features=5)
+    with torch.autocast("cpu", torch.bfloat16):
+        quantiles, logits = network(torch.rand(4, 5))
+    assert quantiles.dtype == torch.float32 == logits.dtype
+    assert (quantiles.diff(dim=-1) > 0).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, demand
+from reclaim.features.registry import CALENDAR, FEATURE_NAMES
 from reclaim.features.store import FeatureSet
 from reclaim.training import sources
 from reclaim.training.sources import Source, choose_rows, chosen_rows, resident_samples
@@ -93,6 +95,16 @@ def test_limits_of_several_traces_are_counted_in_the_mean_of_each(make_windows: 
     np.testing.assert_allclose(first.usage[:, MEMORY_MAX], share.usage[:, MEMORY_MAX] / (1.25 / 3))
     alone = sources.windows_of([_source(rows, cores)], [np.array(rows)])
     assert np.array_equal(alone.limit, cores.limit)  # one trace stays in its own unit
+
+
+def test_the_calendar_is_hidden_where_training_was_shorter_than_two_weeks() -> None:
+    def trained_for(days: int) -> Source:
+        end_us = np.array([0, 5_000_000], np.int64)
+        features = SimpleNamespace(cuts_us=(days * 86_400_000_000, 2**60), end_us=end_us)
+        return cast(Source, SimpleNamespace(features=features))
+
+    assert [FEATURE_NAMES[k] for k in sources.hidden_features([trained_for(20), trained_for(3)])] == list(CALENDAR)
+    assert sources.hidden_features([trained_for(20), trained_for(14)]) == []
 
 
 def _four_rows(longest_window_s: int) -> Source:
