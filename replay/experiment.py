@@ -55,8 +55,12 @@ class ReplayConfig:
 
     horizon_s: int = 3_600
     """The horizon a reservation is promised for, in seconds; one of ``features.targets.HORIZONS_S``."""
-    estimators: tuple[str, ...] = ("borg", "moving-max", "nsigma", "percentile", "limit")
-    """Estimators without a model, by their names in ``training.estimators.registry``; learned ones come as bundles."""
+    estimators: tuple[str, ...] = (
+        "borg", "percentile", "max-nsigma-percentile", "moving-max", "autopilot-percentile", "vpa", "koordinator",
+        "limit",
+    )  # fmt: skip
+    """Estimators without a model, by their names in ``training.estimators.registry``; learned ones come as bundles. By
+    default Borg's, Resource Central's, the EuroSys'21 study's, Autopilot's, VPA's and Koordinator's."""
     budgets: Budgets = field(default_factory=Budgets)
     """Shares of validation task-windows that may violate, for the baseline and the aggressive margin."""
     by_group: bool = False
