@@ -81,6 +81,12 @@ def horizon_of(record: RunRecord) -> str:
     return f"{record.params.get('horizon_s', '-')} s"
 
 
+def promise_of(record: RunRecord) -> tuple[str, ...]:
+    """Return all that runs must share to stand beside each other: horizon, budgets, and who keeps them."""
+    names = ("horizon_s", "budgets.baseline", "budgets.aggressive", "by_group")
+    return tuple(record.params.get(name, "") for name in names)
+
+
 def _named(
     runs: Sequence[str], single: Sequence[RunRecord], records: Sequence[RunRecord], place: dict[str, int]
 ) -> list[RunRecord]:
@@ -103,7 +109,7 @@ def _newest(single: Sequence[RunRecord]) -> list[RunRecord]:
     newest: dict[tuple[str, ...], RunRecord] = {}
     for record in single:  # newest first
         key = tuple(record.tags.get(tag, "") for tag in ("dataset_fingerprint", "estimator", "margin"))
-        newest.setdefault((*key, horizon_of(record)), record)
+        newest.setdefault((*key, *promise_of(record)), record)
     return list(newest.values())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.compare import Chosen, choose, horizon_of
+from reclaim.replay.compare import Chosen, choose, horizon_of, promise_of
 from reclaim.replay.paired import Paired
 from reclaim.replay.record import COMPARED, STATISTICAL, TAG_PARENT
 from reclaim.replay.report import RESOURCE_TITLES, Cell, Table
@@ -117,14 +117,14 @@ def _groups(chosen: Chosen) -> Iterator[_Group]:
         found = units(record) if record.tags.get("kind") in COMPARED else None
         if found is None or sums(record) is None:
             continue
-        key = (record.tags.get("dataset_fingerprint", ""), horizon_of(record), record.tags["margin"])
+        key = (record.tags["margin"], record.tags.get("dataset_fingerprint", ""), *promise_of(record))
         for other_key, other, members in groups:
             if key == other_key and (found is other or found.same_rows(other)):
                 members.append(record)
                 break
         else:
             groups.append((key, found, [record]))
-    for (_, _, margin), _, members in groups:
+    for (margin, *_), _, members in groups:
         parents = {m.tags[TAG_PARENT] for m in members}
         beside = [r for r in chosen.recorded if r.tags[TAG_PARENT] in parents and r.tags["margin"] == margin]
         rivals: dict[str, RunRecord] = {}

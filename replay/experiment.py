@@ -125,7 +125,7 @@ def run_margins(
         The validation or the test period is shorter than the horizon.
     """
     config, bundles = config or ReplayConfig(), bundles or {}
-    reserved = {_ORACLE, *ESTIMATORS} & set(bundles)
+    reserved = {_ORACLE, *ESTIMATORS, *(name + ONLINE for name in bundles)} & set(bundles)
     if reserved:
         raise ConfigError(f"a learned estimator cannot be called {', '.join(sorted(reserved))}: the name is taken")
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
@@ -223,10 +223,15 @@ def estimator_makers(
 ) -> dict[str, Callable[[], Estimator]]:
     """Return what makes each bare estimator afresh; a learned one is as served, but for the horizon asked.
 
-    ``mean_limit`` is that of the dataset replayed: what is large or small there.
+    ``mean_limit`` is that of the dataset replayed: what is large or small there. A model of several datasets, whose
+    units differ, knows no sizes.
     """
     makers: dict[str, Callable[[], Estimator]] = {
-        name: partial(b.bare_estimator, horizon_s=config.horizon_s, mean_limit=mean_limit)
+        name: partial(
+            b.bare_estimator,
+            horizon_s=config.horizon_s,
+            mean_limit=b.mean_limit if np.isnan(b.mean_limit).all() else mean_limit,
+        )
         for name, b in bundles.items()
     }
     return makers | {name: partial(build_estimator, name) for name in config.estimators}
@@ -342,7 +347,8 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
         ),
         "online": (
             "Begins with the same margins on the first validation row and then follows the workload: as answers turn "
-            "out violated or kept, each tier's margin moves so that the share violated stays at the budget."
+            "out violated or kept, each tier's margin moves so that the share violated stays at the budget. Unseen "
+            "collections are among the tasks that it follows."
         ),
         "oracle": "Reserves exactly what will be used within the horizon; it sees the future and only bounds the rest.",
         "would-be out-of-memory event": EVENT_DEFINITION,

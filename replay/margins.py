@@ -20,7 +20,7 @@ from reclaim.replay.openloop import History, in_force
 from reclaim.training.calibrate import Budgets, Calibration, calibrate
 from reclaim.training.estimators.base import Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
-from reclaim.training.estimators.margin import MARGIN_NAMES, Margin
+from reclaim.training.estimators.margin import MARGIN_NAMES, Margin, under
 from reclaim.training.estimators.online import OnlineMargin
 
 SEQUENCE: Final = ("baseline", "aggressive", "medium", "baseline")
@@ -135,8 +135,8 @@ def follow(
 ) -> dict[str, NDArray[np.float64]]:
     """Return what is reserved where the margins follow the workload from the first validation row on.
 
-    Each of the two keeps its budget for itself (``estimators.online``); ``medium`` is half way between their
-    reservations. Shape (n, n_resources) each.
+    Each of the two keeps its budget for itself (``estimators.online``), on what all tasks of the cell do; what is
+    reserved in the end is ``margin.under`` of both. Shape (n, n_resources) each.
     """
     windows = cell.history.windows
     slot = windows.task_numbers()
@@ -144,7 +144,7 @@ def follow(
     for name, budget in asdict(budgets).items():
         online = OnlineMargin(LimitEstimator(), margins[name], budget, horizon_s)  # hold asks no base
         held[name] = online.hold(slot, bases[name], windows).reservation
-    return held | {"medium": (held["baseline"] + held["aggressive"]) / 2}
+    return {name: under(name, held) for name in MARGIN_NAMES}
 
 
 def judge(

@@ -7,6 +7,7 @@ replacement, the same ones for both, and takes the difference in every draw.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -29,9 +30,10 @@ WORSE: Final = "worse"
 NOISE: Final = "within the noise"
 MORE: Final = "more of both"
 LESS: Final = "less of both"
+UNKNOWN: Final = "unknown"
 """Verdicts, by what lies beyond the noise. ``better`` and ``worse``: one of reclaimed share and violation rate is, and
 the other is not the other way. ``more of both`` and ``less of both``: it reclaims more and violates more, or less and
-less, so that a margin, not the estimator, makes the difference."""
+less, so that a margin, not the estimator, makes the difference. ``unknown``: nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """One of ``BETTER``, ``WORSE``, ``NOISE``, ``MORE`` and ``LESS``; more reclaimed only counts as it says."""
+        """One of ``BETTER``, ``WORSE``, ``NOISE``, ``MORE``, ``LESS`` and ``UNKNOWN``; see each."""
+        if math.isnan(self.reclaimed.value) or math.isnan(self.violation.value):
+            return UNKNOWN
         more, worse = self.reclaimed.sign, self.violation.sign
         if more and more == worse:
             return MORE if more > 0 else LESS

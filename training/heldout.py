@@ -16,6 +16,7 @@ from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.calibrate import Calibration, calibrate, choose_best
 from reclaim.training.estimators.base import MODEL, Estimate, Forecast
+from reclaim.training.estimators.forecast import UNKNOWN_LIMITS
 from reclaim.training.estimators.plan import (
     ANCHORS,
     PRICES,
@@ -26,14 +27,16 @@ from reclaim.training.estimators.plan import (
     reserved_share,
     size_weight,
 )
+from reclaim.training.probability import ProbabilityCalibration
 from reclaim.training.settings import TrainConfig
-from reclaim.training.sources import Source, chosen_rows, windows_of
+from reclaim.training.sources import Source, windows_of
 
 if TYPE_CHECKING:
     from reclaim.training.forecaster import Forecaster
 
 TEST_ROWS: Final = 200_000
-"""Test rows that a model is scored on at the end of training, at most; a seeded choice when there are more."""
+"""Test rows of a source that a model is scored on at the end of training, about; whole tasks are drawn when there are
+more, for alerts and their lead time are scored along a task."""
 _CHOICE_ROWS: Final = 200_000
 """Validation rows that plans are chosen by, at most: 200 of them may violate at a budget of 0.1 %."""
 
@@ -76,6 +79,11 @@ class HeldOut:
             oom=self.oom[rows], keys=self.keys.take(rows), rows=[],
         )  # fmt: skip
 
+    def calibrated(self, calibration: ProbabilityCalibration) -> HeldOut:
+        """Return the same rows with their OOM probability calibrated."""
+        forecast = Forecast(self.forecast.quantiles, calibration.apply(self.forecast.oom_probability))
+        return replace(self, forecast=forecast)
+
     def target(self, horizon_s: int) -> NDArray[np.float64]:
         """Return what a reservation had to cover, over the limit; shape (n, n_resources)."""
         return self.y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)].astype(np.float64)
@@ -108,17 +116,31 @@ def held_out(
         oom=oom,
         keys=join_keys([row_keys(source.dataset, source.features, r) for source, r in zip(sources, rows, strict=True)]),
         rows=[len(r) for r in rows],
-        # of several sources, limits are in mean limits already
-        mean_limit=sources[0].features.mean_limit if len(sources) == 1 else (1.0,) * len(RESOURCES),
+        mean_limit=mean_limit_of(sources),
     )
 
 
 _TARGETS: Final[dict[str, Any]] = {"valid": FeatureSet.valid_targets, "test": FeatureSet.test_targets}
 
 
+def mean_limit_of(sources: Sequence[Source]) -> tuple[float, ...]:
+    """Return the mean limit beside which tasks are large or small; unknown of several sources, whose units differ."""
+    return sources[0].features.mean_limit if len(sources) == 1 else UNKNOWN_LIMITS
+
+
 def sampled_test_rows(sources: Sequence[Source], seed: int) -> list[NDArray[np.int64]]:
-    """Return at most ``TEST_ROWS`` test rows of each source; none of one that has no test period."""
-    return chosen_rows(sources, FeatureSet.test_rows, TEST_ROWS, seed)
+    """Return test rows of each source, of whole tasks drawn by the seed: about ``TEST_ROWS`` of each at most."""
+    return [_of_whole_tasks(source.features, seed) for source in sources]
+
+
+def _of_whole_tasks(features: FeatureSet, seed: int) -> NDArray[np.int64]:
+    rows = features.test_rows()
+    if len(rows) <= TEST_ROWS:
+        return rows
+    _, task, count = np.unique(features.first[rows], return_inverse=True, return_counts=True)
+    drawn = np.random.default_rng(seed).permutation(len(count))
+    enough = int(np.searchsorted(np.cumsum(count[drawn]), TEST_ROWS)) + 1  # the one that passes it, too
+    return rows[np.isin(task, drawn[:enough])]
 
 
 def choose_plans(valid: HeldOut, levels: tuple[float, ...], config: TrainConfig) -> tuple[dict[str, Plan], Calibration]:

@@ -26,8 +26,6 @@ from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
 from reclaim.training import tracking
 from reclaim.training.bundle import FORMAT, Bundle, output_names, save_bundle
 from reclaim.training.card import model_card
-from reclaim.training.estimators.base import Forecast
-from reclaim.training.estimators.forecast import UNKNOWN_LIMITS
 from reclaim.training.heldout import choose_plans, held_out, sampled_test_rows
 from reclaim.training.importance import importance_figure, permutation_importance
 from reclaim.training.probability import Calibrated, fit_probability
@@ -185,14 +183,18 @@ def run_training(
         valid = held_out(sources, fitted.forecaster, _validation_rows(sources), "valid")
         raw = valid.forecast.oom_probability
         forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task))
-        valid = replace(valid, forecast=Forecast(valid.forecast.quantiles, forecaster.calibration.apply(raw)))
+        valid = valid.calibrated(forecaster.calibration)
         plans, calibration = choose_plans(valid, levels, config)
         say("scoring on validation and test rows")
         scores = score_forecast(valid.forecast, valid.y, valid.oom, levels, keys=valid.keys)
         test_rows = sampled_test_rows(sources, config.seed)
         test_scores: Scores = {}
+        as_forecast, calibrated, label = raw, valid.forecast.oom_probability, valid.oom
         if sum(map(len, test_rows)):
-            test = held_out(sources, forecaster, test_rows, "test")
+            test = held_out(sources, fitted.forecaster, test_rows, "test")
+            as_forecast, label = test.forecast.oom_probability, test.oom
+            test = test.calibrated(forecaster.calibration)
+            calibrated = test.forecast.oom_probability
             test_scores = score_forecast(test.forecast, test.y, test.oom, levels, keys=test.keys)
         report = TrainReport(
             run_id=run.run_id,
@@ -227,7 +229,7 @@ def run_training(
             plans=plans,
             margins=calibration.margins,
             dataset_fingerprint=fingerprints[0] if len(fingerprints) == 1 else content_sha256(fingerprints),
-            mean_limit=valid.mean_limit if len(sources) == 1 else UNKNOWN_LIMITS,
+            mean_limit=valid.mean_limit,
             trained={
                 "settings": dict(config.settings()),
                 "datasets": report.datasets,
@@ -250,8 +252,8 @@ def run_training(
             }
         )
         run.log_figure(coverage_figure(scores, levels), "coverage.png")
-        calibrated = {"as forecast": raw, "calibrated": valid.forecast.oom_probability}
-        run.log_figure(reliability_figure(calibrated, valid.oom), "oom_reliability.png")
+        shown = {"as forecast": as_forecast, "calibrated": calibrated}  # of test rows, where there are any
+        run.log_figure(reliability_figure(shown, label), "oom_reliability.png")
         importance = permutation_importance(forecaster, valid.x, valid.y, horizon_s=config.horizon_s)
         run.log_figure(importance_figure(importance), "importance.png")
         run.log_dict(importance.to_dict(), "importance.json")

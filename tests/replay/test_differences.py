@@ -9,7 +9,7 @@ import pytest
 from reclaim.replay.compare import Chosen, compare
 from reclaim.replay.differences import differences
 from reclaim.replay.metrics import POSITION, STATS
-from reclaim.replay.paired import BETTER, NOISE
+from reclaim.replay.paired import BETTER, NOISE, UNKNOWN
 from reclaim.replay.units import UnitSums, write_units
 from reclaim.training import tracking
 from reclaim.training.tracking import RunRecord
@@ -122,4 +122,4 @@ def test_what_is_not_known_is_left_empty(experiment: Experiment) -> None:
     runs = experiment("a", "network", "borg", margins=("medium",), rows=0.0)
     row = differences(Chosen(tuple(runs), {}, tuple(runs))).as_records()[0]
     assert row["violation difference"] is None
-    assert row["verdict"] == BETTER
+    assert row["verdict"] == UNKNOWN

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from reclaim.replay.metrics import POSITION, STATS, evaluate, resampled_sums
-from reclaim.replay.paired import BETTER, LESS, MORE, NOISE, WORSE, Difference, Interval, Paired
+from reclaim.replay.paired import BETTER, LESS, MORE, NOISE, UNKNOWN, WORSE, Difference, Interval, Paired
 
 
 def paired(**sums: NDArray[np.float64]) -> Paired:
@@ -78,7 +78,7 @@ def test_more_reclaimed_only_counts_where_no_more_is_violated(
 ) -> None:
     assert Difference(reclaimed, violation).verdict == verdict
     unknown = Interval(float("nan"), float("nan"), float("nan"))
-    assert Difference(unknown, unknown).verdict == NOISE
+    assert Difference(unknown, unknown).verdict == Difference(UP, unknown).verdict == UNKNOWN
 
 
 def test_the_best_opponent_reclaims_most_of_those_that_do_not_violate_more() -> None:

@@ -37,7 +37,7 @@ def _noisy(make_windows: Maker, n: int, tasks: int, seed: int, drift: float = 0.
 
 
 def test_a_violation_widens_the_margin_by_the_rate_and_each_kept_answer_narrows_it(make_windows: Maker) -> None:
-    # one task, horizon one window: the answer to a window is held against the next and counts from the one after on.
+    # one task, horizon one window: the answer to a window is held against the next and counts two slots later.
     # 0.15 is reserved; the third window demands a CPU of 0.2, so the second answer is violated.
     windows = _tasks(make_windows, [(0.1, 0.1), (0.1, 0.1), (0.2, 0.1), (0.2, 0.1), (0.2, 0.1)])
     online = _online(budget=0.25)
@@ -131,3 +131,30 @@ def test_a_state_of_another_budget_and_impossible_settings_are_refused() -> None
         _online(1.0)
     with pytest.raises(ConfigError, match="rate must be above 0"):
         OnlineMargin(build_estimator("limit"), NONE, 0.1, rate=0.0)
+
+
+def test_outcomes_a_day_are_those_of_a_day_whatever_the_horizon(make_windows: Maker) -> None:
+    windows = _noisy(make_windows, 8 * 288, 4, seed=10)
+    for horizon_s, answers in ((300, 288), (3_600, 288), (86_400, 12)):
+        online = _online(0.1, horizon_s)
+        online.update(windows.task_numbers(), windows)
+        assert online._tiers["per_day"][4].tolist() == pytest.approx([4 * answers] * 2, rel=0.1)
+
+
+def test_an_answer_of_which_nothing_is_known_is_not_counted(make_windows: Maker) -> None:
+    known, unknown = (_noisy(make_windows, 200, 3, seed=11) for _ in range(2))
+    both = concatenate([known, replace(unknown, collection_id=unknown.collection_id + 9)])
+    both.usage[len(known) :, 2:4] = np.nan  # memory of the second half
+    alone, beside = _online(0.05), _online(0.05)
+    alone.update(known.task_numbers(), known)
+    beside.update(both.task_numbers(), both)
+    assert beside._tiers["log"][4, 1] == alone._tiers["log"][4, 1]
+
+
+def test_tasks_that_end_within_the_horizon_count_too(make_windows: Maker) -> None:
+    # tasks of ten windows, one after another, that always double their demand at the end
+    short = [make_windows([0.1] * 9 + [0.9], task=k, start_us=600_000_000 + k * 3_000_000_000) for k in range(60)]
+    windows = concatenate(short)
+    online = _online(0.01, 3_600)
+    online.update(windows.task_numbers(), windows)
+    assert (online._tiers["log"][4] > 1.0).all()

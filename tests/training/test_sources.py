@@ -15,7 +15,7 @@ import torch
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, demand
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES
 from reclaim.features.store import FeatureSet
-from reclaim.training import sources
+from reclaim.training import heldout, sources
 from reclaim.training.sources import Source, choose_rows, chosen_rows, resident_samples
 
 
@@ -128,3 +128,14 @@ def test_the_samples_of_each_dataset_keep_the_gap_of_its_own_longest_window() ->
         y, oom = samples.targets(torch.arange(4))
         assert torch.isfinite(y[:, 0, 1]).tolist() == [True, False, True, True]
         assert torch.isfinite(oom[:, 1]).tolist() == [True, False, True, True]
+
+
+def test_a_test_sample_is_of_whole_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = np.repeat(np.arange(20), 10)
+    features: Any = SimpleNamespace(first=task * 10, test_rows=lambda: np.arange(5, 200))
+    monkeypatch.setattr(heldout, "TEST_ROWS", 60)
+    (rows,) = heldout.sampled_test_rows([cast(Source, SimpleNamespace(features=features))], seed=1)
+    assert 60 <= len(rows) <= 70
+    assert sorted(rows) == rows.tolist()
+    for drawn in np.unique(task[rows]):
+        assert np.isin(np.flatnonzero(task == drawn)[5 * (drawn == 0) :], rows).all()

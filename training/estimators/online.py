@@ -17,34 +17,36 @@ from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.features.kin import room_for
 from reclaim.features.registry import SLOT_S
 from reclaim.features.saving import memory_of, state_of
+from reclaim.training.calibrate import ROUNDING
 from reclaim.training.estimators.base import Estimate, Estimator
 from reclaim.training.estimators.margin import NO_MARGIN, Guarded, Margin
 
-PENDING: Final = 12
-"""Answers of a task whose outcome is waited for at once; of a longer horizon, so many at even distances."""
+_TAKEN: Final = 12
+"""Answers of a task that are waited for within one horizon, at even distances: at 1 hour every 5-minute window's."""
+PENDING: Final = 16
+"""Room for answers of a task whose outcome is not counted yet: those of a horizon, and of the slots after it."""
 RATE: Final = 0.5
 """By how much the logarithm of a reservation rises for a day's budget of violations that are too many. At 0.1 a drift
 took weeks to be followed, at 1 the margin swung and reclaimed 2 to 3 points of the limit less."""
 _DAY_SLOTS: Final = 86_400 // SLOT_S
 _BOUNDS: Final = (np.log(0.05), np.log(1e3))
 """Of the logarithm: those of a margin (``calibrate.LOWEST_SHARE``, ``HIGHEST_SHARE``)."""
-_ROUNDING: Final = 1e-6
-"""Relative tolerance of a violation, as in ``calibrate.ROUNDING``."""
-
 _TASK: Final = np.dtype(
     [
         ("last_us", "i8"),  # end of the task's last window
         ("taken_us", "i8"),  # end of the window whose answer was the last one to be waited for
+        ("tier", "i8"),
         ("end_us", "i8", PENDING),  # 0: free
-        ("held", "f8", (PENDING, len(RESOURCES))),  # infinite: cannot be violated
+        ("held", "f8", (PENDING, len(RESOURCES))),  # infinite: cannot be violated; NaN: not to be counted
+        ("known", "u1", (PENDING, len(RESOURCES))),  # whether any demand within the horizon was measured
         ("violated", "u1", (PENDING, len(RESOURCES))),
     ]
 )
 _CELL: Final = np.dtype(
     [
         ("log", "f8", len(RESOURCES)),  # of what reservations are multiplied with
-        ("per_day", "f8"),  # outcomes of a day, by the last days
-        ("rows", "i8"),  # outcomes in the slot under way
+        ("per_day", "f8", len(RESOURCES)),  # outcomes of a day, by the last days
+        ("rows", "i8", len(RESOURCES)),  # outcomes of the slots just passed
         ("violated", "i8", len(RESOURCES)),
     ]
 )
@@ -53,11 +55,12 @@ _CELL: Final = np.dtype(
 class OnlineMargin(Estimator):
     """Keeps a violation budget as the workload drifts, for each tier by itself.
 
-    Every answer is held against what its task then demands. When its horizon has passed it counts as kept or violated,
-    and in the next slot of the trace's clock (``features.registry.SLOT_S``) the reservations of all tasks of the tier
-    are multiplied with ``exp(g)``, where g sums up ``rate * (violated - budget * answers) / (budget * answers a day)``.
-    So in the long run the share of answers that are violated is the budget, whatever the workload does, as long as g
-    stays within its bounds: adaptive conformal inference (Gibbs and Candes, NeurIPS 2021) on the scale of a margin.
+    Every answer is held against what its task then demands. A slot of the trace's clock (``features.registry.SLOT_S``)
+    after its horizon it counts as kept or violated, whether its task is still there or not, unless nothing was measured
+    of it; and the reservations of all tasks of the tier are multiplied with ``exp(g)``, where g sums up
+    ``rate * (violated - budget * answers) / (budget * answers a day)``. So in the long run the share of answers that
+    are violated is the budget, as long as g stays within its bounds: adaptive conformal inference (Gibbs and Candes,
+    NeurIPS 2021) on the scale of a margin. Outcomes are a horizon late, so a budget at 24 hours is followed by days.
 
     Answers of one slot rest on outcomes in the slots before it, so the order of tasks within one makes no difference.
 
@@ -122,7 +125,7 @@ class OnlineMargin(Estimator):
             held = self._guarded.adjust(wanted, some)
             reservation[rows], rule[rows] = held.reservation, held.rule
             _wait(
-                self._tasks, self._tiers, slot[rows], some.start_us, some.end_us, tier[rows], now[rows],
+                self._tasks, slot[rows], some.start_us, some.end_us, tier[rows], now[rows],
                 held.reservation, some.limit, self.horizon_s * 1_000_000,
             )  # fmt: skip
         return Estimate(reservation, rule, bare.forecast)
@@ -133,15 +136,16 @@ class OnlineMargin(Estimator):
             return
         passed, tiers = moment - self._slot[0], self._tiers
         self._slot[0] = moment
+        _settle(self._tasks, tiers, (moment - 1) * SLOT_S * 1_000_000 - self.horizon_s * 1_000_000)
         n = tiers["rows"].astype(np.float64)
-        known = n > 0
-        seen = np.where(tiers["per_day"] > 0, tiers["per_day"], n * _DAY_SLOTS)
-        # the decay of a mean over a day, for the slots passed; exact for any number of them
-        tiers["per_day"] = seen + (n * _DAY_SLOTS - seen) * (1 - (1 - 1 / _DAY_SLOTS) ** passed) * known
-        spent = tiers["violated"] - self.budget * n[:, None]
+        # a mean over the last day or so, in which each slot weighs a little less than the one after it
+        fade = 1 - 1 / _DAY_SLOTS
+        first = np.where(tiers["per_day"] > 0, tiers["per_day"] * fade**passed, n * _DAY_SLOTS * fade)
+        tiers["per_day"] = first + n * _DAY_SLOTS * (1 - fade)
+        spent = tiers["violated"] - self.budget * n
         with np.errstate(invalid="ignore", divide="ignore"):
-            step = self.rate * spent / (self.budget * tiers["per_day"][:, None])
-        tiers["log"] = np.clip(tiers["log"] + np.where(known[:, None], step, 0.0), *_BOUNDS)
+            step = self.rate * spent / (self.budget * np.maximum(tiers["per_day"], n * _DAY_SLOTS))
+        tiers["log"] = np.clip(tiers["log"] + np.where(n > 0, step, 0.0), *_BOUNDS)
         tiers["rows"] = 0
         tiers["violated"] = 0
 
@@ -166,37 +170,50 @@ class OnlineMargin(Estimator):
 
 
 @numba.njit(**LENT)
+def _settle(tasks: Any, tiers: Any, until_us: int) -> None:
+    """Count every answer given by then: all windows that began within its horizon have come."""
+    for i in range(len(tasks)):
+        task = tasks[i]
+        if task.taken_us == 0:
+            continue
+        cell = tiers[task.tier]
+        for k in range(PENDING):
+            if 0 < task.end_us[k] <= until_us:
+                task.end_us[k] = 0
+                for r in range(len(cell.rows)):
+                    if task.known[k, r] and not np.isnan(task.held[k, r]):
+                        cell.rows[r] += 1
+                        cell.violated[r] += task.violated[k, r]
+
+
+@numba.njit(**LENT)
 def _wait(
-    tasks: Any, tiers: Any, slot: Any, start_us: Any, end_us: Any, tier: Any, now: Any, held: Any, limit: Any,
-    horizon_us: int,
-) -> None:  # fmt: skip
-    """Hold each window against its task's earlier answers, count those whose horizon is over, and wait for this one."""
+    tasks: Any, slot: Any, start_us: Any, end_us: Any, tier: Any, now: Any, held: Any, limit: Any, horizon_us: int
+) -> None:
+    """Hold each window against its task's earlier answers, and wait for what comes of this one."""
     for i in range(len(slot)):
         task = tasks[slot[i]]
         if end_us[i] <= task.last_us:  # a repeated or late window changes nothing
             continue
         task.last_us = end_us[i]
+        task.tier = tier[i]
         free = -1
         for k in range(PENDING):
-            answered_us = task.end_us[k]
-            if answered_us == 0:
+            if task.end_us[k] == 0:
                 free = k
-                continue
-            if start_us[i] < answered_us + horizon_us:
+            elif start_us[i] < task.end_us[k] + horizon_us:
                 for r in range(now.shape[1]):
-                    if now[i, r] > task.held[k, r] * (1 + _ROUNDING):
-                        task.violated[k, r] = 1
-            if end_us[i] >= answered_us + horizon_us:
-                cell = tiers[tier[i]]
-                cell.rows += 1
-                for r in range(now.shape[1]):
-                    cell.violated[r] += task.violated[k, r]
-                    task.violated[k, r] = 0
-                task.end_us[k] = 0
-                free = k
-        if free >= 0 and end_us[i] - task.taken_us >= horizon_us // PENDING:
+                    if not np.isnan(now[i, r]):
+                        task.known[k, r] = 1
+                        if now[i, r] > task.held[k, r] * (1 + ROUNDING):
+                            task.violated[k, r] = 1
+        if free >= 0 and end_us[i] - task.taken_us >= horizon_us // _TAKEN:
             task.taken_us = end_us[i]
             task.end_us[free] = end_us[i]
             for r in range(now.shape[1]):
-                inside = held[i, r] < limit[i, r]  # false where the limit is unknown, too
-                task.held[free, r] = held[i, r] if inside else np.inf
+                task.known[free, r] = 0
+                task.violated[free, r] = 0
+                if not limit[i, r] > 0.0:
+                    task.held[free, r] = np.nan
+                else:
+                    task.held[free, r] = held[i, r] if held[i, r] < limit[i, r] else np.inf

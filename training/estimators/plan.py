@@ -23,8 +23,8 @@ PRICES: Final = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 was 1 to 10, for 0.1 % it was 0.3 to 100."""
 
 SAFEST: Final = 0.9
-"""Lowest level that spending may go down to unless told otherwise: no task is held where more than a tenth of its
-windows is expected to violate, whatever that would reclaim."""
+"""Lowest level that spending may go down to unless told otherwise: before the margin, no task is held where more
+than a tenth of its windows is expected to violate, whatever that would reclaim."""
 
 _STEPS: Final = 6
 """Steps between two quantile levels at which spending looks."""
@@ -49,7 +49,7 @@ class Basis:
     so the next violation buys as much reclaimed limit of one task as of any other: that is how most is reclaimed of
     all of them together for a given number of violations (Lagrange). A task whose usage is foreseen well is held at a
     high level, for there the quantiles lie close; one that may reach its limit at any time is held at the limit or let
-    go far below it, whichever is cheaper, but never below ``level``.
+    go far below it, whichever is cheaper, but never below ``level``; only the margin, added later, may.
 
     Attributes
     ----------
@@ -114,7 +114,11 @@ def reserved_share(
             share[:, r] = quantiles[:, r, first]
         else:
             _spend(quantiles[:, r], weight[:, r], basis.price, *_grid(levels[first:]), first, share[:, r])
-    return anchored(share, x, tuple(basis.anchor for basis in plan))
+    leaning = anchored(share, x, tuple(basis.anchor for basis in plan))
+    for r, basis in enumerate(plan):
+        if basis.price is not None:
+            leaning[:, r] = np.maximum(leaning[:, r], np.minimum(quantiles[:, r, levels.index(basis.level)], 1.0))
+    return leaning
 
 
 def size_weight(limit: NDArray[np.float64], mean_limit: tuple[float, ...]) -> NDArray[np.float64]:

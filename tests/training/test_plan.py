@@ -1,0 +1,82 @@
+"""What is reserved of a forecast: worked by hand, against a search by brute force, and never below the floor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reclaim.data.errors import ConfigError
+from reclaim.features.registry import FEATURE_NAMES
+from reclaim.training.estimators.plan import ANCHORS, Basis, Plan, plan_for_all, reserved_share, size_weight
+
+LEVELS = (0.5, 0.9, 0.99)
+NO_FEATURES = np.full((1, len(FEATURE_NAMES)), np.nan, np.float32)
+
+
+def _share(basis: Basis, quantiles: list[float], weight: float = 1.0) -> float:
+    both = np.array([[quantiles, quantiles]])
+    share = reserved_share(plan_for_all(basis), both, LEVELS, NO_FEATURES, np.full((1, 2), weight))
+    assert share[0, 0] == share[0, 1] or np.isnan(share).all()
+    return float(share[0, 0])
+
+
+def test_the_level_is_the_one_at_which_the_next_violation_costs_what_it_saves() -> None:
+    # between 0.9 and 0.99 the quantile rises by 0.2 in six steps that are even in -log(1 - level)
+    quantiles = [0.1, 0.2, 0.4]
+    expected = {}
+    for price in (0.1, 1.0, 5.0, 1_000.0):
+        steps = [(0.2 + 0.2 * k / 6, 0.1 * 0.1 ** (k / 6)) for k in range(7)]
+        expected[price] = min([(q + price * p, q) for q, p in steps] + [(1.0, 1.0)])[1]
+        assert _share(Basis(0.9, price), quantiles) == pytest.approx(expected[price])
+    assert expected == pytest.approx({0.1: 0.2, 1.0: 0.2, 5.0: 0.2 + 0.2 / 6 * 5, 1_000.0: 1.0})
+
+
+def test_a_large_task_is_let_violate_for_more_and_never_below_the_floor() -> None:
+    quantiles = [0.1, 0.2, 0.4]
+    small, mean, large = (_share(Basis(0.9, 5.0), quantiles, weight) for weight in (0.1, 1.0, 30.0))
+    assert small == 0.4
+    assert small > mean > large == 0.2
+
+
+def test_without_a_price_the_level_is_reserved_and_with_unknown_quantiles_nothing_is() -> None:
+    assert _share(Basis(0.99), [0.1, 0.2, 0.4]) == 0.4
+    assert np.isnan(_share(Basis(0.9, 1.0), [np.nan] * 3))
+
+
+def test_a_quantile_at_the_limit_is_the_limit_which_nothing_violates() -> None:
+    assert _share(Basis(0.9, 0.01), [0.5, 1.0, 1.5]) == 1.0
+    assert _share(Basis(0.9, 0.01), [0.5, 3.0, 7.0]) == 1.0
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    start=st.floats(0.0, 0.9), first=st.floats(0.0, 0.5), second=st.floats(0.0, 0.5), past=st.floats(0.0, 1.0),
+    price=st.floats(0.01, 300.0), anchor=st.sampled_from(ANCHORS),
+)  # fmt: skip
+def test_whatever_the_past_a_priced_task_is_held_at_the_floor_at_least(
+    start: float, first: float, second: float, past: float, price: float, anchor: float
+) -> None:
+    x = NO_FEATURES.copy()
+    x[0, FEATURE_NAMES.index("seen")] = 9.0
+    x[0, [FEATURE_NAMES.index(f"{r}_max_24h") for r in ("cpu", "memory")]] = past
+    quantiles = np.array([[[start, start + first, start + first + second]] * 2])
+    plan: Plan = (Basis(0.9, price, anchor), Basis(0.9, None, anchor))
+    share = reserved_share(plan, quantiles, LEVELS, x, np.ones((1, 2)))
+    assert share[0, 0] >= min(start + first, 1.0)
+
+
+def test_sizes_are_beside_the_mean_limit_within_bounds_and_one_where_unknown() -> None:
+    limit = np.array([[1.0, 4.0], [1e9, np.nan], [1e-9, 2.0]])
+    assert size_weight(limit, (2.0, 2.0)).tolist() == [[0.5, 2.0], [30.0, 1.0], [0.03, 1.0]]
+    assert (size_weight(limit, (np.nan, np.nan)) == 1.0).all()
+
+
+def test_a_price_or_an_anchor_out_of_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match="price must be above 0, got 0"):
+        Basis(0.9, 0.0)
+    with pytest.raises(ConfigError, match="anchor must be one of"):
+        Basis(0.9, None, 0.3)
+    with pytest.raises(ConfigError, match=r"level must be one of .* got 0\.97"):
+        Basis(0.97).check(LEVELS)
