@@ -288,7 +288,8 @@ class ResourceBasis(_Answer):
         description="What one violated task-window may cost, in limits of a task of mean size: the level is chosen for "
         "each task by it. Null: the level is the same for all."
     )
-    anchor: float = Field(description="Weight of the largest demand of the task's last 24 hours beside the quantile.")
+    anchor: float = Field(description="Weight of the largest demand of the task's own past beside the quantile.")
+    past: str = Field(description="That of its last 24 hours (`24h`), or since it was first seen (`ever`).")
 
 
 class Plan(_Answer):

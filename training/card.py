@@ -151,7 +151,7 @@ def _margins(report: Mapping[str, Any]) -> Table:
 def _basis(basis: Mapping[str, Any] | None) -> str:
     if basis is None:
         return "half way"
-    own_past = f", own past {basis['anchor']:g}" if basis["anchor"] else ""
+    own_past = f", own past ({basis['past']}) {basis['anchor']:g}" if basis["anchor"] else ""
     if basis["price"] is None:
         return f"q{basis['level']:g}{own_past}"
     return f"price {basis['price']:g}, at least q{basis['level']:g}{own_past}"

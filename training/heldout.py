@@ -19,6 +19,7 @@ from reclaim.training.estimators.base import MODEL, Estimate, Forecast
 from reclaim.training.estimators.forecast import UNKNOWN_LIMITS
 from reclaim.training.estimators.plan import (
     ANCHORS,
+    PASTS,
     PRICES,
     SAFEST,
     Basis,
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 TEST_ROWS: Final = 200_000
 """Test rows of a source that a model is scored on at the end of training, about; whole tasks are drawn when there are
 more, for alerts and their lead time are scored along a task."""
-_CHOICE_ROWS: Final = 200_000
-"""Validation rows that plans are chosen by, at most: 200 of them may violate at a budget of 0.1 %."""
+_CHOICE_ROWS: Final = 150_000
+"""Validation rows that plans are chosen by, at most: 150 of them may violate at a budget of 0.1 %."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,17 @@ def choose_plans(valid: HeldOut, levels: tuple[float, ...], config: TrainConfig)
         Quantile levels of the forecasts.
     config : TrainConfig
     """
-    anchors = ANCHORS if config.anchor is None else (config.anchor,)
+    if config.anchor is None:
+        leanings = [(anchor, past) for anchor in ANCHORS for past in (PASTS if anchor else PASTS[:1])]
+    else:
+        leanings = [(config.anchor, PASTS[0])]
     if config.level is not None:
-        offered = [Basis(config.level, None, anchor) for anchor in anchors]
+        offered = [Basis(config.level, None, *leaning) for leaning in leanings]
     else:
         lowest = min(levels, key=lambda level: abs(level - SAFEST))
-        offered = [Basis(lowest, price, anchor) for anchor in anchors for price in PRICES]
+        # where the past alone is reserved, no price matters
+        prices = {leaning: PRICES[-1:] if leaning[0] == 1 else PRICES for leaning in leanings}
+        offered = [Basis(lowest, price, *leaning) for leaning in leanings for price in prices[leaning]]
     some = valid
     if len(valid) > _CHOICE_ROWS and len(offered) > 1:
         rows = np.random.default_rng(config.seed).choice(len(valid), _CHOICE_ROWS, replace=False)

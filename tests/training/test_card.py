@@ -13,7 +13,8 @@ def report(**changed: Any) -> dict[str, Any]:
     of_oom = {"positives": 31.0, "base_rate": 0.0009, "brier_skill": 0.05, "ece": 0.0002, "recall_at_10": 0.5}
     both = {"cpu": 0.01, "memory": None}
     plan = {
-        "cpu": {"level": 0.9, "price": 30.0, "anchor": 0.0}, "memory": {"level": 0.98, "price": None, "anchor": 0.25},
+        "cpu": {"level": 0.9, "price": 30.0, "anchor": 0.0, "past": "24h"},
+        "memory": {"level": 0.98, "price": None, "anchor": 0.25, "past": "24h"},
     }  # fmt: skip
     horizons = [f"{h}s" for h in HORIZONS_S]
     names = ("baseline", "medium", "aggressive")
@@ -36,7 +37,7 @@ def test_the_card_says_what_it_is_from_what_how_well_and_how_to_load_it() -> Non
     card = model_card(report(), settings=TrainConfig().settings(), test_scores=test_scores, probability=calibration)
     for text in (
         "# reclaim: network, 3600 s ahead", "| cell_a | synthetic | ffffffffffff | 1000 | 100 |",
-        "price 30, at least q0.9", "q0.98, own past 0.25", "half way", "75.00 %",
+        "price 30, at least q0.9", "q0.98, own past (24h) 0.25", "half way", "75.00 %",
         "-5.00 %", "0.0555", "| test ", "12345", "0.0009", OOM_DEFINITION, "86400s: slope 2, intercept -0.25",
         "compressible", "drift", "reclaim serve --model reclaim/7", "0123456789abcdef", "fit.width=128",
         "memory: no row has a limit",

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell, Windows, concatenate, empty_windows
 from reclaim.features import kin
-from reclaim.features.registry import FEATURE_NAMES
 from reclaim.training.estimators import base
 from reclaim.training.estimators.base import RULES, STARTUP, UNKNOWN, Estimate, Estimator
 from reclaim.training.estimators.forecast import ForecastEstimator
 from reclaim.training.estimators.margin import Guarded, Margin
-from reclaim.training.estimators.plan import Basis, Plan, anchored, plan_for_all
+from reclaim.training.estimators.plan import Basis, Plan, plan_for_all
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
 from reclaim.training.forecaster import NetworkForecaster
 
@@ -327,20 +326,6 @@ def test_the_forecast_goes_with_the_answer_and_the_level_picks_from_it(random_fo
     for r, level in enumerate((0.9, 0.99)):
         quantile = estimate.forecast.quantiles[:, r, 1, levels.index(level)]
         assert np.array_equal(estimate.reservation[:, r], quantile * windows.limit[:, r])
-
-
-def test_the_anchor_draws_the_quantile_towards_the_largest_demand_of_the_day() -> None:
-    x = np.zeros((4, len(FEATURE_NAMES)), np.float32)
-    x[:, FEATURE_NAMES.index("seen")] = [5.0, 5.0, 3.0, 5.0]  # the third has half an hour of history
-    x[:, FEATURE_NAMES.index("cpu_max_24h")] = [0.25, 4.0, 0.25, np.nan]
-    x[:, FEATURE_NAMES.index("memory_max_24h")] = 0.25
-    quantile = np.full((4, 2), 0.04)
-    # (0.04 * 0.25) ** 0.5 = 0.1; beyond the limit, early or unknown, the limit stands in: (0.04 * 1) ** 0.5 = 0.2;
-    # a quarter of the weight: 0.04 ** 0.75 * 0.25 ** 0.25 = (0.04 * 0.1) ** 0.5
-    result = anchored(quantile, x, (0.5, 0.25))
-    assert result[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.2, 0.2])
-    assert result[0, 1] == pytest.approx(0.004**0.5)
-    assert np.array_equal(anchored(quantile, x, (0.0, 0.0)), quantile)
 
 
 def test_a_level_or_horizon_the_model_lacks_is_refused(random_forecaster: NetworkForecaster) -> None:

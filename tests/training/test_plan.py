@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from reclaim.data.errors import ConfigError
 from reclaim.features.registry import FEATURE_NAMES
-from reclaim.training.estimators.plan import ANCHORS, Basis, Plan, plan_for_all, reserved_share, size_weight
+from reclaim.training.estimators.plan import ANCHORS, Basis, Plan, anchored, plan_for_all, reserved_share, size_weight
 
 LEVELS = (0.5, 0.9, 0.99)
 NO_FEATURES = np.full((1, len(FEATURE_NAMES)), np.nan, np.float32)
@@ -78,5 +78,28 @@ def test_a_price_or_an_anchor_out_of_range_is_refused() -> None:
         Basis(0.9, 0.0)
     with pytest.raises(ConfigError, match="anchor must be one of"):
         Basis(0.9, None, 0.3)
+    with pytest.raises(ConfigError, match="past must be one of"):
+        Basis(0.9, None, 0.5, "week")
     with pytest.raises(ConfigError, match=r"level must be one of .* got 0\.97"):
         Basis(0.97).check(LEVELS)
+
+
+def test_the_anchor_draws_the_quantile_towards_the_largest_demand_of_the_past() -> None:
+    x = np.zeros((4, len(FEATURE_NAMES)), np.float32)
+    x[:, FEATURE_NAMES.index("seen")] = [5.0, 5.0, 3.0, 5.0]  # the third has half an hour of history
+    x[:, FEATURE_NAMES.index("cpu_max_24h")] = [0.25, 4.0, 0.25, np.nan]
+    x[:, FEATURE_NAMES.index("memory_max_24h")] = 0.25
+    quantile = np.full((4, 2), 0.04)
+    # (0.04 * 0.25) ** 0.5 = 0.1; beyond the limit, early or unknown, the limit stands in: (0.04 * 1) ** 0.5 = 0.2;
+    # a quarter of the weight: 0.04 ** 0.75 * 0.25 ** 0.25 = (0.04 * 0.1) ** 0.5
+    result = anchored(quantile, x, (Basis(0.9, None, 0.5), Basis(0.9, None, 0.25)))
+    assert result[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.2, 0.2])
+    assert result[0, 1] == pytest.approx(0.004**0.5)
+    assert np.array_equal(anchored(quantile, x, plan_for_all(Basis(0.9))), quantile)
+    # three quarters: (0.1 * 0.25) ** 0.5; all of it: 0.25; and since ever, of which the limit is known
+    x[:, FEATURE_NAMES.index("cpu_max_ever")] = 1.0
+    more = anchored(quantile, x, (Basis(0.9, None, 0.75), Basis(0.9, None, 1.0)))
+    assert more[0].tolist() == pytest.approx([0.025**0.5, 0.25])
+    assert anchored(quantile, x, plan_for_all(Basis(0.9, None, 0.5, "ever")))[0, 0] == pytest.approx(0.2)
+    quantile[0] = np.nan
+    assert np.isnan(anchored(quantile, x, plan_for_all(Basis(0.9, None, 1.0)))[0]).all()

@@ -228,7 +228,7 @@ def test_trees_are_registered_under_their_own_name_without_the_alias(place: Path
 
 def test_level_and_anchor_can_be_prescribed(place: Path) -> None:
     report = run_training(place / "dataset", replace(CONFIG, level=0.99, anchor=0.25, model_name="prescribed"))
-    basis = {"level": 0.99, "price": None, "anchor": 0.25}
+    basis = {"level": 0.99, "price": None, "anchor": 0.25, "past": "24h"}
     assert report.plans == {name: {"cpu": basis, "memory": basis} for name in ("baseline", "aggressive")}
 
 

@@ -14,9 +14,12 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.compiled import LENT
 from reclaim.features.registry import FEATURE_NAMES
 
-ANCHORS: Final = (0.0, 0.25, 0.5)
+ANCHORS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Weights that the task's own past may have beside the quantile. Quarters, because square roots are exactly rounded
 everywhere and other powers are not: the same history must give the same bits."""
+
+PASTS: Final = ("24h", "ever")
+"""How far back the task's own past reaches: its last 24 hours, or all since it was first seen."""
 
 PRICES: Final = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Prices to choose from, in limits of a task of mean size per violated task-window. The best one for a budget of 1 %
@@ -31,7 +34,7 @@ _STEPS: Final = 6
 _WEIGHT_RANGE: Final = (0.03, 30.0)
 """Bounds of a limit over the mean limit, so that one giant of a cell does not live by another rule than the rest."""
 
-_LARGEST: Final = [FEATURE_NAMES.index(f"{resource}_max_24h") for resource in RESOURCES]
+_LARGEST: Final = {past: [FEATURE_NAMES.index(f"{resource}_max_{past}") for resource in RESOURCES] for past in PASTS}
 _SEEN: Final = FEATURE_NAMES.index("seen")
 _YOUNG_SEEN: Final = 3.7
 """log2(1 + 12 windows): with less than an hour of history, the limit stands in for the largest demand."""
@@ -58,18 +61,24 @@ class Basis:
     price : float or None
         Limits of a task of mean size that one violated task-window costs. None reserves ``level`` for all tasks.
     anchor : float
-        Weight of the task's own past beside the quantile, one of ``ANCHORS``; see ``anchored``.
+        Weight of the task's own past beside the quantile, one of ``ANCHORS``; see ``anchored``. At 1 it is the past
+        alone that is reserved, or the floor where that is more.
+    past : str
+        One of ``PASTS``.
     """
 
     level: float = SAFEST
     price: float | None = None
     anchor: float = 0.0
+    past: str = PASTS[0]
 
     def __post_init__(self) -> None:
         if self.price is not None and not 0 < self.price < float("inf"):
             raise ConfigError(f"price must be above 0, got {self.price}")
         if self.anchor not in ANCHORS:
             raise ConfigError(f"anchor must be one of {ANCHORS}, got {self.anchor}")
+        if self.past not in PASTS:
+            raise ConfigError(f"past must be one of {PASTS}, got {self.past!r}")
 
     def check(self, levels: tuple[float, ...]) -> None:
         """Raise ConfigError where a forecaster of these levels cannot serve it."""
@@ -114,7 +123,7 @@ def reserved_share(
             share[:, r] = quantiles[:, r, first]
         else:
             _spend(quantiles[:, r], weight[:, r], basis.price, *_grid(levels[first:]), first, share[:, r])
-    leaning = anchored(share, x, tuple(basis.anchor for basis in plan))
+    leaning = anchored(share, x, plan)
     for r, basis in enumerate(plan):
         if basis.price is not None:
             leaning[:, r] = np.maximum(leaning[:, r], np.minimum(quantiles[:, r, levels.index(basis.level)], 1.0))
@@ -163,8 +172,8 @@ def _spend(quantiles: Any, weight: Any, price: float, low: Any, way: Any, violat
         out[i] = chosen
 
 
-def anchored(share: NDArray[np.float64], x: NDArray[np.float32], weights: tuple[float, ...]) -> NDArray[np.float64]:
-    """Return the weighted geometric mean of shares and the largest demand of the last 24 hours, over the limit.
+def anchored(share: NDArray[np.float64], x: NDArray[np.float32], plan: Plan) -> NDArray[np.float64]:
+    """Return the weighted geometric mean of shares and the largest demand of the task's past, over the limit.
 
     A network is too sure of tasks unlike those it learned from, and a margin in proportion to its quantile carries the
     fault on; what the task itself has done does not depend on what was learned.
@@ -175,14 +184,17 @@ def anchored(share: NDArray[np.float64], x: NDArray[np.float32], weights: tuple[
         Over the limit.
     x : float32, shape (n, n_features)
         The features the quantiles were made from.
-    weights : tuple of float
-        Of the past, per resource; each one of ``ANCHORS``.
+    plan : Plan
+        Weights, and which past.
     """
-    if not any(weights):
-        return share
-    largest = np.minimum(x[:, _LARGEST].astype(np.float64), 1.0)
-    largest = np.where(np.isnan(largest) | (x[:, [_SEEN]] < _YOUNG_SEEN), 1.0, largest)
-    half = np.sqrt(share * largest)
-    return np.stack(
-        [{0.0: share, 0.25: np.sqrt(share * half), 0.5: half}[w][:, r] for r, w in enumerate(weights)], axis=1
-    )
+    columns = []
+    for r, basis in enumerate(plan):
+        mine = share[:, r]
+        if basis.anchor:
+            largest = np.minimum(x[:, _LARGEST[basis.past][r]].astype(np.float64), 1.0)
+            largest = np.where(np.isnan(largest) | (x[:, _SEEN] < _YOUNG_SEEN), 1.0, largest)
+            half = np.sqrt(mine * largest)
+            quarters = {0.25: np.sqrt(mine * half), 0.5: half, 0.75: np.sqrt(half * largest)}
+            mine = quarters.get(basis.anchor, np.where(np.isnan(mine), np.nan, largest))
+        columns.append(mine)
+    return np.stack(columns, axis=1)
