@@ -165,15 +165,18 @@ def test_a_resource_the_trace_has_no_limits_of_gets_no_margin_and_a_note_and_doe
 
 
 def test_each_margin_rests_on_its_own_base_and_medium_is_half_way_between_their_reservations() -> None:
-    # limit 10, every row needs 3: from a base of 2 that takes 50 %, from a base of 4 a quarter less
+    # limit 10, every row needs 3: from a base of 4 that takes a quarter less, from a base of 2 half as much again
     target = np.full((50, 2), 0.3)
-    bases = {"baseline": _estimate(np.full((50, 2), 2.0)), "aggressive": _estimate(np.full((50, 2), 4.0))}
+    bases = {"baseline": _estimate(np.full((50, 2), 4.0)), "aggressive": _estimate(np.full((50, 2), 2.0))}
     found = calibrate(bases, _windows(50), target)
-    assert found.margins["baseline"].share == pytest.approx((0.5, 0.5))
-    assert found.margins["aggressive"].share == pytest.approx((-0.25, -0.25))
+    assert found.margins["baseline"].share == pytest.approx((-0.25, -0.25))
+    assert found.margins["aggressive"].share == pytest.approx((0.5, 0.5))
     wide = {name: replace(margin, share=(1.0, 0.0)) for name, margin in found.margins.items()}
     held = guarded_reservations(bases, _windows(50), wide)
     assert held["medium"][0].tolist() == [6.0, 3.0]
+    crossed = {"baseline": bases["aggressive"], "aggressive": bases["baseline"]}
+    held = guarded_reservations(crossed, _windows(50), wide)
+    assert held["baseline"].tolist() == held["aggressive"].tolist()  # a wider margin never reserves less
 
 
 def test_groups_with_rows_enough_keep_the_budget_for_themselves_and_small_ones_together() -> None:
