@@ -22,11 +22,13 @@ from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
 from reclaim.replay import figures, margins
+from reclaim.replay.cell import Cell, lay_out_cell, set_margins
 from reclaim.replay.fold import fold_dataset
 from reclaim.replay.metrics import METRICS
 from reclaim.replay.openloop import oracle
 from reclaim.replay.record import record_margins
 from reclaim.replay.report import ReplayReport, render_page
+from reclaim.replay.scoring import Bootstrap
 from reclaim.replay.timeline import EVENT_DEFINITION, OVER_DEFINITION
 from reclaim.replay.units import UnitSums, write_units
 from reclaim.training.calibrate import Budgets, guarded_reservations
@@ -251,8 +253,8 @@ def _measure(
     history, bases = fold_dataset(dataset, features, config.horizon_s, makers, seconds, progress=progress)
     table = dataset.table("machines")
     machines = {name: table[name].to_numpy() for name in MACHINES.names}
-    cell = margins.lay_out_cell(history, machines)
-    bootstrap = margins.Bootstrap(config.draws, config.seed, config.confidence)
+    cell = lay_out_cell(history, machines)
+    bootstrap = Bootstrap(config.draws, config.seed, config.confidence)
     drawn = _drawn(config, bundles)
     judged = []
     for name, both in tqdm(bases.items(), desc="judging", unit="estimator", disable=None if progress else True):
@@ -261,7 +263,7 @@ def _measure(
             judged.append(margins.judge_fixed(name, _LIMIT, both["baseline"], cell, bootstrap=bootstrap))
         else:
             kind = "learned" if name in bundles else "statistical"
-            made = margins.set_margins(both, cell, config.budgets, by_group=config.by_group)
+            made = set_margins(both, cell, config.budgets, by_group=config.by_group)
             ways = {name: guarded_reservations(both, history.windows, made.margins)}
             if name in bundles and config.online:
                 ways[name + ONLINE] = margins.follow(both, cell, made.margins, config.budgets, config.horizon_s)
@@ -312,7 +314,7 @@ def _setting(value: object) -> str:
     return "'" + json.dumps(value) + "'" if isinstance(value, tuple) else str(value)
 
 
-def _dataset_facts(dataset: Dataset, features: FeatureSet, cell: margins.Cell) -> dict[str, Any]:
+def _dataset_facts(dataset: Dataset, features: FeatureSet, cell: Cell) -> dict[str, Any]:
     manifest = dataset.manifest
     return {
         "name": manifest.get("name", dataset.path.name),

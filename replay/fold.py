@@ -86,6 +86,7 @@ def fold_dataset(
                 group=group,
                 known_s=known_seconds(windows),
                 previous=previous,
+                source_row=rows,
             )
             kept.append(history.take(keep))
             for name, make in makers.items():

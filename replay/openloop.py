@@ -36,6 +36,8 @@ class History:
         Time since the task's first window began, in seconds: all that an estimator can have seen of it.
     previous : int64, shape (n,)
         Row of the task's window before; -1 where there is none.
+    source_row : int64, shape (n,)
+        Row of the feature set, which is that of the dataset's usage, bucket after bucket.
     """
 
     windows: Windows
@@ -45,6 +47,7 @@ class History:
     group: NDArray[np.uint8]
     known_s: NDArray[np.float64]
     previous: NDArray[np.int64]
+    source_row: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.previous)

@@ -11,19 +11,10 @@ from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, TRAIN, VALID
-from reclaim.replay.margins import (
-    SEQUENCE,
-    Bootstrap,
-    Cell,
-    cell_over_time,
-    follow,
-    judge,
-    lay_out_cell,
-    over_time,
-    score,
-    set_margins,
-)
+from reclaim.replay.cell import SEQUENCE, Cell, lay_out_cell, set_margins
+from reclaim.replay.margins import cell_over_time, follow, judge, over_time
 from reclaim.replay.openloop import History, known_seconds, oracle, previous_rows, run_base
+from reclaim.replay.scoring import Bootstrap, score
 from reclaim.training.calibrate import Budgets, guarded_reservations
 from reclaim.training.estimators.base import Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
@@ -62,6 +53,7 @@ def history(make_windows: Maker) -> History:
         group=np.where(windows.collection_id < 103, TEST_UNSEEN, 0).astype(np.uint8),
         known_s=known_seconds(windows),
         previous=previous_rows(windows),
+        source_row=np.arange(len(windows)),
     )
 
 

@@ -47,6 +47,7 @@ def history_of(windows: Windows, target: np.ndarray | None = None) -> History:
         group=np.zeros(n, np.uint8),
         known_s=known_seconds(windows),
         previous=previous_rows(windows),
+        source_row=np.arange(len(windows)),
     )
 
 

@@ -1,0 +1,121 @@
+"""The test period of a dataset, laid out once for all estimators: its rows, slots, segments and units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import HistoryTooShortError
+from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
+from reclaim.replay import timeline
+from reclaim.replay.fold import Bases
+from reclaim.replay.openloop import History
+from reclaim.training.calibrate import Budgets, Calibration, calibrate
+
+SEQUENCE: Final = ("baseline", "aggressive", "medium", "baseline")
+"""Which margin is in force in each quarter of the test period; Borg's four weeks."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The test period, laid out once for all estimators.
+
+    Attributes
+    ----------
+    history : History
+        All rows that matter: validation, test, and the windows just before them.
+    test : int64, shape (n_test,)
+        Rows of the test period.
+    slots : Slots
+        Of the test rows.
+    segment : int64, shape (n,)
+        Quarter of the test period in which each row of the history answers; 0 before it.
+    unit : int64, shape (n_test,)
+        Collection of each test row, from 0: what the bootstrap draws.
+    unseen_units : bool, shape (n_units,)
+        Collections that nothing was trained or tuned on.
+    whole : float64, shape (n_resources,)
+        What the figure over time divides by: the machines' capacity, or the mean sum of limits where none is known.
+    whole_is_capacity : bool
+        Which of the two.
+    """
+
+    history: History
+    test: NDArray[np.int64]
+    slots: timeline.Slots
+    segment: NDArray[np.int64]
+    unit: NDArray[np.int64]
+    unseen_units: NDArray[np.bool_]
+    whole: NDArray[np.float64]
+    whole_is_capacity: bool
+
+
+def lay_out_cell(history: History, machines: Mapping[str, NDArray[Any]]) -> Cell:
+    """Return the test period of a history, on the machines of its dataset's table.
+
+    Raises
+    ------
+    HistoryTooShortError
+        No row of the test period has a target that is known.
+    """
+    test = np.flatnonzero((history.period == TEST) & (history.group != IN_ALLOC))
+    known = int(np.isfinite(history.target[test]).any(axis=1).sum())
+    if known == 0:
+        raise HistoryTooShortError(
+            f"0 of {len(test)} task-windows of the test period have a whole horizon after them, expected at least 1; "
+            "replay a longer trace or a shorter horizon"
+        )
+    windows = history.windows.take(test)
+    slots = timeline.lay_out(windows)
+    end_slot = (history.windows.end_us - slots.first_us) // (slots.slot_s * 1_000_000)
+    inner_edges = [first for first, _ in segment_slots(slots)[1:]]
+    capacity = timeline.cell_capacity(machines, int(windows.end_us.max()))
+    whole = timeline.cell_sums(windows.limit, slots).mean(axis=0) if capacity is None else capacity
+    collections, unit = np.unique(windows.collection_id, return_inverse=True)
+    unseen = np.zeros(len(collections), np.bool_)
+    unseen[unit] = history.group[test] == TEST_UNSEEN
+    return Cell(
+        history=history,
+        test=test,
+        slots=slots,
+        segment=np.searchsorted(inner_edges, end_slot, side="right").astype(np.int64),
+        unit=unit.astype(np.int64),
+        unseen_units=unseen,
+        whole=positive(whole),
+        whole_is_capacity=capacity is not None,
+    )
+
+
+def set_margins(bases: Bases, cell: Cell, budgets: Budgets, *, by_group: bool = False) -> Calibration:
+    """Set an estimator's margins on the validation rows.
+
+    Parameters
+    ----------
+    bases : mapping of margin name to Estimate
+        Its bare answers to every row of the cell's history, for the baseline and for the aggressive margin.
+    cell : Cell
+    budgets : Budgets
+        Shares of task-windows that may violate, for the baseline and the aggressive margin.
+    by_group : bool
+        Whether each group of tasks (tier, age) keeps the budgets for itself.
+    """
+    history = cell.history
+    valid = np.flatnonzero(history.period == VALID)
+    of_valid = {margin: base.take(valid) for margin, base in bases.items()}
+    return calibrate(of_valid, history.windows.take(valid), history.target[valid], budgets, by_group=by_group)
+
+
+def segment_slots(slots: timeline.Slots) -> list[tuple[int, int]]:
+    """Return the first slot of each segment of ``SEQUENCE``, and the one after its last."""
+    edges = [-(-slots.count * i // len(SEQUENCE)) for i in range(len(SEQUENCE) + 1)]
+    return list(pairwise(edges))
+
+
+def positive(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the values, NaN where they are not above 0: what may be divided by."""
+    return np.where(values > 0, values, np.nan)

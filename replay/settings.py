@@ -1,0 +1,46 @@
+"""What every replay is asked for: the horizon, the estimators, the budgets, and how intervals are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from reclaim.data.errors import ConfigError
+from reclaim.features.targets import HORIZONS_S
+from reclaim.training.calibrate import Budgets
+from reclaim.training.estimators.registry import ESTIMATORS
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """How a replay is run."""
+
+    horizon_s: int = 3_600
+    """The horizon a reservation is promised for, in seconds; one of ``features.targets.HORIZONS_S``."""
+    estimators: tuple[str, ...] = (
+        "borg", "percentile", "max-nsigma-percentile", "moving-max", "autopilot-percentile", "vpa", "koordinator",
+        "limit",
+    )  # fmt: skip
+    """Estimators without a model, by their names in ``training.estimators.registry``; learned ones come as bundles. By
+    default Borg's, Resource Central's, the EuroSys'21 study's, Autopilot's, VPA's and Koordinator's."""
+    budgets: Budgets = field(default_factory=Budgets)
+    """Shares of validation task-windows that may violate, for the baseline and the aggressive margin."""
+    by_group: bool = False
+    """Whether each group of tasks (tier, age) keeps the budgets for itself, with a margin of its own."""
+    draws: int = 1_000
+    """Bootstrap resamples behind each interval."""
+    confidence: float = 0.95
+    """Share of the resamples within an interval."""
+    seed: int = 1
+    """Seed of everything that is drawn."""
+
+    def __post_init__(self) -> None:
+        if self.horizon_s not in HORIZONS_S:
+            raise ConfigError(f"horizon_s must be one of {HORIZONS_S} seconds, got {self.horizon_s}")
+        unknown = sorted(set(self.estimators) - set(ESTIMATORS))
+        if unknown or len(set(self.estimators)) != len(self.estimators):
+            known = ", ".join(sorted(ESTIMATORS))
+            raise ConfigError(f"estimators must be different ones of {known}, got {', '.join(self.estimators)}")
+        if self.draws < 1:
+            raise ConfigError(f"draws must be at least 1, got {self.draws}")
+        if not 0 < self.confidence < 1:
+            raise ConfigError(f"confidence must be between 0 and 1, got {self.confidence}")
