@@ -17,11 +17,15 @@ COMPILED_FILES: Final = (
 """What is compiled into the folds of ``state`` and ``kin``, beside those files themselves: all that they rest on."""
 
 
-def _code() -> str:
+def code_field(*files: str) -> tuple[str, str]:
+    """Return a field for a record, named by the content of files, which are named as from the rooms' folder.
+
+    Numba looks at a function's own file alone to tell whether machine code that it kept is stale, but it knows the
+    types of the arguments: so other code has another type.
+    """
     root = Path(__file__).resolve().parents[1]
-    return sha256(b"".join((root / name).read_bytes() for name in COMPILED_FILES)).hexdigest()[:12]
+    return "code_" + sha256(b"".join((root / name).read_bytes() for name in files)).hexdigest()[:12], "i8"
 
 
-CODE: Final = ("code_" + _code(), "i8")
-"""A field of the folds' records, named by the content of the files. Numba looks at a function's own file alone to tell
-whether machine code that it kept is stale, but it knows the types of the arguments: so other code has another type."""
+CODE: Final = code_field(*COMPILED_FILES)
+"""A field of the folds' records."""

@@ -1,0 +1,133 @@
+"""The closed loop: a cell of the trace's machines runs a workload under an estimator's reservations, slot by slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from reclaim.data.errors import ConfigError
+from reclaim.replay import closedloop_kernel as kernel
+from reclaim.replay import closedloop_state as state
+from reclaim.replay.live import Live
+from reclaim.replay.placement import POLICIES
+from reclaim.replay.workload import Machines, Workload
+
+_HOW: Final = np.dtype([("stranding", "f8"), ("leftover", "f8"), ("enough", "i8")])
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """How a cell places what is submitted."""
+
+    policy: str = "hybrid"
+    """How machines with room are scored: one of ``placement.POLICIES``."""
+    enough: int = 100
+    """Machines with room that are scored before the best of them is taken."""
+    seed: int = 1
+    """Seed of the order in which machines are looked at."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.enough < 1:
+            raise ConfigError(f"enough must be at least 1, got {self.enough}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a workload.
+
+    Attributes
+    ----------
+    workload : Workload
+        As it was asked for.
+    runs : structured array of ``closedloop_state.RUN``, shape (n_runs,)
+        As they are at the end of the period.
+    machines : structured array of ``closedloop_state.MACHINE_STATE``
+    ticks : structured array of ``closedloop_state.TICK``, shape (n_slots,)
+    kills : structured array of ``closedloop_state.KILL``, in the order of their times
+    """
+
+    workload: Workload
+    runs: NDArray[Any]
+    machines: NDArray[Any]
+    ticks: NDArray[Any]
+    kills: NDArray[Any]
+
+
+def simulate(
+    workload: Workload,
+    machines: Machines,
+    held: NDArray[np.float64],
+    in_force: NDArray[np.int8] | None = None,
+    how: Scheduling | None = None,
+    *,
+    live: Live | None = None,
+    progress: bool = False,
+) -> Outcome:
+    """Run a workload on machines; the same arguments give the same outcome.
+
+    Every slot begins with a look at all machines: usage and reservations move on, what is out of memory is relieved,
+    what is out of CPU is throttled, what waits is tried again. Within the slot runs end, machines come and go, and
+    runs are submitted at their own times.
+
+    Parameters
+    ----------
+    workload : Workload
+    machines : Machines
+        ``workload.masks`` speaks of these.
+    held : float64, shape (n_margins, n_rows, n_resources)
+        The reservation in force when each window of the tape begins, in the trace's unit, guards included, under each
+        margin. Read where ``live`` is None, and for what runs when the period begins.
+    in_force : int8, shape (n_slots,), or None
+        Which of the margins holds in each slot; the first one throughout when None.
+    how : Scheduling or None
+        The defaults when None.
+    live : Live or None
+        An estimator to be asked as time passes, instead of ``held``.
+    progress : bool
+        Whether to show progress on a terminal.
+    """
+    how = how or Scheduling()
+    runs, there = workload.runs.copy(), machines.state.copy()
+    slot_us = workload.slot_s * 1_000_000
+    n_slots = -(-(workload.stop_us - workload.start_us) // slot_us)
+    ticks = np.zeros(n_slots, state.TICK)
+    in_force = np.zeros(n_slots, np.int8) if in_force is None else in_force
+    kills = np.zeros(2 * len(runs) + 1, state.KILL)  # the first one counts the others
+    kills[0]["run"] = 1
+    pending, at = np.zeros(len(runs) + 1, np.int64), np.zeros(2, np.int64)
+    random = np.array([0x9E3779B97F4A7C15 ^ (how.seed + 1)], np.uint64)
+    order = np.random.default_rng(how.seed).permutation(len(machines)).astype(np.int64)
+    scored = np.zeros(1, _HOW)
+    scored[0] = (*POLICIES[how.policy], how.enough)
+    for t in tqdm(range(n_slots), desc="closed loop", unit="slot", disable=None if progress else True):
+        now_us = workload.start_us + t * slot_us
+        if len(kills) - kills[0]["run"] <= len(runs):
+            kills = np.concatenate([kills, np.zeros(len(kills), state.KILL)])
+        margin = held[in_force[t]]
+        placing = (order, workload.masks, scored[0], random, pending, kills, ticks[t])
+        kernel.advance(runs, there, workload.tape, margin, live is not None, now_us)
+        if live is not None:
+            live.answer(runs, now_us)
+        kernel.settle(runs, there, pending, kills, ticks[t], float(workload.slot_s), now_us)
+        kernel.schedule(runs, there, workload.tape, margin, *placing, now_us)
+        kernel.pass_slot(
+            runs, there, workload.tape, margin, *placing, machines.changes, at, now_us,
+            min(now_us + slot_us, workload.stop_us),
+        )  # fmt: skip
+    _stop_the_clock(runs, there, workload.stop_us)
+    return Outcome(workload, runs, there, ticks, kills[1 : kills[0]["run"]].copy())
+
+
+def _stop_the_clock(runs: NDArray[Any], machines: NDArray[Any], now_us: int) -> None:
+    """Count what still runs or waits up to the end of the period."""
+    running, waiting = runs["state"] == state.RUNNING, runs["state"] == state.PENDING
+    runs["ran_us"][running] += now_us - runs["placed_us"][running]
+    runs["waited_us"][waiting] += now_us - runs["waiting_us"][waiting]
+    machines["busy_us"] += machines["count"] * (now_us - machines["changed_us"])
+    machines["changed_us"] = now_us

@@ -1,0 +1,419 @@
+"""The cell's mechanics, compiled: time passes, tasks come, are placed, preempted, killed, throttled, and end."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any, Final
+
+import numba
+import numpy as np
+
+from reclaim.replay.closedloop_state import (
+    BLOCKED,
+    COMPILED,
+    DONE,
+    MACHINE,
+    MACHINE_GONE,
+    NO_REASON,
+    NON_PRODUCTION,
+    OWN_LIMIT,
+    PENDING,
+    PREEMPTED,
+    RUNNING,
+    SLACK,
+)
+from reclaim.replay.placement import before, find, fits, held_back, price
+
+STARTUP_US: Final = 300_000_000
+"""How long a run holds its limit after it was placed (EuroSys'15, section 5.5)."""
+_OVER: Final = 1e-6
+"""Relative tolerance of usage over the task's own limit, as everywhere in the replay."""
+_END, _CHANGE, _ARRIVAL = range(3)
+
+
+@numba.njit(**COMPILED)
+def _end_us(run: Any) -> Any:
+    """Return when a placed run ends if nothing stops it; a service's time is the clock's."""
+    if run.service:
+        return run.arrival_us + run.duration_us
+    return run.placed_us + run.duration_us
+
+
+@numba.njit(**COMPILED)
+def _read(run: Any, tape: Any, now_us: int) -> None:
+    """Move a placed run to the window in which it is now."""
+    at_us = now_us - (run.arrival_us if run.service else run.placed_us)
+    cursor = run.cursor
+    while cursor + 1 < run.stop and tape[cursor + 1].start_us <= at_us:
+        cursor += 1
+    run.cursor = cursor
+    for r in range(2):
+        run.use[r] = tape[cursor].use[r]
+        run.limit[r] = tape[cursor].limit[r]
+
+
+@numba.njit(**COMPILED)
+def _count_in(machine: Any, run: Any, sign: float, now_us: int) -> None:
+    """Add a run to its machine's sums, or take it out."""
+    for r in range(2):
+        machine.use[r] += sign * run.use[r]
+        machine.limit[r] += sign * run.limit[r]
+        machine.reserved[r] += sign * run.reservation[r]
+        if run.band > NON_PRODUCTION:
+            machine.production[r] += sign * run.limit[r]
+            machine.booked[r] += sign * run.limit[r]
+        else:
+            machine.booked[r] += sign * run.reservation[r]
+    machine.busy_us += machine.count * (now_us - machine.changed_us)
+    machine.changed_us = now_us
+    machine.count += 1 if sign > 0 else -1
+
+
+@numba.njit(**COMPILED)
+def _leave(i: int, runs: Any, machines: Any, now_us: int) -> None:
+    """Take a run off its machine."""
+    run = runs[i]
+    machine = machines[run.machine]
+    if run.previous >= 0:
+        runs[run.previous].next = run.next
+    else:
+        machine.head = run.next
+    if run.next >= 0:
+        runs[run.next].previous = run.previous
+    _count_in(machine, run, -1.0, now_us)
+    run.ran_us += now_us - run.placed_us
+    run.machine = -1
+
+
+@numba.njit(**COMPILED)
+def _wait(i: int, runs: Any, pending: Any, now_us: int) -> None:
+    """Let a run wait for a machine from now on; ``pending[0]`` is how many do, their numbers follow."""
+    runs[i].state = PENDING
+    runs[i].waiting_us = now_us
+    pending[0] += 1
+    pending[pending[0]] = i
+
+
+@numba.njit(**COMPILED)
+def _stop(i: int, cause: int, runs: Any, machines: Any, pending: Any, kills: Any, tick: Any, now_us: int) -> None:
+    """Stop a run before its end: batch work begins again, a service goes on where the clock then is."""
+    run = runs[i]
+    entry = kills[kills[0].run]
+    kills[0].run += 1
+    entry.time_us, entry.run, entry.machine, entry.cause = now_us, i, run.machine, cause
+    entry.lost_us = 0 if run.service else now_us - run.placed_us
+    _leave(i, runs, machines, now_us)
+    run.lost_us += entry.lost_us
+    run.carried = False
+    run.kills[cause] += 1
+    tick.kills[cause] += 1
+    if not run.service:
+        run.cursor = run.first
+    _wait(i, runs, pending, now_us)
+
+
+@numba.njit(**COMPILED)
+def _finish(i: int, runs: Any, machines: Any, pending: Any, tick: Any, now_us: int) -> None:
+    """End a run, placed or not, and let the task's next one wait if it has been submitted."""
+    run = runs[i]
+    if run.state == RUNNING:
+        _leave(i, runs, machines, now_us)
+    run.state = DONE
+    run.ended_us = now_us
+    tick.ended += 1
+    if run.then >= 0 and runs[run.then].state == BLOCKED:
+        _wait(run.then, runs, pending, now_us)
+
+
+@numba.njit(**COMPILED)
+def _victim(machine: Any, runs: Any, band: int, rank: int) -> Any:
+    """Return the run that one of a band and rank preempts first, -1 for none: the lowest, and of equals the newest.
+
+    Production does not preempt production; everything may be preempted by what is higher otherwise.
+    """
+    found = -1
+    i = machine.head
+    while i >= 0:
+        run = runs[i]
+        allowed = run.rank < rank and (run.band == NON_PRODUCTION or run.band < band)
+        if allowed and (found < 0 or before(runs, i, found)):
+            found = i
+        i = run.next
+    return found
+
+
+@numba.njit(**COMPILED)
+def relieve(m: int, runs: Any, machines: Any, pending: Any, kills: Any, tick: Any, now_us: int) -> None:
+    """Stop runs until what the rest uses fits in memory: those above their own limit, then from the lowest priority up.
+
+    Production comes last: never while anything else is left (EuroSys'15, sections 5.5 and 6.2).
+    """
+    machine = machines[m]
+    if not machine.use[1] > machine.capacity[1] * (1 + SLACK):
+        return
+    tick.exhausted += 1
+    while machine.head >= 0 and machine.use[1] > machine.capacity[1] * (1 + SLACK):
+        found, cause = -1, MACHINE
+        i = machine.head
+        while i >= 0:
+            run = runs[i]
+            over = run.use[1] > run.limit[1] * (1 + _OVER)
+            if found < 0 or over > (cause == OWN_LIMIT):
+                found, cause = i, OWN_LIMIT if over else MACHINE
+            elif over == (cause == OWN_LIMIT) and _dies_first(runs, i, found):
+                found = i
+            i = run.next
+        _stop(found, cause, runs, machines, pending, kills, tick, now_us)
+
+
+@numba.njit(**COMPILED)
+def _dies_first(runs: Any, i: int, j: int) -> Any:
+    if runs[i].band != runs[j].band:
+        return runs[i].band < runs[j].band
+    return before(runs, i, j)
+
+
+@numba.njit(**COMPILED)
+def _make_room(
+    i: int,
+    asked: Any,
+    runs: Any,
+    machines: Any,
+    order: Any,
+    masks: Any,
+    pending: Any,
+    kills: Any,
+    tick: Any,
+    now_us: int,
+) -> int:
+    """Preempt for a run on the machine where that costs least, and return it; -1 where it helps nowhere.
+
+    Least is the lowest rank of the highest victim, then the fewest victims. They go from the lowest rank up, until the
+    run fits.
+    """
+    run = runs[i]
+    best, best_rank, best_count = -1, 2**31 - 1, 2**31 - 1
+    for k in range(len(order)):
+        m = order[k]
+        machine = machines[m]
+        if not (machine.up and machine.open and masks[run.mask, m]) or machine.lowest >= run.rank:
+            continue
+        if asked[0] > machine.capacity[0] * (1 + SLACK) or asked[1] > machine.capacity[1] * (1 + SLACK):
+            continue
+        if held_back(run, machine, runs):
+            continue
+        rank, count = price(run, machine, runs, asked)
+        if count > 0 and (rank < best_rank or (rank == best_rank and count < best_count)):
+            best, best_rank, best_count = m, rank, count
+    if best >= 0:
+        machine = machines[best]
+        while not (fits(run, machine, 0, asked[0], 0.0, 0.0) and fits(run, machine, 1, asked[1], 0.0, 0.0)):
+            victim = _victim(machine, runs, run.band, run.rank)
+            if victim < 0:  # sums of many tasks, rounded: it was a hair's breadth
+                return -1
+            _stop(victim, PREEMPTED, runs, machines, pending, kills, tick, now_us)
+    return best
+
+
+@numba.njit(**COMPILED)
+def _place(
+    i: int, runs: Any, machines: Any, tape: Any, held: Any, order: Any, masks: Any, how: Any, random: Any, pending: Any,
+    kills: Any, tick: Any, now_us: int,
+) -> Any:  # fmt: skip
+    """Place a waiting run if that can be done; by limit, or, where it was running before all began, by reservation."""
+    run = runs[i]
+    row = run.cursor
+    if run.service:
+        at_us = now_us - run.arrival_us
+        while row + 1 < run.stop and tape[row + 1].start_us <= at_us:
+            row += 1
+    asked = np.empty(2)
+    for r in range(2):
+        run.reservation[r] = held[row, r] if run.carried else tape[row].limit[r]
+        asked[r] = tape[row].limit[r] if run.band > NON_PRODUCTION else run.reservation[r]
+    m = find(i, asked, runs, machines, order, masks, how, random)
+    if m < 0:
+        m = _make_room(i, asked, runs, machines, order, masks, pending, kills, tick, now_us)
+    if m < 0:
+        return False
+    machine = machines[m]
+    run.state, run.machine, run.placed_us, run.reason = RUNNING, m, now_us, NO_REASON
+    run.waited_us += now_us - run.waiting_us
+    if run.first_placed_us < 0:
+        run.first_placed_us = now_us
+    run.previous, run.next = -1, machine.head
+    if machine.head >= 0:
+        runs[machine.head].previous = i
+    machine.head = i
+    _read(run, tape, now_us)
+    _count_in(machine, run, 1.0, now_us)
+    machine.lowest = min(machine.lowest, run.rank)
+    relieve(m, runs, machines, pending, kills, tick, now_us)
+    return True
+
+
+@numba.njit(**COMPILED)
+def advance(runs: Any, machines: Any, tape: Any, held: Any, live: bool, now_us: int) -> None:
+    """Let every placed run go to the window of now, and take the reservation then in force from the tape."""
+    for m in range(len(machines)):
+        i = machines[m].head
+        while i >= 0:
+            run = runs[i]
+            _read(run, tape, now_us)
+            if not live:
+                young = not run.carried and now_us - run.placed_us < STARTUP_US
+                for r in range(2):
+                    run.reservation[r] = run.limit[r] if young else min(held[run.cursor, r], run.limit[r])
+            i = run.next
+
+
+@numba.njit(**COMPILED)
+def settle(runs: Any, machines: Any, pending: Any, kills: Any, tick: Any, slot_s: float, now_us: int) -> None:
+    """Sum all machines up anew, relieve those out of memory, throttle those out of CPU, write down what is seen."""
+    for m in range(len(machines)):
+        machine = machines[m]
+        if not machine.up:
+            continue
+        for r in range(2):
+            machine.use[r] = machine.limit[r] = machine.reserved[r] = machine.booked[r] = machine.production[r] = 0.0
+        machine.lowest = 2**31 - 1
+        busy_us, changed_us, count = machine.busy_us, machine.changed_us, machine.count
+        i = machine.head
+        while i >= 0:
+            _count_in(machine, runs[i], 1.0, now_us)
+            machine.lowest = min(machine.lowest, runs[i].rank)
+            i = runs[i].next
+        machine.busy_us, machine.changed_us, machine.count = busy_us, changed_us, count
+        relieve(m, runs, machines, pending, kills, tick, now_us)
+        batch, latency = 0.0, 0.0
+        i = machine.head
+        while i >= 0:
+            if runs[i].latency:
+                latency += runs[i].use[0]
+            else:
+                batch += runs[i].use[0]
+            i = runs[i].next
+        over = max(0.0, machine.use[0] - machine.capacity[0])
+        first = min(over, batch)
+        tick.throttled_s[0] += first * slot_s
+        tick.throttled_s[1] += (over - first) * slot_s
+        tick.cpu_s[0] += batch * slot_s
+        tick.cpu_s[1] += latency * slot_s
+        tick.running += machine.count
+        for r in range(2):
+            tick.use[r] += min(machine.use[r], machine.capacity[r])
+            tick.reserved[r] += machine.reserved[r]
+            tick.limit[r] += machine.limit[r]
+            tick.capacity[r] += machine.capacity[r]
+            tick.in_reclaimed[r] += max(0.0, machine.limit[r] - machine.capacity[r])
+
+
+@numba.njit(**COMPILED)
+def schedule(
+    runs: Any, machines: Any, tape: Any, held: Any, order: Any, masks: Any, how: Any, random: Any, pending: Any,
+    kills: Any, tick: Any, now_us: int,
+) -> None:  # fmt: skip
+    """Try every waiting run, from the highest priority down, of equals the one that waits longest first.
+
+    One that asks for no less than one that just failed, under its constraints and at no higher a rank, is not tried.
+    """
+    n = pending[0]
+    waiting = pending[1 : n + 1].copy()
+    pending[0] = 0
+    key = np.empty(n, np.int64)
+    for k in range(n):
+        key[k] = -(np.int64(runs[waiting[k]].rank) << 44) + runs[waiting[k]].waiting_us
+    turn = np.argsort(key, kind="mergesort")
+    failed = np.empty((64, 6))
+    n_failed = 0
+    for k in range(n):
+        i = waiting[turn[k]]
+        run = runs[i]
+        if run.service and now_us >= run.arrival_us + run.duration_us:
+            run.waited_us += run.arrival_us + run.duration_us - run.waiting_us
+            _finish(i, runs, machines, pending, tick, run.arrival_us + run.duration_us)
+            continue
+        limit = tape[run.cursor].limit
+        hopeless = run.waiting_us >= now_us  # stopped just now: it comes back in the next slot
+        for f in range(n_failed):
+            if (
+                failed[f, 0] == run.mask and failed[f, 1] == (run.band > NON_PRODUCTION) and failed[f, 2] >= run.rank
+                and failed[f, 3] <= limit[0] and failed[f, 4] <= limit[1] and not run.carried
+            ):  # fmt: skip
+                hopeless = True
+                run.reason = int(failed[f, 5])
+                break
+        if not hopeless and _place(
+            i, runs, machines, tape, held, order, masks, how, random, pending, kills, tick, now_us
+        ):
+            continue
+        pending[0] += 1
+        pending[pending[0]] = i
+        if not hopeless and n_failed < len(failed) and run.per_machine <= 0 and not run.carried and not run.service:
+            failed[n_failed, 0], failed[n_failed, 1] = run.mask, run.band > NON_PRODUCTION
+            failed[n_failed, 2], failed[n_failed, 3], failed[n_failed, 4] = run.rank, limit[0], limit[1]
+            failed[n_failed, 5] = run.reason
+            n_failed += 1
+    for k in range(pending[0]):
+        run = runs[pending[k + 1]]
+        tick.pending[run.band] += 1
+        tick.reasons[run.reason] += 1
+
+
+@numba.njit(**COMPILED)
+def pass_slot(
+    runs: Any, machines: Any, tape: Any, held: Any, order: Any, masks: Any, how: Any, random: Any, pending: Any,
+    kills: Any, tick: Any, changes: Any, at: Any, now_us: int, until_us: int,
+) -> None:  # fmt: skip
+    """Take what happens within a slot in the order of its times: ends, then changes of machines, then arrivals.
+
+    An end at the very moment at which the next slot begins is one of this slot's.
+
+    ``at`` holds how many arrivals and changes have been taken; runs are in the order of their arrivals.
+    """
+    events = [(np.int64(until_us), np.int64(_ARRIVAL), np.int64(-1))]
+    for m in range(len(machines)):
+        i = machines[m].head
+        while i >= 0:
+            if _end_us(runs[i]) <= until_us:
+                events.append((np.int64(max(_end_us(runs[i]), now_us)), np.int64(_END), np.int64(i)))
+            i = runs[i].next
+    while at[0] < len(runs) and runs[at[0]].arrival_us < until_us:
+        events.append((np.int64(max(runs[at[0]].arrival_us, now_us)), np.int64(_ARRIVAL), np.int64(at[0])))
+        at[0] += 1
+    while at[1] < len(changes) and changes[at[1]].time_us < until_us:
+        events.append((np.int64(max(changes[at[1]].time_us, now_us)), np.int64(_CHANGE), np.int64(at[1])))
+        at[1] += 1
+    heapq.heapify(events)
+    while True:
+        time_us, kind, i = heapq.heappop(events)
+        if i < 0:
+            return
+        if kind == _END:
+            if runs[i].state == RUNNING and max(_end_us(runs[i]), now_us) == time_us:
+                _finish(i, runs, machines, pending, tick, time_us)
+        elif kind == _CHANGE:
+            _change(changes[i], runs, machines, pending, kills, tick, time_us)
+        else:
+            run = runs[i]
+            if run.after >= 0 and runs[run.after].state != DONE:
+                run.state = BLOCKED
+                continue
+            run.state, run.waiting_us = PENDING, time_us
+            if not _place(i, runs, machines, tape, held, order, masks, how, random, pending, kills, tick, time_us):
+                _wait(i, runs, pending, time_us)
+            elif run.state == RUNNING and _end_us(run) <= until_us:
+                heapq.heappush(events, (_end_us(run), np.int64(_END), np.int64(i)))
+
+
+@numba.njit(**COMPILED)
+def _change(change: Any, runs: Any, machines: Any, pending: Any, kills: Any, tick: Any, now_us: int) -> None:
+    """Give a machine another capacity, or take it out of service with all that runs there."""
+    machine = machines[change.machine]
+    machine.up, machine.open = change.up, change.open
+    for r in range(2):
+        machine.capacity[r] = change.capacity[r]
+    if not change.up:
+        while machine.head >= 0:
+            _stop(machine.head, MACHINE_GONE, runs, machines, pending, kills, tick, now_us)
+    relieve(change.machine, runs, machines, pending, kills, tick, now_us)

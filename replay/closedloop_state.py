@@ -1,0 +1,75 @@
+"""What the closed loop remembers of runs, machines and slots: records that numpy and compiled code share."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from reclaim.features.compiled import code_field
+
+AHEAD, BLOCKED, PENDING, RUNNING, DONE = range(5)
+"""States of a run: not submitted yet; submitted while the task's run before goes on; waiting for a machine; …"""
+
+NON_PRODUCTION, PRODUCTION, MONITORING = range(3)
+"""Bands of priorities. Work of the upper two is placed by limit."""
+
+OWN_LIMIT, MACHINE, PREEMPTED, MACHINE_GONE = range(4)
+CAUSES: Final = ("own_limit", "machine", "preempted", "machine_gone")
+"""Why a run was stopped before its end: its machine was out of memory and it above its own limit; its machine was out
+of memory; it made room for one of higher priority; its machine was taken away."""
+
+NO_REASON, CONSTRAINTS, TOO_LARGE, SPREAD, CPU, MEMORY, BOTH, FRAGMENTED = range(8)
+REASONS: Final = ("none", "constraints", "too_large", "spread", "cpu", "memory", "cpu_and_memory", "fragmented")
+"""Why a run waits: no machine in service meets its constraints; it is larger than every one that does; all of those
+hold as many of its collection as may be on one; none has enough CPU left, none enough memory, none enough of either, or
+some have one and some the other."""
+
+RUN = np.dtype(
+    [
+        # as submitted
+        ("first", "i8"), ("stop", "i8"), ("arrival_us", "i8"), ("duration_us", "i8"), ("collection", "i8"),
+        ("after", "i8"), ("then", "i8"), ("rank", "i4"), ("mask", "i4"), ("per_machine", "i4"), ("band", "i1"),
+        ("service", "?"), ("latency", "?"), ("carried", "?"),
+        # as it goes
+        ("state", "i1"), ("reason", "i1"), ("machine", "i4"), ("next", "i4"), ("previous", "i4"), ("cursor", "i8"),
+        ("placed_us", "i8"), ("waiting_us", "i8"), ("first_placed_us", "i8"), ("ended_us", "i8"),
+        ("ran_us", "i8"), ("lost_us", "i8"), ("waited_us", "i8"), ("kills", "i4", (4,)),
+        ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reservation", "f8", (2,)),
+        code_field("replay/closedloop_state.py", "replay/closedloop_kernel.py", "replay/placement.py"),
+    ]
+)  # fmt: skip
+"""One run of a task, from its submission to its end; see ``workload.Workload``."""
+
+MACHINE_STATE = np.dtype(
+    [
+        ("capacity", "f8", (2,)), ("up", "?"), ("open", "?"), ("head", "i4"), ("count", "i4"), ("lowest", "i4"),
+        ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reserved", "f8", (2,)), ("booked", "f8", (2,)),
+        ("production", "f8", (2,)), ("busy_us", "i8"), ("changed_us", "i8"),
+    ]
+)  # fmt: skip
+"""Sums over a machine's runs: ``reserved`` of reservations; ``production`` of the limits of production; ``booked`` of
+those and the others' reservations. ``lowest`` is the lowest rank among them."""
+
+TAPE = np.dtype([("start_us", "i8"), ("use", "f8", (2,)), ("limit", "f8", (2,))])
+"""One measurement window of a run: its start since the run's, mean CPU and largest memory in it, the limit."""
+
+TICK = np.dtype(
+    [
+        ("use", "f8", (2,)), ("reserved", "f8", (2,)), ("limit", "f8", (2,)), ("capacity", "f8", (2,)),
+        ("in_reclaimed", "f8", (2,)), ("throttled_s", "f8", (2,)), ("cpu_s", "f8", (2,)), ("kills", "i4", (4,)),
+        ("exhausted", "i4"), ("running", "i4"), ("pending", "i4", (3,)), ("reasons", "i4", (8,)), ("ended", "i4"),
+    ]
+)  # fmt: skip
+"""What is seen of the cell in one slot; ``throttled_s`` and ``cpu_s`` of batch, then latency-sensitive work."""
+
+KILL = np.dtype([("time_us", "i8"), ("run", "i8"), ("machine", "i4"), ("cause", "i4"), ("lost_us", "i8")])
+"""A run stopped before its end, and how much of it has to be done again."""
+
+CHANGE = np.dtype([("time_us", "i8"), ("machine", "i4"), ("up", "?"), ("open", "?"), ("capacity", "f8", (2,))])
+"""A machine's state from a time on."""
+
+SLACK: Final = 1e-9
+"""Relative tolerance of sums of many tasks: what fits exactly must not fail by rounding."""
+COMPILED: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy"}
+"""How the closed loop is compiled. Division by zero gives infinity or NaN and raises nothing."""

@@ -1,0 +1,153 @@
+"""Where a task goes: on which machines it fits, how those are scored, and what would have to make room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numba
+import numpy as np
+
+from reclaim.replay.closedloop_state import (
+    BOTH,
+    COMPILED,
+    CONSTRAINTS,
+    CPU,
+    FRAGMENTED,
+    MEMORY,
+    NON_PRODUCTION,
+    SLACK,
+    SPREAD,
+    TOO_LARGE,
+)
+
+POLICIES: Final[Mapping[str, tuple[float, float]]] = {
+    "best-fit": (0.0, 1.0),
+    "worst-fit": (0.0, -1.0),
+    "hybrid": (1.0, 1.0),
+}
+"""Weights (stranding, leftover) of each policy. With the free shares of a machine's CPU and memory after the placement,
+``a`` and ``b``, its score is ``stranding * |a - b| + leftover * (a + b) / 2``, and the least wins. Best fit fills
+machines up; worst fit spreads the load, as E-PVM did; the hybrid fills them up without leaving one resource unusable
+for want of the other, as Borg's does by its description (EuroSys'15, section 3.2; the weights are ours)."""
+
+
+@numba.njit(**COMPILED)
+def before(runs: Any, i: int, j: int) -> Any:
+    """Whether a run is stopped before another one of the same machine."""
+    a, b = runs[i], runs[j]
+    if a.rank != b.rank:
+        return a.rank < b.rank
+    if a.placed_us != b.placed_us:
+        return a.placed_us > b.placed_us
+    return i > j
+
+
+@numba.njit(**COMPILED)
+def fits(run: Any, machine: Any, r: int, asked: float, freed: float, freed_production: float) -> Any:
+    """Whether one resource suffices once some of what is booked has been freed."""
+    room = machine.capacity[r] * (1 + SLACK)
+    if run.band == NON_PRODUCTION:
+        return machine.reserved[r] - freed + asked <= room
+    return machine.booked[r] - freed + asked <= room and machine.production[r] - freed_production + asked <= room
+
+
+@numba.njit(**COMPILED)
+def held_back(run: Any, machine: Any, runs: Any) -> Any:
+    """Whether the machine holds as many of the run's collection as may be on one."""
+    if run.per_machine <= 0:
+        return False
+    same = 0
+    i = machine.head
+    while i >= 0:
+        same += runs[i].collection == run.collection
+        i = runs[i].next
+    return same >= run.per_machine
+
+
+@numba.njit(**COMPILED)
+def find(i: int, asked: Any, runs: Any, machines: Any, order: Any, masks: Any, how: Any, random: Any) -> int:
+    """Return the best machine with room for a run, -1 for none; then its reason says why.
+
+    Looks through the machines from a random one on until ``how.enough`` have room (EuroSys'15, 3.4, "relaxed
+    randomization").
+    """
+    run = runs[i]
+    n = len(order)
+    random[0] ^= random[0] << np.uint64(13)
+    random[0] ^= random[0] >> np.uint64(7)
+    random[0] ^= random[0] << np.uint64(17)
+    start = int(random[0] % np.uint64(n))
+    best, best_score, seen = -1, math.inf, 0
+    allowed, large, spread, any_cpu, any_memory = False, False, False, False, False
+    for k in range(n):
+        m = order[start + k - n if start + k >= n else start + k]
+        machine = machines[m]
+        if not (machine.up and machine.open and masks[run.mask, m]):
+            continue
+        allowed = True
+        if asked[0] > machine.capacity[0] * (1 + SLACK) or asked[1] > machine.capacity[1] * (1 + SLACK):
+            continue
+        large = True
+        if held_back(run, machine, runs):
+            continue
+        spread = True
+        cpu, memory = fits(run, machine, 0, asked[0], 0.0, 0.0), fits(run, machine, 1, asked[1], 0.0, 0.0)
+        any_cpu |= cpu
+        any_memory |= memory
+        if cpu and memory:
+            left = 0.0
+            apart = 0.0
+            for r in range(2):
+                taken = machine.reserved[r] if run.band == NON_PRODUCTION else machine.booked[r]
+                free = (machine.capacity[r] - taken - asked[r]) / machine.capacity[r]
+                left += free / 2
+                apart += free if r == 0 else -free
+            score = how.stranding * abs(apart) + how.leftover * left
+            if score < best_score:
+                best, best_score = m, score
+            seen += 1
+            if seen >= how.enough:
+                break
+    if best < 0:
+        run.reason = (
+            CONSTRAINTS if not allowed else TOO_LARGE if not large else SPREAD if not spread else
+            FRAGMENTED if any_cpu and any_memory else MEMORY if any_cpu else CPU if any_memory else BOTH
+        )  # fmt: skip
+    return best
+
+
+@numba.njit(**COMPILED)
+def price(run: Any, machine: Any, runs: Any, asked: Any) -> tuple[int, int]:
+    """Return the rank of the highest victim and how many there are, so that a run fits; (0, 0) where it cannot."""
+    freed_cpu, freed_memory, production_cpu, production_memory = 0.0, 0.0, 0.0, 0.0
+    last, count = -1, 0
+    while True:
+        found = -1
+        i = machine.head
+        while i >= 0:
+            other = runs[i]
+            allowed = other.rank < run.rank and (other.band == NON_PRODUCTION or other.band < run.band)
+            later = last < 0 or before(runs, last, i)
+            if allowed and later and i != last and (found < 0 or before(runs, i, found)):
+                found = i
+            i = other.next
+        if found < 0:
+            return 0, 0
+        gone = runs[found]
+        if gone.band == NON_PRODUCTION:
+            freed_cpu += gone.reservation[0]
+            freed_memory += gone.reservation[1]
+        else:
+            by_limit = run.band > NON_PRODUCTION
+            freed_cpu += gone.limit[0] if by_limit else gone.reservation[0]
+            freed_memory += gone.limit[1] if by_limit else gone.reservation[1]
+            production_cpu += gone.limit[0]
+            production_memory += gone.limit[1]
+        last = found
+        count += 1
+        if fits(run, machine, 0, asked[0], freed_cpu, production_cpu) and fits(
+            run, machine, 1, asked[1], freed_memory, production_memory
+        ):
+            return gone.rank, count

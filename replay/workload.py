@@ -1,0 +1,358 @@
+"""What a cell is asked to run: the runs of a test period with their tapes, and the machines that come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import TIER_FLOORS, TIERS, UNKNOWN_ID
+from reclaim.data.store import Dataset
+from reclaim.data.windows import CHANNELS, MEMORY_MAX, Windows
+from reclaim.features.targets import OOM_COLUMNS, oom_events
+from reclaim.replay.cell import Cell
+from reclaim.replay.closedloop_state import (
+    AHEAD,
+    CHANGE,
+    MACHINE_STATE,
+    MONITORING,
+    NON_PRODUCTION,
+    PRODUCTION,
+    RUN,
+    TAPE,
+)
+from reclaim.replay.constraints import Constraints, most_per_machine
+from reclaim.replay.kinds import Source
+
+LATENCY_SENSITIVE: Final = 2
+"""Scheduling class from which on work is latency-sensitive: the traces' classes go from 0 to 3, "most sensitive"."""
+
+RUN_DEFINITION: Final = (
+    "A run is what the trace recorded of a task from one scheduling to the end of it. It is submitted when the trace "
+    "says the task was, and its tape, the recorded windows, begins to play when it is placed. Non-production work is "
+    "batch: stopped before its end, it begins again, and what it had done is lost. Production and monitoring are "
+    "services: their tape follows the clock, so that what is missed is missed. Runs that were going on when the period "
+    "began are placed at its first moment, with the reservations of their history."
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Runs in the order of their arrival, and their tapes.
+
+    Attributes
+    ----------
+    runs : structured array of ``closedloop_state.RUN``, shape (n_runs,)
+        As they are before anything has happened.
+    tape : structured array of ``closedloop_state.TAPE``, shape (n_rows,)
+        The windows of each run, one after the other; CPU and memory in the trace's unit.
+    row : int64, shape (n_rows,)
+        Row of the history that each window is.
+    masks : bool, shape (n_masks, n_machines)
+        Machines on which the runs of each mask may be.
+    start_us, stop_us : int
+        The period, on the trace's clock.
+    slot_s : int
+        How often the cell is looked at, in seconds: the length of a measurement window.
+    ends_out_of_memory : bool, shape (n_runs,)
+        Whether the trace's own run ended in the derived out-of-memory label.
+    """
+
+    runs: NDArray[Any]
+    tape: NDArray[Any]
+    row: NDArray[np.int64]
+    masks: NDArray[np.bool_]
+    start_us: int
+    stop_us: int
+    slot_s: int
+    ends_out_of_memory: NDArray[np.bool_]
+
+    def grown(self, growth: float, seed: int) -> Workload:
+        """Return it with whole collections cloned until there are ``growth`` times as many, drawn by the seed.
+
+        A clone is submitted when its original is and does the same. One period in which a collection occurs twice is
+        harder on a cell than a period in which more collections occur.
+        """
+        if growth < 1.0:
+            raise ConfigError(f"growth must be at least 1, got {growth}")
+        collections = np.unique(self.runs["collection"])
+        drawn = np.random.default_rng(seed).permutation(collections)
+        left = round(len(collections) * growth)
+        parts: list[tuple[NDArray[Any], NDArray[np.bool_]]] = []
+        while left > 0:
+            parts.append(self._copy(np.isin(self.runs["collection"], drawn[:left]), len(parts)))
+            left -= len(collections)
+        return self._joined(parts)
+
+    def tiled(self, times: int) -> Workload:
+        """Return it several times over, on as many times its machines; every copy shares the tape."""
+        everything = np.ones(len(self.runs), np.bool_)
+        joined = self._joined([self._copy(everything, k) for k in range(times)])
+        return replace(joined, masks=np.tile(self.masks, (1, times)))
+
+    def _copy(self, chosen: NDArray[np.bool_], number: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        runs = self.runs[chosen].copy()
+        place = np.full(len(self.runs) + 1, -1, np.int64)
+        place[np.flatnonzero(chosen)] = np.arange(len(runs))
+        runs["after"], runs["then"] = place[runs["after"]], place[runs["then"]]
+        runs["collection"] += number * (int(self.runs["collection"].max(initial=0)) + 1)
+        return runs, self.ends_out_of_memory[chosen]
+
+    def _joined(self, parts: list[tuple[NDArray[Any], NDArray[np.bool_]]]) -> Workload:
+        offsets = np.cumsum([0, *(len(runs) for runs, _ in parts)])
+        for (runs, _), offset in zip(parts, offsets, strict=False):
+            for link in ("after", "then"):
+                runs[link] = np.where(runs[link] >= 0, runs[link] + offset, -1)
+        runs = np.concatenate([runs for runs, _ in parts])
+        return replace(self, runs=runs, ends_out_of_memory=np.concatenate([ends for _, ends in parts])).in_order()
+
+    def in_order(self) -> Workload:
+        """Return it with the runs in the order in which a cell is asked: by arrival, priority, then size."""
+        size = self.tape["limit"][self.runs["first"]].sum(axis=1)
+        order = np.lexsort((-size, -self.runs["rank"].astype(np.int64), self.runs["arrival_us"]))
+        place = np.full(len(order) + 1, -1, np.int64)
+        place[order] = np.arange(len(order))
+        runs = self.runs[order]
+        runs["after"], runs["then"] = place[runs["after"]], place[runs["then"]]
+        return replace(self, runs=runs, ends_out_of_memory=self.ends_out_of_memory[order])
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Machines of a cell over a period.
+
+    Attributes
+    ----------
+    ids : int64, shape (n_machines,)
+    state : structured array of ``closedloop_state.MACHINE_STATE``, shape (n_machines,)
+        Empty, as at the period's start.
+    changes : structured array of ``closedloop_state.CHANGE``
+        In the order of their times, within the period.
+    """
+
+    ids: NDArray[np.int64]
+    state: NDArray[Any]
+    changes: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def subset(self, n: int, seed: int) -> tuple[Machines, NDArray[np.int64]]:
+        """Return the first ``n`` of the machines in an order drawn by the seed, and their positions among all.
+
+        Of the same seed, fewer machines are always some of the more.
+        """
+        if not 0 < n <= len(self):
+            raise ConfigError(f"expected 1 to {len(self)} machines, got {n}")
+        kept = np.random.default_rng(seed).permutation(len(self))[:n]
+        place = np.full(len(self), -1, np.int64)
+        place[kept] = np.arange(n)
+        changes = self.changes[place[self.changes["machine"]] >= 0].copy()
+        changes["machine"] = place[changes["machine"]]
+        return Machines(self.ids[kept], self.state[kept].copy(), changes), kept.astype(np.int64)
+
+    def tiled(self, times: int) -> Machines:
+        """Return them several times over."""
+        parts = []
+        for k in range(times):
+            changes = self.changes.copy()
+            changes["machine"] += k * len(self)
+            parts.append(changes)
+        changes = np.concatenate(parts)
+        changes = changes[np.argsort(changes["time_us"], kind="stable")]
+        return Machines(np.tile(self.ids, times), np.tile(self.state, times), changes)
+
+
+def workload_of(source: Source, cell: Cell, machines: Machines) -> Workload:
+    """Return what the test period of a dataset asks of a cell; tasks inside an alloc instance live off its resources.
+
+    A limit that is unknown counts as nothing, and so does usage that was not measured. Constraints hold as they were
+    when a run was submitted, machines' attributes as they were when the period began.
+    """
+    history, slots = cell.history, cell.slots
+    start_us = slots.first_us
+    rows = cell.test
+    columns = _columns(source, history.source_row[rows])
+    windows = history.windows.take(rows)
+    previous = history.previous[rows]
+    same_run = previous >= 0
+    same_run[same_run] = (
+        history.windows.scheduled_us[previous[same_run]] == history.windows.scheduled_us[rows[same_run]]
+    )
+    first = np.flatnonzero(~same_run | (np.concatenate([[-1], rows[:-1]]) != previous))
+    n, stop = len(first), np.append(first[1:], len(rows))
+    origin = np.repeat(windows.start_us[first], stop - first)
+    tape = np.zeros(len(rows), TAPE)
+    tape["start_us"] = windows.start_us - origin
+    memory = np.where(np.isnan(columns[s.MEMORY_MAX]), columns[s.MEMORY_MEAN], columns[s.MEMORY_MAX])
+    tape["use"] = np.nan_to_num(np.stack([columns[s.CPU_MEAN], memory], axis=1))
+    tape["limit"] = np.nan_to_num(windows.limit)
+    runs = np.zeros(n, RUN)
+    runs["first"], runs["stop"], runs["cursor"] = first, stop, first
+    runs["duration_us"] = windows.end_us[stop - 1] - windows.start_us[first]
+    runs["carried"] = same_run[first]
+    runs["collection"] = np.unique(windows.collection_id[first], return_inverse=True)[1]
+    runs["per_machine"] = most_per_machine(source.dataset, windows.collection_id[first])
+    tier = windows.tier[first].astype(np.int64)
+    runs["band"] = np.where(
+        tier == TIERS.index("mon"), MONITORING, np.where(tier == TIERS.index("prod"), PRODUCTION, 0)
+    )
+    runs["service"] = runs["band"] > NON_PRODUCTION
+    sensitive = windows.scheduling_class[first]
+    runs["latency"] = np.where(sensitive == UNKNOWN_ID, runs["service"], sensitive >= LATENCY_SENSITIVE)
+    floors = np.where(tier == UNKNOWN_ID, 0, np.array(TIER_FLOORS)[tier])
+    priority = np.where(np.isnan(columns[s.PRIORITY][first]), floors, columns[s.PRIORITY][first])
+    runs["rank"] = np.unique(priority, return_inverse=True)[1]
+    runs["state"], runs["machine"], runs["next"], runs["previous"], runs["first_placed_us"] = AHEAD, -1, -1, -1, -1
+    submitted = _submitted_us(source.dataset, windows.take(first))
+    runs["arrival_us"] = np.where(runs["carried"], start_us, np.clip(submitted, start_us, windows.start_us[first]))
+    task = windows.task_numbers()[first]
+    follows = np.append(False, task[1:] == task[:-1])
+    runs["after"] = np.where(follows, np.arange(n) - 1, -1)
+    runs["then"] = np.append(np.where(follows[1:], np.arange(1, n), -1), -1)
+    constraints = Constraints.of(source.dataset)
+    index = windows.instance_index[first]
+    runs["mask"] = constraints.set_of(windows.collection_id[first], index, runs["arrival_us"])
+    ends = _ends_out_of_memory(source.dataset, windows, memory, first)
+    workload = Workload(
+        runs=runs,
+        tape=tape,
+        row=rows,
+        masks=constraints.allowed(machines.ids, start_us),
+        start_us=start_us,
+        stop_us=start_us + slots.count * slots.slot_s * 1_000_000,
+        slot_s=slots.slot_s,
+        ends_out_of_memory=ends,
+    )
+    return workload.in_order()
+
+
+def _columns(source: Source, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+    """Return columns of usage that windows lack, of chosen rows of the feature set in rising order; shape (n,) each."""
+    names = [s.CPU_MEAN, s.MEMORY_MEAN, s.MEMORY_MAX, s.PRIORITY]
+    out = {name: np.empty(len(rows)) for name in names}
+    edges = source.features.bucket_start
+    for bucket in range(source.dataset.n_buckets):
+        here = slice(*np.searchsorted(rows, [edges[bucket], edges[bucket + 1]]))
+        table = source.dataset.usage(bucket, names)
+        for name in names:
+            out[name][here] = table[name].to_numpy()[rows[here] - edges[bucket]]
+    return out
+
+
+def _submitted_us(dataset: Dataset, windows: Windows) -> NDArray[np.int64]:
+    """Return when the run of each row, one row for each run, became ready to be scheduled; int64, shape (n,).
+
+    The last such event of the task up to its scheduling; where there is none, the scheduling itself, and where not even
+    that is known, the start of the window.
+    """
+    scheduled = np.where(windows.scheduled_us > 0, windows.scheduled_us, windows.start_us)
+    scheduled = np.minimum(scheduled, windows.start_us)
+    kinds = pa.array(_READY + s.EventType.ENDS, pa.int8())
+    columns = [*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE]
+    table = pa.concat_tables([dataset.events(bucket, columns) for bucket in range(dataset.n_buckets)])
+    kinds = pa.array(_READY + s.EventType.ENDS, pa.int8())
+    events = table.filter(pc.is_in(table[s.EVENT_TYPE], kinds)).to_pandas()
+    events = events[(events[s.TIME_US] > s.BEFORE_TRACE_US) & (events[s.TIME_US] < s.AFTER_TRACE_US)]
+    asked = pd.DataFrame(
+        {
+            s.COLLECTION_ID: windows.collection_id,
+            s.INSTANCE_INDEX: windows.instance_index,
+            s.TIME_US: scheduled,
+            "row": np.arange(len(windows)),
+        }
+    )
+    found = pd.merge_asof(
+        asked.sort_values(s.TIME_US, kind="stable"),
+        events.assign(ready_us=events[s.TIME_US]).sort_values(s.TIME_US, kind="stable"),
+        on=s.TIME_US,
+        by=list(s.TASK_KEY),
+    )
+    ready = found[s.EVENT_TYPE].isin(_READY).to_numpy()
+    out = scheduled.copy()
+    out[found["row"].to_numpy()[ready]] = found["ready_us"].to_numpy()[ready].astype(np.int64)
+    return out
+
+
+def _ends_out_of_memory(
+    dataset: Dataset, windows: Windows, memory: NDArray[np.float64], first: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return which runs end in the derived out-of-memory label (``features.targets``); shape (n_runs,)."""
+    seen = replace(windows, usage=np.full((len(windows), len(CHANNELS)), np.nan))
+    seen.usage[:, MEMORY_MAX] = memory
+    number_of_first = windows.task_numbers()[first]
+    began = windows.start_us[first]
+    ends = np.zeros(len(first), np.bool_)
+    events = pa.concat_tables([dataset.events(bucket, OOM_COLUMNS) for bucket in range(dataset.n_buckets)])
+    task, time_us = oom_events(seen, events)
+    run = np.searchsorted(number_of_first, task, side="right") - 1
+    while True:  # from the task's last run back to the one that was going on
+        back = (began[run] >= time_us) & (run > 0) & (number_of_first[np.maximum(run - 1, 0)] == task)
+        if not back.any():
+            break
+        run[back] -= 1
+    ends[run] = True
+    return ends
+
+
+_READY: Final = (s.EventType.SUBMIT, s.EventType.QUEUE, s.EventType.ENABLE)
+
+
+def machines_of(dataset: Dataset, start_us: int, stop_us: int) -> Machines:
+    """Return the machines of a dataset as they are at a period's start, and what happens to them within it.
+
+    Raises
+    ------
+    ConfigError
+        The trace does not tell of any machine with a capacity.
+    """
+    table = dataset.table("machines")
+    columns = {
+        name: table[name].to_numpy(zero_copy_only=False) for name in s.MACHINES.names if name in _MACHINE_COLUMNS
+    }
+    order = np.lexsort((columns[s.TIME_US], columns[s.MACHINE_ID]))
+    columns = {name: column[order] for name, column in columns.items()}
+    ids, machine = np.unique(columns[s.MACHINE_ID], return_inverse=True)
+    state = np.zeros(len(ids), MACHINE_STATE)
+    state["head"] = -1
+    state["lowest"] = np.iinfo(np.int32).max
+    state["changed_us"] = start_us
+    changes = np.zeros(len(machine), CHANGE)
+    changes["time_us"], changes["machine"] = columns[s.TIME_US], machine
+    kind = columns[s.EVENT_TYPE]
+    event = s.MachineEventType
+    changes["up"] = kind != event.REMOVE
+    changes["open"] = (kind == event.ADD) | (kind == event.UPDATE)
+    capacity = np.stack([columns[s.CPU_CAPACITY], columns[s.MEMORY_CAPACITY]], axis=1).astype(np.float64)
+    for i in range(1, len(machine)):  # a change that does not tell a capacity leaves it as it was
+        if machine[i] == machine[i - 1]:
+            capacity[i] = np.where(np.isnan(capacity[i]), capacity[i - 1], capacity[i])
+    changes["capacity"] = np.nan_to_num(capacity)
+    before = changes["time_us"] <= start_us
+    for change in changes[before]:
+        for field in ("up", "open", "capacity"):
+            state[change["machine"]][field] = change[field]
+    within = changes[~before & (changes["time_us"] < stop_us)]
+    kept = np.zeros(len(ids), np.bool_)
+    kept[state["up"] & (state["capacity"] > 0).all(axis=1)] = True
+    kept[within["machine"][within["up"] & (within["capacity"] > 0).all(axis=1)]] = True
+    if not kept.any():
+        raise ConfigError(
+            f"{dataset.path.name}: no machine with a capacity of CPU and memory, so nothing can be placed; "
+            "a closed loop needs a trace whose machines table has them (the margins, frontier and ratios do without)"
+        )
+    all_of_them = Machines(ids, state, within[np.argsort(within["time_us"], kind="stable")])
+    place = np.cumsum(kept) - 1
+    changes = all_of_them.changes[kept[all_of_them.changes["machine"]]].copy()
+    changes["machine"] = place[changes["machine"]]
+    return Machines(ids[kept], state[kept], changes)
+
+
+_MACHINE_COLUMNS: Final = (s.TIME_US, s.MACHINE_ID, s.EVENT_TYPE, s.CPU_CAPACITY, s.MEMORY_CAPACITY)
