@@ -49,7 +49,7 @@ from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay import metrics
 from reclaim.replay.fold import Bases, fold_dataset
-from reclaim.replay.openloop import History, oracle
+from reclaim.replay.openloop import History, oracle, previous_rows
 from reclaim.replay.paired import CONFIDENCE, DRAWS, RECLAIMED, SEED, VIOLATION, Difference, Paired
 from reclaim.training import tracking
 from reclaim.training.bundle import Bundle, load_bundle
@@ -261,14 +261,14 @@ def _leader(sums: Mapping[Key, Sums], margin: str, r: int) -> str:
 
 def _sums(reservation: NDArray[np.float64], rows: Rows, windows: Windows) -> Sums:
     history, n_ages = rows.history, len(metrics.AGES)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scored = metrics.Scored(
-            target=history.target[rows.test],
-            next_target=history.next_target[rows.test],
-            reservation=reservation / windows.limit,
-            limit=windows.limit,
-            duration_s=(windows.end_us - windows.start_us) / 1e6,
-        )
+    scored = metrics.Scored(
+        target=history.target[rows.test],
+        next_target=history.next_target[rows.test],
+        reservation=reservation,
+        limit=windows.limit,
+        duration_s=(windows.end_us - windows.start_us) / 1e6,
+        previous=previous_rows(windows),
+    )
     key = rows.unit * n_ages + metrics.age_key(history.known_s[rows.test])
     flat = metrics.sums(scored, key, len(rows.unseen) * n_ages)
     return flat.reshape(len(rows.unseen), n_ages, *flat.shape[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -67,7 +67,7 @@ class Windows:
         Who submitted the collection, and the logical name that its runs share, as ``identities``; -1 unknown.
     usage : float64, shape (n, len(CHANNELS))
         NaN where the trace has nothing.
-    percentiles : float32, shape (n, len(LEVELS))
+    percentiles : float32, shape (n, len(LEVELS)), or (n, 1) of ``what_is_judged``: the 90th alone
         CPU usage at each of ``LEVELS``, in the unit of the limit; NaN unknown. The tail may be unknown alone.
     limit : float64, shape (n, n_resources)
         What was granted when the window began, or, for a task (re)started in it, by its end; NaN unknown.
@@ -165,6 +165,23 @@ def identities(strings: Iterable[str | None]) -> NDArray[np.int64]:
     return np.array(out, np.int64)
 
 
+def what_is_judged(windows: Windows) -> Windows:
+    """Return the same rows with no more measurements than a replay asks for: two fifths of the bytes.
+
+    Left are, of ``CHANNELS``, the four of CPU and memory, and the 90th percentile: ``demand`` and ``peak_cpu`` answer
+    as before.
+    """
+    return replace(
+        windows,
+        usage=np.ascontiguousarray(windows.usage[:, : MEMORY_MAX + 1]),
+        percentiles=np.ascontiguousarray(_p90(windows)[:, None]),
+    )
+
+
+def _p90(windows: Windows) -> NDArray[np.float32]:
+    return windows.percentiles[:, P90 if windows.percentiles.shape[1] == len(LEVELS) else 0]
+
+
 def demand(windows: Windows) -> NDArray[np.float64]:
     """Return what a reservation had to cover in each window; shape (n, n_resources), NaN where unknown.
 
@@ -172,7 +189,7 @@ def demand(windows: Windows) -> NDArray[np.float64]:
     the Limit"); memory is not, so it is the largest usage. Where a source has no percentiles or no maximum, the mean
     stands in: then the number is a lower bound, and reports say so.
     """
-    u, p90 = windows.usage, windows.percentiles[:, P90].astype(np.float64)
+    u, p90 = windows.usage, _p90(windows).astype(np.float64)
     cpu = np.where(np.isnan(p90), u[:, CPU_MEAN], p90)
     cpu = np.where(cpu > windows.limit[:, 0], windows.limit[:, 0], cpu)
     memory = np.where(np.isnan(u[:, MEMORY_MAX]), u[:, MEMORY_MEAN], u[:, MEMORY_MAX])
@@ -182,7 +199,7 @@ def demand(windows: Windows) -> NDArray[np.float64]:
 def measured_by_mean(windows: Windows) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return in which windows ``demand`` had only the mean to go by, and in which it had anything; (n, n_resources)."""
     u = windows.usage
-    best = ~np.isnan(np.stack([windows.percentiles[:, P90], u[:, MEMORY_MAX]], axis=1))
+    best = ~np.isnan(np.stack([_p90(windows), u[:, MEMORY_MAX]], axis=1))
     mean = ~np.isnan(u[:, [CPU_MEAN, MEMORY_MEAN]])
     return ~best & mean, best | mean
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
@@ -11,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.errors import HistoryTooShortError
+from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import demand
+from reclaim.features.groups import AGES, TIER_LABELS, age_key, tier_key
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
 from reclaim.replay import timeline
 from reclaim.replay.fold import Bases
@@ -19,6 +23,24 @@ from reclaim.training.calibrate import Budgets, Calibration, calibrate
 
 SEQUENCE: Final = ("baseline", "aggressive", "medium", "baseline")
 """Which margin is in force in each quarter of the test period; Borg's four weeks."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The test rows, grouped by all that scores are split by: one pass over the rows then serves every split.
+
+    Attributes
+    ----------
+    key : int64, shape (n,)
+        Group of each row of the history; -1 for those not of the test.
+    unit, tier, age : int64, shape (n_groups,)
+        Of each group: as in ``Cell.unit``, and positions in ``features.groups.TIER_LABELS`` and ``AGES``.
+    """
+
+    key: NDArray[np.int64]
+    unit: NDArray[np.int64]
+    tier: NDArray[np.int64]
+    age: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -53,6 +75,25 @@ class Cell:
     unseen_units: NDArray[np.bool_]
     whole: NDArray[np.float64]
     whole_is_capacity: bool
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The test rows by collection, tier and age."""
+        history, rows = self.history, self.test
+        shape = len(self.unseen_units), len(TIER_LABELS), len(AGES)
+        code = np.ravel_multi_index(
+            (self.unit, tier_key(history.windows.tier[rows]), age_key(history.known_s[rows])), shape
+        )
+        there = np.bincount(code, minlength=int(np.prod(shape))) > 0
+        key = np.full(len(history), -1, np.int64)
+        key[rows] = (np.cumsum(there) - 1)[code]
+        return Groups(key, *(part.astype(np.int64) for part in np.unravel_index(np.flatnonzero(there), shape)))
+
+    @cached_property
+    def memory_used(self) -> NDArray[np.float64]:
+        """What each test row's own window demanded of memory; shape (n_test,), NaN unknown."""
+        demanded: NDArray[np.float64] = demand(self.history.windows)[self.test, RESOURCES.index("memory")]
+        return demanded
 
 
 def lay_out_cell(history: History, machines: Mapping[str, NDArray[Any]]) -> Cell:
@@ -89,6 +130,17 @@ def lay_out_cell(history: History, machines: Mapping[str, NDArray[Any]]) -> Cell
         whole=positive(whole),
         whole_is_capacity=capacity is not None,
     )
+
+
+def period_facts(cell: Cell) -> dict[str, Any]:
+    """Return what is known of the test period: its length, task-windows, collections and machines."""
+    return {
+        "test_task_windows": len(cell.test),
+        "test_collections": len(cell.unseen_units),
+        "unseen_collections": int(cell.unseen_units.sum()),
+        "test_hours": cell.slots.count * cell.slots.slot_s / 3600,
+        "machines": cell.slots.n_machines,
+    }
 
 
 def set_margins(bases: Bases, cell: Cell, budgets: Budgets, *, by_group: bool = False) -> Calibration:

@@ -16,7 +16,7 @@ from reclaim.replay.live import Live
 from reclaim.replay.placement import POLICIES
 from reclaim.replay.workload import Machines, Workload
 
-_HOW: Final = np.dtype([("stranding", "f8"), ("leftover", "f8"), ("enough", "i8")])
+_HOW: Final = np.dtype([("stranding", "f8"), ("leftover", "f8"), ("enough", "i8"), ("checkpoint_us", "i8")])
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,12 @@ class Scheduling:
     """How a cell places what is submitted."""
 
     policy: str = "hybrid"
-    """How machines with room are scored: one of ``placement.POLICIES``."""
+    """How machines with room are policy: one of ``placement.POLICIES``."""
     enough: int = 100
     """Machines with room that are scored before the best of them is taken."""
+    checkpoint_s: float = 3_600.0
+    """Batch work that is stopped goes back to the last whole multiple of this many seconds of its running time; 0: to
+    its beginning. Without checkpoints a crowded cell may spend half of its batch time on work done twice."""
     seed: int = 1
     """Seed of the order in which machines are looked at."""
 
@@ -35,6 +38,8 @@ class Scheduling:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.enough < 1:
             raise ConfigError(f"enough must be at least 1, got {self.enough}")
+        if not 0 <= self.checkpoint_s < float("inf"):
+            raise ConfigError(f"checkpoint_s must be 0 or more seconds, got {self.checkpoint_s}")
 
 
 @dataclass(frozen=True)
@@ -100,21 +105,21 @@ def simulate(
     in_force = np.zeros(n_slots, np.int8) if in_force is None else in_force
     kills = np.zeros(2 * len(runs) + 1, state.KILL)  # the first one counts the others
     kills[0]["run"] = 1
-    pending, at = np.zeros(len(runs) + 1, np.int64), np.zeros(2, np.int64)
+    pending, at = np.zeros(len(runs) + 1, state.WAITING), np.zeros(2, np.int64)
     random = np.array([0x9E3779B97F4A7C15 ^ (how.seed + 1)], np.uint64)
     order = np.random.default_rng(how.seed).permutation(len(machines)).astype(np.int64)
-    scored = np.zeros(1, _HOW)
-    scored[0] = (*POLICIES[how.policy], how.enough)
+    policy = np.zeros(1, _HOW)
+    policy[0] = (*POLICIES[how.policy], how.enough, int(how.checkpoint_s * 1e6))
     for t in tqdm(range(n_slots), desc="closed loop", unit="slot", disable=None if progress else True):
         now_us = workload.start_us + t * slot_us
         if len(kills) - kills[0]["run"] <= len(runs):
             kills = np.concatenate([kills, np.zeros(len(kills), state.KILL)])
         margin = held[in_force[t]]
-        placing = (order, workload.masks, scored[0], random, pending, kills, ticks[t])
+        placing = (order, workload.masks, policy[0], random, pending, kills, ticks[t])
         kernel.advance(runs, there, workload.tape, margin, live is not None, now_us)
         if live is not None:
             live.answer(runs, now_us)
-        kernel.settle(runs, there, pending, kills, ticks[t], float(workload.slot_s), now_us)
+        kernel.settle(runs, there, policy[0], pending, kills, ticks[t], float(workload.slot_s), now_us)
         kernel.schedule(runs, there, workload.tape, margin, *placing, now_us)
         kernel.pass_slot(
             runs, there, workload.tape, margin, *placing, machines.changes, at, now_us,

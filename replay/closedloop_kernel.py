@@ -28,6 +28,8 @@ STARTUP_US: Final = 300_000_000
 """How long a run holds its limit after it was placed (EuroSys'15, section 5.5)."""
 _OVER: Final = 1e-6
 """Relative tolerance of usage over the task's own limit, as everywhere in the replay."""
+_REMEMBERED: Final = 64
+"""Failures that are remembered while those that wait are tried; more take longer to look through than they save."""
 _END, _CHANGE, _ARRIVAL = range(3)
 
 
@@ -36,13 +38,13 @@ def _end_us(run: Any) -> Any:
     """Return when a placed run ends if nothing stops it; a service's time is the clock's."""
     if run.service:
         return run.arrival_us + run.duration_us
-    return run.placed_us + run.duration_us
+    return run.placed_us + run.duration_us - run.offset_us
 
 
 @numba.njit(**COMPILED)
 def _read(run: Any, tape: Any, now_us: int) -> None:
     """Move a placed run to the window in which it is now."""
-    at_us = now_us - (run.arrival_us if run.service else run.placed_us)
+    at_us = now_us - run.arrival_us if run.service else run.offset_us + now_us - run.placed_us
     cursor = run.cursor
     while cursor + 1 < run.stop and tape[cursor + 1].start_us <= at_us:
         cursor += 1
@@ -61,9 +63,6 @@ def _count_in(machine: Any, run: Any, sign: float, now_us: int) -> None:
         machine.reserved[r] += sign * run.reservation[r]
         if run.band > NON_PRODUCTION:
             machine.production[r] += sign * run.limit[r]
-            machine.booked[r] += sign * run.limit[r]
-        else:
-            machine.booked[r] += sign * run.reservation[r]
     machine.busy_us += machine.count * (now_us - machine.changed_us)
     machine.changed_us = now_us
     machine.count += 1 if sign > 0 else -1
@@ -87,28 +86,40 @@ def _leave(i: int, runs: Any, machines: Any, now_us: int) -> None:
 
 @numba.njit(**COMPILED)
 def _wait(i: int, runs: Any, pending: Any, now_us: int) -> None:
-    """Let a run wait for a machine from now on; ``pending[0]`` is how many do, their numbers follow."""
-    runs[i].state = PENDING
-    runs[i].waiting_us = now_us
-    pending[0] += 1
-    pending[pending[0]] = i
+    """Let a run wait for a machine from now on."""
+    run = runs[i]
+    run.state = PENDING
+    run.waiting_us = now_us
+    pending[0].run += 1
+    entry = pending[pending[0].run]
+    entry.turn = now_us - (np.int64(run.rank) << 44)  # by priority, then by time: 2^44 µs are half a year
+    entry.run, entry.mask, entry.rank, entry.band, entry.reason = i, run.mask, run.rank, run.band, run.reason
+    entry.special = run.service or run.carried or run.per_machine > 0
+    for r in range(2):
+        entry.asked[r] = run.asked[r]
 
 
 @numba.njit(**COMPILED)
-def _stop(i: int, cause: int, runs: Any, machines: Any, pending: Any, kills: Any, tick: Any, now_us: int) -> None:
-    """Stop a run before its end: batch work begins again, a service goes on where the clock then is."""
+def _stop(
+    i: int, cause: int, runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: Any, now_us: int
+) -> None:
+    """Stop a run before its end: batch work goes back to its last checkpoint, a service goes on where the clock is."""
     run = runs[i]
     entry = kills[kills[0].run]
     kills[0].run += 1
-    entry.time_us, entry.run, entry.machine, entry.cause = now_us, i, run.machine, cause
-    entry.lost_us = 0 if run.service else now_us - run.placed_us
+    entry.time_us, entry.run, entry.machine, entry.cause, entry.lost_us = now_us, i, run.machine, cause, 0
     _leave(i, runs, machines, now_us)
+    if not run.service:
+        done_us = run.offset_us + now_us - run.placed_us
+        run.offset_us = done_us - done_us % how.checkpoint_us if how.checkpoint_us > 0 else 0
+        entry.lost_us = done_us - run.offset_us
+        run.cursor = run.first
     run.lost_us += entry.lost_us
     run.carried = False
+    for r in range(2):
+        run.asked[r] = run.limit[r]
     run.kills[cause] += 1
     tick.kills[cause] += 1
-    if not run.service:
-        run.cursor = run.first
     _wait(i, runs, pending, now_us)
 
 
@@ -143,7 +154,7 @@ def _victim(machine: Any, runs: Any, band: int, rank: int) -> Any:
 
 
 @numba.njit(**COMPILED)
-def relieve(m: int, runs: Any, machines: Any, pending: Any, kills: Any, tick: Any, now_us: int) -> None:
+def relieve(m: int, runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: Any, now_us: int) -> None:
     """Stop runs until what the rest uses fits in memory: those above their own limit, then from the lowest priority up.
 
     Production comes last: never while anything else is left (EuroSys'15, sections 5.5 and 6.2).
@@ -163,7 +174,7 @@ def relieve(m: int, runs: Any, machines: Any, pending: Any, kills: Any, tick: An
             elif over == (cause == OWN_LIMIT) and _dies_first(runs, i, found):
                 found = i
             i = run.next
-        _stop(found, cause, runs, machines, pending, kills, tick, now_us)
+        _stop(found, cause, runs, machines, how, pending, kills, tick, now_us)
 
 
 @numba.njit(**COMPILED)
@@ -175,24 +186,16 @@ def _dies_first(runs: Any, i: int, j: int) -> Any:
 
 @numba.njit(**COMPILED)
 def _make_room(
-    i: int,
-    asked: Any,
-    runs: Any,
-    machines: Any,
-    order: Any,
-    masks: Any,
-    pending: Any,
-    kills: Any,
-    tick: Any,
+    i: int, asked: Any, runs: Any, machines: Any, order: Any, masks: Any, how: Any, pending: Any, kills: Any, tick: Any,
     now_us: int,
-) -> int:
+) -> int:  # fmt: skip
     """Preempt for a run on the machine where that costs least, and return it; -1 where it helps nowhere.
 
-    Least is the lowest rank of the highest victim, then the fewest victims. They go from the lowest rank up, until the
-    run fits.
+    Least is the lowest rank of the highest victim, then the least work lost. Victims go from the lowest rank up, until
+    the run fits.
     """
     run = runs[i]
-    best, best_rank, best_count = -1, 2**31 - 1, 2**31 - 1
+    best, best_rank, best_lost = -1, 2**31 - 1, 2**62
     for k in range(len(order)):
         m = order[k]
         machine = machines[m]
@@ -202,16 +205,16 @@ def _make_room(
             continue
         if held_back(run, machine, runs):
             continue
-        rank, count = price(run, machine, runs, asked)
-        if count > 0 and (rank < best_rank or (rank == best_rank and count < best_count)):
-            best, best_rank, best_count = m, rank, count
+        rank, lost_us = price(run, machine, runs, asked, now_us)
+        if rank >= 0 and (rank < best_rank or (rank == best_rank and lost_us < best_lost)):
+            best, best_rank, best_lost = m, rank, lost_us
     if best >= 0:
         machine = machines[best]
         while not (fits(run, machine, 0, asked[0], 0.0, 0.0) and fits(run, machine, 1, asked[1], 0.0, 0.0)):
             victim = _victim(machine, runs, run.band, run.rank)
             if victim < 0:  # sums of many tasks, rounded: it was a hair's breadth
                 return -1
-            _stop(victim, PREEMPTED, runs, machines, pending, kills, tick, now_us)
+            _stop(victim, PREEMPTED, runs, machines, how, pending, kills, tick, now_us)
     return best
 
 
@@ -223,8 +226,8 @@ def _place(
     """Place a waiting run if that can be done; by limit, or, where it was running before all began, by reservation."""
     run = runs[i]
     row = run.cursor
-    if run.service:
-        at_us = now_us - run.arrival_us
+    if run.service or run.offset_us > 0:
+        at_us = now_us - run.arrival_us if run.service else run.offset_us
         while row + 1 < run.stop and tape[row + 1].start_us <= at_us:
             row += 1
     asked = np.empty(2)
@@ -233,7 +236,7 @@ def _place(
         asked[r] = tape[row].limit[r] if run.band > NON_PRODUCTION else run.reservation[r]
     m = find(i, asked, runs, machines, order, masks, how, random)
     if m < 0:
-        m = _make_room(i, asked, runs, machines, order, masks, pending, kills, tick, now_us)
+        m = _make_room(i, asked, runs, machines, order, masks, how, pending, kills, tick, now_us)
     if m < 0:
         return False
     machine = machines[m]
@@ -248,7 +251,7 @@ def _place(
     _read(run, tape, now_us)
     _count_in(machine, run, 1.0, now_us)
     machine.lowest = min(machine.lowest, run.rank)
-    relieve(m, runs, machines, pending, kills, tick, now_us)
+    relieve(m, runs, machines, how, pending, kills, tick, now_us)
     return True
 
 
@@ -268,14 +271,14 @@ def advance(runs: Any, machines: Any, tape: Any, held: Any, live: bool, now_us: 
 
 
 @numba.njit(**COMPILED)
-def settle(runs: Any, machines: Any, pending: Any, kills: Any, tick: Any, slot_s: float, now_us: int) -> None:
+def settle(runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: Any, slot_s: float, now_us: int) -> None:
     """Sum all machines up anew, relieve those out of memory, throttle those out of CPU, write down what is seen."""
     for m in range(len(machines)):
         machine = machines[m]
         if not machine.up:
             continue
         for r in range(2):
-            machine.use[r] = machine.limit[r] = machine.reserved[r] = machine.booked[r] = machine.production[r] = 0.0
+            machine.use[r] = machine.limit[r] = machine.reserved[r] = machine.production[r] = 0.0
         machine.lowest = 2**31 - 1
         busy_us, changed_us, count = machine.busy_us, machine.changed_us, machine.count
         i = machine.head
@@ -284,7 +287,7 @@ def settle(runs: Any, machines: Any, pending: Any, kills: Any, tick: Any, slot_s
             machine.lowest = min(machine.lowest, runs[i].rank)
             i = runs[i].next
         machine.busy_us, machine.changed_us, machine.count = busy_us, changed_us, count
-        relieve(m, runs, machines, pending, kills, tick, now_us)
+        relieve(m, runs, machines, how, pending, kills, tick, now_us)
         batch, latency = 0.0, 0.0
         i = machine.head
         while i >= 0:
@@ -317,47 +320,44 @@ def schedule(
 
     One that asks for no less than one that just failed, under its constraints and at no higher a rank, is not tried.
     """
-    n = pending[0]
+    n = pending[0].run
     waiting = pending[1 : n + 1].copy()
-    pending[0] = 0
-    key = np.empty(n, np.int64)
+    pending[0].run = 0
+    turns = np.empty(n, np.int64)
     for k in range(n):
-        key[k] = -(np.int64(runs[waiting[k]].rank) << 44) + runs[waiting[k]].waiting_us
-    turn = np.argsort(key, kind="mergesort")
-    failed = np.empty((64, 6))
+        turns[k] = waiting[k].turn
+    turn = np.argsort(turns, kind="mergesort")
+    failed = np.empty(_REMEMBERED, np.int64)
     n_failed = 0
     for k in range(n):
-        i = waiting[turn[k]]
-        run = runs[i]
-        if run.service and now_us >= run.arrival_us + run.duration_us:
+        entry = waiting[turn[k]]
+        run = runs[entry.run] if entry.special else runs[0]
+        if entry.special and run.service and now_us >= run.arrival_us + run.duration_us:
             run.waited_us += run.arrival_us + run.duration_us - run.waiting_us
-            _finish(i, runs, machines, pending, tick, run.arrival_us + run.duration_us)
+            _finish(entry.run, runs, machines, pending, tick, run.arrival_us + run.duration_us)
             continue
-        limit = tape[run.cursor].limit
-        hopeless = run.waiting_us >= now_us  # stopped just now: it comes back in the next slot
-        for f in range(n_failed):
+        hopeless = entry.turn + (np.int64(entry.rank) << 44) >= now_us  # stopped just now: it comes back next time
+        for f in range(0 if entry.special else n_failed):
+            other = waiting[failed[f]]
             if (
-                failed[f, 0] == run.mask and failed[f, 1] == (run.band > NON_PRODUCTION) and failed[f, 2] >= run.rank
-                and failed[f, 3] <= limit[0] and failed[f, 4] <= limit[1] and not run.carried
+                other.mask == entry.mask and (other.band > NON_PRODUCTION) == (entry.band > NON_PRODUCTION)
+                and other.rank >= entry.rank and other.asked[0] <= entry.asked[0] and other.asked[1] <= entry.asked[1]
             ):  # fmt: skip
                 hopeless = True
-                run.reason = int(failed[f, 5])
+                entry.reason = other.reason
                 break
-        if not hopeless and _place(
-            i, runs, machines, tape, held, order, masks, how, random, pending, kills, tick, now_us
-        ):
-            continue
-        pending[0] += 1
-        pending[pending[0]] = i
-        if not hopeless and n_failed < len(failed) and run.per_machine <= 0 and not run.carried and not run.service:
-            failed[n_failed, 0], failed[n_failed, 1] = run.mask, run.band > NON_PRODUCTION
-            failed[n_failed, 2], failed[n_failed, 3], failed[n_failed, 4] = run.rank, limit[0], limit[1]
-            failed[n_failed, 5] = run.reason
-            n_failed += 1
-    for k in range(pending[0]):
-        run = runs[pending[k + 1]]
-        tick.pending[run.band] += 1
-        tick.reasons[run.reason] += 1
+        if not hopeless:
+            if _place(entry.run, runs, machines, tape, held, order, masks, how, random, pending, kills, tick, now_us):
+                continue
+            entry.reason = runs[entry.run].reason
+            if not entry.special and n_failed < len(failed):
+                failed[n_failed] = turn[k]
+                n_failed += 1
+        pending[0].run += 1
+        pending[pending[0].run] = entry
+    for k in range(1, pending[0].run + 1):
+        tick.pending[pending[k].band] += 1
+        tick.reasons[pending[k].reason] += 1
 
 
 @numba.njit(**COMPILED)
@@ -393,13 +393,13 @@ def pass_slot(
             if runs[i].state == RUNNING and max(_end_us(runs[i]), now_us) == time_us:
                 _finish(i, runs, machines, pending, tick, time_us)
         elif kind == _CHANGE:
-            _change(changes[i], runs, machines, pending, kills, tick, time_us)
+            _change(changes[i], runs, machines, how, pending, kills, tick, time_us)
         else:
             run = runs[i]
             if run.after >= 0 and runs[run.after].state != DONE:
                 run.state = BLOCKED
                 continue
-            run.state, run.waiting_us = PENDING, time_us
+            run.waiting_us = time_us
             if not _place(i, runs, machines, tape, held, order, masks, how, random, pending, kills, tick, time_us):
                 _wait(i, runs, pending, time_us)
             elif run.state == RUNNING and _end_us(run) <= until_us:
@@ -407,7 +407,7 @@ def pass_slot(
 
 
 @numba.njit(**COMPILED)
-def _change(change: Any, runs: Any, machines: Any, pending: Any, kills: Any, tick: Any, now_us: int) -> None:
+def _change(change: Any, runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: Any, now_us: int) -> None:
     """Give a machine another capacity, or take it out of service with all that runs there."""
     machine = machines[change.machine]
     machine.up, machine.open = change.up, change.open
@@ -415,5 +415,5 @@ def _change(change: Any, runs: Any, machines: Any, pending: Any, kills: Any, tic
         machine.capacity[r] = change.capacity[r]
     if not change.up:
         while machine.head >= 0:
-            _stop(machine.head, MACHINE_GONE, runs, machines, pending, kills, tick, now_us)
-    relieve(change.machine, runs, machines, pending, kills, tick, now_us)
+            _stop(machine.head, MACHINE_GONE, runs, machines, how, pending, kills, tick, now_us)
+    relieve(change.machine, runs, machines, how, pending, kills, tick, now_us)

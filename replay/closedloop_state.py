@@ -30,26 +30,38 @@ RUN = np.dtype(
         # as submitted
         ("first", "i8"), ("stop", "i8"), ("arrival_us", "i8"), ("duration_us", "i8"), ("collection", "i8"),
         ("after", "i8"), ("then", "i8"), ("rank", "i4"), ("mask", "i4"), ("per_machine", "i4"), ("band", "i1"),
-        ("service", "?"), ("latency", "?"), ("carried", "?"),
+        ("service", "?"), ("latency", "?"), ("carried", "?"), ("asked", "f8", (2,)),
         # as it goes
         ("state", "i1"), ("reason", "i1"), ("machine", "i4"), ("next", "i4"), ("previous", "i4"), ("cursor", "i8"),
-        ("placed_us", "i8"), ("waiting_us", "i8"), ("first_placed_us", "i8"), ("ended_us", "i8"),
+        ("placed_us", "i8"), ("offset_us", "i8"), ("waiting_us", "i8"), ("first_placed_us", "i8"), ("ended_us", "i8"),
         ("ran_us", "i8"), ("lost_us", "i8"), ("waited_us", "i8"), ("kills", "i4", (4,)),
         ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reservation", "f8", (2,)),
         code_field("replay/closedloop_state.py", "replay/closedloop_kernel.py", "replay/placement.py"),
     ]
 )  # fmt: skip
-"""One run of a task, from its submission to its end; see ``workload.Workload``."""
+"""One run of a task, from its submission to its end; see ``workload.Workload``. ``asked``
+is the limit that it asks for next, ``offset_us`` how far it had come when it was
+placed."""
+
+WAITING = np.dtype(
+    [
+        ("turn", "i8"), ("run", "i8"), ("asked", "f8", (2,)), ("mask", "i4"), ("rank", "i4"), ("band", "i1"),
+        ("reason", "i1"), ("special", "?"),
+    ]
+)  # fmt: skip
+"""What has to be known of a run that waits to pass it over: one line of memory where the run itself is six. The first
+entry's ``run`` is how many others there are. ``special`` ones are always tried: they ask for more or less than
+``asked``, or not everywhere."""
 
 MACHINE_STATE = np.dtype(
     [
         ("capacity", "f8", (2,)), ("up", "?"), ("open", "?"), ("head", "i4"), ("count", "i4"), ("lowest", "i4"),
-        ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reserved", "f8", (2,)), ("booked", "f8", (2,)),
+        ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reserved", "f8", (2,)),
         ("production", "f8", (2,)), ("busy_us", "i8"), ("changed_us", "i8"),
     ]
 )  # fmt: skip
-"""Sums over a machine's runs: ``reserved`` of reservations; ``production`` of the limits of production; ``booked`` of
-those and the others' reservations. ``lowest`` is the lowest rank among them."""
+"""Sums over a machine's runs: ``reserved`` of reservations; ``production`` of the limits of production. ``lowest`` is
+the lowest rank among them."""
 
 TAPE = np.dtype([("start_us", "i8"), ("use", "f8", (2,)), ("limit", "f8", (2,))])
 """One measurement window of a run: its start since the run's, mean CPU and largest memory in it, the limit."""

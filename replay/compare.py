@@ -1,4 +1,4 @@
-"""Lays recorded replays side by side: one row per dataset, horizon, estimator and margin, the newest run of each."""
+"""Lays recorded experiments side by side: a table of each, a row per dataset, horizon and contender."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from reclaim.data.errors import ModelError
-from reclaim.data.schema import RESOURCES
-from reclaim.replay.record import COMPARED, EXPERIMENT, FINISHED, TAG_PARENT
-from reclaim.replay.report import RESOURCE_TITLES, Cell, Table
+from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.table import Cell, Table
+from reclaim.replay.experiments import EXPERIMENTS, load_experiment
+from reclaim.replay.kinds import COMPARED, ORACLE, Column
+from reclaim.replay.record import FINISHED, TAG_PARENT, TAG_PLACE, TAG_WORDS
 from reclaim.training import tracking
-from reclaim.training.estimators.margin import MARGIN_NAMES
 from reclaim.training.mlstore import default_tracking_uri
 from reclaim.training.tracking import RunRecord
 
-_KINDS: Final = (*COMPARED, "limit", "oracle")
-_MARGINS: Final = (*MARGIN_NAMES, "none")
-_METRICS: Final = {"reclaimed": "reclaimed_share", "violation": "violation_rate", "of oracle": "efficiency"}
+_KINDS: Final = (*COMPARED, "limit", ORACLE)
 
 
 @dataclass(frozen=True)
@@ -40,21 +38,28 @@ class Chosen:
     recorded: tuple[RunRecord, ...]
 
 
-def choose(runs: Sequence[str] = ()) -> Chosen:
+def choose(runs: Sequence[str] = (), experiment: str | None = None) -> Chosen:
     """Return the runs to compare.
 
     Parameters
     ----------
     runs : sequence of str
         Ids of runs to show: of single ones, or of whole experiments, which stand for all of theirs. None given shows
-        the newest run of every dataset, horizon, estimator and margin.
+        the newest run of every dataset, horizon and contender.
+    experiment : str or None
+        Name of the one to show; all when None.
 
     Raises
     ------
+    ConfigError
+        There is no such experiment.
     ModelError
         Nothing is recorded, or a run does not exist or is none of a replay.
     """
-    records = [r for r in tracking.find_runs(EXPERIMENT) if r.status == FINISHED]
+    if experiment is not None and experiment not in EXPERIMENTS:
+        raise ConfigError(f"--experiment: expected one of {', '.join(EXPERIMENTS)}, got {experiment!r}")
+    names = EXPERIMENTS if experiment is None else [experiment]
+    records = [r for name in names for r in tracking.find_runs(name) if r.status == FINISHED]
     single = [r for r in records if TAG_PARENT in r.tags]
     named: dict[str, int] = {}
     if runs:
@@ -63,17 +68,27 @@ def choose(runs: Sequence[str] = ()) -> Chosen:
         chosen = {r.run_id: r for r in _newest(single)}
     if not chosen:
         store = default_tracking_uri()
-        raise ModelError(f"no finished replay in {store}; `reclaim replay margins DATASET --out DIR` makes one")
-    return Chosen(tuple(sorted(chosen.values(), key=_order)), named, tuple(single))
+        raise ModelError(
+            f"no finished replay in {store}; `reclaim replay {experiment or 'margins'} DATASET --out DIR` makes one"
+        )
+    return Chosen(_ordered(list(chosen.values())), named, tuple(single))
 
 
-def compare(runs: Sequence[str] | Chosen = ()) -> Table:
-    """Return the recorded replays as a table; arguments and errors as in ``choose``."""
+def compare(runs: Sequence[str] | Chosen = ()) -> dict[str, Table]:
+    """Return a table of the recorded runs of each experiment, by its name; arguments and errors as in ``choose``."""
     chosen = runs if isinstance(runs, Chosen) else choose(runs)
-    names = [f"{RESOURCE_TITLES[r]} {label}" for r in RESOURCES for label in _METRICS]
-    rows = [_row(record) for record in chosen.runs]
-    columns = ("dataset", "horizon", "estimator", "margin", *names, "would-be OOM", "started (UTC)", "run")
-    return Table(columns, tuple(rows), percent=frozenset(names))
+    tables = {}
+    for name in EXPERIMENTS:
+        records = [r for r in chosen.runs if r.experiment == name]
+        if records:
+            tables[name] = _table(records, load_experiment(name).columns)
+    return tables
+
+
+def words_of(record: RunRecord) -> dict[str, str]:
+    """Return what tells a run from its neighbours, by name."""
+    names = record.tags.get(TAG_WORDS, "estimator,margin").split(",")  # what all had, before it was on record
+    return {name: record.tags[name] for name in names if name in record.tags}
 
 
 def horizon_of(record: RunRecord) -> str:
@@ -106,41 +121,54 @@ def _named(
 
 
 def _newest(single: Sequence[RunRecord]) -> list[RunRecord]:
-    newest: dict[tuple[str, ...], RunRecord] = {}
+    newest: dict[tuple[object, ...], RunRecord] = {}
     for record in single:  # newest first
-        key = tuple(record.tags.get(tag, "") for tag in ("dataset_fingerprint", "estimator", "margin"))
-        newest.setdefault((*key, *promise_of(record)), record)
+        words = tuple(words_of(record).items())
+        key = (record.experiment, record.tags.get("dataset_fingerprint", ""), words, promise_of(record))
+        newest.setdefault(key, record)
     return list(newest.values())
 
 
-def _order(record: RunRecord) -> tuple[str, str, int, int, str, int, int]:
-    tags = record.tags
-    return (
-        tags.get("dataset", ""),
-        tags.get("dataset_fingerprint", ""),
-        int(record.params.get("horizon_s", 0)),
-        _position(tags.get("kind", ""), _KINDS),
-        tags.get("estimator", ""),
-        _position(tags.get("margin", ""), _MARGINS),
-        -record.started_ms,
-    )
+def _ordered(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
+    """Return runs by experiment, dataset, horizon and kind; contenders of the same words next to each other."""
+    by_age = sorted(records, key=lambda r: (-r.started_ms, r.run_id))
+    wholes = {whole: age for age, whole in enumerate(dict.fromkeys(r.tags[TAG_PARENT] for r in by_age))}
+    in_place = sorted(by_age, key=lambda r: (wholes[r.tags[TAG_PARENT]], int(r.tags.get(TAG_PLACE, 0))))
+    contenders = list(dict.fromkeys(tuple(words_of(r).items()) for r in in_place))
+    names = list(EXPERIMENTS)
+
+    def key(record: RunRecord) -> tuple[object, ...]:
+        tags = record.tags
+        kind = tags.get("kind", "")
+        return (
+            names.index(record.experiment) if record.experiment in names else len(names),
+            tags.get("dataset", ""),
+            tags.get("dataset_fingerprint", ""),
+            int(record.params.get("horizon_s", 0)),
+            _KINDS.index(kind) if kind in _KINDS else len(_KINDS),
+            contenders.index(tuple(words_of(record).items())),
+            -record.started_ms,
+        )
+
+    return tuple(sorted(in_place, key=key))
 
 
-def _position(name: str, names: Sequence[str]) -> int:
-    return names.index(name) if name in names else len(names)
+def _table(records: Sequence[RunRecord], columns: Sequence[Column]) -> Table:
+    words = list(dict.fromkeys(word for record in records for word in words_of(record)))
+    headings = tuple(column.heading for column in columns)
+    rows = tuple(_row(record, words, columns) for record in records)
+    percent = frozenset(column.heading for column in columns if column.percent)
+    return Table(("dataset", "horizon", *words, *headings, "started (UTC)", "run"), rows, percent)
 
 
-def _row(record: RunRecord) -> tuple[Cell, ...]:
-    tags, metrics = record.tags, record.metrics
-    events = metrics.get("oom.events")
+def _row(record: RunRecord, words: Sequence[str], columns: Sequence[Column]) -> tuple[Cell, ...]:
     started = datetime.fromtimestamp(record.started_ms / 1000, UTC)
+    told_apart = words_of(record)
     return (
-        tags.get("dataset", "-"),
+        record.tags.get("dataset", "-"),
         horizon_of(record),
-        tags.get("estimator", record.name),
-        tags.get("margin", "-"),
-        *(metrics.get(f"{r}.{metric}") for r in RESOURCES for metric in _METRICS.values()),
-        None if events is None else int(events),
+        *(told_apart.get(word) for word in words),
+        *(record.metrics.get(column.metric) for column in columns),
         f"{started:%Y-%m-%d %H:%M}",
         record.run_id,
     )

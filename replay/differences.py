@@ -1,4 +1,4 @@
-"""Says of recorded replays which estimator is better, and whether by more than the noise."""
+"""Says of recorded replays of the margins which estimator is better, and whether by more than the noise."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
+from reclaim.data.table import Cell, Table
 from reclaim.replay.compare import Chosen, choose, horizon_of, promise_of
+from reclaim.replay.kinds import COMPARED, STATISTICAL
 from reclaim.replay.paired import Paired
-from reclaim.replay.record import COMPARED, STATISTICAL, TAG_PARENT
-from reclaim.replay.report import RESOURCE_TITLES, Cell, Table
+from reclaim.replay.record import TAG_PARENT
+from reclaim.replay.report import RESOURCE_TITLES
 from reclaim.replay.units import UNITS, UnitSums, read_units
 from reclaim.training import tracking
 from reclaim.training.tracking import RunRecord
 
+_MARGINS: Final = "margins"
+"""The experiment whose runs keep their sums by unit."""
 _NUMBERS: Final = tuple(f"{of} {what}" for of in ("reclaimed", "violation") for what in ("difference", "low", "high"))
 _COLUMNS: Final = ("dataset", "horizon", "margin", "resource", "estimator", "against", *_NUMBERS, "verdict")
 
@@ -114,7 +118,8 @@ def _groups(chosen: Chosen) -> Iterator[_Group]:
 
     groups: list[tuple[tuple[str, ...], UnitSums, list[RunRecord]]] = []
     for record in chosen.runs:
-        found = units(record) if record.tags.get("kind") in COMPARED else None
+        comparable = record.experiment == _MARGINS and record.tags.get("kind") in COMPARED
+        found = units(record) if comparable else None
         if found is None or sums(record) is None:
             continue
         key = (record.tags["margin"], record.tags.get("dataset_fingerprint", ""), *promise_of(record))

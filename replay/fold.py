@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -12,6 +16,7 @@ from tqdm import tqdm
 
 from reclaim.data.schema import RESOURCES
 from reclaim.data.store import Dataset
+from reclaim.data.windows import Windows, what_is_judged
 from reclaim.features.splits import IN_ALLOC, TRAIN
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S
@@ -67,9 +72,11 @@ def fold_dataset(
     kept: list[History] = []
     answers: dict[str, list[Bases]] = {name: [] for name in makers}
     total = int(features.bucket_start[-1])
-    with tqdm(
-        total=total * len(makers), desc="replay", unit="window", unit_scale=True, disable=None if progress else True
-    ) as bar:
+    quiet = None if progress else True
+    with (
+        tqdm(total=total * len(makers), desc="replay", unit="window", unit_scale=True, disable=quiet) as bar,
+        ThreadPoolExecutor(os.cpu_count()) as pool,  # an estimator to a thread: they share nothing
+    ):
         for bucket in range(dataset.n_buckets):
             windows = dataset.windows(bucket)
             rows = np.arange(features.bucket_start[bucket], features.bucket_start[bucket + 1], dtype=np.int64)
@@ -88,18 +95,34 @@ def fold_dataset(
                 previous=previous,
                 source_row=rows,
             )
-            kept.append(history.take(keep))
-            for name, make in makers.items():
-                started = time.perf_counter()
-                estimator = make()
-                if isinstance(estimator, ForecastEstimator):  # its fold is the features', and those are stored
-                    answers[name].append(answer_stored(estimator, features.x[rows[keep]], windows.take(keep)))
-                else:
-                    answers[name].append({"aggressive": run_base(estimator, windows).take(keep)})  # and baseline
-                seconds[f"fold/{name}"] = seconds.get(f"fold/{name}", 0.0) + time.perf_counter() - started
+            judged_alone = history.take(keep)
+            kept.append(replace(judged_alone, windows=what_is_judged(judged_alone.windows)))
+            answer = partial(_answer, windows=windows, keep=keep, features=features, rows=rows)
+            for name, (part, took) in zip(makers, pool.map(answer, makers.values()), strict=True):
+                answers[name].append(part)
+                seconds[f"fold/{name}"] = seconds.get(f"fold/{name}", 0.0) + took
                 bar.update(len(windows))
-    bases = {name: joined(parts) for name, parts in answers.items()}
+    bases = {name: joined(answers.pop(name)) for name in makers}
     return join_histories(kept), {name: {"baseline": both["aggressive"]} | both for name, both in bases.items()}
+
+
+def _answer(
+    make: Callable[[], Estimator],
+    *,
+    windows: Windows,
+    keep: NDArray[np.int64],
+    features: FeatureSet,
+    rows: NDArray[np.int64],
+) -> tuple[Bases, float]:
+    """Return what a fresh estimator answers to the kept windows of a bucket, and the seconds that took."""
+    started = time.perf_counter()
+    estimator = make()
+    bases: Bases
+    if isinstance(estimator, ForecastEstimator):  # its fold is the features', and those are stored
+        bases = answer_stored(estimator, features.x[rows[keep]], windows.take(keep))
+    else:
+        bases = {"aggressive": run_base(estimator, windows).take(keep)}  # and baseline
+    return bases, time.perf_counter() - started
 
 
 class _Future:

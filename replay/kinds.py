@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.store import Dataset
 from reclaim.data.table import Table
 from reclaim.features.store import FeatureSet
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from reclaim.training.bundle import Bundle
+
+LEARNED: Final = "learned"
+STATISTICAL: Final = "statistical"
+COMPARED: Final = (LEARNED, STATISTICAL)
+"""Kinds of estimators that are measured by each other; the limit and the oracle are the ends of the scale."""
+ORACLE: Final = "oracle"
+"""Kind and name of the one that sees the future."""
+ONLINE: Final = "-online"
+"""Behind the name of an estimator: under margins that follow the workload (``estimators.online``)."""
 
 Results = Mapping[str, Any]
 """What ``results.json`` holds: plain JSON, None for what is not known."""
@@ -51,6 +60,7 @@ class Measured:
     ----------
     results : dict
         The experiment's own part of ``results.json``; inputs, dataset, command and definitions are added by the caller.
+        What it holds under ``dataset`` is added to what is said of the dataset: ``cell.period_facts``, by custom.
     definitions : mapping of str to str
         Term to meaning: of every number in the results that does not explain itself.
     write : callable or None
@@ -68,6 +78,7 @@ class Section:
 
     title: str
     text: str = ""
+    """Paragraphs, with an empty line between them."""
     figure: str = ""
     """Key of ``Experiment.figures``."""
     caption: str = ""
@@ -96,13 +107,16 @@ class Run:
     metrics : mapping of str to float or None
         By key; the keys of all columns, and any others worth keeping.
     params : mapping
-        What it was set to.
+        What it was set to; nested names are joined with dots, beside those of the configuration.
+    tags : mapping of str to str
+        Further words on record, which no table shows: ``kind``, ….
     """
 
     name: str
     words: Mapping[str, str]
     metrics: Mapping[str, float | None]
     params: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Live:
     def _as_lived(self, runs: NDArray[Any], who: NDArray[np.int64], row: NDArray[np.int64]) -> Windows:
         """Return the windows as they were lived: at the times they had here, of the run that was placed here."""
         seen = self._windows.take(row)
-        began = np.where(runs["service"][who], runs["arrival_us"][who], runs["placed_us"][who])
+        began = np.where(runs["service"][who], runs["arrival_us"][who], runs["placed_us"][who] - runs["offset_us"][who])
         start_us = began + self._tape["start_us"][row]
         end_us = start_us + seen.end_us - seen.start_us
         scheduled_us = np.where(runs["carried"][who], seen.scheduled_us, runs["placed_us"][who])

@@ -2,178 +2,167 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from tqdm import tqdm
 
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import CPU_MEAN, MEMORY_MEAN, demand
-from reclaim.replay import timeline
-from reclaim.replay.cell import SEQUENCE, Cell, positive, segment_slots
-from reclaim.replay.fold import Bases
-from reclaim.replay.openloop import in_force
-from reclaim.replay.scoring import Bootstrap, number, per_resource, score
-from reclaim.training.calibrate import Budgets, Calibration
-from reclaim.training.estimators.base import Estimate
-from reclaim.training.estimators.fixed import LimitEstimator
-from reclaim.training.estimators.margin import MARGIN_NAMES, Margin, under
-from reclaim.training.estimators.online import OnlineMargin
+from reclaim.features.targets import OOM_DEFINITION
+from reclaim.replay.cell import period_facts
+from reclaim.replay.figures import FIGURES
+from reclaim.replay.folded import LIMIT, Folded, fold
+from reclaim.replay.judging import cell_over_time, follow, judge, judge_fixed
+from reclaim.replay.kinds import COMPARED, LEARNED, ONLINE, ORACLE, STATISTICAL, Experiment, Measured, Source
+from reclaim.replay.margins_page import says, sections
+from reclaim.replay.margins_runs import COLUMNS, runs
+from reclaim.replay.metrics import METRICS
+from reclaim.replay.openloop import oracle
+from reclaim.replay.paired import RECLAIMED, VIOLATION, Interval, Paired
+from reclaim.replay.scoring import Bootstrap, number
+from reclaim.replay.settings import ReplayConfig
+from reclaim.replay.timeline import EVENT_DEFINITION, OVER_DEFINITION
+from reclaim.replay.units import UnitSums, write_units
 
-MARGIN_BINS: Final = 200
-"""Points of a line in the figure over time, at most; more are not seen."""
 
-_MEMORY: Final = RESOURCES.index("memory")
+@dataclass(frozen=True)
+class MarginsConfig(ReplayConfig):
+    """How the margins are replayed."""
+
+    online: bool = True
+    """Whether learned estimators are replayed a second time, under margins that follow the workload."""
 
 
-def follow(
-    bases: Bases, cell: Cell, margins: Mapping[str, Margin], budgets: Budgets, horizon_s: int
-) -> dict[str, NDArray[np.float64]]:
-    """Return what is reserved where the margins follow the workload from the first validation row on.
+def measure(source: Source, config: MarginsConfig) -> Measured:
+    """Judge every estimator at every margin, and under the sequence of them.
 
-    Each of the two keeps its budget for itself (``estimators.online``), on what all tasks of the cell do; what is
-    reserved in the end is ``margin.under`` of both. Shape (n, n_resources) each.
+    Margins are set on the validation rows, everything reported is measured on the test rows. ``units.parquet`` keeps
+    the sums behind it.
+
+    Raises
+    ------
+    HistoryTooShortError
+        The validation or the test period is shorter than the horizon.
     """
-    windows = cell.history.windows
-    slot = windows.task_numbers()
-    held = {}
-    for name, budget in asdict(budgets).items():
-        online = OnlineMargin(LimitEstimator(), margins[name], budget, horizon_s)  # hold asks no base
-        held[name] = online.hold(slot, bases[name], windows).reservation
-    return {name: under(name, held) for name in MARGIN_NAMES}
+    folded = fold(source, config)
+    judged = list(_judged(folded, source, config))
+    units = UnitSums(
+        unit=np.unique(folded.history.windows.collection_id[folded.cell.test]),
+        unseen=folded.cell.unseen_units,
+        sums={(e["name"], margin): sums for e in judged for margin, sums in e.pop("units").items()},
+    )
+    results = {
+        "dataset": period_facts(folded.cell),
+        "timeline": cell_over_time(folded.cell),
+        "estimators": judged,
+        "against_best": against_best(judged, units, config),
+    }
+    return Measured(results, _definitions(config), lambda folder: write_units(units, folder))
 
 
-def judge(
-    name: str,
-    kind: str,
-    calibration: Calibration,
-    held: Mapping[str, NDArray[np.float64]],
-    cell: Cell,
-    *,
-    bootstrap: Bootstrap,
-    drawn: bool,
-) -> dict[str, Any]:
-    """Report what each margin of an estimator does to the test rows.
+def _judged(folded: Folded, source: Source, config: MarginsConfig) -> Iterator[dict[str, Any]]:
+    cell, bundles = folded.cell, source.bundles
+    bootstrap = Bootstrap(config.draws, config.seed, config.confidence)
+    drawn = _drawn(config, list(bundles))
+    quiet = None if source.progress else True
+    for name, both in tqdm(folded.bases.items(), desc="judging", unit="estimator", disable=quiet):
+        started = time.perf_counter()
+        if name == LIMIT:
+            yield judge_fixed(name, LIMIT, both["baseline"], cell, bootstrap=bootstrap)
+        else:
+            kind, made = LEARNED if name in bundles else STATISTICAL, folded.calibrations[name]
+            held = folded.reservations(name)
+            yield judge(name, kind, made, held, cell, bootstrap=bootstrap, drawn=name in drawn)
+            if name in bundles and config.online:
+                held = follow(both, cell, made.margins, config.budgets, config.horizon_s)
+                yield judge(name + ONLINE, kind, None, held, cell, bootstrap=bootstrap, drawn=False)
+        source.seconds[f"judge/{name}"] = time.perf_counter() - started
+    yield judge_fixed(ORACLE, ORACLE, oracle(folded.history), cell, bootstrap=bootstrap)
 
-    Parameters
-    ----------
-    name, kind : str
-        As reports call it; ``learned`` or ``statistical``.
-    calibration : Calibration
-        Of its margins, on validation rows.
-    held : mapping of margin name to float64, shape (n, n_resources)
-        What it reserves after every row of the cell's history.
-    cell : Cell
-    bootstrap : Bootstrap
-    drawn : bool
-        Whether the figure over time draws it.
 
-    Returns
-    -------
-    dict
-        What ``results.json`` holds of an estimator; and ``units``, by margin, what ``units.UnitSums`` does.
-    """
-    stacked = np.stack([held[m] for m in SEQUENCE])
-    sequence = np.take_along_axis(stacked, cell.segment[None, :, None], axis=0)[0]
-    measured = {m: score(held[m], cell, bootstrap) for m in MARGIN_NAMES}
+def _drawn(config: ReplayConfig, learned: Sequence[str]) -> list[str]:
+    """Return the estimators of the figure over time: the learned ones and Borg's, or the first two there are."""
+    others = [name for name in config.estimators if name != LIMIT]
+    chosen = [*learned, *(name for name in others if name == "borg")]
+    return chosen if len(chosen) > 1 else list(dict.fromkeys([*chosen, *others]))[:2]
+
+
+def against_best(
+    judged: Sequence[Mapping[str, Any]], units: UnitSums, config: ReplayConfig
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return, by margin, estimator and resource, the paired difference to the best statistical other one."""
+    kinds = {e["name"]: e["kind"] for e in judged if e["kind"] in COMPARED}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for margin in dict.fromkeys(margin for name, margin in units.sums if name in kinds):
+        sums = {name: units.sums[name, margin] for name in kinds}
+        paired = Paired(sums, draws=config.draws, seed=config.seed, confidence=config.confidence)
+        statistical = [name for name, kind in kinds.items() if kind == STATISTICAL]
+        for name in kinds:
+            for r, resource in enumerate(RESOURCES):
+                opponent = paired.best_against(name, statistical, r)
+                if opponent is not None:
+                    difference = paired.difference(name, opponent, r)
+                    found.setdefault(margin, {}).setdefault(name, {})[resource] = {
+                        "against": opponent,
+                        "verdict": difference.verdict,
+                        RECLAIMED: _interval(difference.reclaimed),
+                        VIOLATION: _interval(difference.violation),
+                    }
+    return found
+
+
+def _interval(interval: Interval) -> dict[str, float | None]:
+    return {"value": number(interval.value), "low": number(interval.low), "high": number(interval.high)}
+
+
+def _definitions(config: ReplayConfig) -> dict[str, str]:
+    budgets = config.budgets
     return {
-        "name": name,
-        "kind": kind,
-        "margins": {m: _shares(calibration.margins[m]) for m in MARGIN_NAMES},
-        "validation": {
-            m: {
-                "violation_rate": dict(zip(RESOURCES, map(number, calibration.violation[m]), strict=True)),
-                "reclaimed_share": dict(zip(RESOURCES, map(number, calibration.reclaimed[m]), strict=True)),
-            }
-            for m in MARGIN_NAMES
-        },
-        "notes": list(calibration.notes),
-        "units": {m: one.pop("units") for m, one in measured.items()},
-        "results": measured,
-        "sequence": over_time(sequence, cell) | {"drawn": drawn},
+        **{name: metric.meaning for name, metric in METRICS.items()},
+        "what a reservation must cover": (
+            f"Within the next {config.horizon_s} s: of CPU the largest 90th percentile of any window, capped at the "
+            "limit; of memory the largest usage. Where the trace has neither, the mean of the window stands in."
+        ),
+        "margin": (
+            "A share of the estimate that is added to it, per resource. It is the narrowest with which at most "
+            f"{budgets.baseline:.3%} (baseline) or {budgets.aggressive:.3%} (aggressive) of the validation "
+            "task-windows violate; medium reserves exactly half way between the two. Nothing is set on test rows."
+        ),
+        "online": (
+            "Begins with the same margins on the first validation row and then follows the workload: as answers turn "
+            "out violated or kept, each tier's margin moves so that the share violated stays at the budget. Unseen "
+            "collections are among the tasks that it follows."
+        ),
+        "oracle": "Reserves exactly what will be used within the horizon; it sees the future and only bounds the rest.",
+        "would-be out-of-memory event": EVENT_DEFINITION,
+        "task over its reservation": OVER_DEFINITION,
+        "out-of-memory label of the features (not used in these numbers)": OOM_DEFINITION,
+        "interval": (
+            f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples of whole collections, "
+            f"seed {config.seed}."
+        ),
+        "difference between estimators": (
+            "Both are resampled on the same collections, and subtracted. The best statistical one is, of those that do "
+            "not violate more beyond the noise, the one that reclaims most. Better: one of reclaimed share and "
+            "violation rate is, by its interval, and the other is not worse; more (less) of both: it reclaims more "
+            "(less) and violates more (less), so that a margin, not the estimator, makes the difference."
+        ),
+        "age": "Time since the task's first window began: all that an estimator can have seen of it.",
     }
 
 
-def judge_fixed(name: str, kind: str, estimate: Estimate, cell: Cell, *, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Report what answers that take no margin, those of the limit and of the oracle, do to the test rows."""
-    measured = score(estimate.reservation, cell, bootstrap)
-    return {
-        "name": name,
-        "kind": kind,
-        "margins": {},
-        "validation": {},
-        "notes": [],
-        "units": {"none": measured.pop("units")},
-        "results": {"none": measured},
-        "sequence": None,
-    }
-
-
-def over_time(reservation: NDArray[np.float64], cell: Cell) -> dict[str, Any]:
-    """Return reservations summed over the cell, and would-be out-of-memory events, in the bins of the figure.
-
-    Parameters
-    ----------
-    reservation : float64, shape (n, n_resources)
-        One for each row of the history, each under the margin then in force.
-    """
-    history, slots = cell.history, cell.slots
-    windows = history.windows.take(cell.test)
-    held = in_force(reservation, history)[cell.test]
-    used = demand(windows)[:, _MEMORY]
-    events = timeline.oom_events(used, held[:, _MEMORY], slots)
-    over = timeline.tasks_over(used, held[:, _MEMORY], slots)
-    reserved, granted = timeline.cell_sums(held, slots), timeline.cell_sums(windows.limit, slots)
-    bounds = segment_slots(slots)
-    per_bin = _slots_per_bin(slots)
-    last_of_bin = np.minimum(np.arange(per_bin, slots.count + per_bin, per_bin), slots.count) - 1
-    return {
-        "reservation": _shares_of_cell(reserved, cell),
-        "cumulative_events": np.cumsum(events)[last_of_bin].tolist(),
-        "cumulative_tasks_over": np.cumsum(over)[last_of_bin].tolist(),
-        "segments": [
-            {
-                "margin": margin,
-                "events": int(events[a:b].sum()),
-                "tasks_over": int(over[a:b].sum()),
-                "reclaimed_share": per_resource(1 - reserved[a:b].sum(0) / positive(granted[a:b].sum(0))),
-            }
-            for margin, (a, b) in zip(SEQUENCE, bounds, strict=True)
-        ],
-    }
-
-
-def cell_over_time(cell: Cell) -> dict[str, Any]:
-    """Return usage and limit of the cell in the bins of the figure, as shares of ``Cell.whole``."""
-    slots = cell.slots
-    windows = cell.history.windows.take(cell.test)
-    hours_per_slot = slots.slot_s / 3600
-    return {
-        "hours": slots.hours[:: _slots_per_bin(slots)].tolist(),
-        "length_hours": slots.count * hours_per_slot,
-        "usage": _shares_of_cell(timeline.cell_sums(windows.usage[:, [CPU_MEAN, MEMORY_MEAN]], slots), cell),
-        "limit": _shares_of_cell(timeline.cell_sums(windows.limit, slots), cell),
-        "unit": "share of capacity" if cell.whole_is_capacity else "share of mean limit",
-        "slot_s": slots.slot_s,
-        "machines": slots.n_machines,
-        "segments": [
-            {"margin": margin, "start_hours": a * hours_per_slot, "end_hours": b * hours_per_slot}
-            for margin, (a, b) in zip(SEQUENCE, segment_slots(slots), strict=True)
-        ],
-    }
-
-
-def _shares_of_cell(slot_sums: NDArray[np.float64], cell: Cell) -> dict[str, list[float | None]]:
-    """Return per resource the share of the cell in each bin; from shape (slots, n_resources)."""
-    binned = timeline.rebin(slot_sums, _slots_per_bin(cell.slots)) / cell.whole
-    return {name: [number(v) for v in binned[:, r]] for r, name in enumerate(RESOURCES)}
-
-
-def _slots_per_bin(slots: timeline.Slots) -> int:
-    return max(1, -(-slots.count // MARGIN_BINS))
-
-
-def _shares(margin: Margin) -> dict[str, float]:
-    return dict(zip(RESOURCES, margin.share, strict=True))
+EXPERIMENT: Final = Experiment(
+    name="margins",
+    title="Margins: what could have been reclaimed",
+    version=4,
+    config=MarginsConfig,
+    measure=measure,
+    says=says,
+    sections=sections,
+    figures=FIGURES,
+    runs=runs,
+    columns=COLUMNS,
+)

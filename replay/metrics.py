@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,17 +24,26 @@ _DRAWN_AT_ONCE: Final = 2_000_000
 """Numbers drawn at once by the bootstrap: 16 MB of weights."""
 
 
+CHANGE: Final = 0.01
+"""Share of the limit by which a reservation must move to count as changed: less, no scheduler would act upon."""
+
+
 @dataclass(frozen=True)
 class Scored:
-    """``n`` answers and what came of them; every float64 array of shape (n, n_resources), all but ``limit`` over it.
+    """``n`` answers and what came of them; every array of shape (n, n_resources) unless told.
 
     Attributes
     ----------
-    target : what the reservation had to cover within the horizon; NaN unknown
-    next_target : the same for the next five minutes; NaN unknown
-    reservation : the answer
-    limit : in the trace's unit
-    duration_s : float64, shape (n,), length of the row's window in seconds
+    target : float64
+        What the reservation had to cover within the horizon, over the limit; NaN unknown.
+    next_target : float64
+        The same for the next five minutes.
+    reservation, limit : float64
+        In the trace's unit.
+    duration_s : float64, shape (n,)
+        Length of the row's window, in seconds.
+    previous : int64, shape (n,)
+        Row of the task's window before; -1 where there is none.
 
     A target above the limit counts as the limit wherever reservations are judged: there the limit itself was too low,
     and no reservation within it can help. ``limit_exceeded_rate`` says how often that is.
@@ -43,48 +54,23 @@ class Scored:
     reservation: NDArray[np.float64]
     limit: NDArray[np.float64]
     duration_s: NDArray[np.float64]
-
-    @property
-    def counted(self) -> NDArray[np.bool_]:
-        """Rows whose whole horizon is known, of a known limit: every statistic is taken over these alone."""
-        return np.isfinite(self.target) & np.isfinite(self.reservation) & (self.limit > 0) & np.isfinite(self.limit)
-
-    @property
-    def volume(self) -> NDArray[np.float64]:
-        """Limit times seconds, in the trace's unit; what shares are weighted by."""
-        return self.limit * self.duration_s[:, None]
+    previous: NDArray[np.int64]
 
 
-def violates(target: NDArray[np.float64], reservation: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Whether a target, or the limit where that is less, passes a reservation; both over the limit.
-
-    False where either is unknown. The same rule as ``training.calibrate.violation_share``.
-    """
-    return np.asarray(np.minimum(target, 1.0) > reservation * (1 + ROUNDING), np.bool_)
-
-
-def _excess(s: Scored) -> NDArray[np.float64]:
-    return np.where(violates(s.target, s.reservation), np.minimum(s.target, 1.0) - s.reservation, 0.0)
-
-
-Stat = Callable[[Scored], NDArray[np.float64]]
-
-STATS: Final[Mapping[str, Stat]] = {
-    "rows": lambda s: np.ones_like(s.target),
-    "granted": lambda s: s.volume,
-    "reclaimed": lambda s: (1.0 - s.reservation) * s.volume,
-    "oracle_reclaimed": lambda s: (1.0 - np.minimum(s.target, 1.0)) * s.volume,
-    "needed": lambda s: np.minimum(s.target, 1.0) * s.volume,
-    "violations": lambda s: violates(s.target, s.reservation).astype(np.float64),
-    "excess": lambda s: _excess(s),
-    "overrun": lambda s: _excess(s) * s.volume,
-    "next_rows": lambda s: np.isfinite(s.next_target).astype(np.float64),
-    "next_violations": lambda s: violates(s.next_target, s.reservation).astype(np.float64),
-    "limit_exceeded": lambda s: (s.target > 1.0 + ROUNDING).astype(np.float64),
-}
-"""What is known of each row, shape (n, n_resources); summed before anything is divided."""
+STATS: Final = (
+    "rows", "granted", "reclaimed", "oracle_reclaimed", "needed", "unused", "violations", "excess", "severity",
+    "overrun", "seconds", "violating_s", "episodes", "changes", "moved", "next_rows", "next_violations",
+    "limit_exceeded",
+)  # fmt: skip
+"""What is known of each row; summed before anything is divided. ``granted`` to ``unused`` and ``overrun`` are volumes,
+the trace's unit times seconds; ``excess`` and ``moved`` are over the limit, ``severity`` is over the usage."""
 POSITION: Final = {name: i for i, name in enumerate(STATS)}
 """Of each statistic on its axis."""
+(
+    ROWS, GRANTED, RECLAIMED, ORACLE_RECLAIMED, NEEDED, UNUSED, VIOLATIONS, EXCESS, SEVERITY,
+    OVERRUN, SECONDS, VIOLATING_S, EPISODES, CHANGES, MOVED, NEXT_ROWS, NEXT_VIOLATIONS,
+    LIMIT_EXCEEDED,
+) = range(len(STATS))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,11 +83,17 @@ class Metric:
         Keys of ``STATS``.
     meaning : str
         One sentence for the report.
+    share : bool
+        Whether it is a share, and so is printed in percent.
+    scale : float
+        What the ratio is multiplied with.
     """
 
     numerator: str
     denominator: str
     meaning: str
+    share: bool = True
+    scale: float = 1.0
 
 
 METRICS: Final[Mapping[str, Metric]] = {
@@ -114,7 +106,30 @@ METRICS: Final[Mapping[str, Metric]] = {
     "violation_depth": Metric(
         "excess", "violations", "Mean of usage less reservation, over the limit, among the violating task-windows."
     ),
+    "violation_severity": Metric(
+        "severity", "violations", "Mean of usage less reservation, over the usage, among the violating task-windows."
+    ),
+    "under_time": Metric("violating_s", "seconds", "Share of the tasks' time whose answers turn out violated."),
+    "violation_duration_s": Metric(
+        "violating_s",
+        "episodes",
+        "Mean time, in seconds, for which the answers to a task turn out violated one after another.",
+        share=False,
+    ),
     "overrun_share": Metric("overrun", "needed", "Volume of usage above reservation over the volume of usage."),
+    "slack_share": Metric(
+        "unused",
+        "granted",
+        "Reservation less what is used within the horizon, where that is less, over the limit; weighted by both.",
+    ),
+    "changes_per_day": Metric(
+        "changes",
+        "seconds",
+        f"Changes of a task's reservation by more than {CHANGE:.0%} of its limit, per day of the task.",
+        share=False,
+        scale=86_400.0,
+    ),
+    "change_size": Metric("moved", "changes", "Mean size of such a change, over the limit."),
     "next_violation_rate": Metric(
         "next_violations", "next_rows", "Share of task-windows of which the next five minutes pass the reservation."
     ),
@@ -131,18 +146,26 @@ METRICS: Final[Mapping[str, Metric]] = {
         "capped at the limit.",
     ),
 }
-"""Every reported metric by name; each is one number per resource."""
+"""Every reported metric by name; each is one number per resource.
+
+Slack is Autopilot's (Rzadca et al., EuroSys'20), with the reservation in the place of the limit; severity is that of
+EuroSys'21 ("Take it to the Limit"), task by task; how often reservations change is what Kubernetes' VPA counts of its
+recommendations. An episode of violation begins with a violating row whose task's row before did not violate or was not
+judged.
+"""
 
 
 def sums(scored: Scored, key: NDArray[np.int64], n_keys: int) -> NDArray[np.float64]:
     """Sum every statistic over the counted rows of each group.
 
+    A row counts, per resource, where its target, its reservation and a limit above 0 are known.
+
     Parameters
     ----------
     scored : Scored
-        ``n`` rows.
+        ``n`` rows, those of one task in time order.
     key : int64, shape (n,)
-        Group of each row, from 0 to ``n_keys`` - 1.
+        Group of each row, from 0 to ``n_keys`` - 1; -1 for a row that is not judged.
     n_keys : int
         Number of groups.
 
@@ -150,13 +173,71 @@ def sums(scored: Scored, key: NDArray[np.int64], n_keys: int) -> NDArray[np.floa
     -------
     float64, shape (n_keys, len(STATS), n_resources)
     """
-    counted = scored.counted
-    out = np.zeros((n_keys, len(STATS), len(RESOURCES)))
-    for i, stat in enumerate(STATS.values()):
-        values = np.where(counted, stat(scored), 0.0)
-        for r in range(len(RESOURCES)):
-            out[:, i, r] = np.bincount(key, weights=values[:, r], minlength=n_keys)
-    return out
+    out = np.zeros((len(RESOURCES), n_keys, len(STATS)))
+
+    def one(r: int) -> None:
+        _add_rows(
+            scored.target[:, r], scored.next_target[:, r], scored.reservation[:, r], scored.limit[:, r],
+            scored.duration_s, scored.previous, key, out[r],
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(len(RESOURCES)) as pool:
+        list(pool.map(one, range(len(RESOURCES))))
+    return np.moveaxis(out, 0, -1)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _add_rows(
+    target: Any, next_target: Any, reservation: Any, limit: Any, duration_s: Any, previous: Any, key: Any, out: Any
+) -> None:
+    for i in range(len(key)):
+        if key[i] < 0 or not _counts(target[i], reservation[i], limit[i]):
+            continue
+        granted, used, held = limit[i], min(target[i], 1.0), reservation[i] / limit[i]
+        seconds = duration_s[i]
+        volume = granted * seconds
+        sums = out[key[i]]
+        sums[ROWS] += 1.0
+        sums[GRANTED] += volume
+        sums[RECLAIMED] += (1.0 - held) * volume
+        sums[ORACLE_RECLAIMED] += (1.0 - used) * volume
+        sums[NEEDED] += used * volume
+        sums[UNUSED] += max(held - used, 0.0) * volume
+        sums[SECONDS] += seconds
+        sums[LIMIT_EXCEEDED] += target[i] > 1.0 + ROUNDING
+        before = previous[i]
+        if _violates(target[i], reservation[i], granted):
+            sums[VIOLATIONS] += 1.0
+            sums[EXCESS] += used - held
+            sums[SEVERITY] += (used - held) / used
+            sums[OVERRUN] += (used - held) * volume
+            sums[VIOLATING_S] += seconds
+            if (
+                before < 0
+                or key[before] < 0
+                or not _counts(target[before], reservation[before], limit[before])
+                or not _violates(target[before], reservation[before], limit[before])
+            ):
+                sums[EPISODES] += 1.0
+        if before >= 0:
+            moved = abs(reservation[i] - reservation[before]) / granted
+            if moved > CHANGE:  # not where the one before is unknown
+                sums[CHANGES] += 1.0
+                sums[MOVED] += moved
+        if np.isfinite(next_target[i]):
+            sums[NEXT_ROWS] += 1.0
+            sums[NEXT_VIOLATIONS] += _violates(next_target[i], reservation[i], granted)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _counts(target: float, reservation: float, limit: float) -> bool:
+    return np.isfinite(target) and np.isfinite(reservation) and limit > 0.0 and np.isfinite(limit)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _violates(target: float, reservation: float, limit: float) -> bool:
+    """Say whether a target, or the limit where that is less, passes a reservation, as calibration does."""
+    return min(target, 1.0) * limit > reservation * (1.0 + ROUNDING)
 
 
 def evaluate(totals: NDArray[np.float64]) -> Mapping[str, NDArray[np.float64]]:
@@ -169,7 +250,7 @@ def evaluate(totals: NDArray[np.float64]) -> Mapping[str, NDArray[np.float64]]:
             name: np.where(
                 totals[..., POSITION[m.denominator], :] == 0,
                 np.nan,
-                totals[..., POSITION[m.numerator], :] / totals[..., POSITION[m.denominator], :],
+                m.scale * totals[..., POSITION[m.numerator], :] / totals[..., POSITION[m.denominator], :],
             )
             for name, m in METRICS.items()
         }

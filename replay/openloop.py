@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.windows import Windows, concatenate
+from reclaim.data.windows import Windows
 from reclaim.features.groups import known_seconds as known_seconds
 from reclaim.training.estimators.base import MODEL, Estimate, Estimator
 from reclaim.training.estimators.forecast import ForecastEstimator
@@ -25,7 +26,8 @@ class History:
     Attributes
     ----------
     windows : Windows
-        ``n`` rows, those of one task together and in time order.
+        ``n`` rows, those of one task together and in time order; of what was measured, a fold keeps
+        ``data.windows.what_is_judged``.
     target : float64, shape (n, n_resources)
         What a reservation must cover within the horizon, over the limit; NaN unknown.
     next_target : float64, shape (n, n_resources)
@@ -61,13 +63,20 @@ class History:
 
 
 def join_histories(parts: list[History]) -> History:
-    """Return the rows of all parts, in the order given; no task may stand in two of them."""
+    """Return the rows of all parts, in the order given; no task may stand in two of them.
+
+    The list is left empty, and each column of the parts is let go once it is joined: no more than one is held twice.
+    """
     offsets = np.cumsum([0, *(len(p) for p in parts)])
     previous = [np.where(p.previous < 0, -1, p.previous + o) for p, o in zip(parts, offsets, strict=False)]
     names = [f.name for f in fields(History) if f.name not in ("windows", "previous")]
-    columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
+    of_windows = {f.name: [getattr(p.windows, f.name) for p in parts] for f in fields(Windows)}
+    of_rows = {name: [getattr(p, name) for p in parts] for name in names}
+    parts.clear()
     return History(
-        windows=concatenate([p.windows for p in parts]), previous=np.concatenate(previous).astype(np.int64), **columns
+        windows=Windows(**{name: np.concatenate(of_windows.pop(name)) for name in list(of_windows)}),
+        previous=np.concatenate(previous).astype(np.int64),
+        **{name: np.concatenate(of_rows.pop(name)) for name in names},
     )
 
 
@@ -107,8 +116,15 @@ def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows:
 
 
 def _in_parts(windows: Windows, answer: Callable[[slice], dict[str, Estimate]]) -> dict[str, Estimate]:
-    cuts = [slice(start, start + ROWS_PER_CALL) for start in range(0, max(len(windows), 1), ROWS_PER_CALL)]
-    return joined([answer(cut) for cut in cuts])
+    out: dict[str, Estimate] = {}
+    for start in range(0, max(len(windows), 1), ROWS_PER_CALL):
+        part = slice(start, start + ROWS_PER_CALL)
+        for name, said in answer(part).items():
+            if name not in out:
+                shape = windows.limit.shape
+                out[name] = Estimate(np.empty(shape), np.empty(shape, np.uint8))
+            out[name].reservation[part], out[name].rule[part] = said.reservation, said.rule
+    return out
 
 
 def joined(parts: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
@@ -138,14 +154,29 @@ def previous_rows(windows: Windows) -> NDArray[np.int64]:
     return previous
 
 
+def window_seconds(windows: Windows) -> NDArray[np.float64]:
+    """Return the length of each row's window, in seconds; shape (n,)."""
+    return (windows.end_us - windows.start_us) / 1e6
+
+
 def in_force(reservation: NDArray[np.float64], history: History) -> NDArray[np.float64]:
     """Return the reservation that was in force when each row's window began; shape (n, n_resources).
 
     It is the answer to the task's window before. A task's first window and the first one of a new run began under the
     limit, and never is more in force than the limit.
     """
-    windows, previous = history.windows, history.previous
-    held = reservation[previous]
-    restarted = windows.scheduled_us > windows.scheduled_us[previous]
-    at_limit = (previous < 0) | restarted
-    return np.fmin(np.where(at_limit[:, None], windows.limit, held), windows.limit)
+    windows = history.windows
+    held = np.empty(reservation.shape)
+    _in_force(reservation, windows.limit, windows.scheduled_us, history.previous, held)
+    return held
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _in_force(reservation: Any, limit: Any, scheduled_us: Any, previous: Any, held: Any) -> None:
+    for i in range(len(previous)):
+        before = previous[i]
+        at_limit = before < 0 or scheduled_us[i] > scheduled_us[before]
+        for r in range(limit.shape[1]):
+            most = limit[i, r]
+            asked = most if at_limit else reservation[before, r]
+            held[i, r] = most if np.isnan(asked) or asked > most else asked

@@ -114,7 +114,7 @@ def balance(outcome: Outcome) -> dict[str, float]:
     runs, stop_us = outcome.runs, outcome.workload.stop_us
     came = runs["state"] != AHEAD
     batch, service = came & ~runs["service"], came & runs["service"]
-    progress_us = np.where(runs["state"] == RUNNING, stop_us - runs["placed_us"], 0)
+    progress_us = runs["offset_us"] + np.where(runs["state"] == RUNNING, stop_us - runs["placed_us"], 0)
     done_us = np.where(runs["state"] == DONE, runs["duration_us"], progress_us)
     due_us = np.minimum(runs["duration_us"], stop_us - runs["arrival_us"])
     hours = {

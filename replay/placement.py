@@ -46,11 +46,15 @@ def before(runs: Any, i: int, j: int) -> Any:
 
 @numba.njit(**COMPILED)
 def fits(run: Any, machine: Any, r: int, asked: float, freed: float, freed_production: float) -> Any:
-    """Whether one resource suffices once some of what is booked has been freed."""
+    """Whether one resource suffices once some of what is reserved, and of production's limits, has been freed.
+
+    All reservations together fit the machine, and so do, by themselves, the limits of production, which therefore never
+    relies on what is lent (EuroSys'15, section 5.5).
+    """
     room = machine.capacity[r] * (1 + SLACK)
-    if run.band == NON_PRODUCTION:
-        return machine.reserved[r] - freed + asked <= room
-    return machine.booked[r] - freed + asked <= room and machine.production[r] - freed_production + asked <= room
+    if run.band > NON_PRODUCTION and machine.production[r] - freed_production + asked > room:
+        return False
+    return machine.reserved[r] - freed + asked <= room
 
 
 @numba.njit(**COMPILED)
@@ -100,7 +104,9 @@ def find(i: int, asked: Any, runs: Any, machines: Any, order: Any, masks: Any, h
             left = 0.0
             apart = 0.0
             for r in range(2):
-                taken = machine.reserved[r] if run.band == NON_PRODUCTION else machine.booked[r]
+                taken = machine.reserved[r]
+                if run.band > NON_PRODUCTION:
+                    taken = max(taken, machine.production[r])
                 free = (machine.capacity[r] - taken - asked[r]) / machine.capacity[r]
                 left += free / 2
                 apart += free if r == 0 else -free
@@ -119,10 +125,10 @@ def find(i: int, asked: Any, runs: Any, machines: Any, order: Any, masks: Any, h
 
 
 @numba.njit(**COMPILED)
-def price(run: Any, machine: Any, runs: Any, asked: Any) -> tuple[int, int]:
-    """Return the rank of the highest victim and how many there are, so that a run fits; (0, 0) where it cannot."""
+def price(run: Any, machine: Any, runs: Any, asked: Any, now_us: int) -> tuple[int, int]:
+    """Return the highest victim's rank, and the task-time lost, so that a run fits; rank -1 where it cannot."""
     freed_cpu, freed_memory, production_cpu, production_memory = 0.0, 0.0, 0.0, 0.0
-    last, count = -1, 0
+    last, lost_us = -1, 0
     while True:
         found = -1
         i = machine.head
@@ -134,20 +140,16 @@ def price(run: Any, machine: Any, runs: Any, asked: Any) -> tuple[int, int]:
                 found = i
             i = other.next
         if found < 0:
-            return 0, 0
+            return -1, 0
         gone = runs[found]
-        if gone.band == NON_PRODUCTION:
-            freed_cpu += gone.reservation[0]
-            freed_memory += gone.reservation[1]
-        else:
-            by_limit = run.band > NON_PRODUCTION
-            freed_cpu += gone.limit[0] if by_limit else gone.reservation[0]
-            freed_memory += gone.limit[1] if by_limit else gone.reservation[1]
+        freed_cpu += gone.reservation[0]
+        freed_memory += gone.reservation[1]
+        if gone.band > NON_PRODUCTION:
             production_cpu += gone.limit[0]
             production_memory += gone.limit[1]
         last = found
-        count += 1
+        lost_us += now_us - gone.placed_us
         if fits(run, machine, 0, asked[0], freed_cpu, production_cpu) and fits(
             run, machine, 1, asked[1], freed_memory, production_memory
         ):
-            return gone.rank, count
+            return gone.rank, lost_us

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import demand
 from reclaim.replay import metrics, timeline
 from reclaim.replay.cell import Cell
-from reclaim.replay.openloop import in_force
+from reclaim.replay.openloop import in_force, window_seconds
 
 _MEMORY: Final = RESOURCES.index("memory")
 
@@ -33,30 +32,36 @@ def score(reservation: NDArray[np.float64], cell: Cell, bootstrap: Bootstrap) ->
     The result holds ``all`` and ``unseen`` (collections kept for the test), with intervals; ``tiers`` and ``ages``
     without; the would-be out-of-memory events; and ``units``, the sums of each unit that all of it rests on.
     """
-    history, test = cell.history, cell.test
-    windows = history.windows.take(test)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        over_limit = reservation[test] / windows.limit
+    history, groups = cell.history, cell.groups
+    windows = history.windows
     scored = metrics.Scored(
-        target=history.target[test],
-        next_target=history.next_target[test],
-        reservation=over_limit,
+        target=history.target,
+        next_target=history.next_target,
+        reservation=reservation,
         limit=windows.limit,
-        duration_s=(windows.end_us - windows.start_us) / 1e6,
+        duration_s=window_seconds(windows),
+        previous=history.previous,
     )
-    units = metrics.sums(scored, cell.unit, len(cell.unseen_units))
-    tiers = metrics.sums(scored, metrics.tier_key(windows.tier), len(metrics.TIER_LABELS))
-    ages = metrics.sums(scored, metrics.age_key(history.known_s[test]), len(metrics.AGES))
-    held = in_force(reservation, history)[test, _MEMORY]
-    used = demand(windows)[:, _MEMORY]
+    sums = metrics.sums(scored, groups.key, len(groups.unit))
+    units = _joined(sums, groups.unit, len(cell.unseen_units))
+    tiers = _joined(sums, groups.tier, len(metrics.TIER_LABELS))
+    ages = _joined(sums, groups.age, len(metrics.AGES))
+    held = in_force(reservation, history)[cell.test, _MEMORY]
     return {
         "units": units,
         "all": with_intervals(units, bootstrap),
         "unseen": with_intervals(units[cell.unseen_units], bootstrap),
         "tiers": by_group(tiers, metrics.TIER_LABELS),
         "ages": by_group(ages, metrics.AGES),
-        "oom": _memory_events(used, held, cell.slots),
+        "oom": _memory_events(cell.memory_used, held, cell.slots),
     }
+
+
+def _joined(sums: NDArray[np.float64], group: NDArray[np.int64], n_groups: int) -> NDArray[np.float64]:
+    """Add up sums, shape (n, len(STATS), n_resources), by group; shape (n_groups, len(STATS), n_resources)."""
+    out = np.zeros((n_groups, *sums.shape[1:]))
+    np.add.at(out, group, sums)
+    return out
 
 
 def _memory_events(
@@ -86,6 +91,18 @@ def with_intervals(units: NDArray[np.float64], how: Bootstrap) -> dict[str, dict
         }
         for name, v in values.items()
     }
+
+
+def interval_of(values: NDArray[np.float64], how: Bootstrap) -> dict[str, float | None]:
+    """Return the first value, and the interval of all others: what a resampling gave.
+
+    Resamples in which it is unknown do not count.
+    """
+    known = values[1:][np.isfinite(values[1:])]
+    low, high = (
+        np.quantile(known, [(1 - how.confidence) / 2, (1 + how.confidence) / 2]) if len(known) else (np.nan,) * 2
+    )
+    return {"value": number(values[0]), "low": number(low), "high": number(high)}
 
 
 def by_group(totals: NDArray[np.float64], labels: Sequence[str]) -> dict[str, dict[str, dict[str, float | None]]]:

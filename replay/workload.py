@@ -37,9 +37,9 @@ LATENCY_SENSITIVE: Final = 2
 RUN_DEFINITION: Final = (
     "A run is what the trace recorded of a task from one scheduling to the end of it. It is submitted when the trace "
     "says the task was, and its tape, the recorded windows, begins to play when it is placed. Non-production work is "
-    "batch: stopped before its end, it begins again, and what it had done is lost. Production and monitoring are "
-    "services: their tape follows the clock, so that what is missed is missed. Runs that were going on when the period "
-    "began are placed at its first moment, with the reservations of their history."
+    "batch: stopped before its end, it goes back to its last checkpoint, and what it had done since is lost. "
+    "Production and monitoring are services: their tape follows the clock, so that what is missed is missed. Runs that were going "
+    "on when the period began are placed at its first moment, with the reservations of their history."
 )
 
 
@@ -197,7 +197,7 @@ def workload_of(source: Source, cell: Cell, machines: Machines) -> Workload:
     runs = np.zeros(n, RUN)
     runs["first"], runs["stop"], runs["cursor"] = first, stop, first
     runs["duration_us"] = windows.end_us[stop - 1] - windows.start_us[first]
-    runs["carried"] = same_run[first]
+    runs["carried"], runs["asked"] = same_run[first], tape["limit"][first]
     runs["collection"] = np.unique(windows.collection_id[first], return_inverse=True)[1]
     runs["per_machine"] = most_per_machine(source.dataset, windows.collection_id[first])
     tier = windows.tier[first].astype(np.int64)

@@ -12,6 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from reclaim import cli, reference
+from reclaim.replay.experiments import EXPERIMENTS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
@@ -21,10 +22,15 @@ VERBS = sorted(get_command(cli.app).commands)  # type: ignore[attr-defined] # a 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_is_in_the_readme_and_has_help_with_an_example(verb: str) -> None:
     assert f"reclaim {verb}" in README
-    names = [verb] if verb != "replay" else [verb, "margins"]
-    result = CliRunner().invoke(cli.app, [*names, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert result.exit_code == 0
-    assert re.search(rf"Examples?: .*reclaim {verb}", result.output.replace("\n", " ")), result.output
+    for names in [[verb]] if verb != "replay" else [[verb, name] for name in EXPERIMENTS]:
+        result = CliRunner().invoke(cli.app, [*names, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+        assert result.exit_code == 0
+        assert re.search(rf"Examples?: .*reclaim {' '.join(names)}", result.output.replace("\n", " ")), result.output
+
+
+def test_every_experiment_has_a_verb_and_every_verb_of_the_replay_an_experiment() -> None:
+    replay = get_command(cli.app).commands["replay"]  # type: ignore[attr-defined] # a group, whose commands these are
+    assert set(replay.commands) == set(EXPERIMENTS)
 
 
 def test_every_verb_of_the_design_is_there() -> None:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from reclaim import study
-from reclaim.console import Progress, fail, kept, print_table, say, tell
+from reclaim import replays, study
+from reclaim.console import Progress, fail, kept, say, tell
 from reclaim.options import AsJson, Assignments, ConfigFile, DatasetFolder, DatasetFolders
 
 # Rooms are imported inside the verbs: `--help` answers at once, and a verb pays only for what it uses.
@@ -31,8 +31,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-replay_app = typer.Typer(help="Replay what estimators would have done on a dataset.", no_args_is_help=True)
-app.add_typer(replay_app, name="replay")
 
 
 @app.callback()
@@ -253,65 +251,11 @@ app.command(
 )(study.peaks)
 
 
-@replay_app.command(
-    epilog="Examples: `reclaim replay margins dataset --out margins` · "
-    "`reclaim replay margins dataset --out margins --model reclaim@champion --model reclaim-trees/1`"
-)
-def margins(
-    dataset: DatasetFolder,
-    out: Annotated[Path, typer.Option(help="Folder for report.html, figures and results.json.", metavar="DIR")],
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="A registered model; may be given often. Default: reclaim@champion.", metavar="NAME@ALIAS"),
-    ] = None,
-    no_model: Annotated[bool, typer.Option("--no-model", help="Only the estimators that need no model.")] = False,
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    as_json: AsJson = False,
-) -> None:
-    """Replay every estimator at every margin, with Borg's sequence of baseline, aggressive, medium, baseline."""
-    from reclaim.config import load_config
-    from reclaim.replay.experiment import ReplayConfig, run_margins
-    from reclaim.replay.report import results_table
-    from reclaim.training.bundle import load_bundle
-    from reclaim.training.tracking import fetch_bundle
-
-    references = [] if no_model else (model or ["reclaim@champion"])
-    loaded = [load_bundle(fetch_bundle(reference)[0]) for reference in references]
-    bundles = {bundle.kind: bundle for bundle in loaded}
-    if len(bundles) < len(loaded):
-        from reclaim.data.errors import ConfigError
-
-        raise ConfigError(f"--model: {', '.join(references)} are of one kind; replay them one at a time")
-    report = run_margins(dataset, out, load_config(ReplayConfig, config, assignments or ()), bundles=bundles)
-    table = results_table(report)
-    if not as_json:
-        print_table(table)
-    tell(
-        {"report": str(report.page), "already_there": report.already_there, "results": table.as_records()}, as_json,
-        f"{report.page}{kept(report.already_there)}",
-    )  # fmt: skip
-
-
-@app.command(epilog="Example: `reclaim compare`, or `reclaim compare RUN RUN` with run ids from MLflow")
-def compare(
-    runs: Annotated[list[str] | None, typer.Argument(help="MLflow run ids; none: the newest of each.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Lay recorded replays side by side, and say which estimator is better by more than the noise."""
-    from reclaim.replay.compare import choose
-    from reclaim.replay.compare import compare as laid_out
-    from reclaim.replay.differences import differences
-
-    chosen = choose(runs or ())
-    table, beside = laid_out(chosen), differences(chosen)
-    if as_json:
-        tell({"runs": table.as_records(), "differences": beside.as_records()}, as_json)
-        return
-    print_table(table)
-    if beside.rows:
-        typer.echo("")
-        print_table(beside)
+app.add_typer(replays.app, name="replay")
+app.command(
+    epilog="Example: `reclaim compare`, `reclaim compare --experiment frontier`, or `reclaim compare RUN RUN` with run "
+    "ids from MLflow"
+)(replays.compare)
 
 
 @app.command(epilog="Example: `reclaim serve --port 3000 --model reclaim@champion`")
@@ -338,19 +282,17 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Go the whole way on a small synthetic cell: synth, ingest, features, train, replay."""
-    from reclaim.demo import run_demo
-    from reclaim.replay.report import results_table
+    from reclaim.demo import DEMONSTRATED, run_demo
+    from reclaim.replay.experiments import EXPERIMENTS, load_experiment
 
     with Progress("synthesising") as progress:
         report = run_demo(out, machines=machines, days=days, seed=seed, say=say, synth_progress=progress)
-    table = results_table(report)
-    if not as_json:
-        print_table(table)
-    tell(
-        {"report": str(report.page), "results": table.as_records()}, as_json,
+    replays.tell_replay(
+        load_experiment(DEMONSTRATED), report, as_json,
         "margins set on validation data, everything above measured on later test data of a SYNTHETIC cell",
-        f"report  {report.page}",
         *(f"figure  {path}" for path in sorted(report.folder.glob("*.png"))),
+        *(f"replay  reclaim replay {name} {out / 'dataset'} --out {out / name}"
+          for name in EXPERIMENTS if name != DEMONSTRATED),
         "serve   reclaim serve --model reclaim@champion",
     )  # fmt: skip
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from reclaim.replay.report import ReplayReport
+
+DEMONSTRATED: Final = "margins"
+"""The experiment that the demo ends with."""
 
 
 def run_demo(
@@ -38,7 +41,8 @@ def run_demo(
     from reclaim.data.ingest import IngestConfig, ingest
     from reclaim.data.synthetic import SyntheticCellConfig, write_cell
     from reclaim.features.build import build_features
-    from reclaim.replay.experiment import run_margins
+    from reclaim.replay.experiment import run_experiment
+    from reclaim.replay.experiments import load_experiment
     from reclaim.training.bundle import load_bundle
     from reclaim.training.settings import TrainConfig
     from reclaim.training.tracking import fetch_bundle
@@ -56,4 +60,4 @@ def run_demo(
         trained = run_training(dataset.path, TrainConfig(estimator=estimator, seed=seed))
         bundles[estimator] = load_bundle(fetch_bundle(f"{trained.model}/{trained.version}")[0])
     say("replay    baseline, medium and aggressive margins")
-    return run_margins(dataset.path, out / "margins", bundles=bundles)
+    return run_experiment(load_experiment(DEMONSTRATED), dataset.path, out / DEMONSTRATED, bundles=bundles)

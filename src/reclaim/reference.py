@@ -1,15 +1,21 @@
-"""Renders docs/reference.md out of the code: every column, feature, target and derived label."""
+"""Renders docs/reference.md out of the code: every column, feature, target, derived label and experiment."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
+import textwrap
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from reclaim.data import schema
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES, PIPELINE_VERSION, SLOT_S
 from reclaim.features.splits import GROUPS, PERIODS, ROLES
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
+from reclaim.replay.experiments import EXPERIMENTS, load_experiment
+from reclaim.replay.settings import ReplayConfig
 
 
 def render() -> str:
@@ -66,8 +72,51 @@ def render() -> str:
         f"Roles of a dataset (`--set split.role=`): {', '.join(ROLES)}. `test`: nothing of it is ever trained on, its "
         "first part sets margins; `train`: no test period; `all`: split by time and by collection.",
         "",
+        *_experiments(),
     ]
     return "\n".join(lines)
+
+
+def _experiments() -> list[str]:
+    lines = ["## Experiments", "", "Settings of all of them, for `--set` and `--config`:", "", *_settings(ReplayConfig)]
+    for name in EXPERIMENTS:
+        experiment = load_experiment(name)
+        lines += [f"### `reclaim replay {name}`", "", f"{experiment.title}. "]
+        columns = "; ".join(f"{c.heading} (`{c.metric}`)" for c in experiment.columns)
+        lines[-1] += f"Columns of its table, with their metrics in MLflow: {columns}."
+        lines += ["", *_settings(experiment.config, beside=ReplayConfig)]
+    return lines
+
+
+def _settings(config: type[Any], beside: type[Any] | None = None) -> list[str]:
+    """Return a table of settings; ``beside`` those that another class has with the same default."""
+    known = {} if beside is None else asdict(beside())
+    told = {name: value for name, value in asdict(config()).items() if name not in known or known[name] != value}
+    if not told:
+        return []
+    meanings = _meanings(config)
+    rows = [f"| `{name}` | {_default(value)} | {meanings[name]} |" for name, value in told.items()]
+    return ["| setting | default | meaning |", "|---|---|---|", *rows, ""]
+
+
+def _default(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"`{name}` {_default(inner)}" for name, inner in value.items())
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _meanings(config: type[Any]) -> dict[str, str]:
+    """Return the line under each field of a class and of those it extends."""
+    meanings: dict[str, str] = {}
+    for kind in reversed(config.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, line in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
+                meanings[ast.unparse(field.target)] = " ".join(str(line.value.value).replace("``", "`").split())
+    return meanings
 
 
 def _over(resource: int | None) -> str:

@@ -32,7 +32,24 @@ from reclaim.data.windows import (
     measured_by_mean,
     peak_cpu,
     sort_windows,
+    what_is_judged,
 )
+
+
+def test_what_is_judged_of_windows_demands_the_same_in_fewer_bytes() -> None:
+    rng = np.random.default_rng(1)
+    windows = empty_windows(50)
+    windows.usage[:], windows.percentiles[:], windows.limit[:] = (
+        np.where(rng.random(a.shape) < 0.2, np.nan, rng.uniform(0, 2, a.shape))
+        for a in (windows.usage, windows.percentiles, windows.limit)
+    )
+    fewer = what_is_judged(windows)
+    assert fewer.usage.nbytes + fewer.percentiles.nbytes < 0.3 * (windows.usage.nbytes + windows.percentiles.nbytes)
+    for same in (fewer, what_is_judged(fewer), concatenate([fewer.take(slice(0, 20)), fewer.take(slice(20, 50))])):
+        np.testing.assert_array_equal(demand(same), demand(windows), strict=True)
+        np.testing.assert_array_equal(peak_cpu(same), peak_cpu(windows), strict=True)
+        for part, whole in zip(measured_by_mean(same), measured_by_mean(windows), strict=True):
+            np.testing.assert_array_equal(part, whole)
 
 
 def test_demand_takes_the_best_that_is_known_caps_cpu_alone_and_leaves_the_unknown_unknown() -> None:

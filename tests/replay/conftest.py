@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from reclaim.data import schema
@@ -13,7 +16,8 @@ from reclaim.data import windows as w
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.windows import Windows, empty_windows
 from reclaim.features.build import build_features
-from reclaim.replay.experiment import ReplayConfig, run_margins
+from reclaim.replay.experiment import run_experiment
+from reclaim.replay.margins import EXPERIMENT, MarginsConfig
 from reclaim.replay.report import ReplayReport
 
 WINDOW_US = 300_000_000
@@ -93,12 +97,30 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def config() -> ReplayConfig:
-    """Return settings with two estimators and the limit."""
-    return ReplayConfig(estimators=("borg", "percentile", "limit"), draws=50)
+def cell_dataset(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return that dataset with four machines that just hold the limits, and a fifth that has gone; to be read only."""
+    cell = tmp_path_factory.mktemp("cell") / "cell"
+    shutil.copytree(dataset, cell)
+    machines: dict[str, Sequence[float]] = {
+        schema.TIME_US: [0] * 5 + [START_US],
+        schema.MACHINE_ID: [0, 1, 2, 3, 4, 4],
+        schema.EVENT_TYPE: [schema.MachineEventType.ADD] * 5 + [schema.MachineEventType.REMOVE],
+        schema.CPU_CAPACITY: [8.0] * 6,
+        schema.MEMORY_CAPACITY: [16.0] * 6,
+    }
+    rows = [dict(zip(machines, values, strict=True)) for values in zip(*machines.values(), strict=True)]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema.MACHINES), cell / "machines.parquet")
+    return cell
 
 
 @pytest.fixture(scope="session")
-def report(dataset: Path, config: ReplayConfig, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
+def config() -> MarginsConfig:
+    """Return settings with two estimators and the limit."""
+    return MarginsConfig(estimators=("borg", "percentile", "limit"), draws=50)
+
+
+@pytest.fixture(scope="session")
+def report(dataset: Path, config: MarginsConfig, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
     """Make a finished replay of that dataset, not recorded; to be read only."""
-    return run_margins(dataset, tmp_path_factory.mktemp("out") / "margins", config, tracking=False, progress=False)
+    out = tmp_path_factory.mktemp("out") / "margins"
+    return run_experiment(EXPERIMENT, dataset, out, config, tracking=False, progress=False)

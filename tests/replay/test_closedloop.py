@@ -77,7 +77,7 @@ def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, mac
         if not t.carried:
             held[0, a] = t.limit
         run = runs[i]
-        run["first"], run["stop"], run["cursor"] = a, b, a
+        run["first"], run["stop"], run["cursor"], run["asked"] = a, b, a, t.limit
         run["arrival_us"], run["duration_us"] = int(t.at * SLOT_US), (b - a) * SLOT_US
         run["collection"], run["rank"], run["mask"], run["per_machine"] = t.collection, t.rank, t.mask, t.per_machine
         run["band"], run["service"], run["latency"] = t.band, t.band > NON_PRODUCTION, t.latency
@@ -116,7 +116,7 @@ def run(*tasks: Task, on: Machines | None = None, slots: int = 10, **how: Any) -
     on = on or machines((1.0, 1.0))
     masks = how.pop("masks", None)
     made, held = workload(*tasks, slots=slots, masks=masks, machines=len(on))
-    return simulate(made, on, held, how=Scheduling(**how))
+    return simulate(made, on, held, how=Scheduling(**{"checkpoint_s": 0.0, **how}))
 
 
 def states(outcome: Outcome) -> list[int]:
@@ -196,7 +196,7 @@ def test_non_production_preempts_only_what_is_lower_and_production_not_productio
     ]  # fmt: skip
 
 
-def test_preemption_takes_the_machine_whose_victims_are_lowest_then_fewest() -> None:
+def test_preemption_takes_the_machine_whose_victims_are_lowest_then_least_is_lost() -> None:
     on = machines((1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
     low = Task([(0.1, 0.1)] * 9, (0.5, 0.5), rank=1)
     outcome = run(
@@ -206,6 +206,24 @@ def test_preemption_takes_the_machine_whose_victims_are_lowest_then_fewest() -> 
         on=on, slots=3, masks=np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]], np.bool_),
     )  # fmt: skip
     assert killed(outcome) == [(3, "preempted")]
+    later = run(
+        replace(low, limit=(0.9, 0.9)), replace(low, mask=1, at=0.5), replace(low, mask=1, at=0.75),
+        Task(QUIET, (0.8, 0.8), at=1, band=PRODUCTION, rank=5, mask=2),
+        on=machines((1.0, 1.0), (1.0, 1.0)), slots=3, masks=np.array([[1, 0], [0, 1], [1, 1]], np.bool_),
+    )  # fmt: skip
+    assert killed(later) == [(2, "preempted"), (1, "preempted")]  # 225 s of work lost rather than 300
+
+
+def test_production_leaves_what_is_lent_where_reservations_leave_room_for_it() -> None:
+    outcome = run(
+        Task([(0.1, 0.1)] * 9, (0.4, 0.4), held=(0.1, 0.1), band=PRODUCTION, rank=5, carried=True),
+        Task([(0.1, 0.1)] * 9, (0.5, 0.5), held=(0.3, 0.3), carried=True),
+        Task(QUIET, (0.6, 0.6), at=1, band=PRODUCTION, rank=5),
+        slots=3,
+    )
+    # limits of production 0.4 + 0.6, reservations 0.1 + 0.3 + 0.6: both fit, although all limits together are 1.5
+    assert states(outcome) == [RUNNING, RUNNING, RUNNING]
+    assert killed(outcome) == []
 
 
 def test_out_of_memory_kills_from_the_lowest_priority_up_until_the_rest_fits() -> None:
@@ -277,6 +295,21 @@ def test_killed_batch_work_begins_again_and_what_it_had_done_is_lost() -> None:
     assert second["ran_us"] == 8 * SLOT_US
     work = balance(outcome)
     assert work["executed_h"] == pytest.approx(work["done_h"] + work["lost_h"])
+
+
+def test_killed_batch_work_goes_back_to_its_last_checkpoint() -> None:
+    crowd = (
+        Task([(0.1, 0.1)] * 3 + [(0.1, 0.7)], (0.8, 0.8), held=(0.1, 0.1), band=PRODUCTION, rank=9, carried=True),
+        Task([(0.1, 0.4)] * 3 + [(0.2, 0.35)] + [(0.1, 0.4)], (0.5, 0.5), rank=0),
+    )
+    outcome = run(*crowd, slots=12, checkpoint_s=600.0)
+    second = outcome.runs[1]
+    # killed at tick 3 with 900 s done, 600 of them safe; goes on at tick 4 in its third window
+    assert second["lost_us"] == SLOT_US
+    assert second["ended_us"] == 7 * SLOT_US
+    assert outcome.ticks["use"][5, 0] == pytest.approx(0.2)
+    assert balance(outcome)["executed_h"] == pytest.approx(6 * 300 / 3600)
+    assert balance(outcome)["done_h"] == pytest.approx(5 * 300 / 3600)
 
 
 def test_a_service_goes_on_where_the_clock_is_and_misses_what_it_missed() -> None:
@@ -416,10 +449,12 @@ def cells(draw: st.DrawFn) -> tuple[list[Task], Machines, int]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(cells())
-def test_nothing_is_lost_or_run_twice_and_no_machine_gives_more_than_it_has(cell: tuple[Any, Machines, int]) -> None:
+@given(cells(), st.sampled_from([0.0, 400.0]))
+def test_nothing_is_lost_or_run_twice_and_no_machine_gives_more_than_it_has(
+    cell: tuple[Any, Machines, int], checkpoint_s: float
+) -> None:
     tasks, on, slots = cell
-    outcome = run(*tasks, on=on, slots=slots)
+    outcome = run(*tasks, on=on, slots=slots, checkpoint_s=checkpoint_s)
     runs, ticks = outcome.runs, outcome.ticks
     assert runs["ran_us"].sum() == outcome.machines["busy_us"].sum()  # counted by tasks, and by machines
     assert set(runs["state"].tolist()) <= {DONE, RUNNING, PENDING, AHEAD}
@@ -454,7 +489,7 @@ def test_nothing_is_lost_or_run_twice_and_no_machine_gives_more_than_it_has(cell
 @given(cells())
 def test_the_same_seed_gives_the_same_outcome(cell: tuple[Any, Machines, int]) -> None:
     tasks, on, slots = cell
-    a, b = (run(*tasks, on=on, slots=slots, seed=3, enough=1) for _ in range(2))
+    a, b = (run(*tasks, on=on, slots=slots, seed=3, enough=1, checkpoint_s=450.0) for _ in range(2))
     assert a.runs.tobytes() == b.runs.tobytes()
     assert a.ticks.tobytes() == b.ticks.tobytes()
     assert a.kills.tobytes() == b.kills.tobytes()

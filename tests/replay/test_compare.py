@@ -1,22 +1,29 @@
 """Replays on record: recorded once, completed when cut off, and laid side by side."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from reclaim.data.errors import ModelError
+from reclaim import cli
+from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
-from reclaim.replay import record
-from reclaim.replay.compare import compare
+from reclaim.replay import compare as module
+from reclaim.replay.compare import Chosen, choose
 from reclaim.replay.differences import differences
+from reclaim.replay.kinds import Column
+from reclaim.replay.margins import EXPERIMENT, MarginsConfig, against_best
 from reclaim.replay.paired import Paired
-from reclaim.replay.record import EXPERIMENT, TAG_PARENT, record_margins
+from reclaim.replay.record import TAG_PARENT, TAG_PLACE, TAG_WORDS, record
 from reclaim.replay.report import ReplayReport
 from reclaim.replay.units import UNITS, read_units
 from reclaim.training import tracking
+from reclaim.training.tracking import RunRecord
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +40,24 @@ def small(report: ReplayReport, seed: int = 1) -> ReplayReport:
     inputs = report.results["inputs"]
     of = {e["name"]: e for e in report.results["estimators"]}
     learned = of["percentile"] | {"kind": "learned", "results": {"medium": of["percentile"]["results"]["medium"]}}
+    estimators = [of["borg"], learned, of["oracle"]]
+    config = MarginsConfig(draws=inputs["config"]["draws"], seed=seed)
     results = dict(report.results) | {
-        "estimators": [of["borg"], learned, of["oracle"]],
+        "estimators": estimators,
+        "against_best": against_best(estimators, read_units(report.folder / UNITS), config),
         "inputs": inputs | {"config": inputs["config"] | {"seed": seed}},
     }
     return replace(report, results=results)
+
+
+def compare(*runs: str) -> list[dict[str, Any]]:
+    """Return the rows of the one table there is."""
+    (table,) = module.compare(runs).values()
+    return table.as_records()
+
+
+def record_margins(report: ReplayReport) -> str:
+    return record(EXPERIMENT, report)
 
 
 NAMES = {"borg/baseline", "borg/medium", "borg/aggressive", "percentile/medium", "oracle/none"}
@@ -51,32 +71,30 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
 
     logged = []
 
-    def cut_off(measured: dict[str, Any]) -> dict[str, Any]:
-        logged.append(measured)
-        if len(logged) == 3:
+    def cut_off(_: tracking.Run, metrics: dict[str, Any]) -> None:
+        logged.append(metrics)
+        if len(logged) == 4:  # the third of the single runs
             raise KeyboardInterrupt
-        return {}
 
     with monkeypatch.context() as patch:
-        patch.setattr(record, "_numbers", cut_off)
+        patch.setattr(tracking.Run, "log_metrics", cut_off)
         with pytest.raises(KeyboardInterrupt):
             record_margins(small(report))
     first = record_margins(small(report))
-    finished = [r for r in tracking.find_runs(EXPERIMENT) if r.status == "FINISHED"]
-    assert sorted(r.name for r in finished) == sorted([EXPERIMENT, *NAMES])
-    assert {r.tags[TAG_PARENT] for r in finished if r.name != EXPERIMENT} == {first}
+    finished = [r for r in tracking.find_runs("margins") if r.status == "FINISHED"]
+    assert sorted(r.name for r in finished) == sorted(["margins", *NAMES])
+    assert {r.tags[TAG_PARENT] for r in finished if r.name != "margins"} == {first}
 
     assert record_margins(small(report)) == first
-    assert len([r for r in tracking.find_runs(EXPERIMENT) if r.status == "FINISHED"]) == 6
+    assert len([r for r in tracking.find_runs("margins") if r.status == "FINISHED"]) == 6
 
     second = record_margins(small(report, seed=2))
     assert second != first
-    table = compare()
-    rows = table.as_records()
+    rows = compare()
     assert [(r["estimator"], r["margin"]) for r in rows] == [
         ("percentile", "medium"), ("borg", "baseline"), ("borg", "medium"), ("borg", "aggressive"), ("oracle", "none"),
     ]  # fmt: skip
-    newest = {r.run_id for r in tracking.find_runs(EXPERIMENT) if r.tags.get(TAG_PARENT) == second}
+    newest = {r.run_id for r in tracking.find_runs("margins") if r.tags.get(TAG_PARENT) == second}
     assert {r["run"] for r in rows} == newest
     aggressive = report.results["estimators"][0]["results"]["aggressive"]
     assert rows[3]["CPU reclaimed"] == aggressive["all"]["reclaimed_share"]["cpu"]["value"]
@@ -86,7 +104,7 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
 
     units = read_units(report.folder / UNITS)
     paired = Paired({n: units.sums[n, "medium"] for n in ("percentile", "borg")}, draws=50, seed=2, confidence=0.95)
-    learned = next(r for r in tracking.find_runs(EXPERIMENT) if r.run_id == rows[0]["run"])
+    learned = next(r for r in tracking.find_runs("margins") if r.run_id == rows[0]["run"])
     for r, resource in enumerate(RESOURCES):
         expected = paired.difference("percentile", "borg", r)
         assert learned.metrics[f"against_best.{resource}.reclaimed_share"] == pytest.approx(expected.reclaimed.value)
@@ -98,13 +116,13 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
     assert beside[0]["reclaimed difference"] == pytest.approx(learned.metrics["against_best.cpu.reclaimed_share"])
     assert tracking.find_file(second, "none.txt") is None
 
-    of_one = compare([first]).as_records()
+    of_one = compare(first)
     assert len(of_one) == 5
     assert not {r["run"] for r in of_one} & newest
-    both = compare([first, str(rows[2]["run"])]).as_records()
+    both = compare(first, str(rows[2]["run"]))
     assert [(r["estimator"], r["margin"]) for r in both].count(("borg", "medium")) == 2
     with pytest.raises(ModelError, match="no run 0123"):
-        compare(["0123"])
+        compare("0123")
 
     whole = next(r for r in finished if r.run_id == first)
     assert whole.tags["dataset_fingerprint"] == report.results["dataset"]["fingerprint"]
@@ -113,3 +131,78 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
     one = next(r for r in finished if r.name == "borg/medium")
     assert float(one.params["margin_share.cpu"]) == report.results["estimators"][0]["margins"]["medium"]["cpu"]
     assert store.exists()
+
+
+def single(experiment: str, run_id: str, metrics: dict[str, float], **words: str) -> RunRecord:
+    tags = {"dataset": "cell", TAG_PARENT: f"whole of {experiment}", TAG_WORDS: ",".join(words), TAG_PLACE: run_id}
+    return RunRecord(run_id, "", experiment, "FINISHED", 0, {"horizon_s": "300"}, metrics, tags | words)
+
+
+def test_each_experiment_has_a_table_of_its_own_words_and_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {
+        "compaction": (Column("machines", "machines"), Column("saved", "saved", percent=True)),
+        "frontier": (Column("reclaimed", "cpu", percent=True),),
+    }
+    monkeypatch.setattr(module, "load_experiment", lambda name: SimpleNamespace(columns=columns[name]))
+    runs = (
+        single("frontier", "2", {"cpu": 0.5}, estimator="borg", rate="1 %"),
+        single("compaction", "1", {"machines": 30.0}, estimator="vpa"),
+        single("compaction", "0", {"machines": 20.0, "saved": 0.25}, estimator="borg", margin="medium"),
+    )
+    tables = module.compare(Chosen(runs, {}, runs))
+    assert list(tables) == ["compaction", "frontier"]
+    common = {"dataset": "cell", "horizon": "300 s", "started (UTC)": "1970-01-01 00:00"}
+    assert tables["compaction"].as_records() == [
+        common | {"estimator": "vpa", "margin": None, "machines": 30.0, "saved": None, "run": "1"},
+        common | {"estimator": "borg", "margin": "medium", "machines": 20.0, "saved": 0.25, "run": "0"},
+    ]
+    assert tables["frontier"].as_records() == [
+        common | {"estimator": "borg", "rate": "1 %", "reclaimed": 0.5, "run": "2"}
+    ]
+    assert tables["compaction"].as_strings()[1][5] == "25.00 %"
+
+
+def test_runs_stand_in_the_order_of_their_experiment_and_can_be_of_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = {
+        "compaction": [single("compaction", str(i), {}, estimator=f"e{9 - i}") for i in (2, 0, 1)],
+        "ratios": [single("ratios", "9", {}, estimator="borg")],
+    }
+    monkeypatch.setattr(tracking, "find_runs", lambda name: recorded.get(name, []))
+    assert [(r.experiment, r.run_id) for r in choose().runs] == [
+        ("ratios", "9"),
+        *(("compaction", str(i)) for i in range(3)),
+    ]
+    assert [r.experiment for r in choose(experiment="ratios").runs] == ["ratios"]
+    with pytest.raises(ModelError, match="`reclaim replay frontier DATASET --out DIR` makes one"):
+        choose(experiment="frontier")
+    with pytest.raises(ConfigError, match=r"--experiment: expected one of margins, .*, got 'margin'"):
+        choose(experiment="margin")
+
+
+def test_compare_prints_the_numbers_that_the_replay_printed(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    out = tmp_path / "out"
+    settings = ["--set", "draws=20", "--set", 'estimators=["borg", "limit"]']
+    words = ["replay", "margins", str(dataset), "--out", str(out), "--no-model", *settings]
+
+    def told(*words: str) -> Any:
+        done = CliRunner().invoke(cli.app, list(words))
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout) if "--json" in words else done.stdout
+
+    first = told(*words)
+    assert first.splitlines()[-1] == f"{out / 'report.html'}"
+    assert "`borg` went through baseline, aggressive, medium and baseline, 3.0 hours each" in first
+    again = told(*words, "--json")
+    assert again["already_there"]
+    assert [(r["estimator"], r["margin"]) for r in again["results"]] == [
+        ("borg", "baseline"), ("borg", "medium"), ("borg", "aggressive"), ("limit", "none"), ("oracle", "none"),
+    ]  # fmt: skip
+    recorded = told("compare", "--json")["runs"]["margins"]
+    around = ("dataset", "horizon", "started (UTC)", "run")
+    assert [{k: v for k, v in row.items() if k not in around} for row in recorded] == again["results"]
+    printed = told("compare", "--experiment", "margins")
+    assert printed.startswith("margins:\n")
+    assert first.split("\n")[2].split()[1:9] == printed.split("\n")[3].split()[4:12]  # borg, baseline

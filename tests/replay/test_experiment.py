@@ -1,4 +1,4 @@
-"""A replay from a dataset on disk to a folder of results: causal, repeatable, all or nothing."""
+"""An experiment from a dataset on disk to a folder of results: causal, repeatable, all or nothing."""
 
 import json
 import shutil
@@ -18,10 +18,14 @@ from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.splits import TEST
 from reclaim.features.state import FeatureState
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.replay import experiment, figures
-from reclaim.replay.experiment import ReplayConfig, estimator_makers, run_margins
+from reclaim.replay import figures, folded
+from reclaim.replay.experiment import run_experiment
+from reclaim.replay.folded import estimator_makers
+from reclaim.replay.margins import EXPERIMENT, MarginsConfig
+from reclaim.replay.margins_tables import margins_table
 from reclaim.replay.openloop import answer_stored
 from reclaim.replay.report import ReplayReport
+from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
 from reclaim.training.calibrate import guarded_reservations
 from reclaim.training.estimators.base import Forecast
@@ -103,48 +107,48 @@ def test_every_estimator_is_measured_at_every_margin_and_bounded_by_the_oracle(r
 
 
 def test_the_same_replay_elsewhere_gives_the_same_bytes(
-    dataset: Path, config: ReplayConfig, report: ReplayReport, tmp_path: Path
+    dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
 ) -> None:
-    again = run_margins(dataset, tmp_path / "again", config, tracking=False, progress=False)
+    again = run_experiment(EXPERIMENT, dataset, tmp_path / "again", config, tracking=False, progress=False)
     for path in report.folder.iterdir():
         assert path.read_bytes() == (again.folder / path.name).read_bytes(), path.name
 
 
 def test_run_again_it_does_nothing(
-    dataset: Path, config: ReplayConfig, report: ReplayReport, monkeypatch: pytest.MonkeyPatch
+    dataset: Path, config: MarginsConfig, report: ReplayReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def must_not(*_: object, **__: object) -> None:
         pytest.fail("computed again")
 
-    monkeypatch.setattr(experiment, "fold_dataset", must_not)
+    monkeypatch.setattr(folded, "fold_dataset", must_not)
     before = {p: p.stat().st_mtime_ns for p in report.folder.iterdir()}
-    again = run_margins(dataset, report.folder, config, tracking=False, progress=False)
+    again = run_experiment(EXPERIMENT, dataset, report.folder, config, tracking=False, progress=False)
     assert again.already_there
     assert again.results == report.results
     assert {p: p.stat().st_mtime_ns for p in report.folder.iterdir()} == before
 
 
 def test_a_folder_that_holds_something_else_is_refused(
-    dataset: Path, config: ReplayConfig, report: ReplayReport, tmp_path: Path
+    dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="holds a replay that differs in config; choose another folder or remove it"):
-        run_margins(dataset, report.folder, replace(config, seed=9), tracking=False)
+        run_experiment(EXPERIMENT, dataset, report.folder, replace(config, seed=9), tracking=False)
     with pytest.raises(ConfigError, match="differs in bundles"):
-        run_margins(dataset, report.folder, config, bundles={"trees": learned()}, tracking=False)
+        run_experiment(EXPERIMENT, dataset, report.folder, config, bundles={"trees": learned()}, tracking=False)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"exists and holds no results\.json"):
-        run_margins(dataset, tmp_path / "notes", config, tracking=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "notes", config, tracking=False)
     with pytest.raises(ConfigError, match="exists and is no folder"):
-        run_margins(dataset, tmp_path / "notes" / "thesis.txt", config, tracking=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "notes" / "thesis.txt", config, tracking=False)
     (tmp_path / "notes" / "results.json").write_text("[]")
     with pytest.raises(ConfigError, match="not the results of a replay"):
-        run_margins(dataset, tmp_path / "notes", config, tracking=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "notes", config, tracking=False)
     assert (tmp_path / "notes" / "thesis.txt").read_text() == "mine"
 
 
 def test_killed_half_way_it_leaves_nothing_behind(
-    dataset: Path, config: ReplayConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Path, config: MarginsConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = figures.save_figure
     calls = []
@@ -157,20 +161,20 @@ def test_killed_half_way_it_leaves_nothing_behind(
 
     monkeypatch.setattr(figures, "save_figure", killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
-        run_margins(dataset, tmp_path / "out", config, tracking=False, progress=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, tracking=False, progress=False)
     assert len(calls) == 2
     assert list(tmp_path.iterdir()) == []
 
 
 def test_margins_do_not_see_the_test_period(
-    dataset: Path, config: ReplayConfig, report: ReplayReport, tmp_path: Path
+    dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
 ) -> None:
     shutil.copytree(dataset, tmp_path / "cell")
     y = np.load(tmp_path / "cell" / "features" / "y.npy")
     period = np.load(tmp_path / "cell" / "features" / "period.npy")
     y[period == TEST] = np.float32(0.01)
     np.save(tmp_path / "cell" / "features" / "y.npy", y)
-    other = run_margins(tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
+    other = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
     for name in ("borg", "percentile"):
         before, after = by_name(report.results)[name], by_name(other.results)[name]
         assert after["margins"] == before["margins"]
@@ -179,11 +183,15 @@ def test_margins_do_not_see_the_test_period(
 
 
 def test_a_learned_estimator_is_replayed_beside_the_others_with_margins_of_its_own(
-    dataset: Path, config: ReplayConfig, report: ReplayReport, tmp_path: Path
+    dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
 ) -> None:
-    out = run_margins(dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False, progress=False)
+    out = run_experiment(
+        EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False, progress=False
+    )
     estimators = by_name(out.results)
     assert list(estimators) == ["trees", "trees-online", "borg", "percentile", "limit", "oracle"]
+    assert estimators["trees-online"]["validation"] == estimators["trees-online"]["margins"] == {}  # nothing was set
+    assert {r["estimator"] for r in margins_table(out.results).as_records()} == {"trees", "borg", "percentile"}
     assert estimators["trees"]["kind"] == "learned"
     assert estimators["trees"]["margins"]["baseline"] != {"cpu": 0.1, "memory": 0.1}
     assert estimators["borg"]["results"] == by_name(report.results)["borg"]["results"]
@@ -201,7 +209,7 @@ def test_a_learned_estimator_is_replayed_beside_the_others_with_margins_of_its_o
 
 def test_a_learned_estimator_may_not_take_the_name_of_another(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be called borg: the name is taken"):
-        run_margins(dataset, tmp_path / "out", bundles={"borg": learned()}, tracking=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", bundles={"borg": learned()}, tracking=False)
 
 
 @pytest.mark.parametrize(

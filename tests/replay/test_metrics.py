@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from reclaim.replay.metrics import (
     METRICS,
+    POSITION,
     STATS,
     Scored,
     bootstrap,
     evaluate,
     sums,
-    violates,
 )
 from reclaim.training.calibrate import violation_share
 
@@ -29,8 +29,9 @@ def scored(
     limit: ArrayLike = 1.0,
     duration_s: ArrayLike = 300.0,
     next_target: ArrayLike | None = None,
+    previous: list[int] | None = None,
 ) -> Scored:
-    """Both resources alike, from one number or one per row."""
+    """Both resources alike, from one number or one per row; reservations over the limit, each row a task of its own."""
     n = np.size(target)
 
     def two(values: ArrayLike) -> NDArray[np.float64]:
@@ -39,9 +40,10 @@ def scored(
     return Scored(
         target=two(target),
         next_target=two(target if next_target is None else next_target),
-        reservation=two(reservation),
+        reservation=two(reservation) * two(limit),
         limit=two(limit),
         duration_s=np.array(np.broadcast_to(np.asarray(duration_s, np.float64), n)),
+        previous=np.full(n, -1) if previous is None else np.array(previous),
     )
 
 
@@ -82,7 +84,7 @@ def test_rows_of_unknown_target_or_limit_count_in_nothing() -> None:
     more = scored(
         target=[0.5, 0.2, NAN, 0.9, 0.9], reservation=[0.4, 0.4, 0.1, NAN, 0.1], limit=[2.0, 1.0, 5.0, 5.0, 0.0]
     )
-    assert measure(more) == measure(known)
+    np.testing.assert_equal(measure(more), measure(known))
 
 
 def test_usage_above_the_limit_violates_no_reservation_that_is_the_limit_and_is_told_apart() -> None:
@@ -91,6 +93,61 @@ def test_usage_above_the_limit_violates_no_reservation_that_is_the_limit_and_is_
     assert m["reclaimed_share"] == 0.0
     assert m["limit_exceeded_rate"] == 0.5
     assert m["oracle_reclaimed_share"] == pytest.approx(0.25)
+
+
+def test_severity_is_over_the_usage_and_slack_over_the_limit() -> None:
+    # of three rows one violates: 0.8 used of 0.6 reserved; the others leave 0.25 of 2 and 0.5 of 1 unused
+    m = measure(scored(target=[0.5, 0.8, 0.0], reservation=[0.75, 0.6, 0.5], limit=[2.0, 4.0, 1.0]))
+    assert m["violation_severity"] == pytest.approx(0.2 / 0.8)
+    assert m["violation_depth"] == pytest.approx(0.2)
+    assert m["slack_share"] == pytest.approx((0.25 * 2 + 0.5 * 1) / 7)
+
+
+def test_time_under_and_the_duration_of_a_violation_by_hand() -> None:
+    # a task violates in its rows 1 and 2, and again in 4; the next task begins in violation, right behind it
+    m = measure(
+        scored(
+            target=[0.1, 0.9, 0.9, 0.1, 0.9, 0.9],
+            reservation=0.5,
+            duration_s=[300, 300, 100, 300, 300, 200],
+            previous=[-1, 0, 1, 2, 3, -1],
+        )
+    )
+    violating = 300 + 100 + 300 + 200
+    assert m["under_time"] == pytest.approx(violating / 1500)
+    assert m["violation_duration_s"] == pytest.approx(violating / 3)
+
+
+def test_an_episode_begins_anew_behind_a_row_that_is_not_judged() -> None:
+    s = scored(target=[0.9, NAN, 0.9, 0.9], reservation=0.5, previous=[-1, 0, 1, 2])
+    assert sums(s, np.zeros(4, np.int64), 1)[0, POSITION["episodes"]].tolist() == [2, 2]
+    s = scored(target=[0.9, 0.9, 0.9], reservation=0.5, previous=[-1, 0, 1])
+    assert sums(s, np.array([-1, 0, 0]), 1)[0, POSITION["episodes"]].tolist() == [1, 1]
+    # but one group does not end it for the other: the second counts its time alone
+    grouped = sums(s, np.array([0, 1, 1]), 2)
+    assert grouped[:, POSITION["episodes"], 0].tolist() == [1, 0]
+    assert grouped[:, POSITION["violating_s"], 0].tolist() == [300, 600]
+
+
+def test_changes_are_counted_per_day_where_they_pass_a_hundredth_of_the_limit() -> None:
+    # of 2.0, by 0.1 up, by 0.01 down (half a hundredth: none), by 0.3 up; then another task
+    s = scored(
+        target=0.1 * np.ones(5),
+        reservation=[0.5, 0.55, 0.545, 0.695, 0.2],
+        limit=2.0,
+        duration_s=21_600,
+        previous=[-1, 0, 1, 2, -1],
+    )
+    m = measure(s)
+    assert m["changes_per_day"] == pytest.approx(2 / (5 * 0.25))
+    assert m["change_size"] == pytest.approx((0.05 + 0.15) / 2)
+    # what came before the judged rows is no row of theirs, but a change from it is a change
+    assert sums(s, np.array([-1, 0, 0, 0, 0]), 1)[0, POSITION["changes"], 0] == 2
+
+
+def test_a_limit_of_zero_or_none_counts_in_no_statistic_and_does_not_change() -> None:
+    s = scored(target=[0.5, 0.5, 0.5], reservation=[0.1, 0.1, NAN], limit=[0.0, NAN, 1.0], previous=[-1, 0, 1])
+    assert not sums(s, np.zeros(3, np.int64), 1).any()
 
 
 SERIES = {
@@ -118,8 +175,8 @@ def test_a_reservation_equal_to_usage_is_no_violation_though_targets_are_stored_
     usage = np.random.default_rng(1).uniform(0, 1, 10_000)
     stored = usage.astype(np.float32).astype(np.float64)
     assert (stored > usage).any()
-    assert not violates(stored, usage).any()
-    assert violates(stored, usage * 0.99999).all()
+    assert measure(scored(stored, usage))["violation_rate"] == 0.0
+    assert measure(scored(stored, usage * 0.99999))["violation_rate"] == 1.0
 
 
 unit = st.floats(0, 1.5, allow_subnormal=False)
@@ -128,7 +185,7 @@ unit = st.floats(0, 1.5, allow_subnormal=False)
 @given(arrays(np.float64, (8, 2), elements=unit), arrays(np.float64, (8, 2), elements=st.floats(0, 1)))
 def test_violations_are_counted_as_the_margins_were_set(target: np.ndarray, reservation: np.ndarray) -> None:
     limit = np.ones((8, 2))
-    s = Scored(target, target, reservation, limit, np.full(8, 300.0))
+    s = Scored(target, target, reservation, limit, np.full(8, 300.0), np.full(8, -1))
     rate = evaluate(sums(s, np.zeros(8, np.int64), 1)[0])["violation_rate"]
     np.testing.assert_allclose(rate, violation_share(reservation, limit, target))
 
@@ -142,10 +199,10 @@ def test_the_oracle_never_violates_and_nothing_that_never_violates_reclaims_more
     target: np.ndarray, above: np.ndarray, limit: np.ndarray
 ) -> None:
     least = np.minimum(target, 1.0)
-    duration, everything = np.full(6, 300.0), np.zeros(6, np.int64)
-    best = evaluate(sums(Scored(target, target, least, limit, duration), everything, 1)[0])
+    duration, everything, alone = np.full(6, 300.0), np.zeros(6, np.int64), np.full(6, -1)
+    best = evaluate(sums(Scored(target, target, least * limit, limit, duration, alone), everything, 1)[0])
     safe = least + (1.0 - least) * above
-    other = evaluate(sums(Scored(target, target, safe, limit, duration), everything, 1)[0])
+    other = evaluate(sums(Scored(target, target, safe * limit, limit, duration, alone), everything, 1)[0])
     assert (best["violation_rate"] == 0).all()
     assert (other["violation_rate"] == 0).all()
     np.testing.assert_allclose(best["reclaimed_share"], best["oracle_reclaimed_share"])

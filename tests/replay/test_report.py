@@ -1,22 +1,17 @@
-"""What people read of a replay: tables and the page."""
+"""What people read of an experiment: its table and the page."""
 
+import html
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from jinja2 import UndefinedError
 
-from reclaim.replay.report import (
-    ReplayReport,
-    Table,
-    detail_table,
-    margins_table,
-    render_page,
-    results_table,
-    sequence_table,
-    show,
-    split_table,
-)
+from reclaim.data.table import Table, show
+from reclaim.replay.kinds import Column, Experiment, Run, Section
+from reclaim.replay.margins import EXPERIMENT
+from reclaim.replay.report import ReplayReport, render_page, runs_table
 
 SMALL = Table(
     ("estimator", "reclaimed", "events"), (("borg", 0.0512, 12), ("limit", None, 0)), frozenset({"reclaimed"})
@@ -54,39 +49,14 @@ def test_cells_read_well() -> None:
     assert show(0.00049, percent=True) == "0.05 %"
 
 
-def test_the_main_table_has_a_row_per_estimator_and_margin_and_the_numbers_of_the_results(report: ReplayReport) -> None:
-    table = results_table(report)
-    records = table.as_records()
-    assert [(r["estimator"], r["margin"]) for r in records] == [
-        *((name, margin) for name in ("borg", "percentile") for margin in ("baseline", "medium", "aggressive")),
-        ("limit", "none"),
-        ("oracle", "none"),
+def test_a_row_per_run_has_its_words_and_the_numbers_of_the_columns() -> None:
+    runs = [
+        Run("borg/medium", {"estimator": "borg", "margin": "medium"}, {"cpu": 0.5, "oom": 3.0, "kept": 1.0}),
+        Run("all", {"estimator": "limit"}, {"cpu": None}),
     ]
-    assert table.columns[2:] == (
-        "CPU reclaimed", "CPU violation", "CPU of oracle", "memory reclaimed", "memory violation", "memory of oracle",
-        "would-be OOM",
-    )  # fmt: skip
-    medium = report.results["estimators"][0]["results"]["medium"]
-    assert records[1]["memory violation"] == medium["all"]["violation_rate"]["memory"]["value"]
-    assert records[1]["CPU reclaimed"] == medium["all"]["reclaimed_share"]["cpu"]["value"]
-    unseen = results_table(report.results, subset="unseen").as_records()
-    assert "would-be OOM" not in unseen[1]
-    assert unseen[1]["CPU reclaimed"] == medium["unseen"]["reclaimed_share"]["cpu"]["value"]
-
-
-def test_the_other_tables_follow_the_results(report: ReplayReport) -> None:
-    results = report.results
-    assert len(detail_table(results).rows) == 2 * 8  # two resources of each row of the main table
-    assert len(margins_table(results).rows) == 2 * 3
-    assert [r["margin"] for r in sequence_table(results).as_records()] == 2 * [
-        "baseline",
-        "aggressive",
-        "medium",
-        "baseline",
-    ]
-    ages = split_table(results, "ages", "medium").as_records()
-    assert {r["age"] for r in ages} == {"older"}
-    assert all(isinstance(r["CPU task-windows"], int) for r in ages)
+    table = runs_table(runs, [Column("CPU", "cpu", percent=True), Column("OOM", "oom")])
+    assert table.columns == ("estimator", "margin", "CPU", "OOM")
+    assert table.as_strings() == [["borg", "medium", "50.00 %", "3"], ["limit", "-", "-", "-"]]
 
 
 class Tags(HTMLParser):
@@ -111,22 +81,50 @@ def test_the_page_stands_alone_and_says_what_it_is_of(report: ReplayReport) -> N
     dataset = report.results["dataset"]
     for text in (
         dataset["fingerprint"], dataset["nature"], "reclaim replay margins cell --out DIR --no-model",
-        "derived from the trace", "percentile interval of 50 bootstrap resamples", "3.0 hours",
+        "derived from the trace", "percentile interval of 50 bootstrap resamples", "3.0 hours", "numpy 2",
+        f"{dataset['test_task_windows']:,} in the test period", "on 4 machines", "The trace lacks",
     ):  # fmt: skip
         assert text in page, text
+    for paragraph in EXPERIMENT.says(report.results):
+        assert paragraph.split("`")[-1].replace(" %", "\N{NO-BREAK SPACE}%") in html.unescape(page)
     assert not re.search(r"/(root|tmp|home|work)/", page)
+
+
+@pytest.fixture
+def plain(report: ReplayReport) -> Callable[..., str]:
+    """Return a maker of a page with one paragraph and one section, on the results of the replay."""
+
+    def make(says: str = "", section: Section | None = None) -> str:
+        parts = [section or Section("S")]
+        experiment: Experiment = replace(EXPERIMENT, says=lambda _: [says], sections=lambda _: parts)
+        return render_page(experiment, report.results, {})
+
+    return make
+
+
+def test_prose_has_paragraphs_and_code_and_no_markup_of_its_own(plain: Callable[..., str]) -> None:
+    page = plain("`borg` < `vpa`", Section("Why", text="One.\n\n<i>Two</i> `x`."))
+    assert "<p><code>borg</code> &lt; <code>vpa</code></p>" in page
+    assert '<p class="note">One.</p>' in page
+    assert '<p class="note">&lt;i&gt;Two&lt;/i&gt; <code>x</code>.</p>' in page
+    assert "<table>" not in page
+
+
+def test_a_page_without_a_known_test_period_says_what_it_has(report: ReplayReport) -> None:
+    dataset = {k: v for k, v in report.results["dataset"].items() if not k.startswith(("test_", "unseen_", "machines"))}
+    results = dict(report.results) | {"dataset": dataset}
+    page = render_page(replace(EXPERIMENT, sections=lambda _: []), results, {})
+    assert "17,280 task-windows." in page
 
 
 def test_names_from_the_data_cannot_become_markup(report: ReplayReport) -> None:
     dataset = report.results["dataset"] | {"name": "<script>alert(1)</script>"}
-    page = render_page(
-        dict(report.results) | {"dataset": dataset},
-        {name: report.folder / f"{name}.svg" for name in ("margins_over_time", "reclaimed_at_margins")},
-    )
+    figures = {name: report.folder / f"{name}.svg" for name in EXPERIMENT.figures}
+    page = render_page(EXPERIMENT, dict(report.results) | {"dataset": dataset}, figures)
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
 
 
 def test_a_missing_figure_is_an_error_and_no_hole_in_the_page(report: ReplayReport) -> None:
-    with pytest.raises(UndefinedError, match="has no attribute"):
-        render_page(report.results, {})
+    with pytest.raises(KeyError, match="margins_over_time"):
+        render_page(EXPERIMENT, report.results, {})

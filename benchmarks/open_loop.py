@@ -1,0 +1,267 @@
+"""Times the open loop on cells of growing size: folds, the oracle, a margin replayed, every margin at once, machines.
+
+    python benchmarks/open_loop.py                              # up to 10,000 machines, some minutes, 10 GB
+    python benchmarks/open_loop.py --machines 100 1000 --only borg percentile
+    python benchmarks/open_loop.py --bundle FOLDER              # and a learned estimator's scores from stored features
+
+A cell of 100 machines with 15 tasks each is made up, eight hours of five-minute windows, and repeated under other
+names. Demand wanders by 20 % from window to window around a level of each task's own, and jumps to four times that in
+one window out of fifty. Folds, targets and machines run on two threads: a half of the tasks on each, as two buckets of
+a dataset do. A margin replayed is all three margins' guards over three, and every metric with its 1,000 resamples. The
+best of two calls is reported (at the largest size the only one), in task-windows per second, on the clock and, where
+others use the machine too, by the time of two processors: what it would be with both for itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.schema import MACHINES
+from reclaim.data.windows import (
+    CPU_MAX,
+    CPU_MEAN,
+    LEVELS,
+    MEMORY_MAX,
+    MEMORY_MEAN,
+    Windows,
+    empty_windows,
+    what_is_judged,
+)
+from reclaim.features.registry import FEATURE_NAMES
+from reclaim.features.splits import TEST, VALID
+from reclaim.features.targets import HORIZONS_S, TARGETS, targets
+from reclaim.replay.cell import Cell, lay_out_cell, set_margins
+from reclaim.replay.machine_peaks import lay_out_machines
+from reclaim.replay.openloop import (
+    History,
+    answer_stored,
+    known_seconds,
+    oracle,
+    previous_rows,
+    run_base,
+    window_seconds,
+)
+from reclaim.replay.scoring import Bootstrap, score
+from reclaim.replay.sweep import FACTORS, Guards, TaskRows
+from reclaim.training.bundle import load_bundle
+from reclaim.training.calibrate import Budgets, guarded_reservations
+from reclaim.training.estimators.base import Estimate
+from reclaim.training.estimators.machine import PREDICTORS
+from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
+
+SIZES = (100, 1_000, 10_000)
+MACHINES_MADE, TASKS_PER_MACHINE = 100, 15
+SLOTS, OF_VALIDATION = 96, 24
+"""Windows of each task: eight hours, of which two set the margins."""
+HORIZON_S = 3_600
+THREADS = 2
+STORED_ROWS = 200_000
+"""Rows that a learned estimator answers from stored features."""
+AIMS = {"statistical estimators and oracle": 5_000_000, "a margin replayed from scores": 1_000_000}
+"""Task-windows per second, on two cores."""
+_WINDOW_US = 300_000_000
+
+Took = tuple[float, float]
+"""Seconds on the clock, and of the processor in all threads."""
+Line = tuple[str, int, Took]
+"""What was done, to how many task-windows, and what it took."""
+
+
+def main() -> None:
+    """Measure and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machines", type=int, nargs="*", default=list(SIZES))
+    parser.add_argument("--only", nargs="*", default=list(ESTIMATORS))
+    parser.add_argument("--bundle", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "open-loop.json")
+    arguments = parser.parse_args()
+    made = _made_up()
+    sizes = []
+    for machines in arguments.machines:
+        cell, seconds = _cell(_repeated(made, machines // MACHINES_MADE))
+        calls = 1 if machines == max(SIZES) else 2
+        lines = [("targets", len(cell.history), seconds), *_measured(cell, arguments.only, calls)]
+        sizes.append({"machines": machines, "task_windows": len(cell.history), "lines": [_record(*x) for x in lines]})
+    content: dict[str, object] = {
+        "command": "python benchmarks/open_loop.py" + " --bundle FOLDER" * (arguments.bundle is not None),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "device": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": THREADS,
+        "versions": {name: version(name) for name in ("reclaim", "numpy", "numba")},
+        "factors_of_a_sweep": len(FACTORS),
+        "aims": AIMS,
+        "sizes": sizes,
+    }
+    if arguments.bundle is not None:
+        content["scores_of_a_learned_estimator"] = _record(*_learned(made, arguments.bundle))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(content, indent=2) + "\n")
+    print(f"wrote {arguments.out}")
+
+
+def _record(what: str, rows: int, took: Took) -> dict[str, object]:
+    seconds, processor = took
+    per_processor = THREADS * rows / processor
+    print(f"{rows:>12,} rows  {rows / seconds / 1e6:8.2f} M/s  ({per_processor / 1e6:.2f})  {what}", flush=True)
+    return {
+        "what": what,
+        "task_windows": rows,
+        "seconds": round(seconds, 4),
+        "per_second": round(rows / seconds),
+        "per_second_of_processor": round(per_processor),
+    }
+
+
+def _measured(cell: Cell, only: list[str], calls: int) -> Iterator[Line]:
+    history, rows = cell.history, len(cell.history)
+    halves = _halves(history.windows)
+    for name in only:
+        yield (
+            f"fold {name}",
+            rows,
+            _best(lambda name=name: _both(lambda w: run_base(build_estimator(name), w), halves), calls),  # type: ignore[misc]  # the default binds the name
+        )
+    yield "oracle", rows, _best(lambda: oracle(history), calls)
+    base = run_base(build_estimator("borg"), history.windows)
+    bases = {"baseline": base, "aggressive": base}
+    calibration, how = set_margins(bases, cell, Budgets()), Bootstrap(draws=1_000, seed=1, confidence=0.95)
+    three = _best(lambda: guarded_reservations(bases, history.windows, calibration.margins), calls)
+    guards = three[0] / 3, three[1] / 3
+    held = guarded_reservations(bases, history.windows, calibration.margins)["medium"]
+    judging = _best(lambda: score(held, cell, how), calls)
+    yield "guards of a margin", rows, guards
+    yield "every metric of a margin", rows, judging
+    yield "a margin replayed", rows, (guards[0] + judging[0], guards[1] + judging[1])
+    guards_of_rows, test, bare = Guards.of(history.windows), cell.test, base.reservation[cell.test]
+    seconds = window_seconds(history.windows)[test]
+    laid_out = TaskRows.of(guards_of_rows.take(test), history.target[test], seconds, cell.unit, len(cell.unseen_units))
+    yield f"sweep of {len(FACTORS)} margins", len(bare), _best(lambda: laid_out.sweep(bare), calls)
+    yield from _of_machines(cell, guards_of_rows, base, calls)
+
+
+def _of_machines(cell: Cell, guards: Guards, base: Estimate, calls: int) -> Iterator[Line]:
+    """Time machines' peaks, one resource: the oracle alone, and each predictor with it."""
+    history, several = cell.history, ("nsigma5", "rc_p99", "machine_p100", "peak_max")
+    for chosen in ((), *((name,) for name in several), several):
+        predictors = {name: PREDICTORS[name] for name in chosen}
+        took = _best(lambda asked=predictors: lay_out_machines(cell, guards, 1, HORIZON_S, asked), calls)  # type: ignore[misc]  # the default binds the name
+        yield " + ".join(["machines, oracle of 1 h", *chosen]), len(history), took
+    machines = lay_out_machines(cell, guards, 1, HORIZON_S, {})
+    assert machines is not None
+    yield "machines, sweep", len(machines.rows), _best(lambda: machines.sweep(base.reservation), calls)
+
+
+def _learned(made: Windows, folder: Path) -> Line:
+    rng, windows = np.random.default_rng(4), _repeated(made, -(-STORED_ROWS // len(made))).take(slice(0, STORED_ROWS))
+    x = rng.normal(size=(STORED_ROWS, len(FEATURE_NAMES))).astype(np.float32)
+    bundle = load_bundle(folder)
+    estimator = bundle.bare_estimator(horizon_s=HORIZON_S, mean_limit=(0.5, 0.5))
+    return f"scores of {bundle.kind}", STORED_ROWS, _best(lambda: answer_stored(estimator, x, windows), 2)
+
+
+def _best(call: Callable[[], object], calls: int) -> Took:
+    took = []
+    for _ in range(calls):
+        started, worked = time.perf_counter(), time.process_time()
+        call()
+        took.append((time.perf_counter() - started, time.process_time() - worked))
+    return min(took)
+
+
+def _both(work: Callable[[Windows], object], halves: list[Windows]) -> None:
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, halves))
+
+
+def _halves(windows: Windows) -> list[Windows]:
+    middle = len(windows) // SLOTS // THREADS * SLOTS
+    return [windows.take(slice(0, middle)), windows.take(slice(middle, len(windows)))]
+
+
+def _made_up() -> Windows:
+    """Return the windows of 100 machines, task by task."""
+    tasks = MACHINES_MADE * TASKS_PER_MACHINE
+    rng = np.random.default_rng(1)
+    level = rng.uniform(0.02, 0.4, (2, tasks, 1))
+    demand = (
+        level * rng.lognormal(0.0, 0.2, (2, tasks, SLOTS)) * rng.choice([1.0, 4.0], (2, tasks, SLOTS), p=[0.98, 0.02])
+    )
+    cpu, memory = np.minimum(demand, 1.0).reshape(2, -1)
+    n = len(cpu)
+    usage = empty_windows(n).usage
+    usage[:, CPU_MEAN], usage[:, CPU_MAX], usage[:, MEMORY_MEAN], usage[:, MEMORY_MAX] = cpu, 1.6 * cpu, memory, memory
+    start_us = (1 + np.tile(np.arange(SLOTS, dtype=np.int64), tasks)) * _WINDOW_US
+    task = np.repeat(np.arange(tasks, dtype=np.int64), SLOTS)
+    whole = replace(
+        empty_windows(n), collection_id=task // 3, instance_index=task % 3, machine_id=task % MACHINES_MADE,
+        start_us=start_us, end_us=start_us + _WINDOW_US, usage=usage, limit=np.ones((n, 2)),
+        scheduled_us=np.ones(n, np.int64), tier=(task // 3 % 3).astype(np.int8),
+        percentiles=cpu[:, None].astype(np.float32) * np.linspace(0.4, 1.6, len(LEVELS), dtype=np.float32),
+    )  # fmt: skip
+    return what_is_judged(whole)
+
+
+def _repeated(windows: Windows, times: int) -> Windows:
+    """Return the windows as often as told, under other collections and machines each time."""
+    columns = {f.name: np.concatenate([getattr(windows, f.name)] * times) for f in fields(Windows)}
+    copy = np.repeat(np.arange(times, dtype=np.int64), len(windows))
+    columns["collection_id"] += copy * len(windows)
+    columns["machine_id"] += copy * MACHINES_MADE
+    return Windows(**columns)
+
+
+def _cell(windows: Windows) -> tuple[Cell, Took]:
+    """Return a cell of the windows, and what the targets took."""
+    seconds, target = _timed_targets(windows)
+    n = len(windows)
+    value = target.astype(np.float64)
+    period = np.where(np.tile(np.arange(SLOTS), n // SLOTS) < OF_VALIDATION, VALID, TEST)
+    history = History(
+        windows=windows,
+        target=value[:, :2, HORIZONS_S.index(HORIZON_S)].copy(),
+        next_target=value[:, :2, 0].copy(),
+        period=period.astype(np.uint8),
+        group=np.zeros(n, np.uint8),
+        known_s=known_seconds(windows),
+        previous=previous_rows(windows),
+        source_row=np.arange(n, dtype=np.int64),
+    )
+    return lay_out_cell(history, {name: np.zeros(0) for name in MACHINES.names}), seconds
+
+
+def _timed_targets(windows: Windows) -> tuple[Took, NDArray[np.float32]]:
+    """Return what all targets take at every horizon, and the targets, (n, n_targets, n_horizons)."""
+    value = np.empty((len(windows), len(TARGETS), len(HORIZONS_S)), np.float32)
+    oom, none = np.empty((len(windows), len(HORIZONS_S)), np.float32), np.zeros(0, np.int64)
+    end_us = int(windows.end_us.max())
+    middle = len(windows) // SLOTS // THREADS * SLOTS
+    parts = [slice(0, middle), slice(middle, len(windows))]
+
+    def one(part: slice) -> None:
+        targets(windows.take(part), none, none, end_us, value[part], oom[part])
+
+    one(slice(0, SLOTS))  # compiled, or read from what was
+
+    def both() -> None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(one, parts))
+
+    return _best(both, 1), value
+
+
+if __name__ == "__main__":
+    main()

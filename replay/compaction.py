@@ -1,0 +1,239 @@
+"""The compaction experiment (EuroSys'15, Figure 10): how few machines hold the workload, and what that would risk."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.cell import period_facts
+from reclaim.replay.checkpoint import HANDFUL, Checkpoint, checkpoint_times, period, take_checkpoint
+from reclaim.replay.compaction_figures import machines_needed
+from reclaim.replay.compaction_page import COLUMNS, runs, says, sections
+from reclaim.replay.constraints import Constraints
+from reclaim.replay.folded import LIMIT, Folded, fold
+from reclaim.replay.kinds import LEARNED, ORACLE, STATISTICAL, Experiment, Measured, Source
+from reclaim.replay.metrics import ROUNDING
+from reclaim.replay.packing import LOOK_BELOW, PENDING_SHARE
+from reclaim.replay.placement import POLICIES
+from reclaim.replay.settings import ReplayConfig
+from reclaim.replay.trials import Key, Trial, compact
+
+PERCENTILE: Final = 90
+"""Of the machines needed in the trials: who must be reasonably sure that the workload fits takes no mean."""
+
+
+@dataclass(frozen=True)
+class CompactionConfig(ReplayConfig):
+    """How cells are compacted."""
+
+    checkpoints: int = 3
+    """Moments of the test period, spread over it, at 14:00 where it has that hour."""
+    at_us: tuple[int, ...] = ()
+    """The moments themselves, in µs on the trace's clock, instead of those."""
+    trials: int = 11
+    """Orders in which machines are removed, each drawn by a seed of its own."""
+    policy: str = "hybrid"
+    """Which of the machines with room takes a task; one of ``placement.POLICIES``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("checkpoints", "trials"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy}")
+
+
+def measure(source: Source, config: CompactionConfig) -> Measured:
+    """Compact the cell at every checkpoint, for every estimator at every margin.
+
+    Raises
+    ------
+    ConfigError
+        The trace does not tell of machines, no task runs at a checkpoint, or no number of clones holds the workload.
+    HistoryTooShortError
+        The validation or the test period is shorter than the horizon.
+    """
+    folded = fold(source, config)
+    constraints = Constraints.of(source.dataset)
+    monday_us = int(source.features.manifest["config"]["monday_s"]) * 1_000_000
+    times = list(config.at_us) or checkpoint_times(folded.cell, config.checkpoints, config.horizon_s, monday_us)
+    first_us, _ = period(folded.cell)
+    started = time.perf_counter()
+    compacted, facts = [], []
+    for time_us in tqdm(times, desc="compacting", unit="checkpoint", disable=None if source.progress else True):
+        checkpoint = take_checkpoint(source, folded, constraints, time_us, config.horizon_s)
+        clones, trials = compact(checkpoint, count=config.trials, policy=config.policy, seed=config.seed)
+        compacted.append(
+            {key: summarise(checkpoint, checkpoint.held[key], trials[key], trials[LIMIT, "none"]) for key in trials}
+        )
+        limits = checkpoint.workload.limit.sum(axis=0)
+        facts.append({
+            "time_us": time_us,
+            "hours": (time_us - first_us) / 3.6e9,
+            "tasks": len(checkpoint.workload),
+            "production": int(checkpoint.workload.production.sum()),
+            "machines": len(checkpoint.machines),
+            "clones": clones,
+            "too_large": checkpoint.too_large,
+            "picky": int(checkpoint.workload.picky.sum()),
+            "constrained": int((checkpoint.workload.constraint_set > 0).sum()),
+            "limit_share": _by_resource(limits / checkpoint.machines.capacity.sum(axis=0)),
+        })  # fmt: skip
+    source.seconds["compaction"] = time.perf_counter() - started
+    results = {
+        "dataset": period_facts(folded.cell),
+        "checkpoints": facts,
+        "estimators": _estimators(source, folded, compacted),
+        "trials": config.trials,
+        "horizon_s": config.horizon_s,
+        "policy": config.policy,
+    }
+    return Measured(results, definitions(config))
+
+
+def summarise(
+    checkpoint: Checkpoint, held: NDArray[np.float64], trials: list[Trial], without: list[Trial]
+) -> dict[str, Any]:
+    """Return what a checkpoint's trials of a contender come to.
+
+    ``held`` is what it reserves, shape (n, n_resources); ``without`` are the trials of no reclamation.
+    """
+    needed, of_limit = (float(np.percentile([t.machines for t in of], PERCENTILE)) for of in (trials, without))
+    cell = len(checkpoint.machines)
+    counts = [t.machines for t in trials]
+    return {
+        "machines": {"value": needed, "low": min(counts), "high": max(counts)},
+        "share": {"value": needed / cell, "low": min(counts) / cell, "high": max(counts) / cell},
+        "saved_share": 1 - needed / of_limit,
+        "additional_share": of_limit / needed - 1,
+        "over": _spread([t.over for t in trials]),
+        "beyond": _by_resource((checkpoint.used.max(axis=1) > held * (1 + ROUNDING)).mean(axis=0)),
+        "used": _spread([t.used for t in trials]),
+        "pending": max(t.pending for t in trials),
+        "trials": counts,
+    }
+
+
+def _spread(values: list[NDArray[np.float64]]) -> dict[str, dict[str, float]]:
+    """Return by resource the mean, the least and the most of the trials' values; shape (n_resources,) each."""
+    of = np.stack(values)
+    return {
+        r: {"value": float(v.mean()), "low": float(v.min()), "high": float(v.max())}
+        for r, v in zip(RESOURCES, of.T, strict=True)
+    }
+
+
+def _estimators(source: Source, folded: Folded, compacted: list[dict[Key, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return every estimator's results over all checkpoints, and at each of them."""
+    kinds = dict.fromkeys(folded.bases, STATISTICAL) | dict.fromkeys(source.bundles, LEARNED)
+    kinds |= {LIMIT: LIMIT, ORACLE: ORACLE}
+    return [
+        {
+            "name": name,
+            "kind": kind,
+            "results": {
+                margin: _over_checkpoints([at[of, margin] for at in compacted])
+                for of, margin in compacted[0]
+                if of == name
+            },
+        }
+        for name, kind in kinds.items()
+    ]
+
+
+def _over_checkpoints(at: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return means over the checkpoints, between the least and the most that any trial came to; and each of them."""
+    saved = {key: float(np.mean([one[key] for one in at])) for key in ("saved_share", "additional_share")}
+    counted = {key: _joined([one[key] for one in at]) for key in ("machines", "share")}
+    used = {key: {r: _joined([one[key][r] for one in at]) for r in RESOURCES} for key in ("over", "used")}
+    beyond = {r: float(np.mean([one["beyond"][r] for one in at])) for r in RESOURCES}
+    return counted | saved | used | {"beyond": beyond, "checkpoints": at}
+
+
+def _joined(spreads: list[dict[str, float]]) -> dict[str, float]:
+    return {
+        "value": float(np.mean([s["value"] for s in spreads])),
+        "low": min(s["low"] for s in spreads),
+        "high": max(s["high"] for s in spreads),
+    }
+
+
+def _by_resource(values: NDArray[np.float64]) -> dict[str, float]:
+    return dict(zip(RESOURCES, values.tolist(), strict=True))
+
+
+def definitions(config: CompactionConfig) -> dict[str, str]:
+    """Return what the numbers of the results mean."""
+    return {
+        "machines needed": (
+            "All tasks that run at a checkpoint are packed from scratch onto the machines that are left, while "
+            f"machines are removed in a random order. The result is the {PERCENTILE}th percentile of {config.trials} "
+            "orders, the same ones for every estimator and margin; over several checkpoints, their mean. Error bars "
+            "show the least and the most that any trial needed. (EuroSys'15, section 5.1.)"
+        ),
+        "searched by bisection": (
+            f"The number found fits and the {LOOK_BELOW} numbers below it do not. Packing by rules is not monotone: of "
+            "still fewer machines some number might fit, as it might in the paper's method."
+        ),
+        "rules of the packing": (
+            "Priorities from high to low, large tasks first; of the machines with room, the one that the policy "
+            f"({config.policy}) likes best. Production (tiers prod and mon) is placed by limit: on no machine do its "
+            "limits sum to more than the capacity. The reservations of all tasks sum to no more than the capacity "
+            "either. Placement constraints and the most tasks of a job on one machine hold; for jobs of more tasks "
+            "than half the cell has machines they are preferences. A bound on the tasks behind one switch is not kept."
+        ),
+        "picky tasks": (
+            f"Up to {PENDING_SHARE:.1%} of the tasks may go pending where no more than {HANDFUL} machines of the whole "
+            "cell could take them. A task larger than every machine that it may run on is left out for all."
+        ),
+        "clones": (
+            "Where the cell is too small for its own tasks under their limits, as any cell is that lives off reclaimed "
+            "resources, it is cloned before machines are removed; shares are of the original."
+        ),
+        "reservation": (
+            "What was in force at the checkpoint; a task's first window begins under its limit. Without reclamation "
+            "the limit is reserved for all. The oracle reserves exactly what will be used within the horizon."
+        ),
+        "machines out of memory": (
+            "Of the machines left, the share on which the memory that their tasks really used in some five-minute "
+            f"slot of the next {config.horizon_s} s exceeds the capacity: each task's largest memory within the slot, "
+            "summed. Tasks that start later are not among them."
+        ),
+        "machines over CPU": (
+            "The same for CPU: the sum of each task's 90th percentile within the slot, capped at its limit. Tasks "
+            "there are throttled, none dies."
+        ),
+        "tasks beyond their reservation": (
+            "The share of the tasks that use more within the horizon than was reserved for them at the checkpoint. "
+            "What they take is at first what is reserved for others on the machine and not used, and what no task "
+            "fitted into; where that is not enough the machine runs out."
+        ),
+        "used": "What is so used of the capacity of all machines left, the mean over the slots of the horizon.",
+        "saved": "The share of the machines needed without reclamation that is not needed.",
+        "additional": (
+            "What Figure 10 of the paper shows: how many machines more, as a share of those needed with reclamation, "
+            "the same workload needs without it."
+        ),
+    }
+
+
+EXPERIMENT: Final = Experiment(
+    name="compaction",
+    title="Compaction: how few machines hold the workload",
+    version=1,
+    config=CompactionConfig,
+    measure=measure,
+    says=says,
+    sections=sections,
+    figures={"machines_needed": machines_needed},
+    runs=runs,
+    columns=COLUMNS,
+)

@@ -1,0 +1,208 @@
+"""What the page of the frontier says, its parts, and what goes on record of each contender."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from reclaim.data.schema import RESOURCES
+from reclaim.data.style import RESOURCE_TITLES
+from reclaim.data.table import Table, show
+from reclaim.replay.kinds import Column, Results, Run, Section
+
+BUDGETS: Final = ("baseline", "aggressive")
+"""Names of the rates, in their order: those that ``training.calibrate.Budgets`` gives them."""
+AS_PUBLISHED: Final = "as published"
+"""In the place of a margin, for a predictor that was given none."""
+SIDES: Final = {"tasks": "task-windows", "machines": "machine peaks"}
+
+COLUMNS: Final = tuple(
+    Column(f"{RESOURCE_TITLES[r]} at {budget} rate{suffix}", f"{side}.{r}.reclaimed_at_{budget}", percent=True)
+    for side, suffix in (("tasks", ""), ("machines", ", machines"))
+    for r in RESOURCES
+    for budget in BUDGETS
+)
+
+
+def says(results: Results) -> list[str]:
+    """Return what the numbers show: who is ahead at each rate and by how much, and who does not get there."""
+    leaders = [
+        text
+        for side in SIDES
+        if results[side] is not None
+        for r in RESOURCES
+        for k in range(len(results["rates"]))
+        if (text := _leader(results, side, r, k))
+    ]
+    return leaders + ([] if results["machines"] is None else [_from_tasks_to_machines(results)])
+
+
+def _from_tasks_to_machines(results: Results) -> str:
+    """Say how often machines' peaks violate under the aggressive margin, which was set for tasks."""
+    sentences = []
+    for r in RESOURCES:
+        of_tasks, of_machines = (
+            {
+                name: of["aggressive"][r]
+                for name, of in results[side]["margins"].items()
+                if r in of.get("aggressive", {})
+            }
+            for side in SIDES
+        )
+        rates = {name: of["violation_rate"]["value"] for name, of in of_machines.items()}
+        known = {name: rate for name, rate in rates.items() if rate is not None}
+        if known:
+            worst = max(known, key=lambda name: known[name])
+            passed = (
+                f"`{worst}`, by {show(known[worst], percent=True)} of the machine peaks" if known[worst] else "none"
+            )
+            tasks = show(of_tasks[worst]["violation_rate"], percent=True)
+            sentences.append(f"of {RESOURCE_TITLES[r]} {passed} (`{worst}` by {tasks} of the task-windows)")
+    return (
+        "Whose reservations machines pass most often under the aggressive margin, which was set for tasks: "
+        f"{'; '.join(sentences)}."
+    )
+
+
+def _leader(results: Results, side: str, resource: str, k: int) -> str:
+    """Say who reclaims most of a resource at one rate, what that is of the oracle's, and where the learned one is."""
+    contenders = results[side]["contenders"]
+    at = {name: of[resource]["at"][k] for name, of in contenders.items() if resource in of}
+    ranked = sorted((n for n in at if at[n]["rank"]), key=lambda n: at[n]["rank"])
+    if not ranked:
+        return ""
+    first, rate = ranked[0], show(results["rates"][k], percent=True)
+    text = (
+        f"Where {rate} of the {SIDES[side]} violate, `{first}` reclaims most of the {RESOURCE_TITLES[resource]} "
+        f"limits: {_interval(at[first])}, {_percent(at[first]['of_oracle'])} of what the oracle does"
+    )
+    if len(ranked) > 1:
+        others = [f"`{n}` ({_percent(at[n]['value'])})" for n in ranked[1:3]]
+        text += f"; next: {_listed(others)}"
+    for name, line in at.items():
+        if ahead := line.get("ahead"):
+            text += f". `{name}` {_compared(ahead)} `{ahead['of']}`, the best of the others"
+    missing = [f"`{name}`" for name in at if at[name]["rank"] is None]
+    if missing:
+        text += f". {_listed(missing)} violate{'s' if len(missing) == 1 else ''} more often under any margin"
+    return text + "."
+
+
+def _compared(ahead: Mapping[str, Any]) -> str:
+    value, low, high = ahead["value"], ahead["low"], ahead["high"]
+    if low is None or high is None or low <= 0 <= high:
+        return f"does not differ beyond the noise ({_points(value)} points, {_points(low)} to {_points(high)}) from"
+    what = "more" if value > 0 else "less"
+    return f"reclaims {_points(abs(value))} points {what} ({_points(low)} to {_points(high)}) than"
+
+
+def sections(results: Results) -> list[Section]:
+    """Return the parts of the page."""
+    parts = [
+        Section(
+            "Task by task",
+            figure="frontier",
+            caption="What each estimator reclaims against how often it is passed, as its margin sweeps from the "
+            "narrowest to the widest; higher and further left is better. The marks are the margins that were set on "
+            "validation rows. What violates less often than the axis shows stands at its left edge; the grey lines are "
+            "the rates compared below, the dashed one the oracle.",
+            table=rates_table(results, "tasks"),
+        )
+    ]
+    if results["machines"] is not None:
+        parts += [
+            Section(
+                "Machine by machine",
+                figure="frontier_machines",
+                caption="The same of whole machines: the sum of the reservations on each, against the largest usage to "
+                "come of the tasks that are there. Beside the estimators stand those who predict a machine's peak and "
+                "know no task's reservation; the diamonds are those as published.",
+                table=rates_table(results, "machines"),
+            ),
+            *(Section(f"Machines: {RESOURCE_TITLES[r]}", table=machines_table(results, r)) for r in RESOURCES),
+        ]
+    return parts
+
+
+def rates_table(results: Results, side: str) -> Table:
+    """Return what every contender reclaims at every rate: with its interval, and its rank."""
+    names = [
+        f"{RESOURCE_TITLES[r]} at {show(rate, percent=True)}{what}"
+        for r in RESOURCES
+        for rate in results["rates"]
+        for what in ("", ", rank")
+    ]
+    kinds = {e["name"]: e["kind"] for e in results["estimators"]}
+    rows = []
+    for name, of in results[side]["contenders"].items():
+        cells: list[str | float | int | None] = [name, kinds[name]]
+        for r in RESOURCES:
+            for k in range(len(results["rates"])):
+                line = of[r]["at"][k] if r in of else {"value": None, "rank": None}
+                cells += [_interval(line), line["rank"]]
+        rows.append(tuple(cells))
+    return Table(("estimator", "kind", *names), tuple(rows))
+
+
+def machines_table(results: Results, resource: str) -> Table:
+    """Return what came of every margin, and of every predictor as published, on the machines."""
+    columns = {
+        "violation rate": ("violation_rate", "value"),
+        "median machine": ("violation_rate", "p50"),
+        "90th": ("violation_rate", "p90"),
+        "99th": ("violation_rate", "p99"),
+        "by over 1 %": ("violation_rate_1pct",),
+        "severity": ("severity", "mean"),
+        "at violations": ("severity", "at_violation"),
+        "severity, 99th": ("severity", "p99"),
+        "savings": ("savings", "value"),
+        "of oracle": ("efficiency", "value"),
+    }
+    rows = []
+    for name, margins in results["machines"]["margins"].items():
+        for margin, of in margins.items():
+            if resource in of:
+                shares = tuple(_at(of[resource], path) for path in columns.values())
+                seconds = of[resource]["violation_s"]
+                rows.append((name, margin, *shares, None if seconds is None else seconds / 60))
+    return Table(("estimator", "margin", *columns, "minutes"), tuple(rows), frozenset(columns))
+
+
+def runs(results: Results) -> list[Run]:
+    """Return a run of each contender."""
+    recorded = []
+    for one in results["estimators"]:
+        metrics: dict[str, float | None] = {column.metric: None for column in COLUMNS}
+        for side in SIDES:
+            of = (results[side] or {"contenders": {}})["contenders"].get(one["name"], {})
+            for r, of_resource in of.items():
+                for budget, line in zip(BUDGETS, of_resource["at"], strict=True):
+                    key = f"{side}.{r}.reclaimed_at_{budget}"
+                    metrics |= {key: line["value"], f"{key}_low": line["low"], f"{key}_high": line["high"]}
+                    metrics[f"{side}.{r}.of_oracle_at_{budget}"] = line["of_oracle"]
+        recorded.append(Run(one["name"], {"estimator": one["name"]}, metrics, tags={"kind": one["kind"]}))
+    return recorded
+
+
+def _at(of: Any, path: tuple[str, ...]) -> float | None:
+    for key in path:
+        of = of[key]
+    return None if of is None else float(of)
+
+
+def _interval(line: Mapping[str, Any]) -> str:
+    if line["value"] is None:
+        return "-"
+    return f"{_percent(line['value'])} ({_percent(line['low'])} to {_percent(line['high'])})"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _points(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""

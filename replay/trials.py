@@ -1,0 +1,99 @@
+"""Cell compaction (EuroSys'15, section 5.1): machines are taken away at random until the tasks do not fit any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.replay.checkpoint import Checkpoint
+from reclaim.replay.folded import LIMIT
+from reclaim.replay.metrics import ROUNDING
+from reclaim.replay.packing import Packer
+
+MOST_CLONES: Final = 8
+"""A cell is cloned no more often than this; Borg's paper says "a few times"."""
+
+Key = tuple[str, str]
+"""A contender: estimator and margin."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The smallest cell found for a contender in one order of removal, and what happens in it within the horizon.
+
+    Attributes
+    ----------
+    machines, pending : int
+        Kept machines, and picky tasks that none of them takes.
+    over : float64, shape (n_resources,)
+        Share of the machines on which what is used passes the capacity.
+    used : float64, shape (n_resources,)
+        Mean use of the capacity of all.
+    """
+
+    machines: int
+    pending: int
+    over: NDArray[np.float64]
+    used: NDArray[np.float64]
+
+
+def compact(checkpoint: Checkpoint, *, count: int, policy: str, seed: int) -> tuple[int, dict[Key, list[Trial]]]:
+    """Return how often the cell had to be cloned, and every contender's trials, in the same orders of removal.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    count : int
+        Trials of each contender.
+    policy : str
+        One of ``placement.POLICIES``.
+    seed : int
+        Of the orders, together with the number of the trial.
+
+    Raises
+    ------
+    ConfigError
+        ``MOST_CLONES`` of the cell do not hold the workload.
+    """
+    for clones in range(1, MOST_CLONES + 1):
+        found: dict[Key, list[Trial]] = {}
+        for key in sorted(checkpoint.held, key=lambda k: k[0] != LIMIT):  # it needs most: whether it fits is known soon
+            trials = _trials(checkpoint, Packer(checkpoint.workload, checkpoint.held[key], policy), clones, count, seed)
+            if trials is None:
+                break
+            found[key] = trials
+        else:
+            return clones, found
+    raise ConfigError(
+        f"{MOST_CLONES} times the cell's machines do not hold the tasks that ran at {checkpoint.time_us} µs; "
+        "the trace's machines table does not fit its tasks: look at the capacities and the placement constraints"
+    )
+
+
+def _trials(checkpoint: Checkpoint, packer: Packer, clones: int, count: int, seed: int) -> list[Trial] | None:
+    cell = np.tile(np.arange(len(checkpoint.machines)), clones)
+    trials = []
+    for trial in range(count):
+        machines = checkpoint.machines.take(np.random.default_rng([seed, trial]).permutation(cell))
+        fewest = packer.fewest(machines)
+        if fewest is None:
+            return None
+        trials.append(_risked(*fewest, checkpoint, machines.capacity))
+    return trials
+
+
+def _risked(n: int, placed: NDArray[np.int64], checkpoint: Checkpoint, capacity: NDArray[np.float64]) -> Trial:
+    """Return what the tasks' real usage within the horizon does to the ``n`` machines that they were packed onto."""
+    here = placed >= 0
+    used = np.zeros((n, *checkpoint.used.shape[1:]))  # (n, n_slots, R)
+    np.add.at(used, placed[here], checkpoint.used[here])
+    return Trial(
+        machines=n,
+        pending=int(np.count_nonzero(~here)),
+        over=(used.max(axis=1) > capacity[:n] * (1 + ROUNDING)).mean(axis=0),
+        used=used.mean(axis=1).sum(axis=0) / capacity[:n].sum(axis=0),
+    )

@@ -1,0 +1,128 @@
+"""A cell at one moment: when it is taken, who is in it, what was reserved for them, and what they use from then on."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.schema import MachineEventType
+from reclaim.data.store import Dataset
+from reclaim.data.windows import demand
+from reclaim.features.store import FeatureSet
+from reclaim.replay.checkpoint import HOUR_OF_DAY, checkpoint_times, hosts_of, period, take_checkpoint
+from reclaim.replay.constraints import Constraints
+from reclaim.replay.folded import LIMIT, Folded, fold
+from reclaim.replay.kinds import ORACLE, Source
+from reclaim.replay.openloop import in_force
+from reclaim.replay.packing import Machines, Workload
+from reclaim.replay.settings import ReplayConfig
+
+HORIZON_S = 3_600
+HOUR_US = 3_600_000_000
+
+
+@pytest.fixture(scope="module")
+def source(cell_dataset: Path) -> Source:
+    return Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {}, progress=False)
+
+
+@pytest.fixture(scope="module")
+def folded(source: Source) -> Folded:
+    return fold(source, ReplayConfig(estimators=("borg",)))
+
+
+def test_checkpoints_are_taken_at_the_same_hour_where_their_part_of_the_period_has_it(folded: Folded) -> None:
+    first, last = period(folded.cell)
+    latest = last - HORIZON_S * 1_000_000
+    monday_us = first + (latest - first) // 2 - int((HOUR_OF_DAY + 1) * HOUR_US)  # 15:00 in the middle of the period
+    (time,) = checkpoint_times(folded.cell, 1, HORIZON_S, monday_us)
+    assert abs((time - monday_us) / HOUR_US - HOUR_OF_DAY) <= 300 / 3600
+    times = checkpoint_times(folded.cell, 4, HORIZON_S, monday_us)
+    assert len(set(times)) == 4
+    assert first <= min(times) < max(times) <= latest
+    assert all((t - first) % 300_000_000 == 0 for t in times)
+
+
+def test_a_period_no_longer_than_the_horizon_has_no_checkpoint(folded: Folded) -> None:
+    first, last = period(folded.cell)
+    length_s = (last - first) // 1_000_000
+    with pytest.raises(HistoryTooShortError, match=f"the test period is {length_s} s long"):
+        checkpoint_times(folded.cell, 1, length_s, 0)
+
+
+def test_a_checkpoint_holds_what_runs_and_what_is_reserved_and_used(source: Source, folded: Folded) -> None:
+    first, _ = period(folded.cell)
+    time_us = first + HOUR_US
+    taken = take_checkpoint(source, folded, Constraints.of(source.dataset), time_us, HORIZON_S)
+    history, windows = folded.history, folded.history.windows
+    rows = np.flatnonzero(windows.start_us == time_us)
+    assert len(taken.workload) == len(rows) == 30
+    np.testing.assert_array_equal(taken.workload.limit, windows.limit[rows])
+    assert taken.too_large == 0
+    for margin, reservation in folded.reservations("borg").items():
+        np.testing.assert_array_equal(taken.held["borg", margin], in_force(reservation, history)[rows])
+    np.testing.assert_array_equal(taken.held[LIMIT, "none"], windows.limit[rows])
+    task = windows.task_numbers()
+    for i, row in enumerate(rows.tolist()):
+        soon = (task == task[row]) & (windows.start_us >= time_us) & (windows.start_us < time_us + HORIZON_S * 10**6)
+        np.testing.assert_array_equal(taken.used[i], demand(windows.take(soon)))
+    oracle = taken.held[ORACLE, "none"]
+    np.testing.assert_allclose(oracle, np.minimum(taken.used.max(axis=1), taken.workload.limit), rtol=1e-6)
+
+
+def test_machines_that_have_gone_are_not_in_it(source: Source, folded: Folded) -> None:
+    taken = take_checkpoint(source, folded, Constraints.of(source.dataset), period(folded.cell)[0], HORIZON_S)
+    assert taken.machines.capacity.tolist() == [[8.0, 16.0]] * 4
+
+
+def test_machines_that_take_no_new_work_are_not_in_it(source: Source, folded: Folded, tmp_path: Path) -> None:
+    path = tmp_path / "cell"
+    shutil.copytree(source.dataset.path, path)
+    table = source.dataset.table("machines")
+    error = table.slice(0, 1).set_column(2, table.schema.field(2), pa.array([MachineEventType.SOFT_ERROR], pa.int8()))
+    pq.write_table(pa.concat_tables([table, error]), path / "machines.parquet")
+    faulty = replace(source, dataset=Dataset.open(path))
+    taken = take_checkpoint(faulty, folded, Constraints.of(faulty.dataset), period(folded.cell)[0], HORIZON_S)
+    assert len(taken.machines) == 3
+
+
+def test_a_job_of_more_tasks_than_half_the_cell_has_machines_is_soft(source: Source, folded: Folded) -> None:
+    taken = take_checkpoint(source, folded, Constraints.of(source.dataset), period(folded.cell)[0], HORIZON_S)
+    assert taken.workload.soft.all()  # three tasks, four machines
+    assert taken.workload.picky.all()  # no more than five machines can take anything here
+
+
+def test_a_moment_at_which_nothing_runs_is_refused(source: Source, folded: Folded) -> None:
+    _, last = period(folded.cell)
+    with pytest.raises(ConfigError, match=f"no task runs at {last} µs"):
+        take_checkpoint(source, folded, Constraints.of(source.dataset), last, HORIZON_S)
+
+
+def test_a_trace_without_machines_is_refused(dataset: Path, folded: Folded) -> None:
+    bare = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
+    with pytest.raises(ConfigError, match="no machine with a capacity"):
+        take_checkpoint(bare, folded, Constraints.of(bare.dataset), period(folded.cell)[0], HORIZON_S)
+
+
+def test_a_task_has_as_many_hosts_as_machines_that_may_and_could_take_it() -> None:
+    n = 4
+    workload = Workload(
+        limit=np.array([(0.5, 0.5), (0.5, 0.5), (1.5, 0.5), (3.0, 0.5)]),
+        production=np.zeros(n, np.bool_),
+        priority=np.zeros(n, np.int64),
+        constraint_set=np.array([0, 1, 0, 0]),
+        job=np.arange(n),
+        most=np.zeros(n, np.int64),
+        soft=np.zeros(n, np.bool_),
+        picky=np.zeros(n, np.bool_),
+    )
+    machines = Machines(np.array([(1.0, 1.0), (2.0, 1.0), (0.1, 9.0)]), np.array([[True] * 3, [False, True, True]]))
+    assert hosts_of(workload, machines).tolist() == [2, 1, 1, 0]
+    assert hosts_of(replace(workload, constraint_set=np.ones(n, np.int64)), machines).tolist() == [1, 1, 1, 0]

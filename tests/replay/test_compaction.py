@@ -1,0 +1,186 @@
+"""The compaction experiment: trials and risk worked by hand, and a whole run on a small cell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.store import Dataset
+from reclaim.features.store import FeatureSet
+from reclaim.replay.checkpoint import Checkpoint
+from reclaim.replay.compaction import EXPERIMENT, CompactionConfig, measure, summarise
+from reclaim.replay.experiment import run_experiment
+from reclaim.replay.folded import LIMIT
+from reclaim.replay.kinds import Source
+from reclaim.replay.packing import Machines, Workload
+from reclaim.replay.report import ReplayReport
+from reclaim.replay.trials import Key, Trial, compact
+
+CONFIG = CompactionConfig(estimators=("borg", "percentile"), trials=5, checkpoints=2)
+
+
+def checkpoint(machines: int, used: list[tuple[float, float]]) -> Checkpoint:
+    """Make four tasks of limit 0.5, 0.25 reserved, on machines of 1; ``used`` by all of them in each slot."""
+    n = 4
+    workload = Workload(
+        limit=np.full((n, 2), 0.5),
+        production=np.zeros(n, np.bool_),
+        priority=np.zeros(n, np.int64),
+        constraint_set=np.zeros(n, np.int64),
+        job=np.arange(n),
+        most=np.zeros(n, np.int64),
+        soft=np.zeros(n, np.bool_),
+        picky=np.zeros(n, np.bool_),
+    )
+    return Checkpoint(
+        time_us=0,
+        workload=workload,
+        machines=Machines(np.ones((machines, 2)), np.ones((1, machines), np.bool_)),
+        held={("half", "none"): np.full((n, 2), 0.25), (LIMIT, "none"): workload.limit},
+        used=np.tile(np.array(used), (n, 1, 1)),
+        too_large=0,
+    )
+
+
+def _compact(taken: Checkpoint) -> tuple[int, dict[Key, list[Trial]]]:
+    return compact(taken, count=5, policy="hybrid", seed=1)
+
+
+def test_reclaiming_half_needs_half_the_machines() -> None:
+    clones, trials = _compact(checkpoint(3, [(0.1, 0.1)]))
+    assert clones == 1
+    assert [t.machines for t in trials["half", "none"]] == [1] * 5
+    assert [t.machines for t in trials[LIMIT, "none"]] == [2] * 5
+
+
+def test_a_cell_too_small_for_the_limits_is_cloned() -> None:
+    clones, trials = _compact(checkpoint(1, [(0.1, 0.1)]))
+    assert clones == 2
+    assert [t.machines for t in trials["half", "none"]] == [1] * 5
+
+
+def test_a_workload_that_no_clones_hold_is_refused() -> None:
+    taken = checkpoint(1, [(0.1, 0.1)])
+    taken.machines.capacity[:] = 0.4
+    with pytest.raises(ConfigError, match="8 times the cell's machines do not hold"):
+        _compact(taken)
+
+
+def test_machines_run_out_where_their_tasks_really_use_more_than_there_is() -> None:
+    # one machine of 1 for all four: CPU is passed in the second slot alone, memory just not
+    _, trials = _compact(checkpoint(3, [(0.1, 0.2), (0.3, 0.25)]))
+    half, limit = trials["half", "none"][0], trials[LIMIT, "none"][0]
+    assert half.over.tolist() == [1.0, 0.0]
+    assert half.used.tolist() == pytest.approx([0.8, 0.9])
+    assert limit.over.tolist() == [0.0, 0.0]
+    assert limit.used.tolist() == pytest.approx([0.4, 0.45])
+
+
+def test_every_trial_removes_machines_in_an_order_of_its_own_and_the_same_for_all_contenders() -> None:
+    taken = checkpoint(8, [(0.1, 0.1)])
+    taken.machines.capacity[:4] = 0.25  # as good as none for a task of 0.5
+    taken = replace(taken, held={**taken.held, ("other", "none"): taken.workload.limit})
+    trials = _compact(taken)[1]
+    needed = [t.machines for t in trials[LIMIT, "none"]]
+    assert len(set(needed)) > 1
+    assert needed == [t.machines for t in trials["other", "none"]]
+    assert needed == [t.machines for t in _compact(taken)[1][LIMIT, "none"]]
+
+
+def test_the_result_of_eleven_trials_is_the_tenth() -> None:
+    def trials(*machines: int) -> list[Trial]:
+        return [Trial(n, 0, np.zeros(2), np.zeros(2)) for n in machines]
+
+    taken = checkpoint(20, [(0.1, 0.3), (0.2, 0.1)])
+    found = summarise(taken, np.full((4, 2), 0.25), trials(*range(11, 0, -1)), trials(*[40] * 11))
+    assert found["machines"] == {"value": 10.0, "low": 1, "high": 11}
+    assert found["share"] == {"value": 0.5, "low": 0.05, "high": 0.55}
+    assert (found["saved_share"], found["additional_share"]) == (0.75, 3.0)
+    assert found["beyond"] == {"cpu": 0.0, "memory": 1.0}  # of all four tasks 0.3 is more than the 0.25 reserved
+
+
+@pytest.fixture(scope="module")
+def report(cell_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
+    out = tmp_path_factory.mktemp("out") / "compaction"
+    return run_experiment(EXPERIMENT, cell_dataset, out, CONFIG, tracking=False, progress=False)
+
+
+def _of(report: ReplayReport, name: str, margin: str = "none") -> dict[str, Any]:
+    found: dict[str, Any] = next(e["results"][margin] for e in report.results["estimators"] if e["name"] == name)
+    return found
+
+
+def test_reclamation_needs_fewer_machines_and_the_oracle_the_fewest(report: ReplayReport) -> None:
+    limit, oracle = _of(report, LIMIT), _of(report, "oracle")
+    assert limit["saved_share"] == 0.0
+    for name in ("borg", "percentile"):
+        baseline, medium, aggressive = (_of(report, name, m) for m in ("baseline", "medium", "aggressive"))
+        needed = [one["machines"]["value"] for one in (limit, baseline, medium, aggressive, oracle)]
+        assert needed == sorted(needed, reverse=True)
+        assert aggressive["saved_share"] == pytest.approx(1 - needed[3] / needed[0])
+        assert aggressive["additional_share"] == pytest.approx(needed[0] / needed[3] - 1)
+    assert oracle["over"]["memory"]["value"] == 0.0
+    assert oracle["beyond"] == {"cpu": 0.0, "memory": 0.0}
+
+
+def test_results_are_the_ninetieth_percentile_over_trials_and_the_mean_over_checkpoints(report: ReplayReport) -> None:
+    one = _of(report, "borg", "medium")
+    results = [float(np.percentile(at["trials"], 90)) for at in one["checkpoints"]]
+    assert [at["machines"]["value"] for at in one["checkpoints"]] == results
+    assert one["machines"]["value"] == pytest.approx(np.mean(results))
+    every = [n for at in one["checkpoints"] for n in at["trials"]]
+    assert (one["machines"]["low"], one["machines"]["high"]) == (min(every), max(every))
+    assert one["share"]["value"] == pytest.approx(one["machines"]["value"] / 4)
+
+
+def _measured(cell: Path, config: CompactionConfig) -> dict[str, Any]:
+    return measure(Source(Dataset.open(cell), FeatureSet.open(cell), {}, progress=False), config).results
+
+
+def test_the_same_seed_gives_the_same_results(report: ReplayReport, cell_dataset: Path) -> None:
+    again = _measured(cell_dataset, CONFIG)
+    assert again["estimators"] == report.results["estimators"]
+    assert again["checkpoints"] == report.results["checkpoints"]
+
+
+def test_the_words_are_written_from_the_numbers(report: ReplayReport) -> None:
+    words = "\n".join(EXPERIMENT.says(report.results))
+    for name in (LIMIT, "oracle"):
+        assert f"{_of(report, name)['machines']['value']:.4g} machines" in words
+    assert "At the aggressive margin `" in words
+    assert "run out of memory" in words
+
+
+def test_the_page_shows_every_contender_and_every_term_is_defined(report: ReplayReport) -> None:
+    recorded = EXPERIMENT.runs(report.results)
+    assert [run.name for run in recorded][:3] == ["borg/baseline", "borg/medium", "borg/aggressive"]
+    assert len(recorded) == 2 * 3 + 2
+    assert {column.metric for column in EXPERIMENT.columns} <= recorded[0].metrics.keys()
+    page = (report.folder / "report.html").read_text()
+    assert "Machines needed at each checkpoint" in page
+    assert (report.folder / "machines_needed.png").stat().st_size > 0
+    assert {"machines needed", "clones", "rules of the packing"} <= report.results["definitions"].keys()
+
+
+def test_moments_may_be_named(cell_dataset: Path, report: ReplayReport) -> None:
+    time_us = report.results["checkpoints"][1]["time_us"]
+    config = CompactionConfig(estimators=("borg",), trials=1, at_us=(time_us,))
+    assert [c["time_us"] for c in _measured(cell_dataset, config)["checkpoints"]] == [time_us]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"trials": 0}, "trials must be at least 1"),
+        ({"checkpoints": 0}, "checkpoints must be at least 1"),
+        ({"policy": "first-fit"}, "policy must be one of best-fit, worst-fit, hybrid, got first-fit"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CompactionConfig(**setting)

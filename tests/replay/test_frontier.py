@@ -1,0 +1,142 @@
+"""The frontier of a small cell: curves in order, contenders compared, the page and the figures of it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.data.store import Dataset
+from reclaim.features.store import FeatureSet
+from reclaim.replay.frontier import EXPERIMENT, FrontierConfig
+from reclaim.replay.frontier_page import AS_PUBLISHED
+from reclaim.replay.kinds import Source
+from reclaim.training.estimators.margin import MARGIN_NAMES
+
+Results = dict[str, Any]
+
+CONFIG = FrontierConfig(estimators=("borg", "percentile", "limit"), draws=30, predictors=("nsigma5", "borg_default"))
+
+
+@pytest.fixture(scope="module")
+def results(dataset: Path) -> Results:
+    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
+    return EXPERIMENT.measure(source, CONFIG).results
+
+
+def test_results_are_plain_json(results: Results) -> None:
+    assert json.loads(json.dumps(results, allow_nan=False)) == results
+
+
+def test_every_contender_but_the_limit_has_a_curve_on_its_side(results: Results) -> None:
+    assert list(results["tasks"]["contenders"]) == ["borg", "percentile"]
+    assert list(results["machines"]["contenders"]) == ["borg", "percentile", "nsigma5", "borg_default"]
+    assert {e["name"]: e["kind"] for e in results["estimators"]}["nsigma5"] == "machine"
+    assert results["machines"]["machines"] == 4
+
+
+@pytest.mark.parametrize("side", ["tasks", "machines"])
+def test_along_a_curve_less_is_violated_and_less_reclaimed_and_the_oracle_bounds_what_never_violates(
+    results: Results, side: str
+) -> None:
+    for contender in results[side]["contenders"].values():
+        for resource in RESOURCES:
+            curve = contender[resource]["curve"]
+            for values in curve.values():
+                assert values == sorted(values, reverse=True)
+            assert curve["violation_rate"][0] > 0.1
+            assert curve["violation_rate"][-1] < 0.001
+            safe = [y for x, y in zip(curve["violation_rate"], curve["reclaimed_share"], strict=True) if x == 0.0]
+            assert max(safe) <= results[side]["oracle"][resource]
+
+
+def test_at_more_violations_more_is_reclaimed_and_ranks_follow(results: Results) -> None:
+    for resource in RESOURCES:
+        lines = [c[resource]["at"] for c in results["tasks"]["contenders"].values()]
+        for strict, loose in lines:
+            assert strict["rate"] < loose["rate"]
+            assert strict["low"] <= strict["value"] <= strict["high"]
+            assert strict["value"] < loose["value"]
+        for k in range(2):
+            best = max(lines, key=lambda line: line[k]["value"])
+            assert best[k]["rank"] == 1
+            assert sorted(line[k]["rank"] for line in lines) == [1, 2]
+
+
+def test_the_margins_set_on_validation_lie_on_the_curve_but_for_medium(results: Results) -> None:
+    for name, margins in results["tasks"]["margins"].items():
+        assert list(margins) == list(MARGIN_NAMES)
+        for resource in RESOURCES:
+            curve = results["tasks"]["contenders"][name][resource]["curve"]
+            for margin in ("baseline", "aggressive"):
+                point = margins[margin][resource]
+                reclaimed = point["reclaimed_share"]
+                above = [x for x, y in zip(*curve.values(), strict=True) if y >= reclaimed]
+                below = [x for x, y in zip(*curve.values(), strict=True) if y <= reclaimed]
+                assert max(below) <= point["violation_rate"] + 1e-12 or not above
+                assert min(above) >= point["violation_rate"] - 1e-12 or not below
+
+
+def test_predictors_of_machines_stand_as_published_beside_the_margins(results: Results) -> None:
+    margins = results["machines"]["margins"]
+    assert list(margins["borg"]) == list(MARGIN_NAMES)
+    assert list(margins["nsigma5"]) == [AS_PUBLISHED]
+    assert margins["borg_default"][AS_PUBLISHED]["cpu"]["savings"]["value"] == pytest.approx(0.1)
+
+
+def test_the_page_says_in_its_own_numbers_who_is_ahead(results: Results) -> None:
+    paragraphs = EXPERIMENT.says(results)
+    assert len(paragraphs) == 2 * len(RESOURCES) * 2 + 1
+    rates = {n: m["aggressive"]["cpu"] for n, m in results["machines"]["margins"].items() if "aggressive" in m}
+    worst = max(of["violation_rate"]["value"] for of in rates.values())
+    assert ("of CPU none (" in paragraphs[-1]) == (worst == 0)
+    assert (f"by {100 * worst:.2f} % of the machine peaks (" in paragraphs[-1]) == (worst > 0)
+    at = {n: c["cpu"]["at"][0] for n, c in results["tasks"]["contenders"].items()}
+    first = min(at, key=lambda name: at[name]["rank"])
+    assert paragraphs[0].startswith(f"Where 0.10 % of the task-windows violate, `{first}` reclaims most of the CPU")
+    assert f"{100 * at[first]['value']:.1f} %" in paragraphs[0]
+    titles = [section.title for section in EXPERIMENT.sections(results)]
+    assert titles == ["Task by task", "Machine by machine", "Machines: CPU", "Machines: Memory"]
+
+
+def test_the_page_speaks_of_who_does_not_get_there_and_of_the_learned_one(results: Results) -> None:
+    changed = json.loads(json.dumps(results))
+    for contender in ("borg", "percentile"):
+        changed["tasks"]["contenders"][contender]["cpu"]["at"][0]["rank"] = None
+    assert len(EXPERIMENT.says(changed)) == len(EXPERIMENT.says(results)) - 1
+    changed = json.loads(json.dumps(results))
+    at = {n: c["cpu"]["at"][0] for n, c in changed["tasks"]["contenders"].items()}
+    last = max(at, key=lambda name: at[name]["rank"])
+    at[last].update(rank=None, value=None)
+    assert f"`{last}` violates more often under any margin" in EXPERIMENT.says(changed)[0]
+    first = next(name for name in at if name != last)
+    at[first]["ahead"] = {"of": last, "value": 0.02, "low": 0.01, "high": 0.03}
+    assert f"`{first}` reclaims 2.0 points more (1.0 to 3.0) than `{last}`" in EXPERIMENT.says(changed)[0]
+    at[first]["ahead"]["low"] = -0.01
+    assert re.search(rf"`{first}` does not differ beyond the noise \(2.0 points", EXPERIMENT.says(changed)[0])
+
+
+def test_what_goes_on_record_has_every_column(results: Results) -> None:
+    runs = EXPERIMENT.runs(results)
+    assert [run.name for run in runs] == ["borg", "percentile", "nsigma5", "borg_default"]
+    for run in runs:
+        assert {column.metric for column in EXPERIMENT.columns} <= set(run.metrics)
+    assert runs[2].metrics["tasks.cpu.reclaimed_at_baseline"] is None
+    assert runs[2].metrics["machines.cpu.reclaimed_at_baseline"] is not None
+
+
+def test_the_figures_are_drawn_with_machines_and_without(results: Results) -> None:
+    for draw in EXPERIMENT.figures.values():
+        figure = draw(results)
+        assert [ax.get_title(loc="left") for ax in figure.axes] == ["CPU", "Memory"]
+    empty = EXPERIMENT.figures["frontier_machines"]({**results, "machines": None})
+    assert "no machines" in empty.axes[0].texts[0].get_text()
+    assert len(EXPERIMENT.sections({**results, "machines": None})) == 1
+
+
+def test_a_predictor_that_sees_the_future_or_is_unknown_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"predictors must be some of .* got oracle_24h, what"):
+        FrontierConfig(predictors=("nsigma5", "what", "oracle_24h"))

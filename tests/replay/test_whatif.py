@@ -1,0 +1,176 @@
+"""The what-if experiment: the search by hand, smaller and larger cells, and a whole run on a small cell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.store import Dataset
+from reclaim.features.store import FeatureSet
+from reclaim.replay.checkpoint import period
+from reclaim.replay.closedloop import Scheduling, simulate
+from reclaim.replay.experiment import run_experiment
+from reclaim.replay.folded import LIMIT, fold
+from reclaim.replay.kinds import Source
+from reclaim.replay.outcome import summary
+from reclaim.replay.report import ReplayReport
+from reclaim.replay.whatif import EXPERIMENT, GRID, Cells, WhatIfConfig, fewest_within, measure, within
+from reclaim.replay.whatif_page import KILLS, PENDING
+from reclaim.replay.workload import Machines, Workload, machines_of, workload_of
+
+CONFIG = WhatIfConfig(estimators=("borg",), margin="aggressive")
+
+
+def _point(kills: float | None, pending: float | None) -> dict[str, float | None]:
+    return {KILLS: kills, PENDING: pending}
+
+
+def _source(cell: Path) -> Source:
+    return Source(Dataset.open(cell), FeatureSet.open(cell), {}, progress=False)
+
+
+def test_both_budgets_must_be_kept() -> None:
+    assert within(_point(5.0, 0.01), CONFIG)
+    assert not within(_point(5.1, 0.0), CONFIG)
+    assert not within(_point(0.0, 0.011), CONFIG)
+    assert not within(_point(None, 0.0), CONFIG)
+
+
+def test_the_fewest_machines_are_those_from_which_on_all_keep_the_budgets() -> None:
+    good, bad = _point(0.0, 0.0), _point(9.0, 0.0)
+    assert fewest_within({4: bad, 5: good, 6: good}, CONFIG) == 5
+    assert fewest_within({4: good, 5: bad, 6: good}, CONFIG) == 6
+    assert fewest_within({4: good, 5: good, 6: bad}, CONFIG) is None
+
+
+def test_all_machines_are_the_traces_own_cell_and_more_are_clones(cell_dataset: Path) -> None:
+    source = _source(cell_dataset)
+    folded = fold(source, CONFIG)
+    machines = machines_of(source.dataset, *period(folded.cell))
+    workload = workload_of(source, folded.cell, machines)
+    held = folded.history.windows.limit[workload.row]
+    cells = Cells(workload, machines, CONFIG)
+    assert len(machines) == 4
+    own = summary(simulate(workload, machines, held[None], how=Scheduling(seed=CONFIG.seed)))
+    here = cells.run(4, held)
+    assert (here["task_days"], here["utilisation_memory"]) == (own["task_days"], own["utilisation_memory"])
+    half, twice = cells.run(2, held), cells.run(8, held)
+    assert twice["utilisation_memory"] == pytest.approx((own["utilisation_memory"] or 0) / 2)
+    assert (half[PENDING] or 0) > 0.4
+    assert twice[PENDING] == 0.0
+
+
+@pytest.mark.parametrize("n", [2, 4, 6])
+def test_masks_and_changes_stay_with_their_machines(
+    n: int, cell_dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = _source(cell_dataset)
+    folded = fold(source, CONFIG)
+    machines = machines_of(source.dataset, *period(folded.cell))
+    changes = np.zeros(4, machines.changes.dtype)
+    changes["machine"], changes["capacity"] = np.arange(4), machines.ids[:, None]  # a machine's number, to know it by
+    workload = workload_of(source, folded.cell, machines)
+    told: list[tuple[Workload, Machines]] = []
+
+    def remember(workload: Workload, machines: Machines, *_: object, **__: object) -> None:
+        told.append((workload, machines))
+
+    monkeypatch.setattr("reclaim.replay.whatif.simulate", remember)
+    monkeypatch.setattr("reclaim.replay.whatif.summary", lambda _: {})
+    marked = replace(workload, masks=np.eye(4, dtype=np.bool_))
+    cells = Cells(marked, replace(machines, changes=changes), replace(CONFIG, seed=3))  # another order
+    cells.run(n, np.zeros((0, 2)))
+    ((asked, given),) = told
+    assert len(given) == n
+    np.testing.assert_array_equal(asked.masks, machines.ids[:, None] == given.ids)
+    assert sorted(given.changes["machine"].tolist()) == list(range(n))
+    np.testing.assert_array_equal(given.changes["capacity"][:, 0], given.ids[given.changes["machine"]])
+
+
+@pytest.fixture(scope="module")
+def report(cell_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
+    out = tmp_path_factory.mktemp("out") / "what-if"
+    return run_experiment(EXPERIMENT, cell_dataset, out, CONFIG, tracking=False, progress=False)
+
+
+def test_the_fewest_machines_fit_and_one_fewer_does_not(report: ReplayReport) -> None:
+    borg, limit = report.results["estimators"]
+    assert (borg["name"], limit["name"], limit["margin"]) == ("borg", LIMIT, "none")
+    assert borg["fewest"] < limit["fewest"] <= 4
+    for estimator in (borg, limit):
+        points = {p["machines"]: p for p in estimator["points"]}
+        assert within(points[estimator["fewest"]], CONFIG)
+        assert not within(points[estimator["fewest"] - 1], CONFIG)
+        assert {max(1, round(4 * share)) for share in GRID} <= points.keys()
+
+
+def test_the_answer_comes_first_in_its_own_numbers(report: ReplayReport) -> None:
+    borg, limit = report.results["estimators"]
+    first, *_, last = EXPERIMENT.says(report.results)
+    assert first.startswith("The workload fits the cell's 4 machines under `borg` at the aggressive margin: ")
+    assert f"it needs {borg['fewest']}, " in first
+    saved = limit["fewest"] - borg["fewest"]
+    assert first.endswith(f"that is {saved} fewer than the {limit['fewest']} that it needs without reclamation.")
+    assert last.startswith("A workload fits where at most 5 tasks per 1,000 task-days are killed")
+
+
+def test_the_page_and_the_runs_show_the_same_numbers(report: ReplayReport) -> None:
+    borg, limit = EXPERIMENT.runs(report.results)
+    assert borg.name == "borg/aggressive"
+    assert borg.metrics["saved_share"] == pytest.approx(
+        1 - (borg.metrics["fewest"] or 0) / (limit.metrics["fewest"] or 1)
+    )
+    assert {column.metric for column in EXPERIMENT.columns} <= borg.metrics.keys()
+    page = (report.folder / "report.html").read_text()
+    assert "Every size tried, under" in page
+    assert (report.folder / "against_machines.png").stat().st_size > 0
+
+
+def _measured(cell: Path, config: WhatIfConfig) -> dict[str, Any]:
+    return measure(_source(cell), config).results
+
+
+def test_the_same_seed_gives_the_same_answer(report: ReplayReport, cell_dataset: Path) -> None:
+    assert _measured(cell_dataset, CONFIG)["estimators"] == report.results["estimators"]
+
+
+def test_named_numbers_of_machines_are_tried_and_no_others(cell_dataset: Path) -> None:
+    config = WhatIfConfig(estimators=("borg",), machines=(1, 2))
+    tried = _measured(cell_dataset, config)
+    for estimator in tried["estimators"]:
+        assert [p["machines"] for p in estimator["points"]] == [1, 2]
+        assert estimator["fewest"] is None
+    first = EXPERIMENT.says(tried)[0]
+    assert first.startswith(
+        "The workload does not fit under `borg` at the medium margin: even on 2 machines (the cell has 4) "
+    )
+    assert EXPERIMENT.runs(tried)[0].metrics["saved_share"] is None
+
+
+def test_a_larger_workload_needs_more_machines(report: ReplayReport, cell_dataset: Path) -> None:
+    grown = _measured(cell_dataset, WhatIfConfig(estimators=("borg",), margin="aggressive", growth=2.0))
+    assert grown["cell"]["runs"] == 2 * report.results["cell"]["runs"]
+    for after, before in zip(grown["estimators"], report.results["estimators"], strict=True):
+        assert after["fewest"] > before["fewest"]
+    assert EXPERIMENT.says(grown)[0].startswith("2 times the workload ")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"margin": "none"}, "margin must be one of baseline, medium, aggressive, got none"),
+        ({"policy": "first-fit"}, "policy must be one of"),
+        ({"oom_budget": -1.0}, "oom_budget must be at least 0"),
+        ({"pending_budget": 1.1}, "pending_budget must be between 0 and 1"),
+        ({"machines": (3, 0)}, "machines must be at least 1, got 0"),
+        ({"growth": 0.9}, "growth must be at least 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WhatIfConfig(**setting)
