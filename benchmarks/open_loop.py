@@ -167,7 +167,7 @@ def _of_machines(cell: Cell, guards: Guards, base: Estimate, calls: int) -> Iter
 
 def _learned(made: Windows, folder: Path) -> Line:
     rng, windows = np.random.default_rng(4), _repeated(made, -(-STORED_ROWS // len(made))).take(slice(0, STORED_ROWS))
-    x = rng.normal(size=(STORED_ROWS, len(FEATURE_NAMES))).astype(np.float32)
+    x = rng.uniform(size=(STORED_ROWS, len(FEATURE_NAMES))).astype(np.float32)
     bundle = load_bundle(folder)
     estimator = bundle.bare_estimator(horizon_s=HORIZON_S, mean_limit=(0.5, 0.5))
     return f"scores of {bundle.kind}", STORED_ROWS, _best(lambda: answer_stored(estimator, x, windows), 2)

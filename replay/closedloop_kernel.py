@@ -22,7 +22,7 @@ from reclaim.replay.closedloop_state import (
     RUNNING,
     SLACK,
 )
-from reclaim.replay.placement import before, find, fits, held_back, price
+from reclaim.replay.placement import dies_first, find, fits, held_back, price, victim
 
 STARTUP_US: Final = 300_000_000
 """How long a run holds its limit after it was placed (EuroSys'15, section 5.5)."""
@@ -46,7 +46,7 @@ def _read(run: Any, tape: Any, now_us: int) -> None:
     """Move a placed run to the window in which it is now."""
     at_us = now_us - run.arrival_us if run.service else run.offset_us + now_us - run.placed_us
     cursor = run.cursor
-    while cursor + 1 < run.stop and tape[cursor + 1].start_us <= at_us:
+    while cursor + 1 < run.stop and tape[cursor + 1].from_us <= at_us:
         cursor += 1
     run.cursor = cursor
     for r in range(2):
@@ -107,7 +107,7 @@ def _stop(
     run = runs[i]
     entry = kills[kills[0].run]
     kills[0].run += 1
-    entry.time_us, entry.run, entry.machine, entry.cause, entry.lost_us = now_us, i, run.machine, cause, 0
+    entry.at_us, entry.run, entry.machine, entry.cause, entry.lost_us = now_us, i, run.machine, cause, 0
     _leave(i, runs, machines, now_us)
     if not run.service:
         done_us = run.offset_us + now_us - run.placed_us
@@ -137,23 +137,6 @@ def _finish(i: int, runs: Any, machines: Any, pending: Any, tick: Any, now_us: i
 
 
 @numba.njit(**COMPILED)
-def _victim(machine: Any, runs: Any, band: int, rank: int) -> Any:
-    """Return the run that one of a band and rank preempts first, -1 for none: the lowest, and of equals the newest.
-
-    Production does not preempt production; everything may be preempted by what is higher otherwise.
-    """
-    found = -1
-    i = machine.head
-    while i >= 0:
-        run = runs[i]
-        allowed = run.rank < rank and (run.band == NON_PRODUCTION or run.band < band)
-        if allowed and (found < 0 or before(runs, i, found)):
-            found = i
-        i = run.next
-    return found
-
-
-@numba.njit(**COMPILED)
 def relieve(m: int, runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: Any, now_us: int) -> None:
     """Stop runs until what the rest uses fits in memory: those above their own limit, then from the lowest priority up.
 
@@ -171,17 +154,10 @@ def relieve(m: int, runs: Any, machines: Any, how: Any, pending: Any, kills: Any
             over = run.use[1] > run.limit[1] * (1 + _OVER)
             if found < 0 or over > (cause == OWN_LIMIT):
                 found, cause = i, OWN_LIMIT if over else MACHINE
-            elif over == (cause == OWN_LIMIT) and _dies_first(runs, i, found):
+            elif over == (cause == OWN_LIMIT) and dies_first(runs, i, found):
                 found = i
             i = run.next
         _stop(found, cause, runs, machines, how, pending, kills, tick, now_us)
-
-
-@numba.njit(**COMPILED)
-def _dies_first(runs: Any, i: int, j: int) -> Any:
-    if runs[i].band != runs[j].band:
-        return runs[i].band < runs[j].band
-    return before(runs, i, j)
 
 
 @numba.njit(**COMPILED)
@@ -211,10 +187,10 @@ def _make_room(
     if best >= 0:
         machine = machines[best]
         while not (fits(run, machine, 0, asked[0], 0.0, 0.0) and fits(run, machine, 1, asked[1], 0.0, 0.0)):
-            victim = _victim(machine, runs, run.band, run.rank)
-            if victim < 0:  # sums of many tasks, rounded: it was a hair's breadth
+            gone = victim(machine, runs, run.band, run.rank)
+            if gone < 0:  # sums of many tasks, rounded: it was a hair's breadth
                 return -1
-            _stop(victim, PREEMPTED, runs, machines, how, pending, kills, tick, now_us)
+            _stop(gone, PREEMPTED, runs, machines, how, pending, kills, tick, now_us)
     return best
 
 
@@ -228,7 +204,7 @@ def _place(
     row = run.cursor
     if run.service or run.offset_us > 0:
         at_us = now_us - run.arrival_us if run.service else run.offset_us
-        while row + 1 < run.stop and tape[row + 1].start_us <= at_us:
+        while row + 1 < run.stop and tape[row + 1].from_us <= at_us:
             row += 1
     asked = np.empty(2)
     for r in range(2):
@@ -381,8 +357,8 @@ def pass_slot(
     while at[0] < len(runs) and runs[at[0]].arrival_us < until_us:
         events.append((np.int64(max(runs[at[0]].arrival_us, now_us)), np.int64(_ARRIVAL), np.int64(at[0])))
         at[0] += 1
-    while at[1] < len(changes) and changes[at[1]].time_us < until_us:
-        events.append((np.int64(max(changes[at[1]].time_us, now_us)), np.int64(_CHANGE), np.int64(at[1])))
+    while at[1] < len(changes) and changes[at[1]].at_us < until_us:
+        events.append((np.int64(max(changes[at[1]].at_us, now_us)), np.int64(_CHANGE), np.int64(at[1])))
         at[1] += 1
     heapq.heapify(events)
     while True:

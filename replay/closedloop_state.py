@@ -63,7 +63,7 @@ MACHINE_STATE = np.dtype(
 """Sums over a machine's runs: ``reserved`` of reservations; ``production`` of the limits of production. ``lowest`` is
 the lowest rank among them."""
 
-TAPE = np.dtype([("start_us", "i8"), ("use", "f8", (2,)), ("limit", "f8", (2,))])
+TAPE = np.dtype([("from_us", "i8"), ("use", "f8", (2,)), ("limit", "f8", (2,))])
 """One measurement window of a run: its start since the run's, mean CPU and largest memory in it, the limit."""
 
 TICK = np.dtype(
@@ -75,10 +75,10 @@ TICK = np.dtype(
 )  # fmt: skip
 """What is seen of the cell in one slot; ``throttled_s`` and ``cpu_s`` of batch, then latency-sensitive work."""
 
-KILL = np.dtype([("time_us", "i8"), ("run", "i8"), ("machine", "i4"), ("cause", "i4"), ("lost_us", "i8")])
+KILL = np.dtype([("at_us", "i8"), ("run", "i8"), ("machine", "i4"), ("cause", "i4"), ("lost_us", "i8")])
 """A run stopped before its end, and how much of it has to be done again."""
 
-CHANGE = np.dtype([("time_us", "i8"), ("machine", "i4"), ("up", "?"), ("open", "?"), ("capacity", "f8", (2,))])
+CHANGE = np.dtype([("at_us", "i8"), ("machine", "i4"), ("up", "?"), ("open", "?"), ("capacity", "f8", (2,))])
 """A machine's state from a time on."""
 
 SLACK: Final = 1e-9

@@ -42,17 +42,17 @@ def margins_over_time(results: Mapping[str, Any]) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 8.6), layout="constrained")
         axes = figure.subplots(len(RESOURCES) + 1, 1, sharex=True, height_ratios=[1.0] * len(RESOURCES) + [0.75])
-        unit, end = _time_unit(timeline["length_hours"])
+        unit, end = time_unit(timeline["length_hours"])
         x = np.append(hours, timeline["length_hours"]) / unit
         for ax in axes:
-            _shade(ax, timeline["segments"], unit)
+            shade(ax, timeline["segments"], unit)
         for r, resource in enumerate(RESOURCES):
             ax = axes[r]
-            usage, limit = (_percent(timeline[name][resource]) for name in ("usage", "limit"))
+            usage, limit = (percent(timeline[name][resource]) for name in ("usage", "limit"))
             ax.stairs(usage, x, fill=True, color=USAGE_COLOUR, label="usage (mean)", alpha=0.9)
             ax.stairs(limit, x, color=INK, linewidth=1.4, linestyle=(0, (4, 2)), label="limit", baseline=None)
             for estimator in drawn:
-                held = _percent(estimator["sequence"]["reservation"][resource])
+                held = percent(estimator["sequence"]["reservation"][resource])
                 ax.stairs(
                     held,
                     x,
@@ -65,7 +65,7 @@ def margins_over_time(results: Mapping[str, Any]) -> Figure:
             ax.set_title(RESOURCE_TITLES.get(resource, resource))
             ax.set_ylabel(timeline["unit"])
             ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} %"))
-        _label_segments(axes[0], timeline["segments"], unit)
+        label_segments(axes[0], timeline["segments"], unit)
         _draw_events(axes[-1], drawn, colours, x, on_machines=timeline["machines"] > 0)
         axes[-1].set_xlabel(f"{end} since the test period began")
         axes[-1].set_xlim(0, x[-1])
@@ -89,13 +89,13 @@ def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
         figure = Figure(figsize=(10.5, 1.6 + 0.95 * max(len(shown), 1)), layout="constrained")
         axes = figure.subplots(1, len(RESOURCES), sharey=True, squeeze=False)[0]
         for resource, ax in zip(RESOURCES, axes, strict=True):
-            highest = _number(bound["results"]["none"]["all"]["reclaimed_share"][resource]["value"]) * 100
+            highest = number(bound["results"]["none"]["all"]["reclaimed_share"][resource]["value"]) * 100
             ax.axvline(highest, color=INK, linewidth=1.3, linestyle=(0, (4, 2)), label="oracle")
             lowest = 0.0
             for row, estimator in enumerate(shown):
                 for step, name in enumerate(MARGIN_NAMES):
                     cell = estimator["results"][name]["all"]
-                    share = {k: _number(cell["reclaimed_share"][resource][k]) * 100 for k in ("value", "low", "high")}
+                    share = {k: number(cell["reclaimed_share"][resource][k]) * 100 for k in ("value", "low", "high")}
                     y = row + (step - 1) * 0.27
                     ax.plot([share["low"], share["high"]], [y, y], color=colours[estimator["name"]], linewidth=1.6)
                     ax.plot(
@@ -192,11 +192,13 @@ def _draw_events(
     ax.legend(handles=legend, loc="upper left", fontsize=9)
 
 
-def _time_unit(hours: float) -> tuple[float, str]:
+def time_unit(hours: float) -> tuple[float, str]:
+    """Return the hours of the unit in which so many are shown, and its name."""
     return (24.0, "days") if hours > 72 else (1.0, "hours")
 
 
-def _shade(ax: Axes, segments: Sequence[Mapping[str, Any]], unit: float) -> None:
+def shade(ax: Axes, segments: Sequence[Mapping[str, Any]], unit: float) -> None:
+    """Give each segment the ground of its margin, with a line between two."""
     for segment in segments:
         start, end = segment["start_hours"] / unit, segment["end_hours"] / unit
         ax.axvspan(start, end, color=SEGMENT_SHADES[segment["margin"]], linewidth=0, zorder=0)
@@ -204,7 +206,8 @@ def _shade(ax: Axes, segments: Sequence[Mapping[str, Any]], unit: float) -> None
             ax.axvline(start, color="#999999", linewidth=0.8, zorder=1)
 
 
-def _label_segments(ax: Axes, segments: Sequence[Mapping[str, Any]], unit: float) -> None:
+def label_segments(ax: Axes, segments: Sequence[Mapping[str, Any]], unit: float) -> None:
+    """Write the margin at the top of each segment."""
     for segment in segments:
         ax.annotate(
             segment["margin"],
@@ -219,11 +222,13 @@ def _label_segments(ax: Axes, segments: Sequence[Mapping[str, Any]], unit: float
         )
 
 
-def _percent(values: Sequence[float | None]) -> NDArray[np.float64]:
-    return np.array([_number(v) for v in values]) * 100
+def percent(values: Sequence[float | None]) -> NDArray[np.float64]:
+    """Return shares in percent, NaN for what is not known."""
+    return np.array([number(v) for v in values]) * 100
 
 
-def _number(value: float | None) -> float:
+def number(value: float | None) -> float:
+    """Return a number, NaN for what is not known."""
     return math.nan if value is None else float(value)
 
 

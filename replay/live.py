@@ -76,7 +76,7 @@ class Live:
         """Return the windows as they were lived: at the times they had here, of the run that was placed here."""
         seen = self._windows.take(row)
         began = np.where(runs["service"][who], runs["arrival_us"][who], runs["placed_us"][who] - runs["offset_us"][who])
-        start_us = began + self._tape["start_us"][row]
+        start_us = began + self._tape["from_us"][row]
         end_us = start_us + seen.end_us - seen.start_us
         scheduled_us = np.where(runs["carried"][who], seen.scheduled_us, runs["placed_us"][who])
         return replace(seen, start_us=start_us, end_us=end_us, scheduled_us=scheduled_us)

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from tqdm import tqdm
 
+from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.targets import OOM_DEFINITION
 from reclaim.replay.cell import period_facts
+from reclaim.replay.closedloop import Scheduling
 from reclaim.replay.figures import FIGURES
 from reclaim.replay.folded import LIMIT, Folded, fold
+from reclaim.replay.hosted import most_reclaiming, run_cells
+from reclaim.replay.hosted_figures import cell_in_turn
 from reclaim.replay.judging import cell_over_time, follow, judge, judge_fixed
 from reclaim.replay.kinds import COMPARED, LEARNED, ONLINE, ORACLE, STATISTICAL, Experiment, Measured, Source
 from reclaim.replay.margins_page import says, sections
 from reclaim.replay.margins_runs import COLUMNS, runs
 from reclaim.replay.metrics import METRICS
 from reclaim.replay.openloop import oracle
+from reclaim.replay.outcome import DEFINITIONS
 from reclaim.replay.paired import RECLAIMED, VIOLATION, Interval, Paired
 from reclaim.replay.scoring import Bootstrap, number
 from reclaim.replay.settings import ReplayConfig
 from reclaim.replay.timeline import EVENT_DEFINITION, OVER_DEFINITION
 from reclaim.replay.units import UnitSums, write_units
+from reclaim.replay.workload import RUN_DEFINITION
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,18 @@ class MarginsConfig(ReplayConfig):
 
     online: bool = True
     """Whether learned estimators are replayed a second time, under margins that follow the workload."""
+    closed_loop: bool = True
+    """Whether the cell is also run by the reservations, where the trace has machines: by those of the learned ones, of
+    Borg's, and of the ``beside`` others that reclaim most on the validation rows."""
+    beside: int = 2
+    """How many those are."""
+    scheduling: Scheduling = field(default_factory=Scheduling)
+    """How the closed loop places tasks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beside < 0:
+            raise ConfigError(f"beside must be 0 or more, got {self.beside}")
 
 
 def measure(source: Source, config: MarginsConfig) -> Measured:
@@ -60,7 +78,11 @@ def measure(source: Source, config: MarginsConfig) -> Measured:
         "estimators": judged,
         "against_best": against_best(judged, units, config),
     }
-    return Measured(results, _definitions(config), lambda folder: write_units(units, folder))
+    definitions = _definitions(config)
+    if config.closed_loop:
+        results["closed_loop"] = run_cells(source, folded, config.scheduling, _run_in_cells(folded, source, config))
+        definitions |= {"run": RUN_DEFINITION, **DEFINITIONS}
+    return Measured(results, definitions, lambda folder: write_units(units, folder))
 
 
 def _judged(folded: Folded, source: Source, config: MarginsConfig) -> Iterator[dict[str, Any]]:
@@ -81,6 +103,13 @@ def _judged(folded: Folded, source: Source, config: MarginsConfig) -> Iterator[d
                 yield judge(name + ONLINE, kind, None, held, cell, bootstrap=bootstrap, drawn=False)
         source.seconds[f"judge/{name}"] = time.perf_counter() - started
     yield judge_fixed(ORACLE, ORACLE, oracle(folded.history), cell, bootstrap=bootstrap)
+
+
+def _run_in_cells(folded: Folded, source: Source, config: MarginsConfig) -> list[str]:
+    """Return the estimators of the closed loop: learned, Borg's, and the best of the others by the validation rows."""
+    others = [n for n in config.estimators if n not in (LIMIT, "borg")]
+    mine = [*source.bundles, *(n for n in config.estimators if n == "borg")]
+    return [*mine, *most_reclaiming(folded, others, config.beside)]
 
 
 def _drawn(config: ReplayConfig, learned: Sequence[str]) -> list[str]:
@@ -157,12 +186,12 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=4,
+    version=5,
     config=MarginsConfig,
     measure=measure,
     says=says,
     sections=sections,
-    figures=FIGURES,
+    figures={**FIGURES, "cell_in_turn": cell_in_turn},
     runs=runs,
     columns=COLUMNS,
 )

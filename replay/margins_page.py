@@ -8,6 +8,7 @@ from typing import Any, Final
 from reclaim.data.schema import RESOURCES
 from reclaim.data.style import RESOURCE_TITLES as STARTING_TITLES
 from reclaim.data.table import show
+from reclaim.replay import hosted_page
 from reclaim.replay.cell import SEQUENCE
 from reclaim.replay.kinds import COMPARED, LEARNED, STATISTICAL, Results, Section
 from reclaim.replay.margins_runs import COLUMNS, UNSEEN_COLUMNS, runs
@@ -34,7 +35,7 @@ def says(results: Results) -> list[str]:
     paragraphs = [_quarters(e, results["timeline"]) for e in drawn]
     if compared:
         paragraphs.append(_order_of_margins(compared, results["timeline"]))
-    return paragraphs + _who_is_better(results)
+    return paragraphs + hosted_page.says(results) + _who_is_better(results)
 
 
 def sections(results: Results) -> list[Section]:
@@ -64,6 +65,7 @@ def sections(results: Results) -> list[Section]:
             ),
             table=runs_table(recorded, COLUMNS),
         ),
+        *hosted_page.section(results),
         Section("Collections kept for the test", table=runs_table(recorded, UNSEEN_COLUMNS)),
         Section("By priority tier, medium margin", table=split_table(results, "tiers", "medium")),
         Section("By age of the task, medium margin", table=split_table(results, "ages", "medium")),

@@ -22,24 +22,41 @@ def _columns(subset: str) -> tuple[Column, ...]:
     )
 
 
-COLUMNS: Final = (*_columns(""), Column("would-be OOM", "oom.events"))
+COLUMNS: Final = (
+    *_columns(""),
+    Column("would-be OOM", "oom.events"),
+    Column("CPU in reclaimed", "closed_loop.in_reclaimed_cpu", percent=True),
+    Column("OOM kills / 1,000 task-days", "closed_loop.oom_kills_per_1000_task_days"),
+)
 UNSEEN_COLUMNS: Final = _columns("unseen.")
 """The same of collections kept for the test alone; events are of whole machines, and so not among them."""
 
 
 def runs(results: Results) -> list[Run]:
     """Return a run of each estimator and margin, in the order of the results."""
+    ran = {e["name"]: e["runs"] for e in results.get("closed_loop", {}).get("estimators", ())}
     return [
-        _run(estimator, margin, measured, results["against_best"].get(margin, {}).get(estimator["name"], {}))
+        _run(
+            estimator,
+            margin,
+            measured,
+            results["against_best"].get(margin, {}).get(estimator["name"], {}),
+            ran.get(estimator["name"], {}).get(margin),
+        )
         for estimator in results["estimators"]
         for margin, measured in estimator["results"].items()
     ]
 
 
 def _run(
-    estimator: Mapping[str, Any], margin: str, measured: Mapping[str, Any], against: Mapping[str, Mapping[str, Any]]
+    estimator: Mapping[str, Any],
+    margin: str,
+    measured: Mapping[str, Any],
+    against: Mapping[str, Mapping[str, Any]],
+    ran: Mapping[str, float | None] | None,
 ) -> Run:
-    numbers: dict[str, Any] = {"oom": measured["oom"]}
+    closed_loop = ran or {"in_reclaimed_cpu": None, "oom_kills_per_1000_task_days": None}
+    numbers: dict[str, Any] = {"oom": measured["oom"], "closed_loop": closed_loop}
     for r in RESOURCES:
         numbers[r] = _with_bounds(measured["all"], r)
         numbers[f"unseen.{r}"] = {metric: of[r]["value"] for metric, of in measured["unseen"].items()}

@@ -153,3 +153,28 @@ def price(run: Any, machine: Any, runs: Any, asked: Any, now_us: int) -> tuple[i
             run, machine, 1, asked[1], freed_memory, production_memory
         ):
             return gone.rank, lost_us
+
+
+@numba.njit(**COMPILED)
+def victim(machine: Any, runs: Any, band: int, rank: int) -> Any:
+    """Return the run that one of a band and rank preempts first, -1 for none: the lowest, and of equals the newest.
+
+    Production does not preempt production; everything may be preempted by what is higher otherwise.
+    """
+    found = -1
+    i = machine.head
+    while i >= 0:
+        run = runs[i]
+        allowed = run.rank < rank and (run.band == NON_PRODUCTION or run.band < band)
+        if allowed and (found < 0 or before(runs, i, found)):
+            found = i
+        i = run.next
+    return found
+
+
+@numba.njit(**COMPILED)
+def dies_first(runs: Any, i: int, j: int) -> Any:
+    """Whether memory that runs out costs a run before another one of its machine: production comes last."""
+    if runs[i].band != runs[j].band:
+        return runs[i].band < runs[j].band
+    return before(runs, i, j)

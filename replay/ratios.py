@@ -157,8 +157,8 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "weighted by their length. Above 1 a task used more CPU than it was granted.",
     "reservation": "What was in force when a window began, over the limit then, in the same mean: the limit in a "
     "task's first window, and afterwards the answer to the window before.",
-    "gap": "Mean over tasks of reservation less usage, over the limit: the area between the two curves. A task that uses "
-    "more CPU than it was granted takes some of it away.",
+    "gap": "Mean over tasks of reservation less usage, over the limit: the area between the two curves. A task that "
+    "uses more CPU than it was granted takes some of it away.",
     "over": "Share of tasks of which in any window the demand (of CPU the 90th percentile, of memory the largest "
     "usage) passed the reservation then in force.",
     "task": "Every task of the test period counts alike, however long it ran.",

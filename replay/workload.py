@@ -38,8 +38,8 @@ RUN_DEFINITION: Final = (
     "A run is what the trace recorded of a task from one scheduling to the end of it. It is submitted when the trace "
     "says the task was, and its tape, the recorded windows, begins to play when it is placed. Non-production work is "
     "batch: stopped before its end, it goes back to its last checkpoint, and what it had done since is lost. "
-    "Production and monitoring are services: their tape follows the clock, so that what is missed is missed. Runs that were going "
-    "on when the period began are placed at its first moment, with the reservations of their history."
+    "Production and monitoring are services: their tape follows the clock, so that what is missed is missed. Runs that "
+    "were going on when the period began are placed at its first moment, with the reservations of their history."
 )
 
 
@@ -166,7 +166,7 @@ class Machines:
             changes["machine"] += k * len(self)
             parts.append(changes)
         changes = np.concatenate(parts)
-        changes = changes[np.argsort(changes["time_us"], kind="stable")]
+        changes = changes[np.argsort(changes["at_us"], kind="stable")]
         return Machines(np.tile(self.ids, times), np.tile(self.state, times), changes)
 
 
@@ -190,7 +190,7 @@ def workload_of(source: Source, cell: Cell, machines: Machines) -> Workload:
     n, stop = len(first), np.append(first[1:], len(rows))
     origin = np.repeat(windows.start_us[first], stop - first)
     tape = np.zeros(len(rows), TAPE)
-    tape["start_us"] = windows.start_us - origin
+    tape["from_us"] = windows.start_us - origin
     memory = np.where(np.isnan(columns[s.MEMORY_MAX]), columns[s.MEMORY_MEAN], columns[s.MEMORY_MAX])
     tape["use"] = np.nan_to_num(np.stack([columns[s.CPU_MEAN], memory], axis=1))
     tape["limit"] = np.nan_to_num(windows.limit)
@@ -325,7 +325,7 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int) -> Machines:
     state["lowest"] = np.iinfo(np.int32).max
     state["changed_us"] = start_us
     changes = np.zeros(len(machine), CHANGE)
-    changes["time_us"], changes["machine"] = columns[s.TIME_US], machine
+    changes["at_us"], changes["machine"] = columns[s.TIME_US], machine
     kind = columns[s.EVENT_TYPE]
     event = s.MachineEventType
     changes["up"] = kind != event.REMOVE
@@ -335,11 +335,11 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int) -> Machines:
         if machine[i] == machine[i - 1]:
             capacity[i] = np.where(np.isnan(capacity[i]), capacity[i - 1], capacity[i])
     changes["capacity"] = np.nan_to_num(capacity)
-    before = changes["time_us"] <= start_us
+    before = changes["at_us"] <= start_us
     for change in changes[before]:
         for field in ("up", "open", "capacity"):
             state[change["machine"]][field] = change[field]
-    within = changes[~before & (changes["time_us"] < stop_us)]
+    within = changes[~before & (changes["at_us"] < stop_us)]
     kept = np.zeros(len(ids), np.bool_)
     kept[state["up"] & (state["capacity"] > 0).all(axis=1)] = True
     kept[within["machine"][within["up"] & (within["capacity"] > 0).all(axis=1)]] = True
@@ -348,7 +348,7 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int) -> Machines:
             f"{dataset.path.name}: no machine with a capacity of CPU and memory, so nothing can be placed; "
             "a closed loop needs a trace whose machines table has them (the margins, frontier and ratios do without)"
         )
-    all_of_them = Machines(ids, state, within[np.argsort(within["time_us"], kind="stable")])
+    all_of_them = Machines(ids, state, within[np.argsort(within["at_us"], kind="stable")])
     place = np.cumsum(kept) - 1
     changes = all_of_them.changes[kept[all_of_them.changes["machine"]]].copy()
     changes["machine"] = place[changes["machine"]]

@@ -71,7 +71,7 @@ def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, mac
     held = np.zeros((1, len(tape), 2))
     runs = np.zeros(len(tasks), RUN)
     for i, (t, a, b) in enumerate(zip(tasks, firsts, stops, strict=True)):
-        tape["start_us"][a:b] = np.arange(b - a) * SLOT_US
+        tape["from_us"][a:b] = np.arange(b - a) * SLOT_US
         tape["use"][a:b], tape["limit"][a:b] = t.use, t.limit
         held[0, a:b] = t.held or t.limit
         if not t.carried:
@@ -106,7 +106,7 @@ def machines(*capacities: tuple[float, float], changes: Sequence[tuple[float, in
     state["capacity"], state["up"], state["open"], state["head"] = capacities, True, True, -1
     made = np.zeros(len(changes), CHANGE)
     for i, (at, machine, up) in enumerate(changes):
-        made[i]["time_us"], made[i]["machine"], made[i]["up"], made[i]["open"] = int(at * SLOT_US), machine, up, up
+        made[i]["at_us"], made[i]["machine"], made[i]["up"], made[i]["open"] = int(at * SLOT_US), machine, up, up
         made[i]["capacity"] = capacities[machine]
     return Machines(np.arange(len(capacities)), state, made)
 

@@ -25,7 +25,7 @@ def lived(windows: Windows, *, slots: int) -> Workload:
     starts = windows.task_starts()
     first, stop = starts[:-1], starts[1:]
     tape = np.zeros(len(windows), TAPE)
-    tape["start_us"] = windows.start_us - np.repeat(windows.start_us[first], stop - first)
+    tape["from_us"] = windows.start_us - np.repeat(windows.start_us[first], stop - first)
     tape["use"], tape["limit"] = windows.usage[:, [CPU_MEAN, MEMORY_MAX]], windows.limit
     order = np.argsort(windows.start_us[first], kind="stable")
     runs = np.zeros(len(first), RUN)

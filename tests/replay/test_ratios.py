@@ -66,6 +66,9 @@ def test_a_task_is_over_where_any_window_demands_more_than_was_in_force(make_win
     means = TaskMeans.of(cell_of(make_windows([(0.2, 0.4), (0.3, 0.4)], [(0.5, 0.5)])))
     held = np.array([[0.2, 0.4], [0.25, 0.4], [0.6, 0.4]])
     assert means.over(held).tolist() == [[True, False], [False, True]]
+    windows = make_windows([(0.2, 0.4), (0.3, 0.4)])
+    windows.limit[1] = 0.0  # nothing was granted, so nothing is judged
+    assert TaskMeans.of(cell_of(windows)).over(np.array([[0.2, 0.4], [0.0, 0.0]])).tolist() == [[False, False]]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,137 @@
+"""The margins experiment in the closed loop: a cell run under each margin of chosen estimators, and in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.cell import SEQUENCE, segment_slots
+from reclaim.replay.closedloop import Outcome, Scheduling, simulate
+from reclaim.replay.folded import LIMIT, Folded
+from reclaim.replay.kinds import LEARNED, ORACLE, STATISTICAL, Source
+from reclaim.replay.openloop import in_force, oracle
+from reclaim.replay.outcome import over_time, summary
+from reclaim.replay.workload import Workload, machines_of, workload_of
+from reclaim.training.estimators.margin import MARGIN_NAMES
+
+BINS: Final = 200
+"""Points of a line in the figure over time, at most; more are not seen."""
+IN_TURN: Final = "sequence"
+"""The run in which the margins take turns, week by week."""
+_THREADS: Final = 2
+"""Cells run at once: each holds no more than its tasks, and the reservations are shared."""
+
+
+def run_cells(source: Source, folded: Folded, how: Scheduling, chosen: Sequence[str]) -> dict[str, Any]:
+    """Run the cell under every margin of chosen estimators, and under the sequence of them.
+
+    Parameters
+    ----------
+    source : Source
+    folded : Folded
+        Of the same dataset.
+    how : Scheduling
+    chosen : sequence of str
+        Names of estimators; the limit and the oracle are run beside them.
+
+    Returns
+    -------
+    dict
+        What ``results.json`` holds under ``closed_loop``; only ``notes`` where the trace has no machines.
+    """
+    slots = folded.cell.slots
+    try:
+        machines = machines_of(source.dataset, slots.first_us, slots.first_us + slots.count * slots.slot_s * 1_000_000)
+    except ConfigError as error:
+        return {"notes": [str(error)], "estimators": []}
+    workload = workload_of(source, folded.cell, machines)
+    segments = list(zip(SEQUENCE, segment_slots(slots), strict=True))
+    turns = np.concatenate([np.full(b - a, MARGIN_NAMES.index(m), np.int8) for m, (a, b) in segments])
+    names = [LIMIT, *(name for name in chosen if name != LIMIT), ORACLE]
+    kinds = {LIMIT: LIMIT, ORACLE: ORACLE} | {
+        name: LEARNED if name in source.bundles else STATISTICAL for name in chosen
+    }
+    estimators = []
+    for name in tqdm(names, desc="closed loop", unit="estimator", disable=None if source.progress else True):
+        started = time.perf_counter()
+        held = _held(name, folded, workload)
+        plans = {m: np.full(slots.count, k, np.int8) for k, m in enumerate(held)}
+        if len(held) > 1:
+            plans[IN_TURN] = turns
+        stacked = np.stack(list(held.values()))
+        with ThreadPoolExecutor(_THREADS) as pool:
+            ran = {m: pool.submit(simulate, workload, machines, stacked, plan, how) for m, plan in plans.items()}
+            outcomes = {m: future.result() for m, future in ran.items()}
+        estimators.append(
+            {
+                "name": name,
+                "kind": kinds[name],
+                "runs": {m: summary(o) for m, o in outcomes.items() if m != IN_TURN},
+                "sequence": _weeks(outcomes[IN_TURN], segment_slots(slots)) if IN_TURN in outcomes else None,
+                "over_time": over_time(outcomes.get(IN_TURN, next(iter(outcomes.values()))), BINS),
+            }
+        )
+        source.seconds[f"closed_loop/{name}"] = time.perf_counter() - started
+    return {
+        "notes": [],
+        "machines": len(machines),
+        "runs": len(workload.runs),
+        "runs_from_before": int(workload.runs["carried"].sum()),
+        "segments": [
+            {"margin": m, "start_hours": a * slots.slot_s / 3600, "end_hours": b * slots.slot_s / 3600}
+            for m, (a, b) in segments
+        ],
+        "length_hours": slots.count * slots.slot_s / 3600,
+        "estimators": estimators,
+    }
+
+
+def most_reclaiming(folded: Folded, names: Sequence[str], count: int) -> list[str]:
+    """Return the estimators that reclaimed most under the medium margin on the validation rows, resources alike."""
+    reclaimed = {n: np.nanmean(folded.calibrations[n].reclaimed["medium"]) for n in names if n in folded.calibrations}
+    return sorted(reclaimed, key=lambda n: -reclaimed[n])[:count]
+
+
+def _held(name: str, folded: Folded, workload: Workload) -> Mapping[str, NDArray[np.float64]]:
+    """Return by margin what is in force when each window of the tape begins, shape (n_rows, n_resources)."""
+    history = folded.history
+    reservations = {"none": oracle(history).reservation} if name == ORACLE else folded.reservations(name)
+    return {m: np.nan_to_num(in_force(v, history)[workload.row]) for m, v in reservations.items()}
+
+
+def _weeks(outcome: Outcome, segments: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Return what each segment of the sequence hosted and cost."""
+    ticks = outcome.ticks
+    weeks = []
+    for margin, (a, b) in zip(SEQUENCE, segments, strict=True):
+        part = ticks[a:b]
+        days = float(part["running"].sum()) * outcome.workload.slot_s / 86_400
+        kills = part["kills"].sum(axis=0)
+        limit, capacity = part["limit"].sum(axis=0), part["capacity"].sum(axis=0)
+        weeks.append(
+            {
+                "margin": margin,
+                "task_days": days,
+                "oom_kills": int(kills[:2].sum()),
+                "oom_kills_per_1000_task_days": 1000 * float(kills[:2].sum()) / days if days else None,
+                "preempted_per_1000_task_days": 1000 * float(kills[2]) / days if days else None,
+                "waiting_tasks": float(part["pending"].sum(axis=1).mean()) if b > a else None,
+                **{
+                    f"{key}_{resource}": float(part[of][:, r].sum() / whole[r]) if whole[r] > 0 else None
+                    for r, resource in enumerate(RESOURCES)
+                    for key, of, whole in (
+                        ("in_reclaimed", "in_reclaimed", limit), ("granted", "limit", capacity),
+                        ("reserved", "reserved", capacity), ("utilisation", "use", capacity),
+                    )
+                },
+            }
+        )  # fmt: skip
+    return weeks
