@@ -110,6 +110,9 @@ def simulate(
     order = np.random.default_rng(how.seed).permutation(len(machines)).astype(np.int64)
     policy = np.zeros(1, _HOW)
     policy[0] = (*POLICIES[how.policy], how.enough, int(how.checkpoint_s * 1e6))
+    first = (held[in_force[0]], order, workload.masks, policy[0], random, pending, kills, ticks[0])
+    begun_us = workload.start_us + 1  # what was there when the period began is placed before anything is looked at
+    kernel.pass_slot(runs, there, workload.tape, *first, machines.changes, at, workload.start_us, begun_us)
     for t in tqdm(range(n_slots), desc="closed loop", unit="slot", disable=None if progress else True):
         now_us = workload.start_us + t * slot_us
         if len(kills) - kills[0]["run"] <= len(runs):

@@ -52,6 +52,8 @@ def cell_in_turn(results: Results) -> Figure:
                     ax.stairs(values, x, color=colour, linewidth=1.8, baseline=None)
                     ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=5))
                 ax.set_ylim(bottom=0)
+            for ax in axes[:, column]:
+                ax.margins(y=0.12)
             label_segments(axes[0, column], loop["segments"], unit)
             axes[0, column].set_title(f"{estimator['name']}: {RESOURCE_TITLES[RESOURCES[0]]}")
             axes[1, column].set_title(RESOURCE_TITLES[RESOURCES[1]])

@@ -328,14 +328,14 @@ def test_cpu_is_throttled_of_batch_first_and_of_latency_sensitive_work_only_what
         Task([(0.5, 0.1)] * 3, (0.5, 0.5)),
         slots=3,
     )
-    # slots 1 and 2 (in slot 0 nothing is there yet when the cell is looked at): 1.2 asked of 1.0
-    assert mild.ticks["throttled_s"].sum(axis=0).tolist() == pytest.approx([2 * 0.2 * 300, 0.0])
+    # 1.2 asked of 1.0 in three slots
+    assert mild.ticks["throttled_s"].sum(axis=0).tolist() == pytest.approx([3 * 0.2 * 300, 0.0])
     hard = run(
         Task([(1.3, 0.1)] * 3, (0.5, 0.5), latency=True, band=PRODUCTION, rank=5),
         Task([(0.5, 0.1)] * 3, (0.5, 0.5)),
         slots=2,
     )
-    assert hard.ticks["throttled_s"].sum(axis=0).tolist() == pytest.approx([0.5 * 300, 0.3 * 300])
+    assert hard.ticks["throttled_s"].sum(axis=0).tolist() == pytest.approx([2 * 0.5 * 300, 2 * 0.3 * 300])
     assert hard.ticks["use"][1, 0] == pytest.approx(1.0)
 
 
@@ -395,14 +395,14 @@ def test_a_machine_that_goes_takes_its_work_along_and_one_that_comes_is_used() -
     outcome = run(Task([(0.1, 0.1)] * 4), on=on, slots=10)
     assert killed(outcome) == [(0, "machine_gone")]
     assert outcome.runs["ended_us"].tolist() == [8 * SLOT_US]
-    assert outcome.ticks["capacity"][:5, 0].tolist() == [2.0, 1.0, 1.0, 0.0, 1.0]
+    assert outcome.ticks["capacity"][:5, 0].tolist() == [1.0, 1.0, 1.0, 0.0, 1.0]
 
 
 def test_reservations_follow_the_margin_of_the_slot() -> None:
     made, held = workload(Task([(0.1, 0.1)] * 6, (0.8, 0.8), held=(0.4, 0.4)), slots=6)
     both = np.concatenate([held, held / 2])
     outcome = simulate(made, machines((1.0, 1.0)), both, np.array([0, 0, 1, 1, 0, 0], np.int8))
-    assert outcome.ticks["reserved"][:, 0].tolist() == pytest.approx([0.0, 0.4, 0.2, 0.2, 0.4, 0.4])
+    assert outcome.ticks["reserved"][:, 0].tolist() == pytest.approx([0.8, 0.4, 0.2, 0.2, 0.4, 0.4])
 
 
 def test_a_run_from_before_keeps_its_reservation_and_a_new_one_holds_its_limit_at_first() -> None:
