@@ -75,13 +75,13 @@ class Workload:
     ends_out_of_memory: NDArray[np.bool_]
 
     def grown(self, growth: float, seed: int) -> Workload:
-        """Return it with whole collections cloned until there are ``growth`` times as many, drawn by the seed.
+        """Return it with ``growth`` times as many collections, drawn by the seed: some of them, or all and clones.
 
         A clone is submitted when its original is and does the same. One period in which a collection occurs twice is
         harder on a cell than a period in which more collections occur.
         """
-        if growth < 1.0:
-            raise ConfigError(f"growth must be at least 1, got {growth}")
+        if not growth > 0.0:
+            raise ConfigError(f"growth must be above 0, got {growth}")
         collections = np.unique(self.runs["collection"])
         drawn = np.random.default_rng(seed).permutation(collections)
         left = round(len(collections) * growth)

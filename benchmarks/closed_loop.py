@@ -1,0 +1,141 @@
+"""Times the closed loop against the size of the cell: 100, 1,000 and 10,000 machines, each with its tasks.
+
+    python benchmarks/closed_loop.py --work WORK                    # a synthetic cell of 100 machines, some minutes
+    python benchmarks/closed_loop.py --dataset DATASET              # an ingested one with features
+
+The cell of the dataset is taken several times over: its machines as often as its tasks, all copies on one scheduler,
+which sees them as one cell. Smaller ones are some of the machines with as large a share of the collections. Reservations
+are those of Borg's estimator at the medium margin; they are on the tape, so that what is timed is the cell. Compiled
+code is loaded before the clock starts. Cells too large to be run whole within a sitting are run for their first slots,
+and the line says for how many; what four weeks would take is the time of a slot times 8,064.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from reclaim.data.ingest import IngestConfig, ingest
+from reclaim.data.store import Dataset
+from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.splits import SplitConfig
+from reclaim.features.store import FeatureSet
+from reclaim.replay.closedloop import simulate
+from reclaim.replay.folded import fold
+from reclaim.replay.kinds import Source
+from reclaim.replay.openloop import in_force
+from reclaim.replay.outcome import summary
+from reclaim.replay.settings import ReplayConfig
+from reclaim.replay.workload import Machines, Workload, machines_of, workload_of
+
+SLOTS_OF_FOUR_WEEKS = 28 * 288
+
+
+def main() -> None:
+    """Measure and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", type=Path, help="ingested, with features and a test period")
+    parser.add_argument("--work", type=Path, default=Path("closed-loop"), help="where the synthetic cell is made")
+    parser.add_argument("--machines", type=int, nargs="*", default=[100, 1_000, 10_000])
+    parser.add_argument("--task-slots", type=float, default=1.5e8, help="most task-slots of one cell, roughly")
+    parser.add_argument("--margin", default="medium")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "closed-loop.json")
+    arguments = parser.parse_args()
+    path = arguments.dataset or synthetic(arguments.work)
+    dataset = Dataset.open(path)
+    source = Source(dataset, FeatureSet.open(path), {}, progress=False)
+    folded = fold(source, ReplayConfig(estimators=("borg",)))
+    slots = folded.cell.slots
+    machines = machines_of(dataset, slots.first_us, slots.first_us + slots.count * slots.slot_s * 1_000_000)
+    workload = workload_of(source, folded.cell, machines)
+    reserved = folded.reservations("borg")[arguments.margin]
+    held = np.nan_to_num(in_force(reserved, folded.history)[workload.row])[None]
+    del folded, reserved
+    simulate(*cut(workload, machines, 0.1, 3), held)  # compiles
+    lines = []
+    for n in arguments.machines:
+        line = measure(workload, machines, held, n, arguments.task_slots)
+        lines.append(line)
+        print(*(f"{key} {value}" for key, value in line.items()), flush=True)
+    content = {
+        "command": f"python benchmarks/closed_loop.py{' --dataset DATASET' * (arguments.dataset is not None)}",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "device": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": 1,
+        "dataset": dataset.manifest.get("nature", "not stated"),
+        "machines_of_the_dataset": len(machines),
+        "days": slots.count * slots.slot_s / 86_400,
+        "reservations": f"borg, {arguments.margin}",
+        "versions": {name: version(name) for name in ("reclaim", "numpy", "numba")},
+        "cells": lines,
+    }
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(content, indent=2) + "\n")
+    print(f"wrote {arguments.out}")
+
+
+def synthetic(work: Path) -> Path:
+    """Make a dataset of a synthetic cell of 100 machines and 1,500 tasks over four days, held out whole."""
+    path = work / "dataset"
+    write_cell(
+        work / "cell", SyntheticCellConfig(machines=100, days=4.0, seed=1, tasks_per_machine=15.0, format="parquet")
+    )
+    ingest(work / "cell", path, IngestConfig())
+    build_features(Dataset.open(path), FeatureConfig(split=SplitConfig(role="test", valid_share=0.1)))
+    return path
+
+
+def cut(workload: Workload, machines: Machines, share: float, slots: int) -> tuple[Workload, Machines]:
+    """Return some of a cell, or several of it, for its first slots."""
+    if share < 1:
+        some, kept = machines.subset(max(1, round(len(machines) * share)), seed=1)
+        workload, machines = replace(workload.grown(share, seed=1), masks=workload.masks[:, kept]), some
+    elif share > 1:
+        workload, machines = workload.tiled(round(share)), machines.tiled(round(share))
+    stop_us = min(workload.stop_us, workload.start_us + slots * workload.slot_s * 1_000_000)
+    return replace(workload, stop_us=stop_us), machines
+
+
+def measure(
+    workload: Workload, machines: Machines, held: np.ndarray, n: int, most: float
+) -> dict[str, float | int | None]:
+    """Run a cell of about ``n`` machines and time it."""
+    share = n / len(machines)
+    whole = (workload.stop_us - workload.start_us) // (workload.slot_s * 1_000_000)
+    per_slot = len(workload.tape) / whole * share
+    slots = int(min(whole, max(1, most // per_slot)))
+    asked, on = cut(workload, machines, share, slots)
+    started = time.perf_counter()
+    outcome = simulate(asked, on, held)
+    seconds = time.perf_counter() - started
+    ran = int(outcome.ticks["running"].sum())
+    found = summary(outcome)
+    return {
+        "machines": len(on),
+        "slots": slots,
+        "mean_running": round(ran / slots),
+        "mean_waiting": round(float(outcome.ticks["pending"].sum() / slots)),
+        "seconds": round(seconds, 2),
+        "task_windows_per_s": round(ran / seconds),
+        "four_weeks_s": round(seconds / slots * SLOTS_OF_FOUR_WEEKS, 1),
+        "oom_kills": int(found["oom_kills"] or 0),
+        "preempted_per_1000_task_days": found["preempted_per_1000_task_days"],
+        "in_reclaimed_cpu": found["in_reclaimed_cpu"],
+        "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+
+
+if __name__ == "__main__":
+    main()
