@@ -4,8 +4,8 @@
     python benchmarks/closed_loop.py --dataset DATASET              # an ingested one with features
 
 The cell of the dataset is taken several times over: its machines as often as its tasks, all copies on one scheduler,
-which sees them as one cell. Smaller ones are some of the machines with as large a share of the collections. Reservations
-are those of Borg's estimator at the medium margin; they are on the tape, so that what is timed is the cell. Compiled
+which sees them as one cell. Smaller ones are some of the machines with as large a share of the collections. What is
+reserved is what Borg's estimator says at the medium margin; it is on the tape, so that the cell is timed. Compiled
 code is loaded before the clock starts. Cells too large to be run whole within a sitting are run for their first slots,
 and the line says for how many; what four weeks would take is the time of a slot times 8,064.
 """

@@ -115,7 +115,9 @@ def write_folder(
     """Write the results, their figures, the page and what else there is into an existing folder."""
     drawn = {}
     for name, draw in experiment.figures.items():
-        drawn[name] = figures.save_figure(draw(results), folder / name)[1]
+        figure = draw(results)
+        if figure is not None:
+            drawn[name] = figures.save_figure(figure, folder / name)[1]
     (folder / PAGE).write_text(render_page(experiment, results, drawn), encoding="utf-8")
     (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")  # in the order of the page
     if write is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -62,13 +62,12 @@ def run_cells(source: Source, folded: Folded, how: Scheduling, chosen: Sequence[
     estimators = []
     for name in tqdm(names, desc="closed loop", unit="estimator", disable=None if source.progress else True):
         started = time.perf_counter()
-        held = _held(name, folded, workload)
-        plans = {m: np.full(slots.count, k, np.int8) for k, m in enumerate(held)}
-        if len(held) > 1:
+        margins, held = _held(name, folded, workload)
+        plans = {m: np.full(slots.count, k, np.int8) for k, m in enumerate(margins)}
+        if len(margins) > 1:
             plans[IN_TURN] = turns
-        stacked = np.stack(list(held.values()))
         with ThreadPoolExecutor(_THREADS) as pool:
-            ran = {m: pool.submit(simulate, workload, machines, stacked, plan, how) for m, plan in plans.items()}
+            ran = {m: pool.submit(simulate, workload, machines, held, plan, how) for m, plan in plans.items()}
             outcomes = {m: future.result() for m, future in ran.items()}
         estimators.append(
             {
@@ -100,11 +99,15 @@ def most_reclaiming(folded: Folded, names: Sequence[str], count: int) -> list[st
     return sorted(reclaimed, key=lambda n: -reclaimed[n])[:count]
 
 
-def _held(name: str, folded: Folded, workload: Workload) -> Mapping[str, NDArray[np.float64]]:
-    """Return by margin what is in force when each window of the tape begins, shape (n_rows, n_resources)."""
+def _held(name: str, folded: Folded, workload: Workload) -> tuple[list[str], NDArray[np.float64]]:
+    """Return the margins, and what is in force under each as a window of the tape begins; (n_margins, n_rows, R)."""
     history = folded.history
-    reservations = {"none": oracle(history).reservation} if name == ORACLE else folded.reservations(name)
-    return {m: np.nan_to_num(in_force(v, history)[workload.row]) for m, v in reservations.items()}
+    reservations = dict({"none": oracle(history).reservation} if name == ORACLE else folded.reservations(name))
+    margins = list(reservations)
+    held = np.empty((len(margins), len(workload.row), len(RESOURCES)))
+    for k, margin in enumerate(margins):  # one at a time, each let go: they are the largest arrays of all
+        held[k] = np.nan_to_num(in_force(reservations.pop(margin), history)[workload.row], copy=False)
+    return margins, held
 
 
 def _weeks(outcome: Outcome, segments: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

@@ -16,17 +16,18 @@ from reclaim.replay.figures import PALETTE, label_segments, number, percent, sha
 from reclaim.replay.kinds import Results
 
 
-def cell_in_turn(results: Results) -> Figure:
+def cell_in_turn(results: Results) -> Figure | None:
     """Draw usage, reservation and limit of each cell over time, and below them its kills out of memory so far.
 
-    One column per estimator that went through the sequence of margins; shades tell which was in force.
+    One column per estimator that went through the sequence of margins; shades tell which was in force. None where no
+    cell was run.
     """
-    loop = results["closed_loop"]
+    loop = results.get("closed_loop", {"estimators": ()})
     drawn = [e for e in loop["estimators"] if e["sequence"] is not None]
+    if not drawn:
+        return None
     rows = (*RESOURCES, "oom_kills", "waiting")
     with mpl.rc_context(STYLE):
-        if not drawn:
-            return _nothing("; ".join(loop["notes"]) or "no estimator with margins was run in a closed loop")
         figure = Figure(figsize=(1.6 + 4.1 * len(drawn), 9.4), layout="constrained")
         axes = figure.subplots(
             len(rows), len(drawn), sharex=True, sharey="row", squeeze=False, height_ratios=[1.0, 1.0, 0.7, 0.5]
@@ -66,10 +67,4 @@ def cell_in_turn(results: Results) -> Figure:
         axes[3, 0].set_ylabel("tasks")
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=9)
-    return figure
-
-
-def _nothing(why: str) -> Figure:
-    figure = Figure(figsize=(8, 1.2), layout="constrained")
-    figure.text(0.5, 0.5, why, ha="center", va="center", wrap=True)
     return figure

@@ -117,7 +117,7 @@ def section(results: Results) -> list[Section]:
                 "Here placement is not the trace's own: the same machines run the same work anew, production placed by "
                 "limit, everything else in what the reservations leave free."
             ),
-            figure="cell_in_turn",
+            figure="cell_in_turn" if any(e["sequence"] for e in loop["estimators"]) else "",
             caption=(
                 "Borg's experiment in a closed loop. What more aggressive margins free is given to waiting work, and "
                 "what runs out of memory is killed. The thin line is the capacity."

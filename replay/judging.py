@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import CPU_MEAN, MEMORY_MEAN, demand
+from reclaim.data.windows import CPU_MEAN, MEMORY_MEAN
 from reclaim.replay import timeline
 from reclaim.replay.cell import SEQUENCE, Cell, positive, segment_slots
 from reclaim.replay.fold import Bases
@@ -75,8 +75,9 @@ def judge(
     dict
         What ``results.json`` holds of an estimator; and ``units``, by margin, what ``units.UnitSums`` does.
     """
-    stacked = np.stack([held[m] for m in SEQUENCE])
-    sequence = np.take_along_axis(stacked, cell.segment[None, :, None], axis=0)[0]
+    sequence = np.empty_like(held[SEQUENCE[0]])
+    for i, margin in enumerate(SEQUENCE):
+        np.copyto(sequence, held[margin], where=(cell.segment == i)[:, None])
     measured = {m: score(held[m], cell, bootstrap) for m in MARGIN_NAMES}
     return {
         "name": name,
@@ -110,12 +111,11 @@ def over_time(reservation: NDArray[np.float64], cell: Cell) -> dict[str, Any]:
         One for each row of the history, each under the margin then in force.
     """
     history, slots = cell.history, cell.slots
-    windows = history.windows.take(cell.test)
     held = in_force(reservation, history)[cell.test]
-    used = demand(windows)[:, _MEMORY]
+    used, limit = cell.memory_used, history.windows.limit[cell.test]
     events = timeline.oom_events(used, held[:, _MEMORY], slots)
     over = timeline.tasks_over(used, held[:, _MEMORY], slots)
-    reserved, granted = timeline.cell_sums(held, slots), timeline.cell_sums(windows.limit, slots)
+    reserved, granted = timeline.cell_sums(held, slots), timeline.cell_sums(limit, slots)
     bounds = segment_slots(slots)
     per_bin = _slots_per_bin(slots)
     last_of_bin = np.minimum(np.arange(per_bin, slots.count + per_bin, per_bin), slots.count) - 1
@@ -138,13 +138,14 @@ def over_time(reservation: NDArray[np.float64], cell: Cell) -> dict[str, Any]:
 def cell_over_time(cell: Cell) -> dict[str, Any]:
     """Return usage and limit of the cell in the bins of the figure, as shares of ``Cell.whole``."""
     slots = cell.slots
-    windows = cell.history.windows.take(cell.test)
+    windows = cell.history.windows
+    usage, limit = windows.usage[cell.test][:, [CPU_MEAN, MEMORY_MEAN]], windows.limit[cell.test]
     hours_per_slot = slots.slot_s / 3600
     return {
         "hours": slots.hours[:: _slots_per_bin(slots)].tolist(),
         "length_hours": slots.count * hours_per_slot,
-        "usage": _shares_of_cell(timeline.cell_sums(windows.usage[:, [CPU_MEAN, MEMORY_MEAN]], slots), cell),
-        "limit": _shares_of_cell(timeline.cell_sums(windows.limit, slots), cell),
+        "usage": _shares_of_cell(timeline.cell_sums(usage, slots), cell),
+        "limit": _shares_of_cell(timeline.cell_sums(limit, slots), cell),
         "unit": "share of capacity" if cell.whole_is_capacity else "share of mean limit",
         "slot_s": slots.slot_s,
         "machines": slots.n_machines,

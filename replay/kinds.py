@@ -140,7 +140,8 @@ class Experiment:
     sections : callable
         From the results to the parts of the page after those paragraphs.
     figures : mapping of str to callable
-        From the results to a figure, by file name; the first one is the experiment's own.
+        From the results to a figure, by file name; None where there is nothing to draw. The first one is the
+        experiment's own.
     runs : callable
         From the results to what goes on record.
     columns : tuple of Column
@@ -154,6 +155,6 @@ class Experiment:
     measure: Callable[[Source, Any], Measured]
     says: Callable[[Results], Sequence[str]]
     sections: Callable[[Results], Sequence[Section]]
-    figures: Mapping[str, Callable[[Results], Figure]]
+    figures: Mapping[str, Callable[[Results], Figure | None]]
     runs: Callable[[Results], Sequence[Run]]
     columns: tuple[Column, ...]

@@ -131,8 +131,10 @@ def test_what_goes_on_record_has_every_column(results: Results) -> None:
 def test_the_figures_are_drawn_with_machines_and_without(results: Results) -> None:
     for draw in EXPERIMENT.figures.values():
         figure = draw(results)
+        assert figure is not None
         assert [ax.get_title(loc="left") for ax in figure.axes] == ["CPU", "Memory"]
     empty = EXPERIMENT.figures["frontier_machines"]({**results, "machines": None})
+    assert empty is not None
     assert "no machines" in empty.axes[0].texts[0].get_text()
     assert len(EXPERIMENT.sections({**results, "machines": None})) == 1
 

@@ -103,6 +103,7 @@ def test_the_page_the_figure_and_the_record_are_made_of_the_results(results: dic
     assert f"{100 * gap:.1f} points (medium)" in paragraphs[0]
     assert "`borg`" in paragraphs[0]
     figure = EXPERIMENT.figures["ratios"](results)
+    assert figure is not None
     assert [len(ax.lines) for ax in figure.axes] == [1 + 3 + 1] * 2  # usage, borg at three margins, the limit
     assert [section.title for section in EXPERIMENT.sections(results)] == [
         "Usage and reservation over the limit",

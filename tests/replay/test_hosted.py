@@ -1,0 +1,93 @@
+"""The margins experiment in the closed loop: each margin throughout, all in turn, and what the page says of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reclaim.data.store import Dataset
+from reclaim.features.store import FeatureSet
+from reclaim.replay.closedloop import Scheduling
+from reclaim.replay.folded import Folded, fold
+from reclaim.replay.hosted import most_reclaiming, run_cells
+from reclaim.replay.hosted_figures import cell_in_turn
+from reclaim.replay.hosted_page import says, section
+from reclaim.replay.kinds import Source
+from reclaim.replay.settings import ReplayConfig
+
+
+def source_of(path: Path) -> Source:
+    return Source(Dataset.open(path), FeatureSet.open(path), {}, progress=False)
+
+
+@pytest.fixture(scope="module")
+def folded(cell_dataset: Path) -> Folded:
+    return fold(source_of(cell_dataset), ReplayConfig(estimators=("borg", "percentile", "limit")))
+
+
+@pytest.fixture(scope="module")
+def loop(cell_dataset: Path, folded: Folded) -> dict[str, Any]:
+    return run_cells(source_of(cell_dataset), folded, Scheduling(), ["borg"])
+
+
+def test_every_margin_is_run_throughout_and_all_of_them_in_turn(loop: dict[str, Any]) -> None:
+    assert [e["name"] for e in loop["estimators"]] == ["limit", "borg", "oracle"]
+    assert [list(e["runs"]) for e in loop["estimators"]] == [["none"], ["baseline", "medium", "aggressive"], ["none"]]
+    weeks = loop["estimators"][1]["sequence"]
+    assert [week["margin"] for week in weeks] == ["baseline", "aggressive", "medium", "baseline"]
+    assert [e["sequence"] for e in loop["estimators"] if e["name"] != "borg"] == [None, None]
+    assert loop["machines"] == 4
+    assert loop["runs"] == loop["runs_from_before"] == 30
+
+
+def test_a_narrower_margin_reserves_less_of_the_same_cell(loop: dict[str, Any]) -> None:
+    limit, borg, oracle = (e["runs"] for e in loop["estimators"])
+    reserved = [borg[m]["reserved_cpu"] for m in ("baseline", "medium", "aggressive")]
+    assert limit["none"]["reserved_cpu"] >= reserved[0] >= reserved[1] >= reserved[2] >= oracle["none"]["reserved_cpu"]
+    assert limit["none"]["in_reclaimed_cpu"] == 0.0
+
+
+def test_the_same_seed_gives_the_same_numbers(loop: dict[str, Any], cell_dataset: Path, folded: Folded) -> None:
+    assert run_cells(source_of(cell_dataset), folded, Scheduling(), ["borg"]) == loop
+
+
+def test_a_trace_without_machines_is_not_run_and_says_why(dataset: Path) -> None:
+    source = source_of(dataset)
+    none = run_cells(source, fold(source, ReplayConfig(estimators=("borg", "limit"))), Scheduling(), ["borg"])
+    assert none["estimators"] == []
+    results = {"closed_loop": none}
+    assert cell_in_turn(results) is None
+    assert says(results) == []
+    assert "no machine with a capacity" in section(results)[0].text
+
+
+def test_the_estimators_beside_are_those_that_reclaim_most_on_validation_rows(folded: Folded) -> None:
+    reclaimed = {n: sum(folded.calibrations[n].reclaimed["medium"]) for n in ("borg", "percentile")}
+    assert most_reclaiming(folded, ["borg", "percentile", "limit"], 1) == [max(reclaimed, key=lambda n: reclaimed[n])]
+    assert len(most_reclaiming(folded, ["borg", "percentile", "limit"], 9)) == 2
+
+
+def test_the_page_says_plainly_where_medium_does_not_lie_between(loop: dict[str, Any]) -> None:
+    rates = dict(zip(("baseline", "medium", "aggressive"), (1.0, 3.0, 2.0), strict=True))
+    borg = loop["estimators"][1]
+    runs = {m: run | {"oom_kills_per_1000_task_days": rates[m]} for m, run in borg["runs"].items()}
+    odd = {"closed_loop": loop | {"estimators": [loop["estimators"][0], borg | {"runs": runs}]}}
+    text = " ".join(says(odd))
+    assert "`borg` 1.00, 3.00 and 2.00 under baseline, medium and aggressive throughout" in text
+    assert "lies between baseline's and aggressive's for 0 of the 1 with any kills, not for `borg`." in text
+    none = {m: run | {"oom_kills_per_1000_task_days": 0.0} for m, run in borg["runs"].items()}
+    quiet = {"closed_loop": loop | {"estimators": [borg | {"runs": none}]}}
+    assert "nothing tells the margins apart" in " ".join(says(quiet))
+
+
+def test_the_section_has_a_row_for_every_run_and_every_part(loop: dict[str, Any]) -> None:
+    whole, parts = section({"closed_loop": loop})
+    assert whole.table is not None
+    assert parts.table is not None
+    assert [row[:2] for row in whole.table.rows] == [
+        ("limit", "none"), ("borg", "baseline"), ("borg", "medium"), ("borg", "aggressive"), ("oracle", "none"),
+    ]  # fmt: skip
+    assert len(parts.table.rows) == 4
+    figure = cell_in_turn({"closed_loop": loop})
+    assert figure is not None
+    assert len(figure.axes) == 4

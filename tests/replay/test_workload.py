@@ -1,0 +1,162 @@
+"""What a closed loop is asked to run, from a hand-made v3 trace: runs, arrivals, tapes, and the machines."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.ingest import IngestConfig, ingest
+from reclaim.data.schema import MACHINES, EventType
+from reclaim.data.store import Dataset
+from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.splits import SplitConfig
+from reclaim.features.store import FeatureSet
+from reclaim.replay.cell import Cell, lay_out_cell
+from reclaim.replay.closedloop_state import MONITORING, NON_PRODUCTION, PRODUCTION
+from reclaim.replay.fold import fold_dataset
+from reclaim.replay.kinds import Source
+from reclaim.replay.workload import Machines, machines_of, workload_of
+
+BATCH, SERVICE, ALLOC, INNER = "11", "22", "33", "44"
+
+
+def at(slot: float) -> int:
+    return int(600 + slot * 300)
+
+
+@pytest.fixture
+def source(
+    tmp_path: Path, window: Callable[..., dict[str, Any]], event: Callable[..., dict[str, Any]], write_shard: Any
+) -> Source:
+    """Return a trace of 100 slots: a service throughout, batch work run twice, an alloc instance and a task inside."""
+    batch = {"collection_id": BATCH, "priority": "103", "scheduling_class": "0"}
+    service = {"collection_id": SERVICE, "priority": "200"}
+    alloc = {"collection_id": ALLOC, "priority": "400", "collection_type": "1"}
+    inner = {"collection_id": INNER, "priority": "200", "alloc_collection_id": ALLOC, "alloc_instance_index": "0"}
+    of = {name: {k: v for k, v in one.items() if k not in ("priority", "scheduling_class")}
+          for name, one in (("batch", batch), ("service", service), ("alloc", alloc), ("inner", inner))}  # fmt: skip
+    rows = [window(at(k), **of["service"]) for k in range(100)]
+    rows += [window(at(k), **of["batch"]) for k in range(40, 60)]
+    last = {"maximum_usage": {"cpus": 0.4, "memory": 0.5}}
+    rows += [window(at(k), **of["batch"], **(last if k == 83 else {})) for k in range(64, 84)]
+    rows += [window(at(k), **of[name]) for name in ("alloc", "inner") for k in range(30, 50)]
+    events = [event(0, EventType.SUBMIT, **service), event(0, EventType.SCHEDULE, **service)]
+    events += [
+        event(at(38), EventType.SUBMIT, **batch), event(at(39), EventType.ENABLE, **batch),
+        event(at(40), EventType.SCHEDULE, **batch), event(at(60), EventType.EVICT, **batch),
+        event(at(61), EventType.SUBMIT, **batch), event(at(64), EventType.SCHEDULE, **batch),
+        event(at(84), EventType.FAIL, **batch),
+        event(at(30), EventType.SCHEDULE, **alloc), event(at(30), EventType.SCHEDULE, **inner),
+    ]  # fmt: skip
+    machine = {"machine_id": "7", "capacity": {"cpus": 0.75, "memory": 1.0}}
+    changes = [
+        {"time": "0", "type": "1", **machine},
+        {"time": "0", "type": "1", **machine, "machine_id": "8"},
+        {"time": str(at(50) * 1_000_000), "type": "2", **machine},
+        {"time": str(at(55) * 1_000_000), "type": "1", **machine},
+        {"time": str(at(2) * 1_000_000), "type": "2", "machine_id": "8"},
+    ]
+    write_shard(tmp_path / "raw", "instance_usage-000000000000", rows)
+    write_shard(tmp_path / "raw", "instance_events-000000000000", events)
+    write_shard(tmp_path / "raw", "machine_events-000000000000", changes)
+    made = ingest(tmp_path / "raw", tmp_path / "cell", IngestConfig(buckets=2)).dataset
+    build_features(made, FeatureConfig(split=SplitConfig(role="test", valid_share=0.2)))
+    return Source(made, FeatureSet.open(made.path), {}, progress=False)
+
+
+def cell_of(source: Source) -> Cell:
+    history, _ = fold_dataset(source.dataset, source.features, 300, {}, {}, progress=False)
+    table = source.dataset.table("machines")
+    return lay_out_cell(history, {name: table[name].to_numpy() for name in MACHINES.names})
+
+
+def machines_in(source: Source, cell: Cell) -> Machines:
+    slots = cell.slots
+    return machines_of(source.dataset, slots.first_us, slots.first_us + slots.count * 300_000_000)
+
+
+def test_runs_are_those_of_the_trace_and_come_when_they_were_ready(source: Source) -> None:
+    cell = cell_of(source)
+    made = workload_of(source, cell, machines_in(source, cell))
+    runs = made.runs
+    start_us = made.start_us
+    assert start_us == pytest.approx(at(20) * 1e6, abs=300e6)
+    # the service goes on; then the alloc instance; then the two runs of the batch task; the task inside is left out
+    assert runs["arrival_us"].tolist() == [start_us, *(int(at(k) * 1e6) for k in (30, 39, 61))]
+    assert runs["carried"].tolist() == [True, False, False, False]
+    assert runs["band"].tolist() == [PRODUCTION, MONITORING, NON_PRODUCTION, NON_PRODUCTION]
+    assert runs["service"].tolist() == [True, True, False, False]
+    assert runs["latency"].tolist() == [True, True, False, False]
+    assert runs["rank"].tolist() == [1, 2, 0, 0]
+    assert (runs["duration_us"] / 300e6).tolist()[1:] == [20.0, 20.0, 20.0]
+    assert runs["after"].tolist() == [-1, -1, -1, 2]
+    assert runs["then"].tolist() == [-1, -1, 3, -1]
+    assert made.ends_out_of_memory.tolist() == [False, False, False, True]
+
+
+def test_a_tape_plays_what_the_task_used_and_was_granted(source: Source) -> None:
+    cell = cell_of(source)
+    made = workload_of(source, cell, machines_in(source, cell))
+    second = made.runs[3]
+    tape = made.tape[second["first"] : second["stop"]]
+    assert (tape["from_us"] / 300e6).tolist() == list(range(20))
+    assert tape["use"][0].tolist() == [0.1, 0.25]  # mean CPU, largest memory
+    assert tape["use"][-1].tolist() == [0.1, 0.5]
+    assert tape["limit"][0].tolist() == [0.3, 0.5]
+    assert second["asked"].tolist() == [0.3, 0.5]
+    windows = cell.history.windows
+    assert (windows.collection_id[made.row[second["first"] : second["stop"]]] == int(BATCH)).all()
+
+
+def test_machines_are_as_they_stand_when_the_period_begins_and_change_within_it(source: Source) -> None:
+    cell = cell_of(source)
+    on = machines_in(source, cell)
+    assert on.ids.tolist() == [7]  # the other one had gone before
+    assert on.state["capacity"].tolist() == [[0.75, 1.0]]
+    assert on.state["up"].tolist() == [True]
+    assert on.changes["at_us"].tolist() == [int(at(50) * 1e6), int(at(55) * 1e6)]
+    assert on.changes["up"].tolist() == [False, True]
+    assert on.changes["capacity"].tolist() == [[0.75, 1.0]] * 2
+
+
+def test_a_trace_without_machines_says_what_it_lacks(dataset: Path) -> None:
+    with pytest.raises(ConfigError, match="no machine with a capacity of CPU and memory"):
+        machines_of(Dataset.open(dataset), 0, 10**12)
+
+
+def test_a_grown_workload_has_clones_of_whole_collections_and_one_cut_down_has_fewer(source: Source) -> None:
+    cell = cell_of(source)
+    made = workload_of(source, cell, machines_in(source, cell))
+    twice = made.grown(2.0, seed=1)
+    assert len(twice.runs) == 2 * len(made.runs)
+    assert len(np.unique(twice.runs["collection"])) == 6
+    for i, run in enumerate(twice.runs):
+        if run["after"] >= 0:
+            before = twice.runs[run["after"]]
+            assert before["collection"] == run["collection"]
+            assert before["then"] == i
+    assert (np.diff(twice.runs["arrival_us"]) >= 0).all()
+    fewer = made.grown(0.4, seed=1)
+    assert len(np.unique(fewer.runs["collection"])) == 1
+    with pytest.raises(ConfigError, match="growth must be above 0, got 0"):
+        made.grown(0.0, seed=1)
+
+
+def test_a_part_of_the_machines_is_a_part_of_every_larger_part() -> None:
+    state = np.zeros(5, [("capacity", "f8", (2,))])
+    changes = np.zeros(2, [("at_us", "i8"), ("machine", "i4")])
+    changes["machine"] = [0, 4]
+    all_of_them = Machines(np.arange(5) * 10, state, changes)
+    parts = [all_of_them.subset(n, seed=2) for n in (1, 2, 3, 4, 5)]
+    for (small, at_small), (large, at_large) in pairwise(parts):
+        assert large.ids[: len(small)].tolist() == small.ids.tolist()
+        assert at_large[: len(at_small)].tolist() == at_small.tolist()
+    for part, where in parts:
+        assert (part.ids == where * 10).all()
+        assert {int(part.ids[m]) for m in part.changes["machine"]} == {0, 40} & set(part.ids.tolist())
+    with pytest.raises(ConfigError, match="expected 1 to 5 machines, got 6"):
+        all_of_them.subset(6, seed=2)
