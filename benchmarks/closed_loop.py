@@ -47,12 +47,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, help="ingested, with features and a test period")
     parser.add_argument("--work", type=Path, default=Path("closed-loop"), help="where the synthetic cell is made")
+    parser.add_argument("--days", type=float, default=4.0, help="length of the synthetic cell; a tenth is not tested")
     parser.add_argument("--machines", type=int, nargs="*", default=[100, 1_000, 10_000])
     parser.add_argument("--task-slots", type=float, default=1.5e8, help="most task-slots of one cell, roughly")
     parser.add_argument("--margin", default="medium")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "closed-loop.json")
     arguments = parser.parse_args()
-    path = arguments.dataset or synthetic(arguments.work)
+    path = arguments.dataset or synthetic(arguments.work, arguments.days)
     dataset = Dataset.open(path)
     source = Source(dataset, FeatureSet.open(path), {}, progress=False)
     folded = fold(source, ReplayConfig(estimators=("borg",)))
@@ -69,7 +70,8 @@ def main() -> None:
         lines.append(line)
         print(*(f"{key} {value}" for key, value in line.items()), flush=True)
     content = {
-        "command": f"python benchmarks/closed_loop.py{' --dataset DATASET' * (arguments.dataset is not None)}",
+        "command": "python benchmarks/closed_loop.py"
+        + (f" --days {arguments.days:g}" if arguments.dataset is None else " --dataset DATASET"),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -86,11 +88,11 @@ def main() -> None:
     print(f"wrote {arguments.out}")
 
 
-def synthetic(work: Path) -> Path:
-    """Make a dataset of a synthetic cell of 100 machines and 1,500 tasks over four days, held out whole."""
+def synthetic(work: Path, days: float) -> Path:
+    """Make a dataset of a synthetic cell of 100 machines and 1,500 tasks, held out whole."""
     path = work / "dataset"
     write_cell(
-        work / "cell", SyntheticCellConfig(machines=100, days=4.0, seed=1, tasks_per_machine=15.0, format="parquet")
+        work / "cell", SyntheticCellConfig(machines=100, days=days, seed=1, tasks_per_machine=15.0, format="parquet")
     )
     ingest(work / "cell", path, IngestConfig())
     build_features(Dataset.open(path), FeatureConfig(split=SplitConfig(role="test", valid_share=0.1)))

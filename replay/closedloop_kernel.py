@@ -30,7 +30,7 @@ _OVER: Final = 1e-6
 """Relative tolerance of usage over the task's own limit, as everywhere in the replay."""
 _REMEMBERED: Final = 64
 """Failures that are remembered while those that wait are tried; more take longer to look through than they save."""
-_END, _CHANGE, _ARRIVAL = range(3)
+_END, _CHANGE, _ARRIVAL, _LAST = range(4)
 
 
 @numba.njit(**COMPILED)
@@ -85,16 +85,18 @@ def _leave(i: int, runs: Any, machines: Any, now_us: int) -> None:
 
 
 @numba.njit(**COMPILED)
-def _wait(i: int, runs: Any, pending: Any, now_us: int) -> None:
-    """Let a run wait for a machine from now on."""
+def _wait(i: int, runs: Any, pending: Any, now_us: int, not_before_us: int) -> None:
+    """Let a run wait for a machine from now on, and be tried from a time on."""
     run = runs[i]
     run.state = PENDING
     run.waiting_us = now_us
     pending[0].run += 1
     entry = pending[pending[0].run]
     entry.turn = now_us - (np.int64(run.rank) << 44)  # by priority, then by time: 2^44 µs are half a year
+    entry.until_us = run.arrival_us + run.duration_us if run.service else np.int64(2**62)
+    entry.not_before_us, entry.collection, entry.per_machine = not_before_us, run.collection, run.per_machine
     entry.run, entry.mask, entry.rank, entry.band, entry.reason = i, run.mask, run.rank, run.band, run.reason
-    entry.special = run.service or run.carried or run.per_machine > 0
+    entry.special = run.carried or run.varies
     for r in range(2):
         entry.asked[r] = run.asked[r]
 
@@ -116,24 +118,22 @@ def _stop(
         run.cursor = run.first
     run.lost_us += entry.lost_us
     run.carried = False
-    for r in range(2):
-        run.asked[r] = run.limit[r]
+    run.reason = NO_REASON
     run.kills[cause] += 1
     tick.kills[cause] += 1
-    _wait(i, runs, pending, now_us)
+    _wait(i, runs, pending, now_us, now_us + 1)  # what was stopped is not tried again in the same slot
 
 
 @numba.njit(**COMPILED)
-def _finish(i: int, runs: Any, machines: Any, pending: Any, tick: Any, now_us: int) -> None:
-    """End a run, placed or not, and let the task's next one wait if it has been submitted."""
+def _finish(i: int, runs: Any, machines: Any, tick: Any, now_us: int) -> Any:
+    """End a run, placed or not, and return the task's next one if it has waited for this end, else -1."""
     run = runs[i]
     if run.state == RUNNING:
         _leave(i, runs, machines, now_us)
     run.state = DONE
     run.ended_us = now_us
     tick.ended += 1
-    if run.then >= 0 and runs[run.then].state == BLOCKED:
-        _wait(run.then, runs, pending, now_us)
+    return run.then if run.then >= 0 and runs[run.then].state == BLOCKED else -1
 
 
 @numba.njit(**COMPILED)
@@ -145,13 +145,13 @@ def relieve(m: int, runs: Any, machines: Any, how: Any, pending: Any, kills: Any
     machine = machines[m]
     if not machine.use[1] > machine.capacity[1] * (1 + SLACK):
         return
-    tick.exhausted += 1
+    tick.out_of_memory += 1
     while machine.head >= 0 and machine.use[1] > machine.capacity[1] * (1 + SLACK):
         found, cause = -1, MACHINE
         i = machine.head
         while i >= 0:
             run = runs[i]
-            over = run.use[1] > run.limit[1] * (1 + _OVER)
+            over = run.limit[1] > 0 and run.use[1] > run.limit[1] * (1 + _OVER)  # 0: not known
             if found < 0 or over > (cause == OWN_LIMIT):
                 found, cause = i, OWN_LIMIT if over else MACHINE
             elif over == (cause == OWN_LIMIT) and dies_first(runs, i, found):
@@ -181,7 +181,7 @@ def _make_room(
             continue
         if held_back(run, machine, runs):
             continue
-        rank, lost_us = price(run, machine, runs, asked, now_us)
+        rank, lost_us = price(run, machine, runs, asked, how, now_us)
         if rank >= 0 and (rank < best_rank or (rank == best_rank and lost_us < best_lost)):
             best, best_rank, best_lost = m, rank, lost_us
     if best >= 0:
@@ -307,17 +307,22 @@ def schedule(
     n_failed = 0
     for k in range(n):
         entry = waiting[turn[k]]
-        run = runs[entry.run] if entry.special else runs[0]
-        if entry.special and run.service and now_us >= run.arrival_us + run.duration_us:
-            run.waited_us += run.arrival_us + run.duration_us - run.waiting_us
-            _finish(entry.run, runs, machines, pending, tick, run.arrival_us + run.duration_us)
+        if now_us >= entry.until_us:  # a service whose time has passed while it waited
+            run = runs[entry.run]
+            ended_us = max(run.arrival_us + run.duration_us, run.waiting_us)
+            run.waited_us += ended_us - run.waiting_us
+            following = _finish(entry.run, runs, machines, tick, ended_us)
+            if following >= 0:
+                runs[following].ready_us = now_us
+                _wait(following, runs, pending, now_us, now_us)
             continue
-        hopeless = entry.turn + (np.int64(entry.rank) << 44) >= now_us  # stopped just now: it comes back next time
+        hopeless = entry.not_before_us > now_us
         for f in range(0 if entry.special else n_failed):
             other = waiting[failed[f]]
             if (
                 other.mask == entry.mask and (other.band > NON_PRODUCTION) == (entry.band > NON_PRODUCTION)
                 and other.rank >= entry.rank and other.asked[0] <= entry.asked[0] and other.asked[1] <= entry.asked[1]
+                and (other.per_machine <= 0 or other.collection == entry.collection)
             ):  # fmt: skip
                 hopeless = True
                 entry.reason = other.reason
@@ -347,7 +352,7 @@ def pass_slot(
 
     ``at`` holds how many arrivals and changes have been taken; runs are in the order of their arrivals.
     """
-    events = [(np.int64(until_us), np.int64(_ARRIVAL), np.int64(-1))]
+    events = [(np.int64(until_us), np.int64(_LAST), np.int64(-1))]
     for m in range(len(machines)):
         i = machines[m].head
         while i >= 0:
@@ -367,7 +372,9 @@ def pass_slot(
             return
         if kind == _END:
             if runs[i].state == RUNNING and max(_end_us(runs[i]), now_us) == time_us:
-                _finish(i, runs, machines, pending, tick, time_us)
+                following = _finish(i, runs, machines, tick, time_us)
+                if following >= 0:
+                    heapq.heappush(events, (time_us, np.int64(_ARRIVAL), np.int64(following)))
         elif kind == _CHANGE:
             _change(changes[i], runs, machines, how, pending, kills, tick, time_us)
         else:
@@ -375,9 +382,9 @@ def pass_slot(
             if run.after >= 0 and runs[run.after].state != DONE:
                 run.state = BLOCKED
                 continue
-            run.waiting_us = time_us
+            run.waiting_us = run.ready_us = time_us
             if not _place(i, runs, machines, tape, held, order, masks, how, random, pending, kills, tick, time_us):
-                _wait(i, runs, pending, time_us)
+                _wait(i, runs, pending, time_us, time_us)
             elif run.state == RUNNING and _end_us(run) <= until_us:
                 heapq.heappush(events, (_end_us(run), np.int64(_END), np.int64(i)))
 

@@ -19,39 +19,40 @@ CAUSES: Final = ("own_limit", "machine", "preempted", "machine_gone")
 """Why a run was stopped before its end: its machine was out of memory and it above its own limit; its machine was out
 of memory; it made room for one of higher priority; its machine was taken away."""
 
-NO_REASON, CONSTRAINTS, TOO_LARGE, SPREAD, CPU, MEMORY, BOTH, FRAGMENTED = range(8)
-REASONS: Final = ("none", "constraints", "too_large", "spread", "cpu", "memory", "cpu_and_memory", "fragmented")
-"""Why a run waits: no machine in service meets its constraints; it is larger than every one that does; all of those
-hold as many of its collection as may be on one; none has enough CPU left, none enough memory, none enough of either, or
-some have one and some the other."""
+NO_REASON, CONSTRAINTS, TOO_LARGE, SPREAD, CPU, MEMORY, BOTH = range(7)
+REASONS: Final = ("none", "constraints", "too_large", "spread", "cpu", "memory", "cpu_and_memory")
+"""Why a run waits: no machine in service meets its constraints; it is larger than every one that does; those with room
+hold as many of its collection as may be on one; or most machines lack CPU alone, memory alone, or both. None: it was
+stopped, and not tried again yet."""
 
 RUN = np.dtype(
     [
         # as submitted
         ("first", "i8"), ("stop", "i8"), ("arrival_us", "i8"), ("duration_us", "i8"), ("collection", "i8"),
         ("after", "i8"), ("then", "i8"), ("rank", "i4"), ("mask", "i4"), ("per_machine", "i4"), ("band", "i1"),
-        ("service", "?"), ("latency", "?"), ("carried", "?"), ("asked", "f8", (2,)),
+        ("service", "?"), ("latency", "?"), ("carried", "?"), ("varies", "?"), ("asked", "f8", (2,)),
         # as it goes
         ("state", "i1"), ("reason", "i1"), ("machine", "i4"), ("next", "i4"), ("previous", "i4"), ("cursor", "i8"),
-        ("placed_us", "i8"), ("offset_us", "i8"), ("waiting_us", "i8"), ("first_placed_us", "i8"), ("ended_us", "i8"),
+        ("placed_us", "i8"), ("offset_us", "i8"), ("waiting_us", "i8"), ("ready_us", "i8"),
+        ("first_placed_us", "i8"), ("ended_us", "i8"),
         ("ran_us", "i8"), ("lost_us", "i8"), ("waited_us", "i8"), ("kills", "i4", (4,)),
         ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reservation", "f8", (2,)),
         code_field("replay/closedloop_state.py", "replay/closedloop_kernel.py", "replay/placement.py"),
     ]
 )  # fmt: skip
-"""One run of a task, from its submission to its end; see ``workload.Workload``. ``asked``
-is the limit that it asks for next, ``offset_us`` how far it had come when it was
-placed."""
+"""One run of a task, from its submission to its end; see ``workload.Workload``. ``asked`` is its first limit, which
+``varies`` or not; ``ready_us`` is when nothing but a machine was wanting, ``offset_us`` how far it was when placed."""
 
 WAITING = np.dtype(
     [
-        ("turn", "i8"), ("run", "i8"), ("asked", "f8", (2,)), ("mask", "i4"), ("rank", "i4"), ("band", "i1"),
-        ("reason", "i1"), ("special", "?"),
+        ("turn", "i8"), ("run", "i8"), ("until_us", "i8"), ("not_before_us", "i8"), ("collection", "i8"),
+        ("asked", "f8", (2,)), ("mask", "i4"), ("rank", "i4"), ("per_machine", "i4"), ("band", "i1"), ("reason", "i1"),
+        ("special", "?"),
     ]
 )  # fmt: skip
-"""What has to be known of a run that waits to pass it over: one line of memory where the run itself is six. The first
-entry's ``run`` is how many others there are. ``special`` ones are always tried: they ask for more or less than
-``asked``, or not everywhere."""
+"""What has to be known of a run that waits to pass it over: a line of memory or two, where the run itself is six. The
+first entry's ``run`` is how many others there are. ``special`` ones are always tried: what they ask for is not
+``asked``."""
 
 MACHINE_STATE = np.dtype(
     [
@@ -70,7 +71,7 @@ TICK = np.dtype(
     [
         ("use", "f8", (2,)), ("reserved", "f8", (2,)), ("limit", "f8", (2,)), ("capacity", "f8", (2,)),
         ("in_reclaimed", "f8", (2,)), ("throttled_s", "f8", (2,)), ("cpu_s", "f8", (2,)), ("kills", "i4", (4,)),
-        ("exhausted", "i4"), ("running", "i4"), ("pending", "i4", (3,)), ("reasons", "i4", (8,)), ("ended", "i4"),
+        ("out_of_memory", "i4"), ("running", "i4"), ("pending", "i4", (3,)), ("reasons", "i4", (7,)), ("ended", "i4"),
     ]
 )  # fmt: skip
 """What is seen of the cell in one slot; ``throttled_s`` and ``cpu_s`` of batch, then latency-sensitive work."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from reclaim.data.schema import RESOURCES
 from reclaim.data.table import Cell, Table
+from reclaim.replay.closedloop_state import REASONS
 from reclaim.replay.folded import LIMIT
 from reclaim.replay.kinds import ORACLE, Results, Section
 from reclaim.replay.report import RESOURCE_TITLES
@@ -17,8 +18,11 @@ _SHOWN: Final[Mapping[str, tuple[str, bool]]] = {
     **{f"{RESOURCE_TITLES[r]} granted": (f"granted_{r}", True) for r in RESOURCES},
     **{f"{RESOURCE_TITLES[r]} used": (f"utilisation_{r}", True) for r in RESOURCES},
     "OOM kills": ("oom_kills", False),
+    "runs killed": ("runs_killed", False),
     "of production": ("production_oom_kills", False),
-    "OOM kills / 1,000 task-days": ("oom_kills_per_1000_task_days", False),
+    "machine OOM / 1,000 task-days": ("machine_per_1000_task_days", False),
+    "own limit": ("own_limit_per_1000_task_days", False),
+    "recorded": ("recorded_oom_per_1000_task_days", False),
     "preempted / 1,000 task-days": ("preempted_per_1000_task_days", False),
     "wasted": ("wasted", True),
     "missed": ("missed", True),
@@ -28,6 +32,11 @@ _SHOWN: Final[Mapping[str, tuple[str, bool]]] = {
     "delay p90, others, s": ("delay_p90_s_non_production", False),
     "throttled, batch": ("throttled_batch", True),
     "throttled, latency-sensitive": ("throttled_latency_sensitive", True),
+}
+_WHY: Final[Mapping[str, tuple[str, bool]]] = {
+    "waiting, production": ("waiting_production", True),
+    "waiting, others": ("waiting_non_production", True),
+    **{f"for {reason.replace('_', ' ')}": (f"waiting_for_{reason}", True) for reason in REASONS[1:]},
 }
 _WEEK: Final[Mapping[str, tuple[str, bool]]] = {
     **{f"{RESOURCE_TITLES[r]} in reclaimed": (f"in_reclaimed_{r}", True) for r in RESOURCES},
@@ -53,9 +62,10 @@ def says(results: Results) -> list[str]:
         texts = []
         for estimator in in_turn:
             weeks = [w["oom_kills_per_1000_task_days"] or 0.0 for w in estimator["sequence"]]
+            kills = " + ".join(f"{estimator['runs'][m]['oom_kills']:,.0f}" for m in MARGIN_NAMES)
             texts.append(
                 f"`{estimator['name']}` {_listed(rates[estimator['name']])} under baseline, medium and aggressive "
-                f"throughout, and {_listed(weeks)} in the four parts of the sequence"
+                f"throughout ({kills} kills), and {_listed(weeks)} in the four parts of the sequence"
             )
         paragraphs.append(
             f"Kills for want of memory on 1,000 task-days in the closed loop: {'; '.join(texts)}. {_order(rates)} "
@@ -69,11 +79,13 @@ def _order(rates: Mapping[str, Sequence[float]]) -> str:
     some = {name: of for name, of in rates.items() if any(of)}
     if not some:
         return "There were none under any margin throughout, so nothing tells the margins apart."
-    rising = [name for name, of in some.items() if list(of) == sorted(of)]
+    rising = [name for name, (low, middle, high) in some.items() if low < middle < high]
     text = f"Under one margin throughout, medium's rate lies between baseline's and aggressive's for {len(rising)} of "
     text += f"the {len(some)} with any kills"
-    odd = [f"`{name}`" for name in some if name not in rising]
-    return text + (f", not for {', '.join(odd)}." if odd else ".")
+    odd = [f"`{name}`{' (a tie)' if list(of) == sorted(of) else ''}" for name, of in some.items() if name not in rising]
+    return (
+        text + (f", not for {', '.join(odd)}." if odd else ".") + " It is one history, run once: few kills tell little."
+    )
 
 
 def _hosted(under: Mapping[str, Mapping[str, Mapping[str, Any]]], loop: Mapping[str, Any]) -> str:
@@ -115,26 +127,29 @@ def section(results: Results) -> list[Section]:
             "The cell run by the reservations",
             text=(
                 "Here placement is not the trace's own: the same machines run the same work anew, production placed by "
-                "limit, everything else in what the reservations leave free."
+                "limit, everything else in what the reservations leave free. The oracle is no bound here: reserving "
+                "exactly what comes, it fills machines without any slack, and what then comes at once, the largest of "
+                "every task's window, does not fit."
             ),
             figure="cell_in_turn" if any(e["sequence"] for e in loop["estimators"]) else "",
             caption=(
                 "Borg's experiment in a closed loop. What more aggressive margins free is given to waiting work, and "
                 "what runs out of memory is killed. The thin line is the capacity."
             ),
-            table=_table(loop),
+            table=_table(loop, _SHOWN),
         ),
         Section("The cell run by the reservations, part by part", table=_weeks(loop)),
+        Section("Why tasks waited", table=_table(loop, _WHY)),
     ]
 
 
-def _table(loop: Mapping[str, Any]) -> Table:
+def _table(loop: Mapping[str, Any], shown: Mapping[str, tuple[str, bool]]) -> Table:
     rows: list[tuple[Cell, ...]] = [
-        (e["name"], margin, *(run[key] for key, _ in _SHOWN.values()))
+        (e["name"], margin, *(run[key] for key, _ in shown.values()))
         for e in loop["estimators"]
         for margin, run in e["runs"].items()
     ]
-    return Table(("estimator", "margin", *_SHOWN), tuple(rows), frozenset(k for k, (_, p) in _SHOWN.items() if p))
+    return Table(("estimator", "margin", *shown), tuple(rows), frozenset(k for k, (_, p) in shown.items() if p))
 
 
 def _weeks(loop: Mapping[str, Any]) -> Table:

@@ -49,10 +49,19 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     ),
     "in reclaimed resources": (
         "Limits of the tasks on a machine above its capacity, summed over machines and slots, over the sum of all "
-        "limits: the share of the workload that could not be there if every task were given its limit."
+        "limits: the share of the workload that could not be there if every task were given its limit. Limits that "
+        "grow while a task runs are counted, too, so that it may pass nought without reclamation: that is the floor."
     ),
     "waiting": "Task-time spent waiting for a machine, over task-time waiting or running.",
-    "delay": "From a run's submission to its first placement; of a run never placed, to the end of the period.",
+    "delay": (
+        "From when a run wants nothing but a machine to its first placement; of one never placed, to the end of the "
+        "period, or of the time in which it should have run."
+    ),
+    "waited for": (
+        "Why tasks waited, by the slots they waited: most machines lacked CPU alone, memory alone, or both; they were "
+        "too small for the task, or not such as its constraints ask for; or those with room held as many of its job as "
+        "may be on one."
+    ),
     "wasted": "Task-time of batch work done for nothing, because it was stopped and began again, over all of batch.",
     "missed": "Task-time in which a service should have run and did not, over all in which it should.",
 }
@@ -64,13 +73,15 @@ def summary(outcome: Outcome) -> dict[str, float | None]:
     runs, ticks = outcome.runs, outcome.ticks
     task_days = float(runs["ran_us"].sum()) / DAY_US
     kills = runs["kills"].sum(axis=0)
-    ended_so = int((outcome.workload.ends_out_of_memory & (runs["state"] == DONE)).sum())
+    ran = (runs["state"] == DONE) & (runs["first_placed_us"] >= 0)
+    ended_so = int((outcome.workload.ends_out_of_memory & ran).sum())
     found: dict[str, float | None] = {
         "task_days": task_days,
         "oom_kills": float(kills[OWN_LIMIT] + kills[MACHINE]),
         "oom_kills_per_1000_task_days": _share(1000 * (kills[OWN_LIMIT] + kills[MACHINE]), task_days),
         "recorded_oom_per_1000_task_days": _share(1000 * ended_so, task_days),
-        "exhausted_machine_slots": float(ticks["exhausted"].sum()),
+        "runs_killed": float((runs["kills"][:, [OWN_LIMIT, MACHINE]] > 0).any(axis=1).sum()),
+        "times_out_of_memory": float(ticks["out_of_memory"].sum()),
     }
     for c, cause in enumerate(CAUSES):
         found[f"{cause}_per_1000_task_days"] = _share(1000 * kills[c], task_days)
@@ -100,8 +111,8 @@ def summary(outcome: Outcome) -> dict[str, float | None]:
     work = balance(outcome)
     found["wasted"] = _share(work["lost_h"], work["executed_h"])
     found["missed"] = _share(work["missed_h"], work["due_h"])
-    found["finished"] = float((runs["state"] == DONE).sum())
-    found["never_placed"] = float(((runs["first_placed_us"] < 0) & (runs["state"] != AHEAD)).sum())
+    found["finished"] = float(ran.sum())
+    found["never_placed"] = float(((runs["first_placed_us"] < 0) & (runs["ready_us"] >= 0)).sum())
     return found | {f"work_{name}": value for name, value in work.items()}
 
 
@@ -131,11 +142,12 @@ def balance(outcome: Outcome) -> dict[str, float]:
 
 
 def _delays_s(outcome: Outcome) -> NDArray[np.float64]:
-    """Return each run's delay in seconds, NaN of those that ran before the period or had not come by its end."""
+    """Return each run's delay in seconds, NaN of those that ran before the period or were not ready by its end."""
     runs = outcome.runs
-    placed = np.where(runs["first_placed_us"] >= 0, runs["first_placed_us"], outcome.workload.stop_us)
-    counted = ~outcome.workload.runs["carried"] & (runs["state"] != AHEAD)
-    return np.where(counted, (placed - runs["arrival_us"]) / 1e6, np.nan)
+    gone = np.where(runs["state"] == DONE, runs["ended_us"], outcome.workload.stop_us)
+    until = np.where(runs["first_placed_us"] >= 0, runs["first_placed_us"], gone)
+    counted = ~outcome.workload.runs["carried"] & (runs["ready_us"] >= 0)
+    return np.where(counted, (until - runs["ready_us"]) / 1e6, np.nan)
 
 
 def over_time(outcome: Outcome, bins: int) -> dict[str, list[Any]]:

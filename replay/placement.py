@@ -14,7 +14,6 @@ from reclaim.replay.closedloop_state import (
     COMPILED,
     CONSTRAINTS,
     CPU,
-    FRAGMENTED,
     MEMORY,
     NON_PRODUCTION,
     SLACK,
@@ -84,7 +83,8 @@ def find(i: int, asked: Any, runs: Any, machines: Any, order: Any, masks: Any, h
     random[0] ^= random[0] << np.uint64(17)
     start = int(random[0] % np.uint64(n))
     best, best_score, seen = -1, math.inf, 0
-    allowed, large, spread, any_cpu, any_memory = False, False, False, False, False
+    allowed, large, full = False, False, False
+    lacking = np.zeros(3, np.int64)  # machines without CPU alone, memory alone, both
     for k in range(n):
         m = order[start + k - n if start + k >= n else start + k]
         machine = machines[m]
@@ -94,13 +94,12 @@ def find(i: int, asked: Any, runs: Any, machines: Any, order: Any, masks: Any, h
         if asked[0] > machine.capacity[0] * (1 + SLACK) or asked[1] > machine.capacity[1] * (1 + SLACK):
             continue
         large = True
-        if held_back(run, machine, runs):
-            continue
-        spread = True
         cpu, memory = fits(run, machine, 0, asked[0], 0.0, 0.0), fits(run, machine, 1, asked[1], 0.0, 0.0)
-        any_cpu |= cpu
-        any_memory |= memory
-        if cpu and memory:
+        if not cpu or not memory:
+            lacking[0 if memory else 1 if cpu else 2] += 1
+        elif held_back(run, machine, runs):
+            full = True
+        else:
             left = 0.0
             apart = 0.0
             for r in range(2):
@@ -117,15 +116,13 @@ def find(i: int, asked: Any, runs: Any, machines: Any, order: Any, masks: Any, h
             if seen >= how.enough:
                 break
     if best < 0:
-        run.reason = (
-            CONSTRAINTS if not allowed else TOO_LARGE if not large else SPREAD if not spread else
-            FRAGMENTED if any_cpu and any_memory else MEMORY if any_cpu else CPU if any_memory else BOTH
-        )  # fmt: skip
+        lack = (CPU, MEMORY, BOTH)[np.argmax(lacking)]
+        run.reason = CONSTRAINTS if not allowed else TOO_LARGE if not large else SPREAD if full else lack
     return best
 
 
 @numba.njit(**COMPILED)
-def price(run: Any, machine: Any, runs: Any, asked: Any, now_us: int) -> tuple[int, int]:
+def price(run: Any, machine: Any, runs: Any, asked: Any, how: Any, now_us: int) -> tuple[int, int]:
     """Return the highest victim's rank, and the task-time lost, so that a run fits; rank -1 where it cannot."""
     freed_cpu, freed_memory, production_cpu, production_memory = 0.0, 0.0, 0.0, 0.0
     last, lost_us = -1, 0
@@ -148,7 +145,9 @@ def price(run: Any, machine: Any, runs: Any, asked: Any, now_us: int) -> tuple[i
             production_cpu += gone.limit[0]
             production_memory += gone.limit[1]
         last = found
-        lost_us += now_us - gone.placed_us
+        if not gone.service:
+            done_us = gone.offset_us + now_us - gone.placed_us
+            lost_us += done_us % how.checkpoint_us if how.checkpoint_us > 0 else done_us
         if fits(run, machine, 0, asked[0], freed_cpu, production_cpu) and fits(
             run, machine, 1, asked[1], freed_memory, production_memory
         ):

@@ -15,7 +15,7 @@ from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import TIER_FLOORS, TIERS, UNKNOWN_ID
 from reclaim.data.store import Dataset
-from reclaim.data.windows import CHANNELS, MEMORY_MAX, Windows
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, Windows
 from reclaim.features.targets import OOM_COLUMNS, oom_events
 from reclaim.replay.cell import Cell
 from reclaim.replay.closedloop_state import (
@@ -39,7 +39,8 @@ RUN_DEFINITION: Final = (
     "says the task was, and its tape, the recorded windows, begins to play when it is placed. Non-production work is "
     "batch: stopped before its end, it goes back to its last checkpoint, and what it had done since is lost. "
     "Production and monitoring are services: their tape follows the clock, so that what is missed is missed. Runs that "
-    "were going on when the period began are placed at its first moment, with the reservations of their history."
+    "were going on when the period began are placed at its first moment, with the reservations of their history. "
+    "Machines' attributes are those of that moment."
 )
 
 
@@ -177,50 +178,50 @@ def workload_of(source: Source, cell: Cell, machines: Machines) -> Workload:
     when a run was submitted, machines' attributes as they were when the period began.
     """
     history, slots = cell.history, cell.slots
-    start_us = slots.first_us
-    rows = cell.test
-    columns = _columns(source, history.source_row[rows])
-    windows = history.windows.take(rows)
+    seen, start_us, rows = history.windows, slots.first_us, cell.test
     previous = history.previous[rows]
     same_run = previous >= 0
-    same_run[same_run] = (
-        history.windows.scheduled_us[previous[same_run]] == history.windows.scheduled_us[rows[same_run]]
-    )
+    same_run[same_run] = seen.scheduled_us[previous[same_run]] == seen.scheduled_us[rows[same_run]]
     first = np.flatnonzero(~same_run | (np.concatenate([[-1], rows[:-1]]) != previous))
     n, stop = len(first), np.append(first[1:], len(rows))
-    origin = np.repeat(windows.start_us[first], stop - first)
+    windows, last = seen.take(rows[first]), seen.take(rows[stop - 1])  # of each run
     tape = np.zeros(len(rows), TAPE)
-    tape["from_us"] = windows.start_us - origin
-    memory = np.where(np.isnan(columns[s.MEMORY_MAX]), columns[s.MEMORY_MEAN], columns[s.MEMORY_MAX])
-    tape["use"] = np.nan_to_num(np.stack([columns[s.CPU_MEAN], memory], axis=1))
-    tape["limit"] = np.nan_to_num(windows.limit)
+    tape["from_us"] = seen.start_us[rows] - np.repeat(windows.start_us, stop - first)
+    memory = np.where(
+        np.isnan(seen.usage[rows, MEMORY_MAX]), seen.usage[rows, MEMORY_MEAN], seen.usage[rows, MEMORY_MAX]
+    )
+    tape["use"] = np.nan_to_num(np.stack([seen.usage[rows, CPU_MEAN], memory], axis=1))
+    tape["limit"] = np.nan_to_num(seen.limit[rows])
     runs = np.zeros(n, RUN)
     runs["first"], runs["stop"], runs["cursor"] = first, stop, first
-    runs["duration_us"] = windows.end_us[stop - 1] - windows.start_us[first]
-    runs["carried"], runs["asked"] = same_run[first], tape["limit"][first]
-    runs["collection"] = np.unique(windows.collection_id[first], return_inverse=True)[1]
-    runs["per_machine"] = most_per_machine(source.dataset, windows.collection_id[first])
-    tier = windows.tier[first].astype(np.int64)
+    runs["duration_us"] = last.end_us - windows.start_us
+    runs["carried"] = same_run[first] & (windows.start_us < start_us + slots.slot_s * 1_000_000)
+    runs["asked"] = tape["limit"][first]
+    spans = [np.minimum.reduceat(tape["limit"], first), np.maximum.reduceat(tape["limit"], first)]
+    runs["varies"] = (spans[0] != spans[1]).any(axis=1)
+    runs["collection"] = np.unique(windows.collection_id, return_inverse=True)[1]
+    runs["per_machine"] = most_per_machine(source.dataset, windows.collection_id)
+    tier = windows.tier.astype(np.int64)
     runs["band"] = np.where(
         tier == TIERS.index("mon"), MONITORING, np.where(tier == TIERS.index("prod"), PRODUCTION, 0)
     )
     runs["service"] = runs["band"] > NON_PRODUCTION
-    sensitive = windows.scheduling_class[first]
+    sensitive = windows.scheduling_class
     runs["latency"] = np.where(sensitive == UNKNOWN_ID, runs["service"], sensitive >= LATENCY_SENSITIVE)
     floors = np.where(tier == UNKNOWN_ID, 0, np.array(TIER_FLOORS)[tier])
-    priority = np.where(np.isnan(columns[s.PRIORITY][first]), floors, columns[s.PRIORITY][first])
-    runs["rank"] = np.unique(priority, return_inverse=True)[1]
-    runs["state"], runs["machine"], runs["next"], runs["previous"], runs["first_placed_us"] = AHEAD, -1, -1, -1, -1
-    submitted = _submitted_us(source.dataset, windows.take(first))
-    runs["arrival_us"] = np.where(runs["carried"], start_us, np.clip(submitted, start_us, windows.start_us[first]))
-    task = windows.task_numbers()[first]
+    priority = _priority(source, history.source_row[rows[first]])
+    runs["rank"] = np.unique(np.where(np.isnan(priority), floors, priority), return_inverse=True)[1]
+    runs["state"], runs["machine"], runs["next"], runs["previous"] = AHEAD, -1, -1, -1
+    runs["first_placed_us"] = runs["ready_us"] = -1
+    submitted = np.clip(_submitted_us(source.dataset, windows), start_us, windows.start_us)
+    went_on = np.where(runs["carried"], start_us, windows.start_us)  # or was out of sight for a while
+    runs["arrival_us"] = np.where(same_run[first], went_on, submitted)
+    task = seen.task_numbers()[rows[first]]
     follows = np.append(False, task[1:] == task[:-1])
     runs["after"] = np.where(follows, np.arange(n) - 1, -1)
     runs["then"] = np.append(np.where(follows[1:], np.arange(1, n), -1), -1)
     constraints = Constraints.of(source.dataset)
-    index = windows.instance_index[first]
-    runs["mask"] = constraints.set_of(windows.collection_id[first], index, runs["arrival_us"])
-    ends = _ends_out_of_memory(source.dataset, windows, memory, first)
+    runs["mask"] = constraints.set_of(windows.collection_id, windows.instance_index, runs["arrival_us"])
     workload = Workload(
         runs=runs,
         tape=tape,
@@ -229,21 +230,19 @@ def workload_of(source: Source, cell: Cell, machines: Machines) -> Workload:
         start_us=start_us,
         stop_us=start_us + slots.count * slots.slot_s * 1_000_000,
         slot_s=slots.slot_s,
-        ends_out_of_memory=ends,
+        ends_out_of_memory=_ends_out_of_memory(source.dataset, last),
     )
     return workload.in_order()
 
 
-def _columns(source: Source, rows: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-    """Return columns of usage that windows lack, of chosen rows of the feature set in rising order; shape (n,) each."""
-    names = [s.CPU_MEAN, s.MEMORY_MEAN, s.MEMORY_MAX, s.PRIORITY]
-    out = {name: np.empty(len(rows)) for name in names}
+def _priority(source: Source, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the priority of chosen rows of the feature set, in rising order; shape (n,), NaN unknown."""
+    out = np.empty(len(rows))
     edges = source.features.bucket_start
     for bucket in range(source.dataset.n_buckets):
         here = slice(*np.searchsorted(rows, [edges[bucket], edges[bucket + 1]]))
-        table = source.dataset.usage(bucket, names)
-        for name in names:
-            out[name][here] = table[name].to_numpy()[rows[here] - edges[bucket]]
+        column = source.dataset.usage(bucket, [s.PRIORITY])[s.PRIORITY].to_numpy()
+        out[here] = column[rows[here] - edges[bucket]]
     return out
 
 
@@ -281,24 +280,14 @@ def _submitted_us(dataset: Dataset, windows: Windows) -> NDArray[np.int64]:
     return out
 
 
-def _ends_out_of_memory(
-    dataset: Dataset, windows: Windows, memory: NDArray[np.float64], first: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return which runs end in the derived out-of-memory label (``features.targets``); shape (n_runs,)."""
-    seen = replace(windows, usage=np.full((len(windows), len(CHANNELS)), np.nan))
-    seen.usage[:, MEMORY_MAX] = memory
-    number_of_first = windows.task_numbers()[first]
-    began = windows.start_us[first]
-    ends = np.zeros(len(first), np.bool_)
+def _ends_out_of_memory(dataset: Dataset, last: Windows) -> NDArray[np.bool_]:
+    """Return which runs end in the derived out-of-memory label (``features.targets``), given their last windows."""
     events = pa.concat_tables([dataset.events(bucket, OOM_COLUMNS) for bucket in range(dataset.n_buckets)])
-    task, time_us = oom_events(seen, events)
-    run = np.searchsorted(number_of_first, task, side="right") - 1
-    while True:  # from the task's last run back to the one that was going on
-        back = (began[run] >= time_us) & (run > 0) & (number_of_first[np.maximum(run - 1, 0)] == task)
-        if not back.any():
-            break
-        run[back] -= 1
-    ends[run] = True
+    task, time_us = oom_events(last, events)
+    starts = last.task_starts()
+    ends = np.zeros(len(last), np.bool_)
+    for k, at_us in zip(task, time_us, strict=True):  # few
+        ends[starts[k] + np.searchsorted(last.start_us[starts[k] : starts[k + 1]], at_us) - 1] = True
     return ends
 
 

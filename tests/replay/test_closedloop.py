@@ -20,7 +20,6 @@ from reclaim.replay.closedloop_state import (
     CONSTRAINTS,
     CPU,
     DONE,
-    FRAGMENTED,
     MACHINE,
     MACHINE_GONE,
     MACHINE_STATE,
@@ -85,7 +84,7 @@ def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, mac
         if t.after >= 0:
             runs[t.after]["then"] = i
         run["state"], run["machine"], run["next"], run["previous"] = AHEAD, -1, -1, -1
-        run["first_placed_us"] = -1
+        run["first_placed_us"] = run["ready_us"] = -1
     made = Workload(
         runs=runs,
         tape=tape,
@@ -244,7 +243,7 @@ def test_out_of_memory_kills_from_the_lowest_priority_up_until_the_rest_fits() -
         slots=3,
     )
     assert killed(outcome) == [(2, "machine")]
-    assert outcome.ticks["exhausted"].tolist() == [0, 0, 1]
+    assert outcome.ticks["out_of_memory"].tolist() == [0, 0, 1]
 
 
 def test_a_task_above_its_own_limit_dies_first_whatever_its_priority() -> None:
@@ -354,7 +353,7 @@ def test_constraints_spread_and_size_are_told_apart_as_reasons_for_waiting() -> 
     assert outcome.runs["reason"][2:].tolist() == [CONSTRAINTS, TOO_LARGE, SPREAD]
 
 
-def test_memory_or_a_mismatch_of_resources_is_told_as_the_reason() -> None:
+def test_what_most_machines_lack_is_told_as_the_reason() -> None:
     on = machines((1.0, 1.0), (1.0, 1.0))
     masks = np.array([[True, False], [False, True], [True, True]])
     outcome = run(
@@ -362,7 +361,7 @@ def test_memory_or_a_mismatch_of_resources_is_told_as_the_reason() -> None:
         Task(QUIET, (0.5, 0.5), at=1, mask=2), Task(QUIET, (0.1, 0.5), at=1, mask=1),
         on=on, masks=masks, slots=4,
     )  # fmt: skip
-    assert outcome.runs["reason"][2:].tolist() == [FRAGMENTED, MEMORY]
+    assert outcome.runs["reason"][2:].tolist() == [CPU, MEMORY]
 
 
 @pytest.mark.parametrize(("policy", "machine"), [("best-fit", 0), ("worst-fit", 2), ("hybrid", 1)])
@@ -388,6 +387,73 @@ def test_a_task_is_never_run_twice_at_a_time() -> None:
     a, b = outcome.runs[1], outcome.runs[2]
     assert a["ended_us"] <= b["first_placed_us"]
     assert states(outcome) == [DONE, DONE, DONE]
+
+
+def test_the_next_run_of_a_task_goes_on_at_the_moment_the_one_before_has_ended() -> None:
+    brief = Task([(0.1, 0.1)], at=1.98, after=0, band=PRODUCTION, rank=2)
+    outcome = run(Task([(0.1, 0.1)] * 2, band=PRODUCTION, rank=2), brief, slots=6)
+    # submitted 6 s before the other ends; ready, and placed, as it does; a service, so 6 s of its 300 are missed
+    assert outcome.runs["first_placed_us"].tolist() == [0, 2 * SLOT_US]
+    assert outcome.runs["ready_us"].tolist() == [0, 2 * SLOT_US]
+    assert balance(outcome)["missed_h"] == pytest.approx(6 / 3600)
+    assert summary(outcome)["delay_p99_s_production"] == 0.0
+
+
+def test_a_service_that_never_ran_waited_until_its_time_had_passed_and_not_longer() -> None:
+    outcome = run(
+        Task([(0.1, 0.1)] * 20, (0.8, 0.8), band=PRODUCTION, rank=2),
+        Task([(0.1, 0.1)] * 2, (0.8, 0.8), at=1, band=PRODUCTION, rank=2),
+        slots=20,
+    )
+    found = summary(outcome)
+    assert found["delay_p99_s_production"] == pytest.approx(np.percentile([0.0, 600.0], 99))
+    assert found["never_placed"] == 1
+    assert found["finished"] == 1
+    assert found["waiting_production"] == pytest.approx(2 / 22)
+
+
+def test_a_run_whose_limit_changed_is_tried_for_what_it_asks_now() -> None:
+    made, held = workload(
+        Task([(0.1, 0.1)] * 3, (0.9, 0.9), rank=3),
+        Task([(0.1, 0.1)] * 3, (0.65, 0.65), at=0.25, rank=2),
+        Task([(0.1, 0.1)] * 3, (0.7, 0.7), at=0.5, rank=1),
+        slots=10,
+    )
+    made.tape["limit"][6] = held[0, 6] = 0.2  # its first window asks for less than the rest of it
+    made.runs["varies"][2] = True
+    on = machines((0.9, 0.9), (0.25, 0.25))
+    assert (
+        simulate(replace(made, masks=np.ones((1, 2), np.bool_)), on, held).runs["first_placed_us"][2] == 0.5 * SLOT_US
+    )
+
+
+def test_what_is_preempted_is_where_least_is_lost_since_the_last_checkpoint() -> None:
+    masks = np.array([[1, 0], [0, 1], [1, 1]], np.bool_)
+    outcome = run(
+        Task([(0.1, 0.1)] * 9, (0.9, 0.9)),
+        Task([(0.1, 0.1)] * 9, (0.9, 0.9), at=0.5, mask=1),
+        Task(QUIET, (0.8, 0.8), at=3.25, band=PRODUCTION, rank=5, mask=2),
+        on=machines((1.0, 1.0), (1.0, 1.0)), slots=4, masks=masks, checkpoint_s=900.0,
+    )  # fmt: skip
+    assert killed(outcome) == [(0, "preempted")]  # 75 s since its checkpoint; the other one has done 825 s
+    assert outcome.runs["lost_us"].tolist() == [75_000_000, 0, 0]
+
+
+def test_an_unknown_limit_is_not_exceeded() -> None:
+    outcome = run(
+        Task([(0.1, 0.6)] * 3, (0.1, 0.0), held=(0.1, 0.0), band=PRODUCTION, rank=5, carried=True),
+        Task([(0.1, 0.6)] * 3, (0.1, 0.6), held=(0.1, 0.1), rank=1, carried=True),
+        slots=2,
+    )
+    assert killed(outcome)[0] == (1, "machine")
+
+
+def test_a_bounded_job_does_not_keep_others_of_its_kind_from_being_tried() -> None:
+    on = machines((1.0, 1.0), (1.0, 1.0))
+    bounded = Task([(0.1, 0.1)] * 9, (0.3, 0.3), collection=7, per_machine=1)
+    outcome = run(bounded, bounded, replace(bounded, at=1), replace(bounded, at=1, collection=8), on=on, slots=4)
+    assert outcome.runs["reason"][2] == SPREAD
+    assert states(outcome) == [RUNNING, RUNNING, PENDING, RUNNING]
 
 
 def test_a_machine_that_goes_takes_its_work_along_and_one_that_comes_is_used() -> None:

@@ -81,7 +81,8 @@ def test_the_page_says_plainly_where_medium_does_not_lie_between(loop: dict[str,
 
 
 def test_the_section_has_a_row_for_every_run_and_every_part(loop: dict[str, Any]) -> None:
-    whole, parts = section({"closed_loop": loop})
+    whole, parts, why = section({"closed_loop": loop})
+    assert why.table is not None
     assert whole.table is not None
     assert parts.table is not None
     assert [row[:2] for row in whole.table.rows] == [

@@ -36,6 +36,7 @@ def lived(windows: Windows, *, slots: int) -> Workload:
     )
     runs["asked"], runs["after"], runs["then"] = windows.limit[first], -1, -1
     runs["state"], runs["machine"], runs["next"], runs["previous"], runs["first_placed_us"] = AHEAD, -1, -1, -1, -1
+    runs["ready_us"] = -1
     start_us = int(windows.start_us.min())
     return Workload(
         runs=runs[order], tape=tape, row=np.arange(len(tape)), masks=np.ones((1, 2), np.bool_), start_us=start_us,

@@ -1,0 +1,37 @@
+"""Writes what finished replays found as one Markdown page: their paragraphs, their tables, and what they were run on.
+
+python benchmarks/replay_tables.py margins/ frontier/ … > benchmarks/results/replay-NAME.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from reclaim.replay.experiment import RESULTS
+from reclaim.replay.experiments import load_experiment
+from reclaim.replay.report import runs_table
+
+
+def main() -> None:
+    """Print the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+", help="folders that `reclaim replay` wrote")
+    for number, folder in enumerate(parser.parse_args().folders):
+        results = json.loads((folder / RESULTS).read_text())
+        experiment = load_experiment(results["inputs"]["experiment"])
+        dataset = results["dataset"]
+        if number == 0:
+            print(f"# Replays of {dataset['name']}\n")
+            print(
+                f"Data: {dataset['nature']}; {dataset['task_windows']:,} task-windows, {dataset['machines']} machines."
+            )
+        print(f"\n## {experiment.title}\n\n    {results['command']}\n")
+        for paragraph in experiment.says(results):
+            print(f"{paragraph}\n")
+        print(runs_table(experiment.runs(results), experiment.columns).as_markdown())
+
+
+if __name__ == "__main__":
+    main()
