@@ -83,9 +83,7 @@ def _order(rates: Mapping[str, Sequence[float]]) -> str:
     text = f"Under one margin throughout, medium's rate lies between baseline's and aggressive's for {len(rising)} of "
     text += f"the {len(some)} with any kills"
     odd = [f"`{name}`{' (a tie)' if list(of) == sorted(of) else ''}" for name, of in some.items() if name not in rising]
-    return (
-        text + (f", not for {', '.join(odd)}." if odd else ".") + " It is one history, run once: few kills tell little."
-    )
+    return text + (f", not for {', '.join(odd)}." if odd else ".") + " One history, run once: few kills tell little."
 
 
 def _hosted(under: Mapping[str, Mapping[str, Mapping[str, Any]]], loop: Mapping[str, Any]) -> str:
