@@ -14,9 +14,8 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CPU_MEAN, Windows
 from reclaim.features.compiled import LENT
-from reclaim.training.estimators.base import Estimate, Estimator, over_limit, statistic_or_limit
+from reclaim.training.estimators.base import Estimate, Estimator, for_each_resource, over_limit, statistic_or_limit
 from reclaim.training.estimators.histogram import DecayingHistograms, Grid
-from reclaim.training.estimators.koordinator import for_each_resource
 
 _BUCKETS: Final = 400
 """Of the CPU histogram of five minutes, by published notes on the paper; here evenly spaced up to the limit."""

@@ -11,6 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.kin import ROWS_WORTH_A_THREAD, in_parts, room_for
 from reclaim.features.saving import memory_of, state_of
@@ -212,3 +214,16 @@ def statistic_or_limit(value: NDArray[np.float64], windows: Windows) -> Estimate
     known = np.isfinite(value)
     rule = np.where(known, np.uint8(STATISTIC), np.uint8(UNKNOWN))
     return Estimate(np.where(known, value, windows.limit), rule)
+
+
+def for_each_resource(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    """Return the values as a tuple.
+
+    Raises
+    ------
+    ConfigError
+        There is not one above 0 for each resource.
+    """
+    if len(values) != len(RESOURCES) or not all(value > 0 for value in values):
+        raise ConfigError(f"{name} must be one number above 0 for each of {RESOURCES}, got {values}")
+    return tuple(float(value) for value in values)

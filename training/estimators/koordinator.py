@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.training.estimators.base import Estimate, Estimator, over_limit, statistic_or_limit
+from reclaim.training.estimators.base import (
+    Estimate,
+    Estimator,
+    for_each_resource,
+    over_limit,
+    statistic_or_limit,
+)
 from reclaim.training.estimators.histogram import RELATIVE, DecayingHistograms, Grid
 
 _GRIDS: Final = (Grid(0.025, 1_024.0), Grid(5 * 2.0**20, 2.0**41))
@@ -76,16 +82,3 @@ class KoordinatorEstimator(Estimator):
         peak, age_us = out[:, : len(RESOURCES)] * (1 + self.margin), out[:, -2]
         peak[age_us <= self.cold_s * 1e6] = np.nan
         return statistic_or_limit(peak * windows.limit if self.unit is None else peak / self.unit, windows)
-
-
-def for_each_resource(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    """Return the values as a tuple.
-
-    Raises
-    ------
-    ConfigError
-        There is not one above 0 for each resource.
-    """
-    if len(values) != len(RESOURCES) or not all(value > 0 for value in values):
-        raise ConfigError(f"{name} must be one number above 0 for each of {RESOURCES}, got {values}")
-    return tuple(float(value) for value in values)

@@ -13,9 +13,8 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Windows, demand
 from reclaim.features.compiled import LENT
 from reclaim.features.targets import OOM_SHARE
-from reclaim.training.estimators.base import Estimate, Estimator, over_limit, statistic_or_limit
+from reclaim.training.estimators.base import Estimate, Estimator, for_each_resource, over_limit, statistic_or_limit
 from reclaim.training.estimators.histogram import RELATIVE, DecayingHistograms, Grid
-from reclaim.training.estimators.koordinator import for_each_resource
 
 _LEVELS: Final = {"target": 0.9, "lower": 0.5, "upper": 0.95}
 _GRIDS: Final = (Grid(0.01, 1_000.0), Grid(1e7, 1e12))
