@@ -6,7 +6,10 @@ from typing import Any, Final
 
 INK: Final = "#222222"
 USAGE_COLOUR: Final = "#B8B8B8"
+RESOURCE_WORDS: Final = {"cpu": "CPU", "memory": "memory"}
+"""Within a sentence or the heading of a column."""
 RESOURCE_TITLES: Final = {"cpu": "CPU", "memory": "Memory"}
+"""Where one begins a line or stands alone: above a figure or a section."""
 STYLE: Final[dict[Any, Any]] = {
     "font.size": 9.5,
     "axes.spines.top": False,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -62,10 +63,12 @@ class Checkpoint:
 def checkpoint_times(cell: Cell, count: int, horizon_s: int, monday_us: int) -> list[int]:
     """Return moments spread over the test period, at ``HOUR_OF_DAY`` where their part of it has that hour; µs.
 
-    Each begins a slot, so that the horizon measured is the one that reservations were promised for.
+    Each begins a slot of its own, so that the horizon measured is the one that reservations were promised for.
 
     Raises
     ------
+    ConfigError
+        There are fewer slots than moments.
     HistoryTooShortError
         The test period is no longer than the horizon.
     """
@@ -76,15 +79,36 @@ def checkpoint_times(cell: Cell, count: int, horizon_s: int, monday_us: int) -> 
             f"the test period is {(last - first) // 1_000_000 + horizon_s} s long, a checkpoint needs the "
             f"{horizon_s} s of its horizon after it and more; replay a longer trace or a shorter horizon"
         )
-    part, slot_us = (last - first) // count, cell.slots.slot_s * 1_000_000
+    slot_us = cell.slots.slot_s * 1_000_000
+    slots = -(-(last - first) // slot_us)
+    if count > slots:
+        raise ConfigError(f"checkpoints must be at most {slots}, as many as begin a slot of their own, got {count}")
+    edges = [first + slots * i // count * slot_us for i in range(count + 1)]
     times = []
-    for begin in range(first, first + part * count, part):
-        middle = begin + part // 2
+    for begin, end in pairwise(edges):
+        middle = (begin + end) // 2
         hour = int(HOUR_OF_DAY * 3_600_000_000)
         at_hour = (middle - monday_us - hour + _DAY_US // 2) // _DAY_US * _DAY_US + monday_us + hour  # the nearest
-        time = at_hour if begin <= at_hour < begin + part else middle
+        time = at_hour if begin <= at_hour < end else middle
         times.append(first + (time - first) // slot_us * slot_us)
     return times
+
+
+def check_times(cell: Cell, times: Sequence[int], horizon_s: int) -> None:
+    """Check that the horizon of every moment ends within the test period; µs on the trace's clock.
+
+    Raises
+    ------
+    HistoryTooShortError
+        One does not: what is used after the period is not known, and would count as nothing.
+    """
+    _, end = period(cell)
+    latest = end - horizon_s * 1_000_000
+    if late := [time for time in times if time > latest]:
+        raise HistoryTooShortError(
+            f"at_us: {max(late)} is {(end - max(late)) // 1_000_000} s before the end of the test period, its horizon "
+            f"takes {horizon_s} s; name moments up to {latest}, or a shorter horizon"
+        )
 
 
 def period(cell: Cell) -> tuple[int, int]:
@@ -100,7 +124,8 @@ def take_checkpoint(
     Raises
     ------
     ConfigError
-        No task of the test period runs at the time, or the trace does not tell of machines.
+        No task of the test period runs at the time, no machine takes work then, none is large enough for any of the
+        tasks, or the trace does not tell of machines.
     """
     history, test = folded.history, folded.cell.test
     windows = history.windows
@@ -111,9 +136,16 @@ def take_checkpoint(
         first, last = period(folded.cell)
         raise ConfigError(f"no task runs at {time_us} µs; the test period is {first} to {last} µs on the trace's clock")
     machines = _machines_at(source.dataset, constraints, time_us)
+    if not len(machines):
+        raise ConfigError(f"no machine takes work at {time_us} µs; name other moments: `--set 'at_us=[...]'`")
     workload = _workload_at(source, folded, constraints, rows, machines, time_us)
     hosts = hosts_of(workload, machines)
     kept = hosts > 0
+    if not kept.any():
+        raise ConfigError(
+            f"none of the {len(kept)} tasks at {time_us} µs fits any machine that it may run on; look at the trace's "
+            "capacities and placement constraints, or name other moments: `--set 'at_us=[...]'`"
+        )
     workload, rows = replace(workload, picky=hosts <= HANDFUL).take(kept), rows[kept]
     return Checkpoint(
         time_us=time_us,
@@ -206,7 +238,10 @@ def _known(held: NDArray[np.float64], limit: NDArray[np.float64]) -> NDArray[np.
 def _used(
     folded: Folded, rows: NDArray[np.int64], number: NDArray[np.int64], time_us: int, horizon_s: int
 ) -> NDArray[np.float64]:
-    """Return the demand of the tasks of rows in the slots of the horizon; shape (n, n_slots, n_resources)."""
+    """Return the demand of the tasks of rows in the slots of the horizon; shape (n, n_slots, n_resources).
+
+    A window counts in the slot in which it begins, and in as many more as it is long.
+    """
     slot_us = folded.cell.slots.slot_s * 1_000_000
     n_slots = -(-horizon_s * 1_000_000 // slot_us)
     windows = folded.history.windows
@@ -215,7 +250,11 @@ def _used(
     soon = np.flatnonzero(
         (windows.end_us > time_us) & (windows.start_us < time_us + n_slots * slot_us) & (task[number] >= 0)
     )
-    slot = np.maximum(windows.start_us[soon] - time_us, 0) // slot_us
+    begin_us = np.maximum(windows.start_us[soon] - time_us, 0)
+    many = -(-(windows.end_us[soon] - time_us - begin_us) // slot_us)
+    window = np.repeat(np.arange(len(soon)), many)
+    slot = (begin_us // slot_us - (np.cumsum(many) - many))[window] + np.arange(len(window))
+    window, slot = window[slot < n_slots], slot[slot < n_slots]
     used = np.zeros((len(rows), n_slots, len(RESOURCES)))
-    np.maximum.at(used, (task[number[soon]], slot), np.nan_to_num(demand(windows.take(soon))))
+    np.maximum.at(used, (task[number[soon[window]]], slot), np.nan_to_num(demand(windows.take(soon)))[window])
     return used

@@ -22,7 +22,7 @@ from reclaim.replay.closedloop_state import (
     RUNNING,
     SLACK,
 )
-from reclaim.replay.placement import dies_first, find, fits, held_back, price, victim
+from reclaim.replay.placement import asks_no_less, dies_first, find, fits, held_back, price, remember, victim
 
 STARTUP_US: Final = 300_000_000
 """How long a run holds its limit after it was placed (EuroSys'15, section 5.5)."""
@@ -318,22 +318,16 @@ def schedule(
             continue
         hopeless = entry.not_before_us > now_us
         for f in range(0 if entry.special else n_failed):
-            other = waiting[failed[f]]
-            if (
-                other.mask == entry.mask and (other.band > NON_PRODUCTION) == (entry.band > NON_PRODUCTION)
-                and other.rank >= entry.rank and other.asked[0] <= entry.asked[0] and other.asked[1] <= entry.asked[1]
-                and (other.per_machine <= 0 or other.collection == entry.collection)
-            ):  # fmt: skip
+            if asks_no_less(entry, waiting[failed[f]]):
                 hopeless = True
-                entry.reason = other.reason
+                entry.reason = waiting[failed[f]].reason
                 break
         if not hopeless:
             if _place(entry.run, runs, machines, tape, held, order, masks, how, random, pending, kills, tick, now_us):
                 continue
             entry.reason = runs[entry.run].reason
-            if not entry.special and n_failed < len(failed):
-                failed[n_failed] = turn[k]
-                n_failed += 1
+            if not entry.special:
+                n_failed = remember(turn[k], waiting, failed, n_failed)
         pending[0].run += 1
         pending[pending[0].run] = entry
     for k in range(1, pending[0].run + 1):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,9 +15,9 @@ from tqdm import tqdm
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.cell import period_facts
-from reclaim.replay.checkpoint import HANDFUL, Checkpoint, checkpoint_times, period, take_checkpoint
+from reclaim.replay.checkpoint import HANDFUL, Checkpoint, check_times, checkpoint_times, period, take_checkpoint
 from reclaim.replay.compaction_figures import machines_needed
-from reclaim.replay.compaction_page import COLUMNS, runs, says, sections
+from reclaim.replay.compaction_page import CHANCE, COLUMNS, REFERENCE, SAME_SHARE, judged, runs, says, sections
 from reclaim.replay.constraints import Constraints
 from reclaim.replay.folded import LIMIT, Folded, fold
 from reclaim.replay.kinds import LEARNED, ORACLE, STATISTICAL, Experiment, Measured, Source
@@ -38,7 +40,7 @@ class CompactionConfig(ReplayConfig):
     at_us: tuple[int, ...] = ()
     """The moments themselves, in µs on the trace's clock, instead of those."""
     trials: int = 11
-    """Orders in which machines are removed, each drawn by a seed of its own."""
+    """Orders in which machines are removed at each checkpoint, each drawn by a seed of its own."""
     policy: str = "hybrid"
     """Which of the machines with room takes a task; one of ``placement.POLICIES``."""
 
@@ -47,6 +49,8 @@ class CompactionConfig(ReplayConfig):
         for name in ("checkpoints", "trials"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if twice := sorted(time for time, times in Counter(self.at_us).items() if times > 1):
+            raise ConfigError(f"at_us must be different moments, got {', '.join(map(str, twice))} more than once")
         if self.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy}")
 
@@ -57,23 +61,23 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
     Raises
     ------
     ConfigError
-        The trace does not tell of machines, no task runs at a checkpoint, or no number of clones holds the workload.
+        The trace does not tell of machines, no task runs or no machine takes work at a checkpoint, there are more
+        checkpoints than slots, or no number of clones holds the workload.
     HistoryTooShortError
-        The validation or the test period is shorter than the horizon.
+        The validation or the test period is shorter than the horizon, or a named moment is later than the last horizon.
     """
     folded = fold(source, config)
     constraints = Constraints.of(source.dataset)
     monday_us = int(source.features.manifest["config"]["monday_s"]) * 1_000_000
     times = list(config.at_us) or checkpoint_times(folded.cell, config.checkpoints, config.horizon_s, monday_us)
+    check_times(folded.cell, times, config.horizon_s)
     first_us, _ = period(folded.cell)
     started = time.perf_counter()
     compacted, facts = [], []
     for time_us in tqdm(times, desc="compacting", unit="checkpoint", disable=None if source.progress else True):
         checkpoint = take_checkpoint(source, folded, constraints, time_us, config.horizon_s)
         clones, trials = compact(checkpoint, count=config.trials, policy=config.policy, seed=config.seed)
-        compacted.append(
-            {key: summarise(checkpoint, checkpoint.held[key], trials[key], trials[LIMIT, "none"]) for key in trials}
-        )
+        compacted.append(summarise(checkpoint, trials))
         limits = checkpoint.workload.limit.sum(axis=0)
         facts.append({
             "time_us": time_us,
@@ -99,13 +103,36 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
     return Measured(results, definitions(config))
 
 
-def summarise(
-    checkpoint: Checkpoint, held: NDArray[np.float64], trials: list[Trial], without: list[Trial]
-) -> dict[str, Any]:
-    """Return what a checkpoint's trials of a contender come to.
+def summarise(checkpoint: Checkpoint, trials: Mapping[Key, list[Trial]]) -> dict[Key, dict[str, Any]]:
+    """Return what a checkpoint's trials of every contender come to; no reclamation is among them."""
+    most = checkpoint.used.max(axis=1)
+    beyond = {key: most > checkpoint.held[key] * (1 + ROUNDING) for key in trials}  # (n, R) each
+    return {
+        key: _counted(checkpoint, trials[key], trials[LIMIT, "none"])
+        | _failed(beyond[key], beyond.get((REFERENCE, key[1])))
+        for key in trials
+    }
 
-    ``held`` is what it reserves, shape (n, n_resources); ``without`` are the trials of no reclamation.
+
+def _failed(beyond: NDArray[np.bool_], of_reference: NDArray[np.bool_] | None) -> dict[str, Any]:
+    """Return of tasks that use more than is reserved the share, the number, and how many only one of the two fails.
+
+    Those are the contender and the one whose risk the others are measured by, at the same margin: [the contender, that
+    one]; None where it is not there.
     """
+    alone = {}
+    if of_reference is not None:
+        pairs = ((beyond & ~of_reference).sum(axis=0), (of_reference & ~beyond).sum(axis=0))
+        alone = {r: [int(mine), int(its)] for r, mine, its in zip(RESOURCES, *pairs, strict=True)}
+    return {
+        "beyond": _by_resource(beyond.mean(axis=0)),
+        "beyond_tasks": {r: int(n) for r, n in zip(RESOURCES, beyond.sum(axis=0), strict=True)},
+        "beyond_alone": alone or None,
+    }
+
+
+def _counted(checkpoint: Checkpoint, trials: list[Trial], without: list[Trial]) -> dict[str, Any]:
+    """Return what the trials of one contender come to; ``without`` are those of no reclamation."""
     needed, of_limit = (float(np.percentile([t.machines for t in of], PERCENTILE)) for of in (trials, without))
     cell = len(checkpoint.machines)
     counts = [t.machines for t in trials]
@@ -115,7 +142,6 @@ def summarise(
         "saved_share": 1 - needed / of_limit,
         "additional_share": of_limit / needed - 1,
         "over": _spread([t.over for t in trials]),
-        "beyond": _by_resource((checkpoint.used.max(axis=1) > held * (1 + ROUNDING)).mean(axis=0)),
         "used": _spread([t.used for t in trials]),
         "pending": max(t.pending for t in trials),
         "trials": counts,
@@ -155,7 +181,11 @@ def _over_checkpoints(at: list[dict[str, Any]]) -> dict[str, Any]:
     counted = {key: _joined([one[key] for one in at]) for key in ("machines", "share")}
     used = {key: {r: _joined([one[key][r] for one in at]) for r in RESOURCES} for key in ("over", "used")}
     beyond = {r: float(np.mean([one["beyond"][r] for one in at])) for r in RESOURCES}
-    return counted | saved | used | {"beyond": beyond, "checkpoints": at}
+    tasks = {r: sum(one["beyond_tasks"][r] for one in at) for r in RESOURCES}
+    pairs = [one["beyond_alone"] for one in at]
+    alone = None if None in pairs else {r: [sum(p[r][i] for p in pairs) for i in range(2)] for r in RESOURCES}
+    failed = {"beyond": beyond, "beyond_tasks": tasks, "beyond_alone": alone}
+    return counted | saved | used | failed | {"checkpoints": at}
 
 
 def _joined(spreads: list[dict[str, float]]) -> dict[str, float]:
@@ -176,8 +206,9 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
         "machines needed": (
             "All tasks that run at a checkpoint are packed from scratch onto the machines that are left, while "
             f"machines are removed in a random order. The result is the {PERCENTILE}th percentile of {config.trials} "
-            "orders, the same ones for every estimator and margin; over several checkpoints, their mean. Error bars "
-            "show the least and the most that any trial needed. (EuroSys'15, section 5.1.)"
+            "orders, of its own at each checkpoint and the same ones for every estimator and margin; over several "
+            "checkpoints, their mean. Error bars show the least and the most that any trial needed. (EuroSys'15, "
+            "section 5.1.)"
         ),
         "searched by bisection": (
             f"The number found fits and the {LOOK_BELOW} numbers below it do not. Packing by rules is not monotone: of "
@@ -194,9 +225,9 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
             f"Up to {PENDING_SHARE:.1%} of the tasks may go pending where no more than {HANDFUL} machines of the whole "
             "cell could take them. A task larger than every machine that it may run on is left out for all."
         ),
-        "clones": (
+        "copies of the cell": (
             "Where the cell is too small for its own tasks under their limits, as any cell is that lives off reclaimed "
-            "resources, it is cloned before machines are removed; shares are of the original."
+            "resources, machines are removed from several copies of it; shares are of the one cell."
         ),
         "reservation": (
             "What was in force at the checkpoint; a task's first window begins under its limit. Without reclamation "
@@ -216,6 +247,12 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
             "What they take is at first what is reserved for others on the machine and not used, and what no task "
             "fitted into; where that is not enough the machine runs out."
         ),
+        "risks no more": (
+            f"Measured by `{REFERENCE}` at the same margin, for CPU and for memory. Of the tasks beyond their "
+            f"reservation only those count that one of the two fails and the other does not: no more than {CHANCE:g} "
+            "times the square root of their number apart, they may differ by chance. Of the machines, by no more than "
+            f"{100 * SAME_SHARE:g} % of those left."
+        ),
         "used": "What is so used of the capacity of all machines left, the mean over the slots of the horizon.",
         "saved": "The share of the machines needed without reclamation that is not needed.",
         "additional": (
@@ -228,7 +265,7 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="compaction",
     title="Compaction: how few machines hold the workload",
-    version=1,
+    version=2,
     config=CompactionConfig,
     measure=measure,
     says=says,
@@ -236,4 +273,5 @@ EXPERIMENT: Final = Experiment(
     figures={"machines_needed": machines_needed},
     runs=runs,
     columns=COLUMNS,
+    judged=judged,
 )

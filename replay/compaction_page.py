@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import sqrt
 from typing import Any, Final
 
 from reclaim.data.schema import RESOURCES
+from reclaim.data.style import RESOURCE_WORDS
 from reclaim.data.table import Table, show
 from reclaim.replay.folded import LIMIT
 from reclaim.replay.kinds import COMPARED, ORACLE, Column, Results, Run, Section
-from reclaim.replay.report import RESOURCE_TITLES, runs_table
+from reclaim.replay.report import runs_table
 from reclaim.training.estimators.margin import MARGIN_NAMES
 
 COLUMNS: Final = (
@@ -24,8 +26,13 @@ COLUMNS: Final = (
     Column("memory used", "used_memory", percent=True),
     Column("CPU used", "used_cpu", percent=True),
 )
-_REFERENCE: Final = "borg"
+REFERENCE: Final = "borg"
 """Whose risk the others are measured by, where it is among them."""
+CHANCE: Final = 2.0
+"""Of tasks that only one of two fails, one has failed more where they are further apart than this many times the square
+root of their number: two standard deviations, were each as likely to fail either of them (McNemar's test)."""
+SAME_SHARE: Final = 0.005
+"""Share of the machines by which two may differ and count as the same: of 200 machines one."""
 
 
 def runs(results: Results) -> list[Run]:
@@ -57,6 +64,15 @@ def says(results: Results) -> list[str]:
     return [*paragraphs, *_bound(results), *_what_does_not_hold(results)]
 
 
+def judged(results: Results) -> str:
+    """Say what is packed, and what that is held against."""
+    return (
+        "Margins are set on the validation period; the checkpoints lie in the later test period. Tasks are packed by "
+        "the reservations in force at the checkpoint, each made from the past alone, and what that risks is "
+        f"measured by what they use in the {results['horizon_s']} seconds from there on."
+    )
+
+
 def sections(results: Results) -> list[Section]:
     """Return the parts of the page."""
     trials = results["trials"]
@@ -66,10 +82,10 @@ def sections(results: Results) -> list[Section]:
             figure="machines_needed",
             caption=(
                 "Cell compaction (Verma et al., EuroSys'15, section 5.1 and Figure 10). Bars: the 90th percentile of "
-                f"{trials} orders of removal, the mean over the checkpoints; error bars: the least and the most that "
-                "any order needed. Beside it the tasks that use more within the horizon than is reserved for them, and "
-                "(dark) the machines on which all of them together use more than there is: a smaller cell is only "
-                "better where that is no worse."
+                f"{trials} orders of removal at each checkpoint, the mean over the checkpoints; error bars: the least "
+                "and the most that any order needed. Beside it the tasks that use more within the horizon than is "
+                "reserved for them, and (dark) the machines on which all of them together use more than there is: a "
+                "smaller cell is only better where that is no worse."
             ),
             table=runs_table(runs(results), COLUMNS),
         ),
@@ -83,15 +99,13 @@ def _cell(results: Results, without: Mapping[str, Any]) -> str:
     tasks = _range([c["tasks"] for c in checkpoints])
     machines = _range([c["machines"] for c in checkpoints])
     mean = {r: sum(c["limit_share"][r] or 0.0 for c in checkpoints) / len(checkpoints) for r in RESOURCES}
-    limits = " and ".join(f"{_percent(mean[r])} of the {RESOURCE_TITLES[r]}" for r in RESOURCES)
+    limits = " and ".join(f"{_percent(mean[r])} of the machines' {RESOURCE_WORDS[r]}" for r in RESOURCES)
     clones = max(c["clones"] for c in checkpoints)
     text = (
         f"At {len(checkpoints)} checkpoints {tasks} tasks ran on {machines} machines; their limits sum to {limits}. "
         f"Without reclamation they need {_needed(without)}"
     )
-    return text + (
-        f", so the cell was cloned up to {clones} times before machines were removed." if clones > 1 else "."
-    )
+    return text + (f", so machines were removed from up to {clones} copies of the cell." if clones > 1 else ".")
 
 
 def _at_margin(results: Results, margin: str) -> str:
@@ -100,24 +114,27 @@ def _at_margin(results: Results, margin: str) -> str:
     if not found:
         return ""
     fewest, alike = _fewest(found)
-    text = (
-        f"At the {margin} margin `{fewest}` needs the fewest, {_needed(found[fewest])}{alike}; {_risk(found[fewest])}."
-    )
-    reference = found.get(_REFERENCE)
-    if reference is None or fewest == _REFERENCE:
+    tasks = sum(c["tasks"] for c in results["checkpoints"])
+    text = f"At the {margin} margin `{fewest}` needs the fewest, {_needed(found[fewest])}{alike}; "
+    text += f"{_risk(found[fewest], tasks)}."
+    reference = found.get(REFERENCE)
+    if reference is None or fewest == REFERENCE:
         return text
-    text += f" `{_REFERENCE}` needs {_needed(reference)}; {_risk(reference)}."
+    text += f" `{REFERENCE}` needs {_needed(reference)}; {_risk(reference, tasks)}."
     best, alike = _fewest({name: one for name, one in found.items() if _no_riskier(one, reference)})
-    if best == _REFERENCE:
-        return text + " No estimator that risks no more than that, of either kind and resource, needs fewer."
+    if best == REFERENCE:
+        return text + " No estimator that risks no more than that, beyond chance, needs fewer."
     fewer, more, trials = _paired(found[best], reference)
-    counted = f"in {fewer} of the {trials} trials, each with the same machines, it needs fewer, in {more} more"
+    counted = (
+        f"it needs fewer in {fewer} of the {trials} trials ({results['trials']} orders of removal at each of "
+        f"{len(results['checkpoints'])} checkpoints, the same for both) and more in {more}"
+    )
     if best == fewest:
-        return text + f" `{best}` risks no more than that, of either kind and resource: {counted}."
-    least = show(found[best]["machines"]["value"])
+        return text + f" `{best}` risks no more than that, beyond chance: {counted}."
+    one = found[best]
     return text + (
-        f" Of those that risk no more, of either kind and resource, `{best}` needs the fewest, {least}{alike}: "
-        f"{counted}."
+        f" Of those that risk no more than that, beyond chance, `{best}` needs the fewest, "
+        f"{show(one['machines']['value'])}{alike}: {counted}; {_risk(one, tasks)}."
     )
 
 
@@ -134,9 +151,10 @@ def _paired(one: Mapping[str, Any], reference: Mapping[str, Any]) -> tuple[int, 
 def _bound(results: Results) -> list[str]:
     oracle = _of(results, ORACLE)["none"]
     return [
-        f"The oracle, which reserves exactly what will be used, needs {_needed(oracle)}: what is left to save is the "
-        "difference to that. Production is placed by its limits under every estimator, so no reservation, not even "
-        "the oracle's, packs it closer."
+        "The oracle, which reserves for each task exactly the most that it will use within the horizon, needs "
+        f"{_needed(oracle)}: so packed, the least that reservations made task by task need where none ever fails. "
+        "Tasks do not all use their most at once, so a machine could hold more. Production is placed by its limits "
+        "under every estimator, so no reservation, not even the oracle's, packs it closer."
     ]
 
 
@@ -160,7 +178,7 @@ def _what_does_not_hold(results: Results) -> list[str]:
 
 def _checkpoints(results: Results) -> Table:
     columns = ("hours into the test period", "tasks", "production", "constrained", "picky", "left out", "machines",
-               "clones", *(f"{RESOURCE_TITLES[r]} limits of capacity" for r in RESOURCES))  # fmt: skip
+               "copies of the cell", *(f"{RESOURCE_WORDS[r]} limits of capacity" for r in RESOURCES))  # fmt: skip
     keys = ("hours", "tasks", "production", "constrained", "picky", "too_large", "machines", "clones")
     rows = tuple((*(c[key] for key in keys), *(c["limit_share"][r] for r in RESOURCES)) for c in results["checkpoints"])
     return Table(columns, rows, percent=frozenset(columns[-len(RESOURCES) :]))
@@ -199,7 +217,14 @@ def _fewest(found: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def _no_riskier(one: Mapping[str, Any], reference: Mapping[str, Any]) -> bool:
-    return all(mine <= theirs for mine, theirs in zip(_risks(one), _risks(reference), strict=True))
+    """Return whether one fails no more tasks than the reference beyond chance, nor machines beyond ``SAME_SHARE``."""
+    for r in RESOURCES:
+        mine, its = one["beyond_alone"][r]
+        if mine - its > CHANCE * sqrt(mine + its):
+            return False
+        if one["over"][r]["value"] - reference["over"][r]["value"] > SAME_SHARE:
+            return False
+    return True
 
 
 def _risks(one: Mapping[str, Any]) -> tuple[float, ...]:
@@ -208,15 +233,20 @@ def _risks(one: Mapping[str, Any]) -> tuple[float, ...]:
 
 def _needed(one: Mapping[str, Any]) -> str:
     text = f"{show(one['machines']['value'])} machines, {_percent(one['share']['value'])} of the cell"
-    return text + (f", {_percent(one['saved_share'])} fewer than without reclamation" if one["saved_share"] else "")
+    saved = one["saved_share"]
+    if not saved:
+        return text
+    return text + f", {_percent(abs(saved))} {'fewer' if saved > 0 else 'more'} than without reclamation"
 
 
-def _risk(one: Mapping[str, Any]) -> str:
+def _risk(one: Mapping[str, Any], tasks: int) -> str:
     over = " and ".join(
-        f"{_percent(one['over'][r]['value'])} of them run out of {RESOURCE_TITLES[r]}" for r in RESOURCES
+        f"{_percent(one['over'][r]['value'])} of them run out of {RESOURCE_WORDS[r]}" for r in RESOURCES
     )
-    beyond = " and ".join(f"{show(one['beyond'][r], percent=True)} in {RESOURCE_TITLES[r]}" for r in RESOURCES)
-    return f"within the horizon {over}, and of the tasks {beyond} use more than their reservation"
+    beyond = " and ".join(
+        f"{one['beyond_tasks'][r]:,} in {RESOURCE_WORDS[r]} ({show(one['beyond'][r], percent=True)})" for r in RESOURCES
+    )
+    return f"within the horizon {over}, and of the {tasks:,} tasks {beyond} use more than their reservation"
 
 
 def _percent(share: float) -> str:

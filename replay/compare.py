@@ -1,9 +1,9 @@
-"""Lays recorded experiments side by side: a table of each, a row per dataset, horizon and contender."""
+"""Lays recorded experiments side by side: a table of each, a row per dataset, settings and contender."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -13,10 +13,15 @@ from reclaim.replay.experiments import EXPERIMENTS, load_experiment
 from reclaim.replay.kinds import COMPARED, ORACLE, Column
 from reclaim.replay.record import FINISHED, TAG_PARENT, TAG_PLACE, TAG_WORDS
 from reclaim.training import tracking
+from reclaim.training.flat import flatten
 from reclaim.training.mlstore import default_tracking_uri
 from reclaim.training.tracking import RunRecord
 
 _KINDS: Final = (*COMPARED, "limit", ORACLE)
+_ALIKE: Final = ("estimators", "draws", "confidence", "seed")
+"""Settings that ask no other question: the newest run stands for all that differ in nothing else."""
+_IN_SIGHT: Final = ("horizon_s", "estimators", "draws", "confidence")
+"""Settings that no column is made of: the horizon has one, the others say nothing of a contender's numbers."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ def choose(runs: Sequence[str] = (), experiment: str | None = None) -> Chosen:
     ----------
     runs : sequence of str
         Ids of runs to show: of single ones, or of whole experiments, which stand for all of theirs. None given shows
-        the newest run of every dataset, horizon and contender.
+        the newest run of every dataset and contender for each of the settings there are on record.
     experiment : str or None
         Name of the one to show; all when None.
 
@@ -75,7 +80,10 @@ def choose(runs: Sequence[str] = (), experiment: str | None = None) -> Chosen:
 
 
 def compare(runs: Sequence[str] | Chosen = ()) -> dict[str, Table]:
-    """Return a table of the recorded runs of each experiment, by its name; arguments and errors as in ``choose``."""
+    """Return a table of the recorded runs of each experiment, by its name; arguments and errors as in ``choose``.
+
+    A setting in which the runs of a table differ is a column of it.
+    """
     chosen = runs if isinstance(runs, Chosen) else choose(runs)
     tables = {}
     for name in EXPERIMENTS:
@@ -102,6 +110,13 @@ def promise_of(record: RunRecord) -> tuple[str, ...]:
     return tuple(record.params.get(name, "") for name in names)
 
 
+def settings_of(record: RunRecord) -> dict[str, str]:
+    """Return what a run's experiment was set to, by dotted name; what stands among its words is left to them."""
+    names = flatten(asdict(load_experiment(record.experiment).config()))
+    apart = words_of(record)
+    return {name: record.params[name] for name in names if name in record.params and name not in apart}
+
+
 def _named(
     runs: Sequence[str], single: Sequence[RunRecord], records: Sequence[RunRecord], place: dict[str, int]
 ) -> list[RunRecord]:
@@ -123,8 +138,9 @@ def _named(
 def _newest(single: Sequence[RunRecord]) -> list[RunRecord]:
     newest: dict[tuple[object, ...], RunRecord] = {}
     for record in single:  # newest first
+        asked = tuple((name, value) for name, value in settings_of(record).items() if name not in _ALIKE)
         words = tuple(words_of(record).items())
-        key = (record.experiment, record.tags.get("dataset_fingerprint", ""), words, promise_of(record))
+        key = (record.experiment, record.tags.get("dataset_fingerprint", ""), words, asked)
         newest.setdefault(key, record)
     return list(newest.values())
 
@@ -156,17 +172,28 @@ def _ordered(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
 def _table(records: Sequence[RunRecord], columns: Sequence[Column]) -> Table:
     words = list(dict.fromkeys(word for record in records for word in words_of(record)))
     headings = tuple(column.heading for column in columns)
-    rows = tuple(_row(record, words, columns) for record in records)
+    differing = _differing(records)
+    rows = tuple(_row(record, differing, words, columns) for record in records)
     percent = frozenset(column.heading for column in columns if column.percent)
-    return Table(("dataset", "horizon", *words, *headings, "started (UTC)", "run"), rows, percent)
+    return Table(("dataset", "horizon", *differing, *words, *headings, "started (UTC)", "run"), rows, percent)
 
 
-def _row(record: RunRecord, words: Sequence[str], columns: Sequence[Column]) -> tuple[Cell, ...]:
+def _differing(records: Sequence[RunRecord]) -> list[str]:
+    """Return the settings in which runs differ, but for those that say nothing of a contender's numbers."""
+    settings = [settings_of(record) for record in records]
+    names = dict.fromkeys(name for one in settings for name in one if name not in _IN_SIGHT)
+    return [name for name in names if len({one[name] for one in settings if name in one}) > 1]
+
+
+def _row(
+    record: RunRecord, differing: Sequence[str], words: Sequence[str], columns: Sequence[Column]
+) -> tuple[Cell, ...]:
     started = datetime.fromtimestamp(record.started_ms / 1000, UTC)
     told_apart = words_of(record)
     return (
         record.tags.get("dataset", "-"),
         horizon_of(record),
+        *(record.params.get(name) for name in differing),
         *(told_apart.get(word) for word in words),
         *(record.metrics.get(column.metric) for column in columns),
         f"{started:%Y-%m-%d %H:%M}",

@@ -102,7 +102,8 @@ def draw_curve(plans: Sequence[Sweep], grounds: Grounds) -> Curve:
 def report_curves(curves: Mapping[str, Curve], grounds: Grounds, learned: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return of each curve its points, and what it comes to at each rate: interval, rank, share of the oracle's.
 
-    A learned one is also held against the best of all others at that rate, in the same resamples.
+    The first at that rate is also held against the next, and a learned one against the best of all others, in the same
+    resamples.
     """
     report: dict[str, dict[str, Any]] = {n: {"curve": _points(curve), "at": []} for n, curve in curves.items()}
     for k, rate in enumerate(grounds.rates):
@@ -116,10 +117,17 @@ def report_curves(curves: Mapping[str, Curve], grounds: Grounds, learned: Sequen
                 "of_oracle": number(float(ratio(values[name], grounds.oracle_share))),
                 "rank": ranked.index(name) + 1 if name in ranked else None,
             }
+            if len(ranked) > 1 and name == ranked[0]:
+                line["lead"] = _ahead(curves, name, ranked[1], k, grounds.how)
             if name in learned and best is not None and name in ranked:
-                line["ahead"] = {"of": best} | interval_of(curve.at[k] - curves[best].at[k], grounds.how)
+                line["ahead"] = _ahead(curves, name, best, k, grounds.how)
             report[name]["at"].append(line)
     return report
+
+
+def _ahead(curves: Mapping[str, Curve], name: str, other: str, k: int, how: Bootstrap) -> dict[str, Any]:
+    """Return by how much one reclaims more than another at the k-th rate, with its interval."""
+    return {"of": other, **interval_of(curves[name].at[k] - curves[other].at[k], how)}
 
 
 def _points(curve: Curve) -> dict[str, list[float | None]]:

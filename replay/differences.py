@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
+from reclaim.data.style import RESOURCE_WORDS
 from reclaim.data.table import Cell, Table
 from reclaim.replay.compare import Chosen, choose, horizon_of, promise_of
 from reclaim.replay.kinds import COMPARED, STATISTICAL
 from reclaim.replay.paired import Paired
 from reclaim.replay.record import TAG_PARENT
-from reclaim.replay.report import RESOURCE_TITLES
 from reclaim.replay.units import UNITS, UnitSums, read_units
 from reclaim.training import tracking
 from reclaim.training.tracking import RunRecord
@@ -73,7 +73,7 @@ def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
                     member.tags.get("dataset", "-"),
                     horizon_of(member),
                     member.tags["margin"],
-                    RESOURCE_TITLES[resource],
+                    RESOURCE_WORDS[resource],
                     name,
                     opponent,
                     *(n if np.isfinite(n) else None for n in numbers),
@@ -125,7 +125,8 @@ def _groups(chosen: Chosen) -> Iterator[_Group]:
         key = (record.tags["margin"], record.tags.get("dataset_fingerprint", ""), *promise_of(record))
         for other_key, other, members in groups:
             if key == other_key and (found is other or found.same_rows(other)):
-                members.append(record)
+                if chosen.named or all(m.tags["estimator"] != record.tags["estimator"] for m in members):
+                    members.append(record)  # unasked the newest alone: what else was set changes no sums
                 break
         else:
             groups.append((key, found, [record]))

@@ -19,7 +19,7 @@ from reclaim.replay.curves import Curve, Grounds, draw_curve, ratio, report_curv
 from reclaim.replay.fold import Bases
 from reclaim.replay.folded import LIMIT, fold
 from reclaim.replay.frontier_figures import frontier_of_machines, frontier_of_tasks
-from reclaim.replay.frontier_page import AS_PUBLISHED, COLUMNS, runs, says, sections
+from reclaim.replay.frontier_page import AS_PUBLISHED, COLUMNS, judged, runs, says, sections
 from reclaim.replay.kinds import LEARNED, STATISTICAL, Experiment, Measured, Source
 from reclaim.replay.machine_peaks import MachinePeaks, judge_peaks, lay_out_machines
 from reclaim.replay.openloop import window_seconds
@@ -73,7 +73,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
     task_curves: Curves = {name: {} for name in of_tasks}
     machine_curves: Curves = {name: {} for name in of_machines}
     points: dict[str, Any] = {}
-    judged: dict[str, Any] = {}
+    of_margins: dict[str, Any] = {}
     names = [name for name in folded.bases if name != LIMIT]
     for name in tqdm(names, desc="sweeping", unit="estimator", disable=None if source.progress else True):
         started = time.perf_counter()
@@ -86,12 +86,12 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
             task_curves[resource][name] = draw_curve(ours, grounds)
         for resource, m in machines.items():
             machine_curves[resource][name] = draw_curve([m.sweep(plan) for plan in plans], of_machines[resource])
-            judged.setdefault(name, {})[resource] = {k: judge_peaks(m.total(v), m, how) for k, v in held.items()}
+            of_margins.setdefault(name, {})[resource] = {k: judge_peaks(m.total(v), m, how) for k, v in held.items()}
         source.seconds[f"sweep/{name}"] = time.perf_counter() - started
     for resource, m in machines.items():
         for name, peak in m.predicted.items():
             machine_curves[resource][name] = draw_curve([m.sweep_peak(peak)], of_machines[resource])
-            judged.setdefault(name, {})[resource] = {AS_PUBLISHED: judge_peaks(peak, m, how)}
+            of_margins.setdefault(name, {})[resource] = {AS_PUBLISHED: judge_peaks(peak, m, how)}
     learned = list(source.bundles)
     kinds = {n: LEARNED if n in learned else STATISTICAL for n in names} | dict.fromkeys(config.predictors, MACHINE)
     results = {
@@ -101,11 +101,11 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
         "estimators": [{"name": name, "kind": kind} for name, kind in kinds.items()],
         "tasks": _side(task_curves, of_tasks, learned) | {"margins": points},
         "machines": _side(machine_curves, of_machines, learned)
-        | {"machines": max(m.n_machines for m in machines.values()), "margins": _by_margin(judged)}
+        | {"machines": max(m.n_machines for m in machines.values()), "margins": _by_margin(of_margins)}
         if machines
         else None,
     }
-    return Measured(results, definitions(config))
+    return Measured(results, definitions(config, machines=bool(machines)))
 
 
 def _lay_out(cell: Cell, guards: Guards, config: FrontierConfig) -> dict[str, MachinePeaks]:
@@ -158,8 +158,14 @@ def _by_margin(judged: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[st
     }
 
 
-def definitions(config: FrontierConfig) -> dict[str, str]:
-    """Return what the results' words mean."""
+def definitions(config: FrontierConfig, *, machines: bool) -> dict[str, str]:
+    """Return what the results' words mean; those of machines where the trace has some."""
+    of_machines = {
+        **machine_peaks.DEFINITIONS,
+        "predictors of machines": "Those of the EuroSys'21 study, with its parameters; their curve multiplies the peak "
+        "they foresee, at most to the sum of the limits. They know the machine, not what each task would reserve.",
+    }
+    drawn = "whole collections" + (" (task-windows) or machines (peaks)" if machines else "")
     return {
         "violation rate": f"Share of task-windows of which the usage within the next {config.horizon_s} s passes the "
         "reservation: of CPU the largest 90th percentile of any window, capped at the limit; of memory the largest "
@@ -172,19 +178,19 @@ def definitions(config: FrontierConfig) -> dict[str, str]:
         "reclaimed at a rate": "What the curve comes to where that share of the test rows violates. It compares "
         "estimators, not calibrations: the factor that leads there is known afterwards only. The marked points are "
         "those of the margins that were set on validation rows.",
-        "oracle": "Reserves exactly what will be used within the horizon; it sees the future and only bounds the rest.",
-        **machine_peaks.DEFINITIONS,
-        "predictors of machines": "Those of the EuroSys'21 study, with its parameters; their curve multiplies the peak "
-        "they foresee, at most to the sum of the limits. They know the machine, not what each task would reserve.",
-        "interval": f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples of whole "
-        f"collections (task-windows) or machines (peaks), seed {config.seed}.",
+        "oracle": "Reserves exactly what will be used within the horizon; it sees the future, and bounds what never "
+        "violates.",
+        **(of_machines if machines else {}),
+        "interval": f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples of {drawn}, "
+        f"seed {config.seed}. Resamples in which a curve does not reach the rate are left out: the interval is "
+        "conditional on reaching it, and tells too little where many do not.",
     }
 
 
 EXPERIMENT: Final = Experiment(
     name="frontier",
     title="Frontier: reclaimed at equal violation",
-    version=1,
+    version=2,
     config=FrontierConfig,
     measure=measure,
     says=says,
@@ -192,4 +198,5 @@ EXPERIMENT: Final = Experiment(
     figures={"frontier": frontier_of_tasks, "frontier_machines": frontier_of_machines},
     runs=runs,
     columns=COLUMNS,
+    judged=judged,
 )

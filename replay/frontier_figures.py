@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from reclaim.data.schema import RESOURCES
 from reclaim.data.style import INK, RESOURCE_TITLES, STYLE
 from reclaim.replay.figures import MARGIN_MARKERS, PALETTE
-from reclaim.replay.frontier_page import AS_PUBLISHED
+from reclaim.replay.frontier_page import AS_PUBLISHED, SIDES
 from reclaim.replay.kinds import LEARNED, STATISTICAL, Results
 
 _OTHER: Final = "#C2C2C2"
@@ -43,7 +43,7 @@ def _frontier(results: Results, side: Mapping[str, Any] | None, x_label: str) ->
                 ax.set_axis_off()
             axes[0].text(0, 0.5, "The trace knows no machines.")
             return figure
-        colours = contender_colours(results, side)
+        colours = {n: c for n, c in contender_colours(results).items() if n in side["contenders"]}
         for resource, ax in zip(RESOURCES, axes, strict=True):
             _draw(ax, results, side, resource, colours)
             ax.set_title(RESOURCE_TITLES.get(resource, resource))
@@ -69,17 +69,20 @@ def _frontier(results: Results, side: Mapping[str, Any] | None, x_label: str) ->
     return figure
 
 
-def contender_colours(results: Results, side: Mapping[str, Any]) -> dict[str, str]:
-    """Return a colour for each learned contender and for the best two of every other kind; the rest are grey.
+def contender_colours(results: Results) -> dict[str, str]:
+    """Return a colour for each learned contender and for the best two of every other kind on either side.
 
-    Best are those that reclaim most, over the resources and the rates together.
+    Best are those that reclaim most, over the resources and the rates together. Whoever has a colour has it in both
+    figures; the rest are grey.
     """
+    sides = [results[side]["contenders"] for side in SIDES if results[side] is not None]
     chosen: list[str] = []
     for kind in dict.fromkeys(e["kind"] for e in results["estimators"]):
-        names = [e["name"] for e in results["estimators"] if e["kind"] == kind and e["name"] in side["contenders"]]
-        ranked = sorted(names, key=lambda name: -_strength(side["contenders"][name]))
-        chosen += names if kind == LEARNED else ranked[:2]
-    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(chosen)}
+        names = [e["name"] for e in results["estimators"] if e["kind"] == kind]
+        for side in sides:
+            ranked = sorted((name for name in names if name in side), key=lambda name: -_strength(side[name]))
+            chosen += names if kind == LEARNED else ranked[:2]
+    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(dict.fromkeys(chosen))}
 
 
 def _strength(contender: Mapping[str, Any]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from reclaim.data.schema import RESOURCES
-from reclaim.data.style import RESOURCE_TITLES
+from reclaim.data.style import RESOURCE_WORDS
 from reclaim.data.table import Table, show
 from reclaim.replay.kinds import Column, Results, Run, Section
 
@@ -17,7 +17,7 @@ AS_PUBLISHED: Final = "as published"
 SIDES: Final = {"tasks": "task-windows", "machines": "machine peaks"}
 
 COLUMNS: Final = tuple(
-    Column(f"{RESOURCE_TITLES[r]} at {budget} rate{suffix}", f"{side}.{r}.reclaimed_at_{budget}", percent=True)
+    Column(f"{RESOURCE_WORDS[r]} at {budget} rate{suffix}", f"{side}.{r}.reclaimed_at_{budget}", percent=True)
     for side, suffix in (("tasks", ""), ("machines", ", machines"))
     for r in RESOURCES
     for budget in BUDGETS
@@ -26,15 +26,22 @@ COLUMNS: Final = tuple(
 
 def says(results: Results) -> list[str]:
     """Return what the numbers show: who is ahead at each rate and by how much, and who does not get there."""
-    leaders = [
-        text
-        for side in SIDES
-        if results[side] is not None
-        for r in RESOURCES
-        for k in range(len(results["rates"]))
-        if (text := _leader(results, side, r, k))
-    ]
-    return leaders + ([] if results["machines"] is None else [_from_tasks_to_machines(results)])
+    known = [side for side in SIDES if results[side] is not None]
+    rates = range(len(results["rates"]))
+    paragraphs = [_leader(results, side, r, k) for side in known for r in RESOURCES for k in rates]
+    if results["machines"] is not None:
+        paragraphs.append(_from_tasks_to_machines(results))
+    return [paragraph for paragraph in paragraphs if paragraph]
+
+
+def judged(results: Results) -> str:
+    """Return how the numbers came about: curves sweep what was never chosen beforehand."""
+    return (
+        "The curves sweep the margin over the test period itself: what is reclaimed at a rate compares estimators, as "
+        "the margin that leads there is known afterwards only. Every answer is made from the past alone and judged "
+        f"against the {results['inputs']['config']['horizon_s']} seconds to come. The marked margins alone, and what "
+        "machines show under them, were set beforehand, on the validation period."
+    )
 
 
 def _from_tasks_to_machines(results: Results) -> str:
@@ -51,36 +58,38 @@ def _from_tasks_to_machines(results: Results) -> str:
         )
         rates = {name: of["violation_rate"]["value"] for name, of in of_machines.items()}
         known = {name: rate for name, rate in rates.items() if rate is not None}
-        if known:
-            worst = max(known, key=lambda name: known[name])
-            passed = (
-                f"`{worst}`, by {show(known[worst], percent=True)} of the machine peaks" if known[worst] else "none"
-            )
-            tasks = show(of_tasks[worst]["violation_rate"], percent=True)
-            sentences.append(f"of {RESOURCE_TITLES[r]} {passed} (`{worst}` by {tasks} of the task-windows)")
-    return (
-        "Whose reservations machines pass most often under the aggressive margin, which was set for tasks: "
-        f"{'; '.join(sentences)}."
-    )
+        if not any(known.values()):
+            sentences += [f"nobody's {RESOURCE_WORDS[r]} reservations"] if known else []
+            continue
+        worst = max(known, key=lambda name: known[name])
+        machines, tasks = (show(rate, percent=True) for rate in (known[worst], of_tasks[worst]["violation_rate"]))
+        sentences.append(
+            f"the {RESOURCE_WORDS[r]} reservations of `{worst}` most often, by {machines} of the machine peaks "
+            f"({tasks} of the task-windows)"
+        )
+    if not sentences:
+        return ""
+    return f"Under the aggressive margin, which was set for tasks, machines pass {_listed(sentences)}."
 
 
 def _leader(results: Results, side: str, resource: str, k: int) -> str:
-    """Say who reclaims most of a resource at one rate, what that is of the oracle's, and where the learned one is."""
+    """Say who is first with a resource at one rate, whether by more than the noise, and where the learned one is."""
     contenders = results[side]["contenders"]
     at = {name: of[resource]["at"][k] for name, of in contenders.items() if resource in of}
     ranked = sorted((n for n in at if at[n]["rank"]), key=lambda n: at[n]["rank"])
     if not ranked:
         return ""
-    first, rate = ranked[0], show(results["rates"][k], percent=True)
+    first, rate, count = ranked[0], results["rates"][k], results[side]["count"][resource]
     text = (
-        f"Where {rate} of the {SIDES[side]} violate, `{first}` reclaims most of the {RESOURCE_TITLES[resource]} "
-        f"limits: {_interval(at[first])}, {_percent(at[first]['of_oracle'])} of what the oracle does"
+        f"Where {show(rate, percent=True)} of the {count:,} {SIDES[side]} violate ({rate * count:,.0f} of them), "
+        f"`{first}` comes first in {RESOURCE_WORDS[resource]}: it reclaims {_interval(at[first])} of the limits, "
+        f"{_percent(at[first]['of_oracle'])} of what the oracle does"
     )
-    if len(ranked) > 1:
-        others = [f"`{n}` ({_percent(at[n]['value'])})" for n in ranked[1:3]]
-        text += f"; next: {_listed(others)}"
+    if lead := at[first].get("lead"):
+        text += f". It {_compared(lead)} `{lead['of']}`, the next ({_percent(at[lead['of']]['value'])})"
     for name, line in at.items():
-        if ahead := line.get("ahead"):
+        ahead = line.get("ahead")
+        if ahead and {name, ahead["of"]} != set(ranked[:2]):  # which is said already
             text += f". `{name}` {_compared(ahead)} `{ahead['of']}`, the best of the others"
     missing = [f"`{name}`" for name in at if at[name]["rank"] is None]
     if missing:
@@ -119,7 +128,7 @@ def sections(results: Results) -> list[Section]:
                 "know no task's reservation; the diamonds are those as published.",
                 table=rates_table(results, "machines"),
             ),
-            *(Section(f"Machines: {RESOURCE_TITLES[r]}", table=machines_table(results, r)) for r in RESOURCES),
+            *(Section(f"Machines: {RESOURCE_WORDS[r]}", table=machines_table(results, r)) for r in RESOURCES),
         ]
     return parts
 
@@ -127,7 +136,7 @@ def sections(results: Results) -> list[Section]:
 def rates_table(results: Results, side: str) -> Table:
     """Return what every contender reclaims at every rate: with its interval, and its rank."""
     names = [
-        f"{RESOURCE_TITLES[r]} at {show(rate, percent=True)}{what}"
+        f"{RESOURCE_WORDS[r]} at {show(rate, percent=True)}{what}"
         for r in RESOURCES
         for rate in results["rates"]
         for what in ("", ", rank")

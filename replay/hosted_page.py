@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from reclaim.data.schema import RESOURCES
+from reclaim.data.style import RESOURCE_WORDS
 from reclaim.data.table import Cell, Table
 from reclaim.replay.closedloop_state import REASONS
 from reclaim.replay.folded import LIMIT
 from reclaim.replay.kinds import ORACLE, Results, Section
-from reclaim.replay.report import RESOURCE_TITLES
 from reclaim.training.estimators.margin import MARGIN_NAMES
 
 _SHOWN: Final[Mapping[str, tuple[str, bool]]] = {
-    **{f"{RESOURCE_TITLES[r]} in reclaimed": (f"in_reclaimed_{r}", True) for r in RESOURCES},
-    **{f"{RESOURCE_TITLES[r]} granted": (f"granted_{r}", True) for r in RESOURCES},
-    **{f"{RESOURCE_TITLES[r]} used": (f"utilisation_{r}", True) for r in RESOURCES},
+    **{f"{RESOURCE_WORDS[r]} in reclaimed": (f"in_reclaimed_{r}", True) for r in RESOURCES},
+    **{f"{RESOURCE_WORDS[r]} granted": (f"granted_{r}", True) for r in RESOURCES},
+    **{f"{RESOURCE_WORDS[r]} used": (f"utilisation_{r}", True) for r in RESOURCES},
     "OOM kills": ("oom_kills", False),
     "runs killed": ("runs_killed", False),
     "of production": ("production_oom_kills", False),
@@ -39,9 +39,9 @@ _WHY: Final[Mapping[str, tuple[str, bool]]] = {
     **{f"for {reason.replace('_', ' ')}": (f"waiting_for_{reason}", True) for reason in REASONS[1:]},
 }
 _WEEK: Final[Mapping[str, tuple[str, bool]]] = {
-    **{f"{RESOURCE_TITLES[r]} in reclaimed": (f"in_reclaimed_{r}", True) for r in RESOURCES},
-    **{f"{RESOURCE_TITLES[r]} reserved": (f"reserved_{r}", True) for r in RESOURCES},
-    **{f"{RESOURCE_TITLES[r]} used": (f"utilisation_{r}", True) for r in RESOURCES},
+    **{f"{RESOURCE_WORDS[r]} in reclaimed": (f"in_reclaimed_{r}", True) for r in RESOURCES},
+    **{f"{RESOURCE_WORDS[r]} reserved": (f"reserved_{r}", True) for r in RESOURCES},
+    **{f"{RESOURCE_WORDS[r]} used": (f"utilisation_{r}", True) for r in RESOURCES},
     "OOM kills": ("oom_kills", False),
     "OOM kills / 1,000 task-days": ("oom_kills_per_1000_task_days", False),
     "preempted / 1,000 task-days": ("preempted_per_1000_task_days", False),
@@ -99,12 +99,12 @@ def _hosted(under: Mapping[str, Mapping[str, Mapping[str, Any]]], loop: Mapping[
         run = under[LIMIT]["none"]
         text += (
             f"Without reclamation {_percent(run['waiting'])} of the task-time was spent waiting, and limits of "
-            f"{_percent(run[f'granted_{resource}'])} of the {RESOURCE_TITLES[resource]} were granted. "
+            f"{_percent(run[f'granted_{resource}'])} of the {RESOURCE_WORDS[resource]} were granted. "
         )
     if hosted:
         best = max(hosted, key=lambda name: hosted[name])
         text += (
-            f"In reclaimed {RESOURCE_TITLES[resource]} ran, by limit, {_percent(min(hosted.values()))} to "
+            f"In reclaimed {RESOURCE_WORDS[resource]} ran, by limit, {_percent(min(hosted.values()))} to "
             f"{_percent(max(hosted.values()))} of the workload, most with {best} (Borg: about 20 %)"
         )
         if ORACLE in under:

@@ -119,6 +119,15 @@ class Run:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
+def judged_ahead(results: Results) -> str:
+    """Say how reservations are judged where each is held against what its own task came to use."""
+    return (
+        "Margins are set on the validation period; every number below is measured on the later test period, each "
+        f"reservation made from the past alone and judged against the {results['inputs']['config']['horizon_s']} "
+        "seconds it was promised for."
+    )
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One question that a replay answers: one command, one page, one MLflow experiment.
@@ -146,6 +155,9 @@ class Experiment:
         From the results to what goes on record.
     columns : tuple of Column
         What the table of a terminal and ``reclaim compare`` show of every run: the same numbers.
+    judged : callable
+        From the results to what the head of the page says of how its numbers came about: on which period, and what
+        reservations are held against.
     """
 
     name: str
@@ -158,3 +170,4 @@ class Experiment:
     figures: Mapping[str, Callable[[Results], Figure | None]]
     runs: Callable[[Results], Sequence[Run]]
     columns: tuple[Column, ...]
+    judged: Callable[[Results], str] = judged_ahead

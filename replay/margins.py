@@ -21,7 +21,7 @@ from reclaim.replay.hosted import most_reclaiming, run_cells
 from reclaim.replay.hosted_figures import cell_in_turn
 from reclaim.replay.judging import cell_over_time, follow, judge, judge_fixed
 from reclaim.replay.kinds import COMPARED, LEARNED, ONLINE, ORACLE, STATISTICAL, Experiment, Measured, Source
-from reclaim.replay.margins_page import says, sections
+from reclaim.replay.margins_page import judged, says, sections
 from reclaim.replay.margins_runs import COLUMNS, runs
 from reclaim.replay.metrics import METRICS
 from reclaim.replay.openloop import oracle
@@ -165,7 +165,8 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
             "out violated or kept, each tier's margin moves so that the share violated stays at the budget. Unseen "
             "collections are among the tasks that it follows."
         ),
-        "oracle": "Reserves exactly what will be used within the horizon; it sees the future and only bounds the rest.",
+        "oracle": "Reserves exactly what will be used within the horizon; it sees the future, and bounds what never "
+        "violates.",
         "would-be out-of-memory event": EVENT_DEFINITION,
         "task over its reservation": OVER_DEFINITION,
         "out-of-memory label of the features (not used in these numbers)": OOM_DEFINITION,
@@ -194,4 +195,5 @@ EXPERIMENT: Final = Experiment(
     figures={**FIGURES, "cell_in_turn": cell_in_turn},
     runs=runs,
     columns=COLUMNS,
+    judged=judged,
 )

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from reclaim.data.schema import RESOURCES
-from reclaim.data.style import RESOURCE_TITLES as STARTING_TITLES
+from reclaim.data.style import RESOURCE_TITLES, RESOURCE_WORDS
 from reclaim.data.table import show
 from reclaim.replay import hosted_page
 from reclaim.replay.cell import SEQUENCE
-from reclaim.replay.kinds import COMPARED, LEARNED, STATISTICAL, Results, Section
+from reclaim.replay.kinds import COMPARED, LEARNED, STATISTICAL, Results, Section, judged_ahead
 from reclaim.replay.margins_runs import COLUMNS, UNSEEN_COLUMNS, runs
 from reclaim.replay.margins_tables import detail_table, margins_table, sequence_table, split_table
 from reclaim.replay.paired import BETTER, LESS, MORE, RECLAIMED, UNKNOWN, VIOLATION, WORSE
-from reclaim.replay.report import RESOURCE_TITLES, runs_table
+from reclaim.replay.report import runs_table
 from reclaim.training.estimators.margin import MARGIN_NAMES
 
 _PAIR: Final = (RECLAIMED, VIOLATION)
@@ -36,6 +36,12 @@ def says(results: Results) -> list[str]:
     if compared:
         paragraphs.append(_order_of_margins(compared, results["timeline"]))
     return paragraphs + hosted_page.says(results) + _who_is_better(results)
+
+
+def judged(results: Results) -> str:
+    """Return how the numbers came about, those of the closed loop apart."""
+    beside = " The closed loop counts what befell tasks while they ran by the reservations, on the same test period."
+    return judged_ahead(results) + (beside if (results.get("closed_loop") or {}).get("estimators") else "")
 
 
 def sections(results: Results) -> list[Section]:
@@ -82,7 +88,7 @@ def _quarters(estimator: Mapping[str, Any], timeline: Mapping[str, Any]) -> str:
     """Say what each quarter of the sequence reclaimed and cost."""
     segments = estimator["sequence"]["segments"]
     reclaimed = " and ".join(
-        f"{_listed([show(s['reclaimed_share'][r], percent=True) for s in segments])} of the {RESOURCE_TITLES[r]} limits"
+        f"{_listed([show(s['reclaimed_share'][r], percent=True) for s in segments])} of the {RESOURCE_WORDS[r]} limits"
         for r in RESOURCES
     )
     text = (
@@ -163,7 +169,7 @@ def _who_is_better(results: Results) -> list[str]:
             one = known[name]
             verdicts.append(one["verdict"])
             sentences.append(
-                f"{STARTING_TITLES[r]}: `{name}` reclaims {show(reclaimed[name], percent=True)} and violates "
+                f"{RESOURCE_TITLES[r]}: `{name}` reclaims {show(reclaimed[name], percent=True)} and violates "
                 f"{show(violated[name], percent=True)}, {_points(one[RECLAIMED])} and {_points(one[VIOLATION])} "
                 f"against `{one['against']}`, {opponent}: {_WORDS.get(one['verdict'], one['verdict'])}"
             )

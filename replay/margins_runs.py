@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from reclaim.data.schema import RESOURCES
+from reclaim.data.style import RESOURCE_WORDS
 from reclaim.replay.kinds import Column, Results, Run
 from reclaim.replay.paired import RECLAIMED, VIOLATION
-from reclaim.replay.report import RESOURCE_TITLES
 from reclaim.training.flat import flatten
 
 _SHOWN: Final = {"reclaimed": RECLAIMED, "violation": VIOLATION, "of oracle": "efficiency"}
@@ -16,7 +16,7 @@ _SHOWN: Final = {"reclaimed": RECLAIMED, "violation": VIOLATION, "of oracle": "e
 
 def _columns(subset: str) -> tuple[Column, ...]:
     return tuple(
-        Column(f"{RESOURCE_TITLES[r]} {heading}", f"{subset}{r}.{metric}", percent=True)
+        Column(f"{RESOURCE_WORDS[r]} {heading}", f"{subset}{r}.{metric}", percent=True)
         for r in RESOURCES
         for heading, metric in _SHOWN.items()
     )

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from reclaim.data.schema import RESOURCES
+from reclaim.data.style import RESOURCE_WORDS
 from reclaim.data.table import Cell, Table
 from reclaim.replay.kinds import Results
 from reclaim.replay.metrics import METRICS
-from reclaim.replay.report import RESOURCE_TITLES
 
 _SPLIT: Final = {"task-windows": "task_windows", "reclaimed": "reclaimed_share", "violation": "violation_rate"}
 _DETAIL: Final = {
@@ -28,7 +28,7 @@ _DETAIL: Final = {
 
 def split_table(results: Results, split: str, margin: str) -> Table:
     """Return one row per estimator and group of a split (``tiers`` or ``ages``), at one margin."""
-    columns = ("estimator", split.removesuffix("s"), *(f"{RESOURCE_TITLES[r]} {k}" for r in RESOURCES for k in _SPLIT))
+    columns = ("estimator", split.removesuffix("s"), *(f"{RESOURCE_WORDS[r]} {k}" for r in RESOURCES for k in _SPLIT))
     rows: list[tuple[Cell, ...]] = []
     for estimator in results["estimators"]:
         for group, measured in estimator["results"].get(margin, {}).get(split, {}).items():
@@ -51,7 +51,7 @@ def detail_table(results: Results) -> Table:
                     (
                         estimator["name"],
                         margin,
-                        RESOURCE_TITLES[r],
+                        RESOURCE_WORDS[r],
                         *intervals,
                         *(of[m]["value"] for m in _DETAIL.values()),
                     )
@@ -62,7 +62,7 @@ def detail_table(results: Results) -> Table:
 def margins_table(results: Results) -> Table:
     """Return the margins that were used, and what they came to on the validation rows they were set on."""
     columns = ["estimator", "margin"]
-    columns += [f"{RESOURCE_TITLES[r]} {k}" for r in RESOURCES for k in ("share", "violation", "reclaimed")]
+    columns += [f"{RESOURCE_WORDS[r]} {k}" for r in RESOURCES for k in ("share", "violation", "reclaimed")]
     rows: list[tuple[Cell, ...]] = []
     for e in results["estimators"]:
         for name, share in e["margins"].items():
@@ -76,7 +76,7 @@ def margins_table(results: Results) -> Table:
 def sequence_table(results: Results) -> Table:
     """Return one row per estimator and quarter of the test period."""
     columns = ["estimator", "quarter", "margin"]
-    columns += [f"{RESOURCE_TITLES[r]} reclaimed" for r in RESOURCES]
+    columns += [f"{RESOURCE_WORDS[r]} reclaimed" for r in RESOURCES]
     rows: list[tuple[Cell, ...]] = []
     for e in results["estimators"]:
         for i, segment in enumerate(e["sequence"]["segments"] if e["sequence"] else ()):

@@ -177,3 +177,27 @@ def dies_first(runs: Any, i: int, j: int) -> Any:
     if runs[i].band != runs[j].band:
         return runs[i].band < runs[j].band
     return before(runs, i, j)
+
+
+@numba.njit(**COMPILED)
+def asks_no_less(entry: Any, other: Any) -> Any:
+    """Whether one that waits fits nowhere because one tried before it, of no lower rank, did not."""
+    return (
+        other.mask == entry.mask and (other.band > NON_PRODUCTION) == (entry.band > NON_PRODUCTION)
+        and other.asked[0] <= entry.asked[0] and other.asked[1] <= entry.asked[1]
+        and (other.per_machine <= 0 or other.collection == entry.collection)
+    )  # fmt: skip
+
+
+@numba.njit(**COMPILED)
+def remember(k: int, waiting: Any, failed: Any, n_failed: int) -> int:
+    """Remember that one fits nowhere, and forget those that this implies; return how many are remembered."""
+    kept = 0
+    for f in range(n_failed):
+        if not asks_no_less(waiting[failed[f]], waiting[k]):
+            failed[kept] = failed[f]
+            kept += 1
+    if kept < len(failed):
+        failed[kept] = k
+        kept += 1
+    return kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from reclaim.replay.kinds import LEARNED, STATISTICAL, Experiment, Measured, Sou
 from reclaim.replay.metrics import ROUNDING
 from reclaim.replay.openloop import in_force, oracle, window_seconds
 from reclaim.replay.ratios_figures import ratios_of_tasks
-from reclaim.replay.ratios_page import COLUMNS, runs, says, sections
+from reclaim.replay.ratios_page import COLUMNS, judged, runs, says, sections
 from reclaim.replay.scoring import number
 from reclaim.replay.settings import ReplayConfig
 
@@ -42,8 +42,9 @@ class TaskMeans:
         Of the row; what its own window demanded.
     seconds : float64, shape (n, n_resources)
         Length of the row's window; 0 where its usage or a limit above 0 is not known.
-    usage : float64, shape (n_tasks, n_resources)
-        Mean usage over the limit; NaN for a task of which nothing is known.
+    usage, granted : float64, shape (n_tasks, n_resources)
+        Mean usage over the limit, and mean of what of it lay within the limit; NaN for a task of which nothing is
+        known.
     """
 
     task: NDArray[np.int64]
@@ -52,6 +53,7 @@ class TaskMeans:
     demand: Floats
     seconds: Floats
     usage: Floats
+    granted: Floats
 
     @classmethod
     def of(cls, cell: Cell) -> TaskMeans:
@@ -64,10 +66,9 @@ class TaskMeans:
         usage = np.stack([windows.usage[rows, CPU_MEAN], memory], axis=1)
         limit, length_s = windows.limit[rows], window_seconds(windows)[rows]
         known = np.isfinite(usage) & np.isfinite(limit) & (limit > 0)
-        means = cls(
-            task, int(task[-1]) + 1, limit, demand(windows)[rows], np.where(known, length_s[:, None], 0.0), usage[:0]
-        )
-        return cls(**{**vars(means), "usage": means.mean(usage)})
+        seconds, none = np.where(known, length_s[:, None], 0.0), usage[:0]
+        means = cls(task, int(task[-1]) + 1, limit, demand(windows)[rows], seconds, none, none)
+        return replace(means, usage=means.mean(usage), granted=means.mean(np.minimum(usage, limit)))
 
     def mean(self, values: Floats) -> Floats:
         """Return the mean of values over the limit, (n, n_resources), of each task; (n_tasks, n_resources)."""
@@ -105,37 +106,46 @@ def measure(source: Source, config: ReplayConfig) -> Measured:
     for name in tqdm(names, desc="ratios", unit="estimator", disable=None if source.progress else True):
         started = time.perf_counter()
         margins = {
-            margin: _held(in_force(reservation, history)[folded.cell.test], means)
+            margin: held_of(in_force(reservation, history)[folded.cell.test], means)
             for margin, reservation in folded.reservations(name).items()
         }
         kind = LEARNED if name in source.bundles else STATISTICAL
         drawn = kind == LEARNED or name == "borg" or (not source.bundles and name == names[0])
         estimators.append({"name": name, "kind": kind, "drawn": drawn, "margins": margins})
         source.seconds[f"ratios/{name}"] = time.perf_counter() - started
-    best = _held(in_force(oracle(history).reservation, history)[folded.cell.test], means)
+    best = held_of(in_force(oracle(history).reservation, history)[folded.cell.test], means)
     results = {
         "dataset": period_facts(folded.cell),
         "levels": LEVELS.tolist(),
         "tasks": {name: int(np.isfinite(means.usage[:, r]).sum()) for r, name in enumerate(RESOURCES)},
-        "usage": {name: _spread(means.usage[:, r]) for r, name in enumerate(RESOURCES)},
+        "usage": {name: used_of(means.usage[:, r], means.granted[:, r]) for r, name in enumerate(RESOURCES)},
         "oracle": best,
         "estimators": estimators,
     }
     return Measured(results, DEFINITIONS)
 
 
-def _held(held: Floats, means: TaskMeans) -> dict[str, dict[str, Any]]:
+def held_of(held: Floats, means: TaskMeans) -> dict[str, dict[str, Any]]:
     """Return of what was in force, shape (n, n_resources): its distribution, the gap to usage, who passed it."""
     ratio, over = means.mean(held), means.over(held)
     report = {}
     for r, resource in enumerate(RESOURCES):
         known = np.isfinite(ratio[:, r])
-        gap = (ratio[:, r] - means.usage[:, r])[known]
+        gap = (ratio[:, r] - means.granted[:, r])[known]
         report[resource] = _spread(ratio[:, r]) | {
             "gap": number(gap.mean() if len(gap) else np.nan),
             "over": number(over[known, r].mean() if len(gap) else np.nan),
         }
     return report
+
+
+def used_of(usage: Floats, granted: Floats) -> dict[str, Any]:
+    """Return of usage, shape (n_tasks,): its distribution, the mean within the limit, and who uses more than that."""
+    known = np.isfinite(usage)
+    return _spread(usage) | {
+        "within_limit": number(granted[known].mean() if known.any() else np.nan),
+        "over_limit": number((usage[known] > 1 + ROUNDING).mean() if known.any() else np.nan),
+    }
 
 
 def _spread(ratio: Floats) -> dict[str, Any]:
@@ -157,8 +167,9 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "weighted by their length. Above 1 a task used more CPU than it was granted.",
     "reservation": "What was in force when a window began, over the limit then, in the same mean: the limit in a "
     "task's first window, and afterwards the answer to the window before.",
-    "gap": "Mean over tasks of reservation less usage, over the limit: the area between the two curves. A task that "
-    "uses more CPU than it was granted takes some of it away.",
+    "gap": "Mean over tasks of reservation less usage, over the limit, where usage counts up to the limit: nothing "
+    "beyond that is ever reserved. Usage above the reservation takes some of it away.",
+    "over the limit": "Share of tasks of which the mean usage is above the limit: CPU that was free and not granted.",
     "over": "Share of tasks of which in any window the demand (of CPU the 90th percentile, of memory the largest "
     "usage) passed the reservation then in force.",
     "task": "Every task of the test period counts alike, however long it ran.",
@@ -168,7 +179,7 @@ DEFINITIONS: Final[Mapping[str, str]] = {
 EXPERIMENT: Final = Experiment(
     name="ratios",
     title="Ratios: usage and reservation over the limit",
-    version=1,
+    version=2,
     config=ReplayConfig,
     measure=measure,
     says=says,
@@ -176,4 +187,5 @@ EXPERIMENT: Final = Experiment(
     figures={"ratios": ratios_of_tasks},
     runs=runs,
     columns=COLUMNS,
+    judged=judged,
 )

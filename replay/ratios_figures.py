@@ -14,6 +14,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.style import INK, RESOURCE_TITLES, STYLE
 from reclaim.replay.figures import estimator_colours
 from reclaim.replay.kinds import Results
+from reclaim.replay.ratios_page import SHOWN_UP_TO
 
 _USAGE: Final = "#8A8A8A"
 MARGIN_DASHES: Final[dict[str, Any]] = {"baseline": "-", "medium": (0, (5, 1.5)), "aggressive": (0, (1.2, 1.2))}
@@ -35,7 +36,7 @@ def ratios_of_tasks(results: Results) -> Figure:
                         linestyle=MARGIN_DASHES[margin],
                     )  # fmt: skip
             ax.axvline(1.0, color=INK, linewidth=1.4, linestyle=(0, (4, 2)))
-            ax.set_xlim(0, 1.3)
+            ax.set_xlim(0, SHOWN_UP_TO)
             ax.set_ylim(0, 1.0)
             ax.xaxis.set_major_formatter(PercentFormatter(1.0))
             ax.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from reclaim.data.schema import RESOURCES
-from reclaim.data.style import RESOURCE_TITLES
+from reclaim.data.style import RESOURCE_TITLES, RESOURCE_WORDS
 from reclaim.data.table import Cell, Table, show
 from reclaim.replay.kinds import Column, Results, Run, Section
 
+SHOWN_UP_TO: Final = 1.3
+"""Share of the limit at which the figure's axis ends, so that tasks far over their limit do not flatten the others."""
 _SHOWN: Final = {"median": "median", "mean gap": "gap", "ever over": "over"}
 
 COLUMNS: Final = tuple(
-    Column(f"{RESOURCE_TITLES[r]} {heading}", f"{r}.{key}", percent=True)
+    Column(f"{RESOURCE_WORDS[r]} {heading}", f"{r}.{key}", percent=True)
     for r in RESOURCES
     for heading, key in _SHOWN.items()
 )
@@ -27,7 +29,9 @@ def says(results: Results) -> list[str]:
         if usage["median"] is None:
             continue
         text = f"Half of the {results['tasks'][r]:,} tasks use at most {_percent(usage['median'])} of their "
-        text += f"{RESOURCE_TITLES[r]} limit, on average over tasks {_percent(usage['mean'])}."
+        text += f"{RESOURCE_WORDS[r]} limit, on average over tasks {_percent(usage['mean'])}."
+        if usage["over_limit"]:
+            text += f" On average over their time {_percent(usage['over_limit'])} of them use more than their limit."
         for estimator in (e for e in results["estimators"] if e["drawn"]):
             steps = [f"{_points(of[r]['gap'])} points ({margin})" for margin, of in estimator["margins"].items()]
             over = [f"{_percent(of[r]['over'])} ({margin})" for margin, of in estimator["margins"].items()]
@@ -35,7 +39,7 @@ def says(results: Results) -> list[str]:
                 f" Under `{estimator['name']}` the reservation lies {_listed(steps)} above usage, and "
                 f"{_listed(over)} of the tasks pass it at least once."
             )
-        text += f" The oracle's lies {_points(results['oracle'][r]['gap'])} points above."
+        text += f" The oracle's reservation lies {_points(results['oracle'][r]['gap'])} points above usage."
         narrowest = _narrowest(results, r)
         if narrowest is not None:
             name, margin, of = narrowest
@@ -53,6 +57,15 @@ def _narrowest(results: Results, resource: str) -> tuple[str, str, Mapping[str, 
     return min(known, key=lambda one: one[2]["gap"]) if known else None
 
 
+def judged(results: Results) -> str:
+    """Return how the numbers came about: windows, and what was in force when each began."""
+    return (
+        "Margins are set on the validation period; every number below is measured on the later test period. Each "
+        f"reservation is made from the past alone, to last for {results['inputs']['config']['horizon_s']} seconds, "
+        "and held against the one window at whose beginning it was in force."
+    )
+
+
 def sections(results: Results) -> list[Section]:
     """Return the parts of the page."""
     return [
@@ -60,8 +73,10 @@ def sections(results: Results) -> list[Section]:
             "Usage and reservation over the limit",
             figure="ratios",
             caption="Borg's Figure 11 (Verma et al., EuroSys'15) for this cell: of each task the mean over its "
-            "windows. The area between usage and a reservation is what that one keeps and nobody uses; what lies "
-            "between it and the limit is reclaimed.",
+            "windows. The area between a reservation and usage, as far as that lies within the limit, is what the one "
+            "keeps beyond the other (the gap); what lies between a reservation and the limit is reclaimed. Usage "
+            f"beyond the limit counts for neither. The axis ends at {SHOWN_UP_TO:.0%} of the limit; tasks "
+            "that use more lie beyond it.",
             table=spread_table(results, RESOURCES[0]),
         ),
         *(Section(RESOURCE_TITLES[r], table=spread_table(results, r)) for r in RESOURCES[1:]),

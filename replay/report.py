@@ -18,7 +18,6 @@ from reclaim.replay.kinds import Column, Experiment, Results, Run
 
 PAGE: Final = "report.html"
 """The page's file, and its template's."""
-RESOURCE_TITLES: Final = {"cpu": "CPU", "memory": "memory"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,12 @@ def render_page(experiment: Experiment, results: Results, figures: Mapping[str, 
     sections = list(experiment.sections(results))
     images = {s.figure: base64.b64encode(figures[s.figure].read_bytes()).decode() for s in sections if s.figure}
     return template.render(
-        title=experiment.title, results=results, says=experiment.says(results), sections=sections, images=images
+        title=experiment.title,
+        judged=experiment.judged(results),
+        results=results,
+        says=experiment.says(results),
+        sections=sections,
+        images=images,
     )
 
 

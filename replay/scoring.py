@@ -96,7 +96,7 @@ def with_intervals(units: NDArray[np.float64], how: Bootstrap) -> dict[str, dict
 def interval_of(values: NDArray[np.float64], how: Bootstrap) -> dict[str, float | None]:
     """Return the first value, and the interval of all others: what a resampling gave.
 
-    Resamples in which it is unknown do not count.
+    Resamples in which it is unknown do not count: where there are such, the interval is conditional on knowing it.
     """
     known = values[1:][np.isfinite(values[1:])]
     low, high = (

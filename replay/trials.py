@@ -52,7 +52,7 @@ def compact(checkpoint: Checkpoint, *, count: int, policy: str, seed: int) -> tu
     policy : str
         One of ``placement.POLICIES``.
     seed : int
-        Of the orders, together with the number of the trial.
+        Of the orders, together with the checkpoint's time and the number of the trial.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def _trials(checkpoint: Checkpoint, packer: Packer, clones: int, count: int, see
     cell = np.tile(np.arange(len(checkpoint.machines)), clones)
     trials = []
     for trial in range(count):
-        machines = checkpoint.machines.take(np.random.default_rng([seed, trial]).permutation(cell))
+        machines = checkpoint.machines.take(np.random.default_rng([seed, checkpoint.time_us, trial]).permutation(cell))
         fewest = packer.fewest(machines)
         if fewest is None:
             return None

@@ -21,7 +21,7 @@ from reclaim.replay.outcome import DEFINITIONS, summary
 from reclaim.replay.placement import POLICIES
 from reclaim.replay.settings import ReplayConfig
 from reclaim.replay.whatif_figures import against_machines
-from reclaim.replay.whatif_page import COLUMNS, KILLS, PENDING, runs, says, sections
+from reclaim.replay.whatif_page import COLUMNS, KILLS, PENDING, judged, runs, says, sections
 from reclaim.replay.workload import Machines, Workload, machines_of, workload_of
 from reclaim.training.estimators.margin import MARGIN_NAMES
 
@@ -44,7 +44,7 @@ class WhatIfConfig(ReplayConfig):
     machines: tuple[int, ...] = ()
     """Numbers of machines to try; none: the fewest within the budgets are searched for."""
     growth: float = 1.0
-    """Size of the workload: 1.2 clones a fifth of its collections."""
+    """Size of the workload: 1.2 clones a fifth of its collections, 0.8 leaves a fifth of them out."""
     policy: str = "hybrid"
     """Which of the machines with room takes a task; one of ``placement.POLICIES``."""
 
@@ -60,8 +60,8 @@ class WhatIfConfig(ReplayConfig):
             raise ConfigError(f"pending_budget must be between 0 and 1, got {self.pending_budget}")
         if any(n < 1 for n in self.machines):
             raise ConfigError(f"machines must be at least 1, got {min(self.machines)}")
-        if self.growth < 1:
-            raise ConfigError(f"growth must be at least 1, got {self.growth}")
+        if not 0 < self.growth < float("inf"):
+            raise ConfigError(f"growth must be above 0, got {self.growth}")
 
 
 class Cells:
@@ -102,7 +102,7 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     Raises
     ------
     ConfigError
-        The trace does not tell of machines.
+        The trace does not tell of machines, or ``growth`` leaves no collection of it.
     HistoryTooShortError
         The validation or the test period is shorter than the horizon.
     """
@@ -111,14 +111,14 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     stop_us = slots.first_us + slots.count * slots.slot_s * 1_000_000
     machines = machines_of(source.dataset, slots.first_us, stop_us)
     workload = workload_of(source, folded.cell, machines)
-    grown = workload.grown(config.growth, config.seed) if config.growth > 1 else workload
+    grown = _grown(workload, config)
     cells = Cells(grown, machines, config)
     contenders = _held(folded, workload, config)
-    judged = []
+    answers = []
     for name, held in tqdm(contenders.items(), desc="what if", unit="estimator", disable=_quiet(source)):
         started = time.perf_counter()
         tried = _try(cells, held, len(machines), config)
-        judged.append({
+        answers.append({
             "name": name,
             "kind": LEARNED if name in source.bundles else LIMIT if name == LIMIT else STATISTICAL,
             "margin": "none" if name == LIMIT else config.margin,
@@ -135,7 +135,7 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
             "searched": not config.machines,
         },
         "cell": {"machines": len(machines), "runs": len(grown.runs)},
-        "estimators": judged,
+        "estimators": answers,
     }
     return Measured(results, definitions(config))
 
@@ -175,6 +175,14 @@ def _try(
     return tried
 
 
+def _grown(workload: Workload, config: WhatIfConfig) -> Workload:
+    """Return the workload in the size that is asked for."""
+    collections = len(np.unique(workload.runs["collection"]))
+    if round(collections * config.growth) < 1:
+        raise ConfigError(f"growth={config.growth:g} leaves none of {collections} collections; ask for more of them")
+    return workload if config.growth == 1 else workload.grown(config.growth, config.seed)
+
+
 def _held(folded: Folded, workload: Workload, config: WhatIfConfig) -> dict[str, NDArray[np.float64]]:
     """Return the reservation in force at every row of the tape, by estimator, no reclamation last."""
     held = {
@@ -193,19 +201,27 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
     """Return what the numbers of the results mean."""
     return {
         "fits": (
-            f"No more than {config.oom_budget:g} tasks killed for want of memory per 1,000 task-days, of any cause, "
-            f"and no more than {config.pending_budget:.2%} of the task-time spent waiting."
+            f"The replay kills no more than {config.oom_budget:g} tasks per 1,000 task-days for want of memory, above "
+            f"their own limit or for the machine's sake, and no more than {config.pending_budget:.2%} of the task-time "
+            "is spent waiting. Runs that the trace itself ended out of memory end so under any estimator and are not "
+            "counted."
         ),
         "fewest machines": (
-            "The smallest number tried that fits, as does every larger number tried; one machine fewer was tried and "
-            "does not fit. Numbers in between were not all tried, and what fits need not do so in order: kills in "
+            "The smallest of the numbers named that fits, as does every larger one named; nothing is known of others, "
+            "so that no saving is told from it."
+            if config.machines
+            else "The smallest number tried that fits, as does every larger number tried; one machine fewer was tried "
+            "and does not fit. Numbers in between were not all tried, and what fits need not do so in order: kills in "
             "particular come and go."
         ),
         "machines": (
             f"Smaller cells are the first machines of one permutation (seed {config.seed}) of the trace's own; larger "
             "ones clone them in the same order. They come, go and change as the trace's do."
         ),
-        "growth": "Whole collections drawn by the seed are cloned; a clone is submitted with its original.",
+        "growth": (
+            "Whole collections drawn by the seed are cloned, or left out where it is below 1; a clone is submitted "
+            "with its original."
+        ),
         "no reclamation": "Every task's limit is reserved for it.",
         **DEFINITIONS,
     }
@@ -214,7 +230,7 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="what-if",
     title="What if: would the workload fit, on how many machines",
-    version=1,
+    version=2,
     config=WhatIfConfig,
     measure=measure,
     says=says,
@@ -222,4 +238,5 @@ EXPERIMENT: Final = Experiment(
     figures={"against_machines": against_machines},
     runs=runs,
     columns=COLUMNS,
+    judged=judged,
 )

@@ -47,6 +47,8 @@ def _add(name: str, does: str, *examples: str) -> None:
 
         experiment = load_experiment(name)
         settings = load_config(experiment.config, config, assignments or ())
+        if no_model and model:
+            raise ConfigError(f"--no-model and --model {model[0]} contradict each other; leave one of them out")
         references = [] if no_model else (model or ["reclaim@champion"])
         loaded = [load_bundle(fetch_bundle(reference)[0]) for reference in references]
         bundles = {bundle.kind: bundle for bundle in loaded}

@@ -16,7 +16,7 @@ from reclaim.data.schema import MachineEventType
 from reclaim.data.store import Dataset
 from reclaim.data.windows import demand
 from reclaim.features.store import FeatureSet
-from reclaim.replay.checkpoint import HOUR_OF_DAY, checkpoint_times, hosts_of, period, take_checkpoint
+from reclaim.replay.checkpoint import HOUR_OF_DAY, check_times, checkpoint_times, hosts_of, period, take_checkpoint
 from reclaim.replay.constraints import Constraints
 from reclaim.replay.folded import LIMIT, Folded, fold
 from reclaim.replay.kinds import ORACLE, Source
@@ -57,6 +57,27 @@ def test_a_period_no_longer_than_the_horizon_has_no_checkpoint(folded: Folded) -
         checkpoint_times(folded.cell, 1, length_s, 0)
 
 
+@pytest.mark.parametrize("monday_h", [0, 7, 13])
+def test_no_two_checkpoints_are_the_same_moment(folded: Folded, monday_h: int) -> None:
+    first, last = period(folded.cell)
+    slots = (last - first) // 300_000_000 - HORIZON_S // 300
+    for count in {1, 2, 7, slots // 2 + 1, slots - 1, slots}:
+        times = checkpoint_times(folded.cell, count, HORIZON_S, first + monday_h * HOUR_US)
+        assert len(set(times)) == count
+        assert first <= min(times) <= max(times) < last - HORIZON_S * 1_000_000
+        assert all((t - first) % 300_000_000 == 0 for t in times)
+    with pytest.raises(ConfigError, match=f"checkpoints must be at most {slots}, .* got {slots + 1}"):
+        checkpoint_times(folded.cell, slots + 1, HORIZON_S, first)
+
+
+def test_a_moment_whose_horizon_passes_the_end_of_the_period_is_refused(folded: Folded) -> None:
+    _, last = period(folded.cell)
+    latest = last - HORIZON_S * 1_000_000
+    check_times(folded.cell, [latest], HORIZON_S)
+    with pytest.raises(HistoryTooShortError, match=f"at_us: {latest + 10**6} is 3599 s before the end .* takes 3600 s"):
+        check_times(folded.cell, [latest, latest + 10**6], HORIZON_S)
+
+
 def test_a_checkpoint_holds_what_runs_and_what_is_reserved_and_used(source: Source, folded: Folded) -> None:
     first, _ = period(folded.cell)
     time_us = first + HOUR_US
@@ -77,20 +98,50 @@ def test_a_checkpoint_holds_what_runs_and_what_is_reserved_and_used(source: Sour
     np.testing.assert_allclose(oracle, np.minimum(taken.used.max(axis=1), taken.workload.limit), rtol=1e-6)
 
 
+def test_a_window_longer_than_a_slot_is_used_in_all_of_its_slots(source: Source, folded: Folded) -> None:
+    time_us = period(folded.cell)[0] + HOUR_US
+    constraints = Constraints.of(source.dataset)
+    whole = take_checkpoint(source, folded, constraints, time_us, HORIZON_S).used
+    finer = replace(folded, cell=replace(folded.cell, slots=replace(folded.cell.slots, slot_s=100)))
+    assert folded.cell.slots.slot_s == 300
+    used = take_checkpoint(source, finer, constraints, time_us, HORIZON_S).used
+    assert used.shape[1] == HORIZON_S // 100
+    np.testing.assert_array_equal(used, np.repeat(whole, 3, axis=1))
+    later = take_checkpoint(source, finer, constraints, time_us + 100_000_000, HORIZON_S).used
+    np.testing.assert_array_equal(later[:, :-1], used[:, 1:])
+
+
 def test_machines_that_have_gone_are_not_in_it(source: Source, folded: Folded) -> None:
     taken = take_checkpoint(source, folded, Constraints.of(source.dataset), period(folded.cell)[0], HORIZON_S)
     assert taken.machines.capacity.tolist() == [[8.0, 16.0]] * 4
 
 
-def test_machines_that_take_no_new_work_are_not_in_it(source: Source, folded: Folded, tmp_path: Path) -> None:
+@pytest.mark.parametrize("faulty_machines", [1, 4])
+def test_machines_that_take_no_new_work_are_not_in_it(
+    faulty_machines: int, source: Source, folded: Folded, tmp_path: Path
+) -> None:
     path = tmp_path / "cell"
     shutil.copytree(source.dataset.path, path)
     table = source.dataset.table("machines")
-    error = table.slice(0, 1).set_column(2, table.schema.field(2), pa.array([MachineEventType.SOFT_ERROR], pa.int8()))
+    event = pa.array([MachineEventType.SOFT_ERROR] * len(table), pa.int8())
+    machine = table["machine_id"].to_numpy()
+    ill = np.isin(machine, np.unique(machine)[:faulty_machines])
+    error = table.set_column(2, table.schema.field(2), event).filter(pa.array(ill))
     pq.write_table(pa.concat_tables([table, error]), path / "machines.parquet")
     faulty = replace(source, dataset=Dataset.open(path))
-    taken = take_checkpoint(faulty, folded, Constraints.of(faulty.dataset), period(folded.cell)[0], HORIZON_S)
-    assert len(taken.machines) == 3
+    first, _ = period(folded.cell)
+    if faulty_machines == 4:
+        with pytest.raises(ConfigError, match=f"no machine takes work at {first} µs"):
+            take_checkpoint(faulty, folded, Constraints.of(faulty.dataset), first, HORIZON_S)
+    else:
+        assert len(take_checkpoint(faulty, folded, Constraints.of(faulty.dataset), first, HORIZON_S).machines) == 3
+
+
+def test_a_moment_at_which_no_task_fits_any_machine_is_refused(source: Source, folded: Folded) -> None:
+    windows = folded.history.windows
+    large = replace(folded, history=replace(folded.history, windows=replace(windows, limit=100 * windows.limit)))
+    with pytest.raises(ConfigError, match=r"none of the 30 tasks at .* fits any machine"):
+        take_checkpoint(source, large, Constraints.of(source.dataset), period(folded.cell)[0] + HOUR_US, HORIZON_S)
 
 
 def test_a_job_of_more_tasks_than_half_the_cell_has_machines_is_soft(source: Source, folded: Folded) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.store import Dataset
 from reclaim.features.store import FeatureSet
 from reclaim.replay.checkpoint import Checkpoint
@@ -97,11 +97,38 @@ def test_the_result_of_eleven_trials_is_the_tenth() -> None:
         return [Trial(n, 0, np.zeros(2), np.zeros(2)) for n in machines]
 
     taken = checkpoint(20, [(0.1, 0.3), (0.2, 0.1)])
-    found = summarise(taken, np.full((4, 2), 0.25), trials(*range(11, 0, -1)), trials(*[40] * 11))
+    both = {("half", "none"): trials(*range(11, 0, -1)), (LIMIT, "none"): trials(*[40] * 11)}
+    found = summarise(taken, both)["half", "none"]
     assert found["machines"] == {"value": 10.0, "low": 1, "high": 11}
     assert found["share"] == {"value": 0.5, "low": 0.05, "high": 0.55}
     assert (found["saved_share"], found["additional_share"]) == (0.75, 3.0)
     assert found["beyond"] == {"cpu": 0.0, "memory": 1.0}  # of all four tasks 0.3 is more than the 0.25 reserved
+    assert found["beyond_tasks"] == {"cpu": 0, "memory": 4}
+    assert found["beyond_alone"] is None
+
+
+def test_tasks_that_only_one_of_two_fails_are_counted() -> None:
+    used = [(0.3, 0.3), (0.1, 0.3)]
+    taken = checkpoint(3, used)
+    mine, borg = np.full((4, 2), 0.25), np.full((4, 2), 0.4)
+    mine[0], borg[3], borg[2, 1] = 0.4, 0.2, 0.2
+    held = {("mine", "medium"): mine, ("borg", "medium"): borg, (LIMIT, "none"): taken.workload.limit}
+    found = summarise(replace(taken, held=held), {key: [Trial(1, 0, np.zeros(2), np.zeros(2))] for key in held})
+    assert found["mine", "medium"]["beyond_tasks"] == {"cpu": 3, "memory": 3}
+    assert found["mine", "medium"]["beyond_alone"] == {"cpu": [2, 0], "memory": [1, 0]}
+    assert found["borg", "medium"]["beyond_alone"] == {"cpu": [0, 0], "memory": [0, 0]}
+
+
+def test_each_checkpoint_has_orders_of_its_own() -> None:
+    taken = checkpoint(8, [(0.1, 0.1)])
+    taken.machines.capacity[:4] = 0.25
+
+    def needed(time_us: int) -> list[int]:
+        at = replace(taken, time_us=time_us)
+        return [t.machines for t in compact(at, count=11, policy="hybrid", seed=1)[1][LIMIT, "none"]]
+
+    assert needed(0) != needed(300_000_000)
+    assert needed(300_000_000) == needed(300_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +177,7 @@ def test_the_same_seed_gives_the_same_results(report: ReplayReport, cell_dataset
 
 def test_the_words_are_written_from_the_numbers(report: ReplayReport) -> None:
     words = "\n".join(EXPERIMENT.says(report.results))
+    assert "% of the machines' CPU and " in words
     for name in (LIMIT, "oracle"):
         assert f"{_of(report, name)['machines']['value']:.4g} machines" in words
     assert "At the aggressive margin `" in words
@@ -164,7 +192,76 @@ def test_the_page_shows_every_contender_and_every_term_is_defined(report: Replay
     page = (report.folder / "report.html").read_text()
     assert "Machines needed at each checkpoint" in page
     assert (report.folder / "machines_needed.png").stat().st_size > 0
-    assert {"machines needed", "clones", "rules of the packing"} <= report.results["definitions"].keys()
+    assert {"machines needed", "copies of the cell", "risks no more", "rules of the packing"} <= report.results[
+        "definitions"
+    ].keys()
+
+
+def _retold(report: ReplayReport, name: str, margin: str, **changed: Any) -> str:
+    """Return what the page says where one contender's results are others."""
+    estimators = [
+        e | {"results": e["results"] | {margin: e["results"][margin] | changed}} if e["name"] == name else e
+        for e in report.results["estimators"]
+    ]
+    return "\n".join(EXPERIMENT.says({**report.results, "estimators": estimators}))
+
+
+def _fewer_than_borg(report: ReplayReport, mine: int, its: int, over: float = 0.0) -> str:
+    borg = _of(report, "borg", "medium")
+    alone = {"cpu": [0, 0], "memory": [mine, its]}
+    share = {"value": 0.1, "low": 0.1, "high": 0.1}
+    more = {r: {**borg["over"][r], "value": borg["over"][r]["value"] + over} for r in ("cpu", "memory")}
+    tasks = {"cpu": 7, "memory": 1234}
+    told = _retold(report, "percentile", "medium", share=share, beyond_alone=alone, over=more, beyond_tasks=tasks)
+    return next(line for line in told.split("\n") if line.startswith("At the medium margin"))
+
+
+def test_single_tasks_do_not_decide_who_risks_more(report: ReplayReport) -> None:
+    no_more = "`percentile` risks no more than that, beyond chance"
+    assert no_more in _fewer_than_borg(report, 3, 2)
+    assert no_more in _fewer_than_borg(report, 58, 42)
+    assert no_more in _fewer_than_borg(report, 2, 30)
+    assert no_more not in _fewer_than_borg(report, 63, 37)  # 26 apart, twice the root of 100 is 20
+    assert no_more not in _fewer_than_borg(report, 5, 0)
+    assert no_more in _fewer_than_borg(report, 0, 0, over=0.004)
+    assert no_more not in _fewer_than_borg(report, 0, 0, over=0.006)
+
+
+def test_the_words_give_counts_and_say_what_the_trials_are(report: ReplayReport) -> None:
+    words = _fewer_than_borg(report, 0, 0)
+    tasks = sum(c["tasks"] for c in report.results["checkpoints"])
+    assert f"of the {tasks} tasks 7 in CPU (" in words
+    assert " and 1,234 in memory (" in words
+    assert "of the 10 trials (5 orders of removal at each of 2 checkpoints, the same for both) and more in" in words
+    bound = "\n".join(EXPERIMENT.says(report.results))
+    assert "the least that reservations made task by task need where none ever fails" in bound
+    assert "what is left to save" not in bound
+
+
+def test_a_contender_that_needs_more_machines_than_the_limits_is_said_to(report: ReplayReport) -> None:
+    words = _retold(report, "oracle", "none", saved_share=-0.03)
+    assert "3.0 % more than without reclamation" in words
+    assert "-3.0 %" not in words
+
+
+def test_copies_of_the_cell_are_called_copies(report: ReplayReport) -> None:
+    cloned = {**report.results, "checkpoints": [c | {"clones": 2} for c in report.results["checkpoints"]]}
+    assert "machines were removed from up to 2 copies of the cell." in EXPERIMENT.says(cloned)[0]
+    single = {**report.results, "checkpoints": [c | {"clones": 1} for c in report.results["checkpoints"]]}
+    assert "copies" not in EXPERIMENT.says(single)[0]
+
+
+def test_the_head_of_the_page_says_what_is_packed_and_what_it_is_held_against(report: ReplayReport) -> None:
+    page = (report.folder / "report.html").read_text()
+    assert "Tasks are packed by the reservations in force at the checkpoint" in page
+    assert "every number below is measured" not in page
+
+
+def test_named_moments_too_late_for_their_horizon_are_refused(cell_dataset: Path, report: ReplayReport) -> None:
+    facts = report.results["checkpoints"][0]
+    end_us = facts["time_us"] + int((report.results["dataset"]["test_hours"] - facts["hours"]) * 3.6e9)
+    with pytest.raises(HistoryTooShortError, match="its horizon takes 3600 s"):
+        _measured(cell_dataset, CompactionConfig(estimators=("borg",), trials=1, at_us=(end_us - 300_000_000,)))
 
 
 def test_moments_may_be_named(cell_dataset: Path, report: ReplayReport) -> None:
@@ -178,6 +275,7 @@ def test_moments_may_be_named(cell_dataset: Path, report: ReplayReport) -> None:
     [
         ({"trials": 0}, "trials must be at least 1"),
         ({"checkpoints": 0}, "checkpoints must be at least 1"),
+        ({"at_us": (5, 7, 5)}, "at_us must be different moments, got 5 more than once"),
         ({"policy": "first-fit"}, "policy must be one of best-fit, worst-fit, hybrid, got first-fit"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +14,19 @@ from reclaim import cli
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.replay import compare as module
+from reclaim.replay.compaction import CompactionConfig
 from reclaim.replay.compare import Chosen, choose
 from reclaim.replay.differences import differences
+from reclaim.replay.experiments import EXPERIMENTS, load_experiment
 from reclaim.replay.kinds import Column
 from reclaim.replay.margins import EXPERIMENT, MarginsConfig, against_best
 from reclaim.replay.paired import Paired
 from reclaim.replay.record import TAG_PARENT, TAG_PLACE, TAG_WORDS, record
 from reclaim.replay.report import ReplayReport
 from reclaim.replay.units import UNITS, read_units
+from reclaim.replay.whatif import WhatIfConfig
 from reclaim.training import tracking
+from reclaim.training.flat import flatten
 from reclaim.training.tracking import RunRecord
 
 
@@ -143,7 +147,8 @@ def test_each_experiment_has_a_table_of_its_own_words_and_columns(monkeypatch: p
         "compaction": (Column("machines", "machines"), Column("saved", "saved", percent=True)),
         "frontier": (Column("reclaimed", "cpu", percent=True),),
     }
-    monkeypatch.setattr(module, "load_experiment", lambda name: SimpleNamespace(columns=columns[name]))
+    config = CompactionConfig
+    monkeypatch.setattr(module, "load_experiment", lambda name: SimpleNamespace(columns=columns[name], config=config))
     runs = (
         single("frontier", "2", {"cpu": 0.5}, estimator="borg", rate="1 %"),
         single("compaction", "1", {"machines": 30.0}, estimator="vpa"),
@@ -177,6 +182,58 @@ def test_runs_stand_in_the_order_of_their_experiment_and_can_be_of_one_alone(mon
         choose(experiment="frontier")
     with pytest.raises(ConfigError, match=r"--experiment: expected one of margins, .*, got 'margin'"):
         choose(experiment="margin")
+
+
+def what_if(
+    run_id: str, started_ms: int, name: str = "borg", margin: str = "medium", asked: str = "medium", **settings: object
+) -> RunRecord:
+    """Return a run on record of the what-if experiment, of its default settings but for those given."""
+    params = {k: str(v) for k, v in flatten(asdict(WhatIfConfig(margin=asked))).items()}
+    params |= {"horizon_s": "3600", **{k: str(v) for k, v in settings.items()}}
+    one = single("what-if", run_id, {"fewest": 20.0}, estimator=name, margin=margin)
+    return replace(one, params=params, started_ms=started_ms)
+
+
+def test_answers_to_different_questions_stand_beside_each_other_and_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    newest_first = [
+        what_if("6", 9, growth=1.2, draws=50, estimators="['borg', 'vpa']"),
+        what_if("5", 8, machines="[30, 40]"),
+        what_if("4", 7),
+        what_if("3", 6, draws=7, seed=2),  # no other question than the newer 4
+        what_if("2", 5, growth=1.2),
+        what_if("1", 4, name="vpa"),
+    ]
+    monkeypatch.setattr(tracking, "find_runs", lambda name: newest_first if name == "what-if" else [])
+    table = module.compare(choose())["what-if"]
+    rows = {row["run"]: (row["estimator"], row["growth"], row["machines"]) for row in table.as_records()}
+    assert rows == {
+        "6": ("borg", "1.2", "()"), "5": ("borg", "1.0", "[30, 40]"), "4": ("borg", "1.0", "()"),
+        "1": ("vpa", "1.0", "()"),
+    }  # fmt: skip
+    assert table.columns[:6] == ("dataset", "horizon", "machines", "growth", "estimator", "margin")
+    assert not {"draws", "estimators", "oom_budget", "policy", "seed"} & set(table.columns)
+
+
+def test_a_setting_that_is_among_the_words_has_no_second_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    newest_first = [
+        what_if("3", 9, name="limit", margin="none", asked="aggressive"),
+        what_if("2", 9, margin="aggressive", asked="aggressive"),
+        what_if("1", 8, name="limit", margin="none"),
+        what_if("0", 8),
+    ]
+    monkeypatch.setattr(tracking, "find_runs", lambda name: newest_first if name == "what-if" else [])
+    table = module.compare(choose())["what-if"]
+    assert table.columns.count("margin") == 1
+    assert {r["run"]: (r["estimator"], r["margin"]) for r in table.as_records()} == {
+        "0": ("borg", "medium"), "2": ("borg", "aggressive"), "3": ("limit", "none"),
+    }  # fmt: skip
+
+
+def test_no_setting_has_the_name_of_a_column() -> None:
+    for name in EXPERIMENTS:
+        experiment = load_experiment(name)
+        settings = set(flatten(asdict(experiment.config()))) - {"margin"}  # among the words
+        assert not settings & {column.heading for column in experiment.columns}, name
 
 
 def test_compare_prints_the_numbers_that_the_replay_printed(

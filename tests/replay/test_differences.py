@@ -108,6 +108,12 @@ def test_experiments_stand_against_each_other_estimator_by_estimator(experiment:
     assert {r["verdict"] for r in rows[-2:]} == {NOISE}
 
 
+def test_unasked_an_older_replay_of_other_settings_stands_back(experiment: Experiment) -> None:
+    newer = experiment("1111111111", "network", "borg", margins=("medium",))
+    older = experiment("2222222222", "network", "borg", margins=("medium",))
+    assert pairs([*newer, *older]) == ["medium: network - borg"]
+
+
 @pytest.mark.parametrize("other", [{"rows": 11.0}, {"horizon_s": 300}, {"dataset": "elsewhere"}, {"kept": False}])
 def test_only_runs_that_judged_the_same_task_windows_are_paired(
     experiment: Experiment, other: dict[str, float]

@@ -1,7 +1,6 @@
 """The frontier of a small cell: curves in order, contenders compared, the page and the figures of it."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,9 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.store import Dataset
 from reclaim.features.store import FeatureSet
-from reclaim.replay.frontier import EXPERIMENT, FrontierConfig
+from reclaim.replay.figures import PALETTE
+from reclaim.replay.frontier import EXPERIMENT, FrontierConfig, definitions
+from reclaim.replay.frontier_figures import contender_colours
 from reclaim.replay.frontier_page import AS_PUBLISHED
 from reclaim.replay.kinds import Source
 from reclaim.training.estimators.margin import MARGIN_NAMES
@@ -90,16 +91,16 @@ def test_predictors_of_machines_stand_as_published_beside_the_margins(results: R
 def test_the_page_says_in_its_own_numbers_who_is_ahead(results: Results) -> None:
     paragraphs = EXPERIMENT.says(results)
     assert len(paragraphs) == 2 * len(RESOURCES) * 2 + 1
-    rates = {n: m["aggressive"]["cpu"] for n, m in results["machines"]["margins"].items() if "aggressive" in m}
-    worst = max(of["violation_rate"]["value"] for of in rates.values())
-    assert ("of CPU none (" in paragraphs[-1]) == (worst == 0)
-    assert (f"by {100 * worst:.2f} % of the machine peaks (" in paragraphs[-1]) == (worst > 0)
     at = {n: c["cpu"]["at"][0] for n, c in results["tasks"]["contenders"].items()}
     first = min(at, key=lambda name: at[name]["rank"])
-    assert paragraphs[0].startswith(f"Where 0.10 % of the task-windows violate, `{first}` reclaims most of the CPU")
-    assert f"{100 * at[first]['value']:.1f} %" in paragraphs[0]
+    count = results["tasks"]["count"]["cpu"]
+    assert paragraphs[0].startswith(
+        f"Where 0.10 % of the {count:,} task-windows violate ({count / 1000:,.0f} of them), `{first}` comes first in "
+        f"CPU: it reclaims {100 * at[first]['value']:.1f} % ("
+    )
+    assert " comes first in memory: " in paragraphs[2]
     titles = [section.title for section in EXPERIMENT.sections(results)]
-    assert titles == ["Task by task", "Machine by machine", "Machines: CPU", "Machines: Memory"]
+    assert titles == ["Task by task", "Machine by machine", "Machines: CPU", "Machines: memory"]
 
 
 def test_the_page_speaks_of_who_does_not_get_there_and_of_the_learned_one(results: Results) -> None:
@@ -112,11 +113,72 @@ def test_the_page_speaks_of_who_does_not_get_there_and_of_the_learned_one(result
     last = max(at, key=lambda name: at[name]["rank"])
     at[last].update(rank=None, value=None)
     assert f"`{last}` violates more often under any margin" in EXPERIMENT.says(changed)[0]
-    first = next(name for name in at if name != last)
-    at[first]["ahead"] = {"of": last, "value": 0.02, "low": 0.01, "high": 0.03}
-    assert f"`{first}` reclaims 2.0 points more (1.0 to 3.0) than `{last}`" in EXPERIMENT.says(changed)[0]
-    at[first]["ahead"]["low"] = -0.01
-    assert re.search(rf"`{first}` does not differ beyond the noise \(2.0 points", EXPERIMENT.says(changed)[0])
+
+
+def test_the_first_is_held_against_the_next_and_a_tie_is_said_to_be_one(results: Results) -> None:
+    changed = json.loads(json.dumps(results))
+    at = {n: c["cpu"]["at"][0] for n, c in changed["tasks"]["contenders"].items()}
+    first, second = sorted(at, key=lambda name: at[name]["rank"])
+    assert at[first]["lead"]["of"] == second
+    assert at[first]["lead"]["value"] == pytest.approx(at[first]["value"] - at[second]["value"])
+    at[first]["lead"] = {"of": second, "value": 0.02, "low": 0.01, "high": 0.03}
+    assert f". It reclaims 2.0 points more (1.0 to 3.0) than `{second}`, the next (" in EXPERIMENT.says(changed)[0]
+    at[first]["lead"]["low"] = -0.01
+    assert ". It does not differ beyond the noise (2.0 points, -1.0 to 3.0) from" in EXPERIMENT.says(changed)[0]
+    at[second]["ahead"] = {"of": first, "value": -0.02, "low": -0.03, "high": -0.01}
+    assert f"`{second}` reclaims" not in EXPERIMENT.says(changed)[0]  # the same pair, said already
+    at[second]["ahead"]["of"] = "a third"
+    assert f"`{second}` reclaims 2.0 points less (-3.0 to -1.0) than `a third`" in EXPERIMENT.says(changed)[0]
+
+
+def test_where_no_machine_is_passed_nobody_is_named_and_where_nobody_has_a_margin_nothing_is_said(
+    results: Results,
+) -> None:
+    changed = json.loads(json.dumps(results))
+    rates = {"borg": (0.25, 0.0), "percentile": (0.5, 0.0)}
+    for name, of_machines in rates.items():
+        for r, rate in zip(RESOURCES, of_machines, strict=True):
+            changed["machines"]["margins"][name]["aggressive"][r]["violation_rate"]["value"] = rate
+    changed["tasks"]["margins"]["percentile"]["aggressive"]["cpu"]["violation_rate"] = 0.125
+    assert EXPERIMENT.says(changed)[-1] == (
+        "Under the aggressive margin, which was set for tasks, machines pass the CPU reservations of `percentile` most "
+        "often, by 50.00 % of the machine peaks (12.50 % of the task-windows) and nobody's memory reservations."
+    )
+    published = {n: of for n, of in changed["machines"]["margins"].items() if "aggressive" not in of}
+    changed["machines"]["margins"] = published
+    paragraphs = EXPERIMENT.says(changed)
+    assert len(paragraphs) == len(EXPERIMENT.says(results)) - 1
+    assert all(paragraphs)
+
+
+def test_definitions_are_those_of_what_the_page_shows_and_say_what_they_rest_on() -> None:
+    with_machines, without = (definitions(CONFIG, machines=known) for known in (True, False))
+    assert set(with_machines) - set(without) == {
+        "machine peak", "machine violation rate", "machine severity", "machine savings", "predictors of machines"
+    }  # fmt: skip
+    assert "machine" not in without["interval"]
+    assert "conditional on reaching it" in without["interval"]
+    assert "bounds what never violates" in without["oracle"]
+    peak = with_machines["machine peak"]
+    assert "`--set horizon_s=86400` makes it the study's" in peak
+    assert "begins with the validation period" in peak
+
+
+def test_the_head_of_the_page_does_not_claim_that_its_rates_were_set_beforehand(results: Results) -> None:
+    said = EXPERIMENT.judged({**results, "inputs": {"config": {"horizon_s": 3600}}})
+    assert said.startswith("The curves sweep the margin over the test period itself")
+    assert "3600 seconds to come" in said
+
+
+def test_a_contender_has_one_colour_in_both_figures() -> None:
+    def side(**strength: float) -> Results:
+        return {"contenders": {n: {"cpu": {"at": [{"of_oracle": v}]}} for n, v in strength.items()}}
+
+    estimators = [{"name": name, "kind": "statistical"} for name in ("a", "b", "c", "d")]
+    tasks, machines = side(a=0.1, b=0.5, c=0.9, d=0.2), side(a=0.6, b=0.5, c=0.4, d=0.3)
+    results = {"estimators": estimators, "tasks": tasks, "machines": machines}
+    assert contender_colours(results) == dict(zip(("c", "b", "a"), PALETTE, strict=False))
+    assert list(contender_colours({**results, "machines": None})) == ["c", "b"]
 
 
 def test_what_goes_on_record_has_every_column(results: Results) -> None:

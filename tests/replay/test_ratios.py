@@ -18,7 +18,7 @@ from reclaim.features.store import FeatureSet
 from reclaim.replay.cell import Cell, lay_out_cell
 from reclaim.replay.kinds import Source
 from reclaim.replay.openloop import History, known_seconds, previous_rows
-from reclaim.replay.ratios import EXPERIMENT, LEVELS, TaskMeans
+from reclaim.replay.ratios import EXPERIMENT, LEVELS, TaskMeans, held_of, used_of
 from reclaim.replay.settings import ReplayConfig
 
 Maker = Callable[..., Windows]
@@ -46,6 +46,17 @@ def test_a_tasks_mean_weighs_each_window_by_its_length(make_windows: Maker) -> N
     np.testing.assert_allclose(means.usage, [[(0.1 * 3 + 0.4) / 4, (0.4 * 3 + 0.6) / 4], [0.5, 0.5]])
     held = np.array([[2.0, 0.5], [1.0, 0.7], [2.0, 0.5]])
     np.testing.assert_allclose(means.mean(held), [[(3 * 1.0 + 0.5) / 4, (3 * 0.5 + 0.7) / 4], [1.0, 0.5]])
+
+
+def test_what_is_used_beyond_the_limit_takes_nothing_from_the_gap_and_is_told_apart(make_windows: Maker) -> None:
+    means = TaskMeans.of(cell_of(make_windows([(0.2, 0.4), (3.0, 0.6)], [(0.5, 0.5)])))
+    np.testing.assert_allclose(means.usage, [[1.6, 0.5], [0.5, 0.5]])
+    np.testing.assert_allclose(means.granted, [[0.6, 0.5], [0.5, 0.5]])
+    found = held_of(np.ones((3, 2)), means)
+    assert found["cpu"]["gap"] == pytest.approx((0.4 + 0.5) / 2)  # of the limit itself: never below 0
+    used = used_of(means.usage[:, 0], means.granted[:, 0])
+    assert used["over_limit"] == 0.5
+    assert used["within_limit"] == pytest.approx(0.55)
 
 
 def test_windows_of_unknown_usage_or_limit_or_a_limit_of_zero_count_in_no_mean(make_windows: Maker) -> None:
@@ -88,7 +99,7 @@ def test_reservations_lie_between_usage_and_limit_and_narrow_with_the_margin(res
                 assert margins[0][key] > margins[1][key] > margins[2][key] > 0.0
             assert margins[0]["over"] <= margins[2]["over"]
             for of in margins:
-                assert of["gap"] == pytest.approx(of["mean"] - results["usage"][resource]["mean"])
+                assert of["gap"] == pytest.approx(of["mean"] - results["usage"][resource]["within_limit"])
                 assert of["quantiles"] == sorted(of["quantiles"])
                 assert len(of["quantiles"]) == len(LEVELS)
                 assert of["quantiles"][-1] <= 1.0
@@ -102,6 +113,8 @@ def test_the_page_the_figure_and_the_record_are_made_of_the_results(results: dic
     gap = results["estimators"][0]["margins"]["medium"]["cpu"]["gap"]
     assert f"{100 * gap:.1f} points (medium)" in paragraphs[0]
     assert "`borg`" in paragraphs[0]
+    assert "The oracle's reservation lies " in paragraphs[0]
+    assert "use more than" not in paragraphs[0]  # nobody uses more than it
     figure = EXPERIMENT.figures["ratios"](results)
     assert figure is not None
     assert [len(ax.lines) for ax in figure.axes] == [1 + 3 + 1] * 2  # usage, borg at three margins, the limit
@@ -112,3 +125,21 @@ def test_the_page_the_figure_and_the_record_are_made_of_the_results(results: dic
     runs = EXPERIMENT.runs(results)
     assert len(runs) == 6
     assert {column.metric for column in EXPERIMENT.columns} <= set(runs[0].metrics)
+
+
+def test_alone_with_the_limit_the_oracle_is_still_held_against_something(results: dict[str, Any]) -> None:
+    alone = {**results, "estimators": []}
+    for paragraph in EXPERIMENT.says(alone):
+        assert paragraph.endswith(" points above usage.")
+
+
+def test_the_page_says_who_uses_more_than_the_limit_and_where_the_axis_ends(results: dict[str, Any]) -> None:
+    changed = json.loads(json.dumps(results))
+    changed["usage"]["cpu"]["over_limit"] = 0.25
+    assert "On average over their time 25.00 % of them use more than their limit." in EXPERIMENT.says(changed)[0]
+    figure = EXPERIMENT.figures["ratios"](results)
+    assert figure is not None
+    end = figure.axes[0].get_xlim()[1]
+    assert f"The axis ends at {end:.0%} of the limit" in EXPERIMENT.sections(results)[0].caption
+    said = EXPERIMENT.judged({**results, "inputs": {"config": {"horizon_s": 3600}}})
+    assert "held against the one window at whose beginning it was in force" in said

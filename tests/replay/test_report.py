@@ -103,11 +103,29 @@ def plain(report: ReplayReport) -> Callable[..., str]:
 
 
 def test_prose_has_paragraphs_and_code_and_no_markup_of_its_own(plain: Callable[..., str]) -> None:
-    page = plain("`borg` < `vpa`", Section("Why", text="One.\n\n<i>Two</i> `x`."))
+    page = plain("`borg` < `vpa`", Section("Why `y`?", text="One.\n\n<i>Two</i> `x`."))
+    assert "<h2>Why <code>y</code>?</h2>" in page
     assert "<p><code>borg</code> &lt; <code>vpa</code></p>" in page
     assert '<p class="note">One.</p>' in page
     assert '<p class="note">&lt;i&gt;Two&lt;/i&gt; <code>x</code>.</p>' in page
     assert "<table>" not in page
+
+
+def test_definitions_are_prose_too(report: ReplayReport) -> None:
+    results = {**report.results, "definitions": {"peak": "With `--set x=1` 5 % more."}}
+    page = render_page(replace(EXPERIMENT, sections=lambda _: []), results, {})
+    assert "<dd>With <code>--set x=1</code> 5&nbsp;% more.</dd>" in page
+
+
+def test_an_experiment_says_itself_how_its_numbers_came_about(report: ReplayReport) -> None:
+    ahead = "judged against the 3600 seconds it was promised for"
+    assert ahead in report.page.read_text()
+    page = render_page(replace(EXPERIMENT, sections=lambda _: [], judged=lambda _: "By `lot`."), report.results, {})
+    assert '<p class="facts">By <code>lot</code>. In ' in page
+    assert ahead not in page
+    assert EXPERIMENT.judged(report.results).endswith(f"{ahead}.")
+    run = EXPERIMENT.judged({**report.results, "closed_loop": {"estimators": [{}]}})
+    assert "The closed loop counts what befell tasks" in run
 
 
 def test_a_page_without_a_known_test_period_says_what_it_has(report: ReplayReport) -> None:

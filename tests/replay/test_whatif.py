@@ -19,7 +19,7 @@ from reclaim.replay.folded import LIMIT, fold
 from reclaim.replay.kinds import Source
 from reclaim.replay.outcome import summary
 from reclaim.replay.report import ReplayReport
-from reclaim.replay.whatif import EXPERIMENT, GRID, Cells, WhatIfConfig, fewest_within, measure, within
+from reclaim.replay.whatif import EXPERIMENT, GRID, Cells, WhatIfConfig, definitions, fewest_within, measure, within
 from reclaim.replay.whatif_page import KILLS, PENDING
 from reclaim.replay.workload import Machines, Workload, machines_of, workload_of
 
@@ -116,7 +116,28 @@ def test_the_answer_comes_first_in_its_own_numbers(report: ReplayReport) -> None
     assert f"it needs {borg['fewest']}, " in first
     saved = limit["fewest"] - borg["fewest"]
     assert first.endswith(f"that is {saved} fewer than the {limit['fewest']} that it needs without reclamation.")
-    assert last.startswith("A workload fits where at most 5 tasks per 1,000 task-days are killed")
+    assert last.startswith("A workload fits where the replay kills at most 5 tasks per 1,000 task-days")
+
+
+def test_runs_that_the_trace_ended_out_of_memory_are_told_apart_and_not_counted(report: ReplayReport) -> None:
+    recorded = {"recorded_oom_per_1000_task_days": 0.5}
+    estimators = [
+        e | {"points": [p | recorded for p in e["points"]]} for e in report.results["estimators"]
+    ]  # fmt: skip
+    told = EXPERIMENT.says({**report.results, "estimators": estimators})[-1]
+    assert "runs that the trace itself ended out of memory (0.50 per 1,000 task-days under all) are not counted" in told
+    estimators[0]["points"][0]["recorded_oom_per_1000_task_days"] = 0.75
+    assert "(0.50 to 0.75 per" in EXPERIMENT.says({**report.results, "estimators": estimators})[-1]
+    assert "of any cause" not in report.results["definitions"]["fits"]
+    table = EXPERIMENT.sections(report.results)[1].table
+    assert table is not None
+    assert {"above own limit per 1,000", "ended so in the trace per 1,000"} <= set(table.columns) - table.percent
+
+
+def test_the_head_of_the_page_says_that_a_closed_loop_was_run(report: ReplayReport) -> None:
+    page = (report.folder / "report.html").read_text()
+    assert "run anew in a closed loop" in page
+    assert "seconds it was promised for" not in page
 
 
 def test_the_page_and_the_runs_show_the_same_numbers(report: ReplayReport) -> None:
@@ -147,9 +168,24 @@ def test_named_numbers_of_machines_are_tried_and_no_others(cell_dataset: Path) -
         assert estimator["fewest"] is None
     first = EXPERIMENT.says(tried)[0]
     assert first.startswith(
-        "The workload does not fit under `borg` at the medium margin: even on 2 machines (the cell has 4) "
+        "The workload fits on none of the numbers of machines tried under `borg` at the medium margin: even on 2 "
+        "machines (the cell has 4) "
     )
     assert EXPERIMENT.runs(tried)[0].metrics["saved_share"] is None
+
+
+def test_of_named_numbers_of_machines_no_more_is_said_than_was_tried(cell_dataset: Path) -> None:
+    config = WhatIfConfig(estimators=("borg",), machines=(8, 6))
+    found = measure(_source(cell_dataset), config)
+    borg, limit = EXPERIMENT.runs(found.results)
+    assert (borg.metrics["fewest"], limit.metrics["fewest"]) == (6, 6)
+    assert borg.metrics["saved_share"] is limit.metrics["saved_share"] is None
+    for answer in EXPERIMENT.says(found.results)[:2]:
+        assert answer.startswith("The workload fits on 6 machines ")
+        assert "(the cell has 4), the fewest of those tried, with " in answer
+        assert not {"needs", "fewer"} & set(answer.split())
+    assert "one machine fewer" not in found.definitions["fewest machines"]
+    assert "one machine fewer was tried" in definitions(WhatIfConfig())["fewest machines"]
 
 
 def test_a_larger_workload_needs_more_machines(report: ReplayReport, cell_dataset: Path) -> None:
@@ -160,6 +196,19 @@ def test_a_larger_workload_needs_more_machines(report: ReplayReport, cell_datase
     assert EXPERIMENT.says(grown)[0].startswith("2 times the workload ")
 
 
+def test_a_smaller_workload_is_a_part_of_it_and_needs_no_more_machines(
+    report: ReplayReport, cell_dataset: Path
+) -> None:
+    config = WhatIfConfig(estimators=("borg",), margin="aggressive", growth=0.5)
+    smaller = _measured(cell_dataset, config)
+    assert 0 < smaller["cell"]["runs"] < report.results["cell"]["runs"]
+    for after, before in zip(smaller["estimators"], report.results["estimators"], strict=True):
+        assert after["fewest"] <= before["fewest"]
+    assert EXPERIMENT.says(smaller)[0].startswith("0.5 times the workload fits")
+    with pytest.raises(ConfigError, match=r"growth=0\.001 leaves none of"):
+        _measured(cell_dataset, replace(config, growth=0.001))
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -168,7 +217,7 @@ def test_a_larger_workload_needs_more_machines(report: ReplayReport, cell_datase
         ({"oom_budget": -1.0}, "oom_budget must be at least 0"),
         ({"pending_budget": 1.1}, "pending_budget must be between 0 and 1"),
         ({"machines": (3, 0)}, "machines must be at least 1, got 0"),
-        ({"growth": 0.9}, "growth must be at least 1"),
+        ({"growth": 0.0}, "growth must be above 0, got 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(setting: dict[str, Any], message: str) -> None:
