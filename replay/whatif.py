@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -18,7 +18,6 @@ from reclaim.replay.folded import LIMIT, Folded, fold
 from reclaim.replay.kinds import LEARNED, STATISTICAL, Experiment, Measured, Source
 from reclaim.replay.openloop import in_force
 from reclaim.replay.outcome import DEFINITIONS, summary
-from reclaim.replay.placement import POLICIES
 from reclaim.replay.settings import ReplayConfig
 from reclaim.replay.whatif_figures import against_machines
 from reclaim.replay.whatif_page import COLUMNS, KILLS, PENDING, judged, runs, says, sections
@@ -45,15 +44,13 @@ class WhatIfConfig(ReplayConfig):
     """Numbers of machines to try; none: the fewest within the budgets are searched for."""
     growth: float = 1.0
     """Size of the workload: 1.2 clones a fifth of its collections, 0.8 leaves a fifth of them out."""
-    policy: str = "hybrid"
-    """Which of the machines with room takes a task; one of ``placement.POLICIES``."""
+    scheduling: Scheduling = field(default_factory=Scheduling)
+    """How the closed loop places tasks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.margin not in MARGIN_NAMES:
             raise ConfigError(f"margin must be one of {', '.join(MARGIN_NAMES)}, got {self.margin}")
-        if self.policy not in POLICIES:
-            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy}")
         if self.oom_budget < 0:
             raise ConfigError(f"oom_budget must be at least 0 kills per 1,000 task-days, got {self.oom_budget}")
         if not 0 <= self.pending_budget <= 1:
@@ -82,7 +79,7 @@ class Cells:
         self._workload = workload
         self._machines, order = machines.subset(len(machines), config.seed)
         self._masks = workload.masks[:, order]
-        self._how = Scheduling(policy=config.policy, seed=config.seed)
+        self._how = config.scheduling
 
     def run(self, n: int, held: NDArray[np.float64]) -> dict[str, float | None]:
         """Return what happens on ``n`` machines under reservations, shape (n_rows, n_resources): ``outcome.summary``.
@@ -111,7 +108,7 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     stop_us = slots.first_us + slots.count * slots.slot_s * 1_000_000
     machines = machines_of(source.dataset, slots.first_us, stop_us)
     workload = workload_of(source, folded.cell, machines)
-    grown = _grown(workload, config)
+    grown = workload if config.growth == 1 else workload.grown(config.growth, config.seed)
     cells = Cells(grown, machines, config)
     contenders = _held(folded, workload, config)
     answers = []
@@ -173,14 +170,6 @@ def _try(
         middle = (low + high) // 2
         tried[middle] = cells.run(middle, held)
     return tried
-
-
-def _grown(workload: Workload, config: WhatIfConfig) -> Workload:
-    """Return the workload in the size that is asked for."""
-    collections = len(np.unique(workload.runs["collection"]))
-    if round(collections * config.growth) < 1:
-        raise ConfigError(f"growth={config.growth:g} leaves none of {collections} collections; ask for more of them")
-    return workload if config.growth == 1 else workload.grown(config.growth, config.seed)
 
 
 def _held(folded: Folded, workload: Workload, config: WhatIfConfig) -> dict[str, NDArray[np.float64]]:

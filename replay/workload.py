@@ -84,6 +84,8 @@ class Workload:
         if not growth > 0.0:
             raise ConfigError(f"growth must be above 0, got {growth}")
         collections = np.unique(self.runs["collection"])
+        if round(len(collections) * growth) < 1:
+            raise ConfigError(f"growth={growth:g} leaves none of {len(collections)} collections; ask for more of them")
         drawn = np.random.default_rng(seed).permutation(collections)
         left = round(len(collections) * growth)
         parts: list[tuple[NDArray[Any], NDArray[np.bool_]]] = []

@@ -213,7 +213,6 @@ def test_a_smaller_workload_is_a_part_of_it_and_needs_no_more_machines(
     ("setting", "message"),
     [
         ({"margin": "none"}, "margin must be one of baseline, medium, aggressive, got none"),
-        ({"policy": "first-fit"}, "policy must be one of"),
         ({"oom_budget": -1.0}, "oom_budget must be at least 0"),
         ({"pending_budget": 1.1}, "pending_budget must be between 0 and 1"),
         ({"machines": (3, 0)}, "machines must be at least 1, got 0"),

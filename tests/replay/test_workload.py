@@ -144,6 +144,8 @@ def test_a_grown_workload_has_clones_of_whole_collections_and_one_cut_down_has_f
     assert len(np.unique(fewer.runs["collection"])) == 1
     with pytest.raises(ConfigError, match="growth must be above 0, got 0"):
         made.grown(0.0, seed=1)
+    with pytest.raises(ConfigError, match=r"growth=0\.1 leaves none of 3 collections"):
+        made.grown(0.1, seed=1)
 
 
 def test_a_part_of_the_machines_is_a_part_of_every_larger_part() -> None:
