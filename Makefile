@@ -9,10 +9,10 @@ $(BIN)/reclaim: pyproject.toml
 	@touch $@
 
 test: install                      ## every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 quick: install                     ## tests but for the slow ones
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not slow'
 
 lint: install                      ## format, lint, types, import direction
 	$(BIN)/ruff format --check .
