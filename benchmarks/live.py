@@ -2,9 +2,9 @@
 
     python benchmarks/live.py DATASET --out benchmarks/results/live.json
 
-The tape holds what an estimator answered to the trace's own history; asked live, it also learns of waiting and restarts.
-Undisturbed tasks get the same to the bit (`tests/replay/test_live.py`); this says what the disturbed ones make of it, on a
-dataset with machines, at the aggressive margin.
+The tape holds what an estimator answered to the trace's own history; asked live, it also learns of waiting and
+restarts. Undisturbed tasks get the same to the bit (`tests/replay/test_live.py`); this says what the disturbed ones
+make of it, on a dataset with machines, at the aggressive margin.
 """
 
 from __future__ import annotations
