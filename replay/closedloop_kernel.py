@@ -10,10 +10,13 @@ import numpy as np
 
 from reclaim.replay.closedloop_state import (
     BLOCKED,
+    BOTH,
     COMPILED,
+    CPU,
     DONE,
     MACHINE,
     MACHINE_GONE,
+    MEMORY,
     NO_REASON,
     NON_PRODUCTION,
     OWN_LIMIT,
@@ -22,7 +25,8 @@ from reclaim.replay.closedloop_state import (
     RUNNING,
     SLACK,
 )
-from reclaim.replay.placement import asks_no_less, dies_first, find, fits, held_back, price, remember, victim
+from reclaim.replay.closedloop_sums import count_in, end_us, jump, read
+from reclaim.replay.placement import asks_no_less, dies_first, find, fits, held_back, most_room, price, remember, victim
 
 STARTUP_US: Final = 300_000_000
 """How long a run holds its limit after it was placed (EuroSys'15, section 5.5)."""
@@ -31,41 +35,6 @@ _OVER: Final = 1e-6
 _REMEMBERED: Final = 64
 """Failures that are remembered while those that wait are tried; more take longer to look through than they save."""
 _END, _CHANGE, _ARRIVAL, _LAST = range(4)
-
-
-@numba.njit(**COMPILED)
-def _end_us(run: Any) -> Any:
-    """Return when a placed run ends if nothing stops it; a service's time is the clock's."""
-    if run.service:
-        return run.arrival_us + run.duration_us
-    return run.placed_us + run.duration_us - run.offset_us
-
-
-@numba.njit(**COMPILED)
-def _read(run: Any, tape: Any, now_us: int) -> None:
-    """Move a placed run to the window in which it is now."""
-    at_us = now_us - run.arrival_us if run.service else run.offset_us + now_us - run.placed_us
-    cursor = run.cursor
-    while cursor + 1 < run.stop and tape[cursor + 1].from_us <= at_us:
-        cursor += 1
-    run.cursor = cursor
-    for r in range(2):
-        run.use[r] = tape[cursor].use[r]
-        run.limit[r] = tape[cursor].limit[r]
-
-
-@numba.njit(**COMPILED)
-def _count_in(machine: Any, run: Any, sign: float, now_us: int) -> None:
-    """Add a run to its machine's sums, or take it out."""
-    for r in range(2):
-        machine.use[r] += sign * run.use[r]
-        machine.limit[r] += sign * run.limit[r]
-        machine.reserved[r] += sign * run.reservation[r]
-        if run.band > NON_PRODUCTION:
-            machine.production[r] += sign * run.limit[r]
-    machine.busy_us += machine.count * (now_us - machine.changed_us)
-    machine.changed_us = now_us
-    machine.count += 1 if sign > 0 else -1
 
 
 @numba.njit(**COMPILED)
@@ -79,7 +48,7 @@ def _leave(i: int, runs: Any, machines: Any, now_us: int) -> None:
         machine.head = run.next
     if run.next >= 0:
         runs[run.next].previous = run.previous
-    _count_in(machine, run, -1.0, now_us)
+    count_in(machine, run, -1.0, now_us)
     run.ran_us += now_us - run.placed_us
     run.machine = -1
 
@@ -224,8 +193,9 @@ def _place(
     if machine.head >= 0:
         runs[machine.head].previous = i
     machine.head = i
-    _read(run, tape, now_us)
-    _count_in(machine, run, 1.0, now_us)
+    read(run, tape, now_us)
+    jump(run)
+    count_in(machine, run, 1.0, now_us)
     machine.lowest = min(machine.lowest, run.rank)
     relieve(m, runs, machines, how, pending, kills, tick, now_us)
     return True
@@ -238,7 +208,7 @@ def advance(runs: Any, machines: Any, tape: Any, held: Any, live: bool, now_us: 
         i = machines[m].head
         while i >= 0:
             run = runs[i]
-            _read(run, tape, now_us)
+            read(run, tape, now_us)
             if not live:
                 young = not run.carried and now_us - run.placed_us < STARTUP_US
                 for r in range(2):
@@ -259,7 +229,8 @@ def settle(runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: A
         busy_us, changed_us, count = machine.busy_us, machine.changed_us, machine.count
         i = machine.head
         while i >= 0:
-            _count_in(machine, runs[i], 1.0, now_us)
+            jump(runs[i])
+            count_in(machine, runs[i], 1.0, now_us)
             machine.lowest = min(machine.lowest, runs[i].rank)
             i = runs[i].next
         machine.busy_us, machine.changed_us, machine.count = busy_us, changed_us, count
@@ -305,6 +276,9 @@ def schedule(
     turn = np.argsort(turns, kind="mergesort")
     failed = np.empty(_REMEMBERED, np.int64)
     n_failed = 0
+    most = np.empty(2)
+    lowest = most_room(machines, most)
+    stopped = tick.kills.sum()
     for k in range(n):
         entry = waiting[turn[k]]
         if now_us >= entry.until_us:  # a service whose time has passed while it waited
@@ -316,8 +290,16 @@ def schedule(
                 runs[following].ready_us = now_us
                 _wait(following, runs, pending, now_us, now_us)
             continue
+        if tick.kills.sum() != stopped:  # room was made
+            stopped = tick.kills.sum()
+            lowest = most_room(machines, most)
         hopeless = entry.not_before_us > now_us
-        for f in range(0 if entry.special else n_failed):
+        if not hopeless and not entry.special and entry.rank <= lowest:
+            cpu, memory = entry.asked[0] > most[0], entry.asked[1] > most[1]
+            if cpu or memory:
+                hopeless = True
+                entry.reason = BOTH if cpu and memory else CPU if cpu else MEMORY
+        for f in range(0 if entry.special or hopeless else n_failed):
             if asks_no_less(entry, waiting[failed[f]]):
                 hopeless = True
                 entry.reason = waiting[failed[f]].reason
@@ -350,8 +332,8 @@ def pass_slot(
     for m in range(len(machines)):
         i = machines[m].head
         while i >= 0:
-            if _end_us(runs[i]) <= until_us:
-                events.append((np.int64(max(_end_us(runs[i]), now_us)), np.int64(_END), np.int64(i)))
+            if end_us(runs[i]) <= until_us:
+                events.append((np.int64(max(end_us(runs[i]), now_us)), np.int64(_END), np.int64(i)))
             i = runs[i].next
     while at[0] < len(runs) and runs[at[0]].arrival_us < until_us:
         events.append((np.int64(max(runs[at[0]].arrival_us, now_us)), np.int64(_ARRIVAL), np.int64(at[0])))
@@ -365,7 +347,7 @@ def pass_slot(
         if i < 0:
             return
         if kind == _END:
-            if runs[i].state == RUNNING and max(_end_us(runs[i]), now_us) == time_us:
+            if runs[i].state == RUNNING and max(end_us(runs[i]), now_us) == time_us:
                 following = _finish(i, runs, machines, tick, time_us)
                 if following >= 0:
                     heapq.heappush(events, (time_us, np.int64(_ARRIVAL), np.int64(following)))
@@ -379,8 +361,8 @@ def pass_slot(
             run.waiting_us = run.ready_us = time_us
             if not _place(i, runs, machines, tape, held, order, masks, how, random, pending, kills, tick, time_us):
                 _wait(i, runs, pending, time_us, time_us)
-            elif run.state == RUNNING and _end_us(run) <= until_us:
-                heapq.heappush(events, (_end_us(run), np.int64(_END), np.int64(i)))
+            elif run.state == RUNNING and end_us(run) <= until_us:
+                heapq.heappush(events, (end_us(run), np.int64(_END), np.int64(i)))
 
 
 @numba.njit(**COMPILED)

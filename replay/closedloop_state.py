@@ -25,6 +25,10 @@ REASONS: Final = ("none", "constraints", "too_large", "spread", "cpu", "memory",
 hold as many of its collection as may be on one; or most machines lack CPU alone, memory alone, or both. None: it was
 stopped, and not tried again yet."""
 
+_COMPILED_FILES: Final = tuple(
+    f"replay/{name}.py" for name in ("closedloop_state", "closedloop_sums", "closedloop_kernel", "placement")
+)
+
 RUN = np.dtype(
     [
         # as submitted
@@ -37,7 +41,7 @@ RUN = np.dtype(
         ("first_placed_us", "i8"), ("ended_us", "i8"),
         ("ran_us", "i8"), ("lost_us", "i8"), ("waited_us", "i8"), ("kills", "i4", (4,)),
         ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reservation", "f8", (2,)),
-        code_field("replay/closedloop_state.py", "replay/closedloop_kernel.py", "replay/placement.py"),
+        code_field(*_COMPILED_FILES),
     ]
 )  # fmt: skip
 """One run of a task, from its submission to its end; see ``workload.Workload``. ``asked`` is its first limit, which

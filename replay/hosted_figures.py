@@ -52,7 +52,6 @@ def cell_in_turn(results: Results) -> Figure | None:
                     values = np.array([number(v) for v in over_time[key]])
                     ax.stairs(values, x, color=colour, linewidth=1.8, baseline=None)
                     ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=5))
-                ax.set_ylim(bottom=0)
             for ax in axes[:, column]:
                 ax.margins(y=0.12)
             label_segments(axes[0, column], loop["segments"], unit)
@@ -61,6 +60,8 @@ def cell_in_turn(results: Results) -> Figure | None:
             axes[2, column].set_title("Killed for want of memory, so far")
             axes[3, column].set_title("Tasks waiting for a machine")
             axes[-1, column].set_xlabel(f"{name_of_unit} since the test period began")
+        for ax in axes[:, 0]:  # every column has its scale
+            ax.set_ylim(bottom=0)
         axes[0, 0].set_ylabel("share of capacity")
         axes[1, 0].set_ylabel("share of capacity")
         axes[2, 0].set_ylabel("tasks")

@@ -31,7 +31,8 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "closed loop": (
         "The cell's machines run the trace's workload anew. Production and monitoring tasks are placed by limit, and "
         "never on reclaimed resources; the others by limit into what the reservations of all tasks on a machine leave "
-        "free. A task may preempt what has a lower priority, production never production."
+        "free, each at least what its task uses just now. A task may preempt what has a lower priority, production "
+        "never production."
     ),
     "kill, out of memory": (
         "At the start of a slot, and whenever a task is placed, a machine on which the largest memory of the tasks' "

@@ -201,3 +201,20 @@ def remember(k: int, waiting: Any, failed: Any, n_failed: int) -> int:
         failed[kept] = k
         kept += 1
     return kept
+
+
+@numba.njit(**COMPILED)
+def most_room(machines: Any, most: Any) -> int:
+    """Write the most that any machine has left of each resource, and return the lowest rank that runs on any.
+
+    A run of no higher a rank that asks for more can neither be placed nor make room for itself.
+    """
+    most[0] = most[1] = -math.inf
+    lowest = 2**31 - 1
+    for m in range(len(machines)):
+        machine = machines[m]
+        if machine.up and machine.open:
+            lowest = min(lowest, machine.lowest)
+            for r in range(2):
+                most[r] = max(most[r], machine.capacity[r] * (1 + SLACK) - machine.reserved[r])
+    return lowest

@@ -256,6 +256,17 @@ def test_a_task_above_its_own_limit_dies_first_whatever_its_priority() -> None:
     assert killed(outcome) == [(0, "own_limit")]
 
 
+def test_a_task_above_its_reservation_takes_the_room_that_it_uses_at_once() -> None:
+    burst = [(0.1, 0.1), (0.6, 0.6), (0.1, 0.1), (0.1, 0.1)]
+    outcome = run(
+        Task(burst, (0.8, 0.8), held=(0.1, 0.1), carried=True),
+        Task([(0.1, 0.1)] * 2, (0.5, 0.5), at=1.5),
+        slots=4,
+    )
+    assert outcome.ticks["reserved"][:2].tolist() == [pytest.approx([0.1, 0.1]), pytest.approx([0.6, 0.6])]
+    assert outcome.runs["first_placed_us"].tolist() == [0, 2 * SLOT_US]
+
+
 def test_a_task_above_its_own_limit_lives_while_there_is_memory() -> None:
     outcome = run(Task([(0.1, 0.7)] * 4, (0.5, 0.5)), slots=3)
     assert killed(outcome) == []
