@@ -42,7 +42,7 @@ def ratios_of_tasks(results: Results) -> Figure:
             ax.yaxis.set_major_formatter(PercentFormatter(1.0))
             ax.set_title(RESOURCE_TITLES.get(resource, resource))
             ax.set_xlabel("share of the limit")
-            ax.set_ylabel("tasks with at most as much")
+            ax.set_ylabel("tasks with at most as much" + ("" if results["alike"] else ", by time"))
         handles: list[Any] = [Line2D([], [], color=_USAGE, linewidth=3.0, label="usage")]
         handles += [
             Line2D([], [], color=colours[e["name"]], linewidth=1.8, label=f"reservation, {e['name']}") for e in drawn

@@ -28,7 +28,8 @@ def says(results: Results) -> list[str]:
         usage = results["usage"][r]
         if usage["median"] is None:
             continue
-        text = f"Half of the {results['tasks'][r]:,} tasks use at most {_percent(usage['median'])} of their "
+        tasks = f"{results['tasks'][r]:,} tasks" + ("" if results["alike"] else ", by the time they ran,")
+        text = f"Half of the {tasks} use at most {_percent(usage['median'])} of their "
         text += f"{RESOURCE_WORDS[r]} limit, on average over tasks {_percent(usage['mean'])}."
         if usage["over_limit"]:
             text += f" On average over their time {_percent(usage['over_limit'])} of them use more than their limit."

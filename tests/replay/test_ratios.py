@@ -18,8 +18,7 @@ from reclaim.features.store import FeatureSet
 from reclaim.replay.cell import Cell, lay_out_cell
 from reclaim.replay.kinds import Source
 from reclaim.replay.openloop import History, known_seconds, previous_rows
-from reclaim.replay.ratios import EXPERIMENT, LEVELS, TaskMeans, held_of, used_of
-from reclaim.replay.settings import ReplayConfig
+from reclaim.replay.ratios import EXPERIMENT, LEVELS, RatiosConfig, TaskMeans, held_of, used_of
 
 Maker = Callable[..., Windows]
 
@@ -48,13 +47,24 @@ def test_a_tasks_mean_weighs_each_window_by_its_length(make_windows: Maker) -> N
     np.testing.assert_allclose(means.mean(held), [[(3 * 1.0 + 0.5) / 4, (3 * 0.5 + 0.7) / 4], [1.0, 0.5]])
 
 
+def test_tasks_count_by_how_long_they_ran_unless_they_count_alike(make_windows: Maker) -> None:
+    cell = cell_of(make_windows([(0.2, 0.4)] * 3, [(0.6, 0.8)]))
+    by_time, alike = TaskMeans.of(cell, alike=False), TaskMeans.of(cell)
+    np.testing.assert_allclose(by_time.weight, [[900.0, 900.0], [300.0, 300.0]])
+    half = np.full((4, 2), 0.9)
+    assert held_of(half, by_time)["cpu"]["gap"] == pytest.approx(0.9 - (3 * 0.2 + 0.6) / 4)
+    assert held_of(half, alike)["cpu"]["gap"] == pytest.approx(0.9 - (0.2 + 0.6) / 2)
+    assert used_of(by_time.usage[:, 0], by_time.granted[:, 0], by_time.weight[:, 0])["q75"] == pytest.approx(0.2)
+    assert used_of(alike.usage[:, 0], alike.granted[:, 0], alike.weight[:, 0])["q75"] == pytest.approx(0.6)
+
+
 def test_what_is_used_beyond_the_limit_takes_nothing_from_the_gap_and_is_told_apart(make_windows: Maker) -> None:
     means = TaskMeans.of(cell_of(make_windows([(0.2, 0.4), (3.0, 0.6)], [(0.5, 0.5)])))
     np.testing.assert_allclose(means.usage, [[1.6, 0.5], [0.5, 0.5]])
     np.testing.assert_allclose(means.granted, [[0.6, 0.5], [0.5, 0.5]])
     found = held_of(np.ones((3, 2)), means)
     assert found["cpu"]["gap"] == pytest.approx((0.4 + 0.5) / 2)  # of the limit itself: never below 0
-    used = used_of(means.usage[:, 0], means.granted[:, 0])
+    used = used_of(means.usage[:, 0], means.granted[:, 0], means.weight[:, 0])
     assert used["over_limit"] == 0.5
     assert used["within_limit"] == pytest.approx(0.55)
 
@@ -85,7 +95,7 @@ def test_a_task_is_over_where_any_window_demands_more_than_was_in_force(make_win
 @pytest.fixture(scope="module")
 def results(dataset: Path) -> dict[str, Any]:
     source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
-    return EXPERIMENT.measure(source, ReplayConfig(estimators=("borg", "percentile", "limit"))).results
+    return EXPERIMENT.measure(source, RatiosConfig(estimators=("borg", "percentile", "limit"))).results
 
 
 def test_reservations_lie_between_usage_and_limit_and_narrow_with_the_margin(results: dict[str, Any]) -> None:
