@@ -26,7 +26,7 @@ class Scheduling:
     policy: str = "hybrid"
     """How machines with room are policy: one of ``placement.POLICIES``."""
     enough: int = 100
-    """Machines with room that are scored before the best of them is taken."""
+    """Machines with room, or that can make room, that are scored before the best of them is taken."""
     checkpoint_s: float = 3_600.0
     """Batch work that is stopped goes back to the last whole multiple of this many seconds of its running time; 0: to
     its beginning. Without checkpoints a crowded cell may spend half of its batch time on work done twice."""

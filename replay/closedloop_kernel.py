@@ -131,18 +131,20 @@ def relieve(m: int, runs: Any, machines: Any, how: Any, pending: Any, kills: Any
 
 @numba.njit(**COMPILED)
 def _make_room(
-    i: int, asked: Any, runs: Any, machines: Any, order: Any, masks: Any, how: Any, pending: Any, kills: Any, tick: Any,
-    now_us: int,
+    i: int, asked: Any, runs: Any, machines: Any, order: Any, masks: Any, how: Any, random: Any, pending: Any,
+    kills: Any, tick: Any, now_us: int,
 ) -> int:  # fmt: skip
     """Preempt for a run on the machine where that costs least, and return it; -1 where it helps nowhere.
 
-    Least is the lowest rank of the highest victim, then the least work lost. Victims go from the lowest rank up, until
-    the run fits.
+    Least is the lowest rank of the highest victim, then the least work lost, among the first ``how.enough`` machines
+    that can make room. Victims go from the lowest rank up, until the run fits.
     """
     run = runs[i]
-    best, best_rank, best_lost = -1, 2**31 - 1, 2**62
-    for k in range(len(order)):
-        m = order[k]
+    best, best_rank, best_lost, seen = -1, 2**31 - 1, 2**62, 0
+    n = len(order)
+    start = int(random[0] % np.uint64(n))
+    for k in range(n):
+        m = order[start + k - n if start + k >= n else start + k]
         machine = machines[m]
         if not (machine.up and machine.open and masks[run.mask, m]) or machine.lowest >= run.rank:
             continue
@@ -153,6 +155,9 @@ def _make_room(
         rank, lost_us = price(run, machine, runs, asked, how, now_us)
         if rank >= 0 and (rank < best_rank or (rank == best_rank and lost_us < best_lost)):
             best, best_rank, best_lost = m, rank, lost_us
+        seen += rank >= 0
+        if seen >= how.enough:
+            break
     if best >= 0:
         machine = machines[best]
         while not (fits(run, machine, 0, asked[0], 0.0, 0.0) and fits(run, machine, 1, asked[1], 0.0, 0.0)):
@@ -181,7 +186,7 @@ def _place(
         asked[r] = tape[row].limit[r] if run.band > NON_PRODUCTION else run.reservation[r]
     m = find(i, asked, runs, machines, order, masks, how, random)
     if m < 0:
-        m = _make_room(i, asked, runs, machines, order, masks, how, pending, kills, tick, now_us)
+        m = _make_room(i, asked, runs, machines, order, masks, how, random, pending, kills, tick, now_us)
     if m < 0:
         return False
     machine = machines[m]
