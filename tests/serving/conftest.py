@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -42,22 +43,24 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
             assert bentoml.service  # imports the rest, which is lazy
         from reclaim.serving import service
 
-        yield service
+    yield service
 
 
 @pytest.fixture(scope="session")
 def client(service: ModuleType, bundle_folder: Path) -> Iterator[Any]:
-    """Give the whole BentoML application in this process, its start-up done."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RECLAIM_BUNDLE", str(bundle_folder))
-        patch.setenv("RECLAIM_MODEL", "reclaim@champion")
-        patch.setenv("RECLAIM_MODEL_VERSION", "3")
-        with warnings.catch_warnings():
-            # starlette 1.10 prefers a successor of httpx that BentoML does not use
-            warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient` is deprecated")
-            from starlette.testclient import TestClient
-        with TestClient(service.ReservationService.to_asgi(), raise_server_exceptions=False) as client:
-            yield client
+    """Give the whole BentoML application in this process, its start-up done; its settings are gone by then."""
+    with ExitStack() as running:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RECLAIM_BUNDLE", str(bundle_folder))
+            patch.setenv("RECLAIM_MODEL", "reclaim@champion")
+            patch.setenv("RECLAIM_MODEL_VERSION", "3")
+            with warnings.catch_warnings():
+                # starlette 1.10 prefers a successor of httpx that BentoML does not use
+                warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient` is deprecated")
+                from starlette.testclient import TestClient
+            app = TestClient(service.ReservationService.to_asgi(), raise_server_exceptions=False)
+            client = running.enter_context(app)
+        yield client
 
 
 @dataclass(frozen=True)
