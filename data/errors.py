@@ -9,6 +9,7 @@
         TraceError                  the trace is broken: damaged files, too many bad lines, nothing in it
       HistoryTooShortError          there is less data than the step needs; says both numbers
       ModelError                    no such model, or one made by another feature pipeline
+      StoreError                    what the service remembers cannot be written, or cannot be read back
 
 A message says what was expected, what came, and where. Each of these is something the caller can mend: the command
 line prints it as one line and exits with code 2.
@@ -41,3 +42,7 @@ class HistoryTooShortError(ReclaimError):
 
 class ModelError(ReclaimError):
     """There is no such model, or it was made by another feature pipeline."""
+
+
+class StoreError(ReclaimError):
+    """What the service remembers cannot be written, or cannot be read back; the message names the file and the remedy."""

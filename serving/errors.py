@@ -14,7 +14,8 @@ from pydantic_core import from_json
 from reclaim.serving import schemas
 from reclaim.serving.schemas import ROW, ErrorBody, ErrorResponse, ReservationRequest
 
-BAD_REQUEST, NOT_FOUND, METHOD_NOT_ALLOWED, TOO_LARGE, INVALID, INTERNAL = 400, 404, 405, 413, 422, 500
+BAD_REQUEST, UNAUTHORIZED, NOT_FOUND, METHOD_NOT_ALLOWED, TIMEOUT = 400, 401, 404, 405, 408
+TOO_LARGE, UNKNOWN_TYPE, INVALID, BUSY, INTERNAL, UNAVAILABLE, NO_ROOM = 413, 415, 422, 429, 500, 503, 507
 
 _SHOWN_CHARACTERS: Final = 60
 """How much of a caller's own text an error repeats."""
@@ -59,17 +60,23 @@ class RequestError(Exception):
         One line for people.
     field : str or None
         Path of the field.
-    task, window : int or None
-        Rows, from 0.
+    row, task, window : int or None
+        Rows, from 0: of a table or a list of windows; of a list of tasks; of a task's history.
+    retry_after_s : int or None
+        When to come again, in seconds; sent as ``Retry-After``.
     """
 
     def __init__(
         self, status: int, code: str, message: str, *,
-        field: str | None = None, task: int | None = None, window: int | None = None,
+        field: str | None = None, row: int | None = None, task: int | None = None, window: int | None = None,
+        retry_after_s: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status = status
-        self.body = ErrorResponse(error=ErrorBody(code=code, message=message, field=field, task=task, window=window))
+        self.retry_after_s = retry_after_s
+        self.body = ErrorResponse(
+            error=ErrorBody(code=code, message=message, field=field, row=row, task=task, window=window)
+        )
 
 
 def parse_request(body: bytes) -> ReservationRequest:

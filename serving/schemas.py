@@ -344,6 +344,7 @@ class ErrorBody(_Answer):
     code: str = Field(description="A fixed word for programs.")
     message: str = Field(description="One line for people: what was expected, what came, and where.")
     field: str | None = Field(description="Path of the field, such as `tasks[0].windows[2].cpu_mean`.")
+    row: int | None = Field(description="Row of the table or of the list of windows, from 0.")
     task: int | None = Field(description="Row of the task in the request, from 0.")
     window: int | None = Field(description="Row of the window in the task's history, from 0.")
 

@@ -199,7 +199,7 @@ def assert_refused(response: Response, status: int, code: str, field: str | None
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     error = ErrorResponse.model_validate(response.json()).error
-    assert set(response.json()["error"]) == {"code", "message", "field", "task", "window"}
+    assert set(response.json()["error"]) == {"code", "message", "field", "row", "task", "window"}
     assert (error.code, error.field) == (code, field)
     assert message in error.message
     assert "\n" not in error.message
