@@ -70,8 +70,7 @@ def main() -> None:
         lines.append(line)
         print(*(f"{key} {value}" for key, value in line.items()), flush=True)
     content = {
-        "command": "python benchmarks/closed_loop.py"
-        + (f" --days {arguments.days:g}" if arguments.dataset is None else " --dataset DATASET"),
+        "command": command(parser, arguments),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -86,6 +85,19 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(content, indent=2) + "\n")
     print(f"wrote {arguments.out}")
+
+
+def command(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str:
+    """Return how the benchmark was called: the options that are not at their defaults, paths named as the options."""
+    said = ["python benchmarks/closed_loop.py"]
+    for name, value in vars(arguments).items():
+        if value != parser.get_default(name):
+            values = value if isinstance(value, list) else [value]
+            shown = (
+                name.upper() if isinstance(v, Path) else f"{v:g}" if isinstance(v, float) else str(v) for v in values
+            )
+            said.append(" ".join([f"--{name.replace('_', '-')}", *shown]))
+    return " ".join(said)
 
 
 def synthetic(work: Path, days: float) -> Path:

@@ -9,14 +9,21 @@ from typing import Any, Final
 
 import numba
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows
-from reclaim.features.kinship import GROUP, MEMBER, blank, step, write_alone
+from reclaim.features.arrays import room_for
+from reclaim.features.compiled import LENT
+from reclaim.features.kinship import GROUP, MEMBER, blank, leave, step, write_alone
+from reclaim.features.numbering import Numbering
 from reclaim.features.registry import KINSHIPS
 
 _NEVER: Final = 2**31 - 1
 """Later than any slot; ``taking.tell`` goes no further."""
+_FREE: Final = UNKNOWN_ID
+"""Stands in saved keys where a number is free: no name and no user has it."""
 ROWS_WORTH_A_THREAD: Final = 8_192
 """Rows of a call from which a second thread is done sooner than it is started."""
 
@@ -28,7 +35,8 @@ class KinState:
         self._threads = threads
         self._members = np.zeros(0, MEMBER)
         self._groups = [np.zeros(0, GROUP) for _ in KINSHIPS]
-        self._numbers: list[dict[Any, int]] = [{} for _ in KINSHIPS]
+        self._numbers = [Numbering() for _ in KINSHIPS]
+        self._sizes = [np.zeros(0, np.int64) for _ in KINSHIPS]  # how many members each group has
         self._kin: dict[int, tuple[int, ...]] = {}
 
     def advance(
@@ -38,6 +46,8 @@ class KinState:
         moment: NDArray[np.int32],
         share: NDArray[np.int32],
         out: NDArray[np.float32],
+        order: NDArray[np.int64] | None = None,
+        place: NDArray[np.int64] | None = None,
     ) -> None:
         """Write the features about others as of each row's slot, then let the rows in.
 
@@ -53,26 +63,74 @@ class KinState:
             Signals over the limit, in parts of ``SCALE``; -1 unknown, or not to be counted.
         out : float32, shape (n, n_features)
             Its columns from ``FIRST_KIN`` on are written.
+        order : int64, shape (n,), optional
+            The rows, those of each task in time order; as they stand if not given.
+        place : int64, shape (n,), optional
+            The row of ``out`` for each row; its own if not given. Of several the last one stays.
         """
-        self._introduce(slot, windows)
-        order = np.arange(len(slot)) if (np.diff(moment) >= 0).all() else np.argsort(moment, kind="stable")
+        own = np.arange(len(slot))
+        order, place = own if order is None else order, own if place is None else place
+        self._introduce(slot, windows, order)
+        if (np.diff(moment[order]) < 0).any():
+            order = order[np.argsort(moment[order], kind="stable")]
         collections, names, users = self._groups
 
         def advance(part: int, parts: int) -> None:
-            _advance(self._members, collections, names, users, order, slot, part, parts, moment, share, out)
+            _advance(self._members, collections, names, users, order, slot, part, parts, moment, share, place, out)
 
         in_parts(advance, len(slot), self._threads)
 
+    def forget(self, slots: NDArray[np.int64]) -> None:
+        """Let tasks go, so that others may have their slots; a collection goes with the last of its tasks.
+
+        What they did still counts: among the tasks of their collection while it is there, and for its name and user.
+        """
+        slots = np.unique(slots[slots < len(self._members)])
+        groups = self._members["group"][slots].astype(np.int64)
+        slots, groups = slots[groups[:, 0] > 0], groups[groups[:, 0] > 0]
+        self._members[slots] = np.zeros((), MEMBER)
+        left = self._leave(0, groups[:, 0], slots + 1)
+        empty, first = np.unique(groups[left, 0], return_index=True)
+        kin = groups[left][first]
+        for k in (1, 2):
+            self._leave(k, kin[kin[:, k] > 0, k], empty[kin[:, k] > 0])
+        for number in empty.tolist():
+            del self._kin[self._numbers[0].keys[number - 1]]
+        self._drop(0, empty)
+
+    def drop_idle(self, before: int) -> None:
+        """Forget the names and users that have no task and had no window since ``before``, a slot of the clock."""
+        for k in (1, 2):
+            there = np.array([key is not None for key in self._numbers[k].keys], bool)
+            groups = self._groups[k][: len(there)]
+            self._drop(k, 1 + np.flatnonzero(there & (self._sizes[k][: len(there)] == 0) & (groups["at"] < before)))
+
+    @property
+    def n_groups(self) -> dict[str, int]:
+        """How many groups are remembered, by kinship: collections, names, users."""
+        return {kinship: len(numbers) for kinship, numbers in zip(KINSHIPS, self._numbers, strict=True)}
+
+    def _leave(self, k: int, number: NDArray[np.int64], member: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Take members, by number, out of their groups of a kinship; return whose group is empty then."""
+        leave(self._groups[k], number - 1, member)
+        np.subtract.at(self._sizes[k], number - 1, 1)
+        return np.asarray(self._sizes[k][number - 1] == 0)
+
+    def _drop(self, k: int, numbers: NDArray[np.int64]) -> None:
+        self._groups[k][numbers - 1] = np.zeros((), GROUP)
+        for number in numbers.tolist():
+            self._numbers[k].let_go(number)
+
     def memory(self) -> dict[str, NDArray[Any]]:
         """Return all that is remembered, by name."""
-        collections, names, users = (np.array(list(numbers), np.int64) for numbers in self._numbers)
+        collections, names, users = (numbers.keys for numbers in self._numbers)
         kin = [(collection, *groups) for collection, groups in self._kin.items()]
         return {
             "member": self._members,
-            **dict(zip(KINSHIPS, self._groups, strict=True)),
-            "collections": collections,
-            "names": names.reshape(-1, 2),
-            "users": users,
+            **{k: g[: len(n.keys)] for k, g, n in zip(KINSHIPS, self._groups, self._numbers, strict=True)},
+            "collections": np.array([_FREE if key is None else key for key in collections], np.int64),
+            "names": np.array([(_FREE, _FREE) if key is None else key for key in names], np.int64).reshape(-1, 2),
+            "users": np.array([_FREE if key is None else key for key in users], np.int64),
             "kin": np.array(kin, np.int64).reshape(-1, 1 + len(KINSHIPS)),
         }
 
@@ -80,36 +138,47 @@ class KinState:
         """Go on from the memory of another one, which is kept, not copied."""
         self._members = memory["member"]
         self._groups = [memory[kinship] for kinship in KINSHIPS]
-        keys = (memory["collections"].tolist(), map(tuple, memory["names"].tolist()), memory["users"].tolist())
-        self._numbers = [{key: number for number, key in enumerate(each, 1)} for each in keys]
         self._kin = {collection: tuple(groups) for collection, *groups in memory["kin"].tolist()}
+        collections: list[int | None] = [None] * len(memory["collections"])
+        for collection, (number, *_) in self._kin.items():
+            collections[number - 1] = collection
+        names = [None if name == _FREE else (user, name) for user, name in memory["names"].tolist()]
+        users = [None if user == _FREE else user for user in memory["users"].tolist()]
+        self._numbers = [Numbering(keys) for keys in (collections, names, users)]
+        own = (self._members["group"][:, 0], memory["kin"][:, 2], memory["kin"][:, 3])
+        self._sizes = [
+            np.bincount(numbers, minlength=len(groups) + 1)[1:].astype(np.int64)
+            for numbers, groups in zip(own, self._groups, strict=True)
+        ]
 
-    def _introduce(self, slot: NDArray[np.int64], windows: Windows) -> None:
+    def _introduce(self, slot: NDArray[np.int64], windows: Windows, order: NDArray[np.int64]) -> None:
         """Give every new task its record and find those it belongs to."""
-        need = int(slot.max()) + 1 if len(slot) else 0
-        self._members = room_for(self._members, need)
-        new = np.flatnonzero(self._members["group"][slot, 0] == 0)
-        _, first = np.unique(slot[new], return_index=True)
+        self._members = room_for(self._members, int(slot.max(initial=-1)) + 1)
+        new = order[self._members["group"][slot[order], 0] == 0]
+        if len(new) == 0:
+            return
+        tasks, first = np.unique(slot[new], return_index=True)
         rows = new[first]
-        columns = (windows.collection_id[rows], windows.user[rows], windows.name[rows])
-        for task, collection, user, name in zip(slot[rows].tolist(), *(c.tolist() for c in columns), strict=True):
+        collections, first, which = np.unique(windows.collection_id[rows], return_index=True, return_inverse=True)
+        kin = np.empty((len(collections), len(KINSHIPS)), np.int64)
+        for k in np.argsort(first).tolist():
+            collection, row = int(collections[k]), rows[first[k]]
             if collection not in self._kin:  # the first owner told of stands for all its tasks
-                keys = (collection, (user, name) if name >= 0 else None, user if user >= 0 else None)
-                self._kin[collection] = tuple(
-                    0 if key is None else numbers.setdefault(key, len(numbers) + 1)
-                    for key, numbers in zip(keys, self._numbers, strict=True)
-                )
-            self._members["group"][task] = self._kin[collection]
-        self._groups = [room_for(g, len(n)) for g, n in zip(self._groups, self._numbers, strict=True)]
+                self._kin[collection] = self._found(collection, int(windows.user[row]), int(windows.name[row]))
+            kin[k] = self._kin[collection]
+        self._members["group"][tasks] = kin[which]
+        np.add.at(self._sizes[0], kin[which, 0] - 1, 1)
 
-
-def room_for(records: NDArray[Any], need: int) -> NDArray[Any]:
-    """Return ``records`` with at least ``need`` rows, doubling; new rows are zero."""
-    if need <= len(records):
-        return records
-    grown = np.zeros((max(need, 2 * len(records)), *records.shape[1:]), records.dtype)
-    grown[: len(records)] = records
-    return grown
+    def _found(self, collection: int, user: int, name: int) -> tuple[int, ...]:
+        """Return the numbers of a new collection's groups."""
+        keys = (collection, (user, name) if name >= 0 else None, user if user >= 0 else None)
+        kin = tuple(0 if key is None else n.of(key) for key, n in zip(keys, self._numbers, strict=True))
+        for k, number in enumerate(kin):
+            self._groups[k] = room_for(self._groups[k], number)
+            self._sizes[k] = room_for(self._sizes[k], number)
+            if k > 0 and number > 0:
+                self._sizes[k][number - 1] += 1
+        return kin
 
 
 def in_parts(function: Callable[[int, int], object], n_rows: int, threads: int) -> None:
@@ -153,6 +222,8 @@ def fold_everyone(
     out: NDArray[np.float32],
     threads: int = 1,
     done: Callable[[int], object] = lambda _: None,
+    *,
+    last_alone: bool = False,
 ) -> None:
     """Write the features about others of a whole dataset: what ``KinState`` would, fed slot by slot.
 
@@ -168,24 +239,24 @@ def fold_everyone(
         The numbers do not depend on it.
     done : callable
         Told how many rows were finished, now and then.
+    last_alone : bool
+        Whether ``out`` has a row for each task, to be that of the task's last, instead of one for each row.
     """
     collection, user, name, start, stop = (getattr(tasks, f.name) for f in fields(tasks))
     if len(start) == 0:
         return
-    collections = np.unique(collection, return_inverse=True)[1]
-    users = np.unique(user, return_inverse=True)[1]
-    names = np.unique(name, return_inverse=True)[1]
-    pair = np.unique(users * (names.max() + 1) + names, return_inverse=True)[1]
+    collections, users, names = (pd.factorize(column)[0] for column in (collection, user, name))
+    pair = pd.factorize(users * (names.max() + 1) + names)[0]
     # what nothing else ties together: a user, else a name without one, else a collection
     kin = np.where(user >= 0, users, np.where(name >= 0, len(start) + pair, 2 * len(start) + collections))
-    kin = np.unique(kin, return_inverse=True)[1]
-    first_moment = moment[start]
-    order = np.lexsort((first_moment, kin))
+    kin = pd.factorize(kin)[0]
+    order = np.argsort((kin << 32) + moment[start], kind="stable")
     members = np.zeros(len(start), MEMBER)
     sizes = np.zeros((int(kin.max()) + 1, len(KINSHIPS)), np.int64)
     for k, numbers in enumerate((collections, pair, users)):
         known = (np.ones_like(user, bool), name >= 0, user >= 0)[k]
-        within, sizes[:, k] = _number_within(kin, numbers)
+        within = np.empty(len(start), np.int64)
+        _number_within(order, kin, numbers, np.full((len(start), 2), -1), within, sizes[:, k])
         members["group"][:, k] = np.where(known, within + 1, 0)
     edges = np.searchsorted(kin[order], np.arange(len(sizes) + 1))
     rows = np.concatenate([[0], np.cumsum((stop - start)[order])])[edges]
@@ -197,26 +268,33 @@ def fold_everyone(
         low, high = bounds[part], bounds[part + 1]
         groups = [np.zeros(int(sizes[low:high, k].max()), GROUP) for k in range(len(KINSHIPS))]
         _fold_kin(
-            members, groups[0], groups[1], groups[2], sizes, order, edges, low, high, start, stop, moment, share, out
-        )
+            members, groups[0], groups[1], groups[2], sizes, order, edges, low, high, start, stop, moment, share, out,
+            last_alone,
+        )  # fmt: skip
         done(int(rows[high] - rows[low]))
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(fold, range(len(bounds) - 1)))
 
 
-def _number_within(kin: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the number of each task's group within its kin, from 0, and how many groups each kin has."""
-    width = int(numbers.max()) + 1
-    pairs, place = np.unique(kin * width + numbers, return_inverse=True)
-    first = np.searchsorted(pairs, np.arange(int(kin.max()) + 2) * width)
-    return place - first[kin], np.diff(first)
+@numba.njit(**LENT)
+def _number_within(order: Any, kin: Any, numbers: Any, found: Any, within: Any, sizes: Any) -> None:
+    """Write the number of each task's group within its kin, from 0, and how many groups each kin has.
+
+    ``found``, shape (n, 2), is room for the kin in which a group was last met, -1 for none, and its number there.
+    """
+    for task in order:
+        group = found[numbers[task]]
+        if group[0] != kin[task]:
+            group[0], group[1] = kin[task], sizes[kin[task]]
+            sizes[kin[task]] += 1
+        within[task] = group[1]
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _advance(
     members: Any, collections: Any, names: Any, users: Any, order: Any, slot: Any, part: int, parts: int, moment: Any,
-    share: Any, out: Any,
+    share: Any, place: Any, out: Any,
 ) -> None:  # fmt: skip
     for k in range(len(order)):
         i = order[k]
@@ -224,13 +302,13 @@ def _advance(
         m = members[task]
         kin = m.group[2] if m.group[2] > 0 else m.group[1] if m.group[1] > 0 else m.group[0]
         if kin % parts == part:
-            step(m, task, collections, names, users, moment[i], share, out, i)
+            step(m, task, collections, names, users, moment[i], share, i, out, place[i])
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _fold_kin(
     members: Any, collections: Any, names: Any, users: Any, sizes: Any, order: Any, edges: Any, low: int, high: int,
-    start: Any, stop: Any, moment: Any, share: Any, out: Any,
+    start: Any, stop: Any, moment: Any, share: Any, out: Any, last_alone: bool,
 ) -> None:  # fmt: skip
     longest = 0
     for kin in range(low, high):
@@ -240,8 +318,11 @@ def _fold_kin(
     for kin in range(low, high):
         if edges[kin + 1] - edges[kin] == 1:
             task = order[edges[kin]]
-            for row in range(start[task], stop[task]):
-                write_alone(out, row)
+            if last_alone:
+                write_alone(out, task)
+            else:
+                for row in range(start[task], stop[task]):
+                    write_alone(out, row)
             continue
         blank(collections, sizes[kin, 0])
         blank(names, sizes[kin, 1])
@@ -259,7 +340,8 @@ def _fold_kin(
             while k < n:
                 task, row = running[k], at[k]
                 while row < stop[task] and moment[row] == now:
-                    step(members[task], task, collections, names, users, now, share, out, row)
+                    place = row if not last_alone else task if row == stop[task] - 1 else -1
+                    step(members[task], task, collections, names, users, now, share, row, out, place)
                     row += 1
                 at[k] = row
                 if row == stop[task]:

@@ -17,6 +17,9 @@ nothing when a task's own part is taken away, so a cell folded in any order give
 
 _N: Final = len(SIGNALS)
 
+_NOBODY: Final = -1
+"""Whose a largest value is when its member has left: no member's, and not none."""
+
 GROUP: Final = np.dtype(
     [
         ("at", "i8"),  # the slot that is being filled; what is pending belongs to it
@@ -84,10 +87,27 @@ def blank(groups: Any, n: int) -> None:
 
 
 @numba.njit(**LENT)
+def leave(groups: Any, number: Any, member: Any) -> None:
+    """Let the largest value of a member that has left its group be nobody's, for its own number may be given again."""
+    for k in range(len(number)):
+        g = groups[number[k]]
+        for j in range(_N):
+            if g.who[j] == member[k]:
+                g.who[j] = _NOBODY
+            if g.new_who[j] == member[k]:
+                g.new_who[j] = _NOBODY
+            if g.now_who[j] == member[k]:
+                g.now_who[j] = _NOBODY
+
+
+@numba.njit(**LENT)
 def step(
-    m: Any, task: int, collections: Any, names: Any, users: Any, moment: int, share: Any, out: Any, i: int
+    m: Any, task: int, collections: Any, names: Any, users: Any, moment: int, share: Any, row: int, out: Any, i: int
 ) -> None:  # fmt: skip
-    """Write one row's features from the slots before its own, then let its values in."""
+    """Write the features of a row from the slots before its own into row ``i`` of ``out``, then let its values in.
+
+    An ``i`` below 0 is nowhere: nobody wants to know them.
+    """
     c, name, user = m.group[0] - 1, m.group[1] - 1, m.group[2] - 1
     own = collections[c]
     at = max(moment, own.at, m.at)
@@ -97,23 +117,26 @@ def step(
         at = max(at, users[user].at)
     _close_member(m, at)
     _close(own, at)
-    _write_siblings(own, m, task + 1, out, i)
-    o = FIRST_KIN + 1 + 5 * _N
     if name >= 0:
         _close(names[name], at)
-        _write_elders(names[name], own, c + 1, out, i, o)
-    else:
-        _write_none(out, i, o)
-    o += 1 + 3 * _N
     if user >= 0:
         _close(users[user], at)
-        _write_elders(users[user], own, c + 1, out, i, o)
-    else:
-        _write_none(out, i, o)
+    if i >= 0:
+        _write_siblings(own, m, task + 1, out, i)
+        o = FIRST_KIN + 1 + 5 * _N
+        if name >= 0:
+            _write_elders(names[name], own, c + 1, out, i, o)
+        else:
+            _write_none(out, i, o)
+        o += 1 + 3 * _N
+        if user >= 0:
+            _write_elders(users[user], own, c + 1, out, i, o)
+        else:
+            _write_none(out, i, o)
     first_ever = m.seen == 0
     counted = False
     for j in range(_N):
-        v = share[i, j]
+        v = share[row, j]
         if v < 0:
             continue
         counted = True

@@ -81,9 +81,10 @@ def _percentiles(s: Any, h: int, beyond: Any, scale: float, out: Any, i: int, o:
 
 @numba.njit(**LENT)
 def write(
-    s: Any, limits: Any, tier: Any, scheduling_class: Any, in_alloc: Any, largest: Any, monday_us: int, out: Any, i: int
-) -> None:
-    """Write a task's own features after row ``i`` into that row, in the registry's order."""
+    s: Any, limits: Any, tier: Any, scheduling_class: Any, in_alloc: Any, row: int, largest: Any, monday_us: int,
+    out: Any, i: int,
+) -> None:  # fmt: skip
+    """Write a task's own features after the window of ``row`` into row ``i`` of ``out``, in the registry's order."""
     n, within_30m, within_1h, within_2h, hour_ago = min(s.count, CONTEXT_WINDOWS), 0, 0, 0, 0
     nearest = 4 * HOUR_US
     place = (s.count - 1) % CONTEXT_WINDOWS
@@ -99,10 +100,10 @@ def write(
             hour_ago = k
         place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
     for j in range(N_SIGNALS):
-        _statistics(s, j, limits[i, resource_of(j)], within_30m, within_1h, within_2h, hour_ago, out, i)
+        _statistics(s, j, limits[row, resource_of(j)], within_30m, within_1h, within_2h, hour_ago, out, i)
     for r in range(2):
         o = FIRST_RESOURCE + r * N_RESOURCE
-        limit = limits[i, r]
+        limit = limits[row, r]
         known = limit > 0.0
         scale = s.reference[r] / limit if known else math.nan
         _percentiles(s, LONG + r, _BEYOND_LONG, scale, out, i, o)
@@ -112,8 +113,8 @@ def write(
             out[i, o + 2] = math.nan
         elif limit != s.reference[r]:
             out[i, o + 2] = math.log2(limit / s.reference[r])
-    _shape(s, limits[i, 0], out, i)
-    _singles(s, limits[i, 1], within_2h, tier[i], scheduling_class[i], in_alloc[i], monday_us, out, i)
+    _shape(s, limits[row, 0], out, i)
+    _singles(s, limits[row, 1], within_2h, tier[row], scheduling_class[row], in_alloc[row], monday_us, out, i)
     for k in range(FIRST_KIN):
         if out[i, k] > LARGEST:
             out[i, k] = LARGEST

@@ -14,6 +14,20 @@ MADE_BY: Final = "made_by"
 """Name of the array, of one string, that says whose memory it is."""
 
 
+def adopt(name: str, like: NDArray[Any], memory: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return the array of that name in its own type, contiguous; it need not have been saved field by field.
+
+    Raises
+    ------
+    ConfigError
+        It is missing, or has another type or shape than ``like`` beyond its first axis: other code saved it.
+    """
+    saved = memory.get(name)
+    if saved is None or saved.dtype != like.dtype or saved.shape[1:] != like.shape[1:] or saved.ndim != like.ndim:
+        raise ConfigError(f"the memory does not fit in {name!r}, other code saved it: start afresh")
+    return np.ascontiguousarray(saved).reshape(saved.shape).view(like.dtype)
+
+
 def state_of(made_by: str, memory: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return copies of all arrays, each field of a structured one on its own under ``name.field``."""
     state: dict[str, NDArray[Any]] = {MADE_BY: np.array(made_by)}

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.windows import Cell, Windows, demand, peak_cpu
-from reclaim.features.kin import KinState, in_parts, room_for
+from reclaim.features.arrays import room_for
+from reclaim.features.kin import KinState, in_parts
 from reclaim.features.reading import write
 from reclaim.features.record import N_CHANNELS, N_SIGNALS, STATE
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES
 from reclaim.features.saving import memory_of, state_of
 from reclaim.features.taking import N_LEVELS, take, tell
+
+_BLOCK_BITS: Final = 6
+"""Log2 of how many neighbouring slots go to the same thread: taken one by one in turn, two threads wrote into the same
+cache lines, which took two thirds more time."""
 
 
 class FeatureState:
@@ -103,8 +108,13 @@ class FeatureState:
 
     @property
     def _made_by(self) -> str:
-        machine = ", ".join(str(float(most)) for most in self._cell.largest_machine)
-        return f"features(largest_machine=({machine}), monday_us={self._cell.monday_us})"
+        return made_by(self._cell)
+
+
+def made_by(cell: Cell) -> str:
+    """Return what memory of features is marked by: the cell that they are of."""
+    machine = ", ".join(str(float(most)) for most in cell.largest_machine)
+    return f"features(largest_machine=({machine}), monday_us={cell.monday_us})"
 
 
 def divisors(limit: NDArray[Any]) -> NDArray[np.float32]:
@@ -120,11 +130,21 @@ def divisors(limit: NDArray[Any]) -> NDArray[np.float32]:
 def fold_columns(windows: Windows) -> tuple[NDArray[Any], ...]:
     """Return the columns that the fold reads, in the order of its parameters."""
     signals = np.column_stack([demand(windows), peak_cpu(windows)])
-    usage, percentiles, limit = map(np.ascontiguousarray, (windows.usage, windows.percentiles, windows.limit))
-    return (
-        windows.start_us, windows.end_us, windows.scheduled_us, signals, usage, percentiles, limit, windows.tier,
-        windows.scheduling_class, windows.in_alloc,
+    return lent(
+        windows.start_us, windows.end_us, windows.scheduled_us, signals, windows.usage, windows.percentiles,
+        windows.limit, windows.tier, windows.scheduling_class, windows.in_alloc,
     )  # fmt: skip
+
+
+def lent(*columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Return columns to be read: contiguous and not to be written to, whatever they were.
+
+    Numba compiles a fold anew, for seconds, for every mixture of arrays that may be written to and such that may not.
+    """
+    views = tuple(np.ascontiguousarray(column).view() for column in columns)
+    for view in views:
+        view.flags.writeable = False
+    return views
 
 
 def fold_tasks(
@@ -177,14 +197,14 @@ def _advance(
     ) = columns  # fmt: skip
     shape = np.empty(N_LEVELS)
     for i in range(len(slot)):
-        if slot[i] % parts != part:
+        if (slot[i] >> _BLOCK_BITS) % parts != part:
             continue
         s = state[slot[i]]
         taken = s.count == 0 or end_us[i] > s.end_us
         if taken:
             take(s, start_us, end_us, scheduled_us, signals, usage, percentiles, limit, shape, i)
-        write(s, limit, tier, scheduling_class, in_alloc, largest, monday_us, out, i)
-        tell(s, taken, signals, limit, moment, share, i)
+        write(s, limit, tier, scheduling_class, in_alloc, i, largest, monday_us, out, i)
+        tell(s.end_us, taken, signals, limit, moment, share, i)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -208,8 +228,8 @@ def _fold_tasks(
                 ring = (s.count - 1) % CONTEXT_WINDOWS
                 for c in range(N_CHANNELS):
                     context[c, column] = s.context[ring, c]
-            write(s, limit, tier, scheduling_class, in_alloc, largest, monday_us, out, i)
-            tell(s, taken, signals, limit, moment, share, i)
+            write(s, limit, tier, scheduling_class, in_alloc, i, largest, monday_us, out, i)
+            tell(s.end_us, taken, signals, limit, moment, share, i)
             last[i] = column
             known_us[i] = s.end_us
         for c in range(N_CHANNELS):

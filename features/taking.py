@@ -72,9 +72,12 @@ def resource_of(signal: int) -> int:
 
 
 @numba.njit(**LENT)
-def tell(s: Any, taken: bool, signals: Any, limits: Any, moment: Any, share: Any, i: int) -> None:
-    """Write what others may know of this window: its slot, and its signals over the limit in whole parts; -1 none."""
-    moment[i] = min(max((s.end_us - 1) // _SLOT_US, 0), _LAST_SLOT)
+def tell(end_us: int, taken: bool, signals: Any, limits: Any, moment: Any, share: Any, i: int) -> None:
+    """Write what others may know of this window, its task's last one ending then.
+
+    The slot of that end, and the window's signals over the limit in whole parts; -1 none.
+    """
+    moment[i] = min(max((end_us - 1) // _SLOT_US, 0), _LAST_SLOT)
     for j in range(N_SIGNALS):
         limit = limits[i, resource_of(j)]
         v = signals[i, j] / limit if limit > 0.0 else math.nan

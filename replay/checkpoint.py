@@ -16,6 +16,7 @@ from reclaim.data.store import Dataset
 from reclaim.data.windows import demand
 from reclaim.features.store import FeatureSet
 from reclaim.replay.cell import Cell
+from reclaim.replay.constants import DAY_US
 from reclaim.replay.constraints import Constraints, most_per_machine
 from reclaim.replay.folded import LIMIT, Folded
 from reclaim.replay.kinds import ORACLE, Source
@@ -27,8 +28,6 @@ HOUR_OF_DAY: Final = 14.0
 """When Borg's checkpoints were taken, in the cell's own time (EuroSys'15, section 5.1)."""
 HANDFUL: Final = 5
 """A task is picky if no more machines of the whole cell could take it; Borg's paper says "a handful"."""
-
-_DAY_US: Final = 86_400_000_000
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def checkpoint_times(cell: Cell, count: int, horizon_s: int, monday_us: int) -> 
     for begin, end in pairwise(edges):
         middle = (begin + end) // 2
         hour = int(HOUR_OF_DAY * 3_600_000_000)
-        at_hour = (middle - monday_us - hour + _DAY_US // 2) // _DAY_US * _DAY_US + monday_us + hour  # the nearest
+        at_hour = (middle - monday_us - hour + DAY_US // 2) // DAY_US * DAY_US + monday_us + hour  # the nearest
         time = at_hour if begin <= at_hour < end else middle
         times.append(first + (time - first) // slot_us * slot_us)
     return times

@@ -15,8 +15,12 @@ from reclaim.replay import closedloop_state as state
 from reclaim.replay.live import Live
 from reclaim.replay.placement import POLICIES
 from reclaim.replay.workload import Machines, Workload
+from reclaim.training.estimators.margin import STARTUP_HOLD_S
 
-_HOW: Final = np.dtype([("stranding", "f8"), ("leftover", "f8"), ("enough", "i8"), ("checkpoint_us", "i8")])
+_HOW: Final = np.dtype(
+    [("stranding", "f8"), ("leftover", "f8"), ("enough", "i8"), ("checkpoint_us", "i8"), ("startup_us", "i8")]
+)
+"""``Scheduling`` as compiled code reads it, and how long a run that was just placed holds its limit."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,12 @@ class Scheduling:
     """How a cell places what is submitted."""
 
     policy: str = "hybrid"
-    """How machines with room are policy: one of ``placement.POLICIES``."""
+    """How machines with room are scored: one of ``placement.POLICIES``."""
     enough: int = 100
     """Machines with room, or that can make room, that are scored before the best of them is taken."""
     checkpoint_s: float = 3_600.0
     """Batch work that is stopped goes back to the last whole multiple of this many seconds of its running time; 0: to
-    its beginning. Without checkpoints a crowded cell may spend half of its batch time on work done twice."""
+    its beginning."""
     seed: int = 1
     """Seed of the order in which machines are looked at."""
 
@@ -108,9 +112,9 @@ def simulate(
     pending, at = np.zeros(len(runs) + 1, state.WAITING), np.zeros(2, np.int64)
     random = np.array([0x9E3779B97F4A7C15 ^ (how.seed + 1)], np.uint64)
     order = np.random.default_rng(how.seed).permutation(len(machines)).astype(np.int64)
-    policy = np.zeros(1, _HOW)
-    policy[0] = (*POLICIES[how.policy], how.enough, int(how.checkpoint_s * 1e6))
-    first = (held[in_force[0]], order, workload.masks, policy[0], random, pending, kills, ticks[0])
+    settings = np.zeros(1, _HOW)
+    settings[0] = (*POLICIES[how.policy], how.enough, int(how.checkpoint_s * 1e6), int(STARTUP_HOLD_S * 1e6))
+    first = (held[in_force[0]], order, workload.masks, settings[0], random, pending, kills, ticks[0])
     begun_us = workload.start_us + 1  # what was there when the period began is placed before anything is looked at
     kernel.pass_slot(runs, there, workload.tape, *first, machines.changes, at, workload.start_us, begun_us)
     for t in tqdm(range(n_slots), desc="closed loop", unit="slot", disable=None if progress else True):
@@ -118,11 +122,11 @@ def simulate(
         if len(kills) - kills[0]["run"] <= len(runs):
             kills = np.concatenate([kills, np.zeros(len(kills), state.KILL)])
         margin = held[in_force[t]]
-        placing = (order, workload.masks, policy[0], random, pending, kills, ticks[t])
-        kernel.advance(runs, there, workload.tape, margin, live is not None, now_us)
+        placing = (order, workload.masks, settings[0], random, pending, kills, ticks[t])
+        kernel.advance(runs, there, workload.tape, margin, settings[0], live is not None, now_us)
         if live is not None:
             live.answer(runs, now_us)
-        kernel.settle(runs, there, policy[0], pending, kills, ticks[t], float(workload.slot_s), now_us)
+        kernel.settle(runs, there, settings[0], pending, kills, ticks[t], float(workload.slot_s), now_us)
         kernel.schedule(runs, there, workload.tape, margin, *placing, now_us)
         kernel.pass_slot(
             runs, there, workload.tape, margin, *placing, machines.changes, at, now_us,

@@ -22,16 +22,24 @@ from reclaim.replay.closedloop_state import (
     OWN_LIMIT,
     PENDING,
     PREEMPTED,
+    RANKS,
     RUNNING,
-    SLACK,
 )
 from reclaim.replay.closedloop_sums import count_in, end_us, jump, read
-from reclaim.replay.placement import asks_no_less, dies_first, find, fits, held_back, most_room, price, remember, victim
+from reclaim.replay.constants import ROUNDING, SUM_ROUNDING
+from reclaim.replay.placement import (
+    asks_no_less,
+    could_fit,
+    dies_first,
+    find,
+    fits,
+    held_back,
+    most_room,
+    price,
+    remember,
+    victim,
+)
 
-STARTUP_US: Final = 300_000_000
-"""How long a run holds its limit after it was placed (EuroSys'15, section 5.5)."""
-_OVER: Final = 1e-6
-"""Relative tolerance of usage over the task's own limit, as everywhere in the replay."""
 _REMEMBERED: Final = 64
 """Failures that are remembered while those that wait are tried; more take longer to look through than they save."""
 _END, _CHANGE, _ARRIVAL, _LAST = range(4)
@@ -112,15 +120,15 @@ def relieve(m: int, runs: Any, machines: Any, how: Any, pending: Any, kills: Any
     Production comes last: never while anything else is left (EuroSys'15, sections 5.5 and 6.2).
     """
     machine = machines[m]
-    if not machine.use[1] > machine.capacity[1] * (1 + SLACK):
+    if not machine.use[1] > machine.capacity[1] * (1 + SUM_ROUNDING):
         return
     tick.out_of_memory += 1
-    while machine.head >= 0 and machine.use[1] > machine.capacity[1] * (1 + SLACK):
+    while machine.head >= 0 and machine.use[1] > machine.capacity[1] * (1 + SUM_ROUNDING):
         found, cause = -1, MACHINE
         i = machine.head
         while i >= 0:
             run = runs[i]
-            over = run.limit[1] > 0 and run.use[1] > run.limit[1] * (1 + _OVER)  # 0: not known
+            over = run.limit[1] > 0 and run.use[1] > run.limit[1] * (1 + ROUNDING)  # 0: not known
             if found < 0 or over > (cause == OWN_LIMIT):
                 found, cause = i, OWN_LIMIT if over else MACHINE
             elif over == (cause == OWN_LIMIT) and dies_first(runs, i, found):
@@ -148,7 +156,9 @@ def _make_room(
         machine = machines[m]
         if not (machine.up and machine.open and masks[run.mask, m]) or machine.lowest >= run.rank:
             continue
-        if asked[0] > machine.capacity[0] * (1 + SLACK) or asked[1] > machine.capacity[1] * (1 + SLACK):
+        if asked[0] > machine.capacity[0] * (1 + SUM_ROUNDING) or asked[1] > machine.capacity[1] * (1 + SUM_ROUNDING):
+            continue
+        if not (could_fit(run, machine, 0, asked[0]) and could_fit(run, machine, 1, asked[1])):
             continue
         if held_back(run, machine, runs):
             continue
@@ -207,15 +217,18 @@ def _place(
 
 
 @numba.njit(**COMPILED)
-def advance(runs: Any, machines: Any, tape: Any, held: Any, live: bool, now_us: int) -> None:
-    """Let every placed run go to the window of now, and take the reservation then in force from the tape."""
+def advance(runs: Any, machines: Any, tape: Any, held: Any, how: Any, live: bool, now_us: int) -> None:
+    """Let every placed run go to the window of now, and take the reservation then in force from the tape.
+
+    A run that was placed less than ``how.startup_us`` ago holds its limit.
+    """
     for m in range(len(machines)):
         i = machines[m].head
         while i >= 0:
             run = runs[i]
             read(run, tape, now_us)
             if not live:
-                young = not run.carried and now_us - run.placed_us < STARTUP_US
+                young = not run.carried and now_us - run.placed_us < how.startup_us
                 for r in range(2):
                     run.reservation[r] = run.limit[r] if young else min(held[run.cursor, r], run.limit[r])
             i = run.next
@@ -230,6 +243,8 @@ def settle(runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: A
             continue
         for r in range(2):
             machine.use[r] = machine.limit[r] = machine.reserved[r] = machine.production[r] = 0.0
+            for k in range(RANKS):
+                machine.up_to_rank[k, r] = 0.0
         machine.lowest = 2**31 - 1
         busy_us, changed_us, count = machine.busy_us, machine.changed_us, machine.count
         i = machine.head

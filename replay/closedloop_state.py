@@ -9,7 +9,8 @@ import numpy as np
 from reclaim.features.compiled import code_field
 
 AHEAD, BLOCKED, PENDING, RUNNING, DONE = range(5)
-"""States of a run: not submitted yet; submitted while the task's run before goes on; waiting for a machine; …"""
+"""States of a run: not submitted yet; submitted while the task's run before goes on; waiting for a machine; on one;
+ended."""
 
 NON_PRODUCTION, PRODUCTION, MONITORING = range(3)
 """Bands of priorities. Work of the upper two is placed by limit."""
@@ -26,7 +27,8 @@ hold as many of its collection as may be on one; or most machines lack CPU alone
 stopped, and not tried again yet."""
 
 _COMPILED_FILES: Final = tuple(
-    f"replay/{name}.py" for name in ("closedloop_state", "closedloop_sums", "closedloop_kernel", "placement")
+    f"replay/{name}.py"
+    for name in ("closedloop_state", "closedloop_sums", "closedloop_kernel", "constants", "placement")
 )
 
 RUN = np.dtype(
@@ -58,15 +60,18 @@ WAITING = np.dtype(
 first entry's ``run`` is how many others there are. ``special`` ones are always tried: what they ask for is not
 ``asked``."""
 
+RANKS: Final = 16
+"""Ranks that a machine's sums tell apart, from the lowest up; the last one stands for all above it as well."""
+
 MACHINE_STATE = np.dtype(
     [
         ("capacity", "f8", (2,)), ("up", "?"), ("open", "?"), ("head", "i4"), ("count", "i4"), ("lowest", "i4"),
         ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reserved", "f8", (2,)),
-        ("production", "f8", (2,)), ("busy_us", "i8"), ("changed_us", "i8"),
+        ("production", "f8", (2,)), ("busy_us", "i8"), ("changed_us", "i8"), ("up_to_rank", "f8", (RANKS, 2)),
     ]
 )  # fmt: skip
-"""Sums over a machine's runs: ``reserved`` of reservations; ``production`` of the limits of production. ``lowest`` is
-the lowest rank among them."""
+"""Sums over a machine's runs: ``reserved`` of reservations; ``production`` of the limits of production; ``up_to_rank``
+of the reservations of non-production of at most each rank. ``lowest`` is the lowest rank among them."""
 
 TAPE = np.dtype([("from_us", "i8"), ("use", "f8", (2,)), ("limit", "f8", (2,))])
 """One measurement window of a run: its start since the run's, mean CPU and largest memory in it, the limit."""
@@ -86,7 +91,5 @@ KILL = np.dtype([("at_us", "i8"), ("run", "i8"), ("machine", "i4"), ("cause", "i
 CHANGE = np.dtype([("at_us", "i8"), ("machine", "i4"), ("up", "?"), ("open", "?"), ("capacity", "f8", (2,))])
 """A machine's state from a time on."""
 
-SLACK: Final = 1e-9
-"""Relative tolerance of sums of many tasks: what fits exactly must not fail by rounding."""
 COMPILED: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy"}
 """How the closed loop is compiled. Division by zero gives infinity or NaN and raises nothing."""

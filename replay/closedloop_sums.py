@@ -6,7 +6,7 @@ from typing import Any
 
 import numba
 
-from reclaim.replay.closedloop_state import COMPILED, NON_PRODUCTION
+from reclaim.replay.closedloop_state import COMPILED, NON_PRODUCTION, RANKS
 
 
 @numba.njit(**COMPILED)
@@ -49,6 +49,9 @@ def count_in(machine: Any, run: Any, sign: float, now_us: int) -> None:
         machine.reserved[r] += sign * run.reservation[r]
         if run.band > NON_PRODUCTION:
             machine.production[r] += sign * run.limit[r]
+        else:
+            for k in range(min(run.rank, RANKS - 1), RANKS):
+                machine.up_to_rank[k, r] += sign * run.reservation[r]
     machine.busy_us += machine.count * (now_us - machine.changed_us)
     machine.changed_us = now_us
     machine.count += 1 if sign > 0 else -1

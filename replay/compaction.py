@@ -18,10 +18,10 @@ from reclaim.replay.cell import period_facts
 from reclaim.replay.checkpoint import HANDFUL, Checkpoint, check_times, checkpoint_times, period, take_checkpoint
 from reclaim.replay.compaction_figures import machines_needed
 from reclaim.replay.compaction_page import CHANCE, COLUMNS, REFERENCE, SAME_SHARE, judged, runs, says, sections
+from reclaim.replay.constants import ROUNDING
 from reclaim.replay.constraints import Constraints
 from reclaim.replay.folded import LIMIT, Folded, fold
 from reclaim.replay.kinds import LEARNED, ORACLE, STATISTICAL, Experiment, Measured, Source
-from reclaim.replay.metrics import ROUNDING
 from reclaim.replay.packing import LOOK_BELOW, PENDING_SHARE
 from reclaim.replay.placement import POLICIES
 from reclaim.replay.settings import ReplayConfig

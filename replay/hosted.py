@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.cell import SEQUENCE, segment_slots
 from reclaim.replay.closedloop import Outcome, Scheduling, simulate
+from reclaim.replay.closedloop_state import MACHINE, OWN_LIMIT, PREEMPTED
 from reclaim.replay.folded import LIMIT, Folded
 from reclaim.replay.kinds import LEARNED, ORACLE, STATISTICAL, Source
 from reclaim.replay.openloop import in_force, oracle
 from reclaim.replay.outcome import over_time, summary
-from reclaim.replay.workload import Workload, machines_of, workload_of
+from reclaim.replay.workload import NoMachinesError, Workload, machines_of, workload_of
 from reclaim.training.estimators.margin import MARGIN_NAMES
 
 BINS: Final = 200
@@ -50,7 +50,7 @@ def run_cells(source: Source, folded: Folded, how: Scheduling, chosen: Sequence[
     slots = folded.cell.slots
     try:
         machines = machines_of(source.dataset, slots.first_us, slots.first_us + slots.count * slots.slot_s * 1_000_000)
-    except ConfigError as error:
+    except NoMachinesError as error:
         return {"notes": [str(error)], "estimators": []}
     workload = workload_of(source, folded.cell, machines)
     segments = list(zip(SEQUENCE, segment_slots(slots), strict=True))
@@ -74,7 +74,7 @@ def run_cells(source: Source, folded: Folded, how: Scheduling, chosen: Sequence[
                 "name": name,
                 "kind": kinds[name],
                 "runs": {m: summary(o) for m, o in outcomes.items() if m != IN_TURN},
-                "sequence": _weeks(outcomes[IN_TURN], segment_slots(slots)) if IN_TURN in outcomes else None,
+                "sequence": _weeks(outcomes[IN_TURN], segments) if IN_TURN in outcomes else None,
                 "over_time": over_time(outcomes.get(IN_TURN, next(iter(outcomes.values()))), BINS),
             }
         )
@@ -110,22 +110,23 @@ def _held(name: str, folded: Folded, workload: Workload) -> tuple[list[str], NDA
     return margins, held
 
 
-def _weeks(outcome: Outcome, segments: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+def _weeks(outcome: Outcome, segments: Sequence[tuple[str, tuple[int, int]]]) -> list[dict[str, Any]]:
     """Return what each segment of the sequence hosted and cost."""
     ticks = outcome.ticks
     weeks = []
-    for margin, (a, b) in zip(SEQUENCE, segments, strict=True):
+    for margin, (a, b) in segments:
         part = ticks[a:b]
         days = float(part["running"].sum()) * outcome.workload.slot_s / 86_400
         kills = part["kills"].sum(axis=0)
+        out_of_memory = int(kills[OWN_LIMIT] + kills[MACHINE])
         limit, capacity = part["limit"].sum(axis=0), part["capacity"].sum(axis=0)
         weeks.append(
             {
                 "margin": margin,
                 "task_days": days,
-                "oom_kills": int(kills[:2].sum()),
-                "oom_kills_per_1000_task_days": 1000 * float(kills[:2].sum()) / days if days else None,
-                "preempted_per_1000_task_days": 1000 * float(kills[2]) / days if days else None,
+                "oom_kills": out_of_memory,
+                "oom_kills_per_1000_task_days": 1000 * out_of_memory / days if days else None,
+                "preempted_per_1000_task_days": 1000 * float(kills[PREEMPTED]) / days if days else None,
                 "waiting_tasks": float(part["pending"].sum(axis=1).mean()) if b > a else None,
                 **{
                     f"{key}_{resource}": float(part[of][:, r].sum() / whole[r]) if whole[r] > 0 else None

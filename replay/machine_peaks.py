@@ -14,10 +14,11 @@ from reclaim.data.schema import RESOURCES, UNKNOWN_ID
 from reclaim.data.windows import demand
 from reclaim.features.splits import TEST
 from reclaim.replay.cell import Cell
+from reclaim.replay.constants import SUM_ROUNDING
 from reclaim.replay.curves import ratio
 from reclaim.replay.metrics import resampled_sums
 from reclaim.replay.scoring import Bootstrap, interval_of, number
-from reclaim.replay.sweep import FACTORS, MACHINE_ROUNDING, Guards, sweep_machines
+from reclaim.replay.sweep import FACTORS, Guards, sweep_machines
 from reclaim.training.estimators.machine import Limit, MachineSamples, Oracle, Predictor
 
 Floats = NDArray[np.float64]
@@ -178,7 +179,7 @@ def judge_peaks(peak: Floats, machines: MachinePeaks, how: Bootstrap) -> dict[st
     Intervals are drawn over machines.
     """
     foreseen = np.minimum(peak, machines.limit)
-    over = machines.oracle > foreseen * (1 + MACHINE_ROUNDING)
+    over = machines.oracle > foreseen * (1 + SUM_ROUNDING)
     severity = np.divide(machines.oracle - foreseen, machines.oracle, out=np.zeros(len(peak)), where=over)
     goes_on = (np.diff(machines.machine) == 0) & (np.diff(machines.start_us) == machines.slot_s * 1_000_000)
     begins = over & ~np.concatenate([[False], over[:-1] & goes_on])

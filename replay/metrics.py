@@ -16,9 +16,7 @@ from reclaim.features.groups import AGES as AGES
 from reclaim.features.groups import TIER_LABELS as TIER_LABELS
 from reclaim.features.groups import age_key as age_key
 from reclaim.features.groups import tier_key as tier_key
-
-ROUNDING: Final = 1e-6
-"""Relative tolerance of a violation: targets are stored as single-precision shares of the limit."""
+from reclaim.replay.constants import ROUNDING
 
 _DRAWN_AT_ONCE: Final = 2_000_000
 """Numbers drawn at once by the bootstrap: 16 MB of weights."""

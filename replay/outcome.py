@@ -21,8 +21,8 @@ from reclaim.replay.closedloop_state import (
     REASONS,
     RUNNING,
 )
+from reclaim.replay.constants import DAY_US
 
-DAY_US: Final = 86_400_000_000
 _HOUR_US: Final = 3_600_000_000
 _BANDS: Final = ("production", "non_production")
 _CLASSES: Final = ("batch", "latency_sensitive")

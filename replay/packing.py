@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.features.compiled import LENT
+from reclaim.replay.constants import SUM_ROUNDING
 from reclaim.replay.placement import POLICIES
 
-ROUNDING: Final = 1e-9
-"""Share of a machine's capacity by which sums may pass it: rounding, not resources."""
 PENDING_SHARE: Final = 0.002
 """Share of the tasks that may go pending, if picky (EuroSys'15, section 5.1)."""
 LOOK_BELOW: Final = 3
@@ -143,7 +142,7 @@ class Packer:
 
     def place(self, machines: Machines, n: int) -> NDArray[np.int64] | None:
         """Return which of the first ``n`` machines takes each task, -1 for pending; None where they do not fit."""
-        room = machines.capacity[:n] * (1 + ROUNDING)
+        room = machines.capacity[:n] * (1 + SUM_ROUNDING)
         placed = np.full(len(self._order), -1, np.int64)
         together = np.zeros((self._n_bounded, n), np.int32)
         fits = _place(
@@ -184,7 +183,7 @@ class Packer:
 
     def _too_few(self, machines: Machines) -> int:
         """Return a number of machines whose capacity is less than what must be booked, or 0."""
-        total = np.cumsum(machines.capacity, axis=0)[:, None, :] * (1 + ROUNDING)  # (m, 1, R)
+        total = np.cumsum(machines.capacity, axis=0)[:, None, :] * (1 + SUM_ROUNDING)  # (m, 1, R)
         return int((total < self._least).any(axis=(1, 2)).sum())
 
 

@@ -16,10 +16,12 @@ from reclaim.replay.closedloop_state import (
     CPU,
     MEMORY,
     NON_PRODUCTION,
-    SLACK,
+    PRODUCTION,
+    RANKS,
     SPREAD,
     TOO_LARGE,
 )
+from reclaim.replay.constants import SUM_ROUNDING
 
 POLICIES: Final[Mapping[str, tuple[float, float]]] = {
     "best-fit": (0.0, 1.0),
@@ -50,10 +52,25 @@ def fits(run: Any, machine: Any, r: int, asked: float, freed: float, freed_produ
     All reservations together fit the machine, and so do, by themselves, the limits of production, which therefore never
     relies on what is lent (EuroSys'15, section 5.5).
     """
-    room = machine.capacity[r] * (1 + SLACK)
+    room = machine.capacity[r] * (1 + SUM_ROUNDING)
     if run.band > NON_PRODUCTION and machine.production[r] - freed_production + asked > room:
         return False
     return machine.reserved[r] - freed + asked <= room
+
+
+@numba.njit(**COMPILED)
+def could_fit(run: Any, machine: Any, r: int, asked: float) -> Any:
+    """Whether one resource might suffice if all that a run may preempt were gone; asks no task, and errs by saying yes.
+
+    Of what is above the ranks that are counted apart, and of what monitoring may preempt, more is counted than counts.
+    """
+    freed, production = machine.capacity[r] * SUM_ROUNDING, 0.0  # sums in another order
+    if run.band > PRODUCTION:
+        production = freed + machine.production[r]
+        freed += machine.reserved[r]
+    else:
+        freed += machine.up_to_rank[min(run.rank, RANKS) - 1, r]
+    return fits(run, machine, r, asked, freed, production)
 
 
 @numba.njit(**COMPILED)
@@ -91,7 +108,7 @@ def find(i: int, asked: Any, runs: Any, machines: Any, order: Any, masks: Any, h
         if not (machine.up and machine.open and masks[run.mask, m]):
             continue
         allowed = True
-        if asked[0] > machine.capacity[0] * (1 + SLACK) or asked[1] > machine.capacity[1] * (1 + SLACK):
+        if asked[0] > machine.capacity[0] * (1 + SUM_ROUNDING) or asked[1] > machine.capacity[1] * (1 + SUM_ROUNDING):
             continue
         large = True
         cpu, memory = fits(run, machine, 0, asked[0], 0.0, 0.0), fits(run, machine, 1, asked[1], 0.0, 0.0)
@@ -216,5 +233,5 @@ def most_room(machines: Any, most: Any) -> int:
         if machine.up and machine.open:
             lowest = min(lowest, machine.lowest)
             for r in range(2):
-                most[r] = max(most[r], machine.capacity[r] * (1 + SLACK) - machine.reserved[r])
+                most[r] = max(most[r], machine.capacity[r] * (1 + SUM_ROUNDING) - machine.reserved[r])
     return lowest

@@ -14,9 +14,9 @@ from tqdm import tqdm
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, demand
 from reclaim.replay.cell import Cell, period_facts
+from reclaim.replay.constants import ROUNDING
 from reclaim.replay.folded import LIMIT, fold
 from reclaim.replay.kinds import LEARNED, STATISTICAL, Experiment, Measured, Source
-from reclaim.replay.metrics import ROUNDING
 from reclaim.replay.openloop import in_force, oracle, window_seconds
 from reclaim.replay.ratios_figures import ratios_of_tasks
 from reclaim.replay.ratios_page import COLUMNS, judged, runs, says, sections

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.replay.metrics import ROUNDING
+from reclaim.replay.constants import ROUNDING, SUM_ROUNDING
 from reclaim.training.calibrate import HIGHEST_SHARE, LOWEST_SHARE
 from reclaim.training.estimators.margin import STARTUP_HOLD_S
 
@@ -152,10 +152,6 @@ def sweep_machines(
     return violations, reclaimed
 
 
-MACHINE_ROUNDING: Final = 1e-9
-"""Relative tolerance of a violation of a machine's peak: sums in another order are not the same to the bit."""
-
-
 def at_rate(violation: Floats, reclaimed: Floats, rate: float) -> Floats:
     """Return what is reclaimed where the share of violations is at most a rate; from shape (..., n_factors) to (...).
 
@@ -213,7 +209,7 @@ def _sweep_snapshots(
             peak = oracle[t]
             some, spared = violations[machine[t]], reclaimed[machine[t]]
             for k in range(len(factors)):
-                some[k] += peak > total[k] * (1.0 + MACHINE_ROUNDING)
+                some[k] += peak > total[k] * (1.0 + SUM_ROUNDING)
                 spared[k] += limit - total[k]
             total[:] = 0.0
             limit = 0.0

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows
-from reclaim.replay.metrics import ROUNDING
+from reclaim.replay.constants import ROUNDING
 
 SLOT_S: Final = 300
 """Length of a slot, in seconds: the measurement window of the Google traces."""

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.replay.checkpoint import Checkpoint
+from reclaim.replay.constants import ROUNDING
 from reclaim.replay.folded import LIMIT
-from reclaim.replay.metrics import ROUNDING
 from reclaim.replay.packing import Packer
 
 MOST_CLONES: Final = 8

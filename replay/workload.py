@@ -43,6 +43,14 @@ RUN_DEFINITION: Final = (
     "Machines' attributes are those of that moment."
 )
 
+_READY: Final = (s.EventType.SUBMIT, s.EventType.QUEUE, s.EventType.ENABLE)
+"""Events after which a task may be scheduled."""
+_MACHINE_COLUMNS: Final = (s.TIME_US, s.MACHINE_ID, s.EVENT_TYPE, s.CPU_CAPACITY, s.MEMORY_CAPACITY)
+
+
+class NoMachinesError(ConfigError):
+    """The trace tells of no machine with a capacity, so nothing can be placed."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -204,9 +212,8 @@ def workload_of(source: Source, cell: Cell, machines: Machines) -> Workload:
     runs["collection"] = np.unique(windows.collection_id, return_inverse=True)[1]
     runs["per_machine"] = most_per_machine(source.dataset, windows.collection_id)
     tier = windows.tier.astype(np.int64)
-    runs["band"] = np.where(
-        tier == TIERS.index("mon"), MONITORING, np.where(tier == TIERS.index("prod"), PRODUCTION, 0)
-    )
+    upper = [tier == TIERS.index("mon"), tier == TIERS.index("prod")]
+    runs["band"] = np.select(upper, [MONITORING, PRODUCTION], NON_PRODUCTION)
     runs["service"] = runs["band"] > NON_PRODUCTION
     sensitive = windows.scheduling_class
     runs["latency"] = np.where(sensitive == UNKNOWN_ID, runs["service"], sensitive >= LATENCY_SENSITIVE)
@@ -215,7 +222,9 @@ def workload_of(source: Source, cell: Cell, machines: Machines) -> Workload:
     runs["rank"] = np.unique(np.where(np.isnan(priority), floors, priority), return_inverse=True)[1]
     runs["state"], runs["machine"], runs["next"], runs["previous"] = AHEAD, -1, -1, -1
     runs["first_placed_us"] = runs["ready_us"] = -1
-    submitted = np.clip(_submitted_us(source.dataset, windows), start_us, windows.start_us)
+    dataset = source.dataset
+    events = pa.concat_tables([dataset.events(bucket, OOM_COLUMNS) for bucket in range(dataset.n_buckets)])
+    submitted = np.clip(_submitted_us(events, windows), start_us, windows.start_us)
     went_on = np.where(runs["carried"], start_us, windows.start_us)  # or was out of sight for a while
     runs["arrival_us"] = np.where(same_run[first], went_on, submitted)
     task = seen.task_numbers()[rows[first]]
@@ -232,7 +241,7 @@ def workload_of(source: Source, cell: Cell, machines: Machines) -> Workload:
         start_us=start_us,
         stop_us=start_us + slots.count * slots.slot_s * 1_000_000,
         slot_s=slots.slot_s,
-        ends_out_of_memory=_ends_out_of_memory(source.dataset, last),
+        ends_out_of_memory=_ends_out_of_memory(events, last),
     )
     return workload.in_order()
 
@@ -248,7 +257,7 @@ def _priority(source: Source, rows: NDArray[np.int64]) -> NDArray[np.float64]:
     return out
 
 
-def _submitted_us(dataset: Dataset, windows: Windows) -> NDArray[np.int64]:
+def _submitted_us(events: pa.Table, windows: Windows) -> NDArray[np.int64]:
     """Return when the run of each row, one row for each run, became ready to be scheduled; int64, shape (n,).
 
     The last such event of the task up to its scheduling; where there is none, the scheduling itself, and where not even
@@ -257,11 +266,8 @@ def _submitted_us(dataset: Dataset, windows: Windows) -> NDArray[np.int64]:
     scheduled = np.where(windows.scheduled_us > 0, windows.scheduled_us, windows.start_us)
     scheduled = np.minimum(scheduled, windows.start_us)
     kinds = pa.array(_READY + s.EventType.ENDS, pa.int8())
-    columns = [*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE]
-    table = pa.concat_tables([dataset.events(bucket, columns) for bucket in range(dataset.n_buckets)])
-    kinds = pa.array(_READY + s.EventType.ENDS, pa.int8())
-    events = table.filter(pc.is_in(table[s.EVENT_TYPE], kinds)).to_pandas()
-    events = events[(events[s.TIME_US] > s.BEFORE_TRACE_US) & (events[s.TIME_US] < s.AFTER_TRACE_US)]
+    told = events.filter(pc.is_in(events[s.EVENT_TYPE], kinds)).to_pandas()
+    told = told[(told[s.TIME_US] > s.BEFORE_TRACE_US) & (told[s.TIME_US] < s.AFTER_TRACE_US)]
     asked = pd.DataFrame(
         {
             s.COLLECTION_ID: windows.collection_id,
@@ -272,7 +278,7 @@ def _submitted_us(dataset: Dataset, windows: Windows) -> NDArray[np.int64]:
     )
     found = pd.merge_asof(
         asked.sort_values(s.TIME_US, kind="stable"),
-        events.assign(ready_us=events[s.TIME_US]).sort_values(s.TIME_US, kind="stable"),
+        told.assign(ready_us=told[s.TIME_US]).sort_values(s.TIME_US, kind="stable"),
         on=s.TIME_US,
         by=list(s.TASK_KEY),
     )
@@ -282,9 +288,8 @@ def _submitted_us(dataset: Dataset, windows: Windows) -> NDArray[np.int64]:
     return out
 
 
-def _ends_out_of_memory(dataset: Dataset, last: Windows) -> NDArray[np.bool_]:
+def _ends_out_of_memory(events: pa.Table, last: Windows) -> NDArray[np.bool_]:
     """Return which runs end in the derived out-of-memory label (``features.targets``), given their last windows."""
-    events = pa.concat_tables([dataset.events(bucket, OOM_COLUMNS) for bucket in range(dataset.n_buckets)])
     task, time_us = oom_events(last, events)
     starts = last.task_starts()
     ends = np.zeros(len(last), np.bool_)
@@ -293,21 +298,16 @@ def _ends_out_of_memory(dataset: Dataset, last: Windows) -> NDArray[np.bool_]:
     return ends
 
 
-_READY: Final = (s.EventType.SUBMIT, s.EventType.QUEUE, s.EventType.ENABLE)
-
-
 def machines_of(dataset: Dataset, start_us: int, stop_us: int) -> Machines:
     """Return the machines of a dataset as they are at a period's start, and what happens to them within it.
 
     Raises
     ------
-    ConfigError
+    NoMachinesError
         The trace does not tell of any machine with a capacity.
     """
     table = dataset.table("machines")
-    columns = {
-        name: table[name].to_numpy(zero_copy_only=False) for name in s.MACHINES.names if name in _MACHINE_COLUMNS
-    }
+    columns = {name: table[name].to_numpy(zero_copy_only=False) for name in _MACHINE_COLUMNS}
     order = np.lexsort((columns[s.TIME_US], columns[s.MACHINE_ID]))
     columns = {name: column[order] for name, column in columns.items()}
     ids, machine = np.unique(columns[s.MACHINE_ID], return_inverse=True)
@@ -322,20 +322,18 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int) -> Machines:
     changes["up"] = kind != event.REMOVE
     changes["open"] = (kind == event.ADD) | (kind == event.UPDATE)
     capacity = np.stack([columns[s.CPU_CAPACITY], columns[s.MEMORY_CAPACITY]], axis=1).astype(np.float64)
-    for i in range(1, len(machine)):  # a change that does not tell a capacity leaves it as it was
-        if machine[i] == machine[i - 1]:
-            capacity[i] = np.where(np.isnan(capacity[i]), capacity[i - 1], capacity[i])
-    changes["capacity"] = np.nan_to_num(capacity)
+    # a change that does not tell a capacity leaves it as it was
+    changes["capacity"] = np.nan_to_num(pd.DataFrame(capacity).groupby(machine).ffill().to_numpy())
     before = changes["at_us"] <= start_us
-    for change in changes[before]:
-        for field in ("up", "open", "capacity"):
-            state[change["machine"]][field] = change[field]
+    known = changes[before]
+    for field in ("up", "open", "capacity"):
+        state[field][known["machine"]] = known[field]  # of several changes of a machine the last one stays
     within = changes[~before & (changes["at_us"] < stop_us)]
     kept = np.zeros(len(ids), np.bool_)
     kept[state["up"] & (state["capacity"] > 0).all(axis=1)] = True
     kept[within["machine"][within["up"] & (within["capacity"] > 0).all(axis=1)]] = True
     if not kept.any():
-        raise ConfigError(
+        raise NoMachinesError(
             f"{dataset.path.name}: no machine with a capacity of CPU and memory, so nothing can be placed; "
             "a closed loop needs a trace whose machines table has them (the margins, frontier and ratios do without)"
         )
@@ -344,6 +342,3 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int) -> Machines:
     changes = all_of_them.changes[kept[all_of_them.changes["machine"]]].copy()
     changes["machine"] = place[changes["machine"]]
     return Machines(ids[kept], state[kept], changes)
-
-
-_MACHINE_COLUMNS: Final = (s.TIME_US, s.MACHINE_ID, s.EVENT_TYPE, s.CPU_CAPACITY, s.MEMORY_CAPACITY)

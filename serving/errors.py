@@ -6,12 +6,12 @@ import difflib
 import json
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from reclaim.serving import schemas
+from reclaim.serving import cell_schemas, schemas
 from reclaim.serving.schemas import ROW, ErrorBody, ErrorResponse, ReservationRequest
 
 BAD_REQUEST, UNAUTHORIZED, NOT_FOUND, METHOD_NOT_ALLOWED, TIMEOUT = 400, 401, 404, 405, 408
@@ -47,6 +47,9 @@ _PHRASES: Final = {
 """Our words where pydantic's speak of its own insides; every other message stands as it is."""
 
 
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
 class RequestError(Exception):
     """A request that is refused.
 
@@ -80,23 +83,34 @@ class RequestError(Exception):
 
 
 def parse_request(body: bytes) -> ReservationRequest:
-    """Return the request in a JSON body.
+    """Return the request in a JSON body; RequestError where it is none."""
+    return parse_body(body, ReservationRequest)
+
+
+def parse_body(body: bytes, model: type[_Model]) -> _Model:
+    """Return what a JSON body says.
 
     Raises
     ------
     RequestError
-        The body is no valid request.
+        The body is not JSON, or no ``model``.
     """
+    content = parse_json(body)
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise error_from_validation(error) from error
+
+
+def parse_json(body: bytes) -> Any:
+    """Return the JSON value of a body, none of whose objects is absurd; RequestError where it is no JSON."""
     try:
         content = from_json(body)
     except ValueError as error:
         reason = _short(str(error))
         raise RequestError(BAD_REQUEST, "malformed_json", f"the body is not valid JSON: {reason}") from error
     _refuse_bloat(content)
-    try:
-        return ReservationRequest.model_validate(content)
-    except ValidationError as error:
-        raise error_from_validation(error) from error
+    return content
 
 
 def _refuse_bloat(value: Any) -> None:
@@ -168,6 +182,11 @@ def _short(text: str) -> str:
 
 
 _MODELS: Final[tuple[type[BaseModel], ...]] = (
+    cell_schemas.UsageWindow,
+    cell_schemas.UsageRequest,
+    cell_schemas.TaskFacts,
+    cell_schemas.TasksRequest,
+    cell_schemas.CellQuery,
     schemas.ReservationRequest,
     schemas.Task,
     schemas.Window,

@@ -6,25 +6,44 @@ import ipaddress
 import logging
 import os
 import socket
+import ssl
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from reclaim.data.errors import ConfigError
-from reclaim.serving.loader import find_model, load_model
-from reclaim.serving.settings import DEFAULT_MODEL, ENV_PREFIX, read_settings
+from reclaim.serving.guard import read_token
+from reclaim.serving.kept import start_model
+from reclaim.serving.settings import DEFAULT_MODEL, ENV_PREFIX, ServingSettings, read_settings
 
 _LOG = logging.getLogger(__name__)
 
 SERVICE: Final = "reclaim.serving.service:ReservationService"
+SERVICE_NAME: Final = "reclaim"
+"""What BentoML calls it."""
+DEFAULT_STATE: Final = Path("reclaim-state")
+"""Where the state is kept when nobody says otherwise: a service that forgets a cell at every restart surprises."""
 _TORCH_THREADS: Final = "1"
 """Threads inside one pass of the network: a pass takes a millisecond, and on a busy machine waiting for a second thread
 takes ten; large requests gain nothing from it either, as most of their time goes into reading JSON."""
+_KEEP_ALIVE_S: Final = 75
+"""How long an idle connection is kept, in seconds: callers come every few seconds, and one closed at the moment it is
+used again is a failed request."""
+_GRACE_S: Final = 20
+"""How long requests under way may take to end once the server is told to stop, in seconds; Kubernetes waits 30."""
+_LATER_S: Final = 5.0
+"""By how much BentoML's own time limit is longer than ours, in seconds."""
 
 
-def serve(host: str = "127.0.0.1", port: int = 3000, model: str = DEFAULT_MODEL) -> NoReturn:
+def serve(
+    host: str = "127.0.0.1", port: int = 3000, model: str = DEFAULT_MODEL, *,
+    shadow: str = "", state: Path | None = DEFAULT_STATE, token_file: Path | None = None,
+    tls_cert: Path | None = None, tls_key: Path | None = None, log_json: bool = False, insecure: bool = False,
+) -> NoReturn:  # fmt: skip
     """Replace this process by the server, so that its process id and the signals sent to it are the server's.
+
+    What is not given is what the environment says, see ``ServingSettings``.
 
     Parameters
     ----------
@@ -32,29 +51,108 @@ def serve(host: str = "127.0.0.1", port: int = 3000, model: str = DEFAULT_MODEL)
         Address to listen on; the loopback address unless the caller says otherwise.
     port : int
         TCP port.
-    model : str
-        A reference, see ``loader.find_model``.
+    model, shadow : str
+        References, see ``loader.find_model``; no shadow where empty.
+    state : Path or None
+        Folder for what must outlive the process, made if need be; None keeps it in memory alone.
+    token_file : Path or None
+        File with the bearer token.
+    tls_cert, tls_key : Path or None
+        PEM files of the certificate, with its chain, and of its key without a password; both or neither.
+    log_json : bool
+        Whether the log is one JSON object a line.
+    insecure : bool
+        Whether other machines may be let in without a token.
 
     Raises
     ------
     ConfigError
-        The address, the port or a setting cannot be used.
+        The address, the port, a file or a setting cannot be used.
     ModelError
         There is no such model, or it was made by another feature pipeline.
     """
     address = _checked_address(host, port)
-    location = find_model(model)
-    settings = {"model": location.source, "model_version": location.version, "bundle": location.folder}
-    # what would end a worker in a traceback is refused here, in one line
-    load_model(read_settings().model_copy(update=settings))
-    environment = os.environ | {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items()}
+    tls = _checked_tls(tls_cert, tls_key)
+    given: dict[str, Any] = {"shadow": shadow, "token_file": token_file and token_file.absolute(), "log_json": log_json}
+    given = {name: value for name, value in given.items() if value}
+    given |= {"model": model, "state": None if state is None else _checked_state(state)}
+    settings = read_settings().model_copy(update=given)
+    _check_door(address, settings.token_file, encrypted=bool(tls), insecure=insecure)
+    start = start_model(settings)  # what would end a worker in a traceback is refused here, in one line
+    given |= {"model_version": start.location.version, "bundle": start.location.folder}
+    url = f"{'https' if tls else 'http'}://{_in_url(address)}:{port}"
+    _LOG.info("serving %s version %s on %s", start.location.name, start.location.version, url)
+    command = [sys.executable, "-m", "bentoml", "serve", SERVICE, "--host", address, "--port", str(port), *tls]
+    command += ["--timeout-keep-alive", str(_KEEP_ALIVE_S), "--timeout-graceful-shutdown", str(_GRACE_S)]
+    os.execve(sys.executable, command, _environment(given, settings, port))
+
+
+def _environment(given: dict[str, Any], settings: ServingSettings, port: int) -> dict[str, str]:
+    """Return the server's environment: this process's, what was given, and what BentoML is to be told."""
+    told = {ENV_PREFIX + name.upper(): value for name, value in given.items()}
+    environment = os.environ | {name: str(value) for name, value in told.items() if value is not None}
+    for name in (name for name, value in told.items() if value is None):
+        environment.pop(name, None)
     environment.setdefault("BENTOML_DO_NOT_TRACK", "True")
+    # as in a container, a worker that ends also ends the server, and whoever watches over it starts it again; BentoML
+    # would start a worker that cannot start again and again, and look alive
+    environment.setdefault("BENTOML_CONTAINERIZED", "True")
+    # BentoML's own time limit spans body and answer, and speaks another shape of error: it must never come first
+    longest_s = settings.body_timeout_s + settings.request_timeout_s + _LATER_S
+    options = f"services.{SERVICE_NAME}.traffic.timeout={longest_s} {environment.get('BENTOML_CONFIG_OPTIONS', '')}"
+    environment["BENTOML_CONFIG_OPTIONS"] = options.strip()
     if "BENTOML_HOME" not in environment:
         environment["BENTOML_HOME"] = str(_bentoml_home(port))
     environment.setdefault("OMP_NUM_THREADS", _TORCH_THREADS)
-    _LOG.info("serving %s version %s on http://%s:%d", location.name, location.version, _in_url(address), port)
-    command = [sys.executable, "-m", "bentoml", "serve", SERVICE, "--host", address, "--port", str(port)]
-    os.execve(sys.executable, command, environment)
+    return environment
+
+
+def _check_door(address: str, token_file: Path | None, *, encrypted: bool, insecure: bool) -> None:
+    """Refuse to let other machines in without a token, unless the caller insists; look at the token if there is one."""
+    if token_file is not None:
+        read_token(token_file)
+    if ipaddress.ip_address(address).is_loopback:
+        return
+    if token_file is None and not insecure:
+        raise ConfigError(
+            f"--host {address} lets other machines in, and no token is asked of them; name one with --token-file, or "
+            "say --insecure where something else keeps them out"
+        )
+    if token_file is None:
+        _LOG.warning("whoever reaches %s may read and write this cell's state: no token is asked for", address)
+    elif not encrypted:
+        _LOG.warning("tokens travel to %s unencrypted; --tls-cert and --tls-key would hide them", address)
+
+
+def _checked_tls(cert: Path | None, key: Path | None) -> list[str]:
+    """Return the server's options for a certificate and its key, which load; none for none."""
+    if cert is None and key is None:
+        return []
+    if cert is None or key is None:
+        raise ConfigError("--tls-cert and --tls-key go together: a certificate is of no use without its key")
+    try:
+        # an empty password makes a key that needs one fail, where it would be asked for at the terminal
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except ssl.SSLError as error:
+        reason = error.reason or "not a PEM file, or a key with a password"
+        raise ConfigError(f"--tls-cert {cert} and --tls-key {key} cannot be used: {reason}") from error
+    except OSError as error:
+        unreadable = next((path for path in (cert, key) if not os.access(path, os.R_OK)), cert)
+        raise ConfigError(f"{unreadable}: {error.strerror}; --tls-cert and --tls-key name PEM files") from error
+    return ["--ssl-certfile", str(cert.absolute()), "--ssl-keyfile", str(key.absolute())]
+
+
+def _checked_state(folder: Path) -> Path:
+    """Return the absolute path of a folder that this process may write into, made for its user alone if it is new."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder.absolute()
+    except OSError as error:
+        raise ConfigError(
+            f"the state cannot be kept in {folder} ({error.strerror}); choose another folder with --state, or "
+            "--in-memory to keep nothing"
+        ) from error
 
 
 def _checked_address(host: str, port: int) -> str:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from zipfile import BadZipFile
 
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.serving.settings import ServingSettings
@@ -70,8 +71,9 @@ def find_model(reference: str) -> ModelLocation:
                 "`reclaim train DATASET` or `reclaim demo` registers reclaim@champion"
             )
         return ModelLocation(folder.name, LOCAL_VERSION, folder, reference)
-    from reclaim.training.tracking import fetch_bundle
+    from reclaim.training.tracking import fetch_bundle, give_up_soon
 
+    give_up_soon()
     folder, version = fetch_bundle(reference)
     return ModelLocation(registered["name"], version, folder.resolve(), reference)
 
@@ -86,15 +88,39 @@ def load_model(settings: ServingSettings) -> LoadedModel:
     ConfigError
         The model has no margin of the default's name.
     """
+    return load_location(named_location(settings), settings.margin)
+
+
+def named_location(settings: ServingSettings) -> ModelLocation:
+    """Return where the model of the settings lies: where they say so themselves, else as ``find_model``."""
     if settings.bundle is None:
-        location = find_model(settings.model)
-    else:
-        name = re.split("[@/]", settings.model)[0] if _REGISTERED.fullmatch(settings.model) else settings.bundle.name
-        version = settings.model_version or LOCAL_VERSION
-        location = ModelLocation(name, version, settings.bundle, settings.model)
+        return find_model(settings.model)
+    name = settings.bundle.name if is_folder(settings.model) else re.split("[@/]", settings.model)[0]
+    return ModelLocation(name, settings.model_version or LOCAL_VERSION, settings.bundle, settings.model)
+
+
+def load_location(location: ModelLocation, margin: str) -> LoadedModel:
+    """Return the model of a folder; the errors are those of ``load_model``."""
+    from safetensors import SafetensorError
+
     from reclaim.training.bundle import load_bundle
 
-    bundle = load_bundle(location.folder)
-    if settings.margin not in bundle.margins:
-        raise ConfigError(f"RECLAIM_MARGIN: expected one of {', '.join(bundle.margins)}, got {settings.margin!r}")
+    damages = (OSError, LookupError, TypeError, ValueError, RuntimeError, BadZipFile, SafetensorError)
+    try:
+        bundle = load_bundle(location.folder)
+    except damages as error:
+        raise ModelError(f"{location.folder}: the files of the model are damaged ({error!r}); train again") from error
+    if margin not in bundle.margins:
+        raise ConfigError(f"RECLAIM_MARGIN: expected one of {', '.join(bundle.margins)}, got {margin!r}")
     return LoadedModel(location.name, location.version, location.source, bundle)
+
+
+def is_alias(reference: str) -> bool:
+    """Return whether what a reference stands for may change."""
+    registered = _REGISTERED.fullmatch(reference)
+    return registered is not None and registered["alias"] is not None
+
+
+def is_folder(reference: str) -> bool:
+    """Return whether a reference is the path of a folder, which no registry knows."""
+    return _REGISTERED.fullmatch(reference) is None

@@ -35,7 +35,7 @@ ROW: Final = "row"
 """Key, in the context of a refusal, of the row of a list that broke a rule over the whole list."""
 
 TierName = Literal["free", "beb", "mid", "prod", "mon"]
-RuleName = Literal["limit", "model", "statistic", "startup", "jump", "cap", "unknown"]
+RuleName = Literal["limit", "model", "statistic", "startup", "jump", "cap", "unknown", "stale", "opt_out"]
 
 TaskId = Annotated[int, Field(ge=0, le=MAX_ID)]
 TimeUs = Annotated[int, Field(ge=0, le=MAX_TIME_US)]
@@ -46,34 +46,34 @@ Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 Owner = Annotated[str, Field(min_length=1, max_length=MAX_OWNER)]
 
 
-class _Wire(BaseModel):
+class Wire(BaseModel):
     """Taken as it is or refused: no field unknown, no text for a number, no NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class Units(_Wire):
+class Units(Wire):
     """The units of every amount in a request and in its answer. They are repeated, never converted."""
 
     cpu: Name = "cores"
     memory: Name = "bytes"
 
 
-class ResourceLimit(_Wire):
+class ResourceLimit(Wire):
     """What the task was granted."""
 
     cpu: Limit
     memory: Limit
 
 
-class LargestMachine(_Wire):
+class LargestMachine(Wire):
     """The most that any one machine of the cell supplies, in the unit of the amounts; null is unknown."""
 
     cpu: Limit | None = None
     memory: Limit | None = None
 
 
-class CellFacts(_Wire):
+class CellFacts(Wire):
     """What is known of the cell that the tasks run in; what is absent is unknown."""
 
     largest_machine: LargestMachine = Field(
@@ -90,7 +90,7 @@ def _must_not_fall(values: list[float] | None) -> list[float] | None:
     return values
 
 
-class Window(_Wire):
+class Window(Wire):
     """One measurement window of a task; what is absent or null is unknown, which is not zero."""
 
     start_us: TimeUs = Field(description="Start of the window, µs on the caller's clock.")
@@ -130,7 +130,7 @@ class Window(_Wire):
         return self
 
 
-class Task(_Wire):
+class Task(Wire):
     """A task and its recent history; without windows it is unknown, and keeps its limit.
 
     What the other tasks of the request did up to the end of its history counts too: that of its siblings and of
@@ -177,7 +177,7 @@ class Task(_Wire):
         return windows
 
 
-class ReservationRequest(_Wire):
+class ReservationRequest(Wire):
     """Tasks that want a reservation, each once, each with its history; whole collections give the best answers."""
 
     tasks: Annotated[list[Task], FailFast()] = Field(
@@ -211,30 +211,33 @@ class ReservationRequest(_Wire):
         return tasks
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
+    """What is answered; every number is finite."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-class Resources(_Answer):
+class Resources(Answer):
     """One number for each resource."""
 
     cpu: float
     memory: float
 
 
-class ResourceRules(_Answer):
+class ResourceRules(Answer):
     """Which rule made the reservation.
 
     model: a learned prediction plus margin; statistic: a statistical estimate plus margin; startup: the limit is held
     while a run is young; jump: the last window demanded more than the estimate; cap: the estimate passed the limit;
-    limit: the limit by policy; unknown: nothing is known of the task yet, so it keeps its limit.
+    limit: the limit by policy; unknown: nothing is known of the task yet, so it keeps its limit; stale: nothing was
+    heard of it for too long, so it has its limit again; opt_out: its collection wants no estimation.
     """
 
     cpu: RuleName
     memory: RuleName
 
 
-class History(_Answer):
+class History(Answer):
     """What an answer rests on."""
 
     windows: int = Field(description="Number of windows.")
@@ -242,7 +245,7 @@ class History(_Answer):
     end_us: int | None = Field(description="End of the last window: the reservation is in force from here; µs.")
 
 
-class Quantiles(_Answer):
+class Quantiles(Answer):
     """Predicted quantiles, one for each of the answer's `levels`, before margin and guards; null if not foreseen."""
 
     cpu: list[float] | None = Field(description="Of the CPU that a reservation must cover.")
@@ -250,7 +253,7 @@ class Quantiles(_Answer):
     peak_cpu: list[float] | None = Field(description="Of the largest CPU usage, which may pass the limit.")
 
 
-class HorizonForecast(_Answer):
+class HorizonForecast(Answer):
     """What is foreseen from the end of the last window to one horizon on; null what the model does not foresee."""
 
     horizon_s: int = Field(description="The horizon, in seconds.")
@@ -261,7 +264,7 @@ class HorizonForecast(_Answer):
     quantiles: Quantiles
 
 
-class TaskReservation(_Answer):
+class TaskReservation(Answer):
     """The answer for one task."""
 
     collection_id: int
@@ -273,14 +276,14 @@ class TaskReservation(_Answer):
     forecast: list[HorizonForecast] = Field(description="One for each horizon; empty where nothing can be foreseen.")
 
 
-class ModelName(_Answer):
+class ModelName(Answer):
     """Which model answered."""
 
     name: str
     version: str
 
 
-class ResourceBasis(_Answer):
+class ResourceBasis(Answer):
     """What of a task's predicted distribution is reserved."""
 
     level: float = Field(description="The quantile level; with a price, the lowest that may be chosen.")
@@ -292,14 +295,14 @@ class ResourceBasis(_Answer):
     past: str = Field(description="That of its last 24 hours (`24h`), or since it was first seen (`ever`).")
 
 
-class Plan(_Answer):
+class Plan(Answer):
     """A basis for each resource."""
 
     cpu: ResourceBasis
     memory: ResourceBasis
 
 
-class MarginShares(_Answer):
+class MarginShares(Answer):
     """What is reserved of a prediction, and what is added to it, as a share of it."""
 
     name: str
@@ -308,7 +311,7 @@ class MarginShares(_Answer):
     plans: list[Plan] = Field(description="One; or two, half way between whose reservations this one lies.")
 
 
-class ReservationResponse(_Answer):
+class ReservationResponse(Answer):
     """Reservations in the order of the request, and what they rest on."""
 
     model: ModelName
@@ -319,7 +322,7 @@ class ReservationResponse(_Answer):
     tasks: list[TaskReservation]
 
 
-class ModelInfo(_Answer):
+class ModelInfo(Answer):
     """The loaded model."""
 
     model: ModelName
@@ -338,7 +341,7 @@ class ModelInfo(_Answer):
     max_body_bytes: int
 
 
-class ErrorBody(_Answer):
+class ErrorBody(Answer):
     """Why a request was refused."""
 
     code: str = Field(description="A fixed word for programs.")
@@ -349,7 +352,7 @@ class ErrorBody(_Answer):
     window: int | None = Field(description="Row of the window in the task's history, from 0.")
 
 
-class ErrorResponse(_Answer):
+class ErrorResponse(Answer):
     """The one shape of every error."""
 
     error: ErrorBody

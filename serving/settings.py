@@ -72,6 +72,8 @@ class ServingSettings(BaseSettings):
         A task without a new window for so long has left, told or not; in seconds.
     largest_cpu, largest_memory : float or None
         The most that any machine of the cell supplies, in the unit of the limits; None is unknown.
+    cpu_unit, memory_unit : str
+        The units of all amounts of the tracked cell; they are repeated, never converted.
     monday_us : int
         A midnight that begins a Monday, in the cell's own zone, on the windows' clock; µs.
     log_json : bool
@@ -106,6 +108,8 @@ class ServingSettings(BaseSettings):
     forget_s: float = Field(default=86_400.0, gt=0)
     largest_cpu: float | None = Field(default=None, gt=0)
     largest_memory: float | None = Field(default=None, gt=0)
+    cpu_unit: str = Field(default="cores", min_length=1, max_length=64)
+    memory_unit: str = Field(default="bytes", min_length=1, max_length=64)
     monday_us: int = Field(default=0, ge=0)
     log_json: bool = False
 

@@ -5,25 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from reclaim.features.compiled import LENT
-from reclaim.features.kin import in_parts
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.networks import QuantileNetwork, Scaling, cpu_threads, inverse_transform, steps
+from reclaim.training.forward import ForwardPass
+from reclaim.training.networks import QuantileNetwork, Scaling
 from reclaim.training.settings import QUANTILE_LEVELS
-
-CHUNK_ROWS: Final = 256
-"""Rows per pass of the network. Every pass has exactly this many, padded with zeros: matrix products of one shape run
-the same instructions for each row, so a row's answer does not depend, to the bit, on the batch it stands in."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +37,18 @@ class Heads:
 ALL_HEADS: Final = Heads(np.ones((len(TARGETS), len(HORIZONS_S)), np.bool_), np.ones(len(HORIZONS_S), np.bool_))
 
 
+class InputRanges(NamedTuple):
+    """How the features of the training rows were spread, after ``networks.squash``; each float32, shape (n_features,).
+
+    ``mean`` and ``scale`` standardise; ``low`` and ``high`` are the range that training saw, in those units.
+    """
+
+    mean: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+
+
 class Forecaster(Protocol):
     """What a learned model answers.
 
@@ -52,7 +58,11 @@ class Forecaster(Protocol):
         Last axis of ``Forecast.quantiles``, increasing.
     horizons_s : tuple of int
         Horizons it was fitted for, in seconds; at the others its answers are NaN.
+    threads : int
+        For large calls; the answers do not depend on it.
     """
+
+    threads: int
 
     @property
     def quantile_levels(self) -> tuple[float, ...]: ...  # noqa: D102 - see the class
@@ -60,8 +70,15 @@ class Forecaster(Protocol):
     @property
     def horizons_s(self) -> tuple[int, ...]: ...  # noqa: D102 - see the class
 
-    def predict(self, x: NDArray[np.float32]) -> Forecast:
-        """Return the forecast of each row of features, shape (n, n_features); NaN for what is not fitted."""
+    def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
+        """Return the forecast of each row of features, shape (n, n_features); NaN for what is not fitted.
+
+        With ``horizon_s``, one of ``features.targets.HORIZONS_S``, the forecast is of that horizon alone: the same
+        bits, sooner.
+        """
+
+    def input_ranges(self) -> InputRanges | None:
+        """Return how the features were spread that it was trained on; None where that was not kept."""
 
     def save(self, folder: Path) -> None:
         """Write what ``load`` of the same class reads, without pickle, into an existing folder."""
@@ -73,6 +90,7 @@ class NetworkForecaster:
     Parameters
     ----------
     network : QuantileNetwork
+        Not changed from the first answer on.
     transform : str
         The space it was fitted in, one of ``settings.TRANSFORMS``.
     heads : Heads
@@ -91,6 +109,7 @@ class NetworkForecaster:
         self.transform = transform
         self.heads = heads
         self.threads = 1
+        self._passes: dict[tuple[int, ...], ForwardPass] = {}
 
     @property
     def quantile_levels(self) -> tuple[float, ...]:
@@ -103,30 +122,31 @@ class NetworkForecaster:
         fitted = self.heads.targets.any(axis=0) | self.heads.oom
         return tuple(horizon_s for horizon_s, known in zip(HORIZONS_S, fitted, strict=True) if known)
 
-    def predict(self, x: NDArray[np.float32]) -> Forecast:
+    def input_ranges(self) -> InputRanges:
+        """Return what the network standardises its inputs with."""
+        return InputRanges(*(getattr(self.network, name).numpy() for name in InputRanges._fields))
+
+    def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
         """Return the forecast of each row; shape (n, n_features) to (n, T, H, Q) and (n, H); NaN where not fitted."""
-        n = len(x)
-        quantiles = np.empty((n, len(TARGETS), len(HORIZONS_S), len(QUANTILE_LEVELS)))
-        probability = np.empty((n, len(HORIZONS_S)))
-        flat = quantiles.reshape(n, len(TARGETS) * len(HORIZONS_S), len(QUANTILE_LEVELS))
+        horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
+        if horizons_s not in self._passes:
+            self._passes[horizons_s] = self._pass_to(horizons_s)
+        curves, probability = self._passes[horizons_s].run(x, self.threads)
+        probability[:, ~self.heads.oom[_places(horizons_s)]] = np.nan
+        quantiles = curves.reshape(len(x), len(TARGETS), len(horizons_s), len(QUANTILE_LEVELS))
+        return Forecast(quantiles, probability, horizons_s)
 
-        def predict_part(part: int, parts: int) -> None:
-            chunk = torch.zeros(CHUNK_ROWS, x.shape[1])
-            with torch.inference_mode():
-                for start in range(part * CHUNK_ROWS, n, parts * CHUNK_ROWS):
-                    k = min(CHUNK_ROWS, n - start)
-                    chunk.numpy()[:k] = x[start : start + k]  # rows behind them are whatever was there
-                    raw = self.network.raw(chunk)
-                    _add_up(raw.numpy(), steps(raw).numpy(), flat[start : start + k])
-                    probability[start : start + k] = torch.sigmoid(raw[:k, flat.shape[1] * flat.shape[2] :]).numpy()
-
-        with cpu_threads(1):
-            in_parts(predict_part, n, self.threads)
-        if self.transform != "identity":
-            quantiles = inverse_transform(torch.from_numpy(quantiles), self.transform).numpy()
-        quantiles[:, ~self.heads.targets] = np.nan
-        probability[:, ~self.heads.oom] = np.nan
-        return Forecast(quantiles, probability)
+    def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
+        n_targets, n_horizons, n_levels = self.network.shape
+        outputs = np.arange(n_targets * n_horizons * n_levels).reshape(self.network.shape)
+        places = _places(horizons_s)
+        return ForwardPass.of(
+            {name: tensor.numpy() for name, tensor in self.network.state_dict().items()},
+            curves=outputs[:, places].reshape(-1, n_levels),
+            logits=outputs.size + places,
+            fitted=self.heads.targets[:, places].ravel(),
+            transform=self.transform,
+        )
 
     def save(self, folder: Path) -> None:
         """Write the weights, the shape of the network and what of it was fitted."""
@@ -152,14 +172,5 @@ class NetworkForecaster:
         return cls(network, shape["transform"], heads)
 
 
-@numba.njit(**LENT)
-def _add_up(raw: Any, step: Any, out: Any) -> None:
-    """Write quantiles that rise along the last axis and are not negative, as no usage is; shape (k, T*H, Q)."""
-    n_levels = out.shape[2]
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            total = np.float64(raw[i, j * n_levels])
-            out[i, j, 0] = max(total, 0.0)
-            for q in range(1, n_levels):
-                total += np.float64(step[i, j * n_levels + q])
-                out[i, j, q] = max(total, 0.0)
+def _places(horizons_s: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.array([HORIZONS_S.index(horizon_s) for horizon_s in horizons_s])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +28,7 @@ from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.base import Forecast
 
 if TYPE_CHECKING:
-    from reclaim.training.forecaster import Forecaster
+    from reclaim.training.forecaster import Forecaster, InputRanges
 
 FEW: Final = 20
 """Positive tasks (rows, where tasks are not told apart) below which the slope is at most 1: that a forecast should be
@@ -60,18 +60,17 @@ class ProbabilityCalibration:
     intercept: tuple[float, ...] = (0.0,) * len(HORIZONS_S)
     notes: tuple[str, ...] = ()
 
-    def apply(self, probability: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return calibrated probabilities, shape (n, n_horizons) as given; NaN stays NaN.
+    def apply(self, probability: NDArray[np.float64], horizons_s: tuple[int, ...] = HORIZONS_S) -> NDArray[np.float64]:
+        """Return calibrated probabilities, shape (n, len(horizons_s)) as given; NaN stays NaN.
 
         A row's answer does not depend, to the bit, on the rows beside it.
         """
-        out = np.empty(probability.shape)
-        for h, (slope, intercept) in enumerate(zip(self.slope, self.intercept, strict=True)):
-            # a copy without gaps: for memory with them numpy's log may take other instructions
-            column = probability[:, h].astype(np.float64)
-            unchanged = slope == 1.0 and intercept == 0.0
-            out[:, h] = column if unchanged else _odds_share(slope * _log_odds(column) + intercept)
-        return out
+        at = [HORIZONS_S.index(horizon_s) for horizon_s in horizons_s]
+        slope, intercept = (np.array(numbers)[at, None] for numbers in (self.slope, self.intercept))
+        # without gaps: for memory with them numpy's log may take other instructions
+        given = np.ascontiguousarray(probability.T, np.float64)
+        unchanged = (slope == 1.0) & (intercept == 0.0)
+        return np.where(unchanged, given, _odds_share(slope * _log_odds(given) + intercept)).T
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``bundle.json``."""
@@ -202,10 +201,24 @@ class Calibrated:
         """Those that it was fitted for."""
         return self.bare.horizons_s
 
-    def predict(self, x: NDArray[np.float32]) -> Forecast:
-        """Return the forecast of each row, shape (n, n_features)."""
-        forecast = self.bare.predict(x)
-        return Forecast(forecast.quantiles, self.calibration.apply(forecast.oom_probability))
+    @property
+    def threads(self) -> int:
+        """The forecaster's."""
+        return self.bare.threads
+
+    @threads.setter
+    def threads(self, threads: int) -> None:
+        self.bare.threads = threads
+
+    def input_ranges(self) -> InputRanges | None:
+        """Return what the forecaster says."""
+        return self.bare.input_ranges()
+
+    def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
+        """Return the forecast of each row, shape (n, n_features), or of one horizon of each."""
+        forecast = self.bare.predict(x, horizon_s)
+        probability = self.calibration.apply(forecast.oom_probability, forecast.horizons_s)
+        return replace(forecast, oom_probability=probability)
 
     def save(self, folder: Path) -> None:
         """Write the forecaster and the calibration."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,13 @@ CHAMPION: Final = "champion"
 _MODEL: Final = "model"
 _BUNDLE: Final = "bundle"
 """Name of the bundle's folder inside the logged model."""
+_ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""MLflow's codes for a model, a version, and an alias that is none."""
+_SERVING: Final = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds; with MLflow's own 120 a dead server goes unnoticed for minutes
+    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",  # a connection kept open goes on reading a file that was replaced
+}
+"""Settings of MLflow for a process that serves."""
 _REQUIREMENTS: Final = ("numpy", "numba", "safetensors", "scikit-learn", "skops", "torch")
 
 
@@ -233,6 +241,56 @@ def _log_model(folder: Path, inputs: Sequence[str], outputs: Sequence[str]) -> t
     return str(logged.model_uri), str(logged.model_id)
 
 
+def give_up_soon() -> None:
+    """Let MLflow wait less for a store that does not answer, and read its file as it is, from now on.
+
+    For a process that serves; what its environment says already stands.
+    """
+    for name, value in _SERVING.items():
+        os.environ.setdefault(name, value)
+
+
+class RegistryReader:
+    """Says again and again what references stand for, with one client that gives up on a store that does not answer.
+
+    For a process that serves; not for several threads at once.
+    """
+
+    def __init__(self) -> None:
+        self._client: MlflowClient | None = None
+
+    def prepare(self) -> None:
+        """Import MLflow now, asking nobody: a second or two in which the other threads of a process hardly run."""
+        give_up_soon()
+        with quiet():
+            import mlflow.artifacts
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - for what it brings in, as the client would
+
+    def find(self, reference: str) -> ModelVersion | None:
+        """Return which version ``name@alias`` or ``name/version`` stands for now; None where there is no such thing.
+
+        Raises
+        ------
+        ModelError
+            The store cannot be asked.
+        """
+        uri = default_tracking_uri()
+        if missing(uri):
+            raise ModelError(f"{uri} does not exist")
+        if self._client is None:
+            give_up_soon()
+            self._client = store_client()
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return _version_of(self._client, reference)
+        except MlflowException as error:
+            if error.error_code in _ABSENT:
+                return None
+            reason = str(error).strip().partition("\n")[0]
+            raise ModelError(f"{uri} does not answer ({reason})") from error
+
+
 def resolve_model(reference: str) -> ModelVersion:
     """Return which version ``name@alias`` or ``name/version`` stands for now.
 
@@ -243,25 +301,35 @@ def resolve_model(reference: str) -> ModelVersion:
     """
     from mlflow.exceptions import MlflowException
 
-    name, at, alias = reference.partition("@")
     client = store_reader(f"model {reference}")
     try:
-        if at:
-            found = client.get_model_version_by_alias(name, alias)
-        else:
-            name, slash, number = reference.partition("/")
-            if not slash:
-                raise ModelError(f"expected a model as NAME@ALIAS or NAME/VERSION, got {reference!r}")
-            found = client.get_model_version(name, number)
+        return _version_of(client, reference)
     except MlflowException as error:
         raise ModelError(
             f"no model {reference} in {default_tracking_uri()} ({error.message}); train one with `reclaim train`"
         ) from error
+
+
+def _version_of(client: MlflowClient, reference: str) -> ModelVersion:
+    name, at, alias = reference.partition("@")
+    if at:
+        found = client.get_model_version_by_alias(name, alias)
+    else:
+        name, slash, number = reference.partition("/")
+        if not slash:
+            raise ModelError(f"expected a model as NAME@ALIAS or NAME/VERSION, got {reference!r}")
+        found = client.get_model_version(name, number)
     return ModelVersion(found.name, str(found.version), str(found.run_id))
 
 
-def fetch_bundle(reference: str) -> tuple[Path, str]:
+def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
     """Return a local folder with the bundle of ``name@alias`` or ``name/version``, and the version's number.
+
+    Parameters
+    ----------
+    reference : str
+    into : Path or None
+        Folder to copy the model into; None: where it lies, or where MLflow puts what it downloads.
 
     Raises
     ------
@@ -275,7 +343,10 @@ def fetch_bundle(reference: str) -> tuple[Path, str]:
 
     try:
         with quiet():
-            folder = Path(mlflow.artifacts.download_artifacts(f"models:/{found.name}/{found.version}"))
+            uri = f"models:/{found.name}/{found.version}"
+            folder = Path(mlflow.artifacts.download_artifacts(uri, dst_path=None if into is None else str(into)))
+        if not any(folder.iterdir()):  # MLflow copies a folder that is gone without a word
+            raise FileNotFoundError(f"{uri} is empty")
     except (MlflowException, OSError) as error:
         raise ModelError(
             f"{reference} is version {found.version}, whose files cannot be read ({error}); train again"

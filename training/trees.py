@@ -50,8 +50,14 @@ class TreeForecaster:
         A number where the training rows had one class only, None where no row was known.
     levels : tuple of float
     horizon_s : int
+
+    Attributes
+    ----------
+    threads : int
+        Of no use here: trees are walked on one.
     """
 
+    threads: int = 1
     _FILE: Final = "trees.skops"
     _FACTS: Final = "trees.json"
 
@@ -63,14 +69,18 @@ class TreeForecaster:
         self.quantile_levels = levels
         self.horizons_s: tuple[int, ...] = (horizon_s,)
 
-    def predict(self, x: NDArray[np.float32]) -> Forecast:
-        """Return the forecast of each row; NaN for what was not fitted."""
+    def input_ranges(self) -> None:
+        """Return None: trees split, they do not standardise."""
+
+    def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
+        """Return the forecast of each row, or of one horizon of each; NaN for what was not fitted."""
         n = len(x)
-        h = HORIZONS_S.index(self.horizons_s[0])
-        quantiles = np.full((n, len(TARGETS), len(HORIZONS_S), len(self.quantile_levels)), np.nan)
-        probability = np.full((n, len(HORIZONS_S)), np.nan)
-        if n == 0:
-            return Forecast(quantiles, probability)
+        horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
+        quantiles = np.full((n, len(TARGETS), len(horizons_s), len(self.quantile_levels)), np.nan)
+        probability = np.full((n, len(horizons_s)), np.nan)
+        if n == 0 or self.horizons_s[0] not in horizons_s:
+            return Forecast(quantiles, probability, horizons_s)
+        h = horizons_s.index(self.horizons_s[0])
         with _threads(1):
             for t, row in enumerate(self.regressors):
                 for q, model in enumerate(row):
@@ -81,7 +91,7 @@ class TreeForecaster:
             elif self.classifier is not None:
                 probability[:, h] = self.classifier.predict_proba(x)[:, 1]
         np.maximum.accumulate(quantiles, axis=-1, out=quantiles)
-        return Forecast(quantiles, probability)
+        return Forecast(quantiles, probability, horizons_s)
 
     def save(self, folder: Path) -> None:
         """Write the models with skops, which holds data and type names, no code."""

@@ -258,19 +258,46 @@ app.command(
 )(replays.compare)
 
 
-@app.command(epilog="Example: `reclaim serve --port 3000 --model reclaim@champion`")
+@app.command(
+    epilog="Examples: `reclaim serve` · `reclaim serve --model reclaim/3 --shadow reclaim@candidate` · "
+    "`reclaim serve --state /var/lib/reclaim` · `reclaim serve --model ./bundle --in-memory` · "
+    "`reclaim serve --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem`"
+)
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 3000,
     model: Annotated[
-        str, typer.Option(help="NAME@ALIAS, NAME/VERSION or a bundle's folder.", metavar="MODEL")
+        str,
+        typer.Option(help="NAME@ALIAS, NAME/VERSION or a bundle's folder.", metavar="MODEL", envvar="RECLAIM_MODEL"),
     ] = "reclaim@champion",
+    shadow: Annotated[
+        str, typer.Option(help="A second model, compared live, never served.", metavar="MODEL", envvar="RECLAIM_SHADOW")
+    ] = "",
+    state: Annotated[
+        Path, typer.Option(help="Folder for what must outlive the process.", metavar="DIR", envvar="RECLAIM_STATE")
+    ] = Path("reclaim-state"),
+    in_memory: Annotated[bool, typer.Option("--in-memory", help="Keep no state: a restart forgets the cell.")] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the bearer token to ask for.", metavar="FILE", envvar="RECLAIM_TOKEN_FILE"),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate and its chain, PEM.", metavar="FILE")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key, PEM.", metavar="FILE")] = None,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Log one JSON object a line.", envvar="RECLAIM_LOG_JSON")
+    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Let other machines in without a token, too.")] = False,
 ) -> None:
-    """Serve reservations over HTTP until stopped."""
+    """Serve reservations over HTTP until stopped; settings without an option here are RECLAIM_… in the environment."""
     from reclaim.serving.launch import serve as run
 
-    say(f"loading {model}; then http://{host}:{port}/ answers, its page there says how")
-    run(host, port, model)
+    scheme = "http" if tls_cert is None else "https"
+    say(f"loading {model}; then {scheme}://{host}:{port}/ answers, its page there says how")
+    run(
+        host, port, model,
+        shadow=shadow, state=None if in_memory else state, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key,
+        log_json=log_json, insecure=insecure,
+    )  # fmt: skip
 
 
 @app.command(epilog="Example: `reclaim demo`")

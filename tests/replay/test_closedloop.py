@@ -38,6 +38,7 @@ from reclaim.replay.closedloop_state import (
     TOO_LARGE,
 )
 from reclaim.replay.outcome import balance, over_time, summary
+from reclaim.replay.placement import could_fit, price
 from reclaim.replay.workload import Machines, Workload
 
 SLOT_US = 300_000_000
@@ -560,6 +561,31 @@ def test_nothing_is_lost_or_run_twice_and_no_machine_gives_more_than_it_has(
     assert (lived == until - runs["arrival_us"][runs["state"] != AHEAD]).all()  # no run depends on another one here
     for kill in outcome.kills:
         assert kill["cause"] in (OWN_LIMIT, MACHINE, PREEMPTED, MACHINE_GONE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cells(), st.integers(1, 5))
+def test_a_machine_is_passed_over_only_where_no_preemption_makes_room(
+    cell: tuple[Any, Machines, int], spread: int
+) -> None:
+    tasks, on, slots = cell
+    outcome = run(*(replace(t, rank=t.rank * spread) for t in tasks), on=on, slots=slots)  # some above ``RANKS``
+    runs, how = outcome.runs, np.zeros(1, [("checkpoint_us", "i8")])[0]
+    for machine in outcome.machines:
+        for asking in runs[runs["state"] != RUNNING]:
+            asked = asking["asked"]
+            rank, _ = price(asking, machine, runs, asked, how, slots * SLOT_US)
+            assert rank < 0 or all(could_fit(asking, machine, r, asked[r]) for r in range(2))
+
+
+def test_a_machine_whose_lower_work_is_too_little_is_passed_over_without_a_look_at_its_tasks() -> None:
+    outcome = run(
+        Task([(0.1, 0.1)] * 9, (0.3, 0.3), rank=1), Task([(0.1, 0.1)] * 9, (0.6, 0.6), rank=2),
+        Task(QUIET, (0.5, 0.3), at=1, rank=2), slots=3,
+    )  # fmt: skip
+    asking, machine = outcome.runs[2], outcome.machines[0]
+    assert [could_fit(asking, machine, r, asking["asked"][r]) for r in range(2)] == [False, True]
+    assert [could_fit(asking, machine, r, 0.4) for r in range(2)] == [True, True]  # all of 0.3 and the 0.1 left
 
 
 @settings(max_examples=25, deadline=None)

@@ -39,11 +39,17 @@ class LargestOfTheDay:
 
     quantile_levels = (0.5, 0.9)
     horizons_s = HORIZONS_S
+    threads = 1
 
-    def predict(self, x: np.ndarray) -> Forecast:  # noqa: D102 - see training.forecaster
+    def predict(self, x: np.ndarray, horizon_s: int | None = None) -> Forecast:  # noqa: D102 - see training.forecaster
         largest = x[:, [FEATURE_NAMES.index(f"{t}_max_24h") for t in TARGETS]].astype(np.float64)
-        shape = (len(x), len(TARGETS), len(HORIZONS_S), len(self.quantile_levels))
-        return Forecast(np.broadcast_to(largest[:, :, None, None], shape), np.zeros((len(x), len(HORIZONS_S))))
+        horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
+        shape = (len(x), len(TARGETS), len(horizons_s), len(self.quantile_levels))
+        quantiles = np.broadcast_to(largest[:, :, None, None], shape)
+        return Forecast(quantiles, np.zeros((len(x), len(horizons_s))), horizons_s)
+
+    def input_ranges(self) -> None:
+        """Return None: it learned from none."""
 
     def save(self, folder: Path) -> None:  # noqa: D102 - likewise
         (folder / "model.txt").write_text("largest of the day")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from reclaim.data.errors import ConfigError
 from reclaim.data.store import Dataset
 from reclaim.features.store import FeatureSet
 from reclaim.replay.closedloop import Scheduling
@@ -59,6 +60,17 @@ def test_a_trace_without_machines_is_not_run_and_says_why(dataset: Path) -> None
     assert cell_in_turn(results) is None
     assert says(results) == []
     assert "no machine with a capacity" in section(results)[0].text
+
+
+def test_only_a_lack_of_machines_becomes_a_note(
+    cell_dataset: Path, folded: Folded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ConfigError("another setting is wrong")
+
+    monkeypatch.setattr("reclaim.replay.hosted.machines_of", refuse)
+    with pytest.raises(ConfigError, match="another setting"):
+        run_cells(source_of(cell_dataset), folded, Scheduling(), ["borg"])
 
 
 def test_the_estimators_beside_are_those_that_reclaim_most_on_validation_rows(folded: Folded) -> None:

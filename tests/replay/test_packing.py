@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
-from reclaim.replay.packing import LOOK_BELOW, PENDING_SHARE, ROUNDING, Machines, Packer, Workload
+from reclaim.replay.constants import SUM_ROUNDING
+from reclaim.replay.packing import LOOK_BELOW, PENDING_SHARE, Machines, Packer, Workload
 from reclaim.replay.placement import POLICIES
 
 
@@ -200,7 +201,7 @@ def test_whatever_is_placed_keeps_every_rule(
     assert n == again[0]
     np.testing.assert_array_equal(at, again[1])
     assert ((at >= 0) & (at < n)).all()  # so few tasks that none may go pending
-    whole = onto.capacity[:n] * (1 + 2 * ROUNDING)
+    whole = onto.capacity[:n] * (1 + 2 * SUM_ROUNDING)
     for sizes in (booked, np.where(workload.production[:, None], workload.limit, 0.0)):
         used = np.zeros((n, 2))
         np.add.at(used, at, sizes)

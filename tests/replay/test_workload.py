@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.schema import MACHINES, EventType
@@ -121,6 +124,20 @@ def test_machines_are_as_they_stand_when_the_period_begins_and_change_within_it(
     assert on.changes["at_us"].tolist() == [int(at(50) * 1e6), int(at(55) * 1e6)]
     assert on.changes["up"].tolist() == [False, True]
     assert on.changes["capacity"].tolist() == [[0.75, 1.0]] * 2
+
+
+def test_a_change_that_tells_no_capacity_leaves_each_machine_its_own() -> None:
+    told = {
+        s.TIME_US: [0, 0, 5, 20, 30, 40], s.MACHINE_ID: [8, 7, 7, 7, 8, 8], s.EVENT_TYPE: [1, 1, 2, 1, 2, 3],
+        s.CPU_CAPACITY: [None, 0.5, None, None, 0.25, None], s.MEMORY_CAPACITY: [1.0, 0.75, None, 0.6, None, None],
+    }  # fmt: skip
+    table = pa.table(told, pa.schema([s.MACHINES.field(name) for name in told]))
+    on = machines_of(cast("Dataset", SimpleNamespace(path=Path("cell"), table=lambda _: table)), 10, 50)
+    assert on.ids.tolist() == [7, 8]
+    assert on.state["capacity"].tolist() == [[0.5, 0.75], [0.0, 1.0]]
+    assert on.state["up"].tolist() == [False, True]
+    assert on.changes["machine"].tolist() == [0, 1, 1]
+    assert on.changes["capacity"].tolist() == [[0.5, 0.6], [0.25, 1.0], [0.25, 1.0]]
 
 
 def test_a_trace_without_machines_says_what_it_lacks(dataset: Path) -> None:

@@ -7,20 +7,29 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
+from reclaim import cli
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.serving import launch
+from reclaim.serving.settings import read_settings
 from reclaim.training.bundle import Bundle
 
 if TYPE_CHECKING:
@@ -55,6 +64,30 @@ def free_port() -> int:
         return port
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Work in a folder of the test's own, as the state is kept in the working folder."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef\n")
+    return file
+
+
+def taken(calls: list[Execve], **options: Any) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment that a launch takes the process over with."""
+    with pytest.raises(TakenOver):
+        launch.serve(**options)
+    _, command, environment = calls.pop()
+    return command, environment
+
+
 def test_the_server_takes_the_process_with_the_model_already_fetched(
     taken_over: list[Execve], bundle_folder: Path, free_port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -62,16 +95,130 @@ def test_the_server_takes_the_process_with_the_model_already_fetched(
     monkeypatch.delenv("BENTOML_HOME", raising=False)
     monkeypatch.chdir(bundle_folder.parent)
     with pytest.raises(TakenOver):
-        launch.serve("localhost", free_port, "./bundle")
+        launch.serve("localhost", free_port, "./bundle", state=None)
     ((program, command, environment),) = taken_over
     assert program == command[0] == sys.executable
     assert command[1:5] == ["-m", "bentoml", "serve", "reclaim.serving.service:ReservationService"]
-    assert command[5:] == ["--host", "127.0.0.1", "--port", str(free_port)]
+    assert command[5:9] == ["--host", "127.0.0.1", "--port", str(free_port)]
+    assert command[9:] == ["--timeout-keep-alive", "75", "--timeout-graceful-shutdown", "20"]
     assert environment["RECLAIM_BUNDLE"] == str(bundle_folder)
     assert environment["RECLAIM_MODEL"] == "./bundle"
+    assert "RECLAIM_STATE" not in environment
     assert environment["BENTOML_DO_NOT_TRACK"] == "True"
     assert environment["BENTOML_HOME"] == str(tmp_path / "bentoml" / f"reclaim-{free_port}")
     assert os.environ.get("RECLAIM_BUNDLE") is None  # only the server's environment is changed
+
+
+def test_options_are_handed_on_as_settings(
+    taken_over: list[Execve], bundle_folder: Path, free_port: int, tmp_path: Path, token_file: Path, elsewhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path))
+    monkeypatch.setenv("BENTOML_CONFIG_OPTIONS", "services.reclaim.backlog=100")
+    monkeypatch.setenv("RECLAIM_BODY_TIMEOUT_S", "10")
+    os.symlink(token_file, elsewhere / "token")
+    _, environment = taken(
+        taken_over, port=free_port, model=str(bundle_folder), shadow="reclaim@candidate", token_file=Path("token"),
+        log_json=True,
+    )  # fmt: skip
+    assert environment["RECLAIM_SHADOW"] == "reclaim@candidate"
+    assert environment["RECLAIM_TOKEN_FILE"] == str(elsewhere / "token")
+    assert environment["RECLAIM_LOG_JSON"] == "True"
+    assert environment["RECLAIM_STATE"] == str(elsewhere / "reclaim-state")
+    assert (elsewhere / "reclaim-state").stat().st_mode & 0o777 == 0o700  # what a cell uses is nobody else's business
+    assert environment["RECLAIM_BUNDLE"].startswith(str(elsewhere / "reclaim-state" / "models"))
+    options = "services.reclaim.traffic.timeout=75.0 services.reclaim.backlog=100"
+    assert environment["BENTOML_CONFIG_OPTIONS"] == options  # 10 s for the body, 60 s for the answer
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    settings = read_settings()  # what is handed on can be read
+    assert (settings.shadow, settings.log_json, settings.token_file) == (
+        "reclaim@candidate", True, elsewhere / "token",
+    )  # fmt: skip
+
+
+def test_a_state_of_the_environment_is_not_kept_in_memory_alone_unless_asked(
+    taken_over: list[Execve], bundle_folder: Path, free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path))
+    monkeypatch.setenv("RECLAIM_STATE", str(tmp_path / "state"))
+    _, environment = taken(taken_over, port=free_port, model=str(bundle_folder), state=None)
+    assert "RECLAIM_STATE" not in environment
+    assert not (tmp_path / "state").exists()
+    monkeypatch.setattr(sys, "argv", ["reclaim", "serve", "--port", str(free_port), "--model", str(bundle_folder)])
+    with pytest.raises(TakenOver):
+        cli.app(standalone_mode=False)
+    assert taken_over.pop()[2]["RECLAIM_STATE"] == str(tmp_path / "state")
+
+
+def test_a_state_that_cannot_be_kept_is_refused(taken_over: list[Execve], free_port: int, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"the state cannot be kept in .*file/state .*--in-memory"):
+        launch.serve(port=free_port, model="./nowhere", state=tmp_path / "file" / "state")
+    assert not taken_over
+
+
+def test_other_machines_are_let_in_with_a_token_alone(
+    taken_over: list[Execve], bundle_folder: Path, free_port: int, tmp_path: Path, token_file: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("BENTOML_HOME", str(tmp_path))
+    options: Json = {"host": "0.0.0.0", "port": free_port, "model": str(bundle_folder), "state": None}
+    with pytest.raises(ConfigError, match=r"lets other machines in.*--token-file.*--insecure"):
+        launch.serve(**options)
+    assert not taken_over
+    command, _ = taken(taken_over, **options, token_file=token_file)
+    assert command[6] == "0.0.0.0"
+    assert "unencrypted" in caplog.text
+    caplog.clear()
+    taken(taken_over, **options, insecure=True)
+    assert "no token is asked for" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("RECLAIM_TOKEN_FILE", str(token_file))  # the environment's token is one, too
+    cert, key = make_certificate(tmp_path)
+    command, _ = taken(taken_over, **options, tls_cert=cert, tls_key=key)
+    assert command[9:13] == ["--ssl-certfile", str(cert), "--ssl-keyfile", str(key)]
+    assert not caplog.records
+    token_file.write_text("short")
+    with pytest.raises(ConfigError, match="must hold one token"):
+        launch.serve(port=free_port, model=str(bundle_folder), state=None)
+
+
+def make_certificate(folder: Path, password: bytes | None = None) -> tuple[Path, Path]:
+    """Return the files of a certificate for 127.0.0.1 and of its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "reclaim")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "cert.pem", folder / "key.pem"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    locked = serialization.NoEncryption() if password is None else serialization.BestAvailableEncryption(password)
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    files[1].write_bytes(key.private_bytes(pem, form, locked))
+    return files
+
+
+def test_a_certificate_that_cannot_be_used_is_refused(taken_over: list[Execve], free_port: int, tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path)
+    options: Json = {"port": free_port, "model": "./nowhere", "state": None}
+    for half in ("tls_cert", "tls_key"):
+        with pytest.raises(ConfigError, match="--tls-cert and --tls-key go together"):
+            launch.serve(**{**options, half: cert})
+    with pytest.raises(ConfigError, match=r"none: No such file or directory; --tls-cert and --tls-key name PEM files"):
+        launch.serve(**options, tls_cert=cert, tls_key=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"cannot be used"):
+        launch.serve(**options, tls_cert=cert, tls_key=cert)
+    (tmp_path / "locked").mkdir()
+    other, locked = make_certificate(tmp_path / "locked", b"password")
+    with pytest.raises(ConfigError, match=r"cannot be used"):
+        launch.serve(**options, tls_cert=other, tls_key=locked)
+    with pytest.raises(ConfigError, match=r"cannot be used: KEY_VALUES_MISMATCH"):
+        launch.serve(**options, tls_cert=other, tls_key=key)
+    assert not taken_over
 
 
 def test_a_home_that_cannot_be_written_is_no_obstacle(
@@ -95,7 +242,7 @@ def test_a_folder_that_bentoml_was_given_is_left_to_it(
     with pytest.raises(TakenOver):
         launch.serve(port=free_port, model=str(bundle_folder))
     assert taken_over[0][2]["BENTOML_HOME"] == "/given"
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "bentoml").exists()
 
 
 def test_a_busy_port_is_refused_before_anything_is_loaded(taken_over: list[Execve]) -> None:
@@ -133,8 +280,13 @@ def test_a_model_that_is_none_is_refused(taken_over: list[Execve], free_port: in
     assert not taken_over
 
 
-def call(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+def call(
+    port: int, method: str, path: str, body: bytes | None = None, tls: ssl.SSLContext | None = None
+) -> tuple[int, bytes]:
+    if tls is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    else:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=tls)
     try:
         connection.request(method, path, body)
         response = connection.getresponse()
@@ -143,12 +295,14 @@ def call(port: int, method: str, path: str, body: bytes | None = None) -> tuple[
         connection.close()
 
 
-def wait_until_ready(server: subprocess.Popen[bytes], port: int, deadline_s: float = 120) -> None:
+def wait_until_ready(
+    server: subprocess.Popen[bytes], port: int, deadline_s: float = 120, tls: ssl.SSLContext | None = None
+) -> None:
     start = time.monotonic()
     while time.monotonic() - start < deadline_s:
         assert server.poll() is None, "the server ended while it started"
         try:
-            if call(port, "GET", "/readyz")[0] == 200:
+            if call(port, "GET", "/readyz", tls=tls)[0] == 200:
                 return
         except OSError:  # it does not listen yet
             pass

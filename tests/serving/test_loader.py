@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from reclaim.data.errors import ConfigError, ModelError
-from reclaim.serving.loader import LOCAL_VERSION, find_model, load_model
+from reclaim.serving.loader import LOCAL_VERSION, find_model, is_alias, is_folder, load_model
 from reclaim.serving.settings import ServingSettings
 from reclaim.training import tracking
 from reclaim.training.bundle import Bundle, save_bundle
@@ -27,6 +28,24 @@ def test_what_is_no_model_is_refused_with_the_remedy(tmp_path: Path) -> None:
         find_model("./nowhere")
     with pytest.raises(ModelError, match=r"holds no bundle\.json.*reclaim train"):
         load_model(ServingSettings(bundle=tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64])
+def test_damaged_files_are_refused_in_one_line(bundle_folder: Path, tmp_path: Path, content: bytes) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(bundle_folder, folder)
+    (file,) = folder.glob("*.safetensors")
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match="bundle: the files of the model are damaged"):
+        load_model(ServingSettings(bundle=folder))
+    file.unlink()
+    with pytest.raises(ModelError, match="bundle: the files of the model are damaged"):
+        load_model(ServingSettings(bundle=folder))
+
+
+def test_only_an_alias_may_change_what_it_stands_for() -> None:
+    assert [is_alias(reference) for reference in ("reclaim@champion", "reclaim/3", "./bundle")] == [True, False, False]
+    assert [is_folder(reference) for reference in ("reclaim@champion", "reclaim/3", "./a/3")] == [False, False, True]
 
 
 def test_a_default_margin_that_the_model_lacks_is_refused(bundle_folder: Path) -> None:

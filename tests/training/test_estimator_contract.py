@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell, Windows, concatenate, empty_windows
 from reclaim.features import kin
+from reclaim.features.state import FeatureState
 from reclaim.training.estimators import base
 from reclaim.training.estimators.base import RULES, STARTUP, UNKNOWN, Estimate, Estimator
 from reclaim.training.estimators.forecast import ForecastEstimator
-from reclaim.training.estimators.margin import Guarded, Margin
+from reclaim.training.estimators.margin import MARGIN_NAMES, Guarded, Margin, three_margins
 from reclaim.training.estimators.plan import Basis, Plan, plan_for_all
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
 from reclaim.training.forecaster import NetworkForecaster
@@ -326,6 +327,30 @@ def test_the_forecast_goes_with_the_answer_and_the_level_picks_from_it(random_fo
     for r, level in enumerate((0.9, 0.99)):
         quantile = estimate.forecast.quantiles[:, r, 1, levels.index(level)]
         assert np.array_equal(estimate.reservation[:, r], quantile * windows.limit[:, r])
+
+
+@pytest.mark.parametrize("margin", MARGIN_NAMES)
+def test_what_is_kept_before_the_margin_comes_to_the_same_bits_under_any(
+    margin: str, random_forecaster: NetworkForecaster
+) -> None:
+    windows = _histories(13)
+    margins = three_margins(Margin("baseline", (0.3, 0.2)), Margin("aggressive", (0.1, -0.05)))
+    estimator = ForecastEstimator(random_forecaster, 3_600, SPENDING, margins, margin, (0.5, 2.0))
+    x = FeatureState().advance(windows.task_numbers(), windows)
+    expected = estimator.update(windows.task_numbers(), windows)
+    every, only = estimator.bare(x, windows), estimator.bare(x, windows, all_horizons=False)
+    kept = {name: reservation.copy() for name, reservation in every[0].items()}
+    assert _bits(estimator.under_margin(margin, every[0], windows, every[1])) == _bits(expected)
+    for bare, forecast in (every, only):
+        estimate = estimator.under_margin(margin, bare, windows, forecast)
+        assert estimate.reservation.tobytes() == expected.reservation.tobytes()
+        assert estimate.forecast is forecast
+        assert _same(bare, kept)  # as it was
+    assert only[1].horizons_s == (3_600,)
+    for mine, theirs in zip(only[1].at(3_600), every[1].at(3_600), strict=True):
+        assert np.array_equal(mine, theirs)
+    taken = only[1].take(np.array([3, 1]))
+    assert np.array_equal(taken.at(3_600)[1], every[1].at(3_600)[1][[3, 1]])
 
 
 def test_a_level_or_horizon_the_model_lacks_is_refused(random_forecaster: NetworkForecaster) -> None:

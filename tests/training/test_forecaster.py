@@ -14,7 +14,9 @@ from reclaim.data.errors import HistoryTooShortError, ModelError
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.forecaster import CHUNK_ROWS, Heads, NetworkForecaster
+from reclaim.training.forecaster import Heads, NetworkForecaster
+from reclaim.training.forward import CHUNK_ROWS
+from reclaim.training.probability import Calibrated, ProbabilityCalibration
 from reclaim.training.resident import Rows
 from reclaim.training.settings import QUANTILE_LEVELS, TreeConfig
 from reclaim.training.trees import TreeForecaster, fit_trees
@@ -86,6 +88,23 @@ def test_what_was_not_fitted_is_nan_also_when_loaded_and_the_rest_keeps_its_bits
         assert np.array_equal(forecast.oom_probability[:, 1], whole.oom_probability[:, 1])
 
 
+def test_a_calibrated_forecaster_hands_on_what_it_does_not_change(random_forecaster: NetworkForecaster) -> None:
+    calibrated = Calibrated(random_forecaster, ProbabilityCalibration((1.0, 0.5, 2.0), (0.0, -1.0, 0.5)))
+    x = _features(50)
+    whole, bare = calibrated.predict(x), random_forecaster.predict(x)
+    assert whole.quantiles.tobytes() == bare.quantiles.tobytes()
+    assert not np.isclose(whole.oom_probability[:, 1:], bare.oom_probability[:, 1:]).any()
+    for horizon_s in HORIZONS_S:
+        for mine, theirs in zip(calibrated.predict(x, horizon_s).at(horizon_s), whole.at(horizon_s), strict=True):
+            assert np.array_equal(mine, theirs)
+    ranges = calibrated.input_ranges()
+    assert ranges is not None
+    assert all(map(np.array_equal, ranges, random_forecaster.input_ranges()))
+    calibrated.threads = 2
+    assert (calibrated.threads, random_forecaster.threads) == (2, 2)
+    calibrated.threads = 1
+
+
 def _rows(n: int) -> Rows:
     """Demand is the first feature times a noise; OOM is likely where the second is high."""
     rng = np.random.default_rng(3)
@@ -126,6 +145,17 @@ def test_saved_trees_come_back_with_the_same_bits(trees: TreeForecaster, tmp_pat
     x = _features(300)
     assert loaded.quantile_levels == (0.5, 0.9, 0.99)
     assert _same_bits(trees.predict(x), loaded.predict(x))
+
+
+def test_trees_asked_for_one_horizon_answer_for_it_alone(trees: TreeForecaster) -> None:
+    x = _features(100)
+    whole = trees.predict(x)
+    for horizon_s in HORIZONS_S:
+        alone = trees.predict(x, horizon_s)
+        assert alone.horizons_s == (horizon_s,)
+        for mine, theirs in zip(alone.at(horizon_s), whole.at(horizon_s), strict=True):
+            assert np.array_equal(mine, theirs, equal_nan=True)
+    assert trees.input_ranges() is None
 
 
 def test_a_tree_file_with_a_strange_type_is_refused(trees: TreeForecaster, tmp_path: Path) -> None:

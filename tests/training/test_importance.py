@@ -20,10 +20,15 @@ class Copies:
 
     quantile_levels = (0.5, 0.9)
     horizons_s = HORIZONS_S
+    threads = 1
 
-    def predict(self, x: NDArray[np.float32]) -> Forecast:  # noqa: D102 - the protocol's
-        q = np.broadcast_to(x[:, 0].astype(np.float64)[:, None, None, None], (len(x), T, H, 2))
-        return Forecast(q.copy(), np.zeros((len(x), H)))
+    def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:  # noqa: D102 - the protocol's
+        horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
+        q = np.broadcast_to(x[:, 0].astype(np.float64)[:, None, None, None], (len(x), T, len(horizons_s), 2))
+        return Forecast(q.copy(), np.zeros((len(x), len(horizons_s))), horizons_s)
+
+    def input_ranges(self) -> None:
+        """Return None: there are none."""
 
     def save(self, folder: Path) -> None:
         """Nothing to keep."""

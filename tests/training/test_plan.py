@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.features.registry import FEATURE_NAMES
-from reclaim.training.estimators.plan import ANCHORS, Basis, Plan, anchored, plan_for_all, reserved_share, size_weight
+from reclaim.training.estimators.plan import ANCHORS, Basis, Plan, plan_for_all, reserved_share, size_weight
 
 LEVELS = (0.5, 0.9, 0.99)
 NO_FEATURES = np.full((1, len(FEATURE_NAMES)), np.nan, np.float32)
@@ -90,8 +91,12 @@ def test_the_anchor_draws_the_quantile_towards_the_largest_demand_of_the_past() 
     x[:, FEATURE_NAMES.index("cpu_max_24h")] = [0.25, 4.0, 0.25, np.nan]
     x[:, FEATURE_NAMES.index("memory_max_24h")] = 0.25
     quantile = np.full((4, 2), 0.04)
+
     # (0.04 * 0.25) ** 0.5 = 0.1; beyond the limit, early or unknown, the limit stands in: (0.04 * 1) ** 0.5 = 0.2;
     # a quarter of the weight: 0.04 ** 0.75 * 0.25 ** 0.25 = (0.04 * 0.1) ** 0.5
+    def anchored(share: NDArray[np.float64], x: NDArray[np.float32], plan: Plan) -> NDArray[np.float64]:
+        return reserved_share(plan, np.repeat(share[:, :, None], len(LEVELS), axis=2), LEVELS, x, np.ones(share.shape))
+
     result = anchored(quantile, x, (Basis(0.9, None, 0.5), Basis(0.9, None, 0.25)))
     assert result[:, 0].tolist() == pytest.approx([0.1, 0.2, 0.2, 0.2])
     assert result[0, 1] == pytest.approx(0.004**0.5)

@@ -16,6 +16,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.kin import ROWS_WORTH_A_THREAD, in_parts, room_for
 from reclaim.features.saving import memory_of, state_of
+from reclaim.features.targets import HORIZONS_S
 
 RULES: Final = ("limit", "model", "statistic", "startup", "jump", "cap", "unknown")
 """Which rule made a reservation.
@@ -40,14 +41,22 @@ class Forecast:
         Over the limit; targets in the order ``features.targets.TARGETS``, non-decreasing along the last axis.
     oom_probability : float64, shape (n, n_horizons)
         Probability of the derived out-of-memory label within each horizon.
+    horizons_s : tuple of int
+        Those of the axes of horizons, in seconds: all of ``features.targets.HORIZONS_S``, or the one asked for.
     """
 
     quantiles: NDArray[np.float64]
     oom_probability: NDArray[np.float64]
+    horizons_s: tuple[int, ...] = HORIZONS_S
+
+    def at(self, horizon_s: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return quantiles, shape (n, n_targets, n_levels), and OOM probability, shape (n,), at one horizon; views."""
+        h = self.horizons_s.index(horizon_s)
+        return self.quantiles[:, :, h], self.oom_probability[:, h]
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Forecast:
         """Return the chosen rows."""
-        return Forecast(self.quantiles[rows], self.oom_probability[rows])
+        return Forecast(self.quantiles[rows], self.oom_probability[rows], self.horizons_s)
 
 
 @dataclass(frozen=True)

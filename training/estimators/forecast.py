@@ -12,7 +12,6 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, Windows
 from reclaim.features.state import FeatureState
-from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate, Estimator, Forecast
 from reclaim.training.estimators.margin import NO_MARGIN, Margin, under
 from reclaim.training.estimators.plan import Plan, reserved_share, size_weight
@@ -72,7 +71,6 @@ class ForecastEstimator(Estimator):
         )
         self.margin = margin
         self.mean_limit = mean_limit
-        self._horizon = HORIZONS_S.index(horizon_s)
         self._state = FeatureState(cell)
 
     def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
@@ -87,8 +85,12 @@ class ForecastEstimator(Estimator):
         """Let the features go on from there; ``ConfigError`` where it is of another cell, or other code saved it."""
         self._state.restore(state)
 
-    def answer(self, x: NDArray[np.float32], windows: Windows) -> Estimate:
-        """Answer for windows whose features are known already; remembers nothing.
+    def bare(
+        self, x: NDArray[np.float32], windows: Windows, *, all_horizons: bool = True
+    ) -> tuple[dict[str, NDArray[np.float64]], Forecast]:
+        """Return what each plan reserves before any margin, and the forecast it rests on; remembers nothing.
+
+        A service keeps both and applies a margin when it is asked for one.
 
         Parameters
         ----------
@@ -96,24 +98,56 @@ class ForecastEstimator(Estimator):
             What ``FeatureState.advance`` gave after each window, as a feature set stores it.
         windows : Windows
             ``n`` rows.
+        all_horizons : bool
+            False: the forecast is of the estimator's own horizon alone (``Forecast.horizons_s``), to the same bits
+            sooner.
+
+        Returns
+        -------
+        bare : mapping of plan name to float64, shape (n, n_resources), unit of the limit
+            NaN where nothing is forecast or the limit is unknown.
+        forecast : Forecast
         """
-        forecast = self.forecaster.predict(x)
-        bare = self._bare(forecast, x, windows)
-        for name, margin in self.margins.items():
-            bare[name] *= margin.factor(windows)
-        return _estimate(under(self.margin, bare), forecast)
+        forecast = self.forecaster.predict(x, None if all_horizons else self.horizon_s)
+        return self._bare(forecast, x, windows), forecast
+
+    def under_margin(
+        self,
+        margin: str,
+        bare: Mapping[str, NDArray[np.float64]],
+        windows: Windows,
+        forecast: Forecast | None = None,
+    ) -> Estimate:
+        """Return the estimate under one of ``MARGIN_NAMES``, before the guards; the forecast goes with it as it is.
+
+        Parameters
+        ----------
+        margin : str
+        bare : mapping of plan name to float64, shape (n, n_resources)
+            What ``bare`` gave; not changed.
+        windows : Windows
+            The ``n`` rows it was given for.
+        forecast : Forecast or None
+        """
+        widened = {name: bare[name] * self.margins[name].factor(windows) for name in self.plans}
+        return _estimate(under(margin, widened), forecast)
+
+    def answer(self, x: NDArray[np.float32], windows: Windows) -> Estimate:
+        """Answer for windows whose features are known already; arguments as for ``bare``, remembers nothing."""
+        bare, forecast = self.bare(x, windows)
+        return self.under_margin(self.margin, bare, windows, forecast)
 
     def answer_each(self, x: NDArray[np.float32], windows: Windows) -> dict[str, Estimate]:
-        """Return what each plan reserves, before any margin and without the forecast; arguments as for ``answer``."""
-        bare = self._bare(self.forecaster.predict(x), x, windows)
+        """Return what each plan reserves, before any margin and without the forecast; arguments as for ``bare``."""
+        bare, _ = self.bare(x, windows, all_horizons=False)
         return {name: _estimate(reservation, None) for name, reservation in bare.items()}
 
     def _bare(self, forecast: Forecast, x: NDArray[np.float32], windows: Windows) -> dict[str, NDArray[np.float64]]:
-        quantiles = forecast.quantiles[:, : len(RESOURCES), self._horizon]  # the first targets are the resources
+        quantiles = forecast.at(self.horizon_s)[0][:, : len(RESOURCES)]  # the first targets are the resources
         weight = size_weight(windows.limit, self.mean_limit)
         levels = self.forecaster.quantile_levels
         return {
-            name: reserved_share(plan, quantiles, levels, x, weight) * windows.limit
+            name: reserved_share(plan, quantiles, levels, x, weight, self.forecaster.threads) * windows.limit
             for name, plan in self.plans.items()
         }
 

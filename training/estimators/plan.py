@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numba
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.compiled import LENT
+from reclaim.features.kin import in_parts
 from reclaim.features.registry import FEATURE_NAMES
 
 ANCHORS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -61,7 +64,7 @@ class Basis:
     price : float or None
         Limits of a task of mean size that one violated task-window costs. None reserves ``level`` for all tasks.
     anchor : float
-        Weight of the task's own past beside the quantile, one of ``ANCHORS``; see ``anchored``. At 1 it is the past
+        Weight of the task's own past beside the quantile, one of ``ANCHORS``; see ``_lean``. At 1 it is the past
         alone that is reserved, or the floor where that is more.
     past : str
         One of ``PASTS``.
@@ -101,6 +104,7 @@ def reserved_share(
     levels: tuple[float, ...],
     x: NDArray[np.float32],
     weight: NDArray[np.float64],
+    threads: int = 1,
 ) -> NDArray[np.float64]:
     """Return what the plan reserves of each row's limit; float64, shape (n, n_resources), NaN where not forecast.
 
@@ -115,19 +119,25 @@ def reserved_share(
         The features they were made from.
     weight : float64, shape (n, n_resources)
         From ``size_weight``.
+    threads : int
+        For large calls; the numbers do not depend on it.
     """
     share = np.empty(weight.shape)
-    for r, basis in enumerate(plan):
-        first = levels.index(basis.level)
-        if basis.price is None:
-            share[:, r] = quantiles[:, r, first]
-        else:
-            _spend(quantiles[:, r], weight[:, r], basis.price, *_grid(levels[first:]), first, share[:, r])
-    leaning = anchored(share, x, plan)
-    for r, basis in enumerate(plan):
-        if basis.price is not None:
-            leaning[:, r] = np.maximum(leaning[:, r], np.minimum(quantiles[:, r, levels.index(basis.level)], 1.0))
-    return leaning
+    how = [
+        (levels.index(b.level), np.nan if b.price is None else b.price, *_grid(levels[levels.index(b.level) :]))
+        for b in plan
+    ]
+
+    def fill(part: int, parts: int) -> None:
+        rows = slice(len(share) * part // parts, len(share) * (part + 1) // parts)
+        for r, basis in enumerate(plan):
+            _fill(
+                quantiles[rows, r], weight[rows, r], *how[r], x[rows], _LARGEST[basis.past][r],
+                int(4 * basis.anchor), share[rows, r],
+            )  # fmt: skip
+
+    in_parts(fill, len(share), threads)
+    return share
 
 
 def size_weight(limit: NDArray[np.float64], mean_limit: tuple[float, ...]) -> NDArray[np.float64]:
@@ -140,6 +150,7 @@ def size_weight(limit: NDArray[np.float64], mean_limit: tuple[float, ...]) -> ND
     return np.where(np.isfinite(weight), weight, 1.0)
 
 
+@cache
 def _grid(levels: tuple[float, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Return where spending looks: position of the level below, way to the next, expected violations.
 
@@ -154,47 +165,49 @@ def _grid(levels: tuple[float, ...]) -> tuple[NDArray[np.int64], NDArray[np.floa
 
 
 @numba.njit(**LENT)
-def _spend(quantiles: Any, weight: Any, price: float, low: Any, way: Any, violating: Any, first: int, out: Any) -> None:
-    n_levels = quantiles.shape[1]
+def _fill(
+    quantiles: Any, weight: Any, first: int, price: float, low: Any, way: Any, violating: Any, x: Any, largest: int,
+    quarters: int, out: Any,
+) -> None:  # fmt: skip
+    """Write what a basis reserves of one resource's limit; a price of NaN is none."""
     for i in range(len(out)):
-        best, chosen = weight[i], 1.0  # the limit, which nothing violates
-        for k in range(len(low)):
-            below = quantiles[i, first + low[k]]
-            above = quantiles[i, min(first + low[k] + 1, n_levels - 1)]
-            share = below + way[k] * (above - below)
-            if not share < 1.0:
-                if np.isnan(share):
-                    chosen = np.nan
-                break
-            cost = weight[i] * share + price * violating[k]
-            if cost < best:
-                best, chosen = cost, share
-        out[i] = chosen
+        least = quantiles[i, first]
+        share = least if np.isnan(price) else _spend(quantiles[i], weight[i], price, low, way, violating, first)
+        if quarters > 0:
+            share = _lean(share, x[i, largest], x[i, _SEEN], quarters)
+        if not np.isnan(price) and min(least, 1.0) > share:
+            share = min(least, 1.0)
+        out[i] = share
 
 
-def anchored(share: NDArray[np.float64], x: NDArray[np.float32], plan: Plan) -> NDArray[np.float64]:
-    """Return the weighted geometric mean of shares and the largest demand of the task's past, over the limit.
+@numba.njit(**LENT)
+def _spend(quantiles: Any, weight: float, price: float, low: Any, way: Any, violating: Any, first: int) -> float:
+    best, chosen = weight, 1.0  # the limit, which nothing violates
+    for k in range(len(low)):
+        below = quantiles[first + low[k]]
+        above = quantiles[min(first + low[k] + 1, len(quantiles) - 1)]
+        share = below + way[k] * (above - below)
+        if not share < 1.0:
+            return math.nan if np.isnan(share) else chosen
+        cost = weight * share + price * violating[k]
+        if cost < best:
+            best, chosen = cost, share
+    return chosen
+
+
+@numba.njit(**LENT)
+def _lean(share: float, largest: float, seen: float, quarters: int) -> float:
+    """Return the weighted geometric mean of a share and the largest demand of the task's past, over the limit.
 
     A network is too sure of tasks unlike those it learned from, and a margin in proportion to its quantile carries the
     fault on; what the task itself has done does not depend on what was learned.
-
-    Parameters
-    ----------
-    share : float64, shape (n, n_resources)
-        Over the limit.
-    x : float32, shape (n, n_features)
-        The features the quantiles were made from.
-    plan : Plan
-        Weights, and which past.
     """
-    columns = []
-    for r, basis in enumerate(plan):
-        mine = share[:, r]
-        if basis.anchor:
-            largest = np.minimum(x[:, _LARGEST[basis.past][r]].astype(np.float64), 1.0)
-            largest = np.where(np.isnan(largest) | (x[:, _SEEN] < _YOUNG_SEEN), 1.0, largest)
-            half = np.sqrt(mine * largest)
-            quarters = {0.25: np.sqrt(mine * half), 0.5: half, 0.75: np.sqrt(half * largest)}
-            mine = quarters.get(basis.anchor, np.where(np.isnan(mine), np.nan, largest))
-        columns.append(mine)
-    return np.stack(columns, axis=1)
+    if np.isnan(share):
+        return math.nan
+    past = 1.0 if np.isnan(largest) or largest > 1.0 or seen < _YOUNG_SEEN else np.float64(largest)
+    if quarters == 4:
+        return past
+    half = math.sqrt(share * past)
+    if quarters == 1:
+        return math.sqrt(share * half)
+    return half if quarters == 2 else math.sqrt(half * past)

@@ -1,0 +1,220 @@
+"""The wire format of the service's memory: what may be told of a cell's tasks, and what is answered from it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from reclaim.serving.schemas import (
+    Answer,
+    ErrorBody,
+    History,
+    ModelName,
+    Name,
+    Owner,
+    Quantiles,
+    ResourceLimit,
+    ResourceRules,
+    Resources,
+    TaskId,
+    TierName,
+    TimeUs,
+    Units,
+    Window,
+    Wire,
+)
+
+MOST_ERRORS: Final = 100
+"""Refused rows that an answer describes one by one; beyond that they are counted by code."""
+MOST_PAGE: Final = 10_000
+"""Tasks on one JSON page at most."""
+
+SchedulingClass = Annotated[int, Field(ge=0, le=3)]
+AnswerFor = Literal["none", "tasks", "cell"]
+"""Whom a write is answered with: nobody, the tasks written of, or the whole cell."""
+
+
+class _Facts(Wire):
+    """What may be told of a task with or without usage; what is absent stays as it was told before."""
+
+    collection_id: TaskId
+    instance_index: TaskId = 0
+    machine_id: TaskId | None = Field(None, description="Where it runs.")
+    tier: TierName | None = Field(None, description="Priority tier, lowest to highest: free, beb, mid, prod, mon.")
+    scheduling_class: SchedulingClass | None = Field(None, description="3 is the most latency-sensitive.")
+    in_alloc: bool | None = Field(None, description="Whether the task runs inside an alloc instance.")
+    user: Owner | None = Field(None, description="Who submitted the collection; the first that is told stands.")
+    logical_name: Owner | None = Field(None, description="Name that the runs of one program share; likewise.")
+
+
+class UsageWindow(Window, _Facts):
+    """A measurement window, and the task it is of."""
+
+    limit: ResourceLimit | None = Field(
+        None, description="Limit in force then; absent: as told before, and refused where nobody told."
+    )
+    scheduled_us: TimeUs | None = Field(None, description="Start of the run, µs; absent: as told before.")
+
+
+class UsageRequest(Wire):
+    """Windows as they come, in any order; the good ones are taken even where others are not."""
+
+    windows: list[UsageWindow] = Field(min_length=1)
+    units: Units | None = Field(None, description="Where given, refused unless they are the cell's.")
+
+
+class TaskFacts(_Facts):
+    """What became of a task: its limit, its place, its end."""
+
+    limit: ResourceLimit | None = Field(None, description="What it is granted now.")
+    since_us: TimeUs | None = Field(
+        None, description="When that limit came into force, µs; absent: now. Windows from before do not change it."
+    )
+    scheduled_us: TimeUs | None = Field(None, description="Start of the current run, µs.")
+    ended_us: TimeUs | None = Field(
+        None, description="When it ended for good, µs; it is forgotten. A restart is a new `scheduled_us`, not an end."
+    )
+    failed: bool = Field(False, description="Whether it ended by failing, not by finishing or being told to stop.")
+
+
+class CollectionFacts(Wire):
+    """What is wanted of a collection."""
+
+    collection_id: TaskId
+    estimation: bool = Field(description="False: all its tasks keep their limits, whatever is estimated.")
+
+
+class TasksRequest(Wire):
+    """Facts about tasks and collections; the good ones are taken even where others are not."""
+
+    tasks: list[TaskFacts] = Field(default_factory=list)
+    collections: list[CollectionFacts] = Field(default_factory=list)
+
+
+class TaskName(Wire):
+    """A task, and the limit it gets should nothing be known of it."""
+
+    collection_id: TaskId
+    instance_index: TaskId = 0
+    limit: ResourceLimit | None = None
+
+
+class CellQuery(Wire):
+    """For whom reservations are wanted, and at what margin; all lists absent: for all tasks."""
+
+    tasks: list[TaskName] | None = Field(None, description="These, in this order, known or not.")
+    machines: list[TaskId] | None = Field(None, description="All tasks on these machines.")
+    collections: list[TaskId] | None = Field(None, description="All tasks of these collections.")
+    margin: Name | None = Field(None, description="Safety margin of all tasks; the service's default where absent.")
+    margins: dict[TierName, Name] = Field(default_factory=dict, description="Margin of a tier, before `margin`.")
+    budget: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="In place of `margin`: the share of task-windows that may exceed their reservation within the "
+        "horizon. The margin that reclaims most among those that kept to it on validation data is taken.",
+    )
+    budgets: dict[TierName, Annotated[float, Field(gt=0, lt=1)]] = Field(
+        default_factory=dict, description="Budget of a tier, before `budget`."
+    )
+    page_size: Annotated[int, Field(ge=1, le=MOST_PAGE)] = Field(1_000, description="Tasks on a JSON page.")
+    after: str | None = Field(None, max_length=64, description="`next` of the page before.")
+    quantiles: bool | None = Field(None, description="Whether quantiles are wanted; absent: in JSON, not in Arrow.")
+
+
+class CellReservation(Answer):
+    """The answer for one task of the cell."""
+
+    collection_id: int
+    instance_index: int
+    machine_id: int | None
+    tier: TierName | None
+    margin: str
+    reservation: Resources | None = Field(description="Null only for a task of which not even the limit is known.")
+    limit: Resources | None
+    rule: ResourceRules
+    history: History
+    oom_probability: float | None = Field(description="Within the horizon, as the model info defines it.")
+    quantiles: Quantiles | None = Field(description="At `levels`, over the horizon; null where nothing is foreseen.")
+
+
+class CellAnswer(Answer):
+    """Reservations in order of collection and index, or of the list that was asked for."""
+
+    model: ModelName
+    horizon_s: int = Field(description="The horizon that a reservation is promised for, in seconds.")
+    levels: list[float] = Field(description="The levels of all quantiles.")
+    units: Units
+    clock_us: int | None = Field(description="The cell's clock: the end of the latest window taken; µs.")
+    tracked: int = Field(description="Tasks that are remembered.")
+    tasks: list[CellReservation]
+    next: str | None = Field(description="Where the next page goes on; null: this is the last.")
+
+
+class WriteAnswer(Answer):
+    """What became of the rows of a write: each is counted once. What is counted as taken is on the disk."""
+
+    rows: int
+    taken: int = Field(description="Rows that now count, among them those that came late within the bound.")
+    late: int = Field(description="Of those, how many came after a later window of their task.")
+    repeated: int = Field(description="Windows that were there already; they changed nothing.")
+    refused: dict[str, int] = Field(description="Refused rows by code.")
+    errors: list[ErrorBody] = Field(description=f"The first {MOST_ERRORS} refused rows.")
+    clock_us: int | None = Field(description="The cell's clock after it; µs.")
+    durable: bool = Field(description="Whether it outlives the process; false without a state folder.")
+    reservations: CellAnswer | None = Field(None, description="Where `?answer=` asked for them.")
+
+
+class Step(Answer):
+    """One step from a forecast to a reservation."""
+
+    rule: str
+    amounts: Resources
+    why: str
+
+
+class TaskExplanation(Answer):
+    """All that is known of a task, and how its reservation came about."""
+
+    model: ModelName
+    horizon_s: int
+    levels: list[float]
+    units: Units
+    clock_us: int | None
+    task: CellReservation
+    limit_since_us: int | None
+    scheduled_us: int | None
+    scheduling_class: int | None
+    in_alloc: bool
+    estimation: bool = Field(description="False where its collection opted out.")
+    last_window: Window | None
+    by_margin: dict[str, Resources] = Field(description="Its reservation under every margin.")
+    steps: list[Step] = Field(description="From the forecast to the reservation under the margin asked for.")
+    forecast: list[HorizonQuantiles]
+
+
+class HorizonQuantiles(Answer):
+    """What is foreseen up to one horizon."""
+
+    horizon_s: int
+    oom_probability: float | None
+    quantiles: Quantiles
+
+
+class StateInfo(Answer):
+    """How the memory fares."""
+
+    tracked: int
+    collections_without_estimation: int
+    clock_us: int | None
+    bytes: int = Field(description="Size of the memory.")
+    bytes_per_task: int
+    durable: bool
+    store: str = Field(description="`ok`, `memory only`, or why nothing can be written.")
+    notes: list[str] = Field(description="What was found damaged or lost when the state was read, and what was done.")
+    log_bytes: int
+    snapshot_bytes: int
+    snapshot_age_s: float | None
+    waiting: int = Field(description="Writes waiting for their turn.")
+
+
+TaskExplanation.model_rebuild()

@@ -1,0 +1,13 @@
+"""Where a bento starts: in it the rooms lie beside the package, for BentoML copies no links to folders."""
+
+from pathlib import Path
+
+import reclaim
+
+_HERE = Path(__file__).resolve().parents[2]
+if not (Path(reclaim.__file__).parent / "serving").exists():
+    reclaim.__path__.append(str(_HERE))
+
+from reclaim.serving.service import ReservationService  # noqa: E402 - it cannot be found before
+
+__all__ = ["ReservationService"]

@@ -1,0 +1,121 @@
+"""A loaded model at work for a cell: scores tasks when their windows come, applies a margin when one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ModelError
+from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Cell, Windows
+from reclaim.features.targets import TARGETS
+from reclaim.training.estimators.base import Estimate
+from reclaim.training.estimators.margin import MARGIN_NAMES, Guarded
+
+if TYPE_CHECKING:
+    from reclaim.serving.loader import LoadedModel
+    from reclaim.training.estimators.forecast import ForecastEstimator
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model says of ``n`` tasks, before any margin.
+
+    Attributes
+    ----------
+    bare : float64, shape (n, n_plans, n_resources), unit of the limit
+        What each plan reserves; NaN where nothing is foreseen.
+    quantiles : float64, shape (n, n_targets, n_levels)
+        Over the limit of the last window, at the model's horizon.
+    oom : float64, shape (n,)
+        Probability of the derived out-of-memory label within that horizon.
+    """
+
+    bare: NDArray[np.float64]
+    quantiles: NDArray[np.float64]
+    oom: NDArray[np.float64]
+
+    def take(self, rows: NDArray[np.int64] | slice) -> Scores:
+        """Return the chosen rows."""
+        return Scores(self.bare[rows], self.quantiles[rows], self.oom[rows])
+
+    def put(self, rows: NDArray[np.int64], scores: Scores) -> None:
+        """Replace the chosen rows."""
+        self.bare[rows], self.quantiles[rows], self.oom[rows] = scores.bare, scores.quantiles, scores.oom
+
+
+class Engine:
+    """The very estimator that a replay runs, in two steps.
+
+    Parameters
+    ----------
+    model : LoadedModel
+    cell : Cell
+    threads : int
+        For large calls; the answers do not depend on it.
+    """
+
+    def __init__(self, model: LoadedModel, cell: Cell, threads: int = 1) -> None:
+        self.model = model
+        self.horizon_s = model.bundle.horizon_s
+        self.levels = model.bundle.forecaster.quantile_levels
+        model.bundle.forecaster.threads = threads
+        self._guarded: dict[str, Guarded] = {name: model.bundle.estimator(name, cell) for name in MARGIN_NAMES}
+        self._estimator: ForecastEstimator = self._guarded[MARGIN_NAMES[0]].base  # type: ignore[assignment]  # a bundle's
+        self.plans = tuple(self._estimator.plans)
+
+    def nothing(self, n: int) -> Scores:
+        """Return scores of ``n`` tasks of which nothing is foreseen."""
+        return Scores(
+            np.full((n, len(self.plans), len(RESOURCES)), np.nan),
+            np.full((n, len(TARGETS), len(self.levels)), np.nan),
+            np.full(n, np.nan),
+        )
+
+    def score(self, x: NDArray[np.float32], last: Windows) -> Scores:
+        """Return what the model says of ``n`` tasks, given their features after their last windows; (n, n_features)."""
+        bare, forecast = self._estimator.bare(x, last, all_horizons=False)
+        quantiles, oom = forecast.at(self.horizon_s)
+        return Scores(np.stack([bare[name] for name in self.plans], axis=1), quantiles, oom)
+
+    def estimate(self, margin: str, bare: NDArray[np.float64], last: Windows) -> Estimate:
+        """Return the guarded reservations under a margin; ``bare`` of ``Scores``, shape (n, n_plans, n_resources)."""
+        plans: Mapping[str, NDArray[np.float64]] = {name: bare[:, k] for k, name in enumerate(self.plans)}
+        return self._guarded[margin].adjust(self._estimator.under_margin(margin, plans, last), last)
+
+    def widened(self, margin: str, bare: NDArray[np.float64], last: Windows) -> NDArray[np.float64]:
+        """Return what is reserved under a margin before any guard; shape (n, n_resources)."""
+        plans = {name: bare[:, k] for k, name in enumerate(self.plans)}
+        return self._estimator.under_margin(margin, plans, last).reservation
+
+    def within_budget(self, budget: float) -> str:
+        """Return the margin that reclaims most of those that kept to a budget on validation data.
+
+        Parameters
+        ----------
+        budget : float
+            Share of task-windows that may exceed their reservation within the horizon, for every resource.
+
+        Raises
+        ------
+        ModelError
+            None kept to it, or the model does not say.
+        """
+        kept = self.violations()
+        for name in reversed(MARGIN_NAMES):
+            if name in kept and kept[name] <= budget:
+                return name
+        said = ", ".join(f"{name} {rate:.3g}" for name, rate in kept.items()) or "the model does not say"
+        raise ModelError(f"no margin kept to a budget of {budget:g} on validation data ({said})")
+
+    def violations(self) -> dict[str, float]:
+        """Return the violation rate of each margin on validation data, the largest over resources."""
+        return {
+            name: max(rates.values())
+            for name, rates in self.model.bundle.trained.get("violation", {}).items()
+            if name in MARGIN_NAMES
+        }

@@ -1,0 +1,341 @@
+"""The estimator's quality while it serves: what became of its answers, by tier and resource."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Windows, demand
+from reclaim.features.compiled import LENT
+from reclaim.features.groups import TIER_LABELS, tier_key
+from reclaim.features.kin import room_for
+from reclaim.features.registry import SLOT_S
+from reclaim.features.targets import OOM_SHARE
+from reclaim.training.calibrate import ROUNDING
+from reclaim.training.estimators.margin import MARGIN_NAMES
+
+_LAST_WINDOW_US: Final = 600_000_000
+"""How long before a failure its last window may have ended: the same as of the label that a model is trained on."""
+MOST_TAKEN: Final = 8_192
+"""Answers wanted of one call, at most: else those of a whole cell would begin, and end, in the same call."""
+_LOOK_US: Final = 30_000_000
+"""Every task is looked at for it, 4 ms for 250,000 of them: too long for each write of a single window."""
+_MEMORY: Final = RESOURCES.index("memory")
+_TASK: Final = np.dtype(
+    [
+        ("end_us", "i8"),  # end of the window whose answer is waited for; 0: none is
+        ("last_start_us", "i8"),  # of the task's last window
+        ("last_end_us", "i8"),
+        ("limit", "f8", len(RESOURCES)),  # when the answer was given
+        ("peak", "f8", len(RESOURCES)),  # largest demand within the horizon so far; NaN: none was measured
+        ("oom", "f4"),  # probability of an OOM within the horizon
+        ("tier", "i1"),  # position in TIER_LABELS
+        ("near", "u1"),  # whether the task's last window had its memory at the limit
+        ("failed", "u1"),  # whether it met an OOM within the horizon
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True)
+class QualityNumbers:
+    """What became of the answers, counted since the start; T tiers of ``TIER_LABELS``, R resources, M margins.
+
+    Attributes
+    ----------
+    levels : tuple of float
+        Quantile levels, the axis Q.
+    margins : tuple of str
+        The axis M.
+    judged : int64, shape (T, R)
+        Answers of a known limit whose horizon has passed, and in it something was measured.
+    forecast : int64, shape (T, R)
+        Those among them with quantiles.
+    covered : int64, shape (T, R, Q)
+        Those whose largest demand was at or below the quantile.
+    violated : int64, shape (T, M, R)
+        Judged answers whose largest demand was above the reservation.
+    limit : float64, shape (T, R), unit of the limit
+        Sum over the judged answers.
+    reserved : float64, shape (T, M, R), unit of the limit
+        The same.
+    oom_judged : int64, shape (T,)
+        Answers with an OOM probability whose horizon has passed with the task seen in it, or ended.
+    oom_met : int64, shape (T,)
+        Those that met an OOM (``targets.OOM_DEFINITION``), as far as ends were told.
+    oom_predicted : float64, shape (T,)
+        Sum of their probabilities: equal to ``oom_met`` in the long run where the probability means what it says.
+    oom_brier : float64, shape (T,)
+        Sum of the squared differences between probability and outcome.
+    failures : int64, shape (1,)
+        Failures told, OOM or not: with none of them, the four numbers above say nothing.
+    """
+
+    levels: tuple[float, ...]
+    margins: tuple[str, ...]
+    judged: NDArray[np.int64]
+    forecast: NDArray[np.int64]
+    covered: NDArray[np.int64]
+    violated: NDArray[np.int64]
+    limit: NDArray[np.float64]
+    reserved: NDArray[np.float64]
+    oom_judged: NDArray[np.int64]
+    oom_met: NDArray[np.int64]
+    oom_predicted: NDArray[np.float64]
+    oom_brier: NDArray[np.float64]
+    failures: NDArray[np.int64]
+
+    @property
+    def reclaimed(self) -> NDArray[np.float64]:
+        """Share of the limits that was reclaimed, over all tiers; shape (M, R), NaN before the first judged answer."""
+        limit = self.limit.sum(axis=0)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(1.0 - self.reserved.sum(axis=0) / limit)
+
+
+def _no_numbers(levels: tuple[float, ...], margins: tuple[str, ...]) -> QualityNumbers:
+    tiers, resources = len(TIER_LABELS), len(RESOURCES)
+    by_tier, of_margin = (tiers, resources), (tiers, len(margins), resources)
+    return QualityNumbers(
+        levels, margins,
+        judged=np.zeros(by_tier, np.int64), forecast=np.zeros(by_tier, np.int64),
+        covered=np.zeros((*by_tier, len(levels)), np.int64), violated=np.zeros(of_margin, np.int64),
+        limit=np.zeros(by_tier), reserved=np.zeros(of_margin),
+        oom_judged=np.zeros(tiers, np.int64), oom_met=np.zeros(tiers, np.int64),
+        oom_predicted=np.zeros(tiers), oom_brier=np.zeros(tiers), failures=np.zeros(1, np.int64),
+    )  # fmt: skip
+
+
+class LiveQuality:
+    """Holds answers against what their tasks then demand: one answer of a task at a time, so about one per horizon.
+
+    An answer is violated as in ``training.estimators.online``: a window that ends after the answer and begins within
+    its horizon demands more than was reserved, and that was less than the limit. One object for each model: another
+    model's answers are counted from nothing. All is in memory alone: a restart loses the answers waited for, and the
+    counts begin at 0 again, which Prometheus takes for what it is.
+
+    One thread writes; ``numbers`` may be called from any.
+
+    Parameters
+    ----------
+    levels : tuple of float
+        Of the forecast's quantiles.
+    horizon_s : int
+        That the answers are promised for, in seconds.
+    margins : sequence of str
+        Of the reservations.
+    grace_s : float
+        How long after its horizon an answer is waited for, in seconds: the last window that began within it must have
+        come. By default as in the replay, for windows of one slot that are never late.
+    """
+
+    def __init__(
+        self,
+        levels: tuple[float, ...],
+        horizon_s: int,
+        margins: Sequence[str] = MARGIN_NAMES,
+        *,
+        grace_s: float = SLOT_S,
+    ) -> None:
+        self.horizon_us = horizon_s * 1_000_000
+        self.grace_us = int(grace_s * 1e6)
+        self._numbers = _no_numbers(tuple(levels), tuple(margins))
+        self._lock = Lock()  # so that no reader sees half of what a call counts
+        self._turn = 0  # the slot that has the next turn
+        self._looked_us = 0
+        self._tasks = np.zeros(0, _TASK)
+        self._held = np.zeros((0, len(margins), len(RESOURCES)))
+        self._quantiles = np.zeros((0, len(RESOURCES), len(levels)), np.float32)
+
+    @property
+    def bytes_per_task(self) -> int:
+        """What a task takes in memory: 184 bytes with nine levels and three margins."""
+        shapes = (self._held[:0], self._quantiles[:0])
+        return _TASK.itemsize + sum(int(np.prod(a.shape[1:])) * a.itemsize for a in shapes)
+
+    def observe(self, slot: NDArray[np.int64], windows: Windows) -> None:
+        """Hold windows against the answers waited for; before ``expect`` of the same write.
+
+        Parameters
+        ----------
+        slot : int64, shape (n,)
+            The task of each row.
+        windows : Windows
+            ``n`` rows, those of one task in time order. A late one counts for what it covers; one that is repeated
+            changes nothing.
+        """
+        self._make_room(slot)
+        now = demand(windows)
+        near = now[:, _MEMORY] >= OOM_SHARE * windows.limit[:, _MEMORY]
+        start_us, end_us = np.ascontiguousarray(windows.start_us), np.ascontiguousarray(windows.end_us)
+        _observe(self._tasks, np.ascontiguousarray(slot), start_us, end_us, now, near, self.horizon_us)
+
+    def wanted(self, slot: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return of which tasks an answer is wanted now, for none of theirs is waited for: rising positions in ``slot``.
+
+        So answers under every margin need be made for them alone: for ``MOST_TAKEN`` at most, in turn.
+        """
+        self._make_room(slot)
+        rows = np.flatnonzero(self._tasks["end_us"][slot] == 0)
+        if len(rows) > MOST_TAKEN:
+            after = slot[rows] >= self._turn
+            rows = np.concatenate([rows[after], rows[~after]])[:MOST_TAKEN]
+            self._turn = int(slot[rows[-1]]) + 1
+        return np.sort(rows)
+
+    def expect(
+        self, slot: NDArray[np.int64], end_us: NDArray[np.int64], tier: NDArray[np.int8], limit: NDArray[np.float64],
+        quantiles: NDArray[Any], reservation: NDArray[np.float64], oom: NDArray[Any],
+    ) -> None:  # fmt: skip
+        """Wait for what becomes of answers just given, but for tasks of which one is waited for already.
+
+        Parameters
+        ----------
+        slot : int64, shape (k,)
+            Each task once.
+        end_us : int64, shape (k,), µs
+            Of the task's last window: what the answer rests on, and when its horizon begins.
+        tier : int8, shape (k,)
+            -1 unknown.
+        limit : float64, shape (k, n_resources)
+            NaN unknown: not judged.
+        quantiles : float, shape (k, n_resources, n_levels)
+            Over the limit, at the horizon; NaN where the model has none.
+        reservation : float64, shape (k, n_margins, n_resources), unit of the limit
+        oom : float, shape (k,)
+            Probability at the horizon; NaN where the model has none.
+        """
+        self._make_room(slot)
+        rows = np.flatnonzero(self._tasks["end_us"][slot] == 0)
+        _expect(
+            rows, np.ascontiguousarray(slot), self._tasks, self._held, self._quantiles, np.ascontiguousarray(end_us),
+            tier_key(tier), limit, quantiles, reservation, oom,
+        )  # fmt: skip
+
+    def failed(self, slot: NDArray[np.int64], time_us: NDArray[np.int64]) -> None:
+        """Take in that tasks failed, (n,) each; before ``forget``. It is an OOM where the last window says so."""
+        self._make_room(slot)
+        task = self._tasks[slot]
+        last = (task["last_start_us"] < time_us) & (task["last_end_us"] >= time_us - _LAST_WINDOW_US)
+        within = (task["end_us"] > 0) & (task["end_us"] < time_us) & (time_us <= task["end_us"] + self.horizon_us)
+        oom = last & within & (task["near"] != 0)
+        self._tasks["failed"][slot[oom]] = 1
+        with self._lock:
+            self._numbers.failures[0] += len(slot)
+
+    def settle(self, clock_us: int) -> None:
+        """Count the answers whose horizon and grace have passed by then; looked at every 30 s of the clock."""
+        clock_us -= clock_us % _LOOK_US
+        if clock_us <= self._looked_us:
+            return
+        self._looked_us = clock_us
+        end_us = self._tasks["end_us"]
+        due = np.flatnonzero((end_us > 0) & (end_us <= clock_us - self.horizon_us - self.grace_us))
+        self._count(due, ended=False)
+        end_us[due] = 0
+
+    def forget(self, slots: NDArray[np.int64]) -> None:
+        """Let tasks go: their answers count for as long as they were there, and the slots are free for others."""
+        known = slots[slots < len(self._tasks)]
+        self._count(known[self._tasks["end_us"][known] > 0], ended=True)
+        self._tasks[known] = np.zeros((), _TASK)
+
+    def numbers(self) -> QualityNumbers:
+        """Return what was counted so far, a copy."""
+        with self._lock:
+            return deepcopy(self._numbers)
+
+    def _count(self, slots: NDArray[np.int64], *, ended: bool) -> None:
+        n = self._numbers
+        with self._lock:
+            _count(
+                slots, self._tasks, self._held, self._quantiles, ended, n.judged, n.forecast, n.covered, n.violated,
+                n.limit, n.reserved, n.oom_judged, n.oom_met, n.oom_predicted, n.oom_brier, ROUNDING,
+            )  # fmt: skip
+
+    def _make_room(self, slot: NDArray[np.int64]) -> None:
+        need = int(slot.max(initial=-1)) + 1
+        self._tasks = room_for(self._tasks, need)
+        self._held = room_for(self._held, need)
+        self._quantiles = room_for(self._quantiles, need)
+
+
+@numba.njit(**LENT)
+def _observe(tasks: Any, slot: Any, start_us: Any, end_us: Any, now: Any, near: Any, horizon_us: int) -> None:
+    for i in range(len(slot)):
+        task = tasks[slot[i]]
+        if end_us[i] >= task.last_end_us:
+            task.last_start_us = start_us[i]
+            task.last_end_us = end_us[i]
+            task.near = near[i]
+        if task.end_us > 0 and end_us[i] > task.end_us and start_us[i] < task.end_us + horizon_us:
+            for r in range(now.shape[1]):
+                if not now[i, r] <= task.peak[r] and not np.isnan(now[i, r]):
+                    task.peak[r] = now[i, r]
+
+
+@numba.njit(**LENT)
+def _expect(
+    rows: Any, slot: Any, tasks: Any, held: Any, quantiles: Any, end_us: Any, tier: Any, limit: Any,
+    new_quantiles: Any, reservation: Any, oom: Any,
+) -> None:  # fmt: skip
+    for i in rows:
+        s = slot[i]
+        task = tasks[s]
+        task.end_us = end_us[i]
+        task.tier = tier[i]
+        task.oom = oom[i]
+        task.failed = 0
+        for r in range(limit.shape[1]):
+            task.limit[r] = limit[i, r]
+            task.peak[r] = np.nan
+            for m in range(held.shape[1]):
+                held[s, m, r] = reservation[i, m, r]
+            for q in range(quantiles.shape[2]):
+                quantiles[s, r, q] = new_quantiles[i, r, q]
+
+
+@numba.njit(**LENT)
+def _count(
+    slots: Any, tasks: Any, held: Any, quantiles: Any, ended: bool, judged: Any, forecast: Any, covered: Any,
+    violated: Any, limit: Any, reserved: Any, oom_judged: Any, oom_met: Any, oom_predicted: Any, oom_brier: Any,
+    rounding: float,
+) -> None:  # fmt: skip
+    n_margins, n_resources, n_levels = held.shape[1], held.shape[2], quantiles.shape[2]
+    for i in range(len(slots)):
+        slot = slots[i]
+        task = tasks[slot]
+        t = task.tier
+        seen = ended
+        for r in range(n_resources):
+            peak, most = task.peak[r], task.limit[r]
+            if np.isnan(peak):
+                continue
+            seen = True
+            if not most > 0.0:
+                continue
+            judged[t, r] += 1
+            limit[t, r] += most
+            for m in range(n_margins):
+                below = held[slot, m, r] < most
+                reserved[t, m, r] += held[slot, m, r] if below else most
+                violated[t, m, r] += below and peak > held[slot, m, r] * (1 + rounding)
+            if np.isnan(quantiles[slot, r, n_levels - 1]):
+                continue
+            forecast[t, r] += 1
+            for q in range(n_levels):
+                covered[t, r, q] += peak <= quantiles[slot, r, q] * most * (1 + rounding)
+        if not np.isnan(task.oom) and (seen or task.failed):
+            p, met = np.float64(task.oom), np.float64(task.failed)
+            oom_judged[t] += 1
+            oom_met[t] += task.failed
+            oom_predicted[t] += p
+            oom_brier[t] += (p - met) * (p - met)

@@ -1,0 +1,348 @@
+"""From the body of a write, JSON or Arrow, to arrays: good rows are kept, and every bad one is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field, ValidationError
+
+from reclaim.data import schema as s
+from reclaim.data import windows as w
+from reclaim.data.windows import Windows, identities
+from reclaim.serving import arrow
+from reclaim.serving.arrow import Columns, Kind
+from reclaim.serving.cell_schemas import (
+    MOST_ERRORS,
+    CollectionFacts,
+    TaskFacts,
+    TasksRequest,
+    UsageRequest,
+    UsageWindow,
+)
+from reclaim.serving.errors import INVALID, RequestError, error_from_validation, parse_json
+from reclaim.serving.schemas import MAX_AMOUNT, MAX_TIME_US, MIN_LIMIT, ErrorBody, Units, Wire
+
+USER: Final = "user"
+LOGICAL_NAME: Final = "logical_name"
+IN_ALLOC: Final = "in_alloc"
+SINCE_US: Final = "since_us"
+ENDED_US: Final = "ended_us"
+FAILED: Final = "failed"
+ESTIMATION: Final = "estimation"
+
+_MEASURED: Final = (s.CPU_MEAN, s.CPU_MAX, s.MEMORY_MEAN, s.MEMORY_MAX, s.PAGE_CACHE, s.CPI, s.MAI)
+_VECTORS: Final = {
+    s.CPU_PERCENTILES: [w.LEVELS.index(level) for level in s.PERCENTILES],
+    s.CPU_TAIL_PERCENTILES: [w.LEVELS.index(level) for level in s.TAIL_PERCENTILES],
+}
+"""The vectors of a window, and where their values stand among the levels."""
+_LIMITS: Final = (s.CPU_LIMIT, s.MEMORY_LIMIT)
+_FACTS: Final[dict[str, Kind]] = {
+    s.COLLECTION_ID: "whole", s.INSTANCE_INDEX: "whole", s.MACHINE_ID: "whole", s.TIER: "tier",
+    s.SCHEDULING_CLASS: "whole", IN_ALLOC: "flag", USER: "word", LOGICAL_NAME: "word", s.SCHEDULED_US: "whole",
+    **dict.fromkeys(_LIMITS, "number"),
+}  # fmt: skip
+USAGE_COLUMNS: Final[dict[str, Kind]] = {
+    **_FACTS, s.START_US: "whole", s.END_US: "whole", **dict.fromkeys(_MEASURED, "number"),
+    **dict.fromkeys(_VECTORS, "vector"),
+}  # fmt: skip
+"""Columns of usage as an Arrow table, one row per window."""
+TASK_COLUMNS: Final[dict[str, Kind]] = {
+    **_FACTS, SINCE_US: "whole", ENDED_US: "whole", FAILED: "flag", ESTIMATION: "flag",
+}  # fmt: skip
+"""Columns of facts about tasks as an Arrow table, one row per task."""
+_LENGTHS: Final = {name: len(levels) for name, levels in _VECTORS.items()}
+_MOST: Final = {s.TIER: len(s.TIERS) - 1, s.SCHEDULING_CLASS: 3, s.START_US: MAX_TIME_US, s.END_US: MAX_TIME_US,
+                s.SCHEDULED_US: MAX_TIME_US, SINCE_US: MAX_TIME_US, ENDED_US: MAX_TIME_US}  # fmt: skip
+_Row = TypeVar("_Row", bound=BaseModel)
+
+
+class _UsageShell(Wire):
+    windows: list[Any] = Field(min_length=1)
+    units: Units | None = None
+
+
+class _TasksShell(Wire):
+    tasks: list[Any] = Field(default_factory=list)
+    collections: list[Any] = Field(default_factory=list)
+
+
+@dataclass
+class Refusals:
+    """Rows that were refused: all counted, the first ones described."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    errors: list[ErrorBody] = field(default_factory=list)
+
+    def add(self, code: str, rows: Sequence[int] | NDArray[np.int64], message: str, name: str | None = None) -> None:
+        """Refuse rows for the one reason."""
+        if len(rows) == 0:
+            return
+        self.counts[code] = self.counts.get(code, 0) + len(rows)
+        for row in rows[: MOST_ERRORS - len(self.errors)]:
+            error = ErrorBody(
+                code=code, message=f"row {int(row)}: {message}", field=name, row=int(row), task=None, window=None
+            )
+            self.errors.append(error)
+
+    def add_one(self, row: int, body: ErrorBody) -> None:
+        """Refuse a row for a reason of its own."""
+        self.counts[body.code] = self.counts.get(body.code, 0) + 1
+        if len(self.errors) < MOST_ERRORS:
+            self.errors.append(body.model_copy(update={"row": row}))
+
+
+@dataclass(frozen=True)
+class UsageRows:
+    """Windows that were told, as far as they are good.
+
+    Attributes
+    ----------
+    windows : Windows
+        ``n`` rows. What is not told is -1, or NaN: the limit, too.
+    in_alloc : int8, shape (n,)
+        0, 1, or -1 where it is not told.
+    row : int64, shape (n,)
+        Row of the body.
+    rows : int
+        Rows of the body.
+    refusals : Refusals
+        Of the others.
+    """
+
+    windows: Windows
+    in_alloc: NDArray[np.int8]
+    row: NDArray[np.int64]
+    rows: int
+    refusals: Refusals
+
+
+@dataclass(frozen=True)
+class FactRows:
+    """Facts that were told of tasks and collections, as far as they are good.
+
+    Attributes
+    ----------
+    columns : dict of arrays, shape (n,)
+        Of ``TASK_COLUMNS``, all of them; not told is -1 or NaN.
+    row : int64, shape (n,)
+    estimation : dict of collection to bool
+    rows : int
+        Rows of the body, collections included.
+    refusals : Refusals
+    """
+
+    columns: Columns
+    row: NDArray[np.int64]
+    estimation: dict[int, bool]
+    rows: int
+    refusals: Refusals
+
+    def keep(self, good: NDArray[np.bool_]) -> FactRows:
+        """Return the facts of the chosen tasks; those of collections stay."""
+        columns = {name: values[good] for name, values in self.columns.items()}
+        return FactRows(columns, self.row[good], self.estimation, self.rows, self.refusals)
+
+    @property
+    def key(self) -> NDArray[np.int64]:
+        """Collection and instance index; shape (n, 2)."""
+        return np.column_stack([self.columns[s.COLLECTION_ID], self.columns[s.INSTANCE_INDEX]])
+
+    @property
+    def limit(self) -> NDArray[np.float64]:
+        """Limit in force from now on, NaN where not told; shape (n, n_resources)."""
+        return np.column_stack([self.columns[name] for name in _LIMITS])
+
+
+def usage_from_json(body: bytes, units: Units) -> UsageRows:
+    """Return the windows of a JSON body; RequestError where it is none, or tells of other units."""
+    rows, n, refusals, request = _parsed(body, UsageRequest, _UsageShell, {"windows": UsageWindow})
+    if request.units is not None and request.units != units:
+        raise RequestError(
+            INVALID, "other_units",
+            f"units: this cell's amounts are in {units.cpu} and {units.memory}, "
+            f"got {request.units.cpu} and {request.units.memory}",
+            field="units",
+        )  # fmt: skip
+    told, row = rows["windows"]
+    columns = _columns(USAGE_COLUMNS, told)
+    for name, levels in _VECTORS.items():
+        unknown = [np.nan] * len(levels)
+        columns[name] = np.array([unknown if (v := getattr(t, name)) is None else v for t in told], np.float32)
+        columns[name] = columns[name].reshape(len(told), len(levels))
+    return UsageRows(*_windows(columns), row, n, refusals)
+
+
+def usage_from_arrow(body: bytes, max_rows: int) -> UsageRows:
+    """Return the windows of an Arrow stream of ``USAGE_COLUMNS``; RequestError where it is none."""
+    table = arrow.read_table(body, USAGE_COLUMNS, (s.COLLECTION_ID, s.START_US, s.END_US), max_rows)
+    columns = _complete(arrow.columns_of(table, USAGE_COLUMNS, _LENGTHS), USAGE_COLUMNS, table.num_rows)
+    refusals, good = Refusals(), np.ones(table.num_rows, np.bool_)
+    _check_ranges(columns, (s.COLLECTION_ID, s.START_US, s.END_US), good, refusals)
+    empty = columns[s.END_US] <= columns[s.START_US]
+    _refuse(empty, "invalid_field", "a window must end after it starts", s.END_US, good, refusals)
+    for name in _VECTORS:
+        values = columns[name]
+        with np.errstate(invalid="ignore"):
+            wrong = ((values < 0) | (values > MAX_AMOUNT)).any(axis=1) | (np.diff(values, axis=1) < 0).any(axis=1)
+        message = f"{name}: expected {_LENGTHS[name]} numbers from 0 on that do not fall"
+        _refuse(wrong, "invalid_field", message, name, good, refusals)
+    row = np.flatnonzero(good)
+    if len(row) < len(good):
+        columns = {name: values[row] for name, values in columns.items()}
+    return UsageRows(*_windows(columns), row, table.num_rows, refusals)
+
+
+def facts_from_json(body: bytes) -> FactRows:
+    """Return the facts of a JSON body; RequestError where it is none."""
+    lists = {"tasks": TaskFacts, "collections": CollectionFacts}
+    rows, n, refusals, _ = _parsed(body, TasksRequest, _TasksShell, lists)
+    (told, row), (collections, _) = rows["tasks"], rows["collections"]
+    columns = _columns({n: k for n, k in TASK_COLUMNS.items() if n != ESTIMATION}, told)
+    estimation = {c.collection_id: c.estimation for c in collections}
+    return FactRows(columns, row, estimation, n, refusals)
+
+
+def facts_from_arrow(body: bytes, max_rows: int) -> FactRows:
+    """Return the facts of an Arrow stream of ``TASK_COLUMNS``; RequestError where it is none."""
+    table = arrow.read_table(body, TASK_COLUMNS, (s.COLLECTION_ID,), max_rows)
+    columns = _complete(arrow.columns_of(table, TASK_COLUMNS, {}), TASK_COLUMNS, table.num_rows)
+    refusals, good = Refusals(), np.ones(table.num_rows, np.bool_)
+    _check_ranges(columns, (s.COLLECTION_ID,), good, refusals)
+    row = np.flatnonzero(good)
+    columns = {name: values[row] for name, values in columns.items()}
+    wish = columns.pop(ESTIMATION)
+    told = np.flatnonzero(wish >= 0)
+    estimation = dict(zip(columns[s.COLLECTION_ID][told].tolist(), (wish[told] > 0).tolist(), strict=True))
+    return FactRows(columns, row, estimation, table.num_rows, refusals)
+
+
+def _parsed(
+    body: bytes, model: type[BaseModel], shell: type[BaseModel], lists: dict[str, type[_Row]]
+) -> tuple[dict[str, tuple[list[_Row], NDArray[np.int64]]], int, Refusals, Any]:
+    """Return for each list of the body the good rows and where they stood, how many there were, what was refused.
+
+    And the body itself, which is a ``model`` where every row is good, a ``shell`` where not.
+    """
+    content = parse_json(body)
+    refusals = Refusals()
+    try:
+        request = model.model_validate(content)
+        rows = {name: (getattr(request, name), np.arange(len(getattr(request, name)))) for name in lists}
+    except ValidationError:
+        try:
+            request = shell.model_validate(content)
+        except ValidationError as error:
+            raise error_from_validation(error) from error
+        rows = {name: _good_rows(getattr(request, name), of, name, refusals) for name, of in lists.items()}
+    return rows, sum(len(getattr(request, name)) for name in lists), refusals, request
+
+
+def _good_rows(
+    content: list[Any], of: type[_Row], name: str, refusals: Refusals
+) -> tuple[list[_Row], NDArray[np.int64]]:
+    good, row = [], []
+    for number, item in enumerate(content):
+        try:
+            good.append(of.model_validate(item))
+            row.append(number)
+        except ValidationError as error:
+            body = error_from_validation(error).body.error
+            path = f"{name}[{number}]" + (f".{body.field}" if body.field else "")
+            message = body.message.removeprefix(body.field or "the body")
+            refusals.add_one(number, body.model_copy(update={"field": path, "message": path + message}))
+    return good, np.array(row, np.int64)
+
+
+def _columns(kinds: dict[str, Kind], told: Sequence[Any]) -> Columns:
+    """Return the columns of validated rows; vectors are left out."""
+    columns: Columns = {}
+    for name, kind in kinds.items():
+        if name in _LIMITS:
+            resource = s.RESOURCES[_LIMITS.index(name)]
+            values = [np.nan if t.limit is None else getattr(t.limit, resource) for t in told]
+            columns[name] = np.array(values, np.float64)
+        elif kind == "number":
+            columns[name] = np.array([getattr(t, name) for t in told], np.float64)
+        elif kind == "word":
+            columns[name] = identities(getattr(t, name) for t in told)
+        elif kind != "vector":
+            code: Callable[[Any], int] = s.TIERS.index if kind == "tier" else int
+            values = [s.UNKNOWN_ID if (v := getattr(t, name)) is None else code(v) for t in told]
+            columns[name] = np.array(values, np.int64)
+    return columns
+
+
+def _complete(columns: Columns, kinds: dict[str, Kind], n: int) -> Columns:
+    """Add the columns that are not told of."""
+    for name, kind in kinds.items():
+        if name in columns:
+            continue
+        if kind == "vector":
+            columns[name] = np.full((n, _LENGTHS[name]), np.nan, np.float32)
+        elif kind == "number":
+            columns[name] = np.full(n, np.nan)
+        else:
+            columns[name] = np.full(n, 0 if name == s.INSTANCE_INDEX else s.UNKNOWN_ID, np.int64)
+    return columns
+
+
+def _check_ranges(
+    columns: Columns, required: tuple[str, ...], good: NDArray[np.bool_], refusals: Refusals
+) -> None:  # fmt: skip
+    """Refuse rows with a number out of range, or without one that must be there."""
+    for name, values in columns.items():
+        if values.ndim > 1:
+            continue
+        least: float
+        if np.issubdtype(values.dtype, np.floating):
+            least = MIN_LIMIT if name in _LIMITS else 0.0
+            with np.errstate(invalid="ignore"):
+                wrong = (values < least) | (values > MAX_AMOUNT)
+            message = f"{name}: must be at least {least:g} and at most {MAX_AMOUNT:g}"
+        else:
+            least, most = (0 if name in (*required, s.INSTANCE_INDEX) else s.UNKNOWN_ID), _MOST.get(name)
+            wrong = values < least if most is None else (values < least) | (values > most)
+            message = f"{name}: must be a whole number from 0 to {2**63 - 1 if most is None else most}"
+            if name == s.TIER:
+                message = f"{name}: must be one of {', '.join(s.TIERS)}"
+        _refuse(wrong, "invalid_field", message, name, good, refusals)
+    half = np.isnan(columns[s.CPU_LIMIT]) != np.isnan(columns[s.MEMORY_LIMIT])
+    _refuse(half, "invalid_field", "a limit must be told for every resource", s.CPU_LIMIT, good, refusals)
+
+
+def _refuse(
+    wrong: NDArray[np.bool_], code: str, message: str, name: str, good: NDArray[np.bool_], refusals: Refusals
+) -> None:
+    wrong = wrong & good
+    if wrong.any():
+        refusals.add(code, np.flatnonzero(wrong), message, name)
+        good &= ~wrong
+
+
+def _windows(columns: Columns) -> tuple[Windows, NDArray[np.int8]]:
+    n = len(columns[s.START_US])
+    percentiles = np.empty((n, len(w.LEVELS)), np.float32)
+    for name, levels in _VECTORS.items():
+        percentiles[:, levels] = columns[name]
+    in_alloc = columns[IN_ALLOC].astype(np.int8)
+    return Windows(
+        collection_id=columns[s.COLLECTION_ID],
+        instance_index=columns[s.INSTANCE_INDEX],
+        start_us=columns[s.START_US],
+        end_us=columns[s.END_US],
+        scheduled_us=columns[s.SCHEDULED_US],
+        machine_id=columns[s.MACHINE_ID],
+        user=columns[USER],
+        name=columns[LOGICAL_NAME],
+        usage=np.column_stack([columns[name] for name in _MEASURED]),
+        percentiles=percentiles,
+        limit=np.column_stack([columns[name] for name in _LIMITS]),
+        tier=columns[s.TIER].astype(np.int8),
+        scheduling_class=columns[s.SCHEDULING_CLASS].astype(np.int8),
+        in_alloc=in_alloc > 0,
+    ), in_alloc

@@ -1,0 +1,170 @@
+"""The service's parts, put together once: settings, model, memory, metrics; asked by the routes and by the guard."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from reclaim.data.errors import StoreError
+from reclaim.serving.answer import answer
+from reclaim.serving.cell_schemas import StateInfo
+from reclaim.serving.engine import Engine
+from reclaim.serving.errors import parse_request
+from reclaim.serving.guard import Readiness
+from reclaim.serving.metrics import Metrics
+from reclaim.serving.models import ModelKeeper
+from reclaim.serving.schemas import Units
+from reclaim.serving.tracker import FORMAT, Tracker
+from reclaim.serving.watch import Watch
+from reclaim.serving.writer import Writer
+from reclaim.training.estimators.margin import MARGIN_NAMES
+
+if TYPE_CHECKING:
+    from reclaim.serving.loader import LoadedModel
+    from reclaim.serving.metrics import Shown
+    from reclaim.serving.settings import ServingSettings
+    from reclaim.serving.store import Store
+
+_LOG = logging.getLogger(__name__)
+
+THREADS: Final = min(os.cpu_count() or 1, 8)
+"""For large calls; more than a few wait for memory, not for cores."""
+_WARM_UP: Final = b"""{"tasks": [{"collection_id": 0, "limit": {"cpu": 1, "memory": 1}, "windows": [
+    {"start_us": 0, "end_us": 300000000, "cpu_mean": 0.1, "memory_max": 0.1},
+    {"start_us": 300000000, "end_us": 600000000, "cpu_mean": 0.2, "memory_max": 0.2}]}]}"""
+"""A request like any other: answering it compiles, or reads from the cache, every kernel that the next one needs."""
+
+
+class Runtime:
+    """All that a request may need.
+
+    Parameters
+    ----------
+    settings : ServingSettings
+
+    Raises
+    ------
+    ModelError
+        There is no model to start with.
+    """
+
+    def __init__(self, settings: ServingSettings) -> None:
+        self.settings = settings
+        self.units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
+        self.metrics = Metrics()
+        self.watch = Watch(settings.lateness_s)
+        self.keeper = ModelKeeper(settings, promote=self._promote, shadow=self._set_shadow)
+        model = self.keeper.load()
+        answer(model, parse_request(_WARM_UP), settings)
+        self.tracker = Tracker(settings, lambda: time.time_ns() // 1_000, THREADS)
+        self.store, self._store_error = self._open_store()
+        self.writer = Writer(
+            self.tracker, self.store, self.metrics, self.watch,
+            max_waiting=settings.max_waiting, snapshot_mib=settings.snapshot_mib,
+        )  # fmt: skip
+        if self._store_error is None:
+            self.writer.start(self._engine(model))
+        else:
+            self.writer.state = self._store_error
+        self.metrics.show(self._shown)
+        self.metrics.show(self.watch.shown)
+        self.keeper.watch()
+
+    def close(self) -> None:
+        """Finish the writes that wait, and let go of everything."""
+        self.keeper.close()
+        self.writer.close()
+
+    def readiness(self) -> Readiness:
+        """Return whether requests can be answered, and what is not as it should be."""
+        model = self.keeper.status()
+        problem = self.writer.store_problem
+        notes = [] if self.store is None else list(self.store.recovered.notes)
+        body: dict[str, Any] = {
+            "ready": self.writer.state == "ok",
+            "state": self.writer.state,
+            "store": "memory only" if self.settings.state is None else problem or "ok",
+            "notes": notes,
+            "tracked": len(self.tracker),
+            "model": asdict(model),
+        }
+        return Readiness(self.writer.state == "ok", body)
+
+    def request_done(self, endpoint: str, method: str, status: int, seconds: float) -> None:
+        """Count an answered request."""
+        self.metrics.request(endpoint, method, status, seconds)
+
+    def state_info(self) -> StateInfo:
+        """Return how the memory fares."""
+        tracker, store = self.tracker, self.store
+        saved = self.writer.saved_at
+        return StateInfo(
+            tracked=len(tracker),
+            collections_without_estimation=tracker.n_opted_out,
+            clock_us=None if tracker.clock_us < 0 else tracker.clock_us,
+            bytes=len(tracker) * tracker.bytes_per_task,
+            bytes_per_task=tracker.bytes_per_task,
+            durable=store is not None,
+            store="memory only" if store is None else store.broken or "ok",
+            notes=[] if store is None else list(store.recovered.notes),
+            log_bytes=0 if store is None else store.log_bytes,
+            snapshot_bytes=0 if store is None else store.snapshot_bytes,
+            snapshot_age_s=None if saved is None else time.time() - saved,
+            waiting=self.writer.waiting,
+        )
+
+    def _open_store(self) -> tuple[Store | None, str | None]:
+        """Return the store, and why there is none though there should be: the service then says so, and stays up."""
+        if self.settings.state is None:
+            return None, None
+        from reclaim.serving.store import Store
+
+        try:
+            store = Store.open(self.settings.state / "cell", state_version=FORMAT, sync=self.settings.sync)
+        except StoreError as error:
+            _LOG.error("%s", error)
+            return None, str(error)
+        for note in store.recovered.notes:
+            _LOG.warning("%s", note)
+        return store, None
+
+    def _engine(self, model: LoadedModel) -> Engine:
+        return Engine(model, self.settings.cell, THREADS)
+
+    def _promote(self, model: LoadedModel) -> None:
+        self.writer.promote(self._engine(model))
+        self.metrics.promotion("promoted")
+
+    def _set_shadow(self, model: LoadedModel | None) -> None:
+        self.writer.shadow(None if model is None else self._engine(model))
+
+    def _shown(self) -> Shown:
+        """Return what Prometheus asks for and nobody counts."""
+        info, model = self.state_info(), self.keeper.status()
+        now = time.time()
+        clock_s = float("nan") if info.clock_us is None else info.clock_us / 1e6
+        unix = self.settings.clock == "unix"
+        roles = {("served", model.name, model.version, model.reference): 1.0}
+        if model.shadow_name is not None and model.shadow_version is not None:
+            roles["shadow", model.shadow_name, model.shadow_version, self.settings.shadow] = 1.0
+        trained = self.keeper.served.bundle.trained.get("settings", {}).get("budgets", {})
+        return {
+            "ready": float(self.writer.state == "ok"),
+            "writes_waiting": float(info.waiting),
+            "tasks_tracked": float(info.tracked),
+            "tasks_room": float(self.settings.max_tracked - info.tracked),
+            "state_bytes": {("memory",): info.bytes, ("log",): info.log_bytes, ("snapshot",): info.snapshot_bytes},
+            "snapshot_age_seconds": float("nan") if info.snapshot_age_s is None else info.snapshot_age_s,
+            "snapshot_duration_seconds": self.writer.save_s,
+            "store_ok": float(self._store_error is None and info.store in ("ok", "memory only")),
+            "recovered_notes": float(len(info.notes)),
+            "model_info": roles,
+            "model_loaded_timestamp_seconds": {("served",): model.loaded_at},
+            "registry_reachable": float(not model.registry.startswith("unreachable")),
+            "margin_budget_ratio": {(name,): float(trained[name]) for name in MARGIN_NAMES if name in trained},
+            "clock_timestamp_seconds": clock_s,
+            "clock_lag_seconds": now - clock_s if unix else float("nan"),
+        }

@@ -1,0 +1,97 @@
+"""Watches answers come true: live quality and drift of the served model, and of a shadow that is scored beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.schema import RESOURCES
+from reclaim.serving.drift import Drift
+from reclaim.serving.metrics import drift_shown, quality_shown
+from reclaim.serving.quality import LiveQuality
+from reclaim.training.estimators.margin import MARGIN_NAMES
+
+if TYPE_CHECKING:
+    from reclaim.serving.engine import Engine, Scores
+    from reclaim.serving.metrics import Shown
+    from reclaim.serving.tracker import Taken
+
+Ids = NDArray[np.int64]
+
+
+class _Watched:
+    """One model, and how its answers fare."""
+
+    def __init__(self, engine: Engine, lateness_s: float) -> None:
+        self.engine = engine
+        self.quality = LiveQuality(engine.levels, engine.horizon_s, grace_s=max(lateness_s, 300.0))
+        ranges = engine.model.bundle.forecaster.input_ranges()
+        self.drift = None if ranges is None else Drift(ranges)
+
+    def answered(self, taken: Taken, scores: Scores, clock_us: int) -> None:
+        self.quality.observe(taken.slot, taken.windows)
+        last = taken.last
+        held = np.stack([self.engine.estimate(m, scores.bare, last).reservation for m in MARGIN_NAMES], axis=1)
+        self.quality.expect(
+            taken.touched, last.end_us, last.tier, last.limit, scores.quantiles[:, : len(RESOURCES)], held, scores.oom
+        )  # fmt: skip
+        self.quality.settle(clock_us)
+        if self.drift is not None:
+            self.drift.observe(taken.x, clock_us)
+
+    def shown(self, role: str) -> dict[str, object]:
+        out = dict(quality_shown(role, self.quality.numbers()))
+        return out | (dict(drift_shown(role, self.drift.numbers())) if self.drift is not None else {})
+
+
+class Watch:
+    """Told by the writer of every answer; asked by Prometheus for what became of them.
+
+    Parameters
+    ----------
+    lateness_s : float
+        How late windows may come, in seconds: an answer is judged so much later.
+    """
+
+    def __init__(self, lateness_s: float) -> None:
+        self._lateness_s = lateness_s
+        self._served: _Watched | None = None
+        self._shadow: _Watched | None = None
+
+    def serve(self, engine: Engine) -> None:
+        """Watch the answers of another model from now on."""
+        self._served = _Watched(engine, self._lateness_s)
+
+    def shadow(self, engine: Engine | None) -> None:
+        """Watch what a second model would have answered; None: no more."""
+        self._shadow = None if engine is None else _Watched(engine, self._lateness_s)
+
+    def answered(self, taken: Taken, scores: Scores, clock_us: int) -> None:
+        """Take note of windows, and of the answers that they led to."""
+        if self._served is not None:
+            self._served.answered(taken, scores, clock_us)
+        if self._shadow is not None:
+            self._shadow.answered(taken, self._shadow.engine.score(taken.x, taken.last), clock_us)
+
+    def failed(self, slot: Ids, time_us: Ids) -> None:
+        """Take note of tasks that failed."""
+        for watched in (self._served, self._shadow):
+            if watched is not None:
+                watched.quality.failed(slot, time_us)
+
+    def forget(self, slot: Ids) -> None:
+        """Take note of tasks that left."""
+        for watched in (self._served, self._shadow):
+            if watched is not None and len(slot):
+                watched.quality.forget(slot)
+
+    def shown(self) -> Shown:
+        """Return the numbers for Prometheus."""
+        out: dict[str, dict[tuple[str, ...], float]] = {}
+        for role, watched in (("served", self._served), ("shadow", self._shadow)):
+            if watched is not None:
+                for name, values in watched.shown(role).items():
+                    out.setdefault(name, {}).update(values)  # type: ignore[call-overload]  # all of these have labels
+        return out

@@ -1,0 +1,432 @@
+"""The one thread that changes what the service remembers: each write in turn, on the disk before it is acknowledged."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ReclaimError, StoreError
+from reclaim.data.windows import Windows, concatenate
+from reclaim.serving import records
+from reclaim.serving.cell_schemas import MOST_ERRORS, WriteAnswer
+from reclaim.serving.errors import BUSY, NO_ROOM, UNAVAILABLE, RequestError
+from reclaim.serving.rows import FactRows, Refusals, UsageRows
+from reclaim.serving.tracker import LATE, OUTCOMES, Tracker
+
+if TYPE_CHECKING:
+    from reclaim.serving.engine import Engine
+    from reclaim.serving.metrics import Metrics
+    from reclaim.serving.store import Mark, Store
+    from reclaim.serving.watch import Watch
+
+_LOG = logging.getLogger(__name__)
+
+_SMALL_ROWS: Final = 4_096
+"""Writes of up to so many windows are taken together, in a few milliseconds: one sync and one pass for all of them."""
+_PART_ROWS: Final = 32_768
+"""A larger write is taken in parts of this, between which small ones have their turn."""
+_RETRY_S: Final = 1
+"""When a caller who met a full queue may come again, in seconds: a write takes half of one at most."""
+_MEND_S: Final = 5.0
+"""How often a store that takes nothing is tried again, in seconds."""
+_MIB: Final = 2**20
+
+
+@dataclass
+class _Write:
+    """A write on its way: which of its rows are done, and what became of them."""
+
+    told: UsageRows
+    done: Future[WriteAnswer]
+    at: int = 0
+    outcome: NDArray[np.uint8] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outcome = np.zeros(len(self.told.windows), np.uint8)
+
+
+class Writer:
+    """Takes writes from any thread, one after the other, small ones together and before the rest of large ones.
+
+    Parameters
+    ----------
+    tracker : Tracker
+    store : Store or None
+        None: nothing outlives the process.
+    metrics : Metrics
+    watch : Watch
+        Told of every answer given, and of windows that answers are held against.
+    max_waiting : int
+        Writes that may wait.
+    snapshot_mib : int
+        See ``ServingSettings``.
+    """
+
+    def __init__(
+        self, tracker: Tracker, store: Store | None, metrics: Metrics, watch: Watch, *,
+        max_waiting: int, snapshot_mib: int,
+    ) -> None:  # fmt: skip
+        self._tracker, self._store, self._metrics, self._watch = tracker, store, metrics, watch
+        self._max_waiting, self._snapshot_bytes = max_waiting, snapshot_mib * _MIB
+        self._turn = threading.Condition()
+        self._small: deque[_Write | tuple[FactRows, Future[WriteAnswer]]] = deque()
+        self._large: deque[_Write] = deque()
+        self._commands: deque[tuple[Callable[[], object], Future[Any]]] = deque()
+        self._engine: Engine | None = None
+        self._closed = False
+        self._syncer = ThreadPoolExecutor(1, "sync")
+        self._saver = ThreadPoolExecutor(1, "snapshot")
+        self._saving: Future[None] | None = None
+        self._mend_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self.state = "recovering"
+        """``recovering``, ``ok``, or why there is nothing to answer from."""
+        self.recovered_rows = 0
+        self.saved_at: float | None = None
+        """When the last snapshot was made, in seconds since 1970."""
+        self.save_s = float("nan")
+
+    @property
+    def waiting(self) -> int:
+        """Writes that wait for their turn."""
+        return len(self._small) + len(self._large)
+
+    @property
+    def store_problem(self) -> str | None:
+        """Why nothing can be written, or None."""
+        return None if self._store is None else self._store.broken
+
+    def start(self, engine: Engine) -> None:
+        """Read back what was remembered, then answer with a model; in the writer's thread."""
+        self._engine = engine
+        self._thread.start()
+
+    def close(self) -> None:
+        """Finish the writes that wait, and let the store go."""
+        with self._turn:
+            self._closed = True
+            self._turn.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._saver.shutdown()
+        self._syncer.shutdown()
+        if self._store is not None:
+            self._store.close()
+
+    def write(self, told: UsageRows | FactRows) -> Future[WriteAnswer]:
+        """Hand in a write.
+
+        Raises
+        ------
+        RequestError
+            There is nothing to write to yet, the disk takes nothing, or too many writes wait.
+        """
+        self.check()
+        done: Future[WriteAnswer] = Future()
+        with self._turn:
+            if self._closed:
+                raise RequestError(UNAVAILABLE, "stopping", "the service is stopping", retry_after_s=_RETRY_S)
+            if self.waiting >= self._max_waiting:
+                raise RequestError(
+                    BUSY, "busy", f"{self.waiting} writes are waiting already; come again", retry_after_s=_RETRY_S
+                )  # fmt: skip
+            if isinstance(told, FactRows):
+                self._small.append((told, done))
+            else:
+                (self._small if len(told.windows) <= _SMALL_ROWS else self._large).append(_Write(told, done))
+            self._turn.notify()
+        return done
+
+    def check(self) -> None:
+        """Raise RequestError where nothing can be written now."""
+        self.check_readable()
+        problem = self.store_problem
+        if problem is not None:
+            raise self._not_stored(problem)
+
+    def check_readable(self) -> None:
+        """Raise RequestError where there is nothing to answer from yet."""
+        if self.state != "ok":
+            raise RequestError(
+                UNAVAILABLE, "not_ready", f"the cell's state is not there: {self.state}", retry_after_s=_RETRY_S
+            )  # fmt: skip
+
+    def promote(self, engine: Engine) -> None:
+        """Answer with another model; returns when everybody is answered by it."""
+        self._command(lambda: self._take_over(engine)).result()
+
+    def shadow(self, engine: Engine | None) -> None:
+        """Score tasks with a second model as well, unseen; None: with none any more."""
+        self._command(lambda: self._watch.shadow(engine)).result()
+
+    def _command(self, what: Callable[[], object]) -> Future[Any]:
+        done: Future[Any] = Future()
+        with self._turn:
+            self._commands.append((what, done))
+            self._turn.notify()
+        return done
+
+    def _run(self) -> None:
+        try:
+            self._recover()
+            self._work()
+        except ReclaimError as error:
+            _LOG.error("the cell's state cannot be read: %s", error)
+            self.state = str(error)
+        finally:
+            if not self._closed and self.state in ("ok", "recovering"):
+                self.state = "the thread that writes has ended by a fault of the service; its log has the details"
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        """Refuse what waits, and all that comes."""
+        with self._turn:
+            self._closed = True
+            waiting = [w.done if isinstance(w, _Write) else w[1] for w in (*self._small, *self._large)]
+            waiting += [done for _, done in self._commands]
+        for done in waiting:
+            if not done.done():
+                done.set_exception(RequestError(UNAVAILABLE, "not_ready", self.state, retry_after_s=_RETRY_S))
+
+    def _work(self) -> None:
+        while not self._closed or self.waiting or self._commands:
+            with self._turn:
+                if not (self.waiting or self._commands or self._closed):
+                    self._turn.wait(_MEND_S)
+                command = self._commands.popleft() if self._commands else None
+                small = [] if command else self._next_small()
+                large = None if command or small or not self._large else self._large[0]
+            if command:
+                _resolve(command[1], command[0])
+            for group in small:
+                self._take_group(group)
+            if large is not None:
+                self._take_part(large)
+            self._look_after_store()
+
+    def _next_small(self) -> list[list[_Write] | tuple[FactRows, Future[WriteAnswer]]]:
+        """Return the small writes that wait, runs of usage together; called under the lock."""
+        out: list[list[_Write] | tuple[FactRows, Future[WriteAnswer]]] = []
+        rows = 0
+        while self._small and rows <= _SMALL_ROWS:
+            write = self._small.popleft()
+            if isinstance(write, tuple):
+                out.append(write)
+                continue
+            rows += len(write.told.windows)
+            if out and isinstance(out[-1], list):
+                out[-1].append(write)
+            else:
+                out.append([write])
+        return out
+
+    def _take_group(self, group: list[_Write] | tuple[FactRows, Future[WriteAnswer]]) -> None:
+        if isinstance(group, tuple):
+            facts, done = group
+            _resolve(done, lambda: self._take_facts(facts))
+            return
+        windows = concatenate([write.told.windows for write in group])
+        in_alloc = np.concatenate([write.told.in_alloc for write in group])
+        try:
+            outcome, synced = self._take(windows, in_alloc)
+            synced.result()
+        except (StoreError, ReclaimError) as error:
+            for write in group:
+                write.done.set_exception(self._not_stored(str(error)))
+            return
+        edges = np.cumsum([0, *(len(write.told.windows) for write in group)])
+        for write, low, high in zip(group, edges, edges[1:], strict=False):
+            write.outcome = outcome[low:high]
+            write.done.set_result(self._answer(write))
+
+    def _take_part(self, write: _Write) -> None:
+        """Take the next part of a large write; it is answered after the last."""
+        high = min(write.at + _PART_ROWS, len(write.told.windows))
+        part = slice(write.at, high)
+        last = high == len(write.told.windows)
+        try:
+            if write.at == 0:
+                _in_time_order(write)
+            write.outcome[part], synced = self._take(write.told.windows.take(part), write.told.in_alloc[part])
+            if last:
+                synced.result()
+        except (StoreError, ReclaimError) as error:
+            write.done.set_exception(self._not_stored(str(error)))
+            last = True
+        else:
+            write.at = high
+            if last:
+                write.done.set_result(self._answer(write))
+        if last:
+            with self._turn:
+                self._large.popleft()
+
+    def _take(self, windows: Windows, in_alloc: NDArray[np.int8]) -> tuple[NDArray[np.uint8], Future[None]]:
+        """Take windows; return what became of each, and what is done when they are on the disk."""
+        problem = self.store_problem
+        if problem is not None:
+            raise StoreError(problem)
+        with self.timed("admit"):
+            admitted = self._tracker.admit(windows, in_alloc)
+        if len(admitted.windows) == 0:
+            return admitted.outcome, self._synced()
+        with self.timed("log"):
+            if self._store is not None:
+                try:
+                    self._store.append(records.WINDOWS, records.write_windows(admitted.windows))
+                except StoreError:
+                    self._tracker.withdraw(admitted)
+                    raise
+        synced = self._synced()  # while it is folded
+        self._fold(admitted.windows)
+        return admitted.outcome, synced
+
+    def _synced(self) -> Future[None]:
+        if self._store is None:
+            nothing: Future[None] = Future()
+            nothing.set_result(None)
+            return nothing
+        return self._syncer.submit(self._store.sync)
+
+    def _fold(self, windows: Windows) -> None:
+        assert self._engine is not None
+        with self.timed("fold"):
+            taken = self._tracker.take(windows)
+        with self.timed("score"):
+            scores = self._engine.score(taken.x, taken.last)
+        with self.timed("publish"):
+            gone = self._tracker.publish(taken, scores)
+        self._watch.answered(taken, scores, self._tracker.clock_us)
+        self._watch.forget(gone)
+
+    def _take_facts(self, facts: FactRows) -> WriteAnswer:
+        room = self._tracker.room_for(facts)
+        kept = facts.keep(room)
+        if self._store is not None:
+            try:
+                self._store.append(records.FACTS, records.write_facts(kept))
+                self._store.sync()
+            except StoreError as error:
+                raise self._not_stored(str(error)) from error
+        self._watch.failed(*self._tracker.failed(kept))
+        self._watch.forget(self._tracker.tell(kept))
+        refusals = facts.refusals
+        refusals.add("too_many_tasks", facts.row[~room], self._tracker.full_message)
+        return self._summed(facts.rows, facts.rows - sum(refusals.counts.values()), 0, 0, refusals)
+
+    def _answer(self, write: _Write) -> WriteAnswer:
+        refusals = write.told.refusals
+        counts = np.bincount(write.outcome, minlength=len(OUTCOMES)).tolist()
+        for code in range(LATE + 2, len(OUTCOMES)):
+            if counts[code]:
+                rows = write.told.row[write.outcome == code]
+                refusals.add(OUTCOMES[code], rows, self._tracker.refusal(code))
+        refusals.errors.sort(key=lambda error: -1 if error.row is None else error.row)
+        taken, late, repeated, too_late, future = counts[: LATE + 4]
+        refused = sum(refusals.counts.values()) - too_late - future
+        for name, n in (("taken", taken), ("late", late), ("repeated", repeated), ("too_late", too_late),
+                        ("in_the_future", future), ("refused", refused)):  # fmt: skip
+            self._metrics.windows(name, n)
+        return self._summed(write.told.rows, taken + late, late, repeated, refusals)
+
+    def _summed(self, rows: int, taken: int, late: int, repeated: int, refusals: Refusals) -> WriteAnswer:
+        clock_us = self._tracker.clock_us
+        return WriteAnswer(
+            rows=rows, taken=taken, late=late, repeated=repeated, refused=refusals.counts,
+            errors=refusals.errors[:MOST_ERRORS], clock_us=None if clock_us < 0 else clock_us,
+            durable=self._store is not None,
+        )  # fmt: skip
+
+    def _take_over(self, engine: Engine) -> None:
+        self._tracker.promote(engine)
+        self._engine = engine
+        self._watch.serve(engine)
+
+    def _recover(self) -> None:
+        assert self._engine is not None
+        if self._store is not None:
+            found = self._store.recovered
+            if found.arrays is not None:
+                self._tracker.recall(found.arrays)
+                found.arrays.clear()
+            for record in self._store.records():
+                if record.kind == records.WINDOWS:
+                    windows = records.read_windows(record.payload)
+                    self._tracker.publish(self._tracker.take(windows), None)
+                    self.recovered_rows += len(windows)
+                else:
+                    self._tracker.tell(records.read_facts(record.payload))
+        self._take_over(self._engine)
+        self.state = "ok"
+        _LOG.info("%d tasks remembered, %d windows read from the log", len(self._tracker), self.recovered_rows)
+
+    def _look_after_store(self) -> None:
+        """Make a snapshot when the log has grown, or when nothing else mends the store."""
+        store = self._store
+        if store is None or (self._saving is not None and not self._saving.done()):
+            return
+        if store.broken is not None:
+            if time.monotonic() < self._mend_at:
+                return
+            self._mend_at = time.monotonic() + _MEND_S
+            if store.mend():
+                _LOG.warning("the disk takes writes again")
+                return
+        elif store.log_bytes <= max(self._snapshot_bytes, store.snapshot_bytes):
+            return
+        mark, arrays = store.roll(), self._tracker.memory()
+        self._saving = self._saver.submit(self._save, store, mark, arrays)
+
+    def _save(self, store: Store, mark: Mark, arrays: dict[str, NDArray[Any]]) -> None:
+        began = time.monotonic()
+        try:
+            store.save(mark, arrays, {})
+        except StoreError as error:
+            _LOG.error("no snapshot: %s", error)
+            return
+        self.saved_at, self.save_s = time.time(), time.monotonic() - began
+        _LOG.info("snapshot of %.0f MiB in %.1f s", store.snapshot_bytes / _MIB, self.save_s)
+
+    def _not_stored(self, problem: str) -> RequestError:
+        full = self._store is not None and self._store.full
+        return RequestError(
+            NO_ROOM if full else UNAVAILABLE, "not_stored",
+            f"nothing of it is acknowledged, as it cannot be kept: {problem}; send it again",
+            retry_after_s=int(_MEND_S),
+        )  # fmt: skip
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Take in how long a part of a write took, one of ``metrics.PHASES``."""
+        began = time.perf_counter()
+        yield
+        self._metrics.phase(phase, time.perf_counter() - began)
+
+
+def _resolve(done: Future[Any], what: Callable[[], object]) -> None:
+    try:
+        done.set_result(what())
+    except (ReclaimError, RequestError) as error:
+        done.set_exception(error)
+
+
+def _in_time_order(write: _Write) -> None:
+    """Let parts follow each other in time, as the features want them."""
+    end_us = write.told.windows.end_us
+    if (end_us[:-1] <= end_us[1:]).all():
+        return
+    order = np.argsort(end_us, kind="stable")
+    told = write.told
+    write.told = UsageRows(
+        told.windows.take(order), told.in_alloc[order], told.row[order], told.rows, told.refusals
+    )  # fmt: skip

@@ -1,0 +1,43 @@
+"""Slots are a dictionary that takes many keys at a time, and gives numbers again."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reclaim.serving.slots import Slots
+
+KEY = st.tuples(st.sampled_from([0, 1, 7, 2**62, 2**63 - 1]), st.integers(0, 5))
+STEPS = st.lists(st.tuples(st.booleans(), st.lists(KEY, max_size=6)), max_size=30)
+
+
+@settings(max_examples=100, deadline=None)
+@given(STEPS)
+def test_slots_agree_with_a_dictionary(steps: list[tuple[bool, list[tuple[int, int]]]]) -> None:
+    slots, known = Slots(), dict[tuple[int, int], int]()
+    for give, names in steps:
+        key = np.array(names, np.int64).reshape(-1, 2)
+        if give:
+            for name, slot in zip(names, slots.give(key).tolist(), strict=True):
+                assert known.setdefault(name, slot) == slot
+        else:
+            gone = {name: known.pop(name) for name in set(names) if name in known}
+            slots.free(np.array(list(gone.values()), np.int64))
+        assert slots.find(key).tolist() == [known.get(name, -1) for name in names]
+        assert len(slots) == len(known) == len(set(known.values()))
+        assert sorted(known.values()) == slots.all().tolist()
+    other = Slots()
+    other.recall(slots.memory())
+    everyone = np.array(list(known), np.int64).reshape(-1, 2)
+    assert other.find(everyone).tolist() == list(known.values())
+
+
+def test_numbers_stay_few_when_tasks_come_and_go() -> None:
+    slots = Slots()
+    for day in range(200):
+        given = slots.give(np.column_stack([np.full(100, day), np.arange(100)]))
+        assert given.max() < 100
+        slots.free(given)
+    assert len(slots) == 0
+    assert len(slots._table) <= 1_024
