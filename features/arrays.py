@@ -49,3 +49,14 @@ def blank_rows(records: NDArray[Any], rows: NDArray[np.int64]) -> None:
     """Make rows of a contiguous array zero."""
     if len(records):
         raw(records).reshape(len(records), -1)[rows] = 0
+
+
+def lent(*columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Return columns to be read: contiguous and not to be written to, whatever they were.
+
+    Numba compiles a fold anew, for seconds, for every mixture of arrays that may be written to and such that may not.
+    """
+    views = tuple(np.ascontiguousarray(column).view() for column in columns)
+    for view in views:
+        view.flags.writeable = False
+    return views

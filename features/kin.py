@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows
-from reclaim.features.arrays import room_for
+from reclaim.features.arrays import lent, room_for
 from reclaim.features.compiled import LENT
 from reclaim.features.kinship import GROUP, MEMBER, blank, leave, step, write_alone
 from reclaim.features.numbering import Numbering
@@ -74,9 +74,10 @@ class KinState:
         if (np.diff(moment[order]) < 0).any():
             order = order[np.argsort(moment[order], kind="stable")]
         collections, names, users = self._groups
+        (task,) = lent(slot)
 
         def advance(part: int, parts: int) -> None:
-            _advance(self._members, collections, names, users, order, slot, part, parts, moment, share, place, out)
+            _advance(self._members, collections, names, users, order, task, part, parts, moment, share, place, out)
 
         in_parts(advance, len(slot), self._threads)
 
@@ -273,6 +274,10 @@ def fold_everyone(
         )  # fmt: skip
         done(int(rows[high] - rows[low]))
 
+    if threads == 1 or len(bounds) == 2:
+        for part in range(len(bounds) - 1):
+            fold(part)
+        return
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(fold, range(len(bounds) - 1)))
 

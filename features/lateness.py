@@ -7,8 +7,11 @@ from typing import Any, Final
 import numba
 import numpy as np
 
+from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import CHANNELS
 from reclaim.features.compiled import LENT
 from reclaim.features.reading import write
+from reclaim.features.record import N_SIGNALS
 from reclaim.features.registry import CONTEXT_WINDOWS
 from reclaim.features.taking import N_LEVELS, take, tell
 
@@ -18,6 +21,8 @@ PENDING: Final = 4
 """Windows of a task that one which comes late may still come before: those of the default bound, 15 minutes, are three
 of 5 minutes each, and one is to spare for windows cut short."""
 
+_N_CHANNELS: Final = len(CHANNELS)
+_N_RESOURCES: Final = len(RESOURCES)
 _EARLIEST, _NEVER = -(2**63), 2**63 - 1
 """Before and after any window ends, µs."""
 
@@ -154,13 +159,13 @@ def _copy(columns: Any, i: int, pending: Any, row: int) -> None:
     to_start[row] = start_us[i]
     to_end[row] = end_us[i]
     to_run[row] = scheduled_us[i]
-    for c in range(signals.shape[1]):
+    for c in range(N_SIGNALS):
         to_signals[row, c] = signals[i, c]
-    for c in range(usage.shape[1]):
+    for c in range(_N_CHANNELS):
         to_usage[row, c] = usage[i, c]
-    for c in range(percentiles.shape[1]):
+    for c in range(N_LEVELS):
         to_shape[row, c] = percentiles[i, c]
-    for c in range(limit.shape[1]):
+    for c in range(_N_RESOURCES):
         to_limit[row, c] = limit[i, c]
     to_tier[row] = tier[i]
     to_class[row] = scheduling_class[i]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.windows import Cell, Windows, demand, peak_cpu
-from reclaim.features.arrays import room_for
+from reclaim.features.arrays import lent, room_for
 from reclaim.features.kin import KinState, in_parts
 from reclaim.features.reading import write
 from reclaim.features.record import N_CHANNELS, N_SIGNALS, STATE
@@ -60,11 +60,11 @@ class FeatureState:
         self._state = room_for(self._state, int(slot.max(initial=-1)) + 1)
         out = np.empty((len(windows), len(FEATURES)), np.float32)
         moment, share = np.empty(len(windows), np.int32), np.empty((len(windows), N_SIGNALS), np.int32)
-        columns = fold_columns(windows)
+        columns, (task,) = fold_columns(windows), lent(slot)
         largest, monday_us = np.array(self._cell.largest_machine), self._cell.monday_us
 
         def advance(part: int, parts: int) -> None:
-            _advance(self._state, slot, part, parts, columns, largest, monday_us, out, moment, share)
+            _advance(self._state, task, part, parts, columns, largest, monday_us, out, moment, share)
 
         in_parts(advance, len(windows), self._threads)
         self._kin.advance(slot, windows, moment, share, out)
@@ -134,17 +134,6 @@ def fold_columns(windows: Windows) -> tuple[NDArray[Any], ...]:
         windows.start_us, windows.end_us, windows.scheduled_us, signals, windows.usage, windows.percentiles,
         windows.limit, windows.tier, windows.scheduling_class, windows.in_alloc,
     )  # fmt: skip
-
-
-def lent(*columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """Return columns to be read: contiguous and not to be written to, whatever they were.
-
-    Numba compiles a fold anew, for seconds, for every mixture of arrays that may be written to and such that may not.
-    """
-    views = tuple(np.ascontiguousarray(column).view() for column in columns)
-    for view in views:
-        view.flags.writeable = False
-    return views
 
 
 def fold_tasks(

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell, Windows, empty_windows
-from reclaim.features.arrays import blank_records, blank_rows, copy_of, raw, room_for
+from reclaim.features.arrays import blank_records, blank_rows, copy_of, lent, raw, room_for
 from reclaim.features.kin import KinState, in_parts
 from reclaim.features.kinship import MEMBER
 from reclaim.features.lateness import LATE, PENDING, REPEATED, advance_tasks, catch_up, sort_out
 from reclaim.features.record import N_SIGNALS, STATE
 from reclaim.features.registry import FEATURES, SLOT_S
 from reclaim.features.saving import MADE_BY, adopt
-from reclaim.features.state import fold_columns, lent, made_by
+from reclaim.features.state import fold_columns, made_by
 
 KEEP_IDLE_DAYS: Final = 30
 """Days for which the past of a name or a user without any task is kept: what runs once a month still finds it, and

@@ -113,14 +113,16 @@ def _fits(kind: pa.DataType, wanted: Kind) -> bool:
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     text = text or (pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type))
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return {
-        "whole": pa.types.is_integer(kind),
-        "number": number,
-        "vector": lists and pa.types.is_floating(kind.value_type),
-        "word": text,
-        "tier": text or pa.types.is_integer(kind),
-        "flag": pa.types.is_boolean(kind),
-    }[wanted]
+    return bool(
+        {
+            "whole": pa.types.is_integer(kind),
+            "number": number,
+            "vector": lists and pa.types.is_floating(kind.value_type),
+            "word": text,
+            "tier": text or pa.types.is_integer(kind),
+            "flag": pa.types.is_boolean(kind),
+        }[wanted]
+    )
 
 
 def _array(column: pa.ChunkedArray, kind: Kind, length: int) -> NDArray[Any]:
@@ -164,7 +166,8 @@ def _words(array: pa.Array, kind: Kind) -> NDArray[np.int64]:
     else:
         numbers = identities(words)
     place = encoded.indices.cast(pa.int64()).fill_null(len(words)).to_numpy(zero_copy_only=False)
-    return np.append(numbers, UNKNOWN_ID)[place]
+    out: NDArray[np.int64] = np.append(numbers, UNKNOWN_ID)[place]
+    return out
 
 
 def _refuse_compressed(body: bytes) -> None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
+from reclaim.data import schema as s
 from reclaim.data.windows import sort_windows
 from reclaim.features.whole import features_of_histories
-from reclaim.serving.cell_answer import answers, as_table, margins_of
+from reclaim.serving.cell_answer import answers, as_table
 from reclaim.serving.engine import Engine
+from reclaim.serving.query import margins_of
 from reclaim.serving.rows import usage_from_arrow
 from reclaim.serving.schemas import Units
 from reclaim.serving.tasks import NOBODY, Known, keep_last, key_of
@@ -39,7 +41,7 @@ def answer_histories(model: LoadedModel, body: bytes, query: CellQuery, settings
     """
     told = usage_from_arrow(body, settings.max_bulk_rows)
     windows, refusals = told.windows, told.refusals
-    unlimited = np.isnan(windows.limit).any(axis=1)
+    unlimited = np.isnan(windows.limit[:, 0])  # of both, or of none
     if unlimited.any():
         refusals.add("no_limit", told.row[unlimited], "a limit must be told with every window")
         windows = windows.take(~unlimited)
@@ -55,7 +57,7 @@ def answer_histories(model: LoadedModel, body: bytes, query: CellQuery, settings
     x = features_of_histories(windows, settings.cell, THREADS)
     task = np.full(len(last), NOBODY)
     keep_last(task, slice(None), last)
-    task["limit"], task["limit_us"], task["scheduled_us"] = last.limit, last.start_us, last.scheduled_us
+    task["limit"], task["limit_us"], task[s.SCHEDULED_US] = last.limit, last.start_us, last.scheduled_us
     task["windows"], task["first_us"] = np.diff(starts), windows.start_us[starts[:-1]]
     never = np.zeros(len(last), np.bool_)
     known = Known(engine, key_of(last), ~never, task, engine.score(x, last), None, never, -1, -1, 0)

@@ -40,42 +40,48 @@ class _Facts(Wire):
 
     collection_id: TaskId
     instance_index: TaskId = 0
-    machine_id: TaskId | None = Field(None, description="Where it runs.")
-    tier: TierName | None = Field(None, description="Priority tier, lowest to highest: free, beb, mid, prod, mon.")
-    scheduling_class: SchedulingClass | None = Field(None, description="3 is the most latency-sensitive.")
-    in_alloc: bool | None = Field(None, description="Whether the task runs inside an alloc instance.")
-    user: Owner | None = Field(None, description="Who submitted the collection; the first that is told stands.")
-    logical_name: Owner | None = Field(None, description="Name that the runs of one program share; likewise.")
+    machine_id: TaskId | None = Field(default=None, description="Where it runs.")
+    tier: TierName | None = Field(
+        default=None, description="Priority tier, lowest to highest: free, beb, mid, prod, mon."
+    )
+    scheduling_class: SchedulingClass | None = Field(default=None, description="3 is the most latency-sensitive.")
+    in_alloc: bool | None = Field(default=None, description="Whether the task runs inside an alloc instance.")
+    user: Owner | None = Field(default=None, description="Who submitted the collection; the first that is told stands.")
+    logical_name: Owner | None = Field(default=None, description="Name that the runs of one program share; likewise.")
 
 
 class UsageWindow(Window, _Facts):
     """A measurement window, and the task it is of."""
 
     limit: ResourceLimit | None = Field(
-        None, description="Limit in force then; absent: as told before, and refused where nobody told."
+        default=None, description="Limit in force then; absent: as told before, and refused where nobody told."
     )
-    scheduled_us: TimeUs | None = Field(None, description="Start of the run, µs; absent: as told before.")
+    scheduled_us: TimeUs | None = Field(default=None, description="Start of the run, µs; absent: as told before.")
 
 
 class UsageRequest(Wire):
     """Windows as they come, in any order; the good ones are taken even where others are not."""
 
     windows: list[UsageWindow] = Field(min_length=1)
-    units: Units | None = Field(None, description="Where given, refused unless they are the cell's.")
+    units: Units | None = Field(default=None, description="Where given, refused unless they are the cell's.")
 
 
 class TaskFacts(_Facts):
     """What became of a task: its limit, its place, its end."""
 
-    limit: ResourceLimit | None = Field(None, description="What it is granted now.")
+    limit: ResourceLimit | None = Field(default=None, description="What it is granted now.")
     since_us: TimeUs | None = Field(
-        None, description="When that limit came into force, µs; absent: now. Windows from before do not change it."
+        default=None,
+        description="When that limit came into force, µs; absent: now. Windows from before do not change it.",
     )
-    scheduled_us: TimeUs | None = Field(None, description="Start of the current run, µs.")
+    scheduled_us: TimeUs | None = Field(default=None, description="Start of the current run, µs.")
     ended_us: TimeUs | None = Field(
-        None, description="When it ended for good, µs; it is forgotten. A restart is a new `scheduled_us`, not an end."
+        default=None,
+        description="When it ended for good, µs; it is forgotten. A restart is a new `scheduled_us`, not an end.",
     )
-    failed: bool = Field(False, description="Whether it ended by failing, not by finishing or being told to stop.")
+    failed: bool = Field(
+        default=False, description="Whether it ended by failing, not by finishing or being told to stop."
+    )
 
 
 class CollectionFacts(Wire):
@@ -103,22 +109,26 @@ class TaskName(Wire):
 class CellQuery(Wire):
     """For whom reservations are wanted, and at what margin; all lists absent: for all tasks."""
 
-    tasks: list[TaskName] | None = Field(None, description="These, in this order, known or not.")
-    machines: list[TaskId] | None = Field(None, description="All tasks on these machines.")
-    collections: list[TaskId] | None = Field(None, description="All tasks of these collections.")
-    margin: Name | None = Field(None, description="Safety margin of all tasks; the service's default where absent.")
+    tasks: list[TaskName] | None = Field(default=None, description="These, in this order, known or not.")
+    machines: list[TaskId] | None = Field(default=None, description="All tasks on these machines.")
+    collections: list[TaskId] | None = Field(default=None, description="All tasks of these collections.")
+    margin: Name | None = Field(
+        default=None, description="Safety margin of all tasks; the service's default where absent."
+    )
     margins: dict[TierName, Name] = Field(default_factory=dict, description="Margin of a tier, before `margin`.")
     budget: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None,
+        default=None,
         description="In place of `margin`: the share of task-windows that may exceed their reservation within the "
         "horizon. The margin that reclaims most among those that kept to it on validation data is taken.",
     )
     budgets: dict[TierName, Annotated[float, Field(gt=0, lt=1)]] = Field(
         default_factory=dict, description="Budget of a tier, before `budget`."
     )
-    page_size: Annotated[int, Field(ge=1, le=MOST_PAGE)] = Field(1_000, description="Tasks on a JSON page.")
-    after: str | None = Field(None, max_length=64, description="`next` of the page before.")
-    quantiles: bool | None = Field(None, description="Whether quantiles are wanted; absent: in JSON, not in Arrow.")
+    page_size: Annotated[int, Field(ge=1, le=MOST_PAGE)] = Field(default=1_000, description="Tasks on a JSON page.")
+    after: str | None = Field(default=None, max_length=64, description="`next` of the page before.")
+    quantiles: bool | None = Field(
+        default=None, description="Whether quantiles are wanted; absent: in JSON, not in Arrow."
+    )
 
 
 class CellReservation(Answer):
@@ -161,7 +171,7 @@ class WriteAnswer(Answer):
     errors: list[ErrorBody] = Field(description=f"The first {MOST_ERRORS} refused rows.")
     clock_us: int | None = Field(description="The cell's clock after it; µs.")
     durable: bool = Field(description="Whether it outlives the process; false without a state folder.")
-    reservations: CellAnswer | None = Field(None, description="Where `?answer=` asked for them.")
+    reservations: CellAnswer | None = Field(default=None, description="Where `?answer=` asked for them.")
 
 
 class Step(Answer):

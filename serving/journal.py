@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from isal.isal_zlib import crc32
-from typing_extensions import Buffer
 
 from reclaim.data.errors import StoreError
 
@@ -173,7 +172,7 @@ def segments(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("log-*.bin") if re.fullmatch(r"log-\d{20}\.bin", path.name))
 
 
-def write_all(fd: int, parts: Sequence[Buffer]) -> None:
+def write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
     """Write all parts behind each other, in as many calls as it takes; OSError when the disk takes no more."""
     left = [memoryview(part) for part in parts if len(memoryview(part))]
     while left:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
+from reclaim.features.arrays import room_for
 from reclaim.features.compiled import LENT
 from reclaim.features.groups import TIER_LABELS, tier_key
-from reclaim.features.kin import room_for
 from reclaim.features.registry import SLOT_S
 from reclaim.features.targets import OOM_SHARE
 from reclaim.training.calibrate import ROUNDING
@@ -179,7 +179,7 @@ class LiveQuality:
         _observe(self._tasks, np.ascontiguousarray(slot), start_us, end_us, now, near, self.horizon_us)
 
     def wanted(self, slot: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return of which tasks an answer is wanted now, for none of theirs is waited for: rising positions in ``slot``.
+        """Return of which tasks an answer is wanted now, since none is waited for: rising positions in ``slot``.
 
         So answers under every margin need be made for them alone: for ``MOST_TAKEN`` at most, in turn.
         """

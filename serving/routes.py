@@ -14,9 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 
+from reclaim.data import schema as s
 from reclaim.serving import arrow, bulk, rows
 from reclaim.serving.answer import answer, model_info
-from reclaim.serving.cell_answer import answers, as_json, as_table, explain, margins_of, page_of
+from reclaim.serving.cell_answer import answers, as_json, as_table
 from reclaim.serving.cell_schemas import (
     AnswerFor,
     CellAnswer,
@@ -44,6 +45,8 @@ from reclaim.serving.errors import (
     parse_body,
     parse_request,
 )
+from reclaim.serving.explain import explain
+from reclaim.serving.query import margins_of, page_of
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.schemas import MAX_ID, ErrorResponse, ModelInfo, ReservationRequest, ReservationResponse
 
@@ -110,6 +113,11 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
         code = "method_not_allowed" if error.status_code == METHOD_NOT_ALLOWED else "refused"
         message = f"{request.method} {request.url.path}: {error.detail}"
         return await refuse(request, RequestError(error.status_code, code, message))
+
+    @api.exception_handler(Exception)
+    async def confess(request: Request, error: Exception) -> Response:  # noqa: ARG001 - goes on to the guard's log
+        message = "a fault of the service, not of the request; its log has the details"
+        return await refuse(request, RequestError(INTERNAL, "internal", message))
 
     return api
 
@@ -194,13 +202,14 @@ async def _tasks(runtime: Runtime, request: Request, body: bytes) -> Response:
         return rows.facts_from_json(body)
 
     told = read() if len(body) <= _INLINE_BYTES else await run_in_threadpool(read)
-    return _said(await asyncio.wrap_future(runtime.writer.write(told)))
+    done = await asyncio.wrap_future(runtime.writer.write(told))
+    return _said(done)
 
 
 async def _task(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
     runtime.writer.check_readable()
     query = _query_of(request.query_params, CellQuery)
-    key = np.array([[_whole(request.path_params, name) for name in ("collection_id", "instance_index")]])
+    key = np.array([[_whole(request.path_params, name) for name in (s.COLLECTION_ID, s.INSTANCE_INDEX)]])
     known = runtime.tracker.look(key, with_x=True)
     if not known.there[0]:
         raise RequestError(NOT_FOUND, "unknown_task", f"nothing was told of task {key[0, 0]}/{key[0, 1]}, or it left")
@@ -278,7 +287,7 @@ def _wanted(request: Request) -> AnswerFor:
 
 def _query_of(params: QueryParams, model: type[_Model], ignored: tuple[str, ...] = ()) -> _Model:
     """Return the query that the part of a URL behind the question mark stands for."""
-    lists = {"machine_id": "machines", "collection_id": "collections"}
+    lists = {s.MACHINE_ID: "machines", s.COLLECTION_ID: "collections"}
     numbers: dict[str, Callable[[str], Any]] = {"page_size": int, "budget": float}
     content: dict[str, Any] = {}
     for name in dict.fromkeys(params.keys()):

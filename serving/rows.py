@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,6 @@ TASK_COLUMNS: Final[dict[str, Kind]] = {
 _LENGTHS: Final = {name: len(levels) for name, levels in _VECTORS.items()}
 _MOST: Final = {s.TIER: len(s.TIERS) - 1, s.SCHEDULING_CLASS: 3, s.START_US: MAX_TIME_US, s.END_US: MAX_TIME_US,
                 s.SCHEDULED_US: MAX_TIME_US, SINCE_US: MAX_TIME_US, ENDED_US: MAX_TIME_US}  # fmt: skip
-_Row = TypeVar("_Row", bound=BaseModel)
 
 
 class _UsageShell(Wire):
@@ -183,7 +182,7 @@ def usage_from_arrow(body: bytes, max_rows: int) -> UsageRows:
     columns = _complete(arrow.columns_of(table, USAGE_COLUMNS, _LENGTHS), USAGE_COLUMNS, table.num_rows)
     refusals, good = Refusals(), np.ones(table.num_rows, np.bool_)
     _check_ranges(columns, (s.COLLECTION_ID, s.START_US, s.END_US), good, refusals)
-    empty = columns[s.END_US] <= columns[s.START_US]
+    empty = np.less_equal(columns[s.END_US], columns[s.START_US])
     _refuse(empty, "invalid_field", "a window must end after it starts", s.END_US, good, refusals)
     for name in _VECTORS:
         values = columns[name]
@@ -199,7 +198,7 @@ def usage_from_arrow(body: bytes, max_rows: int) -> UsageRows:
 
 def facts_from_json(body: bytes) -> FactRows:
     """Return the facts of a JSON body; RequestError where it is none."""
-    lists = {"tasks": TaskFacts, "collections": CollectionFacts}
+    lists: dict[str, type[BaseModel]] = {"tasks": TaskFacts, "collections": CollectionFacts}
     rows, n, refusals, _ = _parsed(body, TasksRequest, _TasksShell, lists)
     (told, row), (collections, _) = rows["tasks"], rows["collections"]
     columns = _columns({n: k for n, k in TASK_COLUMNS.items() if n != ESTIMATION}, told)
@@ -222,8 +221,8 @@ def facts_from_arrow(body: bytes, max_rows: int) -> FactRows:
 
 
 def _parsed(
-    body: bytes, model: type[BaseModel], shell: type[BaseModel], lists: dict[str, type[_Row]]
-) -> tuple[dict[str, tuple[list[_Row], NDArray[np.int64]]], int, Refusals, Any]:
+    body: bytes, model: type[BaseModel], shell: type[BaseModel], lists: Mapping[str, type[BaseModel]]
+) -> tuple[dict[str, tuple[list[Any], NDArray[np.int64]]], int, Refusals, Any]:
     """Return for each list of the body the good rows and where they stood, how many there were, what was refused.
 
     And the body itself, which is a ``model`` where every row is good, a ``shell`` where not.
@@ -243,8 +242,8 @@ def _parsed(
 
 
 def _good_rows(
-    content: list[Any], of: type[_Row], name: str, refusals: Refusals
-) -> tuple[list[_Row], NDArray[np.int64]]:
+    content: list[Any], of: type[BaseModel], name: str, refusals: Refusals
+) -> tuple[list[Any], NDArray[np.int64]]:
     good, row = [], []
     for number, item in enumerate(content):
         try:

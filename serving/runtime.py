@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.errors import StoreError
 from reclaim.serving.answer import answer
-from reclaim.serving.cell_schemas import StateInfo
+from reclaim.serving.cell_answer import answers
+from reclaim.serving.cell_schemas import CellQuery, StateInfo
 from reclaim.serving.engine import Engine
 from reclaim.serving.errors import parse_request
 from reclaim.serving.guard import Readiness
 from reclaim.serving.metrics import Metrics
 from reclaim.serving.models import ModelKeeper
+from reclaim.serving.query import margins_of
+from reclaim.serving.records import read_windows, write_windows
+from reclaim.serving.rows import usage_from_json
 from reclaim.serving.schemas import Units
 from reclaim.serving.tracker import FORMAT, Tracker
 from reclaim.serving.watch import Watch
@@ -38,6 +42,10 @@ _WARM_UP: Final = b"""{"tasks": [{"collection_id": 0, "limit": {"cpu": 1, "memor
 """A request like any other: answering it compiles, or reads from the cache, every kernel that the next one needs."""
 
 
+_WARM_UP_USAGE: Final = b"""{"windows": [
+    {"collection_id": 0, "limit": {"cpu": 1, "memory": 1}, "start_us": 0, "end_us": 300000000, "cpu_mean": 0.1}]}"""
+
+
 class Runtime:
     """All that a request may need.
 
@@ -58,7 +66,7 @@ class Runtime:
         self.watch = Watch(settings.lateness_s)
         self.keeper = ModelKeeper(settings, promote=self._promote, shadow=self._set_shadow)
         model = self.keeper.load()
-        answer(model, parse_request(_WARM_UP), settings)
+        self._warm_up(model)
         self.tracker = Tracker(settings, lambda: time.time_ns() // 1_000, THREADS)
         self.store, self._store_error = self._open_store()
         self.writer = Writer(
@@ -134,6 +142,23 @@ class Runtime:
     def _engine(self, model: LoadedModel) -> Engine:
         return Engine(model, self.settings.cell, THREADS)
 
+    def _warm_up(self, model: LoadedModel) -> None:
+        """Answer a request and take a write, for nobody, so that all that is compiled is there."""
+        answer(model, parse_request(_WARM_UP), self.settings)
+        engine, nobody = self._engine(model), self.settings.model_copy(update={"clock": "free"})
+        tracker, watch = Tracker(nobody, lambda: 0), Watch(self.settings.lateness_s)
+        tracker.promote(engine)
+        watch.serve(engine)
+        told = usage_from_json(_WARM_UP_USAGE, self.units)
+        for _ in range(2):  # the second time all of it is there already
+            admitted = tracker.admit(told.windows, told.in_alloc)
+            if len(admitted.windows):
+                taken = tracker.take(read_windows(memoryview(write_windows(admitted.windows))))
+                scores = engine.score(taken.x, taken.last)
+                watch.forget(tracker.publish(taken, scores))
+                watch.answered(taken, scores, tracker.clock_us)
+        answers(tracker.look(), margins_of(CellQuery(), engine, MARGIN_NAMES[0]), nobody)
+
     def _promote(self, model: LoadedModel) -> None:
         self.writer.promote(self._engine(model))
         self.metrics.promotion("promoted")
@@ -147,10 +172,11 @@ class Runtime:
         now = time.time()
         clock_s = float("nan") if info.clock_us is None else info.clock_us / 1e6
         unix = self.settings.clock == "unix"
-        roles = {("served", model.name, model.version, model.reference): 1.0}
+        roles: dict[tuple[str, ...], float] = {("served", model.name, model.version, model.reference): 1.0}
         if model.shadow_name is not None and model.shadow_version is not None:
             roles["shadow", model.shadow_name, model.shadow_version, self.settings.shadow] = 1.0
-        trained = self.keeper.served.bundle.trained.get("settings", {}).get("budgets", {})
+        violations = self.keeper.served.bundle.trained.get("violation", {})
+        budgets = {**violations, **self.keeper.served.bundle.trained.get("settings", {}).get("budgets", {})}
         return {
             "ready": float(self.writer.state == "ok"),
             "writes_waiting": float(info.waiting),
@@ -164,7 +190,11 @@ class Runtime:
             "model_info": roles,
             "model_loaded_timestamp_seconds": {("served",): model.loaded_at},
             "registry_reachable": float(not model.registry.startswith("unreachable")),
-            "margin_budget_ratio": {(name,): float(trained[name]) for name in MARGIN_NAMES if name in trained},
+            "margin_budget_ratio": {
+                (name,): max(rate.values()) if isinstance(rate := budgets[name], dict) else float(rate)
+                for name in MARGIN_NAMES
+                if name in budgets
+            },
             "clock_timestamp_seconds": clock_s,
             "clock_lag_seconds": now - clock_s if unix else float("nan"),
         }

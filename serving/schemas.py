@@ -95,27 +95,31 @@ class Window(Wire):
 
     start_us: TimeUs = Field(description="Start of the window, µs on the caller's clock.")
     end_us: TimeUs = Field(description="End of the window, µs; the time of day and of the week are taken from it.")
-    cpu_mean: Amount | None = Field(None, description="Mean CPU usage.")
-    cpu_max: Amount | None = Field(None, description="Largest CPU usage of any sample; may pass the limit.")
+    cpu_mean: Amount | None = Field(default=None, description="Mean CPU usage.")
+    cpu_max: Amount | None = Field(default=None, description="Largest CPU usage of any sample; may pass the limit.")
     cpu_percentiles: list[Amount] | None = Field(
-        None,
+        default=None,
         min_length=len(PERCENTILES),
         max_length=len(PERCENTILES),
         description="Percentiles 0, 10 … 100 of CPU usage; used in single precision, as a dataset keeps them.",
     )
     cpu_tail_percentiles: list[Amount] | None = Field(
-        None,
+        default=None,
         min_length=len(TAIL_PERCENTILES),
         max_length=len(TAIL_PERCENTILES),
         description="Percentiles 91, 92 … 99 of CPU usage; used in single precision.",
     )
-    memory_mean: Amount | None = Field(None, description="Mean memory usage.")
-    memory_max: Amount | None = Field(None, description="Largest memory usage.")
-    page_cache: Amount | None = Field(None, description="Page cache, part of memory usage.")
-    cpi: Ratio | None = Field(None, description="Cycles per instruction.")
-    mai: Ratio | None = Field(None, description="Memory accesses per instruction.")
-    limit: ResourceLimit | None = Field(None, description="Limit in force then, where it was not the one of now.")
-    scheduled_us: TimeUs | None = Field(None, description="Start of the run then, where it was not the one of now.")
+    memory_mean: Amount | None = Field(default=None, description="Mean memory usage.")
+    memory_max: Amount | None = Field(default=None, description="Largest memory usage.")
+    page_cache: Amount | None = Field(default=None, description="Page cache, part of memory usage.")
+    cpi: Ratio | None = Field(default=None, description="Cycles per instruction.")
+    mai: Ratio | None = Field(default=None, description="Memory accesses per instruction.")
+    limit: ResourceLimit | None = Field(
+        default=None, description="Limit in force then, where it was not the one of now."
+    )
+    scheduled_us: TimeUs | None = Field(
+        default=None, description="Start of the run then, where it was not the one of now."
+    )
 
     _percentiles_rise = field_validator("cpu_percentiles", "cpu_tail_percentiles")(_must_not_fall)
 
@@ -140,19 +144,21 @@ class Task(Wire):
     collection_id: TaskId = Field(
         description="Job or alloc set; an exact 64-bit integer. The tasks of a request that share it are siblings."
     )
-    instance_index: TaskId = Field(0, description="Position of the task in its collection.")
+    instance_index: TaskId = Field(default=0, description="Position of the task in its collection.")
     limit: ResourceLimit = Field(description="Limit in force now; no reservation passes it.")
-    tier: TierName | None = Field(None, description="Priority tier, lowest to highest: free, beb, mid, prod, mon.")
+    tier: TierName | None = Field(
+        default=None, description="Priority tier, lowest to highest: free, beb, mid, prod, mon."
+    )
     scheduling_class: Annotated[int, Field(ge=0, le=3)] | None = Field(
-        None, description="3 is the most latency-sensitive."
+        default=None, description="3 is the most latency-sensitive."
     )
     scheduled_us: TimeUs | None = Field(
-        None, description="Start of the current run, µs; 0: before the clock began; null: unknown."
+        default=None, description="Start of the current run, µs; 0: before the clock began; null: unknown."
     )
-    in_alloc: bool = Field(False, description="Whether the task runs inside an alloc instance.")
-    user: Owner | None = Field(None, description="Who submitted the collection; any stable name or hash.")
+    in_alloc: bool = Field(default=False, description="Whether the task runs inside an alloc instance.")
+    user: Owner | None = Field(default=None, description="Who submitted the collection; any stable name or hash.")
     logical_name: Owner | None = Field(
-        None,
+        default=None,
         description="Name that the runs of one program share. Other collections of the request with the same user and "
         "logical name are its earlier runs.",
     )
@@ -187,7 +193,7 @@ class ReservationRequest(Wire):
     )
     cell: CellFacts = Field(default_factory=CellFacts, description="The cell that all the tasks run in.")
     margin: Name | None = Field(
-        None, description="Safety margin: baseline, medium or aggressive; the service's default where absent."
+        default=None, description="Safety margin: baseline, medium or aggressive; the service's default where absent."
     )
     units: Units = Field(default_factory=Units, description="Names the unit of all amounts; any one will do.")
 

@@ -37,9 +37,11 @@ class ReservationService:
         _running.remove(self.runtime)
         self.runtime.close()
 
-    async def __metrics__(self, text: str) -> str:
+    def __metrics__(self, text: str) -> str:
         """Return BentoML's metrics and ours."""
         return text + self.runtime.metrics.text()
 
 
-ReservationService.add_asgi_middleware(Guard, runtime=lambda: _running[-1] if _running else None)
+ReservationService.add_asgi_middleware(  # type: ignore[attr-defined]  # of what the decorator made of it
+    Guard, runtime=lambda: _running[-1] if _running else None
+)

@@ -8,8 +8,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.features.arrays import room_for
 from reclaim.features.compiled import LENT
-from reclaim.features.kin import room_for
 
 Ids = NDArray[np.int64]
 
@@ -107,7 +107,7 @@ def _place(collection: int, index: int, mask: int) -> int:
     h ^= h >> np.uint64(33)
     h *= np.uint64(0xC4CEB9FE1A85EC53)
     h ^= h >> np.uint64(33)
-    return np.int64(h & np.uint64(mask))
+    return np.int64(h & np.uint64(mask))  # type: ignore[return-value]  # numba's int
 
 
 @numba.njit(**LENT)

@@ -17,7 +17,6 @@ from urllib.parse import quote
 import numpy as np
 from isal.isal_zlib import crc32
 from numpy.typing import NDArray
-from typing_extensions import Buffer
 
 from reclaim.data.errors import StoreError
 from reclaim.serving.journal import FORMAT, reason, sync_folder
@@ -205,7 +204,7 @@ class _Summing:
         self._file = path.open("xb", buffering=0)
         self.bytes = self.crc32 = 0
 
-    def write(self, data: Buffer) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         left = memoryview(data)
         self.crc32 = crc32(left, self.crc32)
         self.bytes += len(left)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data import schema as s
 from reclaim.data import windows as w
 from reclaim.data.schema import RESOURCES, UNKNOWN_ID
 from reclaim.data.windows import Windows
@@ -20,25 +21,28 @@ Ids = NDArray[np.int64]
 
 TASK: Final = np.dtype(
     [
-        ("machine", "i8"), ("user", "i8"), ("name", "i8"), ("tier", "i1"), ("scheduling_class", "i1"),
+        ("machine", "i8"), ("user", "i8"), ("name", "i8"), ("tier", "i1"), (s.SCHEDULING_CLASS, "i1"),
         ("in_alloc", "?"),
         ("limit", "f8", len(RESOURCES)),  # in force now; NaN where nobody told
         ("limit_us", "i8"),  # since when
-        ("scheduled_us", "i8"),
-        ("heard_us", "i8"),  # the clock when anything was last told of it
+        (s.SCHEDULED_US, "i8"),
+        ("heard_us", "i8"),  # the clock when anything was last told of it; UNSEEN_US before that counts
         ("first_us", "i8"), ("windows", "i8"),
         # the last window; end_us is -1 before the first
-        ("start_us", "i8"), ("end_us", "i8"), ("run_us", "i8"), ("granted", "f8", len(RESOURCES)),
+        (s.START_US, "i8"), (s.END_US, "i8"), ("run_us", "i8"), ("granted", "f8", len(RESOURCES)),
         ("usage", "f8", len(w.CHANNELS)), ("percentiles", "f4", len(w.LEVELS)),
     ]
 )  # fmt: skip
 """What is kept of a task beside its features: facts, and its last window."""
+UNSEEN_US: Final = -2
+"""Stands for the time of a task that has a slot, and nothing yet that may be seen; -1 is before the clock began."""
 
 
 def _nobody() -> Any:
     nobody = np.zeros((), TASK)
-    for name in ("machine", "user", "name", "tier", "scheduling_class", "limit_us", "scheduled_us", "end_us", "run_us"):
+    for name in ("machine", "user", "name", "tier", s.SCHEDULING_CLASS, "limit_us", s.SCHEDULED_US, s.END_US, "run_us"):
         nobody[name] = UNKNOWN_ID
+    nobody["heard_us"] = UNSEEN_US
     for name in ("limit", "granted", "usage", "percentiles"):
         nobody[name] = math.nan
     return nobody
@@ -51,27 +55,100 @@ NOBODY: Final = _nobody()
 def last_windows(key: Ids, task: NDArray[Any]) -> Windows:
     """Return the last windows of tasks, shape (n, 2) and (n,); all must have one."""
     return Windows(
-        collection_id=key[:, 0], instance_index=key[:, 1], start_us=task["start_us"], end_us=task["end_us"],
+        collection_id=key[:, 0], instance_index=key[:, 1], start_us=task[s.START_US], end_us=task[s.END_US],
         scheduled_us=task["run_us"], machine_id=task["machine"], user=task["user"], name=task["name"],
         usage=task["usage"], percentiles=task["percentiles"], limit=task["granted"], tier=task["tier"],
-        scheduling_class=task["scheduling_class"], in_alloc=task["in_alloc"],
+        scheduling_class=task[s.SCHEDULING_CLASS], in_alloc=task["in_alloc"],
     )  # fmt: skip
 
 
 def keep_last(tasks: NDArray[Any], at: Ids | slice, last: Windows) -> None:
     """Keep the last windows of tasks, and the facts in them; shape (k,) each."""
     for name, column in (
-        ("start_us", last.start_us), ("end_us", last.end_us), ("tier", last.tier),
-        ("scheduling_class", last.scheduling_class), ("in_alloc", last.in_alloc), ("machine", last.machine_id),
+        (s.START_US, last.start_us), (s.END_US, last.end_us), ("tier", last.tier),
+        (s.SCHEDULING_CLASS, last.scheduling_class), ("in_alloc", last.in_alloc), ("machine", last.machine_id),
         ("user", last.user), ("name", last.name), ("granted", last.limit), ("run_us", last.scheduled_us),
         ("usage", last.usage), ("percentiles", last.percentiles),
     ):  # fmt: skip
         tasks[name][at] = column
 
 
+def filled(windows: Windows, in_alloc: NDArray[np.int8], task: NDArray[Any]) -> Windows:
+    """Return windows with what was told of their tasks before, where they do not say it themselves.
+
+    Parameters
+    ----------
+    windows : Windows
+        ``n`` rows. Facts of -1, and a limit of NaN, are not told.
+    in_alloc : int8, shape (n,)
+        -1 where it is not told.
+    task : structured array of ``TASK``, shape (n,)
+        What is kept of the task of each.
+    """
+
+    def known(told: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
+        return np.where(told >= 0, told, before)
+
+    return Windows(
+        collection_id=windows.collection_id, instance_index=windows.instance_index,
+        start_us=windows.start_us, end_us=windows.end_us,
+        scheduled_us=known(windows.scheduled_us, task[s.SCHEDULED_US]),
+        machine_id=known(windows.machine_id, task["machine"]),
+        user=known(task["user"], windows.user), name=known(task["name"], windows.name),
+        usage=windows.usage, percentiles=windows.percentiles,
+        limit=np.where(np.isnan(windows.limit), task["limit"], windows.limit),
+        tier=known(windows.tier, task["tier"]),
+        scheduling_class=known(windows.scheduling_class, task[s.SCHEDULING_CLASS]),
+        in_alloc=np.where(in_alloc >= 0, in_alloc > 0, task["in_alloc"]),
+    )  # fmt: skip
+
+
 def key_of(windows: Windows) -> Ids:
     """Return collection and instance index of each row's task; shape (n, 2)."""
     return np.column_stack([windows.collection_id, windows.instance_index])
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Windows that will be taken, every fact filled in, and what becomes of all that were told.
+
+    Attributes
+    ----------
+    windows : Windows
+        Those that are taken.
+    outcome : uint8, shape (n,)
+        Of every window told: position in ``tracker.OUTCOMES``.
+    """
+
+    windows: Windows
+    outcome: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Windows that count in the features, and the tasks they touched, whose answers they will change.
+
+    Attributes
+    ----------
+    slot : int64, shape (n,)
+        Of each window.
+    windows : Windows
+        ``n`` rows in time order.
+    touched : int64, shape (k,), ascending
+    x : float32, shape (k, n_features)
+        Features of each touched task after its last window.
+    row : int64, shape (k,)
+        Which of the windows that is; -1 where it came earlier.
+    last : Windows
+        That window, ``k`` rows.
+    """
+
+    slot: Ids
+    windows: Windows
+    touched: Ids
+    x: NDArray[np.float32]
+    row: Ids
+    last: Windows
 
 
 @dataclass(frozen=True)

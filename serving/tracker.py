@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,73 +13,37 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.errors import StoreError
 from reclaim.data.windows import Windows
-from reclaim.features.kin import room_for
+from reclaim.features.arrays import copy_of, room_for
 from reclaim.features.lateness import LATE, NEW, TOO_LATE
 from reclaim.features.registry import FEATURE_NAMES, SLOT_S
 from reclaim.features.tolerant import TolerantState
 from reclaim.serving.rows import ENDED_US, FAILED, IN_ALLOC, LOGICAL_NAME, SINCE_US, USER, FactRows
 from reclaim.serving.slots import Slots
-from reclaim.serving.tasks import NOBODY, TASK, Ids, Known, keep_last, key_of, last_windows
+from reclaim.serving.tasks import (
+    NOBODY,
+    TASK,
+    UNSEEN_US,
+    Admitted,
+    Ids,
+    Known,
+    Taken,
+    filled,
+    keep_last,
+    key_of,
+    last_windows,
+)
 
 if TYPE_CHECKING:
     from reclaim.serving.engine import Engine, Scores
     from reclaim.serving.settings import ServingSettings
 
-
 _US: Final = 1_000_000
 FORMAT: Final = 1
 """Version of what ``memory`` gives."""
 
-
 IN_THE_FUTURE, NO_LIMIT, TOO_MANY_TASKS = range(TOO_LATE + 1, TOO_LATE + 4)
 OUTCOMES: Final = ("taken", "late", "repeated", "too_late", "in_the_future", "no_limit", "too_many_tasks")
 """What becomes of a window; the first two are taken, the third is there already, the others are refused."""
-
-
-@dataclass(frozen=True)
-class Admitted:
-    """Windows that will be taken, every fact filled in, and what becomes of all that were told.
-
-    Attributes
-    ----------
-    windows : Windows
-        Those that are taken.
-    outcome : uint8, shape (n,)
-        Of every window told: position in ``OUTCOMES``.
-    new : int64
-        Slots given to tasks that were unknown.
-    """
-
-    windows: Windows
-    outcome: NDArray[np.uint8]
-    new: Ids
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Windows that count in the features, and the tasks they touched, whose answers they will change.
-
-    Attributes
-    ----------
-    slot : int64, shape (n,)
-        Of each window.
-    windows : Windows
-        ``n`` rows in time order.
-    touched : int64, shape (k,), ascending
-    x : float32, shape (k, n_features)
-        Features of each touched task after its last window.
-    row : int64, shape (k,)
-        Which of the windows that is; -1 where it came earlier.
-    last : Windows
-        That window, ``k`` rows.
-    """
-
-    slot: Ids
-    windows: Windows
-    touched: Ids
-    x: NDArray[np.float32]
-    row: Ids
-    last: Windows
 
 
 class Tracker:
@@ -122,7 +86,7 @@ class Tracker:
         return len(self._opted_out)
 
     def admit(self, windows: Windows, in_alloc: NDArray[np.int8]) -> Admitted:
-        """Decide which windows are taken; changes nothing but that unknown tasks get a slot.
+        """Decide which windows are taken; changes nothing.
 
         Parameters
         ----------
@@ -132,30 +96,23 @@ class Tracker:
             -1 where it is not told.
         """
         outcome = np.zeros(len(windows), np.uint8)
-        windows = self._filled(windows, in_alloc)
+        key = key_of(windows)
+        slot = self._slots.find(key)
+        windows = filled(windows, in_alloc, self._kept(slot))
         outcome[np.isnan(windows.limit).any(axis=1)] = NO_LIMIT
         if self.present_us >= 0:
             outcome[windows.end_us > self.present_us + int(self._settings.ahead_s * _US)] = IN_THE_FUTURE
-        slot = self._slots.find(key_of(windows))
         unknown = np.flatnonzero((slot < 0) & (outcome == NEW))
-        room = max(self._settings.max_tracked - len(self), 0)
-        if len(unknown) > room:
-            _, first, task = np.unique(key_of(windows)[unknown], axis=0, return_index=True, return_inverse=True)
-            place = np.argsort(np.argsort(first))  # of each new task, in the order in which they are told
-            over = place[task.reshape(-1)] >= room
-            outcome[unknown[over]], unknown = TOO_MANY_TASKS, unknown[~over]
-        new = np.zeros(0, np.int64)
         if len(unknown):
-            slot[unknown] = self._slots.give(key_of(windows)[unknown])
-            new = np.unique(slot[unknown])
-            with self._lock:
-                self._reserve()
-                self._tasks[new] = NOBODY
+            _, first, task = np.unique(key[unknown], axis=0, return_index=True, return_inverse=True)
+            place = np.argsort(np.argsort(first))[task.reshape(-1)]  # in the order in which they are told
+            slot[unknown] = len(self._slots.key) + place  # nobody's
+            outcome[unknown[place >= self._settings.max_tracked - len(self)]] = TOO_MANY_TASKS
         rows = np.flatnonzero(outcome == NEW)
         whole = len(rows) == len(outcome)
         outcome[rows] = self._state.sort_out(slot[rows], windows if whole else windows.take(rows))
         good = outcome <= LATE
-        return Admitted(windows if good.all() else windows.take(good), outcome, new)
+        return Admitted(windows if good.all() else windows.take(good), outcome)
 
     def refusal(self, outcome: int) -> str:
         """Return in words why a window met an outcome."""
@@ -172,13 +129,9 @@ class Tracker:
         """Why an unknown task is refused where there is no room."""
         return f"the service remembers {self._settings.max_tracked} tasks at most (RECLAIM_MAX_TRACKED)"
 
-    def withdraw(self, admitted: Admitted) -> None:
-        """Let go of what ``admit`` set aside for windows that cannot be taken after all."""
-        self._slots.free(admitted.new)
-
     def take(self, windows: Windows) -> Taken:
         """Let windows that ``admit`` let in count in the features; nobody sees anything of it before ``publish``."""
-        slot = self._slots.give(key_of(windows))
+        slot = self._give(key_of(windows))
         if not (windows.end_us[:-1] <= windows.end_us[1:]).all():
             order = np.argsort(windows.end_us, kind="stable")
             slot, windows = slot[order], windows.take(order)
@@ -204,8 +157,10 @@ class Tracker:
             self._note(taken)
             if scores is not None and self._scores is not None:
                 self._scores.put(taken.touched, scores)
+            begins = self.clock_us < 0
             self.clock_us = max(self.clock_us, int(taken.windows.end_us.max(initial=-1)))
-            self._tasks["heard_us"][taken.touched] = self.clock_us
+            heard = self._seen(self._slots.all()) if begins else taken.touched  # what was told before has no time
+            self._tasks["heard_us"][taken.touched] = self._tasks["heard_us"][heard] = self.clock_us
         return self._expire()
 
     def room_for(self, facts: FactRows) -> NDArray[np.bool_]:
@@ -222,12 +177,8 @@ class Tracker:
         columns, key = facts.columns, facts.key
         ends = columns[ENDED_US] >= 0
         slot = self._slots.find(key)
-        new = (slot < 0) & ~ends
-        slot[new] = self._slots.give(key[new])
-        given = np.unique(slot[new])
+        slot[~ends] = self._give(key[~ends])
         with self._lock:
-            self._reserve()
-            self._tasks[given] = NOBODY
             for collection, estimation in facts.estimation.items():
                 (self._opted_out.discard if estimation else self._opted_out.add)(collection)
             there = slot >= 0
@@ -261,7 +212,7 @@ class Tracker:
         """Answer with another model from now on: all tasks are scored anew, then everybody changes over at once."""
         scores = engine.nothing(len(self._tasks))
         slot = self._slots.all()
-        slot = slot[self._tasks["end_us"][slot] >= 0]
+        slot = slot[self._tasks[s.END_US][slot] >= 0]
         if len(slot):
             last = last_windows(self._slots.key[slot], self._tasks[slot])
             scores.put(slot, engine.score(self._x[slot], last))
@@ -290,7 +241,6 @@ class Tracker:
             assert self._scores is not None
             slot, names = self._chosen(key, machines, collections)
             there = slot >= 0
-            x = None
             x = self._x[slot] if with_x else None
             if there.all():
                 task, scores = self._tasks[slot], self._scores.take(slot)
@@ -311,8 +261,11 @@ class Tracker:
 
     def _chosen(self, key: Ids | None, machines: list[int] | None, collections: list[int] | None) -> tuple[Ids, Ids]:
         if key is not None:
-            return self._slots.find(key), key
-        slot = self._slots.all()
+            slot = self._slots.find(key)
+            there = np.flatnonzero(slot >= 0)
+            slot[there[self._tasks["heard_us"][slot[there]] == UNSEEN_US]] = -1
+            return slot, key
+        slot = self._seen(self._slots.all())
         if machines is not None:
             slot = slot[np.isin(self._tasks["machine"][slot], np.array(machines, np.int64))]
         if collections is not None:
@@ -333,7 +286,7 @@ class Tracker:
             "tasks": self._tasks[:n], "x": self._x[:n], "opted_out": np.array(sorted(self._opted_out), np.int64),
             "clock_us": np.array([self.clock_us, self._expired_at]),
         }  # fmt: skip
-        return {name: array.copy() for name, array in parts.items()}
+        return {name: copy_of(array) for name, array in parts.items()}
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
         """Go on from there.
@@ -354,11 +307,35 @@ class Tracker:
                 raise StoreError("the state was saved by another release; start afresh with another --state folder")
             self._state.recall(part("state."))
             self._slots.recall(part("slots."))
-            self._tasks, self._x = memory["tasks"].copy(), memory["x"].copy()
+            self._tasks, self._x = copy_of(memory["tasks"]), copy_of(memory["x"])
             self._opted_out = set(memory["opted_out"].tolist())
             self.clock_us, self._expired_at = memory["clock_us"].tolist()
         except KeyError as error:
             raise StoreError(f"the state lacks {error}; start afresh with another --state folder") from error
+
+    def _give(self, key: Ids) -> Ids:
+        """Return the slots of tasks; whoever has none gets one, unseen by others until something is kept in it."""
+        slot = self._slots.find(key)
+        unknown = slot < 0
+        if unknown.any():
+            with self._lock:
+                slot[unknown] = self._slots.give(key[unknown])
+                self._reserve()
+                self._tasks[slot[unknown]] = NOBODY
+        return slot
+
+    def _seen(self, slot: Ids) -> Ids:
+        seen: Ids = slot[self._tasks["heard_us"][slot] != UNSEEN_US]
+        return seen
+
+    def _kept(self, slot: Ids) -> NDArray[Any]:
+        """Return what is kept of tasks, nothing of those without a slot."""
+        there = slot >= 0
+        if there.all():
+            return self._tasks[slot]
+        task = np.full(len(slot), NOBODY)
+        task[there] = self._tasks[slot[there]]
+        return task
 
     def _reserve(self) -> None:
         need = len(self._slots.key)
@@ -368,29 +345,6 @@ class Tracker:
             grown = self._engine.nothing(len(self._tasks))
             grown.put(np.arange(len(self._scores.oom)), self._scores)
             self._scores = grown
-
-    def _filled(self, windows: Windows, in_alloc: NDArray[np.int8]) -> Windows:
-        """Return the windows with what was told of their tasks before, where they do not say it themselves."""
-        slot = self._slots.find(key_of(windows))
-        there = slot >= 0
-        task = np.full(len(slot), NOBODY)
-        task[there] = self._tasks[slot[there]]
-
-        def known(told: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
-            return np.where(told >= 0, told, before)
-
-        return Windows(
-            collection_id=windows.collection_id, instance_index=windows.instance_index,
-            start_us=windows.start_us, end_us=windows.end_us,
-            scheduled_us=known(windows.scheduled_us, task["scheduled_us"]),
-            machine_id=known(windows.machine_id, task["machine"]),
-            user=known(task["user"], windows.user), name=known(task["name"], windows.name),
-            usage=windows.usage, percentiles=windows.percentiles,
-            limit=np.where(np.isnan(windows.limit), task["limit"], windows.limit),
-            tier=known(windows.tier, task["tier"]),
-            scheduling_class=known(windows.scheduling_class, task["scheduling_class"]),
-            in_alloc=np.where(in_alloc >= 0, in_alloc > 0, task["in_alloc"]),
-        )  # fmt: skip
 
     def _note(self, taken: Taken) -> None:
         """Keep the facts and the last windows of touched tasks."""
@@ -403,7 +357,7 @@ class Tracker:
         came = taken.row >= 0
         at, last = touched[came], taken.last if came.all() else taken.last.take(came)
         keep_last(tasks, at, last)
-        tasks["scheduled_us"][at] = np.maximum(tasks["scheduled_us"][at], last.scheduled_us)
+        tasks[s.SCHEDULED_US][at] = np.maximum(tasks[s.SCHEDULED_US][at], last.scheduled_us)
         newer = last.start_us >= tasks["limit_us"][at]
         tasks["limit"][at[newer]] = last.limit[newer]
         tasks["limit_us"][at[newer]] = last.start_us[newer]
@@ -431,8 +385,8 @@ class Tracker:
 
 
 _TOLD: Final = {
-    "machine": s.MACHINE_ID, "tier": s.TIER, "scheduling_class": s.SCHEDULING_CLASS, "in_alloc": IN_ALLOC,
-    "scheduled_us": s.SCHEDULED_US,
+    "machine": s.MACHINE_ID, "tier": s.TIER, s.SCHEDULING_CLASS: s.SCHEDULING_CLASS, "in_alloc": IN_ALLOC,
+    s.SCHEDULED_US: s.SCHEDULED_US,
 }  # fmt: skip
 _NEVER_US: Final = 2**62
 """Later than any time that is taken."""

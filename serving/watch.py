@@ -1,7 +1,8 @@
-"""Watches answers come true: live quality and drift of the served model, and of a shadow that is scored beside it."""
+"""Watches answers come true: live quality and drift of the served model, and of a shadow scored beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from reclaim.training.estimators.margin import MARGIN_NAMES
 if TYPE_CHECKING:
     from reclaim.serving.engine import Engine, Scores
     from reclaim.serving.metrics import Shown
-    from reclaim.serving.tracker import Taken
+    from reclaim.serving.tasks import Taken
 
 Ids = NDArray[np.int64]
 
@@ -30,20 +31,25 @@ class _Watched:
         ranges = engine.model.bundle.forecaster.input_ranges()
         self.drift = None if ranges is None else Drift(ranges)
 
-    def answered(self, taken: Taken, scores: Scores, clock_us: int) -> None:
+    def answered(self, taken: Taken, scores: Scores | None, clock_us: int) -> None:
+        """Take note of windows and answers; those of a shadow are not made yet."""
         self.quality.observe(taken.slot, taken.windows)
-        last = taken.last
-        held = np.stack([self.engine.estimate(m, scores.bare, last).reservation for m in MARGIN_NAMES], axis=1)
-        self.quality.expect(
-            taken.touched, last.end_us, last.tier, last.limit, scores.quantiles[:, : len(RESOURCES)], held, scores.oom
-        )  # fmt: skip
         self.quality.settle(clock_us)
+        rows = self.quality.wanted(taken.touched)
+        if len(rows):
+            last = taken.last.take(rows)
+            scores = self.engine.score(taken.x[rows], last) if scores is None else scores.take(rows)
+            held = np.stack([self.engine.estimate(m, scores.bare, last).reservation for m in MARGIN_NAMES], axis=1)
+            self.quality.expect(
+                taken.touched[rows], last.end_us, last.tier, last.limit, scores.quantiles[:, : len(RESOURCES)], held,
+                scores.oom,
+            )  # fmt: skip
         if self.drift is not None:
             self.drift.observe(taken.x, clock_us)
 
-    def shown(self, role: str) -> dict[str, object]:
-        out = dict(quality_shown(role, self.quality.numbers()))
-        return out | (dict(drift_shown(role, self.drift.numbers())) if self.drift is not None else {})
+    def shown(self, role: str) -> Shown:
+        drift = {} if self.drift is None else drift_shown(role, self.drift.numbers())
+        return {**quality_shown(role, self.quality.numbers()), **drift}
 
 
 class Watch:
@@ -73,7 +79,7 @@ class Watch:
         if self._served is not None:
             self._served.answered(taken, scores, clock_us)
         if self._shadow is not None:
-            self._shadow.answered(taken, self._shadow.engine.score(taken.x, taken.last), clock_us)
+            self._shadow.answered(taken, None, clock_us)
 
     def failed(self, slot: Ids, time_us: Ids) -> None:
         """Take note of tasks that failed."""
@@ -93,5 +99,6 @@ class Watch:
         for role, watched in (("served", self._served), ("shadow", self._shadow)):
             if watched is not None:
                 for name, values in watched.shown(role).items():
-                    out.setdefault(name, {}).update(values)  # type: ignore[call-overload]  # all of these have labels
+                    assert isinstance(values, Mapping), name  # all of these have labels
+                    out.setdefault(name, {}).update(values)
         return out

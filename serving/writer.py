@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,11 +16,13 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ReclaimError, StoreError
 from reclaim.data.windows import Windows, concatenate
+from reclaim.features.lateness import LATE
 from reclaim.serving import records
 from reclaim.serving.cell_schemas import MOST_ERRORS, WriteAnswer
-from reclaim.serving.errors import BUSY, NO_ROOM, UNAVAILABLE, RequestError
+from reclaim.serving.errors import NO_ROOM, UNAVAILABLE, RequestError
 from reclaim.serving.rows import FactRows, Refusals, UsageRows
-from reclaim.serving.tracker import LATE, OUTCOMES, Tracker
+from reclaim.serving.tracker import OUTCOMES, Tracker
+from reclaim.serving.turns import Facts, Turns, Write
 
 if TYPE_CHECKING:
     from reclaim.serving.engine import Engine
@@ -31,28 +32,13 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_SMALL_ROWS: Final = 4_096
-"""Writes of up to so many windows are taken together, in a few milliseconds: one sync and one pass for all of them."""
 _PART_ROWS: Final = 32_768
 """A larger write is taken in parts of this, between which small ones have their turn."""
-_RETRY_S: Final = 1
-"""When a caller who met a full queue may come again, in seconds: a write takes half of one at most."""
 _MEND_S: Final = 5.0
 """How often a store that takes nothing is tried again, in seconds."""
+_RETRY_S: Final = 1
+"""When a caller who came too early may come again, in seconds."""
 _MIB: Final = 2**20
-
-
-@dataclass
-class _Write:
-    """A write on its way: which of its rows are done, and what became of them."""
-
-    told: UsageRows
-    done: Future[WriteAnswer]
-    at: int = 0
-    outcome: NDArray[np.uint8] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.outcome = np.zeros(len(self.told.windows), np.uint8)
 
 
 class Writer:
@@ -77,13 +63,9 @@ class Writer:
         max_waiting: int, snapshot_mib: int,
     ) -> None:  # fmt: skip
         self._tracker, self._store, self._metrics, self._watch = tracker, store, metrics, watch
-        self._max_waiting, self._snapshot_bytes = max_waiting, snapshot_mib * _MIB
-        self._turn = threading.Condition()
-        self._small: deque[_Write | tuple[FactRows, Future[WriteAnswer]]] = deque()
-        self._large: deque[_Write] = deque()
-        self._commands: deque[tuple[Callable[[], object], Future[Any]]] = deque()
+        self._turns = Turns(max_waiting)
+        self._snapshot_bytes = snapshot_mib * _MIB
         self._engine: Engine | None = None
-        self._closed = False
         self._syncer = ThreadPoolExecutor(1, "sync")
         self._saver = ThreadPoolExecutor(1, "snapshot")
         self._saving: Future[None] | None = None
@@ -99,7 +81,7 @@ class Writer:
     @property
     def waiting(self) -> int:
         """Writes that wait for their turn."""
-        return len(self._small) + len(self._large)
+        return self._turns.waiting
 
     @property
     def store_problem(self) -> str | None:
@@ -113,9 +95,7 @@ class Writer:
 
     def close(self) -> None:
         """Finish the writes that wait, and let the store go."""
-        with self._turn:
-            self._closed = True
-            self._turn.notify()
+        self._turns.close()
         if self._thread.is_alive():
             self._thread.join()
         self._saver.shutdown()
@@ -132,20 +112,7 @@ class Writer:
             There is nothing to write to yet, the disk takes nothing, or too many writes wait.
         """
         self.check()
-        done: Future[WriteAnswer] = Future()
-        with self._turn:
-            if self._closed:
-                raise RequestError(UNAVAILABLE, "stopping", "the service is stopping", retry_after_s=_RETRY_S)
-            if self.waiting >= self._max_waiting:
-                raise RequestError(
-                    BUSY, "busy", f"{self.waiting} writes are waiting already; come again", retry_after_s=_RETRY_S
-                )  # fmt: skip
-            if isinstance(told, FactRows):
-                self._small.append((told, done))
-            else:
-                (self._small if len(told.windows) <= _SMALL_ROWS else self._large).append(_Write(told, done))
-            self._turn.notify()
-        return done
+        return self._turns.add(told)
 
     def check(self) -> None:
         """Raise RequestError where nothing can be written now."""
@@ -162,19 +129,16 @@ class Writer:
             )  # fmt: skip
 
     def promote(self, engine: Engine) -> None:
-        """Answer with another model; returns when everybody is answered by it."""
-        self._command(lambda: self._take_over(engine)).result()
+        """Answer with another model; returns when everybody is answered by it, if anybody is answered at all."""
+        self._between_writes(lambda: self._take_over(engine))
 
     def shadow(self, engine: Engine | None) -> None:
         """Score tasks with a second model as well, unseen; None: with none any more."""
-        self._command(lambda: self._watch.shadow(engine)).result()
+        self._between_writes(lambda: self._watch.shadow(engine))
 
-    def _command(self, what: Callable[[], object]) -> Future[Any]:
-        done: Future[Any] = Future()
-        with self._turn:
-            self._commands.append((what, done))
-            self._turn.notify()
-        return done
+    def _between_writes(self, what: Callable[[], object]) -> None:
+        if self._thread.is_alive():
+            self._turns.command(what).result()
 
     def _run(self) -> None:
         try:
@@ -183,58 +147,27 @@ class Writer:
         except ReclaimError as error:
             _LOG.error("the cell's state cannot be read: %s", error)
             self.state = str(error)
+        else:
+            self.state = "the service is stopping"
         finally:
-            if not self._closed and self.state in ("ok", "recovering"):
+            if self.state in ("ok", "recovering"):
                 self.state = "the thread that writes has ended by a fault of the service; its log has the details"
-            self._turn_away()
-
-    def _turn_away(self) -> None:
-        """Refuse what waits, and all that comes."""
-        with self._turn:
-            self._closed = True
-            waiting = [w.done if isinstance(w, _Write) else w[1] for w in (*self._small, *self._large)]
-            waiting += [done for _, done in self._commands]
-        for done in waiting:
-            if not done.done():
-                done.set_exception(RequestError(UNAVAILABLE, "not_ready", self.state, retry_after_s=_RETRY_S))
+            self._turns.turn_away(self.state)
 
     def _work(self) -> None:
-        while not self._closed or self.waiting or self._commands:
-            with self._turn:
-                if not (self.waiting or self._commands or self._closed):
-                    self._turn.wait(_MEND_S)
-                command = self._commands.popleft() if self._commands else None
-                small = [] if command else self._next_small()
-                large = None if command or small or not self._large else self._large[0]
-            if command:
-                _resolve(command[1], command[0])
-            for group in small:
-                self._take_group(group)
-            if large is not None:
-                self._take_part(large)
+        while (turn := self._turns.next(_MEND_S)) is not None:
+            if turn.command is not None:
+                _resolve(turn.command.done, turn.command.what)
+            for group in turn.small:
+                if isinstance(group, Facts):
+                    _resolve(group.done, partial(self._take_facts, group.told))
+                else:
+                    self._take_group(group)
+            if turn.large is not None:
+                self._take_part(turn.large)
             self._look_after_store()
 
-    def _next_small(self) -> list[list[_Write] | tuple[FactRows, Future[WriteAnswer]]]:
-        """Return the small writes that wait, runs of usage together; called under the lock."""
-        out: list[list[_Write] | tuple[FactRows, Future[WriteAnswer]]] = []
-        rows = 0
-        while self._small and rows <= _SMALL_ROWS:
-            write = self._small.popleft()
-            if isinstance(write, tuple):
-                out.append(write)
-                continue
-            rows += len(write.told.windows)
-            if out and isinstance(out[-1], list):
-                out[-1].append(write)
-            else:
-                out.append([write])
-        return out
-
-    def _take_group(self, group: list[_Write] | tuple[FactRows, Future[WriteAnswer]]) -> None:
-        if isinstance(group, tuple):
-            facts, done = group
-            _resolve(done, lambda: self._take_facts(facts))
-            return
+    def _take_group(self, group: list[Write]) -> None:
         windows = concatenate([write.told.windows for write in group])
         in_alloc = np.concatenate([write.told.in_alloc for write in group])
         try:
@@ -249,7 +182,7 @@ class Writer:
             write.outcome = outcome[low:high]
             write.done.set_result(self._answer(write))
 
-    def _take_part(self, write: _Write) -> None:
+    def _take_part(self, write: Write) -> None:
         """Take the next part of a large write; it is answered after the last."""
         high = min(write.at + _PART_ROWS, len(write.told.windows))
         part = slice(write.at, high)
@@ -268,8 +201,7 @@ class Writer:
             if last:
                 write.done.set_result(self._answer(write))
         if last:
-            with self._turn:
-                self._large.popleft()
+            self._turns.finished(write)
 
     def _take(self, windows: Windows, in_alloc: NDArray[np.int8]) -> tuple[NDArray[np.uint8], Future[None]]:
         """Take windows; return what became of each, and what is done when they are on the disk."""
@@ -282,11 +214,7 @@ class Writer:
             return admitted.outcome, self._synced()
         with self.timed("log"):
             if self._store is not None:
-                try:
-                    self._store.append(records.WINDOWS, records.write_windows(admitted.windows))
-                except StoreError:
-                    self._tracker.withdraw(admitted)
-                    raise
+                self._store.append(records.WINDOWS, records.write_windows(admitted.windows))
         synced = self._synced()  # while it is folded
         self._fold(admitted.windows)
         return admitted.outcome, synced
@@ -324,7 +252,7 @@ class Writer:
         refusals.add("too_many_tasks", facts.row[~room], self._tracker.full_message)
         return self._summed(facts.rows, facts.rows - sum(refusals.counts.values()), 0, 0, refusals)
 
-    def _answer(self, write: _Write) -> WriteAnswer:
+    def _answer(self, write: Write) -> WriteAnswer:
         refusals = write.told.refusals
         counts = np.bincount(write.outcome, minlength=len(OUTCOMES)).tolist()
         for code in range(LATE + 2, len(OUTCOMES)):
@@ -344,7 +272,7 @@ class Writer:
         return WriteAnswer(
             rows=rows, taken=taken, late=late, repeated=repeated, refused=refusals.counts,
             errors=refusals.errors[:MOST_ERRORS], clock_us=None if clock_us < 0 else clock_us,
-            durable=self._store is not None,
+            durable=self._store is not None, reservations=None,
         )  # fmt: skip
 
     def _take_over(self, engine: Engine) -> None:
@@ -420,7 +348,7 @@ def _resolve(done: Future[Any], what: Callable[[], object]) -> None:
         done.set_exception(error)
 
 
-def _in_time_order(write: _Write) -> None:
+def _in_time_order(write: Write) -> None:
     """Let parts follow each other in time, as the features want them."""
     end_us = write.told.windows.end_us
     if (end_us[:-1] <= end_us[1:]).all():

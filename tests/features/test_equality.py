@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.store import Dataset
 from reclaim.data.windows import Cell, Windows, concatenate, empty_windows
+from reclaim.features import kin as kin_fold
+from reclaim.features import state as state_fold
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.registry import FEATURE_NAMES, FIRST_KIN, SLOT_S
 from reclaim.features.state import FeatureState
@@ -296,3 +298,16 @@ def test_a_synthetic_cell_slot_by_slot_equals_the_batch(synthetic_cell: Dataset)
     features = FeatureSet.open(synthetic_cell.path)
     for kin in ("sibling", "name", "user"):  # or the test would say nothing of them
         assert (features.x[:, FEATURE_NAMES.index(f"{kin}_tasks")] > 0).any()
+
+
+def test_windows_that_may_not_be_written_to_are_folded_by_the_same_machine_code(
+    random_histories: Callable[..., Windows],
+) -> None:
+    windows = random_histories(2)
+    task = windows.task_numbers()
+    expected = FeatureState(CELL).advance(task, windows)
+    compiled = [len(kernel.signatures) for kernel in (state_fold._advance, kin_fold._advance)]
+    for column in (task, *vars(windows).values()):
+        column.flags.writeable = False
+    assert_same_bits(FeatureState(CELL).advance(task, windows), expected)
+    assert [len(kernel.signatures) for kernel in (state_fold._advance, kin_fold._advance)] == compiled

@@ -281,14 +281,14 @@ def test_a_model_that_is_none_is_refused(taken_over: list[Execve], free_port: in
 
 
 def call(
-    port: int, method: str, path: str, body: bytes | None = None, tls: ssl.SSLContext | None = None
+    port: int, method: str, path: str, body: bytes | None = None, *, tls: ssl.SSLContext | None = None, token: str = ""
 ) -> tuple[int, bytes]:
     if tls is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     else:
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=tls)
     try:
-        connection.request(method, path, body)
+        connection.request(method, path, body, {"Authorization": f"Bearer {token}"} if token else {})
         response = connection.getresponse()
         return response.status, response.read()
     finally:
@@ -296,7 +296,7 @@ def call(
 
 
 def wait_until_ready(
-    server: subprocess.Popen[bytes], port: int, deadline_s: float = 120, tls: ssl.SSLContext | None = None
+    server: subprocess.Popen[bytes], port: int, deadline_s: float = 120, *, tls: ssl.SSLContext | None = None
 ) -> None:
     start = time.monotonic()
     while time.monotonic() - start < deadline_s:
@@ -312,19 +312,26 @@ def wait_until_ready(
 
 @pytest.mark.slow
 def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
-    bundle: Bundle, bundle_folder: Path, history: History, free_port: int, tmp_path: Path
-) -> None:
-    code = f"from reclaim.serving.launch import serve; serve(port={free_port}, model={str(bundle_folder)!r})"
+    bundle: Bundle, bundle_folder: Path, history: History, free_port: int, tmp_path: Path,
+    token_file: Path,
+) -> None:  # fmt: skip
+    cert, key = make_certificate(tmp_path)
+    tls, token = ssl.create_default_context(cafile=cert), token_file.read_text().strip()
+    command = [sys.executable, "-m", "reclaim", "serve", "--port", free_port, "--model", bundle_folder]
+    command += ["--tls-cert", cert, "--tls-key", key, "--token-file", token_file]
     environment = os.environ | {"BENTOML_HOME": str(tmp_path / "bentoml")}
     log = (tmp_path / "log").open("w+b")
-    server = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log, cwd=tmp_path)
+    server = subprocess.Popen([str(c) for c in command], env=environment, stdout=log, stderr=log, cwd=tmp_path)
     family = [psutil.Process(server.pid)]
     try:
-        wait_until_ready(server, free_port)
+        wait_until_ready(server, free_port, tls=tls)
         family += family[0].children(recursive=True)
 
+        def send(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+            return call(free_port, method, path, body, tls=tls, token=token)
+
         def ask(tasks: list[Json]) -> list[Json]:
-            status, content = call(free_port, "POST", "/v1/reservations", json.dumps({"tasks": tasks}).encode())
+            status, content = send("POST", "/v1/reservations", json.dumps({"tasks": tasks}).encode())
             assert status == 200, content
             answered: list[Json] = json.loads(content)["tasks"]
             return answered
@@ -340,10 +347,12 @@ def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
             at_once = list(callers.map(ask, [history.tasks, *([task] for task in history.tasks)] * 3))
         assert at_once == [served, *alone] * 3
 
-        status, content = call(free_port, "POST", "/v1/reservations", b'{"tasks": [{"limit": {"cpu": NaN}}]}')
+        status, content = send("POST", "/v1/reservations", b'{"tasks": [{"limit": {"cpu": NaN}}]}')
         assert (status, json.loads(content)["error"]["task"]) == (422, 0)
-        assert call(free_port, "GET", "/livez")[0] == 200
-        status, metrics = call(free_port, "GET", "/metrics")
+        assert call(free_port, "GET", "/livez", tls=tls)[0] == 200
+        for path in ("/metrics", "/", "/docs.json", "/v1/model"):
+            assert call(free_port, "GET", path, tls=tls)[0] == 401
+        status, metrics = send("GET", "/metrics")
         assert status == 200
         assert b'endpoint="/v1/reservations",http_response_code="422"' in metrics
     finally:
@@ -359,5 +368,6 @@ def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
     assert not alive
     assert exit_code == 0, output
     assert "Traceback" not in output, output
+    assert token not in output
     with pytest.raises(ConnectionRefusedError):
         call(free_port, "GET", "/livez")

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from reclaim.data import schema as s
+from reclaim.serving.cell_answer import SERVED_RULES
 from reclaim.serving.schemas import ReservationRequest, RuleName, TierName, Window
 from reclaim.training.estimators.base import RULES
 
@@ -19,7 +20,8 @@ def task(**fields: Any) -> Json:
 
 
 def test_the_words_on_the_wire_are_those_of_the_code() -> None:
-    assert get_args(RuleName) == RULES
+    assert get_args(RuleName) == SERVED_RULES
+    assert SERVED_RULES[: len(RULES)] == RULES
     assert get_args(TierName) == s.TIERS
 
 

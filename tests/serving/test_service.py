@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reclaim.serving import routes
 from reclaim.serving.schemas import ErrorBody, ErrorResponse, ModelInfo, ReservationResponse
 from reclaim.training.bundle import Bundle
 
@@ -69,12 +70,12 @@ def test_the_body_is_json_whatever_it_is_called(client: TestClient) -> None:
 
 
 def test_a_large_request_is_answered_as_if_it_were_small(
-    client: TestClient, service: ModuleType, history: History, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = {"tasks": history.tasks, "cell": history.facts}
-    assert len(json.dumps(body)) > service._INLINE_BYTES
+    assert len(json.dumps(body)) > routes._INLINE_BYTES
     aside = client.post(URL, json=body).json()
-    monkeypatch.setattr(service, "_INLINE_BYTES", 2**30)
+    monkeypatch.setattr(routes, "_INLINE_BYTES", 2**30)
     assert client.post(URL, json=body).json() == aside
     assert len(aside["tasks"]) == len(history.tasks)
 
@@ -100,7 +101,9 @@ def test_the_openapi_page_describes_what_the_endpoint_takes_and_answers(client: 
 
     assert model(post["requestBody"]) == "ReservationRequest"
     answers = {status: model(part) for status, part in post["responses"].items()}
-    assert answers == {"200": "ReservationResponse"} | dict.fromkeys(("400", "413", "422", "500"), "ErrorResponse")
+    assert answers == {"200": "ReservationResponse"} | dict.fromkeys(
+        ("400", "401", "408", "413", "422", "429", "500", "503"), "ErrorResponse"
+    )
     schemas = document["components"]["schemas"]
     assert set(schemas["Window"]["required"]) == {"start_us", "end_us"}
     assert schemas["Task"]["additionalProperties"] is False
@@ -220,27 +223,11 @@ def test_a_refusal_names_the_row_of_the_task_and_of_the_window(client: TestClien
     assert (error.task, error.window) == (1, 2)
 
 
-def test_a_body_that_is_too_large_is_refused_before_it_is_read(
-    client: TestClient, service: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = service._service().settings.model_copy(update={"max_body_bytes": 2_000})
-    monkeypatch.setattr(service._service(), "settings", small)
-    assert client.post(URL, json=BODY).status_code == 200
-    message = "the body may have at most 2000 bytes"
-
-    def chunks() -> Iterator[bytes]:
-        for _ in range(3):
-            yield b" " * 1_000
-
-    assert_refused(client.post(URL, content=b" " * 2_001), 413, "body_too_large", None, message)
-    assert_refused(client.post(URL, content=chunks()), 413, "body_too_large", None, message)  # no length announced
-
-
 def test_too_many_tasks_are_refused(
     client: TestClient, service: ModuleType, monkeypatch: pytest.MonkeyPatch, history: History
 ) -> None:
-    small = service._service().settings.model_copy(update={"max_tasks": 2})
-    monkeypatch.setattr(service._service(), "settings", small)
+    runtime = service._runtime()
+    monkeypatch.setattr(runtime, "settings", runtime.settings.model_copy(update={"max_tasks": 2}))
     assert client.post(URL, json={"tasks": history.tasks[:2]}).status_code == 200
     response = client.post(URL, json={"tasks": history.tasks[:3]})
     assert_refused(response, 413, "too_many_tasks", "tasks", "tasks: at most 2 in one request, got 3")
@@ -266,12 +253,12 @@ def test_a_wrong_path_or_method_is_refused_in_the_same_shape(
 
 
 def test_a_fault_of_the_service_is_logged_and_not_explained_to_the_caller(
-    client: TestClient, service: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> NoReturn:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(service, "answer", fail)
+    monkeypatch.setattr(routes, "answer", fail)
     with caplog.at_level(logging.ERROR):
         response = client.post(URL, json=BODY)
     assert_refused(response, 500, "internal", None, "a fault of the service, not of the request")

@@ -129,6 +129,19 @@ def test_one_of_the_same_name_gives_way_and_comes_back_when_its_successor_was_ne
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def test_the_name_is_durable_before_anything_older_can_be_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+    target = tmp_path / snapshot_name(12)
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append((os.readlink(f"/proc/self/fd/{fd}"), target.exists())))
+    write_snapshot(tmp_path, SAID, {"x": np.arange(3)})
+    partial = f"{target}.partial"
+    assert synced == [
+        (f"{partial}/x.npy", False), (f"{partial}/manifest.json", False), (partial, False), (str(tmp_path), True)
+    ]  # fmt: skip
+
+
 def test_a_large_array_is_written_without_a_copy(tmp_path: Path) -> None:
     array = np.zeros((2, 16 * 2**20), np.float32).T  # 128 MiB, columns first
     tracemalloc.start()

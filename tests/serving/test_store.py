@@ -234,6 +234,15 @@ def test_a_damaged_snapshot_is_put_aside_for_the_one_before_it(tmp_path: Path) -
     assert after(tmp_path) == (upto(9), [])
 
 
+def test_a_snapshot_under_another_name_is_not_used(tmp_path: Path) -> None:
+    written(tmp_path, 2, 3, 4)
+    shutil.rmtree(tmp_path / snapshot_name(5))
+    shutil.copytree(tmp_path / snapshot_name(2), tmp_path / snapshot_name(5))
+    taken, notes = after(tmp_path)
+    assert (taken, len(notes)) == (upto(9), 1)
+    assert f"{snapshot_name(5)} says that it is {snapshot_name(2)}" in notes[0]
+
+
 def test_when_no_snapshot_is_whole_the_log_alone_is_enough_while_it_reaches_back(tmp_path: Path) -> None:
     written(tmp_path, 2, 3)
     shutil.rmtree(tmp_path / snapshot_name(2))
@@ -467,12 +476,14 @@ def test_all_that_was_acknowledged_is_there_after_a_crash_or_a_power_cut_between
     assert len(moments) > 200
     monkeypatch.setattr(os, "fsync", lambda _: None)
     for moment, least in moments:
-        taken, _ = after(moment)
+        taken, notes = after(moment)
+        assert not any("header" in note for note in notes), "no segment is seen before it is whole"
         assert taken == upto(len(taken)), moment
         assert least <= len(taken) <= least + 3, moment
         assert after(moment)[0] == taken
 
 
+@pytest.mark.usefixtures("instant")
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("name", ["fsync", "fdatasync", "replace", "writev", "posix_fadvise"])
 def test_whichever_step_fails_nothing_acknowledged_is_lost_and_it_can_go_on(
@@ -539,6 +550,27 @@ def test_after_a_failed_sync_nothing_is_appended_before_a_snapshot_is_saved(
     numbers.store.close()
     assert after(tmp_path) == (upto(6), [])
     assert segment_name(5) in names(tmp_path)
+
+
+def test_a_crash_between_the_snapshot_that_mends_and_the_new_segment_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "gone")))
+        with pytest.raises(StoreError, match="gone"):
+            numbers.write()
+    numbers.save()
+    numbers.store.close()
+    (tmp_path / segment_name(5)).unlink()
+    old = tmp_path / segment_name(1)
+    os.truncate(old, old.stat().st_size - 50)  # what was not synced: record 4, and some of 3
+    numbers = Numbers(tmp_path)
+    assert numbers.taken == upto(4)
+    numbers.write(2)
+    numbers.store.close()
+    assert after(tmp_path) == (upto(6), [])
 
 
 def test_a_snapshot_from_before_the_log_broke_does_not_mend_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

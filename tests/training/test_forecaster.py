@@ -14,7 +14,7 @@ from reclaim.data.errors import HistoryTooShortError, ModelError
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.forecaster import Heads, NetworkForecaster
+from reclaim.training.forecaster import Forecaster, Heads, NetworkForecaster
 from reclaim.training.forward import CHUNK_ROWS
 from reclaim.training.probability import Calibrated, ProbabilityCalibration
 from reclaim.training.resident import Rows
@@ -155,7 +155,8 @@ def test_trees_asked_for_one_horizon_answer_for_it_alone(trees: TreeForecaster) 
         assert alone.horizons_s == (horizon_s,)
         for mine, theirs in zip(alone.at(horizon_s), whole.at(horizon_s), strict=True):
             assert np.array_equal(mine, theirs, equal_nan=True)
-    assert trees.input_ranges() is None
+    forecaster: Forecaster = trees
+    assert forecaster.input_ranges() is None
 
 
 def test_a_tree_file_with_a_strange_type_is_refused(trees: TreeForecaster, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.features.kin import ROWS_WORTH_A_THREAD, in_parts, room_for
+from reclaim.features.arrays import room_for
+from reclaim.features.kin import ROWS_WORTH_A_THREAD, in_parts
 from reclaim.features.saving import memory_of, state_of
 from reclaim.features.targets import HORIZONS_S
 

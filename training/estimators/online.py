@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
+from reclaim.features.arrays import room_for
 from reclaim.features.compiled import LENT
 from reclaim.features.groups import TIER_LABELS, tier_key
-from reclaim.features.kin import room_for
 from reclaim.features.registry import SLOT_S
 from reclaim.features.saving import memory_of, state_of
 from reclaim.training.calibrate import ROUNDING

@@ -1,0 +1,339 @@
+"""The typed client: every route as a method, asked again where asking again is safe and may help."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeVar
+
+import httpx
+import pyarrow as pa
+from pydantic import BaseModel, ValidationError
+
+from reclaim.serving.arrow import MEDIA_TYPE, write_table
+from reclaim.serving.caller import Caller, RefusedRowsError, ServiceError
+from reclaim.serving.cell_schemas import (
+    AnswerFor,
+    CellAnswer,
+    CellQuery,
+    CollectionFacts,
+    StateInfo,
+    TaskExplanation,
+    TaskFacts,
+    TasksRequest,
+    UsageRequest,
+    UsageWindow,
+    WriteAnswer,
+)
+from reclaim.serving.errors import UNAVAILABLE
+from reclaim.serving.schemas import (
+    ErrorBody,
+    ModelInfo,
+    ModelName,
+    ReservationRequest,
+    ReservationResponse,
+    Units,
+)
+
+__all__ = ["About", "Client", "Readiness", "RefusedRowsError", "Reservations", "ServiceError", "Written"]
+
+_JSON: Final = "application/json"
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class About:
+    """What all rows of a table of reservations rest on.
+
+    Attributes
+    ----------
+    model : ModelName
+    horizon_s : int
+        The horizon that a reservation is promised for, in seconds.
+    levels : tuple of float
+        The levels of all quantiles.
+    units : Units
+    clock_us : int or None
+        The cell's clock, µs; None without one.
+    tracked : int
+        Tasks that are remembered.
+    refused : dict of code to int
+        Rows of the question that were refused.
+    errors : list of ErrorBody
+        The first of them.
+    """
+
+    model: ModelName
+    horizon_s: int
+    levels: tuple[float, ...]
+    units: Units
+    clock_us: int | None
+    tracked: int
+    refused: dict[str, int]
+    errors: list[ErrorBody]
+
+
+class Reservations(NamedTuple):
+    """Reservations as a table, one row per task, and what they rest on."""
+
+    table: pa.Table
+    about: About
+
+
+class Written(NamedTuple):
+    """What became of a table of usage, and the reservations that were asked for with it."""
+
+    write: WriteAnswer
+    reservations: Reservations | None
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """Whether requests may be sent, and what the service says of its state, store and model."""
+
+    ready: bool
+    about: dict[str, Any]
+
+
+class Client:
+    """Asks one service; may be used from many threads, and as a context manager.
+
+    Every write may be repeated: the same window or fact twice changes nothing. So what failed by the network, by a
+    timeout, or because the service was busy or being restarted is sent again; a window that was taken by an attempt
+    whose answer got lost is then counted as repeated, not as taken.
+
+    Parameters
+    ----------
+    url : str
+        Where the service is, such as ``http://127.0.0.1:3000``.
+    token : str or None
+        Bearer token.
+    timeout_s : float
+        How long an attempt may wait for the service, in seconds.
+    retries : int
+        Further attempts at most.
+    patience_s : float
+        After this time nothing is sent again, in seconds.
+    verify : bool or Path or ssl.SSLContext
+        Whether the service's certificate is checked, the file of the certificates that vouch for it, or how.
+    strict : bool
+        Whether a refused row is an error. Otherwise what is refused is said in the answer.
+    transport : httpx.BaseTransport or None
+        What sends requests, in place of the network.
+    """
+
+    def __init__(
+        self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: int = 10,
+        patience_s: float = 60.0, verify: bool | Path | ssl.SSLContext = True, strict: bool = False,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:  # fmt: skip
+        self._strict = strict
+        self._caller = Caller(
+            url, token=token, timeout_s=timeout_s, retries=retries, patience_s=patience_s, verify=verify,
+            transport=transport,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:  # fmt: skip
+        self.close()
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._caller.close()
+
+    def reservations(self, request: ReservationRequest) -> ReservationResponse:
+        """Return reservations from the histories in the request alone; ServiceError where it is refused."""
+        return self._ask("POST", "/v1/reservations", ReservationResponse, body=request)
+
+    def reservations_table(
+        self, table: pa.Table, *, margin: str | None = None, budget: float | None = None, quantiles: bool = False
+    ) -> Reservations:  # fmt: skip
+        """Return reservations from a table of histories alone, in order of collection and index.
+
+        Parameters
+        ----------
+        table : pa.Table
+            One row per window: columns of ``serving.rows.USAGE_COLUMNS``, a limit in every row.
+        margin, budget
+            As in ``CellQuery``.
+        quantiles : bool
+            Whether the table has quantiles.
+
+        Raises
+        ------
+        ServiceError
+            The table is refused; RefusedRowsError where the client is strict and a row is.
+        """
+        asked = {"margin": margin, "budget": budget, "quantiles": quantiles}
+        return self._checked(_reservations(self._send("POST", "/v1/reservations", body=table, query=asked, arrow=True)))
+
+    def usage(
+        self, windows: Sequence[UsageWindow] | UsageRequest, *, answer: AnswerFor = "none", margin: str | None = None,
+        budget: float | None = None, page_size: int | None = None, quantiles: bool | None = None,
+    ) -> WriteAnswer:  # fmt: skip
+        """Tell of windows, in any order; return what became of them.
+
+        With ``answer`` also reservations: the first page, in ``WriteAnswer.reservations``. ``cell`` gives the others.
+
+        Raises
+        ------
+        ServiceError
+            Nothing was taken; RefusedRowsError where the client is strict and a row is refused.
+        """
+        request = windows if isinstance(windows, UsageRequest) else UsageRequest(windows=list(windows))
+        asked = {"answer": answer, "margin": margin, "budget": budget, "page_size": page_size, "quantiles": quantiles}
+        return self._accepted(self._ask("POST", "/v1/usage", WriteAnswer, body=request, query=asked))
+
+    def usage_table(
+        self, table: pa.Table, *, answer: AnswerFor = "none", margin: str | None = None, budget: float | None = None,
+        quantiles: bool = False,
+    ) -> Written:  # fmt: skip
+        """Tell of a table of windows; return what became of them, and all the reservations asked for.
+
+        Parameters
+        ----------
+        table : pa.Table
+            One row per window: columns of ``serving.rows.USAGE_COLUMNS``.
+        answer : str
+            ``none``, ``tasks`` written of, or the whole ``cell``.
+        margin, budget
+            As in ``CellQuery``.
+        quantiles : bool
+            Whether the table of reservations has quantiles.
+
+        Raises
+        ------
+        ServiceError
+            Nothing was taken; RefusedRowsError where the client is strict and a row is refused.
+        """
+        asked = {"answer": answer, "margin": margin, "budget": budget, "quantiles": quantiles}
+        if answer == "none":
+            return Written(self._accepted(self._ask("POST", "/v1/usage", WriteAnswer, body=table, query=asked)), None)
+        found = _reservations(self._send("POST", "/v1/usage", body=table, query=asked, arrow=True))
+        write = _read(WriteAnswer, found.table.schema.metadata[b"write"])
+        return Written(self._accepted(write), found)
+
+    def tasks(self, tasks: Sequence[TaskFacts] = (), collections: Sequence[CollectionFacts] = ()) -> WriteAnswer:
+        """Tell facts of tasks and of collections: limits, places, ends, and who wants no estimation.
+
+        Raises
+        ------
+        ServiceError
+            Nothing was taken; RefusedRowsError where the client is strict and a row is refused.
+        """
+        request = TasksRequest(tasks=list(tasks), collections=list(collections))
+        return self._accepted(self._ask("POST", "/v1/tasks", WriteAnswer, body=request))
+
+    def tasks_table(self, table: pa.Table) -> WriteAnswer:
+        """Tell facts of tasks, one per row: columns of ``serving.rows.TASK_COLUMNS``; raises as ``tasks`` does."""
+        return self._accepted(self._ask("POST", "/v1/tasks", WriteAnswer, body=table))
+
+    def cell(self, query: CellQuery | None = None) -> Iterator[CellAnswer]:
+        """Yield pages of reservations, of all tasks where no query says of whom; each page is of its own moment."""
+        query = query or CellQuery()
+        while True:
+            page = self._ask("POST", "/v1/cell/reservations", CellAnswer, body=query)
+            yield page
+            if page.next is None:
+                return
+            query = query.model_copy(update={"after": page.next})
+
+    def cell_table(self, query: CellQuery | None = None) -> Reservations:
+        """Return all reservations that a query asks for, of one moment; ServiceError where it is refused."""
+        body = query or CellQuery()
+        return _reservations(self._send("POST", "/v1/cell/reservations", body=body, arrow=True))
+
+    def task(
+        self, collection_id: int, instance_index: int = 0, *, margin: str | None = None, budget: float | None = None
+    ) -> TaskExplanation:  # fmt: skip
+        """Return all that is known of a task, and how its reservation came about; ServiceError 404 where nothing is."""
+        path = f"/v1/tasks/{collection_id}/{instance_index}"
+        return self._ask("GET", path, TaskExplanation, query={"margin": margin, "budget": budget})
+
+    def model(self) -> ModelInfo:
+        """Return what is served."""
+        return self._ask("GET", "/v1/model", ModelInfo)
+
+    def state(self) -> StateInfo:
+        """Return how the service's memory fares."""
+        return self._ask("GET", "/v1/cell", StateInfo)
+
+    def ready(self) -> Readiness:
+        """Return whether the service can answer; asked once. ServiceError where nobody is there."""
+        response = self._caller.get_once("/readyz", also=UNAVAILABLE)
+        return Readiness(response.status_code == 200, _object(response))
+
+    def _accepted(self, answer: WriteAnswer) -> WriteAnswer:
+        if self._strict and answer.refused:
+            raise RefusedRowsError(answer.refused, answer.errors)
+        return answer
+
+    def _checked(self, found: Reservations) -> Reservations:
+        if self._strict and found.about.refused:
+            raise RefusedRowsError(found.about.refused, found.about.errors)
+        return found
+
+    def _ask(
+        self, method: str, path: str, returns: type[_Model], *, body: BaseModel | pa.Table | None = None,
+        query: Mapping[str, object] | None = None,
+    ) -> _Model:  # fmt: skip
+        return _read(returns, self._send(method, path, body=body, query=query or {}).content)
+
+    def _send(
+        self, method: str, path: str, *, body: BaseModel | pa.Table | None = None, query: Mapping[str, object] = {},
+        arrow: bool = False,
+    ) -> httpx.Response:  # fmt: skip
+        headers, content = {"accept": MEDIA_TYPE if arrow else _JSON}, None
+        if isinstance(body, pa.Table):
+            content, headers["content-type"] = write_table(body).to_pybytes(), MEDIA_TYPE
+        elif body is not None:
+            content, headers["content-type"] = body.model_dump_json(exclude_none=True).encode(), _JSON
+        return self._caller.send(method, path, headers, query, content)
+
+
+def _read(model: type[_Model], content: bytes) -> _Model:
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        raise ServiceError(
+            f"the answer is no {model.__name__} ({error.errors()[0]['msg']}): is the service of another release?", 200
+        ) from error
+
+
+def _reservations(response: httpx.Response) -> Reservations:
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(response.content)) as reader:
+            table = reader.read_all()
+        said = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
+        write = _read(WriteAnswer, said["write"].encode()) if "write" in said else None
+        errors = [ErrorBody.model_validate(error) for error in json.loads(said.get("errors", "[]"))]
+        clock_us = int(said["clock_us"])
+        about = About(
+            model=ModelName(name=said["model_name"], version=said["model_version"]),
+            horizon_s=int(said["horizon_s"]),
+            levels=tuple(float(level) for level in said["levels"].split(",")),
+            units=Units(cpu=said["cpu_unit"], memory=said["memory_unit"]),
+            clock_us=None if clock_us < 0 else clock_us,
+            tracked=int(said["tracked"]),
+            refused=json.loads(said.get("refused", "{}")) if write is None else write.refused,
+            errors=errors if write is None else write.errors,
+        )
+    except (pa.ArrowException, KeyError, ValueError) as error:
+        raise ServiceError("the answer is no table of reservations: is the service of another release?", 200) from error
+    return Reservations(table, about)
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        said = response.json()
+    except ValueError:
+        said = None
+    return said if isinstance(said, dict) else {}
