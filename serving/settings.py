@@ -19,99 +19,71 @@ DEFAULT_MODEL: Final = "reclaim@champion"
 
 
 class ServingSettings(BaseSettings):
-    """How the service answers.
-
-    Attributes
-    ----------
-    model : str
-        ``NAME@ALIAS``, ``NAME/VERSION``, or the folder of a bundle. An alias is watched: moving it moves the service.
-    bundle : Path or None
-        Folder of the bundle that ``model`` was resolved to; set by ``launch``, so that no worker asks MLflow again.
-    model_version : str
-        The version that ``model`` was resolved to; goes with ``bundle``.
-    shadow : str
-        A second model, scored beside the first and compared live, never served; empty: none.
-    watch_s : float
-        How often the aliases are looked up, in seconds.
-    margin : str
-        Margin of a request that names none.
-    max_tasks : int
-        Tasks per stateless JSON request at most.
-    max_body_bytes : int
-        Bytes per JSON body at most; 32 MiB are a thousand tasks with a day of plain windows each.
-    max_bulk_rows, max_bulk_bytes : int
-        Rows and bytes per Arrow body at most.
-    max_requests : int
-        Requests under way at once; one more is told to come again (429).
-    max_waiting : int
-        Writes waiting for their turn at once; one more is told to come again (429).
-    body_timeout_s : float
-        How long a body may take to arrive, in seconds.
-    request_timeout_s : float
-        How long an answer may take once the body is here, in seconds.
-    token_file : Path or None
-        File with the bearer token that every request but the probes must carry; None asks for none.
-    state : Path or None
-        Folder for what must outlive the process; None keeps it in memory alone, and says so.
-    sync : bool
-        Whether a write is acknowledged only when it is on the disk, not merely with the operating system.
-    snapshot_mib : int
-        The log is replaced by a snapshot when it is larger than this and than the last snapshot, in MiB.
-    max_tracked : int
-        Tasks remembered at once at most; windows of one more are refused.
-    lateness_s : float
-        How late a window of a task may come after a later one of it, in seconds.
-    ahead_s : float
-        How far ahead of the clock a window may end, in seconds: one absurd time must not make all others late.
-    clock : str
-        ``unix``: windows are in µs since 1970 and the clock is this machine's. ``free``: any clock; it stands at the
-        end of the latest window taken.
-    stale_s : float or None
-        Without a new window for so long a task gets its limit again, in seconds; None: two horizons of the model.
-    forget_s : float
-        A task without a new window for so long has left, told or not; in seconds.
-    largest_cpu, largest_memory : float or None
-        The most that any machine of the cell supplies, in the unit of the limits; None is unknown.
-    cpu_unit, memory_unit : str
-        The units of all amounts of the tracked cell; they are repeated, never converted.
-    monday_us : int
-        A midnight that begins a Monday, in the cell's own zone, on the windows' clock; µs.
-    log_json : bool
-        Whether the log is one JSON object a line.
-    """
+    """How the service answers; a variable ``RECLAIM_NAME`` of the environment sets ``name``."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, protected_namespaces=())
 
     model: str = DEFAULT_MODEL
+    """``NAME@ALIAS``, ``NAME/VERSION``, or the folder of a bundle. An alias is watched: moving it moves the service."""
     bundle: Path | None = None
+    """Folder of the bundle that ``model`` was resolved to; set by ``launch``, so that no worker asks MLflow again."""
     model_version: str = ""
+    """The version that ``model`` was resolved to; goes with ``bundle``."""
     shadow: str = ""
+    """A second model, scored beside the first and compared live, never served; empty: none."""
     watch_s: float = Field(default=5.0, gt=0)
+    """How often the aliases are looked up, in seconds."""
     margin: str = MARGIN_NAMES[0]
+    """Margin of a request that names none."""
     max_tasks: int = Field(default=1_000, ge=1)
+    """Tasks per stateless JSON request at most."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1_024)
+    """Bytes per JSON body at most; 32 MiB are a thousand tasks with a day of plain windows each."""
     max_bulk_rows: int = Field(default=1_000_000, ge=1)
+    """Rows per Arrow body at most."""
     max_bulk_bytes: int = Field(default=512 * 2**20, ge=1_024)
+    """Bytes per Arrow body at most."""
     max_requests: int = Field(default=256, ge=1)
+    """Requests under way at once; one more is told to come again (429)."""
     max_waiting: int = Field(default=64, ge=1)
+    """Writes waiting for their turn at once; one more is told to come again (429)."""
     body_timeout_s: float = Field(default=30.0, gt=0)
+    """How long a body may take to arrive, in seconds."""
     request_timeout_s: float = Field(default=60.0, gt=0)
+    """How long an answer may take once the body is here, in seconds."""
     token_file: Path | None = None
+    """File with the bearer token that every request but the probes must carry; None asks for none."""
     state: Path | None = None
+    """Folder for what must outlive the process; None keeps it in memory alone, and says so."""
     sync: bool = True
+    """Whether a write is acknowledged only when it is on the disk, not merely with the operating system."""
     snapshot_mib: int = Field(default=64, ge=1)
+    """The log is replaced by a snapshot when it is larger than this and than the last snapshot, in MiB."""
     max_tracked: int = Field(default=500_000, ge=1)
+    """Tasks remembered at once at most; windows of one more are refused."""
     lateness_s: float = Field(default=900.0, ge=0)
+    """How late a window of a task may come after a later one of it, in seconds."""
     ahead_s: float = Field(default=86_400.0, gt=0)
+    """How far ahead of the clock a window may end, in seconds: one absurd time must not make all others late."""
     clock: Literal["unix", "free"] = "free"
+    """``unix``: windows are in µs since 1970 and the clock is this machine's. ``free``: any clock; it stands at the end
+    of the latest window taken."""
     stale_s: float | None = Field(default=None, gt=0)
+    """Without a new window for so long a task gets its limit again, in seconds; None: two horizons of the model."""
     forget_s: float = Field(default=86_400.0, gt=0)
+    """A task without a new window for so long has left, told or not; in seconds."""
     largest_cpu: float | None = Field(default=None, gt=0)
+    """The most CPU that any machine of the cell supplies, in the unit of the limits; None is unknown."""
     largest_memory: float | None = Field(default=None, gt=0)
+    """The same of memory."""
     cpu_unit: str = Field(default="cores", min_length=1, max_length=64)
+    """The unit of all CPU amounts of the tracked cell; it is repeated, never converted."""
     memory_unit: str = Field(default="bytes", min_length=1, max_length=64)
+    """The same of memory."""
     monday_us: int = Field(default=0, ge=0)
+    """A midnight that begins a Monday, in the cell's own zone, on the windows' clock; µs."""
     log_json: bool = False
+    """Whether the log is one JSON object a line."""
 
     @property
     def cell(self) -> Cell:

@@ -1,4 +1,4 @@
-"""Renders docs/reference.md out of the code: every column, feature, target, derived label and experiment."""
+"""Renders docs/reference.md out of the code: columns, features, targets, labels, experiments, the service's settings."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from reclaim.features.splits import GROUPS, PERIODS, ROLES
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
 from reclaim.replay.experiments import EXPERIMENTS, load_experiment
 from reclaim.replay.settings import ReplayConfig
+from reclaim.serving.settings import ENV_PREFIX, ServingSettings
 
 
 def render() -> str:
@@ -73,6 +74,7 @@ def render() -> str:
         "first part sets margins; `train`: no test period; `all`: split by time and by collection.",
         "",
         *_experiments(),
+        *_service(),
     ]
     return "\n".join(lines)
 
@@ -86,6 +88,17 @@ def _experiments() -> list[str]:
         lines[-1] += f"Columns of its table, with their metrics in MLflow: {columns}."
         lines += ["", *_settings(experiment.config, beside=ReplayConfig)]
     return lines
+
+
+def _service() -> list[str]:
+    lines = ["## Settings of the service", ""]
+    lines += ["Variables of the environment; what an option of `reclaim serve` says comes before them.", ""]
+    meanings = _meanings(ServingSettings)
+    lines += ["| variable | default | meaning |", "|---|---|---|"]
+    for name, field in ServingSettings.model_fields.items():
+        default = "" if field.default in (None, "") else _default(field.default)
+        lines.append(f"| `{ENV_PREFIX}{name.upper()}` | {default} | {meanings[name]} |")
+    return [*lines, ""]
 
 
 def _settings(config: type[Any], beside: type[Any] | None = None) -> list[str]:
