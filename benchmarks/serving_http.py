@@ -30,11 +30,24 @@ def request(method: str, path: str, body: bytes = b"", kind: str = "application/
 
 @dataclass
 class Calls:
-    """What became of calls: seconds that each answered one took, how many failed, and for how long they were made."""
+    """What became of calls.
+
+    Attributes
+    ----------
+    seconds : list of float
+        That each answered one took.
+    failed : int
+    span_s : float
+        For how long they were made.
+    cpu_s : float
+        Processor time that the server took meanwhile, where it was measured.
+    first_failure : str
+    """
 
     seconds: list[float] = field(default_factory=list)
     failed: int = 0
     span_s: float = 0.0
+    cpu_s: float = 0.0
     first_failure: str = ""
 
     def add(self, other: Calls) -> None:
@@ -42,6 +55,7 @@ class Calls:
         self.seconds += other.seconds
         self.failed += other.failed
         self.span_s += other.span_s
+        self.cpu_s += other.cpu_s
         self.first_failure = self.first_failure or other.first_failure
 
     def summary(self) -> dict[str, float | int | str]:
@@ -53,6 +67,7 @@ class Calls:
             "calls": len(self.seconds), "failed": self.failed,
             "p50_ms": round(p50, 3), "p90_ms": round(p90, 3), "p99_ms": round(p99, 3), "max_ms": round(most, 3),
             "per_second": round(len(self.seconds) / self.span_s, 1),
+            **({"server_cpu_ms": round(self.cpu_s / len(self.seconds) * 1e3, 3)} if self.cpu_s else {}),
             **({"first_failure": self.first_failure} if self.first_failure else {}),
         }  # fmt: skip
 
@@ -102,9 +117,8 @@ def _length_in(head: bytes) -> int:
 
 def hammer(port: int, make: Maker, clients: int, seconds: float) -> Calls:
     """Return what became of the calls of a number of clients, each of which calls again once it is answered."""
-    return asyncio.run(keep_calling(port, make, clients, lambda: time.perf_counter() - began < seconds)) if (
-        began := time.perf_counter()
-    ) else Calls()
+    end = time.perf_counter() + seconds
+    return asyncio.run(keep_calling(port, make, clients, lambda: time.perf_counter() < end))
 
 
 async def keep_calling(port: int, make: Maker, clients: int, going: Callable[[], bool], pause_s: float = 0) -> Calls:
@@ -161,7 +175,7 @@ class Caller:
         body[: len(start)] = start
         at, view = len(start), memoryview(body)
         while at < len(body):
-            at += self._socket.recv_into(view[at:], _LARGE)
+            at += self._socket.recv_into(view[at : at + _LARGE])
         return int(head[9:12]), bytes(body), time.perf_counter() - began
 
     def close(self) -> None:

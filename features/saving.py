@@ -17,15 +17,27 @@ MADE_BY: Final = "made_by"
 def adopt(name: str, like: NDArray[Any], memory: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """Return the array of that name in its own type, contiguous; it need not have been saved field by field.
 
+    What its bytes mean is for the caller to know, by a version that he keeps: the field that ties compiled code to its
+    sources (``compiled.CODE``) may be another's, so that a release in which nothing of it changed goes on.
+
     Raises
     ------
     ConfigError
-        It is missing, or has another type or shape than ``like`` beyond its first axis: other code saved it.
+        It is missing, or is laid out otherwise than ``like`` beyond its first axis: other code saved it.
     """
     saved = memory.get(name)
-    if saved is None or saved.dtype != like.dtype or saved.shape[1:] != like.shape[1:] or saved.ndim != like.ndim:
+    if saved is None or _layout(saved) != _layout(like):
         raise ConfigError(f"the memory does not fit in {name!r}, other code saved it: start afresh")
     return np.ascontiguousarray(saved).reshape(saved.shape).view(like.dtype)
+
+
+def _layout(array: NDArray[Any]) -> object:
+    """Return how the rows of an array are laid out, whatever the code of their records is called."""
+    fields = array.dtype.fields
+    if fields is None:
+        return array.shape[1:], array.dtype
+    named = {"code" if name.startswith("code_") else name: tuple(of[:2]) for name, of in fields.items()}
+    return array.shape[1:], array.dtype.itemsize, named
 
 
 def state_of(made_by: str, memory: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

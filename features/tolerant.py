@@ -16,7 +16,7 @@ from reclaim.features.kin import KinState, in_parts
 from reclaim.features.kinship import MEMBER
 from reclaim.features.lateness import LATE, PENDING, REPEATED, advance_tasks, catch_up, sort_out
 from reclaim.features.record import N_SIGNALS, STATE
-from reclaim.features.registry import FEATURES, SLOT_S
+from reclaim.features.registry import FEATURES, PIPELINE_VERSION, SLOT_S
 from reclaim.features.saving import MADE_BY, adopt
 from reclaim.features.state import fold_columns, made_by
 
@@ -218,7 +218,7 @@ class TolerantState:
 
     @property
     def _made_by(self) -> str:
-        return f"tolerant {made_by(self._cell)}, holding {PENDING}"
+        return f"tolerant {made_by(self._cell)} of pipeline {PIPELINE_VERSION}, holding {PENDING}"
 
 
 def _check(slot: Slots, windows: Windows) -> None:

@@ -10,8 +10,8 @@ from reclaim.serving.schemas import (
     Answer,
     ErrorBody,
     History,
+    MarginName,
     ModelName,
-    Name,
     Owner,
     Quantiles,
     ResourceLimit,
@@ -31,6 +31,8 @@ MOST_PAGE: Final = 10_000
 """Tasks on one JSON page at most."""
 
 SchedulingClass = Annotated[int, Field(ge=0, le=3)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+PageSize = Annotated[int, Field(ge=1, le=MOST_PAGE)]
 AnswerFor = Literal["none", "tasks", "cell"]
 """Whom a write is answered with: nobody, the tasks written of, or the whole cell."""
 
@@ -112,20 +114,23 @@ class CellQuery(Wire):
     tasks: list[TaskName] | None = Field(default=None, description="These, in this order, known or not.")
     machines: list[TaskId] | None = Field(default=None, description="All tasks on these machines.")
     collections: list[TaskId] | None = Field(default=None, description="All tasks of these collections.")
-    margin: Name | None = Field(
+    margin: MarginName | None = Field(
         default=None, description="Safety margin of all tasks; the service's default where absent."
     )
-    margins: dict[TierName, Name] = Field(default_factory=dict, description="Margin of a tier, before `margin`.")
-    budget: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+    margins: dict[TierName, MarginName] = Field(default_factory=dict, description="Margin of a tier, before `margin`.")
+    budget: Share | None = Field(
         default=None,
         description="In place of `margin`: the share of task-windows that may exceed their reservation within the "
         "horizon. The margin that reclaims most among those that kept to it on validation data is taken.",
     )
-    budgets: dict[TierName, Annotated[float, Field(gt=0, lt=1)]] = Field(
-        default_factory=dict, description="Budget of a tier, before `budget`."
+    budgets: dict[TierName, Share] = Field(default_factory=dict, description="Budget of a tier, before `budget`.")
+    page_size: PageSize = Field(default=1_000, description="Tasks on a JSON page.")
+    after: str | None = Field(
+        default=None,
+        max_length=64,
+        description="`next` of the page before.",
+        json_schema_extra={"pattern": "^[0-9]{1,19}(:[0-9]{1,19})?$"},
     )
-    page_size: Annotated[int, Field(ge=1, le=MOST_PAGE)] = Field(default=1_000, description="Tasks on a JSON page.")
-    after: str | None = Field(default=None, max_length=64, description="`next` of the page before.")
     quantiles: bool | None = Field(
         default=None, description="Whether quantiles are wanted; absent: in JSON, not in Arrow."
     )

@@ -15,7 +15,8 @@ from typing import Any, Final, NoReturn
 from reclaim.data.errors import ConfigError
 from reclaim.serving.guard import read_token
 from reclaim.serving.kept import start_model
-from reclaim.serving.settings import DEFAULT_MODEL, ENV_PREFIX, ServingSettings, read_settings
+from reclaim.serving.settings import DEFAULT_MODEL, ENV_PREFIX, ServingSettings, cell_folder, read_settings
+from reclaim.serving.store import take_lock
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ _LATER_S: Final = 5.0
 def serve(
     host: str = "127.0.0.1", port: int = 3000, model: str = DEFAULT_MODEL, *,
     shadow: str = "", state: Path | None = DEFAULT_STATE, token_file: Path | None = None,
-    tls_cert: Path | None = None, tls_key: Path | None = None, log_json: bool = False, insecure: bool = False,
+    tls_cert: Path | None = None, tls_key: Path | None = None, log_json: bool = False, repair: bool = False,
+    insecure: bool = False,
 ) -> NoReturn:  # fmt: skip
     """Replace this process by the server, so that its process id and the signals sent to it are the server's.
 
@@ -61,6 +63,8 @@ def serve(
         PEM files of the certificate, with its chain, and of its key without a password; both or neither.
     log_json : bool
         Whether the log is one JSON object a line.
+    repair : bool
+        Whether a state that is damaged in the middle is used up to there, and the rest moved aside.
     insecure : bool
         Whether other machines may be let in without a token.
 
@@ -73,7 +77,8 @@ def serve(
     """
     address = _checked_address(host, port)
     tls = _checked_tls(tls_cert, tls_key)
-    given: dict[str, Any] = {"shadow": shadow, "token_file": token_file and token_file.absolute(), "log_json": log_json}
+    given: dict[str, Any] = {"shadow": shadow, "token_file": token_file and token_file.absolute()}
+    given |= {"log_json": log_json, "repair": repair}
     given = {name: value for name, value in given.items() if value}
     given |= {"model": model, "state": None if state is None else _checked_state(state)}
     settings = read_settings().model_copy(update=given)
@@ -147,7 +152,10 @@ def _checked_state(folder: Path) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return folder.absolute()
+            pass
+        if (cell := cell_folder(folder)).exists():
+            os.close(take_lock(cell))
+        return folder.absolute()
     except OSError as error:
         raise ConfigError(
             f"the state cannot be kept in {folder} ({error.strerror}); choose another folder with --state, or "

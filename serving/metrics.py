@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from threading import Lock
@@ -31,6 +33,8 @@ OUTCOMES: Final = (*tracker.OUTCOMES, "refused")
 """What becomes of a window; a late one is taken, too, and one that is refused could not be read at all."""
 PHASES: Final = ("decode", "admit", "log", "fold", "score", "publish")
 """The parts of a write, in their order."""
+ANSWER_PHASES: Final = ("decode", "features", "score", "look", "answer", "encode")
+"""The parts of an answer for many tasks; the first three only where it rests on histories that came with the question."""
 PROMOTIONS: Final = ("promoted", "refused")
 
 BUCKETS_S: Final = (
@@ -153,6 +157,7 @@ class Metrics(Collector):
         self._lock = Lock()
         self._requests: dict[tuple[str, ...], _Histogram] = {}
         self._phases: defaultdict[tuple[str, ...], _Histogram] = defaultdict(_Histogram)
+        self._answer_phases: dict[tuple[str, ...], _Histogram] = {(name,): _Histogram() for name in ANSWER_PHASES}
         for name in PHASES:
             self._phases[name,] = _Histogram()
         self._refused: Counter[tuple[str, ...]] = Counter()
@@ -186,6 +191,15 @@ class Metrics(Collector):
         with self._lock:
             self._phases[name,].add(seconds)
 
+    @contextmanager
+    def answering(self, phase: str) -> Iterator[None]:
+        """Take in how long a part of an answer for many tasks takes, one of ``ANSWER_PHASES``."""
+        began = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - began
+        with self._lock:
+            self._answer_phases[phase,].add(seconds)
+
     def promotion(self, outcome: str) -> None:
         """Count a model that an alias was moved to, one of ``PROMOTIONS``."""
         assert outcome in PROMOTIONS, outcome
@@ -213,6 +227,12 @@ class Metrics(Collector):
             yield _counter("windows", "Usage windows, by what became of them.", ("outcome",), self._windows)
             yield _histogram(
                 "write_phase_duration_seconds", "Time that each part of a write took.", ("phase",), self._phases
+            )
+            yield _histogram(
+                "answer_phase_duration_seconds",
+                "Time that each part of an answer for many tasks took.",
+                ("phase",),
+                self._answer_phases,
             )
             yield _counter(
                 "promotions",

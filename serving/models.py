@@ -88,9 +88,10 @@ class _Current:
 class _Followed:
     """A reference, the model in force for it, and who is told of another."""
 
-    def __init__(self, reference: str, hand_over: Callable[[LoadedModel], None]) -> None:
+    def __init__(self, reference: str, hand_over: Callable[[LoadedModel], None], refused: Callable[[], None]) -> None:
         self.reference = reference
         self.hand_over = hand_over
+        self._tell_refused = refused
         self.current: _Current | None = None
         self.refused: Refusal | None = None
         self._again_at = -math.inf
@@ -99,6 +100,7 @@ class _Followed:
         """Keep the reason, and do not try again before some seconds have passed; the log has it once."""
         refused = Refusal(version, why)
         if refused != self.refused:
+            self._tell_refused()
             which = self.reference if version is None else f"{self.reference}, version {version},"
             _LOG.warning("%s is not taken: %s; in force is %s", which, why, self.named())
         self.refused, self._again_at = refused, time.monotonic() + again_s
@@ -122,6 +124,8 @@ class ModelKeeper:
         Takes a new model, checked, and answers with it from its return on; raises ``ReclaimError`` to refuse it.
     shadow : callable
         Takes the model to score beside the served one, or None for none any more.
+    refused : callable
+        Called for every model that is not let in.
     """
 
     def __init__(
@@ -130,10 +134,11 @@ class ModelKeeper:
         *,
         promote: Callable[[LoadedModel], None],
         shadow: Callable[[LoadedModel | None], None],
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
-        self._main = _Followed(settings.model, promote)
-        self._shadow = _Followed(settings.shadow, shadow)
+        self._main = _Followed(settings.model, promote, refused)
+        self._shadow = _Followed(settings.shadow, shadow, refused)
         self._tell_shadow = shadow
         self._kept = kept_models(settings)
         self._reader = RegistryReader()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
-from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
@@ -24,31 +24,39 @@ from reclaim.serving.cell_schemas import (
     CellQuery,
     StateInfo,
     TaskExplanation,
-    TasksRequest,
-    UsageRequest,
     WriteAnswer,
 )
 from reclaim.serving.errors import (
-    BAD_REQUEST,
-    BUSY,
     INTERNAL,
     INVALID,
     METHOD_NOT_ALLOWED,
     NO_ROOM,
     NOT_FOUND,
-    TIMEOUT,
-    TOO_LARGE,
-    UNAUTHORIZED,
-    UNAVAILABLE,
     RequestError,
     error_from_validation,
     parse_body,
     parse_request,
 )
 from reclaim.serving.explain import explain
+from reclaim.serving.openapi import (
+    ALWAYS,
+    ANSWER_TABLE,
+    BODIED,
+    REFUSALS,
+    TASK_TABLE,
+    USAGE_TABLE,
+    describe_cell,
+    describe_model,
+    describe_query,
+    describe_reservations,
+    describe_state,
+    describe_task,
+    describe_tasks,
+    describe_usage,
+)
 from reclaim.serving.query import margins_of, page_of
 from reclaim.serving.runtime import Runtime
-from reclaim.serving.schemas import MAX_ID, ErrorResponse, ModelInfo, ReservationRequest, ReservationResponse
+from reclaim.serving.schemas import MAX_ID, ErrorResponse, ModelInfo, ReservationResponse
 
 PREFIX: Final = "/v1"
 _INLINE_BYTES: Final = 16 * 2**10
@@ -57,8 +65,8 @@ and small requests are not kept waiting for them."""
 _WRITE: Final = b"write"
 """Key, in the metadata of a table of reservations, of what became of the write that it answers; as JSON."""
 _JSON: Final = "application/json"
-_ManyIds = Annotated[list[int] | None, Query()]
-_Model = TypeVar("_Model", bound=BaseModel)
+_MARGIN: Final = ("margin", "budget")
+"""Parameters that say how sure a reservation should be."""
 
 Handler = Callable[[Runtime, Request, bytes], Coroutine[Any, Any, Response]]
 
@@ -71,30 +79,30 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
 
     def add(
         path: str, method: str, handler: Handler, describe: Callable[..., Any], returns: type[BaseModel],
-        *refusals: int, takes_arrow: bool = False, gives_arrow: bool = False,
+        *refusals: int, takes: dict[str, Any] | None = None, gives_arrow: bool = False,
     ) -> None:  # fmt: skip
         paths.setdefault(PREFIX + path, set()).add(method)
         responses: dict[int | str, dict[str, Any]] = {
-            status: {"model": ErrorResponse, "description": _REFUSALS[status]} for status in (*refusals, *_ALWAYS)
+            status: {"model": ErrorResponse, "description": REFUSALS[status]} for status in (*refusals, *ALWAYS)
         }
         if gives_arrow:
-            responses[200] = {"content": {arrow.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
-        body = {"requestBody": {"content": {arrow.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
+            responses[200] = {"content": ANSWER_TABLE}
+        body = None if takes is None else {"requestBody": {"content": takes}}
         router.add_api_route(
             path, describe, methods=[method], response_model=returns, responses=responses,
-            route_class_override=_handled_by(handler, runtime), openapi_extra=body if takes_arrow else None,
+            operation_id=describe.__name__.removeprefix("describe_"), summary=(describe.__doc__ or "").split("\n")[0],
+            route_class_override=_handled_by(handler, runtime), openapi_extra=body,
         )  # fmt: skip
 
-    bodied = (BAD_REQUEST, TIMEOUT, TOO_LARGE, INVALID)
-    add("/reservations", "POST", _reservations, _describe_reservations, ReservationResponse, *bodied,
-        takes_arrow=True, gives_arrow=True)  # fmt: skip
-    add("/usage", "POST", _usage, _describe_usage, WriteAnswer, *bodied, NO_ROOM, takes_arrow=True, gives_arrow=True)
-    add("/tasks", "POST", _tasks, _describe_tasks, WriteAnswer, *bodied, NO_ROOM, takes_arrow=True)
-    add("/tasks/{collection_id}/{instance_index}", "GET", _task, _describe_task, TaskExplanation, NOT_FOUND, INVALID)
-    add("/cell/reservations", "GET", _cell, _describe_cell, CellAnswer, INVALID, gives_arrow=True)
-    add("/cell/reservations", "POST", _query, _describe_query, CellAnswer, *bodied, gives_arrow=True)
-    add("/cell", "GET", _state, _describe_state, StateInfo)
-    add("/model", "GET", _model, _describe_model, ModelInfo)
+    add("/reservations", "POST", _reservations, describe_reservations, ReservationResponse, *BODIED,
+        takes=USAGE_TABLE, gives_arrow=True)  # fmt: skip
+    add("/usage", "POST", _usage, describe_usage, WriteAnswer, *BODIED, NO_ROOM, takes=USAGE_TABLE, gives_arrow=True)
+    add("/tasks", "POST", _tasks, describe_tasks, WriteAnswer, *BODIED, NO_ROOM, takes=TASK_TABLE)
+    add("/tasks/{collection_id}/{instance_index}", "GET", _task, describe_task, TaskExplanation, NOT_FOUND, INVALID)
+    add("/cell/reservations", "GET", _cell, describe_cell, CellAnswer, INVALID, gives_arrow=True)
+    add("/cell/reservations", "POST", _query, describe_query, CellAnswer, *BODIED, gives_arrow=True)
+    add("/cell", "GET", _state, describe_state, StateInfo)
+    add("/model", "GET", _model, describe_model, ModelInfo)
     api.include_router(router)
 
     @api.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
@@ -122,21 +130,6 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
     return api
 
 
-_REFUSALS: Final = {
-    BAD_REQUEST: "The body is not JSON, or no Arrow stream.",
-    UNAUTHORIZED: "The service asks for a bearer token, and this is not it.",
-    NOT_FOUND: "There is no such task.",
-    TIMEOUT: "The body did not arrive in time.",
-    TOO_LARGE: "The body is too large, or holds too many rows.",
-    INVALID: "A field or column is missing, unknown or out of range.",
-    BUSY: "Too much is under way; `Retry-After` says when to come again.",
-    INTERNAL: "A fault of the service, which its log describes.",
-    UNAVAILABLE: "There is no answer yet, or none in time; `Retry-After` says when to come again.",
-    NO_ROOM: "The disk is full: nothing is acknowledged that could be lost.",
-}
-_ALWAYS: Final = (UNAUTHORIZED, BUSY, INTERNAL, UNAVAILABLE)
-
-
 def _handled_by(handler: Handler, runtime: Callable[[], Runtime]) -> type[APIRoute]:
     """Return a route that hands over the bare body: FastAPI would parse it, twice, before anybody asked for it."""
 
@@ -153,12 +146,13 @@ def _handled_by(handler: Handler, runtime: Callable[[], Runtime]) -> type[APIRou
 async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Response:
     model, settings = runtime.keeper.served, runtime.settings
     if _is_arrow(request):
-        query = _query_of(request.query_params, CellQuery)
+        query = _query_of(request.query_params, *_MARGIN, "quantiles")
 
         def made() -> Response:
             return _table(bulk.answer_histories(model, body, query, settings))
 
         return await run_in_threadpool(made)
+    _query_of(request.query_params)  # a body of JSON says it itself
 
     def respond() -> Response:
         return Response(answer(model, parse_request(body), settings).model_dump_json(), media_type=_JSON)
@@ -169,7 +163,8 @@ async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Resp
 async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
     settings = runtime.settings
     wanted = _wanted(request)
-    query = _query_of(request.query_params, CellQuery, ignored=("answer",))
+    asked = QueryParams([item for item in request.query_params.multi_items() if item[0] != "answer"])
+    query = _query_of(asked, *_MARGIN, "page_size", "quantiles")
     runtime.writer.check()
 
     def read() -> rows.UsageRows:
@@ -208,7 +203,7 @@ async def _tasks(runtime: Runtime, request: Request, body: bytes) -> Response:
 
 async def _task(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
     runtime.writer.check_readable()
-    query = _query_of(request.query_params, CellQuery)
+    query = _query_of(request.query_params, *_MARGIN)
     key = np.array([[_whole(request.path_params, name) for name in (s.COLLECTION_ID, s.INSTANCE_INDEX)]])
     known = runtime.tracker.look(key, with_x=True)
     if not known.there[0]:
@@ -219,7 +214,7 @@ async def _task(runtime: Runtime, request: Request, body: bytes) -> Response:  #
 
 async def _cell(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
     runtime.writer.check_readable()
-    query = _query_of(request.query_params, CellQuery)
+    query = _query_of(request.query_params, *_LISTS, *_MARGIN, "page_size", "after", "quantiles")
     return await run_in_threadpool(lambda: _answered(runtime, request, query, None, None))
 
 
@@ -285,77 +280,51 @@ def _wanted(request: Request) -> AnswerFor:
     return wanted  # type: ignore[return-value]  # one of the three
 
 
-def _query_of(params: QueryParams, model: type[_Model], ignored: tuple[str, ...] = ()) -> _Model:
-    """Return the query that the part of a URL behind the question mark stands for."""
-    lists = {s.MACHINE_ID: "machines", s.COLLECTION_ID: "collections"}
-    numbers: dict[str, Callable[[str], Any]] = {"page_size": int, "budget": float}
+def _query_of(params: QueryParams, *names: str) -> CellQuery:
+    """Return the query that the part of a URL behind the question mark stands for; ``names`` are all it may say."""
     content: dict[str, Any] = {}
     for name in dict.fromkeys(params.keys()):
-        if name in ignored:
-            continue
+        if name not in names:
+            raise RequestError(INVALID, "unknown_field", f"{name[:60]}: no such parameter here", field=name[:60])
+        given, read = params.getlist(name), _READ.get(name, str)
         try:
-            if name in lists:
-                content[lists[name]] = [int(value) for value in params.getlist(name)]
-            elif name == "quantiles":
-                content[name] = {"true": True, "false": False}[params[name]]
-            else:
-                content[name] = numbers.get(name, str)(params[name])
+            content[_LISTS.get(name, name)] = [read(v) for v in given] if name in _LISTS else read(given[-1])
         except (ValueError, KeyError) as error:
-            given = params[name][:60]
-            raise RequestError(INVALID, "invalid_field", f"{name}: cannot be {given!r}", field=name) from error
+            message = f"{name}: cannot be {given[-1][:60]!r}"
+            raise RequestError(INVALID, "invalid_field", message, field=name) from error
     try:
-        return model.model_validate(content)
+        return CellQuery.model_validate(content)
     except ValidationError as error:
         raise error_from_validation(error) from error
 
 
-def _whole(params: dict[str, Any], name: str) -> int:
-    text = str(params[name])
-    if not text.isascii() or not text.isdecimal() or len(text) > 19 or int(text) > MAX_ID:
-        raise RequestError(INVALID, "invalid_field", f"{name}: must be a whole number from 0 to {MAX_ID}", field=name)
+def _integer(text: str) -> int:
+    """Return what decimal digits stand for; ``int`` takes blanks, signs, underscores and the digits of all scripts."""
+    if not text.isascii() or not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise ValueError(text)
     return int(text)
 
 
-def _describe_reservations(request: ReservationRequest) -> None:
-    """Answer for each task from the history in the request alone; nothing is remembered.
-
-    As Arrow: one row per window, as for `/v1/usage`, limits told in every row; the answer has one row per task.
-    """
-
-
-def _describe_usage(
-    request: UsageRequest, answer: AnswerFor = "none", margin: str | None = None, budget: float | None = None,
-    quantiles: bool | None = None,
-) -> None:  # fmt: skip
-    """Take windows as they come; good rows are kept though others are refused; the same window twice changes nothing.
-
-    What is acknowledged is on the disk. `answer` asks for reservations right after it: of the tasks written of, or of
-    the whole cell.
-    """
+def _fraction(text: str) -> float:
+    if not text.isascii() or "_" in text or text != text.strip():
+        raise ValueError(text)
+    return float(text)
 
 
-def _describe_tasks(request: TasksRequest) -> None:
-    """Take facts about tasks: limits, places, ends; and which collections want no estimation."""
+_LISTS: Final = {s.MACHINE_ID: "machines", s.COLLECTION_ID: "collections"}
+"""Parameters that may be there many times, and the fields of a query that they are."""
+_READ: Final[dict[str, Callable[[str], Any]]] = {
+    **dict.fromkeys(("page_size", *_LISTS), _integer), "budget": _fraction,
+    "quantiles": {"true": True, "false": False}.__getitem__,
+}  # fmt: skip
+_MOST_DIGITS: Final = len(str(MAX_ID))
 
 
-def _describe_task(collection_id: int, instance_index: int, margin: str | None = None) -> None:
-    """Explain one task: its history, its forecast, and how its reservation came about."""
-
-
-def _describe_cell(
-    machine_id: _ManyIds = None, collection_id: _ManyIds = None, margin: str | None = None,
-    budget: float | None = None, page_size: int = 1_000, after: str | None = None, quantiles: bool | None = None,
-) -> None:  # fmt: skip
-    """Answer for all tasks, or those on machines or of collections: JSON by pages, Arrow in one stream."""
-
-
-def _describe_query(request: CellQuery) -> None:
-    """Answer for a list of tasks, for machines, collections or all, with margins and budgets by tier."""
-
-
-def _describe_state() -> None:
-    """Say how the memory fares: tasks, clock, sizes, what was found when it was read."""
-
-
-def _describe_model() -> None:
-    """Describe the served model: what an answer rests on, and the limits of a request."""
+def _whole(params: dict[str, Any], name: str) -> int:
+    try:
+        number = _integer(str(params[name]))
+    except ValueError:
+        number = MAX_ID + 1
+    if number > MAX_ID:
+        raise RequestError(INVALID, "invalid_field", f"{name}: must be a whole number from 0 to {MAX_ID}", field=name)
+    return number

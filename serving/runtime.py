@@ -21,6 +21,7 @@ from reclaim.serving.query import margins_of
 from reclaim.serving.records import read_windows, write_windows
 from reclaim.serving.rows import usage_from_json
 from reclaim.serving.schemas import Units
+from reclaim.serving.settings import cell_folder
 from reclaim.serving.tracker import FORMAT, Tracker
 from reclaim.serving.watch import Watch
 from reclaim.serving.writer import Writer
@@ -64,7 +65,9 @@ class Runtime:
         self.units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
         self.metrics = Metrics()
         self.watch = Watch(settings.lateness_s)
-        self.keeper = ModelKeeper(settings, promote=self._promote, shadow=self._set_shadow)
+        self.keeper = ModelKeeper(
+            settings, promote=self._promote, shadow=self._set_shadow, refused=lambda: self.metrics.promotion("refused")
+        )
         model = self.keeper.load()
         self._warm_up(model)
         self.tracker = Tracker(settings, lambda: time.time_ns() // 1_000, THREADS)
@@ -131,7 +134,12 @@ class Runtime:
         from reclaim.serving.store import Store
 
         try:
-            store = Store.open(self.settings.state / "cell", state_version=FORMAT, sync=self.settings.sync)
+            store = Store.open(
+                cell_folder(self.settings.state),
+                state_version=FORMAT,
+                sync=self.settings.sync,
+                repair=self.settings.repair,
+            )
         except StoreError as error:
             _LOG.error("%s", error)
             return None, str(error)

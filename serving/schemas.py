@@ -43,6 +43,8 @@ Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
 Limit = Annotated[float, Field(gt=0, ge=MIN_LIMIT, le=MAX_AMOUNT)]
 Ratio = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+MarginName = Annotated[Name, Field(json_schema_extra={"enum": ["baseline", "medium", "aggressive"]})]
+"""A margin. The page names all there are; a name of no margin is refused by who knows what the model offers."""
 Owner = Annotated[str, Field(min_length=1, max_length=MAX_OWNER)]
 
 
@@ -192,7 +194,7 @@ class ReservationRequest(Wire):
         "The answer for each rests also on its siblings and earlier runs among them.",
     )
     cell: CellFacts = Field(default_factory=CellFacts, description="The cell that all the tasks run in.")
-    margin: Name | None = Field(
+    margin: MarginName | None = Field(
         default=None, description="Safety margin: baseline, medium or aggressive; the service's default where absent."
     )
     units: Units = Field(default_factory=Units, description="Names the unit of all amounts; any one will do.")

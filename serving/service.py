@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
+import sys
 from typing import Final
 
 import bentoml
 
 from reclaim.serving.guard import Guard
 from reclaim.serving.logs import set_up_logs
+from reclaim.serving.openapi import page_app
 from reclaim.serving.routes import PREFIX, routes
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.settings import read_settings
 
+_PR_SET_PDEATHSIG: Final = 1
+"""Of prctl(2)."""
 _running: Final[list[Runtime]] = []
 """The one runtime of this process, from its start-up to its end."""
 
@@ -20,12 +26,23 @@ def _runtime() -> Runtime:
     return _running[-1]
 
 
+def _end_with_the_server() -> None:
+    """Let this worker end when its parent does, however that ends: it would go on serving, and hold the state."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+_api: Final = routes(_runtime)
+
+
 @bentoml.service(name="reclaim", workers=1, http={"host": "127.0.0.1"}, logging={"access": {"enabled": False}})
-@bentoml.asgi_app(routes(_runtime), path=PREFIX)
+@bentoml.asgi_app(_api, path=PREFIX)
+@bentoml.asgi_app(page_app(_api, PREFIX), path="/")  # before the page that BentoML would make of it
 class ReservationService:
     """Reservations, peak predictions and out-of-memory probabilities from recent usage."""
 
     def __init__(self) -> None:
+        _end_with_the_server()
         settings = read_settings()
         set_up_logs(settings.log_json)
         self.runtime = Runtime(settings)

@@ -55,6 +55,8 @@ class ServingSettings(BaseSettings):
     """File with the bearer token that every request but the probes must carry; None asks for none."""
     state: Path | None = None
     """Folder for what must outlive the process; None keeps it in memory alone, and says so."""
+    repair: bool = False
+    """Whether a state that is damaged in the middle is used up to there, and the rest moved aside."""
     sync: bool = True
     """Whether a write is acknowledged only when it is on the disk, not merely with the operating system."""
     snapshot_mib: int = Field(default=64, ge=1)
@@ -90,6 +92,11 @@ class ServingSettings(BaseSettings):
         """What is known of the cell whose tasks are tracked."""
         cpu, memory = (math.nan if most is None else most for most in (self.largest_cpu, self.largest_memory))
         return Cell((cpu, memory), self.monday_us)
+
+
+def cell_folder(state: Path) -> Path:
+    """Return where in a state folder the memory of the cell is."""
+    return state / "cell"
 
 
 def read_settings() -> ServingSettings:

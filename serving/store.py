@@ -116,7 +116,7 @@ class Store:
             if not folder.is_dir():
                 folder.mkdir(parents=True)
                 journal.sync_folder(folder.parent)
-            lock = _take_lock(folder)
+            lock = take_lock(folder)
         except OSError as error:
             raise StoreError(f"{folder}: cannot be opened: {journal.reason(error)}") from error
         try:
@@ -262,7 +262,8 @@ class Store:
             _LOG.warning("%s: what is no longer needed stays: %s", self.folder, error)
 
 
-def _take_lock(folder: Path) -> int:
+def take_lock(folder: Path) -> int:
+    """Return the descriptor that holds a folder for this process until it is closed; StoreError where another has it."""
     fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -286,6 +286,9 @@ def serve(
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Log one JSON object a line.", envvar="RECLAIM_LOG_JSON")
     ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Use a damaged state up to the damage, and move the rest aside.")
+    ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Let other machines in without a token, too.")] = False,
 ) -> None:
     """Serve reservations over HTTP until stopped; settings without an option here are RECLAIM_… in the environment."""
@@ -296,7 +299,7 @@ def serve(
     run(
         host, port, model,
         shadow=shadow, state=None if in_memory else state, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key,
-        log_json=log_json, insecure=insecure,
+        log_json=log_json, repair=repair, insecure=insecure,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Renders docs/reference.md out of the code: columns, features, targets, labels, experiments, the service's settings."""
+"""Renders docs/reference.md out of the code: columns, features, targets, labels, experiments, service settings."""
 
 from __future__ import annotations
 

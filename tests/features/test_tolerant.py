@@ -354,7 +354,7 @@ def test_memory_of_another_cell_or_code_is_refused(history: History) -> None:
         TolerantState(Cell(), BOUND_S).recall(memory)
     with pytest.raises(ConfigError, match="something unknown"):
         state.recall({})
-    other = np.dtype([*((name, STATE.fields[name][0]) for name in STATE.names[:-1]), ("code_0", "i8")], align=True)  # type: ignore[index]  # it has fields
+    other = np.dtype([*((name, STATE.fields[name][0]) for name in STATE.names[:-1]), ("more", "i8")], align=True)  # type: ignore[index]  # it has fields
     for name, array in (("task", memory["task"].view(other)), ("held", memory["held"][:, None])):
         with pytest.raises(ConfigError, match=f"does not fit in {name!r}, other code saved it"):
             state.recall(memory | {name: array})
@@ -393,3 +393,16 @@ def test_a_user_that_comes_back_within_the_month_is_known_and_after_it_is_not(hi
         assert value(x, "user_tasks") == known
     state.advance(slot + 1, owned(history([0.3], task=3, start_s=10**9), user=6))
     assert state.n_groups["user"] == 2  # one with a task is never idle, however long it is silent
+
+
+def test_a_memory_outlives_a_change_of_the_code_that_changes_nothing_of_what_is_kept(history: History) -> None:
+    one, two = TolerantState(CELL, BOUND_S), TolerantState(CELL, BOUND_S)
+    windows, none = history([0.1, 0.4, 0.2]), np.zeros(1, np.int64)
+    one.advance(np.zeros(2, np.int64), windows.take(slice(0, 2)))
+    memory = saved(one)
+    for array in memory.values():
+        if array.dtype.names is not None:
+            array.dtype.names = tuple("code_0" if n.startswith("code_") else n for n in array.dtype.names)
+    two.recall(memory)
+    last = windows.take(slice(2, 3))
+    assert same_bits(one.advance(none, last)[1], two.advance(none, last)[1])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +32,7 @@ def bundle_folder(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """Give ``reclaim.serving.service``, imported past the warnings of others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENTOML_HOME", str(tmp_path_factory.mktemp("bentoml")))
@@ -43,7 +45,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
             assert bentoml.service  # imports the rest, which is lazy
         from reclaim.serving import service
 
-    yield service
+    return service
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +63,54 @@ def client(service: ModuleType, bundle_folder: Path) -> Iterator[Any]:
             app = TestClient(service.ReservationService.to_asgi(), raise_server_exceptions=False)
             client = running.enter_context(app)
         yield client
+
+
+@pytest.fixture(scope="session")
+def make_app(bundle_folder: Path) -> Any:
+    """Give ``make_app(**settings)``: the routes, their page and the guard without BentoML, and what they rest on."""
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    from reclaim.serving.guard import Guard
+    from reclaim.serving.openapi import page_app
+    from reclaim.serving.routes import PREFIX, routes
+    from reclaim.serving.runtime import Runtime
+    from reclaim.serving.settings import ServingSettings
+
+    @contextmanager
+    def make(**settings: Any) -> Iterator[tuple[Guard, Runtime]]:
+        runtime = Runtime(ServingSettings(model=str(bundle_folder), bundle=bundle_folder, **settings))
+        api = routes(lambda: runtime)
+        app = Starlette(routes=[Mount(PREFIX, api), Mount("/", page_app(api, PREFIX))])
+        try:
+            while runtime.writer.state == "recovering":
+                time.sleep(0.01)
+            yield Guard(app, runtime=lambda: runtime), runtime
+        finally:
+            runtime.close()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def at_url() -> Any:
+    """Give ``at_url(app)``: serves an application on loopback, in a thread, and gives its URL."""
+    import uvicorn
+
+    @contextmanager
+    def serve(app: Any) -> Iterator[str]:
+        server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None, ws="none"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+    return serve
 
 
 @dataclass(frozen=True)

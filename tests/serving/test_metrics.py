@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 LEVELS = (0.5, 0.9995)
-COUNTED = {"request_duration_seconds", "write_phase_duration_seconds", "requests_refused", "windows", "promotions"}
+COUNTED = {
+    "request_duration_seconds", "write_phase_duration_seconds", "answer_phase_duration_seconds", "requests_refused",
+    "windows", "promotions",
+}  # fmt: skip
 UNITS = ("seconds", "bytes", "ratio", "info", "deviations")
 COUNTS = ("_rows", "_tracked", "_room", "_under_way", "_waiting", "_notes")
 """Ends of the names of gauges that count things, which have no unit."""

@@ -517,7 +517,7 @@ def test_a_server_that_does_not_answer_holds_up_nobody_but_the_watcher(
         keeper._watcher.join(10)
 
 
-def _wait(until: Callable[[], bool], most_s: float = 20.0) -> None:
+def _wait(until: Callable[[], bool], most_s: float = 60.0) -> None:
     end = time.monotonic() + most_s
     while not until():
         assert time.monotonic() < end

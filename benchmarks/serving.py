@@ -1,0 +1,282 @@
+"""Measures the service under load, beside the same model in a bare FastAPI route, in one run on one machine.
+
+    python benchmarks/serving.py --model reclaim@champion --out benchmarks/results/serving.json
+    python benchmarks/serving.py --model reclaim@champion --soak 30 --out benchmarks/results/memory.json
+
+A real `reclaim serve` with its state on the disk, and every write synced. The clients are one process on the same
+machine; each calls again once it is answered. Servers are measured in turn, several times over. `--soak` is steady load
+for so many minutes, and the memory of all processes of the server meanwhile. `--quick` tries everything, and measures
+nothing worth reading.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from serving_cell import MadeUpCell, bulk, explained, one_task, one_window
+from serving_http import ARROW, OK, Caller, Calls, Maker, hammer, one_after_another, request
+from serving_servers import MIB, Server, bare_server, reclaim_server
+from serving_soak import soak, write_figure
+
+Json = dict[str, Any]
+
+CLIENTS = (1, 16, 64)
+SINGLES = {
+    "reservations": "POST /v1/reservations, one task",
+    "bare": "the same in bare FastAPI",
+    "usage": "POST /v1/usage, one window",
+    "task": "GET /v1/tasks/…, one task",
+}
+BULK = {
+    "reservations": "POST /v1/reservations, a window each",
+    "usage": "POST /v1/usage",
+    "usage_cell": "POST /v1/usage?answer=cell",
+    "cell": "GET /v1/cell/reservations",
+}
+
+
+def main() -> None:
+    """Measure, write and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="reclaim@champion", help="what `reclaim serve --model` takes")
+    parser.add_argument("--tasks", type=int, help="tasks of the cell; 250,000, and 20,000 for --soak")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each turn of single calls")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="turns of each server, and a few times that of bulk calls"
+    )
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="steady load, and the memory meanwhile")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.tasks, arguments.seconds, arguments.rounds = arguments.tasks or 2_000, 0.3, 1
+        arguments.soak = None if arguments.soak is None else min(arguments.soak, 0.1)
+    found: Json = {
+        "command": "python benchmarks/serving.py --model MODEL" + _told(arguments),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "device": f"{os.cpu_count()} cores, {_memory_gib():.0f} GiB, {platform.machine()}, client on the same cores",
+        "load_average": round(os.getloadavg()[0], 2),
+        "versions": {n: version(n) for n in ("reclaim", "bentoml", "uvicorn", "fastapi", "pyarrow", "torch", "numba")},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="reclaim-benchmark-") as folder:
+        if arguments.soak is not None:
+            n = arguments.tasks or 20_000
+            found |= soak(
+                arguments.model, Path(folder), n, arguments.soak * 60, every_s=0.5 if arguments.quick else 5.0
+            )
+        else:
+            found |= measure(arguments, Path(folder))
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        if arguments.soak is not None:
+            write_figure(found, arguments.out.with_suffix(".png"))
+    print("\n".join(_soak_table(found) if arguments.soak is not None else _tables(found)))
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> Json:
+    """Return what single calls and bulk calls took, alone and beside each other."""
+    n, seconds, rounds = arguments.tasks or 250_000, arguments.seconds, arguments.rounds
+    cell = MadeUpCell(n)
+    tables = (cell.usage(slot) for slot in itertools.count())
+    with reclaim_server(arguments.model, folder) as ours, bare_server(arguments.model, folder) as bare:
+        first = next(tables)
+        caller = Caller(ours.port)
+        _answered(
+            caller, bulk("/v1/usage", first)
+        )  # a cell of that size, and code that is compiled or read from its cache
+        for server in (ours, bare):
+            hammer(server.port, one_task, 1, min(seconds, 2.0))
+        windows = one_window(first_slot=1)
+        makers: dict[str, tuple[Server, Maker]] = {
+            "reservations": (ours, one_after_another([one_task()])),
+            "bare": (bare, one_after_another([one_task()])),
+            "usage": (ours, one_after_another(windows)),
+            "task": (ours, one_after_another(explained(n))),
+        }
+        singles = _in_turn(makers, seconds, rounds)
+        large = _bulk(ours, caller, first, tables, rounds * 4)
+        beside = {
+            f"{what} beside {of}": _beside(ours, makers[what][1], first, tables, of, seconds * rounds)
+            for of in ("reservations", "usage_cell")
+            for what in ("reservations", "usage", "task")
+        }
+        caller.close()
+        rss = {"reclaim": ours.rss_mib(), "bare": bare.rss_mib()}
+        state = ours.state()
+    return {
+        "tasks": n, "singles": singles, "bulk": large, "beside": beside, "rss_mib": rss,
+        "state_mib": {
+            name: round(state[name] / MIB, 1) for name in ("bytes", "log_bytes", "snapshot_bytes")
+        },
+    }  # fmt: skip
+
+
+def _in_turn(makers: dict[str, tuple[Server, Maker]], seconds: float, rounds: int) -> Json:
+    """Call one server after the other, over and over, so that what else the machine does meets all of them."""
+    out: Json = {}
+    for clients in CLIENTS:
+        calls = {name: Calls() for name in makers}
+        for _ in range(rounds):
+            for name, (server, make) in makers.items():
+                before = server.cpu_s()
+                made = hammer(server.port, make, clients, seconds)
+                made.cpu_s = server.cpu_s() - before
+                calls[name].add(made)
+        out[str(clients)] = {name: all_made.summary() for name, all_made in calls.items()}
+        print(f"{clients} clients: {json.dumps(out[str(clients)])}", flush=True)
+    return out
+
+
+def _requests(of: str, first: pa.Table, tables: Iterator[pa.Table]) -> Callable[[], bytes]:
+    """Return what makes the next request of a kind of bulk call."""
+    if of == "reservations":
+        fixed = bulk("/v1/reservations", first)
+        return lambda: fixed
+    if of == "cell":
+        fixed = request("GET", "/v1/cell/reservations", accept=ARROW)
+        return lambda: fixed
+    path = {"usage": "/v1/usage", "usage_cell": "/v1/usage?answer=cell"}[of]
+    return lambda: bulk(path, next(tables))
+
+
+def _bulk(server: Server, caller: Caller, first: pa.Table, tables: Iterator[pa.Table], times: int) -> Json:
+    """Return what each bulk call takes, all kinds in turn, and what the server did in that time."""
+    taken: dict[str, list[float]] = {name: [] for name in BULK}
+    parts: dict[str, list[dict[str, float]]] = {name: [] for name in BULK}
+    size: dict[str, tuple[int, int]] = {}
+    cpu: dict[str, list[float]] = {name: [] for name in BULK}
+    for _ in range(times):
+        for name in BULK:
+            sent = _requests(name, first, tables)()
+            before, cpu_s = server.phases(), server.cpu_s()
+            body, seconds = _answered(caller, sent)
+            cpu[name].append(server.cpu_s() - cpu_s)
+            after = server.phases()
+            taken[name].append(seconds)
+            parts[name].append({" ".join(key): after[key] - before.get(key, 0.0) for key in after})
+            size[name] = len(sent), len(body)
+    out: Json = {}
+    for name, made in taken.items():
+        middle = {part: statistics.median(p[part] for p in parts[name]) for part in parts[name][0]}
+        middle["transfer, and the rest"] = statistics.median(
+            seconds - sum(p.values()) for seconds, p in zip(made, parts[name], strict=True)
+        )
+        out[name] = {
+            "calls": len(made), "median_s": round(statistics.median(made), 4), "least_s": round(min(made), 4),
+            "most_s": round(max(made), 4), "server_cpu_s": round(statistics.median(cpu[name]), 3),
+            "sent_mib": round(size[name][0] / MIB, 1),
+            "got_mib": round(size[name][1] / MIB, 1),
+            "seconds_in": {part: round(seconds, 4) for part, seconds in middle.items() if round(seconds, 4)},
+        }  # fmt: skip
+        print(f"{name}: {json.dumps(out[name])}", flush=True)
+    return out
+
+
+def _beside(server: Server, make: Maker, first: pa.Table, tables: Iterator[pa.Table], of: str, seconds: float) -> Json:
+    """Return what single calls of one client take while bulk calls run back to back."""
+    stop = threading.Event()
+    took: list[float] = []
+    made = _requests(of, first, tables)
+
+    def run() -> None:
+        caller = Caller(server.port)
+        sent = made()
+        while not stop.is_set():
+            took.append(_answered(caller, sent)[1])
+            sent = made()
+        caller.close()
+
+    bulk_calls = threading.Thread(target=run)
+    bulk_calls.start()
+    time.sleep(min(seconds, 0.5))
+    calls = hammer(server.port, make, 1, seconds)
+    stop.set()
+    bulk_calls.join()
+    out: Json = calls.summary() | {"bulk_calls": len(took), "bulk_median_s": round(statistics.median(took), 4)}
+    print(f"beside {of}: {json.dumps(out)}", flush=True)
+    return out
+
+
+def _answered(caller: Caller, sent: bytes) -> tuple[bytes, float]:
+    status, body, seconds = caller.call(sent)
+    if status != OK:
+        raise SystemExit(f"a bulk call was refused with {status}: {body[:1000].decode(errors='replace')}")
+    return body, seconds
+
+
+def _told(arguments: argparse.Namespace) -> str:
+    told = "" if arguments.tasks is None else f" --tasks {arguments.tasks}"
+    told += "" if arguments.soak is None else f" --soak {arguments.soak:g}"
+    return told + (" --quick" if arguments.quick else f" --seconds {arguments.seconds:g} --rounds {arguments.rounds}")
+
+
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def _tables(found: Json) -> Iterator[str]:
+    yield from ("", "| one task | clients | p50 ms | p99 ms | server CPU ms | requests/s | failed |")
+    yield "|---|--:|--:|--:|--:|--:|--:|"
+    for clients, by_call in found["singles"].items():
+        for name, r in by_call.items():
+            row = [_ms(r, "p50_ms"), _ms(r, "p99_ms"), _ms(r, "server_cpu_ms"), f"{r.get('per_second', 0):.0f}"]
+            yield f"| {SINGLES[name]} | {clients} | {' | '.join(row)} | {r['failed']} |"
+    yield from (
+        "",
+        f"| {found['tasks']:,} tasks as Arrow | median s | least | most | server CPU s | MiB in, out | where |",
+    )
+    yield "|---|--:|--:|--:|--:|--:|---|"
+    for name, r in found["bulk"].items():
+        where = ", ".join(f"{part} {seconds:.2f}" for part, seconds in r["seconds_in"].items() if seconds >= 0.005)
+        size = f"{r['sent_mib']:.0f}, {r['got_mib']:.0f}"
+        yield f"| {BULK[name]} | {r['median_s']:.2f} | {r['least_s']:.2f} | {r['most_s']:.2f} | {r['server_cpu_s']:.2f} | {size} | {where} |"
+    yield from (
+        "",
+        "| one task beside bulk calls | p50 ms | p99 ms | most | failed | bulk s |",
+        "|---|--:|--:|--:|--:|--:|",
+    )
+    for name, r in found["beside"].items():
+        what, _, of = name.partition(" beside ")
+        yield (
+            f"| {SINGLES[what]}, beside {BULK[of]} | {_ms(r, 'p50_ms')} | {_ms(r, 'p99_ms')} | {_ms(r, 'max_ms')} "
+            f"| {r['failed']} | {r['bulk_median_s']:.2f} |"
+        )
+
+
+def _ms(row: Json, name: str) -> str:
+    return f"{row[name]:.2f}" if name in row else "–"
+
+
+def _soak_table(found: Json) -> Iterator[str]:
+    yield from ("", "| steady load | |", "|---|---|")
+    for name in (
+        "minutes",
+        "slots",
+        "windows",
+        "single_calls",
+        "failed",
+        "mib_at_start",
+        "mib_at_end",
+        "mib_per_hour",
+        "verdict",
+    ):
+        yield f"| {name.replace('_', ' ')} | {found[name]} |"
+
+
+if __name__ == "__main__":
+    main()
