@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.schema import RESOURCES, TIERS
+from reclaim.features.kin import ROWS_WORTH_A_THREAD, in_parts
 from reclaim.features.targets import TARGETS
 from reclaim.serving.answer import under_limit_of_now
 from reclaim.serving.cell_schemas import (
@@ -26,10 +29,17 @@ if TYPE_CHECKING:
     from reclaim.serving.settings import ServingSettings
     from reclaim.serving.tasks import Known
 
+_Made = TypeVar("_Made")
+
 SERVED_RULES: Final = (*RULES, "stale", "opt_out")
 """Rules of the estimators, and the two of the service: nothing was heard for too long; its collection opted out."""
 STALE, OPT_OUT = len(RULES), len(RULES) + 1
+THREADS: Final = min(os.cpu_count() or 1, 8)
+"""For large calls; more than a few wait for memory, not for cores."""
 _US: Final = 1_000_000
+_PIECE_ROWS: Final = ROWS_WORTH_A_THREAD - 1
+"""Large answers are made piece by piece: a piece nearly stays in a core's own cache, and between the steps of one the
+interpreter is free for others within a millisecond."""
 _HORIZONS_FRESH: Final = 2.0
 """For so many horizons after its last window a reservation stands, unless the settings say otherwise."""
 
@@ -53,6 +63,19 @@ class Answers:
     margin: NDArray[np.int64]
     estimate: Estimate
     limit: NDArray[np.float64]
+
+
+def in_pieces(make: Callable[[slice], _Made], n: int) -> list[_Made]:
+    """Return what is made of each piece of ``n`` rows, in their order; there is one piece at least. In threads."""
+    pieces = [slice(low, low + _PIECE_ROWS) for low in range(0, max(n, 1), _PIECE_ROWS)]
+    made: list[_Made | None] = [None] * len(pieces)
+
+    def run(part: int, parts: int) -> None:
+        for k in range(part, len(pieces), parts):
+            made[k] = make(pieces[k])
+
+    in_parts(run, n, THREADS)
+    return [m for m in made if m is not None]
 
 
 def answers(
@@ -81,11 +104,12 @@ def answers(
     estimate = Estimate(limit.copy(), np.full(limit.shape, UNKNOWN, np.uint8))
     seen = task[s.END_US] >= 0
     last = known.last
-    for number in np.unique(margin[seen]):
+    for number in np.flatnonzero(np.bincount(margin[seen])):
         rows = np.flatnonzero(seen & (margin == number))
-        some = known.last if len(rows) == n else last.take(rows)
-        bare = known.scores.bare if len(rows) == n else known.scores.bare[rows]
-        made = known.engine.estimate(MARGIN_NAMES[number], bare, some)
+        if len(rows) == n:
+            estimate = known.engine.estimate(MARGIN_NAMES[number], known.scores.bare, last)
+            break
+        made = known.engine.estimate(MARGIN_NAMES[number], known.scores.bare[rows], last.take(rows))
         estimate.reservation[rows], estimate.rule[rows] = made.reservation, made.rule
     estimate = under_limit_of_now(estimate, limit)
     stale_us = _stale_us(settings, known.engine)
@@ -114,6 +138,19 @@ def as_json(found: Answers, units: Units, *, following: str | None = None, quant
         tasks=[one_task(found, row, quantiles) for row in range(len(known.key))],
         next=following,
     )
+
+
+def table_of(
+    known: Known, margin_of_tier: NDArray[np.int64], settings: ServingSettings, units: Units,
+    limit_else: NDArray[np.float64] | None = None, *, quantiles: bool = False,
+) -> pa.Table:  # fmt: skip
+    """Return ``as_table`` of the ``answers`` for any number of tasks, made in pieces."""
+
+    def made(piece: slice) -> pa.Table:
+        some = None if limit_else is None else limit_else[piece]
+        return as_table(answers(known.take(piece), margin_of_tier, settings, some), units, quantiles=quantiles)
+
+    return pa.concat_tables(in_pieces(made, len(known.key)))
 
 
 def as_table(found: Answers, units: Units, *, quantiles: bool = False) -> pa.Table:

@@ -71,7 +71,8 @@ def find_model(reference: str) -> ModelLocation:
                 "`reclaim train DATASET` or `reclaim demo` registers reclaim@champion"
             )
         return ModelLocation(folder.name, LOCAL_VERSION, folder, reference)
-    from reclaim.training.tracking import fetch_bundle, give_up_soon
+    from reclaim.training.lookup import give_up_soon
+    from reclaim.training.tracking import fetch_bundle
 
     give_up_soon()
     folder, version = fetch_bundle(reference)

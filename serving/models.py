@@ -24,7 +24,8 @@ from reclaim.serving.kept import (
 )
 from reclaim.serving.loader import LOCAL_VERSION, LoadedModel, ModelLocation, find_model, is_alias, is_folder
 from reclaim.serving.settings import ServingSettings
-from reclaim.training.tracking import ModelVersion, RegistryReader, fetch_bundle
+from reclaim.training.lookup import RegistryReader
+from reclaim.training.tracking import ModelVersion, fetch_bundle
 
 _LOG = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ _LOOK_US: Final = 30_000_000
 _MEMORY: Final = RESOURCES.index("memory")
 _TASK: Final = np.dtype(
     [
-        ("end_us", "i8"),  # end of the window whose answer is waited for; 0: none is
+        ("answer_us", "i8"),  # end of the window whose answer is waited for; 0: none is
         ("last_start_us", "i8"),  # of the task's last window
         ("last_end_us", "i8"),
         ("limit", "f8", len(RESOURCES)),  # when the answer was given
@@ -184,7 +184,7 @@ class LiveQuality:
         So answers under every margin need be made for them alone: for ``MOST_TAKEN`` at most, in turn.
         """
         self._make_room(slot)
-        rows = np.flatnonzero(self._tasks["end_us"][slot] == 0)
+        rows = np.flatnonzero(self._tasks["answer_us"][slot] == 0)
         if len(rows) > MOST_TAKEN:
             after = slot[rows] >= self._turn
             rows = np.concatenate([rows[after], rows[~after]])[:MOST_TAKEN]
@@ -214,7 +214,7 @@ class LiveQuality:
             Probability at the horizon; NaN where the model has none.
         """
         self._make_room(slot)
-        rows = np.flatnonzero(self._tasks["end_us"][slot] == 0)
+        rows = np.flatnonzero(self._tasks["answer_us"][slot] == 0)
         _expect(
             rows, np.ascontiguousarray(slot), self._tasks, self._held, self._quantiles, np.ascontiguousarray(end_us),
             tier_key(tier), limit, quantiles, reservation, oom,
@@ -225,7 +225,8 @@ class LiveQuality:
         self._make_room(slot)
         task = self._tasks[slot]
         last = (task["last_start_us"] < time_us) & (task["last_end_us"] >= time_us - _LAST_WINDOW_US)
-        within = (task["end_us"] > 0) & (task["end_us"] < time_us) & (time_us <= task["end_us"] + self.horizon_us)
+        answer_us = task["answer_us"]
+        within = (answer_us > 0) & (answer_us < time_us) & (time_us <= answer_us + self.horizon_us)
         oom = last & within & (task["near"] != 0)
         self._tasks["failed"][slot[oom]] = 1
         with self._lock:
@@ -237,7 +238,7 @@ class LiveQuality:
         if clock_us <= self._looked_us:
             return
         self._looked_us = clock_us
-        end_us = self._tasks["end_us"]
+        end_us = self._tasks["answer_us"]
         due = np.flatnonzero((end_us > 0) & (end_us <= clock_us - self.horizon_us - self.grace_us))
         self._count(due, ended=False)
         end_us[due] = 0
@@ -245,7 +246,7 @@ class LiveQuality:
     def forget(self, slots: NDArray[np.int64]) -> None:
         """Let tasks go: their answers count for as long as they were there, and the slots are free for others."""
         known = slots[slots < len(self._tasks)]
-        self._count(known[self._tasks["end_us"][known] > 0], ended=True)
+        self._count(known[self._tasks["answer_us"][known] > 0], ended=True)
         self._tasks[known] = np.zeros((), _TASK)
 
     def numbers(self) -> QualityNumbers:
@@ -276,7 +277,7 @@ def _observe(tasks: Any, slot: Any, start_us: Any, end_us: Any, now: Any, near: 
             task.last_start_us = start_us[i]
             task.last_end_us = end_us[i]
             task.near = near[i]
-        if task.end_us > 0 and end_us[i] > task.end_us and start_us[i] < task.end_us + horizon_us:
+        if task.answer_us > 0 and end_us[i] > task.answer_us and start_us[i] < task.answer_us + horizon_us:
             for r in range(now.shape[1]):
                 if not now[i, r] <= task.peak[r] and not np.isnan(now[i, r]):
                     task.peak[r] = now[i, r]
@@ -290,7 +291,7 @@ def _expect(
     for i in rows:
         s = slot[i]
         task = tasks[s]
-        task.end_us = end_us[i]
+        task.answer_us = end_us[i]
         task.tier = tier[i]
         task.oom = oom[i]
         task.failed = 0

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from reclaim.data import schema as s
 from reclaim.serving import arrow, bulk, rows
 from reclaim.serving.answer import answer, model_info
-from reclaim.serving.cell_answer import answers, as_json, as_table
+from reclaim.serving.cell_answer import answers, as_json, table_of
 from reclaim.serving.cell_schemas import (
     AnswerFor,
     CellAnswer,
@@ -149,7 +149,7 @@ async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Resp
         query = _query_of(request.query_params, *_MARGIN, "quantiles")
 
         def made() -> Response:
-            return _table(bulk.answer_histories(model, body, query, settings))
+            return _table(runtime, bulk.answer_histories(model, body, query, settings, runtime.metrics))
 
         return await run_in_threadpool(made)
     _query_of(request.query_params)  # a body of JSON says it itself
@@ -238,14 +238,19 @@ def _answered(
     """Return reservations for whom the query names, or of ``key``, with what became of the write before it."""
     tracker, settings = runtime.tracker, runtime.settings
     page = page_of(query, tracker, key, whole=_gives_arrow(request))
-    known = tracker.look(page.key, machines=query.machines, collections=query.collections)
-    found = answers(known, margins_of(query, known.engine, settings.margin), settings, page.limit)
+    with runtime.metrics.answering("look"):
+        known = tracker.look(page.key, machines=query.machines, collections=query.collections)
+    margin_of_tier = margins_of(query, known.engine, settings.margin)
     if _gives_arrow(request):
-        table = as_table(found, runtime.units, quantiles=bool(query.quantiles))
+        with runtime.metrics.answering("answer"):
+            table = table_of(
+                known, margin_of_tier, settings, runtime.units, page.limit, quantiles=bool(query.quantiles)
+            )  # fmt: skip
         if write is not None:
             about = {**(table.schema.metadata or {}), _WRITE: write.model_dump_json().encode()}
             table = table.replace_schema_metadata(about)
-        return _table(table)
+        return _table(runtime, table)
+    found = answers(known, margin_of_tier, settings, page.limit)
     quantiles = query.quantiles is not False
     told = as_json(found, runtime.units, following=page.following, quantiles=quantiles)
     return _said(told if write is None else write.model_copy(update={"reservations": told}))
@@ -255,8 +260,9 @@ def _said(model: BaseModel) -> Response:
     return Response(model.model_dump_json(), media_type=_JSON)
 
 
-def _table(table: Any) -> Response:
-    return Response(memoryview(arrow.write_table(table)), media_type=arrow.MEDIA_TYPE)
+def _table(runtime: Runtime, table: Any) -> Response:
+    with runtime.metrics.answering("encode"):
+        return Response(memoryview(arrow.write_table(table)), media_type=arrow.MEDIA_TYPE)
 
 
 def _is_arrow(request: Request) -> bool:

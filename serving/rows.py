@@ -182,9 +182,9 @@ def usage_from_arrow(body: bytes, max_rows: int) -> UsageRows:
     columns = _complete(arrow.columns_of(table, USAGE_COLUMNS, _LENGTHS), USAGE_COLUMNS, table.num_rows)
     refusals, good = Refusals(), np.ones(table.num_rows, np.bool_)
     _check_ranges(columns, (s.COLLECTION_ID, s.START_US, s.END_US), good, refusals)
-    empty = np.less_equal(columns[s.END_US], columns[s.START_US])
+    empty = np.asarray(columns[s.END_US] <= columns[s.START_US], np.bool_)
     _refuse(empty, "invalid_field", "a window must end after it starts", s.END_US, good, refusals)
-    for name in _VECTORS:
+    for name in _VECTORS.keys() & columns.keys():
         values = columns[name]
         with np.errstate(invalid="ignore"):
             wrong = ((values < 0) | (values > MAX_AMOUNT)).any(axis=1) | (np.diff(values, axis=1) < 0).any(axis=1)
@@ -277,13 +277,13 @@ def _columns(kinds: dict[str, Kind], told: Sequence[Any]) -> Columns:
 
 
 def _complete(columns: Columns, kinds: dict[str, Kind], n: int) -> Columns:
-    """Add the columns that are not told of."""
+    """Add the columns that are not told of, but for vectors."""
     for name, kind in kinds.items():
         if name in columns:
             continue
         if kind == "vector":
-            columns[name] = np.full((n, _LENGTHS[name]), np.nan, np.float32)
-        elif kind == "number":
+            continue
+        if kind == "number":
             columns[name] = np.full(n, np.nan)
         else:
             columns[name] = np.full(n, 0 if name == s.INSTANCE_INDEX else s.UNKNOWN_ID, np.int64)
@@ -325,9 +325,9 @@ def _refuse(
 
 def _windows(columns: Columns) -> tuple[Windows, NDArray[np.int8]]:
     n = len(columns[s.START_US])
-    percentiles = np.empty((n, len(w.LEVELS)), np.float32)
-    for name, levels in _VECTORS.items():
-        percentiles[:, levels] = columns[name]
+    percentiles = np.full((n, len(w.LEVELS)), np.nan, np.float32)
+    for name in _VECTORS.keys() & columns.keys():
+        percentiles[:, _VECTORS[name]] = columns[name]
     in_alloc = columns[IN_ALLOC].astype(np.int8)
     return Windows(
         collection_id=columns[s.COLLECTION_ID],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.errors import StoreError
 from reclaim.serving.answer import answer
-from reclaim.serving.cell_answer import answers
+from reclaim.serving.cell_answer import THREADS, answers
 from reclaim.serving.cell_schemas import CellQuery, StateInfo
 from reclaim.serving.engine import Engine
 from reclaim.serving.errors import parse_request
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-THREADS: Final = min(os.cpu_count() or 1, 8)
-"""For large calls; more than a few wait for memory, not for cores."""
 _WARM_UP: Final = b"""{"tasks": [{"collection_id": 0, "limit": {"cpu": 1, "memory": 1}, "windows": [
     {"start_us": 0, "end_us": 300000000, "cpu_mean": 0.1, "memory_max": 0.1},
     {"start_us": 300000000, "end_us": 600000000, "cpu_mean": 0.2, "memory_max": 0.2}]}]}"""

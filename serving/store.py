@@ -263,7 +263,7 @@ class Store:
 
 
 def take_lock(folder: Path) -> int:
-    """Return the descriptor that holds a folder for this process until it is closed; StoreError where another has it."""
+    """Return the descriptor that holds a folder for this process until closed; StoreError where another has it."""
     fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -182,6 +182,13 @@ class Known:
     clock_us: int
     present_us: int
     tracked: int
+
+    def take(self, rows: slice) -> Known:
+        """Return the chosen tasks."""
+        return replace(
+            self, key=self.key[rows], there=self.there[rows], task=self.task[rows], scores=self.scores.take(rows),
+            x=None if self.x is None else self.x[rows], opted_out=self.opted_out[rows],
+        )  # fmt: skip
 
     @property
     def last(self) -> Windows:

@@ -1,11 +1,10 @@
-"""The record of runs and models; MLflow is imported here and in ``mlstore`` alone, when a function needs it."""
+"""The record of runs and models; only here, in ``mlstore`` and ``lookup`` is MLflow imported, when it is needed."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,13 +30,6 @@ CHAMPION: Final = "champion"
 _MODEL: Final = "model"
 _BUNDLE: Final = "bundle"
 """Name of the bundle's folder inside the logged model."""
-_ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-"""MLflow's codes for a model, a version, and an alias that is none."""
-_SERVING: Final = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds; with MLflow's own 120 a dead server goes unnoticed for minutes
-    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",  # a connection kept open goes on reading a file that was replaced
-}
-"""Settings of MLflow for a process that serves."""
 _REQUIREMENTS: Final = ("numpy", "numba", "safetensors", "scikit-learn", "skops", "torch")
 
 
@@ -241,56 +233,6 @@ def _log_model(folder: Path, inputs: Sequence[str], outputs: Sequence[str]) -> t
     return str(logged.model_uri), str(logged.model_id)
 
 
-def give_up_soon() -> None:
-    """Let MLflow wait less for a store that does not answer, and read its file as it is, from now on.
-
-    For a process that serves; what its environment says already stands.
-    """
-    for name, value in _SERVING.items():
-        os.environ.setdefault(name, value)
-
-
-class RegistryReader:
-    """Says again and again what references stand for, with one client that gives up on a store that does not answer.
-
-    For a process that serves; not for several threads at once.
-    """
-
-    def __init__(self) -> None:
-        self._client: MlflowClient | None = None
-
-    def prepare(self) -> None:
-        """Import MLflow now, asking nobody: a second or two in which the other threads of a process hardly run."""
-        give_up_soon()
-        with quiet():
-            import mlflow.artifacts
-            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - for what it brings in, as the client would
-
-    def find(self, reference: str) -> ModelVersion | None:
-        """Return which version ``name@alias`` or ``name/version`` stands for now; None where there is no such thing.
-
-        Raises
-        ------
-        ModelError
-            The store cannot be asked.
-        """
-        uri = default_tracking_uri()
-        if missing(uri):
-            raise ModelError(f"{uri} does not exist")
-        if self._client is None:
-            give_up_soon()
-            self._client = store_client()
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return _version_of(self._client, reference)
-        except MlflowException as error:
-            if error.error_code in _ABSENT:
-                return None
-            reason = str(error).strip().partition("\n")[0]
-            raise ModelError(f"{uri} does not answer ({reason})") from error
-
-
 def resolve_model(reference: str) -> ModelVersion:
     """Return which version ``name@alias`` or ``name/version`` stands for now.
 
@@ -303,14 +245,15 @@ def resolve_model(reference: str) -> ModelVersion:
 
     client = store_reader(f"model {reference}")
     try:
-        return _version_of(client, reference)
+        return version_of(client, reference)
     except MlflowException as error:
         raise ModelError(
             f"no model {reference} in {default_tracking_uri()} ({error.message}); train one with `reclaim train`"
         ) from error
 
 
-def _version_of(client: MlflowClient, reference: str) -> ModelVersion:
+def version_of(client: MlflowClient, reference: str) -> ModelVersion:
+    """Return which version a reference stands for, asked of a client; MLflow's own errors, and ModelError."""
     name, at, alias = reference.partition("@")
     if at:
         found = client.get_model_version_by_alias(name, alias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -70,16 +71,9 @@ def fact_rows(*tasks: Json, estimation: dict[int, bool] | None = None) -> rows.F
         if "limit" in facts:
             facts["limit"] = {"cpu": facts["limit"], "memory": facts["limit"]}
     wishes = [{"collection_id": k, "estimation": wish} for k, wish in (estimation or {}).items()]
-    told = rows.facts_from_json(s_json({"tasks": named, "collections": wishes}))
+    told = rows.facts_from_json(json.dumps({"tasks": named, "collections": wishes}).encode())
     assert not told.refusals.counts, told.refusals
     return told
-
-
-def s_json(content: Json) -> bytes:
-    """Return a body."""
-    import json
-
-    return json.dumps(content).encode()
 
 
 def usage_json(windows: Windows) -> list[Json]:
@@ -120,7 +114,7 @@ def usage_arrow(windows: Windows) -> bytes:
     told = usage_json(windows)
     for row in told:
         row[s.CPU_LIMIT], row[s.MEMORY_LIMIT] = row.pop("limit", {"cpu": None, "memory": None}).values()
-    return write_table(pa.Table.from_pylist(told, schema=schema)).to_pybytes()
+    return bytes(write_table(pa.Table.from_pylist(told, schema=schema)))
 
 
 _TYPES = {

@@ -23,8 +23,9 @@ from reclaim.serving.loader import LoadedModel
 from reclaim.serving.models import ModelKeeper
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import BUNDLE_FILE, Bundle, save_bundle
+from reclaim.training.lookup import RegistryReader
 from reclaim.training.mlstore import store_client
-from reclaim.training.tracking import RegistryReader, fetch_bundle
+from reclaim.training.tracking import fetch_bundle
 
 pytestmark = pytest.mark.slow  # MLflow is imported, and a store made: four seconds before the first test
 

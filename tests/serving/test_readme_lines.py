@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
-
-from tests.serving.keeping import serving
-
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-LINES = [line for block in re.findall(r"```sh\n(curl.*?)```", README, re.DOTALL) for line in re.split(r"\n(?=curl)", block)]
+LINES = [
+    line for block in re.findall(r"```sh\n(curl.*?)```", README, re.DOTALL) for line in re.split(r"\n(?=curl)", block)
+]

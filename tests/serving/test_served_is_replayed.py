@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,6 @@ from reclaim.data.synthetic import SyntheticCellConfig, write_cell
 from reclaim.data.windows import Cell, Windows, concatenate
 from reclaim.features.targets import TARGETS
 from reclaim.serving.arrow import MEDIA_TYPE
-from reclaim.serving.routes import routes
-from reclaim.serving.runtime import Runtime
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import RULES
@@ -81,7 +79,7 @@ def tellable(windows: Windows) -> Windows:
     for levels in (HEAD, TAIL):
         part = percentiles[:, levels]
         wrong = np.isnan(part).any(axis=1) | (np.diff(part, axis=1) < 0).any(axis=1)
-        percentiles[np.ix_(wrong, levels)] = np.nan
+        percentiles[np.ix_(np.flatnonzero(wrong), np.array(levels))] = np.nan
     windows = replace(windows, percentiles=percentiles)
     task = windows.task_numbers()
     late = np.zeros(len(windows), np.bool_)
@@ -100,9 +98,12 @@ def history_replayed(history: History, bundle: Bundle) -> Replayed:
     return replayed(history.windows, bundle)
 
 
-def synthetic(folder: Path) -> Windows:
+@pytest.fixture(scope="module")
+def synthetic(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Replayed:
+    """Return six hours of some 200 tasks, siblings and earlier runs of each other among them."""
+    folder = tmp_path_factory.mktemp("synthetic")
     write_cell(folder / "cell", SyntheticCellConfig(machines=4, days=0.25, tasks_per_machine=40.0))
-    return ingested(folder / "cell", folder)
+    return replayed(ingested(folder / "cell", folder), bundle)
 
 
 def ingested(trace: Path, folder: Path) -> Windows:
@@ -160,11 +161,10 @@ def test_a_drawn_history_is_served_as_it_is_replayed(how: str, history_replayed:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["whole", "shuffled", "in parts", "several slots"])
-def test_a_synthetic_cell_is_served_as_it_is_replayed(how: str, bundle: Bundle, tmp_path: Path) -> None:
-    theirs = replayed(synthetic(tmp_path), bundle)
-    assert len(theirs.windows) > 3_000
-    assert theirs.slot.max() > 100
-    assert serve_and_check(theirs, bundle, how) > 1_000
+def test_a_synthetic_cell_is_served_as_it_is_replayed(how: str, synthetic: Replayed, bundle: Bundle) -> None:
+    assert len(synthetic.windows) > 3_000
+    assert synthetic.slot.max() > 100
+    assert serve_and_check(synthetic, bundle, how) > 1_000
 
 
 @pytest.mark.slow
@@ -177,18 +177,12 @@ def test_the_real_windows_of_google_2019_are_served_as_they_are_replayed(
 
 
 @pytest.fixture
-def app(bundle_folder: Path, tmp_path: Path) -> Iterator[TestClient]:
-    """Give the routes over a runtime with a state folder, without BentoML around them."""
-    settings = SETTINGS.model_copy(update={"bundle": bundle_folder, "model": "./bundle", "state": tmp_path / "state"})
-    runtime = Runtime(settings)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient` is deprecated")
-        from starlette.testclient import TestClient
-    try:
-        with TestClient(routes(lambda: runtime)) as client:
-            yield client
-    finally:
-        runtime.close()
+def app(make_app: Any, tmp_path: Path) -> Iterator[TestClient]:
+    """Give the routes over a memory that is kept on the disk, without BentoML around them."""
+    from starlette.testclient import TestClient
+
+    with make_app(**SETTINGS.model_dump(exclude_unset=True), state=tmp_path / "state") as (routes, _):
+        yield TestClient(routes)
 
 
 def assert_json_is_replayed(answer: Json, theirs: Replayed, margin: str) -> None:
@@ -235,7 +229,7 @@ def test_windows_told_slot_by_slot_as_json_are_served_as_they_are_replayed(
 ) -> None:
     for k, part in enumerate(by_slot(history_replayed.windows)):
         margin = MARGIN_NAMES[k % 3]
-        answer = app.post(f"/usage?answer=cell&margin={margin}", content=json.dumps({"windows": usage_json(part)}))
+        answer = app.post(f"/v1/usage?answer=cell&margin={margin}", content=json.dumps({"windows": usage_json(part)}))
         assert answer.status_code == 200, answer.text
         assert answer.json()["taken"] == len(part)
         assert_json_is_replayed(answer.json()["reservations"], history_replayed, margin)
@@ -246,7 +240,7 @@ def test_windows_told_slot_by_slot_as_arrow_are_served_as_they_are_replayed(
 ) -> None:
     for k, part in enumerate(by_slot(history_replayed.windows)):
         margin = MARGIN_NAMES[k % 3]
-        url = f"/usage?answer=cell&margin={margin}"
+        url = f"/v1/usage?answer=cell&margin={margin}"
         answer = app.post(url, content=usage_arrow(part), headers={"content-type": MEDIA_TYPE})
         assert answer.status_code == 200, answer.text
         table = table_of(answer.content)
@@ -278,11 +272,11 @@ def test_the_stateless_routes_agree_with_each_other_and_with_a_replay(
     edges = windows.task_starts()
     last = edges[1:] - 1
     told_as = {"content-type": MEDIA_TYPE}
-    answer = app.post(f"/reservations?margin={margin}&quantiles=true", content=usage_arrow(windows), headers=told_as)
+    answer = app.post(f"/v1/reservations?margin={margin}&quantiles=true", content=usage_arrow(windows), headers=told_as)
     table = table_of(answer.content)
-    tasks = [stateless_task(windows.take(slice(low, high))) for low, high in zip(edges, edges[1:], strict=False)]
+    tasks = [stateless_task(windows.take(slice(low, high))) for low, high in pairwise(edges)]
     cell = {"largest_machine": {"cpu": 8.0, "memory": 16e9}, "monday_us": 345_600_000_000}
-    answer = app.post("/reservations", content=json.dumps({"tasks": tasks, "cell": cell, "margin": margin}))
+    answer = app.post("/v1/reservations", content=json.dumps({"tasks": tasks, "cell": cell, "margin": margin}))
     told = answer.json()["tasks"]
     rules = {r: [RULES[rule] for rule in expected.rule[last, k]] for k, r in enumerate(RESOURCES)}
     for r, resource in enumerate(RESOURCES):

@@ -1,0 +1,488 @@
+"""Every rule of the memory, by hand: who is let in, what is filled in, who leaves, and what readers see meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError, StoreError
+from reclaim.data.schema import TIERS
+from reclaim.serving.cell_answer import OPT_OUT, SERVED_RULES, STALE, answers
+from reclaim.serving.cell_schemas import CellQuery
+from reclaim.serving.engine import Engine, Scores
+from reclaim.serving.errors import RequestError
+from reclaim.serving.query import margins_of
+from reclaim.serving.settings import ServingSettings
+from reclaim.serving.tasks import TASK
+from reclaim.serving.tracker import IN_THE_FUTURE, NO_LIMIT, OUTCOMES, TOO_MANY_TASKS
+from reclaim.training.bundle import Bundle
+from reclaim.training.estimators.base import UNKNOWN
+from reclaim.training.estimators.margin import MARGIN_NAMES, Margin, three_margins
+from tests.serving.keeping import (
+    Memory,
+    S,
+    W,
+    assert_same,
+    assert_same_bits,
+    by_slot,
+    fact_rows,
+    loaded,
+    told_by,
+    windows_of,
+)
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import History
+
+TAKEN, LATE, REPEATED, TOO_LATE = range(4)
+DAY = 86_400 * S
+
+
+@pytest.fixture
+def memory(bundle: Bundle) -> Memory:
+    return Memory(ServingSettings(), bundle)
+
+
+def memory_with(bundle: Bundle, now_us: int = -1, **changes: Any) -> Memory:
+    return Memory(ServingSettings(**changes), bundle, now_us)
+
+
+def facts_of(memory: Memory, task: int = 1, index: int = 0) -> Any:
+    known = memory.tracker.look(np.array([[task, index]]))
+    assert known.there[0]
+    return known.task[0]
+
+
+def test_windows_are_taken_late_repeated_or_too_late(memory: Memory) -> None:
+    assert memory.write(windows_of({"at": 10})) == [TAKEN]
+    assert memory.write(windows_of({"at": 11}, {"at": 11}, {"at": 9})) == [TAKEN, REPEATED, LATE]
+    assert memory.write(windows_of({"at": 11}, {"at": 9}, {"at": 8}, {"at": 7})) == [REPEATED, REPEATED, LATE, TOO_LATE]
+    assert facts_of(memory)["windows"] == 4
+    assert facts_of(memory)["first_us"] == 8 * W
+    assert facts_of(memory)["end_us"] == memory.tracker.clock_us == 12 * W
+    assert "900 s" in memory.tracker.refusal(TOO_LATE)
+
+
+def test_a_late_window_counts_as_if_it_had_come_in_time(bundle: Bundle) -> None:
+    late, in_time = (memory_with(bundle) for _ in range(2))
+    told = [windows_of({"at": k, "cpu": 0.1 * k, "limit": 2.0}) for k in range(1, 7)]
+    for k in (0, 1, 3, 2, 4, 5):
+        late.write(told[k])
+    for windows in told:
+        in_time.write(windows)
+    assert_same(told_by(late.tracker, late.settings), told_by(in_time.tracker, in_time.settings))
+
+
+def test_what_is_repeated_or_refused_changes_nothing(memory: Memory) -> None:
+    memory.write(windows_of({"at": 10}, {"at": 11}, {"at": 11, "task": 2}))
+    before = memory.tracker.memory()
+    assert memory.write(windows_of({"at": 11, "cpu": 0.9}, {"at": 2, "cpu": 0.9, "limit": 7.0})) == [REPEATED, TOO_LATE]
+    assert memory.write(windows_of({"at": 2_000}, {"task": 3, "limit": None})) == [IN_THE_FUTURE, NO_LIMIT]
+    after = memory.tracker.memory()
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        assert_same_bits(after[name], array, name)
+
+
+def test_a_window_in_the_future_of_the_clock_is_refused_and_does_not_move_it(bundle: Bundle) -> None:
+    memory = memory_with(bundle, ahead_s=600)
+    assert memory.write(windows_of({"at": 0})) == [TAKEN]  # any time will do for the first
+    assert memory.write(windows_of({"at": 2}, {"at": 3, "task": 2})) == [TAKEN, IN_THE_FUTURE]
+    assert memory.tracker.clock_us == 3 * W
+    assert memory.write(windows_of({"at": 3, "task": 2})) == [TAKEN]
+    assert f"clock, which stands at {4 * W} µs" in memory.tracker.refusal(IN_THE_FUTURE)
+
+
+def test_where_the_clock_is_this_machines_even_the_first_window_may_be_in_the_future(bundle: Bundle) -> None:
+    memory = memory_with(bundle, now_us=100 * DAY, clock="unix", ahead_s=600)
+    assert memory.write(windows_of({"end_us": 100 * DAY + 601 * S, "start_us": 100 * DAY})) == [IN_THE_FUTURE]
+    assert memory.write(windows_of({"end_us": 100 * DAY + 600 * S, "start_us": 100 * DAY})) == [TAKEN]
+
+
+def test_a_limit_nobody_told_is_asked_for_and_the_last_one_told_fills_in(memory: Memory) -> None:
+    assert memory.write(windows_of({"limit": None})) == [NO_LIMIT]
+    assert "nobody has told the limit" in memory.tracker.refusal(NO_LIMIT)
+    assert len(memory.tracker) == 0
+    memory.tracker.tell(fact_rows({"task": 1, "limit": 3.0}))
+    assert memory.write(windows_of({"limit": None})) == [TAKEN]
+    assert facts_of(memory)["granted"].tolist() == [3.0, 3.0]
+    assert memory.write(
+        windows_of({"limit": 4.0, "at": 1}),
+    ) == [TAKEN]
+    assert memory.write(windows_of({"limit": None, "at": 2})) == [TAKEN]
+    assert facts_of(memory)["granted"].tolist() == [4.0, 4.0]
+
+
+def test_facts_that_a_window_does_not_tell_are_as_they_were_told_before(memory: Memory) -> None:
+    first = windows_of({"tier": 3, "scheduling_class": 2, "machine_id": 8, "user": 5, "name": 6, "scheduled_us": 7})
+    memory.write(first, np.array([1], np.int8))
+    memory.write(windows_of({"at": 1}), np.array([-1], np.int8))
+    task = facts_of(memory)
+    names = ("tier", "scheduling_class", "machine", "user", "name", "scheduled_us", "run_us", "in_alloc")
+    assert [int(task[name]) for name in names] == [3, 2, 8, 5, 6, 7, 7, 1]
+    memory.write(windows_of({"at": 2, "tier": 1, "machine_id": 9, "user": 50, "name": 60, "scheduled_us": 2 * W}),
+                 np.array([0], np.int8))  # fmt: skip
+    task = facts_of(memory)
+    assert [int(task[name]) for name in names] == [1, 2, 9, 5, 6, 2 * W, 2 * W, 0]  # whose it is stays
+
+
+def test_facts_told_by_themselves_fill_in_the_next_window(bundle: Bundle) -> None:
+    by_window, by_fact = (memory_with(bundle) for _ in range(2))
+    by_window.write(windows_of({"tier": 3, "scheduling_class": 1, "machine_id": 4, "scheduled_us": 5, "user": 7}))
+    by_fact.tracker.tell(fact_rows({"task": 1, "limit": 1.0, "tier": "prod", "scheduling_class": 1, "machine_id": 4,
+                                    "scheduled_us": 5}))  # fmt: skip
+    by_fact.write(windows_of({"limit": None, "user": 7}))
+    theirs = told_by(by_fact.tracker, by_fact.settings)
+    theirs.facts["limit_us"] = 0  # told before the first window, of no time
+    assert_same(told_by(by_window.tracker, by_window.settings), theirs)
+
+
+@pytest.mark.parametrize(
+    ("since", "told_at", "expected"),
+    [
+        (None, 5, 3.0),  # from now: a window that began before tells the limit of then
+        (None, 6, 9.0),  # one that began since tells that of now
+        (5 * W, 5, 9.0),
+        (5 * W + 1, 5, 3.0),
+        (9 * W, 8, 3.0),  # known ahead
+    ],
+)
+def test_the_limit_of_now_is_the_latest_told_whichever_way(
+    memory: Memory, since: int | None, told_at: int, expected: float
+) -> None:
+    memory.write(windows_of({"at": 5, "task": 2}, {"at": 4}))
+    assert memory.tracker.clock_us == 6 * W
+    facts = {"task": 1, "limit": 3.0} | ({} if since is None else {"since_us": since})
+    memory.tracker.tell(fact_rows(facts))
+    assert facts_of(memory)["limit"].tolist() == [3.0, 3.0]
+    assert facts_of(memory)["granted"].tolist() == [1.0, 1.0]  # the last window had its own
+    memory.write(windows_of({"at": told_at, "limit": 9.0}))
+    assert facts_of(memory)["limit"].tolist() == [expected, expected]
+    assert facts_of(memory)["granted"].tolist() == [9.0, 9.0]
+
+
+def test_a_late_window_does_not_bring_an_old_limit_back(memory: Memory) -> None:
+    memory.write(windows_of({"at": 0}, {"at": 2, "limit": 5.0}))
+    assert memory.write(windows_of({"at": 1, "limit": 0.5})) == [LATE]
+    assert facts_of(memory)["limit"].tolist() == [5.0, 5.0]
+
+
+def test_no_reservation_passes_the_limit_of_now(memory: Memory) -> None:
+    memory.write(windows_of({"cpu": 0.9, "memory": 0.9}))
+    assert (memory.answers((1, 0)).estimate.reservation > 0.9 - 1e-9).all()
+    memory.tracker.tell(fact_rows({"task": 1, "limit": 0.1}))
+    found = memory.answers((1, 0))
+    assert found.estimate.reservation.tolist() == [[0.1, 0.1]]
+    assert [SERVED_RULES[rule] for rule in found.estimate.rule[0]] == ["cap", "cap"]
+
+
+def test_there_is_room_for_so_many_tasks_the_first_told_come_in(bundle: Bundle) -> None:
+    memory = memory_with(bundle, max_tracked=3)
+    told = [{"task": t} for t in (9, 4, 9, 7, 4, 2)] + [{"task": 9, "at": 1}, {"task": 2, "at": 1}]
+    assert [OUTCOMES[k] for k in memory.write(windows_of(*told))] == [
+        "taken", "taken", "repeated", "taken", "repeated", "too_many_tasks", "taken", "too_many_tasks",
+    ]  # fmt: skip
+    assert memory.tracker.names()[:, 0].tolist() == [4, 7, 9]
+    assert "3 tasks at most" in memory.tracker.refusal(TOO_MANY_TASKS)
+    facts = fact_rows({"task": 1}, {"task": 4}, {"task": 5, "ended_us": 9})
+    assert memory.tracker.room_for(facts).tolist() == [False, True, True]
+    memory.tracker.tell(fact_rows({"task": 7, "ended_us": 9}))
+    facts = fact_rows({"task": 1}, {"task": 3}, {"task": 1, "index": 1}, {"task": 1})
+    assert memory.tracker.room_for(facts).tolist() == [True, False, False, True]
+    assert memory.write(windows_of({"task": 2})) == [TAKEN]
+
+
+def test_whoever_is_refused_for_another_reason_takes_no_room(bundle: Bundle) -> None:
+    memory = memory_with(bundle, max_tracked=1)
+    assert memory.write(windows_of({"task": 5, "limit": None}, {"task": 6})) == [NO_LIMIT, TAKEN]
+
+
+def test_a_task_that_ended_leaves_and_its_slot_is_given_again_with_no_trace(bundle: Bundle) -> None:
+    memory, fresh = memory_with(bundle), memory_with(bundle)
+    memory.write(windows_of(*({"task": 1, "at": k, "cpu": 0.9, "tier": 4, "user": 3, "name": 4, "scheduled_us": 5,
+                               "scheduling_class": 3, "machine_id": 8} for k in range(4))))  # fmt: skip
+    gone = memory.tracker.tell(fact_rows({"task": 1, "ended_us": 4 * W, "limit": 7.0}))
+    assert gone.tolist() == [0]
+    assert len(memory.tracker) == 0
+    known = memory.tracker.look(np.array([[1, 0]]))
+    assert not known.there[0]
+    assert known.task[0]["end_us"] == known.task[0]["machine"] == -1
+    assert np.isnan(known.task[0]["limit"]).all()
+    assert np.isnan(known.scores.oom[0])
+    assert memory.tracker.names().tolist() == []
+    assert memory.tracker.tell(fact_rows({"task": 1, "ended_us": 4 * W})).tolist() == []  # said twice
+    for either in (memory, fresh):
+        either.tracker.tell(fact_rows({"task": 7, "limit": 2.0}))
+        either.write(windows_of({"task": 7, "at": 4}, {"task": 7, "at": 5}))
+    ours, theirs = told_by(memory.tracker, memory.settings), told_by(fresh.tracker, fresh.settings)
+    ours.facts["limit_us"] = theirs.facts["limit_us"] = 0  # told by either at another time of its clock
+    assert_same(ours, theirs)
+    assert memory.tracker.memory()["slots.used"].tolist() == [True]
+
+
+def test_a_task_that_failed_is_told_of_before_it_leaves(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1}, {"task": 2}))
+    facts = fact_rows({"task": 1, "ended_us": 7, "failed": True}, {"task": 2, "ended_us": 8}, {"task": 3, "ended_us": 9,
+                      "failed": True})  # fmt: skip
+    slot, time_us = memory.tracker.failed(facts)
+    assert (slot.tolist(), time_us.tolist()) == ([0], [7])
+    assert memory.tracker.tell(facts).tolist() == [0, 1]
+
+
+def test_a_task_told_of_and_ended_at_once_is_not_there(memory: Memory) -> None:
+    memory.tracker.tell(fact_rows({"task": 1, "limit": 1.0}, {"task": 1, "ended_us": 5}))
+    assert len(memory.tracker) == 0
+
+
+def test_a_task_of_which_nothing_is_heard_expires(bundle: Bundle) -> None:
+    memory = memory_with(bundle, forget_s=3_600.0)
+    memory.write(windows_of({"task": 1}, {"task": 2}, {"task": 3}))
+    memory.write(windows_of({"task": 1, "at": 6}))
+    memory.tracker.tell(fact_rows({"task": 2, "machine_id": 5}))  # heard of, without a window
+    memory.write(windows_of({"task": 1, "at": 12}))
+    assert memory.tracker.names()[:, 0].tolist() == [1, 2, 3]  # exactly an hour ago
+    memory.write(windows_of({"task": 1, "at": 13}))
+    assert memory.tracker.names()[:, 0].tolist() == [1, 2]
+    memory.write(windows_of({"task": 1, "at": 24}))
+    assert memory.tracker.names()[:, 0].tolist() == [1]
+    memory.write(windows_of({"task": 1, "at": 40}))
+    assert memory.tracker.names()[:, 0].tolist() == [1]  # it speaks itself
+
+
+def test_what_was_told_before_the_first_window_does_not_expire_with_it(memory: Memory) -> None:
+    memory.tracker.tell(fact_rows({"task": 1, "limit": 1.0}, {"task": 2, "limit": 2.0}))
+    begin = 1_800_000_000 * S // W  # a clock that begins long after 0
+    assert memory.write(windows_of({"task": 1, "at": begin, "limit": None})) == [TAKEN]
+    assert memory.write(windows_of({"task": 2, "at": begin + 1, "limit": None})) == [TAKEN]
+
+
+def test_collections_that_opted_out_keep_their_limits_until_they_opt_in_again(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1, "at": 0}, {"task": 2, "at": 0}))
+    memory.tracker.tell(fact_rows(estimation={1: False, 8: False}))
+    assert memory.tracker.n_opted_out == 2
+    rules = memory.answers((1, 0), (2, 0), (8, 0)).estimate.rule
+    assert (rules[0] == OPT_OUT).all()
+    assert (rules[1] != OPT_OUT).all()
+    assert memory.answers((1, 0)).estimate.reservation.tolist() == [[1.0, 1.0]]
+    memory.tracker.tell(fact_rows(estimation={1: True}))
+    assert (memory.answers((1, 0)).estimate.rule != OPT_OUT).all()
+
+
+def test_a_reservation_goes_stale_after_two_horizons(bundle: Bundle) -> None:
+    memory = memory_with(bundle)
+    memory.write(windows_of({"task": 1, "at": 0}, {"task": 1, "at": 1}, {"task": 2, "at": 1}))
+    fresh_us = 2 * bundle.horizon_s * S
+    memory.write(windows_of({"task": 2, "start_us": 2 * W, "end_us": 2 * W + fresh_us}))
+    assert (memory.answers((1, 0)).estimate.rule != STALE).all()
+    memory.write(windows_of({"task": 2, "start_us": 2 * W + fresh_us, "end_us": 2 * W + fresh_us + 1}))
+    found = memory.answers((1, 0), (2, 0))
+    assert (found.estimate.rule[0] == STALE).all()
+    assert (found.estimate.rule[1] != STALE).all()
+    assert found.estimate.reservation[0].tolist() == [1.0, 1.0]
+
+
+def test_where_the_clock_is_this_machines_silence_alone_makes_stale(bundle: Bundle) -> None:
+    memory = memory_with(bundle, now_us=W, clock="unix", stale_s=900)
+    memory.write(windows_of({"task": 1, "at": 0}))
+    memory.now_us = W + 900 * S
+    assert (memory.answers((1, 0)).estimate.rule != STALE).all()
+    memory.now_us += 1
+    assert (memory.answers((1, 0)).estimate.rule == STALE).all()
+
+
+def test_each_tier_has_the_margin_that_was_asked_for_it(memory: Memory) -> None:
+    told = [{"task": 1 + tier, "at": k, "tier": tier} for k in range(3) for tier in range(-1, len(TIERS))]
+    memory.write(windows_of(*told))
+    query = CellQuery.model_validate({"margin": "medium", "margins": {"prod": "aggressive", "free": "baseline"}})
+    margin = margins_of(query, memory.engine, "baseline")
+    assert [MARGIN_NAMES[m] for m in margin] == ["medium", "baseline", "medium", "medium", "aggressive", "medium"]
+    found = answers(memory.tracker.look(memory.tracker.names()), margin, memory.settings)
+    for row, number in enumerate(margin):
+        alone = memory.answers((row, 0), margin=MARGIN_NAMES[number])
+        assert_same_bits(found.estimate.reservation[row], alone.estimate.reservation[0])
+    default = margins_of(CellQuery.model_validate({}), memory.engine, "aggressive")
+    assert (default == MARGIN_NAMES.index("aggressive")).all()
+
+
+def test_a_budget_takes_the_margin_that_reclaims_most_and_kept_to_it(bundle: Bundle) -> None:
+    kept = {"baseline": {"cpu": 0.001, "memory": 0.002}, "medium": {"cpu": 0.004, "memory": 0.003},
+            "aggressive": {"cpu": 0.02, "memory": 0.0}}  # fmt: skip
+    engine = Engine(loaded(replace(bundle, trained={"violation": kept})), ServingSettings().cell)
+
+    def chosen(**query: Any) -> list[str]:
+        return [MARGIN_NAMES[m] for m in margins_of(CellQuery.model_validate(query), engine, "baseline")]
+
+    assert chosen(budget=0.02) == ["aggressive"] * 6
+    assert chosen(budget=0.0199) == ["medium"] * 6
+    assert chosen(budget=0.002) == ["baseline"] * 6
+    assert chosen(margin="baseline", budgets={"mid": 0.05, "mon": 0.004}) == [
+        "baseline", "baseline", "baseline", "aggressive", "baseline", "medium",
+    ]  # fmt: skip
+    with pytest.raises(RequestError, match=r"budgets\.mid: no margin kept to a budget of 0\.0001"):
+        chosen(budgets={"mid": 1e-4})
+    with pytest.raises(RequestError, match=r"give a margin or a budget, not both"):
+        chosen(margin="baseline", budget=0.5)
+    with pytest.raises(RequestError, match=r"margins\.mid: expected one of"):
+        chosen(margins={"mid": "brave"})
+    silent = Engine(loaded(bundle), ServingSettings().cell)
+    with pytest.raises(RequestError, match="the model does not say"):
+        margins_of(CellQuery.model_validate({"budget": 0.5}), silent, "baseline")
+
+
+def test_a_task_nobody_told_of_has_the_limit_that_the_question_names(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1}))
+    known = memory.tracker.look(np.array([[1, 0], [5, 0], [6, 0]]))
+    assert known.there.tolist() == [True, False, False]
+    limit = np.array([[9.0, 9.0], [2.0, 3.0], [np.nan, np.nan]])
+    found = answers(known, np.zeros(1 + len(TIERS), np.int64), memory.settings, limit)
+    assert found.limit[:2].tolist() == [[1.0, 1.0], [2.0, 3.0]]
+    assert found.estimate.reservation[1].tolist() == [2.0, 3.0]
+    assert np.isnan(found.estimate.reservation[2]).all()
+    assert (found.estimate.rule[1:] == UNKNOWN).all()
+
+
+def test_tasks_are_chosen_by_machine_and_by_collection(memory: Memory) -> None:
+    memory.write(windows_of({"task": 3, "machine_id": 1}, {"task": 3, "index": 1, "machine_id": 2},
+                            {"task": 1, "machine_id": 2}, {"task": 2}))  # fmt: skip
+    assert memory.tracker.names().tolist() == [[1, 0], [2, 0], [3, 0], [3, 1]]
+    assert memory.tracker.names(machines=[2]).tolist() == [[1, 0], [3, 1]]
+    assert memory.tracker.names(collections=[3, 9]).tolist() == [[3, 0], [3, 1]]
+    assert memory.tracker.names([2], [3]).tolist() == [[3, 1]]
+    known = memory.tracker.look(machines=[2])
+    assert sorted(known.key.tolist()) == [[1, 0], [3, 1]]
+    assert known.tracked == 4
+
+
+def test_nobody_sees_a_task_before_its_first_write_is_whole(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1}))
+    admitted = memory.tracker.admit(windows_of({"task": 2}), np.zeros(1, np.int8))
+    assert memory.tracker.names().tolist() == [[1, 0]]
+    taken = memory.tracker.take(admitted.windows)
+    assert memory.tracker.names().tolist() == [[1, 0]]
+    assert memory.tracker.look().key.tolist() == [[1, 0]]
+    assert not memory.tracker.look(np.array([[2, 0]])).there[0]
+    memory.tracker.publish(taken, memory.engine.score(taken.x, taken.last))
+    assert memory.tracker.names().tolist() == [[1, 0], [2, 0]]
+
+
+def test_the_memory_goes_on_elsewhere_to_the_bit(bundle: Bundle, history: History) -> None:
+    settings = ServingSettings(stale_s=1e9, forget_s=7_200.0)
+    ours, theirs = Memory(settings, bundle), Memory(settings, bundle)
+    ours.tracker.tell(fact_rows(estimation={4: False}))
+    theirs.tracker.tell(fact_rows(estimation={4: False}))
+    for k, windows in enumerate(by_slot(history.windows)):
+        ours.write(windows)
+        theirs.write(windows)
+        if k % 7 == 0:
+            copy = Memory(settings, bundle)
+            copy.tracker.recall(theirs.tracker.memory())
+            copy.tracker.promote(copy.engine)
+            theirs = copy
+        if k % 20 == 0:
+            task = {"task": int(windows.collection_id[0]), "index": int(windows.instance_index[0]), "ended_us": 1}
+            ours.tracker.tell(fact_rows(task))
+            theirs.tracker.tell(fact_rows(task))
+        assert_same(told_by(theirs.tracker, settings), told_by(ours.tracker, settings))
+    assert theirs.tracker.n_opted_out == 1
+
+
+def test_a_memory_of_another_release_is_refused(memory: Memory, bundle: Bundle) -> None:
+    memory.write(windows_of({"task": 1}))
+    saved = memory.tracker.memory()
+    fresh = Memory(memory.settings, bundle).tracker
+    with pytest.raises(StoreError, match="the state lacks 'x'"):
+        fresh.recall({name: array for name, array in saved.items() if name != "x"})
+    narrower = np.dtype([(name, TASK[name]) for name in TASK.names if name != "machine"])  # type: ignore[union-attr]  # has names
+    with pytest.raises(StoreError, match="another release"):
+        fresh.recall(saved | {"tasks": np.zeros(1, narrower)})
+    other = Memory(ServingSettings(largest_cpu=2.0), bundle).tracker
+    with pytest.raises(ConfigError, match="start afresh"):
+        other.recall(saved)
+
+
+def doubled(bundle: Bundle) -> Bundle:
+    """Return a model whose every answer differs: its margins are twice as wide."""
+    margins = three_margins(Margin("baseline", (0.9, 0.9)), Margin("aggressive", (0.5, 0.5)))
+    return replace(bundle, margins=margins)
+
+
+class Told(Engine):
+    """Answers with its number as the OOM probability of whomever it is asked of."""
+
+    def __init__(self, bundle: Bundle, number: float) -> None:
+        super().__init__(loaded(bundle, f"{number:g}"), ServingSettings().cell)
+        self.number = number
+
+    def score(self, x: NDArray[np.float32], last: Any) -> Scores:
+        """Return the scores of the engine, and the number."""
+        scores = super().score(x, last)
+        return Scores(scores.bare, scores.quantiles, np.full(len(x), self.number))
+
+
+def test_a_promotion_answers_all_tasks_anew_at_once(bundle: Bundle) -> None:
+    memory = memory_with(bundle)
+    memory.write(windows_of(*({"task": t, "at": k} for k in range(4) for t in range(50))))
+    other = Engine(loaded(doubled(bundle), "2"), memory.settings.cell)
+    before = memory.answers()
+    memory.tracker.promote(other)
+    after = memory.answers()
+    assert after.known.engine is other
+    assert (after.estimate.reservation >= before.estimate.reservation).all()
+    fresh = memory_with(doubled(bundle))
+    fresh.write(windows_of(*({"task": t, "at": k} for k in range(4) for t in range(50))))
+    assert_same_bits(after.estimate.reservation, fresh.answers().estimate.reservation)
+    memory.tracker.promote(memory.engine)
+    assert_same_bits(memory.answers().estimate.reservation, before.estimate.reservation)
+
+
+def test_readers_get_whole_answers_of_one_model_while_tasks_come_go_and_models_change(bundle: Bundle) -> None:
+    memory = memory_with(bundle)
+    engines = [Told(bundle, k) for k in range(4)]
+    memory.tracker.promote(engines[0])
+    problems: list[str] = []
+    stop = threading.Event()
+    key = np.array([[t, 0] for t in range(0, 400, 3)])
+
+    def read() -> None:
+        while not stop.is_set():
+            for known in (memory.tracker.look(), memory.tracker.look(key)):
+                seen = known.task["end_us"] >= 0
+                if not seen[known.there].all():
+                    problems.append("a task without a window")
+                if set(known.scores.oom[seen].tolist()) - {known.engine.number}:  # type: ignore[attr-defined]  # Told
+                    problems.append("an answer of another model")
+                if (known.task["end_us"][seen] > known.clock_us).any():
+                    problems.append("a window after the clock")
+            memory.tracker.names()
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        for k in range(60):
+            engine = engines[k // 3 % 4]
+            if k % 3 == 0:
+                memory.tracker.promote(engine)
+            admitted = memory.tracker.admit(
+                windows_of(*({"task": t, "at": k} for t in range(k * 7, k * 7 + 40))), np.zeros(40, np.int8)
+            )
+            taken = memory.tracker.take(admitted.windows)
+            memory.tracker.publish(taken, engine.score(taken.x, taken.last))
+            memory.tracker.tell(fact_rows(*({"task": t, "ended_us": 5} for t in range(k * 3, k * 3 + 5))))
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert not problems, set(problems)
+
+
+def test_what_a_task_takes_is_told(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1}))
+    arrays = memory.tracker.memory()
+    per_task = sum(a.nbytes for name, a in arrays.items() if name in ("tasks", "x", "state.task", "state.member"))
+    assert memory.tracker.bytes_per_task >= per_task > 1_000
