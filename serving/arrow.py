@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import identities
 from reclaim.serving.errors import BAD_REQUEST, INVALID, TOO_LARGE, RequestError
+from reclaim.serving.schemas import MAX_OWNER
 
 MEDIA_TYPE: Final = "application/vnd.apache.arrow.stream"
 """Content type of the IPC streaming format (https://www.iana.org/assignments/media-types)."""
@@ -27,6 +28,7 @@ _HEADERS: Final = {2: (1,), 3: ()}
 """Types of messages that carry buffers (dictionary batch, record batch), and the way to their table of buffers."""
 _COMPRESSION: Final = 3
 """Field of the table ``RecordBatch`` of Arrow's Message.fbs."""
+_LARGEST: Final = np.uint64(2**63 - 1)
 _OUT_OF_RANGE: Final = -2
 """Stands where a number does not fit in 64 bits: no id, time or code is below -1, so the row is refused."""
 
@@ -83,8 +85,9 @@ def write_table(table: pa.Table) -> pa.Buffer:
 def columns_of(table: pa.Table, kinds: Mapping[str, Kind], lengths: Mapping[str, int]) -> Columns:
     """Return each column as an array, shape (n,) or, for vectors, (n, length).
 
-    Null is -1 among whole numbers, tiers and flags, NaN among numbers; a vector of another length is NaN and inf at
-    its first place, so that no check of values lets it pass. Strings become ``identities``.
+    Null is -1 among whole numbers, tiers and flags, NaN among numbers; a vector of another length, or with some of its
+    values unknown, is inf at its first place, so that no check of values lets it pass. Strings become ``identities``;
+    empty ones and absurdly long ones are below -1.
     """
     return {name: _array(table.column(name), kinds[name], lengths.get(name, 0)) for name in table.column_names}
 
@@ -136,12 +139,13 @@ def _array(column: pa.ChunkedArray, kind: Kind, length: int) -> NDArray[Any]:
     if kind == "vector":
         return _vectors(array, length)
     if kind == "number":
-        return np.asarray(array.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+        return np.asarray(array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
     if kind == "word" or (kind == "tier" and not pa.types.is_integer(array.type)):
         return _words(array, kind)
     if pa.types.is_uint64(array.type):
-        array = pc.if_else(pc.less_equal(array, 2**63 - 1), array, None).cast(pa.int64()).fill_null(_OUT_OF_RANGE)
-        return np.asarray(array.to_numpy(zero_copy_only=False), np.int64)
+        bare = np.asarray(array.fill_null(0).to_numpy(zero_copy_only=False), np.uint64)
+        numbers = np.where(bare > _LARGEST, np.int64(_OUT_OF_RANGE), bare.astype(np.int64))
+        return np.where(array.is_null().to_numpy(zero_copy_only=False), np.int64(UNKNOWN_ID), numbers)
     return np.asarray(array.cast(pa.int64()).fill_null(UNKNOWN_ID).to_numpy(zero_copy_only=False), np.int64)
 
 
@@ -153,6 +157,8 @@ def _vectors(array: pa.Array, length: int) -> NDArray[np.float32]:
     kept = array if right.all() else array.filter(pa.array(right))
     values = pc.list_flatten(kept).cast(pa.float32()).to_numpy(zero_copy_only=False)
     out[right] = values.reshape(-1, length)
+    unknown = np.isnan(out)
+    out[unknown.any(axis=1) & ~unknown.all(axis=1), 0] = np.inf  # some of them, which is no distribution
     return out
 
 
@@ -162,9 +168,11 @@ def _words(array: pa.Array, kind: Kind) -> NDArray[np.int64]:
     encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     words = encoded.dictionary.to_pylist()
     if kind == "tier":
-        numbers = np.array([TIERS.index(w) if w in TIERS else _OUT_OF_RANGE for w in words], np.int64)
+        known = {None: UNKNOWN_ID, **{name: number for number, name in enumerate(TIERS)}}
+        numbers = np.array([known.get(word, _OUT_OF_RANGE) for word in words], np.int64)
     else:
         numbers = identities(words)
+        numbers[[word is not None and not 0 < len(word) <= MAX_OWNER for word in words]] = _OUT_OF_RANGE
     place = encoded.indices.cast(pa.int64()).fill_null(len(words)).to_numpy(zero_copy_only=False)
     out: NDArray[np.int64] = np.append(numbers, UNKNOWN_ID)[place]
     return out

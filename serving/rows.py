@@ -187,7 +187,8 @@ def usage_from_arrow(body: bytes, max_rows: int) -> UsageRows:
     for name in _VECTORS.keys() & columns.keys():
         values = columns[name]
         with np.errstate(invalid="ignore"):
-            wrong = ((values < 0) | (values > MAX_AMOUNT)).any(axis=1) | (np.diff(values, axis=1) < 0).any(axis=1)
+            fit = (values >= 0) & (values <= MAX_AMOUNT) | np.isnan(values)
+            wrong = np.logical_or(~fit.all(axis=1), (np.diff(values, axis=1) < 0).any(axis=1))
         message = f"{name}: expected {_LENGTHS[name]} numbers from 0 on that do not fall"
         _refuse(wrong, "invalid_field", message, name, good, refusals)
     row = np.flatnonzero(good)

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from reclaim.data.schema import RESOURCES
 from reclaim.training.bundle import Bundle
-from reclaim.training.estimators.margin import Margin, three_margins
+from reclaim.training.estimators.margin import MARGIN_NAMES, Margin, three_margins
 from reclaim.training.estimators.plan import Basis
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -127,4 +128,10 @@ def bundle() -> Bundle:
         },
         margins=three_margins(Margin("baseline", (0.3, 0.2)), Margin("aggressive", (0.1, 0.05))),
         dataset_fingerprint="0" * 64,
+        trained={
+            "violation": {
+                name: dict(zip(RESOURCES, rates, strict=True))
+                for name, rates in zip(MARGIN_NAMES, ((0.001, 0.0008), (0.004, 0.003), (0.01, 0.009)), strict=True)
+            }
+        },
     )

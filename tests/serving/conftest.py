@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 import warnings
@@ -22,6 +23,15 @@ from reclaim.data.windows import Cell, Windows, identities
 from reclaim.training.bundle import Bundle, save_bundle
 
 WINDOW_US = 300_000_000
+
+
+@pytest.fixture
+def free_port() -> int:
+    """Give a port on which nobody listens yet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @pytest.fixture(scope="session")

@@ -56,14 +56,6 @@ def taken_over(monkeypatch: pytest.MonkeyPatch) -> list[Execve]:
     return calls
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Work in a folder of the test's own, as the state is kept in the working folder."""

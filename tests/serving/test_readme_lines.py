@@ -2,10 +2,64 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
+from urllib.request import urlopen
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
 LINES = [
     line for block in re.findall(r"```sh\n(curl.*?)```", README, re.DOTALL) for line in re.split(r"\n(?=curl)", block)
 ]
+PORT = ":3000/"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_every_curl_line_of_the_readme_is_answered(bundle_folder: Path, free_port: int, tmp_path: Path) -> None:
+    assert len(LINES) >= 7
+    command = [sys.executable, "-m", "reclaim", "serve", "--port", str(free_port), "--model", str(bundle_folder)]
+    environment = os.environ | {"BENTOML_HOME": str(tmp_path / "bentoml")}
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        try:
+            _wait_until_ready(server, free_port)
+            answers = [_run(line.replace(PORT, f":{free_port}/")) for line in LINES]
+        finally:
+            server.terminate()
+            server.wait(30)
+    stateless, written, told, on_machine, asked, explained, ready = answers
+    assert stateless["tasks"][0]["history"]["windows"] == 2
+    assert (written["taken"], written["durable"], len(written["reservations"]["tasks"])) == (1, True, 1)
+    assert (told["taken"], told["refused"]) == (2, {})
+    assert [task["collection_id"] for task in on_machine["tasks"]] == [42]
+    assert on_machine["tasks"][0]["limit"] == {"cpu": 1.5, "memory": 4e9}
+    assert len(asked["tasks"]) == 1
+    assert explained["steps"]
+    assert ready["ready"] is True
+
+
+def _run(line: str) -> dict[str, object]:
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    answer: dict[str, object] = json.loads(done.stdout)
+    assert "error" not in answer, (line, answer)
+    return answer
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> None:
+    for _ in range(600):
+        assert server.poll() is None, "the server ended while it started"
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
+                return
+        except OSError:  # it does not answer yet
+            time.sleep(0.2)
+    pytest.fail("the server was not ready in two minutes")

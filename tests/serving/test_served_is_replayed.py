@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -29,8 +30,6 @@ from reclaim.training.estimators.margin import MARGIN_NAMES
 from tests.serving.keeping import HEAD, TAIL, Json, Memory, assert_same_bits, by_slot, in_time, usage_arrow, usage_json
 
 if TYPE_CHECKING:
-    from starlette.testclient import TestClient
-
     from tests.serving.conftest import History
 
 CELL = Cell((8.0, 16e9), 345_600_000_000)
@@ -177,12 +176,11 @@ def test_the_real_windows_of_google_2019_are_served_as_they_are_replayed(
 
 
 @pytest.fixture
-def app(make_app: Any, tmp_path: Path) -> Iterator[TestClient]:
-    """Give the routes over a memory that is kept on the disk, without BentoML around them."""
-    from starlette.testclient import TestClient
-
-    with make_app(**SETTINGS.model_dump(exclude_unset=True), state=tmp_path / "state") as (routes, _):
-        yield TestClient(routes)
+def client(make_app: Any, at_url: Any, tmp_path: Path) -> Iterator[httpx.Client]:
+    """Give what asks a server on loopback whose memory is kept on the disk."""
+    settings = SETTINGS.model_dump(exclude_unset=True) | {"state": tmp_path / "state"}
+    with make_app(**settings) as (app, _), at_url(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
 
 
 def assert_json_is_replayed(answer: Json, theirs: Replayed, margin: str) -> None:
@@ -225,23 +223,25 @@ def assert_table_is_replayed(table: pa.Table, theirs: Replayed, margin: str) -> 
 
 
 def test_windows_told_slot_by_slot_as_json_are_served_as_they_are_replayed(
-    app: TestClient, history_replayed: Replayed
+    client: httpx.Client, history_replayed: Replayed
 ) -> None:
     for k, part in enumerate(by_slot(history_replayed.windows)):
         margin = MARGIN_NAMES[k % 3]
-        answer = app.post(f"/v1/usage?answer=cell&margin={margin}", content=json.dumps({"windows": usage_json(part)}))
+        answer = client.post(
+            f"/v1/usage?answer=cell&margin={margin}", content=json.dumps({"windows": usage_json(part)})
+        )
         assert answer.status_code == 200, answer.text
         assert answer.json()["taken"] == len(part)
         assert_json_is_replayed(answer.json()["reservations"], history_replayed, margin)
 
 
 def test_windows_told_slot_by_slot_as_arrow_are_served_as_they_are_replayed(
-    app: TestClient, history_replayed: Replayed
+    client: httpx.Client, history_replayed: Replayed
 ) -> None:
     for k, part in enumerate(by_slot(history_replayed.windows)):
         margin = MARGIN_NAMES[k % 3]
         url = f"/v1/usage?answer=cell&margin={margin}"
-        answer = app.post(url, content=usage_arrow(part), headers={"content-type": MEDIA_TYPE})
+        answer = client.post(url, content=usage_arrow(part), headers={"content-type": MEDIA_TYPE})
         assert answer.status_code == 200, answer.text
         table = table_of(answer.content)
         assert json.loads(table.schema.metadata[b"write"])["taken"] == len(part)
@@ -265,18 +265,20 @@ _FACTS = (
 
 @pytest.mark.parametrize("margin", MARGIN_NAMES)
 def test_the_stateless_routes_agree_with_each_other_and_with_a_replay(
-    app: TestClient, history: History, bundle: Bundle, margin: str
+    client: httpx.Client, history: History, bundle: Bundle, margin: str
 ) -> None:
     windows = tellable(history.windows)
     expected = bundle.estimator(margin, CELL).update(windows.task_numbers(), windows)
     edges = windows.task_starts()
     last = edges[1:] - 1
     told_as = {"content-type": MEDIA_TYPE}
-    answer = app.post(f"/v1/reservations?margin={margin}&quantiles=true", content=usage_arrow(windows), headers=told_as)
+    answer = client.post(
+        f"/v1/reservations?margin={margin}&quantiles=true", content=usage_arrow(windows), headers=told_as
+    )
     table = table_of(answer.content)
     tasks = [stateless_task(windows.take(slice(low, high))) for low, high in pairwise(edges)]
     cell = {"largest_machine": {"cpu": 8.0, "memory": 16e9}, "monday_us": 345_600_000_000}
-    answer = app.post("/v1/reservations", content=json.dumps({"tasks": tasks, "cell": cell, "margin": margin}))
+    answer = client.post("/v1/reservations", content=json.dumps({"tasks": tasks, "cell": cell, "margin": margin}))
     told = answer.json()["tasks"]
     rules = {r: [RULES[rule] for rule in expected.rule[last, k]] for k, r in enumerate(RESOURCES)}
     for r, resource in enumerate(RESOURCES):
