@@ -95,6 +95,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Json:
     tables = (cell.usage(slot) for slot in itertools.count())
     with reclaim_server(arguments.model, folder) as ours, bare_server(arguments.model, folder) as bare:
         first = next(tables)
+        for server in (ours, bare):
+            server.wait()
         caller = Caller(ours.port)
         _answered(
             caller, bulk("/v1/usage", first)
@@ -109,7 +111,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Json:
             "task": (ours, one_after_another(explained(n))),
         }
         singles = _in_turn(makers, seconds, rounds)
-        large = _bulk(ours, caller, first, tables, rounds * 4)
+        large = _bulk(ours, caller, first, tables, 2 if arguments.quick else 1 + 3 * rounds)
         beside = {
             f"{what} beside {of}": _beside(ours, makers[what][1], first, tables, of, seconds * rounds)
             for of in ("reservations", "usage_cell")
@@ -242,9 +244,10 @@ def _tables(found: Json) -> Iterator[str]:
     )
     yield "|---|--:|--:|--:|--:|--:|---|"
     for name, r in found["bulk"].items():
-        where = ", ".join(f"{part} {seconds:.2f}" for part, seconds in r["seconds_in"].items() if seconds >= 0.005)
+        where = ", ".join(f"{part} {taken:.2f}" for part, taken in r["seconds_in"].items() if taken >= 0.005)
         size = f"{r['sent_mib']:.0f}, {r['got_mib']:.0f}"
-        yield f"| {BULK[name]} | {r['median_s']:.2f} | {r['least_s']:.2f} | {r['most_s']:.2f} | {r['server_cpu_s']:.2f} | {size} | {where} |"
+        seconds = " | ".join(f"{r[key]:.2f}" for key in ("median_s", "least_s", "most_s", "server_cpu_s"))
+        yield f"| {BULK[name]} | {seconds} | {size} | {where} |"
     yield from (
         "",
         "| one task beside bulk calls | p50 ms | p99 ms | most | failed | bulk s |",

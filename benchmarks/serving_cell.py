@@ -75,7 +75,7 @@ class MadeUpCell:
         return table
 
 
-def _words(prefix: str, number: np.ndarray, most: int) -> pa.DictionaryArray:  # type: ignore[type-arg]  # integers
+def _words(prefix: str, number: np.ndarray, most: int) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(number.astype(np.int32), [f"{prefix}-{k}" for k in range(most)])
 
 

@@ -81,7 +81,7 @@ class Server:
 
 @contextmanager
 def reclaim_server(model: str, folder: Path, **settings: str) -> Iterator[Server]:
-    """Give `reclaim serve` with its state on the disk; ``settings`` are variables of its environment."""
+    """Give `reclaim serve` with its state on the disk, to be waited for; ``settings`` are of its environment."""
     port = free_port()
     environment = os.environ | {"BENTOML_HOME": str(folder / "bentoml"), **settings}
     command = [sys.executable, "-m", "reclaim", "serve", "--model", model, "--port", str(port)]
@@ -91,7 +91,7 @@ def reclaim_server(model: str, folder: Path, **settings: str) -> Iterator[Server
 
 @contextmanager
 def bare_server(model: str, folder: Path) -> Iterator[Server]:
-    """Give the bare FastAPI route."""
+    """Give the bare FastAPI route, to be waited for."""
     port = free_port()
     command = [sys.executable, str(Path(__file__).with_name("serving_bare.py")), "--model", model, "--port", str(port)]
     with _running(command, port, folder / "bare.log", os.environ | {"OMP_NUM_THREADS": "1"}) as server:
@@ -103,12 +103,10 @@ def _running(command: list[str], port: int, log: Path, environment: dict[str, st
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
     server = Server(port, process, log)
-    family: list[psutil.Process] = []
     try:
-        server.wait()
-        family = server.processes()
         yield server
     finally:
+        family = server.processes() if process.poll() is None else []
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(_STOP_S)

@@ -26,6 +26,8 @@ PAUSE_S = 0.2
 """Of each client of single calls, after each answer."""
 FLAT = 0.02
 """Share of the memory by which it may grow in an hour and still be called flat."""
+LEAST_S = 600
+"""Less tells nothing of an hour, in seconds."""
 WARM_UP = 1 / 3
 """Share of the time that is left out of the slope: arrays find their size, and snapshots begin."""
 
@@ -44,9 +46,10 @@ def soak(model: str, folder: Path, n: int, seconds: float, *, every_s: float) ->
     every_s : float
         Time between two looks at the memory.
     """
-    end = time.monotonic() + seconds
     failures: list[str] = []
     with reclaim_server(model, folder) as server:
+        server.wait()
+        end = time.monotonic() + seconds
         slots = threading.Thread(target=_report, args=(server, MadeUpCell(n), end, failures))
         samples: list[tuple[float, list[float]]] = []
         watcher = threading.Thread(target=_watch, args=(server, end, every_s, samples))
@@ -73,10 +76,17 @@ def soak(model: str, folder: Path, n: int, seconds: float, *, every_s: float) ->
         "mib_at_start": round(float(np.median(total[settled][: max(len(total) // 20, 1)])), 1),
         "mib_at_end": round(float(np.median(total[-max(len(total) // 20, 1) :])), 1),
         "mib_per_hour": round(per_hour, 2), "share_per_hour": round(share, 4),
-        "verdict": "flat" if abs(share) <= FLAT else "grows" if share > 0 else "shrinks",
+        "verdict": _verdict(seconds, share),
         "slope_from_minute": round(float(minutes[settled][0]), 1),
         "minute": [round(float(m), 2) for m in minutes], "processes_mib": [mib for _, mib in samples],
     }  # fmt: skip
+
+
+def _verdict(seconds: float, share: float) -> str:
+    """Return in a word what the memory does, given by what share of itself it grows in an hour."""
+    if seconds < LEAST_S:
+        return "too short to say"
+    return "flat" if abs(share) <= FLAT else "grows" if share > 0 else "shrinks"
 
 
 def _report(server: Server, cell: MadeUpCell, end: float, failures: list[str]) -> None:

@@ -145,8 +145,8 @@ class Metrics(Collector):
     """Counts what happens, and asks for all else when it is shown.
 
     The numbers are plain ones of this process, in a registry of its own: prometheus_client's counters would go through
-    files, and BentoML would show them a second time. So they are the whole truth for one worker only, which is all
-    there is. Any thread may call any method.
+    BentoML's files. So they are the whole truth for one worker only, which is all there is. Any thread may call any
+    method.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ class Metrics(Collector):
         self._shown.append(read)
 
     def text(self) -> str:
-        """Return all metrics in Prometheus' text format; BentoML's ``__metrics__`` appends it to its own."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry).decode()
 
     def collect(self) -> Iterator[Metric]:

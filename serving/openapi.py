@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Path, Query
 from fastapi.openapi.utils import get_openapi
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -110,8 +112,8 @@ def page(api: FastAPI, prefix: str) -> Json:
     return {**made, "servers": [{"url": "."}], "paths": paths}
 
 
-def page_app(api: FastAPI, prefix: str) -> Starlette:
-    """Return an application that answers ``/docs.json`` with the page, made when it is first asked for."""
+def page_app(api: FastAPI, prefix: str, metrics: Callable[[], str]) -> Starlette:
+    """Return an application for ``/docs.json``, the page, made when first asked for, and for ``/metrics``."""
     made: list[Response] = []
 
     async def answer(request: Request) -> Response:  # noqa: ARG001 - the signature of a route
@@ -119,7 +121,10 @@ def page_app(api: FastAPI, prefix: str) -> Starlette:
             made.append(JSONResponse(page(api, prefix)))
         return made[0]
 
-    return Starlette(routes=[Route(PATH, answer)])
+    def measured(request: Request) -> Response:  # noqa: ARG001 - the signature of a route
+        return Response(metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return Starlette(routes=[Route(PATH, answer), Route("/metrics", measured)])
 
 
 def _complete(operation: Json, *, token: bool) -> None:

@@ -24,7 +24,7 @@ from reclaim.serving.cell_schemas import (
     UsageWindow,
 )
 from reclaim.serving.errors import INVALID, RequestError, error_from_validation, parse_json
-from reclaim.serving.schemas import MAX_AMOUNT, MAX_TIME_US, MIN_LIMIT, ErrorBody, Units, Wire
+from reclaim.serving.schemas import MAX_AMOUNT, MAX_OWNER, MAX_TIME_US, MIN_LIMIT, ErrorBody, Units, Wire
 
 USER: Final = "user"
 LOGICAL_NAME: Final = "logical_name"
@@ -308,6 +308,8 @@ def _check_ranges(
             least, most = (0 if name in (*required, s.INSTANCE_INDEX) else s.UNKNOWN_ID), _MOST.get(name)
             wrong = values < least if most is None else (values < least) | (values > most)
             message = f"{name}: must be a whole number from 0 to {2**63 - 1 if most is None else most}"
+            if name in (USER, LOGICAL_NAME):
+                message = f"{name}: must have 1 to {MAX_OWNER} characters"
             if name == s.TIER:
                 message = f"{name}: must be one of {', '.join(s.TIERS)}"
         _refuse(wrong, "invalid_field", message, name, good, refusals)

@@ -18,6 +18,9 @@ from reclaim.serving.settings import read_settings
 
 _PR_SET_PDEATHSIG: Final = 1
 """Of prctl(2)."""
+_SWITCH_S: Final = 0.0005
+"""How long a thread may keep the interpreter while another waits for it, in seconds. The event loop waits several times
+for each request, and at Python's 5 ms a bulk call beside it would make that 20 ms and more."""
 _running: Final[list[Runtime]] = []
 """The one runtime of this process, from its start-up to its end."""
 
@@ -32,17 +35,26 @@ def _end_with_the_server() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def _metrics() -> str:
+    return _runtime().metrics.text()
+
+
 _api: Final = routes(_runtime)
 
 
-@bentoml.service(name="reclaim", workers=1, http={"host": "127.0.0.1"}, logging={"access": {"enabled": False}})
+@bentoml.service(
+    name="reclaim", workers=1, http={"host": "127.0.0.1"}, logging={"access": {"enabled": False}},
+    tracing={"excluded_urls": ".*"},  # spans that nobody collects would cost half a millisecond a request
+    metrics={"enabled": False},  # a dozen series for each path that anybody asks for, a task's too, kept for ever
+)  # fmt: skip
 @bentoml.asgi_app(_api, path=PREFIX)
-@bentoml.asgi_app(page_app(_api, PREFIX), path="/")  # before the page that BentoML would make of it
+@bentoml.asgi_app(page_app(_api, PREFIX, _metrics), path="/")  # before the page that BentoML would make of it
 class ReservationService:
     """Reservations, peak predictions and out-of-memory probabilities from recent usage."""
 
     def __init__(self) -> None:
         _end_with_the_server()
+        sys.setswitchinterval(_SWITCH_S)
         settings = read_settings()
         set_up_logs(settings.log_json)
         self.runtime = Runtime(settings)
@@ -53,10 +65,6 @@ class ReservationService:
         """Finish what is under way."""
         _running.remove(self.runtime)
         self.runtime.close()
-
-    def __metrics__(self, text: str) -> str:
-        """Return BentoML's metrics and ours."""
-        return text + self.runtime.metrics.text()
 
 
 ReservationService.add_asgi_middleware(  # type: ignore[attr-defined]  # of what the decorator made of it

@@ -151,7 +151,8 @@ class Turns:
     def finished(self, large: Write) -> None:
         """Let go of a large write, which is the first, when its last part is done."""
         with self._changed:
-            assert self._large.popleft() is large
+            first = self._large.popleft()
+            assert first is large
 
     def close(self) -> None:
         """Let nobody come any more; those who wait have their turn."""

@@ -301,11 +301,9 @@ class Writer:
     def _look_after_store(self) -> None:
         """Make a snapshot when the log has grown, or when nothing else mends the store."""
         store = self._store
-        if store is None or (self._saving is not None and not self._saving.done()):
+        if store is None or (self._saving is not None and not self._saving.done()) or time.monotonic() < self._mend_at:
             return
         if store.broken is not None:
-            if time.monotonic() < self._mend_at:
-                return
             self._mend_at = time.monotonic() + _MEND_S
             if store.mend():
                 _LOG.warning("the disk takes writes again")
@@ -321,6 +319,7 @@ class Writer:
             store.save(mark, arrays, {})
         except StoreError as error:
             _LOG.error("no snapshot: %s", error)
+            self._mend_at = time.monotonic() + _MEND_S  # a copy of all that is known is not made at every write
             return
         self.saved_at, self.save_s = time.time(), time.monotonic() - began
         _LOG.info("snapshot of %.0f MiB in %.1f s", store.snapshot_bytes / _MIB, self.save_s)

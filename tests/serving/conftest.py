@@ -91,7 +91,7 @@ def make_app(bundle_folder: Path) -> Any:
     def make(**settings: Any) -> Iterator[tuple[Guard, Runtime]]:
         runtime = Runtime(ServingSettings(model=str(bundle_folder), bundle=bundle_folder, **settings))
         api = routes(lambda: runtime)
-        app = Starlette(routes=[Mount(PREFIX, api), Mount("/", page_app(api, PREFIX))])
+        app = Starlette(routes=[Mount(PREFIX, api), Mount("/", page_app(api, PREFIX, runtime.metrics.text))])
         try:
             while runtime.writer.state == "recovering":
                 time.sleep(0.01)

@@ -45,9 +45,11 @@ class Pair:
     told: TestClient
     spared: TestClient
 
-    def tell(self, path: str, body: bytes, without: Callable[[set[int]], bytes | None], **headers: str) -> Response:
+    def tell(
+        self, path: str, body: bytes, without: Callable[[set[int]], bytes | None], headers: dict[str, str] | None = None
+    ) -> Response:  # fmt: skip
         """Tell one service a body, and the other what ``without`` leaves of it; compare all answers after it."""
-        response = self.told.post(path, content=body, headers=headers)
+        response: Response = self.told.post(path, content=body, headers=headers)
         answer = written(response)
         if answer is not None:
             refused = {error.row for error in answer.errors if error.row is not None}
@@ -108,7 +110,7 @@ def window(collection: int, index: int, slot: int, **more: Any) -> Json:
 
 
 GOOD: Final = st.fixed_dictionaries(
-    {"instance_index": st.integers(0, 2), "slot": st.integers(95, 105)},
+    {"instance_index": st.integers(0, 2), "slot": st.integers(95, 103)},
     optional={
         "cpu_mean": st.sampled_from([0.0, 0.3, 7.5, 1e18, 5e-324]),
         "cpu_percentiles": st.sampled_from([[0.1 * k for k in range(11)], [0.0] * 11, None]),
@@ -125,20 +127,23 @@ GOOD: Final = st.fixed_dictionaries(
     },
 )
 """What is told of a window; to be made one by ``usage``."""
+
+
+def each(name: str, *values: object) -> list[Json]:
+    return [{name: value} for value in values]
+
+
 BAD: Final[list[Json]] = [
-    {"collection_id": value} for value in (-1, 2**63, 1.5, "1", None, True, math.nan, 10**40)
-] + [
-    {name: value} for name in ("start_us", "end_us") for value in (-1, MAX_TIME_US + 1, 0.5, None, math.inf, "0")
-] + [
-    {name: value} for name in ("cpu_mean", "memory_max", "cpi") for value in (-1e-9, math.nan, -math.inf, 1e19, "1", [])
-] + [
-    {"cpu_percentiles": value}
-    for value in ([0.1] * 10, [0.1] * 12, [], [0.2, *[0.1] * 10], [math.nan] * 11, [None] * 11, 0.5, [-1.0] * 11)
-] + [
-    {"limit": value} for value in ({}, {"cpu": 1.0}, {"cpu": 0.0, "memory": 1.0}, {"cpu": 1.0, "memory": math.inf}, 1.0)
-] + [
-    {"start_us": 5, "end_us": 5}, {"tier": "gold"}, {"tier": 3}, {"scheduling_class": 4}, {"in_alloc": 1},
-    {"user": ""}, {"user": "x" * 257}, {"machine_id": -1}, {"instance_index": None}, {"more": 1},
+    *each("collection_id", -1, 2**63, 1.5, "1", None, True, math.nan, 10**40),
+    *each("start_us", -1, MAX_TIME_US + 1, 0.5, None, math.inf, "0"),
+    *each("end_us", -1, MAX_TIME_US + 1, 0.5, None, math.inf, "0"),
+    *each("cpu_mean", -1e-9, math.nan, -math.inf, 1e19, "1", []),
+    *each("cpi", -1e-9, math.nan, -math.inf, 1e19, "1", []),
+    *each("cpu_percentiles", [0.1] * 10, [0.1] * 12, [], [0.2, *[0.1] * 10], [math.nan] * 11, [None] * 11, 0.5),
+    *each("limit", {}, {"cpu": 1.0}, {"cpu": 0.0, "memory": 1.0}, {"cpu": 1.0, "memory": math.inf}, 1.0),
+    *each("tier", "gold", 3), *each("scheduling_class", 4, -1, 1.0), *each("user", "", "x" * 257, 7),
+    *each("in_alloc", 1, "yes"), *each("machine_id", -1), *each("instance_index", None), *each("more", 1, None),
+    {"start_us": 5, "end_us": 5},
 ]  # fmt: skip
 """Each is enough to refuse a window."""
 ANYTHING: Final = st.recursive(
@@ -165,13 +170,19 @@ def as_json(name: str, items: Rows) -> tuple[bytes, Callable[[set[int]], bytes |
     return json.dumps({name: items}).encode(), without
 
 
+@pytest.mark.slow
 @settings(WELL, max_examples=60)
 @given(
+    before=st.lists(GOOD, max_size=3),
     told=st.lists(GOOD, max_size=8),
     bad=st.lists(st.tuples(st.integers(0, 8), st.sampled_from(BAD)), min_size=1, max_size=5),
 )
-def test_good_windows_are_taken_and_each_bad_one_is_named(pair: Pair, told: list[Json], bad: Any) -> None:
+def test_good_windows_are_taken_and_each_bad_one_is_named(
+    pair: Pair, before: list[Json], told: list[Json], bad: Any
+) -> None:
     collection = next(COLLECTIONS)
+    if before:
+        pair.tell("/v1/usage", *as_json("windows", usage(before, collection)))
     items: Rows = [(item, True) for item in usage(told, collection)]
     for place, how in bad:
         items.insert(place, ({**window(collection, 0, 100), **how}, False))
@@ -218,6 +229,7 @@ FACT: Final = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(WELL, max_examples=60)
 @given(told=st.lists(GOOD, max_size=3), facts=st.lists(FACT | ANYTHING, min_size=1, max_size=6))
 def test_whatever_facts_say_nothing_that_is_refused_leaves_a_trace(
@@ -251,6 +263,7 @@ KINDS: Final[dict[str, list[pa.DataType]]] = {
 }
 WHOLE: Final = [-(2**63), -2, 0, 7, 2**31, 2**59 + 1, 2**63 - 1, 2**64 - 1, None]
 CELLS: Final[dict[str, list[Any]]] = {
+    "whole": WHOLE, "tier": [*s.TIERS, "gold", "", *WHOLE],
     "number": [0.0, 0.5, 3, -1.0, -0.0, math.nan, math.inf, -math.inf, 1e18, 1e19, 2**53 + 1, 2**63 - 1, None],
     "vector": [[0.5] * 11, [0.5] * 9, [], [0.5], [1.0, *[0.5] * 10], [math.nan] * 11, [0.1, None, *[0.2] * 9],
                [*[0.1] * 8, math.inf], [-1.0] * 9, None],
@@ -267,34 +280,43 @@ def fits(value: object, kind: pa.DataType) -> bool:
     return True
 
 
+FINE: Final[dict[str, Any]] = {
+    s.INSTANCE_INDEX: st.integers(0, 2), s.START_US: st.integers(95, 103).map(lambda slot: slot * SLOT_US),
+    s.CPU_PERCENTILES: st.just([0.5] * 11), s.CPU_TAIL_PERCENTILES: st.just([0.5] * 9), s.SCHEDULED_US: st.just(0),
+    s.SCHEDULING_CLASS: st.integers(0, 3), "since_us": st.just(7), "ended_us": st.none(),
+}  # fmt: skip
+FINE_OF_KIND: Final[dict[str, Any]] = {
+    "whole": st.integers(0, 7), "number": st.sampled_from([0.5, 2.0]), "word": st.just("someone"),
+    "flag": st.booleans(), "tier": st.sampled_from(s.TIERS),
+}  # fmt: skip
+
+
 @st.composite
 def tables(draw: st.DrawFn, columns: dict[str, Any], required: tuple[str, ...]) -> Callable[[int], pa.Table]:
-    """Draw a table with columns of any type that is taken, and any values in them; of a collection yet to be named."""
+    """Draw a table with columns of any type that is taken; some rows hold anything; of a collection yet to be named."""
     n = draw(st.integers(0, 6))
-    places = {s.INSTANCE_INDEX: st.integers(0, 2), s.START_US: st.integers(95, 105).map(lambda k: k * SLOT_US)}
+    tainted = draw(st.lists(st.sampled_from([False, False, True]), min_size=n, max_size=n))
+    names = {*required, *draw(st.sets(st.sampled_from(sorted(columns))))}
+    if draw(st.booleans()):
+        names |= {s.CPU_LIMIT, s.MEMORY_LIMIT}
     made: dict[str, pa.Array] = {}
-    for name in sorted({*required, *draw(st.sets(st.sampled_from(sorted(columns))))}):
-        kind = draw(st.sampled_from([*KINDS[columns[name]], pa.null()][: None if name not in required else -1]))
-        anything = {"whole": WHOLE, "tier": [*s.TIERS, "gold", "", *WHOLE]}.get(columns[name]) or CELLS[columns[name]]
+    for name in sorted(names):
+        kind = draw(st.sampled_from(KINDS[columns[name]] if name in required else [*KINDS[columns[name]], pa.null()]))
+        anything = CELLS[columns[name]]
         some = st.sampled_from([value for value in anything if fits(value, kind)])
-        made[name] = pa.array(draw(st.lists(places.get(name, some) | some, min_size=n, max_size=n)), kind)
-    for name, value in ((s.CPU_LIMIT, 1.0), (s.MEMORY_LIMIT, 4e9)):
-        if n and name not in made and draw(st.booleans()):
-            made[name] = pa.array([value] * n)
-    ends = draw(st.lists(st.booleans(), min_size=n, max_size=n))
+        fine = FINE[name] if name in FINE else FINE_OF_KIND[columns[name]]
+        if columns[name] == "tier" and pa.types.is_integer(kind):
+            fine = st.integers(0, 4)
+        fine = st.none() if pa.types.is_null(kind) else fine
+        made[name] = pa.array([draw(some if bad else fine) for bad in tainted], kind)
 
     def of(collection: int) -> pa.Table:
         table = pa.table(made)
-        known = [
-            collection if end else value for end, value in zip(ends, table[s.COLLECTION_ID].to_pylist(), strict=True)
-        ]
-        table = put(table, s.COLLECTION_ID, known)
+        ids = table[s.COLLECTION_ID].to_pylist()
+        table = put(table, s.COLLECTION_ID, [i if bad else collection for i, bad in zip(ids, tainted, strict=True)])
         if s.END_US in table.column_names:
-            starts, told = table[s.START_US].to_pylist(), table[s.END_US].to_pylist()
-            near = [
-                start + SLOT_US if end and start is not None and 0 <= start < 2**60 else value
-                for end, start, value in zip(ends, starts, told, strict=True)
-            ]
+            starts, ends = table[s.START_US].to_pylist(), table[s.END_US].to_pylist()
+            near = [e if bad else start + SLOT_US for start, e, bad in zip(starts, ends, tainted, strict=True)]
             table = put(table, s.END_US, near)
         return table
 
@@ -319,24 +341,26 @@ def stream(table: pa.Table, rows_per_batch: int | None = None, **options: Any) -
     return bytes(sink.getvalue())
 
 
+@pytest.mark.slow
 @settings(WELL, max_examples=100)
 @given(make=tables(rows.USAGE_COLUMNS, (s.COLLECTION_ID, s.START_US, s.END_US)), batch=st.sampled_from([None, 1, 2]))
 def test_whatever_a_table_of_usage_holds_nothing_that_is_refused_leaves_a_trace(
     pair: Pair, make: Callable[[int], pa.Table], batch: int | None
 ) -> None:
     body, without = as_arrow(make(next(COLLECTIONS)), batch)
-    response = pair.tell("/v1/usage", body, without, **ARROW)
+    response = pair.tell("/v1/usage", body, without, ARROW)
     assert response.status_code == 200
     stateless = pair.told.post("/v1/reservations", content=body, headers={"content-type": MEDIA_TYPE})
     assert stateless.status_code == 200, stateless.text
 
 
+@pytest.mark.slow
 @settings(WELL, max_examples=60)
 @given(make=tables(rows.TASK_COLUMNS, (s.COLLECTION_ID,)), batch=st.sampled_from([None, 1, 2]))
 def test_whatever_a_table_of_facts_holds_nothing_that_is_refused_leaves_a_trace(
     pair: Pair, make: Callable[[int], pa.Table], batch: int | None
 ) -> None:
-    assert pair.tell("/v1/tasks", *as_arrow(make(next(COLLECTIONS)), batch), **ARROW).status_code == 200
+    assert pair.tell("/v1/tasks", *as_arrow(make(next(COLLECTIONS)), batch), ARROW).status_code == 200
 
 
 @settings(WELL, max_examples=40)
@@ -363,12 +387,14 @@ def simple(n: int = 3) -> pa.Table:
     return pa.table({
         s.COLLECTION_ID: np.full(n, collection), s.INSTANCE_INDEX: numbers, s.START_US: np.full(n, 100 * SLOT_US),
         s.END_US: np.full(n, 101 * SLOT_US), s.CPU_MEAN: numbers / 10, s.CPU_LIMIT: np.ones(n),
-        s.MEMORY_LIMIT: np.ones(n), s.TIER: pa.array(["prod"] * n).dictionary_encode(),
-        s.CPU_PERCENTILES: pa.array([[0.1] * 11] * n, pa.list_(pa.float32())), "user": ["someone"] * n,
+        s.MEMORY_LIMIT: np.ones(n), s.TIER: pa.array(["prod"] * n, pa.string()).dictionary_encode(),
+        s.CPU_PERCENTILES: pa.array([[0.1] * 11] * n, pa.list_(pa.float32())),
+        "user": pa.array(["someone"] * n, pa.string()),
     })  # fmt: skip
 
 
-@settings(WELL, max_examples=300)
+@pytest.mark.slow
+@settings(WELL, max_examples=150)
 @given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=6), cut=st.floats(0, 1))
 def test_a_damaged_stream_is_refused_or_says_something_else(
     pair: Pair, flips: list[tuple[float, int]], cut: float
@@ -382,7 +408,7 @@ def test_a_damaged_stream_is_refused_or_says_something_else(
         with pa.ipc.open_stream(bytes(body)) as reader:
             return as_arrow(reader.read_all())[1](refused)
 
-    pair.tell("/v1/usage", bytes(body), without, **ARROW)
+    pair.tell("/v1/usage", bytes(body), without, ARROW)
     stateless = pair.told.post("/v1/reservations", content=bytes(body), headers=ARROW | TABLE)
     if stateless.status_code != 200:
         written(stateless)
@@ -427,6 +453,48 @@ def test_a_stream_that_cannot_be_taken_is_refused_before_any_of_its_rows(pair: P
     written(response)
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     assert cell(pair.told).equals(cell(pair.spared))
+
+
+RULES: Final[dict[str, tuple[str, pa.Array, dict[int, str]]]] = {
+    "ids": (s.MACHINE_ID, pa.array([2**63 - 1, 2**64 - 1, None], pa.uint64()), {1: "machine_id: must be a whole"}),
+    "numbers": (s.CPU_MEAN, pa.array([2**53 + 1, -1, None]), {1: "cpu_mean: must be at least 0"}),
+    "no number": (s.CPU_MEAN, pa.array([math.nan, math.inf, 1e19]), dict.fromkeys((1, 2), "cpu_mean: must be at")),
+    "half a limit": (s.CPU_LIMIT, pa.array([0.0, None, 1.0]), {0: "cpu_limit: must", 1: "a limit must be told"}),
+    "tiers": (s.TIER, pa.array(["gold", None, "prod"]), {0: "tier: must be one of"}),
+    "tiers of a dictionary with null": (
+        s.TIER, pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), pa.array([None, "gold"])), {1: "tier: must be"},
+    ),
+    "numbered tiers": (s.TIER, pa.array([4, 5, None]), {1: "tier: must be one of"}),
+    "names": ("user", pa.array(["", "x" * 256, "x" * 257]), dict.fromkeys((0, 2), "user: must have 1 to 256")),
+    "vectors": (
+        s.CPU_PERCENTILES, pa.array([[0.1] * 10, [0.1, None, *[0.1] * 9], [None] * 11], pa.list_(pa.float64())),
+        dict.fromkeys((0, 1), "cpu_percentiles: expected 11 numbers from 0 on that do not fall"),
+    ),
+    "falling vectors": (
+        s.CPU_PERCENTILES, pa.array([[0.2, *[0.1] * 10], [-0.1] * 11, None], pa.list_(pa.float32())),
+        dict.fromkeys((0, 1), "cpu_percentiles: expected"),
+    ),
+    "an index that is not told": (s.INSTANCE_INDEX, pa.array([None, 1, 2]), {0: "instance_index: must be a whole"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_a_bad_row_of_a_table_is_refused_in_words(pair: Pair, case: str) -> None:
+    name, values, refused = RULES[case]
+    table = simple().set_column(0, s.COLLECTION_ID, pa.array([next(COLLECTIONS)] * 3))
+    if name in table.column_names:
+        table = table.set_column(table.column_names.index(name), name, values)
+    else:
+        table = table.append_column(name, values)
+    response = pair.tell("/v1/usage", *as_arrow(table), ARROW)
+    answer = written(response)
+    assert answer is not None
+    assert answer.taken == 3 - len(refused)
+    assert {error.row for error in answer.errors} == set(refused)
+    for error in answer.errors:
+        assert error.row is not None
+        assert (error.code, error.field) == ("invalid_field", name)
+        assert error.message.startswith(f"row {error.row}: {refused[error.row]}")
 
 
 def test_dictionaries_may_change_from_batch_to_batch(pair: Pair) -> None:

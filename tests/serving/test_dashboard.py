@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.resources import files
+import shutil
+import subprocess
+from importlib.resources import as_file, files
 from itertools import combinations
 from typing import Any
 
@@ -93,6 +95,24 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
         assert rule["labels"]["severity"] in ("info", "warning", "critical"), rule["alert"]
         assert set(rule["annotations"]) == {"summary", "description"}, rule["alert"]
         assert len(rule["annotations"]["description"].split()) > 20, rule["alert"]
+
+
+@pytest.mark.slow
+def test_alerts_fire_when_they_should_and_only_then() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool, which comes with Prometheus, is not here")
+    with as_file(DEPLOY) as folder:
+        for what in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]):
+            done = subprocess.run([promtool, *what], cwd=folder, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_panel_of_lines_has_one_unit() -> None:
+    for panel in PANELS:  # a count and a rate on one axis: the smaller is a line at zero
+        if panel["type"] == "timeseries":
+            counted = {"increase(" in target["expr"] and "/" not in target["expr"] for target in panel["targets"]}
+            assert len(counted) == 1, panel["title"]
 
 
 def test_every_setting_that_a_remedy_names_exists() -> None:

@@ -19,6 +19,7 @@ from reclaim.data import schema as s
 from reclaim.serving import rows
 from reclaim.serving.arrow import MEDIA_TYPE, write_table
 from reclaim.serving.cell_schemas import WriteAnswer
+from reclaim.serving.guard import PROBES
 from reclaim.serving.schemas import MarginName
 from reclaim.training.estimators.margin import MARGIN_NAMES
 
@@ -39,6 +40,7 @@ OPERATIONS = [
     ("get", "/livez"),
     ("get", "/readyz"),
     ("get", "/healthz"),
+    ("get", "/metrics"),
     ("post", "/v1/reservations"),
     ("post", "/v1/usage"),
     ("post", "/v1/tasks"),
@@ -48,8 +50,7 @@ OPERATIONS = [
     ("get", "/v1/cell"),
     ("get", "/v1/model"),
 ]
-"""All but ``/metrics``, which is BentoML's and is asked of the real server."""
-NOTHING_TO_GET_WRONG = ("/livez", "/readyz", "/healthz", "/v1/cell", "/v1/model")
+NOTHING_TO_GET_WRONG = ("/livez", "/readyz", "/healthz", "/metrics", "/v1/cell", "/v1/model")
 GOOD, BAD = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 CASES = [(method, path, GOOD) for method, path in OPERATIONS]
 CASES += [(method, path, BAD) for method, path in OPERATIONS if path not in NOTHING_TO_GET_WRONG]
@@ -103,7 +104,7 @@ def test_the_page_names_every_route(asked: tuple[str, BaseSchema]) -> None:
     _, schema = asked
     page: Json = schema.raw_schema
     there = [(method, path) for path, item in page["paths"].items() for method in item]
-    assert sorted(there) == sorted([*OPERATIONS, ("get", "/metrics")])
+    assert sorted(there) == sorted(OPERATIONS)
     assert page["openapi"].startswith("3.1")
 
 
@@ -147,10 +148,31 @@ def test_a_service_with_a_token_refuses_as_the_page_says(
             parameters = dict.fromkeys(("collection_id", "instance_index"), 1) if "{" in path else {}
             case = schema[path][method].Case(path_parameters=parameters)
             response = case.call(base_url=url)
-            assert response.status_code == (401 if path.startswith("/v1") else 200)
+            assert response.status_code == (200 if path in PROBES else 401)
             case.validate_response(response, checks=CHECKS)
             with_token = case.call(base_url=url, headers={"authorization": "Bearer 0123456789abcdef"})
             assert with_token.status_code != 401
+
+
+def test_the_page_says_when_to_come_again_and_what_a_refusal_looks_like(asked: tuple[str, BaseSchema]) -> None:
+    _, schema = asked
+    for path, item in schema.raw_schema["paths"].items():
+        for operation in item.values():
+            answers = operation["responses"]
+            assert all("X-Request-Id" in answer["headers"] for answer in answers.values())
+            assert all("Retry-After" in answers[status]["headers"] for status in ("429", "503") if status in answers)
+            assert {"429", "503"} <= set(answers) or not path.startswith("/v1")
+            for status in set(answers) - {"200"} if path.startswith("/v1") else ():
+                body = answers[status]["content"]["application/json"]["schema"]
+                assert body == {"$ref": "#/components/schemas/ErrorResponse"}
+
+
+@pytest.mark.parametrize("query", ["page_size=1_0", "page_size=%2B1", "page_size=%D9%A3", "budget=%200.1", "budget=0_1",
+                                   "machine_id=", "quantiles=1", "more=1", "machines=1"])  # fmt: skip
+def test_a_parameter_is_taken_as_it_is_or_refused(asked: tuple[str, BaseSchema], query: str) -> None:
+    response = requests.get(f"{asked[0]}/v1/cell/reservations?{query}", timeout=60)
+    name = query.partition("=")[0]
+    assert (response.status_code, response.json()["error"]["field"]) == (422, name)
 
 
 def test_the_page_knows_every_margin() -> None:

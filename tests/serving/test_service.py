@@ -102,7 +102,7 @@ def test_the_openapi_page_describes_what_the_endpoint_takes_and_answers(client: 
     assert model(post["requestBody"]) == "ReservationRequest"
     answers = {status: model(part) for status, part in post["responses"].items()}
     assert answers == {"200": "ReservationResponse"} | dict.fromkeys(
-        ("400", "401", "408", "413", "422", "429", "500", "503"), "ErrorResponse"
+        ("400", "401", "408", "413", "415", "422", "429", "500", "503"), "ErrorResponse"
     )
     schemas = document["components"]["schemas"]
     assert set(schemas["Window"]["required"]) == {"start_us", "end_us"}

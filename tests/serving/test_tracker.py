@@ -329,7 +329,7 @@ def test_a_budget_takes_the_margin_that_reclaims_most_and_kept_to_it(bundle: Bun
         chosen(margin="baseline", budget=0.5)
     with pytest.raises(RequestError, match=r"margins\.mid: expected one of"):
         chosen(margins={"mid": "brave"})
-    silent = Engine(loaded(bundle), ServingSettings().cell)
+    silent = Engine(loaded(replace(bundle, trained={})), ServingSettings().cell)
     with pytest.raises(RequestError, match="the model does not say"):
         margins_of(CellQuery.model_validate({"budget": 0.5}), silent, "baseline")
 

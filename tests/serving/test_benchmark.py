@@ -1,0 +1,53 @@
+"""The benchmark of the service, tried quickly: real servers, every kind of call, and none of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
+
+
+def run(bundle_folder: Path, out: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """Return what the benchmark wrote and printed."""
+    command = [sys.executable, str(BENCHMARK), "--quick", "--model", str(bundle_folder), "--out", str(out), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(out.read_text()), done.stdout
+
+
+@pytest.mark.slow
+def test_every_call_is_measured_and_none_fails(bundle_folder: Path, tmp_path: Path) -> None:
+    found, printed = run(bundle_folder, tmp_path / "serving.json")
+    assert set(found["singles"]) == {"1", "16", "64"}
+    singles = [call for by_call in found["singles"].values() for call in by_call.values()]
+    assert len(singles) == 12
+    for call in (*singles, *found["beside"].values()):
+        assert call["failed"] == 0, call
+        assert call["calls"] > 0
+        assert call["p50_ms"] <= call["p99_ms"] <= call["max_ms"]
+    assert set(found["bulk"]) == {"reservations", "usage", "usage_cell", "cell"}
+    written, answered = found["bulk"]["usage"]["seconds_in"], found["bulk"]["reservations"]["seconds_in"]
+    assert all(name.startswith("write ") for name in written if name != "transfer, and the rest")
+    assert {"answer features", "answer answer"} <= set(answered)
+    assert str(bundle_folder) not in json.dumps(found)
+    assert "| POST /v1/reservations, one task | 64 |" in printed
+
+
+@pytest.mark.slow
+def test_memory_is_watched_under_steady_load(bundle_folder: Path, tmp_path: Path) -> None:
+    found, printed = run(bundle_folder, tmp_path / "memory.json", "--soak", "1", "--tasks", "500")
+    assert found["failed"] == 0, found["failures"]
+    assert found["windows"] >= 500
+    assert found["single_calls"] > 0
+    assert len(found["minute"]) == len(found["processes_mib"]) > 3
+    assert all(len(mib) >= 2 for mib in found["processes_mib"])  # the server and its worker
+    assert found["verdict"] == "too short to say"
+    assert (tmp_path / "memory.png").stat().st_size > 1_000
+    assert "verdict" in printed

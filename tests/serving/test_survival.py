@@ -1,0 +1,102 @@
+"""A real server killed under load at random moments: all it acknowledged is there, it answers as if it never was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from reclaim.training.bundle import Bundle
+from tests.serving.killing import Cell, Load, Server, Survival, different, made_up, never_killed, survive
+
+pytestmark = pytest.mark.slow
+
+STATELESS = {"tasks": [{"collection_id": 1, "limit": {"cpu": 1, "memory": 1}, "windows": [
+    {"start_us": 0, "end_us": 300_000_000, "cpu_mean": 0.1, "memory_max": 0.1}]}]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cell() -> Cell:
+    return made_up(tasks=120, slots=60, pieces=6)
+
+
+@pytest.fixture
+def server(bundle_folder: Path, tmp_path: Path) -> Server:
+    return Server(bundle_folder, tmp_path)
+
+
+def assert_nothing_is_lost(found: Survival, cell: Cell) -> None:
+    assert found.failures == []
+    assert found.lost == 0
+    assert found.wrong == 0
+    assert found.acknowledged == cell.rows
+    assert found.tasks > 80
+
+
+def test_killed_under_load_it_knows_all_that_it_acknowledged_and_answers_as_if_it_never_was(
+    cell: Cell, bundle: Bundle, server: Server
+) -> None:
+    found = survive(cell, bundle, server, kills=3, while_starting=1, longest_s=1.0, pause_s=0.05)
+    assert_nothing_is_lost(found, cell)
+    assert (found.kills, found.kills_while_starting) == (3, 1)
+    assert found.refused > 0  # or it was killed while nobody asked
+
+
+def test_told_to_stop_under_load_it_loses_nothing(cell: Cell, bundle: Bundle, server: Server) -> None:
+    codes: list[int] = []
+    found = survive(cell, bundle, server, kills=1, longest_s=1.0, pause_s=0.05, end=lambda s: codes.append(s.stop()))
+    assert_nothing_is_lost(found, cell)
+    assert codes == [0]
+    assert found.notes == []
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.fixture
+def told(cell: Cell, server: Server) -> Server:
+    """Return a server that was told of some slots, then killed."""
+    with server:
+        load = Load(Cell(cell.slots[:20], [[] for _ in range(20)]), server)
+        load.open.set()
+        load.run()
+        assert load.failures == []
+    return server
+
+
+def test_a_damaged_end_of_the_log_is_cut_off_and_said_and_the_lost_windows_can_be_told_again(
+    told: Server, cell: Cell, bundle: Bundle
+) -> None:
+    log = max((told.state / "cell").glob("log-*.bin"))
+    with log.open("r+b") as file:
+        file.truncate(log.stat().st_size - 100)
+    with told:
+        state = told.wait()
+        assert state["ready"]
+        assert any(log.name in note and "cut off" in note for note in state["notes"])
+        before = Cell(cell.slots[:20], [[] for _ in range(20)])
+        load = Load(before, told)
+        load.open.set()
+        load.run()
+        assert different(told.answer(), never_killed(before, bundle)) == 0
+
+
+def test_with_a_damaged_middle_it_says_why_it_is_not_ready_and_still_answers_without_a_memory(told: Server) -> None:
+    log = min((told.state / "cell").glob("log-*.bin"))
+    with log.open("r+b") as file:
+        file.seek(log.stat().st_size // 2)
+        was = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([was ^ 1]))
+    with told:
+        state = told.wait()
+        assert not state["ready"]
+        assert log.name in state["state"]
+        ready = httpx.get(f"{told.url}/readyz")
+        assert ready.status_code == 503
+        usage = httpx.get(f"{told.url}/v1/cell/reservations")
+        assert usage.status_code == 503
+        assert log.name in usage.json()["error"]["message"]
+        stateless = httpx.post(f"{told.url}/v1/reservations", content=json.dumps(STATELESS), timeout=60)
+        assert stateless.status_code == 200
+        assert httpx.get(f"{told.url}/livez").status_code == 200
