@@ -8,6 +8,7 @@ import math
 import re
 from functools import cached_property
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ DASHBOARD: Json = json.loads((files("reclaim.serving") / "deploy" / "grafana-das
 UNIT_WORDS = {"s": "seconds", "reqps": "a second", "percentunit": "share", "bytes": "bytes", "short": ""}
 MOST_STEPS = 400
 """Points of a line, at most: more than a panel has pixels for."""
+SCRAPE_S = 15
+"""Longer than it takes until a model that is loaded is seen, in seconds."""
 INCH_X, INCH_Y, GAP = 0.66, 0.30, 0.12
 """Inches of a column and of a line of the dashboard's grid, and of the space around a panel."""
 LINE = 0.125
@@ -101,13 +104,18 @@ def draw(args: argparse.Namespace) -> None:
         f"cell. Data: {fed['dataset']['nature']}."
     )
     empty = _figure(asked, about, args.out)
-    found = {"fed": fed, "ranges": ranges, "panels_without_data": empty, "numbers": numbers(asked)}
+    edges = [asked.first, *(asked.first + 60 * minute for minute in asked.model_loads), asked.last]
+    stretches = [Prometheus(args.prometheus, a, b - SCRAPE_S, variables) for a, b in pairwise(edges)]
+    found = {
+        "fed": fed, "ranges": ranges, "panels_without_data": empty, "alert_minutes": alert_minutes(asked),
+        "whole_run": numbers(asked), "model_by_model": [numbers(stretch) for stretch in stretches],
+    }  # fmt: skip
     args.out.with_suffix(".json").write_text(json.dumps(_finite(found), indent=2) + "\n")
     print(json.dumps(_finite({k: v for k, v in found.items() if k != "fed"}), indent=2))
 
 
 def numbers(asked: Prometheus) -> Json:
-    """Return what Prometheus says of the whole run: quality by role, drift, and the alerts that were not quiet."""
+    """Return what Prometheus says of a run: windows, promotions, and by role quality and drift."""
     over = f"[{round(asked.last - asked.first)}s]"
 
     def share(above: str, below: str, by: str) -> Json:
@@ -125,12 +133,9 @@ def numbers(asked: Prometheus) -> Json:
         return {labels[by]: round(value, 2) for labels, value in told}
 
     reserved = share("reserved", "limit", "margin")
-    alerts: dict[str, dict[str, float]] = {}
-    for labels, minutes, values in asked.over_time("ALERTS"):
-        held = float(np.count_nonzero(~np.isnan(values)) * (minutes[1] - minutes[0]))
-        name = " ".join(labels[n] for n in ("alertname", "margin", "resource", "endpoint", "outcome") if n in labels)
-        alerts.setdefault(labels["alertstate"], {})[name] = round(held, 1)
     return {
+        "minutes": round((asked.last - asked.first) / 60, 1),
+        "served_version": [la["version"] for la, _ in asked.at_the_end('reclaim_model_info{role="served"}')],
         "answers_judged": counted("quality_answers"),
         "covered_by_level": share("covered", "forecasts", "level"),
         "violated_by_margin": share("violations", "answers", "margin"),
@@ -144,8 +149,17 @@ def numbers(asked: Prometheus) -> Json:
         "drift_of_means": {la["role"]: round(v, 3) for la, v in asked.at_the_end("reclaim_drift_mean_deviations")},
         "windows": counted("windows", "outcome"),
         "promotions": counted("promotions", "outcome"),
-        "alert_minutes": alerts,
     }
+
+
+def alert_minutes(asked: Prometheus) -> Json:
+    """Return for how many minutes of the run each alert that was not quiet was pending, or fired."""
+    alerts: dict[str, dict[str, float]] = {}
+    for labels, minutes, values in asked.over_time("ALERTS"):
+        held = float(np.count_nonzero(~np.isnan(values)) * (minutes[1] - minutes[0]))
+        name = " ".join(labels[n] for n in ("alertname", "margin", "resource", "endpoint", "outcome") if n in labels)
+        alerts.setdefault(labels["alertstate"], {})[name] = round(held, 1)
+    return alerts
 
 
 def _figure(asked: Prometheus, about: str, path: Path) -> list[str]:
@@ -179,7 +193,7 @@ def _figure(asked: Prometheus, about: str, path: Path) -> list[str]:
             drawn = {"timeseries": _lines, "stat": _stat, "table": _table, "bargauge": _bars}[panel["type"]]
             if not drawn(panel, asked, axes, (x, y, w, h)):
                 empty.append(panel["title"])
-        figure.savefig(path, dpi=110)
+        figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
         plt.close(figure)
     return empty
 
@@ -203,14 +217,16 @@ def _lines(panel: Json, asked: Prometheus, axes: Any, box: tuple[float, ...]) ->
     if not series:
         return _nothing(ax, looks)
     colours = _colours(len(series))
+    log = custom.get("scaleDistribution", {}).get("type") == "log" and any((v > 0).any() for _, _, v in series)
     if custom.get("stacking", {}).get("mode") == "normal":
         values = [np.nan_to_num(v) for _, _, v in series]
         ax.stackplot(series[0][1], values, labels=[n for n, _, _ in series], colors=colours, alpha=0.75)
     else:
         for colour, (name, minutes, values) in zip(colours, series, strict=True):
-            ax.plot(minutes, values, color=colour, linewidth=1.0, label=name,
+            shown = np.where(values > 0, values, np.nan) if log else values
+            ax.plot(minutes, shown, color=colour, linewidth=1.0, label=name,
                     linestyle="--" if "budget" in name or "room" in name else "-")  # fmt: skip
-    if custom.get("scaleDistribution", {}).get("type") == "log" and any((v > 0).any() for _, _, v in series):
+    if log:
         ax.set_yscale("log")
     elif "min" in looks:
         ax.set_ylim(bottom=looks["min"])

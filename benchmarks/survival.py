@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from reclaim.data.errors import StoreError
+from reclaim.serving.clock import CellClock
 from reclaim.serving.engine import Engine
 from reclaim.serving.loader import find_model
 from reclaim.serving.metrics import Metrics
@@ -96,11 +97,11 @@ def killed(model: Path, bundle: Bundle, kills: int) -> dict[str, object]:
 class Service:
     """A writer over a folder, in this process."""
 
-    def __init__(self, folder: Path, engine: Engine, snapshot_bytes: int = 2**40) -> None:
-        self.tracker = Tracker(SETTINGS, lambda: -1)
+    def __init__(self, folder: Path, engine: Engine, snapshot_mib: int = 2**20) -> None:
+        settings = SETTINGS.model_copy(update={"snapshot_mib": snapshot_mib})
+        self.tracker = Tracker(settings, CellClock(settings, lambda: -1, passed_s=lambda: 0.0))
         self.store = Store.open(folder, state_version=FORMAT, sync=False)
-        self.writer = Writer(self.tracker, self.store, Metrics(), Watch(900.0), max_waiting=64, snapshot_mib=1)
-        self.writer._snapshot_bytes = snapshot_bytes
+        self.writer = Writer(self.tracker, self.store, Metrics(), Watch(900.0), settings)
         self.writer.start(engine)
         while self.writer.state == "recovering":
             time.sleep(0.001)
@@ -119,7 +120,7 @@ def damaged(bundle: Bundle, times: int) -> dict[str, dict[str, int]]:
     out: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
-        service = Service(whole, engine, snapshot_bytes=200_000)
+        service = Service(whole, engine, snapshot_mib=0)
         service.tell(cell)
         service.writer.close()
         print(", ".join(sorted(path.name for path in whole.iterdir())))
@@ -148,7 +149,7 @@ def _end(folder: Path, engine: Engine, cell: Cell, expected: Told) -> str:
         if service.writer.state != "ok":
             return "refused, and named"
         said = bool(service.store.recovered.notes)
-        before = len(service.tracker), service.tracker.clock_us
+        before = len(service.tracker), service.tracker.clock.latest_us
         service.tell(cell)
         found = told_by(service.tracker, SETTINGS)
     finally:
@@ -157,7 +158,7 @@ def _end(folder: Path, engine: Engine, cell: Cell, expected: Told) -> str:
         return "WRONG: other answers"
     if said:
         return "noted, and answered alike once the windows cut off were told again"
-    return "answered alike" if before[1] == service.tracker.clock_us else "WRONG: lost in silence"
+    return "answered alike" if before[1] == service.tracker.clock.latest_us else "WRONG: lost in silence"
 
 
 def _same(ours: np.ndarray, theirs: np.ndarray) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from itertools import chain
 from math import isfinite, nan
 from operator import attrgetter
@@ -56,8 +55,8 @@ _VECTORS: Final = (
     (schema.CPU_TAIL_PERCENTILES, [w.LEVELS.index(level) for level in schema.TAIL_PERCENTILES]),
 )
 """The vectors of a window, and where their values stand among the levels."""
-_LIMIT_RULES: Final = (LIMIT, STARTUP, CAP, UNKNOWN)
-"""The rules whose reservation is the limit."""
+_IS_LIMIT: Final = np.isin(np.arange(len(RULES)), (LIMIT, STARTUP, CAP, UNKNOWN))
+"""Of each rule, whether its reservation is the limit."""
 _PEAK_CPU: Final = TARGETS[-1]
 _PEAK_LEVEL: Final = 0.99
 """Quantile level of the one number that stands for peak CPU, or the nearest that the model has."""
@@ -166,7 +165,7 @@ def under_limit_of_now(estimate: Estimate, limit: NDArray[np.float64]) -> Estima
     Where that is the last window's own limit, nothing changes. Where it is another, a reservation that was the limit
     is the new one, and no reservation passes it.
     """
-    held = np.isin(estimate.rule, _LIMIT_RULES)
+    held = _IS_LIMIT[estimate.rule]
     followed = Estimate(np.where(held, limit, estimate.reservation), estimate.rule, estimate.forecast)
     return followed.where(followed.reservation > limit, limit, CAP)
 
@@ -277,7 +276,7 @@ def _margin(bundle: Bundle, name: str) -> MarginShares:
         share=_resources(margin.share),
         by_group=margin.by_group is not None,
         plans=[
-            Plan(**{r: ResourceBasis(**asdict(basis)) for r, basis in zip(RESOURCES, plan, strict=True)})
+            Plan(**{r: ResourceBasis(**vars(basis)) for r, basis in zip(RESOURCES, plan, strict=True)})
             for plan in plans
         ],
     )

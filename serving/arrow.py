@@ -24,10 +24,13 @@ Kind = Literal["whole", "number", "vector", "word", "tier", "flag"]
 
 Columns = dict[str, NDArray[Any]]
 
-_HEADERS: Final = {2: (1,), 3: ()}
+_DICTIONARY, _BATCH = 2, 3
+_HEADERS: Final = {_DICTIONARY: (1,), _BATCH: ()}
 """Types of messages that carry buffers (dictionary batch, record batch), and the way to their table of buffers."""
-_COMPRESSION: Final = 3
-"""Field of the table ``RecordBatch`` of Arrow's Message.fbs."""
+_LENGTH, _COMPRESSION, _IS_DELTA = 0, 3, 2
+"""Fields of Arrow's Message.fbs: the first two of the table ``RecordBatch``, the third of ``DictionaryBatch``."""
+_MOST_BATCHES: Final = 1_000
+"""Batches, and dictionaries, of a stream at most: each costs some 10 µs a column, whatever is in it."""
 _LARGEST: Final = np.uint64(2**63 - 1)
 _OUT_OF_RANGE: Final = -2
 """Stands where a number does not fit in 64 bits: no id, time or code is below -1, so the row is refused."""
@@ -49,15 +52,16 @@ def read_table(body: bytes, kinds: Mapping[str, Kind], required: tuple[str, ...]
     Raises
     ------
     RequestError
-        It is no such stream; its columns are not those; it has too many rows. Says nothing of single rows.
+        It is no such stream; its columns are not those; it has too many rows, or batches, or words in dictionaries.
+        Says nothing of single rows.
     """
     try:
-        _refuse_compressed(body)
+        _look_over(body, max_rows)
         with pa.ipc.open_stream(pa.BufferReader(body)) as reader:
             _check_columns(reader.schema, kinds, required)
-            batches, rows = [], 0
+            batches, rows, known = [], 0, set[int]()
             for batch in reader:
-                batch.validate(full=True)
+                _validate(batch, known)
                 rows += batch.num_rows
                 if rows > max_rows:
                     raise RequestError(
@@ -90,6 +94,28 @@ def columns_of(table: pa.Table, kinds: Mapping[str, Kind], lengths: Mapping[str,
     empty ones and absurdly long ones are below -1.
     """
     return {name: _array(table.column(name), kinds[name], lengths.get(name, 0)) for name in table.column_names}
+
+
+def _validate(batch: pa.RecordBatch, known: set[int]) -> None:
+    """Look a batch over; dictionaries only where they are new, for all batches have them.
+
+    ``known`` holds where the words of those that were looked over lie in memory, and still do.
+    """
+    batch.validate()
+    for column in batch.columns:
+        if not pa.types.is_dictionary(column.type):
+            column.validate(full=True)
+            continue
+        words, place = column.dictionary, column.indices
+        place.validate(full=True)
+        least_most = pc.min_max(place).as_py()
+        if least_most["min"] is not None and not 0 <= least_most["min"] <= least_most["max"] < len(words):
+            raise ValueError("an index outside its dictionary")
+        offsets = words.buffers()[1]
+        if offsets is None or offsets.address not in known:
+            words.validate(full=True)
+        if offsets is not None:
+            known.add(offsets.address)
 
 
 def _check_columns(schema: pa.Schema, kinds: Mapping[str, Kind], required: tuple[str, ...]) -> None:
@@ -168,7 +194,7 @@ def _words(array: pa.Array, kind: Kind) -> NDArray[np.int64]:
     encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     words = encoded.dictionary.to_pylist()
     if kind == "tier":
-        known = {None: UNKNOWN_ID, **{name: number for number, name in enumerate(TIERS)}}
+        known: dict[str | None, int] = {None: UNKNOWN_ID, **{name: number for number, name in enumerate(TIERS)}}
         numbers = np.array([known.get(word, _OUT_OF_RANGE) for word in words], np.int64)
     else:
         numbers = identities(words)
@@ -178,9 +204,10 @@ def _words(array: pa.Array, kind: Kind) -> NDArray[np.int64]:
     return out
 
 
-def _refuse_compressed(body: bytes) -> None:
-    """Look into every message that carries buffers, before Arrow does, for the field that says how they are packed."""
+def _look_over(body: bytes, max_words: int) -> None:
+    """Look into every message that carries buffers, before Arrow does: how they are packed, and how many there are."""
     reader = pa.BufferReader(body)
+    seen, n_words = {_DICTIONARY: 0, _BATCH: 0}, 0
     while True:
         try:
             message = pa.ipc.read_message(reader)
@@ -192,12 +219,24 @@ def _refuse_compressed(body: bytes) -> None:
         kind = metadata[kind_at] if kind_at else 0
         if kind not in _HEADERS or not header_at:
             continue
+        seen[kind] += 1
+        if seen[kind] > _MOST_BATCHES:
+            what = "batches" if kind == _BATCH else "dictionaries"
+            message = f"the stream may have at most {_MOST_BATCHES} {what}; combine them before it is written"
+            raise RequestError(TOO_LARGE, "too_many_batches", message)
         table = header_at + struct.unpack_from("<I", metadata, header_at)[0]
+        if kind == _DICTIONARY and (at := _field(metadata, table, _IS_DELTA)) and metadata[at]:
+            raise RequestError(INVALID, "delta_dictionary", "a dictionary must come whole, not by and by")
         for step in _HEADERS[kind]:
             at = _field(metadata, table, step)
             if not at:
                 raise ValueError("a dictionary without data")
             table = at + struct.unpack_from("<I", metadata, at)[0]
+        if kind == _DICTIONARY and (at := _field(metadata, table, _LENGTH)):
+            n_words += struct.unpack_from("<q", metadata, at)[0]
+            if n_words > max_words:
+                message = f"the dictionaries may have at most {max_words} words; send the table in parts"
+                raise RequestError(TOO_LARGE, "too_many_words", message)
         if _field(metadata, table, _COMPRESSION):
             raise RequestError(
                 INVALID, "compressed_arrow", "the stream's buffers are compressed: write it without `compression`"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from reclaim.serving.schemas import (
     Answer,
@@ -27,6 +27,8 @@ from reclaim.serving.schemas import (
 
 MOST_ERRORS: Final = 100
 """Refused rows that an answer describes one by one; beyond that they are counted by code."""
+MOST_NAMED: Final = 500_000
+"""Tasks, machines or collections that a query names at most, of each."""
 MOST_PAGE: Final = 10_000
 """Tasks on one JSON page at most."""
 
@@ -64,7 +66,7 @@ class UsageWindow(Window, _Facts):
 class UsageRequest(Wire):
     """Windows as they come, in any order; the good ones are taken even where others are not."""
 
-    windows: list[UsageWindow] = Field(min_length=1)
+    windows: Annotated[list[UsageWindow], FailFast()] = Field(min_length=1)
     units: Units | None = Field(default=None, description="Where given, refused unless they are the cell's.")
 
 
@@ -96,8 +98,8 @@ class CollectionFacts(Wire):
 class TasksRequest(Wire):
     """Facts about tasks and collections; the good ones are taken even where others are not."""
 
-    tasks: list[TaskFacts] = Field(default_factory=list)
-    collections: list[CollectionFacts] = Field(default_factory=list)
+    tasks: Annotated[list[TaskFacts], FailFast()] = Field(default_factory=list)
+    collections: Annotated[list[CollectionFacts], FailFast()] = Field(default_factory=list)
 
 
 class TaskName(Wire):
@@ -111,9 +113,15 @@ class TaskName(Wire):
 class CellQuery(Wire):
     """For whom reservations are wanted, and at what margin; all lists absent: for all tasks."""
 
-    tasks: list[TaskName] | None = Field(default=None, description="These, in this order, known or not.")
-    machines: list[TaskId] | None = Field(default=None, description="All tasks on these machines.")
-    collections: list[TaskId] | None = Field(default=None, description="All tasks of these collections.")
+    tasks: list[TaskName] | None = Field(
+        default=None, fail_fast=True, max_length=MOST_NAMED, description="These, in this order, known or not."
+    )
+    machines: list[TaskId] | None = Field(
+        default=None, fail_fast=True, max_length=MOST_NAMED, description="All tasks on these machines."
+    )
+    collections: list[TaskId] | None = Field(
+        default=None, fail_fast=True, max_length=MOST_NAMED, description="All tasks of these collections."
+    )
     margin: MarginName | None = Field(
         default=None, description="Safety margin of all tasks; the service's default where absent."
     )
@@ -123,7 +131,11 @@ class CellQuery(Wire):
         description="In place of `margin`: the share of task-windows that may exceed their reservation within the "
         "horizon. The margin that reclaims most among those that kept to it on validation data is taken.",
     )
-    budgets: dict[TierName, Share] = Field(default_factory=dict, description="Budget of a tier, before `budget`.")
+    budgets: dict[TierName, Share] = Field(
+        default_factory=dict,
+        description="Budget of a tier, before `budget`. The share that a margin kept to is known over the tasks of all "
+        "tiers together: one tier's own may be above it.",
+    )
     page_size: PageSize = Field(default=1_000, description="Tasks on a JSON page.")
     after: str | None = Field(
         default=None,

@@ -104,7 +104,9 @@ class Client:
 
     Every write may be repeated: the same window or fact twice changes nothing. So what failed by the network, by a
     timeout, or because the service was busy or being restarted is sent again; a window that was taken by an attempt
-    whose answer got lost is then counted as repeated, not as taken.
+    whose answer got lost is then counted as repeated, not as taken. Only the last 24 windows of a task are told apart
+    from those never seen: one that is sent again after 24 others is refused as ``too_late``, which changes nothing
+    either, but is an error for a client that is ``strict``.
 
     Parameters
     ----------
@@ -293,7 +295,7 @@ class Client:
     ) -> httpx.Response:  # fmt: skip
         headers, content = {"accept": MEDIA_TYPE if arrow else _JSON}, None
         if isinstance(body, pa.Table):
-            content, headers["content-type"] = write_table(body).to_pybytes(), MEDIA_TYPE
+            content, headers["content-type"] = write_table(body.combine_chunks()).to_pybytes(), MEDIA_TYPE
         elif body is not None:
             content, headers["content-type"] = body.model_dump_json(exclude_none=True).encode(), _JSON
         return self._caller.send(method, path, headers, query, content)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,9 +43,24 @@ class Scores:
         """Return the chosen rows."""
         return Scores(self.bare[rows], self.quantiles[rows], self.oom[rows])
 
+    @staticmethod
+    def joined(parts: Sequence[Scores]) -> Scores:
+        """Return the rows of all parts."""
+        return Scores(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("bare", "quantiles", "oom")))
+
     def put(self, rows: NDArray[np.int64], scores: Scores) -> None:
         """Replace the chosen rows."""
         self.bare[rows], self.quantiles[rows], self.oom[rows] = scores.bare, scores.quantiles, scores.oom
+
+
+def violations_of(model: LoadedModel) -> dict[str, float]:
+    """Return the violation rate of each margin on validation data, the largest over resources that were measured.
+
+    It is over the tasks of all tiers; margins of which nothing was measured are left out.
+    """
+    trained = model.bundle.trained.get("violation", {})
+    known = {name: [rate for rate in rates.values() if rate is not None] for name, rates in trained.items()}
+    return {name: max(rates) for name, rates in known.items() if name in MARGIN_NAMES and rates}
 
 
 class Engine:
@@ -98,7 +113,8 @@ class Engine:
         Parameters
         ----------
         budget : float
-            Share of task-windows that may exceed their reservation within the horizon, for every resource.
+            Share of task-windows, of all tiers together, that may exceed their reservation within the horizon, for
+            every resource that was measured.
 
         Raises
         ------
@@ -113,9 +129,5 @@ class Engine:
         raise ModelError(f"no margin kept to a budget of {budget:g} on validation data ({said})")
 
     def violations(self) -> dict[str, float]:
-        """Return the violation rate of each margin on validation data, the largest over resources."""
-        return {
-            name: max(rates.values())
-            for name, rates in self.model.bundle.trained.get("violation", {}).items()
-            if name in MARGIN_NAMES
-        }
+        """Return ``violations_of`` the model."""
+        return violations_of(self.model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -21,8 +21,11 @@ _SHOWN_CHARACTERS: Final = 60
 """How much of a caller's own text an error repeats."""
 _SHOWN_BITS: Final = 128
 """Whole numbers longer than this are not written out; Python refuses to for the longest."""
-_SILENT: Final = ("missing", "extra_forbidden")
+_EXTRA: Final = "extra_forbidden"
+_SILENT: Final = ("missing", _EXTRA)
 """Problems of a field's name, not of its value."""
+
+_UNKNOWN_FIELD, _INVALID_FIELD = "unknown_field", "invalid_field"
 
 _PHRASES: Final = {
     "missing": "required, but absent",
@@ -122,27 +125,35 @@ def _refuse_bloat(value: Any) -> None:
         for inner in value.values():
             if isinstance(inner, dict | list):
                 _refuse_bloat(inner)
-    elif isinstance(value, list) and value and isinstance(value[0], dict):
+    elif isinstance(value, list):
         for inner in value:
-            _refuse_bloat(inner)
+            if isinstance(inner, dict | list):
+                _refuse_bloat(inner)
 
 
-def error_from_validation(error: ValidationError) -> RequestError:
-    """Return the refusal for the first problem that pydantic found in a request."""
+def error_from_validation(error: ValidationError, names: Mapping[str, str] | None = None) -> RequestError:
+    """Return the refusal for the first problem that pydantic found in a request; ``names``: what fields are called."""
     first = error.errors(include_url=False)[0]
     kind, loc, context = str(first["type"]), first["loc"], first.get("ctx", {})
+    loc = tuple((names or {}).get(part, part) if isinstance(part, str) else part for part in loc)
     if ROW in context:  # a rule over a whole list says which row broke it
         loc = (*loc, context[ROW])
     field = _path(loc)
-    if kind == "extra_forbidden":
-        code, problem = "unknown_field", "no such field" + _nearest(str(loc[-1]))
+    if kind == _EXTRA:
+        code, problem = _UNKNOWN_FIELD, "no such field" + _nearest(str(loc[-1]))
     else:
-        code, problem = "invalid_field", _PHRASES[kind].format(**context) if kind in _PHRASES else first["msg"]
+        code, problem = _INVALID_FIELD, _PHRASES[kind].format(**context) if kind in _PHRASES else first["msg"]
     given = "" if kind in _SILENT else _given(first.get("input"))
     return RequestError(
         INVALID, code, f"{field or 'the body'}: {problem}{given}",
         field=field, task=_row(loc, "tasks"), window=_row(loc, "windows"),
     )  # fmt: skip
+
+
+def code_of(error: ValidationError) -> str:
+    """Return the code of that refusal, without the words, which take most of the time."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return _UNKNOWN_FIELD if first["type"] == _EXTRA else _INVALID_FIELD
 
 
 def _nearest(name: str) -> str:

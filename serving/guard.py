@@ -69,6 +69,9 @@ class Readiness:
 class Runtime(Protocol):
     """What the guard asks of the service; all of it on the event loop, so nothing here may wait for anything."""
 
+    requests_under_way: int
+    """Counted by the guard alone."""
+
     @property
     def settings(self) -> ServingSettings:
         """The settings, which stay as they are."""
@@ -115,7 +118,6 @@ class Guard:
         self._app = app
         self._find = runtime
         self._house: _House | None = None
-        self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, refuse, or pass on."""
@@ -174,12 +176,12 @@ class Guard:
         self, house: _House, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, reply: _Reply
     ) -> None:
         house.check_token(headers)
-        counted = scope["path"] != METRICS
-        if counted and self._under_way >= house.settings.max_requests:
-            message = f"{self._under_way} requests are under way, which is all this service takes at once"
+        counted, under_way = scope["path"] != METRICS, house.runtime.requests_under_way
+        if counted and under_way >= house.settings.max_requests:
+            message = f"{under_way} requests are under way, which is all this service takes at once"
             raise RequestError(BUSY, "busy", message, retry_after_s=_RETRY_S)
-        body = _Body(receive, headers, house.settings)
-        self._under_way += counted
+        body = _Body(receive, headers, house)
+        house.runtime.requests_under_way += counted
         try:
             async with asyncio.timeout(body.patience_s) as alarm:
                 body.alarm = reply.alarm = alarm
@@ -193,7 +195,8 @@ class Guard:
             else:
                 raise body.too_late() from None
         finally:
-            self._under_way -= counted
+            house.runtime.requests_under_way -= counted
+            body.let_go()
 
 
 class _House:
@@ -202,8 +205,16 @@ class _House:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.settings = runtime.settings
+        self.held_bytes = 0
         file = self.settings.token_file
         self._token = None if file is None else read_token(file)
+
+    def hold(self, n_bytes: int) -> None:
+        """Set room aside for a body, or a part of one; RequestError where there is none."""
+        if self.held_bytes + n_bytes > self.settings.max_inflight_bytes:
+            message = f"{self.held_bytes} bytes are under way, and this service takes no more at once"
+            raise RequestError(BUSY, "busy", message, retry_after_s=_RETRY_S)
+        self.held_bytes += n_bytes
 
     def check_token(self, headers: Mapping[bytes, bytes]) -> None:
         if self._token is None:
@@ -224,22 +235,30 @@ class _EarlyEnd(BaseException):
 
 
 class _Body:
-    """The ``receive`` of a request: counts what comes and, once all of it is here, starts the clock of the answer."""
+    """The ``receive`` of a request: counts what comes and, once all of it is here, starts the clock of the answer.
+
+    Room for it is set aside, at once where its length is announced, until the request is over.
+    """
 
     alarm: asyncio.Timeout
 
-    def __init__(self, receive: Receive, headers: Mapping[bytes, bytes], settings: ServingSettings) -> None:
+    def __init__(self, receive: Receive, headers: Mapping[bytes, bytes], house: _House) -> None:
         self._receive = receive
-        self._settings = settings
+        self._house = house
+        self._settings = settings = house.settings
+        self._held = 0
         self._size = 0
         self._waiting = False
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise RequestError(UNKNOWN_TYPE, "content_encoding", "the body must come as it is: no Content-Encoding")
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        self._most = settings.max_bulk_bytes if kind == ARROW else settings.max_body_bytes
+        most = settings.max_bulk_bytes if kind == ARROW else settings.max_body_bytes
+        self._most = min(most, settings.max_inflight_bytes)
         announced = headers.get(b"content-length", b"0")
-        if announced.isdigit() and int(announced[:20]) > self._most:
+        length = int(announced[:20]) if announced.isdigit() else 0
+        if length > self._most:
             raise self._too_large()
+        self._hold(length)
         self._complete = announced == b"0" and b"transfer-encoding" not in headers
 
     @property
@@ -257,10 +276,24 @@ class _Body:
         self._size += len(message.get("body", b""))
         if self._size > self._most:
             raise _EarlyEnd(self._too_large())
+        try:
+            self._hold(self._size - self._held)
+        except RequestError as busy:
+            raise _EarlyEnd(busy) from None
         if not message.get("more_body", False):
             self._complete = True
             self.alarm.reschedule(asyncio.get_running_loop().time() + self.patience_s)
         return message
+
+    def _hold(self, more: int) -> None:
+        if more > 0:
+            self._house.hold(more)
+            self._held += more
+
+    def let_go(self) -> None:
+        """Give the room back."""
+        self._house.held_bytes -= self._held
+        self._held = 0
 
     def _too_large(self) -> RequestError:
         message = f"the body may have at most {self._most} bytes; send the tasks in parts"

@@ -108,7 +108,7 @@ class KeptModels:
         return ModelLocation(kept.name, kept.version, (self.folder / kept.folder).resolve(), kept.reference)
 
     def _copy(self, source: Path, target: Path) -> None:
-        partial, old = (target.with_name(target.name + ending) for ending in (".partial", ".old"))
+        partial, old = target.with_name(f"{target.name}.partial"), _old(target)
         for leftover in (partial, old):
             shutil.rmtree(leftover, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -117,6 +117,12 @@ class KeptModels:
             target.rename(old)
         partial.rename(target)
         shutil.rmtree(old, ignore_errors=True)
+
+    def _mend(self, kept: Kept) -> None:
+        """Put a model back in its place that was moved out of it by a copy that was cut off then."""
+        target = self.folder / kept.folder
+        if not target.exists() and (old := _old(target)).is_dir():
+            old.rename(target)
 
     def _index(self) -> list[Kept]:
         path = self.folder / _INDEX
@@ -132,6 +138,7 @@ class KeptModels:
         whole = []
         for kept in self._index():
             try:
+                self._mend(kept)
                 changed = _sha256(self.folder / kept.folder) != kept.sha256
             except OSError:
                 changed = True
@@ -140,6 +147,11 @@ class KeptModels:
             else:
                 whole.append(kept)
         return whole
+
+
+def _old(target: Path) -> Path:
+    """Return where a model is moved while another takes its place."""
+    return target.with_name(f"{target.name}.old")
 
 
 def _copy_durably(source: str, target: str) -> str:

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from reclaim.data.schema import RESOURCES
 from reclaim.features.groups import TIER_LABELS
-from reclaim.serving import tracker
+from reclaim.serving import outcomes
 from reclaim.serving.drift import DriftNumbers
 from reclaim.serving.errors import BAD_REQUEST, INTERNAL
 from reclaim.serving.quality import QualityNumbers
@@ -29,8 +29,8 @@ from reclaim.serving.quality import QualityNumbers
 PREFIX: Final = "reclaim_"
 ROLES: Final = ("served", "shadow")
 """What a number of a model is of: the model that answers, or the one scored beside it."""
-OUTCOMES: Final = (*tracker.OUTCOMES, "refused")
-"""What becomes of a window; a late one is taken, too, and one that is refused could not be read at all."""
+OUTCOMES: Final = (*outcomes.OUTCOMES, "refused")
+"""What becomes of a window; a late one is taken, too, and one that is ``refused`` could not be read at all."""
 PHASES: Final = ("decode", "admit", "log", "fold", "score", "publish")
 """The parts of a write, in their order."""
 ANSWER_PHASES: Final = ("decode", "features", "look", "answer", "encode")
@@ -225,7 +225,12 @@ class Metrics(Collector):
                 self._requests,
             )
             yield _counter("requests_refused", "Requests refused, by HTTP status.", ("code",), self._refused)
-            yield _counter("windows", "Usage windows, by what became of them.", ("outcome",), self._windows)
+            yield _counter(
+                "windows",
+                "Usage windows, by what became of them; refused: could not be read.",
+                ("outcome",),
+                self._windows,
+            )
             yield _histogram(
                 "write_phase_duration_seconds", "Time that each part of a write took.", ("phase",), self._phases
             )

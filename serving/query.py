@@ -99,7 +99,8 @@ def margins_of(query: CellQuery, engine: Engine, default: str) -> NDArray[np.int
     def position(name: str | None, budget: float | None, field: str) -> int:
         if budget is not None:
             if name is not None:
-                raise RequestError(INVALID, "margin_and_budget", f"{field}: give a margin or a budget, not both")
+                message = f"{field}: give a margin or a budget, not both"
+                raise RequestError(INVALID, "margin_and_budget", message, field=field)
             try:
                 return MARGIN_NAMES.index(engine.within_budget(budget))
             except ModelError as error:
@@ -115,6 +116,6 @@ def margins_of(query: CellQuery, engine: Engine, default: str) -> NDArray[np.int
     out = np.full(1 + len(TIERS), everybody)
     for k, tier in enumerate(TIERS, 1):
         if tier in query.margins or tier in query.budgets:
-            field = f"margins.{tier}" if tier in query.margins else f"budgets.{tier}"
+            field = f"budgets.{tier}" if tier in query.budgets else f"margins.{tier}"
             out[k] = position(query.margins.get(tier), query.budgets.get(tier), field)
     return out

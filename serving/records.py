@@ -1,4 +1,4 @@
-"""What is written to the log: windows and facts as they were taken, as Arrow streams that name their columns."""
+"""What is written to the log: windows, facts and departures as they were taken, as Arrow streams that name columns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from reclaim.data import schema as s
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CHANNELS, LEVELS, Windows, empty_windows
 from reclaim.serving.arrow import write_table
@@ -16,6 +17,8 @@ from reclaim.serving.rows import FactRows, Refusals
 
 WINDOWS: Final = "windows"
 FACTS: Final = "facts"
+GONE: Final = "gone"
+SETTINGS: Final = "settings"
 _WIDE: Final = {"usage": CHANNELS, "percentiles": tuple(f"p{level}" for level in LEVELS), "limit": RESOURCES}
 """Columns of ``Windows`` with a second axis, and what its places are called."""
 _COLLECTION: Final = b"collection"
@@ -65,6 +68,16 @@ def read_facts(payload: memoryview) -> FactRows:
     columns = {name: table.column(name).to_numpy() for name in table.column_names}
     estimation = dict(zip(wishes["collection"], wishes["estimation"], strict=True))
     return FactRows(columns, np.arange(table.num_rows), estimation, table.num_rows, Refusals())
+
+
+def write_names(key: NDArray[np.int64]) -> pa.Buffer:
+    """Return the names of tasks as bytes; key (n, 2)."""
+    return write_table(pa.table({name: key[:, k] for k, name in enumerate((s.COLLECTION_ID, s.INSTANCE_INDEX))}))
+
+
+def read_names(payload: memoryview) -> NDArray[np.int64]:
+    """Return what ``write_names`` was given."""
+    return np.column_stack([column.to_numpy() for column in _read(payload).columns])
 
 
 def _read(payload: memoryview) -> pa.Table:

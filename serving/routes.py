@@ -171,7 +171,7 @@ async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
         with runtime.writer.timed("decode"):
             if _is_arrow(request):
                 return rows.usage_from_arrow(body, settings.max_bulk_rows)
-            return rows.usage_from_json(body, runtime.units)
+            return rows.usage_from_json(body, runtime.units, settings.max_bulk_rows)
 
     told = read() if len(body) <= _INLINE_BYTES else await run_in_threadpool(read)
     done = await asyncio.wrap_future(runtime.writer.write(told))
@@ -194,7 +194,7 @@ async def _tasks(runtime: Runtime, request: Request, body: bytes) -> Response:
     def read() -> rows.FactRows:
         if _is_arrow(request):
             return rows.facts_from_arrow(body, runtime.settings.max_bulk_rows)
-        return rows.facts_from_json(body)
+        return rows.facts_from_json(body, runtime.settings.max_bulk_rows)
 
     told = read() if len(body) <= _INLINE_BYTES else await run_in_threadpool(read)
     done = await asyncio.wrap_future(runtime.writer.write(told))
@@ -301,7 +301,7 @@ def _query_of(params: QueryParams, *names: str) -> CellQuery:
     try:
         return CellQuery.model_validate(content)
     except ValidationError as error:
-        raise error_from_validation(error) from error
+        raise error_from_validation(error, {field: name for name, field in _LISTS.items()}) from error
 
 
 def _integer(text: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from reclaim.serving.cell_schemas import (
     UsageRequest,
     UsageWindow,
 )
-from reclaim.serving.errors import INVALID, RequestError, error_from_validation, parse_json
+from reclaim.serving.errors import INVALID, TOO_LARGE, RequestError, code_of, error_from_validation, parse_json
 from reclaim.serving.schemas import MAX_AMOUNT, MAX_OWNER, MAX_TIME_US, MIN_LIMIT, ErrorBody, Units, Wire
 
 USER: Final = "user"
@@ -60,6 +60,10 @@ _MOST: Final = {s.TIER: len(s.TIERS) - 1, s.SCHEDULING_CLASS: 3, s.START_US: MAX
                 s.SCHEDULED_US: MAX_TIME_US, SINCE_US: MAX_TIME_US, ENDED_US: MAX_TIME_US}  # fmt: skip
 
 
+_MOST_BAD: Final = 10_000
+"""Bad rows of a JSON list that are looked at, each of which takes some 50 µs: a body that has more of them is bad."""
+
+
 class _UsageShell(Wire):
     windows: list[Any] = Field(min_length=1)
     units: Units | None = None
@@ -72,27 +76,31 @@ class _TasksShell(Wire):
 
 @dataclass
 class Refusals:
-    """Rows that were refused: all counted, the first ones described."""
+    """Rows that were refused: all counted, the first ``MOST_ERRORS`` by row described."""
 
     counts: dict[str, int] = field(default_factory=dict)
     errors: list[ErrorBody] = field(default_factory=list)
 
     def add(self, code: str, rows: Sequence[int] | NDArray[np.int64], message: str, name: str | None = None) -> None:
-        """Refuse rows for the one reason."""
-        if len(rows) == 0:
-            return
-        self.counts[code] = self.counts.get(code, 0) + len(rows)
-        for row in rows[: MOST_ERRORS - len(self.errors)]:
-            error = ErrorBody(
-                code=code, message=f"row {int(row)}: {message}", field=name, row=int(row), task=None, window=None
-            )
-            self.errors.append(error)
+        """Refuse rows, in any order, for the one reason."""
+        self.count(code, len(rows))
+        self._describe(
+            ErrorBody(code=code, message=f"row {row}: {message}", field=name, row=row, task=None, window=None)
+            for row in np.sort(rows)[:MOST_ERRORS].tolist()
+        )
 
     def add_one(self, row: int, body: ErrorBody) -> None:
         """Refuse a row for a reason of its own."""
-        self.counts[body.code] = self.counts.get(body.code, 0) + 1
-        if len(self.errors) < MOST_ERRORS:
-            self.errors.append(body.model_copy(update={"row": row}))
+        self.count(body.code, 1)
+        self._describe([body.model_copy(update={"row": row})])
+
+    def count(self, code: str, n: int) -> None:
+        """Refuse ``n`` rows that come after ``MOST_ERRORS`` others, which are described."""
+        if n:
+            self.counts[code] = self.counts.get(code, 0) + n
+
+    def _describe(self, errors: Iterable[ErrorBody]) -> None:
+        self.errors = sorted([*self.errors, *errors], key=lambda e: -1 if e.row is None else e.row)[:MOST_ERRORS]
 
 
 @dataclass(frozen=True)
@@ -157,9 +165,9 @@ class FactRows:
         return np.column_stack([self.columns[name] for name in _LIMITS])
 
 
-def usage_from_json(body: bytes, units: Units) -> UsageRows:
+def usage_from_json(body: bytes, units: Units, max_rows: int) -> UsageRows:
     """Return the windows of a JSON body; RequestError where it is none, or tells of other units."""
-    rows, n, refusals, request = _parsed(body, UsageRequest, _UsageShell, {"windows": UsageWindow})
+    rows, n, refusals, request = _parsed(body, UsageRequest, _UsageShell, {"windows": UsageWindow}, max_rows)
     if request.units is not None and request.units != units:
         raise RequestError(
             INVALID, "other_units",
@@ -197,10 +205,10 @@ def usage_from_arrow(body: bytes, max_rows: int) -> UsageRows:
     return UsageRows(*_windows(columns), row, table.num_rows, refusals)
 
 
-def facts_from_json(body: bytes) -> FactRows:
+def facts_from_json(body: bytes, max_rows: int) -> FactRows:
     """Return the facts of a JSON body; RequestError where it is none."""
     lists: dict[str, type[BaseModel]] = {"tasks": TaskFacts, "collections": CollectionFacts}
-    rows, n, refusals, _ = _parsed(body, TasksRequest, _TasksShell, lists)
+    rows, n, refusals, _ = _parsed(body, TasksRequest, _TasksShell, lists, max_rows)
     (told, row), (collections, _) = rows["tasks"], rows["collections"]
     columns = _columns({n: k for n, k in TASK_COLUMNS.items() if n != ESTIMATION}, told)
     estimation = {c.collection_id: c.estimation for c in collections}
@@ -218,17 +226,28 @@ def facts_from_arrow(body: bytes, max_rows: int) -> FactRows:
     wish = columns.pop(ESTIMATION)
     told = np.flatnonzero(wish >= 0)
     estimation = dict(zip(columns[s.COLLECTION_ID][told].tolist(), (wish[told] > 0).tolist(), strict=True))
+    facts = [
+        ~np.isnan(values) if np.issubdtype(values.dtype, np.floating) else values >= 0
+        for name, values in columns.items()
+        if name not in (s.COLLECTION_ID, s.INSTANCE_INDEX)
+    ]
+    of_task = (wish < 0) | np.any(facts, axis=0)  # the others tell of their collection alone
+    columns, row = {name: values[of_task] for name, values in columns.items()}, row[of_task]
     return FactRows(columns, row, estimation, table.num_rows, refusals)
 
 
 def _parsed(
-    body: bytes, model: type[BaseModel], shell: type[BaseModel], lists: Mapping[str, type[BaseModel]]
-) -> tuple[dict[str, tuple[list[Any], NDArray[np.int64]]], int, Refusals, Any]:
+    body: bytes, model: type[BaseModel], shell: type[BaseModel], lists: Mapping[str, type[BaseModel]], max_rows: int
+) -> tuple[dict[str, tuple[list[Any], NDArray[np.int64]]], int, Refusals, Any]:  # fmt: skip
     """Return for each list of the body the good rows and where they stood, how many there were, what was refused.
 
     And the body itself, which is a ``model`` where every row is good, a ``shell`` where not.
     """
     content = parse_json(body)
+    for name in lists:
+        if isinstance(content, dict) and isinstance(items := content.get(name), list) and len(items) > max_rows:
+            message = f"{name}: at most {max_rows} items, got {len(items)}; send them in parts"
+            raise RequestError(TOO_LARGE, "too_many_rows", message, field=name)
     refusals = Refusals()
     try:
         request = model.model_validate(content)
@@ -251,6 +270,13 @@ def _good_rows(
             good.append(of.model_validate(item))
             row.append(number)
         except ValidationError as error:
+            bad = number + 1 - len(good)
+            if bad > _MOST_BAD:
+                message = f"{name}: more than {_MOST_BAD} rows are bad, so none is taken; the first: "
+                raise RequestError(INVALID, "too_many_bad_rows", message + refusals.errors[0].message) from error
+            if bad > MOST_ERRORS:
+                refusals.count(code_of(error), 1)
+                continue
             body = error_from_validation(error).body.error
             path = f"{name}[{number}]" + (f".{body.field}" if body.field else "")
             message = body.message.removeprefix(body.field or "the body")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,8 @@ from reclaim.data.errors import StoreError
 from reclaim.serving.answer import answer
 from reclaim.serving.cell_answer import THREADS, answers
 from reclaim.serving.cell_schemas import CellQuery, StateInfo
-from reclaim.serving.engine import Engine
+from reclaim.serving.clock import CellClock
+from reclaim.serving.engine import Engine, violations_of
 from reclaim.serving.errors import parse_request
 from reclaim.serving.guard import Readiness
 from reclaim.serving.metrics import Metrics
@@ -50,6 +52,8 @@ class Runtime:
     Parameters
     ----------
     settings : ServingSettings
+    on_fault : callable
+        Called when nothing can be written any more for a fault of the service.
 
     Raises
     ------
@@ -57,22 +61,20 @@ class Runtime:
         There is no model to start with.
     """
 
-    def __init__(self, settings: ServingSettings) -> None:
+    def __init__(self, settings: ServingSettings, on_fault: Callable[[], object] = lambda: None) -> None:
         self.settings = settings
         self.units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
         self.metrics = Metrics()
+        self.requests_under_way = 0
         self.watch = Watch(settings.lateness_s)
         self.keeper = ModelKeeper(
             settings, promote=self._promote, shadow=self._set_shadow, refused=lambda: self.metrics.promotion("refused")
         )
         model = self.keeper.load()
         self._warm_up(model)
-        self.tracker = Tracker(settings, lambda: time.time_ns() // 1_000, THREADS)
+        self.tracker = Tracker(settings, CellClock(settings, lambda: time.time_ns() // 1_000), THREADS)
         self.store, self._store_error = self._open_store()
-        self.writer = Writer(
-            self.tracker, self.store, self.metrics, self.watch,
-            max_waiting=settings.max_waiting, snapshot_mib=settings.snapshot_mib,
-        )  # fmt: skip
+        self.writer = Writer(self.tracker, self.store, self.metrics, self.watch, settings, on_fault)
         if self._store_error is None:
             self.writer.start(self._engine(model))
         else:
@@ -89,12 +91,11 @@ class Runtime:
     def readiness(self) -> Readiness:
         """Return whether requests can be answered, and what is not as it should be."""
         model = self.keeper.status()
-        problem = self.writer.store_problem
         notes = [] if self.store is None else list(self.store.recovered.notes)
         body: dict[str, Any] = {
             "ready": self.writer.state == "ok",
             "state": self.writer.state,
-            "store": "memory only" if self.settings.state is None else problem or "ok",
+            "store": self._store_said,
             "notes": notes,
             "tracked": len(self.tracker),
             "model": asdict(model),
@@ -116,13 +117,19 @@ class Runtime:
             bytes=len(tracker) * tracker.bytes_per_task,
             bytes_per_task=tracker.bytes_per_task,
             durable=store is not None,
-            store="memory only" if store is None else store.broken or "ok",
+            store=self._store_said,
             notes=[] if store is None else list(store.recovered.notes),
             log_bytes=0 if store is None else store.log_bytes,
             snapshot_bytes=0 if store is None else store.snapshot_bytes,
             snapshot_age_s=None if saved is None else time.time() - saved,
             waiting=self.writer.waiting,
         )
+
+    @property
+    def _store_said(self) -> str:
+        if self.settings.state is None:
+            return "memory only"
+        return self._store_error or self.writer.store_problem or "ok"
 
     def _open_store(self) -> tuple[Store | None, str | None]:
         """Return the store, and why there is none though there should be: the service then says so, and stays up."""
@@ -151,16 +158,16 @@ class Runtime:
         """Answer a request and take a write, for nobody, so that all that is compiled is there."""
         answer(model, parse_request(_WARM_UP), self.settings)
         engine, nobody = self._engine(model), self.settings.model_copy(update={"clock": "free"})
-        tracker, watch = Tracker(nobody, lambda: 0), Watch(self.settings.lateness_s)
+        tracker, watch = Tracker(nobody, CellClock(nobody, lambda: 0)), Watch(self.settings.lateness_s)
         tracker.promote(engine)
         watch.serve(engine)
-        told = usage_from_json(_WARM_UP_USAGE, self.units)
+        told = usage_from_json(_WARM_UP_USAGE, self.units, 1)
         for _ in range(2):  # the second time all of it is there already
             admitted = tracker.admit(told.windows, told.in_alloc)
             if len(admitted.windows):
                 taken = tracker.take(read_windows(memoryview(write_windows(admitted.windows))))
                 scores = engine.score(taken.x, taken.last)
-                watch.forget(tracker.publish(taken, scores))
+                tracker.publish(taken, scores)
                 watch.answered(taken, scores, tracker.clock_us)
         answers(tracker.look(), margins_of(CellQuery(), engine, MARGIN_NAMES[0]), nobody)
 
@@ -180,17 +187,18 @@ class Runtime:
         roles: dict[tuple[str, ...], float] = {("served", model.name, model.version, model.reference): 1.0}
         if model.shadow_name is not None and model.shadow_version is not None:
             roles["shadow", model.shadow_name, model.shadow_version, self.settings.shadow] = 1.0
-        violations = self.keeper.served.bundle.trained.get("violation", {})
-        budgets = {**violations, **self.keeper.served.bundle.trained.get("settings", {}).get("budgets", {})}
+        served = self.keeper.served
+        budgets = {**violations_of(served), **served.bundle.trained.get("settings", {}).get("budgets", {})}
         return {
             "ready": float(self.writer.state == "ok"),
+            "requests_under_way": float(self.requests_under_way),
             "writes_waiting": float(info.waiting),
             "tasks_tracked": float(info.tracked),
             "tasks_room": float(self.settings.max_tracked - info.tracked),
             "state_bytes": {("memory",): info.bytes, ("log",): info.log_bytes, ("snapshot",): info.snapshot_bytes},
             "snapshot_age_seconds": float("nan") if info.snapshot_age_s is None else info.snapshot_age_s,
             "snapshot_duration_seconds": self.writer.save_s,
-            "store_ok": float(self._store_error is None and info.store in ("ok", "memory only")),
+            "store_ok": float(info.store in ("ok", "memory only")),
             "recovered_notes": float(len(info.notes)),
             "model_info": roles,
             "model_loaded_timestamp_seconds": {("served",): model.loaded_at},

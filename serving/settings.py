@@ -45,6 +45,8 @@ class ServingSettings(BaseSettings):
     """Bytes per Arrow body at most."""
     max_requests: int = Field(default=256, ge=1)
     """Requests under way at once; one more is told to come again (429)."""
+    max_inflight_bytes: int = Field(default=2 * 2**30, ge=1_024)
+    """Bytes of the bodies of all requests under way at most; one more is told to come again (429)."""
     max_waiting: int = Field(default=64, ge=1)
     """Writes waiting for their turn at once; one more is told to come again (429)."""
     body_timeout_s: float = Field(default=30.0, gt=0)
@@ -65,11 +67,12 @@ class ServingSettings(BaseSettings):
     """Tasks remembered at once at most; windows of one more are refused."""
     lateness_s: float = Field(default=900.0, ge=0)
     """How late a window of a task may come after a later one of it, in seconds."""
-    ahead_s: float = Field(default=86_400.0, gt=0)
-    """How far ahead of the clock a window may end, in seconds: one absurd time must not make all others late."""
+    ahead_s: float | None = Field(default=None, gt=0)
+    """How far ahead of the clock a window may end, in seconds: one absurd time must not make all others old. None: 300
+    where the clock is this machine's, else an hour, which gaps in a trace may pass if half of the tasks agree."""
     clock: Literal["unix", "free"] = "free"
-    """``unix``: windows are in µs since 1970 and the clock is this machine's. ``free``: any clock; it stands at the end
-    of the latest window taken."""
+    """``unix``: windows are in µs since 1970 and the clock is this machine's; for clusters. ``free``: any clock; it
+    stands at the end of the latest window taken and goes on from there with time; for traces."""
     stale_s: float | None = Field(default=None, gt=0)
     """Without a new window for so long a task gets its limit again, in seconds; None: two horizons of the model."""
     forget_s: float = Field(default=86_400.0, gt=0)
@@ -86,6 +89,11 @@ class ServingSettings(BaseSettings):
     """A midnight that begins a Monday, in the cell's own zone, on the windows' clock; µs."""
     log_json: bool = False
     """Whether the log is one JSON object a line."""
+
+    @property
+    def ahead(self) -> float:
+        """How far ahead of the clock a window may end, in seconds."""
+        return self.ahead_s if self.ahead_s is not None else 300.0 if self.clock == "unix" else 3_600.0
 
     @property
     def cell(self) -> Cell:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -76,6 +76,9 @@ def keep_last(tasks: NDArray[Any], at: Ids | slice, last: Windows) -> None:
 def filled(windows: Windows, in_alloc: NDArray[np.int8], task: NDArray[Any]) -> Windows:
     """Return windows with what was told of their tasks before, where they do not say it themselves.
 
+    Before is the last window of the task in the same call that ends earlier, and what is kept of it otherwise; so it
+    makes no difference how windows are cut into calls.
+
     Parameters
     ----------
     windows : Windows
@@ -85,10 +88,16 @@ def filled(windows: Windows, in_alloc: NDArray[np.int8], task: NDArray[Any]) -> 
     task : structured array of ``TASK``, shape (n,)
         What is kept of the task of each.
     """
+    order = _Order(windows)
+    limit = order.carried(windows.limit, ~np.isnan(windows.limit[:, 0]))
+    since = (windows.start_us < task["limit_us"]) & ~np.isnan(task["granted"][:, 0])  # another limit was in force then
+    kept = np.where(since[:, None], task["granted"], task["limit"])
 
     def known(told: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
+        told = order.carried(told, told >= 0)
         return np.where(told >= 0, told, before)
 
+    alloc = order.carried(in_alloc, in_alloc >= 0)
     return Windows(
         collection_id=windows.collection_id, instance_index=windows.instance_index,
         start_us=windows.start_us, end_us=windows.end_us,
@@ -96,11 +105,51 @@ def filled(windows: Windows, in_alloc: NDArray[np.int8], task: NDArray[Any]) -> 
         machine_id=known(windows.machine_id, task["machine"]),
         user=known(task["user"], windows.user), name=known(task["name"], windows.name),
         usage=windows.usage, percentiles=windows.percentiles,
-        limit=np.where(np.isnan(windows.limit), task["limit"], windows.limit),
+        limit=np.where(np.isnan(limit), kept, limit),
         tier=known(windows.tier, task["tier"]),
         scheduling_class=known(windows.scheduling_class, task[s.SCHEDULING_CLASS]),
-        in_alloc=np.where(in_alloc >= 0, in_alloc > 0, task["in_alloc"]),
+        in_alloc=np.where(alloc >= 0, alloc > 0, task["in_alloc"]),
     )  # fmt: skip
+
+
+class _Order:
+    """The windows of a call, task by task in time order; sorted only where something has to be carried on."""
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        self._rows: tuple[Ids, Ids] | None = None
+
+    def carried(self, column: NDArray[Any], told: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return a column in which what is not told is what the task's last window before told."""
+        if told.all() or not told.any():
+            return column
+        order, first = self._sorted()
+        place = np.maximum.accumulate(np.where(told[order], np.arange(len(order)), -1))
+        out = column.copy()
+        has = place >= first
+        out[order[has]] = column[order[place[has]]]
+        return out
+
+    def _sorted(self) -> tuple[Ids, Ids]:
+        """Return the rows in order, and for each place the place of its task's first row."""
+        if self._rows is None:
+            w = self._windows
+            order = np.lexsort((w.end_us, w.instance_index, w.collection_id))
+            new = np.ones(len(order), np.bool_)
+            new[1:] = (np.diff(w.collection_id[order]) != 0) | (np.diff(w.instance_index[order]) != 0)
+            self._rows = order, np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
+        return self._rows
+
+
+def chosen(mask: NDArray[np.bool_], ours: Windows, theirs: Windows) -> Windows:
+    """Return ours where the mask, shape (n,), says so, and theirs elsewhere."""
+
+    def column(name: str) -> NDArray[Any]:
+        a, b = getattr(ours, name), getattr(theirs, name)
+        out: NDArray[Any] = np.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+        return out
+
+    return Windows(**{f.name: column(f.name) for f in fields(Windows)})
 
 
 def key_of(windows: Windows) -> Ids:
@@ -117,7 +166,7 @@ class Admitted:
     windows : Windows
         Those that are taken.
     outcome : uint8, shape (n,)
-        Of every window told: position in ``tracker.OUTCOMES``.
+        Of every window told: position in ``outcomes.OUTCOMES``.
     """
 
     windows: Windows
@@ -153,7 +202,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Known:
-    """What readers get: copies of one moment, ``n`` tasks.
+    """What readers get: copies, each task as of one moment, of ``n`` tasks.
 
     Attributes
     ----------
@@ -194,3 +243,18 @@ class Known:
     def last(self) -> Windows:
         """The last windows, of tasks that have one."""
         return last_windows(self.key, self.task)
+
+
+def joined(pieces: list[Known]) -> Known:
+    """Return pieces of one engine as one, of the time of the last."""
+    scores = [piece.scores for piece in pieces]
+    x = [piece.x for piece in pieces if piece.x is not None]
+    return replace(
+        pieces[-1],
+        key=np.concatenate([piece.key for piece in pieces]),
+        there=np.concatenate([piece.there for piece in pieces]),
+        task=np.concatenate([piece.task for piece in pieces]),
+        scores=type(scores[0]).joined(scores),
+        x=np.concatenate(x) if x else None,
+        opted_out=np.concatenate([piece.opted_out for piece in pieces]),
+    )

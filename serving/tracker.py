@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,10 +13,12 @@ from reclaim.data import schema as s
 from reclaim.data.errors import StoreError
 from reclaim.data.windows import Windows
 from reclaim.features.arrays import copy_of, room_for
-from reclaim.features.lateness import LATE, NEW, TOO_LATE
-from reclaim.features.registry import FEATURE_NAMES, SLOT_S
+from reclaim.features.lateness import LATE, NEW
+from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.tolerant import TolerantState
-from reclaim.serving.rows import ENDED_US, FAILED, IN_ALLOC, LOGICAL_NAME, SINCE_US, USER, FactRows
+from reclaim.serving.ended import KEPT_US, Ended
+from reclaim.serving.outcomes import ENDED, IN_THE_FUTURE, NO_LIMIT, RUN_TO_COME, TOO_MANY_TASKS, set_facts
+from reclaim.serving.rows import ENDED_US, FAILED, SINCE_US, FactRows
 from reclaim.serving.slots import Slots
 from reclaim.serving.tasks import (
     NOBODY,
@@ -27,23 +28,24 @@ from reclaim.serving.tasks import (
     Ids,
     Known,
     Taken,
+    chosen,
     filled,
+    joined,
     keep_last,
     key_of,
     last_windows,
 )
 
 if TYPE_CHECKING:
+    from reclaim.serving.clock import CellClock
     from reclaim.serving.engine import Engine, Scores
     from reclaim.serving.settings import ServingSettings
 
 _US: Final = 1_000_000
+_PIECE: Final = 8_192
+"""Tasks that a reader copies at once: so long, a few milliseconds, do others wait for it."""
 FORMAT: Final = 1
 """Version of what ``memory`` gives."""
-
-IN_THE_FUTURE, NO_LIMIT, TOO_MANY_TASKS = range(TOO_LATE + 1, TOO_LATE + 4)
-OUTCOMES: Final = ("taken", "late", "repeated", "too_late", "in_the_future", "no_limit", "too_many_tasks")
-"""What becomes of a window; the first two are taken, the third is there already, the others are refused."""
 
 
 class Tracker:
@@ -52,33 +54,32 @@ class Tracker:
     Parameters
     ----------
     settings : ServingSettings
-    now_us : callable
-        This machine's time, in µs since 1970; asked only where the settings say that windows are in it.
+    clock : CellClock
     threads : int
         For large writes; no answer depends on it.
     """
 
-    def __init__(self, settings: ServingSettings, now_us: Callable[[], int], threads: int = 1) -> None:
+    def __init__(self, settings: ServingSettings, clock: CellClock, threads: int = 1) -> None:
         self._settings = settings
-        self._now_us = now_us
-        self._slots = Slots()
+        self.clock = clock
+        self._threads, self._slots = threads, Slots()
+        self._lateness_s = settings.lateness_s
         self._state = TolerantState(settings.cell, settings.lateness_s, threads)
         self._tasks = np.zeros(0, TASK)
         self._x = np.zeros((0, len(FEATURE_NAMES)), np.float32)
-        self._opted_out: set[int] = set()
-        self._expired_at = -1
+        self._opted_out = np.zeros(0, np.int64)
+        self._ended = Ended(settings.max_tracked)
         self._engine: Engine | None = None
         self._scores: Scores | None = None
         self._lock = threading.Lock()
-        self.clock_us = -1
 
     def __len__(self) -> int:
         return len(self._slots)
 
     @property
-    def present_us(self) -> int:
-        """The time that staleness is judged at; -1 unknown."""
-        return self._now_us() if self._settings.clock == "unix" else self.clock_us
+    def clock_us(self) -> int:
+        """The cell's clock as callers are told it; -1 before the first window."""
+        return self.clock.shown_us
 
     @property
     def n_opted_out(self) -> int:
@@ -100,8 +101,9 @@ class Tracker:
         slot = self._slots.find(key)
         windows = filled(windows, in_alloc, self._kept(slot))
         outcome[np.isnan(windows.limit).any(axis=1)] = NO_LIMIT
-        if self.present_us >= 0:
-            outcome[windows.end_us > self.present_us + int(self._settings.ahead_s * _US)] = IN_THE_FUTURE
+        outcome[windows.scheduled_us > windows.end_us] = RUN_TO_COME
+        outcome[self._ended.before(key, windows.start_us)] = ENDED
+        outcome[self.clock.ahead(slot, windows.end_us, len(self))] = IN_THE_FUTURE
         unknown = np.flatnonzero((slot < 0) & (outcome == NEW))
         if len(unknown):
             _, first, task = np.unique(key[unknown], axis=0, return_index=True, return_inverse=True)
@@ -114,21 +116,6 @@ class Tracker:
         good = outcome <= LATE
         return Admitted(windows if good.all() else windows.take(good), outcome)
 
-    def refusal(self, outcome: int) -> str:
-        """Return in words why a window met an outcome."""
-        set_to = self._settings
-        return {
-            TOO_LATE: f"came more than {set_to.lateness_s:g} s, or too many windows, after a later one of its task",
-            IN_THE_FUTURE: f"ends more than {set_to.ahead_s:g} s after the clock, which stands at {self.present_us} µs",
-            NO_LIMIT: "nobody has told the limit of its task yet: send it with the window, or to /v1/tasks before",
-            TOO_MANY_TASKS: self.full_message,
-        }[outcome]
-
-    @property
-    def full_message(self) -> str:
-        """Why an unknown task is refused where there is no room."""
-        return f"the service remembers {self._settings.max_tracked} tasks at most (RECLAIM_MAX_TRACKED)"
-
     def take(self, windows: Windows) -> Taken:
         """Let windows that ``admit`` let in count in the features; nobody sees anything of it before ``publish``."""
         slot = self._give(key_of(windows))
@@ -139,15 +126,11 @@ class Tracker:
         last = windows.take(row)
         if (row < 0).any():
             before = last_windows(self._slots.key[touched], self._tasks[touched])
-            came = row >= 0
-            last = Windows(**{
-                f.name: np.where(_like(came, new := getattr(last, f.name)), new, getattr(before, f.name))
-                for f in fields(Windows)
-            })  # fmt: skip
+            last = chosen(row >= 0, last, before)
         return Taken(slot, windows, touched, x, row, last)
 
-    def publish(self, taken: Taken, scores: Scores | None) -> Ids:
-        """Put facts, last windows and answers of touched tasks in force, all at once; return the slots set free.
+    def publish(self, taken: Taken, scores: Scores | None) -> None:
+        """Put facts, last windows and answers of touched tasks in force, all at once.
 
         Without scores the answers are as they were: ``promote`` makes them all.
         """
@@ -157,56 +140,55 @@ class Tracker:
             self._note(taken)
             if scores is not None and self._scores is not None:
                 self._scores.put(taken.touched, scores)
-            begins = self.clock_us < 0
-            self.clock_us = max(self.clock_us, int(taken.windows.end_us.max(initial=-1)))
+            begins = self.clock.latest_us < 0
+            self.clock.reach(int(taken.windows.end_us.max(initial=-1)))
             heard = self._seen(self._slots.all()) if begins else taken.touched  # what was told before has no time
-            self._tasks["heard_us"][taken.touched] = self._tasks["heard_us"][heard] = self.clock_us
-        return self._expire()
+            self._tasks["heard_us"][taken.touched] = self._tasks["heard_us"][heard] = self.clock.present_us
 
-    def room_for(self, facts: FactRows) -> NDArray[np.bool_]:
-        """Return whose facts can be taken, shape (n,): a task that is new needs room."""
-        new = (self._slots.find(facts.key) < 0) & (facts.columns[ENDED_US] < 0)
+    def judge(self, facts: FactRows) -> NDArray[np.uint8]:
+        """Return what becomes of facts, a position in ``OUTCOMES`` each, shape (n,): a task that is new needs room."""
+        outcome = np.zeros(len(facts.key), np.uint8)
+        if self.clock.bound_us >= 0:
+            for name in (ENDED_US, SINCE_US, s.SCHEDULED_US):
+                outcome[facts.columns[name] > self.clock.bound_us] = IN_THE_FUTURE
+        new = np.flatnonzero((self._slots.find(facts.key) < 0) & (facts.columns[ENDED_US] < 0) & (outcome == NEW))
         _, first = np.unique(facts.key[new], axis=0, return_index=True)
-        over = np.flatnonzero(new)[np.sort(first)[max(self._settings.max_tracked - len(self), 0) :]]
-        good = np.ones(len(new), np.bool_)
-        good[over] = False
-        return good
+        outcome[new[np.sort(first)[max(self._settings.max_tracked - len(self), 0) :]]] = TOO_MANY_TASKS
+        return outcome
 
     def tell(self, facts: FactRows) -> Ids:
         """Take facts; return the slots of tasks that have left."""
         columns, key = facts.columns, facts.key
         ends = columns[ENDED_US] >= 0
+        self._give(key[~ends])
         slot = self._slots.find(key)
-        slot[~ends] = self._give(key[~ends])
         with self._lock:
-            for collection, estimation in facts.estimation.items():
-                (self._opted_out.discard if estimation else self._opted_out.add)(collection)
-            there = slot >= 0
-            slot, rows = slot[there], np.flatnonzero(there)
-            tasks = self._tasks
-            for name, column in _TOLD.items():
-                told = columns[column][rows]
-                known = told >= 0
-                tasks[name][slot[known]] = told[known]
-            for name, column in (("user", USER), ("name", LOGICAL_NAME)):  # the first that is told stands
-                told = columns[column][rows]
-                known = (told >= 0) & (tasks[name][slot] < 0)
-                tasks[name][slot[known]] = told[known]
-            limited = ~np.isnan(facts.limit[rows, 0])
-            tasks["limit"][slot[limited]] = facts.limit[rows[limited]]
-            since = columns[SINCE_US][rows[limited]]
-            tasks["limit_us"][slot[limited]] = np.where(since >= 0, since, self.clock_us)
-            tasks["heard_us"][slot] = self.clock_us
-        gone = np.unique(self._slots.find(key[ends]))
-        gone = gone[gone >= 0]
-        self._leave(gone)
+            on = [collection for collection, estimation in facts.estimation.items() if estimation]
+            off = [collection for collection, estimation in facts.estimation.items() if not estimation]
+            opted_out = np.union1d(np.setdiff1d(self._opted_out, np.array(on, np.int64)), np.array(off, np.int64))
+            self._opted_out = opted_out[: self._settings.max_tracked]
+            rows = np.flatnonzero((slot >= 0) & ~ends)
+            set_facts(self._tasks, slot[rows], rows, facts)
+            self._tasks["heard_us"][slot[rows]] = self.clock.present_us
+        obeyed = ends & ~self._outlived(slot, columns[ENDED_US])
+        if obeyed.any():
+            self._ended.add(key[obeyed], columns[ENDED_US][obeyed])
+        gone = np.unique(slot[obeyed & (slot >= 0)])
+        self.leave(gone)
         return gone
+
+    def _outlived(self, slot: Ids, ended_us: Ids) -> NDArray[np.bool_]:
+        """Return which ends are of an earlier run than the one that is known, shape (n,)."""
+        task = self._kept(slot)
+        began_us = np.maximum(np.where(task[s.END_US] >= 0, task[s.START_US], -1), task[s.SCHEDULED_US])
+        return np.less(ended_us, began_us)
 
     def failed(self, facts: FactRows) -> tuple[Ids, Ids]:
         """Return the slots of tasks that are told to have failed, and when; to be asked before ``tell``."""
-        ends = (facts.columns[ENDED_US] >= 0) & (facts.columns[FAILED] > 0)
-        slot = self._slots.find(facts.key[ends])
-        return slot[slot >= 0], facts.columns[ENDED_US][ends][slot >= 0]
+        ended_us = facts.columns[ENDED_US]
+        slot = self._slots.find(facts.key)
+        met = (slot >= 0) & (ended_us >= 0) & (facts.columns[FAILED] > 0) & ~self._outlived(slot, ended_us)
+        return slot[met], ended_us[met]
 
     def promote(self, engine: Engine) -> None:
         """Answer with another model from now on: all tasks are scored anew, then everybody changes over at once."""
@@ -237,9 +219,24 @@ class Tracker:
             Whether features are wanted.
         """
         with self._lock:
+            slot, _ = self._chosen(key, machines, collections)
+        if key is not None or len(slot) <= _PIECE:
+            return self._seen_now(key, slot, with_x)
+        while True:
+            pieces = [self._seen_now(None, slot[at : at + _PIECE], with_x) for at in range(0, len(slot), _PIECE)]
+            if all(piece.engine is pieces[0].engine for piece in pieces):  # else a model was promoted in between
+                return joined(pieces)
+
+    def _seen_now(self, key: Ids | None, slot: Ids, with_x: bool) -> Known:
+        """Return what is known of slots, -1 for none, or of the tasks named, whatever their slots were."""
+        with self._lock:
             assert self._engine is not None
             assert self._scores is not None
-            slot, names = self._chosen(key, machines, collections)
+            if key is None:
+                slot = self._seen(slot)  # some may have left
+                names = self._slots.key[slot]
+            else:
+                slot, names = self._chosen(key, None, None)
             there = slot >= 0
             x = self._x[slot] if with_x else None
             if there.all():
@@ -248,9 +245,10 @@ class Tracker:
                 task, scores = np.full(len(slot), NOBODY), self._engine.nothing(len(slot))
                 task[there] = self._tasks[slot[there]]
                 scores.put(np.flatnonzero(there), self._scores.take(slot[there]))
-            opted_out = np.isin(names[:, 0], np.array(sorted(self._opted_out), np.int64))
+            opted_out = np.isin(names[:, 0], self._opted_out)
             return Known(
-                self._engine, names, there, task, scores, x, opted_out, self.clock_us, self.present_us, len(self._slots)
+                self._engine, names, there, task, scores, x, opted_out, self.clock.shown_us, self.clock.present_us,
+                len(self._slots),
             )  # fmt: skip
 
     def names(self, machines: list[int] | None = None, collections: list[int] | None = None) -> Ids:
@@ -283,8 +281,9 @@ class Tracker:
         parts = {
             **{f"slots.{name}": array for name, array in self._slots.memory().items()},
             **{f"state.{name}": array for name, array in self._state.memory().items()},
-            "tasks": self._tasks[:n], "x": self._x[:n], "opted_out": np.array(sorted(self._opted_out), np.int64),
-            "clock_us": np.array([self.clock_us, self._expired_at]),
+            **{f"ended.{name}": array for name, array in self._ended.memory().items()},
+            "tasks": self._tasks[:n], "x": self._x[:n], "opted_out": self._opted_out,
+            "clock_us": np.array([self.clock.latest_us]),
         }  # fmt: skip
         return {name: copy_of(array) for name, array in parts.items()}
 
@@ -308,8 +307,9 @@ class Tracker:
             self._state.recall(part("state."))
             self._slots.recall(part("slots."))
             self._tasks, self._x = copy_of(memory["tasks"]), copy_of(memory["x"])
-            self._opted_out = set(memory["opted_out"].tolist())
-            self.clock_us, self._expired_at = memory["clock_us"].tolist()
+            self._ended.recall(part("ended."))
+            self._opted_out = memory["opted_out"].copy()
+            self.clock.reach(int(memory["clock_us"][0]))
         except KeyError as error:
             raise StoreError(f"the state lacks {error}; start afresh with another --state folder") from error
 
@@ -362,35 +362,38 @@ class Tracker:
         tasks["limit"][at[newer]] = last.limit[newer]
         tasks["limit_us"][at[newer]] = last.start_us[newer]
 
-    def _expire(self) -> Ids:
-        """Let tasks go of which nothing was heard for long; looked at once for every slot of the clock."""
-        slot_us = SLOT_S * _US
-        if self.clock_us // slot_us <= self._expired_at // slot_us:
-            return np.zeros(0, np.int64)
-        self._expired_at = self.clock_us
-        slot = self._slots.all()
-        gone = slot[self._tasks["heard_us"][slot] + int(self._settings.forget_s * _US) < self.clock_us]
-        self._leave(gone)
-        return gone
+    def expired(self) -> Ids:
+        """Return the names of tasks of which nothing was heard for long, shape (n, 2); they stay until ``leave``."""
+        present_us = self.clock.present_us
+        if present_us < 0:
+            return np.zeros((0, 2), np.int64)
+        self._ended.forget(present_us - max(KEPT_US, int(self._settings.lateness_s * _US)))
+        slot = self._seen(self._slots.all())
+        heard_us = self._tasks["heard_us"][slot]
+        return self._slots.key[slot[(heard_us >= 0) & (heard_us + int(self._settings.forget_s * _US) < present_us)]]
 
-    def _leave(self, gone: Ids) -> None:
+    def leave(self, gone: Ids) -> None:
+        """Let go of tasks by their slots."""
         if len(gone) == 0:
             return
         with self._lock:
             self._state.forget(gone)
             self._slots.free(gone)
-            self._tasks[gone] = NOBODY
             if self._engine is not None and self._scores is not None:
                 self._scores.put(gone, self._engine.nothing(len(gone)))
 
+    def find(self, key: Ids) -> Ids:
+        """Return the slots of those of the tasks named that are known; for the thread that writes."""
+        slot = self._slots.find(key)
+        return slot[slot >= 0]
 
-_TOLD: Final = {
-    "machine": s.MACHINE_ID, "tier": s.TIER, s.SCHEDULING_CLASS: s.SCHEDULING_CLASS, "in_alloc": IN_ALLOC,
-    s.SCHEDULED_US: s.SCHEDULED_US,
-}  # fmt: skip
+    def tolerate(self, lateness_s: float) -> None:
+        """Take windows that come so late from now on; nothing that is known is lost."""
+        if lateness_s != self._lateness_s:
+            state = TolerantState(self._settings.cell, lateness_s, self._threads)
+            state.recall(self._state.memory())
+            self._state, self._lateness_s = state, lateness_s
+
+
 _NEVER_US: Final = 2**62
 """Later than any time that is taken."""
-
-
-def _like(mask: NDArray[np.bool_], column: NDArray[Any]) -> NDArray[np.bool_]:
-    return mask.reshape(-1, *[1] * (column.ndim - 1))

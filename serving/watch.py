@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from reclaim.serving.metrics import Shown
     from reclaim.serving.tasks import Taken
 
+_LOG = logging.getLogger(__name__)
 Ids = NDArray[np.int64]
 
 
@@ -65,6 +67,8 @@ class Watch:
         self._lateness_s = lateness_s
         self._served: _Watched | None = None
         self._shadow: _Watched | None = None
+        self.shadow_problem: str | None = None
+        """Why a shadow is not watched any more, or None."""
 
     def serve(self, engine: Engine) -> None:
         """Watch the answers of another model from now on."""
@@ -72,14 +76,18 @@ class Watch:
 
     def shadow(self, engine: Engine | None) -> None:
         """Watch what a second model would have answered; None: no more."""
-        self._shadow = None if engine is None else _Watched(engine, self._lateness_s)
+        self._shadow, self.shadow_problem = None if engine is None else _Watched(engine, self._lateness_s), None
 
     def answered(self, taken: Taken, scores: Scores, clock_us: int) -> None:
         """Take note of windows, and of the answers that they led to."""
         if self._served is not None:
             self._served.answered(taken, scores, clock_us)
         if self._shadow is not None:
-            self._shadow.answered(taken, None, clock_us)
+            try:
+                self._shadow.answered(taken, None, clock_us)
+            except Exception as error:  # it serves nobody, and may fail in any way
+                _LOG.exception("the shadow fails, and is not watched any more")
+                self._shadow, self.shadow_problem = None, f"it fails on the tasks of this cell: {error!r}"
 
     def failed(self, slot: Ids, time_us: Ids) -> None:
         """Take note of tasks that failed."""

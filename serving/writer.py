@@ -14,19 +14,23 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.errors import ReclaimError, StoreError
+from reclaim.data.errors import ModelError, ReclaimError, StoreError
 from reclaim.data.windows import Windows, concatenate
-from reclaim.features.lateness import LATE
+from reclaim.features.lateness import LATE, REPEATED
+from reclaim.features.lateness import NEW as TAKEN
 from reclaim.serving import records
-from reclaim.serving.cell_schemas import MOST_ERRORS, WriteAnswer
+from reclaim.serving.cell_schemas import WriteAnswer
 from reclaim.serving.errors import NO_ROOM, UNAVAILABLE, RequestError
+from reclaim.serving.outcomes import OUTCOMES, dated, why
+from reclaim.serving.recall import facts_of, recall
 from reclaim.serving.rows import FactRows, Refusals, UsageRows
-from reclaim.serving.tracker import OUTCOMES, Tracker
-from reclaim.serving.turns import Facts, Turns, Write
+from reclaim.serving.tracker import Tracker
+from reclaim.serving.turns import Command, Facts, Turns, Write
 
 if TYPE_CHECKING:
     from reclaim.serving.engine import Engine
     from reclaim.serving.metrics import Metrics
+    from reclaim.serving.settings import ServingSettings
     from reclaim.serving.store import Mark, Store
     from reclaim.serving.watch import Watch
 
@@ -36,6 +40,8 @@ _PART_ROWS: Final = 32_768
 """A larger write is taken in parts of this, between which small ones have their turn."""
 _MEND_S: Final = 5.0
 """How often a store that takes nothing is tried again, in seconds."""
+_LET_GO_S: Final = 5.0
+"""How often tasks are looked for of which nothing was heard for long, in seconds."""
 _RETRY_S: Final = 1
 """When a caller who came too early may come again, in seconds."""
 _MIB: Final = 2**20
@@ -52,24 +58,23 @@ class Writer:
     metrics : Metrics
     watch : Watch
         Told of every answer given, and of windows that answers are held against.
-    max_waiting : int
-        Writes that may wait.
-    snapshot_mib : int
-        See ``ServingSettings``.
+    settings : ServingSettings
+    on_fault : callable
+        Called when the thread ends by a fault, after which nothing is written any more.
     """
 
     def __init__(
-        self, tracker: Tracker, store: Store | None, metrics: Metrics, watch: Watch, *,
-        max_waiting: int, snapshot_mib: int,
+        self, tracker: Tracker, store: Store | None, metrics: Metrics, watch: Watch, settings: ServingSettings,
+        on_fault: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         self._tracker, self._store, self._metrics, self._watch = tracker, store, metrics, watch
-        self._turns = Turns(max_waiting)
-        self._snapshot_bytes = snapshot_mib * _MIB
+        self._settings, self._on_fault = settings, on_fault
+        self._turns = Turns(settings.max_waiting)
         self._engine: Engine | None = None
         self._syncer = ThreadPoolExecutor(1, "sync")
         self._saver = ThreadPoolExecutor(1, "snapshot")
         self._saving: Future[None] | None = None
-        self._mend_at = 0.0
+        self._mend_at = self._let_go_at = 0.0
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self.state = "recovering"
         """``recovering``, ``ok``, or why there is nothing to answer from."""
@@ -150,14 +155,17 @@ class Writer:
         else:
             self.state = "the service is stopping"
         finally:
-            if self.state in ("ok", "recovering"):
+            fault = self.state in ("ok", "recovering")
+            if fault:
                 self.state = "the thread that writes has ended by a fault of the service; its log has the details"
             self._turns.turn_away(self.state)
+            if fault:
+                self._on_fault()
 
     def _work(self) -> None:
         while (turn := self._turns.next(_MEND_S)) is not None:
             if turn.command is not None:
-                _resolve(turn.command.done, turn.command.what)
+                _attempt(turn.command)
             for group in turn.small:
                 if isinstance(group, Facts):
                     _resolve(group.done, partial(self._take_facts, group.told))
@@ -165,7 +173,30 @@ class Writer:
                     self._take_group(group)
             if turn.large is not None:
                 self._take_part(turn.large)
+            self._let_go()
             self._look_after_store()
+
+    def _let_go(self) -> None:
+        """Let tasks go of which nothing was heard for long; looked at every few seconds."""
+        if time.monotonic() < self._let_go_at or self.store_problem is not None:
+            return
+        self._let_go_at = time.monotonic() + _LET_GO_S
+        key = self._tracker.expired()
+        if len(key) == 0:
+            return
+        try:
+            if self._store is not None:
+                self._store.append(records.GONE, records.write_names(key))
+        except StoreError as error:
+            _LOG.error("nobody is let go: %s", error)
+            return
+        self._leave(key)
+        _LOG.info("%d tasks were let go, of which nothing was heard for long", len(key))
+
+    def _leave(self, key: NDArray[np.int64]) -> None:
+        slot = self._tracker.find(key)
+        self._tracker.leave(slot)
+        self._watch.forget(slot)
 
     def _take_group(self, group: list[Write]) -> None:
         windows = concatenate([write.told.windows for write in group])
@@ -233,13 +264,12 @@ class Writer:
         with self.timed("score"):
             scores = self._engine.score(taken.x, taken.last)
         with self.timed("publish"):
-            gone = self._tracker.publish(taken, scores)
+            self._tracker.publish(taken, scores)
         self._watch.answered(taken, scores, self._tracker.clock_us)
-        self._watch.forget(gone)
 
     def _take_facts(self, facts: FactRows) -> WriteAnswer:
-        room = self._tracker.room_for(facts)
-        kept = facts.keep(room)
+        outcome = self._tracker.judge(facts)
+        kept = dated(facts.keep(outcome == TAKEN), self._tracker.clock.present_us)
         if self._store is not None:
             try:
                 self._store.append(records.FACTS, records.write_facts(kept))
@@ -249,29 +279,30 @@ class Writer:
         self._watch.failed(*self._tracker.failed(kept))
         self._watch.forget(self._tracker.tell(kept))
         refusals = facts.refusals
-        refusals.add("too_many_tasks", facts.row[~room], self._tracker.full_message)
+        self._refuse(outcome, facts.row, refusals)
         return self._summed(facts.rows, facts.rows - sum(refusals.counts.values()), 0, 0, refusals)
 
     def _answer(self, write: Write) -> WriteAnswer:
         refusals = write.told.refusals
+        unreadable = sum(refusals.counts.values())
         counts = np.bincount(write.outcome, minlength=len(OUTCOMES)).tolist()
-        for code in range(LATE + 2, len(OUTCOMES)):
-            if counts[code]:
-                rows = write.told.row[write.outcome == code]
-                refusals.add(OUTCOMES[code], rows, self._tracker.refusal(code))
-        refusals.errors.sort(key=lambda error: -1 if error.row is None else error.row)
-        taken, late, repeated, too_late, future = counts[: LATE + 4]
-        refused = sum(refusals.counts.values()) - too_late - future
-        for name, n in (("taken", taken), ("late", late), ("repeated", repeated), ("too_late", too_late),
-                        ("in_the_future", future), ("refused", refused)):  # fmt: skip
+        self._refuse(write.outcome, write.told.row, refusals)
+        for name, n in zip(OUTCOMES, counts, strict=True):
             self._metrics.windows(name, n)
+        self._metrics.windows("refused", unreadable)
+        taken, late, repeated = counts[: LATE + 2]
         return self._summed(write.told.rows, taken + late, late, repeated, refusals)
+
+    def _refuse(self, outcome: NDArray[np.uint8], row: NDArray[np.int64], refusals: Refusals) -> None:
+        """Describe the rows that were refused, by what became of each."""
+        for code in np.unique(outcome[outcome > REPEATED]).tolist():
+            refusals.add(OUTCOMES[code], row[outcome == code], why(code, self._settings, self._tracker.clock))
 
     def _summed(self, rows: int, taken: int, late: int, repeated: int, refusals: Refusals) -> WriteAnswer:
         clock_us = self._tracker.clock_us
         return WriteAnswer(
             rows=rows, taken=taken, late=late, repeated=repeated, refused=refusals.counts,
-            errors=refusals.errors[:MOST_ERRORS], clock_us=None if clock_us < 0 else clock_us,
+            errors=refusals.errors, clock_us=None if clock_us < 0 else clock_us,
             durable=self._store is not None, reservations=None,
         )  # fmt: skip
 
@@ -283,17 +314,7 @@ class Writer:
     def _recover(self) -> None:
         assert self._engine is not None
         if self._store is not None:
-            found = self._store.recovered
-            if found.arrays is not None:
-                self._tracker.recall(found.arrays)
-                found.arrays.clear()
-            for record in self._store.records():
-                if record.kind == records.WINDOWS:
-                    windows = records.read_windows(record.payload)
-                    self._tracker.publish(self._tracker.take(windows), None)
-                    self.recovered_rows += len(windows)
-                else:
-                    self._tracker.tell(records.read_facts(record.payload))
+            self.recovered_rows = recall(self._store, self._tracker, self._settings)
         self._take_over(self._engine)
         self.state = "ok"
         _LOG.info("%d tasks remembered, %d windows read from the log", len(self._tracker), self.recovered_rows)
@@ -308,7 +329,7 @@ class Writer:
             if store.mend():
                 _LOG.warning("the disk takes writes again")
                 return
-        elif store.log_bytes <= max(self._snapshot_bytes, store.snapshot_bytes):
+        elif store.log_bytes <= max(self._settings.snapshot_mib * _MIB, store.snapshot_bytes):
             return
         mark, arrays = store.roll(), self._tracker.memory()
         self._saving = self._saver.submit(self._save, store, mark, arrays)
@@ -316,7 +337,7 @@ class Writer:
     def _save(self, store: Store, mark: Mark, arrays: dict[str, NDArray[Any]]) -> None:
         began = time.monotonic()
         try:
-            store.save(mark, arrays, {})
+            store.save(mark, arrays, facts_of(self._settings))
         except StoreError as error:
             _LOG.error("no snapshot: %s", error)
             self._mend_at = time.monotonic() + _MEND_S  # a copy of all that is known is not made at every write
@@ -338,6 +359,16 @@ class Writer:
         began = time.perf_counter()
         yield
         self._metrics.phase(phase, time.perf_counter() - began)
+
+
+def _attempt(command: Command) -> None:
+    """Do what another asks for; should it fail, he is told, and writes go on."""
+    try:
+        command.what()
+        command.done.set_result(None)
+    except Exception as error:  # a model may fail in any way, on tasks of which its check had none
+        _LOG.exception("a model was not taken")
+        command.done.set_exception(ModelError(f"it fails on the tasks of this cell: {error!r}"))
 
 
 def _resolve(done: Future[Any], what: Callable[[], object]) -> None:

@@ -17,8 +17,10 @@ from reclaim.features.registry import SLOT_S
 from reclaim.serving import rows
 from reclaim.serving.arrow import write_table
 from reclaim.serving.cell_answer import Answers, answers
+from reclaim.serving.clock import CellClock
 from reclaim.serving.engine import Engine
 from reclaim.serving.loader import LoadedModel
+from reclaim.serving.outcomes import dated
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.tasks import Taken
 from reclaim.serving.tracker import Tracker
@@ -71,7 +73,7 @@ def fact_rows(*tasks: Json, estimation: dict[int, bool] | None = None) -> rows.F
         if "limit" in facts:
             facts["limit"] = {"cpu": facts["limit"], "memory": facts["limit"]}
     wishes = [{"collection_id": k, "estimation": wish} for k, wish in (estimation or {}).items()]
-    told = rows.facts_from_json(json.dumps({"tasks": named, "collections": wishes}).encode())
+    told = rows.facts_from_json(json.dumps({"tasks": named, "collections": wishes}).encode(), 1_000)
     assert not told.refusals.counts, told.refusals
     return told
 
@@ -148,7 +150,7 @@ class Memory:
         self.settings = settings
         self.engine = Engine(loaded(bundle), settings.cell)
         self.now_us = now_us
-        self.tracker = Tracker(settings, lambda: self.now_us)
+        self.tracker = Tracker(settings, CellClock(settings, lambda: self.now_us, passed_s=lambda: 0.0))
         self.tracker.promote(self.engine)
 
     def write(self, windows: Windows, in_alloc: NDArray[np.int8] | None = None) -> list[int]:
@@ -159,6 +161,16 @@ class Memory:
             taken: Taken = self.tracker.take(admitted.windows)
             self.tracker.publish(taken, self.engine.score(taken.x, taken.last))
         return [int(outcome) for outcome in admitted.outcome]
+
+    def tell(self, facts: rows.FactRows) -> NDArray[np.int64]:
+        """Take facts as the writer would; return the slots of tasks that have left."""
+        return self.tracker.tell(dated(facts, self.tracker.clock.present_us))
+
+    def expire(self) -> list[int]:
+        """Let tasks go of which nothing was heard for long; return their collections."""
+        key = self.tracker.expired()
+        self.tracker.leave(self.tracker.find(key))
+        return [int(collection) for collection in key[:, 0]]
 
     def answers(self, *key: tuple[int, int], margin: str = "baseline") -> Answers:
         """Return the answers for some tasks under one margin, or for all in order."""

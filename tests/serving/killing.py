@@ -78,7 +78,11 @@ def made_up(tasks: int, slots: int, pieces: int, seed: int = 1) -> Cell:
         changed = random.choice(who, min(3, len(who)), replace=False)
         facts.append(
             [{**_named(t), "ended_us": (slot + 1) * W} for t in gone.tolist()]
-            + [{**_named(t), "limit": float(random.uniform(0.3, 2.0))} for t in changed.tolist() if t not in gone]
+            + [
+                {**_named(t), "limit": float(random.uniform(0.3, 2.0)), "since_us": (slot + 1) * W}
+                for t in changed.tolist()
+                if t not in gone
+            ]
         )
     return Cell(told, facts)
 
@@ -97,7 +101,7 @@ def never_killed(cell: Cell, bundle: Bundle) -> Answer:
     for pieces, facts in zip(cell.slots, cell.facts, strict=True):
         memory.write(concatenate(pieces))
         if facts:
-            memory.tracker.tell(fact_rows(*facts))
+            memory.tell(fact_rows(*facts))
     found = {margin: memory.answers(margin=margin) for margin in MARGIN_NAMES}
     known = found["baseline"].known
     out: Answer = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -311,3 +312,36 @@ def test_the_client_needs_none_of_what_the_service_does() -> None:
     code = f"import sys, reclaim.serving.client; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_lines_of_the_page_about_running_it_run(
+    make_app: Any, at_url: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "run-on-your-cluster.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    with make_app() as (app, _), at_url(app) as url:
+        for block in blocks:
+            exec(block.replace("http://127.0.0.1:3000", url), {})
+    said = capsys.readouterr().out
+    assert said.startswith("2 {} [{'collection_id': 7, 'instance_index': 0, ")
+    assert said.count("'medium'") == 2
+
+
+def test_a_table_in_many_pieces_is_sent_as_one(client: Client) -> None:
+    whole = table(*(usage(8, slot) for slot in range(10, 13)))
+    parts = [
+        whole.slice(k, 1).append_column(s.TIER, pa.array([tier]).dictionary_encode())
+        for k, tier in enumerate(("free", "prod", "free"))
+    ]
+    sent: list[bytes] = []
+
+    def take(request: httpx.Request) -> httpx.Response:
+        sent.append(request.content)
+        return httpx.Response(500)
+
+    with pytest.raises(ServiceError, match="500"):
+        Client("http://x", retries=0, transport=httpx.MockTransport(take)).usage_table(pa.concat_tables(parts))
+    with pa.ipc.open_stream(sent[0]) as reader:
+        assert [batch.num_rows for batch in reader] == [3]
+    assert client.usage_table(pa.concat_tables(parts)).write.taken == 3

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from importlib.resources import as_file, files
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,17 @@ def test_every_metric_and_label_of_an_expression_exists(labels: dict[str, set[st
                 assert label in labels[name] | SCRAPED, expression
                 if "$" not in wanted:
                     assert set(wanted.split("|")) <= set(VALUES[label]), expression
+
+
+def test_a_service_shows_every_metric_of_an_expression(make_app: Any, tmp_path: Path) -> None:
+    of_its_time = {"reclaim_clock_lag_seconds", "reclaim_snapshot_age_seconds", "reclaim_snapshot_duration_seconds"}
+    """What there is only with a clock that is the machine's, and after the first snapshot; drift only of a network."""
+    with make_app(state=tmp_path) as (_, runtime):
+        runtime.metrics.request("/v1/usage", "POST", 429, 0.001)
+        shown = {family.name for family in text_string_to_metric_families(runtime.metrics.text())}
+    for expression in EXPRESSIONS:
+        for name in set(re.findall(r"\breclaim_(?!drift)\w+", expression)) - of_its_time:
+            assert re.sub("_(total|bucket|sum|count)$", "", name) in shown, name
 
 
 def test_every_expression_is_promql() -> None:

@@ -21,9 +21,7 @@ import yaml
 from reclaim import cli
 from reclaim.serving.guard import PROBES
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings
-from tests.serving.test_launch import call, free_port, wait_until_ready
-
-__all__ = ["free_port"]  # a fixture
+from tests.serving.test_launch import call, wait_until_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "serving" / "deploy"

@@ -42,6 +42,7 @@ class House:
         )
         self.ready = Readiness(True, {"ready": True})
         self.done: list[tuple[str, str, int, float]] = []
+        self.requests_under_way = 0
 
     def readiness(self) -> Readiness:
         """Return what the test says."""
@@ -525,3 +526,37 @@ def test_the_guard_costs_next_to_nothing(token_file: Path) -> None:
 
     cost = cost_us(with_token, 500) - cost_us(bare, 500)
     assert cost < 200  # 15 µs here when nothing else runs; a busy machine takes several times that
+
+
+def test_bodies_under_way_have_so_much_room_together_and_give_it_back() -> None:
+    guard, _ = guarded(max_inflight_bytes=3_000)
+
+    async def request(parts: tuple[bytes, ...], path: str, query: str = "", announced: bool = False) -> int:
+        sent, left = list[Message](), list(parts)
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        length = [(b"content-length", b"%d" % sum(map(len, parts)))] if announced else []
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": query.encode(), "headers": length}
+        await guard({**scope, "headers": length or [(b"transfer-encoding", b"chunked")]}, receive, send)
+        if sent[0]["status"] == 429:
+            assert (b"retry-after", b"1") in sent[0]["headers"]
+        return int(sent[0]["status"])
+
+    async def run(announced: bool) -> list[int]:
+        slow = asyncio.create_task(request((b"x" * 1_000, b"x" * 1_000), "/v1/slow", "seconds=0.1", announced))
+        await asyncio.sleep(0.03)
+        meanwhile = [await request((b"x" * n, b"x"), "/v1/echo/x", "", announced) for n in (1_000, 999, 999)]
+        return [*meanwhile, await slow, await request((b"x" * 2_000, b""), "/v1/echo/x", "", announced)]
+
+    for announced in (True, False):
+        assert asyncio.run(run(announced)) == [429, 200, 200, 200, 200]
+
+
+def test_a_body_larger_than_all_room_is_never_told_to_come_again() -> None:
+    guard, _ = guarded(max_inflight_bytes=1_024)
+    assert answer(guard, "POST", "/v1/echo/x", headers={"content-length": "1025"}, parts=(b"x",)).status == 413

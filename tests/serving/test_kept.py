@@ -132,3 +132,13 @@ def test_what_is_shown_holds_no_password() -> None:
     )
     assert shown == "no answer from https://store.example/x and postgresql://c/d"
     assert len(without_credentials(ModelError("x" * 1_000))) == 300
+
+
+def test_a_copy_killed_between_two_names_gives_the_one_before_back(tmp_path: Path) -> None:
+    kept = KeptModels(tmp_path / "models")
+    place = kept.keep(_model(tmp_path / "a", "1", "of one registry"))
+    place.folder.rename(place.folder.with_name("reclaim-1.old"))  # and no other has taken its place yet
+    assert kept.find("reclaim", "1", "") == place
+    assert (place.folder / BUNDLE_FILE).read_text() == "of one registry"
+    kept.keep(_model(tmp_path / "b", "1", "of another"))
+    assert sorted(path.name for path in kept.folder.iterdir()) == ["kept.json", "reclaim-1"]

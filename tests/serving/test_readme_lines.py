@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -47,9 +48,9 @@ def test_every_curl_line_of_the_readme_is_answered(bundle_folder: Path, free_por
     assert ready["ready"] is True
 
 
-def _run(line: str) -> dict[str, object]:
+def _run(line: str) -> dict[str, Any]:
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-    answer: dict[str, object] = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(done.stdout)
     assert "error" not in answer, (line, answer)
     return answer
 

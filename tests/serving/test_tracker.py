@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError, StoreError
 from reclaim.data.schema import TIERS
+from reclaim.serving import tracker
 from reclaim.serving.cell_answer import OPT_OUT, SERVED_RULES, STALE, answers
 from reclaim.serving.cell_schemas import CellQuery
+from reclaim.serving.clock import CellClock
 from reclaim.serving.engine import Engine, Scores
 from reclaim.serving.errors import RequestError
+from reclaim.serving.outcomes import ENDED, IN_THE_FUTURE, NO_LIMIT, OUTCOMES, RUN_TO_COME, TOO_MANY_TASKS, why
 from reclaim.serving.query import margins_of
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.tasks import TASK
-from reclaim.serving.tracker import IN_THE_FUTURE, NO_LIMIT, OUTCOMES, TOO_MANY_TASKS
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import UNKNOWN
 from reclaim.training.estimators.margin import MARGIN_NAMES, Margin, three_margins
@@ -65,7 +67,7 @@ def test_windows_are_taken_late_repeated_or_too_late(memory: Memory) -> None:
     assert facts_of(memory)["windows"] == 4
     assert facts_of(memory)["first_us"] == 8 * W
     assert facts_of(memory)["end_us"] == memory.tracker.clock_us == 12 * W
-    assert "900 s" in memory.tracker.refusal(TOO_LATE)
+    assert "900 s" in why(TOO_LATE, memory.settings, memory.tracker.clock)
 
 
 def test_a_late_window_counts_as_if_it_had_come_in_time(bundle: Bundle) -> None:
@@ -95,7 +97,7 @@ def test_a_window_in_the_future_of_the_clock_is_refused_and_does_not_move_it(bun
     assert memory.write(windows_of({"at": 2}, {"at": 3, "task": 2})) == [TAKEN, IN_THE_FUTURE]
     assert memory.tracker.clock_us == 3 * W
     assert memory.write(windows_of({"at": 3, "task": 2})) == [TAKEN]
-    assert f"clock, which stands at {4 * W} µs" in memory.tracker.refusal(IN_THE_FUTURE)
+    assert f"clock, which stands at {4 * W} µs" in why(IN_THE_FUTURE, memory.settings, memory.tracker.clock)
 
 
 def test_where_the_clock_is_this_machines_even_the_first_window_may_be_in_the_future(bundle: Bundle) -> None:
@@ -106,9 +108,9 @@ def test_where_the_clock_is_this_machines_even_the_first_window_may_be_in_the_fu
 
 def test_a_limit_nobody_told_is_asked_for_and_the_last_one_told_fills_in(memory: Memory) -> None:
     assert memory.write(windows_of({"limit": None})) == [NO_LIMIT]
-    assert "nobody has told the limit" in memory.tracker.refusal(NO_LIMIT)
+    assert "nobody has told the limit" in why(NO_LIMIT, memory.settings, memory.tracker.clock)
     assert len(memory.tracker) == 0
-    memory.tracker.tell(fact_rows({"task": 1, "limit": 3.0}))
+    memory.tell(fact_rows({"task": 1, "limit": 3.0}))
     assert memory.write(windows_of({"limit": None})) == [TAKEN]
     assert facts_of(memory)["granted"].tolist() == [3.0, 3.0]
     assert memory.write(
@@ -134,7 +136,7 @@ def test_facts_that_a_window_does_not_tell_are_as_they_were_told_before(memory: 
 def test_facts_told_by_themselves_fill_in_the_next_window(bundle: Bundle) -> None:
     by_window, by_fact = (memory_with(bundle) for _ in range(2))
     by_window.write(windows_of({"tier": 3, "scheduling_class": 1, "machine_id": 4, "scheduled_us": 5, "user": 7}))
-    by_fact.tracker.tell(fact_rows({"task": 1, "limit": 1.0, "tier": "prod", "scheduling_class": 1, "machine_id": 4,
+    by_fact.tell(fact_rows({"task": 1, "limit": 1.0, "tier": "prod", "scheduling_class": 1, "machine_id": 4,
                                     "scheduled_us": 5}))  # fmt: skip
     by_fact.write(windows_of({"limit": None, "user": 7}))
     theirs = told_by(by_fact.tracker, by_fact.settings)
@@ -158,7 +160,7 @@ def test_the_limit_of_now_is_the_latest_told_whichever_way(
     memory.write(windows_of({"at": 5, "task": 2}, {"at": 4}))
     assert memory.tracker.clock_us == 6 * W
     facts = {"task": 1, "limit": 3.0} | ({} if since is None else {"since_us": since})
-    memory.tracker.tell(fact_rows(facts))
+    memory.tell(fact_rows(facts))
     assert facts_of(memory)["limit"].tolist() == [3.0, 3.0]
     assert facts_of(memory)["granted"].tolist() == [1.0, 1.0]  # the last window had its own
     memory.write(windows_of({"at": told_at, "limit": 9.0}))
@@ -175,7 +177,7 @@ def test_a_late_window_does_not_bring_an_old_limit_back(memory: Memory) -> None:
 def test_no_reservation_passes_the_limit_of_now(memory: Memory) -> None:
     memory.write(windows_of({"cpu": 0.9, "memory": 0.9}))
     assert (memory.answers((1, 0)).estimate.reservation > 0.9 - 1e-9).all()
-    memory.tracker.tell(fact_rows({"task": 1, "limit": 0.1}))
+    memory.tell(fact_rows({"task": 1, "limit": 0.1}))
     found = memory.answers((1, 0))
     assert found.estimate.reservation.tolist() == [[0.1, 0.1]]
     assert [SERVED_RULES[rule] for rule in found.estimate.rule[0]] == ["cap", "cap"]
@@ -188,12 +190,12 @@ def test_there_is_room_for_so_many_tasks_the_first_told_come_in(bundle: Bundle) 
         "taken", "taken", "repeated", "taken", "repeated", "too_many_tasks", "taken", "too_many_tasks",
     ]  # fmt: skip
     assert memory.tracker.names()[:, 0].tolist() == [4, 7, 9]
-    assert "3 tasks at most" in memory.tracker.refusal(TOO_MANY_TASKS)
+    assert "3 tasks at most" in why(TOO_MANY_TASKS, memory.settings, memory.tracker.clock)
     facts = fact_rows({"task": 1}, {"task": 4}, {"task": 5, "ended_us": 9})
-    assert memory.tracker.room_for(facts).tolist() == [False, True, True]
-    memory.tracker.tell(fact_rows({"task": 7, "ended_us": 9}))
+    assert memory.tracker.judge(facts).tolist() == [TOO_MANY_TASKS, TAKEN, TAKEN]
+    memory.tell(fact_rows({"task": 7, "ended_us": 9}))
     facts = fact_rows({"task": 1}, {"task": 3}, {"task": 1, "index": 1}, {"task": 1})
-    assert memory.tracker.room_for(facts).tolist() == [True, False, False, True]
+    assert memory.tracker.judge(facts).tolist() == [TAKEN, TOO_MANY_TASKS, TOO_MANY_TASKS, TAKEN]
     assert memory.write(windows_of({"task": 2})) == [TAKEN]
 
 
@@ -206,7 +208,7 @@ def test_a_task_that_ended_leaves_and_its_slot_is_given_again_with_no_trace(bund
     memory, fresh = memory_with(bundle), memory_with(bundle)
     memory.write(windows_of(*({"task": 1, "at": k, "cpu": 0.9, "tier": 4, "user": 3, "name": 4, "scheduled_us": 5,
                                "scheduling_class": 3, "machine_id": 8} for k in range(4))))  # fmt: skip
-    gone = memory.tracker.tell(fact_rows({"task": 1, "ended_us": 4 * W, "limit": 7.0}))
+    gone = memory.tell(fact_rows({"task": 1, "ended_us": 4 * W, "limit": 7.0}))
     assert gone.tolist() == [0]
     assert len(memory.tracker) == 0
     known = memory.tracker.look(np.array([[1, 0]]))
@@ -215,9 +217,12 @@ def test_a_task_that_ended_leaves_and_its_slot_is_given_again_with_no_trace(bund
     assert np.isnan(known.task[0]["limit"]).all()
     assert np.isnan(known.scores.oom[0])
     assert memory.tracker.names().tolist() == []
-    assert memory.tracker.tell(fact_rows({"task": 1, "ended_us": 4 * W})).tolist() == []  # said twice
+    assert memory.tell(fact_rows({"task": 1, "ended_us": 4 * W})).tolist() == []  # said twice
     for either in (memory, fresh):
         either.tracker.tell(fact_rows({"task": 7, "limit": 2.0}))
+        found = either.answers((7, 0))  # told of, and no window yet
+        assert np.isnan(found.known.scores.oom).all()
+        assert found.estimate.reservation.tolist() == [[2.0, 2.0]]
         either.write(windows_of({"task": 7, "at": 4}, {"task": 7, "at": 5}))
     ours, theirs = told_by(memory.tracker, memory.settings), told_by(fresh.tracker, fresh.settings)
     ours.facts["limit_us"] = theirs.facts["limit_us"] = 0  # told by either at another time of its clock
@@ -231,11 +236,11 @@ def test_a_task_that_failed_is_told_of_before_it_leaves(memory: Memory) -> None:
                       "failed": True})  # fmt: skip
     slot, time_us = memory.tracker.failed(facts)
     assert (slot.tolist(), time_us.tolist()) == ([0], [7])
-    assert memory.tracker.tell(facts).tolist() == [0, 1]
+    assert memory.tell(facts).tolist() == [0, 1]
 
 
 def test_a_task_told_of_and_ended_at_once_is_not_there(memory: Memory) -> None:
-    memory.tracker.tell(fact_rows({"task": 1, "limit": 1.0}, {"task": 1, "ended_us": 5}))
+    memory.tell(fact_rows({"task": 1, "limit": 1.0}, {"task": 1, "ended_us": 5}))
     assert len(memory.tracker) == 0
 
 
@@ -243,19 +248,20 @@ def test_a_task_of_which_nothing_is_heard_expires(bundle: Bundle) -> None:
     memory = memory_with(bundle, forget_s=3_600.0)
     memory.write(windows_of({"task": 1}, {"task": 2}, {"task": 3}))
     memory.write(windows_of({"task": 1, "at": 6}))
-    memory.tracker.tell(fact_rows({"task": 2, "machine_id": 5}))  # heard of, without a window
+    memory.tell(fact_rows({"task": 2, "machine_id": 5}))  # heard of, without a window
     memory.write(windows_of({"task": 1, "at": 12}))
-    assert memory.tracker.names()[:, 0].tolist() == [1, 2, 3]  # exactly an hour ago
+    assert memory.expire() == []  # of task 3 exactly an hour ago
     memory.write(windows_of({"task": 1, "at": 13}))
-    assert memory.tracker.names()[:, 0].tolist() == [1, 2]
+    assert memory.expire() == [3]
     memory.write(windows_of({"task": 1, "at": 24}))
+    assert memory.expire() == [2]
+    memory.write(windows_of({"task": 1, "at": 35}))
+    assert memory.expire() == []  # it speaks itself
     assert memory.tracker.names()[:, 0].tolist() == [1]
-    memory.write(windows_of({"task": 1, "at": 40}))
-    assert memory.tracker.names()[:, 0].tolist() == [1]  # it speaks itself
 
 
 def test_what_was_told_before_the_first_window_does_not_expire_with_it(memory: Memory) -> None:
-    memory.tracker.tell(fact_rows({"task": 1, "limit": 1.0}, {"task": 2, "limit": 2.0}))
+    memory.tell(fact_rows({"task": 1, "limit": 1.0}, {"task": 2, "limit": 2.0}))
     begin = 1_800_000_000 * S // W  # a clock that begins long after 0
     assert memory.write(windows_of({"task": 1, "at": begin, "limit": None})) == [TAKEN]
     assert memory.write(windows_of({"task": 2, "at": begin + 1, "limit": None})) == [TAKEN]
@@ -263,18 +269,18 @@ def test_what_was_told_before_the_first_window_does_not_expire_with_it(memory: M
 
 def test_collections_that_opted_out_keep_their_limits_until_they_opt_in_again(memory: Memory) -> None:
     memory.write(windows_of({"task": 1, "at": 0}, {"task": 2, "at": 0}))
-    memory.tracker.tell(fact_rows(estimation={1: False, 8: False}))
+    memory.tell(fact_rows(estimation={1: False, 8: False}))
     assert memory.tracker.n_opted_out == 2
     rules = memory.answers((1, 0), (2, 0), (8, 0)).estimate.rule
     assert (rules[0] == OPT_OUT).all()
     assert (rules[1] != OPT_OUT).all()
     assert memory.answers((1, 0)).estimate.reservation.tolist() == [[1.0, 1.0]]
-    memory.tracker.tell(fact_rows(estimation={1: True}))
+    memory.tell(fact_rows(estimation={1: True}))
     assert (memory.answers((1, 0)).estimate.rule != OPT_OUT).all()
 
 
 def test_a_reservation_goes_stale_after_two_horizons(bundle: Bundle) -> None:
-    memory = memory_with(bundle)
+    memory = memory_with(bundle, ahead_s=DAY // S)
     memory.write(windows_of({"task": 1, "at": 0}, {"task": 1, "at": 1}, {"task": 2, "at": 1}))
     fresh_us = 2 * bundle.horizon_s * S
     memory.write(windows_of({"task": 2, "start_us": 2 * W, "end_us": 2 * W + fresh_us}))
@@ -473,7 +479,7 @@ def test_readers_get_whole_answers_of_one_model_while_tasks_come_go_and_models_c
             )
             taken = memory.tracker.take(admitted.windows)
             memory.tracker.publish(taken, engine.score(taken.x, taken.last))
-            memory.tracker.tell(fact_rows(*({"task": t, "ended_us": 5} for t in range(k * 3, k * 3 + 5))))
+            memory.tell(fact_rows(*({"task": t, "ended_us": 5} for t in range(k * 3, k * 3 + 5))))
     finally:
         stop.set()
         for reader in readers:
@@ -486,3 +492,112 @@ def test_what_a_task_takes_is_told(memory: Memory) -> None:
     arrays = memory.tracker.memory()
     per_task = sum(a.nbytes for name, a in arrays.items() if name in ("tasks", "x", "state.task", "state.member"))
     assert memory.tracker.bytes_per_task >= per_task > 1_000
+
+
+@pytest.mark.parametrize("clock", ["free", "unix"])
+def test_one_window_from_tomorrow_makes_nobody_old(bundle: Bundle, clock: str) -> None:
+    memory = memory_with(bundle, now_us=11 * W, clock=clock)
+    for at in (9, 10):
+        memory.write(windows_of(*({"task": t, "at": at} for t in range(20))))
+    assert memory.write(windows_of({"task": 3, "start_us": 11 * W, "end_us": 11 * W + DAY - W})) == [IN_THE_FUTURE]
+    assert memory.expire() == []
+    assert len(memory.tracker) == 20
+    assert (memory.answers().estimate.rule != STALE).all()
+    if clock == "free":  # all of them together know better: there was a gap in the trace
+        assert set(memory.write(windows_of(*({"task": t, "at": 400} for t in range(11))))) == {TAKEN}
+
+
+def test_an_absurd_time_among_the_first_windows_is_not_the_time(memory: Memory) -> None:
+    told = [{"task": t, "at": 10} for t in range(5)] + [{"task": 9, "start_us": 0, "end_us": 2**58}]
+    assert memory.write(windows_of(*told)) == [TAKEN] * 5 + [IN_THE_FUTURE]
+
+
+def test_when_no_more_windows_come_reservations_grow_old_by_any_clock(bundle: Bundle) -> None:
+    memory = memory_with(bundle)
+    passed = [0.0]
+    memory.tracker.clock = CellClock(memory.settings, lambda: -1, passed_s=lambda: passed[0])
+    memory.write(windows_of({"at": 0}))
+    passed[0] = 2.0 * bundle.horizon_s
+    assert (memory.answers((1, 0)).estimate.rule != STALE).all()
+    passed[0] += 1
+    assert (memory.answers((1, 0)).estimate.rule == STALE).all()
+
+
+def test_a_window_from_before_the_end_of_its_task_raises_nobody(memory: Memory) -> None:
+    memory.write(windows_of({"at": 4}, {"task": 2, "at": 4}))
+    memory.tell(fact_rows({"task": 1, "ended_us": 5 * W + 7}))
+    assert memory.write(windows_of({"at": 5}, {"at": 4})) == [ENDED, ENDED]
+    assert len(memory.tracker) == 1
+    assert memory.write(windows_of({"start_us": 5 * W + 7, "end_us": 6 * W})) == [TAKEN]  # a new run
+    assert facts_of(memory)["windows"] == 1
+
+
+def test_an_end_of_an_earlier_run_ends_no_later_one(memory: Memory) -> None:
+    memory.write(windows_of({"at": 4}))
+    end = fact_rows({"task": 1, "ended_us": 5 * W, "failed": True})
+    assert memory.tell(end).tolist() == [0]
+    memory.write(windows_of({"at": 5}, {"at": 6}))
+    slot, _ = memory.tracker.failed(end)
+    assert (slot.tolist(), memory.tell(end).tolist()) == ([], [])  # the same end, told again
+    assert facts_of(memory)["windows"] == 2
+
+
+def test_ends_are_forgotten_in_time_and_outlive_the_process(bundle: Bundle) -> None:
+    memory, other = (memory_with(bundle, lateness_s=900.0) for _ in range(2))
+    memory.write(windows_of({"at": 4}, {"task": 2, "at": 4}))
+    memory.tell(fact_rows({"task": 1, "ended_us": 5 * W}))
+    other.tracker.recall(memory.tracker.memory())
+    assert other.write(windows_of({"at": 3})) == [ENDED]
+    other.write(windows_of({"task": 2, "at": 16}))
+    assert other.expire() == []
+    assert other.write(windows_of({"at": 3})) == [ENDED]  # an hour ago at most
+    other.write(windows_of({"task": 2, "at": 17}))
+    assert other.expire() == []
+    assert other.write(windows_of({"at": 3})) == [TAKEN]
+
+
+def test_how_windows_are_cut_into_calls_makes_no_difference_to_what_fills_them_in(bundle: Bundle) -> None:
+    told = [
+        {"at": 0, "limit": 1.0, "tier": 1}, {"at": 1, "limit": None}, {"at": 2, "limit": 2.0, "machine_id": 5},
+        {"at": 3, "limit": None}, {"task": 2, "at": 1, "limit": 4.0, "scheduled_us": 9},
+        {"task": 2, "at": 3, "limit": None}, {"task": 2, "at": 4, "limit": None, "tier": 3},
+    ]  # fmt: skip
+    one, many = (memory_with(bundle) for _ in range(2))
+    assert set(one.write(windows_of(*reversed(told)))) == {TAKEN}
+    for facts in sorted(told, key=lambda facts: facts["at"]):
+        assert many.write(windows_of(facts)) == [TAKEN]
+    ours, theirs = told_by(one.tracker, one.settings), told_by(many.tracker, many.settings)
+    ours.facts["heard_us"] = theirs.facts["heard_us"] = 0  # at another time
+    assert_same(ours, theirs)
+
+
+def test_a_limit_counts_for_windows_that_begin_after_it_was_told(memory: Memory) -> None:
+    memory.write(windows_of({"at": 19, "limit": 1.0}))
+    memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 21 * W}))
+    memory.write(windows_of({"at": 20, "limit": None}))
+    assert facts_of(memory)["granted"].tolist() == [1.0, 1.0]
+    memory.write(windows_of({"at": 21, "limit": None}))
+    assert facts_of(memory)["granted"].tolist() == [4.0, 4.0]
+
+
+def test_facts_and_runs_from_the_future_are_refused(memory: Memory) -> None:
+    memory.write(windows_of({"at": 0}))
+    far = 2**50
+    facts = fact_rows({"task": 1, "limit": 2.0, "since_us": far}, {"task": 1, "ended_us": far},
+                      {"task": 1, "scheduled_us": far}, {"task": 1, "limit": 2.0})  # fmt: skip
+    assert memory.tracker.judge(facts).tolist() == [IN_THE_FUTURE, IN_THE_FUTURE, IN_THE_FUTURE, TAKEN]
+    assert memory.write(windows_of({"at": 1, "scheduled_us": 3 * W})) == [RUN_TO_COME]
+
+
+def test_a_cell_is_looked_at_in_pieces_and_all_of_one_model(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    memory = memory_with(bundle)
+    memory.write(windows_of(*({"task": t} for t in range(10))))
+    whole = memory.tracker.look(with_x=True)
+    monkeypatch.setattr(tracker, "_PIECE", 3)
+    pieces = memory.tracker.look(with_x=True)
+    for name in ("key", "there", "opted_out", "x"):
+        assert_same_bits(getattr(pieces, name), getattr(whole, name), name)
+    assert_same_bits(pieces.scores.bare, whole.scores.bare, "bare")
+    assert pieces.task.tobytes() == whole.task.tobytes()

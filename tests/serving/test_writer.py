@@ -19,11 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reclaim.data.errors import StoreError
+from reclaim.data.errors import ModelError, StoreError
 from reclaim.data.windows import Windows
 from reclaim.features.lateness import LATE, REPEATED
 from reclaim.serving import records, turns, writer
 from reclaim.serving.cell_schemas import WriteAnswer
+from reclaim.serving.clock import CellClock
 from reclaim.serving.engine import Engine
 from reclaim.serving.errors import BUSY, NO_ROOM, UNAVAILABLE, RequestError
 from reclaim.serving.metrics import Metrics
@@ -59,12 +60,9 @@ class Service:
     def __init__(self, folder: Path | None, engine: Engine, **changes: Any) -> None:
         self.settings = SETTINGS.model_copy(update=changes)
         self.closed = False
-        self.tracker = Tracker(self.settings, lambda: -1)
+        self.tracker = Tracker(self.settings, CellClock(self.settings, lambda: -1, passed_s=lambda: 0.0))
         self.store = None if folder is None else Store.open(folder, state_version=FORMAT)
-        self.writer = Writer(
-            self.tracker, self.store, Metrics(), Watch(900.0), max_waiting=self.settings.max_waiting,
-            snapshot_mib=self.settings.snapshot_mib,
-        )  # fmt: skip
+        self.writer = Writer(self.tracker, self.store, Metrics(), Watch(900.0), self.settings)
         self.writer.start(engine)
         while self.writer.state == "recovering":
             time.sleep(0.001)
@@ -137,7 +135,7 @@ def service(start: Callable[..., Service]) -> Service:
     return start()
 
 
-def crashed(service: Service, start: Callable[[str], Service], torn: bytes = b"") -> Service:
+def crashed(service: Service, start: Callable[..., Service], torn: bytes = b"", **changes: Any) -> Service:
     """Return a service over the folder as after a power cut: of the log only what was synced, and part of a record."""
     assert service.store is not None
     service.idle()
@@ -147,7 +145,7 @@ def crashed(service: Service, start: Callable[[str], Service], torn: bytes = b""
     os.truncate(copy / segment.path.name, segment._synced)
     with (copy / segment.path.name).open("ab") as log:
         log.write(torn)
-    return start(copy.name)
+    return start(copy.name, **changes)
 
 
 def appended(service: Service, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
@@ -417,7 +415,7 @@ def test_the_log_gives_way_to_a_snapshot_and_one_that_fails_is_not_tried_again_a
     start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = start()
-    service.writer._snapshot_bytes = 0
+    service.writer._settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
     service.told({"task": 1, "at": 0})
     soon(lambda: service.writer.saved_at is not None)
     assert service.store is not None
@@ -446,7 +444,7 @@ def test_the_log_gives_way_to_a_snapshot_and_one_that_fails_is_not_tried_again_a
 
 def test_a_state_of_another_cell_is_not_answered_from(engine: Engine, start: Callable[..., Service]) -> None:
     service = start()
-    service.writer._snapshot_bytes = 0
+    service.writer._settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
     service.told({"task": 1})
     soon(lambda: service.writer.saved_at is not None)
     service.close()
@@ -483,7 +481,7 @@ def test_a_fault_of_the_service_turns_everybody_away_and_keeps_nobody_waiting(
 
 
 def test_a_writer_that_never_started_keeps_nobody_waiting(engine: Engine) -> None:
-    idle = Writer(Tracker(SETTINGS, lambda: -1), None, Metrics(), Watch(900.0), max_waiting=2, snapshot_mib=1)
+    idle = Writer(Tracker(SETTINGS, CellClock(SETTINGS, lambda: -1)), None, Metrics(), Watch(900.0), SETTINGS)
     idle.state = "damaged"
     idle.promote(engine)
     refused_with(UNAVAILABLE, "not_ready", lambda: idle.write(fact_rows({"task": 1})))
@@ -564,7 +562,7 @@ def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
     service, whole = start(), Memory(SETTINGS.model_copy(update=options), bundle)
     for step in (*steps, "crash"):
         if step == "snapshot":
-            service.writer._snapshot_bytes = -1  # from now on, one after every write that comes at a quiet moment
+            service.writer._settings = service.settings.model_copy(update={"snapshot_mib": -1})  # from now on, one after every write that comes at a quiet moment
         elif isinstance(step, str):
             service = crashed(service, start, b"" if step == "crash" else b"torn" * 10)
             assert_same(told_by(service.tracker, SETTINGS), told_by(whole.tracker, SETTINGS))
@@ -580,3 +578,58 @@ def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
     for each in running:
         each.close()
     shutil.rmtree(folder)
+
+
+def test_a_model_or_a_shadow_that_fails_on_the_cells_tasks_is_refused_and_writes_go_on(
+    service: Service, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.told({"task": 1, "at": 0})
+    before = told_by(service.tracker, SETTINGS)
+    bad = Engine(engine.model, SETTINGS.cell)
+
+    def fail(*_: object) -> NoReturn:
+        raise RuntimeError("not of these tasks")
+
+    monkeypatch.setattr(bad, "score", fail)
+    with pytest.raises(ModelError, match="it fails on the tasks of this cell: RuntimeError"):
+        service.writer.promote(bad)
+    assert_same(told_by(service.tracker, SETTINGS), before)
+    service.writer.shadow(bad)
+    assert service.told({"task": 1, "at": 1}).taken == 1
+    assert "not of these tasks" in str(service.writer._watch.shadow_problem)
+    assert service.told({"task": 1, "at": 2}).taken == 1
+
+
+@pytest.mark.parametrize("lateness_s", [0.0, 300.0, 3_600.0])
+def test_a_state_goes_on_under_other_settings_of_lateness(start: Callable[..., Service], lateness_s: float) -> None:
+    service = start()
+    service.told({"task": 1, "at": 0}, {"task": 1, "at": 3})
+    assert service.told({"task": 1, "at": 1}).late == 1
+    after = crashed(service, start, lateness_s=lateness_s)
+    assert after.writer.state == "ok"
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+    assert after.told({"task": 1, "at": 2}).late == (1 if lateness_s >= 300.0 else 0)
+    again = crashed(after, start)
+    assert again.writer.state == "ok"
+    assert_same(told_by(again.tracker, SETTINGS), told_by(after.tracker, SETTINGS))
+
+
+def test_a_state_of_other_units_is_not_answered_from(start: Callable[..., Service]) -> None:
+    service = start()
+    service.told({"task": 1})
+    service.close()
+    other = start(cpu_unit="millicores")
+    assert "amounts are in cores and bytes" in other.writer.state
+    assert "RECLAIM_CPU_UNIT" in other.writer.state
+
+
+def test_whoever_was_let_go_stays_away_after_a_restart_under_other_settings(start: Callable[..., Service]) -> None:
+    service = start(forget_s=3_600.0, ahead_s=1e6)
+    service.told({"task": 1, "at": 0}, {"task": 2, "at": 0})
+    service.told({"task": 2, "at": 20})
+    service.writer._let_go_at = 0.0
+    service.told({"task": 2, "at": 21})
+    soon(lambda: len(service.tracker) == 1)
+    service.told({"task": 1, "at": 1})
+    after = crashed(service, start, forget_s=1e6, ahead_s=1e6)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))

@@ -1,0 +1,59 @@
+"""Large stateless answers are made in pieces, by threads, and nobody can tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from reclaim.data import schema as s
+from reclaim.serving import arrow, bulk, cell_answer
+from reclaim.serving.cell_schemas import CellQuery
+from reclaim.serving.loader import LoadedModel
+from reclaim.serving.metrics import ANSWER_PHASES, Metrics
+from reclaim.serving.settings import ServingSettings
+from reclaim.training.bundle import Bundle
+
+TASKS = 9_000
+"""More than one thread is worth, and no multiple of a piece."""
+
+
+def body_of(n: int, windows: int) -> bytes:
+    random = np.random.default_rng(5)
+    task = np.repeat(np.arange(n), windows)
+    slot = np.tile(np.arange(windows), n)
+    usage = random.uniform(0.0, 1.0, len(task))
+    table = pa.table(
+        {
+            s.COLLECTION_ID: task // 7, s.INSTANCE_INDEX: task % 7, s.TIER: task // 7 % len(s.TIERS),
+            s.START_US: slot * 300_000_000, s.END_US: (slot + 1) * 300_000_000,
+            s.CPU_MEAN: usage, s.MEMORY_MAX: usage * 1e9, s.CPU_LIMIT: np.ones(len(task)),
+            s.MEMORY_LIMIT: np.full(len(task), 1e9),
+        }
+    )  # fmt: skip
+    return bytes(arrow.write_table(table))
+
+
+def test_pieces_and_threads_change_nothing(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, settings, metrics = LoadedModel("m", "1", "m", bundle), ServingSettings(), Metrics()
+    query = CellQuery(margins={"prod": "aggressive"}, quantiles=True)
+    body = body_of(TASKS, 2)
+    made = bulk.answer_histories(model, body, query, settings, metrics)
+    assert len(made) == TASKS
+    assert made.column(s.COLLECTION_ID).num_chunks > 1
+    assert set(made.column("margin").to_pylist()) == {"baseline", "aggressive"}
+    with pa.ipc.open_stream(arrow.write_table(made)) as reader:
+        sent = reader.read_all()
+    monkeypatch.setattr(cell_answer, "THREADS", 1)
+    monkeypatch.setattr(cell_answer, "_PIECE_ROWS", TASKS)
+    whole = bulk.answer_histories(model, body, query, settings, metrics)
+    assert whole.column(s.COLLECTION_ID).num_chunks == 1
+    assert sent.schema.metadata == whole.schema.metadata
+    assert sent.to_pylist() == whole.to_pylist()
+    told = metrics.text()
+    assert all(f'answer_phase_duration_seconds_count{{phase="{phase}"}}' in told for phase in ANSWER_PHASES)
+    assert 'answer_phase_duration_seconds_count{phase="features"} 2.0' in told
+
+
+def test_there_is_a_piece_of_nothing_too() -> None:
+    assert cell_answer.in_pieces(lambda piece: piece, 0) == [slice(0, cell_answer._PIECE_ROWS)]
