@@ -28,10 +28,13 @@ MOST_TAKEN: Final = 8_192
 """Answers wanted of one call, at most: else those of a whole cell would begin, and end, in the same call."""
 _LOOK_US: Final = 30_000_000
 """Every task is looked at for it, 4 ms for 250,000 of them: too long for each write of a single window."""
+_SPREAD: Final = 40_503
+"""Odd, and 2^16 over the golden ratio: the multiples of it fall evenly between 0 and 2^16 (Knuth, volume 3, 6.4)."""
 _MEMORY: Final = RESOURCES.index("memory")
 _TASK: Final = np.dtype(
     [
         ("answer_us", "i8"),  # end of the window whose answer is waited for; 0: none is
+        ("from_us", "i8"),  # no answer is waited for before; 0: not seen yet
         ("last_start_us", "i8"),  # of the task's last window
         ("last_end_us", "i8"),
         ("limit", "f8", len(RESOURCES)),  # when the answer was given
@@ -135,6 +138,8 @@ class LiveQuality:
     grace_s : float
         How long after its horizon an answer is waited for, in seconds: the last window that began within it must have
         come. By default as in the replay, for windows of one slot that are never late.
+    spread : bool
+        Whether the first answers of a cell are spread over a horizon.
     """
 
     def __init__(
@@ -144,9 +149,11 @@ class LiveQuality:
         margins: Sequence[str] = MARGIN_NAMES,
         *,
         grace_s: float = SLOT_S,
+        spread: bool = True,
     ) -> None:
         self.horizon_us = horizon_s * 1_000_000
         self.grace_us = int(grace_s * 1e6)
+        self._spread = spread
         self._numbers = _no_numbers(tuple(levels), tuple(margins))
         self._lock = Lock()  # so that no reader sees half of what a call counts
         self._turn = 0  # the slot that has the next turn
@@ -157,7 +164,7 @@ class LiveQuality:
 
     @property
     def bytes_per_task(self) -> int:
-        """What a task takes in memory: 184 bytes with nine levels and three margins."""
+        """What a task takes in memory: 192 bytes with nine levels and three margins."""
         shapes = (self._held[:0], self._quantiles[:0])
         return _TASK.itemsize + sum(int(np.prod(a.shape[1:])) * a.itemsize for a in shapes)
 
@@ -181,10 +188,16 @@ class LiveQuality:
     def wanted(self, slot: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return of which tasks an answer is wanted now, since none is waited for: rising positions in ``slot``.
 
-        So answers under every margin need be made for them alone: for ``MOST_TAKEN`` at most, in turn.
+        So answers under every margin need be made for them alone: for ``MOST_TAKEN`` at most, in turn. To be asked after
+        ``observe``: the first answers of a cell are spread over a horizon, or all would be judged of the same hours.
         """
         self._make_room(slot)
-        rows = np.flatnonzero(self._tasks["answer_us"][slot] == 0)
+        task = self._tasks[slot]
+        if self._spread:
+            fresh = task["from_us"] == 0
+            wait = (slot[fresh] * _SPREAD % 2**16 * self.horizon_us) // 2**16
+            self._tasks["from_us"][slot[fresh]] = task["from_us"][fresh] = task["last_end_us"][fresh] + wait
+        rows = np.flatnonzero((task["answer_us"] == 0) & (task["last_end_us"] >= task["from_us"]))
         if len(rows) > MOST_TAKEN:
             after = slot[rows] >= self._turn
             rows = np.concatenate([rows[after], rows[~after]])[:MOST_TAKEN]

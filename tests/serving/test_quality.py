@@ -315,7 +315,7 @@ def test_counts_equal_a_slow_reference(seed: int, horizon_s: int) -> None:
 
 def test_a_whole_cell_is_taken_in_turns_so_that_no_call_counts_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "MOST_TAKEN", 3)
-    live, slot = _live(), np.arange(10)
+    live, slot = _live(spread=False), np.arange(10)
     asked = []
     for clock_s in range(600, 3_000, 300):
         live.settle(clock_s * S)
@@ -328,7 +328,7 @@ def test_a_whole_cell_is_taken_in_turns_so_that_no_call_counts_all_of_it(monkeyp
 
 
 def test_an_answer_given_while_another_is_waited_for_is_not_taken() -> None:
-    live = _live()
+    live = _live(spread=False)
     _answer(live, 600, [[0.5, 0.5], [0.5, 0.5]])
     assert live.wanted(np.array([3, 0, 1])).tolist() == [0, 2]
     _answer(live, 900, [[0.1, 0.1], [0.1, 0.1]])
@@ -359,6 +359,21 @@ def test_numbers_are_a_copy() -> None:
 
 def test_memory_is_bounded_per_task() -> None:
     live = LiveQuality((0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995), 3_600)
-    assert live.bytes_per_task == 184
+    assert live.bytes_per_task == 192
     live.observe(np.array([999]), _windows((600, 0.1, 0.1)))
     assert sum(a.nbytes for a in (live._tasks, live._held, live._quantiles)) == 1_000 * live.bytes_per_task
+
+
+def test_the_first_answers_of_a_cell_are_spread_over_a_horizon() -> None:
+    live, slot = _live(3_600), np.arange(64)
+    windows = empty_windows(64)
+    begun: list[int] = []
+    for number in range(13):
+        windows.start_us[:], windows.end_us[:] = number * 300 * S, (number + 1) * 300 * S
+        live.observe(slot, windows)
+        rows = live.wanted(slot)
+        begun.append(len(rows))
+        for k in rows.tolist():
+            _answer(live, (number + 1) * 300, [[0.5, 0.5], [0.5, 0.5]], slot=k)
+    assert sum(begun) == 64
+    assert all(3 <= n <= 8 for n in begun[1:]), begun

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from reclaim.data.errors import ModelError, StoreError
 from reclaim.data.windows import Windows
-from reclaim.features.lateness import LATE, REPEATED
+from reclaim.features.lateness import LATE, NEW, REPEATED
 from reclaim.serving import records, turns, writer
 from reclaim.serving.cell_schemas import WriteAnswer
 from reclaim.serving.clock import CellClock
@@ -552,7 +552,7 @@ def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
     steps: list[Any], engine: Engine, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("crashes")
-    options = {"forget_s": 1_800.0, "max_tracked": 6}
+    options = {"max_tracked": 6}
     running: list[Service] = []
 
     def start(name: str = "cell") -> Service:
@@ -562,7 +562,8 @@ def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
     service, whole = start(), Memory(SETTINGS.model_copy(update=options), bundle)
     for step in (*steps, "crash"):
         if step == "snapshot":
-            service.writer._settings = service.settings.model_copy(update={"snapshot_mib": -1})  # from now on, one after every write that comes at a quiet moment
+            # from now on, one after every write that comes at a quiet moment
+            service.writer._settings = service.settings.model_copy(update={"snapshot_mib": -1})
         elif isinstance(step, str):
             service = crashed(service, start, b"" if step == "crash" else b"torn" * 10)
             assert_same(told_by(service.tracker, SETTINGS), told_by(whole.tracker, SETTINGS))
@@ -573,7 +574,7 @@ def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
             assert answer.repeated == outcome.count(REPEATED)
         else:
             facts = fact_rows(*step[0], estimation=step[1])
-            whole.tracker.tell(facts.keep(whole.tracker.room_for(facts)))
+            whole.tell(facts.keep(whole.tracker.judge(facts) == NEW))
             service.facts(*step[0], estimation=step[1])
     for each in running:
         each.close()
