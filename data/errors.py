@@ -45,4 +45,4 @@ class ModelError(ReclaimError):
 
 
 class StoreError(ReclaimError):
-    """What the service remembers cannot be written, or cannot be read back; the message names the file and the remedy."""
+    """What the service remembers cannot be written, or not be read back; the message names the file and the remedy."""

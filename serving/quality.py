@@ -188,8 +188,8 @@ class LiveQuality:
     def wanted(self, slot: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return of which tasks an answer is wanted now, since none is waited for: rising positions in ``slot``.
 
-        So answers under every margin need be made for them alone: for ``MOST_TAKEN`` at most, in turn. To be asked after
-        ``observe``: the first answers of a cell are spread over a horizon, or all would be judged of the same hours.
+        So answers under every margin need be made for them alone: for ``MOST_TAKEN`` at most, in turn. To be asked
+        after ``observe``: the first answers of a cell are spread over a horizon, or all would be of the same hours.
         """
         self._make_room(slot)
         task = self._tasks[slot]

@@ -17,6 +17,8 @@ from reclaim.features.lateness import LATE, NEW
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.tolerant import TolerantState
 from reclaim.serving.ended import KEPT_US, Ended
+from reclaim.serving.engine import Scores
+from reclaim.serving.noting import copy_rows, keep
 from reclaim.serving.outcomes import ENDED, IN_THE_FUTURE, NO_LIMIT, RUN_TO_COME, TOO_MANY_TASKS, set_facts
 from reclaim.serving.rows import ENDED_US, FAILED, SINCE_US, FactRows
 from reclaim.serving.slots import Slots
@@ -31,14 +33,13 @@ from reclaim.serving.tasks import (
     chosen,
     filled,
     joined,
-    keep_last,
     key_of,
     last_windows,
 )
 
 if TYPE_CHECKING:
     from reclaim.serving.clock import CellClock
-    from reclaim.serving.engine import Engine, Scores
+    from reclaim.serving.engine import Engine
     from reclaim.serving.settings import ServingSettings
 
 _US: Final = 1_000_000
@@ -136,10 +137,7 @@ class Tracker:
         """
         with self._lock:
             self._reserve()
-            self._x[taken.touched] = taken.x
-            self._note(taken)
-            if scores is not None and self._scores is not None:
-                self._scores.put(taken.touched, scores)
+            keep(taken, scores, self._tasks, self._x, self._scores, self._threads)
             begins = self.clock.latest_us < 0
             self.clock.reach(int(taken.windows.end_us.max(initial=-1)))
             heard = self._seen(self._slots.all()) if begins else taken.touched  # what was told before has no time
@@ -181,7 +179,8 @@ class Tracker:
         """Return which ends are of an earlier run than the one that is known, shape (n,)."""
         task = self._kept(slot)
         began_us = np.maximum(np.where(task[s.END_US] >= 0, task[s.START_US], -1), task[s.SCHEDULED_US])
-        return np.less(ended_us, began_us)
+        outlived: NDArray[np.bool_] = ended_us < began_us
+        return outlived
 
     def failed(self, facts: FactRows) -> tuple[Ids, Ids]:
         """Return the slots of tasks that are told to have failed, and when; to be asked before ``tell``."""
@@ -240,7 +239,9 @@ class Tracker:
             there = slot >= 0
             x = self._x[slot] if with_x else None
             if there.all():
-                task, scores = self._tasks[slot], self._scores.take(slot)
+                task = copy_rows(self._tasks, slot, self._threads)
+                bare, quantiles, oom = self._scores.bare, self._scores.quantiles, self._scores.oom
+                scores = Scores(*(copy_rows(array, slot, self._threads) for array in (bare, quantiles, oom)))
             else:
                 task, scores = np.full(len(slot), NOBODY), self._engine.nothing(len(slot))
                 task[there] = self._tasks[slot[there]]
@@ -332,7 +333,7 @@ class Tracker:
         """Return what is kept of tasks, nothing of those without a slot."""
         there = slot >= 0
         if there.all():
-            return self._tasks[slot]
+            return copy_rows(self._tasks, slot, self._threads)
         task = np.full(len(slot), NOBODY)
         task[there] = self._tasks[slot[there]]
         return task
@@ -345,22 +346,6 @@ class Tracker:
             grown = self._engine.nothing(len(self._tasks))
             grown.put(np.arange(len(self._scores.oom)), self._scores)
             self._scores = grown
-
-    def _note(self, taken: Taken) -> None:
-        """Keep the facts and the last windows of touched tasks."""
-        tasks, touched, windows = self._tasks, taken.touched, taken.windows
-        place = np.searchsorted(touched, taken.slot)
-        first_us = np.where(tasks["windows"][touched] > 0, tasks["first_us"][touched], _NEVER_US)
-        np.minimum.at(first_us, place, windows.start_us)
-        tasks["first_us"][touched] = first_us
-        tasks["windows"][touched] += np.bincount(place, minlength=len(touched))
-        came = taken.row >= 0
-        at, last = touched[came], taken.last if came.all() else taken.last.take(came)
-        keep_last(tasks, at, last)
-        tasks[s.SCHEDULED_US][at] = np.maximum(tasks[s.SCHEDULED_US][at], last.scheduled_us)
-        newer = last.start_us >= tasks["limit_us"][at]
-        tasks["limit"][at[newer]] = last.limit[newer]
-        tasks["limit_us"][at[newer]] = last.start_us[newer]
 
     def expired(self) -> Ids:
         """Return the names of tasks of which nothing was heard for long, shape (n, 2); they stay until ``leave``."""
@@ -393,7 +378,3 @@ class Tracker:
             state = TolerantState(self._settings.cell, lateness_s, self._threads)
             state.recall(self._state.memory())
             self._state, self._lateness_s = state, lateness_s
-
-
-_NEVER_US: Final = 2**62
-"""Later than any time that is taken."""

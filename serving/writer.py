@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_PART_ROWS: Final = 32_768
+_PART_ROWS: Final = 16_384
 """A larger write is taken in parts of this, between which small ones have their turn."""
 _MEND_S: Final = 5.0
 """How often a store that takes nothing is tried again, in seconds."""

@@ -557,7 +557,7 @@ def test_ends_are_forgotten_in_time_and_outlive_the_process(bundle: Bundle) -> N
 
 
 def test_how_windows_are_cut_into_calls_makes_no_difference_to_what_fills_them_in(bundle: Bundle) -> None:
-    told = [
+    told: list[dict[str, Any]] = [
         {"at": 0, "limit": 1.0, "tier": 1}, {"at": 1, "limit": None}, {"at": 2, "limit": 2.0, "machine_id": 5},
         {"at": 3, "limit": None}, {"task": 2, "at": 1, "limit": 4.0, "scheduled_us": 9},
         {"task": 2, "at": 3, "limit": None}, {"task": 2, "at": 4, "limit": None, "tier": 3},

@@ -98,7 +98,7 @@ class Service:
 
     def idle(self) -> None:
         """Wait until no snapshot is being made, nor will be."""
-        self.writer._snapshot_bytes = 2**60
+        self.writer._settings = self.settings.model_copy(update={"snapshot_mib": 2**40})
         for _ in range(2):  # the store is looked after behind the first
             self.writer._turns.command(lambda: None).result(PATIENCE_S)
         if self.writer._saving is not None:
