@@ -83,6 +83,9 @@ class TaskFacts(_Facts):
         default=None,
         description="When it ended for good, µs; it is forgotten. A restart is a new `scheduled_us`, not an end.",
     )
+    failed_us: TimeUs | None = Field(
+        default=None, description="When a run of it failed that another will follow, µs; the task is remembered."
+    )
     failed: bool = Field(
         default=False, description="Whether it ended by failing, not by finishing or being told to stop."
     )

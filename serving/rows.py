@@ -32,6 +32,7 @@ IN_ALLOC: Final = "in_alloc"
 SINCE_US: Final = "since_us"
 ENDED_US: Final = "ended_us"
 FAILED: Final = "failed"
+FAILED_US: Final = "failed_us"
 ESTIMATION: Final = "estimation"
 
 _MEASURED: Final = (s.CPU_MEAN, s.CPU_MAX, s.MEMORY_MEAN, s.MEMORY_MAX, s.PAGE_CACHE, s.CPI, s.MAI)
@@ -52,12 +53,13 @@ USAGE_COLUMNS: Final[dict[str, Kind]] = {
 }  # fmt: skip
 """Columns of usage as an Arrow table, one row per window."""
 TASK_COLUMNS: Final[dict[str, Kind]] = {
-    **_FACTS, SINCE_US: "whole", ENDED_US: "whole", FAILED: "flag", ESTIMATION: "flag",
+    **_FACTS, SINCE_US: "whole", ENDED_US: "whole", FAILED: "flag", FAILED_US: "whole", ESTIMATION: "flag",
 }  # fmt: skip
 """Columns of facts about tasks as an Arrow table, one row per task."""
 _LENGTHS: Final = {name: len(levels) for name, levels in _VECTORS.items()}
 _MOST: Final = {s.TIER: len(s.TIERS) - 1, s.SCHEDULING_CLASS: 3, s.START_US: MAX_TIME_US, s.END_US: MAX_TIME_US,
-                s.SCHEDULED_US: MAX_TIME_US, SINCE_US: MAX_TIME_US, ENDED_US: MAX_TIME_US}  # fmt: skip
+                s.SCHEDULED_US: MAX_TIME_US, SINCE_US: MAX_TIME_US, ENDED_US: MAX_TIME_US,
+                FAILED_US: MAX_TIME_US}  # fmt: skip
 
 
 _MOST_BAD: Final = 10_000

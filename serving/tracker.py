@@ -20,7 +20,7 @@ from reclaim.serving.ended import KEPT_US, Ended
 from reclaim.serving.engine import Scores
 from reclaim.serving.noting import copy_rows, keep
 from reclaim.serving.outcomes import ENDED, IN_THE_FUTURE, NO_LIMIT, RUN_TO_COME, TOO_MANY_TASKS, set_facts
-from reclaim.serving.rows import ENDED_US, FAILED, SINCE_US, FactRows
+from reclaim.serving.rows import ENDED_US, FAILED, FAILED_US, SINCE_US, FactRows
 from reclaim.serving.slots import Slots
 from reclaim.serving.tasks import (
     NOBODY,
@@ -147,7 +147,7 @@ class Tracker:
         """Return what becomes of facts, a position in ``OUTCOMES`` each, shape (n,): a task that is new needs room."""
         outcome = np.zeros(len(facts.key), np.uint8)
         if self.clock.bound_us >= 0:
-            for name in (ENDED_US, SINCE_US, s.SCHEDULED_US):
+            for name in (ENDED_US, FAILED_US, SINCE_US, s.SCHEDULED_US):
                 outcome[facts.columns[name] > self.clock.bound_us] = IN_THE_FUTURE
         new = np.flatnonzero((self._slots.find(facts.key) < 0) & (facts.columns[ENDED_US] < 0) & (outcome == NEW))
         _, first = np.unique(facts.key[new], axis=0, return_index=True)
@@ -184,10 +184,11 @@ class Tracker:
 
     def failed(self, facts: FactRows) -> tuple[Ids, Ids]:
         """Return the slots of tasks that are told to have failed, and when; to be asked before ``tell``."""
-        ended_us = facts.columns[ENDED_US]
-        slot = self._slots.find(facts.key)
-        met = (slot >= 0) & (ended_us >= 0) & (facts.columns[FAILED] > 0) & ~self._outlived(slot, ended_us)
-        return slot[met], ended_us[met]
+        ended_us, slot = facts.columns[ENDED_US], self._slots.find(facts.key)
+        ended = (ended_us >= 0) & (facts.columns[FAILED] > 0) & ~self._outlived(slot, ended_us)
+        failed_us = np.where(ended, ended_us, facts.columns[FAILED_US])
+        met = (slot >= 0) & (failed_us >= 0)
+        return slot[met], failed_us[met]
 
     def promote(self, engine: Engine) -> None:
         """Answer with another model from now on: all tasks are scored anew, then everybody changes over at once."""

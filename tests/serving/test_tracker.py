@@ -239,6 +239,15 @@ def test_a_task_that_failed_is_told_of_before_it_leaves(memory: Memory) -> None:
     assert memory.tell(facts).tolist() == [0, 1]
 
 
+def test_a_run_that_failed_is_told_of_and_its_task_stays(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1, "at": 3}))
+    facts = fact_rows({"task": 1, "failed_us": 4 * W}, {"task": 2, "failed_us": 4 * W, "limit": 1.0})
+    slot, time_us = memory.tracker.failed(facts)
+    assert (slot.tolist(), time_us.tolist()) == ([0], [4 * W])
+    assert memory.tell(facts).tolist() == []
+    assert facts_of(memory)["windows"] == 1
+
+
 def test_a_task_told_of_and_ended_at_once_is_not_there(memory: Memory) -> None:
     memory.tell(fact_rows({"task": 1, "limit": 1.0}, {"task": 1, "ended_us": 5}))
     assert len(memory.tracker) == 0
