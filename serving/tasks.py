@@ -89,9 +89,6 @@ def filled(windows: Windows, in_alloc: NDArray[np.int8], task: NDArray[Any]) -> 
         What is kept of the task of each.
     """
     order = _Order(windows)
-    limit = order.carried(windows.limit, ~np.isnan(windows.limit[:, 0]))
-    since = (windows.start_us < task["limit_us"]) & ~np.isnan(task["granted"][:, 0])  # another limit was in force then
-    kept = np.where(since[:, None], task["granted"], task["limit"])
 
     def known(told: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
         told = order.carried(told, told >= 0)
@@ -105,11 +102,20 @@ def filled(windows: Windows, in_alloc: NDArray[np.int8], task: NDArray[Any]) -> 
         machine_id=known(windows.machine_id, task["machine"]),
         user=known(task["user"], windows.user), name=known(task["name"], windows.name),
         usage=windows.usage, percentiles=windows.percentiles,
-        limit=np.where(np.isnan(limit), kept, limit),
+        limit=limits(windows, task),
         tier=known(windows.tier, task["tier"]),
         scheduling_class=known(windows.scheduling_class, task[s.SCHEDULING_CLASS]),
         in_alloc=np.where(alloc >= 0, alloc > 0, task["in_alloc"]),
     )  # fmt: skip
+
+
+def limits(windows: Windows, task: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the limits of windows as ``filled`` does, NaN where nobody told; shape (n, n_resources)."""
+    limit = _Order(windows).carried(windows.limit, ~np.isnan(windows.limit[:, 0]))
+    since = (windows.start_us < task["limit_us"]) & ~np.isnan(task["granted"][:, 0])  # another limit was in force then
+    kept = np.where(since[:, None], task["granted"], task["limit"])
+    out: NDArray[np.float64] = np.where(np.isnan(limit), kept, limit)
+    return out
 
 
 class _Order:

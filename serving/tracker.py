@@ -35,6 +35,7 @@ from reclaim.serving.tasks import (
     joined,
     key_of,
     last_windows,
+    limits,
 )
 
 if TYPE_CHECKING:
@@ -97,25 +98,40 @@ class Tracker:
         in_alloc : int8, shape (n,)
             -1 where it is not told.
         """
-        outcome = np.zeros(len(windows), np.uint8)
-        key = key_of(windows)
+        key, end_us = key_of(windows), windows.end_us
         slot = self._slots.find(key)
-        windows = filled(windows, in_alloc, self._kept(slot))
-        outcome[np.isnan(windows.limit).any(axis=1)] = NO_LIMIT
-        outcome[windows.scheduled_us > windows.end_us] = RUN_TO_COME
+        outcome = np.zeros(len(windows), np.uint8)
+        outcome[windows.scheduled_us > end_us] = RUN_TO_COME
         outcome[self._ended.before(key, windows.start_us)] = ENDED
-        outcome[self.clock.ahead(slot, windows.end_us, len(self))] = IN_THE_FUTURE
+        outcome[self.clock.ahead(slot, end_us, len(self))] = IN_THE_FUTURE
         unknown = np.flatnonzero((slot < 0) & (outcome == NEW))
         if len(unknown):
-            _, first, task = np.unique(key[unknown], axis=0, return_index=True, return_inverse=True)
-            place = np.argsort(np.argsort(first))[task.reshape(-1)]  # in the order in which they are told
-            slot[unknown] = len(self._slots.key) + place  # nobody's
-            outcome[unknown[place >= self._settings.max_tracked - len(self)]] = TOO_MANY_TASKS
-        rows = np.flatnonzero(outcome == NEW)
-        whole = len(rows) == len(outcome)
-        outcome[rows] = self._state.sort_out(slot[rows], windows if whole else windows.take(rows))
-        good = outcome <= LATE
-        return Admitted(windows if good.all() else windows.take(good), outcome)
+            _, task = np.unique(key[unknown], axis=0, return_inverse=True)
+            slot[unknown] = len(self._slots.key) + task.reshape(-1)  # nobody's
+        rows, kind = np.flatnonzero(outcome == NEW), outcome
+        while True:  # what is refused leaves no trace in what is taken, so all is looked at again without it
+            kind = self._state.sort_out(slot[rows], windows.take(rows))
+            good = rows[kind <= LATE]
+            part, kept = windows.take(good), self._kept(np.where(slot[good] < len(self._slots.key), slot[good], -1))
+            unlimited = np.isnan(limits(part, kept)[:, 0])
+            outcome[good[unlimited]] = NO_LIMIT
+            over = self._without_room(slot[good[~unlimited]])
+            outcome[good[~unlimited][over]] = TOO_MANY_TASKS
+            if not (unlimited.any() or over.any()):
+                break
+            rows = np.flatnonzero(outcome == NEW)
+        outcome[rows] = kind
+        return Admitted(filled(part, in_alloc[good], kept), outcome)
+
+    def _without_room(self, slot: Ids) -> NDArray[np.bool_]:
+        """Return which windows are of tasks that are new, and for whom there is no room; the first told come in."""
+        over = np.zeros(len(slot), np.bool_)
+        new = np.flatnonzero(slot >= len(self._slots.key))
+        if len(new):
+            _, first, task = np.unique(slot[new], return_index=True, return_inverse=True)
+            place = np.argsort(np.argsort(first))[task.reshape(-1)]
+            over[new] = place >= self._settings.max_tracked - len(self)
+        return over
 
     def take(self, windows: Windows) -> Taken:
         """Let windows that ``admit`` let in count in the features; nobody sees anything of it before ``publish``."""
