@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -197,7 +198,7 @@ def test_a_failure_long_after_the_last_window_is_no_oom() -> None:
 
 
 def test_judged_as_training_defines_its_targets(history: History) -> None:
-    windows = history.windows
+    windows = replace(history.windows, usage=history.windows.usage.copy())
     starts = windows.task_starts()
     # beside the drawn histories: each task fails right after its last window, some with their memory at the limit
     last = starts[1:] - 1
