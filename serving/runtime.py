@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.errors import StoreError
@@ -91,6 +91,8 @@ class Runtime:
     def readiness(self) -> Readiness:
         """Return whether requests can be answered, and what is not as it should be."""
         model = self.keeper.status()
+        if self.watch.shadow_problem is not None:
+            model = replace(model, shadow_problem=self.watch.shadow_problem)
         notes = [] if self.store is None else list(self.store.recovered.notes)
         body: dict[str, Any] = {
             "ready": self.writer.state == "ok",
@@ -203,11 +205,7 @@ class Runtime:
             "model_info": roles,
             "model_loaded_timestamp_seconds": {("served",): model.loaded_at},
             "registry_reachable": float(not model.registry.startswith("unreachable")),
-            "margin_budget_ratio": {
-                (name,): max(rate.values()) if isinstance(rate := budgets[name], dict) else float(rate)
-                for name in MARGIN_NAMES
-                if name in budgets
-            },
+            "margin_budget_ratio": {(name,): float(budgets[name]) for name in MARGIN_NAMES if name in budgets},
             "clock_timestamp_seconds": clock_s,
             "clock_lag_seconds": now - clock_s if unix else float("nan"),
         }

@@ -51,7 +51,7 @@ FORMAT: Final = 1
 
 
 class Tracker:
-    """The tasks of one cell. One thread writes; any thread may ask, and gets whole answers of one moment.
+    """The tasks of one cell. One thread writes; any thread may ask, and gets each task whole, all by one model.
 
     Parameters
     ----------
@@ -110,9 +110,10 @@ class Tracker:
             slot[unknown] = len(self._slots.key) + task.reshape(-1)  # nobody's
         rows, kind = np.flatnonzero(outcome == NEW), outcome
         while True:  # what is refused leaves no trace in what is taken, so all is looked at again without it
-            kind = self._state.sort_out(slot[rows], windows.take(rows))
+            kind = self._state.sort_out(slot[rows], windows if len(rows) == len(windows) else windows.take(rows))
             good = rows[kind <= LATE]
-            part, kept = windows.take(good), self._kept(np.where(slot[good] < len(self._slots.key), slot[good], -1))
+            part = windows if len(good) == len(windows) else windows.take(good)
+            kept = self._kept(np.where(slot[good] < len(self._slots.key), slot[good], -1))
             unlimited = np.isnan(limits(part, kept)[:, 0])
             outcome[good[unlimited]] = NO_LIMIT
             over = self._without_room(slot[good[~unlimited]])
@@ -179,8 +180,7 @@ class Tracker:
         with self._lock:
             on = [collection for collection, estimation in facts.estimation.items() if estimation]
             off = [collection for collection, estimation in facts.estimation.items() if not estimation]
-            opted_out = np.union1d(np.setdiff1d(self._opted_out, np.array(on, np.int64)), np.array(off, np.int64))
-            self._opted_out = opted_out[: self._settings.max_tracked]
+            self._opted_out = np.union1d(np.setdiff1d(self._opted_out, np.array(on, np.int64)), np.array(off, np.int64))
             rows = np.flatnonzero((slot >= 0) & ~ends)
             set_facts(self._tasks, slot[rows], rows, facts)
             self._tasks["heard_us"][slot[rows]] = self.clock.present_us

@@ -20,7 +20,7 @@ from reclaim.features.lateness import LATE, REPEATED
 from reclaim.features.lateness import NEW as TAKEN
 from reclaim.serving import records
 from reclaim.serving.cell_schemas import WriteAnswer
-from reclaim.serving.errors import NO_ROOM, UNAVAILABLE, RequestError
+from reclaim.serving.errors import NO_ROOM, TOO_LARGE, UNAVAILABLE, RequestError
 from reclaim.serving.outcomes import OUTCOMES, dated, why
 from reclaim.serving.recall import facts_of, recall
 from reclaim.serving.rows import FactRows, Refusals, UsageRows
@@ -268,6 +268,13 @@ class Writer:
         self._watch.answered(taken, scores, self._tracker.clock_us)
 
     def _take_facts(self, facts: FactRows) -> WriteAnswer:
+        most, off = self._settings.max_tracked, sum(not wish for wish in facts.estimation.values())
+        if self._tracker.n_opted_out + off > most:
+            raise RequestError(
+                TOO_LARGE, "too_many_collections",
+                f"the service remembers {most} collections without estimation at most (RECLAIM_MAX_TRACKED)",
+                field="collections",
+            )  # fmt: skip
         outcome = self._tracker.judge(facts)
         kept = dated(facts.keep(outcome == TAKEN), self._tracker.clock.present_us)
         if self._store is not None:

@@ -634,3 +634,16 @@ def test_whoever_was_let_go_stays_away_after_a_restart_under_other_settings(star
     service.told({"task": 1, "at": 1})
     after = crashed(service, start, forget_s=1e6, ahead_s=1e6)
     assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+
+
+def test_a_wish_that_cannot_be_remembered_is_refused_and_not_forgotten(
+    start: Callable[..., Service],
+) -> None:
+    service = start(max_tracked=2)
+    service.facts(estimation={5: False, 6: False})
+    with pytest.raises(RequestError) as refusal:
+        service.facts(estimation={1: False})
+    assert refusal.value.body.error.code == "too_many_collections"
+    assert service.tracker.n_opted_out == 2
+    assert service.facts(estimation={5: True}).taken == 1
+    assert service.facts(estimation={1: False}).taken == 1
