@@ -381,8 +381,11 @@ def survive(
                 break
             load.ended.wait(random.uniform(0.05, longest_s))
             assert not load.ended.is_set(), "the history was too short for so many kills"
-            load.open.clear()
+            before = load.refused
             end(server)
+            while load.refused == before and not load.ended.wait(0.01):  # it was ended while clients asked
+                pass
+            load.open.clear()
             found.kills += 1
             if number in starting:
                 server.start()

@@ -41,7 +41,7 @@ def test_killed_under_load_it_knows_all_that_it_acknowledged_and_answers_as_if_i
     found = survive(cell, bundle, server, kills=3, while_starting=1, longest_s=1.0, pause_s=0.05)
     assert_nothing_is_lost(found, cell)
     assert (found.kills, found.kills_while_starting) == (3, 1)
-    assert found.refused > 0  # or it was killed while nobody asked
+    assert found.refused >= found.kills  # or it was killed while nobody asked
 
 
 def test_told_to_stop_under_load_it_loses_nothing(cell: Cell, bundle: Bundle, server: Server) -> None:
