@@ -11,8 +11,9 @@ import pyarrow as pa
 from reclaim.data import schema as s
 from reclaim.data.windows import Windows, sort_windows
 from reclaim.features.whole import features_of_histories
-from reclaim.serving.cell_answer import THREADS, answers, as_table, in_pieces
+from reclaim.serving.cell_answer import answers, as_table
 from reclaim.serving.engine import Engine
+from reclaim.serving.pieces import THREADS, in_pieces
 from reclaim.serving.query import margins_of
 from reclaim.serving.rows import UsageRows, usage_from_arrow
 from reclaim.serving.schemas import Units

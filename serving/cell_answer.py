@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,33 +11,29 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.schema import RESOURCES, TIERS
-from reclaim.features.kin import ROWS_WORTH_A_THREAD, in_parts
 from reclaim.features.targets import TARGETS
 from reclaim.serving.answer import under_limit_of_now
 from reclaim.serving.cell_schemas import (
     CellAnswer,
     CellReservation,
 )
+from reclaim.serving.query import margins_of
 from reclaim.serving.schemas import History, ModelName, Quantiles, ResourceRules, Resources, Units
 from reclaim.training.estimators.base import RULES, UNKNOWN, Estimate
 from reclaim.training.estimators.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
+    from reclaim.serving.cell_schemas import CellQuery
     from reclaim.serving.engine import Engine
+    from reclaim.serving.query import Page
     from reclaim.serving.settings import ServingSettings
     from reclaim.serving.tasks import Known
-
-_Made = TypeVar("_Made")
+    from reclaim.serving.tracker import Tracker
 
 SERVED_RULES: Final = (*RULES, "stale", "opt_out")
 """Rules of the estimators, and the two of the service: nothing was heard for too long; its collection opted out."""
 STALE, OPT_OUT = len(RULES), len(RULES) + 1
-THREADS: Final = min(os.cpu_count() or 1, 8)
-"""For large calls; more than a few wait for memory, not for cores."""
 _US: Final = 1_000_000
-_PIECE_ROWS: Final = ROWS_WORTH_A_THREAD - 1
-"""Large answers are made piece by piece: a piece nearly stays in a core's own cache, and between the steps of one the
-interpreter is free for others within a millisecond."""
 _HORIZONS_FRESH: Final = 2.0
 """For so many horizons after its last window a reservation stands, unless the settings say otherwise."""
 
@@ -63,19 +57,6 @@ class Answers:
     margin: NDArray[np.int64]
     estimate: Estimate
     limit: NDArray[np.float64]
-
-
-def in_pieces(make: Callable[[slice], _Made], n: int) -> list[_Made]:
-    """Return what is made of each piece of ``n`` rows, in their order; there is one piece at least. In threads."""
-    pieces = [slice(low, low + _PIECE_ROWS) for low in range(0, max(n, 1), _PIECE_ROWS)]
-    made: list[_Made | None] = [None] * len(pieces)
-
-    def run(part: int, parts: int) -> None:
-        for k in range(part, len(pieces), parts):
-            made[k] = make(pieces[k])
-
-    in_parts(run, n, THREADS)
-    return [m for m in made if m is not None]
 
 
 def answers(
@@ -140,17 +121,24 @@ def as_json(found: Answers, units: Units, *, following: str | None = None, quant
     )
 
 
-def table_of(
-    known: Known, margin_of_tier: NDArray[np.int64], settings: ServingSettings, units: Units,
-    limit_else: NDArray[np.float64] | None = None, *, quantiles: bool = False,
-) -> pa.Table:  # fmt: skip
-    """Return ``as_table`` of the ``answers`` for any number of tasks, made in pieces."""
+def table_of(tracker: Tracker, query: CellQuery, page: Page, settings: ServingSettings, units: Units) -> pa.Table:
+    """Return ``as_table`` of the ``answers`` for everybody on a page, whatever their number.
 
-    def made(piece: slice) -> pa.Table:
-        some = None if limit_else is None else limit_else[piece]
-        return as_table(answers(known.take(piece), margin_of_tier, settings, some), units, quantiles=quantiles)
+    Raises
+    ------
+    RequestError
+        The query asks for what the model has not.
+    """
+    quantiles = bool(query.quantiles)
 
-    return pa.concat_tables(in_pieces(made, len(known.key)))
+    def made(known: Known, piece: slice) -> pa.Table:
+        margin_of_tier = margins_of(query, known.engine, settings.margin)
+        some = None if page.limit is None else page.limit[piece]
+        return as_table(answers(known, margin_of_tier, settings, some), units, quantiles=quantiles)
+
+    return pa.concat_tables(
+        tracker.visit(made, page.key, machines=query.machines, collections=query.collections, with_quantiles=quantiles)
+    )
 
 
 def as_table(found: Answers, units: Units, *, quantiles: bool = False) -> pa.Table:

@@ -33,7 +33,7 @@ OUTCOMES: Final = (*outcomes.OUTCOMES, "refused")
 """What becomes of a window; a late one is taken, too, and one that is ``refused`` could not be read at all."""
 PHASES: Final = ("decode", "admit", "log", "fold", "score", "publish")
 """The parts of a write, in their order."""
-ANSWER_PHASES: Final = ("decode", "features", "look", "answer", "encode")
+ANSWER_PHASES: Final = ("decode", "features", "answer", "encode")
 """The parts of an answer for many tasks; the first two only where histories came with the question, and are scored as
 a part of the answer, the third only where not."""
 PROMOTIONS: Final = ("promoted", "refused")

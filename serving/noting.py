@@ -57,17 +57,10 @@ def keep(
     in_parts(run, k, threads)
 
 
-def copy_rows(records: NDArray[Any], rows: Ids, threads: int) -> NDArray[Any]:
+def copy_rows(records: NDArray[Any], rows: Ids) -> NDArray[Any]:
     """Return copies of rows of a contiguous array, made as bytes: numpy copies records field by field."""
     out = np.empty((len(rows), *records.shape[1:]), records.dtype)
-    new, old = _bytes_of(out), _bytes_of(records)
-
-    def copy(part: int, parts: int) -> None:
-        n = len(rows)
-        some = slice(part * n // parts, (part + 1) * n // parts)
-        new[some] = old[_run_of(rows[some])]
-
-    in_parts(copy, len(rows), threads)
+    _bytes_of(out)[:] = _bytes_of(records)[_run_of(rows)]
     return out
 
 

@@ -41,6 +41,27 @@ def why(outcome: int, settings: ServingSettings, clock: CellClock) -> str:
     }[outcome]
 
 
+def without_room(slot: NDArray[np.int64], known: int, room: int) -> NDArray[np.bool_]:
+    """Return which rows are of tasks that are new, and for whom there is no room; the first told come in.
+
+    Parameters
+    ----------
+    slot : int64, shape (n,)
+        The task of each row.
+    known : int
+        Slots from here on are of tasks that are new.
+    room : int
+        So many of them come in.
+    """
+    over = np.zeros(len(slot), np.bool_)
+    new = np.flatnonzero(slot >= known)
+    if len(new):
+        _, first, task = np.unique(slot[new], return_index=True, return_inverse=True)
+        place = np.argsort(np.argsort(first))[task.reshape(-1)]
+        over[new] = place >= room
+    return over
+
+
 def dated(facts: FactRows, present_us: int) -> FactRows:
     """Return facts in which every limit says since when it is in force: since now, where nobody told."""
     undated = ~np.isnan(facts.limit[:, 0]) & (facts.columns[SINCE_US] < 0)

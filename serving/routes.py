@@ -238,18 +238,16 @@ def _answered(
     """Return reservations for whom the query names, or of ``key``, with what became of the write before it."""
     tracker, settings = runtime.tracker, runtime.settings
     page = page_of(query, tracker, key, whole=_gives_arrow(request))
-    with runtime.metrics.answering("look"):
-        known = tracker.look(page.key, machines=query.machines, collections=query.collections)
-    margin_of_tier = margins_of(query, known.engine, settings.margin)
     if _gives_arrow(request):
         with runtime.metrics.answering("answer"):
-            table = table_of(
-                known, margin_of_tier, settings, runtime.units, page.limit, quantiles=bool(query.quantiles)
-            )  # fmt: skip
+            table = table_of(tracker, query, page, settings, runtime.units)
         if write is not None:
             about = {**(table.schema.metadata or {}), _WRITE: write.model_dump_json().encode()}
             table = table.replace_schema_metadata(about)
         return _table(runtime, table)
+    assert page.key is not None
+    known = tracker.look(page.key)
+    margin_of_tier = margins_of(query, known.engine, settings.margin)
     found = answers(known, margin_of_tier, settings, page.limit)
     quantiles = query.quantiles is not False
     told = as_json(found, runtime.units, following=page.following, quantiles=quantiles)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.errors import StoreError
 from reclaim.serving.answer import answer
-from reclaim.serving.cell_answer import THREADS, answers
+from reclaim.serving.cell_answer import answers
 from reclaim.serving.cell_schemas import CellQuery, StateInfo
 from reclaim.serving.clock import CellClock
 from reclaim.serving.engine import Engine, violations_of
@@ -18,6 +18,7 @@ from reclaim.serving.errors import parse_request
 from reclaim.serving.guard import Readiness
 from reclaim.serving.metrics import Metrics
 from reclaim.serving.models import ModelKeeper
+from reclaim.serving.pieces import THREADS
 from reclaim.serving.query import margins_of
 from reclaim.serving.records import read_windows, write_windows
 from reclaim.serving.rows import usage_from_json
@@ -171,7 +172,8 @@ class Runtime:
                 scores = engine.score(taken.x, taken.last)
                 tracker.publish(taken, scores)
                 watch.answered(taken, scores, tracker.clock_us)
-        answers(tracker.look(), margins_of(CellQuery(), engine, MARGIN_NAMES[0]), nobody)
+        watch.close()
+        answers(tracker.look(tracker.names()), margins_of(CellQuery(), engine, MARGIN_NAMES[0]), nobody)
 
     def _promote(self, model: LoadedModel) -> None:
         self.writer.promote(self._engine(model))

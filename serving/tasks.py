@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -71,80 +71,6 @@ def keep_last(tasks: NDArray[Any], at: Ids | slice, last: Windows) -> None:
         ("usage", last.usage), ("percentiles", last.percentiles),
     ):  # fmt: skip
         tasks[name][at] = column
-
-
-def filled(windows: Windows, in_alloc: NDArray[np.int8], task: NDArray[Any]) -> Windows:
-    """Return windows with what was told of their tasks before, where they do not say it themselves.
-
-    Before is the last window of the task in the same call that ends earlier, and what is kept of it otherwise; so it
-    makes no difference how windows are cut into calls.
-
-    Parameters
-    ----------
-    windows : Windows
-        ``n`` rows. Facts of -1, and a limit of NaN, are not told.
-    in_alloc : int8, shape (n,)
-        -1 where it is not told.
-    task : structured array of ``TASK``, shape (n,)
-        What is kept of the task of each.
-    """
-    order = _Order(windows)
-
-    def known(told: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
-        told = order.carried(told, told >= 0)
-        return np.where(told >= 0, told, before)
-
-    alloc = order.carried(in_alloc, in_alloc >= 0)
-    return Windows(
-        collection_id=windows.collection_id, instance_index=windows.instance_index,
-        start_us=windows.start_us, end_us=windows.end_us,
-        scheduled_us=known(windows.scheduled_us, task[s.SCHEDULED_US]),
-        machine_id=known(windows.machine_id, task["machine"]),
-        user=known(task["user"], windows.user), name=known(task["name"], windows.name),
-        usage=windows.usage, percentiles=windows.percentiles,
-        limit=limits(windows, task),
-        tier=known(windows.tier, task["tier"]),
-        scheduling_class=known(windows.scheduling_class, task[s.SCHEDULING_CLASS]),
-        in_alloc=np.where(alloc >= 0, alloc > 0, task["in_alloc"]),
-    )  # fmt: skip
-
-
-def limits(windows: Windows, task: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the limits of windows as ``filled`` does, NaN where nobody told; shape (n, n_resources)."""
-    limit = _Order(windows).carried(windows.limit, ~np.isnan(windows.limit[:, 0]))
-    since = (windows.start_us < task["limit_us"]) & ~np.isnan(task["granted"][:, 0])  # another limit was in force then
-    kept = np.where(since[:, None], task["granted"], task["limit"])
-    out: NDArray[np.float64] = np.where(np.isnan(limit), kept, limit)
-    return out
-
-
-class _Order:
-    """The windows of a call, task by task in time order; sorted only where something has to be carried on."""
-
-    def __init__(self, windows: Windows) -> None:
-        self._windows = windows
-        self._rows: tuple[Ids, Ids] | None = None
-
-    def carried(self, column: NDArray[Any], told: NDArray[np.bool_]) -> NDArray[Any]:
-        """Return a column in which what is not told is what the task's last window before told."""
-        if told.all() or not told.any():
-            return column
-        order, first = self._sorted()
-        place = np.maximum.accumulate(np.where(told[order], np.arange(len(order)), -1))
-        out = column.copy()
-        has = place >= first
-        out[order[has]] = column[order[place[has]]]
-        return out
-
-    def _sorted(self) -> tuple[Ids, Ids]:
-        """Return the rows in order, and for each place the place of its task's first row."""
-        if self._rows is None:
-            w = self._windows
-            order = np.lexsort((w.end_us, w.instance_index, w.collection_id))
-            new = np.ones(len(order), np.bool_)
-            new[1:] = (np.diff(w.collection_id[order]) != 0) | (np.diff(w.instance_index[order]) != 0)
-            self._rows = order, np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
-        return self._rows
 
 
 def chosen(mask: NDArray[np.bool_], ours: Windows, theirs: Windows) -> Windows:
@@ -219,6 +145,7 @@ class Known:
         Whether the task is remembered.
     task : structured array of ``TASK``, shape (n,)
     scores : Scores
+        Without quantiles, shape (n, 0, 0), where they were not asked for.
     x : float32, shape (n, n_features), or None
         Features after the last window, where they were asked for.
     opted_out : bool, shape (n,)
@@ -238,29 +165,7 @@ class Known:
     present_us: int
     tracked: int
 
-    def take(self, rows: slice) -> Known:
-        """Return the chosen tasks."""
-        return replace(
-            self, key=self.key[rows], there=self.there[rows], task=self.task[rows], scores=self.scores.take(rows),
-            x=None if self.x is None else self.x[rows], opted_out=self.opted_out[rows],
-        )  # fmt: skip
-
     @property
     def last(self) -> Windows:
         """The last windows, of tasks that have one."""
         return last_windows(self.key, self.task)
-
-
-def joined(pieces: list[Known]) -> Known:
-    """Return pieces of one engine as one, of the time of the last."""
-    scores = [piece.scores for piece in pieces]
-    x = [piece.x for piece in pieces if piece.x is not None]
-    return replace(
-        pieces[-1],
-        key=np.concatenate([piece.key for piece in pieces]),
-        there=np.concatenate([piece.there for piece in pieces]),
-        task=np.concatenate([piece.task for piece in pieces]),
-        scores=type(scores[0]).joined(scores),
-        x=np.concatenate(x) if x else None,
-        opted_out=np.concatenate([piece.opted_out for piece in pieces]),
-    )

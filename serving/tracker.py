@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,18 @@ from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.tolerant import TolerantState
 from reclaim.serving.ended import KEPT_US, Ended
 from reclaim.serving.engine import Scores
+from reclaim.serving.filling import filled
 from reclaim.serving.noting import copy_rows, keep
-from reclaim.serving.outcomes import ENDED, IN_THE_FUTURE, NO_LIMIT, RUN_TO_COME, TOO_MANY_TASKS, set_facts
+from reclaim.serving.outcomes import (
+    ENDED,
+    IN_THE_FUTURE,
+    NO_LIMIT,
+    RUN_TO_COME,
+    TOO_MANY_TASKS,
+    set_facts,
+    without_room,
+)
+from reclaim.serving.pieces import in_pieces
 from reclaim.serving.rows import ENDED_US, FAILED, FAILED_US, SINCE_US, FactRows
 from reclaim.serving.slots import Slots
 from reclaim.serving.tasks import (
@@ -31,11 +41,8 @@ from reclaim.serving.tasks import (
     Known,
     Taken,
     chosen,
-    filled,
-    joined,
     key_of,
     last_windows,
-    limits,
 )
 
 if TYPE_CHECKING:
@@ -43,9 +50,8 @@ if TYPE_CHECKING:
     from reclaim.serving.engine import Engine
     from reclaim.serving.settings import ServingSettings
 
+_Made = TypeVar("_Made")
 _US: Final = 1_000_000
-_PIECE: Final = 8_192
-"""Tasks that a reader copies at once: so long, a few milliseconds, do others wait for it."""
 FORMAT: Final = 1
 """Version of what ``memory`` gives."""
 
@@ -113,26 +119,17 @@ class Tracker:
             kind = self._state.sort_out(slot[rows], windows if len(rows) == len(windows) else windows.take(rows))
             good = rows[kind <= LATE]
             part = windows if len(good) == len(windows) else windows.take(good)
-            kept = self._kept(np.where(slot[good] < len(self._slots.key), slot[good], -1))
-            unlimited = np.isnan(limits(part, kept)[:, 0])
+            whole = filled(part, in_alloc[good], slot[good], self._tasks[: len(self._slots.key)])
+            unlimited = np.isnan(whole.limit[:, 0])
             outcome[good[unlimited]] = NO_LIMIT
-            over = self._without_room(slot[good[~unlimited]])
+            room = self._settings.max_tracked - len(self)
+            over = without_room(slot[good[~unlimited]], len(self._slots.key), room)
             outcome[good[~unlimited][over]] = TOO_MANY_TASKS
             if not (unlimited.any() or over.any()):
                 break
             rows = np.flatnonzero(outcome == NEW)
         outcome[rows] = kind
-        return Admitted(filled(part, in_alloc[good], kept), outcome)
-
-    def _without_room(self, slot: Ids) -> NDArray[np.bool_]:
-        """Return which windows are of tasks that are new, and for whom there is no room; the first told come in."""
-        over = np.zeros(len(slot), np.bool_)
-        new = np.flatnonzero(slot >= len(self._slots.key))
-        if len(new):
-            _, first, task = np.unique(slot[new], return_index=True, return_inverse=True)
-            place = np.argsort(np.argsort(first))[task.reshape(-1)]
-            over[new] = place >= self._settings.max_tracked - len(self)
-        return over
+        return Admitted(whole, outcome)
 
     def take(self, windows: Windows) -> Taken:
         """Let windows that ``admit`` let in count in the features; nobody sees anything of it before ``publish``."""
@@ -193,7 +190,8 @@ class Tracker:
 
     def _outlived(self, slot: Ids, ended_us: Ids) -> NDArray[np.bool_]:
         """Return which ends are of an earlier run than the one that is known, shape (n,)."""
-        task = self._kept(slot)
+        task = np.full(len(slot), NOBODY)
+        task[slot >= 0] = self._tasks[slot[slot >= 0]]
         began_us = np.maximum(np.where(task[s.END_US] >= 0, task[s.START_US], -1), task[s.SCHEDULED_US])
         outlived: NDArray[np.bool_] = ended_us < began_us
         return outlived
@@ -217,76 +215,89 @@ class Tracker:
         with self._lock:
             self._engine, self._scores = engine, scores
 
-    def look(
-        self, key: Ids | None = None, *, machines: list[int] | None = None, collections: list[int] | None = None,
-        with_x: bool = False,
-    ) -> Known:  # fmt: skip
-        """Return what is known now of the tasks named, in that order, or of all tasks in no order.
+    def look(self, key: Ids, *, with_x: bool = False, with_quantiles: bool = True) -> Known:
+        """Return what is known now of the tasks named, shape (n, 2), all as of one moment.
 
         Tasks that are unknown have an ``end_us`` and every other fact of -1, and a limit of NaN.
+        """
+        with self._lock:
+            slot = self._slots.find(key)
+            there = np.flatnonzero(slot >= 0)
+            slot[there[self._tasks["heard_us"][slot[there]] == UNSEEN_US]] = -1
+            return self._copied(slot, key, with_x, with_quantiles)
+
+    def visit(
+        self, make: Callable[[Known, slice], _Made], key: Ids | None = None, *, machines: list[int] | None = None,
+        collections: list[int] | None = None, with_quantiles: bool = True,
+    ) -> list[_Made]:  # fmt: skip
+        """Return what is made of each piece of the tasks named, in that order, or of all tasks in no order; in threads.
+
+        Each piece is of one moment, and all of one model: should another be promoted meanwhile, it is begun anew.
 
         Parameters
         ----------
+        make : callable
+            Given what is known of a piece, and where among the tasks it stands.
         key : int64, shape (n, 2), or None
             Collection and instance index.
         machines, collections : list of int or None
             Only the tasks on those machines, or of those collections.
-        with_x : bool
-            Whether features are wanted.
+        with_quantiles : bool
+            Whether quantiles are wanted; else there are none.
         """
         with self._lock:
-            slot, _ = self._chosen(key, machines, collections)
-        if key is not None or len(slot) <= _PIECE:
-            return self._seen_now(key, slot, with_x)
-        while True:
-            pieces = [self._seen_now(None, slot[at : at + _PIECE], with_x) for at in range(0, len(slot), _PIECE)]
-            if all(piece.engine is pieces[0].engine for piece in pieces):  # else a model was promoted in between
-                return joined(pieces)
+            slots = self._chosen(machines, collections) if key is None else np.zeros(0, np.int64)
+        engines: set[Engine] = set()
 
-    def _seen_now(self, key: Ids | None, slot: Ids, with_x: bool) -> Known:
-        """Return what is known of slots, -1 for none, or of the tasks named, whatever their slots were."""
-        with self._lock:
-            assert self._engine is not None
-            assert self._scores is not None
-            if key is None:
-                slot = self._seen(slot)  # some may have left
-                names = self._slots.key[slot]
+        def made(piece: slice) -> _Made:
+            if key is not None:
+                known = self.look(key[piece], with_quantiles=with_quantiles)
             else:
-                slot, names = self._chosen(key, None, None)
-            there = slot >= 0
-            x = self._x[slot] if with_x else None
-            if there.all():
-                task = copy_rows(self._tasks, slot, self._threads)
-                bare, quantiles, oom = self._scores.bare, self._scores.quantiles, self._scores.oom
-                scores = Scores(*(copy_rows(array, slot, self._threads) for array in (bare, quantiles, oom)))
-            else:
-                task, scores = np.full(len(slot), NOBODY), self._engine.nothing(len(slot))
-                task[there] = self._tasks[slot[there]]
-                scores.put(np.flatnonzero(there), self._scores.take(slot[there]))
-            opted_out = np.isin(names[:, 0], self._opted_out)
-            return Known(
-                self._engine, names, there, task, scores, x, opted_out, self.clock.shown_us, self.clock.present_us,
-                len(self._slots),
-            )  # fmt: skip
+                with self._lock:
+                    slot = self._seen(slots[piece])  # some may have left
+                    known = self._copied(slot, copy_rows(self._slots.key, slot), False, with_quantiles)
+            engines.add(known.engine)
+            return make(known, piece)
+
+        while True:
+            pieces = in_pieces(made, len(slots if key is None else key))
+            if len(engines) == 1:
+                return pieces
+            engines.clear()
+
+    def _copied(self, slot: Ids, key: Ids, with_x: bool, with_quantiles: bool) -> Known:
+        """Return what is known of slots, -1 for nobody; the lock is held."""
+        assert self._engine is not None
+        assert self._scores is not None
+        there, kept, n = slot >= 0, self._scores, len(slot)
+        x = self._x[slot] if with_x else None
+        if there.all():
+            task = copy_rows(self._tasks, slot)
+            quantiles = copy_rows(kept.quantiles, slot) if with_quantiles else np.zeros((n, 0, 0))
+            scores = Scores(copy_rows(kept.bare, slot), quantiles, copy_rows(kept.oom, slot))
+        else:
+            task, scores = np.full(n, NOBODY), self._engine.nothing(n)
+            task[there] = self._tasks[slot[there]]
+            scores.put(np.flatnonzero(there), kept.take(slot[there]))
+        opted_out = np.isin(key[:, 0], self._opted_out)
+        return Known(
+            self._engine, key, there, task, scores, x, opted_out, self.clock.shown_us, self.clock.present_us,
+            len(self._slots),
+        )  # fmt: skip
 
     def names(self, machines: list[int] | None = None, collections: list[int] | None = None) -> Ids:
         """Return collection and index of all tasks, or those on machines, or of collections, in order; shape (n, 2)."""
         with self._lock:
-            _, key = self._chosen(None, machines, collections)
+            key = self._slots.key[self._chosen(machines, collections)]
         return key[np.lexsort((key[:, 1], key[:, 0]))]
 
-    def _chosen(self, key: Ids | None, machines: list[int] | None, collections: list[int] | None) -> tuple[Ids, Ids]:
-        if key is not None:
-            slot = self._slots.find(key)
-            there = np.flatnonzero(slot >= 0)
-            slot[there[self._tasks["heard_us"][slot[there]] == UNSEEN_US]] = -1
-            return slot, key
+    def _chosen(self, machines: list[int] | None, collections: list[int] | None) -> Ids:
         slot = self._seen(self._slots.all())
         if machines is not None:
             slot = slot[np.isin(self._tasks["machine"][slot], np.array(machines, np.int64))]
         if collections is not None:
             slot = slot[np.isin(self._slots.key[slot, 0], np.array(collections, np.int64))]
-        return slot, self._slots.key[slot]
+        return slot
 
     @property
     def bytes_per_task(self) -> int:
@@ -346,15 +357,6 @@ class Tracker:
         seen: Ids = slot[self._tasks["heard_us"][slot] != UNSEEN_US]
         return seen
 
-    def _kept(self, slot: Ids) -> NDArray[Any]:
-        """Return what is kept of tasks, nothing of those without a slot."""
-        there = slot >= 0
-        if there.all():
-            return copy_rows(self._tasks, slot, self._threads)
-        task = np.full(len(slot), NOBODY)
-        task[there] = self._tasks[slot[there]]
-        return task
-
     def _reserve(self) -> None:
         need = len(self._slots.key)
         if need > len(self._tasks):
@@ -381,6 +383,7 @@ class Tracker:
         with self._lock:
             self._state.forget(gone)
             self._slots.free(gone)
+            self._tasks[gone] = NOBODY  # a reader who has seen the slots already leaves these out
             if self._engine is not None and self._scores is not None:
                 self._scores.put(gone, self._engine.nothing(len(gone)))
 

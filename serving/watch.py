@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 Ids = NDArray[np.int64]
+
+_BEHIND: Final = 16
+"""Calls of the writer that may wait to be noted: each holds the rows of a part of a write, some 20 MiB."""
 
 
 class _Watched:
@@ -57,6 +62,9 @@ class _Watched:
 class Watch:
     """Told by the writer of every answer; asked by Prometheus for what became of them.
 
+    All is done in a thread of its own, in the order in which it was told, so that nobody waits for it who only wants
+    his windows taken; only when it is far behind does the writer wait.
+
     Parameters
     ----------
     lateness_s : float
@@ -67,42 +75,75 @@ class Watch:
         self._lateness_s = lateness_s
         self._served: _Watched | None = None
         self._shadow: _Watched | None = None
+        self._thread = ThreadPoolExecutor(1, "watch")
+        self._ahead: deque[Future[None]] = deque()
         self.shadow_problem: str | None = None
         """Why a shadow is not watched any more, or None."""
 
     def serve(self, engine: Engine) -> None:
         """Watch the answers of another model from now on."""
-        self._served = _Watched(engine, self._lateness_s)
+
+        def serve() -> None:
+            self._served = _Watched(engine, self._lateness_s)
+
+        self._later(serve)
 
     def shadow(self, engine: Engine | None) -> None:
         """Watch what a second model would have answered; None: no more."""
-        self._shadow, self.shadow_problem = None if engine is None else _Watched(engine, self._lateness_s), None
+
+        def shadow() -> None:
+            self._shadow = None if engine is None else _Watched(engine, self._lateness_s)
+            self.shadow_problem = None
+
+        self._later(shadow)
 
     def answered(self, taken: Taken, scores: Scores, clock_us: int) -> None:
         """Take note of windows, and of the answers that they led to."""
-        if self._served is not None:
-            self._served.answered(taken, scores, clock_us)
-        if self._shadow is not None:
-            try:
-                self._shadow.answered(taken, None, clock_us)
-            except Exception as error:  # it serves nobody, and may fail in any way
-                _LOG.exception("the shadow fails, and is not watched any more")
-                self._shadow, self.shadow_problem = None, f"it fails on the tasks of this cell: {error!r}"
+
+        def answered() -> None:
+            if self._served is not None:
+                self._served.answered(taken, scores, clock_us)
+            if self._shadow is not None:
+                try:
+                    self._shadow.answered(taken, None, clock_us)
+                except Exception as error:  # it serves nobody, and may fail in any way
+                    _LOG.exception("the shadow fails, and is not watched any more")
+                    self._shadow, self.shadow_problem = None, f"it fails on the tasks of this cell: {error!r}"
+
+        self._later(answered)
 
     def failed(self, slot: Ids, time_us: Ids) -> None:
         """Take note of tasks that failed."""
-        for watched in (self._served, self._shadow):
-            if watched is not None:
-                watched.quality.failed(slot, time_us)
+        self._of_each(lambda watched: watched.quality.failed(slot, time_us))
 
     def forget(self, slot: Ids) -> None:
         """Take note of tasks that left."""
-        for watched in (self._served, self._shadow):
-            if watched is not None and len(slot):
-                watched.quality.forget(slot)
+        if len(slot):
+            self._of_each(lambda watched: watched.quality.forget(slot))
 
     def shown(self) -> Shown:
-        """Return the numbers for Prometheus."""
+        """Return the numbers for Prometheus, of all that was told before."""
+        return self._thread.submit(self._shown).result()
+
+    def close(self) -> None:
+        """End the thread once all is done that it was told."""
+        self._thread.shutdown()
+
+    def _of_each(self, what: Callable[[_Watched], object]) -> None:
+        def done() -> None:
+            for watched in (self._served, self._shadow):
+                if watched is not None:
+                    what(watched)
+
+        self._later(done)
+
+    def _later(self, what: Callable[[], None]) -> None:
+        """Let the thread do it; its faults are raised here, a little later."""
+        while self._ahead and (self._ahead[0].done() or len(self._ahead) >= _BEHIND):
+            self._ahead.popleft().result()
+        self._ahead.append(self._thread.submit(what))
+
+    def _shown(self) -> Shown:
         out: dict[str, dict[tuple[str, ...], float]] = {}
         for role, watched in (("served", self._served), ("shadow", self._shadow)):
             if watched is not None:

@@ -57,7 +57,7 @@ class Writer:
         None: nothing outlives the process.
     metrics : Metrics
     watch : Watch
-        Told of every answer given, and of windows that answers are held against.
+        Told of every answer given, and of windows that answers are held against; closed with the writer.
     settings : ServingSettings
     on_fault : callable
         Called when the thread ends by a fault, after which nothing is written any more.
@@ -99,10 +99,11 @@ class Writer:
         self._thread.start()
 
     def close(self) -> None:
-        """Finish the writes that wait, and let the store go."""
+        """Finish the writes that wait, and let the store and the watch go."""
         self._turns.close()
         if self._thread.is_alive():
             self._thread.join()
+        self._watch.close()
         self._saver.shutdown()
         self._syncer.shutdown()
         if self._store is not None:

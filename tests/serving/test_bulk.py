@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from reclaim.data import schema as s
-from reclaim.serving import arrow, bulk, cell_answer
+from reclaim.serving import arrow, bulk, pieces
 from reclaim.serving.cell_schemas import CellQuery
 from reclaim.serving.loader import LoadedModel
 from reclaim.serving.metrics import ANSWER_PHASES, Metrics
@@ -44,8 +44,8 @@ def test_pieces_and_threads_change_nothing(bundle: Bundle, monkeypatch: pytest.M
     assert set(made.column("margin").to_pylist()) == {"baseline", "aggressive"}
     with pa.ipc.open_stream(arrow.write_table(made)) as reader:
         sent = reader.read_all()
-    monkeypatch.setattr(cell_answer, "THREADS", 1)
-    monkeypatch.setattr(cell_answer, "_PIECE_ROWS", TASKS)
+    monkeypatch.setattr(pieces, "THREADS", 1)
+    monkeypatch.setattr(pieces, "_PIECE_ROWS", TASKS)
     whole = bulk.answer_histories(model, body, query, settings, metrics)
     assert whole.column(s.COLLECTION_ID).num_chunks == 1
     assert sent.schema.metadata == whole.schema.metadata
@@ -56,4 +56,4 @@ def test_pieces_and_threads_change_nothing(bundle: Bundle, monkeypatch: pytest.M
 
 
 def test_there_is_a_piece_of_nothing_too() -> None:
-    assert cell_answer.in_pieces(lambda piece: piece, 0) == [slice(0, cell_answer._PIECE_ROWS)]
+    assert pieces.in_pieces(lambda piece: piece, 0) == [slice(0, pieces._PIECE_ROWS)]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError, StoreError
 from reclaim.data.schema import TIERS
-from reclaim.serving import tracker
+from reclaim.serving import pieces
 from reclaim.serving.cell_answer import OPT_OUT, SERVED_RULES, STALE, answers
 from reclaim.serving.cell_schemas import CellQuery
 from reclaim.serving.clock import CellClock
@@ -21,7 +21,7 @@ from reclaim.serving.errors import RequestError
 from reclaim.serving.outcomes import ENDED, IN_THE_FUTURE, NO_LIMIT, OUTCOMES, RUN_TO_COME, TOO_MANY_TASKS, why
 from reclaim.serving.query import margins_of
 from reclaim.serving.settings import ServingSettings
-from reclaim.serving.tasks import TASK
+from reclaim.serving.tasks import TASK, Known
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import UNKNOWN
 from reclaim.training.estimators.margin import MARGIN_NAMES, Margin, three_margins
@@ -368,7 +368,7 @@ def test_tasks_are_chosen_by_machine_and_by_collection(memory: Memory) -> None:
     assert memory.tracker.names(machines=[2]).tolist() == [[1, 0], [3, 1]]
     assert memory.tracker.names(collections=[3, 9]).tolist() == [[3, 0], [3, 1]]
     assert memory.tracker.names([2], [3]).tolist() == [[3, 1]]
-    known = memory.tracker.look(machines=[2])
+    (known,) = memory.tracker.visit(lambda known, _: known, machines=[2])
     assert sorted(known.key.tolist()) == [[1, 0], [3, 1]]
     assert known.tracked == 4
 
@@ -379,7 +379,7 @@ def test_nobody_sees_a_task_before_its_first_write_is_whole(memory: Memory) -> N
     assert memory.tracker.names().tolist() == [[1, 0]]
     taken = memory.tracker.take(admitted.windows)
     assert memory.tracker.names().tolist() == [[1, 0]]
-    assert memory.tracker.look().key.tolist() == [[1, 0]]
+    assert memory.tracker.look(memory.tracker.names()).key.tolist() == [[1, 0]]
     assert not memory.tracker.look(np.array([[2, 0]])).there[0]
     memory.tracker.publish(taken, memory.engine.score(taken.x, taken.last))
     assert memory.tracker.names().tolist() == [[1, 0], [2, 0]]
@@ -465,7 +465,7 @@ def test_readers_get_whole_answers_of_one_model_while_tasks_come_go_and_models_c
 
     def read() -> None:
         while not stop.is_set():
-            for known in (memory.tracker.look(), memory.tracker.look(key)):
+            for known in (*memory.tracker.visit(lambda known, _: known), memory.tracker.look(key)):
                 seen = known.task["end_us"] >= 0
                 if not seen[known.there].all():
                     problems.append("a task without a window")
@@ -598,15 +598,31 @@ def test_facts_and_runs_from_the_future_are_refused(memory: Memory) -> None:
     assert memory.write(windows_of({"at": 1, "scheduled_us": 3 * W})) == [RUN_TO_COME]
 
 
-def test_a_cell_is_looked_at_in_pieces_and_all_of_one_model(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_a_cell_is_visited_in_pieces_and_all_of_one_model(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = memory_with(bundle)
     memory.write(windows_of(*({"task": t} for t in range(10))))
-    whole = memory.tracker.look(with_x=True)
-    monkeypatch.setattr(tracker, "_PIECE", 3)
-    pieces = memory.tracker.look(with_x=True)
-    for name in ("key", "there", "opted_out", "x"):
-        assert_same_bits(getattr(pieces, name), getattr(whole, name), name)
-    assert_same_bits(pieces.scores.bare, whole.scores.bare, "bare")
-    assert pieces.task.tobytes() == whole.task.tobytes()
+    names = memory.tracker.names()
+    whole = memory.tracker.look(names)
+    monkeypatch.setattr(pieces, "_PIECE_ROWS", 3)
+    for key in (None, names):
+        found = memory.tracker.visit(lambda known, piece: (known, piece), key)
+        assert [piece for _, piece in found] == [slice(low, low + 3) for low in (0, 3, 6, 9)]
+        parts = [known for known, _ in found]
+        assert_same_bits(np.concatenate([p.key for p in parts]), whole.key)
+        assert b"".join(p.task.tobytes() for p in parts) == whole.task.tobytes()
+        for name in ("bare", "quantiles", "oom"):
+            joined = np.concatenate([getattr(p.scores, name) for p in parts])
+            assert_same_bits(joined, getattr(whole.scores, name), name)
+    bare = memory.tracker.visit(lambda known, _: known.scores.quantiles.shape, with_quantiles=False)
+    assert bare == [(3, 0, 0), (3, 0, 0), (3, 0, 0), (1, 0, 0)]
+    (nobody,) = memory.tracker.visit(lambda known, _: known, machines=[77])
+    assert len(nobody.key) == 0
+
+    other = Engine(loaded(bundle, "2"), memory.settings.cell)
+
+    def promoted_meanwhile(known: Known, piece: slice) -> Engine:
+        if piece.start == 3:
+            memory.tracker.promote(other)
+        return known.engine
+
+    assert memory.tracker.visit(promoted_meanwhile) == [other] * 4

@@ -28,6 +28,7 @@ from reclaim.serving.clock import CellClock
 from reclaim.serving.engine import Engine
 from reclaim.serving.errors import BUSY, NO_ROOM, UNAVAILABLE, RequestError
 from reclaim.serving.metrics import Metrics
+from reclaim.serving.quality import LiveQuality
 from reclaim.serving.rows import FactRows
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.store import Mark, Store
@@ -494,9 +495,9 @@ def test_a_promotion_waits_for_its_turn_and_all_later_answers_are_of_the_new_mod
     service.told({"task": 1}, {"task": 2})
     other = Engine(loaded(bundle, "2"), SETTINGS.cell)
     service.writer.promote(other)
-    assert service.tracker.look().engine is other
+    assert service.tracker.look(service.tracker.names()).engine is other
     service.told({"task": 1, "at": 1})
-    assert service.tracker.look().engine is other
+    assert service.tracker.look(service.tracker.names()).engine is other
 
 
 def test_windows_and_facts_come_back_from_the_log_to_the_bit(history: History) -> None:
@@ -597,8 +598,34 @@ def test_a_model_or_a_shadow_that_fails_on_the_cells_tasks_is_refused_and_writes
     assert_same(told_by(service.tracker, SETTINGS), before)
     service.writer.shadow(bad)
     assert service.told({"task": 1, "at": 1}).taken == 1
+    service.writer._watch.shown()  # of all that was told before
     assert "not of these tasks" in str(service.writer._watch.shadow_problem)
     assert service.told({"task": 1, "at": 2}).taken == 1
+
+
+def test_a_fault_of_the_watch_ends_the_writer_and_is_not_lost(
+    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start()
+
+    def fail(*_: object) -> NoReturn:
+        raise RuntimeError("watched badly")
+
+    monkeypatch.setattr(LiveQuality, "observe", fail)
+    faults: list[object] = []
+    monkeypatch.setattr(service.writer, "_on_fault", lambda: faults.append(1))
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    assert service.told({"task": 1, "at": 0}).taken == 1
+    for at in range(1, 100):
+        try:
+            service.told({"task": 1, "at": at})
+        except RequestError as error:
+            assert error.body.error.code == "not_ready"  # noqa: PT017 - it takes a few calls
+            break
+    service.writer._thread.join(PATIENCE_S)
+    assert faults == [1]
+    assert "fault of the service" in service.writer.state
+    monkeypatch.undo()
 
 
 @pytest.mark.parametrize("lateness_s", [0.0, 300.0, 3_600.0])
