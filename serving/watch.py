@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 Ids = NDArray[np.int64]
 
-_BEHIND: Final = 16
-"""Calls of the writer that may wait to be noted: each holds the rows of a part of a write, some 20 MiB."""
+_BEHIND: Final = 8
+"""Calls of the writer that may wait to be noted: each holds the rows of a part of a write, some 40 MiB."""
 
 
 class _Watched:

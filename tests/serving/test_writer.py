@@ -112,6 +112,12 @@ class Service:
             self.writer.close()
 
 
+def in_parts_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let large writes be taken so, whoever else writes."""
+    monkeypatch.setattr(writer, "_PART_ROWS", rows)
+    monkeypatch.setattr(writer, "_PART_ROWS_IN_COMPANY", rows)
+
+
 @pytest.fixture(scope="module")
 def engine(bundle: Bundle) -> Engine:
     return Engine(loaded(bundle), SETTINGS.cell)
@@ -203,7 +209,7 @@ def test_rows_are_named_as_they_stood_in_the_body_however_they_were_taken(
     start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "_SMALL_ROWS", 3)
-    monkeypatch.setattr(writer, "_PART_ROWS", 2)
+    in_parts_of(2, monkeypatch)
     service = start(max_tracked=3)
     answer = service.told(
         {"task": 1, "at": 9}, {"task": 2, "at": 0}, {"task": 3, "at": 10}, {"task": 1, "at": 8}, {"task": 1, "at": 8},
@@ -235,7 +241,7 @@ def test_small_writes_have_their_turn_between_the_parts_of_a_large_one_and_it_ha
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "_SMALL_ROWS", 50)
-    monkeypatch.setattr(writer, "_PART_ROWS", 100)
+    in_parts_of(100, monkeypatch)
     told = appended(service, monkeypatch)
     stop = threading.Event()
     small: list[WriteAnswer] = []
@@ -323,7 +329,7 @@ def test_a_full_disk_takes_nothing_says_so_and_goes_on_when_there_is_room(
 ) -> None:
     if large:
         monkeypatch.setattr(turns, "_SMALL_ROWS", 0)
-        monkeypatch.setattr(writer, "_PART_ROWS", 1)
+        in_parts_of(1, monkeypatch)
     service.told({"task": 1, "at": 0})
     before = told_by(service.tracker, SETTINGS)
     with monkeypatch.context() as patch:
@@ -350,7 +356,7 @@ def test_a_disk_that_fills_up_between_two_parts_acknowledges_neither_and_the_sec
     service: Service, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "_SMALL_ROWS", 3)
-    monkeypatch.setattr(writer, "_PART_ROWS", 2)
+    in_parts_of(2, monkeypatch)
     told = [{"task": t, "at": k} for k in range(3) for t in range(2)]
     writev = os.writev
     calls: list[int] = []
@@ -601,6 +607,27 @@ def test_a_model_or_a_shadow_that_fails_on_the_cells_tasks_is_refused_and_writes
     service.writer._watch.shown()  # of all that was told before
     assert "not of these tasks" in str(service.writer._watch.shadow_problem)
     assert service.told({"task": 1, "at": 2}).taken == 1
+
+
+def test_large_writes_are_cut_finer_while_small_ones_come(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_SMALL_ROWS", 2)
+    monkeypatch.setattr(turns, "_COMPANY_S", 3_600.0)
+    monkeypatch.setattr(writer, "_PART_ROWS", 10)
+    monkeypatch.setattr(writer, "_PART_ROWS_IN_COMPANY", 3)
+    taken: list[int] = []
+    take = service.tracker.take
+
+    def noted(windows: Windows) -> Any:
+        taken.append(len(windows))
+        return take(windows)
+
+    monkeypatch.setattr(service.tracker, "take", noted)
+    service.writer._turns._small_at_s = -1e9
+    service.told(*({"task": t} for t in range(10)))
+    assert taken == [10]
+    service.told({"task": 99})
+    service.told(*({"task": t, "at": 1} for t in range(10)))
+    assert taken == [10, 1, 3, 3, 3, 1]
 
 
 def test_a_fault_of_the_watch_ends_the_writer_and_is_not_lost(
