@@ -138,7 +138,7 @@ def _word(value: object) -> str:
 def _refusal(response: httpx.Response) -> ServiceError:
     status, request = response.status_code, f"{response.request.method} {response.request.url.path}"
     try:
-        error = ErrorResponse.model_validate_json(response.content).error
+        error = ErrorResponse.model_validate_json(response.content, extra="ignore").error
     except ValidationError:
         return ServiceError(f"{request}: status {status}, in nothing like the service's own words", status)
     return ServiceError(f"{request}: {status} {error.code}: {error.message}", status, error)

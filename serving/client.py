@@ -303,7 +303,7 @@ class Client:
 
 def _read(model: type[_Model], content: bytes) -> _Model:
     try:
-        return model.model_validate_json(content)
+        return model.model_validate_json(content, extra="ignore")  # a later release may say more
     except ValidationError as error:
         raise ServiceError(
             f"the answer is no {model.__name__} ({error.errors()[0]['msg']}): is the service of another release?", 200
@@ -316,7 +316,7 @@ def _reservations(response: httpx.Response) -> Reservations:
             table = reader.read_all()
         said = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
         write = _read(WriteAnswer, said["write"].encode()) if "write" in said else None
-        errors = [ErrorBody.model_validate(error) for error in json.loads(said.get("errors", "[]"))]
+        errors = [ErrorBody.model_validate(error, extra="ignore") for error in json.loads(said.get("errors", "[]"))]
         clock_us = int(said["clock_us"])
         about = About(
             model=ModelName(name=said["model_name"], version=said["model_version"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -269,6 +270,18 @@ def test_readiness_is_asked_once(waits: list[float]) -> None:
     with pytest.raises(ServiceError, match="404"):
         client_of(Stand(refusal(404))).ready()
     assert waits == []
+
+
+def test_an_answer_of_a_later_release_may_say_more(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = client.task(1, 0)
+    send = caller.Caller.send
+
+    def more(*arguments: Any) -> httpx.Response:
+        answer = json.loads(send(*arguments).content)
+        return httpx.Response(200, json=answer | {"news": 1, "task": answer["task"] | {"moons": 2}})
+
+    monkeypatch.setattr(caller.Caller, "send", more)
+    assert client.task(1, 0) == known
 
 
 def test_an_answer_of_another_kind_is_said_to_be_one() -> None:
