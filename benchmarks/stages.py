@@ -183,7 +183,7 @@ def main() -> None:
         share = {"waiting_for_data": round(clock.waiting_share(steps), 4)} if steps > 1 else {}
         note(f"training on {device}", "samples", len(train), len(train) / rate, **share)
 
-        forecaster = NetworkForecaster(fitted.network, fit.transform)  # of random heads where a target is unknown
+        forecaster = NetworkForecaster.of(fitted.network, fit.transform)  # of random heads where a target is unknown
         forecaster.threads = arguments.threads
         x = np.ascontiguousarray(features.x[np.random.default_rng(0).integers(0, len(features), TASKS)])
         cell = empty_windows(TASKS)

@@ -41,8 +41,10 @@ def raw(records: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def copy_of(records: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy of a contiguous array, made byte by byte."""
-    return raw(records).copy().view(records.dtype).reshape(records.shape)
+    """Return a copy of a contiguous array, made byte by byte, whose memory goes back to the system with it."""
+    out = blank_records(records.shape, records.dtype)
+    raw(out)[:] = raw(records)
+    return out
 
 
 def blank_rows(records: NDArray[Any], rows: NDArray[np.int64]) -> None:

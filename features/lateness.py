@@ -9,9 +9,9 @@ import numpy as np
 
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CHANNELS
-from reclaim.features.compiled import LENT
+from reclaim.features.compiled import LENT, fetch_line
 from reclaim.features.reading import write
-from reclaim.features.record import N_SIGNALS
+from reclaim.features.record import N_SIGNALS, READ_FROM, STATE, TAKEN_FROM
 from reclaim.features.registry import CONTEXT_WINDOWS
 from reclaim.features.taking import N_LEVELS, take, tell
 
@@ -21,6 +21,9 @@ PENDING: Final = 4
 """Windows of a task that one which comes late may still come before: those of the default bound, 15 minutes, are three
 of 5 minutes each, and one is to spare for windows cut short."""
 
+_LINE: Final = 64
+"""Bytes of a cache line."""
+_RECORD_BYTES: Final = STATE.itemsize
 _N_CHANNELS: Final = len(CHANNELS)
 _N_RESOURCES: Final = len(RESOURCES)
 _EARLIEST, _NEVER = -(2**63), 2**63 - 1
@@ -52,6 +55,9 @@ def advance_tasks(
     for k in range(low, high):
         task, last_row[k] = slots[k], -1
         s = live[task]
+        following = slots[min(k + 1, high - 1)]
+        if lateness_us > 0:
+            _fetch(settled[following], READ_FROM)
         for at in range(edges[k], edges[k + 1]):
             i = order[at]
             kind = _kind(live, settled, task, end_us[i], lateness_us)
@@ -70,6 +76,7 @@ def advance_tasks(
             tell(s.end_us, taken, signals, limit, moment, share, i)
             place[i] = k
         last_us[k] = s.end_us
+        _fetch(live[following], _RECORD_BYTES)
         i = last_row[k]
         if i >= 0:
             write(s, limit, tier, scheduling_class, in_alloc, i, largest, monday_us, out, k)
@@ -84,6 +91,13 @@ def catch_up(live: Any, settled: Any, held: Any, kept: Any, tasks: int) -> None:
     shape = np.empty(N_LEVELS)
     for task in range(tasks):
         _catch_up(live, settled, held, kept, task, shape)
+
+
+@numba.njit(**LENT)
+def _fetch(s: Any, stop: int) -> None:
+    """Have what most windows use of a record, up to a byte, fetched from memory while another record is worked on."""
+    for at in range(TAKEN_FROM, stop, _LINE):
+        fetch_line(s, at)  # type: ignore[call-arg]  # numba gives the first itself
 
 
 @numba.njit(**LENT)

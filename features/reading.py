@@ -16,7 +16,6 @@ from reclaim.features.record import (
     AT_CPU_P10,
     AT_CPU_P50,
     AT_CPU_P99,
-    AT_LENGTH,
     AT_MAI,
     AT_MEMORY_MEAN,
     AT_PAGE_CACHE,
@@ -26,6 +25,7 @@ from reclaim.features.record import (
     HOURS,
     LONG,
     N_SIGNALS,
+    RECENT_LENGTH,
     USAGE,
     WINDOW_US,
 )
@@ -72,10 +72,10 @@ def _percentiles(s: Any, h: int, beyond: Any, scale: float, out: Any, i: int, o:
         while octave > 0 and not above_octave > threshold:
             octave -= 1
             b, above = 8 * octave + 8, above_octave
-            above_octave += s.octave[h, octave]
+            above_octave += s.octave[octave, h]
         while b > 8 * octave and not above > threshold:
             b -= 1
-            above += s.histogram[h, b]
+            above += s.histogram[b, h]
         out[i, o + k] = _EDGES[b] * scale
 
 
@@ -129,8 +129,8 @@ def _statistics(
     """Write the statistics of one signal; ``within`` counts the recent windows, ``hour_ago`` counts back to one."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
     place = (s.count - 1) % CONTEXT_WINDOWS
-    last = float(s.context[place, j])
-    then = float(s.context[(place - hour_ago) % CONTEXT_WINDOWS, j])
+    last = float(s.recent[place, j])
+    then = float(s.recent[(place - hour_ago) % CONTEXT_WINDOWS, j])
     centre = last if last == last else 0.0  # sums of small differences lose no digits
     count, total, square, largest = 0, 0.0, 0.0, -1.0
     count_30m, total_30m, max_1h = 0, 0.0, -1.0
@@ -138,7 +138,7 @@ def _statistics(
     for part in range(3):
         stop = within_30m if part == 0 else within_1h if part == 1 else within_2h
         while k < stop:
-            v = float(s.context[place, j])
+            v = float(s.recent[place, j])
             place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
             k += 1
             if v == v:
@@ -179,7 +179,8 @@ def _statistics(
 def _shape(s: Any, limit: float, out: Any, i: int) -> None:
     """Write what the distribution of CPU says, of the last window and of half a day."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
-    kept = s.context[(s.count - 1) % CONTEXT_WINDOWS]
+    ring = (s.count - 1) % CONTEXT_WINDOWS
+    last, kept = s.recent[ring], s.context[ring]
     p10, p50, p90, p99 = float(kept[AT_CPU_P10]), float(kept[AT_CPU_P50]), float(s.p90), float(kept[AT_CPU_P99])
     o = FIRST_SHAPE
     out[i, o] = kept[AT_CPU_MEAN] * scale
@@ -187,7 +188,7 @@ def _shape(s: Any, limit: float, out: Any, i: int) -> None:
     out[i, o + 2] = (p50 - p10) * scale
     out[i, o + 3] = (p90 - p50) * scale
     out[i, o + 4] = (p99 - p90) * scale
-    out[i, o + 5] = (kept[2] - p99) * scale
+    out[i, o + 5] = (last[2] - p99) * scale
     out[i, o + 6] = min((p99 - p50) / (p90 - p10), _HEAVIEST) if p90 > p10 else math.nan
     out[i, o + 7] = s.over_limit
     out[i, o + 8] = s.known
@@ -208,7 +209,8 @@ def _singles(
 ) -> None:
     """Write the features that are no statistic of a signal."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
-    kept = s.context[(s.count - 1) % CONTEXT_WINDOWS]
+    ring = (s.count - 1) % CONTEXT_WINDOWS
+    last, kept = s.recent[ring], s.context[ring]
     hour = (s.end_us - 1) // HOUR_US + 1
     least = math.nan
     for back in range(1, 7):
@@ -219,8 +221,8 @@ def _singles(
     count, covered, sum_x, sum_y, sum_xx, sum_xy = 0, 0.0, 0.0, 0.0, 0.0, 0.0
     place = (s.count - 1) % CONTEXT_WINDOWS
     for _ in range(within_2h):
-        v = float(s.context[place, 1])
-        covered += min(s.context[place, AT_LENGTH], 1.0)
+        v = float(s.recent[place, 1])
+        covered += min(s.recent[place, RECENT_LENGTH], 1.0)
         hours = (s.recent_us[place] - s.end_us) * _PER_HOUR
         place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
         if v == v:
@@ -236,7 +238,7 @@ def _singles(
     day = np.float32(2.0 * math.pi * (time_us % _DAY_US) / _DAY_US)
     o = FIRST_SINGLE
     out[i, o] = kept[AT_MEMORY_MEAN] * scale
-    out[i, o + 1] = (kept[1] - least) * scale
+    out[i, o + 1] = (last[1] - least) * scale
     out[i, o + 2] = (count * sum_xy - sum_x * sum_y) / around * scale if count > 1 and around > 0.0 else math.nan
     out[i, o + 3] = kept[AT_PAGE_CACHE] * scale
     out[i, o + 4] = kept[AT_PAGE_CACHE] / kept[AT_MEMORY_MEAN] if kept[AT_MEMORY_MEAN] > 0.0 else math.nan
@@ -248,7 +250,7 @@ def _singles(
     out[i, o + 10] = math.log2(1.0 + s.restarts) if s.restarts > 0 else 0.0
     out[i, o + 11] = math.log2(1.0 + s.gap_us / 60e6) if s.gap_us != WINDOW_US else _LOG_GAP
     out[i, o + 12] = min(covered / CONTEXT_WINDOWS, 1.0)
-    out[i, o + 13] = kept[AT_LENGTH]
+    out[i, o + 13] = last[RECENT_LENGTH]
     out[i, o + 14] = math.sin(day)
     out[i, o + 15] = math.cos(day)
     out[i, o + 16] = time_us / _WEEK_US

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,23 +26,24 @@ USAGE: Final = N_SIGNALS
 LONG: Final = N_SIGNALS + 1
 """Position of the first of the histograms with the longer half-life, one per resource."""
 
+RECENT_LENGTH: Final = N_SIGNALS
+"""Position of the length in ``STATE["recent"]``, after the signals."""
 (
-    AT_CPU_MEAN, AT_CPU_P10, AT_CPU_P50, AT_CPU_P99, AT_MEMORY_MEAN, AT_PAGE_CACHE, AT_CPI, AT_MAI, AT_LENGTH
-) = range(N_SIGNALS, N_CHANNELS)  # fmt: skip
-"""Positions in the context after the signals."""
+    AT_CPU_MEAN, AT_CPU_P10, AT_CPU_P50, AT_CPU_P99, AT_MEMORY_MEAN, AT_PAGE_CACHE, AT_CPI, AT_MAI
+) = range(N_CHANNELS - N_SIGNALS - 1)  # fmt: skip
+"""Positions in ``STATE["context"]``: the channels between the signals and the length."""
 
 HOUR_US: Final = 3_600_000_000
 WINDOW_US: Final = 300_000_000
 
 STATE: Final = np.dtype(
     [
-        ("context", "f4", (CONTEXT_WINDOWS, N_CHANNELS)),  # ring of recent windows, in the unit of the limit
-        ("recent_us", "i8", CONTEXT_WINDOWS),  # their ends
+        ("context", "f4", (CONTEXT_WINDOWS, N_CHANNELS - N_SIGNALS - 1)),  # the rest of what the network sees of them
+        ("histogram", "f4", (BINS, LONG + len(RESOURCES))),  # weights by value over reference
+        ("octave", "f4", (BINS // 8, LONG + len(RESOURCES))),  # their sums over eight bins each, for speed
         ("hour_max", "f4", (HOURS, N_SIGNALS)),  # ring of maxima by clock hour
         ("hour", "i4", HOURS),  # which clock hour each holds, plus one; 0 is none
         ("rest", "f4", (N_SIGNALS, 3)),  # largest of the hours before this one that max_6h, max_24h and yesterday cover
-        ("histogram", "f4", (LONG + len(RESOURCES), BINS)),  # weights by value over reference
-        ("octave", "f4", (LONG + len(RESOURCES), BINS // 8)),  # their sums over eight bins each, for speed
         ("total", "f8", LONG + len(RESOURCES)),  # their sums
         ("gain", "f8", 2),  # weight of a full window now: half-life of 12 hours, of 48
         ("reference", "f8", len(RESOURCES)),  # the first limit known: what the bins are relative to
@@ -62,9 +64,21 @@ STATE: Final = np.dtype(
         ("count", "i8"),
         ("first_us", "i8"),
         ("end_us", "i8"),
+        ("recent", "f4", (CONTEXT_WINDOWS, N_SIGNALS + 1)),  # ring of recent windows: signals, length over 5 minutes
+        ("recent_us", "i8", CONTEXT_WINDOWS),  # their ends
+        ("spare", "i8"),  # makes it a whole number of cache lines
         CODE,
     ],
     align=True,
 )
 """The record. Usage is kept in the trace's unit and divided by the limit in force when a feature is asked for, so a
-changed limit changes the features and not the history. Its size is ``STATE.itemsize`` bytes."""
+changed limit changes the features and not the history. Its size is ``STATE.itemsize`` bytes, whole cache lines.
+
+It is read from memory far slower than it is worked on. So what a feature reads of the last window alone stands first,
+then the bins of small values, which few tasks use: the rest is fetched ahead, its end only to read features off it."""
+
+_FIELDS: Final[Mapping[str, Any]] = STATE.fields or {}
+TAKEN_FROM: Final = _FIELDS["histogram"][1] + STATE["histogram"].itemsize // 2
+READ_FROM: Final = _FIELDS["recent"][1]
+"""Bytes from which on a window that is taken changes the record, and from which on features are read off it besides.
+The bins left out are those up to an eighth of the first limit."""

@@ -13,7 +13,7 @@ from reclaim.data.windows import Cell, Windows, demand, peak_cpu
 from reclaim.features.arrays import lent, room_for
 from reclaim.features.kin import KinState, in_parts
 from reclaim.features.reading import write
-from reclaim.features.record import N_CHANNELS, N_SIGNALS, STATE
+from reclaim.features.record import N_CHANNELS, N_SIGNALS, RECENT_LENGTH, STATE
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES
 from reclaim.features.saving import memory_of, state_of
 from reclaim.features.taking import N_LEVELS, take, tell
@@ -85,9 +85,10 @@ class FeatureState:
         count = self._state["count"][slot]
         for back in range(CONTEXT_WINDOWS):
             has = count > back
-            out[has, CONTEXT_WINDOWS - 1 - back] = self._state["context"][
-                slot[has], (count[has] - 1 - back) % CONTEXT_WINDOWS
-            ]
+            of, ring = slot[has], (count[has] - 1 - back) % CONTEXT_WINDOWS
+            recent, rest = self._state["recent"][of, ring], self._state["context"][of, ring]
+            window = np.concatenate([recent[:, :N_SIGNALS], rest, recent[:, N_SIGNALS:]], axis=1)
+            out[has, CONTEXT_WINDOWS - 1 - back] = window
         return out / divisors(limit)[:, None, :]
 
     def state(self) -> dict[str, NDArray[Any]]:
@@ -215,8 +216,11 @@ def _fold_tasks(
                 take(s, start_us, end_us, scheduled_us, signals, usage, percentiles, limit, shape, i)
                 column += 1
                 ring = (s.count - 1) % CONTEXT_WINDOWS
-                for c in range(N_CHANNELS):
-                    context[c, column] = s.context[ring, c]
+                for j in range(N_SIGNALS):
+                    context[j, column] = s.recent[ring, j]
+                for c in range(N_SIGNALS, N_CHANNELS - 1):
+                    context[c, column] = s.context[ring, c - N_SIGNALS]
+                context[N_CHANNELS - 1, column] = s.recent[ring, RECENT_LENGTH]
             write(s, limit, tier, scheduling_class, in_alloc, i, largest, monday_us, out, i)
             tell(s.end_us, taken, signals, limit, moment, share, i)
             last[i] = column

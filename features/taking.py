@@ -30,7 +30,6 @@ from reclaim.features.record import (
     AT_CPU_P10,
     AT_CPU_P50,
     AT_CPU_P99,
-    AT_LENGTH,
     AT_MAI,
     AT_MEMORY_MEAN,
     AT_PAGE_CACHE,
@@ -40,6 +39,7 @@ from reclaim.features.record import (
     HOURS,
     LONG,
     N_SIGNALS,
+    RECENT_LENGTH,
     USAGE,
     WINDOW_US,
 )
@@ -121,9 +121,10 @@ def take(
     s.over_limit = _above(shape, limit[i, 0])
     ring = s.count % CONTEXT_WINDOWS
     s.recent_us[ring] = end_us[i]
-    kept = s.context[ring]
     for j in range(N_SIGNALS):
-        kept[j] = signals[i, j]
+        s.recent[ring, j] = signals[i, j]
+    s.recent[ring, RECENT_LENGTH] = length
+    kept = s.context[ring]
     kept[AT_CPU_MEAN] = usage[i, CPU_MEAN]
     kept[AT_CPU_P10] = shape[P10]
     kept[AT_CPU_P50] = shape[P50]
@@ -132,7 +133,6 @@ def take(
     kept[AT_PAGE_CACHE] = usage[i, PAGE_CACHE]
     kept[AT_CPI] = usage[i, CPI]
     kept[AT_MAI] = usage[i, MAI]
-    kept[AT_LENGTH] = length
     s.end_us = end_us[i]
     s.count += 1
     block = _open_hour(s)
@@ -189,9 +189,9 @@ def _age_histograms(s: Any, keep_long: float) -> None:
             for h in range(first, stop):
                 s.total[h] *= factor
                 for b in range(BINS):
-                    s.histogram[h, b] *= factor
+                    s.histogram[b, h] *= factor
                 for b in range(BINS // 8):
-                    s.octave[h, b] *= factor
+                    s.octave[b, h] *= factor
         keep = math.sqrt(math.sqrt(keep))  # of four times the half-life
 
 
@@ -277,8 +277,8 @@ def _spread(s: Any, shape: Any, weight: float) -> None:
 
 @numba.njit(inline="always", **LENT)
 def _fill(s: Any, h: int, b: int, weight: float) -> None:
-    s.histogram[h, b] += weight
-    s.octave[h, b >> 3] += weight
+    s.histogram[b, h] += weight
+    s.octave[b >> 3, h] += weight
 
 
 @numba.njit(inline="always", **LENT)

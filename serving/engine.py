@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,17 +95,15 @@ class Engine:
         """Return what the model says of ``n`` tasks, given their features after their last windows; (n, n_features)."""
         bare, forecast = self._estimator.bare(x, last, all_horizons=False)
         quantiles, oom = forecast.at(self.horizon_s)
-        return Scores(np.stack([bare[name] for name in self.plans], axis=1), quantiles, oom)
+        return Scores(bare, quantiles, oom)
 
     def estimate(self, margin: str, bare: NDArray[np.float64], last: Windows) -> Estimate:
         """Return the guarded reservations under a margin; ``bare`` of ``Scores``, shape (n, n_plans, n_resources)."""
-        plans: Mapping[str, NDArray[np.float64]] = {name: bare[:, k] for k, name in enumerate(self.plans)}
-        return self._guarded[margin].adjust(self._estimator.under_margin(margin, plans, last), last)
+        return self._guarded[margin].adjust(self._estimator.under_margin(margin, bare, last), last)
 
     def widened(self, margin: str, bare: NDArray[np.float64], last: Windows) -> NDArray[np.float64]:
         """Return what is reserved under a margin before any guard; shape (n, n_resources)."""
-        plans = {name: bare[:, k] for k, name in enumerate(self.plans)}
-        return self._estimator.under_margin(margin, plans, last).reservation
+        return self._estimator.under_margin(margin, bare, last).reservation
 
     def within_budget(self, budget: float) -> str:
         """Return the margin that reclaims most of those that kept to a budget on validation data.

@@ -9,6 +9,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data import schema as s
 from reclaim.data.windows import Windows
 from reclaim.features.arrays import lent
 from reclaim.features.compiled import LENT
@@ -17,7 +18,7 @@ from reclaim.serving.tasks import NOBODY
 Ids = NDArray[np.int64]
 
 _NOBODY = np.array([NOBODY])
-_FILLED: Final = ("scheduled_us", "machine_id", "user", "name", "limit", "tier", "scheduling_class")
+_FILLED: Final = (s.SCHEDULED_US, s.MACHINE_ID, "user", "name", "limit", s.TIER, s.SCHEDULING_CLASS)
 """Fields of windows that may be left open, beside ``in_alloc``."""
 
 

@@ -1,14 +1,17 @@
-"""Starts the server: everything that a user can have got wrong is checked first, then BentoML takes the process."""
+"""Starts the server: all that a user can have got wrong is checked first, then this process becomes the server."""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
 import os
+import signal
 import socket
 import ssl
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -20,17 +23,18 @@ from reclaim.serving.store import take_lock
 
 _LOG = logging.getLogger(__name__)
 
-SERVICE: Final = "reclaim.serving.service:ReservationService"
 SERVICE_NAME: Final = "reclaim"
 """What BentoML calls it."""
+Tls = tuple[Path, Path] | tuple[None, None]
+"""The files of a certificate and of its key."""
+
 DEFAULT_STATE: Final = Path("reclaim-state")
 """Where the state is kept when nobody says otherwise: a service that forgets a cell at every restart surprises."""
-_TORCH_THREADS: Final = "1"
-"""Threads inside one pass of the network: a pass takes a millisecond, and on a busy machine waiting for a second thread
-takes ten; large requests gain nothing from it either, as most of their time goes into reading JSON."""
 _KEEP_ALIVE_S: Final = 75
 """How long an idle connection is kept, in seconds: callers come every few seconds, and one closed at the moment it is
 used again is a failed request."""
+_BACKLOG: Final = 2_048
+"""How many connections may wait to be taken; as with uvicorn and BentoML."""
 _GRACE_S: Final = 20
 """How long requests under way may take to end once the server is told to stop, in seconds; Kubernetes waits 30."""
 _LATER_S: Final = 5.0
@@ -43,7 +47,9 @@ def serve(
     tls_cert: Path | None = None, tls_key: Path | None = None, log_json: bool = False, repair: bool = False,
     insecure: bool = False,
 ) -> NoReturn:  # fmt: skip
-    """Replace this process by the server, so that its process id and the signals sent to it are the server's.
+    """Become the server: one process, to which signals are sent, and which ends with it.
+
+    The port is taken at once: who calls while the model is loaded waits, and is not turned away.
 
     What is not given is what the environment says, see ``ServingSettings``.
 
@@ -75,40 +81,54 @@ def serve(
     ModelError
         There is no such model, or it was made by another feature pipeline.
     """
-    address = _checked_address(host, port)
     tls = _checked_tls(tls_cert, tls_key)
-    given: dict[str, Any] = {"shadow": shadow, "token_file": token_file and token_file.absolute()}
-    given |= {"log_json": log_json, "repair": repair}
-    given = {name: value for name, value in given.items() if value}
-    given |= {"model": model, "state": None if state is None else _checked_state(state)}
-    settings = read_settings().model_copy(update=given)
-    _check_door(address, settings.token_file, encrypted=bool(tls), insecure=insecure)
-    start = start_model(settings)  # what would end a worker in a traceback is refused here, in one line
-    given |= {"model_version": start.location.version, "bundle": start.location.folder}
-    url = f"{'https' if tls else 'http'}://{_in_url(address)}:{port}"
-    _LOG.info("serving %s version %s on %s", start.location.name, start.location.version, url)
-    command = [sys.executable, "-m", "bentoml", "serve", SERVICE, "--host", address, "--port", str(port), *tls]
-    command += ["--timeout-keep-alive", str(_KEEP_ALIVE_S), "--timeout-graceful-shutdown", str(_GRACE_S)]
-    os.execve(sys.executable, command, _environment(given, settings, port))
+    with _listening(host, port) as listening:
+        given: dict[str, Any] = {"shadow": shadow, "token_file": token_file and token_file.absolute()}
+        given |= {"log_json": log_json, "repair": repair}
+        given = {name: value for name, value in given.items() if value}
+        given |= {"model": model, "state": None if state is None else _checked_state(state)}
+        settings = read_settings().model_copy(update=given)
+        address = str(listening.getsockname()[0])
+        _check_door(address, settings.token_file, encrypted=tls[0] is not None, insecure=insecure)
+        start = start_model(settings)  # what would end in a traceback later is refused here, in one line
+        given |= {"model_version": start.location.version, "bundle": start.location.folder}
+        url = f"{'http' if tls[0] is None else 'https'}://{_in_url(address)}:{port}"
+        _LOG.info("serving %s version %s on %s", start.location.name, start.location.version, url)
+        _become_the_server(listening, tls, _environment(given, settings))
 
 
-def _environment(given: dict[str, Any], settings: ServingSettings, port: int) -> dict[str, str]:
+def _become_the_server(listening: socket.socket, tls: Tls, environment: Mapping[str, str]) -> NoReturn:
+    """Serve until told to stop, as BentoML's own worker does, but with no second process that watches over it."""
+    os.environ.clear()
+    os.environ.update(environment)
+    import uvicorn
+
+    from reclaim.serving.service import ReservationService
+
+    cert, key = tls
+    config = uvicorn.Config(
+        ReservationService.to_asgi(),  # type: ignore[attr-defined]  # of what the decorator made of it
+        lifespan="on", ws="none", log_config=None, access_log=False, server_header=False, backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_GRACE_S, ssl_certfile=cert, ssl_keyfile=key,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    for number in (signal.SIGINT, signal.SIGTERM):  # it sends them again once all is done, and who is told to stop did
+        signal.signal(number, server.handle_exit)
+    server.run(sockets=[listening])
+    sys.exit(os.EX_OK if server.started else os.EX_SOFTWARE)
+
+
+def _environment(given: dict[str, Any], settings: ServingSettings) -> dict[str, str]:
     """Return the server's environment: this process's, what was given, and what BentoML is to be told."""
     told = {ENV_PREFIX + name.upper(): value for name, value in given.items()}
     environment = os.environ | {name: str(value) for name, value in told.items() if value is not None}
     for name in (name for name, value in told.items() if value is None):
         environment.pop(name, None)
     environment.setdefault("BENTOML_DO_NOT_TRACK", "True")
-    # as in a container, a worker that ends also ends the server, and whoever watches over it starts it again; BentoML
-    # would start a worker that cannot start again and again, and look alive
-    environment.setdefault("BENTOML_CONTAINERIZED", "True")
     # BentoML's own time limit spans body and answer, and speaks another shape of error: it must never come first
     longest_s = settings.body_timeout_s + settings.request_timeout_s + _LATER_S
     options = f"services.{SERVICE_NAME}.traffic.timeout={longest_s} {environment.get('BENTOML_CONFIG_OPTIONS', '')}"
     environment["BENTOML_CONFIG_OPTIONS"] = options.strip()
-    if "BENTOML_HOME" not in environment:
-        environment["BENTOML_HOME"] = str(_bentoml_home(port))
-    environment.setdefault("OMP_NUM_THREADS", _TORCH_THREADS)
     return environment
 
 
@@ -129,10 +149,10 @@ def _check_door(address: str, token_file: Path | None, *, encrypted: bool, insec
         _LOG.warning("tokens travel to %s unencrypted; --tls-cert and --tls-key would hide them", address)
 
 
-def _checked_tls(cert: Path | None, key: Path | None) -> list[str]:
-    """Return the server's options for a certificate and its key, which load; none for none."""
+def _checked_tls(cert: Path | None, key: Path | None) -> Tls:
+    """Return the absolute paths of a certificate and its key, which load; none for none."""
     if cert is None and key is None:
-        return []
+        return None, None
     if cert is None or key is None:
         raise ConfigError("--tls-cert and --tls-key go together: a certificate is of no use without its key")
     try:
@@ -144,7 +164,7 @@ def _checked_tls(cert: Path | None, key: Path | None) -> list[str]:
     except OSError as error:
         unreadable = next((path for path in (cert, key) if not os.access(path, os.R_OK)), cert)
         raise ConfigError(f"{unreadable}: {error.strerror}; --tls-cert and --tls-key name PEM files") from error
-    return ["--ssl-certfile", str(cert.absolute()), "--ssl-keyfile", str(key.absolute())]
+    return cert.absolute(), key.absolute()
 
 
 def _checked_state(folder: Path) -> Path:
@@ -163,8 +183,9 @@ def _checked_state(folder: Path) -> Path:
         ) from error
 
 
-def _checked_address(host: str, port: int) -> str:
-    """Return the numeric address of ``host``, on which ``port`` is free to listen on."""
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Give a socket that listens on ``port`` of the first address of ``host``."""
     if not 1 <= port <= 65_535:
         raise ConfigError(f"--port must be between 1 and 65535, got {port}")
     try:
@@ -172,30 +193,17 @@ def _checked_address(host: str, port: int) -> str:
     except OSError as error:
         raise ConfigError(f"--host: no address for {host!r} ({error.strerror}); 127.0.0.1 is this machine") from error
     family, _, _, _, address = found[0]
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: no wait after a restart
+    with socket.socket(family) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # no wait after a restart
         try:
-            probe.bind(address)
+            listening.bind(address)
+            listening.listen(_BACKLOG)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {host} port {port} ({error.strerror}); choose another with --port"
             ) from error
-    return str(address[0])
+        yield listening
 
 
 def _in_url(address: str) -> str:
     return f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
-
-
-def _bentoml_home(port: int) -> Path:
-    """Return a folder for BentoML's own files, one for each port, because it empties its metrics folder at every start.
-
-    It is in the home folder, or in a new temporary one where that is read-only.
-    """
-    home = Path.home() / "bentoml" / f"reclaim-{port}"
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=home):
-            return home
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="reclaim-bentoml-"))

@@ -18,6 +18,7 @@ from reclaim.serving.openapi import page_app
 from reclaim.serving.routes import PREFIX, routes
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.settings import read_settings
+from reclaim.serving.wire import bound_heads
 
 _PR_SET_PDEATHSIG: Final = 1
 """Of prctl(2)."""
@@ -39,8 +40,8 @@ def _give_up() -> None:
 
 
 def _end_with_the_server() -> None:
-    """Let this worker end when its parent does, however that ends: it would go on serving, and hold the state."""
-    if sys.platform == "linux":
+    """Let a worker of BentoML's end when its parent does, however that ends: it would go on, and hold the state."""
+    if sys.platform == "linux" and bentoml.server_context.worker_index is not None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -68,7 +69,7 @@ class ReservationService:
         set_up_logs(settings.log_json)
         self.runtime = Runtime(settings, on_fault=_give_up)
         _running.append(self.runtime)
-        gc.collect()
+        gc.enable()
         gc.freeze()  # what is there now stays; to look it over again would hold everybody up for 0.3 s
 
     @bentoml.on_shutdown
@@ -79,6 +80,7 @@ class ReservationService:
         gc.unfreeze()
 
 
+bound_heads()  # the server that imports this reads its protocol later
 ReservationService.add_asgi_middleware(  # type: ignore[attr-defined]  # of what the decorator made of it
     Guard, runtime=lambda: _running[-1] if _running else None
 )

@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_PART_ROWS: Final = 32_768
-"""A larger write is taken in parts of this, between which small ones have their turn ..."""
-_PART_ROWS_IN_COMPANY: Final = 2_048
-"""... and in parts of this where small ones come at present: they wait for some 10 ms, and a core is left to others."""
+_PART_ROWS, _PART_ROWS_IN_COMPANY = 32_768, 2_048
+"""A larger write is taken in parts of this, between which small ones have their turn; while such come, in finer parts:
+they wait for some 10 ms then, and a core is left to others."""
 _MEND_S: Final = 5.0
 """How often a store that takes nothing is tried again, in seconds."""
 _LET_GO_S: Final = 5.0

@@ -120,7 +120,7 @@ def bundle() -> Bundle:
         first_levels.fill_(0.4)  # the lowest quantiles near 0.4 squared of the limit
     return Bundle(
         kind="network",
-        forecaster=NetworkForecaster(network, "sqrt"),
+        forecaster=NetworkForecaster.of(network, "sqrt"),
         horizon_s=3_600,
         plans={
             "baseline": (Basis(0.95, 30.0, 0.25), Basis(0.99)),

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.forward import ForwardPass
-from reclaim.training.networks import QuantileNetwork, Scaling
 from reclaim.training.settings import QUANTILE_LEVELS
+
+if TYPE_CHECKING:  # torch is behind it, whose import takes longer than all else that a server needs to start
+    from reclaim.training.networks import QuantileNetwork
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ class NetworkForecaster:
 
     Parameters
     ----------
-    network : QuantileNetwork
-        Not changed from the first answer on.
+    tensors : mapping
+        The ``state_dict`` of a ``networks.QuantileNetwork``, as arrays; see ``of``. Not changed from then on.
     transform : str
         The space it was fitted in, one of ``settings.TRANSFORMS``.
     heads : Heads
@@ -104,12 +106,33 @@ class NetworkForecaster:
 
     _FILE: Final = "network.safetensors"
 
-    def __init__(self, network: QuantileNetwork, transform: str, heads: Heads = ALL_HEADS) -> None:
-        self.network = network.cpu().eval()
+    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], transform: str, heads: Heads = ALL_HEADS) -> None:
+        self.tensors = dict(tensors)
         self.transform = transform
         self.heads = heads
         self.threads = 1
         self._passes: dict[tuple[int, ...], ForwardPass] = {}
+
+    @classmethod
+    def of(cls, network: QuantileNetwork, transform: str, heads: Heads = ALL_HEADS) -> NetworkForecaster:
+        """Return what answers with a network's weights."""
+        return cls({name: tensor.numpy() for name, tensor in network.cpu().state_dict().items()}, transform, heads)
+
+    @property
+    def network(self) -> QuantileNetwork:
+        """A network of these weights, for who wants more of it than answers."""
+        import torch
+
+        from reclaim.training.networks import QuantileNetwork, Scaling
+
+        tensors = {name: torch.from_numpy(values) for name, values in self.tensors.items()}
+        width, depth = _size(self.tensors)
+        network = QuantileNetwork(
+            Scaling(*(tensors[name] for name in Scaling._fields)), n_targets=len(TARGETS), n_horizons=len(HORIZONS_S),
+            n_levels=len(QUANTILE_LEVELS), width=width, depth=depth,
+        )  # fmt: skip
+        network.load_state_dict(tensors)
+        return network.eval()
 
     @property
     def quantile_levels(self) -> tuple[float, ...]:
@@ -124,7 +147,7 @@ class NetworkForecaster:
 
     def input_ranges(self) -> InputRanges:
         """Return what the network standardises its inputs with."""
-        return InputRanges(*(getattr(self.network, name).numpy() for name in InputRanges._fields))
+        return InputRanges(*(self.tensors[name] for name in InputRanges._fields))
 
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
         """Return the forecast of each row; shape (n, n_features) to (n, T, H, Q) and (n, H); NaN where not fitted."""
@@ -132,44 +155,60 @@ class NetworkForecaster:
         if horizons_s not in self._passes:
             self._passes[horizons_s] = self._pass_to(horizons_s)
         curves, probability = self._passes[horizons_s].run(x, self.threads)
-        probability[:, ~self.heads.oom[_places(horizons_s)]] = np.nan
         quantiles = curves.reshape(len(x), len(TARGETS), len(horizons_s), len(QUANTILE_LEVELS))
         return Forecast(quantiles, probability, horizons_s)
 
     def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
-        n_targets, n_horizons, n_levels = self.network.shape
-        outputs = np.arange(n_targets * n_horizons * n_levels).reshape(self.network.shape)
+        outputs = np.arange(_N_QUANTILES).reshape(len(TARGETS), len(HORIZONS_S), len(QUANTILE_LEVELS))
         places = _places(horizons_s)
         return ForwardPass.of(
-            {name: tensor.numpy() for name, tensor in self.network.state_dict().items()},
-            curves=outputs[:, places].reshape(-1, n_levels),
+            self.tensors,
+            curves=outputs[:, places].reshape(-1, len(QUANTILE_LEVELS)),
             logits=outputs.size + places,
-            fitted=self.heads.targets[:, places].ravel(),
+            fitted=np.concatenate([self.heads.targets[:, places].ravel(), self.heads.oom[places]]),
             transform=self.transform,
         )
 
     def save(self, folder: Path) -> None:
         """Write the weights, the shape of the network and what of it was fitted."""
-        n_layers = sum(isinstance(layer, torch.nn.Linear) for layer in self.network.body)
-        shape = {"width": self.network.head.in_features, "depth": n_layers, "transform": self.transform}
-        tensors = {k: v.contiguous() for k, v in self.network.state_dict().items()}
+        width, depth = _size(self.tensors)
+        shape = {"width": width, "depth": depth, "transform": self.transform}
+        tensors = {name: np.ascontiguousarray(values) for name, values in self.tensors.items()}
         heads = {"targets": self.heads.targets.tolist(), "oom": self.heads.oom.tolist()}
         save_file(tensors, folder / self._FILE, metadata={"facts": json.dumps({"shape": shape, "heads": heads})})
 
     @classmethod
     def load(cls, folder: Path) -> NetworkForecaster:
-        """Read what ``save`` wrote."""
-        with safe_open(folder / cls._FILE, framework="pt") as file:
+        """Read what ``save`` wrote; ValueError where the tensors are not those of the network that it speaks of."""
+        with safe_open(folder / cls._FILE, framework="np") as file:
             facts = json.loads(file.metadata()["facts"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
         shape = facts["shape"]
         heads = Heads(*(np.array(facts["heads"][key], np.bool_) for key in ("targets", "oom")))
-        network = QuantileNetwork(
-            Scaling(*(tensors[name] for name in Scaling._fields)), n_targets=len(TARGETS), n_horizons=len(HORIZONS_S),
-            n_levels=len(QUANTILE_LEVELS), width=shape["width"], depth=shape["depth"],
-        )  # fmt: skip
-        network.load_state_dict(tensors)
-        return cls(network, shape["transform"], heads)
+        expected = _shapes(len(tensors["mean"]), shape["width"], shape["depth"])
+        if (found := {name: values.shape for name, values in tensors.items()}) != expected:
+            raise ValueError(f"{cls._FILE}: expected tensors of shapes {expected}, got {found}")
+        return cls(tensors, shape["transform"], heads)
+
+
+_N_QUANTILES: Final = len(TARGETS) * len(HORIZONS_S) * len(QUANTILE_LEVELS)
+
+
+def _size(tensors: Mapping[str, NDArray[np.float32]]) -> tuple[int, int]:
+    """Return the units of each hidden layer, and how many layers there are."""
+    return tensors["head.weight"].shape[1], sum(name.startswith("body.") for name in tensors) // 2
+
+
+def _shapes(n_features: int, width: int, depth: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a ``networks.QuantileNetwork``."""
+    outputs = _N_QUANTILES + len(HORIZONS_S)
+    shapes: dict[str, tuple[int, ...]] = {name: (n_features,) for name in InputRanges._fields}
+    for layer in range(depth):  # behind each come its activation and its dropout, which have no weights
+        shapes[f"body.{3 * layer}.weight"] = (width, width if layer else n_features)
+        shapes[f"body.{3 * layer}.bias"] = (width,)
+    return shapes | {
+        "head.weight": (outputs, width), "head.bias": (outputs,), "line.weight": (outputs, n_features),
+    }  # fmt: skip
 
 
 def _places(horizons_s: tuple[int, ...]) -> NDArray[np.int64]:

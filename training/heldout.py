@@ -25,8 +25,7 @@ from reclaim.training.estimators.plan import (
     Basis,
     Plan,
     plan_for_all,
-    reserved_share,
-    size_weight,
+    reserved,
 )
 from reclaim.training.probability import ProbabilityCalibration
 from reclaim.training.settings import TrainConfig
@@ -185,6 +184,5 @@ def choose_plans(valid: HeldOut, levels: tuple[float, ...], config: TrainConfig)
 
 def _bare(rows: HeldOut, levels: tuple[float, ...], plan: Plan, horizon_s: int) -> Estimate:
     quantiles = rows.forecast.quantiles[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)]
-    weight = size_weight(rows.windows.limit, rows.mean_limit)
-    reservation = reserved_share(plan, quantiles, levels, rows.x, weight) * rows.windows.limit
+    reservation = reserved((plan,), quantiles, levels, rows.x, rows.windows.limit, rows.mean_limit)[:, 0]
     return Estimate(reservation, np.full(reservation.shape, MODEL, np.uint8))

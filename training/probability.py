@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,12 +65,13 @@ class ProbabilityCalibration:
 
         A row's answer does not depend, to the bit, on the rows beside it.
         """
-        at = [HORIZONS_S.index(horizon_s) for horizon_s in horizons_s]
-        slope, intercept = (np.array(numbers)[at, None] for numbers in (self.slope, self.intercept))
         # without gaps: for memory with them numpy's log may take other instructions
-        given = np.ascontiguousarray(probability.T, np.float64)
-        unchanged = (slope == 1.0) & (intercept == 0.0)
-        return np.where(unchanged, given, _odds_share(slope * _log_odds(given) + intercept)).T
+        given = np.array(probability.T, np.float64, order="C")
+        for one, horizon_s in zip(given, horizons_s, strict=True):
+            h = HORIZONS_S.index(horizon_s)
+            if (self.slope[h], self.intercept[h]) != (1.0, 0.0):
+                one[:] = _odds_share(self.slope[h] * _log_odds(one) + self.intercept[h])
+        return given.T
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for ``bundle.json``."""
@@ -133,14 +134,14 @@ def fit_probability(
 
 
 def _log_odds(probability: NDArray[np.float64]) -> NDArray[np.float64]:
-    p = np.clip(probability, SMALLEST, 1.0 - SMALLEST)
+    p = np.minimum(np.maximum(probability, SMALLEST), 1.0 - SMALLEST)
     return np.asarray(np.log(p / (1.0 - p)))
 
 
 def _odds_share(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
     # by the sign, so that the exponential is never above 1
     small = np.exp(-np.abs(log_odds))
-    return np.where(log_odds >= 0, 1.0 / (1.0 + small), small / (1.0 + small))
+    return np.asarray(np.where(log_odds >= 0, 1.0, small) / (1.0 + small))
 
 
 def _loss(z: NDArray[np.float64], y: NDArray[np.float64], slope: float, intercept: float) -> float:
@@ -218,7 +219,7 @@ class Calibrated:
         """Return the forecast of each row, shape (n, n_features), or of one horizon of each."""
         forecast = self.bare.predict(x, horizon_s)
         probability = self.calibration.apply(forecast.oom_probability, forecast.horizons_s)
-        return replace(forecast, oom_probability=probability)
+        return Forecast(forecast.quantiles, probability, forecast.horizons_s)
 
     def save(self, folder: Path) -> None:
         """Write the forecaster and the calibration."""

@@ -342,7 +342,7 @@ def _fit(sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> _
         "epochs": len(result.history),
         "best_epoch": result.best_epoch,
     }
-    forecaster = NetworkForecaster(result.network, config.fit.transform, result.heads)
+    forecaster = NetworkForecaster.of(result.network, config.fit.transform, result.heads)
     return _Fitted(forecaster, result.history, time.perf_counter() - started, facts, counts)
 
 

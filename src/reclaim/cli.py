@@ -292,10 +292,13 @@ def serve(
     insecure: Annotated[bool, typer.Option("--insecure", help="Let other machines in without a token, too.")] = False,
 ) -> None:
     """Serve reservations over HTTP until stopped; settings without an option here are RECLAIM_… in the environment."""
-    from reclaim.serving.launch import serve as run
+    from reclaim.serving.environment import prepare_process
 
+    prepare_process()
     scheme = "http" if tls_cert is None else "https"
     say(f"loading {model}; then {scheme}://{host}:{port}/ answers, its page there says how")
+    from reclaim.serving.launch import serve as run
+
     run(
         host, port, model,
         shadow=shadow, state=None if in_memory else state, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from threading import Thread
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data.windows import CHANNELS, LEVELS, Windows, concatenate, demand, peak_cpu
+from reclaim.features.kin import ROWS_WORTH_A_THREAD, in_parts
 from reclaim.features.registry import FEATURE_NAMES, FIRST_KIN, KINSHIPS, SIGNALS, SLOT_S
 
 History = Callable[..., Windows]
@@ -235,3 +237,31 @@ def test_the_demand_is_capped_at_the_limit_and_the_peak_at_two_thousand_of_them(
     x = fold(together(mine, other)).x
     assert value(x, "sibling_cpu_max", 1) == pytest.approx(1.0)
     assert value(x, "sibling_peak_cpu_max", 1) == pytest.approx(MOST)
+
+
+def test_parts_that_call_for_parts_of_their_own_from_all_threads_at_once_are_all_done() -> None:
+    rows, done = ROWS_WORTH_A_THREAD, []
+
+    def outer(part: int, parts: int) -> None:
+        in_parts(lambda p, n: done.append((part, p, n)), rows, parts)
+
+    callers = [Thread(target=in_parts, args=(outer, rows, 2), daemon=True) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(30)
+    assert sorted(done) == sorted([(a, b, 2) for a in range(2) for b in range(2)] * 8)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_fails_in_a_part_is_told_when_the_other_parts_are_done(failing: int) -> None:
+    done = []
+
+    def work(part: int, _parts: int) -> None:
+        if part == failing:
+            raise ValueError("broken")
+        done.append(part)
+
+    with pytest.raises(ValueError, match="broken"):
+        in_parts(work, ROWS_WORTH_A_THREAD, 2)
+    assert done == [1 - failing]

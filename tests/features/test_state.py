@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.windows import CHANNELS, LEVELS, P50, P90, P99, P100, Cell, Windows, concatenate, empty_windows
 from reclaim.features.kinship import MEMBER
-from reclaim.features.record import STATE
+from reclaim.features.record import READ_FROM, STATE, TAKEN_FROM
 from reclaim.features.registry import CONTEXT, FEATURE_NAMES, FEATURES, PIPELINE_VERSION
 from reclaim.features.state import FeatureState
 from reclaim.features.store import FeatureSet
@@ -333,3 +333,10 @@ def test_a_slot_for_each_window_is_asked_for(history: History) -> None:
     for slot in (np.zeros(3, np.int64), np.array([-1])):
         with pytest.raises(ValueError, match="a slot from 0 on for each of 1 windows"):
             FeatureState().advance(slot, history([0.1]))
+
+
+def test_a_record_is_whole_cache_lines_and_what_is_fetched_ahead_is_its_end() -> None:
+    assert STATE.itemsize % 64 == 0
+    begins = {name: of[1] for name, of in (STATE.fields or {}).items()}
+    assert list(begins)[:3] == ["context", "histogram", "octave"]
+    assert begins["histogram"] < TAKEN_FROM < begins["octave"] < begins["end_us"] < READ_FROM == begins["recent"]

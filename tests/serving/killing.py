@@ -139,7 +139,7 @@ class Server:
             self.port: int = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.state, self.log = folder / "state", folder / "log"
-        self._environment = os.environ | SETTINGS | settings | {"BENTOML_HOME": str(folder / "bentoml")}
+        self._environment = os.environ | SETTINGS | settings
         self._command = [sys.executable, "-m", "reclaim", "serve", "--model", str(model), "--port", str(self.port)]
         self._command += ["--state", str(self.state)]
         self._folder = folder

@@ -222,7 +222,7 @@ def test_what_a_network_was_not_fitted_for_is_null_and_its_resource_keeps_the_li
     whole = model.bundle.forecaster
     assert isinstance(whole, NetworkForecaster)
     heads = Heads(np.array([[True] * 3, [False] * 3, [True] * 3]), np.zeros(3, np.bool_))
-    partly = NetworkForecaster(whole.network, whole.transform, heads)
+    partly = NetworkForecaster(whole.tensors, whole.transform, heads)
     tasks = [dict(task, scheduled_us=None, windows=_without(task["windows"])) for task in history.tasks]
     before = ask(model, tasks)
     after = ask(replace(model, bundle=replace(model.bundle, forecaster=partly)), tasks)

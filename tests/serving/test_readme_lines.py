@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -28,9 +27,8 @@ PORT = ":3000/"
 def test_every_curl_line_of_the_readme_is_answered(bundle_folder: Path, free_port: int, tmp_path: Path) -> None:
     assert len(LINES) >= 7
     command = [sys.executable, "-m", "reclaim", "serve", "--port", str(free_port), "--model", str(bundle_folder)]
-    environment = os.environ | {"BENTOML_HOME": str(tmp_path / "bentoml")}
     with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        server = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
         try:
             _wait_until_ready(server, free_port)
             answers = [_run(line.replace(PORT, f":{free_port}/")) for line in LINES]

@@ -172,7 +172,7 @@ def test_the_real_windows_of_google_2019_are_served_as_they_are_replayed(
 ) -> None:
     theirs = replayed(ingested(real_data / "google_2019", tmp_path), bundle)
     assert len(theirs.windows) > 2_000  # nearly half of the excerpt's windows are of tasks whose limit it does not tell
-    assert serve_and_check(theirs, bundle, "in parts") > 10_000
+    assert serve_and_check(theirs, bundle, "several slots") > 10_000
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import httpx
@@ -19,7 +20,7 @@ STATELESS = {"tasks": [{"collection_id": 1, "limit": {"cpu": 1, "memory": 1}, "w
 
 @pytest.fixture(scope="module")
 def cell() -> Cell:
-    return made_up(tasks=120, slots=60, pieces=6)
+    return made_up(tasks=120, slots=30, pieces=6)
 
 
 @pytest.fixture
@@ -38,29 +39,36 @@ def assert_nothing_is_lost(found: Survival, cell: Cell) -> None:
 def test_killed_under_load_it_knows_all_that_it_acknowledged_and_answers_as_if_it_never_was(
     cell: Cell, bundle: Bundle, server: Server
 ) -> None:
-    found = survive(cell, bundle, server, kills=3, while_starting=1, longest_s=1.0, pause_s=0.05)
+    found = survive(cell, bundle, server, kills=2, while_starting=1, longest_s=0.5, pause_s=0.05)
     assert_nothing_is_lost(found, cell)
-    assert (found.kills, found.kills_while_starting) == (3, 1)
+    assert (found.kills, found.kills_while_starting) == (2, 1)
     assert found.refused >= found.kills  # or it was killed while nobody asked
 
 
 def test_told_to_stop_under_load_it_loses_nothing(cell: Cell, bundle: Bundle, server: Server) -> None:
     codes: list[int] = []
-    found = survive(cell, bundle, server, kills=1, longest_s=1.0, pause_s=0.05, end=lambda s: codes.append(s.stop()))
+    found = survive(cell, bundle, server, kills=1, longest_s=0.5, pause_s=0.05, end=lambda s: codes.append(s.stop()))
     assert_nothing_is_lost(found, cell)
     assert codes == [0]
     assert found.notes == []
     assert "Traceback" not in server.log.read_text()
 
 
-@pytest.fixture
-def told(cell: Cell, server: Server) -> Server:
-    """Return a server that was told of some slots, then killed."""
-    with server:
+@pytest.fixture(scope="module")
+def told_state(cell: Cell, bundle_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the state of a server that was told of some slots, then killed."""
+    with Server(bundle_folder, tmp_path_factory.mktemp("told")) as server:
         load = Load(Cell(cell.slots[:20], [[] for _ in range(20)]), server)
         load.open.set()
         load.run()
         assert load.failures == []
+    return server.state
+
+
+@pytest.fixture
+def told(told_state: Path, server: Server) -> Server:
+    """Return a server that will start with that state."""
+    shutil.copytree(told_state, server.state)
     return server
 
 

@@ -81,7 +81,7 @@ def random_forecaster() -> NetworkForecaster:
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.03 * torch.randn(parameter.shape, generator=generator))
-    return NetworkForecaster(network, "sqrt")
+    return NetworkForecaster.of(network, "sqrt")
 
 
 @pytest.fixture

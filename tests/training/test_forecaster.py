@@ -69,13 +69,28 @@ def test_a_saved_network_comes_back_with_the_same_bits(random_forecaster: Networ
     assert _same_bits(random_forecaster.predict(x), loaded.predict(x))
 
 
+def test_a_network_is_refused_whose_tensors_are_not_those_that_its_file_speaks_of(
+    random_forecaster: NetworkForecaster, tmp_path: Path
+) -> None:
+    tensors = random_forecaster.tensors
+    NetworkForecaster({**tensors, "line.weight": tensors["line.weight"][:, 1:]}, "sqrt").save(tmp_path)
+    with pytest.raises(ValueError, match=r"network\.safetensors: expected tensors of shapes .*line\.weight"):
+        NetworkForecaster.load(tmp_path)
+
+
+def test_a_forecaster_gives_back_the_network_that_it_was_made_of(random_forecaster: NetworkForecaster) -> None:
+    again = NetworkForecaster.of(random_forecaster.network, random_forecaster.transform)
+    x = _features(20)
+    assert _same_bits(random_forecaster.predict(x), again.predict(x))
+
+
 def test_what_was_not_fitted_is_nan_also_when_loaded_and_the_rest_keeps_its_bits(
     random_forecaster: NetworkForecaster, tmp_path: Path
 ) -> None:
     targets = np.ones((len(TARGETS), len(HORIZONS_S)), np.bool_)
     targets[1], targets[:, 2] = False, False  # no memory, and a trace of less than a day
     heads = Heads(targets, np.array([False, True, False]))
-    partly = NetworkForecaster(random_forecaster.network, "sqrt", heads)
+    partly = NetworkForecaster(random_forecaster.tensors, "sqrt", heads)
     partly.save(tmp_path)
     x = _features(300)
     whole = random_forecaster.predict(x)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -48,7 +50,7 @@ def _features(n: int, seed: int = 0) -> NDArray[np.float32]:
 @pytest.mark.parametrize(("width", "depth"), [(40, 1), (40, 2), (64, 3), (5, 2)])
 def test_answers_are_those_of_the_network_but_for_rounding(transform: str, width: int, depth: int) -> None:
     network, x = _network(width, depth), _features(200)
-    forecast = NetworkForecaster(network, transform).predict(x)
+    forecast = NetworkForecaster.of(network, transform).predict(x)
     with torch.inference_mode():
         quantiles, logits = network(torch.from_numpy(x))
         expected = quantiles.clamp(min=0).numpy()  # in the space of the transform, as is the rounding
@@ -65,7 +67,7 @@ def test_a_product_is_one_chain_of_exact_products_each_sum_rounded_once(rows: in
     a = rng.normal(size=(24, depth)).astype(np.float32)
     w = rng.normal(size=(depth, 32)).astype(np.float32)
     out = np.full((24, 32), 0.1, np.float32)
-    forward._add_product(a, w, out, -(-rows // 8) * 8)
+    forward._layer(a, w[None], out[0].copy(), out, -(-rows // 8) * 8)
     i, j = int(rng.integers(rows)), int(rng.integers(32))
     total = Fraction(float(np.float32(0.1)))
     for k in range(depth):
@@ -73,6 +75,35 @@ def test_a_product_is_one_chain_of_exact_products_each_sum_rounded_once(rows: in
         total = Fraction(float(_nearest(exact)))
     assert float(out[i, j]) == float(total)
     assert (out[-(-rows // 8) * 8 :] == np.float32(0.1)).all()
+
+
+@numba.njit
+def _silu(values: Any) -> Any:
+    out = values.copy()
+    for i in range(len(out)):
+        out[i] = out[i] / (np.float32(1.0) + forward._exp(-out[i]))
+    return out
+
+
+@pytest.mark.parametrize("panels", [1, 2])
+def test_a_hidden_layer_is_the_same_chain_and_its_activation_the_one_of_single_numbers(panels: int) -> None:
+    rng = np.random.default_rng(panels)
+    a, w, bias = (rng.normal(size=s).astype(np.float32) for s in ((16, 9), (9, 64 * panels), (64 * panels,)))
+    a[3] *= 1e4  # to where the exponential ends
+    sums, hidden = (np.zeros((16, 64 * panels), np.float32) for _ in range(2))
+    for columns, out in ((32, sums), (64, hidden)):
+        forward._layer(a, forward._panels([w], 9, columns)[0], bias, out, 16)
+    assert hidden.tobytes() == _silu(sums.ravel()).tobytes()
+
+
+def test_weights_and_what_is_computed_with_them_begin_on_a_cache_line() -> None:
+    panels = forward._panels([np.ones((5, 70), np.float32)] * 2, 8, 64)
+    assert panels.shape == (2, 2, 8, 64)
+    assert panels.ctypes.data % 64 == 0
+    assert panels.flags.c_contiguous
+    assert panels.sum() == 2 * 5 * 70  # the rest is zero
+    assert (panels[:, 1, :5, :6] == 1).all()
+    assert forward._panels([], 8, 64).shape == (0, 1, 8, 64)
 
 
 def _nearest(exact: Fraction) -> np.float32:
@@ -84,17 +115,16 @@ def _nearest(exact: Fraction) -> np.float32:
 
 def test_the_exponential_is_right_to_two_parts_in_ten_million_and_ends_where_it_must() -> None:
     x = np.linspace(-87.0, 88.0, 100_001).astype(np.float32)
-    step = np.empty((1, len(x)), np.float32)
-    forward._steps(-np.abs(x)[None], step, 1)
+    step = np.zeros((1, len(x)), np.float32)
+    forward._steps(-np.abs(x)[None], step, 1, len(x))
     exact = np.exp(-np.abs(x).astype(np.float64))
     assert (np.abs(step[0] / np.maximum(exact, 1e-37) - 1)[np.abs(x) < 85] < 2e-7).all()
-    hidden = np.array([[-1e30, -200.0, -0.0, 0.0, 200.0, 1e30]], np.float32)
-    forward._silu(hidden, 1)
-    assert np.allclose(hidden, [[0.0, 0.0, 0.0, 0.0, 200.0, 1e30]], atol=1e-6)
+    hidden = _silu(np.array([-1e30, -200.0, -0.0, 0.0, 200.0, 1e30], np.float32))
+    assert np.allclose(hidden, [0.0, 0.0, 0.0, 0.0, 200.0, 1e30], atol=1e-6)
 
 
 def test_one_horizon_alone_has_the_bits_it_has_among_all() -> None:
-    forecaster, x = NetworkForecaster(_network(), "log1p"), _features(70)
+    forecaster, x = NetworkForecaster.of(_network(), "log1p"), _features(70)
     whole = forecaster.predict(x)
     for horizon_s in HORIZONS_S:
         alone = forecaster.predict(x, horizon_s)
@@ -105,7 +135,7 @@ def test_one_horizon_alone_has_the_bits_it_has_among_all() -> None:
 
 
 def test_threads_and_a_stride_in_the_features_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    forecaster, x = NetworkForecaster(_network(), "sqrt"), _features(500)
+    forecaster, x = NetworkForecaster.of(_network(), "sqrt"), _features(500)
     expected = forecaster.predict(x).quantiles.tobytes()
     monkeypatch.setattr("reclaim.features.kin.ROWS_WORTH_A_THREAD", 1)
     forecaster.threads = 3
@@ -114,7 +144,7 @@ def test_threads_and_a_stride_in_the_features_make_no_difference(monkeypatch: py
 
 
 def test_what_training_hardly_saw_is_cut_off_and_what_is_not_known_counts_as_the_mean() -> None:
-    forecaster = NetworkForecaster(_network(), "sqrt")
+    forecaster = NetworkForecaster.of(_network(), "sqrt")
     x = np.full((4, F), 0.09, np.float32)  # its root is the mean
     x[1, 5], x[2, 6], x[3, 6] = np.nan, 50.0, 7.0  # beyond two deviations, both
     answers = forecaster.predict(x).quantiles

@@ -14,7 +14,7 @@ from reclaim.data.windows import Cell, Windows
 from reclaim.features.state import FeatureState
 from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate, Estimator, Forecast
 from reclaim.training.estimators.margin import NO_MARGIN, Margin, under
-from reclaim.training.estimators.plan import Plan, reserved_share, size_weight
+from reclaim.training.estimators.plan import Plan, reserved
 
 if TYPE_CHECKING:  # a protocol; the network behind it needs torch, this file does not
     from reclaim.training.forecaster import Forecaster
@@ -38,7 +38,7 @@ class ForecastEstimator(Estimator):
     margin : str
         One of ``MARGIN_NAMES``; see ``margin.under``.
     mean_limit : tuple of float in the order ``schema.RESOURCES``, unit of the limit
-        Mean limit of the cell's tasks, beside which a task is large or small (``plan.size_weight``).
+        Mean limit of the cell's tasks, beside which a task is large or small (``plan.reserved``).
     cell : Cell
         What is known of the cell that the tasks run in.
 
@@ -87,7 +87,7 @@ class ForecastEstimator(Estimator):
 
     def bare(
         self, x: NDArray[np.float32], windows: Windows, *, all_horizons: bool = True
-    ) -> tuple[dict[str, NDArray[np.float64]], Forecast]:
+    ) -> tuple[NDArray[np.float64], Forecast]:
         """Return what each plan reserves before any margin, and the forecast it rests on; remembers nothing.
 
         A service keeps both and applies a margin when it is asked for one.
@@ -104,17 +104,20 @@ class ForecastEstimator(Estimator):
 
         Returns
         -------
-        bare : mapping of plan name to float64, shape (n, n_resources), unit of the limit
-            NaN where nothing is forecast or the limit is unknown.
+        bare : float64, shape (n, n_plans, n_resources), unit of the limit
+            In the order of ``plans``; NaN where nothing is forecast or the limit is unknown.
         forecast : Forecast
         """
         forecast = self.forecaster.predict(x, None if all_horizons else self.horizon_s)
-        return self._bare(forecast, x, windows), forecast
+        quantiles, _ = forecast.at(self.horizon_s)
+        levels, threads = self.forecaster.quantile_levels, self.forecaster.threads
+        plans = tuple(self.plans.values())
+        return reserved(plans, quantiles, levels, x, windows.limit, self.mean_limit, threads), forecast
 
     def under_margin(
         self,
         margin: str,
-        bare: Mapping[str, NDArray[np.float64]],
+        bare: NDArray[np.float64],
         windows: Windows,
         forecast: Forecast | None = None,
     ) -> Estimate:
@@ -123,13 +126,13 @@ class ForecastEstimator(Estimator):
         Parameters
         ----------
         margin : str
-        bare : mapping of plan name to float64, shape (n, n_resources)
+        bare : float64, shape (n, n_plans, n_resources)
             What ``bare`` gave; not changed.
         windows : Windows
             The ``n`` rows it was given for.
         forecast : Forecast or None
         """
-        widened = {name: bare[name] * self.margins[name].factor(windows) for name in self.plans}
+        widened = {name: bare[:, k] * self.margins[name].factor(windows) for k, name in enumerate(self.plans)}
         return _estimate(under(margin, widened), forecast)
 
     def answer(self, x: NDArray[np.float32], windows: Windows) -> Estimate:
@@ -140,16 +143,7 @@ class ForecastEstimator(Estimator):
     def answer_each(self, x: NDArray[np.float32], windows: Windows) -> dict[str, Estimate]:
         """Return what each plan reserves, before any margin and without the forecast; arguments as for ``bare``."""
         bare, _ = self.bare(x, windows, all_horizons=False)
-        return {name: _estimate(reservation, None) for name, reservation in bare.items()}
-
-    def _bare(self, forecast: Forecast, x: NDArray[np.float32], windows: Windows) -> dict[str, NDArray[np.float64]]:
-        quantiles = forecast.at(self.horizon_s)[0][:, : len(RESOURCES)]  # the first targets are the resources
-        weight = size_weight(windows.limit, self.mean_limit)
-        levels = self.forecaster.quantile_levels
-        return {
-            name: reserved_share(plan, quantiles, levels, x, weight, self.forecaster.threads) * windows.limit
-            for name, plan in self.plans.items()
-        }
+        return {name: _estimate(bare[:, k].copy(), None) for k, name in enumerate(self.plans)}
 
 
 def _estimate(reservation: NDArray[np.float64], forecast: Forecast | None) -> Estimate:

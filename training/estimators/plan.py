@@ -32,6 +32,8 @@ SAFEST: Final = 0.9
 """Lowest level that spending may go down to unless told otherwise: before the margin, no task is held where more
 than a tenth of its windows is expected to violate, whatever that would reclaim."""
 
+_BLOCK_ROWS: Final = 256
+"""Rows that are searched together, point by point: what they need stays in a core's own cache."""
 _STEPS: Final = 6
 """Steps between two quantile levels at which spending looks."""
 _WEIGHT_RANGE: Final = (0.03, 30.0)
@@ -98,66 +100,79 @@ def plan_for_all(basis: Basis) -> Plan:
     return (basis,) * len(RESOURCES)
 
 
-def reserved_share(
-    plan: Plan,
+def reserved(
+    plans: tuple[Plan, ...],
     quantiles: NDArray[np.float64],
     levels: tuple[float, ...],
     x: NDArray[np.float32],
-    weight: NDArray[np.float64],
+    limit: NDArray[np.float64],
+    mean_limit: tuple[float, ...],
     threads: int = 1,
 ) -> NDArray[np.float64]:
-    """Return what the plan reserves of each row's limit; float64, shape (n, n_resources), NaN where not forecast.
+    """Return what plans reserve, in the unit of the limit; NaN where nothing is forecast or the limit is unknown.
 
     Parameters
     ----------
-    plan : Plan
-    quantiles : float64, shape (n, n_resources, n_levels)
-        Over the limit.
+    plans : tuple of Plan
+    quantiles : float64, shape (n, n_targets, n_levels)
+        Over the limit; the first targets are the resources.
     levels : tuple of float, increasing
         Those of the last axis.
     x : float32, shape (n, n_features)
         The features they were made from.
-    weight : float64, shape (n, n_resources)
-        From ``size_weight``.
+    limit : float64, shape (n, n_resources)
+    mean_limit : tuple of float in the order ``schema.RESOURCES``
+        Beside which a task is large or small (``_size_weight``); NaN unknown.
     threads : int
         For large calls; the numbers do not depend on it.
+
+    Returns
+    -------
+    float64, shape (n, n_plans, n_resources)
     """
-    share = np.empty(weight.shape)
-    how = [
-        (levels.index(b.level), np.nan if b.price is None else b.price, *_grid(levels[levels.index(b.level) :]))
-        for b in plan
-    ]
+    n = len(quantiles)
+    out = np.empty((n, len(plans), len(RESOURCES)))
+    bases, mean = _bases(plans, levels), np.array(mean_limit)
 
     def fill(part: int, parts: int) -> None:
-        rows = slice(len(share) * part // parts, len(share) * (part + 1) // parts)
-        for r, basis in enumerate(plan):
-            _fill(
-                quantiles[rows, r], weight[rows, r], *how[r], x[rows], _LARGEST[basis.past][r],
-                int(4 * basis.anchor), share[rows, r],
-            )  # fmt: skip
+        rows = slice(n * part // parts, n * (part + 1) // parts)
+        room = np.empty((len(levels) + 3, max(1, min(n, _BLOCK_ROWS))))
+        _fill(quantiles[rows], limit[rows], mean, bases, x[rows], room, out[rows])
 
-    in_parts(fill, len(share), threads)
-    return share
-
-
-def size_weight(limit: NDArray[np.float64], mean_limit: tuple[float, ...]) -> NDArray[np.float64]:
-    """Return what a reserved share of each task's limit weighs: its limit over the mean one, within bounds.
-
-    1 where either is unknown; float64, shape (n, n_resources).
-    """
-    with np.errstate(invalid="ignore", divide="ignore"):
-        weight = np.clip(limit / np.array(mean_limit), *_WEIGHT_RANGE)
-    return np.where(np.isfinite(weight), weight, 1.0)
+    in_parts(fill, n, threads)
+    return out
 
 
 @cache
+def _bases(plans: tuple[Plan, ...], levels: tuple[float, ...]) -> tuple[NDArray[Any], ...]:
+    """Return what ``_fill`` wants to know of each basis, and the grids that it searches, one after another.
+
+    For each plan and resource: int64, shape (n_plans, n_resources, 5), the position of ``level``, the column of the
+    task's past, the quarters of its weight, begin and end of the grid; whether it has a price; for each point of the
+    grids what ``_grid`` says, the violations times the price.
+    """
+    whole, spent, grids, end = [], [], [], 0
+    for plan in plans:
+        for r, basis in enumerate(plan):
+            first = levels.index(basis.level)
+            low, way, violating = _grid(levels[first:])
+            begin, end = end, end + len(low)
+            grids.append((low + first, way, (basis.price or 0.0) * violating))
+            whole.append((first, _LARGEST[basis.past][r], int(4 * basis.anchor), begin, end))
+            spent.append(basis.price is not None)
+    shape = (len(plans), len(RESOURCES))
+    points = (np.concatenate(of_all) for of_all in zip(*grids, strict=True))
+    return (np.array(whole).reshape(*shape, -1), np.array(spent).reshape(shape), *points)
+
+
 def _grid(levels: tuple[float, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Return where spending looks: position of the level below, way to the next, expected violations.
 
-    Steps are even in -log(1 - level), in which the tail of an exponential distribution is a straight line.
+    Steps are even in -log(1 - level), in which the tail of an exponential distribution is a straight line; as many
+    for each level, so the last one, behind which there is no other, comes so often.
     """
     depth = -np.log1p(-np.array(levels))
-    at = np.arange(_STEPS * (len(levels) - 1) + 1)
+    at = np.minimum(np.arange(_STEPS * len(levels)), _STEPS * (len(levels) - 1))
     low = np.minimum(at // _STEPS, max(len(levels) - 2, 0))
     way = (at - _STEPS * low) / _STEPS
     reached = depth[low] + way * (depth[np.minimum(low + 1, len(levels) - 1)] - depth[low])
@@ -165,34 +180,64 @@ def _grid(levels: tuple[float, ...]) -> tuple[NDArray[np.int64], NDArray[np.floa
 
 
 @numba.njit(**LENT)
-def _fill(
-    quantiles: Any, weight: Any, first: int, price: float, low: Any, way: Any, violating: Any, x: Any, largest: int,
-    quarters: int, out: Any,
-) -> None:  # fmt: skip
-    """Write what a basis reserves of one resource's limit; a price of NaN is none."""
-    for i in range(len(out)):
-        least = quantiles[i, first]
-        share = least if np.isnan(price) else _spend(quantiles[i], weight[i], price, low, way, violating, first)
-        if quarters > 0:
-            share = _lean(share, x[i, largest], x[i, _SEEN], quarters)
-        if not np.isnan(price) and min(least, 1.0) > share:
-            share = min(least, 1.0)
-        out[i] = share
+def _fill(quantiles: Any, limit: Any, mean_limit: Any, bases: Any, x: Any, room: Any, out: Any) -> None:
+    """Write what the plans reserve, a block of rows at a time."""
+    whole, spent_on, low, way, charge = bases
+    n_levels = quantiles.shape[2]
+    of_level, weight, least_cost, chosen = room[:n_levels], room[n_levels], room[n_levels + 1], room[n_levels + 2]
+    for start in range(0, len(out), room.shape[1]):
+        n = min(room.shape[1], len(out) - start)
+        for r in range(out.shape[2]):
+            for i in range(n):
+                weight[i] = _size_weight(limit[start + i, r], mean_limit[r])
+                for q in range(n_levels):
+                    of_level[q, i] = quantiles[start + i, r, q]
+            for p in range(out.shape[1]):
+                first, largest, quarters, begin, end = whole[p, r]
+                least, spent = of_level[first], spent_on[p, r]
+                if spent:
+                    grid = low[begin:end], way[begin:end], charge[begin:end]
+                    _spend(of_level, weight, grid, n, least_cost, chosen)
+                for i in range(n):
+                    share = chosen[i] if spent else least[i]
+                    if quarters > 0:
+                        share = _lean(share, x[start + i, largest], x[start + i, _SEEN], quarters)
+                    if spent and min(least[i], 1.0) > share:
+                        share = min(least[i], 1.0)
+                    out[start + i, p, r] = share * limit[start + i, r]
 
 
 @numba.njit(**LENT)
-def _spend(quantiles: Any, weight: float, price: float, low: Any, way: Any, violating: Any, first: int) -> float:
-    best, chosen = weight, 1.0  # the limit, which nothing violates
-    for k in range(len(low)):
-        below = quantiles[first + low[k]]
-        above = quantiles[min(first + low[k] + 1, len(quantiles) - 1)]
-        share = below + way[k] * (above - below)
-        if not share < 1.0:
-            return math.nan if np.isnan(share) else chosen
-        cost = weight * share + price * violating[k]
-        if cost < best:
-            best, chosen = cost, share
-    return chosen
+def _size_weight(limit: float, mean_limit: float) -> float:
+    """Return what a share of a task's limit weighs: its limit over the mean one, within bounds; 1 where unknown."""
+    weight = limit / mean_limit
+    return 1.0 if np.isnan(weight) else min(max(weight, _WEIGHT_RANGE[0]), _WEIGHT_RANGE[1])
+
+
+@numba.njit(**LENT)
+def _spend(quantiles: Any, weight: Any, grid: Any, n: int, least_cost: Any, chosen: Any) -> None:
+    """Write the share of least cost of ``n`` rows; quantiles of shape (n_levels, n), all rows point by point.
+
+    A row's search ends, with a cost that none is below, where the share reaches the limit or is not known. If it is not
+    known at one point between two levels, it is not at the first of them, for 0 * infinity is not a number either.
+    """
+    low, way, charge = grid
+    for i in range(n):
+        least_cost[i], chosen[i] = weight[i], 1.0  # the limit, which nothing violates
+    for k in range(0, len(low), _STEPS):
+        below, above = quantiles[low[k]], quantiles[min(low[k] + 1, len(quantiles) - 1)]
+        for i in range(n):
+            start, rise, least, best = below[i], above[i] - below[i], least_cost[i], chosen[i]
+            unknown = np.isnan(start + way[k] * rise) & (least > -math.inf)
+            best = math.nan if unknown else best
+            for step in range(_STEPS):
+                share = start + way[k + step] * rise
+                cost = weight[i] * share + charge[k + step]
+                cheaper = (share < 1.0) & (cost < least)  # no "and": a branch would keep rows from being taken together
+                best = share if cheaper else best
+                least = cost if cheaper else least
+                least = least if share < 1.0 else -math.inf
+            least_cost[i], chosen[i] = least, best
 
 
 @numba.njit(**LENT)

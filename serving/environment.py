@@ -1,0 +1,37 @@
+"""Readies a process to become a server: its memory and its threads, which are settled as it begins."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from typing import Final
+
+_THREADS: Final = "1"
+"""Threads inside one pass of the network: a pass takes a millisecond, and on a busy machine waiting for a second thread
+takes ten; large requests gain nothing from it either, as most of their time goes into reading JSON."""
+_MALLOC: Final = (
+    "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776:"
+    "glibc.malloc.top_pad=67108864:glibc.malloc.hugetlb=1"
+)
+"""What was once taken from the system is kept and used again, in huge pages: a call for a whole cell passes through
+some 300 MiB, and to ask for each page anew took half of its time (glibc's manual, "Memory Allocation Tunables")."""
+_ARROW_POOL: Final = "system"
+"""Arrow takes its memory from there, too."""
+_SETTINGS: Final = {
+    "OMP_NUM_THREADS": _THREADS,
+    "GLIBC_TUNABLES": _MALLOC,
+    "ARROW_DEFAULT_MEMORY_POOL": _ARROW_POOL,
+}
+
+
+def prepare_process() -> None:
+    """Start this very command again, as the same process, where its environment lacks what is read as one begins.
+
+    To be called before anything heavy is imported, which would be imported twice. What is imported then stays, so no
+    garbage is looked for until the service is ready, which took a sixth of the time.
+    """
+    missing = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
+    if missing:
+        os.execve(sys.executable, sys.orig_argv, os.environ | missing)
+    gc.disable()

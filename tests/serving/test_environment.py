@@ -1,0 +1,55 @@
+"""What a server's process begins with."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from reclaim.serving.environment import prepare_process
+
+Execve = tuple[str, list[str], dict[str, str]]
+"""What ``os.execve`` takes: program, command and environment."""
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Execve]]:
+    """Give the commands that the process would have begun anew with; it looks for garbage again afterwards."""
+    calls: list[Execve] = []
+    monkeypatch.setattr(os, "execve", lambda *call: calls.append(call))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "reclaim", "serve"])
+    for name in ("OMP_NUM_THREADS", "GLIBC_TUNABLES", "ARROW_DEFAULT_MEMORY_POOL"):
+        monkeypatch.delenv(name, raising=False)
+    yield calls
+    gc.enable()
+
+
+def test_the_same_command_begins_anew_with_what_its_environment_lacked(
+    begun: list[Execve], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTHER", "kept")
+    prepare_process()
+    ((program, command, environment),) = begun
+    assert (program, command) == (sys.executable, sys.orig_argv)
+    assert "glibc.malloc.mmap_max=0" in environment["GLIBC_TUNABLES"]
+    assert (environment["OMP_NUM_THREADS"], environment["ARROW_DEFAULT_MEMORY_POOL"]) == ("1", "system")
+    assert environment["OTHER"] == "kept"
+    assert "GLIBC_TUNABLES" not in os.environ
+
+
+def test_it_begins_anew_once_and_whoever_sets_a_variable_knows_better(
+    begun: list[Execve], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=3")
+    prepare_process()
+    ((_, _, environment),) = begun
+    assert environment["GLIBC_TUNABLES"] == "glibc.malloc.check=3"
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    begun.clear()
+    prepare_process()
+    assert not begun
+    assert not gc.isenabled()  # until the service is ready
