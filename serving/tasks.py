@@ -122,6 +122,8 @@ class Taken:
         Which of the windows that is; -1 where it came earlier.
     last : Windows
         That window, ``k`` rows.
+    opted_out : bool, shape (k,)
+        Whether the task's collection wants no estimation.
     """
 
     slot: Ids
@@ -130,6 +132,7 @@ class Taken:
     x: NDArray[np.float32]
     row: Ids
     last: Windows
+    opted_out: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

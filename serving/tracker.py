@@ -142,7 +142,7 @@ class Tracker:
         if (row < 0).any():
             before = last_windows(self._slots.key[touched], self._tasks[touched])
             last = chosen(row >= 0, last, before)
-        return Taken(slot, windows, touched, x, row, last)
+        return Taken(slot, windows, touched, x, row, last, np.isin(self._slots.key[touched, 0], self._opted_out))
 
     def publish(self, taken: Taken, scores: Scores | None) -> None:
         """Put facts, last windows and answers of touched tasks in force, all at once.

@@ -42,7 +42,8 @@ class _Watched:
         """Take note of windows and answers; those of a shadow are not made yet."""
         self.quality.observe(taken.slot, taken.windows)
         self.quality.settle(clock_us)
-        rows = self.quality.wanted(taken.touched)
+        estimated = np.flatnonzero(~taken.opted_out)
+        rows = estimated[self.quality.wanted(taken.touched[estimated])]
         if len(rows):
             last = taken.last.take(rows)
             scores = self.engine.score(taken.x[rows], last) if scores is None else scores.take(rows)

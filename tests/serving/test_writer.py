@@ -15,12 +15,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reclaim.data.errors import ModelError, StoreError
 from reclaim.data.windows import Windows
+from reclaim.features.groups import tier_key
 from reclaim.features.lateness import LATE, NEW, REPEATED
 from reclaim.serving import records, turns, writer
 from reclaim.serving.cell_schemas import WriteAnswer
@@ -628,6 +630,17 @@ def test_large_writes_are_cut_finer_while_small_ones_come(service: Service, monk
     service.told({"task": 99})
     service.told(*({"task": t, "at": 1} for t in range(10)))
     assert taken == [10, 1, 3, 3, 3, 1]
+
+
+def test_a_collection_without_estimation_is_not_judged(service: Service) -> None:
+    service.facts(estimation={2: False})
+    for at in range(40):
+        service.told({"task": 1, "at": at, "tier": 0}, {"task": 2, "at": at, "tier": 1})
+    service.writer._watch.shown()  # of all that was told before
+    watched = service.writer._watch._served
+    assert watched is not None
+    judged = watched.quality.numbers().judged[tier_key(np.array([0, 1], np.int8))]
+    assert (judged.sum(axis=1) > 0).tolist() == [True, False]
 
 
 def test_a_fault_of_the_watch_ends_the_writer_and_is_not_lost(
