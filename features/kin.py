@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Final
@@ -194,12 +194,14 @@ def in_parts(function: Callable[[int, int], object], n_rows: int, threads: int) 
     futures = [pool.submit(function, part, parts) for part in range(1, parts)]
     try:
         function(0, parts)
-    finally:
         for part, future in enumerate(futures, 1):
             if future.cancel():  # not begun: all threads are busy, and may be waiting for just this one
                 function(part, parts)
-            else:
-                future.result()
+    finally:
+        wait([future for future in futures if not future.cancel()])
+    for future in futures:
+        if not future.cancelled():
+            future.result()
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from typing import Final
 
@@ -25,13 +26,20 @@ _SETTINGS: Final = {
 }
 
 
+_PREPARED: Final = "RECLAIM_PREPARED"
+"""Says which process has begun anew: some variables do not outlive that where a program has privileges of its own."""
+
+
 def prepare_process() -> None:
     """Start this very command again, as the same process, where its environment lacks what is read as one begins.
 
     To be called before anything heavy is imported, which would be imported twice. What is imported then stays, so no
-    garbage is looked for until the service is ready, which took a sixth of the time.
+    garbage is looked for until the service is ready, which took a sixth of the time. Until then SIGTERM ends it, too
+    where it is the first process of a container, which is ended by no signal that it does not handle.
     """
     missing = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
-    if missing:
-        os.execve(sys.executable, sys.orig_argv, os.environ | missing)
+    if missing and os.environ.get(_PREPARED) != str(os.getpid()):
+        os.execve(sys.executable, sys.orig_argv, os.environ | missing | {_PREPARED: str(os.getpid())})
+    os.environ.pop(_PREPARED, None)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     gc.disable()

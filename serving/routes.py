@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import numpy as np
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
@@ -74,7 +74,6 @@ Handler = Callable[[Runtime, Request, bytes], Coroutine[Any, Any, Response]]
 def routes(runtime: Callable[[], Runtime]) -> FastAPI:
     """Return the application; ``runtime`` is asked once for each request."""
     api = FastAPI(title="reclaim", openapi_url=None, docs_url=None, redoc_url=None)  # BentoML's page describes them
-    router = APIRouter()
     paths: dict[str, set[str]] = {}
 
     def add(
@@ -88,7 +87,7 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
         if gives_arrow:
             responses[200] = {"content": ANSWER_TABLE}
         body = None if takes is None else {"requestBody": {"content": takes}}
-        router.add_api_route(
+        api.router.add_api_route(  # one that is included would be built at the first request, in whatever thread
             path, describe, methods=[method], response_model=returns, responses=responses,
             operation_id=describe.__name__.removeprefix("describe_"), summary=(describe.__doc__ or "").split("\n")[0],
             route_class_override=_handled_by(handler, runtime), openapi_extra=body,
@@ -103,7 +102,6 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
     add("/cell/reservations", "POST", _query, describe_query, CellAnswer, *BODIED, gives_arrow=True)
     add("/cell", "GET", _state, describe_state, StateInfo)
     add("/model", "GET", _model, describe_model, ModelInfo)
-    api.include_router(router)
 
     @api.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
     async def nothing_here(request: Request) -> Response:

@@ -246,7 +246,7 @@ class Tracker:
             Whether quantiles are wanted; else there are none.
         """
         with self._lock:
-            slots = self._chosen(machines, collections) if key is None else np.zeros(0, np.int64)
+            slots = self._chosen(self._slots.all(), machines, collections)
         engines: set[Engine] = set()
 
         def made(piece: slice) -> _Made:
@@ -254,7 +254,7 @@ class Tracker:
                 known = self.look(key[piece], with_quantiles=with_quantiles)
             else:
                 with self._lock:
-                    slot = self._seen(slots[piece])  # some may have left
+                    slot = self._chosen(slots[piece], machines, collections)  # some may have left
                     known = self._copied(slot, copy_rows(self._slots.key, slot), False, with_quantiles)
             engines.add(known.engine)
             return make(known, piece)
@@ -288,11 +288,11 @@ class Tracker:
     def names(self, machines: list[int] | None = None, collections: list[int] | None = None) -> Ids:
         """Return collection and index of all tasks, or those on machines, or of collections, in order; shape (n, 2)."""
         with self._lock:
-            key = self._slots.key[self._chosen(machines, collections)]
+            key = self._slots.key[self._chosen(self._slots.all(), machines, collections)]
         return key[np.lexsort((key[:, 1], key[:, 0]))]
 
-    def _chosen(self, machines: list[int] | None, collections: list[int] | None) -> Ids:
-        slot = self._seen(self._slots.all())
+    def _chosen(self, slot: Ids, machines: list[int] | None, collections: list[int] | None) -> Ids:
+        slot = self._seen(slot)
         if machines is not None:
             slot = slot[np.isin(self._tasks["machine"][slot], np.array(machines, np.int64))]
         if collections is not None:

@@ -78,6 +78,7 @@ class Watch:
         self._shadow: _Watched | None = None
         self._thread = ThreadPoolExecutor(1, "watch")
         self._ahead: deque[Future[None]] = deque()
+        self._fault: BaseException | None = None
         self.shadow_problem: str | None = None
         """Why a shadow is not watched any more, or None."""
 
@@ -126,6 +127,11 @@ class Watch:
         """Return the numbers for Prometheus, of all that was told before."""
         return self._thread.submit(self._shown).result()
 
+    def check(self) -> None:
+        """Raise RuntimeError where something that was told could not be noted: a fault of the service."""
+        if self._fault is not None:
+            raise RuntimeError("the answers cannot be watched") from self._fault
+
     def close(self) -> None:
         """End the thread once all is done that it was told."""
         self._thread.shutdown()
@@ -139,9 +145,9 @@ class Watch:
         self._later(done)
 
     def _later(self, what: Callable[[], None]) -> None:
-        """Let the thread do it; its faults are raised here, a little later."""
+        """Let the thread do it; wait where it is far behind."""
         while self._ahead and (self._ahead[0].done() or len(self._ahead) >= _BEHIND):
-            self._ahead.popleft().result()
+            self._fault = self._fault or self._ahead.popleft().exception()
         self._ahead.append(self._thread.submit(what))
 
     def _shown(self) -> Shown:

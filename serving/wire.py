@@ -1,29 +1,25 @@
-"""The HTTP protocol of uvicorn with bounds on what comes before a body: how long a request's head is, and how late."""
+"""The HTTP protocol of uvicorn with a bound on how long a request's head may take, and the service's shape of error."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Final
 
+import h11
 from uvicorn.protocols.http import auto
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from reclaim.serving.errors import BAD_REQUEST, TIMEOUT, RequestError
 
-HEAD_BYTES: Final = 64 * 2**10
-"""A request's line and headers may be about so long, as with h11: whoever sends more has no good reason to."""
 HEAD_S: Final = 10.0
-"""So long may they take to come, in seconds, from the first byte on, or from when the connection was made."""
-_TOO_LONG: Final = 431
-_REASONS: Final = {BAD_REQUEST: "Bad Request", TIMEOUT: "Request Timeout", _TOO_LONG: "Request Header Fields Too Large"}
+"""So long may a request's line and headers take to come, in seconds, from the first byte on, or from when the
+connection was made: nothing of ours, and no time limit of uvicorn's, sees a request before they are there."""
+_REASONS: Final = {BAD_REQUEST: "Bad Request", TIMEOUT: "Request Timeout"}
 
 
-class BoundedProtocol(HttpToolsProtocol):
-    """Refuses, in the service's one shape of error, what would wait or grow before any of our code sees it."""
+class BoundedProtocol(H11Protocol):
+    """Reads HTTP with h11, which also bounds how long heads and trailers are: httptools, twice as fast, does not."""
 
-    _head_bytes = 0
-    _asked = False
-    """Whether a head has begun to come."""
     _late: asyncio.TimerHandle | None = None
     """Set while a head is awaited: what happens when it does not come."""
 
@@ -38,32 +34,18 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, unless the head is too long already."""
-        if self._late is not None:
-            self._head_bytes += len(data)
+        """Read on; from when a head is whole, the guard looks after the request."""
         super().data_received(data)
-        if self._late is not None and self._head_bytes > HEAD_BYTES:
-            self._refuse(_TOO_LONG, "head_too_large", f"a request's headers may take {HEAD_BYTES} bytes at most")
-
-    def on_message_begin(self) -> None:
-        """Begin to count."""
-        super().on_message_begin()
-        self._asked = True
-        if self._late is None:
+        if self.conn.their_state is not h11.IDLE:
+            self._head_is_here()
+        elif self._late is None:
             self._await_head()
-
-    def on_headers_complete(self) -> None:
-        """Stop counting: from here on the guard looks after it."""
-        self._head_is_here()
-        self._asked = False
-        super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""
         self._refuse(BAD_REQUEST, "malformed_http", msg)
 
     def _await_head(self) -> None:
-        self._head_bytes = 0
         self._late = self.loop.call_later(HEAD_S, self._give_up)
 
     def _head_is_here(self) -> None:
@@ -72,19 +54,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self._late = None
 
     def _give_up(self) -> None:
-        if self._asked:
+        if self.conn.trailing_data[0]:
             self._refuse(TIMEOUT, "head_timeout", f"a request's headers must be here within {HEAD_S:g} s")
-        else:
+        else:  # nobody asked anything
             self.transport.close()
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         self._head_is_here()
-        if self.transport.is_closing():
-            return
-        body = RequestError(status, code, message).body.model_dump_json().encode()
-        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
-        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(head.encode() + body)
+        under_way = self.cycle is not None and not self.cycle.response_complete  # whose answer this would be taken for
+        if not under_way and not self.transport.is_closing():
+            body = RequestError(status, code, message).body.model_dump_json().encode()
+            head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+            head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + body)
         self.transport.close()
 
 

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 _PART_ROWS, _PART_ROWS_IN_COMPANY = 32_768, 2_048
-"""A larger write is taken in parts of this, between which small ones have their turn; while such come, in finer parts:
-they wait for some 10 ms then, and a core is left to others."""
+"""A larger write is taken in parts of this, small ones in between; while such come, in finer parts of some 10 ms."""
 _MEND_S: Final = 5.0
 """How often a store that takes nothing is tried again, in seconds."""
 _LET_GO_S: Final = 5.0
@@ -177,6 +176,7 @@ class Writer:
                 self._take_part(turn.large)
             self._let_go()
             self._look_after_store()
+            self._watch.check()
 
     def _let_go(self) -> None:
         """Let tasks go of which nothing was heard for long; looked at every few seconds."""

@@ -22,6 +22,15 @@ os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
 Rows = Sequence[dict[str, Any] | str]
 
 
+_LONG = ("test_demo", "test_crash", "test_distributed", "test_train", "test_survival")
+"""Files that take minutes: begun first, or one worker would be at them when the others have nothing left to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the long ones."""
+    items.sort(key=lambda item: item.path.stem not in _LONG)
+
+
 @pytest.fixture
 def real_data() -> Path:
     """Return the folder of real measurements, or skip where a checkout has none beside it."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from threading import Thread
+from threading import Event, Thread
+from time import sleep
 from typing import Any, Final
 
 import numpy as np
@@ -254,10 +255,15 @@ def test_parts_that_call_for_parts_of_their_own_from_all_threads_at_once_are_all
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_what_fails_in_a_part_is_told_when_the_other_parts_are_done(failing: int) -> None:
-    done = []
+def test_what_fails_in_a_part_is_told_when_all_that_had_begun_is_done(failing: int) -> None:
+    begun, done = Event(), []
 
     def work(part: int, _parts: int) -> None:
+        if part == 1:
+            begun.set()
+            sleep(0.05)
+        else:
+            begun.wait(10)
         if part == failing:
             raise ValueError("broken")
         done.append(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -23,7 +24,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Execve]]:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "reclaim", "serve"])
     for name in ("OMP_NUM_THREADS", "GLIBC_TUNABLES", "ARROW_DEFAULT_MEMORY_POOL"):
         monkeypatch.delenv(name, raising=False)
+    handler = signal.getsignal(signal.SIGTERM)
     yield calls
+    signal.signal(signal.SIGTERM, handler)
     gc.enable()
 
 
@@ -53,3 +56,23 @@ def test_it_begins_anew_once_and_whoever_sets_a_variable_knows_better(
     prepare_process()
     assert not begun
     assert not gc.isenabled()  # until the service is ready
+    assert "RECLAIM_PREPARED" not in os.environ
+
+
+def test_where_a_variable_does_not_outlive_it_it_begins_anew_once(
+    begun: list[Execve], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_process()
+    ((_, _, environment),) = begun
+    monkeypatch.setenv("RECLAIM_PREPARED", environment["RECLAIM_PREPARED"])
+    begun.clear()
+    prepare_process()
+    assert not begun
+
+
+def test_it_ends_when_it_is_told_to_while_it_starts(begun: list[Execve]) -> None:
+    prepare_process()
+    with pytest.raises(SystemExit) as ended:
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 143
+    assert begun
