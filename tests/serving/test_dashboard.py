@@ -16,6 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from reclaim.features.groups import TIER_LABELS
+from reclaim.serving.guard import PROBES
 from reclaim.serving.metrics import OUTCOMES, PHASES, PROMOTIONS, ROLES, SHOWN, Metrics
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings
 from reclaim.training.estimators.margin import MARGIN_NAMES
@@ -36,7 +37,7 @@ SCRAPED = {"instance", "job"}
 VALUES = {
     "role": ROLES, "outcome": (*OUTCOMES, *PROMOTIONS), "phase": PHASES, "margin": MARGIN_NAMES, "tier": TIER_LABELS,
     "level": [f"{level:g}" for level in QUANTILE_LEVELS], "part": ("memory", "log", "snapshot"),
-    "code": ("401", "429"), "status": ("2xx", "5xx"), "job": ("reclaim",),
+    "code": ("401", "429"), "status": ("2xx", "5xx"), "job": ("reclaim",), "endpoint": PROBES,
 }  # fmt: skip
 
 
