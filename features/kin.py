@@ -206,7 +206,7 @@ def in_parts(function: Callable[[int, int], object], n_rows: int, threads: int) 
 
 @cache
 def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
-    """Return the process's threads for so many parts: two started anew took 250 µs of CPU at each call, and now 10.
+    """Return the process's threads for so many parts: to start them anew takes longer than many a part.
 
     They do not come along into a forked process, which gets its own.
     """

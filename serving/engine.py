@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,11 +41,6 @@ class Scores:
     def take(self, rows: NDArray[np.int64] | slice) -> Scores:
         """Return the chosen rows."""
         return Scores(self.bare[rows], self.quantiles[rows], self.oom[rows])
-
-    @staticmethod
-    def joined(parts: Sequence[Scores]) -> Scores:
-        """Return the rows of all parts."""
-        return Scores(*(np.concatenate([getattr(p, name) for p in parts]) for name in ("bare", "quantiles", "oom")))
 
     def put(self, rows: NDArray[np.int64], scores: Scores) -> None:
         """Replace the chosen rows."""

@@ -9,14 +9,15 @@ import sys
 from typing import Final
 
 _THREADS: Final = "1"
-"""Threads inside one pass of the network: a pass takes a millisecond, and on a busy machine waiting for a second thread
-takes ten; large requests gain nothing from it either, as most of their time goes into reading JSON."""
+"""Threads that a library may start of its own for one call: trees have them. A call takes a millisecond, and on a busy
+machine to wait for a second thread takes longer; what is large is cut into parts for threads of ours."""
 _MALLOC: Final = (
     "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776:"
     "glibc.malloc.top_pad=67108864:glibc.malloc.hugetlb=1"
 )
 """What was once taken from the system is kept and used again, in huge pages: a call for a whole cell passes through
-some 300 MiB, and to ask for each page anew took half of its time (glibc's manual, "Memory Allocation Tunables")."""
+some 300 MiB, and to ask for each page of it anew takes time (glibc's manual, "Memory Allocation Tunables"). To compare:
+``GLIBC_TUNABLES= python benchmarks/serving.py --model MODEL`` leaves glibc as it is."""
 _ARROW_POOL: Final = "system"
 """Arrow takes its memory from there, too."""
 _SETTINGS: Final = {
@@ -24,8 +25,6 @@ _SETTINGS: Final = {
     "GLIBC_TUNABLES": _MALLOC,
     "ARROW_DEFAULT_MEMORY_POOL": _ARROW_POOL,
 }
-
-
 _PREPARED: Final = "RECLAIM_PREPARED"
 """Says which process has begun anew: some variables do not outlive that where a program has privileges of its own."""
 
@@ -34,8 +33,8 @@ def prepare_process() -> None:
     """Start this very command again, as the same process, where its environment lacks what is read as one begins.
 
     To be called before anything heavy is imported, which would be imported twice. What is imported then stays, so no
-    garbage is looked for until the service is ready, which took a sixth of the time. Until then SIGTERM ends it, too
-    where it is the first process of a container, which is ended by no signal that it does not handle.
+    garbage is looked for until the service is ready. Until then SIGTERM ends it by a handler: the first process of a
+    container is ended by no signal that it does not handle.
     """
     missing = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
     if missing and os.environ.get(_PREPARED) != str(os.getpid()):

@@ -18,7 +18,7 @@ _REASONS: Final = {BAD_REQUEST: "Bad Request", TIMEOUT: "Request Timeout"}
 
 
 class BoundedProtocol(H11Protocol):
-    """Reads HTTP with h11, which also bounds how long heads and trailers are: httptools, twice as fast, does not."""
+    """Reads HTTP with h11, which also bounds how long heads and trailers are: httptools bounds no trailers."""
 
     _late: asyncio.TimerHandle | None = None
     """Set while a head is awaited: what happens when it does not come."""
