@@ -136,8 +136,8 @@ class CellQuery(Wire):
     )
     budgets: dict[TierName, Share] = Field(
         default_factory=dict,
-        description="Budget of a tier, before `budget`. The share that a margin kept to is known over the tasks of all "
-        "tiers together: one tier's own may be above it.",
+        description="Budget of a tier, before `budget`: of the margins that kept to it among the tier's own tasks, or, "
+        "where too few of them were measured, among those of all tiers.",
     )
     page_size: PageSize = Field(default=1_000, description="Tasks on a JSON page.")
     after: str | None = Field(

@@ -47,14 +47,25 @@ class Scores:
         self.bare[rows], self.quantiles[rows], self.oom[rows] = scores.bare, scores.quantiles, scores.oom
 
 
-def violations_of(model: LoadedModel) -> dict[str, float]:
+def violations_of(model: LoadedModel, tier: str | None = None) -> dict[str, float]:
     """Return the violation rate of each margin on validation data, the largest over resources that were measured.
 
-    It is over the tasks of all tiers; margins of which nothing was measured are left out.
+    Parameters
+    ----------
+    model : LoadedModel
+    tier : str or None
+        Among the tasks of that tier; for a resource of which too few of them were measured, and where it is None, among
+        those of all tiers. Margins of which nothing was measured are left out.
     """
-    trained = model.bundle.trained.get("violation", {})
-    known = {name: [rate for rate in rates.values() if rate is not None] for name, rates in trained.items()}
-    return {name: max(rates) for name, rates in known.items() if name in MARGIN_NAMES and rates}
+    trained = model.bundle.trained
+    by_tier = trained.get("violation_by_tier", {})
+    out = {}
+    for name, rates in trained.get("violation", {}).items():
+        own = by_tier.get(name, {}).get(tier, {})
+        known = [rate if own.get(r) is None else own[r] for r, rate in rates.items()]
+        if name in MARGIN_NAMES and any(rate is not None for rate in known):
+            out[name] = max(rate for rate in known if rate is not None)
+    return out
 
 
 class Engine:
@@ -99,27 +110,25 @@ class Engine:
         """Return what is reserved under a margin before any guard; shape (n, n_resources)."""
         return self._estimator.under_margin(margin, bare, last).reservation
 
-    def within_budget(self, budget: float) -> str:
+    def within_budget(self, budget: float, tier: str | None = None) -> str:
         """Return the margin that reclaims most of those that kept to a budget on validation data.
 
         Parameters
         ----------
         budget : float
-            Share of task-windows, of all tiers together, that may exceed their reservation within the horizon, for
-            every resource that was measured.
+            Share of task-windows that may exceed their reservation within the horizon, for every resource that was
+            measured.
+        tier : str or None
+            Whose task-windows, as for ``violations_of``; None: those of all tiers together.
 
         Raises
         ------
         ModelError
             None kept to it, or the model does not say.
         """
-        kept = self.violations()
+        kept = violations_of(self.model, tier)
         for name in reversed(MARGIN_NAMES):
             if name in kept and kept[name] <= budget:
                 return name
         said = ", ".join(f"{name} {rate:.3g}" for name, rate in kept.items()) or "the model does not say"
         raise ModelError(f"no margin kept to a budget of {budget:g} on validation data ({said})")
-
-    def violations(self) -> dict[str, float]:
-        """Return ``violations_of`` the model."""
-        return violations_of(self.model)

@@ -55,6 +55,8 @@ class ModelStatus:
         What the reference stands for by now, where that was not let in.
     shadow_name, shadow_version : str or None
         The model that is scored beside the served one.
+    shadow_loaded_at : float or None
+        Since when, as above.
     shadow_problem : str or None
         Why there is none, or not the one that its reference stands for.
     """
@@ -68,6 +70,7 @@ class ModelStatus:
     refused: Refusal | None
     shadow_name: str | None
     shadow_version: str | None
+    shadow_loaded_at: float | None
     shadow_problem: str | None
 
 
@@ -196,7 +199,7 @@ class ModelKeeper:
 
     def status(self) -> ModelStatus:
         """Return what is served, and what stands in the way of what should be."""
-        served, shadow, problem = self._served(), self.shadowed, self._shadow.refused
+        served, shadow, problem = self._served(), self._shadow.current, self._shadow.refused
         return ModelStatus(
             reference=self._main.reference,
             name=served.model.name,
@@ -205,8 +208,9 @@ class ModelKeeper:
             from_disk=served.from_disk,
             registry=self._registry_status(),
             refused=self._main.refused,
-            shadow_name=None if shadow is None else shadow.name,
-            shadow_version=None if shadow is None else shadow.version,
+            shadow_name=None if shadow is None else shadow.model.name,
+            shadow_version=None if shadow is None else shadow.model.version,
+            shadow_loaded_at=None if shadow is None else shadow.loaded_at,
             shadow_problem=None if problem is None else problem.why,
         )
 

@@ -96,13 +96,13 @@ def margins_of(query: CellQuery, engine: Engine, default: str) -> NDArray[np.int
         A margin is unknown, or none keeps to a budget.
     """
 
-    def position(name: str | None, budget: float | None, field: str) -> int:
+    def position(name: str | None, budget: float | None, field: str, tier: str | None = None) -> int:
         if budget is not None:
             if name is not None:
                 message = f"{field}: give a margin or a budget, not both"
                 raise RequestError(INVALID, "margin_and_budget", message, field=field)
             try:
-                return MARGIN_NAMES.index(engine.within_budget(budget))
+                return MARGIN_NAMES.index(engine.within_budget(budget, tier))
             except ModelError as error:
                 raise RequestError(INVALID, "budget_too_small", f"{field}: {error}", field=field) from error
         if name not in MARGIN_NAMES:
@@ -117,5 +117,5 @@ def margins_of(query: CellQuery, engine: Engine, default: str) -> NDArray[np.int
     for k, tier in enumerate(TIERS, 1):
         if tier in query.margins or tier in query.budgets:
             field = f"budgets.{tier}" if tier in query.budgets else f"margins.{tier}"
-            out[k] = position(query.margins.get(tier), query.budgets.get(tier), field)
+            out[k] = position(query.margins.get(tier), query.budgets.get(tier), field, tier)
     return out

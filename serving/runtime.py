@@ -13,6 +13,7 @@ from reclaim.serving.answer import answer
 from reclaim.serving.cell_answer import answers
 from reclaim.serving.cell_schemas import CellQuery, StateInfo
 from reclaim.serving.clock import CellClock
+from reclaim.serving.company import Company
 from reclaim.serving.engine import Engine, violations_of
 from reclaim.serving.errors import parse_request
 from reclaim.serving.guard import Readiness
@@ -67,6 +68,7 @@ class Runtime:
         self.units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
         self.metrics = Metrics()
         self.requests_under_way = 0
+        self.company = Company()
         self.watch = Watch(settings.lateness_s)
         self.keeper = ModelKeeper(
             settings, promote=self._promote, shadow=self._set_shadow, refused=lambda: self.metrics.promotion("refused")
@@ -189,8 +191,10 @@ class Runtime:
         clock_s = float("nan") if info.clock_us is None else info.clock_us / 1e6
         unix = self.settings.clock == "unix"
         roles: dict[tuple[str, ...], float] = {("served", model.name, model.version, model.reference): 1.0}
-        if model.shadow_name is not None and model.shadow_version is not None:
+        loaded_at: dict[tuple[str, ...], float] = {("served",): model.loaded_at}
+        if model.shadow_name is not None and model.shadow_version is not None and model.shadow_loaded_at is not None:
             roles["shadow", model.shadow_name, model.shadow_version, self.settings.shadow] = 1.0
+            loaded_at["shadow",] = model.shadow_loaded_at
         served = self.keeper.served
         budgets = {**violations_of(served), **served.bundle.trained.get("settings", {}).get("budgets", {})}
         return {
@@ -205,7 +209,7 @@ class Runtime:
             "store_ok": float(info.store in ("ok", "memory only")),
             "recovered_notes": float(len(info.notes)),
             "model_info": roles,
-            "model_loaded_timestamp_seconds": {("served",): model.loaded_at},
+            "model_loaded_timestamp_seconds": loaded_at,
             "registry_reachable": float(not model.registry.startswith("unreachable")),
             "margin_budget_ratio": {(name,): float(budgets[name]) for name in MARGIN_NAMES if name in budgets},
             "clock_timestamp_seconds": clock_s,

@@ -125,7 +125,12 @@ class Watch:
 
     def shown(self) -> Shown:
         """Return the numbers for Prometheus, of all that was told before."""
-        return self._thread.submit(self._shown).result()
+        try:
+            shown = self._thread.submit(self._shown)
+        except RuntimeError:  # closed: whoever asks while the service stops is answered, too
+            self._thread.shutdown()
+            return self._shown()
+        return shown.result()
 
     def check(self) -> None:
         """Raise RuntimeError where something that was told could not be noted: a fault of the service."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
+from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
 from reclaim.training.estimators.margin import (
@@ -31,6 +32,8 @@ HIGHEST_SHARE: Final = 1e3
 """Widest margin looked at: in effect the limit, for every task that uses anything at all."""
 GROUP_VIOLATIONS: Final = 20
 """Rows that a group must be able to spend before it gets a margin of its own: with fewer, one task decides."""
+TIER_ROWS: Final = 10_000
+"""Rows from which the violation rate of a tier is told: of fewer, a budget of 0.1 % would count on ten at most."""
 ROUNDING: Final = 1e-6
 """Relative tolerance of a violation: targets are stored as float32 shares of the limit."""
 
@@ -64,6 +67,8 @@ class Calibration:
     margins : mapping of name to Margin
     violation : mapping of margin name to tuple of float, in the order ``schema.RESOURCES``
         Share of rows that violate.
+    violation_by_tier : mapping of margin name to mapping of ``groups.TIER_LABELS`` to tuple of float
+        The same among the rows of each tier that has any; NaN for a resource of which fewer than ``TIER_ROWS`` count.
     reclaimed : mapping of margin name to tuple of float
         Sum of (limit - reservation) over the sum of limits.
     rows : tuple of int
@@ -74,6 +79,7 @@ class Calibration:
 
     margins: Mapping[str, Margin]
     violation: Mapping[str, tuple[float, ...]]
+    violation_by_tier: Mapping[str, Mapping[str, tuple[float, ...]]]
     reclaimed: Mapping[str, tuple[float, ...]]
     rows: tuple[int, ...]
     notes: tuple[str, ...]
@@ -199,6 +205,7 @@ def calibrate(
     return Calibration(
         margins=margins,
         violation={k: _floats(violation_share(v, windows.limit, target)) for k, v in held.items()},
+        violation_by_tier={k: _by_tier(v, windows, target, rows) for k, v in held.items()},
         reclaimed={k: _floats(reclaimed_share(v, counted)) for k, v in held.items()},
         rows=tuple(int(k) for k in n),
         notes=tuple(notes),
@@ -216,6 +223,19 @@ def guarded_reservations(
     bare = {k: bases[k].reservation * margins[k].factor(windows) for k in ("baseline", "aggressive")}
     rule = np.where(np.isnan(bare["aggressive"]), np.uint8(UNKNOWN), np.uint8(MODEL))
     return {k: free.adjust(Estimate(under(k, bare), rule), windows).reservation for k in MARGIN_NAMES}
+
+
+def _by_tier(
+    reservation: NDArray[np.float64], windows: Windows, target: NDArray[np.float64], counts: NDArray[np.bool_]
+) -> dict[str, tuple[float, ...]]:
+    """Return ``Calibration.violation_by_tier`` of one margin; ``counts`` are the rows that do, (n, n_resources)."""
+    out = {}
+    for number, label in enumerate(TIER_LABELS):
+        of = tier_key(windows.tier) == number
+        if of.any():
+            share = violation_share(reservation[of], windows.limit[of], target[of])
+            out[label] = _floats(np.where(counts[of].sum(axis=0) >= TIER_ROWS, share, np.nan))
+    return out
 
 
 def _of_groups(scores: NDArray[np.float64], group: NDArray[np.int64], budget: float) -> NDArray[np.float64]:

@@ -234,6 +234,10 @@ def run_training(
                 "settings": dict(config.settings()),
                 "datasets": report.datasets,
                 "violation": report.violation,
+                "violation_by_tier": {
+                    k: {tier: _by_resource(v) for tier, v in of.items()}
+                    for k, of in calibration.violation_by_tier.items()
+                },
                 "reclaimed": report.reclaimed,
                 "notes": report.notes,
                 **fitted.facts,

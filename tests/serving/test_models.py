@@ -124,6 +124,7 @@ def test_moving_the_alias_promotes_and_moving_it_back_rolls_back(
     for fingerprint in ("first", "second", "third"):
         registry.register(dataset_fingerprint=fingerprint)
     registry.point("champion", "1")
+    began = time.time()
     keeper = registry.keeper()
     first = keeper.served
     assert (first.version, keeper.status().registry) == ("1", "not asked")
@@ -133,7 +134,7 @@ def test_moving_the_alias_promotes_and_moving_it_back_rolls_back(
     status = keeper.status()
     assert (status.reference, status.name, status.version) == (f"{registry.name}@champion", registry.name, "1")
     assert (status.registry, status.from_disk, status.refused) == ("reachable", False, None)
-    assert abs(status.loaded_at - time.time()) < 60
+    assert began <= status.loaded_at <= time.time()
 
     registry.point("champion", "2")
     keeper.look()
@@ -413,6 +414,8 @@ def test_the_shadow_follows_its_own_alias_and_never_touches_the_served_one(regis
     keeper.look()
     status = keeper.status()
     assert (status.shadow_name, status.shadow_version, status.shadow_problem) == (registry.name, "2", None)
+    assert status.shadow_loaded_at is not None
+    assert abs(status.shadow_loaded_at - time.time()) < 3_600
     registry.point("candidate", "3")
     keeper.look()
     status = keeper.status()
@@ -467,10 +470,11 @@ def test_fixed_models_are_not_watched_and_a_folder_needs_no_registry(
     assert "no model" in str(broken.status().shadow_problem)
 
 
-def test_the_thread_follows_by_itself_until_it_is_closed(registry: Registry) -> None:
+def test_the_thread_follows_by_itself_until_it_is_closed(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.register()
     registry.register()
     registry.point("champion", "1")
+    monkeypatch.setattr(models, "_LAST_LOOK_S", 120.0)
     keeper = registry.keeper(watch_s=0.05)
     keeper.watch()
     registry.point("champion", "2")
@@ -518,7 +522,7 @@ def test_a_server_that_does_not_answer_holds_up_nobody_but_the_watcher(
         keeper._watcher.join(10)
 
 
-def _wait(until: Callable[[], bool], most_s: float = 60.0) -> None:
+def _wait(until: Callable[[], bool], most_s: float = 120.0) -> None:
     end = time.monotonic() + most_s
     while not until():
         assert time.monotonic() < end

@@ -10,10 +10,15 @@ import httpx
 import pytest
 
 from reclaim.data.windows import Cell
+from reclaim.features.groups import TIER_LABELS
+from reclaim.serving.cell_schemas import CellQuery
 from reclaim.serving.client import Client, ServiceError
 from reclaim.serving.engine import Engine, violations_of
+from reclaim.serving.errors import RequestError
 from reclaim.serving.loader import LoadedModel
+from reclaim.serving.query import margins_of
 from reclaim.training.bundle import Bundle
+from reclaim.training.estimators.margin import MARGIN_NAMES
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +37,17 @@ def url(make_app: Any, at_url: Any) -> Iterator[str]:
     ],
 )
 def test_a_budget_that_cannot_be_met_is_named(url: str, asked: dict[str, Any], field: str) -> None:
-    response = httpx.post(f"{url}/v1/cell/reservations", json=asked)
+    response = httpx.post(f"{url}/v1/cell/reservations", json=asked, timeout=120)
     assert (response.status_code, response.json()["error"]["field"]) == (422, field)
     assert response.json()["error"]["message"].startswith(f"{field}: ")
 
 
 @pytest.mark.parametrize("name", ["collection_id", "machine_id"])
 def test_a_parameter_is_called_what_the_caller_called_it(url: str, name: str) -> None:
-    error = httpx.get(f"{url}/v1/cell/reservations?{name}=1&{name}={2**63}").json()["error"]
+    error = httpx.get(f"{url}/v1/cell/reservations?{name}=1&{name}={2**63}", timeout=120).json()["error"]
     assert error["field"] == f"{name}[1]"
     assert error["message"].startswith(f"{name}[1]: ")
-    body = httpx.post(f"{url}/v1/cell/reservations", json={"machines": [-1]}).json()["error"]
+    body = httpx.post(f"{url}/v1/cell/reservations", json={"machines": [-1]}, timeout=120).json()["error"]
     assert body["field"] == "machines[0]"
 
 
@@ -53,6 +58,20 @@ def test_what_was_never_measured_keeps_to_no_budget_and_breaks_nothing(bundle: B
     engine = Engine(LoadedModel("m", "1", "m", bundle), Cell())
     engine.model = told  # type: ignore[assignment]  # likewise
     assert engine.within_budget(0.01) == "baseline"
+
+
+def test_a_tiers_budget_is_held_against_what_its_own_tasks_did(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {name: {"cpu": rate, "memory": 0.0} for name, rate in zip(MARGIN_NAMES, (0.001, 0.004, 0.01), strict=True)}
+    own = {name: {"prod": {"cpu": 3 * rates["cpu"], "memory": None}} for name, rates in both.items()}
+    monkeypatch.setitem(bundle.trained, "violation", both)
+    monkeypatch.setitem(bundle.trained, "violation_by_tier", own)
+    engine = Engine(LoadedModel("m", "1", "m", bundle), Cell())
+    query = CellQuery(budget=0.01, budgets={"prod": 0.01, "free": 0.01})
+    margins = dict(zip(TIER_LABELS, margins_of(query, engine, "medium").tolist(), strict=True))
+    baseline, _, aggressive = range(len(MARGIN_NAMES))
+    assert margins == {**dict.fromkeys(TIER_LABELS, aggressive), "prod": baseline}
+    with pytest.raises(RequestError, match=r"budgets\.prod: no margin kept to a budget of 0\.002 .*baseline 0\.003"):
+        margins_of(CellQuery(budgets={"prod": 0.002, "free": 0.002}), engine, "medium")
 
 
 def test_metrics_are_shown_for_a_model_whose_memory_was_never_measured(
@@ -72,7 +91,7 @@ def test_windows_are_counted_by_what_became_of_them(make_app: Any, at_url: Any) 
 
     with make_app(max_tracked=2) as (app, runtime), at_url(app) as url:
         told = [window(1), window(2), window(3), window(4, limit=None), window(1), {"collection_id": 5}, 7]
-        answer = httpx.post(f"{url}/v1/usage", json={"windows": told}).json()
+        answer = httpx.post(f"{url}/v1/usage", json={"windows": told}, timeout=120).json()
         text = runtime.metrics.text()
     assert answer["refused"] == {"invalid_field": 2, "no_limit": 1, "too_many_tasks": 1}
     counted = {"taken": 2, "repeated": 1, "no_limit": 1, "too_many_tasks": 1, "refused": 2, "too_late": 0}

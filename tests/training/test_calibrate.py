@@ -194,7 +194,10 @@ def test_groups_with_rows_enough_keep_the_budget_for_themselves_and_small_ones_t
     assert found.margins["medium"].by_group == margin.by_group
 
 
-def test_a_margin_for_each_tier_keeps_every_tiers_budget_where_one_for_all_does_not() -> None:
+def test_a_margin_for_each_tier_keeps_every_tiers_budget_where_one_for_all_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("reclaim.training.calibrate.TIER_ROWS", 2_000)
     rng = np.random.default_rng(0)
     windows = _windows(4_000)
     windows.tier[:] = np.repeat([0, 1], 2_000)
@@ -205,7 +208,20 @@ def test_a_margin_for_each_tier_keeps_every_tiers_budget_where_one_for_all_does_
         bases = _both(np.full((4_000, 2), 2.0))
         found = calibrate(bases, windows, target, Budgets(0.01, 0.01), by_group=by_group)
         held = guarded_reservations(bases, windows, found.margins)["baseline"]
-        worst = max(
-            violation_share(held[t], windows.limit[t], target[t])[0] for t in (slice(2_000), slice(2_000, None))
-        )
-        assert (worst <= 0.01) == by_group
+        rates = [violation_share(held[t], windows.limit[t], target[t])[0] for t in (slice(2_000), slice(2_000, None))]
+        assert (max(rates) <= 0.01) == by_group
+        told = found.violation_by_tier["baseline"]
+        assert list(told) == ["free", "beb"]
+        assert [told[tier][0] for tier in told] == rates
+
+
+def test_the_rate_of_a_tier_of_few_rows_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reclaim.training.calibrate.TIER_ROWS", 3)
+    windows = _windows(7)
+    windows.tier[:] = [-1, -1, -1, 1, 1, 1, 1]
+    windows.limit[3:5, 1] = np.nan
+    found = calibrate(_both(np.full((7, 2), 2.0)), windows, np.full((7, 2), 0.1))
+    told = found.violation_by_tier["baseline"]
+    assert told["unknown"] == (0.0, 0.0)
+    assert told["beb"][0] == 0.0
+    assert np.isnan(told["beb"][1])
