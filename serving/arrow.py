@@ -78,11 +78,11 @@ def read_table(body: bytes, kinds: Mapping[str, Kind], required: tuple[str, ...]
         ) from error
 
 
-def write_table(table: pa.Table) -> pa.Buffer:
+def write_table(table: pa.Table | pa.RecordBatch) -> pa.Buffer:
     """Return the table as a stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+        writer.write(table)
     return sink.getvalue()
 
 

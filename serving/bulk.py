@@ -13,7 +13,7 @@ from reclaim.data.windows import Windows, sort_windows
 from reclaim.features.whole import features_of_histories
 from reclaim.serving.cell_answer import answers, as_table
 from reclaim.serving.engine import Engine
-from reclaim.serving.pieces import THREADS, in_pieces
+from reclaim.serving.pieces import in_pieces
 from reclaim.serving.query import margins_of
 from reclaim.serving.rows import UsageRows, usage_from_arrow
 from reclaim.serving.schemas import Units
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def answer_histories(
-    model: LoadedModel, body: bytes, query: CellQuery, settings: ServingSettings, metrics: Metrics
+    model: LoadedModel, body: bytes, query: CellQuery, settings: ServingSettings, metrics: Metrics, threads: int
 ) -> pa.Table:
     """Return one row per task of an Arrow stream of windows, in order of collection and index.
 
     Rows that are refused, and those without a limit, are left out; the table's metadata counts them by code, as
-    ``refused``, and describes the first, as ``errors``.
+    ``refused``, and describes the first, as ``errors``. The number of threads changes nothing in it.
 
     Raises
     ------
@@ -42,11 +42,11 @@ def answer_histories(
     with metrics.answering("decode"):
         told = usage_from_arrow(body, settings.max_bulk_rows)
         windows = _histories(told)
-    engine = Engine(model, settings.cell, THREADS)
+    engine = Engine(model, settings.cell, threads)
     margin_of_tier = margins_of(query, engine, settings.margin)
     units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
     with metrics.answering("features"):
-        x = features_of_histories(windows, settings.cell, THREADS)
+        x = features_of_histories(windows, settings.cell, threads)
     starts = windows.task_starts()
 
     def made(piece: slice) -> pa.Table:
@@ -62,7 +62,7 @@ def answer_histories(
         return as_table(answers(known, margin_of_tier, settings), units, quantiles=bool(query.quantiles))
 
     with metrics.answering("answer"):
-        table = pa.concat_tables(in_pieces(made, len(x)))
+        table = pa.concat_tables(in_pieces(made, len(x), threads))
     errors = [error.model_dump() for error in told.refusals.errors]
     about = {"refused": json.dumps(told.refusals.counts), "errors": json.dumps(errors)}
     return table.replace_schema_metadata({**(table.schema.metadata or {}), **about})

@@ -17,8 +17,8 @@ _PIECE_ROWS: Final = ROWS_WORTH_A_THREAD - 1
 interpreter is free for others within a millisecond."""
 
 
-def in_pieces(make: Callable[[slice], _Made], n: int) -> list[_Made]:
-    """Return what is made of each piece of ``n`` rows, in their order; there is one piece at least. In threads."""
+def in_pieces(make: Callable[[slice], _Made], n: int, threads: int) -> list[_Made]:
+    """Return what is made of each piece of ``n`` rows, in their order; there is one piece at least."""
     pieces = [slice(low, low + _PIECE_ROWS) for low in range(0, max(n, 1), _PIECE_ROWS)]
     made: list[_Made | None] = [None] * len(pieces)
 
@@ -26,5 +26,5 @@ def in_pieces(make: Callable[[slice], _Made], n: int) -> list[_Made]:
         for k in range(part, len(pieces), parts):
             made[k] = make(pieces[k])
 
-    in_parts(run, n, THREADS)
+    in_parts(run, n, threads)
     return [m for m in made if m is not None]

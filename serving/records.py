@@ -32,11 +32,10 @@ def write_windows(windows: Windows) -> pa.Buffer:
         if field.name not in _WIDE:
             columns[field.name] = values
             continue
-        for k, name in enumerate(_WIDE[field.name]):
-            column = np.ascontiguousarray(values[:, k])
-            if not np.isnan(column).all():
-                columns[f"{field.name}.{name}"] = column
-    return write_table(pa.table(columns))
+        for k in np.flatnonzero(~np.isnan(values).all(axis=0)):
+            columns[f"{field.name}.{_WIDE[field.name][k]}"] = np.ascontiguousarray(values[:, k])
+    batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns.values()], list(columns))
+    return write_table(batch)
 
 
 def read_windows(payload: memoryview) -> Windows:

@@ -54,6 +54,7 @@ from reclaim.serving.openapi import (
     describe_tasks,
     describe_usage,
 )
+from reclaim.serving.pieces import THREADS
 from reclaim.serving.query import margins_of, page_of
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.schemas import MAX_ID, ErrorResponse, ModelInfo, ReservationResponse
@@ -147,7 +148,8 @@ async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Resp
         query = _query_of(request.query_params, *_MARGIN, "quantiles")
 
         def made() -> Response:
-            return _table(runtime, bulk.answer_histories(model, body, query, settings, runtime.metrics))
+            threads = 1 if runtime.company.present else THREADS  # or a single call would wait for a core
+            return _table(runtime, bulk.answer_histories(model, body, query, settings, runtime.metrics, threads))
 
         return await run_in_threadpool(made)
     _query_of(request.query_params)  # a body of JSON says it itself
@@ -155,7 +157,10 @@ async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Resp
     def respond() -> Response:
         return Response(answer(model, parse_request(body), settings).model_dump_json(), media_type=_JSON)
 
-    return respond() if len(body) <= _INLINE_BYTES else await run_in_threadpool(respond)
+    if len(body) > _INLINE_BYTES:
+        return await run_in_threadpool(respond)
+    runtime.company.came()
+    return respond()
 
 
 async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
@@ -171,7 +176,11 @@ async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
                 return rows.usage_from_arrow(body, settings.max_bulk_rows)
             return rows.usage_from_json(body, runtime.units, settings.max_bulk_rows)
 
-    told = read() if len(body) <= _INLINE_BYTES else await run_in_threadpool(read)
+    if len(body) <= _INLINE_BYTES:
+        runtime.company.came()
+        told = read()
+    else:
+        told = await run_in_threadpool(read)
     done = await asyncio.wrap_future(runtime.writer.write(told))
     if wanted == "none":
         return _said(done)
@@ -203,6 +212,7 @@ async def _task(runtime: Runtime, request: Request, body: bytes) -> Response:  #
     runtime.writer.check_readable()
     query = _query_of(request.query_params, *_MARGIN)
     key = np.array([[_whole(request.path_params, name) for name in (s.COLLECTION_ID, s.INSTANCE_INDEX)]])
+    runtime.company.came()
     known = runtime.tracker.look(key, with_x=True)
     if not known.there[0]:
         raise RequestError(NOT_FOUND, "unknown_task", f"nothing was told of task {key[0, 0]}/{key[0, 1]}, or it left")

@@ -260,7 +260,7 @@ class Tracker:
             return make(known, piece)
 
         while True:
-            pieces = in_pieces(made, len(slots if key is None else key))
+            pieces = in_pieces(made, len(slots if key is None else key), self._threads)
             if len(engines) == 1:
                 return pieces
             engines.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.serving.cell_schemas import WriteAnswer
+from reclaim.serving.company import Company
 from reclaim.serving.errors import BUSY, UNAVAILABLE, RequestError
 from reclaim.serving.rows import FactRows, UsageRows
 
 _SMALL_ROWS: Final = 4_096
 """Writes of up to so many windows are taken together, in a few milliseconds: one sync and one pass for all of them."""
-_COMPANY_S: Final = 1.0
-"""For so long after a small write another is expected, in seconds."""
 _RETRY_S: Final = 1
 """When a caller who met a full queue may come again, in seconds: a write takes half of one at most."""
 
@@ -96,12 +94,12 @@ class Turns:
         self._commands: deque[Command] = deque()
         self._current = Turn()
         self._closed = False
-        self._small_at_s = -_COMPANY_S
+        self._company = Company()
 
     @property
     def in_company(self) -> bool:
         """Whether small writes come at present, which large ones should not hold up."""
-        return bool(self._small) or time.monotonic() - self._small_at_s < _COMPANY_S
+        return bool(self._small) or self._company.present
 
     @property
     def waiting(self) -> int:
@@ -128,7 +126,7 @@ class Turns:
                 self._small.append(Facts(told, done))
             elif len(told.windows) <= _SMALL_ROWS:
                 self._small.append(Write(told, done))
-                self._small_at_s = time.monotonic()
+                self._company.came()
             else:
                 self._large.append(Write(told, done))
             self._changed.notify()

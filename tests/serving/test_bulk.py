@@ -38,15 +38,14 @@ def test_pieces_and_threads_change_nothing(bundle: Bundle, monkeypatch: pytest.M
     model, settings, metrics = LoadedModel("m", "1", "m", bundle), ServingSettings(), Metrics()
     query = CellQuery(margins={"prod": "aggressive"}, quantiles=True)
     body = body_of(TASKS, 2)
-    made = bulk.answer_histories(model, body, query, settings, metrics)
+    made = bulk.answer_histories(model, body, query, settings, metrics, 2)
     assert len(made) == TASKS
     assert made.column(s.COLLECTION_ID).num_chunks > 1
     assert set(made.column("margin").to_pylist()) == {"baseline", "aggressive"}
     with pa.ipc.open_stream(arrow.write_table(made)) as reader:
         sent = reader.read_all()
-    monkeypatch.setattr(pieces, "THREADS", 1)
     monkeypatch.setattr(pieces, "_PIECE_ROWS", TASKS)
-    whole = bulk.answer_histories(model, body, query, settings, metrics)
+    whole = bulk.answer_histories(model, body, query, settings, metrics, 1)
     assert whole.column(s.COLLECTION_ID).num_chunks == 1
     assert sent.schema.metadata == whole.schema.metadata
     assert sent.to_pylist() == whole.to_pylist()
@@ -56,4 +55,4 @@ def test_pieces_and_threads_change_nothing(bundle: Bundle, monkeypatch: pytest.M
 
 
 def test_there_is_a_piece_of_nothing_too() -> None:
-    assert pieces.in_pieces(lambda piece: piece, 0) == [slice(0, pieces._PIECE_ROWS)]
+    assert pieces.in_pieces(lambda piece: piece, 0, 2) == [slice(0, pieces._PIECE_ROWS)]
