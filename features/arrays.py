@@ -40,9 +40,15 @@ def raw(records: NDArray[Any]) -> NDArray[np.uint8]:
     return records.reshape(-1).view(np.uint8)
 
 
-def copy_of(records: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy of a contiguous array, made byte by byte, whose memory goes back to the system with it."""
-    out = blank_records(records.shape, records.dtype)
+def copy_of(records: NDArray[Any], room: NDArray[np.uint8] | None = None) -> NDArray[Any]:
+    """Return a copy of a contiguous array, made byte by byte, whose memory goes back to the system with it.
+
+    It is made in ``room``, bytes of memory that were taken before, where there are enough of them.
+    """
+    if room is None or len(room) < records.nbytes:
+        out = blank_records(records.shape, records.dtype)
+    else:
+        out = room[: records.nbytes].view(records.dtype).reshape(records.shape)
     raw(out)[:] = raw(records)
     return out
 

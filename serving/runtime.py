@@ -114,7 +114,8 @@ class Runtime:
     def state_info(self) -> StateInfo:
         """Return how the memory fares."""
         tracker, store = self.tracker, self.store
-        saved = self.writer.saved_at
+        saver = self.writer.saver
+        saved = None if saver is None else saver.saved_at
         return StateInfo(
             tracked=len(tracker),
             collections_without_estimation=tracker.n_opted_out,
@@ -205,7 +206,7 @@ class Runtime:
             "tasks_room": float(self.settings.max_tracked - info.tracked),
             "state_bytes": {("memory",): info.bytes, ("log",): info.log_bytes, ("snapshot",): info.snapshot_bytes},
             "snapshot_age_seconds": float("nan") if info.snapshot_age_s is None else info.snapshot_age_s,
-            "snapshot_duration_seconds": self.writer.save_s,
+            "snapshot_duration_seconds": float("nan") if self.writer.saver is None else self.writer.saver.save_s,
             "store_ok": float(info.store in ("ok", "memory only")),
             "recovered_notes": float(len(info.notes)),
             "model_info": roles,

@@ -18,12 +18,13 @@ from reclaim.data.errors import ModelError, ReclaimError, StoreError
 from reclaim.data.windows import Windows, concatenate
 from reclaim.features.lateness import LATE, REPEATED
 from reclaim.features.lateness import NEW as TAKEN
-from reclaim.serving import records
+from reclaim.serving import records, saver
 from reclaim.serving.cell_schemas import WriteAnswer
 from reclaim.serving.errors import NO_ROOM, TOO_LARGE, UNAVAILABLE, RequestError
 from reclaim.serving.outcomes import OUTCOMES, dated, why
-from reclaim.serving.recall import facts_of, recall
+from reclaim.serving.recall import recall
 from reclaim.serving.rows import FactRows, Refusals, UsageRows
+from reclaim.serving.saver import Saver
 from reclaim.serving.tracker import Tracker
 from reclaim.serving.turns import Command, Facts, Turns, Write
 
@@ -31,20 +32,17 @@ if TYPE_CHECKING:
     from reclaim.serving.engine import Engine
     from reclaim.serving.metrics import Metrics
     from reclaim.serving.settings import ServingSettings
-    from reclaim.serving.store import Mark, Store
+    from reclaim.serving.store import Store
     from reclaim.serving.watch import Watch
 
 _LOG = logging.getLogger(__name__)
 
 _PART_ROWS, _PART_ROWS_IN_COMPANY = 32_768, 2_048
 """A larger write is taken in parts of this, small ones in between; while such come, in finer parts of some 10 ms."""
-_MEND_S: Final = 5.0
-"""How often a store that takes nothing is tried again, in seconds."""
 _LET_GO_S: Final = 5.0
 """How often tasks are looked for of which nothing was heard for long, in seconds."""
 _RETRY_S: Final = 1
 """When a caller who came too early may come again, in seconds."""
-_MIB: Final = 2**20
 
 
 class Writer:
@@ -72,16 +70,12 @@ class Writer:
         self._turns = Turns(settings.max_waiting)
         self._engine: Engine | None = None
         self._syncer = ThreadPoolExecutor(1, "sync")
-        self._saver = ThreadPoolExecutor(1, "snapshot")
-        self._saving: Future[None] | None = None
-        self._mend_at = self._let_go_at = 0.0
+        self.saver = None if store is None else Saver(store, tracker, settings, self._wake)
+        self._let_go_at = 0.0
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self.state = "recovering"
         """``recovering``, ``ok``, or why there is nothing to answer from."""
         self.recovered_rows = 0
-        self.saved_at: float | None = None
-        """When the last snapshot was made, in seconds since 1970."""
-        self.save_s = float("nan")
 
     @property
     def waiting(self) -> int:
@@ -104,7 +98,8 @@ class Writer:
         if self._thread.is_alive():
             self._thread.join()
         self._watch.close()
-        self._saver.shutdown()
+        if self.saver is not None:
+            self.saver.close()
         self._syncer.shutdown()
         if self._store is not None:
             self._store.close()
@@ -142,6 +137,9 @@ class Writer:
         """Score tasks with a second model as well, unseen; None: with none any more."""
         self._between_writes(lambda: self._watch.shadow(engine))
 
+    def _wake(self) -> None:
+        self._turns.command(lambda: None)
+
     def _between_writes(self, what: Callable[[], object]) -> None:
         if self._thread.is_alive():
             self._turns.command(what).result()
@@ -164,7 +162,7 @@ class Writer:
                 self._on_fault()
 
     def _work(self) -> None:
-        while (turn := self._turns.next(_MEND_S)) is not None:
+        while (turn := self._turns.next(saver.MEND_S)) is not None:
             if turn.command is not None:
                 _attempt(turn.command)
             for group in turn.small:
@@ -175,7 +173,8 @@ class Writer:
             if turn.large is not None:
                 self._take_part(turn.large)
             self._let_go()
-            self._look_after_store()
+            if self.saver is not None:
+                self.saver.look()
             self._watch.check()
 
     def _let_go(self) -> None:
@@ -329,38 +328,12 @@ class Writer:
         self.state = "ok"
         _LOG.info("%d tasks remembered, %d windows read from the log", len(self._tracker), self.recovered_rows)
 
-    def _look_after_store(self) -> None:
-        """Make a snapshot when the log has grown, or when nothing else mends the store."""
-        store = self._store
-        if store is None or (self._saving is not None and not self._saving.done()) or time.monotonic() < self._mend_at:
-            return
-        if store.broken is not None:
-            self._mend_at = time.monotonic() + _MEND_S
-            if store.mend():
-                _LOG.warning("the disk takes writes again")
-                return
-        elif store.log_bytes <= max(self._settings.snapshot_mib * _MIB, store.snapshot_bytes):
-            return
-        mark, arrays = store.roll(), self._tracker.memory()
-        self._saving = self._saver.submit(self._save, store, mark, arrays)
-
-    def _save(self, store: Store, mark: Mark, arrays: dict[str, NDArray[Any]]) -> None:
-        began = time.monotonic()
-        try:
-            store.save(mark, arrays, facts_of(self._settings))
-        except StoreError as error:
-            _LOG.error("no snapshot: %s", error)
-            self._mend_at = time.monotonic() + _MEND_S  # a copy of all that is known is not made at every write
-            return
-        self.saved_at, self.save_s = time.time(), time.monotonic() - began
-        _LOG.info("snapshot of %.0f MiB in %.1f s", store.snapshot_bytes / _MIB, self.save_s)
-
     def _not_stored(self, problem: str) -> RequestError:
         full = self._store is not None and self._store.full
         return RequestError(
             NO_ROOM if full else UNAVAILABLE, "not_stored",
             f"nothing of it is acknowledged, as it cannot be kept: {problem}; send it again",
-            retry_after_s=int(_MEND_S),
+            retry_after_s=int(saver.MEND_S),
         )  # fmt: skip
 
     @contextmanager

@@ -1,0 +1,128 @@
+"""Snapshots: made of copies for which the memory is there before, and made all the same where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reclaim.serving import saver
+from reclaim.serving.saver import Saver
+from reclaim.serving.settings import ServingSettings
+from reclaim.serving.store import Store
+
+Arrays = dict[str, NDArray[Any]]
+
+RECORD = np.dtype([("a", "i8"), ("b", "f4", 3)])
+
+
+class Memory:
+    """Stands for a tracker: arrays that change, and copies of them by name."""
+
+    def __init__(self) -> None:
+        self.arrays: Arrays = {"few": np.arange(3), "records": np.ones(700_000, RECORD), "none": np.zeros((0, 2))}
+        self.copies: Arrays = {}
+
+    def memory(self, copied: Callable[[str, NDArray[Any]], NDArray[Any]]) -> Arrays:
+        """Return what ``Tracker.memory`` would."""
+        self.copies = {name: copied(name, array) for name, array in self.arrays.items()}
+        return self.copies
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Give a store whose log is longer than it may be."""
+    store = Store.open(tmp_path / "store", state_version=1)
+    store.append("kind", b"x" * 2_000)
+    return store
+
+
+def make(store: Store, memory: Memory, wake: Callable[[], object] = lambda: None) -> Saver:
+    settings = ServingSettings().model_copy(update={"snapshot_mib": 0})
+    return Saver(store, memory, settings, wake)  # type: ignore[arg-type]  # all that is asked of a tracker
+
+
+def look(made: Saver) -> None:
+    """Look after the store, and wait for what that begins."""
+    made.look()
+    if made.busy is not None:
+        made.busy.result()
+
+
+def has_saved(made: Saver) -> bool:
+    return made.saved_at is not None
+
+
+def saved(store: Store, tmp_path: Path) -> Arrays:
+    """Close the store, and return what another one finds in its folder."""
+    store.close()
+    again = Store.open(tmp_path / "store", state_version=1)
+    arrays = again.recovered.arrays
+    again.close()
+    assert arrays is not None
+    return dict(arrays)
+
+
+def test_the_memory_of_the_copies_is_taken_before_they_are_made(store: Store, memory: Memory, tmp_path: Path) -> None:
+    made = make(store, memory)
+    look(made)
+    assert not has_saved(made)
+    room = dict(made._room or {})
+    memory.arrays["records"]["a"][5] = 17  # what is saved is what there is when it is copied
+    look(made)
+    assert has_saved(made)
+    assert not made._room
+    for name, array in memory.arrays.items():
+        assert not np.shares_memory(memory.copies[name], array)
+        assert len(array) == 0 or np.shares_memory(memory.copies[name], room[name])
+    made.close()
+    found = saved(store, tmp_path)
+    assert list(found) == list(memory.arrays)
+    for name, array in memory.arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
+
+
+def test_what_has_outgrown_its_room_is_copied_elsewhere(store: Store, memory: Memory, tmp_path: Path) -> None:
+    made = make(store, memory)
+    look(made)
+    memory.arrays |= {"few": np.arange(300), "new": np.arange(4.0)}
+    look(made)
+    made.close()
+    found = saved(store, tmp_path)
+    np.testing.assert_array_equal(found["few"], np.arange(300))
+    np.testing.assert_array_equal(found["new"], np.arange(4.0))
+
+
+def test_a_snapshot_is_made_where_no_room_could_be(
+    store: Store, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> Any:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(saver, "blank_records", none)
+    made = make(store, memory)
+    look(made)
+    look(made)
+    made.close()
+    assert has_saved(made)
+    assert saved(store, tmp_path)["few"].tolist() == [0, 1, 2]
+
+
+def test_whoever_waits_for_the_room_is_told_when_it_is_there(store: Store, memory: Memory) -> None:
+    woken: list[bool] = []
+    made = make(store, memory, lambda: woken.append(made._room is not None))
+    look(made)
+    look(made)
+    made.close()
+    store.close()
+    assert woken == [True]
