@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Read as the libraries load. Workers share the cores: a second thread of theirs would wait at every step, spinning.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from reclaim.data.schema import RESOURCES
 from reclaim.training.bundle import Bundle
@@ -18,6 +22,12 @@ from reclaim.training.estimators.plan import Basis
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
+
+# No test fails for want of time. New cases are drawn at every run but in CI, which judges a change, not a draw.
+settings.register_profile(
+    "reclaim", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
+settings.load_profile("reclaim")
 
 Rows = Sequence[dict[str, Any] | str]
 

@@ -202,9 +202,15 @@ def register_bundle(
         if not client.search_registered_models(f"name='{name}'"):
             client.create_registered_model(name)
         newest = client.create_model_version(name, source=uri, run_id=run.run_id, model_id=model_id)
+    registered = ModelVersion(name, str(newest.version), run.run_id)
     if alias is not None:
-        client.set_registered_model_alias(name, alias, newest.version)
-    return ModelVersion(name, str(newest.version), run.run_id)
+        move_alias(registered, alias)
+    return registered
+
+
+def move_alias(version: ModelVersion, alias: str) -> None:
+    """Let an alias stand for a version from now on."""
+    store_client().set_registered_model_alias(version.name, alias, version.version)
 
 
 def describe_version(version: ModelVersion, text: str) -> None:

@@ -247,8 +247,6 @@ def run_training(
         run.log_history(fitted.history)
         run.log_metrics(
             {
-                "valid": scores,
-                "test": test_scores,
                 "margin": report.margins,
                 "violation": report.violation,
                 "reclaimed": report.reclaimed,
@@ -265,8 +263,12 @@ def run_training(
             save_bundle(bundle, Path(folder) / "bundle")
             registered = tracking.register_bundle(
                 run, Path(folder) / "bundle", name, inputs=FEATURE_NAMES, outputs=output_names(forecaster),
-                alias=tracking.CHAMPION if config.estimator == "network" else None,
+                alias=None,
             )  # fmt: skip
+        # MLflow copies to a model, one by one, what its run has measured by then: these are more than a thousand
+        run.log_metrics({"valid": scores, "test": test_scores})
+        if config.estimator == "network":
+            tracking.move_alias(registered, tracking.CHAMPION)
         report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
         card = model_card(
             asdict(report), settings=config.settings(), test_scores=report.test_scores,

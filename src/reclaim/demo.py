@@ -34,7 +34,7 @@ def run_demo(
     days : float
     seed : int
     say : callable
-        Told of each stage as it begins.
+        Told of each stage as it begins, and of each step of training.
     synth_progress : callable or None
         Told the share of the cell that is written.
     """
@@ -44,7 +44,7 @@ def run_demo(
     from reclaim.replay.experiment import run_experiment
     from reclaim.replay.experiments import load_experiment
     from reclaim.training.bundle import load_bundle
-    from reclaim.training.settings import TrainConfig
+    from reclaim.training.settings import TrainConfig, TreeConfig
     from reclaim.training.tracking import fetch_bundle
     from reclaim.training.train import run_training
 
@@ -54,10 +54,13 @@ def run_demo(
     dataset = ingest(out / "cell", out / "dataset", IngestConfig()).dataset
     say(f"features  of {dataset.n_windows:,} windows")
     build_features(dataset)
+    # few trees: those of `reclaim train` would take longer than all else together
+    trees = TreeConfig(levels=(0.9, 0.98, 0.995), iterations=25, learning_rate=0.2, max_samples=20_000)
     bundles = {}
     for estimator in ("trees", "network"):
         say(f"train     the {estimator}")
-        trained = run_training(dataset.path, TrainConfig(estimator=estimator, seed=seed))
+        config = TrainConfig(estimator=estimator, seed=seed, trees=trees)
+        trained = run_training(dataset.path, config, progress=lambda stage: say(f"          {stage}"))
         bundles[estimator] = load_bundle(fetch_bundle(f"{trained.model}/{trained.version}")[0])
     say("replay    baseline, medium and aggressive margins")
     return run_experiment(load_experiment(DEMONSTRATED), dataset.path, out / DEMONSTRATED, bundles=bundles)

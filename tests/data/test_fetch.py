@@ -34,6 +34,8 @@ from reclaim.data.fetch import GIVE_UP_AFTER, FetchConfig, FetchReport, fetch, f
 from reclaim.data.ledger import LEDGER, Ledger
 from reclaim.data.locations import TRACES
 
+PATIENCE_S = 120.0
+"""For what must happen: nobody waits for so long but where it does not."""
 SHARD = "instance_usage-000000000000.json.gz"
 BODY = bytes(i * i // 255 % 256 for i in range(300_000))
 
@@ -183,6 +185,13 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
         thread.join()
 
 
+def soon(met: Callable[[], bool]) -> None:
+    """Wait for something that another thread or process does."""
+    until = time.monotonic() + PATIENCE_S
+    while not met() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def shards(n: int, table: str = "instance_usage") -> dict[str, bytes]:
     return {f"{table}-{i:012d}.json.gz": bytes([i % 256]) * (1_000 + i) for i in range(n)}
 
@@ -190,7 +199,7 @@ def shards(n: int, table: str = "instance_usage") -> dict[str, bytes]:
 def config(mirror: Mirror, **changes: Any) -> FetchConfig:
     usual: dict[str, Any] = {
         "trace": "google-v3", "cell": "a", "tables": ("instance_usage",), "shards": "0", "base_url": mirror.url,
-        "backoff_s": 0.0,
+        "backoff_s": 0.0, "timeout_s": PATIENCE_S,
     }  # fmt: skip
     return FetchConfig(**(usual | changes))
 
@@ -222,6 +231,7 @@ def test_shards_that_are_neither_are_refused(text: str) -> None:
         parse_shards(text)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 5_000))
 def test_the_end_of_a_table_is_found_in_few_questions(n: int) -> None:
     asked: list[int] = []
@@ -489,12 +499,13 @@ def test_pauses_double_up_to_a_minute_and_then_it_is_over(tmp_path: Path, mirror
 
 
 def test_a_silent_connection_is_broken_off_and_resumed(tmp_path: Path, mirror: Mirror) -> None:
-    over = threading.Event()
-    mirror.files[SHARD], mirror.faults[SHARD] = BODY, [Fault(close_after=100_000, hold=lambda: over.wait(10))]
-    run(mirror, tmp_path / "o", timeout_s=0.1)
-    over.set()
+    mirror.files[SHARD] = BODY
+    mirror.always[SHARD] = Fault(close_after=100_000, hold=lambda: soon(lambda: any(mirror.gets())))
+    run(mirror, tmp_path / "o", timeout_s=0.5)
     assert left(tmp_path / "o") == {SHARD: BODY}
-    assert mirror.gets() == ["", "bytes=50000-"]
+    first, *others = mirror.gets()
+    rest = next(span for span in others if span)  # on a slow machine half a second may pass before anything comes
+    assert (first, 0 < int(rest.removeprefix("bytes=").removesuffix("-")) <= 50_000) == ("", True)
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path, mirror: Mirror) -> None:
@@ -689,7 +700,7 @@ def test_when_everything_fails_the_rest_is_not_tried(tmp_path: Path, mirror: Mir
 
 def test_several_files_are_on_their_way_at_once(tmp_path: Path, mirror: Mirror) -> None:
     mirror.files |= shards(8)
-    mirror.before_answer = threading.Barrier(4, timeout=20).wait  # no answer before four have asked
+    mirror.before_answer = threading.Barrier(4, timeout=PATIENCE_S).wait  # no answer before four have asked
     run(mirror, tmp_path / "o", shards="0-7", parallel=4)
     assert left(tmp_path / "o") == mirror.files
 
@@ -767,14 +778,12 @@ def test_nothing_has_its_name_before_it_was_checked(tmp_path: Path, mirror: Mirr
 
 def test_killed_half_way_and_run_again_it_asks_for_the_rest_only(tmp_path: Path, mirror: Mirror) -> None:
     killed = threading.Event()
-    mirror.files[SHARD], mirror.faults[SHARD] = BODY, [Fault(hold=lambda: killed.wait(30))]
+    mirror.files[SHARD], mirror.faults[SHARD] = BODY, [Fault(hold=lambda: killed.wait(PATIENCE_S))]
     words = ["fetch", "google-v3", "o", "--cell", "a", "--table", "instance_usage", "--shards", "0"]
     code = "from reclaim.cli import main; main()"
     process = subprocess.Popen([sys.executable, "-c", code, *words, "--base-url", mirror.url], cwd=tmp_path)
     partial = tmp_path / "o" / (SHARD + ".partial")
-    deadline = time.monotonic() + 30
-    while not (partial.exists() and partial.stat().st_size > 100_000) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    soon(lambda: partial.exists() and partial.stat().st_size > 100_000)
     process.kill()
     process.wait()
     killed.set()

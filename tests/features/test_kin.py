@@ -250,7 +250,7 @@ def test_parts_that_call_for_parts_of_their_own_from_all_threads_at_once_are_all
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(30)
+        caller.join(120)
     assert sorted(done) == sorted([(a, b, 2) for a in range(2) for b in range(2)] * 8)
 
 
@@ -263,7 +263,7 @@ def test_what_fails_in_a_part_is_told_when_all_that_had_begun_is_done(failing: i
             begun.set()
             sleep(0.05)
         else:
-            begun.wait(10)
+            begun.wait(120)
         if part == failing:
             raise ValueError("broken")
         done.append(part)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.data import schema as s
@@ -62,6 +62,7 @@ def test_a_dataset_only_trained_on_is_filled_by_training_and_validation_in_their
     assert known_by(end_us[:, None], cuts[1], REACH_US).all()  # no test comes after, so nothing is taken away for one
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 2**62), min_size=1, max_size=50, unique=True),
     st.sampled_from(ROLES),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.data.ingest import IngestConfig, ingest
@@ -137,6 +137,7 @@ def test_the_last_bound_on_a_jobs_tasks_holds(cell: Dataset) -> None:
     assert most_per_machine(cell, np.array([9007199254740993, 8, 7])).tolist() == [2, 0, 0]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 9), st.integers(1, 5)), max_size=30),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 9)), max_size=15),

@@ -89,7 +89,7 @@ def test_a_browser_shows_the_page_whole_and_no_wider_than_its_window(
     page.write_text(report.page.read_text().replace("</body>", f"{SEE}</body>"))
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command = [str(CHROMIUM), *options, f"--window-size={width},900", "--dump-dom", page.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    dom = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
     seen = json.loads(re.findall('<pre id="seen">(.*?)</pre>', dom)[0])
     sections = experiment.sections(report.results)
     assert len(seen["images"]) == sum(bool(s.figure) for s in sections)

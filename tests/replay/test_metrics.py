@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import ArrayLike, NDArray
@@ -182,6 +182,7 @@ def test_a_reservation_equal_to_usage_is_no_violation_though_targets_are_stored_
 unit = st.floats(0, 1.5, allow_subnormal=False)
 
 
+@settings(deadline=None)
 @given(arrays(np.float64, (8, 2), elements=unit), arrays(np.float64, (8, 2), elements=st.floats(0, 1)))
 def test_violations_are_counted_as_the_margins_were_set(target: np.ndarray, reservation: np.ndarray) -> None:
     limit = np.ones((8, 2))
@@ -190,6 +191,7 @@ def test_violations_are_counted_as_the_margins_were_set(target: np.ndarray, rese
     np.testing.assert_allclose(rate, violation_share(reservation, limit, target))
 
 
+@settings(deadline=None)
 @given(
     arrays(np.float64, (6, 2), elements=unit),
     arrays(np.float64, (6, 2), elements=st.floats(0, 1)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 import warnings
@@ -21,17 +20,16 @@ from reclaim.data import schema as s
 from reclaim.data.store import Owners, windows_from_table
 from reclaim.data.windows import Cell, Windows, identities
 from reclaim.training.bundle import Bundle, save_bundle
+from tests.serving.ports import reserved_port
 
 WINDOW_US = 300_000_000
 
 
 @pytest.fixture
-def free_port() -> int:
-    """Give a port on which nobody listens yet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port() -> Iterator[int]:
+    """Give a port on which nobody listens yet, and which nobody is given by chance while the test runs."""
+    with reserved_port() as port:
+        yield port
 
 
 @pytest.fixture(scope="session")

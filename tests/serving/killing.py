@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,12 @@ from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.margin import MARGIN_NAMES
 from tests.serving.keeping import Json, Memory, W, fact_rows, usage_arrow, usage_json
+from tests.serving.ports import reserved_port
 
 SETTINGS = {"RECLAIM_SNAPSHOT_MIB": "1", "RECLAIM_MAX_TRACKED": "100000"}
 """Small snapshots, so that a kill finds the server at work on one."""
-_START_S, _STOP_S, _ANSWER_S = 180.0, 60.0, 60.0
+_START_S, _STOP_S, _ANSWER_S = 600.0, 120.0, 120.0
+"""For what must happen: nobody waits for so long but where it does not."""
 _LOOK_BACK = 5
 """Slots of acknowledged windows that are told again after each restart: of all of them the server must know."""
 
@@ -134,9 +136,8 @@ class Server:
     """`reclaim serve` over one folder, started and killed any number of times."""
 
     def __init__(self, model: Path, folder: Path, **settings: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self._reserved = ExitStack()
+        self.port = self._reserved.enter_context(reserved_port())
         self.url = f"http://127.0.0.1:{self.port}"
         self.state, self.log = folder / "state", folder / "log"
         self._environment = os.environ | SETTINGS | settings
@@ -227,6 +228,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self.kill()
+        self._reserved.close()
 
 
 @dataclass
@@ -241,6 +243,11 @@ class Load:
         What should never have been answered.
     refused : int
         Calls that came to nothing: no connection, or told to come again.
+    kills : int
+        How often the server is to be ended meanwhile: the history waits for each at its place, one after the other,
+        so that it is never at its end before.
+    killed : int
+        How often it was.
     """
 
     cell: Cell
@@ -250,6 +257,8 @@ class Load:
     acknowledged: list[tuple[int, Windows]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     refused: int = 0
+    kills: int = 0
+    killed: int = 0
     open: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -261,6 +270,8 @@ class Load:
                 httpx.Client(base_url=self.server.url, timeout=_ANSWER_S) as client,
             ):
                 for slot, (pieces, facts) in enumerate(zip(self.cell.slots, self.cell.facts, strict=True)):
+                    while self.killed < (self.kills + 1) * slot // len(self.cell.slots):
+                        time.sleep(0.01)
                     list(pool.map(lambda k: self._tell(client, slot, k), range(len(pieces))))  # noqa: B023 - at once
                     if facts:
                         self._post(client, "/v1/tasks", {"tasks": [_as_json(fact) for fact in facts]}, len(facts))
@@ -370,7 +381,7 @@ def survive(
     """
     random = np.random.default_rng(seed)
     found = Survival()
-    load = Load(cell, server, pause_s=pause_s)
+    load = Load(cell, server, pause_s=pause_s, kills=kills)
     telling = threading.Thread(target=load.run, daemon=True)
     starting = set(random.choice(kills, while_starting, replace=False).tolist())
     with server:
@@ -380,9 +391,10 @@ def survive(
             if number == kills:
                 break
             load.ended.wait(random.uniform(0.05, longest_s))
-            assert not load.ended.is_set(), "the history was too short for so many kills"
+            assert not load.ended.is_set(), "the clients gave up"
             before = load.refused
             end(server)
+            load.killed += 1
             while load.refused == before and not load.ended.wait(0.01):  # it was ended while clients asked
                 pass
             load.open.clear()

@@ -17,7 +17,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 def run(bundle_folder: Path, out: Path, *options: str) -> tuple[dict[str, Any], str]:
     """Return what the benchmark wrote and printed."""
     command = [sys.executable, str(BENCHMARK), "--quick", "--model", str(bundle_folder), "--out", str(out), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1_200, env=dict(os.environ))
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(out.read_text()), done.stdout
 

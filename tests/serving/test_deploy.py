@@ -81,7 +81,7 @@ def test_a_bento_is_built_and_serves(bundle_folder: Path, free_port: int, tmp_pa
             assert answer["model"]["version"] == "7"
         finally:
             server.send_signal(signal.SIGTERM)
-            server.wait(timeout=30)
+            server.wait(timeout=120)
             log.seek(0)
             output = log.read()
     assert "Traceback" not in output, output

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import itertools
 import json
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from reclaim.data.errors import ConfigError
+from reclaim.serving import guard as guarding
 from reclaim.serving.guard import ARROW, App, Guard, Readiness, read_token
 from reclaim.serving.schemas import ErrorResponse
 from reclaim.serving.settings import ServingSettings
+from tests.serving.timeless import run_timeless
 
 Json = dict[str, Any]
 Message = MutableMapping[str, Any]
 TOKEN = b"0123456789abcdef"
 LIMIT = 2_048
+PATIENCE_S = 120.0
+"""For what must happen: nobody waits for so long but where it does not."""
 
 
 class House:
@@ -43,6 +50,7 @@ class House:
         self.ready = Readiness(True, {"ready": True})
         self.done: list[tuple[str, str, int, float]] = []
         self.requests_under_way = 0
+        self.open = threading.Event()
 
     def readiness(self) -> Readiness:
         """Return what the test says."""
@@ -53,7 +61,7 @@ class House:
         self.done.append((endpoint, method, status, seconds))
 
 
-def make_api() -> FastAPI:
+def make_api(house: House) -> FastAPI:
     api = FastAPI(openapi_url=None)
 
     @api.post("/v1/echo/{name}")
@@ -61,9 +69,14 @@ def make_api() -> FastAPI:
         return Response(f"{name} {len(await request.body())}")
 
     @api.post("/v1/slow")
-    async def slow(request: Request, seconds: float, in_thread: bool = False) -> str:
+    async def slow(request: Request, seconds: float) -> str:
         await request.body()
-        await (run_in_threadpool(time.sleep, seconds) if in_thread else asyncio.sleep(seconds))
+        await asyncio.sleep(seconds)
+        return "done"
+
+    @api.post("/v1/thread")
+    async def thread() -> str:
+        await run_in_threadpool(house.open.wait, PATIENCE_S)
         return "done"
 
     @api.get("/v1/stream")
@@ -79,11 +92,12 @@ def make_api() -> FastAPI:
 
 
 class Answer:
-    """One answer: status, headers, and what the body holds."""
+    """One answer: status, headers, what the body holds, and how long after the request it began."""
 
     def __init__(self, messages: list[Message]) -> None:
         start = messages[0]
         self.status: int = start["status"]
+        self.after_s: float = start["after_s"]
         self.headers = {name.decode(): value.decode() for name, value in start["headers"]}
         self.body = b"".join(message.get("body", b"") for message in messages[1:])
 
@@ -97,21 +111,23 @@ def ask(
     guard: App, method: str, path: str, *, headers: dict[str, str] | None = None, parts: tuple[bytes, ...] = (),
     gone: bool = False, pause_s: float = 0.0, query: str = "",
 ) -> list[Message]:  # fmt: skip
-    """Return what the guard sent; the body comes in parts, and stops with the client's leaving if it is gone."""
+    """Return what the guard sent, and after how long; the body comes in parts, and the client leaves if it is gone."""
 
     async def run() -> list[Message]:
         sent: list[Message] = []
-        left = list(parts)
+        left = list(parts or [b""])
 
         async def receive() -> Message:
             await asyncio.sleep(pause_s)
             if left:
                 part = left.pop(0)
                 return {"type": "http.request", "body": part, "more_body": bool(left) or gone}
-            return {"type": "http.disconnect"} if gone else {"type": "http.request", "body": b"", "more_body": False}
+            if not gone:
+                await asyncio.Event().wait()  # a client that has said all stays, and says nothing
+            return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
-            sent.append(message)
+            sent.append({**message, "after_s": asyncio.get_running_loop().time()})
 
         given = {"transfer-encoding": "chunked"} if parts else {}
         named = {**given, **(headers or {})}
@@ -123,7 +139,7 @@ def ask(
         await guard(scope, receive, send)
         return sent
 
-    return asyncio.run(run())
+    return run_timeless(run())
 
 
 def answer(guard: App, method: str, path: str, **options: Any) -> Answer:
@@ -132,7 +148,7 @@ def answer(guard: App, method: str, path: str, **options: Any) -> Answer:
 
 def guarded(**settings: Any) -> tuple[Guard, House]:
     house = House(**settings)
-    return Guard(make_api(), lambda: house), house
+    return Guard(make_api(house), lambda: house), house
 
 
 @pytest.fixture
@@ -142,20 +158,25 @@ def token_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_request_passes_with_an_id_and_is_noted_under_its_route() -> None:
+def takes(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the guard find that each request takes so long."""
+    now_s = itertools.count(7.0, seconds)
+    monkeypatch.setattr(guarding, "time", SimpleNamespace(perf_counter=lambda: next(now_s)))
+
+
+def test_a_request_passes_with_an_id_and_is_noted_under_its_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    takes(0.25, monkeypatch)
     guard, house = guarded()
     reply = answer(guard, "POST", "/v1/echo/someone", parts=(b"ab", b"c"))
     assert (reply.status, reply.body) == (200, b"someone 3")
     assert len(reply.headers["x-request-id"]) == 16
-    ((endpoint, method, status, seconds),) = house.done
-    assert (endpoint, method, status) == ("/v1/echo/{name}", "POST", 200)
-    assert 0 < seconds < 5
+    assert house.done == [("/v1/echo/{name}", "POST", 200, 0.25)]
 
 
 def test_alive_needs_nothing_and_ready_needs_the_service() -> None:
     house = House()
     there: list[House] = []
-    guard = Guard(make_api(), lambda: there[0] if there else None)
+    guard = Guard(make_api(house), lambda: there[0] if there else None)
     assert answer(guard, "GET", "/livez").body == b'{"alive": true}'
     for path in ("/readyz", "/healthz"):
         reply = answer(guard, "GET", path)
@@ -231,7 +252,7 @@ def test_a_bad_token_file_ends_the_start(tmp_path: Path) -> None:
         await guard({"type": "lifespan", "state": {}}, receive, send)
 
     with pytest.raises(ConfigError, match="cannot be read"):
-        asyncio.run(run())
+        run_timeless(run())
     assert sent[-1]["type"] == "lifespan.startup.failed"
 
 
@@ -244,7 +265,7 @@ def test_a_websocket_is_turned_away() -> None:
     async def receive() -> Message:
         return {"type": "websocket.connect"}
 
-    asyncio.run(guarded()[0]({"type": "websocket", "path": "/livez"}, receive, send))
+    run_timeless(guarded()[0]({"type": "websocket", "path": "/livez"}, receive, send))
     assert sent == [{"type": "websocket.close"}]
 
 
@@ -270,13 +291,13 @@ def test_one_request_too_many_is_told_to_come_again() -> None:
         return int(sent[0]["status"])
 
     async def run() -> list[int]:
-        slow = [asyncio.create_task(request("/v1/slow", "seconds=0.2")) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        slow = [asyncio.create_task(request("/v1/slow", "seconds=2")) for _ in range(2)]
+        await asyncio.sleep(1)
         meanwhile = [await request(path) for path in ("/v1/echo/x", "/livez", "/metrics")]
         ended = await asyncio.gather(*slow)
         return [*meanwhile, *ended, await request("/v1/echo/x")]
 
-    assert asyncio.run(run()) == [429, 200, 404, 200, 200, 200]
+    assert run_timeless(run()) == [429, 200, 404, 200, 200, 200]
     assert sorted(status for *_, status, _ in house.done) == [200, 200, 200, 200, 404, 429]
 
 
@@ -317,31 +338,43 @@ def test_a_packed_body_is_refused(encoding: str) -> None:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for() -> None:
-    guard, house = guarded(body_timeout_s=0.05)
-    reply = answer(guard, "POST", "/v1/echo/x", parts=(b"a", b"b", b"c"), pause_s=0.03)
+    guard, house = guarded(body_timeout_s=5)
+    reply = answer(guard, "POST", "/v1/echo/x", parts=(b"a", b"b", b"c"), pause_s=2)
     assert (reply.status, reply.code, reply.headers["connection"]) == (408, "body_timeout", "close")
+    assert reply.after_s == 5
     assert house.done[0][2] == 408
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_an_answer_that_takes_too_long_is_not_waited_for(in_thread: bool) -> None:
-    guard, house = guarded(request_timeout_s=0.05, body_timeout_s=30)
-    reply = answer(guard, "POST", "/v1/slow", query=f"seconds=0.4&in_thread={in_thread}", parts=(b"x",))
+def test_an_answer_that_takes_too_long_is_not_waited_for() -> None:
+    guard, _ = guarded(request_timeout_s=2, body_timeout_s=30)
+    assert answer(guard, "POST", "/v1/slow", query="seconds=1.9", parts=(b"x",)).status == 200
+    reply = answer(guard, "POST", "/v1/slow", query="seconds=2.1", parts=(b"x",))
     assert (reply.status, reply.code, reply.headers["retry-after"]) == (503, "timeout", "1")
-    assert house.done[0][3] < 0.3  # the thread goes on, but nobody waits for it
+    assert reply.after_s == 2
+
+
+def test_a_thread_that_takes_too_long_goes_on_and_is_not_waited_for() -> None:
+    guard, house = guarded(request_timeout_s=2)
+    try:
+        reply = answer(guard, "POST", "/v1/thread")
+        assert (reply.status, reply.code, reply.after_s) == (503, "timeout", 2)
+    finally:
+        house.open.set()
 
 
 def test_the_time_of_the_body_is_not_the_time_of_the_answer() -> None:
-    guard, _ = guarded(request_timeout_s=0.2, body_timeout_s=0.3)
-    reply = answer(guard, "POST", "/v1/echo/x", parts=(b"a",) * 5, pause_s=0.05)  # 0.25 s: longer than an answer may
-    assert (reply.status, reply.body) == (200, b"x 5")
+    guard, _ = guarded(request_timeout_s=2, body_timeout_s=6)
+    reply = answer(guard, "POST", "/v1/echo/x", parts=(b"a",) * 5, pause_s=1)  # longer than an answer may take
+    assert (reply.status, reply.body, reply.after_s) == (200, b"x 5", 5)
+    late = answer(guard, "POST", "/v1/slow", query="seconds=3", parts=(b"a",) * 5, pause_s=1)
+    assert (late.status, late.code, late.after_s) == (503, "timeout", 5 + 2)  # which counts from the body's end
 
 
 def test_a_stream_may_go_on_as_long_as_it_goes_on() -> None:
-    guard, house = guarded(request_timeout_s=0.1)
-    reply = answer(guard, "GET", "/v1/stream", query="parts=5&seconds=0.04")
+    guard, house = guarded(request_timeout_s=2)
+    reply = answer(guard, "GET", "/v1/stream", query="parts=5&seconds=1.5")
     assert (reply.status, reply.body) == (200, b"part" * 5)
-    cut = ask(guard, "GET", "/v1/stream", query="parts=2&seconds=0.3")
+    cut = ask(guard, "GET", "/v1/stream", query="parts=2&seconds=2.5")
     assert [message.get("body") for message in cut[1:]] == [b"part"]  # and no end of it
     assert [status for *_, status, _ in house.done] == [200, 200]
 
@@ -379,14 +412,17 @@ def test_a_fault_in_the_middle_of_an_answer_is_logged_and_the_answer_left_open(
     assert "in the middle" in caplog.text
 
 
-def test_an_access_line_has_its_facts_and_no_query(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_access_line_has_its_facts_and_no_query(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes(0.25, monkeypatch)
     caplog.set_level(logging.INFO, logger="reclaim.access")
     guard, house = guarded()
     answer(guard, "POST", "/v1/echo/x", query="token=secret", headers={"X-Request-Id": "mine-1"}, parts=(b"body",))
     (record,) = caplog.records
     facts = {name: getattr(record, name) for name in ("method", "path", "status", "bytes", "request_id")}
     assert facts == {"method": "POST", "path": "/v1/echo/x", "status": 200, "bytes": 3, "request_id": "mine-1"}
-    assert record.__dict__["ms"] > 0
+    assert record.__dict__["ms"] == 250
     assert "secret" not in str(vars(record))
     assert "body" not in str(vars(record))
     caplog.clear()
@@ -399,6 +435,7 @@ def test_an_access_line_has_its_facts_and_no_query(caplog: pytest.LogCaptureFixt
     assert house.done[-1][:2] == ("other", "other")  # whatever callers think of, the record has few labels
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80))
 def test_a_request_id_is_taken_over_only_where_it_is_sane(given_id: bytes) -> None:
     guard, _ = guarded()
@@ -416,26 +453,30 @@ def served(app: Any) -> Iterator[int]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
-            while not server.started:
-                time.sleep(0.01)
+            soon(lambda: server.started)
             yield listening.getsockname()[1]
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(PATIENCE_S)
 
 
-def talk(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
-    """Return all that comes back for the bytes sent, until the server closes or nothing comes for a second."""
-    with socket.create_connection(("127.0.0.1", port), timeout=1) as line:
+def soon(met: Callable[[], bool]) -> None:
+    """Wait for something that another thread does."""
+    until = time.monotonic() + PATIENCE_S
+    while not met():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def talk(port: int, *parts: bytes) -> list[tuple[int, bytes]]:
+    """Return status and body of what comes back for the bytes sent: an answer for each part, on one line."""
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as line:
+        heard = []
         for part in parts:
             line.sendall(part)
-            time.sleep(pause_s)
-        heard = b""
-        try:
-            while got := line.recv(65_536):
-                heard += got
-        except TimeoutError:
-            pass
+            reply = http.client.HTTPResponse(line)
+            reply.begin()
+            heard.append((reply.status, reply.read()))
         return heard
 
 
@@ -443,21 +484,28 @@ POST = b"POST /v1/echo/x HTTP/1.1\r\nHost: x\r\n"
 
 
 def test_over_a_socket_refusals_arrive_and_the_line_stays_of_use() -> None:
-    guard, house = guarded(body_timeout_s=0.1)
+    guard, house = guarded(body_timeout_s=3_600)
     with served(guard) as port:
         too_large = POST + b"Content-Length: 3000\r\n\r\n" + b"a" * 3_000
-        heard = talk(port, too_large, POST + b"Content-Length: 2\r\nConnection: close\r\n\r\nab")
-        assert heard.startswith(b"HTTP/1.1 413 ")
-        assert heard.endswith(b"x 2")  # the next request on the same line
-        slow = talk(port, POST + b"Content-Length: 9\r\n\r\nab")
-        assert slow.startswith(b"HTTP/1.1 408 ")
-        assert talk(port, b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").endswith(b'{"alive": true}')
+        refused, taken = talk(port, too_large, POST + b"Content-Length: 2\r\n\r\nab")
+        assert (refused[0], taken) == (413, (200, b"x 2"))  # the next request on the same line
+        assert talk(port, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n") == [(200, b'{"alive": true}')]
         with socket.create_connection(("127.0.0.1", port)) as leaving:
             leaving.sendall(POST + b"Content-Length: 9\r\n\r\nab")
-        time.sleep(0.05)
+        soon(lambda: len(house.done) == 4)
         chunks = b"".join(b"400\r\n" + b"c" * 1_024 + b"\r\n" for _ in range(3))
-        assert talk(port, POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks).startswith(b"HTTP/1.1 413 ")
-    assert [status for *_, status, _ in house.done] == [413, 200, 408, 200, 499, 413]
+        assert talk(port, POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)[0][0] == 413
+        soon(lambda: len(house.done) == 5)
+    assert [status for *_, status, _ in house.done] == [413, 200, 200, 499, 413]
+
+
+def test_over_a_socket_the_rest_of_a_body_is_not_waited_for() -> None:
+    guard, house = guarded(body_timeout_s=0.05)
+    with served(guard) as port:
+        ((status, _),) = talk(port, POST + b"Content-Length: 9\r\n\r\nab")
+        soon(lambda: len(house.done) == 1)
+    assert status == 408
+    assert [status for *_, status, _ in house.done] == [408]
 
 
 def test_what_bentoml_adds_stands_behind_the_guard_too(service: ModuleType, token_file: Path) -> None:
@@ -482,13 +530,18 @@ def test_a_route_that_does_not_read_its_body_is_not_waited_for_either() -> None:
     async def deaf(scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG001 - an application's signature
         await asyncio.sleep(5)
 
-    reply = answer(Guard(deaf, lambda: House(body_timeout_s=0.05)), "POST", "/anything", parts=(b"x",))
-    assert (reply.status, reply.code) == (503, "timeout")
+    reply = answer(Guard(deaf, lambda: House(body_timeout_s=3)), "POST", "/anything", parts=(b"x",))
+    assert (reply.status, reply.code, reply.after_s) == (503, "timeout", 3)
 
 
-def cost_us(app: Callable[..., Awaitable[None]], n: int) -> float:
-    """Return what a request costs at best, in µs."""
+def calls_of(app: Callable[..., Awaitable[None]]) -> int:
+    """Return how many functions a request calls, of Python and of C; a second one, when nothing is done for once."""
     scope = {"type": "http", "method": "GET", "path": "/v1/x", "headers": [(b"host", b"x")] * 6}
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, arg: object) -> None:  # noqa: ARG001 - a profiler's signature
+        if event in ("call", "c_call"):
+            calls.append(event)
 
     async def receive() -> Message:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -496,16 +549,16 @@ def cost_us(app: Callable[..., Awaitable[None]], n: int) -> float:
     async def send(message: Message) -> None:
         pass
 
-    async def run() -> float:
-        best = float("inf")
-        for _ in range(5):
-            begin = time.perf_counter()
-            for _ in range(n):
-                await app(dict(scope), receive, send)
-            best = min(best, (time.perf_counter() - begin) / n)
-        return best * 1e6
+    async def run() -> None:
+        await app(dict(scope), receive, send)
+        sys.setprofile(note)
+        try:
+            await app(dict(scope), receive, send)
+        finally:
+            sys.setprofile(None)
 
-    return asyncio.run(run())
+    run_timeless(run())
+    return len(calls)
 
 
 def test_the_guard_costs_next_to_nothing(token_file: Path) -> None:
@@ -524,8 +577,7 @@ def test_the_guard_costs_next_to_nothing(token_file: Path) -> None:
     async def with_token(scope: Any, receive: Any, send: Any) -> None:
         await guard({**scope, "headers": [*scope["headers"], (b"authorization", b"Bearer " + TOKEN)]}, receive, send)
 
-    cost = cost_us(with_token, 500) - cost_us(bare, 500)
-    assert cost < 200  # 15 µs here when nothing else runs; a busy machine takes several times that
+    assert calls_of(with_token) - calls_of(bare) < 78  # 71: some 15 µs
 
 
 def test_bodies_under_way_have_so_much_room_together_and_give_it_back() -> None:
@@ -548,13 +600,13 @@ def test_bodies_under_way_have_so_much_room_together_and_give_it_back() -> None:
         return int(sent[0]["status"])
 
     async def run(announced: bool) -> list[int]:
-        slow = asyncio.create_task(request((b"x" * 1_000, b"x" * 1_000), "/v1/slow", "seconds=0.1", announced))
-        await asyncio.sleep(0.03)
+        slow = asyncio.create_task(request((b"x" * 1_000, b"x" * 1_000), "/v1/slow", "seconds=2", announced))
+        await asyncio.sleep(1)
         meanwhile = [await request((b"x" * n, b"x"), "/v1/echo/x", "", announced) for n in (1_000, 999, 999)]
         return [*meanwhile, await slow, await request((b"x" * 2_000, b""), "/v1/echo/x", "", announced)]
 
     for announced in (True, False):
-        assert asyncio.run(run(announced)) == [429, 200, 200, 200, 200]
+        assert run_timeless(run(announced)) == [429, 200, 200, 200, 200]
 
 
 def test_a_body_larger_than_all_room_is_never_told_to_come_again() -> None:

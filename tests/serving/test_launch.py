@@ -242,9 +242,9 @@ def call(
     port: int, method: str, path: str, body: bytes | None = None, *, tls: ssl.SSLContext | None = None, token: str = ""
 ) -> tuple[int, bytes]:
     if tls is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     else:
-        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=tls)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=120, context=tls)
     try:
         connection.request(method, path, body, {"Authorization": f"Bearer {token}"} if token else {})
         response = connection.getresponse()
@@ -254,7 +254,7 @@ def call(
 
 
 def wait_until_ready(
-    server: subprocess.Popen[bytes], port: int, deadline_s: float = 120, *, tls: ssl.SSLContext | None = None
+    server: subprocess.Popen[bytes], port: int, deadline_s: float = 600, *, tls: ssl.SSLContext | None = None
 ) -> None:
     start = time.monotonic()
     while time.monotonic() - start < deadline_s:
@@ -319,7 +319,7 @@ def test_a_real_server_answers_what_a_replay_measured_and_ends_without_a_trace(
         assert b"bentoml" not in metrics  # whose series are one for each path, kept for ever
     finally:
         server.send_signal(signal.SIGTERM)
-        exit_code = server.wait(timeout=30)
+        exit_code = server.wait(timeout=120)
         log.seek(0)
         output = log.read().decode()
         log.close()

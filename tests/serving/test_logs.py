@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.serving.logs import JsonLines, Plain, set_up_logs, without_secrets
@@ -66,6 +66,7 @@ def test_a_traceback_is_a_field_of_its_line() -> None:
     assert line["exception"].endswith("ValueError: bad\nthing")
 
 
+@settings(deadline=None)
 @given(
     st.text(), st.dictionaries(st.text(min_size=1), st.none() | st.floats() | st.integers() | st.text() | st.binary())
 )

@@ -94,9 +94,9 @@ def asked(make_app: Any, at_url: Any) -> Iterator[tuple[str, BaseSchema]]:
     """Give a service's URL, where a task is known, and the page that it gives there."""
     schemathesis.openapi.media_type(MEDIA_TYPE, streams())
     with make_app() as (app, _), at_url(app) as url:
-        told = requests.post(f"{url}/v1/usage", json={"windows": [WINDOW]}, timeout=60).json()
+        told = requests.post(f"{url}/v1/usage", json={"windows": [WINDOW]}, timeout=120).json()
         assert told["taken"] == 1
-        page = requests.get(f"{url}/docs.json", timeout=60).json()
+        page = requests.get(f"{url}/docs.json", timeout=120).json()
         yield url, schemathesis.openapi.from_dict(page, config=SchemathesisConfig(seed=1))
 
 
@@ -126,7 +126,7 @@ def test_every_answer_is_as_the_page_says(
     def ask(case: Any, known: bool, accept: str) -> None:
         if known and mode is GOOD and case.path_parameters:
             case.path_parameters = {name: WINDOW[name] for name in case.path_parameters}
-        response = case.call(base_url=url, session=session, headers={"accept": accept})
+        response = case.call(base_url=url, session=session, headers={"accept": accept}, timeout=120)
         case.validate_response(response, checks=[*CHECKS, *rejects])
         statuses.add(response.status_code)
         if path in TAKES_THE_GOOD_ROWS and response.status_code == 200 and MEDIA_TYPE not in str(response.headers):
@@ -147,10 +147,10 @@ def test_a_service_with_a_token_refuses_as_the_page_says(
         for method, path in OPERATIONS:
             parameters = dict.fromkeys(("collection_id", "instance_index"), 1) if "{" in path else {}
             case = schema[path][method].Case(path_parameters=parameters)
-            response = case.call(base_url=url)
+            response = case.call(base_url=url, timeout=120)
             assert response.status_code == (200 if path in PROBES else 401)
             case.validate_response(response, checks=CHECKS)
-            with_token = case.call(base_url=url, headers={"authorization": "Bearer 0123456789abcdef"})
+            with_token = case.call(base_url=url, headers={"authorization": "Bearer 0123456789abcdef"}, timeout=120)
             assert with_token.status_code != 401
 
 
@@ -170,7 +170,7 @@ def test_the_page_says_when_to_come_again_and_what_a_refusal_looks_like(asked: t
 @pytest.mark.parametrize("query", ["page_size=1_0", "page_size=%2B1", "page_size=%D9%A3", "budget=%200.1", "budget=0_1",
                                    "machine_id=", "quantiles=1", "more=1", "machines=1"])  # fmt: skip
 def test_a_parameter_is_taken_as_it_is_or_refused(asked: tuple[str, BaseSchema], query: str) -> None:
-    response = requests.get(f"{asked[0]}/v1/cell/reservations?{query}", timeout=60)
+    response = requests.get(f"{asked[0]}/v1/cell/reservations?{query}", timeout=120)
     name = query.partition("=")[0]
     assert (response.status_code, response.json()["error"]["field"]) == (422, name)
 

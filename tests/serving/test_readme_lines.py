@@ -7,12 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
+
+from tests.serving.test_launch import wait_until_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -30,11 +30,11 @@ def test_every_curl_line_of_the_readme_is_answered(bundle_folder: Path, free_por
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
         try:
-            _wait_until_ready(server, free_port)
+            wait_until_ready(server, free_port)
             answers = [_run(line.replace(PORT, f":{free_port}/")) for line in LINES]
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(120)
     stateless, written, told, on_machine, asked, explained, ready = answers
     assert stateless["tasks"][0]["history"]["windows"] == 2
     assert (written["taken"], written["durable"], len(written["reservations"]["tasks"])) == (1, True, 1)
@@ -51,14 +51,3 @@ def _run(line: str) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(done.stdout)
     assert "error" not in answer, (line, answer)
     return answer
-
-
-def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> None:
-    for _ in range(600):
-        assert server.poll() is None, "the server ended while it started"
-        try:
-            with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
-                return
-        except OSError:  # it does not answer yet
-            time.sleep(0.2)
-    pytest.fail("the server was not ready in two minutes")

@@ -179,7 +179,7 @@ def test_the_real_windows_of_google_2019_are_served_as_they_are_replayed(
 def client(make_app: Any, at_url: Any, tmp_path: Path) -> Iterator[httpx.Client]:
     """Give what asks a server on loopback whose memory is kept on the disk."""
     settings = SETTINGS.model_dump(exclude_unset=True) | {"state": tmp_path / "state"}
-    with make_app(**settings) as (app, _), at_url(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with make_app(**settings) as (app, _), at_url(app) as url, httpx.Client(base_url=url, timeout=120) as client:
         yield client
 
 

@@ -100,11 +100,11 @@ def test_with_a_damaged_middle_it_says_why_it_is_not_ready_and_still_answers_wit
         state = told.wait()
         assert not state["ready"]
         assert log.name in state["state"]
-        ready = httpx.get(f"{told.url}/readyz")
+        ready = httpx.get(f"{told.url}/readyz", timeout=120)
         assert ready.status_code == 503
-        usage = httpx.get(f"{told.url}/v1/cell/reservations")
+        usage = httpx.get(f"{told.url}/v1/cell/reservations", timeout=120)
         assert usage.status_code == 503
         assert log.name in usage.json()["error"]["message"]
-        stateless = httpx.post(f"{told.url}/v1/reservations", content=json.dumps(STATELESS), timeout=60)
+        stateless = httpx.post(f"{told.url}/v1/reservations", content=json.dumps(STATELESS), timeout=120)
         assert stateless.status_code == 200
-        assert httpx.get(f"{told.url}/livez").status_code == 200
+        assert httpx.get(f"{told.url}/livez", timeout=120).status_code == 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -103,13 +102,10 @@ def killed_after_the_first(train: Rows, valid: Rows, checkpoints: Path) -> None:
 
 
 def _torchrun(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port), *words],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words],
         cwd=cwd, env={k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=1_200, check=False,
     )  # fmt: skip
 
 

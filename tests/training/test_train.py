@@ -15,6 +15,7 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.store import Dataset
 from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.groups import TIER_LABELS
 from reclaim.features.splits import SplitConfig
 from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
@@ -258,6 +259,9 @@ def test_several_datasets_are_trained_on_together_and_named_with_their_rows(
     assert report.rows.items() >= {k: sum(facts[k] for facts in expected) for k in ("train", "valid")}.items()
     bundle = load_bundle(tracking.fetch_bundle(f"{report.model}/{report.version}")[0])
     assert bundle.trained["datasets"] == expected
+    told = bundle.trained["violation_by_tier"]
+    assert list(told) == list(report.violation)
+    assert all(tiers and set(tiers) <= set(TIER_LABELS) for tiers in told.values())
     assert bundle.dataset_fingerprint not in {facts["fingerprint"] for facts in expected}
     assert tracking.find_run(report.run_id).tags["dataset"] == ",".join(facts["fingerprint"] for facts in expected)
     for name, budget in (("baseline", 0.01), ("aggressive", 0.05)):
