@@ -131,4 +131,5 @@ class Engine:
             if name in kept and kept[name] <= budget:
                 return name
         said = ", ".join(f"{name} {rate:.3g}" for name, rate in kept.items()) or "the model does not say"
-        raise ModelError(f"no margin kept to a budget of {budget:g} on validation data ({said})")
+        whose = "" if tier is None else f" among tasks of tier {tier}, or of all tiers where it has too few,"
+        raise ModelError(f"no margin kept to a budget of {budget:g}{whose} on validation data ({said})")

@@ -157,11 +157,6 @@ class ModelKeeper:
         """The model that answers; there is one from ``load`` on."""
         return self._served().model
 
-    @property
-    def shadowed(self) -> LoadedModel | None:
-        """The model scored beside it, if any."""
-        return None if self._shadow.current is None else self._shadow.current.model
-
     def load(self) -> LoadedModel:
         """Return the model to start with; see ``start_model`` for what it is, and for the errors."""
         start = start_model(self._settings)

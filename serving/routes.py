@@ -148,7 +148,8 @@ async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Resp
         query = _query_of(request.query_params, *_MARGIN, "quantiles")
 
         def made() -> Response:
-            threads = 1 if runtime.company.present else THREADS  # or a single call would wait for a core
+            # or a single call would wait for a core
+            threads = max(1, THREADS - 1) if runtime.company.present else THREADS
             return _table(runtime, bulk.answer_histories(model, body, query, settings, runtime.metrics, threads))
 
         return await run_in_threadpool(made)
@@ -203,7 +204,11 @@ async def _tasks(runtime: Runtime, request: Request, body: bytes) -> Response:
             return rows.facts_from_arrow(body, runtime.settings.max_bulk_rows)
         return rows.facts_from_json(body, runtime.settings.max_bulk_rows)
 
-    told = read() if len(body) <= _INLINE_BYTES else await run_in_threadpool(read)
+    if len(body) <= _INLINE_BYTES:
+        runtime.company.came()
+        told = read()
+    else:
+        told = await run_in_threadpool(read)
     done = await asyncio.wrap_future(runtime.writer.write(told))
     return _said(done)
 
@@ -229,6 +234,8 @@ async def _cell(runtime: Runtime, request: Request, body: bytes) -> Response:  #
 async def _query(runtime: Runtime, request: Request, body: bytes) -> Response:
     runtime.writer.check_readable()
     query = parse_body(body, CellQuery)
+    if query.tasks is not None and len(body) <= _INLINE_BYTES:
+        runtime.company.came()
     return await run_in_threadpool(lambda: _answered(runtime, request, query, None, None))
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import mmap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -27,7 +26,9 @@ _LOG = logging.getLogger(__name__)
 MEND_S: Final = 5.0
 """How often a store that takes nothing is tried again, in seconds."""
 _SPARE: Final = 1.1
-"""Room is made for so many times what there is to copy: it grows while room is made."""
+"""Room is made for so many times what the tasks take: they become more while it is made, and are not all."""
+_AT_ONCE: Final = 64 * 2**20
+"""Bytes that are touched before it is asked whether the service stops."""
 _MIB: Final = 2**20
 
 
@@ -54,15 +55,17 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, "snapshot")
         self.busy: Future[None] | None = None
         """What the thread is doing, or did last."""
-        self._room: dict[str, NDArray[np.uint8]] | None = None
+        self._room: Room | None = None
         self._again_at = 0.0
+        self._closing = False
         self.saved_at: float | None = None
         """When the last snapshot was made, in seconds since 1970."""
         self.save_s = float("nan")
         """What it took."""
 
     def close(self) -> None:
-        """Finish the snapshot that is being made."""
+        """Finish the snapshot that is being made; no other follows."""
+        self._closing = True
         self._thread.shutdown()
 
     def look(self) -> None:
@@ -78,39 +81,67 @@ class Saver:
         elif store.log_bytes <= max(self.settings.snapshot_mib * _MIB, store.snapshot_bytes):
             return
         elif self._room is None:
-            sizes = {name: array.nbytes for name, array in self._tracker.memory(_lent).items()}
-            self.busy = self._thread.submit(self._make_room, sizes)
+            self._begin(self._make_room, int(_SPARE * len(self._tracker) * self._tracker.bytes_per_task))
             return
-        room, self._room = self._room or {}, None
-        mark, arrays = store.roll(), self._tracker.memory(partial(_copied, room))
-        self.busy = self._thread.submit(self._save, mark, arrays)
-
-    def _make_room(self, sizes: Mapping[str, int]) -> None:
-        room = {}
+        room, self._room = self._room, None
         try:
-            for name, size in sizes.items():
-                room[name] = blank_records((int(_SPARE * size),), np.dtype(np.uint8))
-                room[name][:: mmap.PAGESIZE] = 0
+            arrays = self._tracker.memory((room or Room(0)).copied)
         except (MemoryError, OSError) as error:
-            _LOG.warning("no room could be made for a snapshot beforehand: %s", error)
-        self._room = room
-        self._wake()
+            self._put_off(error)
+            return
+        self._begin(self._save, store.roll(), arrays)
+
+    def _begin(self, what: Callable[..., None], *given: object) -> None:
+        self.busy = self._thread.submit(what, *given)
+        self.busy.add_done_callback(lambda _: self._wake())
+
+    def _make_room(self, size: int) -> None:
+        try:
+            room = Room(size)
+            while not self._closing and room.touch():
+                pass
+            self._room = room
+        except (MemoryError, OSError) as error:
+            self._put_off(error)
 
     def _save(self, mark: Mark, arrays: dict[str, NDArray[Any]]) -> None:
         began = time.monotonic()
         try:
             self._store.save(mark, arrays, facts_of(self.settings))
         except StoreError as error:
-            _LOG.error("no snapshot: %s", error)
-            self._again_at = time.monotonic() + MEND_S  # a copy of all that is known is not made at every write
+            self._put_off(error)
             return
         self.saved_at, self.save_s = time.time(), time.monotonic() - began
         _LOG.info("snapshot of %.0f MiB in %.1f s", self._store.snapshot_bytes / _MIB, self.save_s)
 
+    def _put_off(self, error: Exception) -> None:
+        _LOG.error("no snapshot: %s", error)
+        self._again_at = time.monotonic() + MEND_S  # a copy of all that is known is not made at every write
 
-def _lent(name: str, array: NDArray[Any]) -> NDArray[Any]:  # noqa: ARG001 - as ``Tracker.memory`` calls it
-    return array
 
+class Room:
+    """Memory for copies, touched before they are made.
 
-def _copied(room: Mapping[str, NDArray[np.uint8]], name: str, array: NDArray[Any]) -> NDArray[Any]:
-    return copy_of(array, room.get(name))
+    Parameters
+    ----------
+    size : int
+        Bytes; what does not fit is copied elsewhere.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._bytes = blank_records((size,), np.dtype(np.uint8))
+        self._touched = self._used = 0
+
+    def touch(self) -> bool:
+        """Have some more of it from the system; return whether there is more."""
+        self._bytes[self._touched : self._touched + _AT_ONCE : mmap.PAGESIZE] = 0
+        self._touched += _AT_ONCE
+        return self._touched < len(self._bytes)
+
+    def copied(self, name: str, array: NDArray[Any]) -> NDArray[Any]:  # noqa: ARG002 - as ``Tracker.memory`` calls it
+        """Return a copy of a contiguous array, in the next free part."""
+        begin = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
+        part = self._bytes[begin : begin + array.nbytes]
+        if len(part) == array.nbytes:
+            self._used = begin + array.nbytes
+        return copy_of(array, part)

@@ -166,18 +166,11 @@ def start_run(
 
 
 def register_bundle(
-    run: Run,
-    folder: Path,
-    name: str,
-    *,
-    inputs: Sequence[str],
-    outputs: Sequence[str],
-    alias: str | None = CHAMPION,
+    run: Run, folder: Path, name: str, *, inputs: Sequence[str], outputs: Sequence[str]
 ) -> ModelVersion:
-    """Log a bundle as a model of the active run, register it, then move the alias to it.
+    """Log a bundle as a model of the active run, and register it.
 
-    Called again for a run whose version is registered already (it was killed before the alias moved), it only moves
-    the alias.
+    Called again for a run whose version is registered already (it was killed later), it only returns it.
 
     Parameters
     ----------
@@ -189,8 +182,6 @@ def register_bundle(
         Registered model.
     inputs, outputs : sequence of str
         Columns of the signature: float32 features in, float64 numbers out.
-    alias : str or None
-        None leaves the aliases alone.
     """
     assert folder.name == _BUNDLE, folder
     client = run._client
@@ -202,10 +193,7 @@ def register_bundle(
         if not client.search_registered_models(f"name='{name}'"):
             client.create_registered_model(name)
         newest = client.create_model_version(name, source=uri, run_id=run.run_id, model_id=model_id)
-    registered = ModelVersion(name, str(newest.version), run.run_id)
-    if alias is not None:
-        move_alias(registered, alias)
-    return registered
+    return ModelVersion(name, str(newest.version), run.run_id)
 
 
 def move_alias(version: ModelVersion, alias: str) -> None:

@@ -262,13 +262,10 @@ def run_training(
         with tempfile.TemporaryDirectory() as folder:
             save_bundle(bundle, Path(folder) / "bundle")
             registered = tracking.register_bundle(
-                run, Path(folder) / "bundle", name, inputs=FEATURE_NAMES, outputs=output_names(forecaster),
-                alias=None,
-            )  # fmt: skip
+                run, Path(folder) / "bundle", name, inputs=FEATURE_NAMES, outputs=output_names(forecaster)
+            )
         # MLflow copies to a model, one by one, what its run has measured by then: these are more than a thousand
         run.log_metrics({"valid": scores, "test": test_scores})
-        if config.estimator == "network":
-            tracking.move_alias(registered, tracking.CHAMPION)
         report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
         card = model_card(
             asdict(report), settings=config.settings(), test_scores=report.test_scores,
@@ -277,6 +274,8 @@ def run_training(
         tracking.describe_version(registered, card)
         run.log_text(card, "model_card.md")
         run.log_dict(asdict(report), _REPORT)
+        if config.estimator == "network":
+            tracking.move_alias(registered, tracking.CHAMPION)
     shutil.rmtree(checkpoints, ignore_errors=True)
     with suppress(OSError):  # another run's checkpoint may stand beside it
         checkpoints.parent.rmdir()

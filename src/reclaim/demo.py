@@ -1,4 +1,4 @@
-"""The whole way on a small synthetic cell, by calling each stage as its verb does."""
+"""The whole way on a small synthetic cell, by calling each stage as its verb does, but for smaller trees."""
 
 from __future__ import annotations
 

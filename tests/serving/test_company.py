@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from reclaim.serving import arrow, bulk, pieces, routes
+from reclaim.serving import arrow, bulk, routes
 from reclaim.serving.company import Company
 from tests.serving.test_bulk import body_of
 
@@ -36,28 +36,37 @@ def test_a_large_call_leaves_a_core_to_single_ones_of_any_kind(
 ) -> None:
     now_s, threads = 0.0, list[int]()
 
-    def noted(make: Any, n: int, given: int) -> Any:
-        threads.append(given)
-        return pieces.in_pieces(make, n, given)
+    def note(name: str) -> None:
+        does = getattr(bulk, name)
 
+        def noting(*given: Any) -> Any:
+            threads.append(given[-1])
+            return does(*given)
+
+        monkeypatch.setattr(bulk, name, noting)
+
+    for name in ("Engine", "features_of_histories", "in_pieces"):
+        note(name)
     monkeypatch.setattr(routes, "THREADS", 7)
-    monkeypatch.setattr(bulk, "in_pieces", noted)
     with make_app() as (app, runtime), at_url(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         runtime.company = Company(lambda: now_s)
 
         def large() -> int:
             content, headers = body_of(1, 1), {"content-type": arrow.MEDIA_TYPE}
             assert client.post("/v1/reservations", content=content, headers=headers).status_code == 200
-            return threads.pop()
+            (given,) = {threads.pop() for _ in range(3)}
+            return given
 
         assert large() == 7
         for path, body in (
             ("/v1/usage", {"windows": [{"collection_id": 1, "limit": LIMIT, **WINDOW}]}),
+            ("/v1/tasks", {"tasks": [{"collection_id": 1, "limit": LIMIT}]}),
             ("/v1/tasks/1/0", None),
+            ("/v1/cell/reservations", {"tasks": [{"collection_id": 1}]}),
             ("/v1/reservations", {"tasks": [{"collection_id": 1, "limit": LIMIT, "windows": [WINDOW]}]}),
         ):
             answer = client.get(path) if body is None else client.post(path, json=body)
             assert answer.status_code == 200, answer.text
-            assert large() == 1
+            assert large() == 6
             now_s += 10.0
             assert large() == 7

@@ -408,7 +408,7 @@ def test_the_shadow_follows_its_own_alias_and_never_touches_the_served_one(regis
     keeper = registry.keeper(shadow="candidate")
     served = keeper.served
     keeper.look()
-    assert keeper.shadowed is None
+    assert keeper.status().shadow_name is None
     assert keeper.status().shadow_problem == f"the registry has no {registry.name}@candidate"
     registry.point("candidate", "2")
     keeper.look()
@@ -429,7 +429,7 @@ def test_the_shadow_follows_its_own_alias_and_never_touches_the_served_one(regis
         assert keeper.status().shadow_version == "1"
     registry.point("candidate", None)
     keeper.look()
-    assert keeper.shadowed is None
+    assert keeper.status().shadow_name is None
     assert registry.shadows == ["2", "1", None]
     assert keeper.served is served
     assert (registry.promoted, _kept(registry)) == ([], ["1"])

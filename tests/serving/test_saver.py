@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reclaim.serving import saver
-from reclaim.serving.saver import Saver
+from reclaim.serving.saver import Room, Saver
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.store import Store
 
@@ -26,6 +25,10 @@ class Memory:
     def __init__(self) -> None:
         self.arrays: Arrays = {"few": np.arange(3), "records": np.ones(700_000, RECORD), "none": np.zeros((0, 2))}
         self.copies: Arrays = {}
+        self.bytes_per_task = RECORD.itemsize
+
+    def __len__(self) -> int:
+        return len(self.arrays["records"])
 
     def memory(self, copied: Callable[[str, NDArray[Any]], NDArray[Any]]) -> Arrays:
         """Return what ``Tracker.memory`` would."""
@@ -76,14 +79,15 @@ def test_the_memory_of_the_copies_is_taken_before_they_are_made(store: Store, me
     made = make(store, memory)
     look(made)
     assert not has_saved(made)
-    room = dict(made._room or {})
+    room = made._room
+    assert room is not None
     memory.arrays["records"]["a"][5] = 17  # what is saved is what there is when it is copied
     look(made)
     assert has_saved(made)
     assert not made._room
     for name, array in memory.arrays.items():
         assert not np.shares_memory(memory.copies[name], array)
-        assert len(array) == 0 or np.shares_memory(memory.copies[name], room[name])
+        assert len(array) == 0 or np.shares_memory(memory.copies[name], room._bytes)
     made.close()
     found = saved(store, tmp_path)
     assert list(found) == list(memory.arrays)
@@ -95,22 +99,36 @@ def test_the_memory_of_the_copies_is_taken_before_they_are_made(store: Store, me
 def test_what_has_outgrown_its_room_is_copied_elsewhere(store: Store, memory: Memory, tmp_path: Path) -> None:
     made = make(store, memory)
     look(made)
-    memory.arrays |= {"few": np.arange(300), "new": np.arange(4.0)}
+    memory.arrays |= {"records": np.ones(1_000_000, RECORD), "new": np.arange(4.0)}
     look(made)
     made.close()
     found = saved(store, tmp_path)
-    np.testing.assert_array_equal(found["few"], np.arange(300))
+    np.testing.assert_array_equal(found["records"], np.ones(1_000_000, RECORD))
+    np.testing.assert_array_equal(found["few"], np.arange(3))
     np.testing.assert_array_equal(found["new"], np.arange(4.0))
 
 
-def test_a_snapshot_is_made_where_no_room_could_be(
-    store: Store, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("broken", [False, True])
+def test_without_memory_for_the_copies_there_is_no_snapshot_now_and_another_try_later(
+    store: Store, memory: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
     def none(*_: object) -> Any:
         raise MemoryError("none left")
 
-    monkeypatch.setattr(saver, "blank_records", none)
     made = make(store, memory)
+    with monkeypatch.context() as patch:
+        if broken:  # a snapshot is what mends it, and nobody waits for room
+            patch.setattr(Store, "broken", "the disk is full")
+            patch.setattr(store, "mend", lambda: False)
+        for place in ("reclaim.serving.saver.blank_records", "reclaim.features.arrays.blank_records"):
+            patch.setattr(place, none)
+        look(made)
+        look(made)
+    assert made._room is None
+    assert not has_saved(made)
+    look(made)
+    assert made._room is None  # not at once
+    made._again_at = 0.0
     look(made)
     look(made)
     made.close()
@@ -118,11 +136,27 @@ def test_a_snapshot_is_made_where_no_room_could_be(
     assert saved(store, tmp_path)["few"].tolist() == [0, 1, 2]
 
 
-def test_whoever_waits_for_the_room_is_told_when_it_is_there(store: Store, memory: Memory) -> None:
-    woken: list[bool] = []
-    made = make(store, memory, lambda: woken.append(made._room is not None))
+def test_whoever_writes_is_woken_when_the_room_is_there_and_when_it_is_saved(store: Store, memory: Memory) -> None:
+    woken: list[tuple[bool, bool]] = []
+    made = make(store, memory, lambda: woken.append((made._room is not None, has_saved(made))))
     look(made)
     look(made)
     made.close()
     store.close()
-    assert woken == [True]
+    assert woken == [(True, False), (False, True)]
+
+
+def test_a_service_that_stops_waits_for_no_room(store: Store, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    touched: list[Room] = []
+
+    def touch(room: Room) -> bool:
+        touched.append(room)
+        made._closing = True  # it stops meanwhile
+        return True
+
+    made = make(store, memory)
+    monkeypatch.setattr(Room, "touch", touch)
+    look(made)
+    assert len(touched) == 1
+    made.close()
+    store.close()

@@ -108,6 +108,16 @@ class Service:
         assert self.writer.saver is not None
         return self.writer.saver
 
+    def save(self) -> None:
+        """Have a snapshot made, and none after it."""
+        before, thread = self.saver.saved_at, self.writer._turns
+        self.saver.settings = self.settings.model_copy(update={"snapshot_mib": -1})
+        assert self.store is not None
+        if self.store.log_bytes > self.store.snapshot_bytes:  # or there is none
+            while self.saver.saved_at == before:
+                thread.command(lambda: None).result(PATIENCE_S)
+        self.idle()
+
     def idle(self) -> None:
         """Wait until no snapshot is being made, nor will be."""
         self.saver.settings = self.settings.model_copy(update={"snapshot_mib": 2**40})
@@ -575,8 +585,7 @@ def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
     service, whole = start(), Memory(SETTINGS.model_copy(update=options), bundle)
     for step in (*steps, "crash"):
         if step == "snapshot":
-            # from now on, one after every write that comes at a quiet moment
-            service.saver.settings = service.settings.model_copy(update={"snapshot_mib": -1})
+            service.save()
         elif isinstance(step, str):
             service = crashed(service, start, b"" if step == "crash" else b"torn" * 10)
             assert_same(told_by(service.tracker, SETTINGS), told_by(whole.tracker, SETTINGS))

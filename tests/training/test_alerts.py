@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reclaim.features.groups import RowKeys
@@ -87,7 +87,6 @@ def test_without_events_there_is_no_recall() -> None:
 cell = st.tuples(st.integers(0, 2), st.integers(0, 60), st.sampled_from([0.1, 0.2, 0.3, 0.4]))
 
 
-@settings(deadline=None)
 @given(st.lists(cell, min_size=1, max_size=30, unique_by=lambda c: c[:2]), st.integers(0, 10))
 def test_the_threshold_is_the_lowest_that_keeps_the_rate(cells: list[tuple[int, int, float]], allowed: int) -> None:
     task, slot, probability = (list(column) for column in zip(*cells, strict=True))

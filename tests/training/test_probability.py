@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -120,7 +120,6 @@ def test_probabilities_of_0_and_1_stay_probabilities_and_nan_stays_nan() -> None
     assert np.isnan(after[2]).all()
 
 
-@settings(deadline=None)
 @given(
     arrays(np.float64, st.integers(1, 40), elements=st.floats(0, 1)),
     st.floats(0.05, 8),

@@ -182,6 +182,31 @@ def test_a_killed_run_goes_on_under_its_own_id_to_the_same_bytes(place: Path, mo
     assert tracking.find_run(resumed.run_id).metrics["fit_seconds"] > 0
 
 
+@pytest.mark.parametrize("killed_at", ["describe_version", "move_alias"])
+def test_killed_once_the_model_is_registered_a_run_ends_with_that_version_and_the_alias_is_moved_last(
+    place: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
+) -> None:
+    config = replace(CONFIG, model_name=killed_at.replace("_", "-"))
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tracking, killed_at, killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_training(place / "dataset", config)
+    with pytest.raises(ModelError, match="champion"):
+        tracking.resolve_model(f"{config.model_name}@champion")
+    report = run_training(place / "dataset", config)
+    assert report.version == "1"
+    assert tracking.resolve_model(f"{config.model_name}@champion").version == "1"
+    with pytest.raises(ModelError):
+        tracking.resolve_model(f"{config.model_name}/2")
+    metrics = tracking.find_run(report.run_id).metrics
+    assert any(name.startswith("valid.") for name in metrics)
+    assert run_training(place / "dataset", config) == replace(report, reused=True)
+
+
 @pytest.mark.parametrize("estimator", ["network", "trees"])
 def test_what_the_trace_knows_nothing_of_is_not_foreseen_and_null_in_every_file(
     place: Path, tmp_path: Path, estimator: str
