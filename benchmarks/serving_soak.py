@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from serving_cell import MadeUpCell, bulk, one_task, one_window
 from serving_http import OK, Caller, Calls, keep_calling, one_after_another
 from serving_servers import Server, reclaim_server
@@ -66,19 +67,36 @@ def soak(model: str, folder: Path, n: int, seconds: float, *, every_s: float) ->
     )
     minutes = np.array([(at - began) / 60 for at, _ in samples])
     total = np.array([sum(mib) for _, mib in samples])
-    settled = minutes >= WARM_UP * minutes[-1]
-    per_hour = float(np.polyfit(minutes[settled], total[settled], 1)[0]) * 60 if settled.sum() > 2 else 0.0
-    share = per_hour / float(np.median(total[settled]))
     return {
         "tasks": n, "minutes": round(seconds / 60, 1), "windows": int(taken), "slots": int(taken) // n,
         "single_calls": len(singles.seconds), "single": singles.summary(), "failed": singles.failed + len(failures),
         "failures": failures[:5],
-        "mib_at_start": round(float(np.median(total[settled][: max(len(total) // 20, 1)])), 1),
+        **growth(minutes, total, seconds),
+        "minute": [round(float(m), 2) for m in minutes], "processes_mib": [mib for _, mib in samples],
+    }  # fmt: skip
+
+
+def growth(minutes: NDArray[np.float64], total: NDArray[np.float64], seconds: float) -> Json:
+    """Return how memory grew, in MiB at some minutes, shape (n,) each, once it had settled.
+
+    The slope is the median of those between any two looks (Theil and Sen): snapshots are peaks of half a minute, and
+    wherever in the time they fall, they are no growth. Least squares, which they lead, stand beside it.
+    """
+    settled = minutes >= WARM_UP * minutes[-1]
+    x, y = minutes[settled], total[settled]
+    per_hour = least_squares = 0.0
+    if len(x) > 2:
+        first, second = np.triu_indices(len(x), 1)
+        per_hour = float(np.median((y[second] - y[first]) / (x[second] - x[first]))) * 60
+        least_squares = float(np.polyfit(x, y, 1)[0]) * 60
+    share = per_hour / float(np.median(y))
+    return {
+        "mib_at_start": round(float(np.median(y[: max(len(total) // 20, 1)])), 1),
         "mib_at_end": round(float(np.median(total[-max(len(total) // 20, 1) :])), 1),
         "mib_per_hour": round(per_hour, 2), "share_per_hour": round(share, 4),
+        "mib_per_hour_by_least_squares": round(least_squares, 2),
         "verdict": _verdict(seconds, share),
-        "slope_from_minute": round(float(minutes[settled][0]), 1),
-        "minute": [round(float(m), 2) for m in minutes], "processes_mib": [mib for _, mib in samples],
+        "slope_from_minute": round(float(x[0]), 1),
     }  # fmt: skip
 
 

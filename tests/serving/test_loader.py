@@ -65,7 +65,8 @@ def test_a_reference_is_resolved_in_the_registry(
     for fingerprint in ("first", "second"):
         save_bundle(replace(bundle, dataset_fingerprint=fingerprint), folder)
         with tracking.start_run("serving-test", "network") as run:
-            tracking.register_bundle(run, folder, "reclaim", inputs=["x"], outputs=["y"])
+            registered = tracking.register_bundle(run, folder, "reclaim", inputs=["x"], outputs=["y"])
+        tracking.move_alias(registered, tracking.CHAMPION)
 
     def served(reference: str) -> tuple[str, str, str]:
         location = find_model(reference)
