@@ -121,8 +121,10 @@ def as_json(found: Answers, units: Units, *, following: str | None = None, quant
     )
 
 
-def table_of(tracker: Tracker, query: CellQuery, page: Page, settings: ServingSettings, units: Units) -> pa.Table:
-    """Return ``as_table`` of the ``answers`` for everybody on a page, whatever their number.
+def table_of(
+    tracker: Tracker, query: CellQuery, page: Page, settings: ServingSettings, units: Units, threads: int
+) -> pa.Table:
+    """Return ``as_table`` of the ``answers`` for everybody on a page, whatever their number, made in so many threads.
 
     Raises
     ------
@@ -137,8 +139,11 @@ def table_of(tracker: Tracker, query: CellQuery, page: Page, settings: ServingSe
         return as_table(answers(known, margin_of_tier, settings, some), units, quantiles=quantiles)
 
     return pa.concat_tables(
-        tracker.visit(made, page.key, machines=query.machines, collections=query.collections, with_quantiles=quantiles)
-    )
+        tracker.visit(
+            made, page.key, machines=query.machines, collections=query.collections, with_quantiles=quantiles,
+            threads=threads,
+        )
+    )  # fmt: skip
 
 
 def as_table(found: Answers, units: Units, *, quantiles: bool = False) -> pa.Table:
