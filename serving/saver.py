@@ -27,6 +27,8 @@ MEND_S: Final = 5.0
 """How often a store that takes nothing is tried again, in seconds."""
 _SPARE: Final = 1.1
 """Room is made for so many times what the tasks take: they become more while it is made, and are not all."""
+_SAVED: Final = 0.5
+"""Share of what a task takes that is saved, until the first copy tells: of its two records one."""
 _AT_ONCE: Final = 64 * 2**20
 """Bytes that are touched before it is asked whether the service stops."""
 _MIB: Final = 2**20
@@ -56,6 +58,7 @@ class Saver:
         self.busy: Future[None] | None = None
         """What the thread is doing, or did last."""
         self._room: Room | None = None
+        self._bytes_per_task = _SAVED * tracker.bytes_per_task
         self._again_at = 0.0
         self._closing = False
         self.saved_at: float | None = None
@@ -81,7 +84,7 @@ class Saver:
         elif store.log_bytes <= max(self.settings.snapshot_mib * _MIB, store.snapshot_bytes):
             return
         elif self._room is None:
-            self._begin(self._make_room, int(_SPARE * len(self._tracker) * self._tracker.bytes_per_task))
+            self._begin(self._make_room, int(_SPARE * len(self._tracker) * self._bytes_per_task))
             return
         room, self._room = self._room, None
         try:
@@ -89,6 +92,7 @@ class Saver:
         except (MemoryError, OSError) as error:
             self._put_off(error)
             return
+        self._bytes_per_task = sum(array.nbytes for array in arrays.values()) / max(len(self._tracker), 1)
         self._begin(self._save, store.roll(), arrays)
 
     def _begin(self, what: Callable[..., None], *given: object) -> None:

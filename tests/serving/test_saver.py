@@ -25,7 +25,7 @@ class Memory:
     def __init__(self) -> None:
         self.arrays: Arrays = {"few": np.arange(3), "records": np.ones(700_000, RECORD), "none": np.zeros((0, 2))}
         self.copies: Arrays = {}
-        self.bytes_per_task = RECORD.itemsize
+        self.bytes_per_task = 2 * RECORD.itemsize
 
     def __len__(self) -> int:
         return len(self.arrays["records"])
@@ -144,6 +144,23 @@ def test_whoever_writes_is_woken_when_the_room_is_there_and_when_it_is_saved(sto
     made.close()
     store.close()
     assert woken == [(True, False), (False, True)]
+
+
+def test_room_is_made_for_what_the_last_copy_took(store: Store, memory: Memory) -> None:
+    memory.bytes_per_task = 10
+    made = make(store, memory)
+    look(made)
+    assert made._room is not None
+    first = len(made._room._bytes)
+    assert first < sum(array.nbytes for array in memory.arrays.values())
+    look(made)
+    while store.log_bytes <= store.snapshot_bytes:
+        store.append("kind", b"x" * 2**20)
+    look(made)
+    assert made._room is not None
+    assert first < sum(array.nbytes for array in memory.arrays.values()) < len(made._room._bytes)
+    made.close()
+    store.close()
 
 
 def test_a_service_that_stops_waits_for_no_room(store: Store, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
