@@ -121,10 +121,8 @@ def as_json(found: Answers, units: Units, *, following: str | None = None, quant
     )
 
 
-def table_of(
-    tracker: Tracker, query: CellQuery, page: Page, settings: ServingSettings, units: Units, threads: int
-) -> pa.Table:
-    """Return ``as_table`` of the ``answers`` for everybody on a page, whatever their number, made in so many threads.
+def table_of(tracker: Tracker, query: CellQuery, page: Page, settings: ServingSettings, units: Units) -> pa.Table:
+    """Return ``as_table`` of the ``answers`` for everybody on a page, whatever their number.
 
     Raises
     ------
@@ -139,11 +137,8 @@ def table_of(
         return as_table(answers(known, margin_of_tier, settings, some), units, quantiles=quantiles)
 
     return pa.concat_tables(
-        tracker.visit(
-            made, page.key, machines=query.machines, collections=query.collections, with_quantiles=quantiles,
-            threads=threads,
-        )
-    )  # fmt: skip
+        tracker.visit(made, page.key, machines=query.machines, collections=query.collections, with_quantiles=quantiles)
+    )
 
 
 def as_table(found: Answers, units: Units, *, quantiles: bool = False) -> pa.Table:

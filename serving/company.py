@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from reclaim.serving.pieces import THREADS
-
 _EXPECTED_S: Final = 1.0
 """For so long after a single call another is expected, in seconds."""
 
@@ -33,8 +31,3 @@ class Company:
     def present(self) -> bool:
         """Whether another is to be expected."""
         return self._passed_s() - self._came_s < _EXPECTED_S
-
-    @property
-    def threads(self) -> int:
-        """Threads that a large call may take now: all, or one less, so that a single call need not wait for a core."""
-        return max(1, THREADS - 1) if self.present else THREADS

@@ -54,6 +54,7 @@ from reclaim.serving.openapi import (
     describe_tasks,
     describe_usage,
 )
+from reclaim.serving.pieces import THREADS
 from reclaim.serving.query import margins_of, page_of
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.schemas import MAX_ID, ErrorResponse, ModelInfo, ReservationResponse
@@ -147,7 +148,8 @@ async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Resp
         query = _query_of(request.query_params, *_MARGIN, "quantiles")
 
         def made() -> Response:
-            threads = runtime.company.threads
+            # or a single call would wait for a core
+            threads = max(1, THREADS - 1) if runtime.company.present else THREADS
             return _table(runtime, bulk.answer_histories(model, body, query, settings, runtime.metrics, threads))
 
         return await run_in_threadpool(made)
@@ -253,7 +255,7 @@ def _answered(
     page = page_of(query, tracker, key, whole=_gives_arrow(request))
     if _gives_arrow(request):
         with runtime.metrics.answering("answer"):
-            table = table_of(tracker, query, page, settings, runtime.units, runtime.company.threads)
+            table = table_of(tracker, query, page, settings, runtime.units)
         if write is not None:
             about = {**(table.schema.metadata or {}), _WRITE: write.model_dump_json().encode()}
             table = table.replace_schema_metadata(about)

@@ -77,7 +77,7 @@ class Runtime:
         self._warm_up(model)
         self.tracker = Tracker(settings, CellClock(settings, lambda: time.time_ns() // 1_000), THREADS)
         self.store, self._store_error = self._open_store()
-        self.writer = Writer(self.tracker, self.store, self.metrics, self.watch, settings, on_fault, self.company)
+        self.writer = Writer(self.tracker, self.store, self.metrics, self.watch, settings, on_fault)
         if self._store_error is None:
             self.writer.start(self._engine(model))
         else:

@@ -73,8 +73,9 @@ class Tracker:
         self._threads, self._slots = threads, Slots()
         self._lateness_s = settings.lateness_s
         self._state = TolerantState(settings.cell, settings.lateness_s, threads)
+        self._tasks = np.zeros(0, TASK)
         self._x = np.zeros((0, len(FEATURE_NAMES)), np.float32)
-        self._tasks, self._opted_out = np.zeros(0, TASK), np.zeros(0, np.int64)
+        self._opted_out = np.zeros(0, np.int64)
         self._ended = Ended(settings.max_tracked)
         self._engine: Engine | None = None
         self._scores: Scores | None = None
@@ -227,7 +228,7 @@ class Tracker:
 
     def visit(
         self, make: Callable[[Known, slice], _Made], key: Ids | None = None, *, machines: list[int] | None = None,
-        collections: list[int] | None = None, with_quantiles: bool = True, threads: int = 1,
+        collections: list[int] | None = None, with_quantiles: bool = True,
     ) -> list[_Made]:  # fmt: skip
         """Return what is made of each piece of the tasks named, in that order, or of all tasks in no order; in threads.
 
@@ -243,7 +244,6 @@ class Tracker:
             Only the tasks on those machines, or of those collections.
         with_quantiles : bool
             Whether quantiles are wanted; else there are none.
-        threads : int
         """
         with self._lock:
             slots = self._chosen(self._slots.all(), machines, collections)
@@ -260,7 +260,7 @@ class Tracker:
             return make(known, piece)
 
         while True:
-            pieces = in_pieces(made, len(slots if key is None else key), threads)
+            pieces = in_pieces(made, len(slots if key is None else key), self._threads)
             if len(engines) == 1:
                 return pieces
             engines.clear()

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ModelError, ReclaimError, StoreError
 from reclaim.data.windows import Windows, concatenate
-from reclaim.features.kin import ROWS_WORTH_A_THREAD
 from reclaim.features.lateness import LATE, REPEATED
 from reclaim.features.lateness import NEW as TAKEN
 from reclaim.serving import records, saver
 from reclaim.serving.cell_schemas import WriteAnswer
-from reclaim.serving.company import Company
 from reclaim.serving.errors import NO_ROOM, TOO_LARGE, UNAVAILABLE, RequestError
 from reclaim.serving.outcomes import OUTCOMES, dated, why
 from reclaim.serving.recall import recall
@@ -62,15 +60,12 @@ class Writer:
     settings : ServingSettings
     on_fault : callable
         Called when the thread ends by a fault, after which nothing is written any more.
-    company : Company or None
-        Told by others of single calls, beside which a large write leaves a core.
     """
 
     def __init__(
         self, tracker: Tracker, store: Store | None, metrics: Metrics, watch: Watch, settings: ServingSettings,
-        on_fault: Callable[[], object] = lambda: None, company: Company | None = None,
+        on_fault: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
-        self._company = Company() if company is None else company
         self._tracker, self._store, self._metrics, self._watch = tracker, store, metrics, watch
         self._settings, self._on_fault = settings, on_fault
         self._turns = Turns(settings.max_waiting)
@@ -223,8 +218,6 @@ class Writer:
     def _take_part(self, write: Write) -> None:
         """Take the next part of a large write; it is answered after the last."""
         rows = _PART_ROWS_IN_COMPANY if self._turns.in_company else _PART_ROWS
-        if self._company.threads == 1:
-            rows = min(rows, ROWS_WORTH_A_THREAD - 1)  # so many are not cut up for a second thread
         high = min(write.at + rows, len(write.told.windows))
         part = slice(write.at, high)
         last = high == len(write.told.windows)

@@ -7,9 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from reclaim.serving import arrow, bulk, company
+from reclaim.serving import arrow, bulk, routes
 from reclaim.serving.company import Company
-from reclaim.serving.tracker import Tracker
 from tests.serving.test_bulk import body_of
 
 LIMIT = {"cpu": 1.0, "memory": 1.0}
@@ -18,16 +17,16 @@ WINDOW = {"start_us": 0, "end_us": 300_000_000}
 
 def test_nobody_is_expected_before_the_first_call_nor_long_after_the_last() -> None:
     now_s = [0.0]
-    met = Company(lambda: now_s[0])
+    company = Company(lambda: now_s[0])
 
     def present(at_s: float) -> bool:
         now_s[0] = at_s
-        return met.present
+        return company.present
 
     assert not present(0.0)
-    met.came()
+    company.came()
     assert present(0.9)
-    met.came()
+    company.came()
     assert present(1.8)
     assert not present(2.0)
 
@@ -48,22 +47,14 @@ def test_a_large_call_leaves_a_core_to_single_ones_of_any_kind(
 
     for name in ("Engine", "features_of_histories", "in_pieces"):
         note(name)
-    visit = Tracker.visit
-
-    def visiting(*given: Any, **options: Any) -> Any:
-        threads.append(options["threads"])
-        return visit(*given, **options)
-
-    monkeypatch.setattr(Tracker, "visit", visiting)
-    monkeypatch.setattr(company, "THREADS", 7)
+    monkeypatch.setattr(routes, "THREADS", 7)
     with make_app() as (app, runtime), at_url(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         runtime.company = Company(lambda: now_s)
 
         def large() -> int:
             content, headers = body_of(1, 1), {"content-type": arrow.MEDIA_TYPE}
             assert client.post("/v1/reservations", content=content, headers=headers).status_code == 200
-            assert client.get("/v1/cell/reservations", headers={"accept": arrow.MEDIA_TYPE}).status_code == 200
-            (given,) = {threads.pop() for _ in range(4)}
+            (given,) = {threads.pop() for _ in range(3)}
             return given
 
         assert large() == 7

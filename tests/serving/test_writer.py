@@ -648,26 +648,6 @@ def test_large_writes_are_cut_finer_while_small_ones_come(service: Service, monk
     assert taken[-1] == 10
 
 
-@pytest.mark.parametrize(("threads", "parts"), [(2, [5, 5]), (1, [4, 4, 2])])
-def test_where_a_second_thread_would_take_the_last_core_parts_are_too_small_for_it(
-    service: Service, monkeypatch: pytest.MonkeyPatch, threads: int, parts: list[int]
-) -> None:
-    monkeypatch.setattr(turns, "_SMALL_ROWS", 2)
-    monkeypatch.setattr(writer, "_PART_ROWS", 5)
-    monkeypatch.setattr(writer, "ROWS_WORTH_A_THREAD", 5)
-    monkeypatch.setattr(Company, "threads", threads)
-    taken: list[int] = []
-    take = service.tracker.take
-
-    def noted(windows: Windows) -> Any:
-        taken.append(len(windows))
-        return take(windows)
-
-    monkeypatch.setattr(service.tracker, "take", noted)
-    service.told(*({"task": t} for t in range(10)))
-    assert taken == parts
-
-
 def test_a_collection_without_estimation_is_not_judged(service: Service) -> None:
     service.facts(estimation={2: False})
     for at in range(40):
