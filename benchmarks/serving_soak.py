@@ -77,10 +77,17 @@ def soak(model: str, folder: Path, n: int, seconds: float, *, every_s: float) ->
 
 
 def growth(minutes: NDArray[np.float64], total: NDArray[np.float64], seconds: float) -> Json:
-    """Return how memory grew, in MiB at some minutes, shape (n,) each, once it had settled.
+    """Return how memory grew once it had settled, and a word for it.
 
-    The slope is the median of those between any two looks (Theil and Sen): snapshots are peaks of half a minute, and
+    The slope is the median of those between any two looks (Theil and Sen): snapshots are peaks of some seconds, and
     wherever in the time they fall, they are no growth. Least squares, which they lead, stand beside it.
+
+    Parameters
+    ----------
+    minutes, total : float64, shape (n,)
+        When it was looked at, and the MiB that there were.
+    seconds : float
+        For how long the load was to last.
     """
     settled = minutes >= WARM_UP * minutes[-1]
     x, y = minutes[settled], total[settled]

@@ -38,7 +38,7 @@ class Saver:
     """Makes snapshots in a thread of its own, of copies that the thread that writes makes between two turns.
 
     Nobody is written for while they are made, so the memory for them is taken, and touched, before: of a cell of
-    250,000 tasks they are 1.4 GB, which take 0.2 s to copy and up to several seconds to get from the system.
+    250,000 tasks they are 1.4 GB, which can take far longer to get from the system than to copy.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class Room:
         self._touched += _AT_ONCE
         return self._touched < len(self._bytes)
 
-    def copied(self, name: str, array: NDArray[Any]) -> NDArray[Any]:  # noqa: ARG002 - as ``Tracker.memory`` calls it
+    def copied(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return a copy of a contiguous array, in the next free part."""
         begin = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
         part = self._bytes[begin : begin + array.nbytes]

@@ -304,7 +304,7 @@ class Tracker:
         """What a task takes in memory, its name and the scores not counted."""
         return self._state.bytes_per_task + TASK.itemsize + self._x.itemsize * self._x.shape[1]
 
-    def memory(self, copied: Callable[..., NDArray[Any]] = lambda _, a: copy_of(a)) -> dict[str, NDArray[Any]]:
+    def memory(self, copied: Callable[[NDArray[Any]], NDArray[Any]] = copy_of) -> dict[str, NDArray[Any]]:
         """Return copies of all that must outlive the process, by name; which model answers is no part of it."""
         n = len(self._slots.key)
         parts = {
@@ -314,7 +314,7 @@ class Tracker:
             "tasks": self._tasks[:n], "x": self._x[:n], "opted_out": self._opted_out,
             "clock_us": np.array([self.clock.latest_us]),
         }  # fmt: skip
-        return {name: copied(name, array) for name, array in parts.items()}
+        return {name: copied(array) for name, array in parts.items()}
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
         """Go on from there.

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 _PART_ROWS, _PART_ROWS_IN_COMPANY = 32_768, 512
-"""A larger write is taken in parts of this, small ones in between; while such come, in finer parts of a few ms, half of
-which any part takes: still finer ones would cost the large write more than they spare the small ones."""
+"""A larger write is taken in parts of this, small ones in between; while such come, in finer parts of a few ms,
+of which a part of any size takes some: finer ones make the large write longer still."""
 _LET_GO_S: Final = 5.0
 """How often tasks are looked for of which nothing was heard for long, in seconds."""
 _RETRY_S: Final = 1

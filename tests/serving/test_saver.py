@@ -30,9 +30,9 @@ class Memory:
     def __len__(self) -> int:
         return len(self.arrays["records"])
 
-    def memory(self, copied: Callable[[str, NDArray[Any]], NDArray[Any]]) -> Arrays:
+    def memory(self, copied: Callable[[NDArray[Any]], NDArray[Any]]) -> Arrays:
         """Return what ``Tracker.memory`` would."""
-        self.copies = {name: copied(name, array) for name, array in self.arrays.items()}
+        self.copies = {name: copied(array) for name, array in self.arrays.items()}
         return self.copies
 
 
