@@ -13,7 +13,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.replay import closedloop_kernel as kernel
 from reclaim.replay import closedloop_state as state
 from reclaim.replay.live import Live
-from reclaim.replay.placement import POLICIES
+from reclaim.replay.placement import POLICIES, note
 from reclaim.replay.workload import Machines, Workload
 from reclaim.training.estimators.margin import STARTUP_HOLD_S
 
@@ -102,38 +102,53 @@ def simulate(
         Whether to show progress on a terminal.
     """
     how = how or Scheduling()
-    runs, there = workload.runs.copy(), machines.state.copy()
+    order = np.random.default_rng(how.seed).permutation(len(machines))  # in which they are looked at
+    place = np.argsort(order)
+    runs, there = workload.runs.copy(), machines.state[order]
+    changes = machines.changes.copy()
+    changes["machine"] = place[changes["machine"]]
     slot_us = workload.slot_s * 1_000_000
     n_slots = -(-(workload.stop_us - workload.start_us) // slot_us)
     ticks = np.zeros(n_slots, state.TICK)
     in_force = np.zeros(n_slots, np.int8) if in_force is None else in_force
     kills = np.zeros(2 * len(runs) + 1, state.KILL)  # the first one counts the others
     kills[0]["run"] = 1
-    pending, at = np.zeros(len(runs) + 1, state.WAITING), np.zeros(2, np.int64)
-    random = np.array([0x9E3779B97F4A7C15 ^ (how.seed + 1)], np.uint64)
-    order = np.random.default_rng(how.seed).permutation(len(machines)).astype(np.int64)
     settings = np.zeros(1, _HOW)
     settings[0] = (*POLICIES[how.policy], how.enough, int(how.checkpoint_s * 1e6), int(STARTUP_HOLD_S * 1e6))
-    first = (held[in_force[0]], order, workload.masks, settings[0], random, pending, kills, ticks[0])
+    at = np.zeros(2, np.int64)
+    board = state.Board(
+        runs=runs,
+        machines=there,
+        rooms=np.zeros((state.ROOM_ROWS, len(machines)), np.float32),
+        tape=workload.tape,
+        held=held[in_force[0]],
+        masks=np.ascontiguousarray(workload.masks[:, order]),
+        how=settings[0],
+        random=np.array([0x9E3779B97F4A7C15 ^ (how.seed + 1)], np.uint64),
+        pending=np.zeros(len(runs) + 1, state.WAITING),
+        kills=kills,
+        tick=ticks[0],
+    )
+    for m in range(len(machines)):
+        note(m, board)
     begun_us = workload.start_us + 1  # what was there when the period began is placed before anything is looked at
-    kernel.pass_slot(runs, there, workload.tape, *first, machines.changes, at, workload.start_us, begun_us)
+    kernel.pass_slot(board, changes, at, workload.start_us, begun_us)
     for t in tqdm(range(n_slots), desc="closed loop", unit="slot", disable=None if progress else True):
         now_us = workload.start_us + t * slot_us
         if len(kills) - kills[0]["run"] <= len(runs):
             kills = np.concatenate([kills, np.zeros(len(kills), state.KILL)])
-        margin = held[in_force[t]]
-        placing = (order, workload.masks, settings[0], random, pending, kills, ticks[t])
-        kernel.advance(runs, there, workload.tape, margin, settings[0], live is not None, now_us)
+        board = board._replace(held=held[in_force[t]], kills=kills, tick=ticks[t])
+        kernel.advance(board, live is not None, now_us)
         if live is not None:
             live.answer(runs, now_us)
-        kernel.settle(runs, there, settings[0], pending, kills, ticks[t], float(workload.slot_s), now_us)
-        kernel.schedule(runs, there, workload.tape, margin, *placing, now_us)
-        kernel.pass_slot(
-            runs, there, workload.tape, margin, *placing, machines.changes, at, now_us,
-            min(now_us + slot_us, workload.stop_us),
-        )  # fmt: skip
+        kernel.settle(board, float(workload.slot_s), now_us)
+        kernel.schedule(board, now_us)
+        kernel.pass_slot(board, changes, at, now_us, min(now_us + slot_us, workload.stop_us))
     _stop_the_clock(runs, there, workload.stop_us)
-    return Outcome(workload, runs, there, ticks, kills[1 : kills[0]["run"]].copy())
+    kills = kills[1 : kills[0]["run"]].copy()
+    kills["machine"] = order[kills["machine"]]
+    runs["machine"] = np.where(runs["machine"] >= 0, order[runs["machine"]], -1)
+    return Outcome(workload, runs, there[place], ticks, kills)
 
 
 def _stop_the_clock(runs: NDArray[Any], machines: NDArray[Any], now_us: int) -> None:

@@ -14,6 +14,7 @@ from reclaim.replay.closedloop_state import (
     COMPILED,
     CPU,
     DONE,
+    FREED,
     MACHINE,
     MACHINE_GONE,
     MEMORY,
@@ -22,22 +23,31 @@ from reclaim.replay.closedloop_state import (
     OWN_LIMIT,
     PENDING,
     PREEMPTED,
+    PRODUCTION,
     RANKS,
     RUNNING,
+    UNPROMISED,
 )
 from reclaim.replay.closedloop_sums import count_in, end_us, jump, read
 from reclaim.replay.constants import ROUNDING, SUM_ROUNDING
 from reclaim.replay.placement import (
+    TOGETHER,
     asks_no_less,
+    before,
     could_fit,
     dies_first,
     find,
+    first,
     fits,
     held_back,
+    may,
     most_room,
+    note,
     price,
     remember,
+    some_may,
     victim,
+    why,
 )
 
 _REMEMBERED: Final = 64
@@ -46,10 +56,11 @@ _END, _CHANGE, _ARRIVAL, _LAST = range(4)
 
 
 @numba.njit(**COMPILED)
-def _leave(i: int, runs: Any, machines: Any, now_us: int) -> None:
+def _leave(i: int, board: Any, now_us: int) -> None:
     """Take a run off its machine."""
+    runs = board.runs
     run = runs[i]
-    machine = machines[run.machine]
+    machine = board.machines[run.machine]
     if run.previous >= 0:
         runs[run.previous].next = run.next
     else:
@@ -57,6 +68,7 @@ def _leave(i: int, runs: Any, machines: Any, now_us: int) -> None:
     if run.next >= 0:
         runs[run.next].previous = run.previous
     count_in(machine, run, -1.0, now_us)
+    note(run.machine, board)
     run.ran_us += now_us - run.placed_us
     run.machine = -1
 
@@ -79,15 +91,13 @@ def _wait(i: int, runs: Any, pending: Any, now_us: int, not_before_us: int) -> N
 
 
 @numba.njit(**COMPILED)
-def _stop(
-    i: int, cause: int, runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: Any, now_us: int
-) -> None:
+def _stop(i: int, cause: int, board: Any, now_us: int) -> None:
     """Stop a run before its end: batch work goes back to its last checkpoint, a service goes on where the clock is."""
-    run = runs[i]
+    run, how, kills = board.runs[i], board.how, board.kills
     entry = kills[kills[0].run]
     kills[0].run += 1
     entry.at_us, entry.run, entry.machine, entry.cause, entry.lost_us = now_us, i, run.machine, cause, 0
-    _leave(i, runs, machines, now_us)
+    _leave(i, board, now_us)
     if not run.service:
         done_us = run.offset_us + now_us - run.placed_us
         run.offset_us = done_us - done_us % how.checkpoint_us if how.checkpoint_us > 0 else 0
@@ -97,32 +107,33 @@ def _stop(
     run.carried = False
     run.reason = NO_REASON
     run.kills[cause] += 1
-    tick.kills[cause] += 1
-    _wait(i, runs, pending, now_us, now_us + 1)  # what was stopped is not tried again in the same slot
+    board.tick.kills[cause] += 1
+    _wait(i, board.runs, board.pending, now_us, now_us + 1)  # what was stopped is not tried again in the same slot
 
 
 @numba.njit(**COMPILED)
-def _finish(i: int, runs: Any, machines: Any, tick: Any, now_us: int) -> Any:
+def _finish(i: int, board: Any, now_us: int) -> Any:
     """End a run, placed or not, and return the task's next one if it has waited for this end, else -1."""
+    runs = board.runs
     run = runs[i]
     if run.state == RUNNING:
-        _leave(i, runs, machines, now_us)
+        _leave(i, board, now_us)
     run.state = DONE
     run.ended_us = now_us
-    tick.ended += 1
+    board.tick.ended += 1
     return run.then if run.then >= 0 and runs[run.then].state == BLOCKED else -1
 
 
 @numba.njit(**COMPILED)
-def relieve(m: int, runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: Any, now_us: int) -> None:
+def relieve(m: int, board: Any, now_us: int) -> None:
     """Stop runs until what the rest uses fits in memory: those above their own limit, then from the lowest priority up.
 
     Production comes last: never while anything else is left (EuroSys'15, sections 5.5 and 6.2).
     """
-    machine = machines[m]
+    runs, machine = board.runs, board.machines[m]
     if not machine.use[1] > machine.capacity[1] * (1 + SUM_ROUNDING):
         return
-    tick.out_of_memory += 1
+    board.tick.out_of_memory += 1
     while machine.head >= 0 and machine.use[1] > machine.capacity[1] * (1 + SUM_ROUNDING):
         found, cause = -1, MACHINE
         i = machine.head
@@ -134,27 +145,39 @@ def relieve(m: int, runs: Any, machines: Any, how: Any, pending: Any, kills: Any
             elif over == (cause == OWN_LIMIT) and dies_first(runs, i, found):
                 found = i
             i = run.next
-        _stop(found, cause, runs, machines, how, pending, kills, tick, now_us)
+        _stop(found, cause, board, now_us)
 
 
 @numba.njit(**COMPILED)
-def _make_room(
-    i: int, asked: Any, runs: Any, machines: Any, order: Any, masks: Any, how: Any, random: Any, pending: Any,
-    kills: Any, tick: Any, now_us: int,
-) -> int:  # fmt: skip
+def _make_room(i: int, asked: Any, board: Any, now_us: int) -> int:
     """Preempt for a run on the machine where that costs least, and return it; -1 where it helps nowhere.
 
     Least is the lowest rank of the highest victim, then the least work lost, among the first ``how.enough`` machines
     that can make room. Victims go from the lowest rank up, until the run fits.
     """
+    runs, machines, how = board.runs, board.machines, board.how
     run = runs[i]
     best, best_rank, best_lost, seen = -1, 2**31 - 1, 2**62, 0
-    n = len(order)
-    start = int(random[0] % np.uint64(n))
-    for k in range(n):
-        m = order[start + k - n if start + k >= n else start + k]
+    if run.rank <= 0:
+        return best
+    n = len(machines)
+    start = first(board)
+    row = FREED + 2 * (min(run.rank, RANKS) - 1)  # production cannot be freed of production
+    k = 0
+    while k < n and seen < how.enough:
+        m = start + k - n if start + k >= n else start + k
+        if run.band <= PRODUCTION and (k == 0 or m % TOGETHER == 0):
+            until = min(n, m - m % TOGETHER + TOGETHER)
+            if not some_may(board.rooms, row, m, until, asked) or (
+                run.band == PRODUCTION and not some_may(board.rooms, UNPROMISED, m, until, asked)
+            ):
+                k += until - m
+                continue
+        k += 1
+        if run.band <= PRODUCTION and not may(board.rooms, row, m, asked):
+            continue
         machine = machines[m]
-        if not (machine.up and machine.open and masks[run.mask, m]) or machine.lowest >= run.rank:
+        if not (machine.up and machine.open and board.masks[run.mask, m]) or machine.lowest >= run.rank:
             continue
         if asked[0] > machine.capacity[0] * (1 + SUM_ROUNDING) or asked[1] > machine.capacity[1] * (1 + SUM_ROUNDING):
             continue
@@ -166,24 +189,35 @@ def _make_room(
         if rank >= 0 and (rank < best_rank or (rank == best_rank and lost_us < best_lost)):
             best, best_rank, best_lost = m, rank, lost_us
         seen += rank >= 0
-        if seen >= how.enough:
-            break
     if best >= 0:
         machine = machines[best]
         while not (fits(run, machine, 0, asked[0], 0.0, 0.0) and fits(run, machine, 1, asked[1], 0.0, 0.0)):
-            gone = victim(machine, runs, run.band, run.rank)
+            gone = victim(run, machine, runs)
             if gone < 0:  # sums of many tasks, rounded: it was a hair's breadth
                 return -1
-            _stop(gone, PREEMPTED, runs, machines, how, pending, kills, tick, now_us)
+            _stop(gone, PREEMPTED, board, now_us)
     return best
 
 
 @numba.njit(**COMPILED)
-def _place(
-    i: int, runs: Any, machines: Any, tape: Any, held: Any, order: Any, masks: Any, how: Any, random: Any, pending: Any,
-    kills: Any, tick: Any, now_us: int,
-) -> Any:  # fmt: skip
+def _chain(i: int, machine: Any, runs: Any) -> None:
+    """Put a run among those of a machine, where its turn is to be preempted."""
+    run = runs[i]
+    run.previous, run.next = -1, machine.head
+    while run.next >= 0 and before(runs, run.next, i):
+        run.previous, run.next = run.next, runs[run.next].next
+    if run.next >= 0:
+        runs[run.next].previous = i
+    if run.previous >= 0:
+        runs[run.previous].next = i
+    else:
+        machine.head = i
+
+
+@numba.njit(**COMPILED)
+def _place(i: int, board: Any, now_us: int) -> Any:
     """Place a waiting run if that can be done; by limit, or, where it was running before all began, by reservation."""
+    runs, tape = board.runs, board.tape
     run = runs[i]
     row = run.cursor
     if run.service or run.offset_us > 0:
@@ -192,51 +226,52 @@ def _place(
             row += 1
     asked = np.empty(2)
     for r in range(2):
-        run.reservation[r] = held[row, r] if run.carried else tape[row].limit[r]
+        run.reservation[r] = board.held[row, r] if run.carried else tape[row].limit[r]
         asked[r] = tape[row].limit[r] if run.band > NON_PRODUCTION else run.reservation[r]
-    m = find(i, asked, runs, machines, order, masks, how, random)
+    m = find(run, asked, board)
     if m < 0:
-        m = _make_room(i, asked, runs, machines, order, masks, how, random, pending, kills, tick, now_us)
+        m = _make_room(i, asked, board, now_us)
     if m < 0:
+        run.reason = why(run, asked, board)
         return False
-    machine = machines[m]
+    machine = board.machines[m]
     run.state, run.machine, run.placed_us, run.reason = RUNNING, m, now_us, NO_REASON
     run.waited_us += now_us - run.waiting_us
     if run.first_placed_us < 0:
         run.first_placed_us = now_us
-    run.previous, run.next = -1, machine.head
-    if machine.head >= 0:
-        runs[machine.head].previous = i
-    machine.head = i
+    _chain(i, machine, runs)
     read(run, tape, now_us)
     jump(run)
     count_in(machine, run, 1.0, now_us)
     machine.lowest = min(machine.lowest, run.rank)
-    relieve(m, runs, machines, how, pending, kills, tick, now_us)
+    note(m, board)
+    relieve(m, board, now_us)
     return True
 
 
 @numba.njit(**COMPILED)
-def advance(runs: Any, machines: Any, tape: Any, held: Any, how: Any, live: bool, now_us: int) -> None:
+def advance(board: Any, live: bool, now_us: int) -> None:
     """Let every placed run go to the window of now, and take the reservation then in force from the tape.
 
     A run that was placed less than ``how.startup_us`` ago holds its limit.
     """
+    runs, machines, held = board.runs, board.machines, board.held
     for m in range(len(machines)):
         i = machines[m].head
         while i >= 0:
             run = runs[i]
-            read(run, tape, now_us)
+            read(run, board.tape, now_us)
             if not live:
-                young = not run.carried and now_us - run.placed_us < how.startup_us
+                young = not run.carried and now_us - run.placed_us < board.how.startup_us
                 for r in range(2):
                     run.reservation[r] = run.limit[r] if young else min(held[run.cursor, r], run.limit[r])
             i = run.next
 
 
 @numba.njit(**COMPILED)
-def settle(runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: Any, slot_s: float, now_us: int) -> None:
+def settle(board: Any, slot_s: float, now_us: int) -> None:
     """Sum all machines up anew, relieve those out of memory, throttle those out of CPU, write down what is seen."""
+    runs, machines, tick = board.runs, board.machines, board.tick
     for m in range(len(machines)):
         machine = machines[m]
         if not machine.up:
@@ -254,7 +289,8 @@ def settle(runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: A
             machine.lowest = min(machine.lowest, runs[i].rank)
             i = runs[i].next
         machine.busy_us, machine.changed_us, machine.count = busy_us, changed_us, count
-        relieve(m, runs, machines, how, pending, kills, tick, now_us)
+        note(m, board)
+        relieve(m, board, now_us)
         batch, latency = 0.0, 0.0
         i = machine.head
         while i >= 0:
@@ -279,14 +315,12 @@ def settle(runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: A
 
 
 @numba.njit(**COMPILED)
-def schedule(
-    runs: Any, machines: Any, tape: Any, held: Any, order: Any, masks: Any, how: Any, random: Any, pending: Any,
-    kills: Any, tick: Any, now_us: int,
-) -> None:  # fmt: skip
+def schedule(board: Any, now_us: int) -> None:
     """Try every waiting run, from the highest priority down, of equals the one that waits longest first.
 
     One that asks for no less than one that just failed, under its constraints and at no higher a rank, is not tried.
     """
+    runs, pending, tick = board.runs, board.pending, board.tick
     n = pending[0].run
     waiting = pending[1 : n + 1].copy()
     pending[0].run = 0
@@ -297,7 +331,7 @@ def schedule(
     failed = np.empty(_REMEMBERED, np.int64)
     n_failed = 0
     most = np.empty(2)
-    lowest = most_room(machines, most)
+    lowest = most_room(board, most)
     stopped = tick.kills.sum()
     for k in range(n):
         entry = waiting[turn[k]]
@@ -305,14 +339,14 @@ def schedule(
             run = runs[entry.run]
             ended_us = max(run.arrival_us + run.duration_us, run.waiting_us)
             run.waited_us += ended_us - run.waiting_us
-            following = _finish(entry.run, runs, machines, tick, ended_us)
+            following = _finish(entry.run, board, ended_us)
             if following >= 0:
                 runs[following].ready_us = now_us
                 _wait(following, runs, pending, now_us, now_us)
             continue
         if tick.kills.sum() != stopped:  # room was made
             stopped = tick.kills.sum()
-            lowest = most_room(machines, most)
+            lowest = most_room(board, most)
         hopeless = entry.not_before_us > now_us
         if not hopeless and not entry.special and entry.rank <= lowest:
             cpu, memory = entry.asked[0] > most[0], entry.asked[1] > most[1]
@@ -325,7 +359,7 @@ def schedule(
                 entry.reason = waiting[failed[f]].reason
                 break
         if not hopeless:
-            if _place(entry.run, runs, machines, tape, held, order, masks, how, random, pending, kills, tick, now_us):
+            if _place(entry.run, board, now_us):
                 continue
             entry.reason = runs[entry.run].reason
             if not entry.special:
@@ -338,16 +372,14 @@ def schedule(
 
 
 @numba.njit(**COMPILED)
-def pass_slot(
-    runs: Any, machines: Any, tape: Any, held: Any, order: Any, masks: Any, how: Any, random: Any, pending: Any,
-    kills: Any, tick: Any, changes: Any, at: Any, now_us: int, until_us: int,
-) -> None:  # fmt: skip
+def pass_slot(board: Any, changes: Any, at: Any, now_us: int, until_us: int) -> None:
     """Take what happens within a slot in the order of its times: ends, then changes of machines, then arrivals.
 
     An end at the very moment at which the next slot begins is one of this slot's.
 
     ``at`` holds how many arrivals and changes have been taken; runs are in the order of their arrivals.
     """
+    runs, machines = board.runs, board.machines
     events = [(np.int64(until_us), np.int64(_LAST), np.int64(-1))]
     for m in range(len(machines)):
         i = machines[m].head
@@ -368,31 +400,32 @@ def pass_slot(
             return
         if kind == _END:
             if runs[i].state == RUNNING and max(end_us(runs[i]), now_us) == time_us:
-                following = _finish(i, runs, machines, tick, time_us)
+                following = _finish(i, board, time_us)
                 if following >= 0:
                     heapq.heappush(events, (time_us, np.int64(_ARRIVAL), np.int64(following)))
         elif kind == _CHANGE:
-            _change(changes[i], runs, machines, how, pending, kills, tick, time_us)
+            _change(changes[i], board, time_us)
         else:
             run = runs[i]
             if run.after >= 0 and runs[run.after].state != DONE:
                 run.state = BLOCKED
                 continue
             run.waiting_us = run.ready_us = time_us
-            if not _place(i, runs, machines, tape, held, order, masks, how, random, pending, kills, tick, time_us):
-                _wait(i, runs, pending, time_us, time_us)
+            if not _place(i, board, time_us):
+                _wait(i, runs, board.pending, time_us, time_us)
             elif run.state == RUNNING and end_us(run) <= until_us:
                 heapq.heappush(events, (end_us(run), np.int64(_END), np.int64(i)))
 
 
 @numba.njit(**COMPILED)
-def _change(change: Any, runs: Any, machines: Any, how: Any, pending: Any, kills: Any, tick: Any, now_us: int) -> None:
+def _change(change: Any, board: Any, now_us: int) -> None:
     """Give a machine another capacity, or take it out of service with all that runs there."""
-    machine = machines[change.machine]
+    machine = board.machines[change.machine]
     machine.up, machine.open = change.up, change.open
     for r in range(2):
         machine.capacity[r] = change.capacity[r]
     if not change.up:
         while machine.head >= 0:
-            _stop(machine.head, MACHINE_GONE, runs, machines, how, pending, kills, tick, now_us)
-    relieve(change.machine, runs, machines, how, pending, kills, tick, now_us)
+            _stop(machine.head, MACHINE_GONE, board, now_us)
+    note(change.machine, board)
+    relieve(change.machine, board, now_us)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reclaim.features.compiled import code_field
 
@@ -33,21 +34,23 @@ _COMPILED_FILES: Final = tuple(
 
 RUN = np.dtype(
     [
+        # what a look through the runs of a machine reads, side by side
+        ("next", "i4"), ("previous", "i4"), ("rank", "i4"), ("band", "i1"), ("service", "?"), ("latency", "?"),
+        ("carried", "?"), ("placed_us", "i8"), ("offset_us", "i8"), ("reservation", "f8", (2,)), ("limit", "f8", (2,)),
+        ("use", "f8", (2,)),
         # as submitted
         ("first", "i8"), ("stop", "i8"), ("arrival_us", "i8"), ("duration_us", "i8"), ("collection", "i8"),
-        ("after", "i8"), ("then", "i8"), ("rank", "i4"), ("mask", "i4"), ("per_machine", "i4"), ("band", "i1"),
-        ("service", "?"), ("latency", "?"), ("carried", "?"), ("varies", "?"), ("asked", "f8", (2,)),
+        ("after", "i8"), ("then", "i8"), ("mask", "i4"), ("per_machine", "i4"), ("varies", "?"), ("asked", "f8", (2,)),
         # as it goes
-        ("state", "i1"), ("reason", "i1"), ("machine", "i4"), ("next", "i4"), ("previous", "i4"), ("cursor", "i8"),
-        ("placed_us", "i8"), ("offset_us", "i8"), ("waiting_us", "i8"), ("ready_us", "i8"),
-        ("first_placed_us", "i8"), ("ended_us", "i8"),
-        ("ran_us", "i8"), ("lost_us", "i8"), ("waited_us", "i8"), ("kills", "i4", (4,)),
-        ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reservation", "f8", (2,)),
+        ("state", "i1"), ("reason", "i1"), ("machine", "i4"), ("cursor", "i8"), ("waiting_us", "i8"),
+        ("ready_us", "i8"), ("first_placed_us", "i8"), ("ended_us", "i8"), ("ran_us", "i8"), ("lost_us", "i8"),
+        ("waited_us", "i8"), ("kills", "i4", (4,)),
         code_field(*_COMPILED_FILES),
     ]
 )  # fmt: skip
 """One run of a task, from its submission to its end; see ``workload.Workload``. ``asked`` is its first limit, which
-``varies`` or not; ``ready_us`` is when nothing but a machine was wanting, ``offset_us`` how far it was when placed."""
+``varies`` or not; ``ready_us`` is when nothing but a machine was wanting, ``offset_us`` how far it was when placed.
+``next`` and ``previous`` chain the runs of a machine in the order in which they are preempted."""
 
 WAITING = np.dtype(
     [
@@ -73,6 +76,13 @@ MACHINE_STATE = np.dtype(
 """Sums over a machine's runs: ``reserved`` of reservations; ``production`` of the limits of production; ``up_to_rank``
 of the reservations of non-production of at most each rank. ``lowest`` is the lowest rank among them."""
 
+CAPACITY, FREE, UNPROMISED, LOWEST, FREED = 0, 2, 4, 6, 7
+"""Rows of ``Board.rooms``: two, one for each resource, of what a machine has; two of what no reservation holds; two of
+what is not promised to production; the lowest rank; and from the last one on two for each rank, of what is free once
+all non-production work of at most that rank is gone."""
+
+ROOM_ROWS: Final = FREED + 2 * RANKS
+
 TAPE = np.dtype([("from_us", "i8"), ("use", "f8", (2,)), ("limit", "f8", (2,))])
 """One measurement window of a run: its start since the run's, mean CPU and largest memory in it, the limit."""
 
@@ -93,3 +103,24 @@ CHANGE = np.dtype([("at_us", "i8"), ("machine", "i4"), ("up", "?"), ("open", "?"
 
 COMPILED: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy"}
 """How the closed loop is compiled. Division by zero gives infinity or NaN and raises nothing."""
+
+
+class Board(NamedTuple):
+    """All that the mechanics work on, in one slot; arrays of the records above."""
+
+    runs: NDArray[Any]
+    machines: NDArray[Any]
+    rooms: NDArray[np.float32]
+    """What machines have at most, to be looked through fast, shape (ROOM_ROWS, n_machines); -inf where nothing is to be
+    placed. A little too large rather than too small: what is passed over for it has no room."""
+    tape: NDArray[Any]
+    held: NDArray[np.float64]
+    """The reservation in force as each window of the tape begins, shape (n_rows, n_resources)."""
+    masks: NDArray[np.bool_]
+    """Machines on which runs of each mask may be, shape (n_masks, n_machines)."""
+    how: Any
+    random: NDArray[np.uint64]
+    pending: NDArray[Any]
+    kills: NDArray[Any]
+    """The first entry's ``run`` is where the next one goes."""
+    tick: Any

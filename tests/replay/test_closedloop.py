@@ -1,133 +1,24 @@
-"""The closed loop on cells small enough to work out by hand: every rule, and what must hold whatever happens."""
+"""The closed loop on cells small enough to work out by hand: every rule."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from reclaim.data.errors import ConfigError
-from reclaim.replay.closedloop import Outcome, Scheduling, simulate
+from reclaim.replay.closedloop import simulate
 from reclaim.replay.closedloop_state import (
-    AHEAD,
-    CAUSES,
-    CHANGE,
-    CONSTRAINTS,
     CPU,
     DONE,
-    MACHINE,
-    MACHINE_GONE,
-    MACHINE_STATE,
-    MEMORY,
     MONITORING,
-    NON_PRODUCTION,
-    OWN_LIMIT,
     PENDING,
-    PREEMPTED,
     PRODUCTION,
     REASONS,
-    RUN,
     RUNNING,
-    SPREAD,
-    TAPE,
-    TOO_LARGE,
 )
 from reclaim.replay.outcome import balance, over_time, summary
-from reclaim.replay.placement import could_fit, price
-from reclaim.replay.workload import Machines, Workload
-
-SLOT_US = 300_000_000
-
-
-@dataclass(frozen=True)
-class Task:
-    """A run for tests: one (cpu, memory) for each slot, a limit, and when it is submitted, in slots."""
-
-    use: Sequence[tuple[float, float]]
-    limit: tuple[float, float] = (0.5, 0.5)
-    at: float = 0.0
-    band: int = NON_PRODUCTION
-    rank: int = 0
-    held: tuple[float, float] | None = None
-    carried: bool = False
-    latency: bool = False
-    mask: int = 0
-    collection: int = 0
-    per_machine: int = 0
-    after: int = -1
-
-
-def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, machines: int = 1) -> tuple[Workload, Any]:
-    """Return the workload of these runs and the reservations they are held to; the limit in their first slot."""
-    lengths = [len(t.use) for t in tasks]
-    tape = np.zeros(sum(lengths), TAPE)
-    stops = np.cumsum(lengths)
-    firsts = stops - lengths
-    held = np.zeros((1, len(tape), 2))
-    runs = np.zeros(len(tasks), RUN)
-    for i, (t, a, b) in enumerate(zip(tasks, firsts, stops, strict=True)):
-        tape["from_us"][a:b] = np.arange(b - a) * SLOT_US
-        tape["use"][a:b], tape["limit"][a:b] = t.use, t.limit
-        held[0, a:b] = t.held or t.limit
-        if not t.carried:
-            held[0, a] = t.limit
-        run = runs[i]
-        run["first"], run["stop"], run["cursor"], run["asked"] = a, b, a, t.limit
-        run["arrival_us"], run["duration_us"] = int(t.at * SLOT_US), (b - a) * SLOT_US
-        run["collection"], run["rank"], run["mask"], run["per_machine"] = t.collection, t.rank, t.mask, t.per_machine
-        run["band"], run["service"], run["latency"] = t.band, t.band > NON_PRODUCTION, t.latency
-        run["carried"], run["after"], run["then"] = t.carried, t.after, -1
-        if t.after >= 0:
-            runs[t.after]["then"] = i
-        run["state"], run["machine"], run["next"], run["previous"] = AHEAD, -1, -1, -1
-        run["first_placed_us"] = run["ready_us"] = -1
-    made = Workload(
-        runs=runs,
-        tape=tape,
-        row=np.arange(len(tape)),
-        masks=np.ones((1, machines), np.bool_) if masks is None else masks,
-        start_us=0,
-        stop_us=slots * SLOT_US,
-        slot_s=300,
-        ends_out_of_memory=np.zeros(len(tasks), np.bool_),
-    )
-    assert (np.diff(runs["arrival_us"]) >= 0).all(), "tests give their tasks in the order of arrival"
-    return made, held
-
-
-def machines(*capacities: tuple[float, float], changes: Sequence[tuple[float, int, bool]] = ()) -> Machines:
-    """Return machines in service from the start, and changes (slot, machine, up)."""
-    state = np.zeros(len(capacities), MACHINE_STATE)
-    state["capacity"], state["up"], state["open"], state["head"] = capacities, True, True, -1
-    made = np.zeros(len(changes), CHANGE)
-    for i, (at, machine, up) in enumerate(changes):
-        made[i]["at_us"], made[i]["machine"], made[i]["up"], made[i]["open"] = int(at * SLOT_US), machine, up, up
-        made[i]["capacity"] = capacities[machine]
-    return Machines(np.arange(len(capacities)), state, made)
-
-
-def run(*tasks: Task, on: Machines | None = None, slots: int = 10, **how: Any) -> Outcome:
-    """Run tasks on machines, one of (1, 1) unless told."""
-    on = on or machines((1.0, 1.0))
-    masks = how.pop("masks", None)
-    made, held = workload(*tasks, slots=slots, masks=masks, machines=len(on))
-    return simulate(made, on, held, how=Scheduling(**{"checkpoint_s": 0.0, **how}))
-
-
-def states(outcome: Outcome) -> list[int]:
-    return [int(state) for state in outcome.runs["state"]]
-
-
-def killed(outcome: Outcome) -> list[tuple[int, str]]:
-    return [(int(k["run"]), CAUSES[k["cause"]]) for k in outcome.kills]
-
-
-QUIET = [(0.1, 0.1)] * 4
+from tests.replay.small_cells import QUIET, SLOT_US, Task, killed, machines, run, states, workload
 
 
 def test_a_run_is_placed_when_it_is_submitted_and_ends_when_its_tape_does() -> None:
@@ -350,48 +241,6 @@ def test_cpu_is_throttled_of_batch_first_and_of_latency_sensitive_work_only_what
     assert hard.ticks["use"][1, 0] == pytest.approx(1.0)
 
 
-def test_constraints_spread_and_size_are_told_apart_as_reasons_for_waiting() -> None:
-    on = machines((1.0, 1.0), (0.5, 0.5))
-    masks = np.array([[True, True], [False, False], [False, True]])
-    outcome = run(
-        Task([(0.1, 0.1)] * 9, (0.4, 0.4), collection=7, per_machine=1),
-        Task([(0.1, 0.1)] * 9, (0.4, 0.4), collection=7, per_machine=1),
-        Task(QUIET, (0.01, 0.01), at=1, mask=1),
-        Task(QUIET, (0.8, 0.8), at=1, mask=2),
-        Task(QUIET, (0.05, 0.05), at=1, collection=7, per_machine=1),
-        on=on, masks=masks, slots=4,
-    )  # fmt: skip
-    assert sorted(outcome.runs["machine"][:2].tolist()) == [0, 1]
-    assert outcome.runs["reason"][2:].tolist() == [CONSTRAINTS, TOO_LARGE, SPREAD]
-
-
-def test_what_most_machines_lack_is_told_as_the_reason() -> None:
-    on = machines((1.0, 1.0), (1.0, 1.0))
-    masks = np.array([[True, False], [False, True], [True, True]])
-    outcome = run(
-        Task([(0.1, 0.1)] * 9, (0.9, 0.1)), Task([(0.1, 0.1)] * 9, (0.1, 0.9), mask=1),
-        Task(QUIET, (0.5, 0.5), at=1, mask=2), Task(QUIET, (0.1, 0.5), at=1, mask=1),
-        on=on, masks=masks, slots=4,
-    )  # fmt: skip
-    assert outcome.runs["reason"][2:].tolist() == [CPU, MEMORY]
-
-
-@pytest.mark.parametrize(("policy", "machine"), [("best-fit", 0), ("worst-fit", 2), ("hybrid", 1)])
-def test_the_policies_choose_as_they_say(policy: str, machine: int) -> None:
-    on = machines((0.5, 1.0), (0.7, 0.9), (2.0, 2.0))
-    outcome = run(Task(QUIET, (0.4, 0.6)), on=on, slots=2, policy=policy)
-    # free shares after: (0.2, 0.4), (0.43, 0.33), (0.8, 0.7); mean 0.30, 0.38, 0.75; apart 0.2, 0.1, 0.1
-    expected = {"best-fit": 0.30, "worst-fit": 0.75, "hybrid": 0.38}
-    assert expected[policy] > 0
-    assert outcome.runs["machine"][0] == machine
-
-
-def test_the_hybrid_prefers_even_leftovers_to_full_machines() -> None:
-    on = machines((0.4, 1.2), (0.8, 1.0))
-    assert run(Task(QUIET, (0.4, 0.6)), on=on, slots=2, policy="best-fit").runs["machine"][0] == 0
-    assert run(Task(QUIET, (0.4, 0.6)), on=on, slots=2, policy="hybrid").runs["machine"][0] == 1
-
-
 def test_a_task_is_never_run_twice_at_a_time() -> None:
     first = Task([(0.1, 0.1)] * 4, (0.9, 0.9))
     blocker = Task([(0.1, 0.1)] * 3, (0.9, 0.9), rank=5)
@@ -424,21 +273,6 @@ def test_a_service_that_never_ran_waited_until_its_time_had_passed_and_not_longe
     assert found["waiting_production"] == pytest.approx(2 / 22)
 
 
-def test_a_run_whose_limit_changed_is_tried_for_what_it_asks_now() -> None:
-    made, held = workload(
-        Task([(0.1, 0.1)] * 3, (0.9, 0.9), rank=3),
-        Task([(0.1, 0.1)] * 3, (0.65, 0.65), at=0.25, rank=2),
-        Task([(0.1, 0.1)] * 3, (0.7, 0.7), at=0.5, rank=1),
-        slots=10,
-    )
-    made.tape["limit"][6] = held[0, 6] = 0.2  # its first window asks for less than the rest of it
-    made.runs["varies"][2] = True
-    on = machines((0.9, 0.9), (0.25, 0.25))
-    assert (
-        simulate(replace(made, masks=np.ones((1, 2), np.bool_)), on, held).runs["first_placed_us"][2] == 0.5 * SLOT_US
-    )
-
-
 def test_what_is_preempted_is_where_least_is_lost_since_the_last_checkpoint() -> None:
     masks = np.array([[1, 0], [0, 1], [1, 1]], np.bool_)
     outcome = run(
@@ -458,14 +292,6 @@ def test_an_unknown_limit_is_not_exceeded() -> None:
         slots=2,
     )
     assert killed(outcome)[0] == (1, "machine")
-
-
-def test_a_bounded_job_does_not_keep_others_of_its_kind_from_being_tried() -> None:
-    on = machines((1.0, 1.0), (1.0, 1.0))
-    bounded = Task([(0.1, 0.1)] * 9, (0.3, 0.3), collection=7, per_machine=1)
-    outcome = run(bounded, bounded, replace(bounded, at=1), replace(bounded, at=1, collection=8), on=on, slots=4)
-    assert outcome.runs["reason"][2] == SPREAD
-    assert states(outcome) == [RUNNING, RUNNING, PENDING, RUNNING]
 
 
 def test_a_machine_that_goes_takes_its_work_along_and_one_that_comes_is_used() -> None:
@@ -491,111 +317,6 @@ def test_a_run_from_before_keeps_its_reservation_and_a_new_one_holds_its_limit_a
     )
     # the second was placed at 0.5: at tick 1 it is younger than 300 s
     assert outcome.ticks["reserved"][1:, 0].tolist() == pytest.approx([0.3 + 0.5, 0.3 + 0.2])
-
-
-def test_scheduling_is_checked() -> None:
-    with pytest.raises(ConfigError, match="policy must be one of best-fit, worst-fit, hybrid, got 'first'"):
-        Scheduling(policy="first")
-    with pytest.raises(ConfigError, match="enough must be at least 1, got 0"):
-        Scheduling(enough=0)
-
-
-@st.composite
-def cells(draw: st.DrawFn) -> tuple[list[Task], Machines, int]:
-    """Draw a crowded cell of up to 4 machines and 25 runs."""
-    seed = draw(st.integers(0, 2**32 - 1))
-    rng = np.random.default_rng(seed)
-    n, m, slots = int(rng.integers(1, 26)), int(rng.integers(1, 5)), int(rng.integers(3, 15))
-    tasks = []
-    for at in np.sort(rng.uniform(0, slots, n)):
-        band = int(rng.choice([0, 0, 0, 1, 2]))
-        limit = rng.uniform(0.05, 0.7, 2)
-        length = int(rng.integers(1, 12))
-        use = limit * rng.uniform(0.1, 1.3, (length, 2))
-        tasks.append(
-            Task(
-                use=[tuple(u) for u in use], limit=tuple(limit), at=0.0 if rng.random() < 0.3 else float(at),
-                band=band, rank=int(rng.integers(0, 4)) + 4 * band, held=tuple(limit * rng.uniform(0.1, 1.0, 2)),
-                latency=bool(rng.random() < 0.3), collection=int(rng.integers(0, 5)),
-                per_machine=int(rng.choice([0, 0, 2])),
-            )
-        )  # fmt: skip
-    tasks.sort(key=lambda t: t.at)
-    changes = [(float(t), int(rng.integers(0, m)), bool(rng.random() < 0.6)) for t in np.sort(rng.uniform(0, slots, 3))]
-    on = machines(*[tuple(rng.uniform(0.5, 1.5, 2)) for _ in range(m)], changes=changes)
-    return tasks, on, slots
-
-
-@settings(max_examples=150, deadline=None)
-@given(cells(), st.sampled_from([0.0, 400.0]))
-def test_nothing_is_lost_or_run_twice_and_no_machine_gives_more_than_it_has(
-    cell: tuple[Any, Machines, int], checkpoint_s: float
-) -> None:
-    tasks, on, slots = cell
-    outcome = run(*tasks, on=on, slots=slots, checkpoint_s=checkpoint_s)
-    runs, ticks = outcome.runs, outcome.ticks
-    assert runs["ran_us"].sum() == outcome.machines["busy_us"].sum()  # counted by tasks, and by machines
-    assert set(runs["state"].tolist()) <= {DONE, RUNNING, PENDING, AHEAD}
-    on_machines: list[int] = []
-    for m, machine in enumerate(outcome.machines):
-        here, i = [], int(machine["head"])
-        while i >= 0:
-            here.append(i)
-            i = int(runs["next"][i])
-        assert all(runs["machine"][i] == m and runs["state"][i] == RUNNING for i in here)
-        assert machine["count"] == len(here)
-        assert runs["use"][here, 1].sum() <= machine["capacity"][1] * (1 + 1e-6) or not here
-        limits = runs["limit"][here][runs["band"][here] > 0].sum(axis=0)
-        assert (limits <= machine["capacity"] * (1 + 1e-6)).all() or not (runs["band"][here] > 0).any()
-        on_machines += here
-    assert sorted(on_machines) == np.flatnonzero(runs["state"] == RUNNING).tolist()
-    assert (ticks["use"] <= ticks["capacity"] * (1 + 1e-9)).all()
-    assert runs["kills"].sum() == len(outcome.kills) == ticks["kills"].sum()
-    work = balance(outcome)
-    assert work["asked_h"] == pytest.approx(work["done_h"] + work["left_h"])
-    assert work["executed_h"] == pytest.approx(work["done_h"] + work["lost_h"])
-    assert work["due_h"] == pytest.approx(work["served_h"] + work["missed_h"])
-    assert min(work.values()) >= 0
-    lived = (runs["ran_us"] + runs["waited_us"])[runs["state"] != AHEAD]
-    until = np.where(runs["state"] == DONE, runs["ended_us"], slots * SLOT_US)[runs["state"] != AHEAD]
-    assert (lived == until - runs["arrival_us"][runs["state"] != AHEAD]).all()  # no run depends on another one here
-    for kill in outcome.kills:
-        assert kill["cause"] in (OWN_LIMIT, MACHINE, PREEMPTED, MACHINE_GONE)
-
-
-@settings(max_examples=100, deadline=None)
-@given(cells(), st.integers(1, 5))
-def test_a_machine_is_passed_over_only_where_no_preemption_makes_room(
-    cell: tuple[Any, Machines, int], spread: int
-) -> None:
-    tasks, on, slots = cell
-    outcome = run(*(replace(t, rank=t.rank * spread) for t in tasks), on=on, slots=slots)  # some above ``RANKS``
-    runs, how = outcome.runs, np.zeros(1, [("checkpoint_us", "i8")])[0]
-    for machine in outcome.machines:
-        for asking in runs[runs["state"] != RUNNING]:
-            asked = asking["asked"]
-            rank, _ = price(asking, machine, runs, asked, how, slots * SLOT_US)
-            assert rank < 0 or all(could_fit(asking, machine, r, asked[r]) for r in range(2))
-
-
-def test_a_machine_whose_lower_work_is_too_little_is_passed_over_without_a_look_at_its_tasks() -> None:
-    outcome = run(
-        Task([(0.1, 0.1)] * 9, (0.3, 0.3), rank=1), Task([(0.1, 0.1)] * 9, (0.6, 0.6), rank=2),
-        Task(QUIET, (0.5, 0.3), at=1, rank=2), slots=3,
-    )  # fmt: skip
-    asking, machine = outcome.runs[2], outcome.machines[0]
-    assert [could_fit(asking, machine, r, asking["asked"][r]) for r in range(2)] == [False, True]
-    assert [could_fit(asking, machine, r, 0.4) for r in range(2)] == [True, True]  # all of 0.3 and the 0.1 left
-
-
-@settings(max_examples=25, deadline=None)
-@given(cells())
-def test_the_same_seed_gives_the_same_outcome(cell: tuple[Any, Machines, int]) -> None:
-    tasks, on, slots = cell
-    a, b = (run(*tasks, on=on, slots=slots, seed=3, enough=1, checkpoint_s=450.0) for _ in range(2))
-    assert a.runs.tobytes() == b.runs.tobytes()
-    assert a.ticks.tobytes() == b.ticks.tobytes()
-    assert a.kills.tobytes() == b.kills.tobytes()
 
 
 def test_the_summary_counts_what_a_small_cell_did() -> None:

@@ -1,0 +1,118 @@
+"""Repeats the replay's results: composes two cells, trains on one, runs every experiment on the other, writes the page.
+
+    python benchmarks/replay_cell.py --composer TOOLS/compose_cell.py --donors DATA --work WORK
+
+The composer makes cells in the Google v3 layout out of parts of real traces (its README says of what). Its series are
+given to it in two halves, every second VM: the network is trained on a cell of one half and replayed on a cell of the
+other, so that no series occurs in both. Request sizes, arrivals and percentile shapes have the same donors. A half is a
+folder of donors; a cell, a dataset and a replay are folders below the work folder, and each is made once: killed
+anywhere and run again, this goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+
+SERIES = ("bitbrains_faststorage", "azure_2017")
+"""Folders of donors whose ``usage.parquet`` has a column ``vm``: they are split by it."""
+ESTIMATORS = '["borg", "moving-max", "autopilot-percentile", "limit"]'
+EXPERIMENTS = ("margins", "frontier", "compaction", "ratios", "what-if")
+
+
+def main() -> None:
+    """Do what is not done yet."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--composer", type=Path, required=True, help="the script that composes cells")
+    parser.add_argument("--donors", type=Path, required=True, help="folder of the donors it is to use")
+    parser.add_argument("--work", type=Path, default=Path("replay-cell"), help="where everything is made")
+    parser.add_argument("--machines", type=int, default=200, help="of the cell that is replayed")
+    parser.add_argument("--days", type=int, default=28, help="of the test; an eighth more comes before, for margins")
+    parser.add_argument("--train-machines", type=int, default=60)
+    parser.add_argument("--train-days", type=int, default=14)
+    parser.add_argument("--seed", type=int, default=7, help="of the replayed cell; the other one has the next")
+    parser.add_argument("--draws", type=int, default=200, help="bootstrap resamples behind each interval")
+    parser.add_argument("--experiments", nargs="*", choices=EXPERIMENTS, default=EXPERIMENTS)
+    parser.add_argument("--page", type=Path, help="where the tables go (default: replay-cell.md in the work folder)")
+    asked = parser.parse_args()
+    work = asked.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlruns/mlflow.db"}
+    reclaim = [str(Path(sys.executable).with_name("reclaim"))]
+
+    before = max(1, asked.days // 7)
+    cells = {
+        "train": (0, asked.train_machines, asked.train_days, asked.seed + 1, "split.role=train"),
+        "cell": (1, asked.machines, asked.days + before, asked.seed, "split.role=test"),
+    }
+    for name, (half, machines, days, seed, role) in cells.items():
+        donors = halve(asked.donors, work / f"donors-{half}", half)
+        done(work / f"{name}-trace" / "COMPOSED.json") or compose(
+            asked, work / f"{name}-trace", donors, machines, days, seed
+        )
+        run([*reclaim, "ingest", f"{name}-trace", name], work, environment)
+        valid = [] if role.endswith("train") else ["--set", f"split.valid_share={before / (asked.days + before):.6f}"]
+        run([*reclaim, "features", name, "--set", role, *valid], work, environment)
+    run([*reclaim, "train", "train"], work, environment)
+    for experiment in asked.experiments:
+        settings = {"estimators": ESTIMATORS, "draws": str(asked.draws)}
+        if experiment == "margins":
+            settings["online"] = "false"
+        pairs = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        run([*reclaim, "replay", experiment, "cell", "--out", experiment, *pairs], work, environment)
+    if not asked.experiments:
+        return
+    tables = [sys.executable, str(Path(__file__).with_name("replay_tables.py")), *asked.experiments]
+    page = asked.page or work / "replay-cell.md"
+    text = subprocess.run(tables, cwd=work, check=True, capture_output=True, text=True).stdout
+    page.write_text(text)
+    print(f"wrote {page}")
+
+
+def done(mark: Path) -> bool:
+    """Whether a step has left its last file."""
+    return mark.is_file()
+
+
+def halve(donors: Path, out: Path, half: int) -> Path:
+    """Write every second VM of the series, from the given one on, and return the folder; it appears whole or not."""
+    if not out.is_dir():
+        partial = out.with_name(out.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        for name in SERIES:
+            frame = pd.read_parquet(donors / name / "usage.parquet")
+            rank = frame["vm"].rank(method="dense").astype(int)
+            (partial / name).mkdir(parents=True)
+            frame[rank % 2 == half].to_parquet(partial / name / "usage.parquet", index=False)
+        for other in sorted(donors.iterdir()):
+            if other.is_dir() and other.name not in SERIES:
+                (partial / other.name).symlink_to(other.resolve())
+        partial.rename(out)
+    return out
+
+
+def compose(asked: argparse.Namespace, out: Path, donors: Path, machines: int, days: int, seed: int) -> None:
+    """Compose a cell; a half made one is thrown away."""
+    shutil.rmtree(out, ignore_errors=True)
+    options = {"out": out, "donors": donors, "machines": machines, "days": days, "seed": seed, "format": "parquet"}
+    words = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+    run([sys.executable, str(asked.composer.resolve()), *words], out.parent, dict(os.environ))
+
+
+def run(command: list[str], work: Path, environment: dict[str, str]) -> None:
+    """Run a step, show it and how long it took."""
+    started = time.perf_counter()
+    print("+ " + " ".join([Path(command[0]).name, *command[1:]]), flush=True)
+    subprocess.run(command, cwd=work, env=environment, check=True)
+    print(f"  {time.perf_counter() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
