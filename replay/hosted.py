@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from reclaim.replay.folded import LIMIT, Folded
 from reclaim.replay.kinds import LEARNED, ORACLE, STATISTICAL, Source
 from reclaim.replay.openloop import in_force, oracle
 from reclaim.replay.outcome import over_time, summary
-from reclaim.replay.workload import NoMachinesError, Workload, machines_of, workload_of
+from reclaim.replay.workload import Machines, NoMachinesError, Workload, machines_of, workload_of
 from reclaim.training.estimators.margin import MARGIN_NAMES
 
 BINS: Final = 200
@@ -30,7 +31,9 @@ _THREADS: Final = 2
 """Cells run at once: each holds no more than its tasks, and the reservations are shared."""
 
 
-def run_cells(source: Source, folded: Folded, how: Scheduling, chosen: Sequence[str]) -> dict[str, Any]:
+def run_cells(
+    source: Source, folded: Folded, how: Scheduling, chosen: Sequence[str], orders: int = 1
+) -> dict[str, Any]:
     """Run the cell under every margin of chosen estimators, and under the sequence of them.
 
     Parameters
@@ -41,6 +44,8 @@ def run_cells(source: Source, folded: Folded, how: Scheduling, chosen: Sequence[
     how : Scheduling
     chosen : sequence of str
         Names of estimators; the limit and the oracle are run beside them.
+    orders : int
+        How often each is run, with another seed of ``how`` each time; what is returned is the mean of every number.
 
     Returns
     -------
@@ -66,16 +71,23 @@ def run_cells(source: Source, folded: Folded, how: Scheduling, chosen: Sequence[
         plans = {m: np.full(slots.count, k, np.int8) for k, m in enumerate(margins)}
         if len(margins) > 1:
             plans[IN_TURN] = turns
+        seeds = [replace(how, seed=how.seed + k) for k in range(orders)]
         with ThreadPoolExecutor(_THREADS) as pool:
-            ran = {m: pool.submit(simulate, workload, machines, held, plan, how) for m, plan in plans.items()}
-            outcomes = {m: future.result() for m, future in ran.items()}
+            begun = {
+                m: [pool.submit(_run, workload, machines, held, plan, s, segments) for s in seeds]
+                for m, plan in plans.items()
+            }
+            ran = {m: [future.result() for future in of] for m, of in begun.items()}
+        under = {m: of for m, of in ran.items() if m != IN_TURN}
+        first = ran.get(IN_TURN) or next(iter(ran.values()))
         estimators.append(
             {
                 "name": name,
                 "kind": kinds[name],
-                "runs": {m: summary(o) for m, o in outcomes.items() if m != IN_TURN},
-                "sequence": _weeks(outcomes[IN_TURN], segments) if IN_TURN in outcomes else None,
-                "over_time": over_time(outcomes.get(IN_TURN, next(iter(outcomes.values()))), BINS),
+                "runs": {m: mean([one["summary"] for one in of]) for m, of in under.items()},
+                "kills_by_order": {m: [one["summary"]["oom_kills"] for one in of] for m, of in under.items()},
+                "sequence": mean([one["weeks"] for one in ran[IN_TURN]]) if IN_TURN in ran else None,
+                "over_time": mean([one["over_time"] for one in first]),
             }
         )
         source.seconds[f"closed_loop/{name}"] = time.perf_counter() - started
@@ -84,6 +96,7 @@ def run_cells(source: Source, folded: Folded, how: Scheduling, chosen: Sequence[
         "machines": len(machines),
         "runs": len(workload.runs),
         "runs_from_before": int(workload.runs["carried"].sum()),
+        "orders": orders,
         "segments": [
             {"margin": m, "start_hours": a * slots.slot_s / 3600, "end_hours": b * slots.slot_s / 3600}
             for m, (a, b) in segments
@@ -91,6 +104,18 @@ def run_cells(source: Source, folded: Folded, how: Scheduling, chosen: Sequence[
         "length_hours": slots.count * slots.slot_s / 3600,
         "estimators": estimators,
     }
+
+
+def mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, lists and mappings of one shape, number by number; None where one of them is None."""
+    one = values[0]
+    if isinstance(one, Mapping):
+        return {key: mean([value[key] for value in values]) for key in one}
+    if isinstance(one, list):
+        return [mean(list(of)) for of in zip(*values, strict=True)]
+    if isinstance(one, str):
+        return one
+    return None if any(value is None for value in values) else sum(values) / len(values)
 
 
 def most_reclaiming(folded: Folded, names: Sequence[str], count: int) -> list[str]:
@@ -108,6 +133,17 @@ def _held(name: str, folded: Folded, workload: Workload) -> tuple[list[str], NDA
     for k, margin in enumerate(margins):  # one at a time, each let go: they are the largest arrays of all
         held[k] = np.nan_to_num(in_force(reservations.pop(margin), history)[workload.row], copy=False)
     return margins, held
+
+
+def _run(
+    workload: Workload, machines: Machines, held: NDArray[np.float64], plan: NDArray[np.int8], how: Scheduling,
+    segments: Sequence[tuple[str, tuple[int, int]]],
+) -> dict[str, Any]:  # fmt: skip
+    """Run the cell once, and return what is kept of it: its numbers, its parts, and how it went over time."""
+    outcome = simulate(workload, machines, held, plan, how)
+    return {
+        "summary": summary(outcome), "weeks": _weeks(outcome, segments), "over_time": over_time(outcome, BINS),
+    }  # fmt: skip
 
 
 def _weeks(outcome: Outcome, segments: Sequence[tuple[str, tuple[int, int]]]) -> list[dict[str, Any]]:

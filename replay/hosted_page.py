@@ -19,6 +19,8 @@ _SHOWN: Final[Mapping[str, tuple[str, bool]]] = {
     **{f"{RESOURCE_WORDS[r]} used": (f"utilisation_{r}", True) for r in RESOURCES},
     "times out of memory": ("times_out_of_memory", False),
     "OOM kills": ("oom_kills", False),
+    "fewest": ("fewest_kills", False),
+    "most": ("most_kills", False),
     "runs killed": ("runs_killed", False),
     "of production": ("production_oom_kills", False),
     "machine OOM / 1,000 task-days": ("machine_per_1000_task_days", False),
@@ -63,20 +65,21 @@ def says(results: Results) -> list[str]:
         texts = []
         for estimator in in_turn:
             weeks = [w["oom_kills_per_1000_task_days"] or 0.0 for w in estimator["sequence"]]
-            kills = " + ".join(f"{estimator['runs'][m]['oom_kills']:,.0f}" for m in MARGIN_NAMES)
+            kills = " + ".join(f"{sum(estimator['kills_by_order'][m]):,.0f}" for m in MARGIN_NAMES)
             texts.append(
                 f"`{estimator['name']}` {_listed(rates[estimator['name']])} under baseline, medium and aggressive "
                 f"throughout ({kills} kills), and {_listed(weeks)} in the four parts of the sequence"
             )
         paragraphs.append(
-            f"Kills for want of memory on 1,000 task-days in the closed loop: {'; '.join(texts)}. {_order(rates)} "
+            f"Kills for want of memory on 1,000 task-days in the closed loop, {_times(loop['orders'])}: "
+            f"{'; '.join(texts)}. {_between(rates, in_turn, loop['orders'])} "
             "Each part of the sequence has its own workload, and begins with the backlog of the one before."
         )
     return paragraphs
 
 
-def _order(rates: Mapping[str, Sequence[float]]) -> str:
-    """Say plainly whether medium's rate lies between its neighbours'."""
+def _between(rates: Mapping[str, Sequence[float]], ran: Sequence[Mapping[str, Any]], orders: int) -> str:
+    """Say plainly whether medium's rate lies between its neighbours', on average and order by order."""
     some = {name: of for name, of in rates.items() if any(of)}
     if not some:
         return "There were none under any margin throughout, so nothing tells the margins apart."
@@ -84,7 +87,20 @@ def _order(rates: Mapping[str, Sequence[float]]) -> str:
     text = f"Under one margin throughout, medium's rate lies between baseline's and aggressive's for {len(rising)} of "
     text += f"the {len(some)} with any kills"
     odd = [f"`{name}`{' (a tie)' if list(of) == sorted(of) else ''}" for name, of in some.items() if name not in rising]
-    return text + (f", not for {', '.join(odd)}." if odd else ".") + " One history, run once: few kills tell little."
+    text += f", not for {', '.join(odd)}." if odd else "."
+    if orders == 1:
+        return text + " One history, run once: few kills tell little."
+    kills = [e["kills_by_order"] for e in ran if e["name"] in some]
+    held = sum(
+        low < middle < high for of in kills for low, middle, high in zip(*(of[m] for m in MARGIN_NAMES), strict=True)
+    )
+    return (
+        text + f" Order by order, its number of kills does in {held} of {orders * len(some)}. One history all the same."
+    )
+
+
+def _times(orders: int) -> str:
+    return "run once" if orders == 1 else f"the mean of {orders} runs that look at the machines in other orders"
 
 
 def _hosted(under: Mapping[str, Mapping[str, Mapping[str, Any]]], loop: Mapping[str, Any]) -> str:
@@ -144,11 +160,16 @@ def section(results: Results) -> list[Section]:
 
 def _table(loop: Mapping[str, Any], shown: Mapping[str, tuple[str, bool]]) -> Table:
     rows: list[tuple[Cell, ...]] = [
-        (e["name"], margin, *(run[key] for key, _ in shown.values()))
+        (e["name"], margin, *(({**run, **_spread(e, margin)})[key] for key, _ in shown.values()))
         for e in loop["estimators"]
         for margin, run in e["runs"].items()
     ]
     return Table(("estimator", "margin", *shown), tuple(rows), frozenset(k for k, (_, p) in shown.items() if p))
+
+
+def _spread(estimator: Mapping[str, Any], margin: str) -> dict[str, float]:
+    kills = estimator["kills_by_order"][margin]
+    return {"fewest_kills": min(kills), "most_kills": max(kills)}
 
 
 def _weeks(loop: Mapping[str, Any]) -> Table:

@@ -10,7 +10,7 @@ from reclaim.data.store import Dataset
 from reclaim.features.store import FeatureSet
 from reclaim.replay.closedloop import Scheduling
 from reclaim.replay.folded import Folded, fold
-from reclaim.replay.hosted import most_reclaiming, run_cells
+from reclaim.replay.hosted import mean, most_reclaiming, run_cells
 from reclaim.replay.hosted_figures import cell_in_turn
 from reclaim.replay.hosted_page import says, section
 from reclaim.replay.kinds import Source
@@ -46,6 +46,23 @@ def test_a_narrower_margin_reserves_less_of_the_same_cell(loop: dict[str, Any]) 
     reserved = [borg[m]["reserved_cpu"] for m in ("baseline", "medium", "aggressive")]
     assert limit["none"]["reserved_cpu"] >= reserved[0] >= reserved[1] >= reserved[2] >= oracle["none"]["reserved_cpu"]
     assert limit["none"]["in_reclaimed_cpu"] == 0.0
+
+
+def test_a_cell_run_in_several_orders_is_their_mean(loop: dict[str, Any], cell_dataset: Path, folded: Folded) -> None:
+    source = source_of(cell_dataset)
+    other = run_cells(source, folded, Scheduling(seed=2), ["borg"])
+    both = run_cells(source, folded, Scheduling(), ["borg"], orders=2)
+    assert both["orders"] == 2
+    for a, b, ab in zip(loop["estimators"], other["estimators"], both["estimators"], strict=True):
+        assert ab["runs"] == mean([a["runs"], b["runs"]])
+        assert ab["sequence"] == (mean([a["sequence"], b["sequence"]]) if a["sequence"] else None)
+        assert ab["over_time"] == mean([a["over_time"], b["over_time"]])
+        assert ab["kills_by_order"] == {m: a["kills_by_order"][m] + b["kills_by_order"][m] for m in a["runs"]}
+
+
+def test_a_mean_keeps_words_and_is_unknown_where_one_of_its_numbers_is() -> None:
+    a, b = {"margin": "medium", "x": [1, None], "y": 2.0}, {"margin": "medium", "x": [2, 3.0], "y": 4.0}
+    assert mean([a, b]) == {"margin": "medium", "x": [1.5, None], "y": 3.0}
 
 
 def test_the_same_seed_gives_the_same_numbers(loop: dict[str, Any], cell_dataset: Path, folded: Folded) -> None:
@@ -87,6 +104,9 @@ def test_the_page_says_plainly_where_medium_does_not_lie_between(loop: dict[str,
     text = " ".join(says(odd))
     assert "`borg` 1.00, 3.00 and 2.00 under baseline, medium and aggressive throughout" in text
     assert "lies between baseline's and aggressive's for 0 of the 1 with any kills, not for `borg`." in text
+    kills = {"baseline": [1.0, 2.0], "medium": [2.0, 2.0], "aggressive": [3.0, 2.0]}
+    twice = {"closed_loop": loop | {"orders": 2, "estimators": [borg | {"runs": runs, "kills_by_order": kills}]}}
+    assert "Order by order, its number of kills does in 1 of 2." in " ".join(says(twice))
     none = {m: run | {"oom_kills_per_1000_task_days": 0.0} for m, run in borg["runs"].items()}
     quiet = {"closed_loop": loop | {"estimators": [borg | {"runs": none}]}}
     assert "nothing tells the margins apart" in " ".join(says(quiet))
