@@ -15,13 +15,10 @@ from reclaim.replay.closedloop_state import (
     CPU,
     DONE,
     FREED,
-    MACHINE,
     MACHINE_GONE,
     MEMORY,
     NO_REASON,
     NON_PRODUCTION,
-    OWN_LIMIT,
-    PENDING,
     PREEMPTED,
     PRODUCTION,
     RANKS,
@@ -29,13 +26,12 @@ from reclaim.replay.closedloop_state import (
     UNPROMISED,
 )
 from reclaim.replay.closedloop_sums import count_in, end_us, jump, read
-from reclaim.replay.constants import ROUNDING, SUM_ROUNDING
+from reclaim.replay.closedloop_turns import chain, finish, relieve, stop, wait
+from reclaim.replay.constants import SUM_ROUNDING
 from reclaim.replay.placement import (
     TOGETHER,
     asks_no_less,
-    before,
     could_fit,
-    dies_first,
     find,
     first,
     fits,
@@ -53,99 +49,6 @@ from reclaim.replay.placement import (
 _REMEMBERED: Final = 64
 """Failures that are remembered while those that wait are tried; more take longer to look through than they save."""
 _END, _CHANGE, _ARRIVAL, _LAST = range(4)
-
-
-@numba.njit(**COMPILED)
-def _leave(i: int, board: Any, now_us: int) -> None:
-    """Take a run off its machine."""
-    runs = board.runs
-    run = runs[i]
-    machine = board.machines[run.machine]
-    if run.previous >= 0:
-        runs[run.previous].next = run.next
-    else:
-        machine.head = run.next
-    if run.next >= 0:
-        runs[run.next].previous = run.previous
-    count_in(machine, run, -1.0, now_us)
-    note(run.machine, board)
-    run.ran_us += now_us - run.placed_us
-    run.machine = -1
-
-
-@numba.njit(**COMPILED)
-def _wait(i: int, runs: Any, pending: Any, now_us: int, not_before_us: int) -> None:
-    """Let a run wait for a machine from now on, and be tried from a time on."""
-    run = runs[i]
-    run.state = PENDING
-    run.waiting_us = now_us
-    pending[0].run += 1
-    entry = pending[pending[0].run]
-    entry.turn = now_us - (np.int64(run.rank) << 44)  # by priority, then by time: 2^44 µs are half a year
-    entry.until_us = run.arrival_us + run.duration_us if run.service else np.int64(2**62)
-    entry.not_before_us, entry.collection, entry.per_machine = not_before_us, run.collection, run.per_machine
-    entry.run, entry.mask, entry.rank, entry.band, entry.reason = i, run.mask, run.rank, run.band, run.reason
-    entry.special = run.carried or run.varies
-    for r in range(2):
-        entry.asked[r] = run.asked[r]
-
-
-@numba.njit(**COMPILED)
-def _stop(i: int, cause: int, board: Any, now_us: int) -> None:
-    """Stop a run before its end: batch work goes back to its last checkpoint, a service goes on where the clock is."""
-    run, how, kills = board.runs[i], board.how, board.kills
-    entry = kills[kills[0].run]
-    kills[0].run += 1
-    entry.at_us, entry.run, entry.machine, entry.cause, entry.lost_us = now_us, i, run.machine, cause, 0
-    _leave(i, board, now_us)
-    if not run.service:
-        done_us = run.offset_us + now_us - run.placed_us
-        run.offset_us = done_us - done_us % how.checkpoint_us if how.checkpoint_us > 0 else 0
-        entry.lost_us = done_us - run.offset_us
-        run.cursor = run.first
-    run.lost_us += entry.lost_us
-    run.carried = False
-    run.reason = NO_REASON
-    run.kills[cause] += 1
-    board.tick.kills[cause] += 1
-    _wait(i, board.runs, board.pending, now_us, now_us + 1)  # what was stopped is not tried again in the same slot
-
-
-@numba.njit(**COMPILED)
-def _finish(i: int, board: Any, now_us: int) -> Any:
-    """End a run, placed or not, and return the task's next one if it has waited for this end, else -1."""
-    runs = board.runs
-    run = runs[i]
-    if run.state == RUNNING:
-        _leave(i, board, now_us)
-    run.state = DONE
-    run.ended_us = now_us
-    board.tick.ended += 1
-    return run.then if run.then >= 0 and runs[run.then].state == BLOCKED else -1
-
-
-@numba.njit(**COMPILED)
-def relieve(m: int, board: Any, now_us: int) -> None:
-    """Stop runs until what the rest uses fits in memory: those above their own limit, then from the lowest priority up.
-
-    Production comes last: never while anything else is left (EuroSys'15, sections 5.5 and 6.2).
-    """
-    runs, machine = board.runs, board.machines[m]
-    if not machine.use[1] > machine.capacity[1] * (1 + SUM_ROUNDING):
-        return
-    board.tick.out_of_memory += 1
-    while machine.head >= 0 and machine.use[1] > machine.capacity[1] * (1 + SUM_ROUNDING):
-        found, cause = -1, MACHINE
-        i = machine.head
-        while i >= 0:
-            run = runs[i]
-            over = run.limit[1] > 0 and run.use[1] > run.limit[1] * (1 + ROUNDING)  # 0: not known
-            if found < 0 or over > (cause == OWN_LIMIT):
-                found, cause = i, OWN_LIMIT if over else MACHINE
-            elif over == (cause == OWN_LIMIT) and dies_first(runs, i, found):
-                found = i
-            i = run.next
-        _stop(found, cause, board, now_us)
 
 
 @numba.njit(**COMPILED)
@@ -195,23 +98,8 @@ def _make_room(i: int, asked: Any, board: Any, now_us: int) -> int:
             gone = victim(run, machine, runs)
             if gone < 0:  # sums of many tasks, rounded: it was a hair's breadth
                 return -1
-            _stop(gone, PREEMPTED, board, now_us)
+            stop(gone, PREEMPTED, board, now_us)
     return best
-
-
-@numba.njit(**COMPILED)
-def _chain(i: int, machine: Any, runs: Any) -> None:
-    """Put a run among those of a machine, where its turn is to be preempted."""
-    run = runs[i]
-    run.previous, run.next = -1, machine.head
-    while run.next >= 0 and before(runs, run.next, i):
-        run.previous, run.next = run.next, runs[run.next].next
-    if run.next >= 0:
-        runs[run.next].previous = i
-    if run.previous >= 0:
-        runs[run.previous].next = i
-    else:
-        machine.head = i
 
 
 @numba.njit(**COMPILED)
@@ -239,7 +127,7 @@ def _place(i: int, board: Any, now_us: int) -> Any:
     run.waited_us += now_us - run.waiting_us
     if run.first_placed_us < 0:
         run.first_placed_us = now_us
-    _chain(i, machine, runs)
+    chain(i, machine, runs)
     read(run, tape, now_us)
     jump(run)
     count_in(machine, run, 1.0, now_us)
@@ -339,10 +227,10 @@ def schedule(board: Any, now_us: int) -> None:
             run = runs[entry.run]
             ended_us = max(run.arrival_us + run.duration_us, run.waiting_us)
             run.waited_us += ended_us - run.waiting_us
-            following = _finish(entry.run, board, ended_us)
+            following = finish(entry.run, board, ended_us)
             if following >= 0:
                 runs[following].ready_us = now_us
-                _wait(following, runs, pending, now_us, now_us)
+                wait(following, runs, pending, now_us, now_us)
             continue
         if tick.kills.sum() != stopped:  # room was made
             stopped = tick.kills.sum()
@@ -400,7 +288,7 @@ def pass_slot(board: Any, changes: Any, at: Any, now_us: int, until_us: int) -> 
             return
         if kind == _END:
             if runs[i].state == RUNNING and max(end_us(runs[i]), now_us) == time_us:
-                following = _finish(i, board, time_us)
+                following = finish(i, board, time_us)
                 if following >= 0:
                     heapq.heappush(events, (time_us, np.int64(_ARRIVAL), np.int64(following)))
         elif kind == _CHANGE:
@@ -412,7 +300,7 @@ def pass_slot(board: Any, changes: Any, at: Any, now_us: int, until_us: int) -> 
                 continue
             run.waiting_us = run.ready_us = time_us
             if not _place(i, board, time_us):
-                _wait(i, runs, board.pending, time_us, time_us)
+                wait(i, runs, board.pending, time_us, time_us)
             elif run.state == RUNNING and end_us(run) <= until_us:
                 heapq.heappush(events, (end_us(run), np.int64(_END), np.int64(i)))
 
@@ -426,6 +314,6 @@ def _change(change: Any, board: Any, now_us: int) -> None:
         machine.capacity[r] = change.capacity[r]
     if not change.up:
         while machine.head >= 0:
-            _stop(machine.head, MACHINE_GONE, board, now_us)
+            stop(machine.head, MACHINE_GONE, board, now_us)
     note(change.machine, board)
     relieve(change.machine, board, now_us)

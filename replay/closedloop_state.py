@@ -27,10 +27,10 @@ REASONS: Final = ("none", "constraints", "too_large", "spread", "cpu", "memory",
 hold as many of its collection as may be on one; or most machines lack CPU alone, memory alone, or both. None: it was
 stopped, and not tried again yet."""
 
-_COMPILED_FILES: Final = tuple(
-    f"replay/{name}.py"
-    for name in ("closedloop_state", "closedloop_sums", "closedloop_kernel", "constants", "placement")
-)
+_COMPILED_FILES: Final = (
+    *(f"replay/closedloop_{name}.py" for name in ("state", "sums", "turns", "kernel")),
+    "replay/constants.py", "replay/placement.py",
+)  # fmt: skip
 
 RUN = np.dtype(
     [

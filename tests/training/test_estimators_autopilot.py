@@ -70,6 +70,18 @@ def test_without_percentiles_all_of_a_window_is_at_its_mean(make_windows: MakeWi
     assert percentile.update(_slot(windows), windows).reservation[0, 0] == pytest.approx(0.4025)
 
 
+def test_the_ensemble_takes_a_windows_percentiles_bucket_by_bucket(make_windows: MakeWindows) -> None:
+    # Known: 0 % at 0.1, 50 % at 0.3, 100 % at 0.5: half the time at 0.2, half at 0.4. One model that forgets at once: a
+    # limit of 0.2 is overrun for half the time, one of 0.4 has too much for the other half
+    windows = _without_shape(make_windows([0.9]))
+    for level, usage in ((0, 0.1), (50, 0.3), (100, 0.5)):
+        windows.percentiles[0, LEVELS.index(level)] = usage
+    low, high = END[GRID.bucket_of(np.array([0.2, 0.4]))]
+    for overrun, expected in ((0.2, low), (0.3, high)):
+        ml = AutopilotMlEstimator((1.0,), (0,), overrun=overrun, underrun=0.25, margin=0.0, hold=1)
+        assert ml.update(_slot(windows), windows).reservation[0, 0] == pytest.approx(expected)
+
+
 GRID = Grid(0.005, 1.0, 1.1)
 END = GRID.end_of(np.arange(len(GRID.start)))
 
@@ -93,13 +105,16 @@ def test_one_model_weighs_overrun_against_underrun_by_hand(make_windows: MakeWin
 
 
 @pytest.mark.parametrize("w_dl", [0.1, 0.6])  # with 0.6, models stay at limits far from all that they remember
+@pytest.mark.parametrize("decays", [(0.5, 1.0), (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)])  # more than are folded at a time
 @pytest.mark.parametrize("seed", range(4))
-def test_the_ensemble_agrees_with_its_formulas_written_out(make_windows: MakeWindows, seed: int, w_dl: float) -> None:
+def test_the_ensemble_agrees_with_its_formulas_written_out(
+    make_windows: MakeWindows, seed: int, decays: tuple[float, ...], w_dl: float
+) -> None:
     rng = np.random.default_rng(seed)
     usage = rng.choice([0.1, 0.25, 0.5, 0.9], 60) * rng.uniform(0.9, 1.1, 60)
     usage[20 + 5 * seed :] = (0.1, 0.9)[seed % 2]
     windows = make_windows(usage.tolist())
-    decays, margins, w_o, w_u, w_dm, rate = (0.5, 1.0), (0, 1), 0.5, 0.25, 0.1, 0.75
+    margins, w_o, w_u, w_dm, rate = (0, 1), 0.5, 0.25, 0.1, 0.75
     ours = (
         AutopilotMlEstimator(decays, limit_change=w_dl, margin=0.0, hold=1)
         .update(_slot(windows), windows)

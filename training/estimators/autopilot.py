@@ -187,8 +187,8 @@ def _hold(state: Any, answers: Any, slot: Any, end_us: Any, out: Any) -> None:
                 answers[task, s.count % hold, r] = out[i, r]
             s.count += 1
         for r in range(answers.shape[2]):
-            largest = np.float32(np.nan)
+            largest = np.float32(-np.inf)
             for k in range(min(s.count, hold)):
-                if not largest >= answers[task, k, r] and not np.isnan(answers[task, k, r]):
-                    largest = answers[task, k, r]
-            out[i, r] = largest
+                answer = answers[task, k, r]
+                largest = answer if answer > largest else largest  # one instruction, and NaN is never the larger
+            out[i, r] = largest if largest > -np.inf else np.nan

@@ -21,6 +21,8 @@ _GRID: Final = Grid(0.005, 1.0, 1.1)
 evenly spaced ones as fine as that at the lower end would be 200, and the state six times as large."""
 _LEAST: Final = np.float32(1e-6)
 """Share of a window's time below which a bucket is taken to be empty."""
+_LANES: Final = 4
+"""Models that are folded side by side, each in its lane of a register: a constant, or the loops are not vectorised."""
 
 _TASK: Final = np.dtype(
     [
@@ -88,7 +90,17 @@ class AutopilotMlEstimator(AutopilotEstimator):
         self.limit_change = limit_change
         self.model_change = model_change
         self.rate = rate
-        self._d, self._steps = np.array(decays, np.float32), np.array(margins, np.int64)
+        buckets, blocks = len(_GRID.start), -(-len(decays) // _LANES)
+        decay = np.zeros((blocks, _LANES), np.float32)
+        decay.reshape(-1)[: len(decays)] = decays
+        keep = np.repeat(np.float32(1) - decay, buckets, axis=0).reshape(blocks, -1)
+        spike = np.zeros((blocks, 2 * buckets - 1, _LANES), np.float32)  # a window in one bucket, wherever that is
+        spike[:, buckets - 1] = decay
+        weights = np.array((overrun, underrun, limit_change, model_change, rate), np.float32)
+        end = _GRID.end_of(np.arange(buckets))
+        self._constants = (
+            _GRID.start, end, decay, keep, spike.reshape(blocks, -1), np.array(margins, np.int64), weights
+        )  # fmt: skip
         models = (len(decays), len(margins))
         self._memory = {
             **self._memory,
@@ -100,126 +112,185 @@ class AutopilotMlEstimator(AutopilotEstimator):
 
     def recommend(self, slot: Any, end_us: Any, signal: Any, shape: Any, limit: Any, out: Any) -> None:
         """Write the limits that win; see ``AutopilotEstimator``."""
-        start = _GRID.start
-        weights = (self.overrun, self.underrun, self.limit_change, self.model_change, self.rate)
+        buckets, (blocks, width) = len(_GRID.start), self._constants[3].shape
+        sums = np.zeros((buckets + 1, _LANES), np.float32)
         _fold(
             self._memory["task"], self._memory["histogram"], self._memory["limit"], self._memory["cost"], _SHARES,
-            start, _GRID.end_of(np.arange(len(start))), self._d, self._steps, np.array(weights, np.float32),
-            np.zeros(len(start), np.float32), np.zeros(len(start) + 1, np.float32), slot, end_us, signal, shape, limit,
-            out,
+            *self._constants, np.zeros((len(RESOURCES), blocks, width), np.float32),
+            np.zeros((blocks, width), np.float32), sums, sums.reshape(-1), np.full(sums.size, np.inf, np.float32),
+            np.zeros(sums.size, np.int32), slot, end_us, signal, shape, limit, out,
         )  # fmt: skip
 
 
 @numba.njit(**LENT)
-def _spread(
-    value: float, shape: Any, over: float, shares: Any, start: Any, mass: Any, i: int, by_shape: bool
-) -> tuple[int, int]:
-    """Add the shares of the window by bucket; return the first and the last bucket with any.
+def _spread(shape: Any, over: float, shares: Any, start: Any, decay: Any, gain: Any, i: int) -> tuple[int, int]:
+    """Write what a window adds to each bucket; return the first and the last bucket with any, -1 for none.
 
-    Where two levels or more are known, the time between any two is at the middle, else all is at the value.
+    It does where two levels or more are known: the time between any two is at the middle.
     """
-    last, b, known, low, per_limit = len(start) - 1, 0, -1, -1, 0.5 / over
-    for k in range(shape.shape[1] if by_shape and over > 0 else 0):
+    last, b, known, low, per_limit, share = len(start) - 1, 0, -1, -1, 0.5 / over, np.float32(0)
+    for k in range(shape.shape[1] if over > 0 else 0):
         if np.isnan(shape[i, k]):
             continue
         if known >= 0:
             middle = (np.float64(shape[i, known]) + shape[i, k]) * per_limit
-            while b < last and middle >= start[b + 1]:
-                b += 1
-            mass[b] += np.float32(shares[k] - shares[known])
+            at = b
+            while at < last and middle >= start[at + 1]:
+                at += 1
+            if at > b:
+                if low >= 0:
+                    _put(gain, b, decay, share)
+                b, share = at, np.float32(0)
+            share += np.float32(shares[k] - shares[known])
             low = b if low < 0 else low
         known = k
-    if low < 0:
-        while b < last and value >= start[b + 1]:
-            b += 1
-        mass[b] = 1
-        low = b
+    if low >= 0:
+        _put(gain, b, decay, share)
     return low, b
 
 
-@numba.njit(**LENT, inline="always")
-def _pick(
-    histogram: Any, mass: Any, below: Any, task: int, r: int, m: int, low: int, high: int, previous: int, d: float,
-    w_o: float, w_u: float, w_dl: float,
-) -> int:  # fmt: skip
-    """Let the window into one model; return its L', and leave the sums below each bucket in ``below``.
+@numba.njit(**LENT)
+def _put(gain: Any, b: int, decay: Any, share: float) -> None:
+    for block in range(len(decay)):
+        for lane in range(_LANES):
+            gain[block, b * _LANES + lane] = decay[block, lane] * share
 
-    Costs are less w_o times the sum of all, which all candidates share. Outside the buckets that hold anything only the
-    limit that the model chose before can be worth more than the nearest one inside.
+
+@numba.njit(**LENT)
+def _bucket(value: float, start: Any) -> Any:
+    at = -1
+    for k in range(len(start)):  # all of them, many at a time
+        at += value >= start[k]
+    return max(at, 0)
+
+
+@numba.njit(**LENT)
+def _scan(
+    histogram: Any, keep: Any, gain: Any, below: Any, least: Any, picked: Any, w_o: float, w_u: float, change: float
+) -> None:
+    """Let the window into the models of a block; find the sums below each bucket and the cheapest candidate so far.
+
+    Lane by lane, bucket after bucket, so that what goes on from bucket to bucket stands ``_LANES`` apart. Costs are
+    less w_o times the sum of all, which all candidates share, and each is taken for a change of the limit. Sums are
+    added in the order of the buckets, and of equal costs the first counts.
     """
-    keep, sum_, picked, lowest = np.float32(1) - d, np.float32(0), low, np.float32(np.inf)
-    if 0 <= previous < low:
-        lowest, picked = np.float32(0), previous
-    for k in range(low, high + 1):  # on its own, so that it is done many at a time
-        h = keep * histogram[task, r, m, k] + d * mass[k]
-        histogram[task, r, m, k] = h if h > _LEAST else np.float32(0)
-    for k in range(low, high + 1):
-        h = histogram[task, r, m, k]
-        below[k] = sum_
-        c = w_u * sum_
-        sum_ += h
-        c -= w_o * sum_
-        if previous >= 0 and k != previous:
-            c += w_dl
-        if c < lowest:
-            lowest, picked = c, k
-    below[high + 1] = sum_
-    if previous > high and (w_u - w_o) * sum_ < lowest:
-        picked = previous
-    return picked
+    for k in range(len(histogram)):
+        h = keep[k] * histogram[k] + gain[k]
+        h = h if h > _LEAST else np.float32(0)
+        histogram[k] = h
+        below[k + _LANES] = below[k] + h
+    for k in range(len(histogram)):  # one chain to a loop: the compiler keeps no more of them in registers
+        cost = w_u * below[k] - w_o * below[k + _LANES] + change
+        lowest = least[k]
+        least[k + _LANES] = cost if cost < lowest else lowest
+    for k in range(len(histogram)):
+        before = picked[k]
+        picked[k + _LANES] = np.int32(k) if least[k + _LANES] < least[k] else before
+
+
+@numba.njit(**LENT)
+def _load(lanes: Any, histogram: Any, task: int) -> None:
+    for r in range(histogram.shape[1]):
+        for m in range(histogram.shape[2]):
+            theirs, mine = histogram[task, r, m], lanes[r, m // _LANES][m % _LANES :]
+            for k in range(len(theirs)):
+                mine[k * _LANES] = theirs[k]
+
+
+@numba.njit(**LENT)
+def _store(lanes: Any, histogram: Any, task: int) -> None:
+    for r in range(histogram.shape[1]):
+        for m in range(histogram.shape[2]):
+            theirs, mine = histogram[task, r, m], lanes[r, m // _LANES][m % _LANES :]
+            for k in range(len(theirs)):
+                theirs[k] = mine[k * _LANES]
 
 
 @numba.njit(**LENT)
 def _fold(
-    state: Any, histogram: Any, limit: Any, cost: Any, shares: Any, start: Any, end: Any, decays: Any, steps: Any,
-    weights: Any, mass: Any, below: Any, slot: Any, end_us: Any, signal: Any, shape: Any, over: Any, out: Any,
+    state: Any, histogram: Any, limit: Any, cost: Any, shares: Any, start: Any, end: Any, decay: Any, keep: Any,
+    spike: Any, steps: Any, weights: Any, lanes: Any, gain: Any, sums: Any, below: Any, least: Any, picks: Any,
+    slot: Any, end_us: Any, signal: Any, shape: Any, over: Any, out: Any,
 ) -> None:  # fmt: skip
     w_o, w_u, w_dl, w_dm, rate = weights[0], weights[1], weights[2], weights[3], weights[4]
-    last, nothing = len(start) - 1, np.float32(0)
+    last, nothing, held = len(start) - 1, np.float32(0), -1  # whose histograms are in the lanes
     for i in range(len(slot)):
         task = slot[i]
         s = state[task]
         new = end_us[i] > s.end_us  # a repeated or late window changes nothing
         if new:
             s.end_us = end_us[i]
+            if task != held:
+                if held >= 0:
+                    _store(lanes, histogram, held)
+                _load(lanes, histogram, task)
+                held = task
         for r in range(signal.shape[1]):
             if new and not np.isnan(signal[i, r]):
                 first = s.model[r] == 0
-                low, high = _spread(signal[i, r], shape, over[i, 0], shares, start, mass, i, r == 0)
+                begin, stop = -1, -1
+                if r == 0:
+                    begin, stop = _spread(shape, over[i, 0], shares, start, decay, gain, i)
+                spread = begin >= 0
+                if not spread:
+                    begin = stop = _bucket(signal[i, r], start)
+                low, high = begin, stop
                 if not first:
                     low, high = min(low, s.low[r]), max(high, s.high[r])
-                model, chosen, least = 0, 0, np.float32(np.inf)
+                width = high - low + 1
+                limits, costs = limit[task, r], cost[task, r]
+                model, chosen, cheapest = 0, 0, np.float32(np.inf)
+                last_model, last_limit = s.model[r], s.limit[r]
+                change, other = (nothing, nothing) if first else (w_dl, w_dm)
                 s.low[r], s.high[r] = high, low
-                for m in range(len(decays)):
-                    previous = -1 if first else limit[task, r, m]
-                    picked = _pick(
-                        histogram, mass, below, task, r, m, low, high, previous, decays[m], w_o, w_u, w_dl
-                    )  # fmt: skip
-                    limit[task, r, m] = picked
-                    changed = w_dl if not first and picked != previous else nothing
-                    for j in range(len(steps)):
-                        at = min(picked + steps[j], last)
-                        under = below[min(max(at, low), high + 1)]
-                        above = below[high + 1] - below[min(max(at + 1, low), high + 1)]
-                        c = cost[task, r, m, j]
-                        c += rate * (w_o * above + w_u * under + changed - c)
-                        cost[task, r, m, j] = c
-                        number = m * len(steps) + j + 1
-                        if not first:
-                            c += w_dm if number != s.model[r] else nothing
-                            c += w_dl if at != s.limit[r] else nothing
-                        if c < least:
-                            least, model, chosen = c, number, at
+                for block in range(len(keep)):
+                    h = lanes[r, block][low * _LANES : (high + 1) * _LANES]
+                    if spread:
+                        _scan(h, keep[block], gain[block][low * _LANES :], below, least, picks, w_o, w_u, change)
+                    else:
+                        added = spike[block][(last - begin + low) * _LANES :]
+                        _scan(h, keep[block], added, below, least, picks, w_o, w_u, change)
+                    number = block * _LANES
+                    their_limit, their_cost = limits[number:], costs[number:]
+                    their_least, their_pick = least[width * _LANES :], picks[width * _LANES :]
+                    for lane in range(min(_LANES, len(limits) - number)):
+                        total, lowest, picked = sums[width, lane], their_least[lane], low + their_pick[lane] // _LANES
+                        changed = nothing
+                        if not first:  # to stay costs no change; outside all weight, too, it may be worth it
+                            previous = their_limit[lane]
+                            at = previous - low
+                            if 0 <= at < width:
+                                stay = w_u * sums[at, lane] - w_o * sums[at + 1, lane]
+                            else:
+                                stay = nothing if at < 0 else (w_u - w_o) * total
+                            if stay < lowest or (stay == lowest and previous < picked):
+                                picked = previous
+                            changed = w_dl if picked != previous else nothing
+                        their_limit[lane] = picked
+                        for j in range(len(steps)):
+                            named = min(picked + steps[j], last)
+                            at = named - low
+                            under = sums[max(min(at, width), 0), lane]
+                            above = total - sums[max(min(at + 1, width), 0), lane]
+                            c = their_cost[lane, j]
+                            c += rate * (w_o * above + w_u * under + changed - c)
+                            their_cost[lane, j] = c
+                            name = (number + lane) * len(steps) + j + 1
+                            c += other if name != last_model else nothing
+                            c += change if named != last_limit else nothing
+                            if c < cheapest:
+                                cheapest, model, chosen = c, name, named
                     for k in range(low, s.low[r]):
-                        if histogram[task, r, m, k] > 0:
+                        if h[(k - low) * _LANES : (k - low + 1) * _LANES].any():
                             s.low[r] = k
                             break
                     for k in range(high, s.high[r], -1):
-                        if histogram[task, r, m, k] > 0:
+                        if h[(k - low) * _LANES : (k - low + 1) * _LANES].any():
                             s.high[r] = k
                             break
-                s.model[r] = model
-                s.limit[r] = chosen
-                for k in range(low, high + 1):
-                    mass[k] = 0
+                s.model[r], s.limit[r] = model, chosen
+                if spread:
+                    gain[:, begin * _LANES : (stop + 1) * _LANES] = 0
             out[i, r] = end[s.limit[r]] if s.model[r] > 0 else np.nan
+    if held >= 0:
+        _store(lanes, histogram, held)

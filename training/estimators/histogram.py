@@ -166,7 +166,7 @@ class DecayingHistograms:
         )  # fmt: skip
 
 
-@numba.njit(**LENT)
+@numba.njit(**LENT, inline="always")
 def _bucket(value: float, start: Any, per_width: float, per_log: float, step: float) -> Any:
     last = len(start) - 1
     if value >= start[last]:
@@ -178,7 +178,7 @@ def _bucket(value: float, start: Any, per_width: float, per_log: float, step: fl
     return k + (value >= start[k + 1]) - (value < start[k])  # rounding
 
 
-@numba.njit(**LENT)
+@numba.njit(**LENT, inline="always")
 def _add(s: Any, weight: Any, task: int, b: int, amount: float) -> None:
     before = weight[task, b]
     after = before + np.float32(amount)
@@ -189,7 +189,7 @@ def _add(s: Any, weight: Any, task: int, b: int, amount: float) -> None:
         s.below += added
 
 
-@numba.njit(**LENT)
+@numba.njit(**LENT, inline="always")
 def _take(
     s: Any, weight: Any, task: int, gain: float, value: float, shape: Any, over: float, shares: Any, start: Any,
     per_width: float, per_log: float, step: float, load: Any, i: int,
@@ -263,12 +263,14 @@ def _fold(
                 s, weight, task, gain, value[i, r], shape, limit[i, 0], shares, start, per_width, per_log, step, load, i
             )
             reached = level * s.total * _TIE
-            while s.at > 0 and s.below >= reached:
-                s.at -= 1
-                s.below -= weight[task, s.at]
-            while s.at < last and s.below + weight[task, s.at] < reached:
-                s.below += weight[task, s.at]
-                s.at += 1
+            at, below = s.at, s.below  # here, not in the record: each step waits for the one before
+            while at > 0 and below >= reached:
+                at -= 1
+                below -= weight[task, at]
+            while at < last and below + weight[task, at] < reached:
+                below += weight[task, at]
+                at += 1
+            s.at, s.below = at, below
         out[i, r] = end[s.at] if s.total > 0 else np.nan
         out[i, -2] = s.end_us - s.since_us
         out[i, -1] = s.count

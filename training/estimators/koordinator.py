@@ -79,6 +79,6 @@ class KoordinatorEstimator(Estimator):
         columns = (windows.start_us, windows.end_us, windows.scheduled_us, value, windows.percentiles[:, :0],
                    windows.limit)  # fmt: skip
         self._in_parts(fold, slot, columns, out)
-        peak, age_us = out[:, : len(RESOURCES)] * (1 + self.margin), out[:, -2]
-        peak[age_us <= self.cold_s * 1e6] = np.nan
+        peak = out[:, : len(RESOURCES)] * (1 + self.margin)
+        np.copyto(peak, np.nan, where=out[:, -2:-1] <= self.cold_s * 1e6)
         return statistic_or_limit(peak * windows.limit if self.unit is None else peak / self.unit, windows)

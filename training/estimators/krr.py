@@ -84,16 +84,15 @@ class KrrEstimator(Estimator):
         """Take windows and answer for each."""
         self._make_room(slot)
         ratio = over_limit(windows)
-        bucket = _GRID.bucket_of(ratio[:, 0])
-        out = np.empty_like(ratio)
+        out, end = np.empty_like(ratio), _GRID.end_of(np.arange(len(_GRID.start)))
 
         def fold(*columns: Any) -> None:
             _fold(
                 self._memory["task"], self._memory["count"], self._memory["daily"], self.level / 100, 1 + self.margin,
-                1 + self.oom_margin, OOM_SHARE, self.min_samples, _GRID.end_of(np.arange(len(_GRID.start))), *columns,
+                1 + self.oom_margin, OOM_SHARE, self.min_samples, _GRID.start, end, *columns,
             )  # fmt: skip
 
-        self._in_parts(fold, slot, (windows.end_us, windows.scheduled_us, ratio, bucket), out)
+        self._in_parts(fold, slot, (windows.end_us, windows.scheduled_us, ratio), out)
         return statistic_or_limit(out * windows.limit, windows)
 
 
@@ -119,7 +118,7 @@ def _turn(s: Any, count: Any, daily: Any, task: int, day: int) -> None:
 @numba.njit(**LENT)
 def _fold(
     state: Any, count: Any, daily: Any, level: float, margin: float, oom_margin: float, oom_share: float,
-    min_samples: int, end: Any, slot: Any, end_us: Any, scheduled_us: Any, ratio: Any, bucket: Any, out: Any,
+    min_samples: int, start: Any, end: Any, slot: Any, end_us: Any, scheduled_us: Any, ratio: Any, out: Any,
 ) -> None:  # fmt: skip
     last = count.shape[1] - 1
     for i in range(len(slot)):
@@ -139,7 +138,10 @@ def _fold(
                 s.run_us = scheduled_us[i]
             s.end_us = end_us[i]
             if not np.isnan(ratio[i, 0]):
-                k = bucket[i]
+                k = -1
+                for b in range(len(start)):  # all of them, many at a time
+                    k += ratio[i, 0] >= start[b]
+                k = max(k, 0)
                 count[task, k] += 1
                 daily[task, today, k] += 1
                 s.count[0] += 1
@@ -152,12 +154,14 @@ def _fold(
                 s.days[today, 1] += 1
                 s.largest[today] = max(s.largest[today], ratio[i, 1])
             reached = level * s.count[0] - 1e-9
-            while s.at > 0 and s.below >= reached:
-                s.at -= 1
-                s.below -= count[task, s.at]
-            while s.at < last and s.below + count[task, s.at] < reached:
-                s.below += count[task, s.at]
-                s.at += 1
+            at, below = s.at, s.below  # here, not in the record: each step waits for the one before
+            while at > 0 and below >= reached:
+                at -= 1
+                below -= count[task, at]
+            while at < last and below + count[task, at] < reached:
+                below += count[task, at]
+                at += 1
+            s.at, s.below = at, below
         out[i, 0] = end[s.at] if s.count[0] >= min_samples else np.nan
         out[i, 1] = np.nan
         if s.count[1] >= min_samples:

@@ -106,21 +106,19 @@ class VpaEstimator(Estimator):
         value = over_limit(windows) if unit is None else demand(windows) * unit
         limit = np.ones(len(slot)) if unit is None else windows.limit[:, 1] * unit[1]
         bump_by = 0.0 if unit is None else _BUMP_BYTES
-        written = np.empty((len(slot), 4))
+        written, grid = np.empty((len(slot), 4)), self._memory_grid
 
         def fold(slot: Any, start_us: Any, end_us: Any, scheduled_us: Any, value: Any, shape: Any, limit: Any,
                  out: Any) -> None:  # fmt: skip
             self._cpu.fold(self._memory, 0, slot, start_us, end_us, scheduled_us, value, shape, value, out)
             _fold_peaks(
-                self._memory["memory"], self._weights, _LEVELS[self.bound], OOM_SHARE, self.oom_bump, bump_by, slot,
-                end_us, scheduled_us, value, limit, out,
+                self._memory["memory"], self._weights, _LEVELS[self.bound], OOM_SHARE, self.oom_bump, bump_by,
+                grid.start, grid.end_of(np.arange(len(grid.start))), slot, end_us, scheduled_us, value, limit, out,
             )  # fmt: skip
 
         columns = (windows.start_us, windows.end_us, windows.scheduled_us, value, windows.percentiles[:, :0], limit)
         self._in_parts(fold, slot, columns, written)
         out, age_us, samples = written[:, :2], written[:, 2], written[:, 3]
-        known = ~np.isnan(out[:, 1])
-        out[known, 1] = self._memory_grid.end_of(self._memory_grid.bucket_of(out[known, 1]))
         out *= 1 + self.margin
         confidence = np.minimum(age_us / _DAY_US, samples / self.samples_per_day)[:, None]
         if self.bound == "upper":
@@ -160,9 +158,10 @@ def _percentile(s: Any, weights: Any, level: float) -> float:
 
 @numba.njit(**LENT)
 def _fold_peaks(
-    state: Any, weights: Any, level: float, oom_share: float, oom_bump: float, bump_by: float, slot: Any, end_us: Any,
-    scheduled_us: Any, value: Any, limit: Any, out: Any,
+    state: Any, weights: Any, level: float, oom_share: float, oom_bump: float, bump_by: float, start: Any, end: Any,
+    slot: Any, end_us: Any, scheduled_us: Any, value: Any, limit: Any, out: Any,
 ) -> None:  # fmt: skip
+    peak, end_of_peak = np.nan, np.nan
     for i in range(len(slot)):
         s = state[slot[i]]
         if end_us[i] > s.end_us:  # a repeated or late window changes nothing
@@ -187,4 +186,12 @@ def _fold_peaks(
             s.bound = limit[i]
             if memory > s.peak[0]:
                 s.peak[0] = memory
-        out[i, 1] = _percentile(s, weights, level)
+        found = _percentile(s, weights, level)
+        if found != peak:  # else it is still in the bucket that was looked for
+            peak, end_of_peak = found, np.nan
+            if not np.isnan(found):
+                bucket = -1
+                for b in range(len(start)):  # all of them, many at a time
+                    bucket += found >= start[b]
+                end_of_peak = end[max(bucket, 0)]
+        out[i, 1] = end_of_peak
