@@ -21,10 +21,20 @@ from pathlib import Path
 
 import pandas as pd
 
+from reclaim.replay.experiments import EXPERIMENTS
+
 SERIES = ("bitbrains_faststorage", "azure_2017")
 """Folders of donors whose ``usage.parquet`` has a column ``vm``: they are split by it."""
-ESTIMATORS = '["borg", "moving-max", "autopilot-percentile", "limit"]'
-EXPERIMENTS = ("margins", "frontier", "compaction", "ratios", "what-if")
+_FEW = '["borg", "moving-max", "autopilot-percentile", "limit"]'
+_SETTINGS = {
+    "margins": {"estimators": _FEW, "online": "false"},
+    "frontier": {},  # everyone's
+    "frontier-24h": {"horizon_s": "86400", "estimators": _FEW},  # the horizon of the EuroSys'21 study
+    "compaction": {"estimators": _FEW},
+    "ratios": {"estimators": _FEW},
+    "what-if": {},
+}
+"""What each replay is asked for, by the folder it goes to, which begins with the experiment's name."""
 
 
 def main() -> None:
@@ -39,7 +49,7 @@ def main() -> None:
     parser.add_argument("--train-days", type=int, default=14)
     parser.add_argument("--seed", type=int, default=7, help="of the replayed cell; the other one has the next")
     parser.add_argument("--draws", type=int, default=200, help="bootstrap resamples behind each interval")
-    parser.add_argument("--experiments", nargs="*", choices=EXPERIMENTS, default=EXPERIMENTS)
+    parser.add_argument("--experiments", nargs="*", choices=_SETTINGS, default=list(_SETTINGS))
     parser.add_argument("--page", type=Path, help="where the tables go (default: replay-cell.md in the work folder)")
     asked = parser.parse_args()
     work = asked.work.resolve()
@@ -61,12 +71,11 @@ def main() -> None:
         valid = [] if role.endswith("train") else ["--set", f"split.valid_share={before / (asked.days + before):.6f}"]
         run([*reclaim, "features", name, "--set", role, *valid], work, environment)
     run([*reclaim, "train", "train"], work, environment)
-    for experiment in asked.experiments:
-        settings = {"estimators": ESTIMATORS, "draws": str(asked.draws)}
-        if experiment == "margins":
-            settings["online"] = "false"
+    for folder in asked.experiments:
+        experiment = next(name for name in EXPERIMENTS if folder.startswith(name))
+        settings = {**_SETTINGS[folder], "draws": str(asked.draws)}
         pairs = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        run([*reclaim, "replay", experiment, "cell", "--out", experiment, *pairs], work, environment)
+        run([*reclaim, "replay", experiment, "cell", "--out", folder, *pairs], work, environment)
     if not asked.experiments:
         return
     tables = [sys.executable, str(Path(__file__).with_name("replay_tables.py")), *asked.experiments]

@@ -23,6 +23,10 @@ _HOW: Final = np.dtype(
 """``Scheduling`` as compiled code reads it, and how long a run that was just placed holds its limit."""
 
 
+_LONGEST_S: Final = 1e9
+"""No trace is as long: 31 years."""
+
+
 @dataclass(frozen=True)
 class Scheduling:
     """How a cell places what is submitted."""
@@ -33,7 +37,7 @@ class Scheduling:
     """Machines with room, or that can make room, that are scored before the best of them is taken."""
     checkpoint_s: float = 3_600.0
     """Batch work that is stopped goes back to the last whole multiple of this many seconds of its running time; 0: to
-    its beginning."""
+    its beginning, or to where it was when the period began."""
     seed: int = 1
     """Seed of the order in which machines are looked at."""
 
@@ -42,8 +46,10 @@ class Scheduling:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.enough < 1:
             raise ConfigError(f"enough must be at least 1, got {self.enough}")
-        if not 0 <= self.checkpoint_s < float("inf"):
-            raise ConfigError(f"checkpoint_s must be 0 or more seconds, got {self.checkpoint_s}")
+        if not 0 <= self.checkpoint_s <= _LONGEST_S:
+            raise ConfigError(f"checkpoint_s must be 0 to {_LONGEST_S:g} seconds, got {self.checkpoint_s}")
+        if self.seed < 0:
+            raise ConfigError(f"seed must be 0 or more, got {self.seed}")
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,11 @@ def pass_slot(board: Any, changes: Any, at: Any, now_us: int, until_us: int) -> 
                 run.state = BLOCKED
                 continue
             run.waiting_us = run.ready_us = time_us
-            if not _place(i, board, time_us):
+            if run.service and end_us(run) <= time_us:  # its time has passed while the one before it went on
+                following = finish(i, board, time_us)
+                if following >= 0:
+                    heapq.heappush(events, (time_us, np.int64(_ARRIVAL), np.int64(following)))
+            elif not _place(i, board, time_us):
                 wait(i, runs, board.pending, time_us, time_us)
             elif run.state == RUNNING and end_us(run) <= until_us:
                 heapq.heappush(events, (end_us(run), np.int64(_END), np.int64(i)))

@@ -54,7 +54,7 @@ class Folded:
         ``LIMIT`` has one answer, under ``none``.
         """
         if name == LIMIT:
-            return {"none": self.bases[name]["baseline"].reservation}
+            return {"none": self.history.windows.limit}
         return guarded_reservations(self.bases[name], self.history.windows, self.calibrations[name].margins)
 
 

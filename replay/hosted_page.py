@@ -35,6 +35,8 @@ _SHOWN: Final[Mapping[str, tuple[str, bool]]] = {
     "delay p90, others, s": ("delay_p90_s_non_production", False),
     "throttled, batch": ("throttled_batch", True),
     "throttled, latency-sensitive": ("throttled_latency_sensitive", True),
+    "CPU-hours throttled, batch": ("throttled_cpu_hours_batch", False),
+    "latency-sensitive": ("throttled_cpu_hours_latency_sensitive", False),
 }
 _WHY: Final[Mapping[str, tuple[str, bool]]] = {
     "waiting, production": ("waiting_production", True),

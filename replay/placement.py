@@ -173,7 +173,8 @@ def find(run: Any, asked: Any, board: Any) -> int:
             taken = machine.reserved[r]
             if run.band > NON_PRODUCTION:
                 taken = max(taken, machine.production[r])
-            free = (machine.capacity[r] - taken - asked[r]) / machine.capacity[r]
+            capacity = machine.capacity[r]
+            free = (capacity - taken - asked[r]) / capacity if capacity > 0 else 0.0
             left += free / 2
             apart += free if r == 0 else -free
         score = how.stranding * abs(apart) + how.leftover * left

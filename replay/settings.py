@@ -40,6 +40,8 @@ class ReplayConfig:
         if unknown or len(set(self.estimators)) != len(self.estimators):
             known = ", ".join(sorted(ESTIMATORS))
             raise ConfigError(f"estimators must be different ones of {known}, got {', '.join(self.estimators)}")
+        if self.seed < 0:
+            raise ConfigError(f"seed must be 0 or more, got {self.seed}")
         if self.draws < 1:
             raise ConfigError(f"draws must be at least 1, got {self.draws}")
         if not 0 < self.confidence < 1:

@@ -51,8 +51,8 @@ class WhatIfConfig(ReplayConfig):
         super().__post_init__()
         if self.margin not in MARGIN_NAMES:
             raise ConfigError(f"margin must be one of {', '.join(MARGIN_NAMES)}, got {self.margin}")
-        if self.oom_budget < 0:
-            raise ConfigError(f"oom_budget must be at least 0 kills per 1,000 task-days, got {self.oom_budget}")
+        if not 0 <= self.oom_budget < float("inf"):
+            raise ConfigError(f"oom_budget must be 0 or more kills per 1,000 task-days, got {self.oom_budget}")
         if not 0 <= self.pending_budget <= 1:
             raise ConfigError(f"pending_budget must be between 0 and 1, got {self.pending_budget}")
         if any(n < 1 for n in self.machines):
@@ -173,13 +173,14 @@ def _try(
 
 
 def _held(folded: Folded, workload: Workload, config: WhatIfConfig) -> dict[str, NDArray[np.float64]]:
-    """Return the reservation in force at every row of the tape, by estimator, no reclamation last."""
+    """Return the reservation in force at every row of the tape, by estimator, no reclamation last; 0 is not known."""
     held = {
-        name: in_force(folded.reservations(name)[config.margin], folded.history)[workload.row]
+        name: in_force(folded.reservations(name)[config.margin], folded.history)
         for name in folded.bases
         if name != LIMIT
     }
-    return held | {LIMIT: folded.history.windows.limit[workload.row]}
+    held[LIMIT] = folded.history.windows.limit
+    return {name: np.nan_to_num(of[workload.row], copy=False) for name, of in held.items()}
 
 
 def _quiet(source: Source) -> bool | None:
@@ -219,7 +220,7 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="what-if",
     title="What if: would the workload fit, on how many machines",
-    version=2,
+    version=3,
     config=WhatIfConfig,
     measure=measure,
     says=says,
