@@ -1,4 +1,4 @@
-"""Replays of what is not known or not asked for: no limit of memory, no estimator `limit`; and settings that cannot be."""
+"""Replays of what is unknown or not asked for: no limit of memory, no estimator `limit`; settings that cannot be."""
 
 from __future__ import annotations
 
