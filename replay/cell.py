@@ -102,9 +102,14 @@ def lay_out_cell(history: History, machines: Mapping[str, NDArray[Any]]) -> Cell
     Raises
     ------
     HistoryTooShortError
-        No row of the test period has a target that is known.
+        The test period has no row that is judged, or none of which a target is known.
     """
     test = np.flatnonzero((history.period == TEST) & (history.group != IN_ALLOC))
+    if not len(test):
+        raise HistoryTooShortError(
+            "the test period has no task-window to judge: all its tasks are in alloc instances, which stand for them, "
+            "or none ran then; replay a trace that holds the usage of alloc instances or of other tasks"
+        )
     known = int(np.isfinite(history.target[test]).any(axis=1).sum())
     if known == 0:
         raise HistoryTooShortError(

@@ -10,13 +10,10 @@ import numpy as np
 
 from reclaim.replay.closedloop_state import (
     BLOCKED,
-    BOTH,
     COMPILED,
-    CPU,
     DONE,
     FREED,
     MACHINE_GONE,
-    MEMORY,
     NO_REASON,
     NON_PRODUCTION,
     PREEMPTED,
@@ -237,10 +234,9 @@ def schedule(board: Any, now_us: int) -> None:
             lowest = most_room(board, most)
         hopeless = entry.not_before_us > now_us
         if not hopeless and not entry.special and entry.rank <= lowest:
-            cpu, memory = entry.asked[0] > most[0], entry.asked[1] > most[1]
-            if cpu or memory:
-                hopeless = True
-                entry.reason = BOTH if cpu and memory else CPU if cpu else MEMORY
+            hopeless = entry.asked[0] > most[0] or entry.asked[1] > most[1]
+            if hopeless and entry.reason == NO_REASON:
+                entry.reason = why(runs[entry.run], entry.asked, board)
         for f in range(0 if entry.special or hopeless else n_failed):
             if asks_no_less(entry, waiting[failed[f]]):
                 hopeless = True

@@ -90,6 +90,7 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
             "picky": int(checkpoint.workload.picky.sum()),
             "constrained": int((checkpoint.workload.constraint_set > 0).sum()),
             "limit_share": _by_resource(limits / checkpoint.machines.capacity.sum(axis=0)),
+            "limit_known": _counts(_limit_known(checkpoint).sum(axis=0)),
         })  # fmt: skip
     source.seconds["compaction"] = time.perf_counter() - started
     results = {
@@ -106,27 +107,38 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
 def summarise(checkpoint: Checkpoint, trials: Mapping[Key, list[Trial]]) -> dict[Key, dict[str, Any]]:
     """Return what a checkpoint's trials of every contender come to; no reclamation is among them."""
     most = checkpoint.used.max(axis=1)
-    beyond = {key: most > checkpoint.held[key] * (1 + ROUNDING) for key in trials}  # (n, R) each
+    known = _limit_known(checkpoint)
+    beyond = {key: known & (most > checkpoint.held[key] * (1 + ROUNDING)) for key in trials}  # (n, R) each
     return {
         key: _counted(checkpoint, trials[key], trials[LIMIT, "none"])
-        | _failed(beyond[key], beyond.get((REFERENCE, key[1])))
+        | _failed(beyond[key], beyond.get((REFERENCE, key[1])), known.sum(axis=0))
         for key in trials
     }
 
 
-def _failed(beyond: NDArray[np.bool_], of_reference: NDArray[np.bool_] | None) -> dict[str, Any]:
+def _limit_known(checkpoint: Checkpoint) -> NDArray[np.bool_]:
+    """Return of which tasks something can be reserved: without a limit nothing is; shape (n, n_resources)."""
+    known: NDArray[np.bool_] = checkpoint.workload.limit > 0
+    return known
+
+
+def _failed(
+    beyond: NDArray[np.bool_], of_reference: NDArray[np.bool_] | None, known: NDArray[np.int64]
+) -> dict[str, Any]:
     """Return of tasks that use more than is reserved the share, the number, and how many only one of the two fails.
 
-    Those are the contender and the one whose risk the others are measured by, at the same margin: [the contender, that
+    The share is of the ``known`` tasks, those whose limit is; None where there are none. Those of one alone are the
+    contender's and those of the one whose risk the others are measured by, at the same margin: [the contender, that
     one]; None where it is not there.
     """
     alone = {}
     if of_reference is not None:
         pairs = ((beyond & ~of_reference).sum(axis=0), (of_reference & ~beyond).sum(axis=0))
         alone = {r: [int(mine), int(its)] for r, mine, its in zip(RESOURCES, *pairs, strict=True)}
+    tasks = beyond.sum(axis=0)
     return {
-        "beyond": _by_resource(beyond.mean(axis=0)),
-        "beyond_tasks": {r: int(n) for r, n in zip(RESOURCES, beyond.sum(axis=0), strict=True)},
+        "beyond": {r: float(n / of) if of else None for r, n, of in zip(RESOURCES, tasks, known, strict=True)},
+        "beyond_tasks": _counts(tasks),
         "beyond_alone": alone or None,
     }
 
@@ -180,7 +192,8 @@ def _over_checkpoints(at: list[dict[str, Any]]) -> dict[str, Any]:
     saved = {key: float(np.mean([one[key] for one in at])) for key in ("saved_share", "additional_share")}
     counted = {key: _joined([one[key] for one in at]) for key in ("machines", "share")}
     used = {key: {r: _joined([one[key][r] for one in at]) for r in RESOURCES} for key in ("over", "used")}
-    beyond = {r: float(np.mean([one["beyond"][r] for one in at])) for r in RESOURCES}
+    shares = {r: [share for one in at if (share := one["beyond"][r]) is not None] for r in RESOURCES}
+    beyond = {r: float(np.mean(of)) if of else None for r, of in shares.items()}
     tasks = {r: sum(one["beyond_tasks"][r] for one in at) for r in RESOURCES}
     pairs = [one["beyond_alone"] for one in at]
     alone = None if None in pairs else {r: [sum(p[r][i] for p in pairs) for i in range(2)] for r in RESOURCES}
@@ -198,6 +211,10 @@ def _joined(spreads: list[dict[str, float]]) -> dict[str, float]:
 
 def _by_resource(values: NDArray[np.float64]) -> dict[str, float]:
     return dict(zip(RESOURCES, values.tolist(), strict=True))
+
+
+def _counts(values: NDArray[np.int64]) -> dict[str, int]:
+    return {r: int(n) for r, n in zip(RESOURCES, values, strict=True)}
 
 
 def definitions(config: CompactionConfig) -> dict[str, str]:
@@ -245,7 +262,8 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
         "tasks beyond their reservation": (
             "The share of the tasks that use more within the horizon than was reserved for them at the checkpoint. "
             "What they take is at first what is reserved for others on the machine and not used, and what no task "
-            "fitted into; where that is not enough the machine runs out."
+            "fitted into; where that is not enough the machine runs out. A task whose limit is not known, or 0, is "
+            "placed as if it asked for nothing; no reservation of it could hold, so it does not count here."
         ),
         "risks no more": (
             f"Measured by `{REFERENCE}` at the same margin, for CPU and for memory. Of the tasks beyond their "
@@ -265,7 +283,7 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="compaction",
     title="Compaction: how few machines hold the workload",
-    version=2,
+    version=3,
     config=CompactionConfig,
     measure=measure,
     says=says,

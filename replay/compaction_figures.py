@@ -40,10 +40,12 @@ def machines_needed(results: Results) -> Figure:
                 panels[0].plot([low, high], [y, y], color=INK, linewidth=0.9, marker="|", markersize=4, zorder=3)
                 _label(panels[0], max(high, value), y, f"{value:.0f}")
                 for ax, resource in zip(panels[1:], RESOURCES, strict=True):
-                    beyond, over = 100 * one["beyond"][resource], 100 * one["over"][resource]["value"]
+                    share, over = one["beyond"][resource], 100 * one["over"][resource]["value"]
+                    beyond = 100 * (share or 0.0)
                     ax.barh(y, beyond, 0.9 * _BAR, color=colour, alpha=_OPACITY[margin], linewidth=0, zorder=2)
                     ax.barh(y, over, 0.5 * _BAR, color=INK, linewidth=0, zorder=3)
-                    _label(ax, max(beyond, over), y, f"{beyond:.1f}" + (f", machines {over:.1f}" if over else ""))
+                    tasks = "not known" if share is None else f"{beyond:.1f}"
+                    _label(ax, max(beyond, over), y, tasks + (f", machines {over:.1f}" if over else ""))
         for estimator in shown:
             if estimator["kind"] not in COMPARED:
                 value = 100 * estimator["results"]["none"]["share"]["value"]

@@ -173,6 +173,14 @@ def _what_does_not_hold(results: Results) -> list[str]:
     lines = [f"Not as one would expect: {'; '.join(odd)}."] if odd else []
     if left_out:
         lines.append(f"{left_out} tasks, over all checkpoints, are larger than every machine that could take them.")
+    tasks = sum(c["tasks"] for c in results["checkpoints"])
+    for r in RESOURCES:
+        if unknown := tasks - sum(c["limit_known"][r] for c in results["checkpoints"]):
+            lines.append(
+                f"Of {unknown:,} of the {tasks:,} tasks, over all checkpoints, no {RESOURCE_WORDS[r]} limit is known: "
+                "they are placed as if they asked for none, and are left out of the tasks that use more than their "
+                "reservation."
+            )
     return lines
 
 
@@ -228,7 +236,7 @@ def _no_riskier(one: Mapping[str, Any], reference: Mapping[str, Any]) -> bool:
 
 
 def _risks(one: Mapping[str, Any]) -> tuple[float, ...]:
-    return *(one["over"][r]["value"] for r in RESOURCES[::-1]), *(one["beyond"][r] for r in RESOURCES[::-1])
+    return *(one["over"][r]["value"] for r in RESOURCES[::-1]), *(one["beyond"][r] or 0.0 for r in RESOURCES[::-1])
 
 
 def _needed(one: Mapping[str, Any]) -> str:
@@ -243,9 +251,8 @@ def _risk(one: Mapping[str, Any], tasks: int) -> str:
     over = " and ".join(
         f"{_percent(one['over'][r]['value'])} of them run out of {RESOURCE_WORDS[r]}" for r in RESOURCES
     )
-    beyond = " and ".join(
-        f"{one['beyond_tasks'][r]:,} in {RESOURCE_WORDS[r]} ({show(one['beyond'][r], percent=True)})" for r in RESOURCES
-    )
+    share = {r: "no limit is known" if (of := one["beyond"][r]) is None else show(of, percent=True) for r in RESOURCES}
+    beyond = " and ".join(f"{one['beyond_tasks'][r]:,} in {RESOURCE_WORDS[r]} ({share[r]})" for r in RESOURCES)
     return f"within the horizon {over}, and of the {tasks:,} tasks {beyond} use more than their reservation"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,14 @@ class _Group:
     sums: Mapping[str, NDArray[np.float64]]
 
 
+class _Resampling(TypedDict, total=False):
+    """Options of ``Paired``, by the names of the settings of a replay."""
+
+    draws: int
+    seed: int
+    confidence: float
+
+
 def differences(runs: Sequence[str] | Chosen = ()) -> Table:
     """Return what each estimator does less what another does at the same margin, with intervals and a verdict.
 
@@ -42,8 +50,9 @@ def differences(runs: Sequence[str] | Chosen = ()) -> Table:
     (``Paired.best_against``); and where several runs are named, those named later against the first: against its run of
     the same estimator where it is a whole experiment.
 
-    Both of a pair are resampled on the same collections, so only runs that judged the same task-windows are paired. A
-    replay recorded without its sums by unit has no row.
+    Both of a pair are resampled on the same collections, so only runs that judged the same task-windows are paired,
+    with the draws, seed and confidence that all of them were run with: what their page says then. Where those differ,
+    it is ``paired``'s own. A replay recorded without its sums by unit has no row.
 
     Parameters
     ----------
@@ -56,8 +65,9 @@ def differences(runs: Sequence[str] | Chosen = ()) -> Table:
 
 
 def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
-    names = _names((*group.members, *group.rivals))
-    paired = Paired({names[run_id]: sums for run_id, sums in group.sums.items()})
+    everyone = (*group.members, *group.rivals)
+    names = _names(everyone)
+    paired = Paired({names[run_id]: sums for run_id, sums in group.sums.items()}, **_resampling(everyone))
     rivals = [names[r.run_id] for r in group.rivals]
     learned = [m for m in group.members if m.tags["kind"] != STATISTICAL]
     for member in group.members:
@@ -79,6 +89,15 @@ def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
                     *(n if np.isfinite(n) else None for n in numbers),
                     found.verdict,
                 )
+
+
+def _resampling(records: Sequence[RunRecord]) -> _Resampling:
+    """Return the draws, seed and confidence that replays were run with; nothing where they differ or are unknown."""
+    told = {tuple(record.params.get(name) for name in _Resampling.__annotations__) for record in records}
+    if len(told) != 1 or None in (one := told.pop()):
+        return {}
+    draws, seed, confidence = map(str, one)
+    return {"draws": int(draws), "seed": int(seed), "confidence": float(confidence)}
 
 
 def _first(member: RunRecord, members: Sequence[RunRecord], named: Mapping[str, int]) -> RunRecord | None:

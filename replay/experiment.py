@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from reclaim.data.errors import ConfigError
+from reclaim.data.schema import AFTER_TRACE_US
 from reclaim.data.store import Dataset, remove_left_behind, replaced_folder
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.store import FeatureSet
 from reclaim.replay import figures
-from reclaim.replay.kinds import ONLINE, ORACLE, Experiment, Results, Source
+from reclaim.replay.kinds import ONLINE, ORACLE, Experiment, Measured, Results, Source
+from reclaim.replay.metrics import FEW
 from reclaim.replay.record import record
 from reclaim.replay.report import PAGE, ReplayReport, render_page
 from reclaim.replay.settings import ReplayConfig
@@ -69,7 +71,8 @@ def run_experiment(
     Raises
     ------
     ConfigError
-        There is no dataset or no features, they have no test period, or ``out`` holds something else.
+        There is no dataset or no features, they have no test period, a learned estimator was trained or tuned on some
+        of it, or ``out`` holds something else.
     HistoryTooShortError
         The validation or the test period is shorter than the horizon.
     """
@@ -81,9 +84,11 @@ def run_experiment(
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
     if features.role == "train":
         raise ConfigError(
-            f"{dataset}: its features were built with split.role=train, so it has no test period; build them for one: "
-            f"`reclaim features {dataset} --set split.role=all`, or `test` where it was never trained on"
+            f"{dataset}: its features were built with split.role=train, so it has no test period; build them for one, "
+            f"`reclaim features {dataset} --set split.role=all`, and train anew; or `test` if it never was trained on"
         )
+    for name, bundle in bundles.items():
+        _refuse_seen_tests(name, bundle, opened, features)
     inputs = _inputs(experiment, opened, features, config, bundles)
     results = _already_there(out, inputs)
     seconds: dict[str, float] = {}
@@ -95,7 +100,7 @@ def run_experiment(
         made = {
             **measured.results,
             "dataset": _dataset_facts(opened, features) | measured.results.get("dataset", {}),
-            "definitions": dict(measured.definitions),
+            "definitions": _with_few_collections(measured),
             "command": _command(experiment, opened, config, bundles),
             "made_with": _made_with(bundles),
             "inputs": inputs,
@@ -122,6 +127,15 @@ def write_folder(
     (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")  # in the order of the page
     if write is not None:
         write(folder)
+
+
+def _with_few_collections(measured: Measured) -> dict[str, str]:
+    """Return the definitions, and a word on intervals where they rest on few collections."""
+    definitions, count = dict(measured.definitions), measured.results.get("dataset", {}).get("test_collections")
+    if "interval" not in definitions or count is None or count >= FEW:
+        return definitions
+    told = f"The test period has {count}, and intervals rest on how they differ. Of fewer than {FEW} "
+    return definitions | {"few collections": told + "they come out too narrow; of 1 alone there are none."}
 
 
 def _inputs(
@@ -160,6 +174,35 @@ def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
 def _trained_on(bundle: Bundle, dataset: Dataset) -> bool:
     several = (source["fingerprint"] for source in bundle.trained.get("datasets", ()))
     return dataset.fingerprint in {bundle.dataset_fingerprint, *several}
+
+
+def _refuse_seen_tests(name: str, bundle: Bundle, dataset: Dataset, features: FeatureSet) -> None:
+    """Raise ConfigError where a model was fitted to, or stopped, levelled and calibrated by, what is tested here.
+
+    The periods are those of the features as they are now; the model may have been trained on others of this dataset. A
+    bundle that does not say what it saw is let pass.
+    """
+    remedy = (
+        f"train on these features, `reclaim train {dataset.path}`, or replay on those that the model was trained on, "
+        f"built by `reclaim features {dataset.path}` with the settings of then"
+    )
+    begins_us, unseen = features.cuts_us[1], features.manifest["config"]["split"]["test_unseen_share"]
+    for facts in bundle.trained.get("datasets", ()):
+        if facts["fingerprint"] != dataset.fingerprint or "tuned_until_us" not in facts:
+            continue
+        for done in ("trained", "tuned"):
+            if facts[f"{done}_until_us"] > begins_us:
+                until = facts[f"{done}_until_us"]
+                till = "to its end" if until == AFTER_TRACE_US else f"until {until} µs on its clock"
+                raise ConfigError(
+                    f"{dataset.path}: {name} was {done} on this dataset {till}, and its test period begins at "
+                    f"{begins_us} µs; {remedy}"
+                )
+        if facts["kept_unseen"] < unseen:
+            raise ConfigError(
+                f"{dataset.path}: {unseen:.0%} of the collections are to be unseen in the test, and {name} was trained "
+                f"and tuned on all but {facts['kept_unseen']:.0%}; {remedy}"
+            )
 
 
 def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -107,7 +107,7 @@ def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
                         markeredgecolor="white",
                         markeredgewidth=0.6,
                     )
-                    right = max(share["high"], share["value"])
+                    right = max(share["value"], share["high"])
                     if math.isfinite(right):
                         ax.annotate(
                             _rate(cell["violation_rate"][resource]["value"]),

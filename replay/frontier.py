@@ -183,14 +183,15 @@ def definitions(config: FrontierConfig, *, machines: bool) -> dict[str, str]:
         **(of_machines if machines else {}),
         "interval": f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples of {drawn}, "
         f"seed {config.seed}. Resamples in which a curve does not reach the rate are left out: the interval is "
-        "conditional on reaching it, and tells too little where many do not.",
+        "conditional on reaching it, and tells too little where many do not. Of one "
+        f"collection{' or machine' * machines} alone there is none.",
     }
 
 
 EXPERIMENT: Final = Experiment(
     name="frontier",
     title="Frontier: reclaimed at equal violation",
-    version=2,
+    version=3,
     config=FrontierConfig,
     measure=measure,
     says=says,

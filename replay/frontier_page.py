@@ -99,9 +99,11 @@ def _leader(results: Results, side: str, resource: str, k: int) -> str:
 
 def _compared(ahead: Mapping[str, Any]) -> str:
     value, low, high = ahead["value"], ahead["low"], ahead["high"]
-    if low is None or high is None or low <= 0 <= high:
-        return f"does not differ beyond the noise ({_points(value)} points, {_points(low)} to {_points(high)}) from"
     what = "more" if value > 0 else "less"
+    if low is None or high is None:
+        return f"reclaims {_points(abs(value))} points {what} (with no interval, so it may be noise) than"
+    if low <= 0 <= high:
+        return f"does not differ beyond the noise ({_points(value)} points, {_points(low)} to {_points(high)}) from"
     return f"reclaims {_points(abs(value))} points {what} ({_points(low)} to {_points(high)}) than"
 
 
@@ -178,7 +180,7 @@ def machines_table(results: Results, resource: str) -> Table:
 
 
 def runs(results: Results) -> list[Run]:
-    """Return a run of each contender."""
+    """Return a run of each contender: what it reclaims at each rate, and what came of each of its margins."""
     recorded = []
     for one in results["estimators"]:
         metrics: dict[str, float | None] = {column.metric: None for column in COLUMNS}
@@ -189,8 +191,26 @@ def runs(results: Results) -> list[Run]:
                     key = f"{side}.{r}.reclaimed_at_{budget}"
                     metrics |= {key: line["value"], f"{key}_low": line["low"], f"{key}_high": line["high"]}
                     metrics[f"{side}.{r}.of_oracle_at_{budget}"] = line["of_oracle"]
+            of_margins = (results[side] or {"margins": {}})["margins"].get(one["name"], {})
+            for margin, by_resource in of_margins.items():
+                for r, found in by_resource.items():
+                    metrics |= {f"{side}.{r}.{margin.replace(' ', '_')}.{k}": v for k, v in _measured(found).items()}
         recorded.append(Run(one["name"], {"estimator": one["name"]}, metrics, tags={"kind": one["kind"]}))
     return recorded
+
+
+def _measured(found: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return what came of one margin by plain names: ``severity`` and ``severity_p99`` of what stands in groups.
+
+    Of a group the value or the mean goes by the group's own name.
+    """
+    numbers: dict[str, float | None] = {}
+    for name, of in found.items():
+        if isinstance(of, Mapping):
+            numbers |= {name if k in ("value", "mean") else f"{name}_{k}": v for k, v in of.items()}
+        else:
+            numbers[name] = of
+    return numbers
 
 
 def _at(of: Any, path: tuple[str, ...]) -> float | None:
@@ -202,6 +222,8 @@ def _at(of: Any, path: tuple[str, ...]) -> float | None:
 def _interval(line: Mapping[str, Any]) -> str:
     if line["value"] is None:
         return "-"
+    if line["low"] is None:
+        return f"{_percent(line['value'])} (no interval)"
     return f"{_percent(line['value'])} ({_percent(line['low'])} to {_percent(line['high'])})"
 
 

@@ -178,7 +178,7 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
         "out-of-memory label of the features (not used in these numbers)": OOM_DEFINITION,
         "interval": (
             f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples of whole collections, "
-            f"seed {config.seed}."
+            f"seed {config.seed}. Of one collection alone there is none."
         ),
         "difference between estimators": (
             "Both are resampled on the same collections, and subtracted. The best statistical one is, of those that do "
@@ -193,7 +193,7 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=6,
+    version=7,
     config=MarginsConfig,
     measure=measure,
     says=says,

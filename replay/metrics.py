@@ -20,7 +20,10 @@ from reclaim.replay.constants import ROUNDING
 
 _DRAWN_AT_ONCE: Final = 2_000_000
 """Numbers drawn at once by the bootstrap: 16 MB of weights."""
-
+FEWEST: Final = 2
+"""Units that an interval rests on, at least: one alone, drawn again and again, is always itself."""
+FEW: Final = 10
+"""Of fewer units than these an interval is too narrow: of 9 normal ones, one of 95 % holds the truth in 90 %."""
 
 CHANGE: Final = 0.01
 """Share of the limit by which a reservation must move to count as changed: less, no scheduler would act upon."""
@@ -258,13 +261,15 @@ def resampled_sums(unit_sums: NDArray[np.float64], *, draws: int, seed: int) -> 
     """Return the sums over as many units drawn with replacement, in each draw; (n_units, k) to (draws, k).
 
     How often each unit is drawn follows from their number, draws and seed alone: sums of the same units that are
-    resampled apart are resampled alike.
+    resampled apart are resampled alike. NaN where fewer than ``FEWEST`` units hold anything but zeros.
     """
     n_units = len(unit_sums)
+    if np.count_nonzero(unit_sums.any(axis=1)) < FEWEST:
+        return np.full((draws, unit_sums.shape[1]), np.nan)
     out = np.zeros((draws, unit_sums.shape[1]))
     rng = np.random.default_rng(seed)
-    at_once = max(1, _DRAWN_AT_ONCE // max(n_units, 1))
-    for start in range(0, draws if n_units else 0, at_once):
+    at_once = max(1, _DRAWN_AT_ONCE // n_units)
+    for start in range(0, draws, at_once):
         weights = np.empty((min(at_once, draws - start), n_units))
         for row in weights:
             row[:] = np.bincount(rng.integers(0, n_units, n_units), minlength=n_units)
@@ -290,17 +295,18 @@ def bootstrap(
     Returns
     -------
     dict of str to float64, shape (2, n_resources)
-        Lower and upper bound; NaN where the metric is NaN in every draw.
+        Lower and upper bound; NaN where the metric is NaN in every draw, or known of fewer than ``FEWEST`` units.
     """
     flat = unit_sums.reshape(len(unit_sums), len(STATS) * len(RESOURCES))
     resampled = resampled_sums(flat, draws=draws, seed=seed)
     levels = [(1 - confidence) / 2, (1 + confidence) / 2]
+    units_known = np.count_nonzero(unit_sums, axis=0)  # (S, R)
     intervals = {}
     for name, values in evaluate(resampled.reshape(draws, *unit_sums.shape[1:])).items():
         interval = np.full((2, values.shape[-1]), np.nan)
         for r in range(values.shape[-1]):
             known = values[np.isfinite(values[:, r]), r]
-            if len(known):
+            if len(known) and units_known[POSITION[METRICS[name].denominator], r] >= FEWEST:
                 interval[:, r] = np.quantile(known, levels)
         intervals[name] = interval
     return intervals

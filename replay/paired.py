@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.replay.metrics import METRICS, POSITION, resampled_sums
+from reclaim.replay.metrics import FEWEST, METRICS, POSITION, resampled_sums
 
 RECLAIMED: Final = "reclaimed_share"
 VIOLATION: Final = "violation_rate"
@@ -23,7 +23,7 @@ VIOLATION: Final = "violation_rate"
 DRAWS: Final = 1_000
 SEED: Final = 1
 CONFIDENCE: Final = 0.95
-"""Of the comparison of recorded replays, whatever each of them was run with."""
+"""Of the comparison of recorded replays that were not all run with the same."""
 
 BETTER: Final = "better"
 WORSE: Final = "worse"
@@ -33,12 +33,13 @@ LESS: Final = "less of both"
 UNKNOWN: Final = "unknown"
 """Verdicts, by what lies beyond the noise. ``better`` and ``worse``: one of reclaimed share and violation rate is, and
 the other is not the other way. ``more of both`` and ``less of both``: it reclaims more and violates more, or less and
-less, so that a margin, not the estimator, makes the difference. ``unknown``: nothing was measured."""
+less, so that a margin, not the estimator, makes the difference. ``unknown``: nothing was measured, or of one collection
+alone, so that nobody knows the noise."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A number and the bounds of its interval; NaN unknown."""
+    """A number and the bounds of its interval; NaN unknown, the bounds where too few units were measured, too."""
 
     value: float
     low: float
@@ -66,7 +67,7 @@ class Difference:
     @property
     def verdict(self) -> str:
         """One of ``BETTER``, ``WORSE``, ``NOISE``, ``MORE``, ``LESS`` and ``UNKNOWN``; see each."""
-        if math.isnan(self.reclaimed.value) or math.isnan(self.violation.value):
+        if any(math.isnan(n) for i in (self.reclaimed, self.violation) for n in (i.value, i.low, i.high)):
             return UNKNOWN
         more, worse = self.reclaimed.sign, self.violation.sign
         if more and more == worse:
@@ -100,7 +101,8 @@ class Paired:
         stacked = np.stack([unit_sums[name][:, needed] for name in self._names], axis=1)  # (U, E, 4, R)
         self._point = _ratios(stacked.sum(axis=0))
         drawn = resampled_sums(stacked.reshape(len(stacked), -1), draws=draws, seed=seed)
-        self._draws = _ratios(drawn.reshape(draws, *stacked.shape[1:]))  # (D, E, 2, R)
+        enough = np.count_nonzero(stacked[:, :, 1::2], axis=0) >= FEWEST  # (E, 2, R)
+        self._draws = np.where(enough, _ratios(drawn.reshape(draws, *stacked.shape[1:])), np.nan)  # (D, E, 2, R)
         self._levels = [(1 - confidence) / 2, (1 + confidence) / 2]
 
     def value(self, name: str, resource: int) -> float:

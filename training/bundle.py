@@ -59,7 +59,8 @@ class Bundle:
         Of the features it reads.
     trained : mapping
         Facts for the reader: settings, rows, violation and reclaimed share at each margin; every number finite. Nothing
-        that differs between two runs of the same settings on the same data, so that they end in the same bytes.
+        that differs between two runs of the same settings on the same data, so that they end in the same bytes. Of each
+        of its ``datasets`` it tells where training ended, so that no replay tests on what was trained on.
     """
 
     kind: str

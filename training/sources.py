@@ -41,6 +41,18 @@ class Source:
         """What reports call it: its folder's name."""
         return self.dataset.path.resolve().name
 
+    @property
+    def split_facts(self) -> dict[str, float]:
+        """Return what tells a replay whether it tests on what this training saw, kept in the bundle.
+
+        ``trained_until_us`` and ``tuned_until_us``, the ends of the training and of the validation period, µs on the
+        trace's clock; ``kept_unseen``, the share of the collections that neither saw.
+        """
+        trained, tuned = self.features.cuts_us
+        split = self.features.manifest["config"]["split"]
+        kept = 0.0 if split["role"] == "train" else split["test_unseen_share"]  # there they set margins, too
+        return {"trained_until_us": trained, "tuned_until_us": tuned, "kept_unseen": kept}
+
 
 def open_sources(paths: Sequence[Path]) -> list[Source]:
     """Open datasets to train on, in the order of their fingerprints: the order they are named in decides nothing.

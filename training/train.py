@@ -73,8 +73,8 @@ class TrainReport:
     rows : dict
         ``train`` and ``valid``: rows used.
     datasets : list of dict
-        Of each dataset, in the order of their fingerprints: ``name``, ``fingerprint``, and its ``train`` and ``valid``
-        rows.
+        Of each dataset, in the order of their fingerprints: ``name``, ``fingerprint``, its ``train`` and ``valid``
+        rows, and what of it was kept from them (``sources.Source.split_facts``).
     notes : list of str
         What a reader of the numbers must know.
     seconds : float
@@ -216,6 +216,7 @@ def run_training(
                     "fingerprint": source.dataset.fingerprint,
                     "train": k_train,
                     "valid": k_valid,
+                    **source.split_facts,
                 }
                 for source, k_train, k_valid in zip(sources, fitted.train_rows, valid.rows, strict=True)
             ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,18 +22,24 @@ from reclaim.replay.closedloop_state import (
 from reclaim.replay.workload import Machines, Workload
 
 SLOT_US = 300_000_000
+Pair = tuple[float, float]
+"""CPU and memory."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run for tests: one (cpu, memory) for each slot, a limit, and when it is submitted, in slots."""
+    """A run for tests: one (cpu, memory) for each slot, a limit, and when it is submitted, in slots.
 
-    use: Sequence[tuple[float, float]]
-    limit: tuple[float, float] = (0.5, 0.5)
+    ``limit`` and ``held`` are one for all slots, or one for each. ``after`` is the place among the tasks of the run
+    that must have ended before.
+    """
+
+    use: Sequence[Pair]
+    limit: Pair | Sequence[Pair] = (0.5, 0.5)
     at: float = 0.0
     band: int = NON_PRODUCTION
     rank: int = 0
-    held: tuple[float, float] | None = None
+    held: Pair | Sequence[Pair] | None = None
     carried: bool = False
     latency: bool = False
     mask: int = 0
@@ -50,18 +56,21 @@ def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, mac
     firsts = stops - lengths
     held = np.zeros((1, len(tape), 2))
     runs = np.zeros(len(tasks), RUN)
+    runs["then"] = -1
     for i, (t, a, b) in enumerate(zip(tasks, firsts, stops, strict=True)):
         tape["from_us"][a:b] = np.arange(b - a) * SLOT_US
         tape["use"][a:b], tape["limit"][a:b] = t.use, t.limit
         held[0, a:b] = t.held or t.limit
+        limits = tape["limit"][a:b]
         if not t.carried:
-            held[0, a] = t.limit
+            held[0, a] = limits[0]
         run = runs[i]
-        run["first"], run["stop"], run["cursor"], run["asked"] = a, b, a, t.limit
+        run["first"], run["stop"], run["cursor"], run["asked"] = a, b, a, limits[0]
+        run["varies"] = (limits != limits[0]).any()
         run["arrival_us"], run["duration_us"] = int(t.at * SLOT_US), (b - a) * SLOT_US
         run["collection"], run["rank"], run["mask"], run["per_machine"] = t.collection, t.rank, t.mask, t.per_machine
         run["band"], run["service"], run["latency"] = t.band, t.band > NON_PRODUCTION, t.latency
-        run["carried"], run["after"], run["then"] = t.carried, t.after, -1
+        run["carried"], run["after"] = t.carried, t.after
         if t.after >= 0:
             runs[t.after]["then"] = i
         run["state"], run["machine"], run["next"], run["previous"] = AHEAD, -1, -1, -1
@@ -80,14 +89,27 @@ def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, mac
     return made, held
 
 
-def machines(*capacities: tuple[float, float], changes: Sequence[tuple[float, int, bool]] = ()) -> Machines:
-    """Return machines in service from the start, and changes (slot, machine, up)."""
+@dataclass(frozen=True)
+class Change:
+    """A machine from a slot on: in service or not, open to new work or not, with another capacity or as before."""
+
+    at: float
+    machine: int
+    up: bool = True
+    open: bool = True
+    capacity: Pair | None = None
+
+
+def machines(*capacities: Pair, changes: Sequence[Change | tuple[float, int, bool]] = ()) -> Machines:
+    """Return machines in service from the start, and changes, in short (slot, machine, whether it is up and open)."""
     state = np.zeros(len(capacities), MACHINE_STATE)
     state["capacity"], state["up"], state["open"], state["head"] = capacities, True, True, -1
     made = np.zeros(len(changes), CHANGE)
-    for i, (at, machine, up) in enumerate(changes):
-        made[i]["at_us"], made[i]["machine"], made[i]["up"], made[i]["open"] = int(at * SLOT_US), machine, up, up
-        made[i]["capacity"] = capacities[machine]
+    for i, given in enumerate(changes):
+        change = given if isinstance(given, Change) else Change(*given, open=given[2])
+        made[i]["at_us"], made[i]["machine"] = int(change.at * SLOT_US), change.machine
+        made[i]["up"], made[i]["open"] = change.up, change.up and change.open
+        made[i]["capacity"] = change.capacity or capacities[change.machine]
     return Machines(np.arange(len(capacities)), state, made)
 
 
@@ -110,27 +132,70 @@ def killed(outcome: Outcome) -> list[tuple[int, str]]:
 QUIET = [(0.1, 0.1)] * 4
 
 
+@dataclass(frozen=True)
+class SmallCell:
+    """A cell drawn at random: its runs in the order of their arrival, its machines, how long it is looked at."""
+
+    tasks: list[Task]
+    on: Machines
+    slots: int
+    masks: np.ndarray
+
+    def run(self, **how: Any) -> Outcome:
+        """Return what becomes of it, scheduled as told."""
+        return run(*self.tasks, on=self.on, slots=self.slots, masks=self.masks, **how)
+
+
 @st.composite
-def cells(draw: st.DrawFn) -> tuple[list[Task], Machines, int]:
-    """Draw a crowded cell of up to 4 machines and 25 runs."""
-    seed = draw(st.integers(0, 2**32 - 1))
-    rng = np.random.default_rng(seed)
+def cells(draw: st.DrawFn) -> SmallCell:
+    """Draw a crowded cell of up to 4 machines and 40 runs.
+
+    Some run from before, some limits change along the tape, some tasks run several times, one after the other, some may
+    be on a few machines only, and machines go, come, close and open.
+    """
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n, m, slots = int(rng.integers(1, 26)), int(rng.integers(1, 5)), int(rng.integers(3, 15))
-    tasks = []
-    for at in np.sort(rng.uniform(0, slots, n)):
-        band = int(rng.choice([0, 0, 0, 1, 2]))
-        limit = rng.uniform(0.05, 0.7, 2)
-        length = int(rng.integers(1, 12))
-        use = limit * rng.uniform(0.1, 1.3, (length, 2))
-        tasks.append(
-            Task(
-                use=[tuple(u) for u in use], limit=tuple(limit), at=0.0 if rng.random() < 0.3 else float(at),
-                band=band, rank=int(rng.integers(0, 4)) + 4 * band, held=tuple(limit * rng.uniform(0.1, 1.0, 2)),
-                latency=bool(rng.random() < 0.3), collection=int(rng.integers(0, 5)),
-                per_machine=int(rng.choice([0, 0, 2])),
-            )
+    masks = np.concatenate([np.ones((1, m), np.bool_), rng.random((2, m)) < 0.6])
+    per_machine = rng.choice([0, 0, 2], 5)  # of each collection
+    chains: list[list[Task]] = []
+    for _ in range(n):
+        band, collection = int(rng.choice([0, 0, 0, 1, 2])), int(rng.integers(0, 5))
+        task = Task(
+            use=(), band=band, rank=int(rng.integers(0, 4)) + int(rng.choice([0, 4 * band])), collection=collection,
+            latency=bool(rng.random() < 0.3), mask=int(rng.choice([0, 0, 1, 2])),
+            per_machine=int(per_machine[collection]),
         )  # fmt: skip
-    tasks.sort(key=lambda t: t.at)
-    changes = [(float(t), int(rng.integers(0, m)), bool(rng.random() < 0.6)) for t in np.sort(rng.uniform(0, slots, 3))]
+        lengths = rng.integers(1, 12, int(rng.choice([1, 1, 2, 3])))
+        at = float(rng.choice([0.0, rng.uniform(0, slots)]))
+        chains.append([])
+        for length in lengths:
+            carried = at == 0.0 and not chains[-1] and bool(rng.random() < 0.5)
+            chains[-1].append(_drawn(replace(task, at=at, carried=carried), int(length), rng))
+            # the next one is often submitted before this one, which may have waited, has ended
+            at = min(at + length * rng.choice([0.0, 0.3, 1.0, 1.1]), slots + 0.5)
+    tasks = [replace(t, after=k - 1) for chain in chains for k, t in enumerate(chain)]  # k: within its chain
+    starts = np.repeat(np.cumsum([0, *(len(chain) for chain in chains)])[:-1], [len(chain) for chain in chains])
+    order = np.argsort([t.at for t in tasks], kind="stable")
+    place = np.argsort(order)
+    tasks = [
+        replace(tasks[i], after=int(place[starts[i] + tasks[i].after]) if tasks[i].after >= 0 else -1) for i in order
+    ]
+    changes = [
+        Change(float(at), int(rng.integers(0, m)), bool(rng.random() < 0.7), bool(rng.random() < 0.7))
+        for at in np.sort(rng.uniform(0, slots, 3))
+    ]
     on = machines(*[tuple(rng.uniform(0.5, 1.5, 2)) for _ in range(m)], changes=changes)
-    return tasks, on, slots
+    return SmallCell(tasks, on, slots, masks)
+
+
+def _drawn(task: Task, length: int, rng: np.random.Generator) -> Task:
+    """Return it with usage, limits and reservations drawn at random, for a number of slots."""
+    limit = np.broadcast_to(rng.uniform(0.05, 0.7, 2), (length, 2))
+    if rng.random() < 0.3:
+        limit = limit * rng.choice([0.5, 1.0, 1.5], (length, 1))
+    use, held = limit * rng.uniform(0.1, 1.3, (length, 2)), limit * rng.uniform(0.1, 1.0, 2)
+    return replace(task, use=_pairs(use), limit=_pairs(limit), held=_pairs(held))
+
+
+def _pairs(values: np.ndarray) -> list[Pair]:
+    return [(float(cpu), float(memory)) for cpu, memory in values]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError
-from reclaim.data.schema import MachineEventType
+from reclaim.data.schema import TIERS, MachineEventType
 from reclaim.data.store import Dataset
 from reclaim.data.windows import demand
 from reclaim.features.store import FeatureSet
@@ -109,6 +109,28 @@ def test_a_window_longer_than_a_slot_is_used_in_all_of_its_slots(source: Source,
     np.testing.assert_array_equal(used, np.repeat(whole, 3, axis=1))
     later = take_checkpoint(source, finer, constraints, time_us + 100_000_000, HORIZON_S).used
     np.testing.assert_array_equal(later[:, :-1], used[:, 1:])
+
+
+def test_a_moment_within_windows_counts_what_is_left_of_them_in_the_first_slot(source: Source, folded: Folded) -> None:
+    windows = folded.history.windows
+    start_us = period(folded.cell)[0] + HOUR_US
+    taken = take_checkpoint(source, folded, Constraints.of(source.dataset), start_us + 100_000_000, HORIZON_S)
+    used, needs = taken.used, demand(windows)
+    for i, row in enumerate(np.flatnonzero(windows.start_us == start_us).tolist()):
+        # the next window begins 200 s on, still in the first slot; each later one in a slot of its own
+        np.testing.assert_array_equal(used[i, 0], np.maximum(needs[row], needs[row + 1]))
+        np.testing.assert_array_equal(used[i, 1:], needs[row + 2 : row + 1 + HORIZON_S // 300])
+
+
+def test_production_is_what_has_its_priority_and_all_above(source: Source, folded: Folded) -> None:
+    windows = folded.history.windows
+    time_us = period(folded.cell)[0]
+    tier = windows.task_numbers() % len(TIERS)
+    tiered = replace(folded, history=replace(folded.history, windows=replace(windows, tier=tier.astype(np.int8))))
+    taken = take_checkpoint(source, tiered, Constraints.of(source.dataset), time_us, HORIZON_S)
+    of_tasks = [TIERS[t] for t in tier[windows.start_us == time_us]]
+    assert set(of_tasks) == set(TIERS)
+    assert taken.workload.production.tolist() == [name in ("prod", "mon") for name in of_tasks]
 
 
 def test_machines_that_have_gone_are_not_in_it(source: Source, folded: Folded) -> None:

@@ -18,7 +18,7 @@ from reclaim.replay.closedloop_state import (
     RUNNING,
 )
 from reclaim.replay.outcome import balance, over_time, summary
-from tests.replay.small_cells import QUIET, SLOT_US, Task, killed, machines, run, states, workload
+from tests.replay.small_cells import QUIET, SLOT_US, Change, Task, killed, machines, run, states, workload
 
 
 def test_a_run_is_placed_when_it_is_submitted_and_ends_when_its_tape_does() -> None:
@@ -300,6 +300,23 @@ def test_a_machine_that_goes_takes_its_work_along_and_one_that_comes_is_used() -
     assert killed(outcome) == [(0, "machine_gone")]
     assert outcome.runs["ended_us"].tolist() == [8 * SLOT_US]
     assert outcome.ticks["capacity"][:5, 0].tolist() == [1.0, 1.0, 1.0, 0.0, 1.0]
+
+
+def test_a_machine_that_is_closed_keeps_its_work_and_takes_none() -> None:
+    on = machines((1.0, 1.0), changes=[Change(1, 0, open=False), Change(3.25, 0)])
+    outcome = run(Task([(0.1, 0.1)] * 6), Task(QUIET, (0.2, 0.2), at=1.5), on=on, slots=8)
+    assert killed(outcome) == []
+    assert outcome.runs["first_placed_us"].tolist() == [0, 4 * SLOT_US]  # open again, it takes work at the next tick
+    assert outcome.runs["ended_us"].tolist() == [6 * SLOT_US, 8 * SLOT_US]
+
+
+def test_a_machine_that_loses_memory_is_relieved_at_that_moment() -> None:
+    on = machines((1.0, 1.0), changes=[Change(1.5, 0, capacity=(1.0, 0.5))])
+    half = Task([(0.1, 0.4)] * 4, (0.45, 0.45))
+    outcome = run(replace(half, rank=1), half, on=on, slots=4)
+    assert killed(outcome) == [(1, "machine")]
+    assert outcome.kills["at_us"].tolist() == [1.5 * SLOT_US]
+    assert outcome.kills["lost_us"].tolist() == [1.5 * SLOT_US]
 
 
 def test_reservations_follow_the_margin_of_the_slot() -> None:

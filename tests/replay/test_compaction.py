@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.store import Dataset
+from reclaim.features.build import build_features
 from reclaim.features.store import FeatureSet
 from reclaim.replay.checkpoint import Checkpoint
 from reclaim.replay.compaction import EXPERIMENT, CompactionConfig, measure, summarise
@@ -20,6 +23,7 @@ from reclaim.replay.kinds import Source
 from reclaim.replay.packing import Machines, Workload
 from reclaim.replay.report import ReplayReport
 from reclaim.replay.trials import Key, Trial, compact
+from tests.replay.conftest import MAPPING, write_series
 
 CONFIG = CompactionConfig(estimators=("borg", "percentile"), trials=5, checkpoints=2)
 
@@ -119,6 +123,42 @@ def test_tasks_that_only_one_of_two_fails_are_counted() -> None:
     assert found["borg", "medium"]["beyond_alone"] == {"cpu": [0, 0], "memory": [0, 0]}
 
 
+def test_only_tasks_whose_limit_is_known_can_be_beyond_their_reservation() -> None:
+    taken = checkpoint(3, [(0.3, 0.3)])
+    limit = taken.workload.limit
+    limit[:3, 1] = 0.0  # as where none is known
+    trials = {key: [Trial(1, 0, np.zeros(2), np.zeros(2))] for key in taken.held}
+
+    def beyond() -> tuple[dict[str, float | None], dict[str, int], dict[str, int]]:
+        held = {("half", "none"): limit / 2, (LIMIT, "none"): limit}
+        half, whole = summarise(replace(taken, held=held), trials).values()
+        return half["beyond"], half["beyond_tasks"], whole["beyond_tasks"]
+
+    nobody = {"cpu": 0, "memory": 0}
+    assert beyond() == ({"cpu": 1.0, "memory": 1.0}, {"cpu": 4, "memory": 1}, nobody)
+    limit[3, 1] = 0.0
+    assert beyond() == ({"cpu": 1.0, "memory": None}, {"cpu": 4, "memory": 0}, nobody)
+
+
+def test_a_cell_without_limits_of_memory_is_compacted_and_the_page_says_what_is_left_out(
+    cell_dataset: Path, tmp_path: Path
+) -> None:
+    write_series(tmp_path / "raw", tasks=30, windows=576, seed=3)
+    mapping = tmp_path / "raw" / "mapping.toml"
+    mapping.write_text(MAPPING.replace("memory_limit = 2.0\n", ""))
+    made = ingest(tmp_path / "raw", tmp_path / "cell", IngestConfig(trace="series", mapping=str(mapping), buckets=1))
+    build_features(made.dataset)
+    shutil.copy(cell_dataset / "machines.parquet", tmp_path / "cell" / "machines.parquet")
+    report = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", CONFIG, tracking=False, progress=False)
+    assert [c["limit_known"] for c in report.results["checkpoints"]] == [{"cpu": 30, "memory": 0}] * 2
+    assert _of(report, LIMIT)["beyond"] == _of(report, "oracle")["beyond"] == {"cpu": 0.0, "memory": None}
+    assert _of(report, "borg", "aggressive")["beyond_tasks"]["memory"] == 0
+    said = "\n".join(EXPERIMENT.says(report.results))
+    assert "Of 60 of the 60 tasks, over all checkpoints, no memory limit is known" in said
+    assert "0 in memory (no limit is known)" in said
+    assert "no CPU limit" not in said
+
+
 def test_each_checkpoint_has_orders_of_its_own() -> None:
     taken = checkpoint(8, [(0.1, 0.1)])
     taken.machines.capacity[:4] = 0.25
@@ -182,6 +222,7 @@ def test_the_words_are_written_from_the_numbers(report: ReplayReport) -> None:
         assert f"{_of(report, name)['machines']['value']:.4g} machines" in words
     assert "At the aggressive margin `" in words
     assert "run out of memory" in words
+    assert "limit is known" not in words
 
 
 def test_the_page_shows_every_contender_and_every_term_is_defined(report: ReplayReport) -> None:

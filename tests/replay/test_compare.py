@@ -118,6 +118,12 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
     beside = differences().as_records()
     assert [(r["estimator"], r["against"], r["margin"]) for r in beside[:2]] == [("percentile", "borg", "medium")] * 2
     assert beside[0]["reclaimed difference"] == pytest.approx(learned.metrics["against_best.cpu.reclaimed_share"])
+    for row, resource in zip(beside, RESOURCES, strict=False):  # to the bit what the page of that replay says
+        for what, metric in (("reclaimed", "reclaimed_share"), ("violation", "violation_rate")):
+            found = [row[f"{what} {part}"] for part in ("difference", "low", "high")]
+            kept = [f"against_best.{resource}.{metric}{part}" for part in ("", "_low", "_high")]
+            assert found == [learned.metrics[name] for name in kept]
+        assert f"{row['verdict']} than borg" == learned.tags[f"against_best.{resource}"]
     assert tracking.find_file(second, "none.txt") is None
 
     of_one = compare(first)

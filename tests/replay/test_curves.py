@@ -28,12 +28,15 @@ def test_one_plan_makes_the_whole_curve_and_what_it_reclaims_at_each_rate() -> N
     assert curve.reclaimed.tolist() == [0.8, 0.6, 0.3, 0.0]
     assert curve.at.shape == (2, 201)
     np.testing.assert_allclose(curve.at[:, 0], [0.3, 0.7])
-    np.testing.assert_allclose(curve.at, curve.at[:, :1].repeat(201, axis=1))  # one unit: every resample is alike
+    assert np.isnan(curve.at[:, 1:]).all()  # one unit tells nothing of the noise
+    alike = draw_curve([(np.tile(NARROW[0], (2, 1)), np.tile(NARROW[1], (2, 1)))], grounds(2))
+    np.testing.assert_allclose(alike.at, alike.at[:, :1].repeat(201, axis=1))  # so is every resample of two alike
+    np.testing.assert_allclose(alike.at[:, 0], curve.at[:, 0])
 
 
 def test_of_two_plans_each_is_followed_on_its_side_of_the_rates_geometric_mean() -> None:
-    careful, bold = sweep([5, 3, 1, 0], [50, 45, 40, 0]), NARROW
-    curve = draw_curve([careful, bold], grounds())  # the mean is 0.2: up to there the careful one
+    careful, bold = sweep([5, 2.2, 1, 0], [50, 45, 40, 0]), NARROW
+    curve = draw_curve([careful, bold], grounds())  # the mean is 0.2, not 0.25: up to there the careful one
     assert curve.violation.tolist() == [0.6, 0.1, 0.0]
     assert curve.reclaimed.tolist() == [0.8, 0.4, 0.0]
     np.testing.assert_allclose(curve.at[:, 0], [0.4, 0.7])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from reclaim.replay.compare import Chosen, compare
 from reclaim.replay.differences import differences
 from reclaim.replay.metrics import POSITION, STATS
-from reclaim.replay.paired import BETTER, NOISE, UNKNOWN
+from reclaim.replay.paired import BETTER, NOISE, UNKNOWN, Paired
 from reclaim.replay.units import UnitSums, write_units
 from reclaim.training import tracking
 from reclaim.training.tracking import RunRecord
@@ -36,6 +37,7 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
         dataset: str = "cell",
         rows: float = 10.0,
         kept: bool = True,
+        **params: str,
     ) -> list[RunRecord]:
         sums, runs = {}, []
         for name in estimators:
@@ -47,8 +49,8 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
                 tags = {"dataset": dataset, "dataset_fingerprint": dataset, "whole_experiment": whole}
                 tags |= {"estimator": name, "margin": margin, "kind": KINDS.get(name, "statistical")}
                 runs.append(
-                    RunRecord(f"{whole}-{name}-{margin}", "", "margins", "FINISHED", 0, {"horizon_s": str(horizon_s)},
-                              {}, tags)
+                    RunRecord(f"{whole}-{name}-{margin}", "", "margins", "FINISHED", 0,
+                              {"horizon_s": str(horizon_s), **params}, {}, tags)
                 )  # fmt: skip
         folder = tmp_path / whole
         folder.mkdir()
@@ -122,6 +124,32 @@ def test_only_runs_that_judged_the_same_task_windows_are_paired(
     statistical = [] if other == {"kept": False} else ["medium: vpa - borg", "medium: borg - vpa"]
     assert pairs(one + another) == statistical
     assert len(compare(Chosen((*one, *another), {}, ()))["margins"].rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({"draws": "50", "seed": "2", "confidence": "0.9"}, {"draws": "50", "seed": "2", "confidence": "0.9"},
+         {"draws": 50, "seed": 2, "confidence": 0.9}),
+        ({"draws": "50", "seed": "2", "confidence": "0.9"}, {"draws": "50", "seed": "3", "confidence": "0.9"}, {}),
+        ({"draws": "50", "seed": "2", "confidence": "0.9"}, {}, {}),
+        ({}, {}, {}),
+    ],
+)  # fmt: skip
+def test_intervals_are_drawn_as_in_the_replays_where_these_agree(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch,
+    one: dict[str, str], other: dict[str, str], expected: dict[str, float],
+) -> None:  # fmt: skip
+    asked: list[dict[str, Any]] = []
+
+    def spy(sums: dict[str, Any], **options: Any) -> Paired:
+        asked.append(options)
+        return Paired(sums, **options)
+
+    monkeypatch.setattr("reclaim.replay.differences.Paired", spy)
+    runs = experiment("a", "network", margins=("medium",), **one) + experiment("b", "vpa", margins=("medium",), **other)
+    assert pairs(runs) == ["medium: network - vpa"]
+    assert asked == [expected]
 
 
 def test_what_is_not_known_is_left_empty(experiment: Experiment) -> None:

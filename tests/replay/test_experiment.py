@@ -5,18 +5,20 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.store import Dataset
+from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.registry import FEATURE_NAMES
-from reclaim.features.splits import TEST
+from reclaim.features.splits import IN_ALLOC, TEST, SplitConfig
 from reclaim.features.state import FeatureState
+from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay import figures, folded
 from reclaim.replay.experiment import run_experiment
@@ -32,6 +34,7 @@ from reclaim.training.estimators.base import Forecast
 from reclaim.training.estimators.forecast import ForecastEstimator
 from reclaim.training.estimators.margin import MARGIN_NAMES, Margin, three_margins
 from reclaim.training.estimators.plan import Basis
+from reclaim.training.sources import Source
 
 
 class LargestOfTheDay:
@@ -188,6 +191,17 @@ def test_margins_do_not_see_the_test_period(
         assert before["results"]["aggressive"]["all"]["violation_rate"]["cpu"]["value"] > 0.0
 
 
+def test_a_cell_of_tasks_in_alloc_instances_alone_is_refused_with_a_remedy_of_its_own(
+    dataset: Path, config: MarginsConfig, tmp_path: Path
+) -> None:
+    shutil.copytree(dataset, tmp_path / "cell")
+    group = np.load(tmp_path / "cell" / "features" / "group.npy")
+    np.save(tmp_path / "cell" / "features" / "group.npy", np.full_like(group, IN_ALLOC))
+    with pytest.raises(HistoryTooShortError, match=r"no task-window to judge: all its tasks are in alloc .*; replay a"):
+        run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_learned_estimator_is_replayed_beside_the_others_with_margins_of_its_own(
     dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
 ) -> None:
@@ -211,6 +225,49 @@ def test_a_learned_estimator_is_replayed_beside_the_others_with_margins_of_its_o
     assert out.results["command"].endswith(
         '--model NAME@ALIAS --set estimators=\'["borg", "percentile", "limit"]\' --set draws=50'
     )
+
+
+@pytest.mark.parametrize(
+    ("learned_from", "replayed_on", "message"),
+    [
+        ({}, {}, None),
+        ({"train_share": 0.5}, {}, None),
+        ({"role": "train"}, {}, "trees was tuned on this dataset to its end"),
+        ({"role": "train"}, {"role": "test"}, "trees was trained on this dataset until .* µs on its clock"),
+        ({}, {"role": "test"}, "trees was trained on this dataset until .*and its test period begins at"),
+        ({"valid_share": 0.3}, {}, "trees was tuned on this dataset until"),
+        ({}, {"test_unseen_share": 0.5}, "50% of the collections are to be unseen .* on all but 20%"),
+    ],
+)  # fmt: skip
+def test_no_model_is_tested_on_what_it_was_trained_or_tuned_on(
+    dataset: Path, config: MarginsConfig, tmp_path: Path,
+    learned_from: dict[str, Any], replayed_on: dict[str, Any], message: str | None,
+) -> None:  # fmt: skip
+    shutil.copytree(dataset, tmp_path / "cell")
+    opened = Dataset.open(tmp_path / "cell")
+    build_features(opened, FeatureConfig(SplitConfig(**learned_from)))
+    seen = {"fingerprint": opened.fingerprint, **Source(opened, FeatureSet.open(opened.path)).split_facts}
+    build_features(opened, FeatureConfig(SplitConfig(**replayed_on)))
+
+    def replay(trained: dict[str, Any]) -> None:
+        bundles = {"trees": replace(learned(), trained={"datasets": [trained]})}
+        run_experiment(
+            EXPERIMENT, opened.path, tmp_path / "out", config, bundles=bundles, tracking=False, progress=False
+        )
+
+    def accepted(*_: object, **__: object) -> NoReturn:
+        raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patch:  # what is let pass gets to the measuring, and no further
+        patch.setattr(folded, "fold_dataset", accepted)
+        with pytest.raises(InterruptedError) if message is None else pytest.raises(ConfigError, match=message) as told:
+            replay(seen)
+        for passes in ({**seen, "fingerprint": "another"}, {"fingerprint": opened.fingerprint}):  # or keeps no record
+            with pytest.raises(InterruptedError):
+                replay(passes)
+    if message is not None:
+        assert "`reclaim train" in str(told.value)
+        assert "\n" not in str(told.value)
 
 
 def test_a_learned_estimator_may_not_take_the_name_of_another(dataset: Path, tmp_path: Path) -> None:

@@ -7,15 +7,21 @@ from typing import Any
 import pytest
 
 from reclaim.data.errors import ConfigError
+from reclaim.data.ingest import IngestConfig, ingest
 from reclaim.data.schema import RESOURCES
 from reclaim.data.store import Dataset
+from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.splits import SplitConfig
 from reclaim.features.store import FeatureSet
+from reclaim.replay.experiment import run_experiment
 from reclaim.replay.figures import PALETTE
 from reclaim.replay.frontier import EXPERIMENT, FrontierConfig, definitions
 from reclaim.replay.frontier_figures import contender_colours
 from reclaim.replay.frontier_page import AS_PUBLISHED
 from reclaim.replay.kinds import Source
+from reclaim.replay.metrics import FEW
 from reclaim.training.estimators.margin import MARGIN_NAMES
+from tests.replay.conftest import write_series
 
 Results = dict[str, Any]
 
@@ -127,8 +133,31 @@ def test_the_first_is_held_against_the_next_and_a_tie_is_said_to_be_one(results:
     assert ". It does not differ beyond the noise (2.0 points, -1.0 to 3.0) from" in EXPERIMENT.says(changed)[0]
     at[second]["ahead"] = {"of": first, "value": -0.02, "low": -0.03, "high": -0.01}
     assert f"`{second}` reclaims" not in EXPERIMENT.says(changed)[0]  # the same pair, said already
+    at[first]["lead"] |= {"low": None, "high": None}
+    assert ". It reclaims 2.0 points more (with no interval, so it may be noise) than" in EXPERIMENT.says(changed)[0]
     at[second]["ahead"]["of"] = "a third"
     assert f"`{second}` reclaims 2.0 points less (-3.0 to -1.0) than `a third`" in EXPERIMENT.says(changed)[0]
+
+
+def test_of_one_collection_there_are_numbers_and_no_intervals(dataset: Path, tmp_path: Path) -> None:
+    write_series(tmp_path / "raw", tasks=1, windows=300, seed=3)
+    ingest_config = IngestConfig(trace="series", mapping=str(tmp_path / "raw" / "mapping.toml"), buckets=1)
+    opened = ingest(tmp_path / "raw", tmp_path / "cell", ingest_config).dataset
+    build_features(opened, FeatureConfig(SplitConfig(valid_unseen_share=0.01, test_unseen_share=0.01)))
+    config = FrontierConfig(estimators=("borg", "percentile"), draws=30, predictors=("nsigma5",))
+    report = run_experiment(EXPERIMENT, opened.path, tmp_path / "out", config, tracking=False, progress=False)
+    for side in ("tasks", "machines"):
+        for contender in report.results[side]["contenders"].values():
+            line = contender["cpu"]["at"][1]
+            assert line["value"] is not None
+            assert line["low"] is line["high"] is None
+    assert "has 1, and" in report.results["definitions"]["few collections"]
+    page = (report.folder / "report.html").read_text()
+    assert "(no interval)" in page
+    assert "beyond the noise" not in page
+    usual = run_experiment(EXPERIMENT, dataset, tmp_path / "usual", config, tracking=False, progress=False)
+    assert usual.results["dataset"]["test_collections"] >= FEW
+    assert "few collections" not in usual.results["definitions"]
 
 
 def test_where_no_machine_is_passed_nobody_is_named_and_where_nobody_has_a_margin_nothing_is_said(
@@ -188,6 +217,32 @@ def test_what_goes_on_record_has_every_column(results: Results) -> None:
         assert {column.metric for column in EXPERIMENT.columns} <= set(run.metrics)
     assert runs[2].metrics["tasks.cpu.reclaimed_at_baseline"] is None
     assert runs[2].metrics["machines.cpu.reclaimed_at_baseline"] is not None
+
+
+def test_what_came_of_every_margin_goes_on_record_violation_severity_and_duration(results: Results) -> None:
+    runs = {run.name: run.metrics for run in EXPERIMENT.runs(results)}
+    for name, margins in results["machines"]["margins"].items():
+        assert list(margins) == ([AS_PUBLISHED] if name in CONFIG.predictors else list(MARGIN_NAMES))
+        for margin, of in margins.items():
+            for r in RESOURCES:
+                start = f"machines.{r}.{margin.replace(' ', '_')}."
+                told = {k.removeprefix(start): v for k, v in runs[name].items() if k.startswith(start)}
+                rate, severity = of[r]["violation_rate"], of[r]["severity"]
+                assert told["violation_rate"] == rate["value"]
+                assert [told[f"violation_rate_{k}"] for k in ("low", "high", "p99")] == [
+                    rate[k] for k in ("low", "high", "p99")
+                ]
+                assert [told["severity"], told["severity_at_violation"], told["severity_p99"]] == [
+                    severity[k] for k in ("mean", "at_violation", "p99")
+                ]
+                assert told["violation_s"] == of[r]["violation_s"]
+                assert told["savings"] == of[r]["savings"]["value"]
+    assert len({runs[name][f"machines.cpu.{m}.savings"] for name in ("borg", "percentile") for m in MARGIN_NAMES}) == 6
+    for margin, by_resource in results["tasks"]["margins"]["borg"].items():
+        for r, of in by_resource.items():
+            assert runs["borg"][f"tasks.{r}.{margin}.reclaimed_share"] == of["reclaimed_share"]
+    without = EXPERIMENT.runs({**results, "machines": None})
+    assert not any(k.startswith("machines.cpu.aggressive") for run in without for k in run.metrics)
 
 
 def test_the_figures_are_drawn_with_machines_and_without(results: Results) -> None:

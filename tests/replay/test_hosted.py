@@ -3,18 +3,21 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.store import Dataset
 from reclaim.features.store import FeatureSet
-from reclaim.replay.closedloop import Scheduling
+from reclaim.replay.closedloop import Outcome, Scheduling, simulate
 from reclaim.replay.folded import Folded, fold
 from reclaim.replay.hosted import mean, most_reclaiming, run_cells
 from reclaim.replay.hosted_figures import cell_in_turn
 from reclaim.replay.hosted_page import says, section
 from reclaim.replay.kinds import Source
 from reclaim.replay.settings import ReplayConfig
+from reclaim.replay.workload import Machines, Workload
+from reclaim.training.estimators.margin import MARGIN_NAMES
 
 
 def source_of(path: Path) -> Source:
@@ -46,6 +49,43 @@ def test_a_narrower_margin_reserves_less_of_the_same_cell(loop: dict[str, Any]) 
     reserved = [borg[m]["reserved_cpu"] for m in ("baseline", "medium", "aggressive")]
     assert limit["none"]["reserved_cpu"] >= reserved[0] >= reserved[1] >= reserved[2] >= oracle["none"]["reserved_cpu"]
     assert limit["none"]["in_reclaimed_cpu"] == 0.0
+
+
+def test_tasks_are_held_to_the_answer_to_the_window_before_under_the_margin_whose_turn_it_is(
+    cell_dataset: Path, folded: Folded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = len(folded.history)
+    marks = {m: (np.arange(1, n + 1) + k * n)[:, None] * [1e-9, 1e-9] for k, m in enumerate(MARGIN_NAMES)}
+    told: list[tuple[Workload, np.ndarray, list[int]]] = []
+
+    def remember(work: Workload, on: Machines, held: np.ndarray, plan: np.ndarray, how: Scheduling) -> Outcome:
+        told.append((work, held, plan.tolist()))
+        return simulate(work, on, held, plan, how)
+
+    def answers(of: Folded, name: str) -> dict[str, np.ndarray]:  # to each row its own number
+        return dict(marks) if name == "borg" else {"none": of.history.windows.limit}
+
+    monkeypatch.setattr(Folded, "reservations", answers)
+    monkeypatch.setattr("reclaim.replay.hosted.simulate", remember)
+    run_cells(source_of(cell_dataset), folded, Scheduling(), ["borg"])
+    borg = [(work, held, plan) for work, held, plan in told if len(held) == 3]
+    baseline, medium, aggressive = range(3)
+    work, held, _ = borg[0]
+    for k in range(3):
+        np.testing.assert_allclose(held[k, :, 0] * 1e9, k * n + work.row, atol=0.1)  # of the row before: from 1 on
+    slots = folded.cell.slots.count
+    edges = [-(-slots * quarter // 4) for quarter in range(5)]
+    order = (baseline, aggressive, medium, baseline)
+    turns = [margin for margin, a, b in zip(order, edges, edges[1:], strict=False) for _ in range(a, b)]
+    assert sorted(plan for *_, plan in borg) == sorted([*([k] * slots for k in range(3)), turns])
+
+
+def test_each_quarter_of_the_sequence_says_its_own_task_time(loop: dict[str, Any]) -> None:
+    limit, borg, _ = loop["estimators"]
+    assert limit["runs"]["none"]["task_days"] == pytest.approx(30 * loop["length_hours"] / 24)  # nobody waits
+    hours = [part["end_hours"] - part["start_hours"] for part in loop["segments"]]
+    days = [week["task_days"] for week in borg["sequence"]]
+    assert days == pytest.approx([30 * h / 24 for h in hours], rel=0.01)  # but for a task that is placed anew
 
 
 def test_a_cell_run_in_several_orders_is_their_mean(loop: dict[str, Any], cell_dataset: Path, folded: Folded) -> None:

@@ -112,7 +112,32 @@ def test_what_happened_on_a_machine_by_hand(two_tasks: Cell) -> None:
     assert report["savings"]["value"] == pytest.approx((8 - 1.5) / 8)
     assert report["efficiency"]["value"] == pytest.approx((8 - 1.5) / (8 - 2.1))
     # one machine tells nothing of others
-    assert report["savings"]["low"] == report["savings"]["high"] == report["savings"]["value"]
+    assert report["savings"]["low"] is report["savings"]["high"] is None
+
+
+def test_episodes_end_with_a_gap_or_a_machine_and_percentiles_are_of_each_machines_own_violations() -> None:
+    # machine 0 at slots 0, 1 and 3, machine 1 at slots 4 and 5; too little is foreseen at slots 1, 3 and 4
+    nothing = np.zeros(0)
+    machines = MachinePeaks(
+        resource=MEMORY,
+        rows=np.zeros(0, np.int64),
+        snapshot=np.zeros(0, np.int64),
+        machine=np.array([0, 0, 0, 1, 1]),
+        start_us=np.array([0, 1, 3, 4, 5]) * SLOT_US,
+        oracle=np.full(5, 0.6),
+        limit=np.full(5, 2.0),
+        predicted={},
+        low=nothing,
+        high=nothing,
+        n_machines=2,
+        slot_s=300,
+    )
+    report = judge_peaks(np.array([0.6, 0.3, 0.3, 0.6 / 1.005, 0.6]), machines, HOW)
+    assert report["violation_s"] == pytest.approx(300)  # three violations, each an episode of its own
+    # of machine 0 2/3 of the times, of machine 1 half: on the straight line between; loosely machine 1 has none
+    rates = report["violation_rate"]
+    assert [rates[p] for p in ("p50", "p90", "p99")] == pytest.approx([1 / 2 + q / 6 for q in (0.5, 0.9, 0.99)])
+    assert (rates["value"], report["violation_rate_1pct"]) == pytest.approx((3 / 5, 2 / 5))
 
 
 def test_a_peak_foreseen_beyond_the_limits_is_the_limits_and_a_hundredth_too_little_is_told_apart(

@@ -259,8 +259,19 @@ def test_whole_units_are_drawn_so_that_more_rows_of_the_same_kind_in_each_tell_n
     np.testing.assert_allclose(a, b)
 
 
-def test_one_unit_or_none_gives_an_interval_without_width_or_nothing() -> None:
-    one = bootstrap(units_of(1), draws=10, seed=1, confidence=0.95)["reclaimed_share"]
-    np.testing.assert_array_equal(one[0], one[1])
-    none = bootstrap(units_of(1)[:0], draws=10, seed=1, confidence=0.95)
-    assert all(np.isnan(v).all() for v in none.values())
+def test_one_unit_or_none_gives_no_interval() -> None:
+    for units in (units_of(1), units_of(1)[:0], np.concatenate([units_of(1), np.zeros_like(units_of(3))])):
+        assert all(np.isnan(v).all() for v in bootstrap(units, draws=10, seed=1, confidence=0.95).values())
+    two = bootstrap(units_of(2), draws=10, seed=1, confidence=0.95)
+    assert np.isfinite(two["reclaimed_share"]).all()
+
+
+def test_what_one_unit_alone_knows_has_no_interval_and_what_several_know_keeps_its_own() -> None:
+    units, fewer = units_of(20), units_of(20)
+    fewer[1:, POSITION["violations"], 0] = 0.0  # of CPU only the first unit violates
+    fewer[1:, :, 1] = 0.0  # and of memory only it knows a limit
+    before, after = (bootstrap(u, draws=50, seed=1, confidence=0.9) for u in (units, fewer))
+    assert np.isnan(after["violation_depth"]).all()
+    np.testing.assert_array_equal(after["reclaimed_share"][:, 0], before["reclaimed_share"][:, 0])
+    assert np.isfinite(before["reclaimed_share"][:, 1]).all()
+    assert np.isnan(after["reclaimed_share"][:, 1]).all()

@@ -144,6 +144,21 @@ def test_numbers_below_one_that_does_not_fit_are_tried_as_well() -> None:
     assert found[0] == 2
 
 
+def test_below_each_number_that_fits_the_search_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits, tried = {12, 9, 7, 5, 4, 1}, []
+
+    def place(_: Packer, __: Machines, n: int) -> NDArray[np.int64] | None:
+        tried.append(n)
+        return np.full(1, n) if n in fits else None
+
+    monkeypatch.setattr(Packer, "place", place)
+    found = Packer(tasks((0.1, 0.1)), np.full((1, 2), 0.1)).fewest(machines(*[(1, 1)] * 12))
+    # the bisection ends at 7; two below 7 is 5, one below that is 4, three below that is 1, with nothing below
+    assert tried == [12, 6, 9, 7, 5, 4, 3, 2, 1]
+    assert found is not None
+    assert (found[0], found[1].tolist()) == (1, [1])  # and the placement is that of the last that fits
+
+
 def test_machines_are_kept_in_their_order() -> None:
     one = Packer(tasks((0.6, 0.6)), np.full((1, 2), 0.6))
     found = one.fewest(machines((0.5, 1), (0.5, 1), (1, 1), (1, 1)))  # the first two are too small

@@ -62,6 +62,27 @@ def test_what_is_equal_but_for_the_units_is_told_apart_only_when_paired() -> Non
     assert both.difference("one", "one", 0).verdict == NOISE
 
 
+@pytest.mark.parametrize("silent", [0, 5])
+def test_one_collection_is_no_proof_whatever_it_shows(silent: int) -> None:
+    one, other = (
+        np.concatenate([sums_of(np.array([share]), np.zeros(1)), np.zeros((silent, len(STATS), 2))])
+        for share in (0.5, 0.4)
+    )
+    both = paired(one=one, other=other)
+    found = both.difference("one", "other", 0)
+    assert found.reclaimed.value == pytest.approx(0.1)
+    assert all(np.isnan(n) for i in (found.reclaimed, found.violation) for n in (i.low, i.high))
+    assert found.verdict == both.difference("other", "one", 0).verdict == UNKNOWN
+    assert both.best_against("other", ["one"], 0) == "one"
+
+
+def test_what_one_collection_alone_has_a_limit_for_is_no_proof_beside_what_all_have_one_for() -> None:
+    one, other = (sums_of(np.full(30, share), np.zeros(30)) for share in (0.5, 0.4))
+    one[1:, :, 1] = other[1:, :, 1] = 0.0
+    both = paired(one=one, other=other)
+    assert [both.difference("one", "other", r).verdict for r in (0, 1)] == [BETTER, UNKNOWN]
+
+
 UP, DOWN, FLAT = Interval(1, 0.5, 2), Interval(-1, -2, -0.5), Interval(0.1, -1, 1)
 
 
@@ -79,6 +100,7 @@ def test_more_reclaimed_only_counts_where_no_more_is_violated(
     assert Difference(reclaimed, violation).verdict == verdict
     unknown = Interval(float("nan"), float("nan"), float("nan"))
     assert Difference(unknown, unknown).verdict == Difference(UP, unknown).verdict == UNKNOWN
+    assert Difference(UP, Interval(0, float("nan"), float("nan"))).verdict == UNKNOWN
 
 
 def test_the_best_opponent_reclaims_most_of_those_that_do_not_violate_more() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.data.errors import ConfigError
-from reclaim.replay.closedloop import Scheduling, simulate
+from reclaim.replay.closedloop import Scheduling
 from reclaim.replay.closedloop_state import (
     BOTH,
     CONSTRAINTS,
@@ -29,8 +29,7 @@ from reclaim.replay.closedloop_state import (
     Board,
 )
 from reclaim.replay.placement import POLICIES, TOGETHER, could_fit, find, first, fits, note, price, why
-from reclaim.replay.workload import Machines
-from tests.replay.small_cells import QUIET, SLOT_US, Task, cells, killed, machines, run, states, workload
+from tests.replay.small_cells import QUIET, SLOT_US, SmallCell, Task, cells, killed, machines, run, states
 
 
 @pytest.mark.parametrize(("policy", "machine"), [("best-fit", 0), ("worst-fit", 2), ("hybrid", 1)])
@@ -85,16 +84,13 @@ def test_a_bounded_job_does_not_keep_others_of_its_kind_from_being_tried() -> No
 
 @settings(max_examples=100, deadline=None)
 @given(cells(), st.integers(1, 5))
-def test_a_machine_is_passed_over_only_where_no_preemption_makes_room(
-    cell: tuple[Any, Machines, int], spread: int
-) -> None:
-    tasks, on, slots = cell
-    outcome = run(*(replace(t, rank=t.rank * spread) for t in tasks), on=on, slots=slots)  # some above ``RANKS``
+def test_a_machine_is_passed_over_only_where_no_preemption_makes_room(cell: SmallCell, spread: int) -> None:
+    outcome = replace(cell, tasks=[replace(t, rank=t.rank * spread) for t in cell.tasks]).run()  # some above ``RANKS``
     runs, how = outcome.runs, np.zeros(1, [("checkpoint_us", "i8")])[0]
     for machine in outcome.machines:
         for asking in runs[runs["state"] != RUNNING]:
             asked = asking["asked"]
-            rank, _ = price(asking, machine, runs, asked, how, slots * SLOT_US)
+            rank, _ = price(asking, machine, runs, asked, how, cell.slots * SLOT_US)
             assert rank < 0 or all(could_fit(asking, machine, r, asked[r]) for r in range(2))
 
 
@@ -116,18 +112,14 @@ def test_scheduling_is_checked() -> None:
 
 
 def test_a_run_whose_limit_changed_is_tried_for_what_it_asks_now() -> None:
-    made, held = workload(
+    outcome = run(
         Task([(0.1, 0.1)] * 3, (0.9, 0.9), rank=3),
         Task([(0.1, 0.1)] * 3, (0.65, 0.65), at=0.25, rank=2),
-        Task([(0.1, 0.1)] * 3, (0.7, 0.7), at=0.5, rank=1),
-        slots=10,
+        # its first window asks for less than the rest of it
+        Task([(0.1, 0.1)] * 3, [(0.2, 0.2), (0.7, 0.7), (0.7, 0.7)], at=0.5, rank=1),
+        on=machines((0.9, 0.9), (0.25, 0.25)),
     )
-    made.tape["limit"][6] = held[0, 6] = 0.2  # its first window asks for less than the rest of it
-    made.runs["varies"][2] = True
-    on = machines((0.9, 0.9), (0.25, 0.25))
-    assert (
-        simulate(replace(made, masks=np.ones((1, 2), np.bool_)), on, held).runs["first_placed_us"][2] == 0.5 * SLOT_US
-    )
+    assert outcome.runs["first_placed_us"][2] == 0.5 * SLOT_US
 
 
 def crowd(seed: int, n: int) -> tuple[Board, Any, np.ndarray]:
@@ -202,11 +194,10 @@ def test_the_machine_found_and_the_reason_told_are_those_of_a_plain_look_at_ever
 @settings(max_examples=100)
 @given(cells())
 def test_what_a_preemption_costs_is_the_last_of_its_victims_and_the_work_of_all(
-    cell: tuple[Any, Machines, int],
+    cell: SmallCell,
 ) -> None:
-    tasks, on, slots = cell
-    outcome = run(*tasks, on=on, slots=slots)
-    runs, how, now_us = outcome.runs, np.zeros(1, [("checkpoint_us", "i8")])[0], slots * SLOT_US
+    outcome = cell.run()
+    runs, how, now_us = outcome.runs, np.zeros(1, [("checkpoint_us", "i8")])[0], cell.slots * SLOT_US
     for m, machine in enumerate(outcome.machines):
         for asking in runs[runs["state"] != RUNNING]:
             here = [i for i in np.flatnonzero((runs["state"] == RUNNING) & (runs["machine"] == m))]

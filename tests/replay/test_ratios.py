@@ -16,6 +16,7 @@ from reclaim.data.windows import Windows
 from reclaim.features.splits import TEST
 from reclaim.features.store import FeatureSet
 from reclaim.replay.cell import Cell, lay_out_cell
+from reclaim.replay.folded import Folded
 from reclaim.replay.kinds import Source
 from reclaim.replay.openloop import History, known_seconds, previous_rows
 from reclaim.replay.ratios import EXPERIMENT, LEVELS, RatiosConfig, TaskMeans, held_of, used_of
@@ -115,6 +116,23 @@ def test_reservations_lie_between_usage_and_limit_and_narrow_with_the_margin(res
                 assert of["quantiles"][-1] <= 1.0
                 assert [of["quantiles"][k] for k in (50, 100, 150)] == [of["q25"], of["median"], of["q75"]]
         assert results["oracle"][resource]["over"] == 0.0
+
+
+def test_the_reservation_of_a_window_is_the_answer_to_the_window_before(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answers(folded: Folded, _: str) -> dict[str, np.ndarray]:
+        windows = folded.history.windows
+        slot = (windows.start_us - windows.start_us[folded.cell.test].min()) // 300_000_000
+        return {"medium": np.where((slot >= 10)[:, None], 0.5, 1.0) * windows.limit}
+
+    monkeypatch.setattr(Folded, "reservations", answers)
+    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
+    found = EXPERIMENT.measure(source, RatiosConfig(estimators=("percentile",))).results
+    slots = found["dataset"]["test_hours"] * 12
+    for resource in RESOURCES:
+        mean = found["estimators"][0]["margins"]["medium"][resource]["mean"]
+        assert mean == pytest.approx(1 - 0.5 * (slots - 11) / slots)  # the whole limit in slots 0 to 10
 
 
 def test_the_page_the_figure_and_the_record_are_made_of_the_results(results: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from reclaim.replay.sweep import FACTORS, Guards, TaskRows, at_rate, sweep_machi
 from reclaim.training.calibrate import needed_reservation, violation_share
 from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
-from reclaim.training.estimators.margin import Guarded, Margin
+from reclaim.training.estimators.margin import STARTUP_HOLD_S, Guarded, Margin
 
 Maker = Callable[..., Windows]
 
@@ -139,6 +139,15 @@ def test_the_factors_rise_and_reach_from_a_twentieth_to_what_is_in_effect_the_li
     assert (np.diff(FACTORS) > 0).all()
     assert FACTORS[0] == pytest.approx(0.05)
     assert FACTORS[-1] == pytest.approx(1001.0)
+
+
+def test_a_run_is_young_until_the_hold_is_over_and_no_longer_at_that_very_moment(make_windows: Maker) -> None:
+    windows = make_windows([(0.3, 0.1)], [(0.3, 0.1)])
+    windows.scheduled_us[:] = windows.end_us - int(STARTUP_HOLD_S * 1e6) + [0, 1]
+    low = Guards.of(windows).low
+    np.testing.assert_allclose(low, [[0.3, 0.1], [1.0, 1.0]])
+    nothing = np.zeros((2, 2))
+    np.testing.assert_array_equal(Guards.of(windows).reservation(nothing, 1.0), guarded(nothing, windows, 0.0))
 
 
 def test_guards_are_those_of_the_rows_taken(make_windows: Maker) -> None:

@@ -15,7 +15,7 @@ from reclaim.features.store import FeatureSet
 from reclaim.replay.checkpoint import period
 from reclaim.replay.closedloop import Scheduling, simulate
 from reclaim.replay.experiment import run_experiment
-from reclaim.replay.folded import LIMIT, fold
+from reclaim.replay.folded import LIMIT, Folded, fold
 from reclaim.replay.kinds import Source
 from reclaim.replay.outcome import summary
 from reclaim.replay.report import ReplayReport
@@ -156,6 +156,45 @@ def _measured(cell: Path, config: WhatIfConfig) -> dict[str, Any]:
     return measure(_source(cell), config).results
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Workload, np.ndarray]]:
+    """Return what is run instead of running it: workload and reservations."""
+    runs: list[tuple[Workload, np.ndarray]] = []
+
+    def remember(workload: Workload, _: Machines, held: np.ndarray, **__: object) -> None:
+        runs.append((workload, held[0]))
+
+    monkeypatch.setattr("reclaim.replay.whatif.simulate", remember)
+    monkeypatch.setattr("reclaim.replay.whatif.summary", lambda _: _point(0.0, 0.0))
+    return runs
+
+
+def test_tasks_are_held_to_the_answer_to_the_window_before_and_without_reclamation_to_their_limit(
+    cell_dataset: Path, told: list[tuple[Workload, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded = fold(_source(cell_dataset), CONFIG)
+    marks = np.arange(1, len(folded.history) + 1)[:, None] * [1e-9, 1e-9]  # each row's answer is its own number
+    monkeypatch.setattr(Folded, "reservations", lambda *_: {CONFIG.margin: marks})
+    _measured(cell_dataset, replace(CONFIG, machines=(4,)))
+    (asked, borg), (_, limit) = told
+    np.testing.assert_allclose(borg[:, 0] * 1e9, asked.row, atol=0.1)  # of the row before: from 1 on
+    np.testing.assert_array_equal(limit, folded.history.windows.limit[asked.row])
+
+
+def test_without_reclamation_nothing_is_reserved_where_no_limit_is_known(
+    cell_dataset: Path, told: list[tuple[Workload, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded = fold(_source(cell_dataset), CONFIG)
+    folded.history.windows.limit[folded.cell.test[:50], 1] = np.nan
+    monkeypatch.setattr("reclaim.replay.whatif.fold", lambda *_: folded)
+    _measured(cell_dataset, replace(CONFIG, machines=(4,)))
+    (asked, borg), (_, limit) = told
+    unknown = np.isin(asked.row, folded.cell.test[:50])
+    assert np.isfinite(borg).all()
+    np.testing.assert_array_equal(limit[:, 1] == 0.0, unknown)
+    assert (limit[:, 0] == 1.0).all()  # of CPU it is known
+
+
 def test_the_same_seed_gives_the_same_answer(report: ReplayReport, cell_dataset: Path) -> None:
     assert _measured(cell_dataset, CONFIG)["estimators"] == report.results["estimators"]
 
@@ -213,7 +252,8 @@ def test_a_smaller_workload_is_a_part_of_it_and_needs_no_more_machines(
     ("setting", "message"),
     [
         ({"margin": "none"}, "margin must be one of baseline, medium, aggressive, got none"),
-        ({"oom_budget": -1.0}, "oom_budget must be at least 0"),
+        ({"oom_budget": -1.0}, "oom_budget must be 0 or more"),
+        ({"oom_budget": float("nan")}, "oom_budget must be 0 or more"),
         ({"pending_budget": 1.1}, "pending_budget must be between 0 and 1"),
         ({"machines": (3, 0)}, "machines must be at least 1, got 0"),
         ({"growth": 0.0}, "growth must be above 0, got 0"),

@@ -71,6 +71,33 @@ def source(
     return Source(made, FeatureSet.open(made.path), {}, progress=False)
 
 
+@pytest.fixture
+def wishes(
+    tmp_path: Path, window: Callable[..., dict[str, Any]], event: Callable[..., dict[str, Any]], write_shard: Any
+) -> Source:
+    """Return a trace of 100 slots and two machines: a service, two jobs of batch work, one out of sight for a while."""
+    jobs = {"22": "200", "11": "103", "12": "110", "13": "103"}  # priorities
+    seen = {"22": range(100), "11": range(40, 60), "12": range(40, 60), "13": (*range(5, 15), *range(30, 40))}
+    east = [{"name": "zone", "value": "east", "relation": "0"}]
+    rows = [window(at(k), collection_id=job) for job, slots in seen.items() for k in slots]
+    events = [
+        event(at(seen[job][0]), EventType.SCHEDULE, collection_id=job, priority=priority,
+              **({"constraint": east} if job == "12" else {}))
+        for job, priority in jobs.items()
+    ]  # fmt: skip
+    added = {"time": "0", "type": "1", "capacity": {"cpus": 1.0, "memory": 1.0}}
+    zone = {"time": "0", "machine_id": "8", "name": "zone", "value": "east", "deleted": False}
+    asked = {"time": "0", "collection_id": "11", "type": "0", "collection_type": "0", "max_per_machine": "2"}
+    write_shard(tmp_path / "raw", "instance_usage-000000000000", rows)
+    write_shard(tmp_path / "raw", "instance_events-000000000000", events)
+    write_shard(tmp_path / "raw", "machine_events-000000000000", [{"machine_id": m, **added} for m in ("7", "8")])
+    write_shard(tmp_path / "raw", "machine_attributes-000000000000", [zone])
+    write_shard(tmp_path / "raw", "collection_events-000000000000", [{**asked, "priority": "103"}])
+    made = ingest(tmp_path / "raw", tmp_path / "cell", IngestConfig(trace="google-v3", buckets=2)).dataset
+    build_features(made, FeatureConfig(split=SplitConfig(role="test", valid_share=0.2)))
+    return Source(made, FeatureSet.open(made.path), {}, progress=False)
+
+
 def cell_of(source: Source) -> Cell:
     history, _ = fold_dataset(source.dataset, source.features, 300, {}, {}, progress=False)
     table = source.dataset.table("machines")
@@ -115,6 +142,29 @@ def test_a_tape_plays_what_the_task_used_and_was_granted(source: Source) -> None
     assert (windows.collection_id[made.row[second["first"] : second["stop"]]] == int(BATCH)).all()
 
 
+def test_runs_have_their_jobs_constraints_bounds_and_priorities(wishes: Source) -> None:
+    cell = cell_of(wishes)
+    on = machines_in(wishes, cell)
+    made = workload_of(wishes, cell, on)
+    assert on.ids.tolist() == [7, 8]
+    job = cell.history.windows.collection_id[made.row[made.runs["first"]]]
+    of = dict(zip(job.tolist(), made.runs, strict=True))
+    assert {j: int(run["per_machine"]) for j, run in of.items()} == {22: 0, 11: 2, 12: 0, 13: 0}
+    allowed = {j: made.masks[run["mask"]].tolist() for j, run in of.items()}
+    assert allowed == {22: [True, True], 11: [True, True], 12: [False, True], 13: [True, True]}  # 8 alone is east
+    # 103 and 110 are of one tier, and still not alike
+    assert {j: int(run["rank"]) for j, run in of.items()} == {22: 2, 11: 0, 12: 1, 13: 0}
+
+
+def test_what_was_out_of_sight_when_the_period_began_comes_when_it_is_seen_again(wishes: Source) -> None:
+    cell = cell_of(wishes)
+    made = workload_of(wishes, cell, machines_in(wishes, cell))
+    job = cell.history.windows.collection_id[made.row[made.runs["first"]]]
+    hidden, service = made.runs[job == 13][0], made.runs[job == 22][0]
+    assert (bool(service["carried"]), int(service["arrival_us"])) == (True, made.start_us)
+    assert (bool(hidden["carried"]), int(hidden["arrival_us"])) == (False, int(at(30) * 1e6))
+
+
 def test_machines_are_as_they_stand_when_the_period_begins_and_change_within_it(source: Source) -> None:
     cell = cell_of(source)
     on = machines_in(source, cell)
@@ -138,6 +188,23 @@ def test_a_change_that_tells_no_capacity_leaves_each_machine_its_own() -> None:
     assert on.state["up"].tolist() == [False, True]
     assert on.changes["machine"].tolist() == [0, 1, 1]
     assert on.changes["capacity"].tolist() == [[0.5, 0.6], [0.25, 1.0], [0.25, 1.0]]
+
+
+def test_a_change_at_the_very_start_has_been_made_and_an_ill_machine_takes_no_new_work() -> None:
+    kind = s.MachineEventType
+    told = {
+        s.TIME_US: [0, 0, 5, 10, 20, 30, 50], s.MACHINE_ID: [7, 8, 8, 7, 7, 7, 7],
+        s.EVENT_TYPE: [
+            kind.ADD, kind.ADD, kind.HARD_ERROR, kind.UPDATE, kind.SOFT_ERROR, kind.UPDATE, kind.REMOVE
+        ],
+        s.CPU_CAPACITY: [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5], s.MEMORY_CAPACITY: [1.0] * 7,
+    }  # fmt: skip
+    table = pa.table(told, pa.schema([s.MACHINES.field(name) for name in told]))
+    on = machines_of(cast("Dataset", SimpleNamespace(path=Path("cell"), table=lambda _: table)), 10, 50)
+    assert on.state["capacity"].tolist() == [[0.5, 1.0], [1.0, 1.0]]
+    assert (on.state["up"].tolist(), on.state["open"].tolist()) == ([True, True], [True, False])
+    assert on.changes["at_us"].tolist() == [20, 30]
+    assert (on.changes["up"].tolist(), on.changes["open"].tolist()) == ([True, True], [False, True])
 
 
 def test_a_trace_without_machines_says_what_it_lacks(dataset: Path) -> None:

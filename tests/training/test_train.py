@@ -270,7 +270,10 @@ def test_a_dataset_without_features_is_an_error_with_the_remedy(place: Path, tmp
 def _rows(dataset: Path) -> dict[str, Any]:
     features = FeatureSet.open(dataset)
     counts = {"train": len(features.train_rows()), "valid": len(features.valid_rows())}
-    return {"name": dataset.name, "nature": "recorded", "fingerprint": Dataset.open(dataset).fingerprint, **counts}
+    trained_us, tuned_us = features.manifest["cuts_us"]
+    kept = {"trained_until_us": trained_us, "tuned_until_us": tuned_us, "kept_unseen": 0.2}
+    facts = {"name": dataset.name, "nature": "recorded", "fingerprint": Dataset.open(dataset).fingerprint}
+    return {**facts, **counts, **kept}
 
 
 @pytest.mark.parametrize("estimator", ["network", "trees"])
