@@ -61,7 +61,7 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     "waited for": (
         "Why tasks waited, by the slots they waited: most machines lacked CPU alone, memory alone, or both; they were "
         "too small for the task, or not such as its constraints ask for; or those with room held as many of its job as "
-        "may be on one. As it was when the machines were last looked through for the task, or one that asks for no more."
+        "may be on one. As it was when machines were last looked through for the task, or one that asks for no more."
     ),
     "wasted": "Task-time of batch work done for nothing, because it was stopped and began again, over all of batch.",
     "missed": "Task-time in which a service should have run and did not, over all in which it should.",
