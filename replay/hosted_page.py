@@ -72,6 +72,12 @@ def says(results: Results) -> list[str]:
                 f"`{estimator['name']}` {_listed(rates[estimator['name']])} under baseline, medium and aggressive "
                 f"throughout ({kills} kills), and {_listed(weeks)} in the four parts of the sequence"
             )
+        floor = [e for e in loop["estimators"] if e["name"] == LIMIT]
+        texts += [
+            f"without reclamation, the floor, {e['runs']['none']['oom_kills_per_1000_task_days'] or 0.0:.2f} "
+            f"({sum(e['kills_by_order']['none']):,.0f} kills)"
+            for e in floor
+        ]
         paragraphs.append(
             f"Kills for want of memory on 1,000 task-days in the closed loop, {_times(loop['orders'])}: "
             f"{'; '.join(texts)}. {_between(rates, in_turn, loop['orders'])} "

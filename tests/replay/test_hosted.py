@@ -145,6 +145,9 @@ def test_the_page_says_plainly_where_medium_does_not_lie_between(loop: dict[str,
     assert "`borg` 1.00, 3.00 and 2.00 under baseline, medium and aggressive throughout" in text
     assert "lies between baseline's and aggressive's for 0 of the 1 with any kills, not for `borg`." in text
     kills = {"baseline": [1.0, 2.0], "medium": [2.0, 2.0], "aggressive": [3.0, 2.0]}
+    floor = loop["estimators"][0] | {"kills_by_order": {"none": [7.0, 4.0]}}
+    beneath = {"closed_loop": loop | {"estimators": [floor, borg | {"runs": runs}]}}
+    assert "; without reclamation, the floor, 0.00 (11 kills). Under one margin" in " ".join(says(beneath))
     twice = {"closed_loop": loop | {"orders": 2, "estimators": [borg | {"runs": runs, "kills_by_order": kills}]}}
     assert "Order by order, its number of kills does in 1 of 2." in " ".join(says(twice))
     none = {m: run | {"oom_kills_per_1000_task_days": 0.0} for m, run in borg["runs"].items()}
