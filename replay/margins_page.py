@@ -134,7 +134,11 @@ def _ordered(rates: Mapping[str, Mapping[str, float | None]]) -> str:
     if alike:
         text += f" ({alike} of them with the same under all three)"
     at = _listed(list(MARGIN_NAMES))
-    odd = [f"`{n}` ({_listed([f'{v:.3g}' for v in of])} a day at {at})" for n, of in known.items() if n not in rising]
+    odd = [
+        f"`{n}` ({_listed([f'{v:.3g}' if v < 1000 else f'{v:,.0f}' for v in of])} a day at {at})"
+        for n, of in known.items()
+        if n not in rising
+    ]
     return text + (f", not for {_listed(odd)}" if odd else "")
 
 
