@@ -27,7 +27,8 @@ def main() -> None:
             print(
                 f"Data: {dataset['nature']}; {dataset['task_windows']:,} task-windows, {dataset['machines']} machines."
             )
-        print(f"\n## {experiment.title}\n\n    {results['command']}\n")
+        ahead = f"{results['inputs']['config']['horizon_s'] / 3600:g} h ahead"
+        print(f"\n## {experiment.title}, {ahead}\n\n    {results['command']}\n")
         for paragraph in experiment.says(results):
             print(f"{paragraph}\n")
         print(runs_table(experiment.runs(results), experiment.columns).as_markdown())
