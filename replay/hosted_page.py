@@ -63,10 +63,17 @@ def says(results: Results) -> list[str]:
     paragraphs = [_hosted(under, loop)]
     in_turn = [e for e in loop["estimators"] if e["sequence"] is not None]
     rates = {e["name"]: [e["runs"][m]["oom_kills_per_1000_task_days"] or 0.0 for m in MARGIN_NAMES] for e in in_turn}
-    if rates:
+    parts = {e["name"]: [w["oom_kills_per_1000_task_days"] or 0.0 for w in e["sequence"]] for e in in_turn}
+    if rates and not any(any(of) for of in [*rates.values(), *parts.values()]):
+        names = ", ".join(f"`{name}`" for name in rates)
+        paragraphs.append(
+            f"No task was killed for want of memory in the closed loop, {_times(loop['orders'])}, neither under one "
+            f"margin throughout nor in the sequence, with any of {names}: nothing tells the margins apart."
+        )
+    elif rates:
         texts = []
         for estimator in in_turn:
-            weeks = [w["oom_kills_per_1000_task_days"] or 0.0 for w in estimator["sequence"]]
+            weeks = parts[estimator["name"]]
             kills = " + ".join(f"{sum(estimator['kills_by_order'][m]):,.0f}" for m in MARGIN_NAMES)
             texts.append(
                 f"`{estimator['name']}` {_listed(rates[estimator['name']])} under baseline, medium and aggressive "

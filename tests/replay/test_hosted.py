@@ -151,8 +151,13 @@ def test_the_page_says_plainly_where_medium_does_not_lie_between(loop: dict[str,
     twice = {"closed_loop": loop | {"orders": 2, "estimators": [borg | {"runs": runs, "kills_by_order": kills}]}}
     assert "Order by order, its number of kills does in 1 of 2." in " ".join(says(twice))
     none = {m: run | {"oom_kills_per_1000_task_days": 0.0} for m, run in borg["runs"].items()}
-    quiet = {"closed_loop": loop | {"estimators": [borg | {"runs": none}]}}
-    assert "nothing tells the margins apart" in " ".join(says(quiet))
+    calm = [w | {"oom_kills_per_1000_task_days": 0.0} for w in borg["sequence"]]
+    quiet = {"closed_loop": loop | {"estimators": [borg | {"runs": none, "sequence": calm}]}}
+    assert "No task was killed for want of memory in the closed loop, run once" in " ".join(says(quiet))
+    once = [calm[0] | {"oom_kills_per_1000_task_days": 2.0}, *calm[1:]]
+    in_turn = {"closed_loop": loop | {"estimators": [borg | {"runs": none, "sequence": once}]}}
+    text = " ".join(says(in_turn))
+    assert "and 2.00, 0.00, 0.00 and 0.00 in the four parts of the sequence. There were none under any margin" in text
 
 
 def test_the_section_has_a_row_for_every_run_and_every_part(loop: dict[str, Any]) -> None:
