@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--donors", type=Path, required=True, help="folder of the donors it is to use")
     parser.add_argument("--work", type=Path, default=Path("replay-cell"), help="where everything is made")
     parser.add_argument("--machines", type=int, default=200, help="of the cell that is replayed")
-    parser.add_argument("--days", type=int, default=28, help="of the test; an eighth more comes before, for margins")
+    parser.add_argument("--days", type=int, default=28, help="of the test; a seventh more comes before, for margins")
     parser.add_argument("--train-machines", type=int, default=60)
     parser.add_argument("--train-days", type=int, default=14)
     parser.add_argument("--seed", type=int, default=7, help="of the replayed cell; the other one has the next")
@@ -64,10 +64,10 @@ def main() -> None:
     }
     for name, (half, machines, days, seed, role) in cells.items():
         donors = halve(asked.donors, work / f"donors-{half}", half)
-        done(work / f"{name}-trace" / "COMPOSED.json") or compose(
-            asked, work / f"{name}-trace", donors, machines, days, seed
-        )
-        run([*reclaim, "ingest", f"{name}-trace", name], work, environment)
+        trace = work / f"{name}-trace"
+        if not (trace / "COMPOSED.json").is_file():
+            compose(asked, trace, donors, machines, days, seed)
+        run([*reclaim, "ingest", trace.name, name], work, environment)
         valid = [] if role.endswith("train") else ["--set", f"split.valid_share={before / (asked.days + before):.6f}"]
         run([*reclaim, "features", name, "--set", role, *valid], work, environment)
     run([*reclaim, "train", "train"], work, environment)
@@ -83,11 +83,6 @@ def main() -> None:
     text = subprocess.run(tables, cwd=work, check=True, capture_output=True, text=True).stdout
     page.write_text(text)
     print(f"wrote {page}")
-
-
-def done(mark: Path) -> bool:
-    """Whether a step has left its last file."""
-    return mark.is_file()
 
 
 def halve(donors: Path, out: Path, half: int) -> Path:

@@ -13,7 +13,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.replay import closedloop_kernel as kernel
 from reclaim.replay import closedloop_state as state
 from reclaim.replay.live import Live
-from reclaim.replay.placement import POLICIES, note
+from reclaim.replay.placement import POLICIES, note_all
 from reclaim.replay.workload import Machines, Workload
 from reclaim.training.estimators.margin import STARTUP_HOLD_S
 
@@ -135,8 +135,7 @@ def simulate(
         kills=kills,
         tick=ticks[0],
     )
-    for m in range(len(machines)):
-        note(m, board)
+    note_all(board)
     begun_us = workload.start_us + 1  # what was there when the period began is placed before anything is looked at
     kernel.pass_slot(board, changes, at, workload.start_us, begun_us)
     for t in tqdm(range(n_slots), desc="closed loop", unit="slot", disable=None if progress else True):

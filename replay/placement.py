@@ -112,6 +112,13 @@ def note(m: int, board: Any) -> None:
 
 
 @numba.njit(**COMPILED)
+def note_all(board: Any) -> None:
+    """Write down what every machine has at most."""
+    for m in range(len(board.machines)):
+        note(m, board)
+
+
+@numba.njit(**COMPILED)
 def may(rooms: Any, row: int, m: int, asked: Any) -> Any:
     """Whether a machine may have what is asked for by two neighbouring rows; errs by saying yes."""
     return rooms[row, m] >= np.float32(asked[0]) and rooms[row + 1, m] >= np.float32(asked[1])
@@ -188,8 +195,9 @@ def find(run: Any, asked: Any, board: Any) -> int:
 def why(run: Any, asked: Any, board: Any) -> int:
     """Return the reason for which no machine has room for a run; without a branch in its loop, as ``some_may``."""
     rooms, mask = board.rooms, board.masks[run.mask]
-    capacity_cpu, capacity_memory, free_cpu, free_memory = rooms[0], rooms[1], rooms[2], rooms[3]
-    unpromised_cpu, unpromised_memory = rooms[4], rooms[5]
+    capacity_cpu, capacity_memory = rooms[CAPACITY], rooms[CAPACITY + 1]
+    free_cpu, free_memory = rooms[FREE], rooms[FREE + 1]
+    unpromised_cpu, unpromised_memory = rooms[UNPROMISED], rooms[UNPROMISED + 1]
     upper = run.band > NON_PRODUCTION
     asked_cpu, asked_memory = np.float32(asked[0]), np.float32(asked[1])
     allowed, large, cpu, memory, both = 0, 0, 0, 0, 0

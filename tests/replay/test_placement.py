@@ -28,7 +28,7 @@ from reclaim.replay.closedloop_state import (
     TOO_LARGE,
     Board,
 )
-from reclaim.replay.placement import POLICIES, TOGETHER, could_fit, find, first, fits, note, price, why
+from reclaim.replay.placement import POLICIES, TOGETHER, could_fit, find, first, fits, note_all, price, why
 from tests.replay.small_cells import QUIET, SLOT_US, SmallCell, Task, cells, killed, machines, run, states
 
 
@@ -140,8 +140,7 @@ def crowd(seed: int, n: int) -> tuple[Board, Any, np.ndarray]:
     nothing = np.zeros(0)
     masks = rng.random((1, n)) < rng.choice([0.1, 1.0])
     board = Board(runs, machines, rooms, nothing, nothing, masks, how[0], random, nothing, nothing, nothing)
-    for m in range(n):
-        note(m, board)
+    note_all(board)
     return board, runs[0], rng.uniform(0.0, 0.6, 2) ** rng.uniform(0.5, 4.0)
 
 
