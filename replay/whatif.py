@@ -175,12 +175,12 @@ def _try(
 def _held(folded: Folded, workload: Workload, config: WhatIfConfig) -> dict[str, NDArray[np.float64]]:
     """Return the reservation in force at every row of the tape, by estimator, no reclamation last; 0 is not known."""
     held = {
-        name: in_force(folded.reservations(name)[config.margin], folded.history)
+        name: in_force(folded.reservations(name)[config.margin], folded.history)[workload.row]
         for name in folded.bases
         if name != LIMIT
     }
-    held[LIMIT] = folded.history.windows.limit
-    return {name: np.nan_to_num(of[workload.row], copy=False) for name, of in held.items()}
+    held[LIMIT] = folded.history.windows.limit[workload.row]
+    return {name: np.nan_to_num(of, copy=False) for name, of in held.items()}
 
 
 def _quiet(source: Source) -> bool | None:
