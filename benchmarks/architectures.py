@@ -1,15 +1,15 @@
-"""Tries network architectures and ways of fitting them for the forecast, on the same samples, loss and steps.
+"""Compares network architectures and fitting methods for the forecast, on the same samples, loss and steps.
 
     python benchmarks/architectures.py DATASET [DATASET ...] --steps 1300 --seeds 2 --device auto
 
 Every candidate sees the same training samples in the same order for the same number of steps, is validated on the way,
 and keeps the weights of the lowest validation loss; wall time differs and is reported. It is scored on test rows: later
-time, seen and unseen collections. Beside the raw weights, their moving average is validated and scored (`ema`, decay
-0.99 per step), and the forecasts of a candidate's seeds, averaged, tell what an ensemble is worth. Boosted trees, one
-hour ahead, stand beside them. Pinball losses are in shares of the limit.
+time, seen and unseen collections. Next to the raw weights, their moving average is validated and scored (`ema`, decay
+0.99 per step). The averaged forecasts of a candidate's seeds show the value of an ensemble. Boosted trees, one hour
+ahead, are scored too. Pinball losses are in shares of the limit.
 
-What is not known is the mean (zero after standardisation), in features and in context; the context has a mask beside
-it, one number for each window.
+Missing features and context values are replaced by the mean (zero after standardisation); the context has a mask, one
+number for each window.
 """
 
 from __future__ import annotations
@@ -35,16 +35,30 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 
 from reclaim.data import schema as s
+from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS
-from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.fit import _one_cycle, choose_device
-from reclaim.training.losses import oom_loss, pinball_loss
-from reclaim.training.networks import QuantileNetwork, Scaling, cpu_threads, inverse_transform, squash, transform
-from reclaim.training.resident import Batch, Part, Resident, Rows, Samples, column_bounds, column_moments
+from reclaim.training.fitting.network import _one_cycle, choose_device, oom_loss, pinball_loss
+from reclaim.training.fitting.samples import (
+    Batch,
+    Part,
+    Resident,
+    Samples,
+    column_bounds,
+    column_moments,
+)
+from reclaim.training.fitting.sources import choose_rows
+from reclaim.training.fitting.trees import fit_trees
+from reclaim.training.models.network import (
+    QuantileNetwork,
+    Scaling,
+    cpu_threads,
+    inverse_transform,
+    squash,
+    transform,
+)
+from reclaim.training.models.trees import Rows
 from reclaim.training.settings import QUANTILE_LEVELS, FitConfig, TreeConfig
-from reclaim.training.sources import choose_rows
-from reclaim.training.trees import fit_trees
 
 TREES = TreeConfig(levels=(0.5, 0.9, 0.98, 0.99, 0.999), max_samples=60_000)
 HORIZON_S = 3_600
@@ -52,7 +66,7 @@ HORIZON_S = 3_600
 DECAY = 0.99
 VALIDATIONS = 5
 TASKS = 250_000
-"""What the serving budget counts."""
+"""Tasks of the serving budget."""
 _CHANNELS = len(CONTEXT) + 1  # and the mask
 _BELOW = QUANTILE_LEVELS.index(0.95) + 1  # levels that a modelled tail leaves alone
 _EVALUATION_ROWS = 8_192
@@ -60,7 +74,7 @@ _EVALUATION_ROWS = 8_192
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is tried: an architecture and how it is fitted.
+    """An architecture and its fitting method.
 
     Attributes
     ----------
@@ -71,7 +85,7 @@ class Candidate:
     clip : float
         Inputs are cut off at this quantile of the training rows and one minus it; 0: at 8 standard deviations.
     plain : bool
-        Whether the features stand beside their square roots.
+        Whether the square roots of the features are inputs too.
     bins : int
         Knots per input of a piecewise linear embedding before the hidden layers; 0 is none.
     input_dropout : float
@@ -129,7 +143,7 @@ differs; ``first`` is how the project's first network was fitted."""
 
 
 class Columns(Samples):
-    """Samples whose features are what a candidate looks at: engineered ones, context and its mask, side by side."""
+    """Samples with a candidate's inputs: engineered features, context and its mask, concatenated."""
 
     def __init__(self, parts: Sequence[Part], candidate: Candidate) -> None:
         super().__init__(parts)
@@ -150,7 +164,7 @@ class Columns(Samples):
 
 
 class Encoder(nn.Module):
-    """What the first hidden layer sees: the features, and what is made of the context behind them."""
+    """Input of the first hidden layer: the features, then the encoded context."""
 
     def __init__(self, kind: str, n_columns: int) -> None:
         super().__init__()
@@ -246,7 +260,7 @@ class Objective:
 
 @dataclass
 class Sets:
-    """The rows of one dataset, the same for every candidate and seed, and what their targets are."""
+    """Rows of one dataset and their targets, the same for every candidate and seed."""
 
     resident: Resident
     reach_us: Tensor
@@ -269,7 +283,7 @@ class Sets:
         return Columns([Part(self.resident, self.rows[name], self.until_us[name], self.reach_us)], candidate)
 
     def targets(self, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return what came true, (n, T, H) and (n, H); NaN unknown."""
+        """Return the targets, (n, T, H) and (n, H); NaN unknown."""
         samples = self.columns(name, Candidate())
         y, oom = samples.targets(next(samples.chunks(len(samples))))
         return y.cpu().numpy(), oom.cpu().numpy()
@@ -311,7 +325,7 @@ def build(train: Columns, candidate: Candidate, seed: int) -> QuantileNetwork:
 
 
 def fit(sets: Sets, candidate: Candidate, steps: int, seed: int) -> tuple[dict[str, QuantileNetwork], dict[str, Any]]:
-    """Return the raw and the averaged weights, each of its lowest validation loss, and what the run cost."""
+    """Return the raw and the averaged weights, each of its lowest validation loss, and the cost of the run."""
     train, valid = sets.columns("train", candidate), sets.columns("valid", candidate)
     config, device, n = candidate.fit, train.device, len(train)
     data = Objective(train, valid, config)

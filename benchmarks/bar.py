@@ -1,20 +1,20 @@
-"""Measures what every estimator reclaims of a dataset at equal violation, beside the network and the oracle.
+"""Measures the share that every estimator reclaims of a dataset at equal violation, next to network and oracle.
 
     python benchmarks/bar.py DATASET --work FOLDER --markdown
     python benchmarks/bar.py DATASET --work FOLDER --transfer OTHER
 
 The dataset has its features built. One network, for all horizons, and the trees, for one hour, are trained with the
 default settings and kept in the work folder, so that a second call only measures. With `--transfer` the network trained
-on DATASET is measured on OTHER, its plans and margins chosen on OTHER's validation rows, beside one trained there.
+on DATASET is measured on OTHER, its plans and margins chosen on OTHER's validation rows, next to one trained there.
 
 Every estimator has one free number per resource, horizon and budget: its margin. It is set in three ways:
 
-- on the validation rows, as in service. Where the load drifts, what is violated on the test rows is not the budget, and
-  who violates more reclaims more: both must be read.
-- online: from there it follows the workload (`training.estimators.online`), so that what is violated stays near the
+- on the validation rows, as in service. Where the load drifts, violations on the test rows differ from the budget, and
+  an estimator with more violations reclaims more: read both.
+- online: from there it follows the workload (`training.estimators.online`), so that violations stay near the
   budget. The learned ones are measured under it, and of the statistical ones those that are best in hindsight.
-- in hindsight, on the test rows themselves: the narrowest with which no more than the budget is violated. Nobody can do
-  this, but it is the same favour to all, and makes them comparable.
+- in hindsight, on the test rows themselves: the narrowest with which no more than the budget is violated. No service
+  can do this, but it favours all estimators alike and makes them comparable.
 
 All is measured on the test rows, at a later time than anything that was trained or tuned on, and once more on those of
 them that belong to unseen collections. Intervals draw whole collections with replacement; differences are paired. The
@@ -47,22 +47,30 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
 from reclaim.features.targets import HORIZONS_S
-from reclaim.replay import metrics
-from reclaim.replay.fold import Bases, fold_dataset
-from reclaim.replay.openloop import History, oracle, previous_rows
-from reclaim.replay.paired import CONFIDENCE, DRAWS, RECLAIMED, SEED, VIOLATION, Difference, Paired
-from reclaim.training import tracking
+from reclaim.replay.open_loop import metrics
+from reclaim.replay.open_loop.estimates import Bases, fold_dataset
+from reclaim.replay.open_loop.history import History, oracle, previous_rows
+from reclaim.replay.open_loop.paired import (
+    CONFIDENCE,
+    DRAWS,
+    RECLAIMED,
+    SEED,
+    VIOLATION,
+    Difference,
+    Paired,
+)
 from reclaim.training.bundle import Bundle, load_bundle
-from reclaim.training.calibrate import Budgets, calibrate, choose_best, guarded_reservations
 from reclaim.training.estimators.base import Estimator
 from reclaim.training.estimators.fixed import LimitEstimator
-from reclaim.training.estimators.margin import Margin
-from reclaim.training.estimators.online import OnlineMargin
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
-from reclaim.training.heldout import HeldOut, choose_plans, held_out
+from reclaim.training.fitting.held_out import HeldOut, choose_plans, held_out
+from reclaim.training.fitting.sources import Source, open_sources
+from reclaim.training.fitting.train import run_training
+from reclaim.training.margins.calibrate import calibrate, choose_best, guarded_reservations
+from reclaim.training.margins.margin import Budgets, Margin
+from reclaim.training.margins.online import OnlineMargin
 from reclaim.training.settings import TrainConfig
-from reclaim.training.sources import Source, open_sources
-from reclaim.training.train import run_training
+from reclaim.training.tracking import runs as tracking
 
 ONE_LEVEL, TREES, LIMIT = "network, one level", "trees", "limit"
 STATISTICAL = tuple(name for name in ESTIMATORS if name != LIMIT)
@@ -227,7 +235,7 @@ def _rows(history: History) -> Rows:
 
 
 def _judge(rows: Rows, bases: Mapping[str, Bases], horizon_s: int) -> dict[Key, Sums]:
-    """Set every estimator's margins in all ways, and return what becomes of the test rows."""
+    """Set every estimator's margins in all ways, and return the results on the test rows."""
     history = rows.history
     windows, target = history.windows.take(rows.test), history.target[rows.test]
     valid_windows, valid_target = history.windows.take(rows.valid), history.target[rows.valid]
@@ -277,7 +285,7 @@ def _sums(reservation: NDArray[np.float64], rows: Rows, windows: Windows) -> Sum
 def _compare(
     sums: Mapping[Key, Sums], r: int, pairs: list[tuple[str, str]], at: Mapping[str, Any], found: Found
 ) -> None:
-    """Add to the tables what the estimators reclaim of one resource, and by how much they differ."""
+    """Add the estimators' reclaimed shares of one resource, and their differences, to the tables."""
     for setting, (margin, budget) in product(SETTINGS, BUDGETS.items()):
         here = {**at, "budget": budget, "margin_set": setting}
         units = {name: s.sum(axis=1) for (where, m, name), s in sums.items() if (where, m) == (setting, margin)}

@@ -7,13 +7,13 @@ Shares and violations in per cent, differences in points, 95 % intervals in brac
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reclaim.replay.paired import RECLAIMED, VIOLATION
+from reclaim.replay.open_loop.paired import RECLAIMED, VIOLATION
 
 NETWORK, ORACLE, BORG, BEST = "network", "oracle", "borg", "best statistical"
 BUDGETS = {"aggressive": "1 %", "baseline": "0.1 %"}
@@ -24,8 +24,10 @@ HOURS = {300: "5 minutes", 3_600: "1 hour", 86_400: "24 hours"}
 
 def main() -> None:
     """Print the tables of every file named."""
-    for path in sys.argv[1:]:
-        print("\n".join(markdown(json.loads(Path(path).read_text()))), end="\n\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", type=Path, help="files that benchmarks/bar.py wrote")
+    for path in parser.parse_args().results:
+        print("\n".join(markdown(json.loads(path.read_text()))), end="\n\n")
 
 
 def markdown(content: Mapping[str, Any]) -> Iterator[str]:

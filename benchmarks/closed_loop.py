@@ -4,8 +4,8 @@
     python benchmarks/closed_loop.py --dataset DATASET              # an ingested one with features
 
 The cell of the dataset is taken several times over: its machines as often as its tasks, all copies on one scheduler,
-which sees them as one cell. Smaller ones are some of the machines with as large a share of the collections. What is
-reserved is what Borg's estimator says at the medium margin; it is on the tape, so that the cell is timed. Compiled
+which sees them as one cell. Smaller ones are some of the machines with as large a share of the collections.
+Reservations are those of Borg's estimator at the medium margin, from the tape, and the cell alone is timed. Compiled
 code is loaded before the clock starts. Cells too large to be run whole within a sitting are run for their first slots,
 and the line says for how many; what four weeks would take is the time of a slot times 8,064.
 """
@@ -25,19 +25,19 @@ from pathlib import Path
 
 import numpy as np
 
-from reclaim.data.ingest import IngestConfig, ingest
-from reclaim.data.store import Dataset
-from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+from reclaim.data.dataset import Dataset
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import SplitConfig
-from reclaim.features.store import FeatureSet
-from reclaim.replay.closedloop import simulate
-from reclaim.replay.folded import fold
-from reclaim.replay.kinds import Source
-from reclaim.replay.openloop import in_force
-from reclaim.replay.outcome import summary
+from reclaim.replay.closed_loop.outcome import summary
+from reclaim.replay.closed_loop.simulate import simulate
+from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
+from reclaim.replay.experiment import Source
+from reclaim.replay.open_loop.estimates import estimate_all
+from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.settings import ReplayConfig
-from reclaim.replay.workload import Machines, Workload, machines_of, workload_of
 
 SLOTS_OF_FOUR_WEEKS = 28 * 288
 
@@ -56,13 +56,13 @@ def main() -> None:
     path = arguments.dataset or synthetic(arguments.work, arguments.days)
     dataset = Dataset.open(path)
     source = Source(dataset, FeatureSet.open(path), {}, progress=False)
-    folded = fold(source, ReplayConfig(estimators=("borg",)))
-    slots = folded.cell.slots
-    machines = machines_of(dataset, slots.first_us, slots.first_us + slots.count * slots.slot_s * 1_000_000)
-    workload = workload_of(source, folded.cell, machines)
-    reserved = folded.reservations("borg")[arguments.margin]
-    held = np.nan_to_num(in_force(reserved, folded.history)[workload.row])[None]
-    del folded, reserved
+    estimates = estimate_all(source, ReplayConfig(estimators=("borg",)))
+    slots = estimates.period.slots
+    machines = machines_of(dataset, slots.first_us, slots.stop_us)
+    workload = workload_of(source, estimates.period, machines)
+    reserved = estimates.reservations("borg")[arguments.margin]
+    held = np.nan_to_num(current_reservations(reserved, estimates.history)[workload.row])[None]
+    del estimates, reserved
     simulate(*cut(workload, machines, 0.1, 3), held)  # compiles
     lines = []
     for n in arguments.machines:
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def command(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str:
-    """Return how the benchmark was called: the options that are not at their defaults, paths named as the options."""
+    """Return the command of the benchmark: options other than the defaults, paths named as the options."""
     said = ["python benchmarks/closed_loop.py"]
     for name, value in vars(arguments).items():
         if value != parser.get_default(name):
@@ -111,7 +111,7 @@ def synthetic(work: Path, days: float) -> Path:
     return path
 
 
-def cut(workload: Workload, machines: Machines, share: float, slots: int) -> tuple[Workload, Machines]:
+def cut(workload: Workload, machines: CellMachines, share: float, slots: int) -> tuple[Workload, CellMachines]:
     """Return some of a cell, or several of it, for its first slots."""
     if share < 1:
         some, kept = machines.subset(max(1, round(len(machines) * share)), seed=1)
@@ -123,7 +123,7 @@ def cut(workload: Workload, machines: Machines, share: float, slots: int) -> tup
 
 
 def measure(
-    workload: Workload, machines: Machines, held: np.ndarray, n: int, most: float
+    workload: Workload, machines: CellMachines, held: np.ndarray, n: int, most: float
 ) -> dict[str, float | int | None]:
     """Run a cell of about ``n`` machines and time it."""
     share = n / len(machines)

@@ -1,8 +1,8 @@
-"""Feeds datasets to the live features slot by slot, and says how many rows are those of the batch, to the bit.
+"""Feeds datasets to the live features slot by slot, and counts the rows equal to those of the batch, to the bit.
 
     python benchmarks/equality.py DATASET ...          # with their features built by `reclaim features DATASET`
 
-Of the context the last row of each task in a slot is compared: the live state stands after it.
+Of the context the last row of each task in a slot is compared: the live state is the one after it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from reclaim.data.store import Dataset
+from reclaim.data.dataset import Dataset
 from reclaim.data.windows import concatenate
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.fold.batch import FeatureState
 from reclaim.features.registry import PIPELINE_VERSION, SLOT_S
-from reclaim.features.state import FeatureState
-from reclaim.features.store import FeatureSet
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
 
 Each estimator first takes 48 windows of every task, then the next ones, each a call with one window of every task: in
 the order of the tasks, as a service has them whose tasks come again in the same order, and shuffled, the worst there
-is. The median call is reported, and the processor time of all threads beside it: on a machine that others use too, half
+is. The median call is reported, with the processor time of all threads: on a machine that others use too, half
 of that is nearer to what a call takes. Demand wanders by 20 % from window to window around a level of each task's own,
 and jumps to four times that in one window out of fifty. The state is that of the estimator's arrays; what a call needs
 besides is not in it.
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _time(estimator: Estimator, order: NDArray[np.int64], calls: list[Windows]) -> dict[str, object]:
-    """Return how long the calls take, rows in the given order, in milliseconds."""
+    """Return the durations of the calls, rows in the given order, in milliseconds."""
     wall, processor = [], []
     for windows in calls:
         rows = windows.take(order)

@@ -1,4 +1,4 @@
-"""Times the feature pipeline beside polars and duckdb on one dataset, and the live features of a large cell.
+"""Times the feature pipeline against polars and duckdb on one dataset, and the live features of a large cell.
 
     python benchmarks/features.py                      # about 2 million windows, 250,000 live tasks; some 10 minutes
     python benchmarks/features.py --machines 40 --live-tasks 25000 --work /tmp/bench
@@ -107,10 +107,10 @@ def main() -> None:
 
 
 def _dataset(work: Path, machines: int, days: float) -> int:
-    """Make a cell and ingest it, where that is not done already, and return its number of windows."""
-    from reclaim.data.ingest import IngestConfig, ingest
-    from reclaim.data.store import Dataset
-    from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+    """Make and ingest a cell unless it exists, and return its number of windows."""
+    from reclaim.data.dataset import Dataset
+    from reclaim.data.ingest.job import IngestConfig, ingest
+    from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 
     if not (work / "dataset").exists():
         write_cell(work / "cell", SyntheticCellConfig(machines=machines, days=days, seed=1))
@@ -173,7 +173,7 @@ def _warm(name: str, work: Path) -> None:
 
 
 def _reclaim(work: Path) -> None:
-    from reclaim.data.store import Dataset
+    from reclaim.data.dataset import Dataset
     from reclaim.features.build import build_features
 
     build_features(Dataset.open(work / "dataset"), workers=_THREADS)
@@ -247,15 +247,15 @@ def _duckdb(work: Path) -> None:
 
 
 def _live(_: Path, tasks: int) -> None:
-    """Print how long a large cell's next windows take, and what the state weighs, as JSON."""
+    """Print the duration of a large cell's next windows and the size of the state, as JSON."""
     import resource
     from dataclasses import replace
 
     import numpy as np
 
     from reclaim.data.windows import CPU_MAX, CPU_MEAN, LEVELS, MEMORY_MAX, MEMORY_MEAN, Cell, empty_windows
-    from reclaim.features.record import STATE
-    from reclaim.features.state import FeatureState
+    from reclaim.features.fold.batch import FeatureState
+    from reclaim.features.fold.task_record import STATE
 
     rng = np.random.default_rng(1)
     slot = np.arange(tasks)
@@ -320,7 +320,7 @@ def _agreement(work: Path) -> dict[str, dict[str, float]]:
     import numpy as np
     import pandas as pd
 
-    from reclaim.data.store import Dataset
+    from reclaim.data.dataset import Dataset
     from reclaim.features.build import build_features
     from reclaim.features.registry import FEATURE_NAMES
 
@@ -341,7 +341,7 @@ def _agreement(work: Path) -> dict[str, dict[str, float]]:
 
 
 def _width(work: Path, name: str) -> int:
-    """Return how many features a contender wrote for each row."""
+    """Return the number of features that a contender wrote for each row."""
     if name == "reclaim":
         from reclaim.features.registry import FEATURE_NAMES
 

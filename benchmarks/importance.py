@@ -1,12 +1,12 @@
-"""Finds which features carry the yardstick's forecast one hour ahead, by permutation, one at a time and in groups.
+"""Finds which features carry the baseline model's forecast one hour ahead, by permutation, one at a time and in groups.
 
     python benchmarks/importance.py DATASET [DATASET ...]
 
 Gradient-boosted trees (`training.trees`) are fitted on training rows. Then, among validation rows, a feature's values
-are dealt to other rows, and the pinball loss rises by as much as the forecast had rested on it: importance is the rise
-over the loss, the mean of the repeats. A feature looks unimportant where others say the same. So groups are dealt
-together, too, and the trees are fitted again without what others' pasts tell (siblings, earlier runs), compared on all
-validation rows and on those of young tasks; the interval is a bootstrap over tasks.
+are permuted, and the pinball loss rises by as much as the forecast rested on it: importance is the rise over the loss,
+the mean of the repeats. A feature looks unimportant where others carry the same. So groups are permuted together, too,
+and the trees are fitted again without the features of other tasks (siblings, earlier runs), compared on all validation
+rows and on those of young tasks; the interval is a bootstrap over tasks.
 
 Breiman, "Random Forests", Machine Learning 2001 (permutation importance).
 """
@@ -30,13 +30,13 @@ import numpy as np
 from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
-from reclaim.data.store import Dataset
-from reclaim.data.style import STYLE
+from reclaim.data.core.style import STYLE
+from reclaim.data.dataset import Dataset
 from reclaim.features.build import build_features
+from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import FEATURE_NAMES
-from reclaim.features.store import FeatureSet
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.importance import (
+from reclaim.training.evaluation.importance import (
     GROUPS,
     SINGLE,
     Columns,
@@ -46,9 +46,9 @@ from reclaim.training.importance import (
     permutation_importance,
     pinball,
 )
-from reclaim.training.resident import Rows
+from reclaim.training.fitting.trees import fit_trees
+from reclaim.training.models.trees import Rows, TreeForecaster
 from reclaim.training.settings import TreeConfig
-from reclaim.training.trees import TreeForecaster, fit_trees
 
 HORIZON_S = 3_600
 CONFIG = TreeConfig(levels=(0.5, 0.95), max_samples=200_000, threads=2)
@@ -141,7 +141,7 @@ def _losses(model: TreeForecaster, x: NDArray[np.float32], y: NDArray[np.float32
 def _ablation(
     features: FeatureSet, rows: Rows, model: TreeForecaster, valid: NDArray[np.int64], y: NDArray[np.float32], seed: int
 ) -> dict[str, Any]:
-    """Return by how much the loss rises where the model was fitted without what others' pasts tell."""
+    """Return the rise of the loss of a model fitted without the features of other tasks."""
     columns = [k for group in OTHERS for k in GROUPS.get(group, [])]
     x = rows.x.copy()
     x[:, columns] = np.nan  # a feature that is never known is never split on

@@ -1,4 +1,4 @@
-"""Times ingest beside its floor and beside what one would do by hand, and shows that its memory does not grow.
+"""Times ingest against its floor and against hand-written conversion, and shows that its memory does not grow.
 
     python benchmarks/ingest.py                       # about 2 million windows, then ten times as many; some 20 minutes
     python benchmarks/ingest.py --skip-large --rounds 5 --work /tmp/bench
@@ -8,11 +8,11 @@ usage is a single file:
 
 - gunzip: the usage file unpacked and thrown away, by the fastest gzip there is here (isal), one core: the floor;
 - duckdb: read_json of the usage file, columns typed by hand, to one zstd parquet file, on all cores;
-- ingest: `reclaim ingest` of the whole cell: typed, checked, every line accounted for, joined with the limits in force,
+- ingest: `reclaim ingest` of the whole cell: typed, checked, every line accounted for, joined with the current limits,
   bucketed, sorted, each row once, and its other four tables.
 
-Memory is that of all processes of a contender together (proportional set size, sampled in a run of its own: looking
-costs the one that is looked at). The first round is thrown away: it compiles. Read ratios within one run; seconds of a
+Memory is that of all processes of a contender together (proportional set size, sampled in a run of its own: sampling
+costs the sampled process time). The first round is thrown away: it compiles. Read ratios within one run; seconds of a
 shared machine say little.
 """
 
@@ -34,8 +34,8 @@ from pathlib import Path
 
 import psutil
 
-from reclaim.data.google_v3 import USAGE
-from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+from reclaim.data.traces.google_v3 import USAGE
 
 _SAMPLE_S = 0.1
 _GUNZIP = """
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def _cell(folder: Path, machines: int, days: float, *, seed: int, shard_hours: int) -> int:
-    """Make a cell, where it is not there already, and return its number of windows."""
+    """Make a cell unless it exists, and return its number of windows."""
     config = SyntheticCellConfig(machines=machines, days=days, seed=seed, shard_hours=shard_hours)
     return int(write_cell(folder, config).rows["instance_usage"])
 

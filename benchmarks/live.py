@@ -3,8 +3,8 @@
     python benchmarks/live.py DATASET --out benchmarks/results/live.json
 
 The tape holds what an estimator answered to the trace's own history; asked live, it also learns of waiting and
-restarts. Undisturbed tasks get the same to the bit (`tests/replay/test_live.py`); this says what the disturbed ones
-make of it, on a dataset with machines, at the aggressive margin.
+restarts. Undisturbed tasks get the same to the bit (`tests/replay/closed_loop/test_live.py`); this says what the
+disturbed ones make of it, on a dataset with machines, at the aggressive margin.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pathlib import Path
 
 import numpy as np
 
-from reclaim.data.store import Dataset
+from reclaim.data.dataset import Dataset
 from reclaim.data.windows import Windows
-from reclaim.features.store import FeatureSet
-from reclaim.replay.closedloop import simulate
-from reclaim.replay.folded import fold
-from reclaim.replay.kinds import Source
-from reclaim.replay.live import Live
-from reclaim.replay.openloop import in_force
-from reclaim.replay.outcome import summary
+from reclaim.features.feature_set import FeatureSet
+from reclaim.replay.closed_loop.live import Live
+from reclaim.replay.closed_loop.outcome import summary
+from reclaim.replay.closed_loop.simulate import simulate
+from reclaim.replay.closed_loop.workload import machines_of, workload_of
+from reclaim.replay.experiment import Source
+from reclaim.replay.open_loop.estimates import estimate_all
+from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.settings import ReplayConfig
-from reclaim.replay.workload import machines_of, workload_of
 from reclaim.training.estimators.base import Estimator
-from reclaim.training.estimators.margin import Guarded
 from reclaim.training.estimators.registry import build_estimator
+from reclaim.training.margins.margin import Guarded
 
 MARGIN = "aggressive"
 SHOWN = (
@@ -41,7 +41,7 @@ SHOWN = (
 
 
 def main() -> None:
-    """Run both and write what differs."""
+    """Run both and write the differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--estimators", nargs="*", default=["borg", "percentile", "moving-max"])
@@ -49,16 +49,18 @@ def main() -> None:
     arguments = parser.parse_args()
     dataset = Dataset.open(arguments.dataset)
     source = Source(dataset, FeatureSet.open(arguments.dataset), {}, progress=False)
-    folded = fold(source, ReplayConfig(estimators=tuple(arguments.estimators)))
-    slots = folded.cell.slots
-    machines = machines_of(dataset, slots.first_us, slots.first_us + slots.count * slots.slot_s * 1_000_000)
-    workload = workload_of(source, folded.cell, machines)
-    windows = folded.history.windows.take(workload.row)
+    estimates = estimate_all(source, ReplayConfig(estimators=tuple(arguments.estimators)))
+    slots = estimates.period.slots
+    machines = machines_of(dataset, slots.first_us, slots.stop_us)
+    workload = workload_of(source, estimates.period, machines)
+    windows = estimates.history.windows.take(workload.row)
     lines = []
     for name in arguments.estimators:
-        estimator = Guarded(build_estimator(name), folded.calibrations[name].margins[MARGIN])
+        estimator = Guarded(build_estimator(name), estimates.calibrations[name].margins[MARGIN])
         tell_what_came_before(estimator, dataset, windows)
-        held = np.nan_to_num(in_force(folded.reservations(name)[MARGIN], folded.history)[workload.row])[None]
+        held = np.nan_to_num(
+            current_reservations(estimates.reservations(name)[MARGIN], estimates.history)[workload.row]
+        )[None]
         line: dict[str, object] = {"estimator": name}
         for way, live in (("tape", None), ("live", Live(estimator, windows, workload.tape))):
             started = time.perf_counter()

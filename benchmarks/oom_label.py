@@ -3,7 +3,7 @@
     python benchmarks/oom_label.py DATASET TRUTH.parquet [DATASET TRUTH.parquet ...]
 
 No public trace records that a task ran out of memory; the label is derived (`features.targets.oom_events`). A composed
-cell has a `truth.parquet` beside it, with a row for each end of a task's run: `collection_id`, `instance_index`,
+cell has a `truth.parquet` next to it, with a row for each end of a task's run: `collection_id`, `instance_index`,
 `time` (µs), `event_type` and `cause`, among them `oom_limit` (the task passed its own limit; it fails) and
 `oom_machine` (its machine ran out of memory; it is evicted). An end counts as found where the label names the same task
 at the same time. In a composed cell the last window's maximum is the limit, to the bit, where the task passed it; a
@@ -29,7 +29,7 @@ from pathlib import Path
 import pandas as pd
 
 from reclaim.data import schema as s
-from reclaim.data.store import Dataset
+from reclaim.data.dataset import Dataset
 from reclaim.features.targets import OOM_SHARE, oom_events
 
 SHARES = (0.90, 0.95, OOM_SHARE, 1.0)
@@ -151,7 +151,7 @@ def _wilson(hits: int, n: int) -> tuple[float, float]:
 
 
 def _about(dataset: Path, truth: Path) -> dict[str, object]:
-    """Return what a cell is: its dataset's fingerprint, and how it was composed where that is told beside the truth."""
+    """Return a cell's description: its dataset's fingerprint, and its composition if recorded next to the truth."""
     composed = truth.with_name("COMPOSED.json")
     options: Iterable[tuple[str, object]] = ()
     if composed.is_file():

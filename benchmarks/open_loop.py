@@ -4,7 +4,7 @@
     python benchmarks/open_loop.py --machines 100 1000 --only borg percentile
     python benchmarks/open_loop.py --bundle FOLDER              # and a learned estimator's scores from stored features
 
-A cell of 100 machines with 15 tasks each is made up, eight hours of five-minute windows, and repeated under other
+A cell of 100 machines with 15 tasks each is drawn, eight hours of five-minute windows, and repeated under other
 names. Demand wanders by 20 % from window to window around a level of each task's own, and jumps to four times that in
 one window out of fifty. Folds, targets and machines run on two threads: a half of the tasks on each, as two buckets of
 a dataset do. A margin replayed is all three margins' guards over three, and every metric with its 1,000 resamples. The
@@ -40,27 +40,23 @@ from reclaim.data.windows import (
     empty_windows,
     what_is_judged,
 )
+from reclaim.features.groups import known_seconds
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.splits import TEST, VALID
 from reclaim.features.targets import HORIZONS_S, TARGETS, targets
-from reclaim.replay.cell import Cell, lay_out_cell, set_margins
-from reclaim.replay.machine_peaks import lay_out_machines
-from reclaim.replay.openloop import (
-    History,
-    answer_stored,
-    known_seconds,
-    oracle,
-    previous_rows,
-    run_base,
-    window_seconds,
-)
-from reclaim.replay.scoring import Bootstrap, score
-from reclaim.replay.sweep import FACTORS, Guards, TaskRows
+from reclaim.replay.experiments.frontier.machines import lay_out_machines
+from reclaim.replay.experiments.frontier.sweep import FACTORS, Guards, TaskRows
+from reclaim.replay.machine_peaks.predictors import PREDICTORS
+from reclaim.replay.open_loop.bootstrap import Bootstrap
+from reclaim.replay.open_loop.estimates import answer_stored, run_base, set_margins
+from reclaim.replay.open_loop.history import History, oracle, previous_rows, window_seconds
+from reclaim.replay.open_loop.period import Period, lay_out_period
+from reclaim.replay.open_loop.scoring import score
 from reclaim.training.bundle import load_bundle
-from reclaim.training.calibrate import Budgets, guarded_reservations
 from reclaim.training.estimators.base import Estimate
-from reclaim.training.estimators.machine import PREDICTORS
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
+from reclaim.training.margins.calibrate import guarded_reservations
+from reclaim.training.margins.margin import Budgets
 
 SIZES = (100, 1_000, 10_000)
 MACHINES_MADE, TASKS_PER_MACHINE = 100, 15
@@ -77,7 +73,7 @@ _WINDOW_US = 300_000_000
 Took = tuple[float, float]
 """Seconds on the clock, and of the processor in all threads."""
 Line = tuple[str, int, Took]
-"""What was done, to how many task-windows, and what it took."""
+"""Name of the step, its task-windows, and its duration."""
 
 
 def main() -> None:
@@ -91,10 +87,10 @@ def main() -> None:
     made = _made_up()
     sizes = []
     for machines in arguments.machines:
-        cell, seconds = _cell(_repeated(made, machines // MACHINES_MADE))
+        period, seconds = _cell(_repeated(made, machines // MACHINES_MADE))
         calls = 1 if machines == max(SIZES) else 2
-        lines = [("targets", len(cell.history), seconds), *_measured(cell, arguments.only, calls)]
-        sizes.append({"machines": machines, "task_windows": len(cell.history), "lines": [_record(*x) for x in lines]})
+        lines = [("targets", len(period.history), seconds), *_measured(period, arguments.only, calls)]
+        sizes.append({"machines": machines, "task_windows": len(period.history), "lines": [_record(*x) for x in lines]})
     content: dict[str, object] = {
         "command": "python benchmarks/open_loop.py" + " --bundle FOLDER" * (arguments.bundle is not None),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
@@ -126,8 +122,8 @@ def _record(what: str, rows: int, took: Took) -> dict[str, object]:
     }
 
 
-def _measured(cell: Cell, only: list[str], calls: int) -> Iterator[Line]:
-    history, rows = cell.history, len(cell.history)
+def _measured(period: Period, only: list[str], calls: int) -> Iterator[Line]:
+    history, rows = period.history, len(period.history)
     halves = _halves(history.windows)
     for name in only:
         yield (
@@ -138,29 +134,31 @@ def _measured(cell: Cell, only: list[str], calls: int) -> Iterator[Line]:
     yield "oracle", rows, _best(lambda: oracle(history), calls)
     base = run_base(build_estimator("borg"), history.windows)
     bases = {"baseline": base, "aggressive": base}
-    calibration, how = set_margins(bases, cell, Budgets()), Bootstrap(draws=1_000, seed=1, confidence=0.95)
+    calibration, how = set_margins(bases, period, Budgets()), Bootstrap(draws=1_000, seed=1, confidence=0.95)
     three = _best(lambda: guarded_reservations(bases, history.windows, calibration.margins), calls)
     guards = three[0] / 3, three[1] / 3
     held = guarded_reservations(bases, history.windows, calibration.margins)["medium"]
-    judging = _best(lambda: score(held, cell, how), calls)
+    judging = _best(lambda: score(held, period, how), calls)
     yield "guards of a margin", rows, guards
     yield "every metric of a margin", rows, judging
     yield "a margin replayed", rows, (guards[0] + judging[0], guards[1] + judging[1])
-    guards_of_rows, test, bare = Guards.of(history.windows), cell.test, base.reservation[cell.test]
+    guards_of_rows, test, bare = Guards.from_windows(history.windows), period.rows, base.reservation[period.rows]
     seconds = window_seconds(history.windows)[test]
-    laid_out = TaskRows.of(guards_of_rows.take(test), history.target[test], seconds, cell.unit, len(cell.unseen_units))
+    laid_out = TaskRows.lay_out(
+        guards_of_rows.take(test), history.target[test], seconds, period.unit, len(period.unseen_units)
+    )
     yield f"sweep of {len(FACTORS)} margins", len(bare), _best(lambda: laid_out.sweep(bare), calls)
-    yield from _of_machines(cell, guards_of_rows, base, calls)
+    yield from _of_machines(period, guards_of_rows, base, calls)
 
 
-def _of_machines(cell: Cell, guards: Guards, base: Estimate, calls: int) -> Iterator[Line]:
+def _of_machines(period: Period, guards: Guards, base: Estimate, calls: int) -> Iterator[Line]:
     """Time machines' peaks, one resource: the oracle alone, and each predictor with it."""
-    history, several = cell.history, ("nsigma5", "rc_p99", "machine_p100", "peak_max")
+    history, several = period.history, ("nsigma5", "rc_p99", "machine_p100", "peak_max")
     for chosen in ((), *((name,) for name in several), several):
         predictors = {name: PREDICTORS[name] for name in chosen}
-        took = _best(lambda asked=predictors: lay_out_machines(cell, guards, 1, HORIZON_S, asked), calls)  # type: ignore[misc]  # the default binds the name
+        took = _best(lambda asked=predictors: lay_out_machines(period, guards, 1, HORIZON_S, asked), calls)  # type: ignore[misc]  # the default binds the name
         yield " + ".join(["machines, oracle of 1 h", *chosen]), len(history), took
-    machines = lay_out_machines(cell, guards, 1, HORIZON_S, {})
+    machines = lay_out_machines(period, guards, 1, HORIZON_S, {})
     assert machines is not None
     yield "machines, sweep", len(machines.rows), _best(lambda: machines.sweep(base.reservation), calls)
 
@@ -216,7 +214,7 @@ def _made_up() -> Windows:
 
 
 def _repeated(windows: Windows, times: int) -> Windows:
-    """Return the windows as often as told, under other collections and machines each time."""
+    """Return copies of the windows, each with its own collections and machines."""
     columns = {f.name: np.concatenate([getattr(windows, f.name)] * times) for f in fields(Windows)}
     copy = np.repeat(np.arange(times, dtype=np.int64), len(windows))
     columns["collection_id"] += copy * len(windows)
@@ -224,8 +222,8 @@ def _repeated(windows: Windows, times: int) -> Windows:
     return Windows(**columns)
 
 
-def _cell(windows: Windows) -> tuple[Cell, Took]:
-    """Return a cell of the windows, and what the targets took."""
+def _cell(windows: Windows) -> tuple[Period, Took]:
+    """Return a cell of the windows, and the duration of its targets."""
     seconds, target = _timed_targets(windows)
     n = len(windows)
     value = target.astype(np.float64)
@@ -240,11 +238,11 @@ def _cell(windows: Windows) -> tuple[Cell, Took]:
         previous=previous_rows(windows),
         source_row=np.arange(n, dtype=np.int64),
     )
-    return lay_out_cell(history, {name: np.zeros(0) for name in MACHINES.names}), seconds
+    return lay_out_period(history, {name: np.zeros(0) for name in MACHINES.names}), seconds
 
 
 def _timed_targets(windows: Windows) -> tuple[Took, NDArray[np.float32]]:
-    """Return what all targets take at every horizon, and the targets, (n, n_targets, n_horizons)."""
+    """Return the duration of all targets at every horizon, and the targets, (n, n_targets, n_horizons)."""
     value = np.empty((len(windows), len(TARGETS), len(HORIZONS_S)), np.float32)
     oom, none = np.empty((len(windows), len(HORIZONS_S)), np.float32), np.zeros(0, np.int64)
     end_us = int(windows.end_us.max())

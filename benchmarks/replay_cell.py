@@ -5,8 +5,8 @@
 The composer makes cells in the Google v3 layout out of parts of real traces (its README says of what). Its series are
 given to it in two halves, every second VM: the network is trained on a cell of one half and replayed on a cell of the
 other, so that no series occurs in both. Request sizes, arrivals and percentile shapes have the same donors. A half is a
-folder of donors; a cell, a dataset and a replay are folders below the work folder, and each is made once: killed
-anywhere and run again, this goes on with what is missing.
+folder of donors; a cell, a dataset and a replay are folders below the work folder, and each is made once: run again
+after an interruption, the script makes the missing ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from reclaim.replay.experiments import EXPERIMENTS
+from reclaim.data.core.files import replaced_folder
+from reclaim.replay.runs.catalogue import EXPERIMENTS
 
 SERIES = ("bitbrains_faststorage", "azure_2017")
 """Folders of donors whose ``usage.parquet`` has a column ``vm``: they are split by it."""
@@ -34,11 +35,11 @@ _SETTINGS = {
     "ratios": {"estimators": _FEW},
     "what-if": {},
 }
-"""What each replay is asked for, by the folder it goes to, which begins with the experiment's name."""
+"""Output folder, which begins with the experiment's name → options of that replay."""
 
 
 def main() -> None:
-    """Do what is not done yet."""
+    """Run the missing steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--composer", type=Path, required=True, help="the script that composes cells")
     parser.add_argument("--donors", type=Path, required=True, help="folder of the donors it is to use")
@@ -88,17 +89,15 @@ def main() -> None:
 def halve(donors: Path, out: Path, half: int) -> Path:
     """Write every second VM of the series, from the given one on, and return the folder; it appears whole or not."""
     if not out.is_dir():
-        partial = out.with_name(out.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        for name in SERIES:
-            frame = pd.read_parquet(donors / name / "usage.parquet")
-            rank = frame["vm"].rank(method="dense").astype(int)
-            (partial / name).mkdir(parents=True)
-            frame[rank % 2 == half].to_parquet(partial / name / "usage.parquet", index=False)
-        for other in sorted(donors.iterdir()):
-            if other.is_dir() and other.name not in SERIES:
-                (partial / other.name).symlink_to(other.resolve())
-        partial.rename(out)
+        with replaced_folder(out) as folder:
+            for name in SERIES:
+                frame = pd.read_parquet(donors / name / "usage.parquet")
+                rank = frame["vm"].rank(method="dense").astype(int)
+                (folder / name).mkdir()
+                frame[rank % 2 == half].to_parquet(folder / name / "usage.parquet", index=False)
+            for other in sorted(donors.iterdir()):
+                if other.is_dir() and other.name not in SERIES:
+                    (folder / other.name).symlink_to(other.resolve())
     return out
 
 
@@ -111,7 +110,7 @@ def compose(asked: argparse.Namespace, out: Path, donors: Path, machines: int, d
 
 
 def run(command: list[str], work: Path, environment: dict[str, str]) -> None:
-    """Run a step, show it and how long it took."""
+    """Run a step, and print it with its duration."""
     started = time.perf_counter()
     print("+ " + " ".join([Path(command[0]).name, *command[1:]]), flush=True)
     subprocess.run(command, cwd=work, env=environment, check=True)

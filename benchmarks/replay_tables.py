@@ -1,4 +1,4 @@
-"""Writes what finished replays found as one Markdown page: their paragraphs, their tables, and what they were run on.
+"""Writes what finished replays found as one Markdown page: their summaries, their tables, and what they were run on.
 
 python benchmarks/replay_tables.py margins/ frontier/ … > benchmarks/results/replay-NAME.md
 """
@@ -9,9 +9,9 @@ import argparse
 import json
 from pathlib import Path
 
-from reclaim.replay.experiment import RESULTS
-from reclaim.replay.experiments import load_experiment
-from reclaim.replay.report import runs_table
+from reclaim.replay.report.page import runs_table
+from reclaim.replay.runs.catalogue import load_experiment
+from reclaim.replay.runs.run import RESULTS
 
 
 def main() -> None:
@@ -29,8 +29,7 @@ def main() -> None:
             )
         ahead = f"{results['inputs']['config']['horizon_s'] / 3600:g} h ahead"
         print(f"\n## {experiment.title}, {ahead}\n\n    {results['command']}\n")
-        for paragraph in experiment.says(results):
-            print(f"{paragraph}\n")
+        print(experiment.summary(results).as_markdown())
         print(runs_table(experiment.runs(results), experiment.columns).as_markdown())
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from reclaim.data.windows import Windows, empty_windows
+from reclaim.features.fold.stateless import features_of_histories
 from reclaim.features.registry import SLOT_S
-from reclaim.features.whole import features_of_histories
 from reclaim.training.bundle import load_bundle
-from reclaim.training.estimators.forecast import ForecastEstimator
+from reclaim.training.models.estimator import ForecastEstimator
 
 SLOT_US = SLOT_S * 1_000_000
 TASKS_PER_COLLECTION = 10

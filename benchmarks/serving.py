@@ -1,12 +1,12 @@
-"""Measures the service under load, beside the same model in a bare FastAPI route, in one run on one machine.
+"""Measures the service under load, next to the same model in a plain FastAPI route, in one run on one machine.
 
     python benchmarks/serving.py --model reclaim@champion --out benchmarks/results/serving.json
     python benchmarks/serving.py --model reclaim@champion --soak 30 --out benchmarks/results/memory.json
 
 A real `reclaim serve` with its state on the disk, and every write synced. The clients are one process on the same
 machine; each calls again once it is answered. Servers are measured in turn, several times over. `--soak` is steady load
-for so many minutes, and the memory of all processes of the server meanwhile. `--quick` tries everything, and measures
-nothing worth reading.
+for so many minutes, and the memory of all processes of the server meanwhile. `--quick` runs everything once, too
+briefly for a measurement.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> Json:
-    """Return what single calls and bulk calls took, alone and beside each other."""
+    """Return the durations of single and bulk calls, alone and concurrent."""
     n, seconds, rounds = arguments.tasks or 250_000, arguments.seconds, arguments.rounds
     cell = MadeUpCell(n)
     tables = (cell.usage(slot) for slot in itertools.count())
@@ -129,7 +129,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Json:
 
 
 def _in_turn(makers: dict[str, tuple[Server, Maker]], seconds: float, rounds: int) -> Json:
-    """Call one server after the other, over and over, so that what else the machine does meets all of them."""
+    """Call the servers in turn, repeatedly, so that other load of the machine affects all of them."""
     out: Json = {}
     for clients in CLIENTS:
         calls = {name: Calls() for name in makers}
@@ -145,7 +145,7 @@ def _in_turn(makers: dict[str, tuple[Server, Maker]], seconds: float, rounds: in
 
 
 def _requests(of: str, first: pa.Table, tables: Iterator[pa.Table]) -> Callable[[], bytes]:
-    """Return what makes the next request of a kind of bulk call."""
+    """Return the maker of requests of a kind of bulk call."""
     if of == "reservations":
         fixed = bulk("/v1/reservations", first)
         return lambda: fixed
@@ -157,7 +157,7 @@ def _requests(of: str, first: pa.Table, tables: Iterator[pa.Table]) -> Callable[
 
 
 def _bulk(server: Server, caller: Caller, first: pa.Table, tables: Iterator[pa.Table], times: int) -> Json:
-    """Return what each bulk call takes, all kinds in turn, and what the server did in that time."""
+    """Return the duration of each bulk call, all kinds in turn, and the server's phases in that time."""
     taken: dict[str, list[float]] = {name: [] for name in BULK}
     parts: dict[str, list[dict[str, float]]] = {name: [] for name in BULK}
     size: dict[str, tuple[int, int]] = {}
@@ -190,7 +190,7 @@ def _bulk(server: Server, caller: Caller, first: pa.Table, tables: Iterator[pa.T
 
 
 def _beside(server: Server, make: Maker, first: pa.Table, tables: Iterator[pa.Table], of: str, seconds: float) -> Json:
-    """Return what single calls of one client take while bulk calls run back to back."""
+    """Return the durations of one client's single calls while bulk calls run back to back."""
     stop = threading.Event()
     took: list[float] = []
     made = _requests(of, first, tables)

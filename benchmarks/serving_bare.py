@@ -1,4 +1,4 @@
-"""The same model behind a bare FastAPI route, as anybody would write it: what the service is measured against.
+"""Serves the same model in a plain FastAPI route, the reference of the serving benchmark.
 
     python benchmarks/serving_bare.py --model reclaim@champion --port 3001
 
@@ -12,20 +12,20 @@ import argparse
 import uvicorn
 from fastapi import FastAPI
 
-from reclaim.serving.answer import answer
-from reclaim.serving.loader import load_model
-from reclaim.serving.schemas import ReservationRequest, ReservationResponse
+from reclaim.serving.answers.stateless import answer
+from reclaim.serving.models.loader import load_location, named_location
 from reclaim.serving.settings import ServingSettings
+from reclaim.serving.wire.schemas import ReservationRequest, ReservationResponse
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args()
     settings = ServingSettings(model=arguments.model)
-    model = load_model(settings)
+    model = load_location(named_location(settings), settings.margin)
     api = FastAPI()
 
     @api.get("/readyz")

@@ -1,4 +1,4 @@
-"""A made-up cell whose tasks report every five minutes: the bodies that the serving benchmark sends."""
+"""Bodies of the serving benchmark's requests: an invented cell whose tasks report every five minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from serving_http import ARROW, request
 
 from reclaim.data import schema as s
-from reclaim.serving.arrow import write_table
+from reclaim.serving.wire.arrow import write_table
 
 SLOT_US = 300_000_000
 PER_COLLECTION = 10
@@ -24,7 +24,7 @@ README = json.loads("""
 {"margin": "medium", "tasks": [{"collection_id": 42, "tier": "prod", "limit": {"cpu": 2, "memory": 4e9}, "windows": [
     {"start_us": 0, "end_us": 300000000, "cpu_mean": 0.41, "cpu_max": 0.78, "memory_max": 1.21e9},
     {"start_us": 300000000, "end_us": 600000000, "cpu_mean": 0.38, "cpu_max": 0.65, "memory_max": 1.24e9}]}]}""")
-"""What the README asks."""
+"""Request of the README."""
 
 
 class MadeUpCell:
@@ -34,7 +34,7 @@ class MadeUpCell:
     ----------
     n : int
     owners : bool
-        Whether users and logical names are told.
+        Whether users and logical names are sent.
     """
 
     def __init__(self, n: int, *, owners: bool = True) -> None:

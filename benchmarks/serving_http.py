@@ -1,4 +1,4 @@
-"""The clients of the serving benchmark: many small calls in one event loop, and large ones from a thread."""
+"""Clients of the serving benchmark: many small calls in one event loop, and large ones from a thread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def request(method: str, path: str, body: bytes = b"", kind: str = "application/
 
 @dataclass
 class Calls:
-    """What became of calls.
+    """Results of calls.
 
     Attributes
     ----------
@@ -116,13 +116,13 @@ def _length_in(head: bytes) -> int:
 
 
 def hammer(port: int, make: Maker, clients: int, seconds: float) -> Calls:
-    """Return what became of the calls of a number of clients, each of which calls again once it is answered."""
+    """Return the results of several clients, each of which calls again once it is answered."""
     end = time.perf_counter() + seconds
     return asyncio.run(keep_calling(port, make, clients, lambda: time.perf_counter() < end))
 
 
 async def keep_calling(port: int, make: Maker, clients: int, going: Callable[[], bool], pause_s: float = 0) -> Calls:
-    """Call from a number of clients as long as told, with a pause after each answer."""
+    """Call from several clients for a time, with a pause after each answer."""
     calls = Calls()
 
     async def client() -> None:
@@ -184,6 +184,6 @@ class Caller:
 
 
 def one_after_another(requests: Iterator[bytes] | list[bytes]) -> Maker:
-    """Return what gives these requests in turn, for ever if it is a list."""
+    """Return a function that yields these requests in turn, forever if it is a list."""
     source = itertools.cycle(requests) if isinstance(requests, list) else requests
     return lambda: next(source)

@@ -1,4 +1,4 @@
-"""Starts and ends the servers that the serving benchmark measures, and reads what they say of themselves."""
+"""Starts and ends the servers that the serving benchmark measures, and reads their own measurements."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Server:
         return {(kind, phase): float(seconds) for kind, phase, seconds in _PHASE.findall(text)}
 
     def state(self) -> dict[str, float]:
-        """Return what the service says of its memory."""
-        told: dict[str, float] = json.loads(self.get("/v1/cell")[1])
-        return told
+        """Return the service's report on its cell."""
+        cell: dict[str, float] = json.loads(self.get("/v1/cell")[1])
+        return cell
 
     def processes(self) -> list[psutil.Process]:
         """Return the server's process and all below it."""
@@ -91,7 +91,7 @@ def reclaim_server(model: str, folder: Path, **settings: str) -> Iterator[Server
 
 @contextmanager
 def bare_server(model: str, folder: Path) -> Iterator[Server]:
-    """Give the bare FastAPI route, to be waited for."""
+    """Start the plain FastAPI route; the caller waits for it."""
     port = free_port()
     command = [sys.executable, str(Path(__file__).with_name("serving_bare.py")), "--model", model, "--port", str(port)]
     with _running(command, port, folder / "bare.log", os.environ | {"OMP_NUM_THREADS": "1"}) as server:
@@ -118,7 +118,7 @@ def _running(command: list[str], port: int, log: Path, environment: dict[str, st
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

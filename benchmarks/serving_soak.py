@@ -1,4 +1,4 @@
-"""Steady load for minutes or hours, and the memory of the server's processes meanwhile, as numbers and a figure."""
+"""Applies steady load for minutes or hours and records the memory of the server's processes, with a figure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from serving_cell import MadeUpCell, bulk, one_task, one_window
 from serving_http import OK, Caller, Calls, keep_calling, one_after_another
 from serving_servers import Server, reclaim_server
 
-from reclaim.data.style import INK, STYLE, USAGE_COLOUR
+from reclaim.data.core.style import INK, STYLE, USAGE_COLOUR
 
 Json = dict[str, Any]
 
 SLOT_EVERY_S = 3.0
-"""How often the whole cell reports; a cell's own clock runs a hundred times faster than the machine's."""
+"""Interval of the cell's reports; a cell's own clock runs a hundred times faster than the machine's."""
 RENEWED = 0.005
 """Share of the collections that end, and are followed by others, in each slot."""
 PAUSE_S = 0.2
@@ -28,7 +28,7 @@ PAUSE_S = 0.2
 FLAT = 0.02
 """Share of the memory by which it may grow in an hour and still be called flat."""
 LEAST_S = 600
-"""Less tells nothing of an hour, in seconds."""
+"""Shorter runs say nothing about an hour, in seconds."""
 WARM_UP = 1 / 3
 """Share of the time that is left out of the slope: arrays find their size, and snapshots begin."""
 
@@ -80,7 +80,7 @@ def growth(minutes: NDArray[np.float64], total: NDArray[np.float64], seconds: fl
     """Return how memory grew once it had settled, and a word for it.
 
     The slope is the median of those between any two looks (Theil and Sen): snapshots are peaks of some seconds, and
-    wherever in the time they fall, they are no growth. Least squares, which they lead, stand beside it.
+    at any time of the run, they are no growth. Least squares, which they distort, are reported too.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def growth(minutes: NDArray[np.float64], total: NDArray[np.float64], seconds: fl
 
 
 def _verdict(seconds: float, share: float) -> str:
-    """Return in a word what the memory does, given by what share of itself it grows in an hour."""
+    """Return a word for the trend of the memory, from its relative growth per hour."""
     if seconds < LEAST_S:
         return "too short to say"
     return "flat" if abs(share) <= FLAT else "grows" if share > 0 else "shrinks"

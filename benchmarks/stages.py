@@ -1,4 +1,4 @@
-"""Times each stage on a synthetic cell, on whatever device there is, and writes the figures beside what made them.
+"""Times each stage on a synthetic cell, on the device at hand, and writes the figures with device and versions.
 
     python benchmarks/stages.py --machines 30 --days 4                     # CPU, or CUDA where there is one
     python benchmarks/stages.py --device cuda --bfloat16 --batch-size 16384
@@ -25,32 +25,32 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from reclaim.data.ingest import IngestConfig, ingest
-from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.windows import empty_windows
 from reclaim.features.build import build_features
+from reclaim.features.fold.batch import FeatureState
 from reclaim.features.registry import CONTEXT_WINDOWS
-from reclaim.features.state import FeatureState
 from reclaim.features.targets import HORIZONS_S
-from reclaim.training.estimators.forecast import ForecastEstimator
-from reclaim.training.estimators.plan import Basis
-from reclaim.training.fit import choose_device, fit_network
-from reclaim.training.forecaster import NetworkForecaster
-from reclaim.training.networks import cpu_threads, inverse_transform
-from reclaim.training.resident import Batch, Samples
+from reclaim.training.fitting.network import choose_device, fit_network
+from reclaim.training.fitting.samples import Batch, Samples
+from reclaim.training.fitting.sources import Source, resident_samples
+from reclaim.training.margins.plan import Basis
+from reclaim.training.models.estimator import ForecastEstimator
+from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network import cpu_threads, inverse_transform
 from reclaim.training.settings import FitConfig
-from reclaim.training.sources import Source, resident_samples
 
 TASKS = 250_000
 """Tasks of a large cell: 10,000 machines with 25 tasks each."""
 CONTEXT_BATCH = 4_096
 """Samples whose context is gathered at once: 5 MB on the device."""
 REPEATS = 5
-"""Of what takes well under a second; the median counts."""
+"""Repeats of steps well under a second; the median counts."""
 
 
 class BatchClock:
-    """Notes when each batch of some samples was asked for and when it lay there, the device's work all done.
+    """Records when each batch of some samples was requested and when it was ready on the device.
 
     It waits for the device before and after each batch, so that a GPU's steps cannot overlap: the share that gathering
     takes is right, the speed of the whole is not.
@@ -101,7 +101,7 @@ def score_on_device(forecaster: NetworkForecaster, x: np.ndarray, device: torch.
 
 
 def median_seconds(work: Callable[[], object]) -> float:
-    """Return how long some work takes."""
+    """Return the median duration of some work."""
     seconds = []
     for _ in range(REPEATS):
         started = time.perf_counter()
@@ -111,8 +111,8 @@ def median_seconds(work: Callable[[], object]) -> float:
 
 
 def peak_mib(work: Callable[[], object]) -> float:
-    """Return by how much some work raised this process's memory at its highest, in MiB; Linux only."""
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    """Return the rise of this process's peak memory by some work, in MiB; Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
     before = _memory_mib("VmRSS")
     work()
     return _memory_mib("VmHWM") - before

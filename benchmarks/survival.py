@@ -1,11 +1,11 @@
-"""Kills the service under load and damages what it keeps, and counts what was lost and what it answered wrongly.
+"""Kills the service under load and damages its files, and counts lost windows and wrong answers.
 
     python -m benchmarks.survival --model FOLDER --out benchmarks/results/survival.json
 
-A real `reclaim serve` is told of a made-up cell by four clients, slot by slot, and all its processes are killed by
+Four clients send an invented cell to a real `reclaim serve`, slot by slot, and all its processes are killed by
 SIGKILL at random moments, some of them while it starts again. After each restart every window that it acknowledged is
 looked for, and in the end all its reservations are compared, to the bit, with those of a memory that was never killed.
-Then copies of a store are damaged in many ways: each must be refused by name, or said in a note and no record wrong.
+Then copies of a store are damaged in many ways: each must be refused by name, or opened with a note and right records.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from pathlib import Path
 import numpy as np
 
 from reclaim.data.errors import StoreError
-from reclaim.serving.clock import CellClock
-from reclaim.serving.engine import Engine
-from reclaim.serving.loader import find_model
-from reclaim.serving.metrics import Metrics
+from reclaim.serving.cell.clock import CellClock
+from reclaim.serving.cell.tracker import FORMAT, Tracker
+from reclaim.serving.models.loader import find_model
+from reclaim.serving.models.scorer import Engine
+from reclaim.serving.monitoring.metrics import Metrics
+from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.settings import ServingSettings
-from reclaim.serving.store import Store
-from reclaim.serving.tracker import FORMAT, Tracker
-from reclaim.serving.watch import Watch
-from reclaim.serving.writer import Writer
+from reclaim.serving.storage.store import Store
+from reclaim.serving.writing.writer import Writer
 from reclaim.training.bundle import Bundle, load_bundle
-from tests.serving.keeping import Told, loaded, told_by, usage_rows
-from tests.serving.killing import Cell, Server, made_up, survive
+from tests.serving.cell_fixtures import Told, loaded, told_by, usage_rows
+from tests.serving.kill_harness import Cell, Server, made_up, survive
 
 SETTINGS = ServingSettings()
 Damage = Callable[[Path, np.random.Generator], None]
 
 
 def main() -> None:
-    """Run both and write what was counted."""
+    """Run both and write the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of a bundle")
     parser.add_argument("--kills", type=int, default=20)
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def killed(model: Path, bundle: Bundle, kills: int) -> dict[str, object]:
-    """Return what a server that is killed so many times under load loses, and what it answers wrongly."""
+    """Return the lost windows and wrong answers of a server killed repeatedly under load."""
     cell = made_up(tasks=400, slots=40 + 6 * kills, pieces=8)
     with tempfile.TemporaryDirectory() as folder:
         found = survive(
@@ -113,7 +113,7 @@ class Service:
 
 
 def damaged(bundle: Bundle, times: int) -> dict[str, dict[str, int]]:
-    """Return for each kind of damage to a store how often it met which end."""
+    """Return the count of each outcome for each kind of damage to a store."""
     engine = Engine(loaded(bundle), SETTINGS.cell)
     cell = made_up(tasks=100, slots=150, pieces=4, seed=2)
     cell = replace(cell, facts=[[] for _ in cell.slots])
@@ -140,7 +140,7 @@ def damaged(bundle: Bundle, times: int) -> dict[str, dict[str, int]]:
 
 
 def _end(folder: Path, engine: Engine, cell: Cell, expected: Told) -> str:
-    """Return what comes of opening a damaged store, told all windows again."""
+    """Return the outcome of opening a damaged store and sending all windows again."""
     try:
         service = Service(folder, engine)
     except StoreError as error:

@@ -1,1 +1,1 @@
-"""The ground floor: what a trace is, and how it gets here."""
+"""Traces and datasets: formats, readers, ingest, survey and the synthetic cell; imports no other room."""

@@ -1,4 +1,4 @@
-"""The errors that a user can meet, and nothing else.
+"""Defines the errors that a user can meet.
 
 ::
 
@@ -7,12 +7,12 @@
       DataError
         SchemaError(ValueError)     columns, types or units do not fit; names all that do not
         TraceError                  the trace is broken: damaged files, too many bad lines, nothing in it
-      HistoryTooShortError          there is less data than the step needs; says both numbers
-      ModelError                    no such model, or one made by another feature pipeline
-      StoreError                    what the service remembers cannot be written, or cannot be read back
+      HistoryTooShortError          there is less data than the step needs; gives both numbers
+      ModelError                    no such model, or another feature pipeline made it
+      StoreError                    the state of the service cannot be written or read back
 
-A message says what was expected, what came, and where. Each of these is something the caller can mend: the command
-line prints it as one line and exits with code 2.
+A message gives the expected value, the actual one, and the place. The caller can mend each of these: the command line
+prints one line and exits with code 2.
 """
 
 
@@ -41,8 +41,8 @@ class HistoryTooShortError(ReclaimError):
 
 
 class ModelError(ReclaimError):
-    """There is no such model, or it was made by another feature pipeline."""
+    """The model does not exist, or another feature pipeline made it."""
 
 
 class StoreError(ReclaimError):
-    """What the service remembers cannot be written, or not be read back; the message names the file and the remedy."""
+    """The state of the service cannot be written or read back; the message names the file and the remedy."""

@@ -1,6 +1,6 @@
-"""What a dataset holds: every column's name, type, unit and meaning, each spelled once, here.
+"""Defines the columns of a dataset: name, type, unit and meaning of each, stated here alone.
 
-A dataset is a folder (see ``store.py``)::
+A dataset is a folder (see ``dataset.py``)::
 
     manifest.json
     usage/bucket=000.parquet …     one row per (task, measurement window), sorted by (task, start)
@@ -10,11 +10,11 @@ A dataset is a folder (see ``store.py``)::
     collections.parquet            lifecycle, names and settings of jobs and alloc sets
     machines.parquet               capacity changes;  attributes.parquet  machine attributes
     machine_usage.parquet          usage of whole machines, where a trace has it
-    rejects/                       every input line that was not taken, with file, line number and reason
+    rejects/                       every rejected input line, with file, line number and reason
 
 Anything a trace lacks is null, never zero. Resources keep the trace's unit (normalised compute units and bytes for
-Google, MHz and MiB for Bitbrains …): everything later divides by the limit, so only the ratio matters. What only one
-trace has stands in extra columns after a table's own (``EXTRAS``), in datasets of that trace alone.
+Google, MHz and MiB for Bitbrains …): later stages divide by the limit, so only the ratio matters. Columns that only one
+trace has come after a table's own (``EXTRAS``), in datasets of that trace alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BEFORE_TRACE_US: Final = 0
 AFTER_TRACE_US: Final = 2**63 - 1
 """The time a v3 event carries when it happened after the trace ended: a flag, not a time."""
 UNKNOWN_ID: Final = -1
-"""Stands for a null id, time, tier or class in numpy arrays, which have no nulls."""
+"""Means a null id, time, tier or class in numpy arrays, which have no nulls."""
 
 PERCENTILES: Final = tuple(range(0, 101, 10))
 """Levels, in percent, of the 11 values of ``cpu_percentiles``."""
@@ -364,3 +364,7 @@ BUCKETED: Final = ("usage", "events", "constraints")
 def with_extras(table: str, extras: Sequence[str]) -> pa.Schema:
     """Return a table's schema followed by the named extra columns."""
     return pa.schema([*TABLES[table], *(EXTRAS[name] for name in extras)])
+
+
+DAY_US: Final = 86_400_000_000
+"""A day, in microseconds."""

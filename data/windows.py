@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,24 @@ LEVELS: Final = tuple(sorted((*PERCENTILES, *TAIL_PERCENTILES)))
 
 P0, P10, P50, P90, P99, P100 = (LEVELS.index(level) for level in (0, 10, 50, 90, 99, 100))
 
+VECTORS: Final = {
+    schema.CPU_PERCENTILES: [LEVELS.index(level) for level in PERCENTILES],
+    schema.CPU_TAIL_PERCENTILES: [LEVELS.index(level) for level in TAIL_PERCENTILES],
+}
+"""The percentile vectors of the schema, and the places of their values among ``LEVELS``."""
+
+
+class Column(NamedTuple):
+    """Type of a column of ``Windows``, its value where it is unknown, and the names along its second axis, if any."""
+
+    dtype: Any
+    unknown: float
+    axis: tuple[str, ...] = ()
+
+
+def _column(dtype: Any, unknown: float, axis: tuple[str, ...] = ()) -> Mapping[str, Column]:
+    return {"column": Column(np.dtype(dtype), unknown, axis)}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -52,6 +70,8 @@ class Cell:
 @dataclass(frozen=True)
 class Windows:
     """``n`` measurement windows of any number of tasks; rows of one task stand in time order.
+
+    A column is stated here alone: everything that makes, copies, keeps or writes windows goes by ``COLUMNS``.
 
     Attributes
     ----------
@@ -77,27 +97,27 @@ class Windows:
         Whether the task runs inside an alloc instance.
     """
 
-    collection_id: NDArray[np.int64]
-    instance_index: NDArray[np.int64]
-    start_us: NDArray[np.int64]
-    end_us: NDArray[np.int64]
-    scheduled_us: NDArray[np.int64]
-    machine_id: NDArray[np.int64]
-    user: NDArray[np.int64]
-    name: NDArray[np.int64]
-    usage: NDArray[np.float64]
-    percentiles: NDArray[np.float32]
-    limit: NDArray[np.float64]
-    tier: NDArray[np.int8]
-    scheduling_class: NDArray[np.int8]
-    in_alloc: NDArray[np.bool_]
+    collection_id: NDArray[np.int64] = field(metadata=_column("i8", 0))
+    instance_index: NDArray[np.int64] = field(metadata=_column("i8", 0))
+    start_us: NDArray[np.int64] = field(metadata=_column("i8", 0))
+    end_us: NDArray[np.int64] = field(metadata=_column("i8", 0))
+    scheduled_us: NDArray[np.int64] = field(metadata=_column("i8", UNKNOWN_ID))
+    machine_id: NDArray[np.int64] = field(metadata=_column("i8", UNKNOWN_ID))
+    user: NDArray[np.int64] = field(metadata=_column("i8", UNKNOWN_ID))
+    name: NDArray[np.int64] = field(metadata=_column("i8", UNKNOWN_ID))
+    usage: NDArray[np.float64] = field(metadata=_column("f8", math.nan, CHANNELS))
+    percentiles: NDArray[np.float32] = field(metadata=_column("f4", math.nan, tuple(f"p{level}" for level in LEVELS)))
+    limit: NDArray[np.float64] = field(metadata=_column("f8", math.nan, RESOURCES))
+    tier: NDArray[np.int8] = field(metadata=_column("i1", UNKNOWN_ID))
+    scheduling_class: NDArray[np.int8] = field(metadata=_column("i1", UNKNOWN_ID))
+    in_alloc: NDArray[np.bool_] = field(metadata=_column("?", False))
 
     def __len__(self) -> int:
         return len(self.end_us)
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Windows:
         """Return the chosen rows, in the order given."""
-        return Windows(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        return Windows(**{name: getattr(self, name)[rows] for name in COLUMNS})
 
     def task_starts(self) -> NDArray[np.int64]:
         """Return the first row of each run of equal task ids, and ``n``; shape (n_tasks + 1,).
@@ -116,9 +136,16 @@ class Windows:
         return np.repeat(np.arange(len(starts) - 1, dtype=np.int64), np.diff(starts))
 
 
+COLUMNS: Final[Mapping[str, Column]] = {f.name: f.metadata["column"] for f in fields(Windows)}
+"""Every column of ``Windows`` by name, in its order."""
+
+WINDOW: Final = np.dtype([(name, c.dtype, (len(c.axis),) if c.axis else ()) for name, c in COLUMNS.items()])
+"""One window as a record, for what keeps windows one by one."""
+
+
 def concatenate(parts: list[Windows]) -> Windows:
     """Return the rows of all parts, in the order given."""
-    return Windows(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Windows)})
+    return Windows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS})
 
 
 def sort_windows(windows: Windows) -> Windows:
@@ -130,20 +157,7 @@ def sort_windows(windows: Windows) -> Windows:
 def empty_windows(n: int = 0) -> Windows:
     """Return ``n`` rows in which nothing is known; for callers that fill in what they have."""
     return Windows(
-        collection_id=np.zeros(n, np.int64),
-        instance_index=np.zeros(n, np.int64),
-        start_us=np.zeros(n, np.int64),
-        end_us=np.zeros(n, np.int64),
-        scheduled_us=np.full(n, UNKNOWN_ID, np.int64),
-        machine_id=np.full(n, UNKNOWN_ID, np.int64),
-        user=np.full(n, UNKNOWN_ID, np.int64),
-        name=np.full(n, UNKNOWN_ID, np.int64),
-        usage=np.full((n, len(CHANNELS)), np.nan),
-        percentiles=np.full((n, len(LEVELS)), np.nan, np.float32),
-        limit=np.full((n, len(RESOURCES)), np.nan),
-        tier=np.full(n, UNKNOWN_ID, np.int8),
-        scheduling_class=np.full(n, UNKNOWN_ID, np.int8),
-        in_alloc=np.zeros(n, np.bool_),
+        **{name: np.full((n, len(c.axis)) if c.axis else n, c.unknown, c.dtype) for name, c in COLUMNS.items()}
     )
 
 

@@ -1,1 +1,1 @@
-"""What a model may look at: everything computed from the past of one task."""
+"""Features, targets and splits: everything computed from the past of tasks; imports ``data``."""

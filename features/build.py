@@ -1,4 +1,4 @@
-"""Builds the feature set of a dataset: every bucket by itself, then what tasks can tell of each other."""
+"""Builds the feature set of a dataset: each bucket on its own, then the features about related tasks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,16 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data import schema as s
+from reclaim.data.core.files import content_sha256, remove_left_behind, replaced_folder, write_json
+from reclaim.data.dataset import MANIFEST, Dataset, bucket_name
 from reclaim.data.errors import ConfigError, HistoryTooShortError, TraceError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.store import (
-    MANIFEST,
-    Dataset,
-    bucket_name,
-    content_sha256,
-    remove_left_behind,
-    replaced_folder,
-    write_json,
-)
 from reclaim.data.windows import Cell, measured_by_mean
-from reclaim.features.kin import Tasks, fold_everyone
+from reclaim.features.feature_set import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
+from reclaim.features.fold.batch import fold_tasks
+from reclaim.features.fold.related import Tasks, fold_everyone
 from reclaim.features.registry import CONTEXT, FEATURE_NAMES, PIPELINE_VERSION, SIGNALS
 from reclaim.features.splits import SplitConfig, cuts_us, groups, periods, reach_of, split_counts
-from reclaim.features.state import fold_tasks
-from reclaim.features.store import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
 from reclaim.features.targets import HORIZONS_S, OOM_COLUMNS, OOM_DEFINITION, TARGETS, oom_events, targets
 
 _ROWS_AT_ONCE: Final = 4_096

@@ -1,4 +1,4 @@
-"""What reports split rows by: the tier and the age of the task, and which rows are of one task."""
+"""Split rows for reports by the tier and the age of their task, and say which rows are of one task."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.dataset import Dataset
 from reclaim.data.schema import TIERS
-from reclaim.data.store import Dataset
 from reclaim.data.windows import Windows
-from reclaim.features.store import FeatureSet
+from reclaim.features.feature_set import FeatureSet
 
 AGE_EDGES_S: Final = (300.0, 7_200.0, 86_400.0)
 """Upper edges of the age classes, in seconds, the edge itself within."""

@@ -1,10 +1,12 @@
-"""Every feature by name: its formula, unit, and what it is when data is missing; the order is the model's input."""
+"""Registry of features: name, formula, unit and missing value of each; the order is the model's input."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from enum import IntEnum
+from typing import Any, Final
 
 from reclaim.data.schema import RESOURCES, TIERS
 
@@ -196,6 +198,26 @@ FEATURES: Final = (
 
 FEATURE_NAMES: Final = tuple(f.name for f in FEATURES)
 
+
+def _positions(names: Iterable[str]) -> Any:
+    """Return positions by name, which compiled code takes for constants."""
+    made: Any = IntEnum
+    return made("Positions", {name: position for position, name in enumerate(names)})
+
+
+AT: Final = _positions(FEATURE_NAMES)
+"""Position of every feature. The code that computes one writes it by this name; a feature without such code, or the
+other way round, is found by ``tests/features/test_registry.py``."""
+STATISTIC: Final = _positions(f.name for f in _STATISTICS)
+"""Position of a statistic among those of its signal, the ``k``-th of which begin at ``k * N_STATISTICS``."""
+OF_RESOURCE: Final = _positions(f.name for f in _RESOURCE)
+"""Position of a feature among those of its resource, the ``r``-th of which begin at ``FIRST_RESOURCE + r *
+N_RESOURCE``."""
+OF_OTHERS: Final = _positions(f.name for f in _KIN + _NOW)
+"""Position of a feature among those of a signal of related tasks; all but siblings have the first ``N_KIN`` alone."""
+
+N_KIN: Final = len(_KIN)
+N_SIBLING: Final = len(_KIN + _NOW)
 N_STATISTICS: Final = len(_STATISTICS)
 N_RESOURCE: Final = len(_RESOURCE)
 FIRST_RESOURCE: Final = len(SIGNALS) * N_STATISTICS

@@ -1,4 +1,4 @@
-"""Who may learn from what: periods by time, a horizon apart; groups by collection; the role of a whole dataset."""
+"""Assign rows to periods a horizon apart, collections to groups, and a whole dataset to its role."""
 
 from __future__ import annotations
 

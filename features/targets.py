@@ -1,4 +1,4 @@
-"""What is to be predicted at each window's end t: demand, peak CPU and out-of-memory within each horizon after t.
+"""Targets at each window's end t: demand, peak CPU and out-of-memory within each horizon after t.
 
 This is the one place of the room that looks past t.
 """

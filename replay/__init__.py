@@ -1,1 +1,1 @@
-"""The proving ground: what would have happened under another estimator or margin."""
+"""Replay: simulated cells, metrics, experiments and reports; imports ``training``, ``features`` and ``data``."""

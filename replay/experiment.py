@@ -1,264 +1,175 @@
-"""Runs an experiment on a dataset: measure, draw, write, record; run again, it finds its work done."""
+"""Defines an experiment: its settings and measurement, its page and figures, and the runs it records."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from importlib.metadata import version
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
+from tqdm import tqdm
 
-from reclaim.data.errors import ConfigError
-from reclaim.data.schema import AFTER_TRACE_US
-from reclaim.data.store import Dataset, remove_left_behind, replaced_folder
-from reclaim.features.registry import FEATURE_NAMES
-from reclaim.features.store import FeatureSet
-from reclaim.replay import figures
-from reclaim.replay.kinds import ONLINE, ORACLE, Experiment, Measured, Results, Source
-from reclaim.replay.metrics import FEW
-from reclaim.replay.record import record
-from reclaim.replay.report import PAGE, ReplayReport, render_page
-from reclaim.replay.settings import ReplayConfig
-from reclaim.training.estimators.registry import ESTIMATORS
-from reclaim.training.flat import flatten
-from reclaim.training.tracking import git_commit
+from reclaim.data.core.tables import Table
+from reclaim.data.dataset import Dataset
+from reclaim.features.feature_set import FeatureSet
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from reclaim.training.bundle import Bundle
 
-log = logging.getLogger(__name__)
+LEARNED: Final = "learned"
+STATISTICAL: Final = "statistical"
+COMPARED: Final = (LEARNED, STATISTICAL)
+"""Kinds of estimators that are compared with each other; the limit and the oracle are the ends of the scale."""
+ORACLE: Final = "oracle"
+"""Kind and name of the estimator that sees the future."""
+ONLINE: Final = "-online"
+"""Suffix of the name of an estimator whose margins follow the workload (``margins.online``)."""
 
-RESULTS: Final = "results.json"
+REFERENCE: Final = "borg"
+"""Estimator that every page and summary shows, where it was replayed."""
+HEADLINE: Final = "aggressive"
+"""Margin of the large figures of a page and of the summary on the console."""
+
+Results = Mapping[str, Any]
+"""Content of ``results.json``: plain JSON, None for unknown values."""
 
 
-def run_experiment(
-    experiment: Experiment,
-    dataset: Path,
-    out: Path,
-    config: ReplayConfig | None = None,
-    *,
-    bundles: Mapping[str, Bundle] | None = None,
-    tracking: bool = True,
-    progress: bool = True,
-) -> ReplayReport:
-    """Run an experiment and write what came of it: ``results.json``, ``report.html``, figures and files of its own.
+@dataclass(frozen=True)
+class Source:
+    """The input of an experiment.
 
-    All is written at once. Where ``out`` holds the same experiment already, nothing is computed again; only the
-    tracking runs are made up for where they are missing.
-
-    Parameters
+    Attributes
     ----------
-    experiment : Experiment
-        See ``experiments.load_experiment``.
-    dataset : Path
-        An ingested dataset with its features.
-    out : Path
-        Folder to write; must not exist, or hold this very experiment.
-    config : ReplayConfig or None
-        One of ``experiment.config``; its defaults when None.
-    bundles : mapping of str to Bundle or None
-        Learned estimators by the name they go under.
-    tracking : bool
-        Whether to record the runs in MLflow.
+    dataset, features : Dataset, FeatureSet
+        The features are the dataset's, and have a test period.
+    bundles : mapping of str to Bundle
+        Learned estimators by name.
     progress : bool
         Whether to show progress on a terminal.
-
-    Raises
-    ------
-    ConfigError
-        There is no dataset or no features, they have no test period, a learned estimator was trained or tuned on some
-        of it, or ``out`` holds something else.
-    HistoryTooShortError
-        The validation or the test period is shorter than the horizon.
+    seconds : dict of str to float
+        Filled with the wall time of the parts, as ``fold/<estimator>``.
     """
-    config, bundles = config or experiment.config(), bundles or {}
-    assert isinstance(config, experiment.config), f"{experiment.name} takes a {experiment.config.__name__}"
-    reserved = {ORACLE, *ESTIMATORS, *(name + ONLINE for name in bundles)} & set(bundles)
-    if reserved:
-        raise ConfigError(f"a learned estimator cannot be called {', '.join(sorted(reserved))}: the name is taken")
-    opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
-    if features.role == "train":
-        raise ConfigError(
-            f"{dataset}: its features were built with split.role=train, so it has no test period; build them for one, "
-            f"`reclaim features {dataset} --set split.role=all`, and train anew; or `test` if it never was trained on"
-        )
-    for name, bundle in bundles.items():
-        _refuse_seen_tests(name, bundle, opened, features)
-    inputs = _inputs(experiment, opened, features, config, bundles)
-    results = _already_there(out, inputs)
-    seconds: dict[str, float] = {}
-    if already_there := results is not None:
-        remove_left_behind(out)
-        log.info("%s: holds this experiment already, nothing to do", out)
-    else:
-        measured = experiment.measure(Source(opened, features, bundles, progress, seconds), config)
-        made = {
-            **measured.results,
-            "dataset": _dataset_facts(opened, features) | measured.results.get("dataset", {}),
-            "definitions": _with_few_collections(measured),
-            "command": _command(experiment, opened, config, bundles),
-            "made_with": _made_with(bundles),
-            "inputs": inputs,
-        }
-        results = json.loads(json.dumps(made, allow_nan=False))  # as whoever reads the file has them
-        with replaced_folder(out) as folder:
-            write_folder(experiment, results, folder, measured.write)
-    report = ReplayReport(folder=out, results=results, already_there=already_there, seconds=seconds)
-    if tracking:
-        record(experiment, report)
-    return report
+
+    dataset: Dataset
+    features: FeatureSet
+    bundles: Mapping[str, Bundle]
+    progress: bool = True
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def kind(self, name: str) -> str:
+        """Return the kind of an estimator: ``LEARNED`` or ``STATISTICAL``."""
+        return LEARNED if name in self.bundles else STATISTICAL
+
+    def each(self, names: Iterable[str], doing: str, part: str, unit: str = "estimator") -> Iterator[str]:
+        """Yield names under a progress bar, and record how long the caller takes for each as ``<part>/<name>``."""
+        for name in tqdm(names, desc=doing, unit=unit, disable=None if self.progress else True):
+            with self.timed(f"{part}/{name}"):
+                yield name
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Record the wall time of a block."""
+        started = time.perf_counter()
+        yield
+        self.seconds[part] = time.perf_counter() - started
 
 
-def write_folder(
-    experiment: Experiment, results: Results, folder: Path, write: Callable[[Path], None] | None = None
-) -> None:
-    """Write the results, their figures, the page and what else there is into an existing folder."""
-    drawn = {}
-    for name, draw in experiment.figures.items():
-        figure = draw(results)
-        if figure is not None:
-            drawn[name] = figures.save_figure(figure, folder / name)[1]
-    (folder / PAGE).write_text(render_page(experiment, results, drawn), encoding="utf-8")
-    (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")  # in the order of the page
-    if write is not None:
-        write(folder)
+@dataclass(frozen=True)
+class Measured:
+    """The output of an experiment.
 
-
-def _with_few_collections(measured: Measured) -> dict[str, str]:
-    """Return the definitions, and a word on intervals where they rest on few collections."""
-    definitions, count = dict(measured.definitions), measured.results.get("dataset", {}).get("test_collections")
-    if "interval" not in definitions or count is None or count >= FEW:
-        return definitions
-    told = f"The test period has {count}, and intervals rest on how they differ. Of fewer than {FEW} "
-    return definitions | {"few collections": told + "they come out too narrow; of 1 alone there are none."}
-
-
-def _inputs(
-    experiment: Experiment,
-    dataset: Dataset,
-    features: FeatureSet,
-    config: ReplayConfig,
-    bundles: Mapping[str, Bundle],
-) -> dict[str, Any]:
-    """Return all that decides the results."""
-    return {
-        "experiment": experiment.name,
-        "version": experiment.version,
-        "dataset_fingerprint": dataset.fingerprint,
-        "features_fingerprint": features.fingerprint,
-        "config": json.loads(json.dumps(asdict(config))),
-        "bundles": {name: _bundle_facts(bundle, dataset) for name, bundle in sorted(bundles.items())},
-    }
-
-
-def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
-    # a model is named by what it answers: its files may differ from one saving to the next
-    asked = np.random.default_rng(0).random((256, len(FEATURE_NAMES)), np.float32)
-    answered = bundle.forecaster.predict(asked)
-    digest = hashlib.sha256(answered.quantiles.tobytes() + answered.oom_probability.tobytes())
-    return {
-        "kind": bundle.kind,
-        "plans": {name: [asdict(basis) for basis in plan] for name, plan in bundle.plans.items()},
-        "answers_sha256": digest.hexdigest(),
-        "pipeline_version": bundle.pipeline_version,
-        "trained_on_fingerprint": bundle.dataset_fingerprint,
-        "trained_on_this_dataset": _trained_on(bundle, dataset),
-    }
-
-
-def _trained_on(bundle: Bundle, dataset: Dataset) -> bool:
-    several = (source["fingerprint"] for source in bundle.trained.get("datasets", ()))
-    return dataset.fingerprint in {bundle.dataset_fingerprint, *several}
-
-
-def _refuse_seen_tests(name: str, bundle: Bundle, dataset: Dataset, features: FeatureSet) -> None:
-    """Raise ConfigError where a model was fitted to, or stopped, levelled and calibrated by, what is tested here.
-
-    The periods are those of the features as they are now; the model may have been trained on others of this dataset. A
-    bundle that does not say what it saw is let pass.
+    Attributes
+    ----------
+    results : dict
+        The experiment's own part of ``results.json``; inputs, dataset, command and definitions are added by the caller.
+        Its ``dataset`` is added to the facts of the dataset: ``test_period.period_facts``, by custom.
+    definitions : mapping of str to str
+        Term to meaning, for every number in the results that does not explain itself.
+    write : callable or None
+        Writes further files into the folder of the results.
     """
-    remedy = (
-        f"train on these features, `reclaim train {dataset.path}`, or replay on those that the model was trained on, "
-        f"built by `reclaim features {dataset.path}` with the settings of then"
-    )
-    begins_us, unseen = features.cuts_us[1], features.manifest["config"]["split"]["test_unseen_share"]
-    for facts in bundle.trained.get("datasets", ()):
-        if facts["fingerprint"] != dataset.fingerprint or "tuned_until_us" not in facts:
-            continue
-        for done in ("trained", "tuned"):
-            if facts[f"{done}_until_us"] > begins_us:
-                until = facts[f"{done}_until_us"]
-                till = "to its end" if until == AFTER_TRACE_US else f"until {until} µs on its clock"
-                raise ConfigError(
-                    f"{dataset.path}: {name} was {done} on this dataset {till}, and its test period begins at "
-                    f"{begins_us} µs; {remedy}"
-                )
-        if facts["kept_unseen"] < unseen:
-            raise ConfigError(
-                f"{dataset.path}: {unseen:.0%} of the collections are to be unseen in the test, and {name} was trained "
-                f"and tuned on all but {facts['kept_unseen']:.0%}; {remedy}"
-            )
+
+    results: dict[str, Any]
+    definitions: Mapping[str, str]
+    write: Callable[[Path], None] | None = None
 
 
-def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the results at ``out`` if they are those of this very experiment; None where there is nothing yet."""
-    if not out.exists():
-        return None
-    remedy = "choose another folder or remove it"
-    if not out.is_dir():
-        raise ConfigError(f"{out}: exists and is no folder; {remedy}")
-    path = out / RESULTS
-    if not path.is_file():
-        if any(out.iterdir()):
-            raise ConfigError(f"{out}: exists and holds no {RESULTS}; {remedy}")
-        return None
-    try:
-        results = json.loads(path.read_text())
-        there = results["inputs"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not the results of a replay; {remedy}") from error
-    if there != inputs:
-        differing = sorted(key for key in inputs.keys() | there.keys() if inputs.get(key) != there.get(key))
-        raise ConfigError(f"{out}: holds a replay that differs in {', '.join(differing)}; {remedy}")
-    return dict(results)
+@dataclass(frozen=True)
+class Column:
+    """A column of tables of runs: its heading and its key in ``Run.metrics``."""
+
+    heading: str
+    metric: str
+    percent: bool = False
 
 
-def _command(experiment: Experiment, dataset: Dataset, config: ReplayConfig, bundles: Mapping[str, Bundle]) -> str:
-    """Return what repeats this on a command line; which model stands for a bundle, only its user knows."""
-    default = flatten(asdict(experiment.config()))
-    words = [f"reclaim replay {experiment.name}", dataset.path.name, "--out DIR"]
-    words += ["--model NAME@ALIAS" for _ in bundles] or ["--no-model"]
-    words += [f"--set {k}={_setting(v)}" for k, v in flatten(asdict(config)).items() if v != default.get(k)]
-    return " ".join(words)
+@dataclass(frozen=True)
+class Run:
+    """The recorded numbers of one contender: an estimator under a margin, on a number of machines, ….
+
+    Attributes
+    ----------
+    name : str
+        Unique in the experiment, as ``borg/medium``.
+    words : mapping of str to str
+        Its identity, in the order tables show it: ``estimator``, ``margin``, ….
+    metrics : mapping of str to float or None
+        By key; the keys of all columns, and any others to keep.
+    params : mapping
+        Its own settings besides those of the configuration; nested names are joined with dots.
+    tags : mapping of str to str
+        Further recorded words, which no table shows: ``kind``, ….
+    """
+
+    name: str
+    words: Mapping[str, str]
+    metrics: Mapping[str, float | None]
+    params: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
-def _setting(value: object) -> str:
-    if isinstance(value, tuple):
-        return "'" + json.dumps(value) + "'"
-    return json.dumps(value) if isinstance(value, bool) else str(value)  # TOML's words for them
+@dataclass(frozen=True)
+class Experiment:
+    """One question that a replay answers: one command, one page, one MLflow experiment.
 
+    The text of its page is a template, ``page.html`` in its folder, which extends ``report/page.html``.
 
-def _dataset_facts(dataset: Dataset, features: FeatureSet) -> dict[str, Any]:
-    manifest = dataset.manifest
-    return {
-        "name": manifest.get("name", dataset.path.name),
-        "folder": dataset.path.name,
-        "nature": manifest.get("nature", "not stated"),
-        "trace": manifest.get("options", {}).get("trace", "not stated"),
-        "lacks": list(manifest.get("lacks", [])),
-        "fingerprint": dataset.fingerprint,
-        "features_fingerprint": features.fingerprint,
-        "task_windows": int(features.bucket_start[-1]),
-        "measured_by_mean": features.manifest["measured_by_mean"],
-    }
+    Attributes
+    ----------
+    name : str
+        Verb and MLflow experiment: ``margins``, ``frontier``, …; with underscores the name of its folder.
+    title : str
+        Heading of the page, without the dataset's name.
+    version : int
+        Raised when the meaning of its results changes.
+    config : type
+        A frozen dataclass that extends ``replay.settings.ReplayConfig``.
+    measure : callable
+        From a source and a configuration.
+    page : callable
+        From the results to the values and tables that the template names besides ``results`` and ``images``.
+    summary : callable
+        From the results to the table of a terminal, ten rows at most: the best learned and the best statistical
+        estimator, Borg's, the oracle, and a verdict where there is one.
+    figures : mapping of str to callable
+        From the results to a figure, by file name; None where there is nothing to draw.
+    runs : callable
+        From the results to the recorded runs.
+    columns : tuple of Column
+        Numbers of every run that ``reclaim compare`` and the page show.
+    """
 
-
-def _made_with(bundles: Mapping[str, Bundle]) -> dict[str, str | None]:
-    """Return the versions of what the numbers may depend on, and the commit of the working folder."""
-    packages = ["reclaim", "numpy", *(["torch"] if any(b.kind == "network" for b in bundles.values()) else [])]
-    return {name: version(name) for name in packages} | {"git_commit": git_commit()}
+    name: str
+    title: str
+    version: int
+    config: type[Any]
+    measure: Callable[[Source, Any], Measured]
+    page: Callable[[Results], Mapping[str, Any]]
+    summary: Callable[[Results], Table]
+    figures: Mapping[str, Callable[[Results], Figure | None]]
+    runs: Callable[[Results], Sequence[Run]]
+    columns: tuple[Column, ...]

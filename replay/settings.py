@@ -1,4 +1,4 @@
-"""What every replay is asked for: the horizon, the estimators, the budgets, and how intervals are drawn."""
+"""Settings of every replay: the horizon, the estimators, the budgets, and the intervals."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 from reclaim.data.errors import ConfigError
 from reclaim.features.targets import HORIZONS_S
-from reclaim.training.calibrate import Budgets
 from reclaim.training.estimators.registry import ESTIMATORS
+from reclaim.training.margins.margin import Budgets
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """How a replay is run."""
+    """Settings of a replay."""
 
     horizon_s: int = 3_600
-    """The horizon a reservation is promised for, in seconds; one of ``features.targets.HORIZONS_S``."""
+    """The horizon that a reservation must cover, in seconds; one of ``features.targets.HORIZONS_S``."""
     estimators: tuple[str, ...] = (
         "borg", "percentile", "max-nsigma-percentile", "moving-max", "autopilot-percentile", "vpa", "koordinator",
         "limit",
@@ -25,13 +25,13 @@ class ReplayConfig:
     budgets: Budgets = field(default_factory=Budgets)
     """Shares of validation task-windows that may violate, for the baseline and the aggressive margin."""
     by_group: bool = False
-    """Whether each group of tasks (tier, age) keeps the budgets for itself, with a margin of its own."""
+    """Whether each group of tasks (tier, age) keeps the budgets by itself, with its own margin."""
     draws: int = 1_000
     """Bootstrap resamples behind each interval."""
     confidence: float = 0.95
     """Share of the resamples within an interval."""
     seed: int = 1
-    """Seed of everything that is drawn."""
+    """Seed of all random draws."""
 
     def __post_init__(self) -> None:
         if self.horizon_s not in HORIZONS_S:

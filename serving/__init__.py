@@ -1,1 +1,1 @@
-"""The estimator service: reservations over HTTP."""
+"""The estimator service: reservations over HTTP; imports ``training``, ``features`` and ``data``."""

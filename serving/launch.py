@@ -1,4 +1,4 @@
-"""Starts the server: all that a user can have got wrong is checked first, then this process becomes the server."""
+"""Starts the server: checks address, files, state and model, then turns this process into the server."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from reclaim.data.core.files import take_lock
 from reclaim.data.errors import ConfigError
-from reclaim.serving.guard import read_token
-from reclaim.serving.kept import start_model
+from reclaim.serving.http.guard import read_token
+from reclaim.serving.models.cache import start_model
 from reclaim.serving.settings import DEFAULT_MODEL, ENV_PREFIX, ServingSettings, cell_folder, read_settings
-from reclaim.serving.store import take_lock
 
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 SERVICE_NAME: Final = "reclaim"
-"""What BentoML calls it."""
+"""Name of the service in BentoML."""
 Tls = tuple[Path, Path] | tuple[None, None]
-"""The files of a certificate and of its key."""
+"""Files of a certificate and of its key."""
 
 DEFAULT_STATE: Final = Path("reclaim-state")
-"""Where the state is kept when nobody says otherwise: a service that forgets a cell at every restart surprises."""
+"""Default folder of the state: a service that forgets its cell at every restart would surprise."""
 _KEEP_ALIVE_S: Final = 75
-"""How long an idle connection is kept, in seconds: callers come every few seconds, and one closed at the moment it is
-used again is a failed request."""
+"""How long an idle connection is kept, in seconds: callers send every few seconds, and a connection that
+closes while it is used again fails a request."""
 _BACKLOG: Final = 2_048
-"""How many connections may wait to be taken; as with uvicorn and BentoML."""
+"""Connections that may wait to be accepted, as in uvicorn and BentoML."""
 _GRACE_S: Final = 20
-"""How long requests under way may take to end once the server is told to stop, in seconds; Kubernetes waits 30."""
+"""How long requests under way may take to end after the signal to stop, in seconds; Kubernetes waits 30."""
 _LATER_S: Final = 5.0
-"""By how much BentoML's own time limit is longer than ours, in seconds."""
+"""Difference between BentoML's own time limit and ours, in seconds."""
 
 
 def serve(
@@ -47,32 +47,31 @@ def serve(
     tls_cert: Path | None = None, tls_key: Path | None = None, log_json: bool = False, repair: bool = False,
     insecure: bool = False,
 ) -> NoReturn:  # fmt: skip
-    """Become the server: one process, to which signals are sent, and which ends with it.
+    """Turn this process into the server: the one process that receives signals, with no parent above it.
 
-    The port is taken at once: who calls while the model is loaded waits, and is not turned away.
-
-    What is not given is what the environment says, see ``ServingSettings``.
+    The port is bound first, so that requests that arrive while the model loads wait and are not refused. Arguments that
+    are not given come from the environment, see ``ServingSettings``.
 
     Parameters
     ----------
     host : str
-        Address to listen on; the loopback address unless the caller says otherwise.
+        Address to listen on.
     port : int
         TCP port.
     model, shadow : str
         References, see ``loader.find_model``; no shadow where empty.
     state : Path or None
-        Folder for what must outlive the process, made if need be; None keeps it in memory alone.
+        Folder for all that must outlive the process, made if missing; None keeps it in memory alone.
     token_file : Path or None
         File with the bearer token.
     tls_cert, tls_key : Path or None
-        PEM files of the certificate, with its chain, and of its key without a password; both or neither.
+        PEM files of the certificate with its chain, and of its key, which has no password; both or neither.
     log_json : bool
         Whether the log is one JSON object a line.
     repair : bool
-        Whether a state that is damaged in the middle is used up to there, and the rest moved aside.
+        Whether a state that is damaged in the middle is used up to the damage, and the rest moved aside.
     insecure : bool
-        Whether other machines may be let in without a token.
+        Whether other machines may connect without a token.
 
     Raises
     ------
@@ -89,16 +88,16 @@ def serve(
         given |= {"model": model, "state": None if state is None else _checked_state(state)}
         settings = read_settings().model_copy(update=given)
         address = str(listening.getsockname()[0])
-        _check_door(address, settings.token_file, encrypted=tls[0] is not None, insecure=insecure)
-        start = start_model(settings)  # what would end in a traceback later is refused here, in one line
+        _check_access(address, settings.token_file, encrypted=tls[0] is not None, insecure=insecure)
+        start = start_model(settings)  # a problem is one line here, and would be a traceback later
         given |= {"model_version": start.location.version, "bundle": start.location.folder}
         url = f"{'http' if tls[0] is None else 'https'}://{_in_url(address)}:{port}"
-        _LOG.info("serving %s version %s on %s", start.location.name, start.location.version, url)
+        log.info("serving %s version %s on %s", start.location.name, start.location.version, url)
         _become_the_server(listening, tls, _environment(given, settings))
 
 
 def _become_the_server(listening: socket.socket, tls: Tls, environment: Mapping[str, str]) -> NoReturn:
-    """Serve until told to stop, as BentoML's own worker does, but with no second process that watches over it."""
+    """Serve until a signal, as BentoML's own worker does, but without a supervising process."""
     os.environ.clear()
     os.environ.update(environment)
     import uvicorn
@@ -107,33 +106,33 @@ def _become_the_server(listening: socket.socket, tls: Tls, environment: Mapping[
 
     cert, key = tls
     config = uvicorn.Config(
-        ReservationService.to_asgi(),  # type: ignore[attr-defined]  # of what the decorator made of it
+        ReservationService.to_asgi(),  # type: ignore[attr-defined]  # the decorator replaces the class
         lifespan="on", ws="none", log_config=None, access_log=False, server_header=False, backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_GRACE_S, ssl_certfile=cert, ssl_keyfile=key,
     )  # fmt: skip
     server = uvicorn.Server(config)
-    for number in (signal.SIGINT, signal.SIGTERM):  # it sends them again once all is done, and who is told to stop did
+    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at the end: the exit is clean
         signal.signal(number, server.handle_exit)
     server.run(sockets=[listening])
     sys.exit(os.EX_OK if server.started else os.EX_SOFTWARE)
 
 
 def _environment(given: dict[str, Any], settings: ServingSettings) -> dict[str, str]:
-    """Return the server's environment: this process's, what was given, and what BentoML is to be told."""
-    told = {ENV_PREFIX + name.upper(): value for name, value in given.items()}
-    environment = os.environ | {name: str(value) for name, value in told.items() if value is not None}
-    for name in (name for name, value in told.items() if value is None):
+    """Return the server's environment: this process's, the given settings, and options of BentoML."""
+    variables = {ENV_PREFIX + name.upper(): value for name, value in given.items()}
+    environment = os.environ | {name: str(value) for name, value in variables.items() if value is not None}
+    for name in (name for name, value in variables.items() if value is None):
         environment.pop(name, None)
     environment.setdefault("BENTOML_DO_NOT_TRACK", "True")
-    # BentoML's own time limit spans body and answer, and speaks another shape of error: it must never come first
+    # BentoML's own time limit spans body and answer, and its error has another shape: it must never expire first
     longest_s = settings.body_timeout_s + settings.request_timeout_s + _LATER_S
     options = f"services.{SERVICE_NAME}.traffic.timeout={longest_s} {environment.get('BENTOML_CONFIG_OPTIONS', '')}"
     environment["BENTOML_CONFIG_OPTIONS"] = options.strip()
     return environment
 
 
-def _check_door(address: str, token_file: Path | None, *, encrypted: bool, insecure: bool) -> None:
-    """Refuse to let other machines in without a token, unless the caller insists; look at the token if there is one."""
+def _check_access(address: str, token_file: Path | None, *, encrypted: bool, insecure: bool) -> None:
+    """Refuse an address that other machines reach without a token, unless ``insecure``; check the token file."""
     if token_file is not None:
         read_token(token_file)
     if ipaddress.ip_address(address).is_loopback:
@@ -144,19 +143,19 @@ def _check_door(address: str, token_file: Path | None, *, encrypted: bool, insec
             "say --insecure where something else keeps them out"
         )
     if token_file is None:
-        _LOG.warning("whoever reaches %s may read and write this cell's state: no token is asked for", address)
+        log.warning("other machines may read and write this cell's state at %s: no token is asked for", address)
     elif not encrypted:
-        _LOG.warning("tokens travel to %s unencrypted; --tls-cert and --tls-key would hide them", address)
+        log.warning("tokens travel to %s unencrypted; --tls-cert and --tls-key would hide them", address)
 
 
 def _checked_tls(cert: Path | None, key: Path | None) -> Tls:
-    """Return the absolute paths of a certificate and its key, which load; none for none."""
+    """Return the absolute paths of a certificate and its key, after loading them once; None for None."""
     if cert is None and key is None:
         return None, None
     if cert is None or key is None:
         raise ConfigError("--tls-cert and --tls-key go together: a certificate is of no use without its key")
     try:
-        # an empty password makes a key that needs one fail, where it would be asked for at the terminal
+        # with an empty password a key that needs one fails; without, OpenSSL would ask at the terminal
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
     except ssl.SSLError as error:
         reason = error.reason or "not a PEM file, or a key with a password"
@@ -168,7 +167,7 @@ def _checked_tls(cert: Path | None, key: Path | None) -> Tls:
 
 
 def _checked_state(folder: Path) -> Path:
-    """Return the absolute path of a folder that this process may write into, made for its user alone if it is new."""
+    """Return the absolute path of a folder that this process may write into; a new one is its user's alone."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -185,7 +184,7 @@ def _checked_state(folder: Path) -> Path:
 
 @contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Give a socket that listens on ``port`` of the first address of ``host``."""
+    """Yield a socket that listens on ``port`` of the first address of ``host``."""
     if not 1 <= port <= 65_535:
         raise ConfigError(f"--port must be between 1 and 65535, got {port}")
     try:

@@ -1,4 +1,4 @@
-"""The service's parts, put together once: settings, model, memory, metrics; asked by the routes and by the guard."""
+"""Assembles the parts of the service, settings, model, memory and metrics, for the routes and the guard."""
 
 from __future__ import annotations
 
@@ -8,59 +8,57 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from reclaim.data.core.parallel import THREADS
 from reclaim.data.errors import StoreError
-from reclaim.serving.answer import answer
-from reclaim.serving.cell_answer import answers
-from reclaim.serving.cell_schemas import CellQuery, StateInfo
-from reclaim.serving.clock import CellClock
-from reclaim.serving.company import Company
-from reclaim.serving.engine import Engine, violations_of
-from reclaim.serving.errors import parse_request
-from reclaim.serving.guard import Readiness
-from reclaim.serving.metrics import Metrics
-from reclaim.serving.models import ModelKeeper
-from reclaim.serving.pieces import THREADS
-from reclaim.serving.query import margins_of
-from reclaim.serving.records import read_windows, write_windows
-from reclaim.serving.rows import usage_from_json
-from reclaim.serving.schemas import Units
+from reclaim.serving.answers.query import margins_of
+from reclaim.serving.answers.stateful import answers
+from reclaim.serving.answers.stateless import answer
+from reclaim.serving.cell.clock import CellClock
+from reclaim.serving.cell.tracker import FORMAT, Tracker
+from reclaim.serving.models.keeper import ModelKeeper
+from reclaim.serving.models.scorer import Engine, violations_of
+from reclaim.serving.monitoring.metrics import Metrics
+from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.settings import cell_folder
-from reclaim.serving.tracker import FORMAT, Tracker
-from reclaim.serving.watch import Watch
-from reclaim.serving.writer import Writer
-from reclaim.training.estimators.margin import MARGIN_NAMES
+from reclaim.serving.wire.cell_schemas import CellQuery, StateInfo
+from reclaim.serving.wire.errors import parse_request
+from reclaim.serving.wire.readiness import Readiness
+from reclaim.serving.wire.rows import usage_from_json
+from reclaim.serving.wire.schemas import Units
+from reclaim.serving.writing.log_records import read_windows, write_windows
+from reclaim.serving.writing.queue import SmallCallMonitor
+from reclaim.serving.writing.writer import Writer
+from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
-    from reclaim.serving.loader import LoadedModel
-    from reclaim.serving.metrics import Shown
+    from reclaim.serving.models.loader import LoadedModel
+    from reclaim.serving.monitoring.metrics import Shown
     from reclaim.serving.settings import ServingSettings
-    from reclaim.serving.store import Store
+    from reclaim.serving.storage.store import Store
 
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _WARM_UP: Final = b"""{"tasks": [{"collection_id": 0, "limit": {"cpu": 1, "memory": 1}, "windows": [
     {"start_us": 0, "end_us": 300000000, "cpu_mean": 0.1, "memory_max": 0.1},
     {"start_us": 300000000, "end_us": 600000000, "cpu_mean": 0.2, "memory_max": 0.2}]}]}"""
-"""A request like any other: answering it compiles, or reads from the cache, every kernel that the next one needs."""
-
-
+"""A request whose answer compiles, or reads from the cache, every kernel that later requests need."""
 _WARM_UP_USAGE: Final = b"""{"windows": [
     {"collection_id": 0, "limit": {"cpu": 1, "memory": 1}, "start_us": 0, "end_us": 300000000, "cpu_mean": 0.1}]}"""
 
 
 class Runtime:
-    """All that a request may need.
+    """The parts of the service that requests use.
 
     Parameters
     ----------
     settings : ServingSettings
     on_fault : callable
-        Called when nothing can be written any more for a fault of the service.
+        Called after a fault of the service that prevents all further writes.
 
     Raises
     ------
     ModelError
-        There is no model to start with.
+        No model can be loaded.
     """
 
     def __init__(self, settings: ServingSettings, on_fault: Callable[[], object] = lambda: None) -> None:
@@ -68,7 +66,7 @@ class Runtime:
         self.units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
         self.metrics = Metrics()
         self.requests_under_way = 0
-        self.company = Company()
+        self.small_calls = SmallCallMonitor()
         self.watch = Watch(settings.lateness_s)
         self.keeper = ModelKeeper(
             settings, promote=self._promote, shadow=self._set_shadow, refused=lambda: self.metrics.promotion("refused")
@@ -87,12 +85,12 @@ class Runtime:
         self.keeper.watch()
 
     def close(self) -> None:
-        """Finish the writes that wait, and let go of everything."""
+        """Finish the queued writes, and release all resources."""
         self.keeper.close()
         self.writer.close()
 
     def readiness(self) -> Readiness:
-        """Return whether requests can be answered, and what is not as it should be."""
+        """Return whether requests can be answered, and the problems of state, store and model."""
         model = self.keeper.status()
         if self.watch.shadow_problem is not None:
             model = replace(model, shadow_problem=self.watch.shadow_problem)
@@ -100,7 +98,7 @@ class Runtime:
         body: dict[str, Any] = {
             "ready": self.writer.state == "ok",
             "state": self.writer.state,
-            "store": self._store_said,
+            "store": self._store_status,
             "notes": notes,
             "tracked": len(self.tracker),
             "model": asdict(model),
@@ -112,10 +110,10 @@ class Runtime:
         self.metrics.request(endpoint, method, status, seconds)
 
     def state_info(self) -> StateInfo:
-        """Return how the memory fares."""
+        """Return the sizes and the condition of the service's memory."""
         tracker, store = self.tracker, self.store
-        saver = self.writer.saver
-        saved = None if saver is None else saver.saved_at
+        snapshotter = self.writer.snapshotter
+        saved = None if snapshotter is None else snapshotter.saved_at
         return StateInfo(
             tracked=len(tracker),
             collections_without_estimation=tracker.n_opted_out,
@@ -123,7 +121,7 @@ class Runtime:
             bytes=len(tracker) * tracker.bytes_per_task,
             bytes_per_task=tracker.bytes_per_task,
             durable=store is not None,
-            store=self._store_said,
+            store=self._store_status,
             notes=[] if store is None else list(store.recovered.notes),
             log_bytes=0 if store is None else store.log_bytes,
             snapshot_bytes=0 if store is None else store.snapshot_bytes,
@@ -132,16 +130,16 @@ class Runtime:
         )
 
     @property
-    def _store_said(self) -> str:
+    def _store_status(self) -> str:
         if self.settings.state is None:
             return "memory only"
         return self._store_error or self.writer.store_problem or "ok"
 
     def _open_store(self) -> tuple[Store | None, str | None]:
-        """Return the store, and why there is none though there should be: the service then says so, and stays up."""
+        """Return the store, and why it cannot be opened; the service then stays up and reports it."""
         if self.settings.state is None:
             return None, None
-        from reclaim.serving.store import Store
+        from reclaim.serving.storage.store import Store
 
         try:
             store = Store.open(
@@ -151,32 +149,32 @@ class Runtime:
                 repair=self.settings.repair,
             )
         except StoreError as error:
-            _LOG.error("%s", error)
+            log.error("%s", error)
             return None, str(error)
         for note in store.recovered.notes:
-            _LOG.warning("%s", note)
+            log.warning("%s", note)
         return store, None
 
     def _engine(self, model: LoadedModel) -> Engine:
         return Engine(model, self.settings.cell, THREADS)
 
     def _warm_up(self, model: LoadedModel) -> None:
-        """Answer a request and take a write, for nobody, so that all that is compiled is there."""
+        """Answer a request and take a write in a memory of their own, so that all kernels are compiled."""
         answer(model, parse_request(_WARM_UP), self.settings)
-        engine, nobody = self._engine(model), self.settings.model_copy(update={"clock": "free"})
-        tracker, watch = Tracker(nobody, CellClock(nobody, lambda: 0)), Watch(self.settings.lateness_s)
+        engine, settings = self._engine(model), self.settings.model_copy(update={"clock": "free"})
+        tracker, watch = Tracker(settings, CellClock(settings, lambda: 0)), Watch(self.settings.lateness_s)
         tracker.promote(engine)
         watch.serve(engine)
-        told = usage_from_json(_WARM_UP_USAGE, self.units, 1)
-        for _ in range(2):  # the second time all of it is there already
-            admitted = tracker.admit(told.windows, told.in_alloc)
+        sent = usage_from_json(_WARM_UP_USAGE, self.units, 1)
+        for _ in range(2):  # the second time every window is a repeated one
+            admitted = tracker.admit(sent.windows, sent.in_alloc)
             if len(admitted.windows):
                 taken = tracker.take(read_windows(memoryview(write_windows(admitted.windows))))
                 scores = engine.score(taken.x, taken.last)
                 tracker.publish(taken, scores)
                 watch.answered(taken, scores, tracker.clock_us)
         watch.close()
-        answers(tracker.look(tracker.names()), margins_of(CellQuery(), engine, MARGIN_NAMES[0]), nobody)
+        answers(tracker.look(tracker.names()), margins_of(CellQuery(), engine, MARGIN_NAMES[0]), settings)
 
     def _promote(self, model: LoadedModel) -> None:
         self.writer.promote(self._engine(model))
@@ -186,7 +184,7 @@ class Runtime:
         self.writer.shadow(None if model is None else self._engine(model))
 
     def _shown(self) -> Shown:
-        """Return what Prometheus asks for and nobody counts."""
+        """Return the values that are read when Prometheus asks."""
         info, model = self.state_info(), self.keeper.status()
         now = time.time()
         clock_s = float("nan") if info.clock_us is None else info.clock_us / 1e6
@@ -206,7 +204,9 @@ class Runtime:
             "tasks_room": float(self.settings.max_tracked - info.tracked),
             "state_bytes": {("memory",): info.bytes, ("log",): info.log_bytes, ("snapshot",): info.snapshot_bytes},
             "snapshot_age_seconds": float("nan") if info.snapshot_age_s is None else info.snapshot_age_s,
-            "snapshot_duration_seconds": float("nan") if self.writer.saver is None else self.writer.saver.save_s,
+            "snapshot_duration_seconds": float("nan")
+            if self.writer.snapshotter is None
+            else self.writer.snapshotter.save_s,
             "store_ok": float(info.store in ("ok", "memory only")),
             "recovered_notes": float(len(info.notes)),
             "model_info": roles,

@@ -1,4 +1,4 @@
-"""The service's settings, from the environment: one variable each, ``RECLAIM_`` in front of the name."""
+"""Reads the service's settings from the environment: variable ``RECLAIM_NAME`` sets ``name``."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell
-from reclaim.training.estimators.margin import MARGIN_NAMES
+from reclaim.training.margins.margin import MARGIN_NAMES
 
 ENV_PREFIX: Final = "RECLAIM_"
 DEFAULT_MODEL: Final = "reclaim@champion"
-"""The model served when nobody names one: whatever the alias ``champion`` points at."""
+"""The model served by default: the version that the alias ``champion`` points at."""
 
 
 class ServingSettings(BaseSettings):
-    """How the service answers; a variable ``RECLAIM_NAME`` of the environment sets ``name``."""
+    """Settings of the service; a variable ``RECLAIM_NAME`` of the environment sets ``name``."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, protected_namespaces=())
 
     model: str = DEFAULT_MODEL
     """``NAME@ALIAS``, ``NAME/VERSION``, or the folder of a bundle. An alias is watched: moving it moves the service."""
     bundle: Path | None = None
-    """Folder of the bundle that ``model`` was resolved to; set by ``launch``, so that no worker asks MLflow again."""
+    """Folder of the bundle that ``model`` was resolved to; set by ``launch``, as the server does not ask MLflow."""
     model_version: str = ""
     """The version that ``model`` was resolved to; goes with ``bundle``."""
     shadow: str = ""
-    """A second model, scored beside the first and compared live, never served; empty: none."""
+    """A second model, scored and compared live but never served; empty: none."""
     watch_s: float = Field(default=5.0, gt=0)
     """How often the aliases are looked up, in seconds."""
     margin: str = MARGIN_NAMES[0]
@@ -44,45 +44,45 @@ class ServingSettings(BaseSettings):
     max_bulk_bytes: int = Field(default=512 * 2**20, ge=1_024)
     """Bytes per Arrow body at most."""
     max_requests: int = Field(default=256, ge=1)
-    """Requests under way at once; one more is told to come again (429)."""
+    """Requests under way at once; one more is refused with 429 and ``Retry-After``."""
     max_inflight_bytes: int = Field(default=2 * 2**30, ge=1_024)
-    """Bytes of the bodies of all requests under way at most; one more is told to come again (429)."""
+    """Bytes of the bodies of all requests under way at most; further ones are refused with 429 and ``Retry-After``."""
     max_waiting: int = Field(default=64, ge=1)
-    """Writes waiting for their turn at once; one more is told to come again (429)."""
+    """Writes in the queue at once; one more is refused with 429 and ``Retry-After``."""
     body_timeout_s: float = Field(default=30.0, gt=0)
     """How long a body may take to arrive, in seconds."""
     request_timeout_s: float = Field(default=60.0, gt=0)
-    """How long an answer may take once the body is here, in seconds."""
+    """How long an answer may take after the body is complete, in seconds."""
     token_file: Path | None = None
-    """File with the bearer token that every request but the probes must carry; None asks for none."""
+    """File with the bearer token that every request except probes must carry; None: no token is asked for."""
     state: Path | None = None
-    """Folder for what must outlive the process; None keeps it in memory alone, and says so."""
+    """Folder for all that must outlive the process; None keeps it in memory alone, and answers say so."""
     repair: bool = False
-    """Whether a state that is damaged in the middle is used up to there, and the rest moved aside."""
+    """Whether a state that is damaged in the middle is used up to the damage, and the rest moved aside."""
     sync: bool = True
-    """Whether a write is acknowledged only when it is on the disk, not merely with the operating system."""
+    """Whether a write is acknowledged only when it is on the disk, not when the operating system has it."""
     snapshot_mib: int = Field(default=64, ge=1)
-    """The log is replaced by a snapshot when it is larger than this and than the last snapshot, in MiB."""
+    """A snapshot replaces the log when the log is larger than this and than the last snapshot, in MiB."""
     max_tracked: int = Field(default=500_000, ge=1)
     """Tasks remembered at once at most; windows of one more are refused."""
     lateness_s: float = Field(default=900.0, ge=0)
     """How late a window of a task may come after a later one of it, in seconds."""
     ahead_s: float | None = Field(default=None, gt=0)
-    """How far ahead of the clock a window may end, in seconds: one absurd time must not make all others old. None: 300
-    where the clock is this machine's, else an hour, which gaps in a trace may pass if half of the tasks agree."""
+    """How far ahead of the clock a window may end, in seconds, so that one wrong time does not make all others old.
+    None: 300 with this machine's clock, else an hour, which gaps in a trace may pass if half of the tasks agree."""
     clock: Literal["unix", "free"] = "free"
     """``unix``: windows are in µs since 1970 and the clock is this machine's; for clusters. ``free``: any clock; it
     stands at the end of the latest window taken and goes on from there with time; for traces."""
     stale_s: float | None = Field(default=None, gt=0)
-    """Without a new window for so long a task gets its limit again, in seconds; None: two horizons of the model."""
+    """A task without a new window for this long gets its limit again, in seconds; None: two horizons of the model."""
     forget_s: float = Field(default=86_400.0, gt=0)
-    """A task without a new window for so long has left, told or not; in seconds."""
+    """A task without a new window for this long is forgotten, in seconds."""
     largest_cpu: float | None = Field(default=None, gt=0)
-    """The most CPU that any machine of the cell supplies, in the unit of the limits; None is unknown."""
+    """The most CPU that any machine of the cell supplies, in the unit of the limits; None: unknown."""
     largest_memory: float | None = Field(default=None, gt=0)
     """The same of memory."""
     cpu_unit: str = Field(default="cores", min_length=1, max_length=64)
-    """The unit of all CPU amounts of the tracked cell; it is repeated, never converted."""
+    """The unit of all CPU amounts of the tracked cell; it is repeated in answers, never converted."""
     memory_unit: str = Field(default="bytes", min_length=1, max_length=64)
     """The same of memory."""
     monday_us: int = Field(default=0, ge=0)
@@ -97,13 +97,13 @@ class ServingSettings(BaseSettings):
 
     @property
     def cell(self) -> Cell:
-        """What is known of the cell whose tasks are tracked."""
+        """The facts about the cell whose tasks are tracked."""
         cpu, memory = (math.nan if most is None else most for most in (self.largest_cpu, self.largest_memory))
         return Cell((cpu, memory), self.monday_us)
 
 
 def cell_folder(state: Path) -> Path:
-    """Return where in a state folder the memory of the cell is."""
+    """Return the folder of the cell's memory within a state folder."""
     return state / "cell"
 
 
@@ -113,7 +113,7 @@ def read_settings() -> ServingSettings:
     Raises
     ------
     ConfigError
-        A variable holds what it must not; the message names it.
+        A variable is out of range or unreadable; the message names it.
     """
     try:
         return ServingSettings()

@@ -1,4 +1,4 @@
-"""What tests of every room share: where the real data is, a hand-made trace in the v3 layout, a drawn model."""
+"""Fixtures of all rooms: the folder of real data, a hand-made trace in the v3 layout, a drawn model."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Read as the libraries load. Workers share the cores: a second thread of theirs would wait at every step, spinning.
+# Read as the libraries load. Test workers share the cores: a second thread of each would only wait.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from reclaim.data.schema import RESOURCES
 from reclaim.training.bundle import Bundle
-from reclaim.training.estimators.margin import MARGIN_NAMES, Margin, three_margins
-from reclaim.training.estimators.plan import Basis
+from reclaim.training.margins.margin import MARGIN_NAMES, Margin, three_margins
+from reclaim.training.margins.plan import Basis
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
 
-# No test fails for want of time. New cases are drawn at every run but in CI, which judges a change, not a draw.
+# No test fails by a deadline. New cases are drawn at every run except in CI, which tests the change, not the draw.
 settings.register_profile(
     "reclaim", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
@@ -33,7 +33,7 @@ Rows = Sequence[dict[str, Any] | str]
 
 
 _LONG = ("test_demo", "test_crash", "test_distributed", "test_train", "test_survival")
-"""Files that take minutes: begun first, or one worker would be at them when the others have nothing left to do."""
+"""Files that take minutes: they start first, so that no worker is left with one at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def real_data() -> Path:
-    """Return the folder of real measurements, or skip where a checkout has none beside it."""
+    """Return the folder of real measurements; skip without one next to the checkout."""
     folder = Path(__file__).resolve().parents[2] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"real measurements are not beside this checkout ({folder.name}/ missing)")
@@ -104,7 +104,7 @@ def event() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def write_shard() -> Callable[[Path, str, Rows], Path]:
-    """Return a writer of gzipped JSON-lines shards; a row given as text is written as it is."""
+    """Return a writer of gzipped JSON-lines shards; a row of text is written unchanged."""
 
     def write(folder: Path, name: str, rows: Rows) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,8 +123,8 @@ def bundle() -> Bundle:
 
     from reclaim.features.registry import FEATURE_NAMES
     from reclaim.features.targets import HORIZONS_S, TARGETS
-    from reclaim.training.forecaster import NetworkForecaster
-    from reclaim.training.networks import QuantileNetwork, Scaling
+    from reclaim.training.models.forecaster import NetworkForecaster
+    from reclaim.training.models.network import QuantileNetwork, Scaling
     from reclaim.training.settings import QUANTILE_LEVELS
 
     generator = torch.Generator().manual_seed(7)

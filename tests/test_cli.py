@@ -1,4 +1,4 @@
-"""The command line: settings are checked by name, mistakes are one line and exit code 2, results are JSON on demand."""
+"""The command line: settings checked by name, mistakes in one line with exit code 2, results as JSON on request."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from reclaim.config import load_config
+from reclaim.data.dataset import bucket_name
 from reclaim.data.errors import ConfigError
-from reclaim.data.ingest import IngestConfig, ingest
-from reclaim.data.store import bucket_name
+from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.features.build import FeatureConfig
 from reclaim.training.settings import TrainConfig
 
 
 def reclaim(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    code = "from reclaim.cli import main; main()"
+    code = "from reclaim.cli.app import main; main()"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_TRACKING")}
     return subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=cwd, env=environment, check=False
@@ -51,7 +51,7 @@ def test_a_wrong_setting_is_named(assignment: str, message: str) -> None:
         load_config(TrainConfig, None, [assignment])
 
 
-def test_a_file_with_a_typo_or_that_is_no_toml_is_named(tmp_path: Path) -> None:
+def test_a_file_with_a_typo_or_invalid_toml_is_named(tmp_path: Path) -> None:
     file = tmp_path / "f.toml"
     file.write_text("[split]\ntrain_shar = 0.5\n")
     with pytest.raises(ConfigError, match=r"f.toml: unknown setting 'split.train_shar'; did you mean 'train_share'"):
@@ -81,7 +81,7 @@ MISTAKES = [
     (("synth", "out", "--days", "-1"), "days"),
     (("synth", "out", "--machines", "abc"), "Invalid value for '--machines'"),
     (("synth", "out", "--machine", "3"), "--machine"),
-    (("synth", "out", "--seed"), "Option '--seed' requires an argument; `reclaim --help` says more"),
+    (("synth", "out", "--seed"), "Option '--seed' requires an argument; see `reclaim --help`"),
     (("tune", "nowhere"), "nowhere: no such folder"),
     (("peaks", "nothing.parquet", "--out", "o"), "nothing.parquet: no such file"),
     (("peaks", "nothing.parquet", "--out", "o", "--predictor", "p99"), "--predictor: unknown p99; expected any of"),
@@ -102,14 +102,14 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_the_system_refuses_is_one_line_that_names_it(tmp_path: Path) -> None:
+def test_an_error_of_the_file_system_is_one_line_with_the_path(tmp_path: Path) -> None:
     (tmp_path / "cell").write_text("not a folder")
     done = reclaim("synth", "cell/sub", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: cell/sub.partial: Not a directory\n"
 
 
-def test_a_dataset_that_lost_a_file_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_a_dataset_with_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,1\n")
     (tmp_path / "m.toml").write_text(
@@ -124,12 +124,13 @@ def test_a_dataset_that_lost_a_file_is_named_with_the_remedy(tmp_path: Path) -> 
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_stage_prints_what_it_wrote_as_one_json_object(tmp_path: Path) -> None:
+def test_a_stage_prints_its_result_as_one_json_object(tmp_path: Path) -> None:
     words = ("synth", "cell", "--machines", "2", "--days", "0.25", "--json")
     first, again = (reclaim(*words, cwd=tmp_path) for _ in range(2))
     assert first.returncode == again.returncode == 0, first.stderr
     assert json.loads(first.stdout)["wrote"] is True
     assert json.loads(again.stdout)["wrote"] is False
     made = reclaim("ingest", "cell", "dataset", "--json", cwd=tmp_path)
+    assert json.loads(made.stdout)["dataset"] == "dataset"  # the path as given
     assert json.loads(made.stdout)["nature"] == "synthetic"
     assert json.loads(made.stdout)["counts"]["usage"] == json.loads(first.stdout)["rows"]["instance_usage"]

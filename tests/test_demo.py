@@ -1,4 +1,4 @@
-"""The demo, small: the whole way through every room, on a cell it makes itself."""
+"""The demo on a very small cell, through every room."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from reclaim.demo import run_demo
 from reclaim.training.bundle import load_bundle
-from reclaim.training.estimators.margin import MARGIN_NAMES
-from reclaim.training.tracking import fetch_bundle
+from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.tracking.runs import fetch_bundle
 
 
 @pytest.mark.slow

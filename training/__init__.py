@@ -1,1 +1,1 @@
-"""The workshop: estimators are made here, and the record of how is kept."""
+"""Models: estimators, margins, fitting, evaluation and tracking; imports ``features`` and ``data``."""

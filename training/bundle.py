@@ -1,10 +1,9 @@
-"""The bundle: all that is registered of a trained model, in one folder without pickle, and the estimator made of it."""
+"""Saves and loads the bundle, all that is registered of a trained model, and makes estimators of it."""
 
 from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,27 +11,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from reclaim.data.core.files import replaced_folder
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell
 from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.estimators.forecast import UNKNOWN_LIMITS, ForecastEstimator
-from reclaim.training.estimators.margin import MARGIN_GROUPS, MARGIN_NAMES, NO_MARGIN, Guarded, Margin
-from reclaim.training.estimators.plan import Basis, Plan
-from reclaim.training.probability import Calibrated
+from reclaim.training.estimators.registry import LEARNED, imported
+from reclaim.training.margins.margin import MARGIN_GROUPS, MARGIN_NAMES, NO_MARGIN, Guarded, Margin
+from reclaim.training.margins.plan import Basis, Plan
+from reclaim.training.models.estimator import UNKNOWN_LIMITS, ForecastEstimator
+from reclaim.training.models.oom_calibration import Calibrated
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from reclaim.training.forecaster import Forecaster
-
-KINDS: Final = ("network", "trees")
-"""Which forecaster a bundle holds."""
+    from reclaim.training.models.forecaster import Forecaster
 
 BUNDLE_FILE: Final = "bundle.json"
 FORMAT: Final = 3
-"""Of the files; a model of another one is refused, and its finished run does not stand for a new one."""
+"""Of the files; a model of another one is refused, and its finished run does not count as a new one."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Bundle:
     Attributes
     ----------
     kind : str
-        One of ``KINDS``.
+        One of ``estimators.registry.LEARNED``.
     forecaster : Forecaster
         With its OOM probability calibrated.
     horizon_s : int
@@ -60,7 +58,7 @@ class Bundle:
     trained : mapping
         Facts for the reader: settings, rows, violation and reclaimed share at each margin; every number finite. Nothing
         that differs between two runs of the same settings on the same data, so that they end in the same bytes. Of each
-        of its ``datasets`` it tells where training ended, so that no replay tests on what was trained on.
+        of its ``datasets`` it says where training ended, so that no replay tests on what was trained on.
     """
 
     kind: str
@@ -74,8 +72,8 @@ class Bundle:
     trained: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        if self.kind not in LEARNED:
+            raise ConfigError(f"kind must be one of {', '.join(LEARNED)}, got {self.kind!r}")
 
     def bare_estimator(
         self,
@@ -122,13 +120,9 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
         "dataset_fingerprint": bundle.dataset_fingerprint,
         "trained": dict(bundle.trained),
     }
-    temporary = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    bundle.forecaster.save(temporary)
-    (temporary / BUNDLE_FILE).write_text(json.dumps(facts, indent=2, allow_nan=False))
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.replace(folder)
+    with replaced_folder(folder) as fresh:
+        bundle.forecaster.save(fresh)
+        (fresh / BUNDLE_FILE).write_text(json.dumps(facts, indent=2, allow_nan=False))
 
 
 def load_bundle(folder: Path) -> Bundle:
@@ -146,9 +140,9 @@ def load_bundle(folder: Path) -> Bundle:
         facts = json.loads(path.read_text())
     except ValueError as error:
         raise ModelError(f"{path} is damaged: {error}; train again with `reclaim train`") from error
-    if facts.get("format") != FORMAT or facts.get("kind") not in KINDS:
+    if facts.get("format") != FORMAT or facts.get("kind") not in LEARNED:
         raise ModelError(
-            f"{path}: expected format {FORMAT} and a kind of {', '.join(KINDS)}, "
+            f"{path}: expected format {FORMAT} and a kind of {', '.join(LEARNED)}, "
             f"got {facts.get('format')!r} and {facts.get('kind')!r}; train again with `reclaim train`"
         )
     if facts["pipeline_version"] != PIPELINE_VERSION:
@@ -158,7 +152,7 @@ def load_bundle(folder: Path) -> Bundle:
         )
     return Bundle(
         kind=facts["kind"],
-        forecaster=_load_forecaster(facts["kind"], Path(folder)),
+        forecaster=Calibrated.load(imported(LEARNED[facts["kind"]].forecaster).load(Path(folder)), Path(folder)),
         horizon_s=facts["horizon_s"],
         plans={name: tuple(Basis(**facts["plans"][name][r]) for r in RESOURCES) for name in facts["plans"]},
         margins={name: _margin_of(name, facts["margins"][name]) for name in MARGIN_NAMES},
@@ -188,16 +182,6 @@ def _margin_of(name: str, facts: Mapping[str, Any]) -> Margin:
         tuple(facts["share"][r] for r in RESOURCES),
         None if groups is None else tuple(tuple(groups[group][r] for r in RESOURCES) for group in MARGIN_GROUPS),
     )
-
-
-def _load_forecaster(kind: str, folder: Path) -> Forecaster:
-    if kind == "network":
-        from reclaim.training.forecaster import NetworkForecaster
-
-        return Calibrated.load(NetworkForecaster.load(folder), folder)
-    from reclaim.training.trees import TreeForecaster
-
-    return Calibrated.load(TreeForecaster.load(folder), folder)
 
 
 def output_names(forecaster: Forecaster) -> list[str]:

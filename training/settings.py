@@ -1,4 +1,4 @@
-"""The settings of training: plain values, free of torch and scikit-learn, so that the command line reads them fast."""
+"""Settings of training: plain values, free of torch and scikit-learn, so that the command line reads them fast."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any, Final
 
 from reclaim.data.errors import ConfigError
 from reclaim.features.targets import HORIZONS_S
-from reclaim.training.calibrate import Budgets
-from reclaim.training.estimators.plan import ANCHORS
+from reclaim.training.estimators.registry import LEARNED
+from reclaim.training.margins.margin import Budgets
+from reclaim.training.margins.plan import ANCHORS
 
 QUANTILE_LEVELS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995)
 """Levels the network answers with; dense at the top, where reservations are chosen (budgets of 1 % and 0.1 %)."""
-
-ESTIMATORS: Final = ("network", "trees")
-"""What can be trained."""
 
 TRANSFORMS: Final = ("identity", "sqrt", "log1p")
 """Monotone maps of a target before the loss; quantiles are equivariant under them, the weight of errors is not."""
@@ -55,13 +53,13 @@ class FitConfig:
     patience : int
         Epochs without a better validation loss after which fitting stops.
     oom_weight : float
-        Weight of the out-of-memory loss beside the pinball loss.
+        Weight of the out-of-memory loss next to the pinball loss.
     max_samples : int
         Training rows at most; a seeded choice when there are more.
     max_valid_samples : int
         Validation rows at most, chosen likewise.
     threads : int
-        CPU threads; 1 by default, see ``networks.cpu_threads``.
+        CPU threads; 1 by default, see ``network.cpu_threads``.
     bfloat16 : bool
         Forward passes in bfloat16; takes effect on CUDA only.
     device : str
@@ -124,7 +122,7 @@ class TreeConfig:
     max_samples : int
         Training rows at most; a seeded choice when there are more.
     threads : int
-        CPU threads; more help only where nobody else wants the cores.
+        CPU threads; more help only where the cores are idle.
     """
 
     levels: tuple[float, ...] = (0.9, 0.95, 0.98, 0.99, 0.995)
@@ -151,14 +149,14 @@ class TrainConfig:
     Attributes
     ----------
     estimator : str
-        One of ``ESTIMATORS``.
+        One of ``estimators.registry.LEARNED``.
     horizon_s : int
         The horizon a reservation is promised for, in seconds; one of ``features.targets.HORIZONS_S``.
     level : float or None
         Quantile level reserved for all tasks alike; None spends the budget instead (``estimators.plan.Basis``), at the
         price that reclaims most of the validation rows, per resource and budget.
     anchor : float or None
-        Weight of the task's own past beside the quantile, one of ``estimators.plan.ANCHORS``; None chooses likewise.
+        Weight of the task's own past next to the quantile, one of ``estimators.plan.ANCHORS``; None chooses likewise.
     budgets : Budgets
         Shares of task-windows that may violate, for the baseline and the aggressive margin.
     by_group : bool
@@ -166,11 +164,15 @@ class TrainConfig:
     seed : int
         Seed of every random choice.
     fit : FitConfig
+        Settings of the network.
     trees : TreeConfig
+        Settings of the trees.
+    params : mapping
+        Settings of any other estimator, by the names of its own settings class.
     experiment : str
         MLflow experiment.
     model_name : str
-        Registered model; the trees get ``-trees`` behind it.
+        Registered model; an estimator that is not served by default gets its own name behind it.
     """
 
     estimator: str = "network"
@@ -182,20 +184,25 @@ class TrainConfig:
     seed: int = 1
     fit: FitConfig = field(default_factory=FitConfig)
     trees: TreeConfig = field(default_factory=TreeConfig)
+    params: Mapping[str, Any] = field(default_factory=dict)
     experiment: str = "reclaim-train"
     model_name: str = "reclaim"
 
     def __post_init__(self) -> None:
-        _check(self.estimator in ESTIMATORS, "estimator", f"one of {', '.join(ESTIMATORS)}", self.estimator)
+        _check(self.estimator in LEARNED, "estimator", f"one of {', '.join(LEARNED)}", self.estimator)
         _check(self.horizon_s in HORIZONS_S, "horizon_s", f"one of {HORIZONS_S} seconds", self.horizon_s)
-        if self.level is not None:
-            offered = QUANTILE_LEVELS if self.estimator == "network" else self.trees.levels
+        if self.level is not None and not isinstance(self.own, Mapping):
+            offered = getattr(self.own, "levels", QUANTILE_LEVELS)
             _check(self.level in offered, "level", f"one of {offered}", self.level)
         _check(self.anchor is None or self.anchor in ANCHORS, "anchor", f"one of {ANCHORS}", self.anchor)
         _check(bool(self.experiment) and bool(self.model_name), "experiment and model_name", "named", "")
 
     def settings(self) -> Mapping[str, Any]:
-        """Return every setting as plain nested values, without those of the estimator that is not trained."""
-        settings = asdict(self)
-        del settings["trees" if self.estimator == "network" else "fit"]
-        return settings
+        """Return every setting as plain nested values, without those of the estimators that are not trained."""
+        others = {"fit", "trees", "params"} - {LEARNED[self.estimator].settings}
+        return {name: value for name, value in asdict(self).items() if name not in others}
+
+    @property
+    def own(self) -> Any:
+        """The settings of the estimator that is trained: a dataclass, or ``params``."""
+        return getattr(self, LEARNED[self.estimator].settings)

@@ -1,6 +1,6 @@
-"""Makes ``python -m reclaim`` the command line, as torchrun starts it."""
+"""Entry point of ``python -m reclaim``, which torchrun starts."""
 
-from reclaim.cli import main
+from reclaim.cli.app import main
 
 if __name__ == "__main__":
     main()

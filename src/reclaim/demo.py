@@ -1,4 +1,4 @@
-"""The whole way on a small synthetic cell, by calling each stage as its verb does, but for smaller trees."""
+"""Demo: every stage on a small synthetic cell, called as its command calls it, with smaller trees."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from reclaim.replay.report import ReplayReport
+    from reclaim.replay.report.page import ReplayReport
 
 DEMONSTRATED: Final = "margins"
-"""The experiment that the demo ends with."""
+"""Experiment at the end of the demo."""
 
 
 def run_demo(
@@ -24,7 +24,7 @@ def run_demo(
 ) -> ReplayReport:
     """Synthesise, ingest, build features, train the network and the trees, and replay every margin.
 
-    Each stage finds its output where it is already there, so that a demo that was stopped goes on.
+    Each stage keeps output that exists, so that an interrupted demo continues.
 
     Parameters
     ----------
@@ -34,19 +34,19 @@ def run_demo(
     days : float
     seed : int
     say : callable
-        Told of each stage as it begins, and of each step of training.
+        Called with a line at the begin of each stage and each step of training.
     synth_progress : callable or None
-        Told the share of the cell that is written.
+        Called with the written share of the cell.
     """
-    from reclaim.data.ingest import IngestConfig, ingest
-    from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+    from reclaim.data.ingest.job import IngestConfig, ingest
+    from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
     from reclaim.features.build import build_features
-    from reclaim.replay.experiment import run_experiment
-    from reclaim.replay.experiments import load_experiment
+    from reclaim.replay.runs.catalogue import load_experiment
+    from reclaim.replay.runs.run import run_experiment
     from reclaim.training.bundle import load_bundle
+    from reclaim.training.fitting.train import run_training
     from reclaim.training.settings import TrainConfig, TreeConfig
-    from reclaim.training.tracking import fetch_bundle
-    from reclaim.training.train import run_training
+    from reclaim.training.tracking.runs import fetch_bundle
 
     say(f"synth     a cell of {machines} machines and {days:g} days, in the Google v3 layout")
     write_cell(out / "cell", SyntheticCellConfig(machines=machines, days=days, seed=seed), progress=synth_progress)
@@ -54,7 +54,7 @@ def run_demo(
     dataset = ingest(out / "cell", out / "dataset", IngestConfig()).dataset
     say(f"features  of {dataset.n_windows:,} windows")
     build_features(dataset)
-    # few trees: those of `reclaim train` would take longer than all else together
+    # few trees: those of `reclaim train` take longer than all other stages together
     trees = TreeConfig(levels=(0.9, 0.98, 0.995), iterations=25, learning_rate=0.2, max_samples=20_000)
     bundles = {}
     for estimator in ("trees", "network"):

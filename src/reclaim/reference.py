@@ -1,4 +1,4 @@
-"""Renders docs/reference.md out of the code: columns, features, targets, labels, experiments, service settings."""
+"""Renders docs/reference.md from the code: columns, features, targets, labels, experiments, service settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reclaim.data import schema
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES, PIPELINE_VERSION, SLOT_S
 from reclaim.features.splits import GROUPS, PERIODS, ROLES
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
-from reclaim.replay.experiments import EXPERIMENTS, load_experiment
+from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
 from reclaim.replay.settings import ReplayConfig
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings
 
@@ -24,7 +24,7 @@ def render() -> str:
     lines = [
         "# Reference",
         "",
-        "Made from the code by `python -m reclaim.reference > docs/reference.md`; a test holds them equal.",
+        "Generated from the code by `python -m reclaim.reference > docs/reference.md`; a test keeps them equal.",
         "",
         "## Columns of a dataset",
         "",
@@ -45,8 +45,8 @@ def render() -> str:
     lines += [
         f"## Features (pipeline `{PIPELINE_VERSION}`)",
         "",
-        "Each is known at t, the end of a window, from the task's windows up to then; of other tasks, from theirs in "
-        f"the {SLOT_S}-second slots of the clock before the one in which t lies.",
+        "Each is computed at t, the end of a window, from the task's windows up to t, and from other tasks' windows "
+        f"in the {SLOT_S}-second slots of the clock before the slot of t.",
         "",
         "| feature | formula | unit | where missing |",
         "|---|---|---|---|",
@@ -86,13 +86,13 @@ def _experiments() -> list[str]:
         lines += [f"### `reclaim replay {name}`", "", f"{experiment.title}. "]
         columns = "; ".join(f"{c.heading} (`{c.metric}`)" for c in experiment.columns)
         lines[-1] += f"Columns of its table, with their metrics in MLflow: {columns}."
-        lines += ["", *_settings(experiment.config, beside=ReplayConfig)]
+        lines += ["", *_settings(experiment.config, without=ReplayConfig)]
     return lines
 
 
 def _service() -> list[str]:
     lines = ["## Settings of the service", ""]
-    lines += ["Variables of the environment; what an option of `reclaim serve` says comes before them.", ""]
+    lines += ["Environment variables; options of `reclaim serve` take precedence.", ""]
     meanings = _meanings(ServingSettings)
     lines += ["| variable | default | meaning |", "|---|---|---|"]
     for name, field in ServingSettings.model_fields.items():
@@ -101,14 +101,14 @@ def _service() -> list[str]:
     return [*lines, ""]
 
 
-def _settings(config: type[Any], beside: type[Any] | None = None) -> list[str]:
-    """Return a table of settings; ``beside`` those that another class has with the same default."""
-    known = {} if beside is None else asdict(beside())
-    told = {name: value for name, value in asdict(config()).items() if name not in known or known[name] != value}
-    if not told:
+def _settings(config: type[Any], without: type[Any] | None = None) -> list[str]:
+    """Return a table of settings, without those that another class has with the same default."""
+    known = {} if without is None else asdict(without())
+    shown = {name: value for name, value in asdict(config()).items() if name not in known or known[name] != value}
+    if not shown:
         return []
     meanings = _meanings(config)
-    rows = [f"| `{name}` | {_default(value)} | {meanings[name]} |" for name, value in told.items()]
+    rows = [f"| `{name}` | {_default(value)} | {meanings[name]} |" for name, value in shown.items()]
     return ["| setting | default | meaning |", "|---|---|---|", *rows, ""]
 
 
@@ -121,7 +121,7 @@ def _default(value: object) -> str:
 
 
 def _meanings(config: type[Any]) -> dict[str, str]:
-    """Return the line under each field of a class and of those it extends."""
+    """Return field → docstring of a class and its bases."""
     meanings: dict[str, str] = {}
     for kind in reversed(config.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]

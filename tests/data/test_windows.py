@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from reclaim.data import schema as s
+from reclaim.data.dataset import Dataset, Owners, bucket_name, windows_from_table
 from reclaim.data.errors import SchemaError
-from reclaim.data.store import Dataset, Owners, bucket_name, windows_from_table
 from reclaim.data.windows import (
     CPU_MAX,
     CPU_MEAN,

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reclaim.data.ingest import IngestConfig, ingest
-from reclaim.data.store import Dataset
-from reclaim.data.synthetic import SyntheticCellConfig, write_cell
+from reclaim.data.dataset import Dataset
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.windows import CHANNELS, P90, P100, Cell, Windows, empty_windows, sort_windows
-from reclaim.features.kin import Tasks, fold_everyone
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.fold.batch import fold_tasks
+from reclaim.features.fold.related import Tasks, fold_everyone
 from reclaim.features.registry import CONTEXT, FEATURE_NAMES, SIGNALS
-from reclaim.features.state import fold_tasks
-from reclaim.features.store import FeatureSet
 
 S = 1_000_000
 

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError
-from reclaim.data.ingest import IngestConfig, ingest
-from reclaim.data.store import MANIFEST, Dataset
+from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.windows import Windows, concatenate, measured_by_mean
 from reclaim.features import build
 from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.feature_set import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
 from reclaim.features.registry import CONTEXT, FEATURE_NAMES
 from reclaim.features.splits import split_counts
-from reclaim.features.store import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
 from reclaim.features.targets import oom_events
 
 Maker = Callable[..., dict[str, Any]]
@@ -193,7 +193,7 @@ def test_without_room_the_command_says_so_in_one_line_that_promises_nothing(synt
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
-    command = [sys.executable, "-c", "from reclaim.cli import main; main()", "features", str(synthetic_cell.path)]
+    command = [sys.executable, "-c", "from reclaim.cli.app import main; main()", "features", str(synthetic_cell.path)]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(".npy: File too large; make room and run it again\n")

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from reclaim.data.store import Dataset
+from reclaim.data.dataset import Dataset
 from reclaim.data.windows import concatenate, empty_windows
+from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import AGES, TIER_LABELS, age_key, join_keys, keys_of, known_seconds, row_keys, tier_key
-from reclaim.features.store import FeatureSet
 
 WINDOW_US = 300_000_000
 

@@ -13,12 +13,12 @@ import pytest
 
 from reclaim.data import schema
 from reclaim.data import windows as w
-from reclaim.data.ingest import IngestConfig, ingest
+from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.windows import Windows, empty_windows
 from reclaim.features.build import build_features
-from reclaim.replay.experiment import run_experiment
-from reclaim.replay.margins import EXPERIMENT, MarginsConfig
-from reclaim.replay.report import ReplayReport
+from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
+from reclaim.replay.report.page import ReplayReport
+from reclaim.replay.runs.run import run_experiment
 
 WINDOW_US = 300_000_000
 START_US = 600_000_000

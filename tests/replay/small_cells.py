@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from reclaim.replay.closedloop import Outcome, Scheduling, simulate
-from reclaim.replay.closedloop_state import (
+from reclaim.replay.closed_loop.records import (
     AHEAD,
     CAUSES,
     CHANGE,
@@ -19,7 +18,8 @@ from reclaim.replay.closedloop_state import (
     RUN,
     TAPE,
 )
-from reclaim.replay.workload import Machines, Workload
+from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
+from reclaim.replay.closed_loop.workload import CellMachines, Workload
 
 SLOT_US = 300_000_000
 Pair = tuple[float, float]
@@ -39,7 +39,7 @@ class Task:
     at: float = 0.0
     band: int = NON_PRODUCTION
     rank: int = 0
-    held: Pair | Sequence[Pair] | None = None
+    reserved: Pair | Sequence[Pair] | None = None
     carried: bool = False
     latency: bool = False
     mask: int = 0
@@ -54,18 +54,18 @@ def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, mac
     tape = np.zeros(sum(lengths), TAPE)
     stops = np.cumsum(lengths)
     firsts = stops - lengths
-    held = np.zeros((1, len(tape), 2))
+    reserved = np.zeros((1, len(tape), 2))
     runs = np.zeros(len(tasks), RUN)
     runs["then"] = -1
     for i, (t, a, b) in enumerate(zip(tasks, firsts, stops, strict=True)):
         tape["from_us"][a:b] = np.arange(b - a) * SLOT_US
         tape["use"][a:b], tape["limit"][a:b] = t.use, t.limit
-        held[0, a:b] = t.held or t.limit
+        reserved[0, a:b] = t.reserved or t.limit
         limits = tape["limit"][a:b]
         if not t.carried:
-            held[0, a] = limits[0]
+            reserved[0, a] = limits[0]
         run = runs[i]
-        run["first"], run["stop"], run["cursor"], run["asked"] = a, b, a, limits[0]
+        run["first"], run["stop"], run["cursor"], run["first_limit"] = a, b, a, limits[0]
         run["varies"] = (limits != limits[0]).any()
         run["arrival_us"], run["duration_us"] = int(t.at * SLOT_US), (b - a) * SLOT_US
         run["collection"], run["rank"], run["mask"], run["per_machine"] = t.collection, t.rank, t.mask, t.per_machine
@@ -86,7 +86,7 @@ def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, mac
         ends_out_of_memory=np.zeros(len(tasks), np.bool_),
     )
     assert (np.diff(runs["arrival_us"]) >= 0).all(), "tests give their tasks in the order of arrival"
-    return made, held
+    return made, reserved
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Change:
     capacity: Pair | None = None
 
 
-def machines(*capacities: Pair, changes: Sequence[Change | tuple[float, int, bool]] = ()) -> Machines:
+def machines(*capacities: Pair, changes: Sequence[Change | tuple[float, int, bool]] = ()) -> CellMachines:
     """Return machines in service from the start, and changes, in short (slot, machine, whether it is up and open)."""
     state = np.zeros(len(capacities), MACHINE_STATE)
     state["capacity"], state["up"], state["open"], state["head"] = capacities, True, True, -1
@@ -110,15 +110,15 @@ def machines(*capacities: Pair, changes: Sequence[Change | tuple[float, int, boo
         made[i]["at_us"], made[i]["machine"] = int(change.at * SLOT_US), change.machine
         made[i]["up"], made[i]["open"] = change.up, change.up and change.open
         made[i]["capacity"] = change.capacity or capacities[change.machine]
-    return Machines(np.arange(len(capacities)), state, made)
+    return CellMachines(np.arange(len(capacities)), state, made)
 
 
-def run(*tasks: Task, on: Machines | None = None, slots: int = 10, **how: Any) -> Outcome:
+def run(*tasks: Task, on: CellMachines | None = None, slots: int = 10, **how: Any) -> Outcome:
     """Run tasks on machines, one of (1, 1) unless told."""
     on = on or machines((1.0, 1.0))
     masks = how.pop("masks", None)
-    made, held = workload(*tasks, slots=slots, masks=masks, machines=len(on))
-    return simulate(made, on, held, how=Scheduling(**{"checkpoint_s": 0.0, **how}))
+    made, reserved = workload(*tasks, slots=slots, masks=masks, machines=len(on))
+    return simulate(made, on, reserved, scheduling=Scheduling(**{"checkpoint_s": 0.0, **how}))
 
 
 def states(outcome: Outcome) -> list[int]:
@@ -137,7 +137,7 @@ class SmallCell:
     """A cell drawn at random: its runs in the order of their arrival, its machines, how long it is looked at."""
 
     tasks: list[Task]
-    on: Machines
+    on: CellMachines
     slots: int
     masks: np.ndarray
 
@@ -193,8 +193,8 @@ def _drawn(task: Task, length: int, rng: np.random.Generator) -> Task:
     limit = np.broadcast_to(rng.uniform(0.05, 0.7, 2), (length, 2))
     if rng.random() < 0.3:
         limit = limit * rng.choice([0.5, 1.0, 1.5], (length, 1))
-    use, held = limit * rng.uniform(0.1, 1.3, (length, 2)), limit * rng.uniform(0.1, 1.0, 2)
-    return replace(task, use=_pairs(use), limit=_pairs(limit), held=_pairs(held))
+    use, reserved = limit * rng.uniform(0.1, 1.3, (length, 2)), limit * rng.uniform(0.1, 1.0, 2)
+    return replace(task, use=_pairs(use), limit=_pairs(limit), reserved=_pairs(reserved))
 
 
 def _pairs(values: np.ndarray) -> list[Pair]:

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pytest
 
 from reclaim.data import schema as s
-from reclaim.data.store import Owners, windows_from_table
+from reclaim.data.dataset import Owners, windows_from_table
 from reclaim.data.windows import Cell, Windows, identities
 from reclaim.training.bundle import Bundle, save_bundle
-from tests.serving.ports import reserved_port
+from tests.serving.free_ports import reserved_port
 
 WINDOW_US = 300_000_000
 
@@ -79,9 +79,9 @@ def make_app(bundle_folder: Path) -> Any:
     from starlette.applications import Starlette
     from starlette.routing import Mount
 
-    from reclaim.serving.guard import Guard
-    from reclaim.serving.openapi import page_app
-    from reclaim.serving.routes import PREFIX, routes
+    from reclaim.serving.http.guard import Guard
+    from reclaim.serving.http.openapi import page_app
+    from reclaim.serving.http.routes import PREFIX, routes
     from reclaim.serving.runtime import Runtime
     from reclaim.serving.settings import ServingSettings
 

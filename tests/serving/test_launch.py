@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from reclaim import cli
+from reclaim.cli import app as cli
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.serving import launch
@@ -129,7 +129,7 @@ def test_a_state_of_the_environment_is_not_kept_in_memory_alone_unless_asked(
     _, _, environment = taken(taken_over, port=free_port, model=str(bundle_folder), state=None)
     assert "RECLAIM_STATE" not in environment
     assert not (tmp_path / "state").exists()
-    monkeypatch.setattr("reclaim.serving.environment.prepare_process", lambda: None)
+    monkeypatch.setattr("reclaim.serving.http.process.prepare_process", lambda: None)
     monkeypatch.setattr(sys, "argv", ["reclaim", "serve", "--port", str(free_port), "--model", str(bundle_folder)])
     with pytest.raises(TakenOver):
         cli.app(standalone_mode=False)

@@ -1,4 +1,4 @@
-"""The README's curl lines, run as they are printed against a real server."""
+"""The curl lines of the README and of the page about the HTTP API, run as printed against a real server."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ import pytest
 from tests.serving.test_launch import wait_until_ready
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
-LINES = [
-    line for block in re.findall(r"```sh\n(curl.*?)```", README, re.DOTALL) for line in re.split(r"\n(?=curl)", block)
-]
+
+
+def _lines(page: str) -> list[str]:
+    blocks = re.findall(r"```sh\n(curl.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    return [line for block in blocks for line in re.split(r"\n(?=curl)", block.strip())]
+
+
+LINES = _lines("docs/http-api.md")
 PORT = ":3000/"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_every_curl_line_of_the_readme_is_answered(bundle_folder: Path, free_port: int, tmp_path: Path) -> None:
+def test_every_curl_line_of_the_documents_is_answered(bundle_folder: Path, free_port: int, tmp_path: Path) -> None:
     assert len(LINES) >= 7
+    assert set(_lines("README.md")) <= set(LINES)
     command = [sys.executable, "-m", "reclaim", "serve", "--port", str(free_port), "--model", str(bundle_folder)]
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reclaim.serving import routes
-from reclaim.serving.schemas import ErrorBody, ErrorResponse, ModelInfo, ReservationResponse
+from reclaim.serving.http import routes
+from reclaim.serving.wire.schemas import ErrorBody, ErrorResponse, ModelInfo, ReservationResponse
 from reclaim.training.bundle import Bundle
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ REFUSALS: dict[str, tuple[str | bytes, int, str, str | None, str]] = {
         changed(*WINDOW, to={"start_us": 400_000_000, "end_us": 600_000_000}), 422, "invalid_field",
         "tasks[0].windows[1]",
         "tasks[0].windows[1]: windows must be in time order, but this one (start_us 300000000, end_us 600000000) "
-        "stands before an earlier one",
+        "precedes an earlier one",
     ),
     "tier": (
         changed("tasks", 0, "tier", to="gold"), 422, "invalid_field", "tasks[0].tier",
@@ -218,7 +218,7 @@ def test_a_mistake_is_named_in_one_line(client: TestClient, case: str) -> None:
 def test_a_refusal_names_the_row_of_the_task_and_of_the_window(client: TestClient) -> None:
     body = {"tasks": [TASK, {**TASK, "instance_index": 1, "windows": [*TASK["windows"], {"start_us": 7, "end_us": 9}]}]}
     error = assert_refused(
-        client.post(URL, json=body), 422, "invalid_field", "tasks[1].windows[2]", "stands before an earlier one"
+        client.post(URL, json=body), 422, "invalid_field", "tasks[1].windows[2]", "precedes an earlier one"
     )
     assert (error.task, error.window) == (1, 2)
 

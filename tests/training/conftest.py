@@ -23,8 +23,8 @@ from reclaim.data.windows import (
 )
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.forecaster import NetworkForecaster
-from reclaim.training.networks import QuantileNetwork, Scaling
+from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network import QuantileNetwork, Scaling
 from reclaim.training.settings import QUANTILE_LEVELS
 
 WINDOW_US = 300_000_000

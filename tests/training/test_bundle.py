@@ -15,10 +15,10 @@ from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.windows import Windows
 from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
 from reclaim.training.bundle import BUNDLE_FILE, Bundle, _load_pyfunc, load_bundle, output_names, save_bundle
-from reclaim.training.estimators.margin import MARGIN_GROUPS, Margin, three_margins
-from reclaim.training.estimators.plan import Basis
-from reclaim.training.forecaster import NetworkForecaster
-from reclaim.training.probability import Calibrated, ProbabilityCalibration
+from reclaim.training.margins.margin import MARGIN_GROUPS, Margin, three_margins
+from reclaim.training.margins.plan import Basis
+from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
 from reclaim.training.settings import QUANTILE_LEVELS
 
 

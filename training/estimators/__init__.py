@@ -1,1 +1,1 @@
-"""Estimators: what is known up to now in, a reservation per task and resource out."""
+"""Estimators that need no model: windows in, a reservation per task and resource out; imports ``features``."""

@@ -10,10 +10,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CPU_MEAN, Windows
-from reclaim.features.compiled import LENT
 from reclaim.training.estimators.base import Estimate, Estimator, for_each_resource, over_limit, statistic_or_limit
 from reclaim.training.estimators.histogram import DecayingHistograms, Grid
 
@@ -27,7 +27,7 @@ _HELD: Final = np.dtype([("end_us", "i8"), ("count", "i8")])
 class AutopilotEstimator(Estimator):
     """What Autopilot does with the answer of any of its recommenders: a margin, then the largest of the last hour.
 
-    Both are from memory of the paper, not verified. Statistics are of usage over the limit in force at the time, and
+    Both are from memory of the paper, not verified. Statistics are of usage over the limit of the time, and
     the answer is over the limit now; the margin applies after the largest is taken, which is the same.
 
     Parameters
@@ -83,7 +83,7 @@ class AutopilotEstimator(Estimator):
 
 
 class AutopilotMeanEstimator(AutopilotEstimator):
-    """The decayed mean of usage; of memory, of which a window tells its peak alone, that of the peaks.
+    """The decayed mean of usage; of memory, of which a window has its peak alone, that of the peaks.
 
     What Autopilot gives CPU of batch jobs.
 

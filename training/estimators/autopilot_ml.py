@@ -8,10 +8,11 @@ from typing import Any, Final
 import numba
 import numpy as np
 
+from reclaim.data.core.histogram import bucket_of
+from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import LEVELS
-from reclaim.features.compiled import LENT
 from reclaim.training.estimators.autopilot import AutopilotEstimator
 from reclaim.training.estimators.histogram import Grid
 
@@ -157,14 +158,6 @@ def _put(gain: Any, b: int, decay: Any, share: float) -> None:
 
 
 @numba.njit(**LENT)
-def _bucket(value: float, start: Any) -> Any:
-    at = -1
-    for k in range(len(start)):  # all of them, many at a time
-        at += value >= start[k]
-    return max(at, 0)
-
-
-@numba.njit(**LENT)
 def _scan(
     histogram: Any, keep: Any, gain: Any, below: Any, least: Any, picked: Any, w_o: float, w_u: float, change: float
 ) -> None:
@@ -233,7 +226,7 @@ def _fold(
                     begin, stop = _spread(shape, over[i, 0], shares, start, decay, gain, i)
                 spread = begin >= 0
                 if not spread:
-                    begin = stop = _bucket(signal[i, r], start)
+                    begin = stop = max(bucket_of(signal[i, r], start), 0)
                 low, high = begin, stop
                 if not first:
                     low, high = min(low, s.low[r]), max(high, s.high[r])

@@ -1,4 +1,4 @@
-"""What an estimator is: windows in, a reservation per row out; the same object in replay and behind HTTP."""
+"""Defines the estimator: windows in, a reservation per row out; the same object in replay and behind HTTP."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.arrays import room_for
+from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_parts
+from reclaim.data.core.state import memory_of, state_of
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.features.arrays import room_for
-from reclaim.features.kin import ROWS_WORTH_A_THREAD, in_parts
-from reclaim.features.saving import memory_of, state_of
 from reclaim.features.targets import HORIZONS_S
 
 RULES: Final = ("limit", "model", "statistic", "startup", "jump", "cap", "unknown")
@@ -67,7 +67,7 @@ class Estimate:
     Attributes
     ----------
     reservation : float64, shape (n, n_resources), unit of the limit
-        In force from the row's ``end_us`` until the task's next window. NaN only where the limit is unknown.
+        Valid from the row's ``end_us`` until the task's next window. NaN only where the limit is unknown.
     rule : uint8, shape (n, n_resources)
         Position in ``RULES``.
     forecast : Forecast or None
@@ -213,7 +213,7 @@ class Wrapper(Estimator):
 
 
 def over_limit(windows: Windows) -> NDArray[np.float64]:
-    """Return demand over the limit in force; shape (n, n_resources), NaN where unknown or the limit is 0."""
+    """Return demand over the current limit; shape (n, n_resources), NaN where unknown or the limit is 0."""
     ratio = np.full(windows.limit.shape, np.nan)
     np.divide(demand(windows), windows.limit, out=ratio, where=windows.limit > 0)
     return ratio

@@ -8,10 +8,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.features.compiled import LENT
 from reclaim.training.estimators.base import Estimate, Estimator, statistic_or_limit
 
 _STATE: Final = np.dtype([("reservation", "f8", len(RESOURCES)), ("end_us", "i8"), ("scheduled_us", "i8")])
@@ -20,7 +20,7 @@ _STATE: Final = np.dtype([("reservation", "f8", len(RESOURCES)), ("end_us", "i8"
 class BorgEstimator(Estimator):
     """Hold the limit for a start-up time, then decay slowly towards usage; jump up at once when usage exceeds it.
 
-    The margin of the paper's "usage plus a safety margin" is added outside (``margin.WithMargin``): for a margin that
+    The margin of the paper's "usage plus a safety margin" is added outside (``margin.Guarded``): for a margin that
     is a share of usage the recursion is linear, so both give the same reservation once the start has decayed.
 
     Parameters
@@ -64,7 +64,7 @@ def _fold(
         fresh = s.end_us == 0 or scheduled_us[i] > s.scheduled_us
         if end_us[i] > s.end_us:  # a repeated or late window changes nothing
             run_us = scheduled_us[i]
-            if run_us < 0:  # nobody told: the run began with the first window
+            if run_us < 0:  # unknown: the run began with the first window
                 run_us = start_us[i] if s.end_us == 0 else s.scheduled_us
             decay = 0.5 ** ((end_us[i] - s.end_us) / half_life_us)
             for r in range(out.shape[1]):

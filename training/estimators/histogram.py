@@ -12,9 +12,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.histogram import percentile_at
+from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import LEVELS
-from reclaim.features.compiled import LENT
 
 _REBASE: Final = 100
 """Half-lives after which the time that weights refer to is moved; 2 to the power of it is far inside a float32."""
@@ -35,7 +36,7 @@ TASK: Final = np.dtype(
     ],
     align=True,
 )
-"""What is kept beside the weights, one line of the cache. The next percentile is a few steps from the last one."""
+"""What is kept next to the weights, one line of the cache. The next percentile is a few steps from the last one."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class DecayingHistograms:
     by_value : bool
         Weigh each sample with its bucket's end too (Autopilot's load-adjusted histogram).
     per_run : bool
-        Forget all when the task's run begins anew.
+        Forget all when the task's run begins again.
     """
 
     def __init__(
@@ -216,7 +217,13 @@ def _take(
 
 
 @numba.njit(**LENT)
-def _rebase(s: Any, weight: Any, task: int, now_us: int, half_life_us: float) -> None:
+def _rebase(
+    s: Any,  # a record of TASK
+    weight: Any,  # (n_tasks, n_buckets) float32
+    task: int,
+    now_us: int,
+    half_life_us: float,
+) -> None:
     """Move the reference time to now by whole half-lives: dividing by a power of two is exact."""
     half_lives = int((now_us - s.reference_us) / half_life_us)
     factor = 0.5**half_lives
@@ -231,10 +238,27 @@ def _rebase(s: Any, weight: Any, task: int, now_us: int, half_life_us: float) ->
 
 @numba.njit(**LENT)
 def _fold(
-    state: Any, weight: Any, r: int, shares: Any, start: Any, first: float, ratio: float, load: Any,
-    half_life_us: float, level: float, per_run: bool, end: Any, slot: Any, start_us: Any, end_us: Any,
-    scheduled_us: Any, value: Any, shape: Any, limit: Any, out: Any,
-) -> None:  # fmt: skip
+    state: Any,  # (n_tasks,) TASK
+    weight: Any,  # (n_tasks, n_buckets) float32
+    r: int,
+    shares: Any,  # (len(LEVELS),) float64
+    start: Any,  # (n_buckets,) float64
+    first: float,
+    ratio: float,
+    load: Any,  # (n_buckets,) float64
+    half_life_us: float,
+    level: float,
+    per_run: bool,
+    end: Any,  # (n_buckets,) float64
+    slot: Any,  # (n,) int64
+    start_us: Any,  # (n,) int64
+    end_us: Any,  # (n,) int64
+    scheduled_us: Any,  # (n,) int64
+    value: Any,  # (n, R) float64
+    shape: Any,  # (n, len(LEVELS)) or (n, 0) float32
+    limit: Any,  # (n, R) float64
+    out: Any,  # (n, R + 2) float64, written
+) -> None:
     last = weight.shape[1] - 1
     per_width, step = 1.0 / first, ratio - 1.0
     per_log = 1.0 / np.log(ratio)
@@ -263,14 +287,7 @@ def _fold(
                 s, weight, task, gain, value[i, r], shape, limit[i, 0], shares, start, per_width, per_log, step, load, i
             )
             reached = level * s.total * _TIE
-            at, below = s.at, s.below  # here, not in the record: each step waits for the one before
-            while at > 0 and below >= reached:
-                at -= 1
-                below -= weight[task, at]
-            while at < last and below + weight[task, at] < reached:
-                below += weight[task, at]
-                at += 1
-            s.at, s.below = at, below
+            s.at, s.below = percentile_at(weight, task, s.at, s.below, reached)
         out[i, r] = end[s.at] if s.total > 0 else np.nan
         out[i, -2] = s.end_us - s.since_us
         out[i, -1] = s.count

@@ -8,10 +8,11 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.histogram import bucket_of, percentile_at
+from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
-from reclaim.features.compiled import LENT
 from reclaim.features.targets import OOM_SHARE
 from reclaim.training.estimators.base import Estimate, Estimator, over_limit, statistic_or_limit
 from reclaim.training.estimators.histogram import Grid
@@ -45,7 +46,7 @@ class KrrEstimator(Estimator):
     limit in buckets of 0.1 % and wider, by 5 % each, of which the percentile's end is taken: up to 5 % above KRR's own,
     which is exact. Its least recommendations (0.01 cores, 100 MB) are left out, because usage has no unit here.
 
-    Nobody tells an estimator of a kill, so it is derived, like the label in ``features.targets``: a new run
+    An estimator receives no kills, so one is derived, like the label in ``features.targets``: a new run
     (``scheduled_us`` rises) after a window whose memory reached 98 % of the limit.
 
     Parameters
@@ -117,10 +118,22 @@ def _turn(s: Any, count: Any, daily: Any, task: int, day: int) -> None:
 
 @numba.njit(**LENT)
 def _fold(
-    state: Any, count: Any, daily: Any, level: float, margin: float, oom_margin: float, oom_share: float,
-    min_samples: int, start: Any, end: Any, slot: Any, end_us: Any, scheduled_us: Any, ratio: Any, out: Any,
-) -> None:  # fmt: skip
-    last = count.shape[1] - 1
+    state: Any,  # (n_tasks,) records
+    count: Any,  # (n_tasks, n_buckets) integers
+    daily: Any,  # (n_tasks, _DAYS, n_buckets) integers
+    level: float,
+    margin: float,
+    oom_margin: float,
+    oom_share: float,
+    min_samples: int,
+    start: Any,  # (n_buckets,)
+    end: Any,  # (n_buckets,)
+    slot: Any,  # (n,) int64
+    end_us: Any,  # (n,) int64
+    scheduled_us: Any,  # (n,) int64
+    ratio: Any,  # (n, R), demand over the limit
+    out: Any,  # (n, R), written
+) -> None:
     for i in range(len(slot)):
         task = slot[i]
         s = state[task]
@@ -138,10 +151,7 @@ def _fold(
                 s.run_us = scheduled_us[i]
             s.end_us = end_us[i]
             if not np.isnan(ratio[i, 0]):
-                k = -1
-                for b in range(len(start)):  # all of them, many at a time
-                    k += ratio[i, 0] >= start[b]
-                k = max(k, 0)
+                k = max(bucket_of(ratio[i, 0], start), 0)
                 count[task, k] += 1
                 daily[task, today, k] += 1
                 s.count[0] += 1
@@ -154,14 +164,7 @@ def _fold(
                 s.days[today, 1] += 1
                 s.largest[today] = max(s.largest[today], ratio[i, 1])
             reached = level * s.count[0] - 1e-9
-            at, below = s.at, s.below  # here, not in the record: each step waits for the one before
-            while at > 0 and below >= reached:
-                at -= 1
-                below -= count[task, at]
-            while at < last and below + count[task, at] < reached:
-                below += count[task, at]
-                at += 1
-            s.at, s.below = at, below
+            s.at, s.below = percentile_at(count, task, s.at, s.below, reached)
         out[i, 0] = end[s.at] if s.count[0] >= min_samples else np.nan
         out[i, 1] = np.nan
         if s.count[1] >= min_samples:

@@ -1,8 +1,10 @@
-"""Estimators by name: those that need no model."""
+"""Finds estimators by name: those built from settings alone, and where the parts of learned ones are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Final
 
 from reclaim.data.errors import ConfigError
@@ -13,14 +15,14 @@ from reclaim.training.estimators.borg import BorgEstimator
 from reclaim.training.estimators.fixed import FixedShareEstimator, LimitEstimator
 from reclaim.training.estimators.koordinator import KoordinatorEstimator
 from reclaim.training.estimators.krr import KrrEstimator
-from reclaim.training.estimators.ring import (
+from reclaim.training.estimators.last_windows import (
     MaxNSigmaPercentileEstimator,
     MovingMaxEstimator,
     NSigmaEstimator,
     PercentileEstimator,
 )
-from reclaim.training.estimators.running import MaxSoFarEstimator, MeanSoFarEstimator
 from reclaim.training.estimators.seasonal import SeasonalEstimator
+from reclaim.training.estimators.so_far import MaxSoFarEstimator, MeanSoFarEstimator
 from reclaim.training.estimators.vpa import VpaEstimator
 
 ESTIMATORS: Final[Mapping[str, Callable[..., Estimator]]] = {
@@ -42,6 +44,50 @@ ESTIMATORS: Final[Mapping[str, Callable[..., Estimator]]] = {
     "autopilot-ml": AutopilotMlEstimator,
 }
 """Every estimator that is built from settings alone; learned ones come out of a bundle (``training.bundle``)."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The parts of a learned estimator, each as ``module:name``, imported when first needed.
+
+    Attributes
+    ----------
+    forecaster : str
+        The class that answers, a ``models.forecaster.Forecaster``; its ``load(folder)`` reads what its ``save`` wrote.
+    learner : str
+        The class that fits it, a ``fitting.learner.Learner``.
+    settings : str
+        The table of ``settings.TrainConfig`` that holds its settings.
+    packages : tuple of str
+        Packages whose versions a replay records.
+    """
+
+    forecaster: str
+    learner: str
+    settings: str = "params"
+    packages: tuple[str, ...] = ()
+
+
+LEARNED: Final[dict[str, Learned]] = {
+    "network": Learned(
+        "reclaim.training.models.forecaster:NetworkForecaster",
+        "reclaim.training.fitting.network:NetworkLearner",
+        settings="fit",
+        packages=("torch",),
+    ),
+    "trees": Learned(
+        "reclaim.training.models.trees:TreeForecaster",
+        "reclaim.training.fitting.trees:TreeLearner",
+        settings="trees",
+    ),
+}
+"""Every estimator that can be trained; a bundle names its own as ``kind``."""
+
+
+def imported(path: str) -> Any:
+    """Return the object at ``module:name``."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 def build_estimator(name: str, params: Mapping[str, Any] | None = None) -> Estimator:

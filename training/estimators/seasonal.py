@@ -8,10 +8,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.features.compiled import LENT
 from reclaim.training.estimators.base import Estimate, Estimator, statistic_or_limit
 
 _HOUR_US: Final = 3_600_000_000

@@ -9,9 +9,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.histogram import bucket_of
+from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Windows, demand
-from reclaim.features.compiled import LENT
 from reclaim.features.targets import OOM_SHARE
 from reclaim.training.estimators.base import Estimate, Estimator, for_each_resource, over_limit, statistic_or_limit
 from reclaim.training.estimators.histogram import RELATIVE, DecayingHistograms, Grid
@@ -48,7 +49,7 @@ class VpaEstimator(Estimator):
     largest of it, of the last eight days; a day begins at the task's age of whole days. The lower and the upper bound
     are widened while confidence is small: the lesser of the days since the first sample and the samples over those of
     a day. After an out-of-memory kill the day's memory peak becomes the larger of it and of the limit, times
-    ``oom_bump``. Nobody tells an estimator of a kill, so it is derived, like the label in ``features.targets``: a new
+    ``oom_bump``. An estimator receives no kills, so one is derived, like the label in ``features.targets``: a new
     run (``scheduled_us`` rises) after a window whose memory reached 98 % of the limit.
 
     All constants are those of the recommender's source. Histograms hold usage over the limit in
@@ -190,8 +191,5 @@ def _fold_peaks(
         if found != peak:  # else it is still in the bucket that was looked for
             peak, end_of_peak = found, np.nan
             if not np.isnan(found):
-                bucket = -1
-                for b in range(len(start)):  # all of them, many at a time
-                    bucket += found >= start[b]
-                end_of_peak = end[max(bucket, 0)]
+                end_of_peak = end[max(bucket_of(found, start), 0)]
         out[i, 1] = end_of_peak

@@ -1,0 +1,215 @@
+"""Writes files and folders so that a reader finds all of one or none of it, and keeps processes apart by locks.
+
+What is being written has the ending ``.partial`` until it is renamed, so no reader takes it for the finished thing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Final
+
+from reclaim.data.errors import ConfigError, StoreError
+
+FULL_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Codes of the system's errors where a disk or a quota is full, or a file may not grow further."""
+_LOCK: Final = "lock"
+
+
+def partial_of(path: Path) -> Path:
+    """Return the name under which ``path`` is written until it is complete."""
+    return path.with_name(path.name + ".partial")
+
+
+def retired_of(path: Path) -> Path:
+    """Return the name under which a folder waits to be deleted; no reader looks there."""
+    return path.with_name(path.name + ".old.partial")
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary name to write a file under; rename it to ``path`` when the block ends without an error."""
+    partial = partial_of(path)
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, complete or not at all."""
+    with replaced_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write ``content`` as a JSON file, complete or not at all."""
+    write_text(path, json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def content_sha256(content: object) -> str:
+    """Return the SHA-256 of a JSON-like value, in hex; the order of keys makes no difference."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_folder(fresh: Path, path: Path, *, durable: bool = False) -> None:
+    """Rename a folder to ``path`` and delete the one that was there.
+
+    Killed between the two renames, the old folder waits as ``retired_of(path)``; ``recover_folder`` puts it back.
+
+    Parameters
+    ----------
+    fresh, path : Path
+        The new folder, and its place.
+    durable : bool
+        Whether to sync the new name before the old folder is deleted.
+    """
+    if path.exists():
+        os.replace(path, retired_of(path))
+    os.replace(fresh, path)
+    if durable:
+        sync_folder(path.parent)
+    shutil.rmtree(retired_of(path), ignore_errors=True)
+
+
+def recover_folder(path: Path) -> None:
+    """Finish what a killed ``replace_folder`` began: put the old folder back if ``path`` is missing, else delete it."""
+    retired = retired_of(path)
+    if retired.exists() and not path.exists():
+        os.replace(retired, path)
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def discard_folder(path: Path, retired: Path) -> None:
+    """Delete a folder under the name ``retired``, so that a reader never finds half of it as ``path``."""
+    os.replace(path, retired)
+    shutil.rmtree(retired)
+
+
+@contextmanager
+def replaced_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder to write into, and put it in the place of ``path`` when the block ends without an error.
+
+    If the block raises, ``path`` stays as it was. The same holds for a process that is killed, once the next one has
+    called this or ``remove_left_behind``.
+
+    Raises
+    ------
+    ConfigError
+        Another process is replacing ``path``.
+    """
+    with _staging_of(path) as staging:
+        fresh = staging / "new"
+        fresh.mkdir()
+        yield fresh
+        replace_folder(fresh, path)
+
+
+def remove_left_behind(path: Path) -> None:
+    """Remove what a killed ``replaced_folder`` left next to ``path``, unless another process is at work there."""
+    if partial_of(path).exists() or retired_of(path).exists():
+        with suppress(ConfigError, OSError), _staging_of(path):  # remains that cannot be removed do no harm
+            pass
+
+
+@contextmanager
+def _staging_of(path: Path) -> Iterator[Path]:
+    """Yield the empty, locked folder in which the successor of ``path`` is written; then remove it."""
+    staging = partial_of(path)
+
+    def tidy() -> None:
+        recover_folder(path)
+        shutil.rmtree(staging / "new", ignore_errors=True)
+
+    with _lock_in(staging, ConfigError(f"{path}: another run is writing it; wait for it")):
+        tidy()
+        try:
+            yield staging
+        finally:
+            tidy()
+            shutil.rmtree(staging, ignore_errors=True)  # deletes the lock too, so it comes last
+
+
+def _lock_in(folder: Path, busy: Exception) -> IO[str]:
+    """Return the locked file of a folder that its holder deletes at the end."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            file = (folder / _LOCK).open("w")
+        except FileNotFoundError:  # another process has just ended and deleted the folder
+            continue
+        try:
+            lock(file, busy)
+        except BaseException:
+            file.close()
+            raise
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # that process deleted this lock as well, so it excludes no other process
+
+
+def lock(file: IO[str] | int, busy: Exception) -> None:
+    """Lock an open file until it is closed; raise ``busy`` if another process has it.
+
+    The system releases the lock of a killed process.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise busy from error
+
+
+@contextmanager
+def locked(path: Path, busy: Exception) -> Iterator[None]:
+    """Hold the lock file ``path``; raise ``busy`` if another process has it. The file stays."""
+    with path.open("w") as file:
+        lock(file, busy)
+        yield
+
+
+def take_lock(folder: Path) -> int:
+    """Return the descriptor that holds a folder for this process until closed.
+
+    Raises
+    ------
+    StoreError
+        Another process holds it; the message names its id.
+    """
+    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        holder = os.pread(fd, 20, 0).decode().strip() or "unknown"
+        lock(
+            fd,
+            StoreError(f"{folder} is held by another process (pid {holder}): stop it, or use another folder"),
+        )
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,63 @@
+"""Runs compiled functions over ranges of rows in threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
+from typing import Final, TypeVar
+
+ROWS_WORTH_A_THREAD: Final = 8_192
+"""Rows of a call from which a second thread pays for its start."""
+
+
+def in_parts(function: Callable[[int, int], object], n_rows: int, threads: int) -> None:
+    """Call ``function(part, parts)`` for each part, in threads if there are enough rows."""
+    parts = threads if n_rows >= ROWS_WORTH_A_THREAD else 1
+    if parts == 1:
+        function(0, 1)
+        return
+    pool = _pool(parts, os.getpid())
+    futures = [pool.submit(function, part, parts) for part in range(1, parts)]
+    try:
+        function(0, parts)
+        for part, future in enumerate(futures, 1):
+            if future.cancel():  # not begun: all threads are busy, and may wait for this part
+                function(part, parts)
+    finally:
+        wait([future for future in futures if not future.cancel()])
+    for future in futures:
+        if not future.cancelled():
+            future.result()
+
+
+@cache
+def _pool(threads: int, _process: int) -> ThreadPoolExecutor:
+    """Return the process's pool of threads; a new one for each call would take longer than many a part.
+
+    A forked process does not inherit threads, so it gets a pool of its own.
+    """
+    return ThreadPoolExecutor(threads, "reclaim")
+
+
+_Made = TypeVar("_Made")
+
+THREADS: Final = min(os.cpu_count() or 1, 8)
+"""Threads for large calls; more of them would wait for memory, not for cores."""
+_PIECE_ROWS: Final = ROWS_WORTH_A_THREAD - 1
+"""Rows of a piece: nearly fits a core's own cache, is not split again by ``in_parts``, and releases the interpreter
+between its steps within a millisecond."""
+
+
+def in_pieces(make: Callable[[slice], _Made], n: int, threads: int) -> list[_Made]:
+    """Return the results for all pieces of ``n`` rows, in order; there is at least one piece."""
+    pieces = [slice(low, low + _PIECE_ROWS) for low in range(0, max(n, 1), _PIECE_ROWS)]
+    made: list[_Made | None] = [None] * len(pieces)
+
+    def run(part: int, parts: int) -> None:
+        for k in range(part, len(pieces), parts):
+            made[k] = make(pieces[k])
+
+    in_parts(run, n, threads)
+    return [m for m in made if m is not None]

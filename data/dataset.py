@@ -1,0 +1,247 @@
+"""Opens an ingested dataset on disk: names its files and reads its tables and windows."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data import windows as w
+from reclaim.data.errors import ConfigError, SchemaError, TraceError
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 2
+"""Raised when the meaning of a dataset's files changes; an older dataset is then refused, not misread."""
+
+_INTEGERS: Final = tuple(name for name in w.COLUMNS if name in s.USAGE.names)
+"""Columns of usage that ``Windows`` has under the same name."""
+_OF_WINDOWS: Final = (
+    *_INTEGERS, *w.CHANNELS, s.CPU_PERCENTILES, s.CPU_TAIL_PERCENTILES, s.CPU_LIMIT, s.MEMORY_LIMIT,
+    s.ALLOC_COLLECTION_ID,
+)  # fmt: skip
+"""Columns of usage that windows are made of."""
+_TAIL: Final = slice(w.LEVELS.index(s.TAIL_PERCENTILES[0]), w.LEVELS.index(s.TAIL_PERCENTILES[-1]) + 1)
+"""Places of the tail percentiles among the levels."""
+
+
+def bucket_name(bucket: int) -> str:
+    """Return the file name of a bucket."""
+    return f"bucket={bucket:03d}.parquet"
+
+
+def read_manifest(folder: Path, *, made_by: str) -> dict[str, Any]:
+    """Return the manifest of a stage's output folder.
+
+    Raises
+    ------
+    ConfigError
+        ``folder`` is missing or no such output; the message names the command that makes one.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        what = "no such folder" if not folder.is_dir() else f"no {MANIFEST} in it"
+        raise ConfigError(f"{folder}: {what}; `{made_by}` makes one")
+    try:
+        manifest = json.loads(path.read_text())
+    except ValueError as error:
+        raise TraceError(f"{path}: not valid JSON ({error}); delete the folder and run `{made_by}` again") from error
+    if not isinstance(manifest, dict):
+        raise TraceError(f"{path}: expected a JSON object; delete the folder and run `{made_by}` again")
+    return manifest
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """An ingested trace: its folder and its manifest."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: Path | str) -> Dataset:
+        """Open a dataset folder.
+
+        Raises
+        ------
+        ConfigError
+            There is no dataset at ``path``.
+        SchemaError
+            It was written in another format version.
+        """
+        path = Path(path)
+        manifest = read_manifest(path, made_by=f"reclaim ingest SOURCE {path}")
+        version = manifest.get("format_version")
+        if version != FORMAT_VERSION:
+            raise SchemaError(
+                f"{path}: dataset format {version}, this version reads {FORMAT_VERSION}; "
+                f"run `reclaim ingest SOURCE {path}` again"
+            )
+        return cls(path, manifest)
+
+    @property
+    def n_buckets(self) -> int:
+        """Number of buckets the tasks are spread over."""
+        return int(self.manifest["buckets"])
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the inputs' checksums and the options: equal fingerprints mean equal datasets."""
+        return str(self.manifest["fingerprint"])
+
+    @property
+    def n_windows(self) -> int:
+        """Rows of usage, over all buckets."""
+        return int(self.manifest["counts"]["usage"])
+
+    def usage(self, bucket: int, columns: list[str] | None = None) -> pa.Table:
+        """Return a bucket's usage rows, all columns or those named."""
+        return pq.read_table(self.path / "usage" / bucket_name(bucket), columns=columns)
+
+    def windows(self, bucket: int) -> w.Windows:
+        """Return a bucket's usage rows as arrays, sorted by task, then time.
+
+        Raises
+        ------
+        SchemaError
+            A percentile vector is shorter or longer than its levels.
+        """
+        with pq.ParquetFile(self.path / "usage" / bucket_name(bucket)) as file:
+            out = w.empty_windows(file.metadata.num_rows)
+            first = 0
+            for group in range(file.num_row_groups):  # one at a time, to hold only one next to the arrays
+                table = file.read_row_group(group, columns=list(_OF_WINDOWS))
+                _fill(out.take(slice(first, first + len(table))), table, self.owners)
+                first += len(table)
+        return out
+
+    def cell(self, monday_us: int = 0) -> w.Cell:
+        """Return the dataset's cell; the caller gives ``monday_us``, which no trace has."""
+        machines = self.table("machines")
+        cpu, memory = (pc.max(machines[name]).as_py() for name in (s.CPU_CAPACITY, s.MEMORY_CAPACITY))
+        return w.Cell((cpu or math.nan, memory or math.nan), monday_us)
+
+    @cached_property
+    def owners(self) -> Owners:
+        """Owner of each collection, read from the tasks on the first use."""
+        names = (s.USER_ID, s.LOGICAL_NAME_ID)
+        parts = [np.empty((3, 0), np.int64)]
+        with pq.ParquetFile(self.path / "tasks.parquet", read_dictionary=names) as file:
+            for batch in file.iter_batches(columns=[s.COLLECTION_ID, *names]):
+                first = _run_starts(batch[s.COLLECTION_ID].to_numpy())
+                parts.append(np.stack([
+                    batch[s.COLLECTION_ID].to_numpy()[first], *(_identities(batch[name])[first] for name in names)
+                ]))  # fmt: skip
+        found = np.concatenate(parts, axis=1)
+        return Owners(*found[:, _run_starts(found[0])])  # a collection's tasks may be in two batches
+
+    def events(self, bucket: int, columns: list[str] | None = None) -> pa.Table:
+        """Return the events of a bucket's tasks, sorted by task, then time; all columns or those named."""
+        with pq.ParquetFile(self.path / "events" / bucket_name(bucket)) as file:
+            return file.read(columns)
+
+    def constraints(self, bucket: int) -> pa.Table:
+        """Return the placement constraints of a bucket's tasks, sorted by task, then time."""
+        return pq.read_table(self.path / "constraints" / bucket_name(bucket))
+
+    def table(self, name: str) -> pa.Table:
+        """Return a table that is one file: ``tasks``, ``collections``, ``machines`` and so on."""
+        return pq.read_table(self.path / f"{name}.parquet")
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Owner of each collection: user and logical name as ``windows.identities``, int64 (n,) each.
+
+    ``collection_id`` rises. All tasks of a collection share its user and name, so those of the first one count.
+    """
+
+    collection_id: NDArray[np.int64]
+    user: NDArray[np.int64]
+    name: NDArray[np.int64]
+
+    def of(self, collection_id: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return user and name of each row; -1 where the collection is unknown. Fast if equal ids are adjacent."""
+        first = _run_starts(collection_id)
+        wanted = collection_id[first]
+        at = np.searchsorted(self.collection_id, wanted)
+        known = np.append(self.collection_id, s.UNKNOWN_ID)[at] == wanted
+        lengths = np.diff(first, append=len(collection_id))
+        user, name = (
+            np.repeat(np.where(known, np.append(of, s.UNKNOWN_ID)[at], s.UNKNOWN_ID), lengths)
+            for of in (self.user, self.name)
+        )
+        return user, name
+
+
+def windows_from_table(table: pa.Table, owners: Owners | None = None) -> w.Windows:
+    """Return usage rows as arrays, in the table's order; nulls become NaN or -1.
+
+    Raises
+    ------
+    SchemaError
+        A percentile vector is shorter or longer than its levels.
+    """
+    out = w.empty_windows(len(table))
+    _fill(out, table, owners)
+    return out
+
+
+def _fill(out: w.Windows, table: pa.Table, owners: Owners | None) -> None:
+    """Write a table's rows into ``out``, which has as many rows, all unknown."""
+    column = {name: _whole(table[name]) for name in _OF_WINDOWS}
+    for name in _INTEGERS:
+        getattr(out, name)[:] = _integers(column[name])
+    for at, name in enumerate(w.CHANNELS):
+        out.usage[:, at] = _floats(column[name])
+    for at, name in enumerate((s.CPU_LIMIT, s.MEMORY_LIMIT)):
+        out.limit[:, at] = _floats(column[name])
+    out.in_alloc[:] = column[s.ALLOC_COLLECTION_ID].is_valid().to_numpy(zero_copy_only=False)
+    rows, deciles = _vectors(column[s.CPU_PERCENTILES], s.CPU_PERCENTILES, len(s.PERCENTILES))
+    out.percentiles[rows, : _TAIL.start] = deciles[:, :-1]
+    out.percentiles[rows, -1] = deciles[:, -1]
+    rows, tail = _vectors(column[s.CPU_TAIL_PERCENTILES], s.CPU_TAIL_PERCENTILES, len(s.TAIL_PERCENTILES))
+    out.percentiles[rows, _TAIL] = tail
+    if owners is not None:
+        out.user[:], out.name[:] = owners.of(out.collection_id)
+
+
+def _vectors(column: pa.ListArray, name: str, size: int) -> tuple[slice | NDArray[np.int64], NDArray[np.float32]]:
+    """Return the rows that have a vector, and the vectors; shape (n_known, size)."""
+    known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)) if column.null_count else slice(None)
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    lengths = column.value_lengths()
+    if pc.min(lengths).as_py() not in (None, size) or pc.max(lengths).as_py() not in (None, size):
+        raise SchemaError(f"{name}: expected null or {size} values in each row; run `reclaim ingest` again")
+    return known, values.reshape(-1, size)
+
+
+def _run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the first row of each run of equal values."""
+    return np.flatnonzero(np.concatenate([[len(values) > 0], values[1:] != values[:-1]]))
+
+
+def _identities(column: pa.DictionaryArray) -> NDArray[np.int64]:
+    known = np.append(w.identities(column.dictionary.to_pylist()), s.UNKNOWN_ID)
+    return known[_integers(column.indices)]  # a null's index, -1, is the last
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies even one chunk
+
+
+def _floats(column: pa.Array) -> NDArray[np.float64]:
+    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)  # null becomes NaN
+
+
+def _integers(column: pa.Array) -> NDArray[np.int64]:
+    return np.asarray((column.fill_null(s.UNKNOWN_ID) if column.null_count else column).to_numpy(), np.int64)

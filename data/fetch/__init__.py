@@ -1,0 +1,1 @@
+"""The fetch job: downloads shards of public traces; imports ``data.core``."""

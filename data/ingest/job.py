@@ -1,0 +1,274 @@
+"""Reads a folder of raw trace files into a dataset; a run that was killed can be repeated, with the same bytes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from reclaim.data import schema as s
+from reclaim.data.core.duck import release
+from reclaim.data.core.files import discard_folder, locked, partial_of, retired_of, write_json
+from reclaim.data.dataset import MANIFEST, Dataset
+from reclaim.data.errors import ConfigError, TraceError
+from reclaim.data.ingest.bucket import TABLES as REST
+from reclaim.data.ingest.bucket import BucketJob, TableJob, make_bucket, make_table, staged_schema
+from reclaim.data.ingest.manifest import check_there, fingerprint_of, manifest_of
+from reclaim.data.ingest.readers.staging import empty_table
+from reclaim.data.ingest.shard import REJECTS, Damaged, Shard, ShardJob, take_shard
+from reclaim.data.ingest.workers import ENGINES, Workers, plan_workers
+from reclaim.data.traces.alibaba_2017 import alibaba_2017
+from reclaim.data.traces.google_v2 import google_v2
+from reclaim.data.traces.google_v3 import google_v3
+from reclaim.data.traces.series import load_mapping, series
+from reclaim.data.traces.source import RawTable, Source, find_files
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
+
+TRACES: Final = ("google-v3", "google-v2.1", "alibaba-2017", "series")
+"""Trace formats that can be read."""
+
+_BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 100, ".parquet": 40, "": 40}
+"""Approximate bytes of a window in a raw file, by its ending: for planning only. JSON as in a synthetic v3 cell."""
+_ROWS_PER_BUCKET: Final = 100_000
+_COMPANIONS: Final = frozenset({
+    "COMPOSED.json", "SYNTHETIC.json", "truth.parquet", "README", "README.txt", "README.md", "schema.csv",
+    "fetch.jsonl", "MD5SUM", "SHA1SUM", "SHA256SUM",
+})  # fmt: skip
+"""Files next to a trace's tables that are not tables."""
+_FEWEST_BUCKETS, _MOST_BUCKETS = 16, 9999
+
+
+@dataclass(frozen=True)
+class IngestConfig:
+    """Settings of an ingest."""
+
+    trace: str = "google-v3"
+    """Trace format, one of ``TRACES``."""
+    mapping: str | None = None
+    """For ``series``: a mapping file, or the name of a shipped one."""
+    buckets: int | None = None
+    """Files the tasks are spread over, one of which must fit in memory; by default as many as the input needs."""
+    max_reject_share: float = 0.001
+    """Largest share of rejected lines before the run fails."""
+    skip_damaged: bool = False
+    """Whether to leave out files that are truncated or corrupt; the manifest names them."""
+    memory_limit_mib: int = 1024
+    """Memory that all processes of the run may take together, in MiB; more allows more workers."""
+    workers: int = 1
+    """Number of workers, as far as the memory allows; 0: one for each core."""
+    engine: str = "local"
+    """Engine that runs them: ``local``, or ``ray``."""
+
+    def __post_init__(self) -> None:
+        if self.trace not in TRACES:
+            raise ConfigError(f"trace must be one of {', '.join(TRACES)}, got {self.trace!r}")
+        if (self.trace == "series") != (self.mapping is not None):
+            raise ConfigError("a mapping goes with trace 'series', and 'series' needs one (--mapping FILE)")
+        if self.buckets is not None and not 1 <= self.buckets <= _MOST_BUCKETS:
+            raise ConfigError(f"buckets must be between 1 and {_MOST_BUCKETS}, got {self.buckets}")
+        if self.workers < 0:
+            raise ConfigError(f"workers must be 0 (one for each core) or more, got {self.workers}")
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got {self.engine!r}")
+        if not 0 <= self.max_reject_share <= 1:
+            raise ConfigError(f"max_reject_share must be between 0 and 1, got {self.max_reject_share}")
+        if self.memory_limit_mib < 512:
+            raise ConfigError(f"memory_limit_mib must be at least 512, got {self.memory_limit_mib}")
+
+
+@dataclass(frozen=True)
+class IngestReport:
+    """The result of an ingest: the dataset, and whether it existed already."""
+
+    dataset: Dataset
+    already_there: bool
+
+
+def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport:
+    """Read a trace into a dataset.
+
+    Works in ``OUT.partial`` and renames it at the end. Files already read there are not read again, so a run that was
+    killed, or stopped at a damaged file that has been replaced since, continues where it was.
+
+    Raises
+    ------
+    ConfigError
+        The source is missing, or ``out`` holds something else.
+    SchemaError
+        A file's columns are not the format's.
+    TraceError
+        Files are damaged, too many lines are bad, or the trace is empty.
+    """
+    if not source_folder.is_dir():
+        raise ConfigError(f"{source_folder}: no such folder")
+    out = out.resolve()
+    if not out.name:
+        raise ConfigError(f"{out}: no place for a dataset; name a folder in it")
+    source = _source(source_folder, config)
+    files = [(table, file) for table in source.tables for file in find_files(source_folder, table)]
+    if not files:
+        patterns = ", ".join(dict.fromkeys(table.patterns[0] for table in source.tables))
+        raise TraceError(f"{source_folder}: no files of a {source.trace} trace (looked for {patterns})")
+    partial = (f"{pattern}.partial" for table in source.tables for pattern in table.patterns)
+    unfinished = sorted(path for pattern in partial for path in source_folder.glob(pattern) if path.is_file())
+    if unfinished:
+        raise ConfigError(f"{unfinished[0]}: an unfinished download; finish it (`reclaim fetch` goes on) or remove it")
+    staging, retired = partial_of(out), retired_of(out)
+    buckets = config.buckets or plan_buckets(files)
+
+    def there() -> IngestReport:
+        paths = [file for _, file in files]
+        dataset = check_there(out, source_folder, source, buckets, paths, skip_damaged=config.skip_damaged)
+        return IngestReport(dataset, already_there=True)
+
+    if out.exists() and not staging.exists() and not retired.exists():
+        return there()
+    staging.mkdir(parents=True, exist_ok=True)
+    busy = ConfigError(f"{out}: another ingest is writing it; wait for it or choose another folder")
+    with locked(staging / "lock", busy):
+        shutil.rmtree(retired, ignore_errors=True)
+        if not out.exists():
+            try:
+                return _make(source_folder, out, staging, source, files, buckets, config)
+            finally:
+                release()
+        report = there()
+        discard_folder(staging, retired)  # left by a run killed after its last rename
+        return report
+
+
+def _make(
+    source_folder: Path,
+    out: Path,
+    staging: Path,
+    source: Source,
+    files: list[tuple[RawTable, Path]],
+    buckets: int,
+    config: IngestConfig,
+) -> IngestReport:
+    staged = staged_schema(source)
+    sizes = {file: file.stat().st_size for _, file in files}
+    total = sum(sizes.values())
+    workers, memory_mib = plan_workers(config.engine, config.workers, config.memory_limit_mib, total)
+    with Workers(config.engine, workers, total) as pool:
+        order = sorted(files, key=lambda entry: (-sizes[entry[1]], entry[0].key, entry[1]))  # the longest first
+        shard_jobs = [
+            ShardJob(
+                table, staged, str(source_folder.resolve()), file.relative_to(source_folder).as_posix(),
+                str(staging / "shards"),
+                buckets, min(workers, max(1, round(workers * sizes[file] / max(total, 1)))), memory_mib,
+            )
+            for table, file in order
+        ]  # fmt: skip
+        taken = _run(pool, take_shard, shard_jobs, [sizes[file] for _, file in order], "reading", "B")
+        damaged = sorted({x.file: x.reason for x in taken if isinstance(x, Damaged)}.items())
+        if damaged and not config.skip_damaged:
+            first = "; ".join(message for _, message in damaged[:5])
+            raise TraceError(
+                f"{len(damaged)} damaged file{'s' * (len(damaged) > 1)}: {first}"
+                f"{'; …' * (len(damaged) > 5)}. Replace and run again (what was read is kept), or pass --skip-damaged"
+            )
+        shards = sorted((x for x in taken if isinstance(x, Shard)), key=lambda x: (x.reading, x.file))
+        rejects = _check_rejects(shards, staging, config)
+        firsts = {(x.reading, x.sha256): x for x in reversed(shards)}  # one file under two names counts once
+        distinct = tuple(x for x in shards if firsts[x.reading, x.sha256] is x)
+        finished = staging / "dataset"
+        fingerprint = fingerprint_of(source, buckets, {shard.file: shard.sha256 for shard in shards})
+        bucket_jobs = [
+            BucketJob(bucket, fingerprint, distinct, source, staged, str(finished), str(staging), memory_mib)
+            for bucket in range(buckets)
+        ]
+        made = _run(pool, make_bucket, bucket_jobs, [1] * buckets, "sorting", "bucket")
+        table_jobs = [
+            TableJob(name, distinct, source, buckets, str(finished), str(staging), memory_mib) for name in REST
+        ]
+        lengths = _run(pool, make_table, table_jobs, [1] * len(REST), "listing", "table")
+        counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(REST, lengths, strict=True))
+    if not any(counts.values()):
+        raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
+    (finished / "rejects").mkdir(exist_ok=True)
+    pq.write_table(rejects, finished / "rejects" / "rejects.parquet")
+    repeated = [x.file for x in shards if firsts[x.reading, x.sha256] is not x]
+    matched = {file for _, file in files}
+    not_read = sorted(
+        str(file.relative_to(source_folder))
+        for folder in {source_folder, *(file.parent for file in matched)}
+        for file in folder.iterdir()
+        if file.is_file() and file not in matched and file.name not in _COMPANIONS
+    )
+    manifest = manifest_of(source_folder, source, shards, repeated, damaged, counts, rejects, not_read, buckets)
+    write_json(finished / MANIFEST, manifest)
+    os.replace(finished, out)
+    discard_folder(staging, retired_of(out))
+    log.info("%s: %d windows of %d tasks", out, counts["usage"], counts["tasks"])
+    return IngestReport(Dataset.open(out), already_there=False)
+
+
+def _run(
+    pool: Workers, function: Callable[[Job], Result], jobs: list[Job], sizes: list[int], what: str, unit: str
+) -> list[Result]:
+    """Return the function's result for every job; show a progress bar that moves by the jobs' sizes."""
+    with tqdm(total=sum(sizes), desc=what, unit=unit, unit_scale=unit == "B", disable=None, leave=False) as bar:
+        return pool.run(function, jobs, lambda place: bar.update(sizes[place]))
+
+
+def plan_buckets(files: list[tuple[RawTable, Path]]) -> int:
+    """Return the number of buckets for a trace: as many as keep a bucket small enough to be sorted in memory.
+
+    It depends on the files' sizes alone, so the same trace gives the same dataset on every machine.
+    """
+    rows = sum(
+        file.stat().st_size / next(size for ending, size in _BYTES_PER_ROW.items() if file.name.endswith(ending))
+        for _, file in files
+    )
+    return min(max(round(rows / _ROWS_PER_BUCKET), _FEWEST_BUCKETS), _MOST_BUCKETS)
+
+
+def _source(source_folder: Path, config: IngestConfig) -> Source:
+    match config.trace:
+        case "google-v3":
+            return google_v3()
+        case "google-v2.1":
+            return google_v2(source_folder)
+        case "alibaba-2017":
+            return alibaba_2017(source_folder)
+        case _:
+            return series(load_mapping(config.mapping or ""))
+
+
+def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig) -> pa.Table:
+    """Return the rejected lines of all shards, in order; raise TraceError if there are too many."""
+    found = [pq.read_table(Path(x.folder) / REJECTS) for x in shards]
+    rejects = pa.concat_tables([empty_table(s.REJECTS), *found]).group_by(
+        [s.REJECT_FILE, s.REJECT_LINE], use_threads=False
+    )
+    rejects = rejects.aggregate([(s.REJECT_REASON, "first")]).rename_columns(s.REJECTS.names).cast(s.REJECTS)
+    rejects = rejects.sort_by([(s.REJECT_FILE, "ascending"), (s.REJECT_LINE, "ascending")])
+    # a file may be read for several tables: its lines and its bad lines count once
+    read: dict[str, int] = {}
+    for shard in shards:
+        read[shard.file] = max(read.get(shard.file, 0), shard.rows + shard.rejects)
+    lines = sum(read.values())
+    if len(rejects) > config.max_reject_share * lines:
+        kept = staging / "rejects.csv"
+        rejects.to_pandas().to_csv(kept, index=False)
+        first = rejects.slice(0, 1).to_pylist()[0]
+        reasons = pc.value_counts(rejects[s.REJECT_REASON]).to_pylist()
+        most = ", ".join(f"{r['values']} ({r['counts']})" for r in sorted(reasons, key=lambda r: -r["counts"])[:4])
+        raise TraceError(
+            f"{len(rejects)} of {lines} lines rejected, more than {config.max_reject_share:.3%} (--max-reject-share): "
+            f"{most}; first {first[s.REJECT_FILE]} line {first[s.REJECT_LINE]}; all in {kept}"
+        )
+    return rejects

@@ -1,0 +1,113 @@
+"""Writes the manifest of a dataset, and decides whether an existing dataset is the requested one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reclaim.data import schema as s
+from reclaim.data.core.files import content_sha256, file_sha256
+from reclaim.data.dataset import FORMAT_VERSION, Dataset
+from reclaim.data.errors import ConfigError
+from reclaim.data.ingest.shard import Shard
+from reclaim.data.traces.source import Source
+
+_NATURES: Final = {"COMPOSED.json": "composed of parts of real traces (semi-synthetic)", "SYNTHETIC.json": "synthetic"}
+"""Marker file in a source folder → the nature of its dataset, which every report names."""
+
+
+def options_of(source: Source, buckets: int) -> dict[str, Any]:
+    """Return everything except the input files that decides a dataset's bytes."""
+    return {"trace": source.trace, "buckets": buckets, **source.options}
+
+
+def fingerprint_of(source: Source, buckets: int, checksums: dict[str, str]) -> str:
+    """Return the hash of a dataset's format, options and inputs."""
+    return content_sha256({"format": FORMAT_VERSION, "options": options_of(source, buckets), "inputs": checksums})
+
+
+def check_there(
+    out: Path, source_folder: Path, source: Source, buckets: int, files: list[Path], *, skip_damaged: bool
+) -> Dataset:
+    """Return the dataset at ``out`` if these files and options would make the same one.
+
+    Raises
+    ------
+    ConfigError
+        It is not a dataset, or another one; the message says what differs.
+    """
+    try:
+        dataset = Dataset.open(out)
+    except ConfigError as error:
+        raise ConfigError(f"{out}: exists and is no dataset; choose another folder or remove it") from error
+    remedy = "choose another folder or remove it"
+    if dataset.manifest["options"] != options_of(source, buckets):
+        raise ConfigError(f"{out}: holds a dataset made from other files or options than asked for; {remedy}")
+    named = {file.relative_to(source_folder).as_posix(): file for file in files}
+    entries = {entry["file"]: entry for part in ("inputs", "damaged") for entry in dataset.manifest[part]}
+    changed = sorted(entries.keys() ^ named.keys())
+    changed += [name for name, file in named.items() if name in entries and not _is_still(file, entries[name])]
+    if changed:
+        raise ConfigError(
+            f"{out}: holds a dataset made from other files or options than {source_folder} now has "
+            f"(changed: {', '.join(changed[:3])}{', …' * (len(changed) > 3)}); {remedy}"
+        )
+    left_out = [entry["file"] for entry in dataset.manifest["damaged"]]
+    if left_out and not skip_damaged:
+        raise ConfigError(
+            f"{out}: holds a dataset made without the damaged {', '.join(left_out[:3])}{', …' * (len(left_out) > 3)}; "
+            f"pass --skip-damaged to go on with it, or repair and {remedy}"
+        )
+    return dataset
+
+
+def _is_still(file: Path, entry: dict[str, Any]) -> bool:
+    """Return whether a file has the size and checksum that a manifest's entry recorded."""
+    return file.stat().st_size == entry.get("bytes") and file_sha256(file) == entry.get("sha256")
+
+
+def manifest_of(
+    source_folder: Path,
+    source: Source,
+    shards: list[Shard],
+    repeated: list[str],
+    damaged: list[tuple[str, str]],
+    counts: dict[str, int],
+    rejects: pa.Table,
+    not_read: list[str],
+    buckets: int,
+) -> dict[str, Any]:
+    """Return the manifest: inputs with checksums, options, counts, and everything that was not read."""
+    checksums = {shard.file: shard.sha256 for shard in shards}
+    nature = [label for marker, label in _NATURES.items() if (source_folder / marker).is_file()]
+    reasons = pc.value_counts(rejects[s.REJECT_REASON]).to_pylist()
+    return {
+        "format_version": FORMAT_VERSION,
+        "fingerprint": fingerprint_of(source, buckets, checksums),
+        "name": source_folder.resolve().name,
+        "nature": nature[0] if nature else "recorded",
+        "options": options_of(source, buckets),
+        "buckets": buckets,
+        "inputs": [
+            {"table": x.table, "file": x.file, "bytes": x.n_bytes, "sha256": x.sha256, "rows": x.rows,
+             "rejects": x.rejects}
+            for x in shards
+        ],
+        "damaged": [
+            {"file": file, "reason": reason.split(": ", 1)[-1], "bytes": (source_folder / file).stat().st_size,
+             "sha256": file_sha256(source_folder / file)}
+            for file, reason in damaged
+        ],
+        "repeated": repeated,
+        "not_read": not_read,
+        "counts": counts,
+        "rejects": {r["values"]: r["counts"] for r in reasons},
+        "defects": dict(sum((Counter(x.defects) for x in shards), Counter[str]())),
+        "lacks": sorted(source.lacks),
+        "extras": {table: list(names) for table, names in source.extras.items()},
+        "notes": list(source.notes),
+    }  # fmt: skip

@@ -1,0 +1,139 @@
+"""Reads CSV and parquet files: one query numbers, casts and checks the rows."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Final
+
+from reclaim.data import schema as s
+from reclaim.data.core.duck import (
+    ENGINE_ERRORS,
+    INTEGERS,
+    DamagedFileError,
+    check_gzip,
+    fits_sql,
+    literal,
+    mismatch,
+    open_bytes,
+    quoted,
+    reason_sql,
+    unreadable,
+)
+from reclaim.data.errors import SchemaError
+from reclaim.data.ingest.readers.rows import CAST_REASON, LINE, Stage, Taken, copy_rows
+from reclaim.data.traces.source import RawTable
+
+_DELIMITERS: Final = ",;\t|"
+_ROW_NUMBER: Final = "file_row_number"
+_REJECTS, _SCANS = "reclaim_csv_rejects", "reclaim_csv_scans"
+
+
+def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
+    """Write the canonical rows of a CSV file; return the counts and rejects.
+
+    The header line decides the delimiter and the columns; the table's ``order`` does if its files have no header. A row
+    with another number of fields is a reject.
+
+    Raises
+    ------
+    DamagedFileError
+        The file is truncated or corrupt.
+    SchemaError
+        Its columns are not the format's.
+    """
+    check_gzip(file)
+    delimiter, present, headed = _layout(table, file)
+    declared = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in present)
+    mark = "" if table.order else '"'  # files without a header are split at commas; a quote is an ordinary character
+    reader = (
+        f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '{mark}', escape = '{mark}', "
+        f"header = {str(headed).lower()}, auto_detect = false, columns = {{{declared}}}, parallel = false, "
+        f"store_rejects = true, rejects_table = '{_REJECTS}', rejects_scan = '{_SCANS}')"
+    )
+    for name in (_REJECTS, _SCANS):
+        stage.connection.execute(f"DROP TABLE IF EXISTS {name}")
+    taken = _take(stage, table, file, reader, f"row_number() OVER () + {int(headed)}", present)
+    broken = stage.connection.execute(
+        f"SELECT line, min(error_type::VARCHAR) FROM {_REJECTS} GROUP BY line ORDER BY line"
+    )
+    malformed = {int(line): f"row is malformed: {kind.lower()}" for line, kind in broken.fetchall()}
+    if taken.rejects:  # good rows were numbered without the malformed and the empty lines before them
+        with open_bytes(file) as lines:
+            passed_over = [
+                number for number, line in enumerate(lines, start=1) if not line.strip() or number in malformed
+            ]
+        for reject in taken.rejects:
+            for line in passed_over:
+                reject[s.REJECT_LINE] += line <= reject[s.REJECT_LINE]
+    return taken.with_rejects({s.REJECT_LINE: line, s.REJECT_REASON: reason} for line, reason in malformed.items())
+
+
+def take_parquet(stage: Stage, table: RawTable, file: Path) -> Taken:
+    """Write the canonical rows of a parquet file; return the counts and rejects.
+
+    Raises
+    ------
+    DamagedFileError
+        The file is truncated or corrupt.
+    SchemaError
+        Its columns are not the format's.
+    """
+    # a folder named key=value is only a folder: the columns are those in the file
+    reader = f"read_parquet({literal(str(file))}, {_ROW_NUMBER} = true, hive_partitioning = false)"
+    try:
+        described = stage.connection.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
+    except ENGINE_ERRORS as error:
+        raise unreadable(file, error) from error
+    present = [row[0] for row in described if row[0] != _ROW_NUMBER]
+    return _take(stage, table, file, reader, f"{_ROW_NUMBER} + 1", present)
+
+
+def _take(stage: Stage, table: RawTable, file: Path, reader: str, number: str, present: list[str]) -> Taken:
+    _check_columns(table, file, set(present))
+    casts, checks = [], {}
+    for column, type_ in table.columns.items():
+        name = quoted(column)
+        if column not in present:
+            casts.append(f"CAST(NULL AS {type_}) AS {name}")
+            continue
+        raw = f"CAST({name} AS VARCHAR)" if type_ in INTEGERS else name
+        casts.append(f"TRY_CAST({raw} AS {type_}) AS {name}")
+        checks[mismatch(column, type_)] = fits_sql(raw, type_)
+    relation = f"SELECT {', '.join(casts)}, {reason_sql(checks)} AS {CAST_REASON}, {number} AS {LINE} FROM {reader}"
+    try:
+        return copy_rows(stage, table, relation)
+    except ENGINE_ERRORS as error:
+        raise unreadable(file, error) from error
+
+
+def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
+    """Return a CSV file's delimiter and columns, and whether its first line is a header."""
+    with open_bytes(file) as lines:
+        line = lines.readline()
+    if table.order:
+        fields = line.decode("utf-8", "replace").split(",")
+        integers = [k for k, name in enumerate(table.order) if table.columns[name] in INTEGERS and k < len(fields)]
+        return ",", list(table.order), bool(integers) and all(any(c.isalpha() for c in fields[k]) for k in integers)
+    try:
+        text = line.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(f"{file}: the header line is not UTF-8 ({error})") from error
+    delimiter = max(_DELIMITERS, key=text.count)
+    names = next(csv.reader([text], delimiter=delimiter), [])
+    if not names or len(set(names)) < len(names):
+        raise SchemaError(f"{file}: the first line must name each column once, got {text[:200]!r}")
+    return delimiter, names, True
+
+
+def _check_columns(table: RawTable, file: Path, present: set[str]) -> None:
+    unknown = sorted(present - table.columns.keys()) if table.closed else []
+    missing = sorted((set(table.needs) if table.closed else table.columns.keys()) - present)
+    if unknown:
+        raise SchemaError(f"{file}: unknown columns {', '.join(unknown)}; known are {', '.join(table.columns)}")
+    if missing:
+        here = f"the file has {', '.join(sorted(present))}"
+        which = (
+            f"lacks columns {', '.join(missing)}" if table.closed else f"the mapping names columns {', '.join(missing)}"
+        )
+        raise SchemaError(f"{file}: {which}{';' if table.closed else ','} {here}")

@@ -1,0 +1,350 @@
+"""Reads JSON lines: usage by a compiled reader, and every line that it declines, and all other tables, carefully."""
+
+from __future__ import annotations
+
+import json
+import re
+from codecs import BOM_UTF8
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.core.duck import (
+    ENGINE_ERRORS,
+    GZIP_ERRORS,
+    INTEGERS,
+    DamagedFileError,
+    mismatch,
+    open_bytes,
+    quoted,
+    unreadable,
+)
+from reclaim.data.errors import SchemaError
+from reclaim.data.ingest.readers.json_fast import plain_rows
+from reclaim.data.ingest.readers.json_kernel import NEWLINE, PAD
+from reclaim.data.ingest.readers.rows import CAST_REASON, LINE, Stage, Taken, copy_rows
+from reclaim.data.ingest.readers.staging import RowsWriter
+from reclaim.data.traces.source import RawTable
+
+_HEADER_LINES: Final = 200
+"""Lines whose keys are checked: a field of another format is in most lines; one odd line must not cost the file."""
+_BLOCK_BYTES: Final = 8 << 20
+"""Text read at once: a few thousand lines, so that the rows made of it stay in a processor's cache."""
+_READ_BYTES: Final = 1 << 20
+"""Text unpacked at once: a gzip reader unpacks into a buffer of its own first."""
+_LAST_LINE_BYTES: Final = 1 << 16
+_LONGEST_LINE_BYTES: Final = 64 << 20
+_BATCH_LINES: Final = 10_000
+"""Lines that the careful reader holds at once."""
+_FLOAT_END: Final = 2.0**128 - 2.0**103
+"""The first number that is rounded to a single float's infinity."""
+_NUMBER: Final = re.compile(
+    r"\s*-?((0|[1-9]\d*)(\.\d*)?(e[-+]?\d+)?|\.\d+(e[-+]?\d+)?|nan|inf|infinity)", re.ASCII | re.IGNORECASE
+)
+"""A number in quotes."""
+_VIEW: Final = "reclaim_lines"
+
+
+def take_json(stage: Stage, table: RawTable, file: Path) -> Taken:
+    """Write the canonical rows of JSON lines; return the counts and rejects.
+
+    Raises
+    ------
+    DamagedFileError
+        The file is truncated or corrupt.
+    SchemaError
+        It has fields the format does not.
+    """
+    if stage.writer is None or not table.fields:
+        _check_keys(table, file)
+        return _read_carefully(stage, table, enumerate(_lines(file), start=1), file)
+    declined = stage.work / "declined.json"
+    numbers = _read_fast(stage, stage.writer, table, file, declined)
+    taken = Taken(stage.writer.rows, [], {})
+    if len(numbers):  # else all keys are known
+        _check_keys(table, file)
+        rest = _read_carefully(stage, table, zip(numbers.tolist(), _lines(declined), strict=False), file)
+        taken = Taken(stage.writer.rows, rest.rejects, rest.defects)
+    declined.unlink()
+    return taken
+
+
+def _read_fast(stage: Stage, writer: RowsWriter, table: RawTable, file: Path, declined: Path) -> NDArray[np.int64]:
+    """Write the rows of lines that the compiled reader takes; copy the others to ``declined``, return their numbers."""
+
+    def read(block: NDArray[np.uint8]) -> tuple[list[tuple[int, int, bytes]], NDArray[np.int64], list[bytes], int]:
+        rows, others = plain_rows(block, table, writer.layout)
+        text = [block[begin:end].tobytes() + b"\n" for _, begin, end in others.tolist()]
+        return writer.pack(rows), others[:, 0], text, int(np.count_nonzero(block[:-PAD] == NEWLINE))
+
+    numbers = [np.empty(0, np.int64)]
+    line = 1
+    waiting: deque[Future[tuple[list[tuple[int, int, bytes]], NDArray[np.int64], list[bytes], int]]] = deque()
+
+    def finish() -> int:
+        packed, others, text, lines = waiting.popleft().result()
+        writer.write(packed)
+        left.writelines(text)
+        numbers.append(others + line)
+        return lines
+
+    with declined.open("wb") as left, ThreadPoolExecutor(stage.threads) as pool:
+        for block in _blocks(file):
+            waiting.append(pool.submit(read, block))
+            if len(waiting) > stage.threads:
+                line += finish()
+        while waiting:
+            line += finish()
+    return np.concatenate(numbers)
+
+
+def _blocks(file: Path) -> Iterator[NDArray[np.uint8]]:
+    """Yield a file in blocks of whole lines, each followed by ``PAD`` bytes; DamagedFileError if it is damaged."""
+    rest = b""
+    size = _BLOCK_BYTES
+    try:
+        with open_bytes(file) as raw:
+            readinto = raw.readinto  # type: ignore[attr-defined]  # IO[bytes] lacks it, both kinds of file have it
+            while True:
+                block = np.empty(len(rest) + size + 1 + PAD, np.uint8)
+                block[: len(rest)] = np.frombuffer(rest, np.uint8)
+                filled = len(rest)
+                while filled < len(rest) + size:
+                    got = readinto(block[filled : min(filled + _READ_BYTES, len(rest) + size)].data)
+                    if not got:
+                        break
+                    filled += got
+                at_end = filled < len(rest) + size
+                if at_end and filled and block[filled - 1] != NEWLINE:
+                    block[filled] = NEWLINE
+                    filled += 1
+                tail = block[max(filled - _LAST_LINE_BYTES, 0) : filled]
+                newlines = np.flatnonzero(tail == NEWLINE)
+                if not at_end and not len(newlines):
+                    newlines = np.flatnonzero(block[:filled] == NEWLINE)
+                    tail = block[:filled]
+                if not at_end and not len(newlines):
+                    if filled > _LONGEST_LINE_BYTES:
+                        raise DamagedFileError(f"{file}: a line of more than {_LONGEST_LINE_BYTES >> 20} MiB")
+                    rest, size = block[:filled].tobytes(), 2 * size
+                    continue
+                end = filled if at_end else filled - len(tail) + int(newlines[-1]) + 1
+                rest, size = block[end:filled].tobytes(), _BLOCK_BYTES
+                if end:
+                    block[end : end + PAD] = 0
+                    yield block[: end + PAD]
+                if at_end:
+                    return
+    except GZIP_ERRORS as error:
+        raise DamagedFileError(f"{file}: truncated or corrupt gzip ({error})") from error
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    """Yield the lines of a file without their ends."""
+    for block in _blocks(file):
+        yield from block[: -PAD - 1].tobytes().split(b"\n")
+
+
+def _check_keys(table: RawTable, file: Path) -> None:
+    known = set(table.columns)
+    for column, type_ in table.columns.items():
+        if type_.startswith("STRUCT") and not type_.endswith("[]"):
+            known |= {f"{column}.{field.split()[0]}" for field in type_[len("STRUCT(") : -1].split(", ")}
+    nested = {key.split(".")[0] for key in known if "." in key}
+    seen: set[str] = set()
+    for _, line in zip(range(_HEADER_LINES), _lines(file), strict=False):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            seen |= row.keys()
+            seen |= {f"{c}.{key}" for c in nested if isinstance(row.get(c), dict) for key in row[c]}
+    unknown = sorted(seen - known)
+    if unknown:
+        raise SchemaError(
+            f"{file}: unknown field{'s' * (len(unknown) > 1)} {', '.join(unknown)}; "
+            f"known are {', '.join(table.columns)}"
+        )
+
+
+def _read_carefully(stage: Stage, table: RawTable, lines: Iterable[tuple[int, bytes]], file: Path) -> Taken:
+    """Write the canonical rows of numbered lines, which are those of ``file``."""
+    types = ", ".join(f"CAST(NULL AS {type_}) AS {quoted(name)}" for name, type_ in table.columns.items())
+    schema = stage.connection.sql(f"SELECT {types}, CAST(NULL AS BIGINT) AS {LINE}").to_arrow_table().schema
+    rejects: list[dict[str, Any]] = []
+    errors: list[Exception] = []
+    rest = iter(lines)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            while batch := [*islice(rest, _BATCH_LINES)]:
+                yield _typed(table, schema, batch, rejects)
+        except Exception as error:
+            errors.append(error)  # the query engine passes on its text alone
+            raise
+
+    stage.connection.register(_VIEW, pa.RecordBatchReader.from_batches(schema, batches()))
+    try:
+        taken = copy_rows(stage, table, f"SELECT *, CAST(NULL AS VARCHAR) AS {CAST_REASON} FROM {_VIEW}")
+    except (*ENGINE_ERRORS, OSError) as error:
+        if errors:
+            raise errors[0] from None
+        if isinstance(error, OSError):
+            raise
+        raise unreadable(file, error) from error
+    finally:
+        stage.connection.unregister(_VIEW)
+    return taken.with_rejects(rejects)
+
+
+def _typed(
+    table: RawTable, schema: pa.Schema, lines: Iterable[tuple[int, bytes]], rejects: list[dict[str, Any]]
+) -> pa.RecordBatch:
+    """Return the rows of lines that hold an object with values of the columns' types; append rejects of the others."""
+    reasons: dict[int, str] = {}
+    numbers: list[int] = []
+    rows: list[dict[str, Any]] = []
+    for number, line in lines:
+        if not line.strip(b" \t\r"):
+            continue
+        try:
+            row = _DECODER.decode(line.removeprefix(BOM_UTF8).decode())
+            if not isinstance(row, dict):
+                reasons[number] = "not a JSON object"
+                continue
+            if b"\\u" in line:  # half a surrogate pair is not text
+                json.dumps([row.get(column) for column in table.columns], ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            reasons[number] = "not valid JSON"
+            continue
+        numbers.append(number)
+        rows.append(row)
+    columns = []
+    for column, type_ in table.columns.items():
+        values, misfits = _converted([row.get(column) for row in rows], type_)
+        columns.append(values)
+        for at in misfits:
+            reasons.setdefault(numbers[at], mismatch(column, type_))
+    rejects += [{s.REJECT_LINE: number, s.REJECT_REASON: reason} for number, reason in reasons.items()]
+    if reasons:
+        kept = [at for at, number in enumerate(numbers) if number not in reasons]
+        columns = [[values[at] for at in kept] for values in columns]
+        numbers = [numbers[at] for at in kept]
+    columns.append(numbers)
+    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+
+
+def _no_number(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_no_number)
+_READY: Final[dict[str, set[type]]] = {"VARCHAR": {str}, "DOUBLE": {float}, "BOOLEAN": {bool}}
+"""Type → JSON values that need no conversion."""
+
+
+def _converted(values: list[Any], type_: str) -> tuple[list[Any], list[int]]:
+    """Return values as a column's type, and the positions of those that have another type.
+
+    A column whose values all have the usual form is converted at once, which is several times faster.
+    """
+    known = [value for value in values if value is not None]
+    kinds = set(map(type, known))
+    if kinds <= _READY.get(type_, set()):
+        return values, []
+    if type_.startswith("STRUCT") and not type_.endswith("[]") and kinds == {dict}:
+        element = "DOUBLE" if "DOUBLE" in type_ else "VARCHAR"
+        if set(map(type, chain.from_iterable(map(dict.values, known)))) <= _READY[element]:
+            return values, []
+    if type_ in INTEGERS and kinds == {str}:
+        with suppress(ValueError):
+            low, high = INTEGERS[type_]
+            found = [*map(int, known)]
+            if low <= min(found) and max(found) <= high and [*map(str, found)] == known:
+                rest = iter(found)
+                return found if len(found) == len(values) else [v if v is None else next(rest) for v in values], []
+    convert, out, misfits = _converter(type_), [], []
+    for at, value in enumerate(values):
+        try:
+            out.append(value if value is None else convert(value))
+        except (ValueError, OverflowError):
+            out.append(None)
+            misfits.append(at)
+    return out, misfits
+
+
+@cache
+def _converter(type_: str) -> Callable[[Any], Any]:
+    """Return the function that converts a JSON value other than null to a column's type.
+
+    It raises ValueError or OverflowError for a value of another type. An integer is written as that integer alone is,
+    in quotes or not, by the rule of ``fits_sql``.
+    """
+    if type_.endswith("[]"):
+        return partial(_list, _or_null(_converter(type_.removesuffix("[]"))))
+    if type_.startswith("STRUCT"):
+        return partial(_struct, _or_null(_converter("DOUBLE" if "DOUBLE" in type_ else "VARCHAR")))
+    if type_ in INTEGERS:
+        return partial(_integer, *INTEGERS[type_])
+    return {"DOUBLE": _double, "FLOAT": _single, "BOOLEAN": _flag, "VARCHAR": _text}[type_]
+
+
+def _or_null(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else convert(value)
+
+
+def _list(convert: Callable[[Any], Any], value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError
+    return [convert(element) for element in value]
+
+
+def _struct(convert: Callable[[Any], Any], value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError
+    return {name: convert(field) for name, field in value.items()}
+
+
+def _integer(low: int, high: int, value: Any) -> int:
+    number = int(value) if isinstance(value, str) else value
+    if type(number) is not int or not low <= number <= high or str(number) != str(value):
+        raise ValueError
+    return number
+
+
+def _double(value: Any) -> float:
+    if isinstance(value, bool | list | dict) or (isinstance(value, str) and not _NUMBER.fullmatch(value)):
+        raise ValueError
+    return float(value)
+
+
+def _single(value: Any) -> float:
+    number = _double(value)
+    if _FLOAT_END <= abs(number) < float("inf"):
+        raise ValueError
+    return number
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value not in ("true", "false"):
+        raise ValueError
+    return bool(value == "true")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list | dict):
+        raise ValueError
+    return value if isinstance(value, str) else json.dumps(value)

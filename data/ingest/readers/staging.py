@@ -1,0 +1,242 @@
+"""Stages usage rows between reading and sorting, as a matrix of 64-bit words.
+
+A row holds its integers, then its doubles, then its percentile vectors as single floats, two to a word. A null is
+``NULL`` among the integers and NaN elsewhere. Rows of one bucket lie together in compressed chunks of one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numba
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+
+NULL: Final = -(2**63)
+"""The staged form of a null integer."""
+ROWS_FILE: Final = "rows.lz4"
+CHUNKS_FILE: Final = "chunks.npy"
+_CODEC: Final = "lz4_raw"
+_VECTORS: Final = {s.CPU_PERCENTILES: len(s.PERCENTILES), s.CPU_TAIL_PERCENTILES: len(s.TAIL_PERCENTILES)}
+_TILE: Final = 64
+"""Rows turned into columns at once, so that their words stay in a processor's cache."""
+_FIRST_PRIME, _SECOND_PRIME = 1_000_003, 998_244_353
+"""Constants of the hash that gives a task its bucket: a query engine's own may change, and with it every dataset."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of the columns in a row.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        The columns.
+    integers, doubles, vectors : tuple of str
+        Columns of each part, in order.
+    """
+
+    schema: pa.Schema
+    integers: tuple[str, ...]
+    doubles: tuple[str, ...]
+    vectors: tuple[str, ...]
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> Layout:
+        """Return the layout for a schema of integers, flags, doubles and percentile vectors."""
+        integers = tuple(f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_boolean(f.type))
+        doubles = tuple(f.name for f in schema if pa.types.is_floating(f.type))
+        vectors = tuple(f.name for f in schema if f.name in _VECTORS)
+        assert len(integers) + len(doubles) + len(vectors) == len(schema)
+        return cls(schema, integers, doubles, vectors)
+
+    @property
+    def words(self) -> int:
+        """Length of a row."""
+        return len(self.integers) + len(self.doubles) + (sum(_VECTORS[name] for name in self.vectors) + 1) // 2
+
+    @property
+    def null_row(self) -> NDArray[np.uint64]:
+        """A row in which every column is null."""
+        row = np.zeros(self.words, np.uint64)
+        row[: len(self.integers)].view(np.int64)[:] = NULL
+        row[len(self.integers) : len(self.integers) + len(self.doubles)].view(np.float64)[:] = np.nan
+        row[len(self.integers) + len(self.doubles) :].view(np.float32)[:] = np.nan
+        return row
+
+    def slot(self, column: str) -> int:
+        """Return a column's place, counted in integers, in doubles, or in single floats of the row's last part."""
+        if column in self.vectors:
+            return sum(_VECTORS[name] for name in self.vectors[: self.vectors.index(column)])
+        return (self.integers if column in self.integers else self.doubles).index(column)
+
+    def integer(self, rows: NDArray[np.uint64], column: str) -> NDArray[np.int64]:
+        """Return an integer column, shape (n,)."""
+        return np.ascontiguousarray(rows.view(np.int64)[:, self.integers.index(column)])
+
+    def _singles(self, rows: NDArray[np.uint64], column: str) -> NDArray[np.float32]:
+        first = 2 * (len(self.integers) + len(self.doubles)) + self.slot(column)
+        return rows.view(np.float32)[:, first : first + _VECTORS[column]]
+
+    def rows_of(self, table: pa.Table | pa.RecordBatch) -> NDArray[np.uint64]:
+        """Return a table's rows as a matrix, shape (n, words); a column it lacks is null."""
+        rows = np.tile(self.null_row, (len(table), 1))
+        doubles = rows.view(np.float64)[:, len(self.integers) :]
+        for name in table.schema.names:
+            if name not in self.schema.names:
+                continue
+            column = table[name]
+            if name in self.integers:
+                rows.view(np.int64)[:, self.slot(name)] = column.cast(pa.int64()).fill_null(NULL).to_numpy()
+            elif name in self.doubles:
+                doubles[:, self.slot(name)] = column.cast(pa.float64()).fill_null(np.nan).to_numpy()
+            else:
+                known = np.asarray(column.is_valid())
+                flat = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+                values = flat.flatten().cast(pa.float32()).fill_null(np.nan).to_numpy()
+                self._singles(rows, name)[known] = values.reshape(-1, _VECTORS[name])
+        return rows
+
+    def table_of(self, rows: NDArray[np.uint64], order: NDArray[np.int64]) -> pa.Table:
+        """Return the rows of a matrix, in the order given, as a table of the schema."""
+        words = _columns_of(rows, order)
+        columns = []
+        for field in self.schema:
+            if field.name in self.integers:
+                whole = words[self.slot(field.name)].view(np.int64)
+                array = array_of(whole, whole != NULL).cast(field.type)
+            elif field.name in self.doubles:
+                values = words[len(self.integers) + self.slot(field.name)].view(np.float64)
+                array = array_of(values, ~np.isnan(values))
+            else:
+                first, size = len(self.integers) + len(self.doubles) + self.slot(field.name) // 2, _VECTORS[field.name]
+                vectors = np.ascontiguousarray(words[first : first + size // 2 + 1].T).view(np.float32)
+                vectors = vectors[:, self.slot(field.name) % 2 :][:, :size]
+                known = ~np.isnan(vectors[:, 0])
+                ends = np.concatenate([[0], np.cumsum(known, dtype=np.int32) * np.int32(size)]).astype(np.int32)
+                array = pa.Array.from_buffers(
+                    field.type, len(order), [_bits(known), pa.py_buffer(ends)],
+                    children=[array_of(np.ascontiguousarray(vectors[known]).ravel())],
+                )  # fmt: skip
+            columns.append(array)
+        return pa.table(columns, schema=self.schema)
+
+
+def array_of(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Return a numpy array as an Arrow array of its type, null where it is not valid.
+
+    By its bytes: the usual way imports pandas first, which takes longer than many an ingest.
+    """
+    bits = None if valid is None else _bits(valid)
+    content = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else values
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [bits, pa.py_buffer(content)])
+
+
+def empty_table(schema: pa.Schema) -> pa.Table:
+    """Return a table of the schema without a row; without pandas, as ``array_of``."""
+    return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def _bits(valid: NDArray[np.bool_]) -> pa.Buffer | None:
+    """Return Arrow's bitmap of what is valid; None where all is."""
+    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+@numba.njit(cache=True, nogil=True)
+def _columns_of(rows: Any, order: Any) -> Any:
+    """Return the words of the rows in the order given, column by column; shape (words, n)."""
+    out = np.empty((rows.shape[1], len(order)), np.uint64)
+    for begin in range(0, len(order), _TILE):
+        end = min(begin + _TILE, len(order))
+        for row in range(begin, end):
+            for word in range(rows.shape[1]):
+                out[word, row] = rows[order[row], word]
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def buckets_of(collection: Any, index: Any, buckets: Any) -> Any:
+    """Return the bucket of each task, uint16, shape (n,); ``bucket_sql`` is the same in SQL."""
+    out = np.empty(len(collection), np.uint16)
+    for row in range(len(collection)):
+        key = (collection[row] & 0x7FFFFFFFFFFFFFFF) % _FIRST_PRIME * _FIRST_PRIME
+        out[row] = (key + (index[row] & 0x7FFFFFFFFFFFFFFF) % _FIRST_PRIME) % _SECOND_PRIME % buckets
+    return out
+
+
+def bucket_sql(buckets: int) -> str:
+    """Return SQL for the bucket of a task."""
+    collection, index = (f"({name} & 9223372036854775807) % {_FIRST_PRIME}" for name in s.TASK_KEY)
+    return f"({collection} * {_FIRST_PRIME} + {index}) % {_SECOND_PRIME} % {buckets}"
+
+
+class RowsWriter:
+    """Writes rows of usage into a folder, bucket by bucket; a context manager."""
+
+    def __init__(self, folder: Path, layout: Layout, buckets: int) -> None:
+        self._folder = folder
+        self.layout = layout
+        self._buckets = buckets
+        self._file = (folder / ROWS_FILE).open("wb")
+        self._chunks: list[tuple[int, int, int, int]] = []
+        self.rows = 0
+
+    def __enter__(self) -> RowsWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        self._file.close()
+        if kind is None:
+            chunks = np.array(self._chunks, np.int64).reshape(-1, 4)
+            np.save(self._folder / CHUNKS_FILE, chunks[np.argsort(chunks[:, 0], kind="stable")])
+
+    def pack(self, rows: NDArray[np.uint64]) -> list[tuple[int, int, bytes]]:
+        """Return each bucket's rows, compressed: bucket, number of rows, bytes. May run in any thread."""
+        collection, index = (self.layout.integer(rows, name) for name in s.TASK_KEY)
+        bucket = buckets_of(collection, index, self._buckets)
+        rows = rows[np.argsort(bucket, kind="stable")]
+        counts = np.bincount(bucket, minlength=self._buckets)
+        ends = np.cumsum(counts)
+        return [
+            (int(k), int(counts[k]), pa.compress(rows[ends[k] - counts[k] : ends[k]], codec=_CODEC, asbytes=True))
+            for k in np.flatnonzero(counts)
+        ]
+
+    def write(self, packed: list[tuple[int, int, bytes]]) -> None:
+        """Append what ``pack`` returned."""
+        for bucket, count, content in packed:
+            self._chunks.append((bucket, self._file.tell(), len(content), count))
+            self._file.write(content)
+            self.rows += count
+
+
+def read_chunks(folders: Iterable[Path], layout: Layout, bucket: int) -> Iterator[NDArray[np.uint64]]:
+    """Yield a bucket's rows out of all folders, in the folders' order; arrays of shape (n, words)."""
+    for folder in folders:
+        chunks = _chunks_of(folder, bucket)
+        if not len(chunks):
+            continue
+        with (folder / ROWS_FILE).open("rb") as file:
+            for _, offset, size, count in chunks.tolist():
+                file.seek(offset)
+                content = pa.decompress(file.read(size), count * layout.words * 8, codec=_CODEC)
+                yield np.frombuffer(content, np.uint64).reshape(count, layout.words)
+
+
+def count_rows(folders: Iterable[Path], bucket: int) -> int:
+    """Return how many rows of a bucket all folders hold."""
+    return sum(int(_chunks_of(folder, bucket)[:, 3].sum()) for folder in folders)
+
+
+def _chunks_of(folder: Path, bucket: int) -> NDArray[np.int64]:
+    """Return a bucket's chunks in a folder: bucket, place, bytes and rows of each. The file is not read whole."""
+    chunks = np.load(folder / CHUNKS_FILE, mmap_mode="r")
+    first, last = np.searchsorted(chunks[:, 0], [bucket, bucket + 1])
+    return np.array(chunks[first:last])

@@ -1,0 +1,162 @@
+"""Reads one raw file into canonical rows: typed, checked, spread over buckets; bad lines are kept as rejects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reclaim.data import schema as s
+from reclaim.data.core.duck import DamagedFileError, connect
+from reclaim.data.core.files import content_sha256, file_sha256, replaced_folder, write_json
+from reclaim.data.dataset import FORMAT_VERSION
+from reclaim.data.ingest.readers.csv_parquet import take_csv, take_parquet
+from reclaim.data.ingest.readers.json_lines import take_json
+from reclaim.data.ingest.readers.rows import BUCKET, Stage, Taken
+from reclaim.data.ingest.readers.staging import Layout, RowsWriter, empty_table
+from reclaim.data.traces.source import RawTable
+
+DONE: Final = "done.json"
+REJECTS: Final = "rejects.parquet"
+_Reader = Callable[[Stage, RawTable, Path], Taken]
+_READERS: Final[dict[str, _Reader]] = {"json": take_json, "csv": take_csv, "parquet": take_parquet}
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """A raw file to read.
+
+    Attributes
+    ----------
+    table : RawTable
+        Its table, which says how to read it.
+    staged : pyarrow.Schema
+        Columns of usage before limits are joined.
+    source_folder, file : str
+        Its folder, and its path in there.
+    staging : str
+        Folder for the result.
+    buckets, threads, memory_mib : int
+        Buckets to spread it over; threads that may work at once; memory of the process's query engine.
+    """
+
+    table: RawTable
+    staged: pa.Schema
+    source_folder: str
+    file: str
+    staging: str
+    buckets: int
+    threads: int
+    memory_mib: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The result of reading one raw file.
+
+    Attributes
+    ----------
+    table, reading, file, sha256 : str
+        Canonical table, the raw table's ``key``, the file's path in the source folder, checksum of its bytes.
+    rows, rejects, n_bytes : int
+        Lines accepted, lines rejected, size of the file.
+    defects : dict of str to int
+        Known defect → accepted rows that have it.
+    folder : str
+        Folder of its pieces: ``bucket=K/*.parquet``, or the rows of usage; and ``rejects.parquet``.
+    """
+
+    table: str
+    reading: str
+    file: str
+    sha256: str
+    rows: int
+    rejects: int
+    n_bytes: int
+    defects: dict[str, int]
+    folder: str
+
+    def pieces(self, bucket: int) -> list[str]:
+        """Return the parquet files that hold this shard's rows of a bucket."""
+        return sorted(str(p) for p in (Path(self.folder) / f"{BUCKET}={bucket}").glob("*.parquet"))
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A raw file that cannot be read to its end, and why."""
+
+    file: str
+    reason: str
+
+
+def take_shard(job: ShardJob) -> Shard | Damaged:
+    """Read one raw file into its staging folder; an unchanged file that was read before is not read again.
+
+    Returns
+    -------
+    Shard or Damaged
+        Damaged: truncated, corrupt or empty, or usage without a row; nothing of it is kept.
+
+    Raises
+    ------
+    SchemaError
+        It has columns the format does not, or lacks some of them.
+    """
+    table = job.table
+    path, folder = Path(job.source_folder) / job.file, Path(job.staging) / table.key / job.file
+    stat = path.stat()
+    rules: list[object] = [
+        table.select,
+        dict(table.columns),
+        dict(table.checks),
+        list(table.order),
+        dict(table.defects),
+        table.where,
+    ]
+    rules += [FORMAT_VERSION, job.staged.to_string()]
+    identity = {"bytes": stat.st_size, "buckets": job.buckets, "rules": content_sha256(rules)}
+    done = folder / DONE
+    if done.is_file():
+        record = json.loads(done.read_text())
+        if record["identity"] == identity and record["taken"]["sha256"] == file_sha256(path):
+            return Shard(table.name, table.key, job.file, folder=str(folder), **record["taken"])
+    try:
+        with replaced_folder(folder) as work:
+            return _read(job, path, folder, work, identity)
+    except DamagedFileError as error:
+        return Damaged(job.file, str(error))
+
+
+def _read(job: ShardJob, path: Path, folder: Path, work: Path, identity: dict[str, object]) -> Shard:
+    """Write the rows, rejects and facts of a file into ``work``, which becomes ``folder`` later."""
+    table, n_bytes = job.table, path.stat().st_size
+    if n_bytes == 0:
+        raise DamagedFileError(f"{path}: empty file")
+    with ExitStack() as stack:
+        connection = stack.enter_context(closing(connect(job.memory_mib, Path(job.staging) / "spill")))
+        writer = None
+        if table.name == "usage":
+            writer = stack.enter_context(RowsWriter(work, Layout.of(job.staged), job.buckets))
+        checksum = stack.enter_context(ThreadPoolExecutor(1)).submit(file_sha256, path)
+        taken = _READERS[_kind(path)](Stage(connection, work, job.buckets, job.threads, writer), table, path)
+    if table.name == "usage" and table.where == "true" and not taken.rows and not taken.rejects:
+        raise DamagedFileError(f"{path}: no rows")
+    shard = Shard(table.name, table.key, job.file, checksum.result(), taken.rows, len(taken.rejects), n_bytes,
+                  taken.defects, str(folder))  # fmt: skip
+    rejects = [{s.REJECT_FILE: job.file, **reject} for reject in taken.rejects]
+    found = pa.Table.from_pylist(rejects, schema=s.REJECTS) if rejects else empty_table(s.REJECTS)
+    pq.write_table(found, work / REJECTS)
+    facts = {key: value for key, value in asdict(shard).items() if key not in ("table", "reading", "file", "folder")}
+    write_json(work / DONE, {"identity": identity, "taken": facts})
+    return shard
+
+
+def _kind(file: Path) -> str:
+    return file.name.removesuffix(".gz").rsplit(".", 1)[-1]

@@ -1,0 +1,87 @@
+"""Computes the facts of a dataset from its files alone, with bounded memory; equal datasets give equal facts."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from reclaim.data import schema as s
+from reclaim.data.dataset import Dataset
+from reclaim.data.survey import machines as survey_machines
+from reclaim.data.survey import tasks as survey_tasks
+from reclaim.data.survey import usage as survey_usage
+from reclaim.data.survey.query import Tables, open_tables
+
+MEMORY_LIMIT_MIB: Final = 512
+"""Memory of the query engine before it spills to disk; the rest of the process needs little."""
+
+
+def survey(dataset: Dataset, *, memory_limit_mib: int = MEMORY_LIMIT_MIB) -> dict[str, Any]:
+    """Return the facts of a dataset, ready for JSON.
+
+    Shares are fractions of one; times are on the trace's clock, in the unit that a name ends with; resources are in the
+    trace's unit, ``…_hours`` of them times hours. None means unknown.
+
+    Returns
+    -------
+    dict
+        ``head``, ``span``, ``tiers``, ``usage_of_limit``, ``timeline``, ``missing``, ``windows``, ``tasks``,
+        ``events``, ``collections``, ``machines``, ``quality``: one entry per section of the text and the page.
+    """
+    with open_tables(dataset, memory_limit_mib) as tables:
+        span = survey_machines.span(tables)
+        timeline = survey_machines.timeline(tables, span["first_us"], span["last_us"])
+        survey_tasks.make_task_facts(tables)
+        return {
+            "head": _head(dataset),
+            "span": span,
+            "tiers": survey_usage.tiers(tables),
+            "usage_of_limit": survey_usage.ratios(tables),
+            "timeline": timeline,
+            "missing": {table: survey_usage.nulls(tables, table) for table in _WITH_NULLS},
+            "windows": {**survey_usage.lengths(tables), **survey_tasks.order(tables)},
+            "tasks": {**survey_tasks.lives(tables), "constrained": survey_tasks.constraints(tables)},
+            "events": survey_tasks.events(tables),
+            "collections": {**survey_tasks.collections(tables), **survey_tasks.events(tables, "collections")},
+            "machines": {
+                **survey_machines.machines(tables),
+                "usage": survey_machines.machine_usage(tables),
+                "of_capacity": survey_machines.of_capacity(timeline),
+            },
+            "quality": _quality(tables),
+        }  # fmt: skip
+
+
+_WITH_NULLS: Final = ("usage", "events", "collections", "machines", "machine_usage")
+
+
+def _head(dataset: Dataset) -> dict[str, Any]:
+    manifest = dataset.manifest
+    read = {}
+    for table in dict.fromkeys(entry["table"] for entry in manifest["inputs"]):
+        entries = [entry for entry in manifest["inputs"] if entry["table"] == table]
+        sizes = {entry["file"]: entry["bytes"] for entry in entries}  # one file may be read twice for a table
+        read[table] = {"files": len(sizes), "bytes": sum(sizes.values()),
+                       **{k: sum(e[k] for e in entries) for k in ("rows", "rejects")}}  # fmt: skip
+    return {
+        **{key: manifest[key] for key in ("name", "nature", "fingerprint", "counts")},
+        "trace": manifest["options"]["trace"],
+        "read": read,
+    }
+
+
+def _quality(tables: Tables) -> dict[str, Any]:
+    """Return the faults of the input: rejected lines with an example each, damaged files, known defects."""
+    manifest = tables.dataset.manifest
+    example = f"min(struct_pack(f := {s.REJECT_FILE}, l := {s.REJECT_LINE})) AS first"
+    rejects = tables.rows(
+        f"SELECT {s.REJECT_REASON} AS reason, count(*) AS n, {example} FROM rejects GROUP BY 1 ORDER BY n DESC, 1"
+    )
+    return {
+        "rejects": [{"reason": row["reason"], "lines": row["n"], "file": row["first"]["f"], "line": row["first"]["l"]}
+                    for row in rejects],
+        "damaged": [{"file": entry["file"], "reason": entry["reason"]} for entry in manifest["damaged"]],
+        "defects": dict(sorted(manifest["defects"].items(), key=lambda kind: (-kind[1], kind[0]))),
+        "duplicates": {k.removeprefix("duplicate_"): n for k, n in manifest["counts"].items() if k.startswith("dupl")},
+        "repeated_files": manifest.get("repeated", []),
+        **{key: manifest[key] for key in ("lacks", "extras", "notes")},
+    }  # fmt: skip

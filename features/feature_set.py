@@ -1,0 +1,201 @@
+"""Feature set on disk: one contiguous array per kind, rows aligned with the dataset's usage, memory-mapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.dataset import MANIFEST, Dataset, read_manifest
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.features.fold.batch import divisors
+from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURE_NAMES, PIPELINE_VERSION
+from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, known_by, permitted, reach_of
+from reclaim.features.targets import HORIZONS_S, TARGETS
+
+FOLDER: Final = "features"
+"""Where a dataset keeps its feature set."""
+
+ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
+    "x": (np.float32, (len(FEATURE_NAMES),)),
+    "y": (np.float32, (len(TARGETS), len(HORIZONS_S))),
+    "oom": (np.float32, (len(HORIZONS_S),)),
+    s.END_US: (np.int64, ()),
+    "period": (np.uint8, ()),
+    "group": (np.uint8, ()),
+    "limit": (np.float32, (len(RESOURCES),)),
+    "first": (np.int64, ()),
+    "last": (np.int64, ()),
+}
+"""File name → type, and shape of one row."""
+
+CONTEXT_FILE: Final = "context"
+"""Name of the one array that has no row for each usage row: float32, a contiguous row for each of ``CONTEXT``."""
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """Features, targets and splits of every usage row, in the order of buckets 0, 1, … and of rows within.
+
+    Attributes
+    ----------
+    path : Path
+    manifest : dict
+    x : float32, shape (n, n_features)
+        NaN where there is nothing to compute a feature from.
+    y : float32, shape (n, n_targets, n_horizons)
+        Over the limit; NaN unknown.
+    oom : float32, shape (n, n_horizons)
+        1, 0 or NaN unknown.
+    end_us : int64, shape (n,), µs on the trace's clock
+        The time t of the row: its window's end, or, where that came late, the end of the last one before.
+    period, group : uint8, shape (n,)
+        Positions in ``splits.PERIODS`` and ``splits.GROUPS``.
+    limit : float32, shape (n, n_resources)
+        In force at the row, in the trace's unit; NaN unknown.
+    first, last : int64, shape (n,)
+        Positions in ``context`` of the first window of the row's task, and of the last one taken at or before the row.
+    context : float32, shape (len(CONTEXT), n)
+        The channels of every window that a task's state took, in the trace's unit, each task's one after another; NaN
+        behind them where late and repeated windows were not taken.
+    bucket_start : int64, shape (n_buckets + 1,)
+        First row of each bucket, and ``n``.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    x: NDArray[np.float32]
+    y: NDArray[np.float32]
+    oom: NDArray[np.float32]
+    end_us: NDArray[np.int64]
+    period: NDArray[np.uint8]
+    group: NDArray[np.uint8]
+    limit: NDArray[np.float32]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    context: NDArray[np.float32]
+    bucket_start: NDArray[np.int64]
+
+    @classmethod
+    def open(cls, dataset_path: Path | str) -> FeatureSet:
+        """Open the feature set of a dataset.
+
+        Raises
+        ------
+        ConfigError
+            There is none, it is damaged, or it was made by another feature pipeline or from another dataset.
+        """
+        dataset = Dataset.open(dataset_path)
+        folder = dataset.path / FOLDER
+        command = f"reclaim features {dataset_path}"
+        manifest = read_manifest(folder, made_by=command)
+        if manifest.get("pipeline") != PIPELINE_VERSION or manifest.get("dataset") != dataset.fingerprint:
+            raise ConfigError(f"{folder}: made by another feature pipeline or dataset; run `{command}` again")
+        if missing := {"bucket_start", "longest_window_us"} - manifest.keys():
+            raise ConfigError(f"{folder / MANIFEST}: no {' and no '.join(sorted(missing))}; run `{command}` again")
+        bucket_start = np.array(manifest["bucket_start"], np.int64)
+        n = int(bucket_start[-1])
+        shapes = {name: (dtype, (n, *row)) for name, (dtype, row) in ARRAYS.items()}
+        shapes[CONTEXT_FILE] = (np.float32, (len(CONTEXT), n))
+        arrays = {name: _mapped(array_path(folder, name), *of, command) for name, of in shapes.items()}
+        return cls(folder, manifest, bucket_start=bucket_start, **arrays)
+
+    def __len__(self) -> int:
+        return len(self.end_us)
+
+    @property
+    def mean_limit(self) -> tuple[float, ...]:
+        """Mean limit of the validation rows per resource, in the trace's unit; NaN where there is none."""
+        limit = self.limit[self.valid_rows()].astype(np.float64)
+        granted = limit > 0
+        n, total = granted.sum(axis=0), np.where(granted, limit, 0.0).sum(axis=0)
+        return tuple(float(t / k) if k else float("nan") for t, k in zip(total, n, strict=True))
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash over dataset, pipeline and configuration."""
+        return str(self.manifest["fingerprint"])
+
+    @property
+    def role(self) -> str:
+        """What the dataset is for, one of ``splits.ROLES``."""
+        return str(self.manifest["config"]["split"]["role"])
+
+    @property
+    def cuts_us(self) -> tuple[int, int]:
+        """Ends of the training and of the validation period."""
+        train, valid = self.manifest["cuts_us"]
+        return train, valid
+
+    @property
+    def reach_us(self) -> NDArray[np.int64]:
+        """How far after t the last measurement behind a target may end, by horizon; int64, (n_horizons,), µs."""
+        return reach_of(self.manifest["longest_window_us"])
+
+    def train_rows(self) -> NDArray[np.int64]:
+        """Return the rows to learn from: training period, seen collections."""
+        return self._rows_of(TRAIN)
+
+    def valid_rows(self) -> NDArray[np.int64]:
+        """Return the rows to set margins on: validation period, all collections but those kept for the test."""
+        return self._rows_of(VALID)
+
+    def test_rows(self, *, unseen_only: bool = False) -> NDArray[np.int64]:
+        """Return the rows to score on: test period, all collections or those never seen before it."""
+        rows = self._rows_of(TEST)
+        return rows[self.group[rows] == TEST_UNSEEN] if unseen_only else rows
+
+    def train_targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return (y, oom) of rows, NaN where the horizon reaches past the training period: the gap of one horizon."""
+        return self._targets_until(rows, self.cuts_us[0])
+
+    def valid_targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return (y, oom) of rows, NaN where the horizon reaches past the validation period."""
+        return self._targets_until(rows, self.cuts_us[1])
+
+    def test_targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return (y, oom) of rows."""
+        return self.y[rows], self.oom[rows]
+
+    def context_of(self, rows: NDArray[np.int64], windows: int = CONTEXT_WINDOWS) -> NDArray[np.float32]:
+        """Return the last windows that were known at each row, oldest first; float32, (n, windows, len(CONTEXT)).
+
+        A channel is over the limit in force at the row where ``registry.CONTEXT`` says so. NaN where the task's
+        history does not reach, or the limit is unknown or zero.
+        """
+        position = self.last[rows][:, None] + np.arange(1 - windows, 1)  # (n, windows)
+        reached = position >= self.first[rows][:, None]
+        values = self.context[:, np.where(reached, position, 0)].transpose(1, 2, 0)  # (n, windows, C)
+        return np.where(reached[..., None], values / divisors(self.limit[rows])[:, None], np.float32(np.nan))
+
+    def _rows_of(self, period: int) -> NDArray[np.int64]:
+        return np.flatnonzero((self.period == period) & permitted(period, self.group))
+
+    def _targets_until(self, rows: NDArray[np.int64], until_us: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        inside = known_by(self.end_us[rows][:, None], until_us, self.reach_us)  # (n, H)
+        y = np.where(inside[:, None, :], self.y[rows], np.float32(np.nan))
+        return y, np.where(inside, self.oom[rows], np.float32(np.nan))
+
+
+def array_path(folder: Path, name: str) -> Path:
+    """Return the file of an array of a feature set: one of ``ARRAYS``, or ``CONTEXT_FILE``."""
+    return folder / f"{name}.npy"
+
+
+def _mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...], made_by: str) -> np.memmap[Any, Any]:
+    """Return an array of a feature set, mapped into memory; refuse one that is not what it should be."""
+    try:
+        array = open_memmap(path, mode="r")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: missing or damaged ({error}); run `{made_by}` again") from error
+    if array.dtype != dtype or array.shape != shape:
+        raise ConfigError(
+            f"{path}: expected {np.dtype(dtype)} {shape}, found {array.dtype} {array.shape}; run `{made_by}` again"
+        )
+    return array

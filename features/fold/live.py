@@ -1,0 +1,253 @@
+"""Features of tasks that are served live: windows may come late within a bound, and tasks come and go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.arrays import (
+    blank_records,
+    blank_rows,
+    copy_of,
+    lent,
+    raw,
+    room_for,
+)
+from reclaim.data.core.parallel import in_parts
+from reclaim.data.core.state import MADE_BY, adopt
+from reclaim.data.errors import ConfigError
+from reclaim.data.windows import Cell, Windows, empty_windows
+from reclaim.features.fold.batch import fold_columns, made_by
+from reclaim.features.fold.live_kernel import (
+    LATE,
+    PENDING,
+    REPEATED,
+    advance_tasks,
+    catch_up,
+    sort_out,
+)
+from reclaim.features.fold.related import KinState
+from reclaim.features.fold.related_record import MEMBER
+from reclaim.features.fold.task_record import N_SIGNALS, STATE, FoldColumns
+from reclaim.features.fold.task_update import N_LEVELS
+from reclaim.features.registry import FEATURES, PIPELINE_VERSION, SLOT_S
+
+KEEP_IDLE_DAYS: Final = 30
+"""Days for which the past of a name or a user without any task is kept: what runs once a month still finds it, and
+names that never come back do not pile up."""
+
+_SLOTS_A_DAY: Final = 86_400 // SLOT_S
+_BLANK: Final = fold_columns(empty_windows())
+"""The columns of a window that a fold reads, in its order, without a row."""
+
+Slots = NDArray[np.int64]
+
+
+class TolerantState:
+    """The features of any number of tasks, kept up to date with windows in any order that a bound allows.
+
+    In time order it gives what ``FeatureState`` gives, to the bit. A window that comes after a later one of its own
+    task counts for the task as if it had come in time, to the bit, and for others from the present slot of the clock
+    on. For that, beside each task's record stand a second one, without the last few windows, and those windows.
+
+    Parameters
+    ----------
+    cell : Cell
+        What the tasks' cell is like as a whole.
+    lateness_s : float
+        How much earlier than its task's last window a window may end to be taken, in seconds, as long as no more than
+        ``PENDING`` windows came before it that end later; 0 takes none and spends no memory on it.
+    threads : int
+        Threads for large calls; the numbers do not depend on it.
+    room : int
+        Tasks for whom memory is set aside at once, which costs nothing until they come; more than that are copied.
+    """
+
+    def __init__(self, cell: Cell, lateness_s: float, threads: int = 1, room: int = 0) -> None:
+        self._cell = cell
+        self._lateness_us = int(lateness_s * 1_000_000)
+        self._threads = threads
+        self._begin(room)
+
+    def _begin(self, room: int) -> None:
+        late = room if self._lateness_us else 0
+        self._tasks = 0  # slots ever seen
+        self._day = 0
+        self._live = blank_records((room,), STATE)
+        self._settled = blank_records((late,), STATE)  # without the windows that are held
+        self._held = np.zeros(late * PENDING, np.bool_)
+        self._pending = FoldColumns(
+            *(blank_records((late * PENDING, *blank.shape[1:]), blank.dtype) for blank in _BLANK)
+        )
+        self._kin = KinState(self._threads)
+
+    def sort_out(self, slot: Slots, windows: Windows) -> NDArray[np.uint8]:
+        """Return what each window is to its task as it stands, changing nothing; uint8, shape (n,).
+
+        ``NEW``: it ends after the task's last one. ``LATE``: before it, within the bound. Both will be taken.
+        ``REPEATED``: one that ends at the same µs is among the last 24 taken, or stands earlier in this call and will
+        be taken. ``TOO_LATE``: it is beyond the bound, or more than ``PENDING`` windows that end later came before it.
+
+        Parameters
+        ----------
+        slot : int64, shape (n,)
+            The task of each row, from 0; it need not have been seen.
+        windows : Windows
+            In any order, any number of a task.
+        """
+        _check(slot, windows)
+        kind = np.empty(len(slot), np.uint8)
+        tasks, end_us = lent(slot, windows.end_us)
+        sort_out(self._live, self._settled, self._tasks, tasks, end_us, self._lateness_us, kind)
+        order = _in_time(slot, end_us)
+        ours, ends = slot[order], end_us[order]
+        again = order[1:][(np.diff(ours) == 0) & (np.diff(ends) == 0)]
+        kind[again[kind[again] <= LATE]] = REPEATED
+        return kind
+
+    def advance(self, slot: Slots, windows: Windows) -> tuple[Slots, NDArray[np.float32], NDArray[np.int64], Slots]:
+        """Take windows that ``sort_out`` called new or late.
+
+        Parameters
+        ----------
+        slot, windows
+            As for ``sort_out``. How they are cut into calls makes no difference as long as calls come in time order, as
+            for ``FeatureState.advance``; within a call their order makes none.
+
+        Returns
+        -------
+        slots : int64, shape (k,)
+            The tasks, in rising order.
+        x : float32, shape (k, n_features)
+            The features of each after its last window.
+        end_us : int64, shape (k,)
+            The end of that window.
+        row : int64, shape (k,)
+            Its row in this call; -1 where it came in an earlier one.
+
+        Raises
+        ------
+        ValueError
+            A row is one that ``sort_out`` refuses; the state is not to be used any more.
+        """
+        _check(slot, windows)
+        order = _in_time(slot, windows.end_us)
+        first = np.flatnonzero(np.diff(slot[order], prepend=-1))
+        slots, edges = slot[order[first]], np.append(first, len(slot))
+        n, k = len(slot), len(slots)
+        self._make_room(int(slots[-1]) + 1 if k else 0)
+        x = np.empty((k, len(FEATURES)), np.float32)
+        end_us, row, refused = np.empty(k, np.int64), np.empty(k, np.int64), np.zeros(k, np.bool_)
+        place, moment, share = np.empty(n, np.int64), np.empty(n, np.int32), np.empty((n, N_SIGNALS), np.int32)
+        columns, kept = fold_columns(windows), FoldColumns(*lent(*self._pending))
+        largest = np.array(self._cell.largest_machine)
+
+        def advance(part: int, parts: int) -> None:
+            advance_tasks(
+                self._live, self._settled, self._held, self._pending, kept, slots, edges, order, part * k // parts,
+                (part + 1) * k // parts, columns, self._lateness_us, largest, self._cell.monday_us, x, end_us, row,
+                refused, place, moment, share, np.empty(N_LEVELS),
+            )  # fmt: skip
+
+        in_parts(advance, k, self._threads)
+        if refused.any():
+            raise ValueError(f"windows of {refused.sum()} tasks are repeated or too late: give those sort_out lets in")
+        day = int(moment.max(initial=0)) // _SLOTS_A_DAY
+        if day > self._day:
+            self._day = day
+            self._kin.drop_idle((day - KEEP_IDLE_DAYS) * _SLOTS_A_DAY)
+        self._kin.advance(slot, windows, moment, share, x, order, place)
+        return slots, x, end_us, row
+
+    def forget(self, slots: Slots) -> None:
+        """Let tasks go that have ended, so that others may have their slots; what they did still counts for others."""
+        slots = slots[slots < self._tasks]
+        blank_rows(self._live, slots)
+        if self._lateness_us:
+            blank_rows(self._settled, slots)
+            self._held.reshape(-1, PENDING)[slots] = False
+        self._kin.forget(slots)
+
+    def memory(self) -> dict[str, NDArray[Any]]:
+        """Return all that is remembered, by name; lent, not copied: the next ``advance`` or ``forget`` changes it.
+
+        Records are copied fast only as bytes (``saving.raw``).
+        """
+        late = self._tasks * PENDING if self._lateness_us else 0
+        return {
+            MADE_BY: np.array(self._made_by),
+            "day": np.array(self._day),
+            "task": (self._settled if self._lateness_us else self._live)[: self._tasks],
+            "held": self._held[:late],
+            **{f"pending.{k}": column[:late] for k, column in enumerate(self._pending)},
+            **{name: a[: self._tasks] if name == "member" else a for name, a in self._kin.memory().items()},
+        }
+
+    def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from copies of what another one remembered, to the bit; its bound of lateness may have been another.
+
+        Raises
+        ------
+        ConfigError
+            It was made for another cell, or by other code.
+        """
+        theirs = str(memory[MADE_BY]) if MADE_BY in memory else "something unknown"
+        if theirs != self._made_by:
+            raise ConfigError(f"this memory was saved by {theirs} and cannot go on in {self._made_by}: start afresh")
+        room = len(self._live)
+        like = TolerantState(self._cell, 0.0).memory()  # what each array must look like
+        ours = {name: adopt(name, array, memory) for name, array in like.items()}
+        self._begin(room)
+        tasks = len(ours["task"])
+        self._make_room(tasks)
+        self._day = int(ours["day"])
+        raw(self._live)[: tasks * STATE.itemsize] = raw(ours["task"])
+        held, pending = ours["held"], tuple(ours[f"pending.{k}"] for k in range(len(_BLANK)))
+        if len(held):
+            catch_up(self._live, ours["task"], held, FoldColumns(*lent(*pending)), np.empty(N_LEVELS), tasks)
+        if self._lateness_us:
+            raw(self._settled)[: tasks * STATE.itemsize] = raw(ours["task"])
+            for column, saved in zip((self._held, *self._pending), (held, *pending), strict=True):
+                column[: len(saved)] = saved
+        self._kin.recall({name: copy_of(array) for name, array in ours.items()})
+
+    @property
+    def bytes_per_task(self) -> int:
+        """Bytes that a task takes, without its share of what is kept of its collection, name and user."""
+        window = sum(blank.itemsize * math.prod(blank.shape[1:]) for blank in _BLANK) + np.bool_().itemsize
+        late = STATE.itemsize + PENDING * window if self._lateness_us else 0
+        return STATE.itemsize + MEMBER.itemsize + late
+
+    @property
+    def n_groups(self) -> dict[str, int]:
+        """How many groups others are remembered by: collections, names and users."""
+        return self._kin.n_groups
+
+    def _make_room(self, tasks: int) -> None:
+        self._tasks = max(self._tasks, tasks)
+        self._live = room_for(self._live, tasks)
+        if self._lateness_us:
+            self._settled = room_for(self._settled, tasks)
+            self._held, *pending = (room_for(a, tasks * PENDING) for a in (self._held, *self._pending))
+            self._pending = FoldColumns(*pending)
+
+    @property
+    def _made_by(self) -> str:
+        return f"tolerant {made_by(self._cell)} of pipeline {PIPELINE_VERSION}, holding {PENDING}"
+
+
+def _check(slot: Slots, windows: Windows) -> None:
+    if len(slot) != len(windows) or (len(slot) and slot.min() < 0):
+        raise ValueError(f"expected a slot from 0 on for each of {len(windows)} windows, got {len(slot)} slots")
+
+
+def _in_time(slot: Slots, end_us: NDArray[np.int64]) -> Slots:
+    """Return the rows task by task in rising order, those of a task in time order, else as they stand."""
+    if (np.diff(slot) > 0).all():
+        return np.arange(len(slot))
+    order = np.argsort(slot, kind="stable")
+    return order if (np.diff(slot[order]) > 0).all() else np.lexsort((end_us, slot))

@@ -1,0 +1,162 @@
+"""Compiled part of ``live``: takes windows in any order within the bound into the records of their tasks."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numba
+
+from reclaim.data.core.jit import LENT, copy_row, fetch_line
+from reclaim.features.fold.task_read import write
+from reclaim.features.fold.task_record import READ_FROM, STATE, TAKEN_FROM
+from reclaim.features.fold.task_update import publish_to_group, take
+from reclaim.features.registry import CONTEXT_WINDOWS
+
+NEW, LATE, REPEATED, TOO_LATE = range(4)
+"""What a window is to its task: see ``tolerant.TolerantState.sort_out``."""
+PENDING: Final = 4
+"""Windows of a task that one which comes late may still come before: those of the default bound, 15 minutes, are three
+of 5 minutes each, and one is to spare for windows cut short."""
+
+_LINE: Final = 64
+"""Bytes of a cache line."""
+_RECORD_BYTES: Final = STATE.itemsize
+_EARLIEST, _NEVER = -(2**63), 2**63 - 1
+"""Before and after any window ends, µs."""
+
+
+@numba.njit(**LENT)
+def sort_out(
+    live: Any, settled: Any, tasks: int, slot: Any, end_us: Any, lateness_us: int, kind: Any
+) -> None:  # fmt: skip
+    """Write what each row is to its task, the other rows of the call left aside."""
+    for i in range(len(slot)):
+        kind[i] = _kind(live, settled, slot[i], end_us[i], lateness_us) if slot[i] < tasks else NEW
+
+
+@numba.njit(**LENT)
+def advance_tasks(
+    live: Any, settled: Any, held: Any, pending: Any, kept: Any, slots: Any, edges: Any, order: Any, low: int,
+    high: int, columns: Any, lateness_us: int, largest: Any, monday_us: int, out: Any, last_us: Any, last_row: Any,
+    refused: Any, place: Any, moment: Any, share: Any, shape: Any,
+) -> None:  # fmt: skip
+    """Take the rows of some tasks, each task's in time order, and write its own features after its last window.
+
+    ``pending`` are the columns of the windows held, ``PENDING`` rows for each task, and ``kept`` the same to be read.
+    """
+    for k in range(low, high):
+        task, last_row[k] = slots[k], -1
+        s = live[task]
+        following = slots[min(k + 1, high - 1)]
+        if lateness_us > 0:
+            _fetch(settled[following], READ_FROM)
+        for at in range(edges[k], edges[k + 1]):
+            i = order[at]
+            kind = _kind(live, settled, task, columns.end_us[i], lateness_us)
+            taken = kind <= LATE
+            if not taken:
+                refused[k] = True
+            elif lateness_us > 0:
+                settle_us = max(s.end_us, columns.end_us[i]) - lateness_us
+                _hold(settled[task], held, pending, kept, task, columns, i, settle_us, shape)
+            if kind == NEW:
+                take(s, columns, shape, i)
+                last_row[k] = i
+            elif kind == LATE:
+                _catch_up(live, settled, held, kept, task, shape)
+            publish_to_group(s.end_us, taken, columns, moment, share, i)
+            place[i] = k
+        last_us[k] = s.end_us
+        _fetch(live[following], _RECORD_BYTES)
+        i = last_row[k]
+        if i >= 0:
+            write(s, columns, i, largest, monday_us, out, k)
+        elif not refused[k]:
+            i = _held_at(held, kept.end_us, task, s.end_us)
+            write(s, kept, i, largest, monday_us, out, k)
+
+
+@numba.njit(**LENT)
+def catch_up(live: Any, settled: Any, held: Any, kept: Any, shape: Any, tasks: int) -> None:
+    """Make the records that stand after all windows from those without the windows held."""
+    for task in range(tasks):
+        _catch_up(live, settled, held, kept, task, shape)
+
+
+@numba.njit(**LENT)
+def _fetch(s: Any, stop: int) -> None:
+    """Have what most windows use of a record, up to a byte, fetched from memory while another record is worked on."""
+    for at in range(TAKEN_FROM, stop, _LINE):
+        fetch_line(s, at)  # type: ignore[call-arg]  # numba gives the first itself
+
+
+@numba.njit(**LENT)
+def _kind(live: Any, settled: Any, task: int, end_us: int, lateness_us: int) -> int:
+    s = live[task]
+    if s.count == 0 or end_us > s.end_us:
+        return NEW
+    for k in range(min(s.count, CONTEXT_WINDOWS)):
+        if s.recent_us[k] == end_us:
+            return REPEATED
+    if lateness_us == 0 or end_us < s.end_us - lateness_us:
+        return TOO_LATE
+    old = settled[task]
+    if old.count > 0 and end_us <= old.end_us:
+        return TOO_LATE
+    return LATE
+
+
+@numba.njit(**LENT)
+def _next(held: Any, held_us: Any, task: int, after_us: int) -> int:
+    """Return the row of the first window held that ends after a time; -1 none."""
+    first, first_us = -1, _NEVER
+    for row in range(task * PENDING, task * PENDING + PENDING):
+        if held[row] and after_us < held_us[row] < first_us:
+            first, first_us = row, held_us[row]
+    return first
+
+
+@numba.njit(**LENT)
+def _catch_up(live: Any, settled: Any, held: Any, kept: Any, task: int, shape: Any) -> None:
+    """Make a task's record anew: that without the windows held, and these in time order."""
+    live[task] = settled[task]
+    row = _next(held, kept.end_us, task, _EARLIEST)
+    while row >= 0:
+        take(live[task], kept, shape, row)
+        row = _next(held, kept.end_us, task, kept.end_us[row])
+
+
+@numba.njit(**LENT)
+def _hold(
+    old: Any, held: Any, pending: Any, kept: Any, task: int, columns: Any, i: int, settle_us: int, shape: Any
+) -> None:  # fmt: skip
+    """Hold the window of row ``i``; settle, in time order, those that end by ``settle_us`` or are one too many."""
+    end_us = columns.end_us[i]
+    count = 1
+    for row in range(task * PENDING, task * PENDING + PENDING):
+        count += held[row]
+    while True:
+        first = _next(held, kept.end_us, task, _EARLIEST)
+        mine = first < 0 or end_us < kept.end_us[first]
+        if count <= PENDING and (end_us if mine else kept.end_us[first]) > settle_us:
+            break
+        count -= 1
+        if mine:
+            take(old, columns, shape, i)
+            return
+        take(old, kept, shape, first)
+        held[first] = False
+    free = task * PENDING
+    while held[free]:
+        free += 1
+    held[free] = True
+    copy_row(columns, i, pending, free)
+
+
+@numba.njit(**LENT)
+def _held_at(held: Any, held_us: Any, task: int, end_us: int) -> int:
+    """Return the row of the window held that ends then: a task's last one is, where any is taken late."""
+    row = task * PENDING
+    while not (held[row] and held_us[row] == end_us):
+        row += 1
+    return row

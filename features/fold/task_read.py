@@ -1,0 +1,278 @@
+"""Reads a task's own features off its record; compiled as a part of ``batch``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numba
+import numpy as np
+
+from reclaim.data.core.jit import LENT
+from reclaim.data.schema import RESOURCES, TIERS
+from reclaim.features.fold.task_record import (
+    AT_CPI,
+    AT_CPU_MEAN,
+    AT_CPU_P10,
+    AT_CPU_P50,
+    AT_CPU_P99,
+    AT_MAI,
+    AT_MEMORY_MEAN,
+    AT_PAGE_CACHE,
+    BIN_FIRST,
+    BINS,
+    HOUR_US,
+    HOURS,
+    LONG,
+    N_SIGNALS,
+    RECENT_LENGTH,
+    USAGE,
+    WINDOW_US,
+)
+from reclaim.features.fold.task_update import resource_of
+from reclaim.features.registry import (
+    AT,
+    CONTEXT_WINDOWS,
+    FIRST_KIN,
+    FIRST_RESOURCE,
+    LARGEST,
+    N_RESOURCE,
+    N_STATISTICS,
+    OF_RESOURCE,
+    STATISTIC,
+)
+
+_EDGES: Final = np.array([2.0 ** (BIN_FIRST + b // 8) * (1 + b % 8 / 8) for b in range(BINS)])
+_BEYOND: Final = np.array([0.01, 0.10])
+_BEYOND_AT: Final = np.array([STATISTIC.p99_12h, STATISTIC.p90_12h])
+_BEYOND_LONG: Final = np.array([0.02])
+_BEYOND_LONG_AT: Final = np.array([OF_RESOURCE.p98_48h])
+_BEYOND_USAGE: Final = np.array([0.01, 0.10, 0.50])
+_BEYOND_USAGE_AT: Final = np.array([AT.usage_p99_12h, AT.usage_p90_12h, AT.usage_p50_12h])
+"""Shares above percentiles, rising, and the positions of those percentiles."""
+_TIER_AT: Final = np.array([AT[f"tier_{tier}"] for tier in TIERS])
+_LOG_GAP: Final = math.log2(1.0 + WINDOW_US / 60e6)
+_PER_HOUR: Final = 1.0 / HOUR_US
+_HEAVIEST: Final = 64.0
+"""``cpu_tail_weight`` is cut off here: beyond, the denominator is rounding."""
+_DAY_US: Final = 24 * HOUR_US
+_WEEK_US: Final = 7 * _DAY_US
+
+
+@numba.njit(**LENT)
+def _percentiles(
+    s: Any,  # a record of STATE
+    h: int,
+    beyond: Any,  # (k,) float64, rising
+    at: Any,  # (k,) int64
+    scale: float,
+    out: Any,  # (n, n_features) float32
+    i: int,
+    o: int,
+) -> None:
+    """Write percentiles of histogram ``h``: upper edges of the bins beyond which the shares lie, at ``o + at``."""
+    total = s.total[h]
+    n = len(beyond)
+    if not total > 0.0:
+        for k in range(n):
+            out[i, o + at[k]] = math.nan
+        return
+    octave, b, above, above_octave = BINS // 8, 0, 0.0, 0.0
+    for k in range(n):
+        threshold = beyond[k] * total
+        if above > threshold:  # the same bin holds this one, too
+            out[i, o + at[k]] = _EDGES[b] * scale
+            continue
+        while octave > 0 and not above_octave > threshold:
+            octave -= 1
+            b, above = 8 * octave + 8, above_octave
+            above_octave += s.octave[octave, h]
+        while b > 8 * octave and not above > threshold:
+            b -= 1
+            above += s.histogram[b, h]
+        out[i, o + at[k]] = _EDGES[b] * scale
+
+
+@numba.njit(**LENT)
+def write(s: Any, w: Any, row: int, largest: Any, monday_us: int, out: Any, i: int) -> None:
+    """Write a task's own features after the window of ``row`` into row ``i`` of ``out``, in the registry's order."""
+    n, within_30m, within_1h, within_2h, hour_ago = min(s.count, CONTEXT_WINDOWS), 0, 0, 0, 0
+    nearest = 4 * HOUR_US
+    place = (s.count - 1) % CONTEXT_WINDOWS
+    for k in range(n):  # from the last window back
+        back_us = s.end_us - s.recent_us[place]
+        if back_us >= 2 * HOUR_US:
+            break
+        within_2h += 1
+        within_1h += back_us < HOUR_US
+        within_30m += back_us < HOUR_US // 2
+        if abs(back_us - HOUR_US) <= nearest:
+            nearest = abs(back_us - HOUR_US)
+            hour_ago = k
+        place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
+    for j in range(N_SIGNALS):
+        _statistics(s, j, w.limit[row, resource_of(j)], within_30m, within_1h, within_2h, hour_ago, out, i)
+    for r in range(2):
+        o = FIRST_RESOURCE + r * N_RESOURCE
+        limit = w.limit[row, r]
+        known = limit > 0.0
+        scale = s.reference[r] / limit if known else math.nan
+        _percentiles(s, LONG + r, _BEYOND_LONG, _BEYOND_LONG_AT, scale, out, i, o)
+        out[i, o + OF_RESOURCE.limit] = (
+            math.log2(np.float32(limit / largest[r])) if known and largest[r] > 0.0 else math.nan
+        )
+        out[i, o + OF_RESOURCE.limit_change] = 0.0
+        if not known or not s.reference[r] > 0.0:
+            out[i, o + OF_RESOURCE.limit_change] = math.nan
+        elif limit != s.reference[r]:
+            out[i, o + OF_RESOURCE.limit_change] = math.log2(limit / s.reference[r])
+    _shape(s, w.limit[row, 0], out, i)
+    _singles(s, w.limit[row, 1], within_2h, w.tier[row], w.scheduling_class[row], w.in_alloc[row], monday_us, out, i)
+    for k in range(FIRST_KIN):
+        if out[i, k] > LARGEST:
+            out[i, k] = LARGEST
+        elif out[i, k] < -LARGEST:
+            out[i, k] = -LARGEST
+
+
+@numba.njit(**LENT)
+def _statistics(
+    s: Any, j: int, limit: float, within_30m: int, within_1h: int, within_2h: int, hour_ago: int, out: Any, i: int
+) -> None:
+    """Write the statistics of one signal; ``within`` counts the recent windows, ``hour_ago`` counts back to one."""
+    scale = 1.0 / limit if limit > 0.0 else math.nan
+    place = (s.count - 1) % CONTEXT_WINDOWS
+    last = float(s.recent[place, j])
+    then = float(s.recent[(place - hour_ago) % CONTEXT_WINDOWS, j])
+    centre = last if last == last else 0.0  # sums of small differences lose no digits
+    count, total, square, largest = 0, 0.0, 0.0, -1.0
+    count_30m, total_30m, max_1h = 0, 0.0, -1.0
+    k = 0
+    for part in range(3):
+        stop = within_30m if part == 0 else within_1h if part == 1 else within_2h
+        while k < stop:
+            v = float(s.recent[place, j])
+            place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
+            k += 1
+            if v == v:
+                away = v - centre
+                count += 1
+                total += away
+                square += away * away
+                largest = max(largest, v)
+        if part == 0:
+            count_30m, total_30m = count, total
+        elif part == 1:
+            max_1h = largest
+    this_hour = float(s.hour_max[((s.end_us - 1) // HOUR_US + 1) % HOURS, j])
+    max_6h, max_24h = float(s.rest[j, 0]), float(s.rest[j, 1])
+    if not max_6h >= this_hour:
+        max_6h = this_hour if this_hour == this_hour else max_6h
+    if not max_24h >= this_hour:
+        max_24h = this_hour if this_hour == this_hour else max_24h
+    o = j * N_STATISTICS
+    out[i, o + STATISTIC.last] = last * scale
+    out[i, o + STATISTIC.mean_30m] = (centre + total_30m / count_30m) * scale if count_30m else math.nan
+    out[i, o + STATISTIC.mean_2h] = (centre + total / count) * scale if count else math.nan
+    out[i, o + STATISTIC.std_2h] = (
+        math.sqrt(max(square - total * total / count, 0.0) / count) * scale if count else math.nan
+    )
+    out[i, o + STATISTIC.max_1h] = max_1h * scale if max_1h >= 0.0 else math.nan
+    out[i, o + STATISTIC.max_2h] = largest * scale if largest >= 0.0 else math.nan
+    out[i, o + STATISTIC.max_6h] = max_6h * scale
+    out[i, o + STATISTIC.max_24h] = max_24h * scale
+    out[i, o + STATISTIC.max_ever] = s.max_ever[j] * scale
+    out[i, o + STATISTIC.slow_max] = s.slow_max[j] * scale
+    out[i, o + STATISTIC.ewm_1h] = s.mean_short[j] * scale if s.weight_short[j] > 0.0 else math.nan
+    out[i, o + STATISTIC.ewm_12h] = s.mean_long[j] * scale if s.weight_long[j] > 0.0 else math.nan
+    _percentiles(s, j, _BEYOND, _BEYOND_AT, s.reference[resource_of(j)] * scale, out, i, o)
+    out[i, o + STATISTIC.yesterday] = s.rest[j, 2] * scale
+    out[i, o + STATISTIC.change_1h] = (last - then) * scale
+
+
+@numba.njit(**LENT)
+def _shape(s: Any, limit: float, out: Any, i: int) -> None:
+    """Write what the distribution of CPU says, of the last window and of half a day."""
+    scale = 1.0 / limit if limit > 0.0 else math.nan
+    ring = (s.count - 1) % CONTEXT_WINDOWS
+    last, kept = s.recent[ring], s.context[ring]
+    p10, p50, p90, p99 = float(kept[AT_CPU_P10]), float(kept[AT_CPU_P50]), float(s.p90), float(kept[AT_CPU_P99])
+    out[i, AT.cpu_mean] = kept[AT_CPU_MEAN] * scale
+    out[i, AT.cpu_p50] = p50 * scale
+    out[i, AT.cpu_low] = (p50 - p10) * scale
+    out[i, AT.cpu_spread] = (p90 - p50) * scale
+    out[i, AT.cpu_tail] = (p99 - p90) * scale
+    out[i, AT.cpu_top] = (last[2] - p99) * scale
+    out[i, AT.cpu_tail_weight] = min((p99 - p50) / (p90 - p10), _HEAVIEST) if p90 > p10 else math.nan
+    out[i, AT.cpu_over_limit] = s.over_limit
+    out[i, AT.shape_known] = s.known
+    _percentiles(s, USAGE, _BEYOND_USAGE, _BEYOND_USAGE_AT, s.reference[0] * scale, out, i, 0)
+
+
+@numba.njit(**LENT)
+def _singles(
+    s: Any,
+    limit: float,
+    within_2h: int,
+    tier: int,
+    scheduling_class: int,
+    in_alloc: bool,
+    monday_us: int,
+    out: Any,
+    i: int,
+) -> None:
+    """Write the features that are no statistic of a signal."""
+    scale = 1.0 / limit if limit > 0.0 else math.nan
+    ring = (s.count - 1) % CONTEXT_WINDOWS
+    last, kept = s.recent[ring], s.context[ring]
+    hour = (s.end_us - 1) // HOUR_US + 1
+    least = math.nan
+    for back in range(1, 7):
+        b = (hour - back) % HOURS
+        v = s.hour_max[b, 1]
+        if hour > back and s.hour[b] == hour - back and v == v and not least <= v:
+            least = v
+    count, covered, sum_x, sum_y, sum_xx, sum_xy = 0, 0.0, 0.0, 0.0, 0.0, 0.0
+    place = (s.count - 1) % CONTEXT_WINDOWS
+    for _ in range(within_2h):
+        v = float(s.recent[place, 1])
+        covered += min(s.recent[place, RECENT_LENGTH], 1.0)
+        hours = (s.recent_us[place] - s.end_us) * _PER_HOUR
+        place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
+        if v == v:
+            count += 1
+            sum_x += hours
+            sum_y += v
+            sum_xx += hours * hours
+            sum_xy += hours * v
+    around = count * sum_xx - sum_x * sum_x
+    began_us = s.run_us if s.run_us >= 0 else s.first_us
+    age_h = max(s.end_us - began_us, 0) / HOUR_US
+    time_us = (s.end_us - monday_us) % _WEEK_US
+    day = np.float32(2.0 * math.pi * (time_us % _DAY_US) / _DAY_US)
+    out[i, AT.memory_mean] = kept[AT_MEMORY_MEAN] * scale
+    out[i, AT.memory_growth_6h] = (last[1] - least) * scale
+    out[i, AT.memory_slope_2h] = (
+        (count * sum_xy - sum_x * sum_y) / around * scale if count > 1 and around > 0.0 else math.nan
+    )
+    out[i, AT.page_cache] = kept[AT_PAGE_CACHE] * scale
+    out[i, AT.page_cache_share] = kept[AT_PAGE_CACHE] / kept[AT_MEMORY_MEAN] if kept[AT_MEMORY_MEAN] > 0.0 else math.nan
+    out[i, AT.cpi] = kept[AT_CPI]
+    out[i, AT.cpi_change] = kept[AT_CPI] / s.cpi_mean if s.cpi_weight > 0.0 and s.cpi_mean > 0.0 else math.nan
+    out[i, AT.mai] = kept[AT_MAI]
+    out[i, AT.age] = math.log2(np.float32(1.0 + age_h))
+    out[i, AT.seen] = math.log2(np.float32(1.0 + s.count))
+    out[i, AT.restarts] = math.log2(1.0 + s.restarts) if s.restarts > 0 else 0.0
+    out[i, AT.gap] = math.log2(1.0 + s.gap_us / 60e6) if s.gap_us != WINDOW_US else _LOG_GAP
+    out[i, AT.coverage_2h] = min(covered / CONTEXT_WINDOWS, 1.0)
+    out[i, AT.length] = last[RECENT_LENGTH]
+    out[i, AT.hour_sin] = math.sin(day)
+    out[i, AT.hour_cos] = math.cos(day)
+    out[i, AT.day] = time_us / _WEEK_US
+    out[i, AT.in_alloc] = 1.0 if in_alloc else 0.0
+    out[i, AT.scheduling_class] = scheduling_class / 3.0 if scheduling_class >= 0 else math.nan
+    for k in range(len(TIERS)):
+        out[i, _TIER_AT[k]] = 1.0 if tier == k else 0.0
+
+
+assert len(RESOURCES) == 2  # the fold writes by position

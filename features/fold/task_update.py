@@ -1,0 +1,285 @@
+"""Updates a task's record with one window; compiled as a part of ``batch``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numba
+import numpy as np
+
+from reclaim.data.core.jit import LENT
+from reclaim.data.windows import (
+    CPI,
+    CPU_MAX,
+    CPU_MEAN,
+    LEVELS,
+    MAI,
+    MEMORY_MEAN,
+    P10,
+    P50,
+    P90,
+    P99,
+    P100,
+    PAGE_CACHE,
+)
+from reclaim.features.fold.related_record import SCALE
+from reclaim.features.fold.task_record import (
+    AT_CPI,
+    AT_CPU_MEAN,
+    AT_CPU_P10,
+    AT_CPU_P50,
+    AT_CPU_P99,
+    AT_MAI,
+    AT_MEMORY_MEAN,
+    AT_PAGE_CACHE,
+    BIN_FIRST,
+    BINS,
+    HOUR_US,
+    HOURS,
+    LONG,
+    N_SIGNALS,
+    RECENT_LENGTH,
+    USAGE,
+    WINDOW_US,
+)
+from reclaim.features.registry import CONTEXT_WINDOWS, SLOT_S
+
+_SLOT_US: Final = SLOT_S * 1_000_000
+_BIN_BITS: Final = (127 + BIN_FIRST) * 8
+"""The leading bits, down to eighths of a doubling, of the first edge as a single-precision number."""
+_LAST_SLOT: Final = 2**31 - 2
+"""Slots are counted in 32 bits: 20 thousand years; whatever is later is as late as that."""
+_LEVEL_SHARES: Final = np.array(LEVELS) / 100.0
+N_LEVELS: Final = len(LEVELS)
+_TAIL: Final = np.array([((p - 90) / 10) ** 2.5 for p in range(91, 100)])
+"""How far the percentiles 91 … 99 lie from the 90th to the 100th, for windows that lack them. The power is the best fit
+to the windows of the Google 2019 trace that have both vectors: mean error 0.10 of the distance; 0.26 if straight."""
+_HALF_LIFE_SHORT_US: Final = float(HOUR_US)
+_HALF_LIFE_LONG_US: Final = 12.0 * HOUR_US
+_KEEP_SHORT: Final = 0.5 ** (WINDOW_US / _HALF_LIFE_SHORT_US)
+_KEEP_LONG: Final = 0.5 ** (WINDOW_US / _HALF_LIFE_LONG_US)
+_FORGOTTEN: Final = 2.0**-60
+"""A histogram whose weights have fallen by this much in a gap begins anew."""
+_REBASE: Final = 2.0**60
+"""Newer weights grow instead of older ones shrinking; when they have grown by this much, all are divided by it."""
+
+
+@numba.njit(inline="always", **LENT)
+def resource_of(signal: int) -> int:
+    """Return the resource whose limit a signal is over: the peak of CPU belongs to CPU."""
+    return signal if signal < 2 else 0
+
+
+@numba.njit(**LENT)
+def publish_to_group(end_us: int, taken: bool, w: Any, moment: Any, share: Any, i: int) -> None:
+    """Write the slot and the signals of a window for the features of related tasks; ``end_us`` is the task's last end.
+
+    Signals are over the limit, in whole parts of ``SCALE``; -1 unknown.
+    """
+    moment[i] = min(max((end_us - 1) // _SLOT_US, 0), _LAST_SLOT)
+    for j in range(N_SIGNALS):
+        limit = w.limit[i, resource_of(j)]
+        v = w.signals[i, j] / limit if limit > 0.0 else math.nan
+        share[i, j] = int(min(max(v, 0.0), 2000.0) * SCALE + 0.5) if taken and v == v else -1
+
+
+@numba.njit(**LENT)
+def take(s: Any, w: Any, shape: Any, i: int) -> None:
+    """Let the window of row ``i`` into the record."""
+    if s.count == 0:
+        s.first_us = w.start_us[i]
+        s.run_us = w.scheduled_us[i]
+        s.gap_us = 0
+        s.gain[0] = 1.0
+        s.gain[1] = 1.0
+        keep_short, keep_long = 0.0, 0.0
+        for j in range(N_SIGNALS):
+            s.max_ever[j] = math.nan
+            s.slow_max[j] = math.nan
+    else:
+        s.gap_us = w.end_us[i] - s.end_us
+        keep_short, keep_long = _KEEP_SHORT, _KEEP_LONG
+        if s.gap_us != WINDOW_US:
+            keep_short = 0.5 ** (s.gap_us / _HALF_LIFE_SHORT_US)
+            keep_long = 0.5 ** (s.gap_us / _HALF_LIFE_LONG_US)
+        if w.scheduled_us[i] > s.run_us:
+            if s.run_us >= 0:
+                s.restarts += 1
+            s.run_us = w.scheduled_us[i]
+        _age_histograms(s, keep_long)
+    length = (w.end_us[i] - w.start_us[i]) / WINDOW_US
+    weight = min(length, 1.0)
+    for r in range(2):
+        if not s.reference[r] > 0.0 and w.limit[i, r] > 0.0:
+            s.reference[r] = w.limit[i, r]
+    s.known = _complete(w.percentiles, i, w.usage[i, CPU_MEAN], w.usage[i, CPU_MAX], shape)
+    s.p90 = shape[P90]
+    s.over_limit = _above(shape, w.limit[i, 0])
+    ring = s.count % CONTEXT_WINDOWS
+    s.recent_us[ring] = w.end_us[i]
+    for j in range(N_SIGNALS):
+        s.recent[ring, j] = w.signals[i, j]
+    s.recent[ring, RECENT_LENGTH] = length
+    kept = s.context[ring]
+    kept[AT_CPU_MEAN] = w.usage[i, CPU_MEAN]
+    kept[AT_CPU_P10] = shape[P10]
+    kept[AT_CPU_P50] = shape[P50]
+    kept[AT_CPU_P99] = shape[P99]
+    kept[AT_MEMORY_MEAN] = w.usage[i, MEMORY_MEAN]
+    kept[AT_PAGE_CACHE] = w.usage[i, PAGE_CACHE]
+    kept[AT_CPI] = w.usage[i, CPI]
+    kept[AT_MAI] = w.usage[i, MAI]
+    s.end_us = w.end_us[i]
+    s.count += 1
+    block = _open_hour(s)
+    for j in range(N_SIGNALS):
+        v = w.signals[i, j]
+        s.weight_short[j] *= keep_short
+        s.weight_long[j] *= keep_long
+        if v != v:
+            continue
+        if not s.hour_max[block, j] >= v:
+            s.hour_max[block, j] = v
+        s.weight_short[j] += weight
+        s.mean_short[j] += (v - s.mean_short[j]) * weight / s.weight_short[j]
+        s.weight_long[j] += weight
+        s.mean_long[j] += (v - s.mean_long[j]) * weight / s.weight_long[j]
+        if not s.max_ever[j] >= v:
+            s.max_ever[j] = v
+        if not s.slow_max[j] > v:
+            s.slow_max[j] = v
+        else:
+            s.slow_max[j] = v + (s.slow_max[j] - v) * keep_long
+        r = resource_of(j)
+        if s.reference[r] > 0.0:
+            b = _bin(v / s.reference[r])
+            _fill(s, j, b, s.gain[0] * weight)
+            s.total[j] += s.gain[0] * weight
+            if j < 2:
+                _fill(s, LONG + j, b, s.gain[1] * weight)
+                s.total[LONG + j] += s.gain[1] * weight
+    if s.reference[0] > 0.0 and shape[P50] == shape[P50]:
+        _spread(s, shape, s.gain[0] * weight)
+    s.cpi_weight *= keep_long
+    if w.usage[i, CPI] == w.usage[i, CPI]:
+        s.cpi_weight += weight
+        s.cpi_mean += (w.usage[i, CPI] - s.cpi_mean) * weight / s.cpi_weight
+
+
+@numba.njit(**LENT)
+def _age_histograms(s: Any, keep_long: float) -> None:
+    """Let the weight of a window to come grow by as much as those before it should shrink."""
+    keep = keep_long
+    for g in range(2):
+        first, stop = (0, LONG) if g == 0 else (LONG, LONG + 2)
+        factor = 1.0
+        if keep < _FORGOTTEN:
+            factor = 0.0
+            s.gain[g] = 1.0
+        else:
+            s.gain[g] /= keep
+            if s.gain[g] > _REBASE:
+                factor = 1.0 / _REBASE
+                s.gain[g] *= factor
+        if factor != 1.0:
+            for h in range(first, stop):
+                s.total[h] *= factor
+                for b in range(BINS):
+                    s.histogram[b, h] *= factor
+                for b in range(BINS // 8):
+                    s.octave[b, h] *= factor
+        keep = math.sqrt(math.sqrt(keep))  # of four times the half-life
+
+
+@numba.njit(**LENT)
+def _open_hour(s: Any) -> int:
+    """Return the place of the clock hour of the last window; in a new hour, look once at those before it."""
+    hour = (s.end_us - 1) // HOUR_US + 1
+    block = hour % HOURS
+    if s.hour[block] != hour:
+        s.hour[block] = hour
+        for j in range(N_SIGNALS):
+            s.hour_max[block, j] = math.nan
+            max_6h, max_24h, yesterday = math.nan, math.nan, math.nan
+            for b in range(HOURS):
+                v = s.hour_max[b, j]
+                back = hour - s.hour[b]
+                if s.hour[b] == 0 or back < 1 or v != v:
+                    continue
+                if back < 6 and not max_6h >= v:
+                    max_6h = v
+                if back < 24 and not max_24h >= v:
+                    max_24h = v
+                if 22 <= back <= 24 and not yesterday >= v:
+                    yesterday = v
+            s.rest[j, 0] = max_6h
+            s.rest[j, 1] = max_24h
+            s.rest[j, 2] = yesterday
+    return int(block)
+
+
+@numba.njit(**LENT)
+def _complete(percentiles: Any, i: int, mean: float, largest: float, shape: Any) -> float:
+    """Write CPU usage at every level; return 1 if all was measured, 0.5 if the deciles were, 0 if not even they."""
+    known = percentiles[i, P90] == percentiles[i, P90] and percentiles[i, P100] == percentiles[i, P100]
+    if known:
+        for k in range(P90 + 1):
+            shape[k] = percentiles[i, k]
+        shape[P100] = percentiles[i, P100]
+        if percentiles[i, P99] == percentiles[i, P99]:
+            for k in range(P90 + 1, P100):
+                shape[k] = percentiles[i, k]
+            return 1.0
+    else:
+        for k in range(P90 + 1):
+            shape[k] = mean
+        shape[P100] = largest if largest > mean else mean
+    reach = shape[P100] - shape[P90]
+    for k in range(P90 + 1, P100):
+        shape[k] = shape[P90] + reach * _TAIL[k - P90 - 1]
+    return 0.5 if known else 0.0
+
+
+@numba.njit(**LENT)
+def _above(shape: Any, limit: float) -> float:
+    """Return the share of the window in which usage was above the limit, straight between levels; NaN unknown."""
+    if not limit > 0.0 or shape[P50] != shape[P50]:
+        return math.nan
+    if shape[P100] <= limit:
+        return 0.0
+    if shape[0] > limit:
+        return 1.0
+    k = P100 - 1
+    while shape[k] > limit:
+        k -= 1
+    level = _LEVEL_SHARES[k] + (_LEVEL_SHARES[k + 1] - _LEVEL_SHARES[k]) * (limit - shape[k]) / (
+        shape[k + 1] - shape[k]
+    )
+    return float(1.0 - level)
+
+
+@numba.njit(**LENT)
+def _spread(s: Any, shape: Any, weight: float) -> None:
+    """Let the window's distribution into the histogram of CPU over time, each part between two levels at its middle."""
+    inverse = 0.5 / s.reference[0]
+    s.total[USAGE] += weight
+    if shape[0] == shape[P100]:
+        _fill(s, USAGE, _bin(shape[0] / s.reference[0]), weight)
+        return
+    for k in range(N_LEVELS - 1):
+        part = 0.1 if k < P90 else 0.01
+        _fill(s, USAGE, _bin((shape[k] + shape[k + 1]) * inverse), weight * part)
+
+
+@numba.njit(inline="always", **LENT)
+def _fill(s: Any, h: int, b: int, weight: float) -> None:
+    s.histogram[b, h] += weight
+    s.octave[b >> 3, h] += weight
+
+
+@numba.njit(inline="always", **LENT)
+def _bin(ratio: float) -> int:
+    """Return the bin of a value, its upper edge included: from the leading bits of the number, no logarithm."""
+    b = ((np.float32(ratio).view(np.int32) - 1) >> 20) - _BIN_BITS + 1
+    return max(0, min(int(b), BINS - 1))

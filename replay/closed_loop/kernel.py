@@ -1,0 +1,482 @@
+"""Compiled mechanics of the cell: time passes, runs arrive, are placed, preempted, killed, throttled, and end.
+
+A run is named by its row ``i`` of ``loop.runs``, a machine by its row ``m`` of ``loop.machines``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any, Final
+
+import numba
+import numpy as np
+
+from reclaim.replay.closed_loop.placement import (
+    TOGETHER,
+    any_may_fit,
+    could_fit,
+    find_machine,
+    first_machine,
+    first_victim,
+    has_room,
+    holds_its_most,
+    is_killed_before,
+    is_preempted_before,
+    largest_room,
+    may_fit,
+    needs_no_less,
+    preemption_cost,
+    remember_failure,
+    update_room,
+    waiting_reason,
+)
+from reclaim.replay.closed_loop.records import (
+    BLOCKED,
+    COMPILED,
+    DONE,
+    FREED,
+    MACHINE,
+    MACHINE_GONE,
+    NO_REASON,
+    NON_PRODUCTION,
+    OWN_LIMIT,
+    PENDING,
+    PREEMPTED,
+    PRODUCTION,
+    RANKS,
+    RUNNING,
+    UNPROMISED,
+)
+from reclaim.training.margins.margin import guard
+from reclaim.training.margins.violation import overruns_in_kernel, violates_in_kernel
+
+_REMEMBERED: Final = 64
+"""Failed runs remembered while others are tried; comparing with more costs more than it saves."""
+_END, _CHANGE, _ARRIVAL, _LAST = range(4)
+
+
+@numba.njit(**COMPILED)
+def _leave(i: int, loop: Any, now_us: int) -> None:
+    """Take a run off its machine."""
+    runs = loop.runs
+    run = runs[i]
+    machine = loop.machines[run.machine]
+    if run.previous >= 0:
+        runs[run.previous].next = run.next
+    else:
+        machine.head = run.next
+    if run.next >= 0:
+        runs[run.next].previous = run.previous
+    _add_to_sums(machine, run, -1.0, now_us)
+    update_room(run.machine, loop)
+    run.ran_us += now_us - run.placed_us
+    run.machine = -1
+
+
+@numba.njit(**COMPILED)
+def _chain(i: int, machine: Any, runs: Any) -> None:
+    """Insert a run into its machine's chain, which is in the order of preemption."""
+    run = runs[i]
+    run.previous, run.next = -1, machine.head
+    while run.next >= 0 and is_preempted_before(runs, run.next, i):
+        run.previous, run.next = run.next, runs[run.next].next
+    if run.next >= 0:
+        runs[run.next].previous = i
+    if run.previous >= 0:
+        runs[run.previous].next = i
+    else:
+        machine.head = i
+
+
+@numba.njit(**COMPILED)
+def _wait(i: int, runs: Any, pending: Any, now_us: int, not_before_us: int) -> None:
+    """Add a run to those that wait; it is tried from ``not_before_us`` on."""
+    run = runs[i]
+    run.state = PENDING
+    run.waiting_us = now_us
+    pending[0].run += 1
+    entry = pending[pending[0].run]
+    entry.turn = now_us - (np.int64(run.rank) << 44)  # by priority, then time; 2^44 µs are half a year
+    entry.until_us = run.arrival_us + run.duration_us if run.service else np.int64(2**62)
+    entry.not_before_us, entry.collection, entry.per_machine = not_before_us, run.collection, run.per_machine
+    entry.run, entry.mask, entry.rank, entry.band, entry.reason = i, run.mask, run.rank, run.band, run.reason
+    entry.special = run.carried or run.varies
+    for r in range(2):
+        entry.first_limit[r] = run.first_limit[r]
+
+
+@numba.njit(**COMPILED)
+def _stop(i: int, cause: int, loop: Any, now_us: int) -> None:
+    """Stop a run before its end. Batch work goes back to its last checkpoint; a service goes on where the clock is."""
+    run, settings, kills = loop.runs[i], loop.settings, loop.kills
+    entry = kills[kills[0].run]
+    kills[0].run += 1
+    entry.at_us, entry.run, entry.machine, entry.cause, entry.lost_us = now_us, i, run.machine, cause, 0
+    _leave(i, loop, now_us)
+    if not run.service:
+        done_us = run.offset_us + now_us - run.placed_us
+        run.offset_us = done_us - done_us % settings.checkpoint_us if settings.checkpoint_us > 0 else 0
+        entry.lost_us = done_us - run.offset_us
+        run.cursor = run.first
+    run.lost_us += entry.lost_us
+    run.carried = False
+    run.reason = NO_REASON
+    run.kills[cause] += 1
+    loop.tick.kills[cause] += 1
+    _wait(i, loop.runs, loop.pending, now_us, now_us + 1)  # not in the same slot
+
+
+@numba.njit(**COMPILED)
+def _finish(i: int, loop: Any, now_us: int) -> Any:
+    """End a run, placed or not; return the task's next run if it was blocked by this one, else -1."""
+    runs = loop.runs
+    run = runs[i]
+    if run.state == RUNNING:
+        _leave(i, loop, now_us)
+    run.state = DONE
+    run.ended_us = now_us
+    loop.tick.ended += 1
+    return run.then if run.then >= 0 and runs[run.then].state == BLOCKED else -1
+
+
+@numba.njit(**COMPILED)
+def _relieve_memory(m: int, loop: Any, now_us: int) -> None:
+    """Stop runs until the memory in use fits the machine.
+
+    Runs above their own limit are stopped first, then from the lowest priority up, production last (EuroSys'15,
+    sections 5.5 and 6.2).
+    """
+    runs, machine = loop.runs, loop.machines[m]
+    if not overruns_in_kernel(machine.use[1], machine.capacity[1]):
+        return
+    loop.tick.out_of_memory += 1
+    while machine.head >= 0 and overruns_in_kernel(machine.use[1], machine.capacity[1]):
+        found, cause = -1, MACHINE
+        i = machine.head
+        while i >= 0:
+            run = runs[i]
+            over = run.limit[1] > 0 and violates_in_kernel(run.use[1], run.limit[1])  # 0 is unknown
+            if found < 0 or over > (cause == OWN_LIMIT):
+                found, cause = i, OWN_LIMIT if over else MACHINE
+            elif over == (cause == OWN_LIMIT) and is_killed_before(runs, i, found):
+                found = i
+            i = run.next
+        _stop(found, cause, loop, now_us)
+
+
+@numba.njit(**COMPILED)
+def _end_us(run: Any) -> Any:
+    """Return when a placed run ends if nothing stops it; a service ends by the clock."""
+    if run.service:
+        return run.arrival_us + run.duration_us
+    return run.placed_us + run.duration_us - run.offset_us
+
+
+@numba.njit(**COMPILED)
+def _play(run: Any, tape: Any, now_us: int) -> None:
+    """Move a placed run to its window of now, and take usage and limit from there."""
+    at_us = now_us - run.arrival_us if run.service else run.offset_us + now_us - run.placed_us
+    cursor = run.cursor
+    while cursor + 1 < run.stop and tape[cursor + 1].from_us <= at_us:
+        cursor += 1
+    run.cursor = cursor
+    for r in range(2):
+        run.use[r] = tape[cursor].use[r]
+        run.limit[r] = tape[cursor].limit[r]
+
+
+@numba.njit(**COMPILED)
+def _raise_to_usage(run: Any) -> None:
+    """Raise the reservation to the usage, as Borg does at once (EuroSys'15, section 5.5).
+
+    CPU is capped at the limit, as it can be throttled; memory is not.
+    """
+    run.reservation[0] = max(run.reservation[0], min(run.use[0], run.limit[0]))
+    run.reservation[1] = max(run.reservation[1], run.use[1])
+
+
+@numba.njit(**COMPILED)
+def _add_to_sums(machine: Any, run: Any, sign: float, now_us: int) -> None:
+    """Add a run to its machine's sums; ``sign`` -1 takes it out."""
+    for r in range(2):
+        machine.use[r] += sign * run.use[r]
+        machine.limit[r] += sign * run.limit[r]
+        machine.reserved[r] += sign * run.reservation[r]
+        if run.band > NON_PRODUCTION:
+            machine.production[r] += sign * run.limit[r]
+        else:
+            for k in range(min(run.rank, RANKS - 1), RANKS):
+                machine.up_to_rank[k, r] += sign * run.reservation[r]
+    machine.busy_us += machine.count * (now_us - machine.changed_us)
+    machine.changed_us = now_us
+    machine.count += 1 if sign > 0 else -1
+
+
+@numba.njit(**COMPILED)
+def _make_room(i: int, need: Any, loop: Any, now_us: int) -> int:
+    """Preempt for a run on the machine where that costs least; return that machine, -1 where no preemption helps.
+
+    Costs are the rank of the highest victim, then the work lost, among the first ``settings.enough`` machines that can
+    make room. Victims go from the lowest rank up, until the run fits.
+    """
+    runs, machines, settings = loop.runs, loop.machines, loop.settings
+    run = runs[i]
+    best, best_rank, best_lost, seen = -1, 2**31 - 1, 2**62, 0
+    if run.rank <= 0:
+        return best
+    n = len(machines)
+    start = first_machine(loop)
+    row = FREED + 2 * (min(run.rank, RANKS) - 1)  # production does not preempt production
+    k = 0
+    while k < n and seen < settings.enough:
+        m = start + k - n if start + k >= n else start + k
+        if run.band <= PRODUCTION and (k == 0 or m % TOGETHER == 0):
+            until = min(n, m - m % TOGETHER + TOGETHER)
+            if not any_may_fit(loop.rooms, row, m, until, need) or (
+                run.band == PRODUCTION and not any_may_fit(loop.rooms, UNPROMISED, m, until, need)
+            ):
+                k += until - m
+                continue
+        k += 1
+        if run.band <= PRODUCTION and not may_fit(loop.rooms, row, m, need):
+            continue
+        machine = machines[m]
+        if not (machine.up and machine.open and loop.masks[run.mask, m]) or machine.lowest >= run.rank:
+            continue
+        if overruns_in_kernel(need[0], machine.capacity[0]) or overruns_in_kernel(need[1], machine.capacity[1]):
+            continue
+        if not (could_fit(run, machine, 0, need[0]) and could_fit(run, machine, 1, need[1])):
+            continue
+        if holds_its_most(run, machine, runs):
+            continue
+        rank, lost_us = preemption_cost(run, machine, runs, need, settings, now_us)
+        if rank >= 0 and (rank < best_rank or (rank == best_rank and lost_us < best_lost)):
+            best, best_rank, best_lost = m, rank, lost_us
+        seen += rank >= 0
+    if best >= 0:
+        machine = machines[best]
+        while not has_room(run, machine, need):
+            gone = first_victim(run, machine, runs)
+            if gone < 0:  # rounding: the sums said that it just fits
+                return -1
+            _stop(gone, PREEMPTED, loop, now_us)
+    return best
+
+
+@numba.njit(**COMPILED)
+def _place(i: int, loop: Any, now_us: int) -> Any:
+    """Place a run if a machine can take it: by its limit, or by its reservation if it is ``carried``."""
+    runs, tape = loop.runs, loop.tape
+    run = runs[i]
+    row = run.cursor
+    if run.service or run.offset_us > 0:
+        at_us = now_us - run.arrival_us if run.service else run.offset_us
+        while row + 1 < run.stop and tape[row + 1].from_us <= at_us:
+            row += 1
+    need = np.empty(2)
+    for r in range(2):
+        run.reservation[r] = loop.reserved[row, r] if run.carried else tape[row].limit[r]
+        need[r] = tape[row].limit[r] if run.band > NON_PRODUCTION else run.reservation[r]
+    m = find_machine(run, need, loop)
+    if m < 0:
+        m = _make_room(i, need, loop, now_us)
+    if m < 0:
+        run.reason = waiting_reason(run, need, loop)
+        return False
+    machine = loop.machines[m]
+    run.state, run.machine, run.placed_us, run.reason = RUNNING, m, now_us, NO_REASON
+    run.waited_us += now_us - run.waiting_us
+    if run.first_placed_us < 0:
+        run.first_placed_us = now_us
+    _chain(i, machine, runs)
+    _play(run, tape, now_us)
+    _raise_to_usage(run)
+    _add_to_sums(machine, run, 1.0, now_us)
+    machine.lowest = min(machine.lowest, run.rank)
+    update_room(m, loop)
+    _relieve_memory(m, loop, now_us)
+    return True
+
+
+@numba.njit(**COMPILED)
+def advance(loop: Any, live: bool, now_us: int) -> None:
+    """Move every placed run to its window of now, with the reservation of the tape unless an estimator is ``live``.
+
+    A run that was placed less than ``settings.startup_us`` ago keeps its limit.
+    """
+    runs, machines, reserved = loop.runs, loop.machines, loop.reserved
+    for m in range(len(machines)):
+        i = machines[m].head
+        while i >= 0:
+            run = runs[i]
+            _play(run, loop.tape, now_us)
+            if not live:
+                young = not run.carried and now_us - run.placed_us < loop.settings.startup_us
+                for r in range(2):
+                    run.reservation[r] = guard(reserved[run.cursor, r], -np.inf, run.limit[r], young)
+            i = run.next
+
+
+@numba.njit(**COMPILED)
+def settle(loop: Any, slot_s: float, now_us: int) -> None:
+    """Recompute every machine's sums, relieve those out of memory, throttle those out of CPU, fill in ``loop.tick``."""
+    runs, machines, tick = loop.runs, loop.machines, loop.tick
+    for m in range(len(machines)):
+        machine = machines[m]
+        if not machine.up:
+            continue
+        for r in range(2):
+            machine.use[r] = machine.limit[r] = machine.reserved[r] = machine.production[r] = 0.0
+            for k in range(RANKS):
+                machine.up_to_rank[k, r] = 0.0
+        machine.lowest = 2**31 - 1
+        busy_us, changed_us, count = machine.busy_us, machine.changed_us, machine.count
+        i = machine.head
+        while i >= 0:
+            _raise_to_usage(runs[i])
+            _add_to_sums(machine, runs[i], 1.0, now_us)
+            machine.lowest = min(machine.lowest, runs[i].rank)
+            i = runs[i].next
+        machine.busy_us, machine.changed_us, machine.count = busy_us, changed_us, count
+        update_room(m, loop)
+        _relieve_memory(m, loop, now_us)
+        batch, latency = 0.0, 0.0
+        i = machine.head
+        while i >= 0:
+            if runs[i].latency:
+                latency += runs[i].use[0]
+            else:
+                batch += runs[i].use[0]
+            i = runs[i].next
+        over = max(0.0, machine.use[0] - machine.capacity[0])
+        first = min(over, batch)
+        tick.throttled_s[0] += first * slot_s
+        tick.throttled_s[1] += (over - first) * slot_s
+        tick.cpu_s[0] += batch * slot_s
+        tick.cpu_s[1] += latency * slot_s
+        tick.running += machine.count
+        for r in range(2):
+            tick.use[r] += min(machine.use[r], machine.capacity[r])
+            tick.reserved[r] += machine.reserved[r]
+            tick.limit[r] += machine.limit[r]
+            tick.capacity[r] += machine.capacity[r]
+            tick.in_reclaimed[r] += max(0.0, machine.limit[r] - machine.capacity[r])
+
+
+@numba.njit(**COMPILED)
+def schedule(loop: Any, now_us: int) -> None:
+    """Try every waiting run, from the highest priority down, then from the longest wait down.
+
+    A run that needs no less than one that just failed, under the same constraints and at no higher a rank, is skipped.
+    """
+    runs, pending, tick = loop.runs, loop.pending, loop.tick
+    n = pending[0].run
+    waiting = pending[1 : n + 1].copy()
+    pending[0].run = 0
+    turns = np.empty(n, np.int64)
+    for k in range(n):
+        turns[k] = waiting[k].turn
+    turn = np.argsort(turns, kind="mergesort")
+    failed = np.empty(_REMEMBERED, np.int64)
+    n_failed = 0
+    most = np.empty(2)
+    lowest = largest_room(loop, most)
+    stopped = tick.kills.sum()
+    for k in range(n):
+        entry = waiting[turn[k]]
+        if now_us >= entry.until_us:  # a service whose time has passed
+            run = runs[entry.run]
+            ended_us = max(run.arrival_us + run.duration_us, run.waiting_us)
+            run.waited_us += ended_us - run.waiting_us
+            following = _finish(entry.run, loop, ended_us)
+            if following >= 0:
+                runs[following].ready_us = now_us
+                _wait(following, runs, pending, now_us, now_us)
+            continue
+        if tick.kills.sum() != stopped:  # a preemption made room
+            stopped = tick.kills.sum()
+            lowest = largest_room(loop, most)
+        hopeless = entry.not_before_us > now_us
+        if not hopeless and not entry.special and entry.rank <= lowest:
+            hopeless = entry.first_limit[0] > most[0] or entry.first_limit[1] > most[1]
+            if hopeless and entry.reason == NO_REASON:
+                entry.reason = waiting_reason(runs[entry.run], entry.first_limit, loop)
+        for f in range(0 if entry.special or hopeless else n_failed):
+            if needs_no_less(entry, waiting[failed[f]]):
+                hopeless = True
+                entry.reason = waiting[failed[f]].reason
+                break
+        if not hopeless:
+            if _place(entry.run, loop, now_us):
+                continue
+            entry.reason = runs[entry.run].reason
+            if not entry.special:
+                n_failed = remember_failure(turn[k], waiting, failed, n_failed)
+        pending[0].run += 1
+        pending[pending[0].run] = entry
+    for k in range(1, pending[0].run + 1):
+        tick.pending[pending[k].band] += 1
+        tick.reasons[pending[k].reason] += 1
+
+
+@numba.njit(**COMPILED)
+def pass_slot(loop: Any, changes: Any, at: Any, now_us: int, until_us: int) -> None:
+    """Process the events of a slot in the order of time; at one time ends, then changes of machines, then arrivals.
+
+    An end at the start of the next slot belongs to this one. ``at`` counts the arrivals and changes taken so far; runs
+    are in the order of their arrivals.
+    """
+    runs, machines = loop.runs, loop.machines
+    events = [(np.int64(until_us), np.int64(_LAST), np.int64(-1))]
+    for m in range(len(machines)):
+        i = machines[m].head
+        while i >= 0:
+            if _end_us(runs[i]) <= until_us:
+                events.append((np.int64(max(_end_us(runs[i]), now_us)), np.int64(_END), np.int64(i)))
+            i = runs[i].next
+    while at[0] < len(runs) and runs[at[0]].arrival_us < until_us:
+        events.append((np.int64(max(runs[at[0]].arrival_us, now_us)), np.int64(_ARRIVAL), np.int64(at[0])))
+        at[0] += 1
+    while at[1] < len(changes) and changes[at[1]].at_us < until_us:
+        events.append((np.int64(max(changes[at[1]].at_us, now_us)), np.int64(_CHANGE), np.int64(at[1])))
+        at[1] += 1
+    heapq.heapify(events)
+    while True:
+        time_us, kind, i = heapq.heappop(events)
+        if i < 0:
+            return
+        if kind == _END:
+            if runs[i].state == RUNNING and max(_end_us(runs[i]), now_us) == time_us:
+                following = _finish(i, loop, time_us)
+                if following >= 0:
+                    heapq.heappush(events, (time_us, np.int64(_ARRIVAL), np.int64(following)))
+        elif kind == _CHANGE:
+            _change(changes[i], loop, time_us)
+        else:
+            run = runs[i]
+            if run.after >= 0 and runs[run.after].state != DONE:
+                run.state = BLOCKED
+                continue
+            run.waiting_us = run.ready_us = time_us
+            if run.service and _end_us(run) <= time_us:  # its time has passed while it was blocked
+                following = _finish(i, loop, time_us)
+                if following >= 0:
+                    heapq.heappush(events, (time_us, np.int64(_ARRIVAL), np.int64(following)))
+            elif not _place(i, loop, time_us):
+                _wait(i, runs, loop.pending, time_us, time_us)
+            elif run.state == RUNNING and _end_us(run) <= until_us:
+                heapq.heappush(events, (_end_us(run), np.int64(_END), np.int64(i)))
+
+
+@numba.njit(**COMPILED)
+def _change(change: Any, loop: Any, now_us: int) -> None:
+    """Change a machine: its capacity, whether it takes work, whether it is up. Runs on one that is down are stopped."""
+    machine = loop.machines[change.machine]
+    machine.up, machine.open = change.up, change.open
+    for r in range(2):
+        machine.capacity[r] = change.capacity[r]
+    if not change.up:
+        while machine.head >= 0:
+            _stop(machine.head, MACHINE_GONE, loop, now_us)
+    update_room(change.machine, loop)
+    _relieve_memory(change.machine, loop, now_us)

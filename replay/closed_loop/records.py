@@ -1,0 +1,131 @@
+"""Records of runs, machines and slots of the closed loop, shared by numpy and compiled code."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.jit import code_field
+
+AHEAD, BLOCKED, PENDING, RUNNING, DONE = range(5)
+"""States of a run: not yet submitted; submitted while the task's earlier run goes on; waiting for a machine; on a
+machine; ended."""
+
+NON_PRODUCTION, PRODUCTION, MONITORING = range(3)
+"""Bands of priorities. Work of the upper two is placed by limit."""
+
+OWN_LIMIT, MACHINE, PREEMPTED, MACHINE_GONE = range(4)
+CAUSES: Final = ("own_limit", "machine", "preempted", "machine_gone")
+"""Causes of a stop before the end: the machine was out of memory and the run above its own limit; the machine was out
+of memory; a run of higher priority needed the room; the machine was taken away."""
+
+NO_REASON, CONSTRAINTS, TOO_LARGE, SPREAD, CPU, MEMORY, BOTH = range(7)
+REASONS: Final = ("none", "constraints", "too_large", "spread", "cpu", "memory", "cpu_and_memory")
+"""Reasons for waiting: no machine in service meets the constraints; the run is larger than every machine that does;
+those with room hold as many of its collection as may share one; most machines lack CPU alone, memory alone, or both.
+``none`` is a run that was stopped and not tried again yet."""
+
+_COMPILED_FILES: Final = (
+    *(f"replay/closed_loop/{name}.py" for name in ("records", "kernel", "placement")),
+    "training/margins/margin.py",
+    "training/margins/violation.py",
+)  # fmt: skip
+
+RUN = np.dtype(
+    [
+        # read by a loop over the runs of a machine, adjacent in memory
+        ("next", "i4"), ("previous", "i4"), ("rank", "i4"), ("band", "i1"), ("service", "?"), ("latency", "?"),
+        ("carried", "?"), ("placed_us", "i8"), ("offset_us", "i8"), ("reservation", "f8", (2,)), ("limit", "f8", (2,)),
+        ("use", "f8", (2,)),
+        # as submitted
+        ("first", "i8"), ("stop", "i8"), ("arrival_us", "i8"), ("duration_us", "i8"), ("collection", "i8"),
+        ("after", "i8"), ("then", "i8"), ("mask", "i4"), ("per_machine", "i4"), ("varies", "?"),
+        ("first_limit", "f8", (2,)),
+        # as it goes
+        ("state", "i1"), ("reason", "i1"), ("machine", "i4"), ("cursor", "i8"), ("waiting_us", "i8"),
+        ("ready_us", "i8"), ("first_placed_us", "i8"), ("ended_us", "i8"), ("ran_us", "i8"), ("lost_us", "i8"),
+        ("waited_us", "i8"), ("kills", "i4", (4,)),
+        code_field(*_COMPILED_FILES),
+    ]
+)  # fmt: skip
+"""One run of a task, from its submission to its end; see ``workload.Workload``. ``varies`` says whether the limit
+is other than ``first_limit`` later. From ``ready_us`` on the run lacks nothing but a machine. ``offset_us`` is its
+progress when placed. ``next`` and ``previous`` chain the runs of a machine in the order of preemption. ``carried`` runs
+were going on when the period began."""
+
+WAITING = np.dtype(
+    [
+        ("turn", "i8"), ("run", "i8"), ("until_us", "i8"), ("not_before_us", "i8"), ("collection", "i8"),
+        ("first_limit", "f8", (2,)), ("mask", "i4"), ("rank", "i4"), ("per_machine", "i4"), ("band", "i1"),
+        ("reason", "i1"), ("special", "?"),
+    ]
+)  # fmt: skip
+"""The part of a waiting run that decides whether it is skipped: a cache line or two, where ``RUN`` has six. The first
+entry's ``run`` counts the others. ``special`` runs are always tried, as they need something else than
+``first_limit``."""
+
+RANKS: Final = 16
+"""Ranks that a machine's sums distinguish, from the lowest up; the last one includes all above it."""
+
+MACHINE_STATE = np.dtype(
+    [
+        ("capacity", "f8", (2,)), ("up", "?"), ("open", "?"), ("head", "i4"), ("count", "i4"), ("lowest", "i4"),
+        ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reserved", "f8", (2,)),
+        ("production", "f8", (2,)), ("busy_us", "i8"), ("changed_us", "i8"), ("up_to_rank", "f8", (RANKS, 2)),
+    ]
+)  # fmt: skip
+"""Sums over a machine's runs: ``reserved`` of reservations; ``production`` of the limits of production; ``up_to_rank``
+of the reservations of non-production of at most each rank. ``lowest`` is the lowest rank among them."""
+
+CAPACITY, FREE, UNPROMISED, LOWEST, FREED = 0, 2, 4, 6, 7
+"""First rows of each part of ``LoopState.rooms``, with a row for each resource: the capacity; what reservations leave;
+what production's limits leave; the lowest rank (one row); and, rank by rank, what is free without all non-production
+work of at most that rank."""
+
+ROOM_ROWS: Final = FREED + 2 * RANKS
+
+TAPE = np.dtype([("from_us", "i8"), ("use", "f8", (2,)), ("limit", "f8", (2,))])
+"""One measurement window of a run: its start after the run's, mean CPU and largest memory in it, and the limit."""
+
+TICK = np.dtype(
+    [
+        ("use", "f8", (2,)), ("reserved", "f8", (2,)), ("limit", "f8", (2,)), ("capacity", "f8", (2,)),
+        ("in_reclaimed", "f8", (2,)), ("throttled_s", "f8", (2,)), ("cpu_s", "f8", (2,)), ("kills", "i4", (4,)),
+        ("out_of_memory", "i4"), ("running", "i4"), ("pending", "i4", (3,)), ("reasons", "i4", (7,)), ("ended", "i4"),
+    ]
+)  # fmt: skip
+"""Observations of the cell in one slot; ``throttled_s`` and ``cpu_s`` are of batch, then latency-sensitive work."""
+
+KILL = np.dtype([("at_us", "i8"), ("run", "i8"), ("machine", "i4"), ("cause", "i4"), ("lost_us", "i8")])
+"""A run stopped before its end, and the part of it that has to be done again."""
+
+CHANGE = np.dtype([("at_us", "i8"), ("machine", "i4"), ("up", "?"), ("open", "?"), ("capacity", "f8", (2,))])
+"""A machine's state from a time on."""
+
+COMPILED: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy"}
+"""Options of compilation. Division by zero gives infinity or NaN and raises nothing."""
+
+
+class LoopState(NamedTuple):
+    """Everything that compiled code reads and changes in one slot; arrays of the records above."""
+
+    runs: NDArray[Any]
+    machines: NDArray[Any]
+    rooms: NDArray[np.float32]
+    """Upper bounds of what machines have, for fast searches, shape (ROOM_ROWS, n_machines); -inf where nothing may be
+    placed. A machine that is skipped by them certainly has no room."""
+    tape: NDArray[Any]
+    reserved: NDArray[np.float64]
+    """The current reservation as each window of the tape begins, shape (n_rows, n_resources)."""
+    masks: NDArray[np.bool_]
+    """Machines that runs of each mask may use, shape (n_masks, n_machines)."""
+    settings: Any
+    """``simulate.SETTINGS``."""
+    random: NDArray[np.uint64]
+    pending: NDArray[Any]
+    kills: NDArray[Any]
+    """The first entry's ``run`` is the position of the next one."""
+    tick: Any
+    """``TICK`` of this slot."""

@@ -1,0 +1,165 @@
+"""Runs a workload on a cell's machines under an estimator's reservations, slot by slot: the closed loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.replay.closed_loop.kernel import advance, pass_slot, schedule, settle
+from reclaim.replay.closed_loop.live import Live
+from reclaim.replay.closed_loop.placement import POLICIES, update_all_rooms
+from reclaim.replay.closed_loop.records import KILL, PENDING, ROOM_ROWS, RUNNING, TICK, WAITING, LoopState
+from reclaim.replay.closed_loop.workload import CellMachines, Workload
+from reclaim.training.margins.margin import STARTUP_HOLD_S
+
+SETTINGS: Final = np.dtype(
+    [("stranding", "f8"), ("leftover", "f8"), ("enough", "i8"), ("checkpoint_us", "i8"), ("startup_us", "i8")]
+)
+"""``Scheduling`` for compiled code, and for how long a run that was just placed keeps its limit."""
+
+_LONGEST_S: Final = 1e9
+"""Longer than any trace: 31 years."""
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """Settings of a cell's scheduler."""
+
+    policy: str = "hybrid"
+    """Score of machines with room: one of ``placement.POLICIES``."""
+    enough: int = 100
+    """Machines with room, or that can make room, that are scored before the best of them is taken."""
+    checkpoint_s: float = 3_600.0
+    """Stopped batch work goes back to the last whole multiple of this many seconds of its running time. With 0 it goes
+    back to its beginning, or to where it was when the period began."""
+    seed: int = 1
+    """Seed of the order in which machines are searched."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.enough < 1:
+            raise ConfigError(f"enough must be at least 1, got {self.enough}")
+        if not 0 <= self.checkpoint_s <= _LONGEST_S:
+            raise ConfigError(f"checkpoint_s must be 0 to {_LONGEST_S:g} seconds, got {self.checkpoint_s}")
+        if self.seed < 0:
+            raise ConfigError(f"seed must be 0 or more, got {self.seed}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a closed loop.
+
+    Attributes
+    ----------
+    workload : Workload
+        As given.
+    runs : structured array of ``records.RUN``, shape (n_runs,)
+        At the end of the period.
+    machines : structured array of ``records.MACHINE_STATE``
+    ticks : structured array of ``records.TICK``, shape (n_slots,)
+    kills : structured array of ``records.KILL``, in the order of their times
+    """
+
+    workload: Workload
+    runs: NDArray[Any]
+    machines: NDArray[Any]
+    ticks: NDArray[Any]
+    kills: NDArray[Any]
+
+
+def simulate(
+    workload: Workload,
+    machines: CellMachines,
+    reserved: NDArray[np.float64],
+    margin: NDArray[np.int8] | None = None,
+    scheduling: Scheduling | None = None,
+    *,
+    live: Live | None = None,
+) -> Outcome:
+    """Run a workload on machines; the same arguments give the same outcome.
+
+    At the start of every slot usage and reservations move on, machines out of memory are relieved, machines out of CPU
+    throttle, and waiting runs are tried again. Within the slot runs end, machines change and runs arrive, at their
+    own times.
+
+    Parameters
+    ----------
+    workload : Workload
+    machines : CellMachines
+        Those of ``workload.masks``.
+    reserved : float64, shape (n_margins, n_rows, n_resources)
+        The current reservation when each window of the tape begins, in the trace's unit, guards included, under each
+        margin. Read where ``live`` is None, and for runs that go on when the period begins.
+    margin : int8, shape (n_slots,), or None
+        Row of ``reserved`` for each slot; the first one throughout when None.
+    scheduling : Scheduling or None
+        The defaults when None.
+    live : Live or None
+        An estimator that answers as time passes, instead of ``reserved``.
+    """
+    scheduling = scheduling or Scheduling()
+    order = np.random.default_rng(scheduling.seed).permutation(len(machines))  # of searches
+    place = np.argsort(order)
+    runs, there = workload.runs.copy(), machines.state[order]
+    changes = machines.changes.copy()
+    changes["machine"] = place[changes["machine"]]
+    slot_us = workload.slot_s * 1_000_000
+    n_slots = -(-(workload.stop_us - workload.start_us) // slot_us)
+    ticks = np.zeros(n_slots, TICK)
+    margin = np.zeros(n_slots, np.int8) if margin is None else margin
+    kills = np.zeros(2 * len(runs) + 1, KILL)  # the first one counts the others
+    kills[0]["run"] = 1
+    settings = np.zeros(1, SETTINGS)
+    settings[0] = (
+        *POLICIES[scheduling.policy],
+        scheduling.enough,
+        int(scheduling.checkpoint_s * 1e6),
+        int(STARTUP_HOLD_S * 1e6),
+    )
+    at = np.zeros(2, np.int64)
+    loop = LoopState(
+        runs=runs,
+        machines=there,
+        rooms=np.zeros((ROOM_ROWS, len(machines)), np.float32),
+        tape=workload.tape,
+        reserved=reserved[margin[0]],
+        masks=np.ascontiguousarray(workload.masks[:, order]),
+        settings=settings[0],
+        random=np.array([0x9E3779B97F4A7C15 ^ (scheduling.seed + 1)], np.uint64),
+        pending=np.zeros(len(runs) + 1, WAITING),
+        kills=kills,
+        tick=ticks[0],
+    )
+    update_all_rooms(loop)
+    # runs that went on when the period began are placed before the first slot
+    pass_slot(loop, changes, at, workload.start_us, workload.start_us + 1)
+    for t in range(n_slots):
+        now_us = workload.start_us + t * slot_us
+        if len(kills) - kills[0]["run"] <= len(runs):  # a slot may need more
+            kills = np.concatenate([kills, np.zeros(len(kills), KILL)])
+        loop = loop._replace(reserved=reserved[margin[t]], kills=kills, tick=ticks[t])
+        advance(loop, live is not None, now_us)
+        if live is not None:
+            live.answer(runs, now_us)
+        settle(loop, float(workload.slot_s), now_us)
+        schedule(loop, now_us)
+        pass_slot(loop, changes, at, now_us, min(now_us + slot_us, workload.stop_us))
+    _stop_the_clock(runs, there, workload.stop_us)
+    kills = kills[1 : kills[0]["run"]].copy()
+    kills["machine"] = order[kills["machine"]]
+    runs["machine"] = np.where(runs["machine"] >= 0, order[runs["machine"]], -1)
+    return Outcome(workload, runs, there[place], ticks, kills)
+
+
+def _stop_the_clock(runs: NDArray[Any], machines: NDArray[Any], now_us: int) -> None:
+    """Add the time up to the end of the period to runs that still run or wait."""
+    running, waiting = runs["state"] == RUNNING, runs["state"] == PENDING
+    runs["ran_us"][running] += now_us - runs["placed_us"][running]
+    runs["waited_us"][waiting] += now_us - runs["waiting_us"][waiting]
+    machines["busy_us"] += machines["count"] * (now_us - machines["changed_us"])
+    machines["changed_us"] = now_us

@@ -1,0 +1,1 @@
+"""Experiments: one folder each, independent of each other; imports everything of ``replay`` but ``runs``."""

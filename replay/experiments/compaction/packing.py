@@ -1,0 +1,260 @@
+"""Packs tasks onto machines from scratch, by Borg's rules, and finds the fewest machines that hold them all.
+
+Production is placed by its limits and never relies on reclaimed resources: on no machine do these limits sum to more
+than the capacity. What is booked of all tasks sums to no more than the capacity either: of each its reservation, or its
+limit without reclamation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.jit import LENT
+from reclaim.data.errors import ConfigError
+from reclaim.replay.closed_loop.placement import POLICIES, POLICY, score
+from reclaim.training.margins.violation import room as room_of
+
+PENDING_SHARE: Final = 0.002
+"""Share of the tasks that may go pending, if picky (EuroSys'15, section 5.1)."""
+LOOK_BELOW: Final = 3
+"""Numbers below the answer of a bisection that are tried as well: packing is not monotone, so fewer machines may fit
+where more do not."""
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """``n`` tasks to place.
+
+    Attributes
+    ----------
+    limit : float64, shape (n, n_resources)
+    production : bool, shape (n,)
+        Placed by limit.
+    priority : int64, shape (n,)
+        Higher is placed first.
+    constraint_set : int64, shape (n,)
+        Row of ``MachineSet.allowed``.
+    job : int64, shape (n,)
+        Collection, from 0.
+    most : int64, shape (n,)
+        Tasks of the job that may share a machine; 0 for any number.
+    soft : bool, shape (n,)
+        Whether constraints and ``most`` are preferences.
+    picky : bool, shape (n,)
+        Whether the task may go pending.
+    """
+
+    limit: NDArray[np.float64]
+    production: NDArray[np.bool_]
+    priority: NDArray[np.int64]
+    constraint_set: NDArray[np.int64]
+    job: NDArray[np.int64]
+    most: NDArray[np.int64]
+    soft: NDArray[np.bool_]
+    picky: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.priority)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> TaskSet:
+        """Return the chosen tasks, in the order given."""
+        return TaskSet(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    def order(self, booked: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the order of placement: by priority from high to low, then from large to small.
+
+        Borg goes round-robin through the users of a priority, for fairness in its queue. Here all tasks must fit, and
+        large ones first pack best (first fit decreasing).
+        """
+        size = np.where(self.production[:, None], np.maximum(self.limit, booked), booked)
+        whole = size.sum(axis=0)
+        share = (size / np.where(whole > 0, whole, 1.0)).max(axis=1, initial=0.0)
+        return np.lexsort((-share, -self.priority))
+
+
+@dataclass(frozen=True)
+class MachineSet:
+    """``m`` machines; the first ``n`` of them are a smaller cell.
+
+    Attributes
+    ----------
+    capacity : float64, shape (m, n_resources)
+    allowed : bool, shape (n_sets, m)
+        Machines that the tasks of each constraint set may use.
+    """
+
+    capacity: NDArray[np.float64]
+    allowed: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.capacity)
+
+    def take(self, rows: NDArray[np.int64]) -> MachineSet:
+        """Return the chosen machines, in the order given; one chosen twice is cloned."""
+        return MachineSet(np.ascontiguousarray(self.capacity[rows]), np.ascontiguousarray(self.allowed[:, rows]))
+
+
+class Packer:
+    """Packs a workload under one set of reservations onto any number of machines.
+
+    Parameters
+    ----------
+    workload : TaskSet
+    booked : float64, shape (n, n_resources)
+        Resources booked for each task; no NaN.
+    policy : str
+        One of ``placement.POLICIES``: which of the machines with room takes a task.
+
+    Raises
+    ------
+    ConfigError
+        The policy is unknown.
+    """
+
+    def __init__(self, workload: TaskSet, booked: NDArray[np.float64], policy: str = "hybrid") -> None:
+        if policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy}")
+        self._policy = np.zeros(1, POLICY)
+        self._policy["stranding"], self._policy["leftover"] = POLICIES[policy]
+        self._order = workload.order(booked)
+        jobs, job = np.unique(workload.job[self._order], return_inverse=True)
+        bounded = np.unique(job[workload.most[self._order] > 0])
+        bounded_job = np.full(len(jobs), -1, np.int64)
+        bounded_job[bounded] = np.arange(len(bounded))
+        self._n_bounded = len(bounded)
+        self._columns = (
+            np.ascontiguousarray(workload.limit[self._order]),
+            np.ascontiguousarray(booked[self._order]),
+            workload.production[self._order],
+            workload.constraint_set[self._order],
+            bounded_job[job],
+            workload.most[self._order],
+            workload.soft[self._order],
+            workload.picky[self._order],
+        )
+        must, by_limit = ~workload.picky, ~workload.picky & workload.production
+        self._least = np.stack([booked[must].sum(axis=0), workload.limit[by_limit].sum(axis=0)])  # (2, R)
+        self._pending = int(PENDING_SHARE * len(workload))
+
+    def place(self, machines: MachineSet, n: int) -> NDArray[np.int64] | None:
+        """Return which of the first ``n`` machines takes each task, (n_tasks,), -1 for pending; None without a fit."""
+        room = room_of(machines.capacity[:n])
+        placed = np.full(len(self._order), -1, np.int64)
+        together = np.zeros((self._n_bounded, n), np.int32)
+        fits = _place(
+            *self._columns, machines.capacity, machines.allowed, self._policy[0],
+            self._pending, room, room.copy(), together, placed,
+        )  # fmt: skip
+        if not fits:
+            return None
+        out = np.empty_like(placed)
+        out[self._order] = placed
+        return out
+
+    def fewest(self, machines: MachineSet) -> tuple[int, NDArray[np.int64]] | None:
+        """Return the smallest number of machines found that fits, with the machine of each task; None without a fit.
+
+        The ``LOOK_BELOW`` numbers below it do not fit. Smaller numbers were not all tried.
+        """
+        placed = self.place(machines, len(machines))
+        if placed is None:
+            return None
+        high, low = len(machines), self._too_few(machines)
+        while high - low > 1:
+            middle = (low + high) // 2
+            tried = self.place(machines, middle)
+            if tried is None:
+                low = middle
+            else:
+                high, placed = middle, tried
+        below = 2  # one below does not fit
+        while below <= LOOK_BELOW and high - below > 0:
+            tried = self.place(machines, high - below)
+            if tried is None:
+                below += 1
+            else:
+                high, placed, below = high - below, tried, 1
+        return high, placed
+
+    def _too_few(self, machines: MachineSet) -> int:
+        """Return a number of machines whose capacity is less than what must be booked, or 0."""
+        total = room_of(np.cumsum(machines.capacity, axis=0)[:, None, :])  # (m, 1, R)
+        return int((total < self._least).any(axis=(1, 2)).sum())
+
+
+@numba.njit(**LENT)
+def _place(
+    limit: Any,  # (n, R) float64, as all of tasks in the order of placement
+    booked: Any,  # (n, R) float64
+    production: Any,  # (n,) bool
+    constraint_set: Any,  # (n,) int64
+    bounded_job: Any,  # (n,) int64, -1 for a job without a bound
+    most: Any,  # (n,) int64
+    soft: Any,  # (n,) bool
+    picky: Any,  # (n,) bool
+    capacity: Any,  # (m, R) float64
+    allowed: Any,  # (n_sets, m) bool
+    policy: Any,  # record of placement.POLICY
+    may_wait: int,
+    room: Any,  # (m, R) float64, changed
+    limit_room: Any,  # (m, R) float64, changed
+    together: Any,  # (n_bounded, m) int32, changed
+    placed: Any,  # (n,) int64, written
+) -> bool:
+    """Place tasks in their order; returns False as soon as one does not fit that must.
+
+    ``room`` is what is left of the machines' capacity after all that is booked, ``limit_room`` after production's
+    limits, ``together`` how many tasks of each bounded job a machine has.
+    """
+    for i in range(len(placed)):
+        at = _best(
+            limit[i], booked[i], production[i], allowed[constraint_set[i]], bounded_job[i], most[i], capacity,
+            policy, room, limit_room, together, True,
+        )  # fmt: skip
+        if at < 0 and soft[i]:
+            at = _best(
+                limit[i], booked[i], production[i], allowed[constraint_set[i]], bounded_job[i], most[i], capacity,
+                policy, room, limit_room, together, False,
+            )  # fmt: skip
+        if at < 0:
+            may_wait -= 1
+            if may_wait < 0 or not picky[i]:
+                return False
+            continue
+        placed[i] = at
+        if bounded_job[i] >= 0:
+            together[bounded_job[i], at] += 1
+        for r in range(room.shape[1]):
+            room[at, r] -= booked[i, r]
+            if production[i]:
+                limit_room[at, r] -= limit[i, r]
+    return True
+
+
+@numba.njit(**LENT)
+def _best(
+    limit: Any, booked: Any, production: bool, allowed: Any, bounded_job: int, most: int, capacity: Any,
+    policy: Any, room: Any, limit_room: Any, together: Any, hard: bool,
+) -> int:  # fmt: skip
+    """Return the machine that takes one task, -1 for none; constraints and ``most`` count only if ``hard``."""
+    best, least = -1, np.inf
+    for m in range(room.shape[0]):
+        cpu, memory = room[m, 0] - booked[0], room[m, 1] - booked[1]
+        if cpu < 0 or memory < 0:
+            continue
+        if production:
+            limit_cpu, limit_memory = limit_room[m, 0] - limit[0], limit_room[m, 1] - limit[1]
+            if limit_cpu < 0 or limit_memory < 0:
+                continue
+            cpu, memory = min(cpu, limit_cpu), min(memory, limit_memory)
+        if hard and (not allowed[m] or (most > 0 and together[bounded_job, m] >= most)):
+            continue
+        its_score = score(cpu / capacity[m, 0], memory / capacity[m, 1], policy)
+        if its_score < least:
+            best, least = m, its_score
+    return best

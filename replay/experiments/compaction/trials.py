@@ -1,0 +1,101 @@
+"""Compacts a cell (EuroSys'15, section 5.1): removes machines in random order until the tasks do not fit any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.replay.experiments.compaction.checkpoint import Checkpoint
+from reclaim.replay.experiments.compaction.packing import Packer
+from reclaim.replay.open_loop.estimates import LIMIT
+from reclaim.training.margins.violation import overruns
+
+MOST_CLONES: Final = 8
+"""Most clones of a cell; Borg's paper says "a few times"."""
+
+Key = tuple[str, str]
+"""A contender: estimator and margin."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The smallest cell found for a contender in one order of removal, and its usage within the horizon.
+
+    Attributes
+    ----------
+    machines, pending : int
+        Machines kept, and picky tasks that are left pending.
+    over : float64, shape (n_resources,)
+        Share of the machines whose usage exceeds the capacity.
+    used : float64, shape (n_resources,)
+        Mean usage over the capacity of all.
+    """
+
+    machines: int
+    pending: int
+    over: NDArray[np.float64]
+    used: NDArray[np.float64]
+
+
+def compact(checkpoint: Checkpoint, *, count: int, policy: str, seed: int) -> tuple[int, dict[Key, list[Trial]]]:
+    """Return the number of clones of the cell, and every contender's trials in the same orders of removal.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    count : int
+        Trials of each contender.
+    policy : str
+        One of ``placement.POLICIES``.
+    seed : int
+        Of the orders, together with the checkpoint's time and the number of the trial.
+
+    Raises
+    ------
+    ConfigError
+        ``MOST_CLONES`` of the cell do not hold the workload.
+    """
+    for clones in range(1, MOST_CLONES + 1):
+        found: dict[Key, list[Trial]] = {}
+        for key in sorted(checkpoint.reserved, key=lambda k: k[0] != LIMIT):  # first the one that needs most
+            trials = _trials(
+                checkpoint, Packer(checkpoint.workload, checkpoint.reserved[key], policy), clones, count, seed
+            )
+            if trials is None:
+                break
+            found[key] = trials
+        else:
+            return clones, found
+    raise ConfigError(
+        f"{MOST_CLONES} times the cell's machines do not hold the tasks that ran at {checkpoint.time_us} µs; "
+        "the trace's machines table does not fit its tasks: look at the capacities and the placement constraints"
+    )
+
+
+def _trials(checkpoint: Checkpoint, packer: Packer, clones: int, count: int, seed: int) -> list[Trial] | None:
+    cell = np.tile(np.arange(len(checkpoint.machines)), clones)
+    trials = []
+    for trial in range(count):
+        machines = checkpoint.machines.take(np.random.default_rng([seed, checkpoint.time_us, trial]).permutation(cell))
+        fewest = packer.fewest(machines)
+        if fewest is None:
+            return None
+        trials.append(_risked(*fewest, checkpoint, machines.capacity))
+    return trials
+
+
+def _risked(n: int, placed: NDArray[np.int64], checkpoint: Checkpoint, capacity: NDArray[np.float64]) -> Trial:
+    """Return the trial of tasks packed onto ``n`` machines, with their real usage within the horizon."""
+    here = placed >= 0
+    used = np.zeros((n, *checkpoint.used.shape[1:]))  # (n, n_slots, R)
+    np.add.at(used, placed[here], checkpoint.used[here])
+    return Trial(
+        machines=n,
+        pending=int(np.count_nonzero(~here)),
+        over=overruns(used.max(axis=1), capacity[:n]).mean(axis=0),
+        used=used.mean(axis=1).sum(axis=0) / capacity[:n].sum(axis=0),
+    )

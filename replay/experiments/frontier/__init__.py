@@ -1,0 +1,1 @@
+"""The frontier experiment: reclaimed against violations, on tasks and on machines."""

@@ -1,0 +1,144 @@
+"""Draws the figures of the frontier: reclaimed against violations, on tasks and on machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.experiment import LEARNED, STATISTICAL, Results
+from reclaim.replay.experiments.frontier.page import AS_PUBLISHED, SIDES
+from reclaim.replay.report.figures import MARGIN_MARKERS, PALETTE, numbers
+
+_OTHER: Final = "#C2C2C2"
+_MARKERS: Final = {**MARGIN_MARKERS, AS_PUBLISHED: "D"}
+_RATES_SHOWN: Final = (1e-5, 0.3)
+"""Ends of the axis of violation rates; lower rates are drawn at the left edge."""
+
+
+def frontier_of_tasks(results: Results) -> Figure:
+    """Draw reclaimed share against violation rate of task-windows, every estimator, with the oracle as the bound."""
+    return _frontier(results, results["tasks"], "task-windows that pass their reservation")
+
+
+def frontier_of_machines(results: Results) -> Figure:
+    """Draw the same of whole machines, with predictors of a machine's peak; empty without machines."""
+    return _frontier(results, results["machines"], "times at which a machine's peak passes what was foreseen")
+
+
+def _frontier(results: Results, side: Mapping[str, Any] | None, x_label: str) -> Figure:
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(11.0, 5.4), layout="constrained")
+        axes = figure.subplots(1, len(RESOURCES), sharey=False, squeeze=False)[0]
+        if side is None:
+            for ax in axes:
+                ax.set_axis_off()
+            axes[0].text(0, 0.5, "The trace knows no machines.")
+            return figure
+        colours = {n: c for n, c in contender_colours(results).items() if n in side["contenders"]}
+        for resource, ax in zip(RESOURCES, axes, strict=True):
+            _draw(ax, results, side, resource, colours)
+            ax.set_title(RESOURCE_TITLES.get(resource, resource))
+            ax.set_xlabel(x_label)
+        axes[0].set_ylabel("reclaimed, % of the limits")
+        kinds = {e["name"]: e["kind"] for e in results["estimators"]}
+        handles = [
+            Line2D([], [], color=colour, linewidth=_width(kinds[name]), linestyle=_dashes(kinds[name]), label=name)
+            for name, colour in colours.items()
+        ]
+        grey = {kinds[name] for name in side["contenders"] if name not in colours}
+        handles += [
+            Line2D([], [], color=_OTHER, linewidth=1.2, linestyle=_dashes(kind), label=f"other {_plural(kind)}")
+            for kind in sorted(grey)
+        ]
+        handles.append(Line2D([], [], color=INK, linewidth=1.3, linestyle=(0, (4, 2)), label="oracle"))
+        handles += [
+            Line2D([], [], marker=marker, linestyle="", color="#555555", markersize=6, label=name)
+            for name, marker in _MARKERS.items()
+            if any(name in margins for margins in side["margins"].values())
+        ]
+        figure.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=8.5)
+    return figure
+
+
+def contender_colours(results: Results) -> dict[str, str]:
+    """Return a colour for each learned contender and for the best two of every other kind on either side.
+
+    The best reclaim most over the resources and the rates together. A contender has the same colour in both figures;
+    the rest are grey.
+    """
+    sides = [results[side]["contenders"] for side in SIDES if results[side] is not None]
+    chosen: list[str] = []
+    for kind in dict.fromkeys(e["kind"] for e in results["estimators"]):
+        names = [e["name"] for e in results["estimators"] if e["kind"] == kind]
+        for side in sides:
+            ranked = sorted((name for name in names if name in side), key=lambda name: -_strength(side[name]))
+            chosen += names if kind == LEARNED else ranked[:2]
+    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(dict.fromkeys(chosen))}
+
+
+def _strength(contender: Mapping[str, Any]) -> float:
+    return sum(at["of_oracle"] or 0.0 for of_resource in contender.values() for at in of_resource["at"])
+
+
+def _draw(ax: Axes, results: Results, side: Mapping[str, Any], resource: str, colours: Mapping[str, str]) -> None:
+    kinds = {e["name"]: e["kind"] for e in results["estimators"]}
+    low, high = _RATES_SHOWN
+    bound = side["oracle"][resource]
+    if bound is not None:
+        ax.axhline(100 * bound, color=INK, linewidth=1.3, linestyle=(0, (4, 2)))
+    for rate in results["rates"]:
+        ax.axvline(rate, color="#DDDDDD", linewidth=1.0, zorder=0)
+    tops = []
+    for name in sorted(side["contenders"], key=lambda n: (n in colours, kinds[n] == LEARNED)):
+        of_resource = side["contenders"][name].get(resource)
+        if of_resource is None:
+            continue
+        curve = of_resource["curve"]
+        x, y = numbers(curve["violation_rate"]), 100 * numbers(curve["reclaimed_share"])
+        colour, width = colours.get(name, _OTHER), _width(kinds[name]) if name in colours else 1.2
+        ax.plot(np.maximum(x, low / 2), y, color=colour, linewidth=width, linestyle=_dashes(kinds[name]))
+        tops.append(np.interp(high, x[::-1], y[::-1]) if len(x) else 0.0)
+        for margin, marker in _MARKERS.items():
+            point = side["margins"].get(name, {}).get(margin, {}).get(resource)
+            if point is not None and name in colours:
+                px, py = _point(point)
+                ax.plot(
+                    max(px, low), 100 * py, marker, color=colour, markersize=6.5, markeredgecolor="white",
+                    markeredgewidth=0.7, clip_on=False, zorder=5,
+                )  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_xlim(low, high)
+    ax.set_ylim(0, 1.04 * max([100 * (bound or 0.0), *(t for t in tops if np.isfinite(t)), 1.0]))
+    ax.xaxis.set_major_locator(LogLocator(numticks=9))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} %"))
+
+
+def _point(point: Mapping[str, Any]) -> tuple[float, float]:
+    """Return violation rate and reclaimed share of a margin, of tasks or of machines."""
+    if "savings" in point:
+        point = {"violation_rate": point["violation_rate"]["value"], "reclaimed_share": point["savings"]["value"]}
+    x, y = numbers([point["violation_rate"], point["reclaimed_share"]])
+    return float(x), float(y)
+
+
+def _width(kind: str) -> float:
+    return 2.8 if kind == LEARNED else 1.8
+
+
+def _dashes(kind: str) -> Any:
+    return "-" if kind in (LEARNED, STATISTICAL) else (0, (5, 1.5, 1, 1.5))
+
+
+def _plural(kind: str) -> str:
+    return "statistical estimators" if kind == STATISTICAL else "predictors of machines"

@@ -1,0 +1,207 @@
+"""Frontier experiment: the share that each estimator reclaims at every violation rate, of tasks and of machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.experiment import Experiment, Measured, Source
+from reclaim.replay.experiments.frontier.curves import Curve, JudgedUnits, draw_curve, report_curves
+from reclaim.replay.experiments.frontier.figures import frontier_of_machines, frontier_of_tasks
+from reclaim.replay.experiments.frontier.machines import (
+    MACHINE_DEFINITIONS,
+    MachinePeaks,
+    judge_peaks,
+    lay_out_machines,
+)
+from reclaim.replay.experiments.frontier.page import AS_PUBLISHED, COLUMNS, page, runs, summary_table
+from reclaim.replay.experiments.frontier.sweep import Guards, TaskRows
+from reclaim.replay.machine_peaks.predictors import PREDICTORS, Oracle
+from reclaim.replay.open_loop.bootstrap import Bootstrap, number
+from reclaim.replay.open_loop.estimates import LIMIT, Bases, estimate_all
+from reclaim.replay.open_loop.history import window_seconds
+from reclaim.replay.open_loop.period import Period, period_facts
+from reclaim.replay.open_loop.rows import ratio
+from reclaim.replay.settings import ReplayConfig
+
+Floats = NDArray[np.float64]
+
+MACHINE: Final = "machine"
+"""Kind of a contender that predicts the peak of a machine, without reservations of tasks."""
+Curves = dict[str, dict[str, Curve]]
+"""By resource, then by contender."""
+
+
+@dataclass(frozen=True)
+class FrontierConfig(ReplayConfig):
+    """How the frontier is drawn: at the rates that ``budgets`` name, for the horizon ``horizon_s``."""
+
+    predictors: tuple[str, ...] = ("borg_default", "nsigma5", "rc_p99", "max_n5_rc99", "machine_p100", "peak_max")
+    """Predictors of whole machines, by their names in ``estimators.machine``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = [name for name, p in PREDICTORS.items() if not isinstance(p, Oracle) and name != LIMIT]
+        unknown = sorted(set(self.predictors) - set(known))
+        if unknown:
+            raise ConfigError(f"predictors must be some of {', '.join(known)}, got {', '.join(unknown)}")
+
+
+def measure(source: Source, config: FrontierConfig) -> Measured:
+    """Sweep the margin of every estimator, and a factor of every predictor, over the test period.
+
+    Raises
+    ------
+    HistoryTooShortError
+        The validation or the test period is shorter than the horizon.
+    """
+    estimates = estimate_all(source, config)
+    history, period = estimates.history, estimates.period
+    bootstrap = Bootstrap(config.draws, config.seed, config.confidence)
+    rates = (config.budgets.baseline, config.budgets.aggressive)
+    guards, test, seconds = Guards.from_windows(history.windows), period.rows, window_seconds(history.windows)
+    rows = TaskRows.lay_out(
+        guards.take(test), history.target[test], seconds[test], period.unit, len(period.unseen_units)
+    )
+    of_tasks = {
+        name: JudgedUnits.from_totals(rows.totals()[..., r], rates, bootstrap) for r, name in enumerate(RESOURCES)
+    }
+    with source.timed("machines"):
+        machines = _lay_out(period, guards, config)
+        of_machines = {name: JudgedUnits.from_totals(m.totals(), rates, bootstrap) for name, m in machines.items()}
+    task_curves: Curves = {name: {} for name in of_tasks}
+    machine_curves: Curves = {name: {} for name in of_machines}
+    points: dict[str, Any] = {}
+    of_margins: dict[str, Any] = {}
+    names = [name for name in estimates.bases if name != LIMIT]
+    for name in source.each(names, "sweeping", "sweep"):
+        plans = _plans(estimates.bases[name])
+        sweeps = [rows.sweep(plan[test]) for plan in plans]
+        reserved = estimates.reservations(name)
+        points[name] = {margin: _shares(rows.at(r[test]), of_tasks) for margin, r in reserved.items()}
+        for r, (resource, units) in enumerate(of_tasks.items()):
+            ours = [(violations[..., r], reclaimed[..., r]) for violations, reclaimed in sweeps]
+            task_curves[resource][name] = draw_curve(ours, units)
+        for resource, m in machines.items():
+            machine_curves[resource][name] = draw_curve([m.sweep(plan) for plan in plans], of_machines[resource])
+            of_margins.setdefault(name, {})[resource] = {
+                k: judge_peaks(m.total(v), m, bootstrap) for k, v in reserved.items()
+            }
+    for resource, m in machines.items():
+        for name, peak in m.predicted.items():
+            machine_curves[resource][name] = draw_curve([m.sweep_peak(peak)], of_machines[resource])
+            of_margins.setdefault(name, {})[resource] = {AS_PUBLISHED: judge_peaks(peak, m, bootstrap)}
+    learned = list(source.bundles)
+    kinds = {n: source.kind(n) for n in names} | dict.fromkeys(config.predictors, MACHINE)
+    results = {
+        "dataset": period_facts(period),
+        "horizon_s": config.horizon_s,
+        "rates": list(rates),
+        "estimators": [{"name": name, "kind": kind} for name, kind in kinds.items()],
+        "tasks": _side(task_curves, of_tasks, learned) | {"margins": points},
+        "machines": _side(machine_curves, of_machines, learned)
+        | {"machines": max(m.n_machines for m in machines.values()), "margins": _by_margin(of_margins)}
+        if machines
+        else None,
+    }
+    return Measured(results, definitions(config, machines=bool(machines)))
+
+
+def _lay_out(period: Period, guards: Guards, config: FrontierConfig) -> dict[str, MachinePeaks]:
+    """Return the machines by resource, where there are any."""
+    predictors = {name: PREDICTORS[name] for name in config.predictors}
+    horizon_s = config.horizon_s
+    found = {name: lay_out_machines(period, guards, r, horizon_s, predictors) for r, name in enumerate(RESOURCES)}
+    return {name: machines for name, machines in found.items() if machines is not None}
+
+
+def _plans(bases: Bases) -> list[Floats]:
+    """Return the bare answers, those for the baseline first; one where both margins share them."""
+    baseline, aggressive = (bases[name].reservation for name in ("baseline", "aggressive"))
+    return [baseline] if baseline is aggressive else [baseline, aggressive]
+
+
+def _shares(totals: Floats, units: Mapping[str, JudgedUnits]) -> dict[str, dict[str, float | None]]:
+    """Return violation rate and reclaimed share, per resource, from sums of shape (n_units, 2, n_resources)."""
+    violations, reclaimed = totals.sum(axis=0)
+    return {
+        resource: {
+            "violation_rate": number(float(ratio(violations[r], g.count.sum()))),
+            "reclaimed_share": number(float(ratio(reclaimed[r], g.granted.sum()))),
+        }
+        for r, (resource, g) in enumerate(units.items())
+    }
+
+
+def _side(curves: Curves, units: Mapping[str, JudgedUnits], learned: Sequence[str]) -> dict[str, Any]:
+    """Return the results of all contenders, of tasks or of machines."""
+    reports = {resource: report_curves(curves[resource], g, learned) for resource, g in units.items()}
+    names = dict.fromkeys(name for report in reports.values() for name in report)
+    return {
+        "oracle": {name: number(units[name].oracle_share) if name in units else None for name in RESOURCES},
+        "count": {name: int(units[name].count.sum()) if name in units else 0 for name in RESOURCES},
+        "contenders": {
+            name: {resource: report[name] for resource, report in reports.items() if name in report} for name in names
+        },
+    }
+
+
+def _by_margin(judged: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return results by contender, margin and resource from those by contender, resource and margin."""
+    return {
+        name: {
+            margin: {resource: of[resource][margin] for resource in of}
+            for margin in dict.fromkeys(margin for by_margin in of.values() for margin in by_margin)
+        }
+        for name, of in judged.items()
+    }
+
+
+def definitions(config: FrontierConfig, *, machines: bool) -> dict[str, str]:
+    """Return what the results' words mean; those of machines where the trace has some."""
+    of_machines = {
+        **MACHINE_DEFINITIONS,
+        "predictors of machines": "Those of the EuroSys'21 study, with its parameters; their curve multiplies the peak "
+        "they foresee, at most to the sum of the limits. They know the machine, not what each task would reserve.",
+    }
+    drawn = "whole collections" + (" (task-windows) or machines (peaks)" if machines else "")
+    return {
+        "violation rate": f"Share of task-windows of which the usage within the next {config.horizon_s} s passes the "
+        "reservation: of CPU the largest 90th percentile of any window, capped at the limit; of memory the largest "
+        "usage. A window counts where its whole horizon is known.",
+        "reclaimed share": "Limit less reservation over limit, each task-window weighted by limit and duration.",
+        "curve": "Every bare answer is multiplied with one factor after another, the same for all tasks, and guarded "
+        "as it is served (jump, cap, start-up hold). Between two factors the curve is a straight line. A learned "
+        "estimator has a bare answer for each budget, chosen on validation rows: the curve follows the one for "
+        f"{config.budgets.baseline:.2%} below the geometric mean of the budgets, and the other above.",
+        "reclaimed at a rate": "What the curve comes to where that share of the test rows violates. It compares "
+        "estimators, not calibrations: the factor that leads there is known afterwards only. The marked points are "
+        "those of the margins that were set on validation rows.",
+        "oracle": "Reserves exactly what will be used within the horizon; it sees the future, and bounds what never "
+        "violates.",
+        **(of_machines if machines else {}),
+        "interval": f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples of {drawn}, "
+        f"seed {config.seed}. Resamples in which a curve does not reach the rate are left out: the interval is "
+        "conditional on reaching it, and tells too little where many do not. Of one "
+        f"collection{' or machine' * machines} alone there is none.",
+    }
+
+
+EXPERIMENT: Final = Experiment(
+    name="frontier",
+    title="Frontier: reclaimed at equal violation",
+    version=3,
+    config=FrontierConfig,
+    measure=measure,
+    page=page,
+    summary=summary_table,
+    figures={"frontier": frontier_of_tasks, "frontier_machines": frontier_of_machines},
+    runs=runs,
+    columns=COLUMNS,
+)

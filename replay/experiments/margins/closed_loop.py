@@ -1,0 +1,178 @@
+"""Runs the margins experiment in the closed loop: under each margin of an estimator, then with alternating margins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.closed_loop.outcome import over_time, summary
+from reclaim.replay.closed_loop.records import MACHINE, OWN_LIMIT, PREEMPTED
+from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
+from reclaim.replay.closed_loop.workload import CellMachines, NoMachinesError, Workload, machines_of, workload_of
+from reclaim.replay.experiment import LEARNED, ORACLE, STATISTICAL, Source
+from reclaim.replay.open_loop.estimates import LIMIT, Estimates
+from reclaim.replay.open_loop.history import current_reservations, oracle
+from reclaim.replay.open_loop.period import SEQUENCE, segment_slots
+from reclaim.training.margins.margin import MARGIN_NAMES
+
+BINS: Final = 200
+"""Most points of a line in the figure over time."""
+IN_TURN: Final = "sequence"
+"""The run in which the margins take turns, week by week."""
+_THREADS: Final = 2
+"""Cells run at once; they share the reservations."""
+
+
+def run_cells(
+    source: Source, estimates: Estimates, scheduling: Scheduling, chosen: Sequence[str], orders: int = 1
+) -> dict[str, Any]:
+    """Run the cell under every margin of chosen estimators, and under the sequence of them.
+
+    Parameters
+    ----------
+    source : Source
+    estimates : Estimates
+        Of the same dataset.
+    scheduling : Scheduling
+    chosen : sequence of str
+        Names of estimators; the limit and the oracle are run as well.
+    orders : int
+        Runs of each, with another seed of ``scheduling`` each time; every number returned is their mean.
+
+    Returns
+    -------
+    dict
+        The part ``closed_loop`` of ``results.json``; only ``notes`` where the trace has no machines.
+    """
+    slots = estimates.period.slots
+    try:
+        machines = machines_of(source.dataset, slots.first_us, slots.stop_us)
+    except NoMachinesError as error:
+        return {"notes": [str(error)], "estimators": []}
+    workload = workload_of(source, estimates.period, machines)
+    segments = list(zip(SEQUENCE, segment_slots(slots), strict=True))
+    turns = np.concatenate([np.full(b - a, MARGIN_NAMES.index(m), np.int8) for m, (a, b) in segments])
+    names = [LIMIT, *(name for name in chosen if name != LIMIT), ORACLE]
+    kinds = {LIMIT: LIMIT, ORACLE: ORACLE} | {
+        name: LEARNED if name in source.bundles else STATISTICAL for name in chosen
+    }
+    estimators = []
+    for name in tqdm(names, desc="closed loop", unit="estimator", disable=None if source.progress else True):
+        started = time.perf_counter()
+        margins, reserved = _reservations(name, estimates, workload)
+        plans = {m: np.full(slots.count, k, np.int8) for k, m in enumerate(margins)}
+        if len(margins) > 1:
+            plans[IN_TURN] = turns
+        seeds = [replace(scheduling, seed=scheduling.seed + k) for k in range(orders)]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            begun = {
+                m: [pool.submit(_run, workload, machines, reserved, plan, s, segments) for s in seeds]
+                for m, plan in plans.items()
+            }
+            ran = {m: [future.result() for future in of] for m, of in begun.items()}
+        under = {m: of for m, of in ran.items() if m != IN_TURN}
+        first = ran.get(IN_TURN) or next(iter(ran.values()))
+        estimators.append(
+            {
+                "name": name,
+                "kind": kinds[name],
+                "runs": {m: mean([one["summary"] for one in of]) for m, of in under.items()},
+                "kills_by_order": {m: [one["summary"]["oom_kills"] for one in of] for m, of in under.items()},
+                "sequence": mean([one["weeks"] for one in ran[IN_TURN]]) if IN_TURN in ran else None,
+                "over_time": mean([one["over_time"] for one in first]),
+            }
+        )
+        source.seconds[f"closed_loop/{name}"] = time.perf_counter() - started
+    return {
+        "notes": [],
+        "machines": len(machines),
+        "runs": len(workload.runs),
+        "runs_from_before": int(workload.runs["carried"].sum()),
+        "orders": orders,
+        "segments": [
+            {"margin": m, "start_hours": slots.hours_at(a), "end_hours": slots.hours_at(b)} for m, (a, b) in segments
+        ],
+        "length_hours": slots.hours_at(slots.count),
+        "estimators": estimators,
+    }
+
+
+def mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, lists and mappings of one shape, number by number; None where one of them is None."""
+    one = values[0]
+    if isinstance(one, Mapping):
+        return {key: mean([value[key] for value in values]) for key in one}
+    if isinstance(one, list):
+        return [mean(list(of)) for of in zip(*values, strict=True)]
+    if isinstance(one, str):
+        return one
+    return None if any(value is None for value in values) else sum(values) / len(values)
+
+
+def most_reclaiming(estimates: Estimates, names: Sequence[str], count: int) -> list[str]:
+    """Return the ``count`` estimators that reclaim most under the medium margin on validation rows."""
+    reclaimed = {
+        n: np.nanmean(estimates.calibrations[n].reclaimed["medium"]) for n in names if n in estimates.calibrations
+    }
+    return sorted(reclaimed, key=lambda n: -reclaimed[n])[:count]
+
+
+def _reservations(name: str, estimates: Estimates, workload: Workload) -> tuple[list[str], NDArray[np.float64]]:
+    """Return the margins, and under each the reservation current as each window begins; (n_margins, n_rows, R)."""
+    history = estimates.history
+    reservations = dict({"none": oracle(history).reservation} if name == ORACLE else estimates.reservations(name))
+    margins = list(reservations)
+    reserved = np.empty((len(margins), len(workload.row), len(RESOURCES)))
+    for k, margin in enumerate(margins):  # one at a time, each released: they are the largest arrays
+        reserved[k] = np.nan_to_num(current_reservations(reservations.pop(margin), history)[workload.row], copy=False)
+    return margins, reserved
+
+
+def _run(
+    workload: Workload, machines: CellMachines, reserved: NDArray[np.float64], plan: NDArray[np.int8],
+    scheduling: Scheduling, segments: Sequence[tuple[str, tuple[int, int]]],
+) -> dict[str, Any]:  # fmt: skip
+    """Run the cell once; return its summary, that of each segment, and its course over time."""
+    outcome = simulate(workload, machines, reserved, plan, scheduling)
+    return {
+        "summary": summary(outcome), "weeks": _weeks(outcome, segments), "over_time": over_time(outcome, BINS),
+    }  # fmt: skip
+
+
+def _weeks(outcome: Outcome, segments: Sequence[tuple[str, tuple[int, int]]]) -> list[dict[str, Any]]:
+    """Return the summary of each segment of the sequence."""
+    ticks = outcome.ticks
+    weeks = []
+    for margin, (a, b) in segments:
+        part = ticks[a:b]
+        days = float(part["running"].sum()) * outcome.workload.slot_s / 86_400
+        kills = part["kills"].sum(axis=0)
+        out_of_memory = int(kills[OWN_LIMIT] + kills[MACHINE])
+        limit, capacity = part["limit"].sum(axis=0), part["capacity"].sum(axis=0)
+        weeks.append(
+            {
+                "margin": margin,
+                "task_days": days,
+                "oom_kills": out_of_memory,
+                "oom_kills_per_1000_task_days": 1000 * out_of_memory / days if days else None,
+                "preempted_per_1000_task_days": 1000 * float(kills[PREEMPTED]) / days if days else None,
+                "waiting_tasks": float(part["pending"].sum(axis=1).mean()) if b > a else None,
+                **{
+                    f"{key}_{resource}": float(part[of][:, r].sum() / whole[r]) if whole[r] > 0 else None
+                    for r, resource in enumerate(RESOURCES)
+                    for key, of, whole in (
+                        ("in_reclaimed", "in_reclaimed", limit), ("granted", "limit", capacity),
+                        ("reserved", "reserved", capacity), ("utilisation", "use", capacity),
+                    )
+                },
+            }
+        )  # fmt: skip
+    return weeks

@@ -1,0 +1,236 @@
+"""Draws the figures of the margins experiment: the cell over time, reclaimed at each margin, the simulated cell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+from numpy.typing import NDArray
+
+from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.experiment import Results
+from reclaim.replay.report.figures import (
+    MARGIN_MARKERS,
+    PALETTE,
+    estimator_colours,
+    label_segments,
+    number,
+    numbers,
+    percent,
+    shade,
+    time_unit,
+)
+from reclaim.training.margins.margin import MARGIN_NAMES
+
+
+def cell_in_turn(results: Results) -> Figure | None:
+    """Draw usage, reservation and limit of each cell over time, and below them its kills out of memory so far.
+
+    One column per estimator that went through the sequence of margins; shades show the current one. None where no cell
+    was run.
+    """
+    loop = results.get("closed_loop", {"estimators": ()})
+    drawn = [e for e in loop["estimators"] if e["sequence"] is not None]
+    if not drawn:
+        return None
+    rows = (*RESOURCES, "oom_kills", "waiting")
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(1.6 + 4.1 * len(drawn), 9.4), layout="constrained")
+        axes = figure.subplots(
+            len(rows), len(drawn), sharex=True, sharey="row", squeeze=False, height_ratios=[1.0, 1.0, 0.7, 0.5]
+        )
+        unit, name_of_unit = time_unit(loop["length_hours"])
+        for column, estimator in enumerate(drawn):
+            over_time: Mapping[str, Any] = estimator["over_time"]
+            x = np.append(np.array(over_time["hours"]), loop["length_hours"]) / unit
+            colour = PALETTE[column % len(PALETTE)]
+            for row, key in enumerate(rows):
+                ax = axes[row, column]
+                shade(ax, loop["segments"], unit)
+                ax.set_xlim(0, x[-1])
+                if key in RESOURCES:
+                    used, reserved, limit = (percent(over_time[f"{of}_{key}"]) for of in ("use", "reserved", "limit"))
+                    ax.stairs(used, x, fill=True, color=USAGE_COLOUR, label="usage", alpha=0.9)
+                    ax.stairs(limit, x, color=INK, linewidth=1.2, linestyle=(0, (4, 2)), label="limit", baseline=None)
+                    ax.stairs(reserved, x, color=colour, linewidth=1.8, label="reservation", baseline=None)
+                    ax.axhline(100, color="#999999", linewidth=0.8)
+                    ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} %"))
+                else:
+                    values = numbers(over_time[key])
+                    ax.stairs(values, x, color=colour, linewidth=1.8, baseline=None)
+                    ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, nbins=5))
+            for ax in axes[:, column]:
+                ax.margins(y=0.12)
+            label_segments(axes[0, column], loop["segments"], unit)
+            axes[0, column].set_title(f"{estimator['name']}: {RESOURCE_TITLES[RESOURCES[0]]}")
+            axes[1, column].set_title(RESOURCE_TITLES[RESOURCES[1]])
+            axes[2, column].set_title("Killed for want of memory, so far")
+            axes[3, column].set_title("Tasks waiting for a machine")
+            axes[-1, column].set_xlabel(f"{name_of_unit} since the test period began")
+        for ax in axes[:, 0]:  # every column has its scale
+            ax.set_ylim(bottom=0)
+        axes[0, 0].set_ylabel("share of capacity")
+        axes[1, 0].set_ylabel("share of capacity")
+        axes[2, 0].set_ylabel("tasks")
+        axes[3, 0].set_ylabel("tasks")
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=9)
+    return figure
+
+
+def margins_over_time(results: Mapping[str, Any]) -> Figure:
+    """Draw Borg's experiment (EuroSys'15, Figure 12) for the cell of these results.
+
+    Usage, limit and one reservation per drawn estimator for each resource, and below them the would-be out-of-memory
+    events so far; shades and labels show the current margin.
+    """
+    timeline = results["timeline"]
+    drawn = [e for e in results["estimators"] if e["sequence"] is not None and e["sequence"]["drawn"]]
+    colours = estimator_colours(results)
+    hours = np.array(timeline["hours"])
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 8.6), layout="constrained")
+        axes = figure.subplots(len(RESOURCES) + 1, 1, sharex=True, height_ratios=[1.0] * len(RESOURCES) + [0.75])
+        unit, end = time_unit(timeline["length_hours"])
+        x = np.append(hours, timeline["length_hours"]) / unit
+        for ax in axes:
+            shade(ax, timeline["segments"], unit)
+        for r, resource in enumerate(RESOURCES):
+            ax = axes[r]
+            usage, limit = (percent(timeline[name][resource]) for name in ("usage", "limit"))
+            ax.stairs(usage, x, fill=True, color=USAGE_COLOUR, label="usage (mean)", alpha=0.9)
+            ax.stairs(limit, x, color=INK, linewidth=1.4, linestyle=(0, (4, 2)), label="limit", baseline=None)
+            for estimator in drawn:
+                held = percent(estimator["sequence"]["reservation"][resource])
+                ax.stairs(
+                    held,
+                    x,
+                    color=colours[estimator["name"]],
+                    linewidth=1.9,
+                    label=f"reservation, {estimator['name']}",
+                    baseline=None,
+                )
+            ax.set_ylim(bottom=0, top=1.12 * np.nanmax(limit) if np.isfinite(limit).any() else None)
+            ax.set_title(RESOURCE_TITLES.get(resource, resource))
+            ax.set_ylabel(timeline["unit"])
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} %"))
+        label_segments(axes[0], timeline["segments"], unit)
+        _draw_events(axes[-1], drawn, colours, x, on_machines=timeline["machines"] > 0)
+        axes[-1].set_xlabel(f"{end} since the test period began")
+        axes[-1].set_xlim(0, x[-1])
+        if end == "hours" and x[-1] >= 12:
+            axes[-1].xaxis.set_major_locator(MultipleLocator(6 if x[-1] <= 48 else 12))
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 5), fontsize=9)
+    return figure
+
+
+def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
+    """Draw what every estimator reclaims at each margin, with its interval, and the oracle.
+
+    Each point is labelled with the violation rate it reached on the test rows, which may differ from the one its margin
+    was set for on the validation rows.
+    """
+    bound = next(e for e in results["estimators"] if e["kind"] == "oracle")
+    shown = [e for e in results["estimators"] if e["kind"] not in ("oracle", "limit")]
+    colours = estimator_colours(results)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(10.5, 1.6 + 0.95 * max(len(shown), 1)), layout="constrained")
+        axes = figure.subplots(1, len(RESOURCES), sharey=True, squeeze=False)[0]
+        for resource, ax in zip(RESOURCES, axes, strict=True):
+            highest = number(bound["results"]["none"]["all"]["reclaimed_share"][resource]["value"]) * 100
+            ax.axvline(highest, color=INK, linewidth=1.3, linestyle=(0, (4, 2)), label="oracle")
+            lowest = 0.0
+            for row, estimator in enumerate(shown):
+                for step, name in enumerate(MARGIN_NAMES):
+                    cell = estimator["results"][name]["all"]
+                    share = {k: number(cell["reclaimed_share"][resource][k]) * 100 for k in ("value", "low", "high")}
+                    y = row + (step - 1) * 0.27
+                    ax.plot([share["low"], share["high"]], [y, y], color=colours[estimator["name"]], linewidth=1.6)
+                    ax.plot(
+                        share["value"],
+                        y,
+                        MARGIN_MARKERS[name],
+                        color=colours[estimator["name"]],
+                        markersize=6,
+                        markeredgecolor="white",
+                        markeredgewidth=0.6,
+                    )
+                    right = max(share["value"], share["high"])
+                    if math.isfinite(right):
+                        ax.annotate(
+                            _rate(cell["violation_rate"][resource]["value"]),
+                            (right, y),
+                            xytext=(5, 0),
+                            textcoords="offset points",
+                            va="center",
+                            fontsize=7.5,
+                            color="#555555",
+                        )
+                    lowest = min(lowest, share["low"]) if math.isfinite(share["low"]) else lowest
+            ax.set_yticks(range(len(shown)), [e["name"] for e in shown])
+            ax.set_ylim(len(shown) - 0.5, -0.5)
+            for row in range(1, len(shown)):
+                ax.axhline(row - 0.5, color="#E4E4E4", linewidth=0.8, zorder=0)
+            ax.set_xlim(lowest, max(highest * 1.18, 1.0) if math.isfinite(highest) else 100.0)
+            ax.xaxis.set_major_locator(MaxNLocator(nbins=6, prune="upper"))
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+            ax.set_title(RESOURCE_TITLES.get(resource, resource))
+            ax.set_xlabel("reclaimed, % of the limit")
+        marks = [
+            Line2D([], [], marker=MARGIN_MARKERS[name], linestyle="", color="#555555", label=name)
+            for name in MARGIN_NAMES
+        ]
+        marks.append(Line2D([], [], color=INK, linewidth=1.3, linestyle=(0, (4, 2)), label="oracle"))
+        figure.legend(
+            handles=marks,
+            loc="outside upper center",
+            ncols=len(marks),
+            fontsize=9,
+            title="small print: violation rate reached on the test rows",
+            title_fontsize=8.5,
+        )
+    return figure
+
+
+FIGURES: Final = {"margins_over_time": margins_over_time, "reclaimed_at_margins": reclaimed_at_margins}
+"""Every figure by its file name."""
+
+
+def _draw_events(
+    ax: Axes,
+    drawn: Sequence[Mapping[str, Any]],
+    colours: Mapping[str, str],
+    x: NDArray[np.float64],
+    *,
+    on_machines: bool,
+) -> None:
+    """Draw the events so far; without machines a task over its reservation is the only kind there is."""
+    kinds: dict[str, tuple[str, Literal["-", ":"]]] = {"cumulative_tasks_over": ("tasks over their reservation", "-")}
+    if on_machines:
+        kinds["cumulative_events"] = ("would-be out of memory", ":")
+    for estimator in drawn:
+        for key, (_, dashes) in kinds.items():
+            events = estimator["sequence"][key]
+            ax.stairs(events, x, color=colours[estimator["name"]], linewidth=1.9, linestyle=dashes, baseline=None)
+    ax.set_title("Memory events so far")
+    ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    ax.set_ylabel("events")
+    legend = [
+        Line2D([], [], color="#555555", linewidth=1.9, linestyle=dashes, label=label)
+        for label, dashes in kinds.values()
+    ]
+    ax.legend(handles=legend, loc="upper left", fontsize=9)
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f} %"

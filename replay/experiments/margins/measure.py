@@ -1,0 +1,202 @@
+"""Margins experiment (EuroSys'15, Figure 12): every estimator under every margin, and under alternating margins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.features.targets import OOM_DEFINITION
+from reclaim.replay.closed_loop.outcome import DEFINITIONS
+from reclaim.replay.closed_loop.simulate import Scheduling
+from reclaim.replay.closed_loop.workload import RUN_DEFINITION
+from reclaim.replay.experiment import (
+    COMPARED,
+    ONLINE,
+    ORACLE,
+    STATISTICAL,
+    Experiment,
+    Measured,
+    Source,
+)
+from reclaim.replay.experiments.margins.closed_loop import most_reclaiming, run_cells
+from reclaim.replay.experiments.margins.figures import FIGURES, cell_in_turn
+from reclaim.replay.experiments.margins.judge import cell_over_time, follow, judge, judge_fixed
+from reclaim.replay.experiments.margins.page import page, summary_table
+from reclaim.replay.experiments.margins.runs import COLUMNS, runs
+from reclaim.replay.open_loop.bootstrap import Bootstrap
+from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
+from reclaim.replay.open_loop.history import oracle
+from reclaim.replay.open_loop.metrics import METRICS
+from reclaim.replay.open_loop.paired import RECLAIMED, VIOLATION, Paired
+from reclaim.replay.open_loop.period import period_facts
+from reclaim.replay.open_loop.timeline import EVENT_DEFINITION, OVER_DEFINITION
+from reclaim.replay.report.units import UnitSums, write_units
+from reclaim.replay.settings import ReplayConfig
+
+
+@dataclass(frozen=True)
+class MarginsConfig(ReplayConfig):
+    """How the margins are replayed."""
+
+    online: bool = True
+    """Whether learned estimators are replayed a second time, under margins that follow the workload."""
+    closed_loop: bool = True
+    """Whether the cell is also run by the reservations, where the trace has machines: by those of the learned ones, of
+    Borg's, and of the ``beside`` others that reclaim most on the validation rows."""
+    beside: int = 2
+    """How many those are."""
+    orders: int = 3
+    """How often the cell is run by each, its machines looked at in another order each time: kills are few, and where a
+    task is placed is chance. What is shown is the mean."""
+    scheduling: Scheduling = field(default_factory=Scheduling)
+    """How the closed loop places tasks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beside < 0:
+            raise ConfigError(f"beside must be 0 or more, got {self.beside}")
+        if self.orders < 1:
+            raise ConfigError(f"orders must be at least 1, got {self.orders}")
+
+
+def measure(source: Source, config: MarginsConfig) -> Measured:
+    """Judge every estimator at every margin, and under the sequence of them.
+
+    Margins are set on the validation rows; all results are of the test rows. ``units.parquet`` has their sums.
+
+    Raises
+    ------
+    HistoryTooShortError
+        The validation or the test period is shorter than the horizon.
+    """
+    estimates = estimate_all(source, config)
+    judged = list(_judged(estimates, source, config))
+    units = UnitSums(
+        unit=np.unique(estimates.history.windows.collection_id[estimates.period.rows]),
+        unseen=estimates.period.unseen_units,
+        sums={(e["name"], margin): sums for e in judged for margin, sums in e.pop("units").items()},
+    )
+    results = {
+        "dataset": period_facts(estimates.period),
+        "timeline": cell_over_time(estimates.period),
+        "estimators": judged,
+        "against_best": against_best(judged, units, config),
+    }
+    definitions = _definitions(config)
+    if config.closed_loop:
+        chosen = _run_in_cells(estimates, source, config)
+        results["closed_loop"] = run_cells(source, estimates, config.scheduling, chosen, config.orders)
+        definitions |= {"run": RUN_DEFINITION, **DEFINITIONS}
+    return Measured(results, definitions, lambda folder: write_units(units, folder))
+
+
+def _judged(estimates: Estimates, source: Source, config: MarginsConfig) -> Iterator[dict[str, Any]]:
+    period, bundles = estimates.period, source.bundles
+    bootstrap = Bootstrap(config.draws, config.seed, config.confidence)
+    drawn = _drawn(config, list(bundles))
+    for name in source.each(estimates.bases, "judging", "judge"):
+        both = estimates.bases[name]
+        if name == LIMIT:
+            yield judge_fixed(name, LIMIT, both["baseline"], period, bootstrap=bootstrap)
+        else:
+            kind, made = source.kind(name), estimates.calibrations[name]
+            reserved = estimates.reservations(name)
+            yield judge(name, kind, made, reserved, period, bootstrap=bootstrap, drawn=name in drawn)
+            if name in bundles and config.online:
+                reserved = follow(both, period, made.margins, config.budgets, config.horizon_s)
+                yield judge(name + ONLINE, kind, None, reserved, period, bootstrap=bootstrap, drawn=False)
+    yield judge_fixed(ORACLE, ORACLE, oracle(estimates.history), period, bootstrap=bootstrap)
+
+
+def _run_in_cells(estimates: Estimates, source: Source, config: MarginsConfig) -> list[str]:
+    """Return the estimators of the closed loop: learned, Borg's, and the best of the others by the validation rows."""
+    others = [n for n in config.estimators if n not in (LIMIT, "borg")]
+    mine = [*source.bundles, *(n for n in config.estimators if n == "borg")]
+    return [*mine, *most_reclaiming(estimates, others, config.beside)]
+
+
+def _drawn(config: ReplayConfig, learned: Sequence[str]) -> list[str]:
+    """Return the estimators of the figure over time: the learned ones and Borg's, or the first two there are."""
+    others = [name for name in config.estimators if name != LIMIT]
+    chosen = [*learned, *(name for name in others if name == "borg")]
+    return chosen if len(chosen) > 1 else list(dict.fromkeys([*chosen, *others]))[:2]
+
+
+def against_best(
+    judged: Sequence[Mapping[str, Any]], units: UnitSums, config: ReplayConfig
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return, by margin, estimator and resource, the paired difference to the best statistical other one."""
+    kinds = {e["name"]: e["kind"] for e in judged if e["kind"] in COMPARED}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for margin in dict.fromkeys(margin for name, margin in units.sums if name in kinds):
+        sums = {name: units.sums[name, margin] for name in kinds}
+        paired = Paired(sums, draws=config.draws, seed=config.seed, confidence=config.confidence)
+        statistical = [name for name, kind in kinds.items() if kind == STATISTICAL]
+        for name in kinds:
+            for r, resource in enumerate(RESOURCES):
+                opponent = paired.best_against(name, statistical, r)
+                if opponent is not None:
+                    difference = paired.difference(name, opponent, r)
+                    found.setdefault(margin, {}).setdefault(name, {})[resource] = {
+                        "against": opponent,
+                        "verdict": difference.verdict,
+                        RECLAIMED: difference.reclaimed.report(),
+                        VIOLATION: difference.violation.report(),
+                    }
+    return found
+
+
+def _definitions(config: ReplayConfig) -> dict[str, str]:
+    budgets = config.budgets
+    return {
+        **{name: metric.meaning for name, metric in METRICS.items()},
+        "what a reservation must cover": (
+            f"Within the next {config.horizon_s} s: of CPU the largest 90th percentile of any window, capped at the "
+            "limit; of memory the largest usage. Where the trace has neither, the mean of the window stands in."
+        ),
+        "margin": (
+            "A share of the estimate that is added to it, per resource. It is the narrowest with which at most "
+            f"{budgets.baseline:.3%} (baseline) or {budgets.aggressive:.3%} (aggressive) of the validation "
+            "task-windows violate; medium reserves exactly half way between the two. Nothing is set on test rows."
+        ),
+        "online": (
+            "Begins with the same margins on the first validation row and then follows the workload: as answers turn "
+            "out violated or kept, each tier's margin moves so that the share violated stays at the budget. Unseen "
+            "collections are among the tasks that it follows."
+        ),
+        "oracle": "Reserves exactly what will be used within the horizon; it sees the future, and bounds what never "
+        "violates.",
+        "would-be out-of-memory event": EVENT_DEFINITION,
+        "task over its reservation": OVER_DEFINITION,
+        "out-of-memory label of the features (not used in these numbers)": OOM_DEFINITION,
+        "interval": (
+            f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples of whole collections, "
+            f"seed {config.seed}. Of one collection alone there is none."
+        ),
+        "difference between estimators": (
+            "Both are resampled on the same collections, and subtracted. The best statistical one is, of those that do "
+            "not violate more beyond the noise, the one that reclaims most. Better: one of reclaimed share and "
+            "violation rate is, by its interval, and the other is not worse; more (less) of both: it reclaims more "
+            "(less) and violates more (less), so that a margin, not the estimator, makes the difference."
+        ),
+        "age": "Time since the task's first window began: all that an estimator can have seen of it.",
+    }
+
+
+EXPERIMENT: Final = Experiment(
+    name="margins",
+    title="Margins: what could have been reclaimed",
+    version=7,
+    config=MarginsConfig,
+    measure=measure,
+    page=page,
+    summary=summary_table,
+    figures={**FIGURES, "cell_in_turn": cell_in_turn},
+    runs=runs,
+    columns=COLUMNS,
+)

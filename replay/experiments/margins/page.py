@@ -1,0 +1,183 @@
+"""Computes what the margins page and console table show: the best estimators, their differences, rates of events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from reclaim.data.core.prose import interval
+from reclaim.data.core.style import RESOURCE_WORDS
+from reclaim.data.core.tables import Cell, Table
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.experiment import COMPARED, HEADLINE, LEARNED, ORACLE, REFERENCE, STATISTICAL, Results
+from reclaim.replay.experiments.margins import tables
+from reclaim.replay.experiments.margins.runs import COLUMNS, UNSEEN_COLUMNS, runs
+from reclaim.replay.open_loop.estimates import LIMIT
+from reclaim.replay.open_loop.paired import BETTER, RECLAIMED, VIOLATION, WORSE
+from reclaim.replay.report.page import runs_table
+from reclaim.training.margins.margin import MARGIN_NAMES
+
+_RANK: Final = {BETTER: 0, WORSE: 2}
+"""Order of the verdicts when the best estimator is chosen; the others lie between."""
+
+
+def page(results: Results) -> dict[str, Any]:
+    """Return the values of ``page.html``."""
+    recorded, loop = runs(results), results.get("closed_loop")
+    return {
+        "margin": HEADLINE,
+        "best": {r: best(results, HEADLINE, r) for r in RESOURCES},
+        "reclaiming": most_in_reclaimed(loop) if loop else None,
+        "summary": summary_table(results),
+        "comparisons": comparisons(results),
+        "runs": runs_table(recorded, COLUMNS),
+        "unseen": runs_table(recorded, UNSEEN_COLUMNS),
+        "sequence": tables.sequence_table(results),
+        "orders": orders(results),
+        "tiers": tables.split_table(results, "tiers", "medium"),
+        "ages": tables.split_table(results, "ages", "medium"),
+        "detail": tables.detail_table(results),
+        "margins": tables.margins_table(results),
+        "cell": loop,
+        "cells": tables.cells_table(loop) if loop else None,
+        "by_part": tables.parts_table(loop) if loop else None,
+        "kills": tables.kills_table(loop) if loop else None,
+        "waiting": tables.waiting_table(loop) if loop else None,
+    }
+
+
+def best(results: Results, margin: str, resource: str) -> list[dict[str, Any]]:
+    """Return the best estimator of a resource at a margin, and the opponent it is compared with, where there is one.
+
+    The best is learned where a learned one was replayed: of those with the best verdict against the statistical ones,
+    the one that reclaims most.
+    """
+    differences = results["against_best"].get(margin, {})
+    shown = [s for e in results["estimators"] if (s := _standing(e, margin, resource, differences)) is not None]
+    kinds = {one["kind"] for one in shown}
+    kind = LEARNED if LEARNED in kinds else STATISTICAL
+    ranked = sorted(
+        (one for one in shown if one["kind"] == kind),
+        key=lambda one: (_RANK.get(one["verdict"], 1), -one["reclaimed"]["value"]),
+    )
+    first = ranked[:1]
+    against = next((one for one in shown if first and one["name"] == first[0]["against"]), None)
+    return first if against is None else [*first, against]
+
+
+def summary_table(results: Results) -> Table:
+    """Return, of each resource, the best estimator at ``HEADLINE``, its opponent, Borg's and the oracle."""
+    rows: list[tuple[Cell, ...]] = []
+    differences = results["against_best"].get(HEADLINE, {})
+    by_name = {e["name"]: e for e in results["estimators"]}
+    for resource in RESOURCES:
+        found = best(results, HEADLINE, resource)
+        for i, one in enumerate(found):
+            again = i > 0 and one["kind"] == found[0]["kind"]
+            rows.append(_row("next best" if again else f"best {one['kind']}", resource, one))
+        for role, name, margin in (("Borg", REFERENCE, HEADLINE), (ORACLE, ORACLE, "none")):
+            shown = _standing(by_name[name], margin, resource, differences) if name in by_name else None
+            if shown is not None and all(shown["name"] != other["name"] for other in found):
+                rows.append(_row(role, resource, shown))
+    columns = ("resource", "", "estimator", "reclaimed", "interval", "violation", "compared with", "verdict")
+    return Table(columns, tuple(rows), frozenset({"reclaimed", "violation"}))
+
+
+def comparisons(results: Results) -> Table:
+    """Return the paired difference of every estimator to the best statistical other one."""
+    measured = {e["name"]: e["results"] for e in results["estimators"]}
+    rows: list[tuple[Cell, ...]] = [
+        (
+            margin, RESOURCE_WORDS[r], name,
+            *(measured[name][margin]["all"][metric][r]["value"] for metric in (RECLAIMED, VIOLATION)), of["against"],
+            *(part for metric in (RECLAIMED, VIOLATION) for part in (of[metric]["value"], interval(of[metric]))),
+            of["verdict"],
+        )
+        for margin, differences in results["against_best"].items()
+        for r in RESOURCES
+        for name, by_resource in differences.items()
+        if (of := by_resource.get(r)) is not None
+    ]  # fmt: skip
+    columns = ("margin", "resource", "estimator", "reclaimed", "violation", "compared with", "reclaimed, difference",
+               "interval", "violation, difference", "its interval", "verdict")  # fmt: skip
+    shares = frozenset({"reclaimed", "violation", "reclaimed, difference", "violation, difference"})
+    return Table(columns, tuple(rows), shares)
+
+
+def orders(results: Results) -> Table:
+    """Return memory events a day at each margin, within the sequence and throughout, and whether they rise."""
+    timeline = results["timeline"]
+    kinds = {"tasks_over": "tasks over their reservation"}
+    if timeline["machines"]:
+        kinds["events"] = "would-be out of memory"
+    days = timeline["length_hours"] / 24
+    rows: list[tuple[Cell, ...]] = []
+    for key, event in kinds.items():
+        for e in results["estimators"]:
+            if e["kind"] in COMPARED:
+                in_turn = _per_day(e["sequence"]["segments"], timeline["segments"], key)
+                throughout = [_rate(e["results"][m]["oom"][key], days) for m in MARGIN_NAMES]
+                rows.append((event, e["name"], *in_turn, order_of(in_turn), *throughout, order_of(throughout)))
+    columns = [f"{m}{where}" for where in (", in turn", ", throughout") for m in (*MARGIN_NAMES, "order")]
+    return Table(("events a day", "estimator", *columns), tuple(rows))
+
+
+def order_of(rates: Sequence[float | None]) -> str:
+    """Return whether rates rise from one margin to the next narrower one."""
+    known = [rate for rate in rates if rate is not None]
+    if len(known) < len(rates):
+        return "unknown"
+    return "equal" if len(set(known)) == 1 else "rising" if known == sorted(known) else "not rising"
+
+
+def most_in_reclaimed(loop: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the estimator and margin under which most of the workload ran in reclaimed CPU."""
+    found = (
+        {"name": e["name"], "margin": margin, **run}
+        for e in loop["estimators"]
+        if e["name"] not in (LIMIT, ORACLE)
+        for margin, run in e["runs"].items()
+    )
+    return max(found, key=lambda one: one[f"in_reclaimed_{RESOURCES[0]}"] or 0.0, default=None)
+
+
+def _standing(
+    estimator: Mapping[str, Any], margin: str, resource: str, differences: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return what an estimator does at a margin and how it compares; None where that is unknown."""
+    measured = estimator["results"].get(margin, {}).get("all")
+    if measured is None or measured[RECLAIMED][resource]["value"] is None:
+        return None
+    difference = differences.get(estimator["name"], {}).get(resource, {})
+    return {
+        "name": estimator["name"],
+        "kind": estimator["kind"],
+        "reclaimed": measured[RECLAIMED][resource],
+        "violation": measured[VIOLATION][resource],
+        "against": difference.get("against"),
+        "difference": difference.get(RECLAIMED),
+        "verdict": difference.get("verdict", ""),
+    }
+
+
+def _row(role: str, resource: str, one: Mapping[str, Any]) -> tuple[Cell, ...]:
+    bounds = interval(one["reclaimed"])
+    return (RESOURCE_WORDS[resource], role, one["name"], one["reclaimed"]["value"], bounds, one["violation"]["value"],
+            one["against"], one["verdict"] or None)  # fmt: skip
+
+
+def _per_day(
+    segments: Iterable[Mapping[str, Any]], bounds: Sequence[Mapping[str, Any]], key: str
+) -> list[float | None]:
+    """Return the rate of events a day under each margin of the sequence, all parts of a margin together."""
+    rates = []
+    of_parts = list(zip(segments, bounds, strict=True))
+    for margin in MARGIN_NAMES:
+        mine = [(s, b) for s, b in of_parts if b["margin"] == margin]
+        days = sum(b["end_hours"] - b["start_hours"] for _, b in mine) / 24
+        rates.append(_rate(sum(s[key] for s, _ in mine), days))
+    return rates
+
+
+def _rate(events: int | None, days: float) -> float | None:
+    return None if events is None or not days else events / days

@@ -1,0 +1,81 @@
+"""Defines the recorded runs of the margins experiment, one per estimator and margin, and their columns in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from reclaim.data.core.nested import flatten
+from reclaim.data.core.style import RESOURCE_WORDS
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.experiment import Column, Results, Run
+from reclaim.replay.open_loop.paired import RECLAIMED, VIOLATION
+
+_SHOWN: Final = {"reclaimed": RECLAIMED, "violation": VIOLATION, "of oracle": "efficiency"}
+
+
+def _columns(subset: str) -> tuple[Column, ...]:
+    return tuple(
+        Column(f"{RESOURCE_WORDS[r]} {heading}", f"{subset}{r}.{metric}", percent=True)
+        for r in RESOURCES
+        for heading, metric in _SHOWN.items()
+    )
+
+
+COLUMNS: Final = (
+    *_columns(""),
+    Column("would-be OOM", "oom.events"),
+    Column("CPU in reclaimed", "closed_loop.in_reclaimed_cpu", percent=True),
+    Column("OOM kills / 1,000 task-days", "closed_loop.oom_kills_per_1000_task_days"),
+)
+UNSEEN_COLUMNS: Final = _columns("unseen.")
+"""The same for collections kept for the test alone; without events, which are of whole machines."""
+
+
+def runs(results: Results) -> list[Run]:
+    """Return a run of each estimator and margin, in the order of the results."""
+    ran = {e["name"]: e["runs"] for e in results.get("closed_loop", {}).get("estimators", ())}
+    return [
+        _run(
+            estimator,
+            margin,
+            measured,
+            results["against_best"].get(margin, {}).get(estimator["name"], {}),
+            ran.get(estimator["name"], {}).get(margin),
+        )
+        for estimator in results["estimators"]
+        for margin, measured in estimator["results"].items()
+    ]
+
+
+def _run(
+    estimator: Mapping[str, Any],
+    margin: str,
+    measured: Mapping[str, Any],
+    against: Mapping[str, Mapping[str, Any]],
+    ran: Mapping[str, float | None] | None,
+) -> Run:
+    closed_loop = ran or {"in_reclaimed_cpu": None, "oom_kills_per_1000_task_days": None}
+    numbers: dict[str, Any] = {"oom": measured["oom"], "closed_loop": closed_loop}
+    for r in RESOURCES:
+        numbers[r] = _with_bounds(measured["all"], r)
+        numbers[f"unseen.{r}"] = {metric: of[r]["value"] for metric, of in measured["unseen"].items()}
+    for r, difference in against.items():
+        numbers[f"against_best.{r}"] = _with_bounds({m: {r: difference[m]} for m in (RECLAIMED, VIOLATION)}, r)
+    verdicts = {f"against_best.{r}": f"{of['verdict']} than {of['against']}" for r, of in against.items()}
+    return Run(
+        name=f"{estimator['name']}/{margin}",
+        words={"estimator": estimator["name"], "margin": margin},
+        metrics=flatten(numbers),
+        params={"margin_share": estimator["margins"].get(margin, {})},
+        tags={"kind": estimator["kind"], **verdicts},
+    )
+
+
+def _with_bounds(metrics: Mapping[str, Any], resource: str) -> dict[str, float | None]:
+    """Return the value of every metric by its name, and its bounds as ``<name>_low`` and ``<name>_high``."""
+    numbers: dict[str, float | None] = {}
+    for metric, of in metrics.items():
+        interval = of[resource]
+        numbers |= {metric: interval["value"], f"{metric}_low": interval["low"], f"{metric}_high": interval["high"]}
+    return numbers

@@ -1,0 +1,234 @@
+"""What-if experiment: the fewest machines that run a workload within a budget of kills and waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.replay.closed_loop.outcome import DEFINITIONS, summary
+from reclaim.replay.closed_loop.simulate import Scheduling, simulate
+from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
+from reclaim.replay.experiment import Experiment, Measured, Source
+from reclaim.replay.experiments.what_if.page import (
+    COLUMNS,
+    KILLS,
+    PENDING,
+    against_machines,
+    page,
+    runs,
+    summary_table,
+)
+from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
+from reclaim.replay.open_loop.history import current_reservations
+from reclaim.replay.open_loop.period import period_facts
+from reclaim.replay.settings import ReplayConfig
+from reclaim.training.margins.margin import MARGIN_NAMES
+
+GRID: Final = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
+"""Sizes that every curve has, as shares of the cell's machines times the growth of the workload."""
+
+
+@dataclass(frozen=True)
+class WhatIfConfig(ReplayConfig):
+    """What is asked."""
+
+    estimators: tuple[str, ...] = ("borg", "autopilot-percentile")
+    """Estimators without a model, as in ``ReplayConfig``; no reclamation is run beside them in any case."""
+    margin: str = "medium"
+    """The margin of all of them; one of ``margin.MARGIN_NAMES``."""
+    oom_budget: float = 5.0
+    """Tasks killed for want of memory, per 1,000 task-days, that are accepted: at 5 a task dies once in 200 days."""
+    pending_budget: float = 0.01
+    """Share of task-time spent waiting for a machine that is accepted."""
+    machines: tuple[int, ...] = ()
+    """Numbers of machines to try; none: the fewest within the budgets are searched for."""
+    growth: float = 1.0
+    """Size of the workload: 1.2 clones a fifth of its collections, 0.8 leaves a fifth of them out."""
+    scheduling: Scheduling = field(default_factory=Scheduling)
+    """How the closed loop places tasks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.margin not in MARGIN_NAMES:
+            raise ConfigError(f"margin must be one of {', '.join(MARGIN_NAMES)}, got {self.margin}")
+        if not 0 <= self.oom_budget < float("inf"):
+            raise ConfigError(f"oom_budget must be 0 or more kills per 1,000 task-days, got {self.oom_budget}")
+        if not 0 <= self.pending_budget <= 1:
+            raise ConfigError(f"pending_budget must be between 0 and 1, got {self.pending_budget}")
+        if any(n < 1 for n in self.machines):
+            raise ConfigError(f"machines must be at least 1, got {min(self.machines)}")
+        if not 0 < self.growth < float("inf"):
+            raise ConfigError(f"growth must be above 0, got {self.growth}")
+
+
+class Cells:
+    """Runs a workload on any number of a cell's machines.
+
+    Smaller cells are the first machines of a permutation drawn by the seed; all of them are the trace's own cell, and
+    larger ones have clones of its machines in the same order.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its masks are those of ``machines``.
+    machines : CellMachines
+    config : WhatIfConfig
+    """
+
+    def __init__(self, workload: Workload, machines: CellMachines, config: WhatIfConfig) -> None:
+        self._workload = workload
+        self._machines, order = machines.subset(len(machines), config.seed)
+        self._masks = workload.masks[:, order]
+        self._scheduling = config.scheduling
+
+    def run(self, n: int, reserved: NDArray[np.float64]) -> dict[str, float | None]:
+        """Return ``outcome.summary`` of a run on ``n`` machines.
+
+        Parameters
+        ----------
+        n : int
+        reserved : float64, shape (n_rows, n_resources)
+            The current reservation when each window of the workload's tape begins.
+        """
+        times = -(-n // len(self._machines))
+        first = self._machines.tiled(times).take(np.arange(n))
+        masks = np.ascontiguousarray(np.tile(self._masks, (1, times))[:, :n])
+        return summary(
+            simulate(replace(self._workload, masks=masks), first, reserved[None], scheduling=self._scheduling)
+        )
+
+
+def measure(source: Source, config: WhatIfConfig) -> Measured:
+    """Run the test period's workload on fewer and more machines, under every estimator and without reclamation.
+
+    Raises
+    ------
+    ConfigError
+        The trace does not tell of machines, or ``growth`` leaves no collection of it.
+    HistoryTooShortError
+        The validation or the test period is shorter than the horizon.
+    """
+    estimates = estimate_all(source, config)
+    slots = estimates.period.slots
+    machines = machines_of(source.dataset, slots.first_us, slots.stop_us)
+    workload = workload_of(source, estimates.period, machines)
+    grown = workload if config.growth == 1 else workload.grown(config.growth, config.seed)
+    cells = Cells(grown, machines, config)
+    contenders = _reservations(estimates, workload, config)
+    answers = []
+    for name in source.each(contenders, "what if", "closed loop"):
+        tried = _try(cells, contenders[name], len(machines), config)
+        answers.append({
+            "name": name,
+            "kind": LIMIT if name == LIMIT else source.kind(name),
+            "margin": "none" if name == LIMIT else config.margin,
+            "fewest": fewest_within(tried, config),
+            "points": [{"machines": n, "share": n / len(machines), **tried[n]} for n in sorted(tried)],
+        })  # fmt: skip
+    results = {
+        "dataset": period_facts(estimates.period),
+        "asked": {
+            "oom_budget": config.oom_budget,
+            "pending_budget": config.pending_budget,
+            "growth": config.growth,
+            "searched": not config.machines,
+        },
+        "cell": {"machines": len(machines), "runs": len(grown.runs)},
+        "estimators": answers,
+    }
+    return Measured(results, definitions(config))
+
+
+def within(point: Mapping[str, float | None], config: WhatIfConfig) -> bool:
+    """Return whether a run keeps both budgets; one in which no task ran keeps none."""
+    kills, pending = point[KILLS], point[PENDING]
+    if kills is None or pending is None:
+        return False
+    return kills <= config.oom_budget and pending <= config.pending_budget
+
+
+def fewest_within(tried: Mapping[int, Mapping[str, float | None]], config: WhatIfConfig) -> int | None:
+    """Return the fewest machines tried that keep the budgets, as do all larger numbers tried; None where none do."""
+    fewest = None
+    for n in sorted(tried, reverse=True):
+        if not within(tried[n], config):
+            break
+        fewest = n
+    return fewest
+
+
+def _try(
+    cells: Cells, reserved: NDArray[np.float64], cell: int, config: WhatIfConfig
+) -> dict[int, dict[str, float | None]]:
+    """Return the summary on each number of machines named; else on the grid and in a search for the fewest."""
+    numbers = config.machines or tuple(max(1, round(share * config.growth * cell)) for share in GRID)
+    tried = {n: cells.run(n, reserved) for n in dict.fromkeys(numbers)}
+    if config.machines:
+        return tried
+    while (high := fewest_within(tried, config)) is not None:
+        low = max((n for n in tried if n < high), default=0)
+        if high - low <= 1:
+            break
+        middle = (low + high) // 2
+        tried[middle] = cells.run(middle, reserved)
+    return tried
+
+
+def _reservations(estimates: Estimates, workload: Workload, config: WhatIfConfig) -> dict[str, NDArray[np.float64]]:
+    """Return the current reservation at every row of the tape by estimator, ``LIMIT`` last; 0 where unknown."""
+    reserved = {
+        name: current_reservations(estimates.reservations(name)[config.margin], estimates.history)[workload.row]
+        for name in estimates.bases
+        if name != LIMIT
+    }
+    reserved[LIMIT] = estimates.history.windows.limit[workload.row]
+    return {name: np.nan_to_num(of, copy=False) for name, of in reserved.items()}
+
+
+def definitions(config: WhatIfConfig) -> dict[str, str]:
+    """Return what the numbers of the results mean."""
+    return {
+        "fits": (
+            f"The replay kills no more than {config.oom_budget:g} tasks per 1,000 task-days for want of memory, above "
+            f"their own limit or for the machine's sake, and no more than {config.pending_budget:.2%} of the task-time "
+            "is spent waiting. Runs that the trace itself ended out of memory end so under any estimator and are not "
+            "counted."
+        ),
+        "fewest machines": (
+            "The smallest of the numbers named that fits, as does every larger one named; nothing is known of others, "
+            "so that no saving is told from it."
+            if config.machines
+            else "The smallest number tried that fits, as does every larger number tried; one machine fewer was tried "
+            "and does not fit. Numbers in between were not all tried, and what fits need not do so in order: kills in "
+            "particular come and go."
+        ),
+        "machines": (
+            f"Smaller cells are the first machines of one permutation (seed {config.seed}) of the trace's own; larger "
+            "ones clone them in the same order. They come, go and change as the trace's do."
+        ),
+        "growth": (
+            "Whole collections drawn by the seed are cloned, or left out where it is below 1; a clone is submitted "
+            "with its original."
+        ),
+        "no reclamation": "Every task's limit is reserved for it.",
+        **DEFINITIONS,
+    }
+
+
+EXPERIMENT: Final = Experiment(
+    name="what-if",
+    title="What if: would the workload fit, on how many machines",
+    version=3,
+    config=WhatIfConfig,
+    measure=measure,
+    page=page,
+    summary=summary_table,
+    figures={"against_machines": against_machines},
+    runs=runs,
+    columns=COLUMNS,
+)

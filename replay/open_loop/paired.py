@@ -1,0 +1,140 @@
+"""Compares estimators by the paired bootstrap: both are resampled on the same units, and subtracted.
+
+Two estimators err on the same task-windows, so their difference is far less uncertain than either of them (Efron and
+Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.replay.open_loop.bootstrap import FEWEST, bounds, reported, resampled_sums
+from reclaim.replay.open_loop.metrics import METRICS, POSITION
+from reclaim.replay.open_loop.rows import ratio
+
+RECLAIMED: Final = "reclaimed_share"
+VIOLATION: Final = "violation_rate"
+
+DRAWS: Final = 1_000
+SEED: Final = 1
+CONFIDENCE: Final = 0.95
+"""Of the comparison of recorded replays that were not all run with the same."""
+
+BETTER: Final = "better"
+WORSE: Final = "worse"
+NOISE: Final = "within the noise"
+MORE: Final = "more of both"
+LESS: Final = "less of both"
+UNKNOWN: Final = "unknown"
+"""Verdicts, by what lies beyond the noise. ``better`` and ``worse``: one of reclaimed share and violation rate is, and
+the other is not the other way. ``more of both`` and ``less of both``: it reclaims more and violates more, or less and
+less, so that a margin, not the estimator, makes the difference. ``unknown``: nothing was measured, or a single
+collection, which has no noise to compare with."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number and the bounds of its interval; NaN unknown, the bounds where too few units were measured, too."""
+
+    value: float
+    low: float
+    high: float
+
+    def report(self) -> dict[str, float | None]:
+        """Return it for ``results.json``."""
+        return reported(self.value, self.low, self.high)
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where the whole interval lies above or below 0, else 0."""
+        return int(self.low > 0) - int(self.high < 0)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference of two estimators, of one resource.
+
+    Attributes
+    ----------
+    reclaimed, violation : Interval
+        Of reclaimed share and of violation rate, as fractions of one.
+    """
+
+    reclaimed: Interval
+    violation: Interval
+
+    @property
+    def verdict(self) -> str:
+        """One of ``BETTER``, ``WORSE``, ``NOISE``, ``MORE``, ``LESS`` and ``UNKNOWN``; see each."""
+        if any(math.isnan(n) for i in (self.reclaimed, self.violation) for n in (i.value, i.low, i.high)):
+            return UNKNOWN
+        more, worse = self.reclaimed.sign, self.violation.sign
+        if more and more == worse:
+            return MORE if more > 0 else LESS
+        gain = more - worse
+        return NOISE if gain == 0 else BETTER if gain > 0 else WORSE
+
+
+class Paired:
+    """Estimators resampled on the same units.
+
+    Parameters
+    ----------
+    unit_sums : mapping of name to float64, shape (n_units, len(STATS), n_resources)
+        As ``metrics.sums`` gives them with the unit as key; the same units, in the same order, for all.
+    draws, seed, confidence : int, int, float
+        Resamples, seed of the generator, and the share of them within an interval.
+    """
+
+    def __init__(
+        self,
+        unit_sums: Mapping[str, NDArray[np.float64]],
+        *,
+        draws: int = DRAWS,
+        seed: int = SEED,
+        confidence: float = CONFIDENCE,
+    ) -> None:
+        self._names = list(unit_sums)
+        ratios = [METRICS[RECLAIMED], METRICS[VIOLATION]]
+        needed = [POSITION[stat] for ratio in ratios for stat in (ratio.numerator, ratio.denominator)]
+        stacked = np.stack([unit_sums[name][:, needed] for name in self._names], axis=1)  # (U, E, 4, R)
+        self._point = _ratios(stacked.sum(axis=0))
+        drawn = resampled_sums(stacked.reshape(len(stacked), -1), draws=draws, seed=seed)
+        enough = np.count_nonzero(stacked[:, :, 1::2], axis=0) >= FEWEST  # (E, 2, R)
+        self._draws = np.where(enough, _ratios(drawn.reshape(draws, *stacked.shape[1:])), np.nan)  # (D, E, 2, R)
+        self._confidence = confidence
+
+    def value(self, name: str, resource: int) -> float:
+        """Return the reclaimed share of one estimator."""
+        return float(self._point[self._names.index(name), 0, resource])
+
+    def difference(self, name: str, against: str, resource: int) -> Difference:
+        """Return the values of ``name`` minus those of ``against``."""
+        one, other = self._names.index(name), self._names.index(against)
+        intervals = []
+        for metric in range(2):
+            draws = self._draws[:, one, metric, resource] - self._draws[:, other, metric, resource]
+            value = self._point[one, metric, resource] - self._point[other, metric, resource]
+            intervals.append(Interval(float(value), *bounds(draws, self._confidence)))
+        return Difference(*intervals)
+
+    def best_against(self, name: str, others: Sequence[str], resource: int) -> str | None:
+        """Return the opponent to measure ``name`` by: of those that do not violate more, the one that reclaims most.
+
+        "More" is beyond the noise. Where all of the others violate more, it is the one of them that reclaims most;
+        None where there is no other.
+        """
+        rivals = [other for other in others if other != name]
+        fair = [other for other in rivals if self.difference(other, name, resource).violation.sign <= 0]
+        return max(fair or rivals, key=lambda other: self.value(other, resource), default=None)
+
+
+def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return numerators over denominators; from shape (..., 4, n_resources) to (..., 2, n_resources), NaN for none."""
+    return ratio(sums[..., 0::2, :], sums[..., 1::2, :])

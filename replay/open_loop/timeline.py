@@ -1,0 +1,183 @@
+"""Sums of the cell over time: usage, reservations and limits in each slot, and would-be out-of-memory events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data import schema
+from reclaim.data.schema import UNKNOWN_ID
+from reclaim.data.windows import Windows
+from reclaim.replay.open_loop.rows import is_last, sums_by
+from reclaim.training.margins.violation import violates
+
+SLOT_S: Final = 300
+"""Length of a slot, in seconds: the measurement window of the Google traces."""
+
+EVENT_DEFINITION: Final = (
+    "A would-be out-of-memory event is a machine and a slot of time in which the memory used by the tasks on the "
+    "machine exceeds the sum of the reservations that were in force for them when their windows began: had everything "
+    "reclaimed been lent out and used there, the machine would have run out. Used memory is each task's largest within "
+    "its window, weighted by the share of the slot that the window covers. It is derived from the trace, not observed "
+    "in it. A task whose machine is unknown is judged alone, as if it had a machine to itself."
+)
+OVER_DEFINITION: Final = (
+    "A task over its reservation is a task-window in which the task's largest memory passes the reservation that was "
+    "in force when the window began. Where the rest of the machine has room to spare nothing happens; where it "
+    "has not, this is the task at fault."
+)
+
+
+@dataclass(frozen=True)
+class SlotGrid:
+    """Position of each of ``n`` rows on a grid of machines and slots.
+
+    Attributes
+    ----------
+    first_us : int
+        Start of the first slot, on the trace's clock.
+    slot_s : int
+        Length of a slot in seconds.
+    count : int
+        Number of slots.
+    slot : int64, shape (n,)
+        The slot in which the row's window begins.
+    weight : float64, shape (n,)
+        Length of the window over that of the slot.
+    place : int64, shape (n,)
+        Machine of the row; a task without one is a place of its own.
+    n_places, n_machines : int
+        Places in all, and how many of them are machines.
+    """
+
+    first_us: int
+    slot_s: int
+    count: int
+    slot: NDArray[np.int64]
+    weight: NDArray[np.float64]
+    place: NDArray[np.int64]
+    n_places: int
+    n_machines: int
+
+    @property
+    def slot_us(self) -> int:
+        """Length of a slot, in µs."""
+        return self.slot_s * 1_000_000
+
+    @property
+    def stop_us(self) -> int:
+        """End of the last slot, on the trace's clock."""
+        return self.first_us + self.count * self.slot_us
+
+    def hours_at(self, slot: int) -> float:
+        """Return the hours from the first slot's start to another slot's."""
+        return slot * self.slot_s / 3600
+
+    @property
+    def hours(self) -> NDArray[np.float64]:
+        """Start of each slot, in hours since the first; shape (count,)."""
+        return np.arange(self.count, dtype=np.float64) * (self.slot_s / 3600)
+
+
+def lay_out(windows: Windows) -> SlotGrid:
+    """Lay windows on a grid of five-minute slots, or of the usual window where that is longer."""
+    lengths_us = windows.end_us - windows.start_us
+    slot_s = max(SLOT_S, int(np.median(lengths_us) / 1e6)) if len(windows) else SLOT_S
+    first_us = int(windows.start_us.min()) if len(windows) else 0
+    slot = (windows.start_us - first_us) // (slot_s * 1_000_000)
+    on_machine = windows.machine_id != UNKNOWN_ID
+    machines, machine = np.unique(windows.machine_id[on_machine], return_inverse=True)
+    place = np.empty(len(windows), np.int64)
+    place[on_machine] = machine
+    alone, number = np.unique(windows.task_numbers()[~on_machine], return_inverse=True)
+    place[~on_machine] = len(machines) + number
+    return SlotGrid(
+        first_us=first_us,
+        slot_s=slot_s,
+        count=int(slot.max()) + 1 if len(windows) else 0,
+        slot=slot.astype(np.int64),
+        weight=lengths_us / (slot_s * 1e6),
+        place=place,
+        n_places=len(machines) + len(alone),
+        n_machines=len(machines),
+    )
+
+
+def cell_sums(values: NDArray[np.float64], slots: SlotGrid) -> NDArray[np.float64]:
+    """Sum values over the whole cell, slot by slot; from shape (n, n_resources) to (count, n_resources).
+
+    Unknown values count as nothing.
+    """
+    weighted = np.nan_to_num(values) * slots.weight[:, None]
+    return sums_by(slots.slot, weighted, slots.count)
+
+
+def oom_events(used: NDArray[np.float64], reserved: NDArray[np.float64], slots: SlotGrid) -> NDArray[np.int64]:
+    """Count would-be out-of-memory events in each slot; see ``EVENT_DEFINITION``.
+
+    Parameters
+    ----------
+    used, reserved : float64, shape (n,)
+        Memory of each row; a row in which one of them is unknown counts in neither sum.
+    slots : SlotGrid
+        Of the same rows.
+
+    Returns
+    -------
+    int64, shape (count,)
+    """
+    known = _known(used, reserved)
+    cell = slots.place[known] * slots.count + slots.slot[known]
+    size = slots.n_places * slots.count
+    weight = slots.weight[known]
+    used_sum = np.bincount(cell, weights=used[known] * weight, minlength=size)
+    reserved_sum = np.bincount(cell, weights=reserved[known] * weight, minlength=size)
+    out_of_memory = violates(used_sum, reserved_sum)
+    events = out_of_memory.reshape(slots.n_places, slots.count).sum(axis=0)
+    return np.asarray(events, np.int64)
+
+
+def tasks_over(used: NDArray[np.float64], reserved: NDArray[np.float64], slots: SlotGrid) -> NDArray[np.int64]:
+    """Count tasks over their reservation in each slot; see ``OVER_DEFINITION``. Arguments as of ``oom_events``."""
+    over = _known(used, reserved) & violates(used, reserved)
+    return np.bincount(slots.slot[over], minlength=slots.count).astype(np.int64)
+
+
+def _known(used: NDArray[np.float64], reserved: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return np.isfinite(used) & np.isfinite(reserved)
+
+
+def occupied(slots: SlotGrid) -> int:
+    """Return the number of pairs of a place and a slot with a task, the divisor of event rates."""
+    return int(np.count_nonzero(np.bincount(slots.place * slots.count + slots.slot)))
+
+
+def cell_capacity(machines: Mapping[str, NDArray[Any]], until_us: int) -> NDArray[np.float64] | None:
+    """Return the capacity of the machines in service at a time; shape (n_resources,), None where it is unknown.
+
+    Parameters
+    ----------
+    machines : mapping of str to array
+        The columns of the dataset's ``machines`` table.
+    until_us : int
+        Changes after this time do not count.
+    """
+    time_us, machine = machines[schema.TIME_US], machines[schema.MACHINE_ID]
+    order = np.lexsort((time_us, machine))
+    order = order[time_us[order] <= until_us]
+    rows = order[is_last(machine[order])]
+    rows = rows[machines[schema.EVENT_TYPE][rows] != schema.MachineEventType.REMOVE]
+    columns = [np.asarray(machines[name][rows], np.float64) for name in (schema.CPU_CAPACITY, schema.MEMORY_CAPACITY)]
+    capacity = np.array([np.nansum(column) for column in columns])
+    return capacity if len(rows) and bool((capacity > 0).all()) else None
+
+
+def rebin(values: NDArray[np.float64], slots_per_bin: int) -> NDArray[np.float64]:
+    """Return means over runs of slots; from shape (count, k) to (ceil(count / slots_per_bin), k)."""
+    starts = np.arange(0, len(values), slots_per_bin)
+    lengths = np.minimum(len(values) - starts, slots_per_bin)
+    return np.asarray(np.add.reduceat(values, starts, axis=0) / lengths[:, None])

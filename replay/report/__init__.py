@@ -1,0 +1,1 @@
+"""Reports: figures, pages and unit sums of an experiment; imports ``replay.experiment``."""

@@ -1,0 +1,88 @@
+"""Provides what the figures of all experiments share: colours, markers, segment shades and saving."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from reclaim.data.core.style import STYLE
+from reclaim.training.margins.margin import MARGIN_NAMES
+
+PALETTE: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
+"""Colours that readers with any colour vision can distinguish (Okabe and Ito), in the order estimators are drawn."""
+
+MARGIN_MARKERS: Final = dict(zip(MARGIN_NAMES, ("o", "s", "^"), strict=True))
+SEGMENT_SHADES: Final = {"baseline": "#FFFFFF", "medium": "#F3F3F3", "aggressive": "#E7E7E7"}
+
+DPI: Final = 120
+
+
+def estimator_colours(results: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return one colour per estimator, the same in every figure; learned ones first."""
+    kinds = {"learned": 0, "statistical": 1}
+    names = [e["name"] for e in sorted(results["estimators"], key=lambda e: kinds.get(e["kind"], 2))]
+    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
+
+
+def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
+    """Write a figure as PNG and as SVG, the same bytes for the same figure; returns both paths."""
+    png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
+    with mpl.rc_context(STYLE):
+        FigureCanvasAgg(figure)
+        figure.savefig(png, dpi=DPI, metadata={"Software": None})
+        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    return png, svg
+
+
+def time_unit(hours: float) -> tuple[float, str]:
+    """Return the unit for an axis of so many hours: its length in hours and its name."""
+    return (24.0, "days") if hours > 72 else (1.0, "hours")
+
+
+def shade(ax: Axes, segments: Sequence[Mapping[str, Any]], unit: float) -> None:
+    """Shade the background of each segment by its margin, with a line between two."""
+    for segment in segments:
+        start, end = segment["start_hours"] / unit, segment["end_hours"] / unit
+        ax.axvspan(start, end, color=SEGMENT_SHADES[segment["margin"]], linewidth=0, zorder=0)
+        if start > 0:
+            ax.axvline(start, color="#999999", linewidth=0.8, zorder=1)
+
+
+def label_segments(ax: Axes, segments: Sequence[Mapping[str, Any]], unit: float) -> None:
+    """Write the margin at the top of each segment."""
+    for segment in segments:
+        ax.annotate(
+            segment["margin"],
+            ((segment["start_hours"] + segment["end_hours"]) / 2 / unit, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, -3),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=9,
+            color="#444444",
+        )
+
+
+def percent(values: Sequence[float | None]) -> NDArray[np.float64]:
+    """Return shares in percent, NaN for unknown ones."""
+    return numbers(values) * 100
+
+
+def numbers(values: Sequence[float | None]) -> NDArray[np.float64]:
+    """Return numbers, NaN for unknown ones."""
+    return np.array([number(v) for v in values], np.float64)
+
+
+def number(value: float | None) -> float:
+    """Return a number, NaN for an unknown one."""
+    return math.nan if value is None else float(value)

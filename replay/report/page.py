@@ -1,0 +1,119 @@
+"""Renders the page of a finished replay, one self-contained HTML file, and the table of its runs."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import jinja2
+from markupsafe import Markup, escape
+
+from reclaim.data.core.prose import duration, interval, number, percent, points
+from reclaim.data.core.style import RESOURCE_WORDS
+from reclaim.data.core.tables import Table
+from reclaim.replay.experiment import Column, Experiment, Results, Run
+from reclaim.replay.open_loop.paired import BETTER, NOISE, UNKNOWN, WORSE
+
+PAGE: Final = "report.html"
+"""File name of the page."""
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """A finished replay.
+
+    Attributes
+    ----------
+    folder : Path
+        Folder of ``results.json``, ``report.html`` and the figures.
+    results : mapping
+        The content of ``results.json``.
+    already_there : bool
+        Whether an earlier run had written it, and this one had nothing to do.
+    seconds : mapping of str to float
+        Wall time of its parts; empty when there was nothing to do.
+    """
+
+    folder: Path
+    results: Results
+    already_there: bool
+    seconds: Mapping[str, float]
+
+    @property
+    def page(self) -> Path:
+        """Path of the page."""
+        return self.folder / PAGE
+
+
+def runs_table(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
+    """Return one row per run: its words and the numbers of the columns; None where it has none."""
+    words = list(dict.fromkeys(word for run in runs for word in run.words))
+    rows = (
+        (*(run.words.get(word) for word in words), *(run.metrics.get(column.metric) for column in columns))
+        for run in runs
+    )
+    return Table(
+        (*words, *(c.heading for c in columns)), tuple(rows), frozenset(c.heading for c in columns if c.percent)
+    )
+
+
+def render_page(experiment: Experiment, results: Results, figures: Mapping[str, Path]) -> str:
+    """Return the page of an experiment as HTML, with its figures embedded.
+
+    The text is the experiment's own template, ``experiments/<name>/page.html``; it extends ``report/page.html``.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    results : mapping
+        The content of ``results.json``.
+    figures : mapping of str to Path
+        SVG file of each figure by its name.
+
+    Raises
+    ------
+    jinja2.UndefinedError
+        The template shows a figure that is not among them.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("reclaim.replay", "."),
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= _FILTERS
+    images = {name: base64.b64encode(path.read_bytes()).decode() for name, path in figures.items()}
+    shown = {"title": experiment.title, "results": results, "images": images}
+    folder = experiment.name.replace("-", "_")
+    return environment.get_template(f"experiments/{folder}/page.html").render(shown | dict(experiment.page(results)))
+
+
+def verdict_of(difference: Mapping[str, float | None]) -> str:
+    """Return whether a difference in what is reclaimed lies beyond the noise; ``unknown`` without an interval."""
+    low, high = difference["low"], difference["high"]
+    return UNKNOWN if low is None or high is None else BETTER if low > 0 else WORSE if high < 0 else NOISE
+
+
+def _share(value: float | None, digits: int = 1) -> str:
+    return percent(value, digits).replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def _prose(text: str) -> Markup:
+    """Return a paragraph as HTML: text in `backquotes` as code, a number and its percent sign on one line."""
+    unbroken = str(escape(text)).replace(" %", "&nbsp;%")
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", unbroken))
+
+
+_FILTERS: Final = {
+    "prose": _prose,
+    "share": _share,
+    "points": points,
+    "interval": interval,
+    "amount": number,
+    "duration": duration,
+    "verdict": verdict_of,
+    "resource": RESOURCE_WORDS.get,
+}
+"""Filters of the templates, by name."""

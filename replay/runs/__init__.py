@@ -1,0 +1,1 @@
+"""Runs of experiments: run, record, compare; imports every experiment by name."""

@@ -1,0 +1,24 @@
+"""Lists the experiments by the name of their verb; a module is imported when its experiment is requested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:
+    from reclaim.replay.experiment import Experiment
+
+EXPERIMENTS: Final[Mapping[str, str]] = {
+    "margins": "margins",
+    "ratios": "ratios",
+    "compaction": "compaction",
+    "frontier": "frontier",
+    "what-if": "what_if",
+}
+"""Name of an experiment to its folder, whose ``measure.py`` defines ``EXPERIMENT``."""
+
+
+def load_experiment(name: str) -> Experiment:
+    """Return the experiment of a name of ``EXPERIMENTS``."""
+    return cast("Experiment", import_module(f"reclaim.replay.experiments.{EXPERIMENTS[name]}.measure").EXPERIMENT)

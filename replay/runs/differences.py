@@ -1,0 +1,148 @@
+"""Compares recorded replays of the margins pairwise: which estimator is better, and whether by more than the noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.style import RESOURCE_WORDS
+from reclaim.data.core.tables import Cell, Table
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.experiment import COMPARED, STATISTICAL
+from reclaim.replay.open_loop.paired import Paired
+from reclaim.replay.report.units import UNITS, UnitSums, read_units
+from reclaim.replay.runs.compare import Chosen, choose
+from reclaim.replay.runs.record import TAG_PARENT, dataset_of, horizon_of
+from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.runs import RunRecord
+
+_MARGINS: Final = "margins"
+"""The experiment whose runs keep their sums by unit."""
+_PROMISE: Final = ("horizon_s", "budgets.baseline", "budgets.aggressive", "by_group")
+"""Settings that runs must share to be comparable: horizon, budgets, and whether each group keeps them."""
+_RESAMPLING: Final = {"draws": int, "seed": int, "confidence": float}
+"""Settings of a replay that are options of ``Paired``."""
+_NUMBERS: Final = tuple(f"{of} {what}" for of in ("reclaimed", "violation") for what in ("difference", "low", "high"))
+_COLUMNS: Final = ("dataset", "horizon", "margin", "resource", "estimator", "against", *_NUMBERS, "verdict")
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Runs of one dataset, promise and margin that judged the same task-windows, and the sums of each."""
+
+    members: tuple[RunRecord, ...]
+    rivals: tuple[RunRecord, ...]
+    sums: Mapping[str, NDArray[np.float64]]
+
+
+def differences(runs: Sequence[str] | Chosen = ()) -> Table:
+    """Return the differences between estimators at the same margin, with intervals and a verdict.
+
+    The learned ones (the statistical ones where there is none) are compared with the best statistical one
+    (``Paired.best_against``). Where several runs are named, those named later are also compared with the first; runs of
+    a whole experiment with its run of the same estimator.
+
+    Both of a pair are resampled on the same collections, so only runs that judged the same task-windows are paired. The
+    draws, seed and confidence are those of the replays, so the numbers equal those of their pages; where the replays
+    differ in them, the defaults of ``Paired`` are used. A replay recorded without its sums by unit has no row.
+
+    Parameters
+    ----------
+    runs : sequence of str or Chosen
+        As in ``compare.choose``.
+    """
+    chosen = runs if isinstance(runs, Chosen) else choose(runs)
+    rows = [row for group in _groups(chosen) for row in _rows(group, chosen)]
+    return Table(_COLUMNS, tuple(rows), percent=frozenset(_NUMBERS))
+
+
+def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
+    everyone = (*group.members, *group.rivals)
+    names = _names(everyone)
+    paired = Paired({names[run_id]: sums for run_id, sums in group.sums.items()}, **_resampling(everyone))
+    rivals = [names[r.run_id] for r in group.rivals]
+    learned = [m for m in group.members if m.tags["kind"] != STATISTICAL]
+    for member in group.members:
+        name, first = names[member.run_id], _first(member, group.members, chosen.named)
+        for r, resource in enumerate(RESOURCES):
+            best = paired.best_against(name, rivals, r) if member in (learned or group.members) else None
+            opponents = [best, None if first is None else names[first.run_id]]
+            for opponent in dict.fromkeys(o for o in opponents if o is not None):
+                found = paired.difference(name, opponent, r)
+                numbers = [n for i in (found.reclaimed, found.violation) for n in (i.value, i.low, i.high)]
+                yield (
+                    dataset_of(member)[0],
+                    horizon_of(member),
+                    member.tags["margin"],
+                    RESOURCE_WORDS[resource],
+                    name,
+                    opponent,
+                    *(n if np.isfinite(n) else None for n in numbers),
+                    found.verdict,
+                )
+
+
+def _resampling(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return the draws, seed and confidence of replays; nothing where they differ or are unknown."""
+    first, *others = [[record.params.get(name) for name in _RESAMPLING] for record in records]
+    if None in first or any(other != first for other in others):
+        return {}
+    return {name: of(value) for (name, of), value in zip(_RESAMPLING.items(), first, strict=True) if value is not None}
+
+
+def _first(member: RunRecord, members: Sequence[RunRecord], named: Mapping[str, int]) -> RunRecord | None:
+    """Return the run, of those named first, that a member is compared with; None for those themselves."""
+    first = min((named[m.run_id] for m in members if m.run_id in named), default=0)
+    if named.get(member.run_id, first) == first:
+        return None
+    of_first = [m for m in members if named[m.run_id] == first]
+    alike = [m for m in of_first if m.tags["estimator"] == member.tags["estimator"]]
+    return of_first[0] if len(of_first) == 1 else next(iter(alike), None)
+
+
+def _names(records: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the name of each run by its id: its estimator's, with the run's id where several have it."""
+    estimators = {record.run_id: record.tags["estimator"] for record in records}
+    several = list(estimators.values())
+    return {run_id: name if several.count(name) == 1 else f"{name} {run_id[:8]}" for run_id, name in estimators.items()}
+
+
+def _groups(chosen: Chosen) -> Iterator[_Group]:
+    """Yield the chosen runs that can be paired, in order, each with the statistical runs it is compared with."""
+
+    @cache
+    def units(whole: str) -> UnitSums | None:
+        path = tracking.find_file(whole, UNITS)
+        return None if path is None else read_units(path)
+
+    def sums(record: RunRecord) -> NDArray[np.float64] | None:
+        found = units(record.tags[TAG_PARENT])
+        return None if found is None else found.sums.get((record.tags["estimator"], record.tags["margin"]))
+
+    groups: list[tuple[tuple[str, ...], UnitSums, list[RunRecord]]] = []
+    for record in chosen.runs:
+        if record.experiment != _MARGINS or record.tags.get("kind") not in COMPARED or sums(record) is None:
+            continue
+        found = units(record.tags[TAG_PARENT])
+        assert found is not None
+        key = (record.tags["margin"], dataset_of(record)[1], *(record.params.get(name, "") for name in _PROMISE))
+        same = (m for k, other, m in groups if k == key and (found is other or found.same_rows(other)))
+        members = next(same, None)
+        if members is None:
+            groups.append((key, found, [record]))
+        elif chosen.named or all(m.tags["estimator"] != record.tags["estimator"] for m in members):
+            members.append(record)  # of unnamed runs the newest alone: their other settings change no sums
+    for (margin, *_), _, members in groups:
+        parents = {m.tags[TAG_PARENT] for m in members}
+        beside = [r for r in chosen.recorded if r.tags[TAG_PARENT] in parents and r.tags["margin"] == margin]
+        rivals: dict[str, RunRecord] = {}
+        for record in (*members, *beside):  # a chosen run comes before others of its experiment
+            if record.tags.get("kind") == STATISTICAL and sums(record) is not None:
+                rivals.setdefault(record.tags["estimator"], record)
+        known = {r.run_id: of for r in (*members, *rivals.values()) if (of := sums(r)) is not None}
+        yield _Group(tuple(members), tuple(rivals.values()), known)

@@ -1,0 +1,85 @@
+"""Records a finished experiment in MLflow: a run of each contender under one of the whole experiment, with tags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from reclaim.data.core.files import content_sha256
+from reclaim.replay.experiment import Experiment, Results
+from reclaim.replay.report.page import ReplayReport
+from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.runs import RunRecord
+
+FINISHED: Final = "FINISHED"
+TAG_INPUTS: Final = "inputs_sha256"
+"""Tag that ties a run to all that decided its results."""
+TAG_PARENT: Final = "whole_experiment"
+"""Tag of a run of one contender: id of the run of the whole experiment."""
+TAG_WORDS: Final = "told_apart_by"
+"""Tag of a run of one contender: names of the tags that tell it from its neighbours, with commas between them."""
+TAG_PLACE: Final = "place"
+"""Tag of a run of one contender: its place in the table of the experiment, from 0."""
+_MLFLOW_PARENT: Final = "mlflow.parentRunId"
+
+
+def record(experiment: Experiment, report: ReplayReport) -> str:
+    """Record a replay that is not recorded yet; returns the id of the run of the whole experiment.
+
+    The store itself is searched for runs of the same inputs: an interrupted recording is completed, and another store
+    gets a recording of its own.
+    """
+    results = report.results
+    shared = _shared_tags(results)
+    known = {
+        run.name: run.run_id
+        for run in tracking.find_runs(experiment.name, tags={TAG_INPUTS: shared[TAG_INPUTS]})
+        if run.status == FINISHED
+    }
+    whole = known.get(experiment.name) or _record_whole(experiment, report, shared)
+    for place, one in enumerate(experiment.runs(results)):
+        if one.name in known:
+            continue
+        apart = {TAG_WORDS: ",".join(one.words), TAG_PLACE: str(place)}
+        tags = {**shared, **one.tags, **one.words, **apart, TAG_PARENT: whole, _MLFLOW_PARENT: whole}
+        with tracking.start_run(experiment.name, one.name, tags=tags) as run:
+            run.log_params({**results["inputs"]["config"], **one.params})
+            run.log_metrics(one.metrics)
+    return whole
+
+
+def words_of(run: RunRecord) -> dict[str, str]:
+    """Return ``Run.words`` of a recorded run."""
+    return {name: run.tags[name] for name in run.tags.get(TAG_WORDS, "estimator,margin").split(",") if name in run.tags}
+
+
+def dataset_of(run: RunRecord) -> tuple[str, str]:
+    """Return name and fingerprint of the dataset of a recorded run."""
+    return run.tags.get("dataset", "-"), run.tags.get("dataset_fingerprint", "")
+
+
+def horizon_of(run: RunRecord) -> str:
+    """Return the horizon of a recorded run, as ``3600 s``."""
+    return f"{run.params.get('horizon_s', '-')} s"
+
+
+def _record_whole(experiment: Experiment, report: ReplayReport, tags: Mapping[str, str]) -> str:
+    with tracking.start_run(experiment.name, experiment.name, tags=tags) as run:
+        run.log_params({k: v for k, v in report.results["inputs"].items() if k != "version"})
+        if commit := tracking.git_commit():
+            run.set_tags({"git_commit": commit})
+        run.log_metrics({"seconds": report.seconds})
+        for path in sorted(report.folder.iterdir()):
+            if path.is_file():
+                run.log_artifact(path)
+        return run.run_id
+
+
+def _shared_tags(results: Results) -> dict[str, str]:
+    dataset = results["dataset"]
+    return {
+        TAG_INPUTS: content_sha256(results["inputs"]),
+        "dataset": dataset["name"],
+        "dataset_fingerprint": dataset["fingerprint"],
+        "nature": dataset["nature"],
+    }

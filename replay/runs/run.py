@@ -1,0 +1,272 @@
+"""Runs an experiment on a dataset: measures, draws, writes and records it, unless its results exist already."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from reclaim.data.core.files import remove_left_behind, replaced_folder
+from reclaim.data.core.nested import flatten
+from reclaim.data.dataset import Dataset
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import AFTER_TRACE_US
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.registry import FEATURE_NAMES
+from reclaim.replay.experiment import (
+    ONLINE,
+    ORACLE,
+    Experiment,
+    Measured,
+    Results,
+    Source,
+)
+from reclaim.replay.open_loop.bootstrap import FEW
+from reclaim.replay.report import figures
+from reclaim.replay.report.page import PAGE, ReplayReport, render_page
+from reclaim.replay.runs.record import record
+from reclaim.replay.settings import ReplayConfig
+from reclaim.training.estimators.registry import ESTIMATORS, LEARNED
+from reclaim.training.tracking.runs import git_commit
+
+if TYPE_CHECKING:
+    from reclaim.training.bundle import Bundle
+
+log = logging.getLogger(__name__)
+
+RESULTS: Final = "results.json"
+
+
+def run_experiment(
+    experiment: Experiment,
+    dataset: Path,
+    out: Path,
+    config: ReplayConfig | None = None,
+    *,
+    bundles: Mapping[str, Bundle] | None = None,
+    tracking: bool = True,
+    progress: bool = True,
+) -> ReplayReport:
+    """Run an experiment and write ``results.json``, ``report.html``, its figures and its own files.
+
+    All files appear at once. Where ``out`` holds the same experiment already, nothing is computed again; missing
+    tracking runs are recorded.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        See ``catalogue.load_experiment``.
+    dataset : Path
+        An ingested dataset with its features.
+    out : Path
+        Folder to write; must not exist, or hold the same experiment.
+    config : ReplayConfig or None
+        One of ``experiment.config``; its defaults when None.
+    bundles : mapping of str to Bundle or None
+        Learned estimators by name.
+    tracking : bool
+        Whether to record the runs in MLflow.
+    progress : bool
+        Whether to show progress on a terminal.
+
+    Raises
+    ------
+    ConfigError
+        The dataset or its features are missing or have no test period, a learned estimator was trained or tuned on
+        some of it, or ``out`` holds something else.
+    HistoryTooShortError
+        The validation or the test period is shorter than the horizon.
+    """
+    config, bundles = config or experiment.config(), bundles or {}
+    assert isinstance(config, experiment.config), f"{experiment.name} takes a {experiment.config.__name__}"
+    reserved = {ORACLE, *ESTIMATORS, *(name + ONLINE for name in bundles)} & set(bundles)
+    if reserved:
+        raise ConfigError(f"a learned estimator cannot be called {', '.join(sorted(reserved))}: the name is taken")
+    opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
+    if features.role == "train":
+        raise ConfigError(
+            f"{dataset}: its features were built with split.role=train, so it has no test period; build them for one, "
+            f"`reclaim features {dataset} --set split.role=all`, and train anew; or `test` if it never was trained on"
+        )
+    for name, bundle in bundles.items():
+        _refuse_seen_tests(name, bundle, opened, features)
+    inputs = _inputs(experiment, opened, features, config, bundles)
+    results = _already_there(out, inputs)
+    seconds: dict[str, float] = {}
+    if already_there := results is not None:
+        remove_left_behind(out)
+        log.info("%s: holds this experiment already, nothing to do", out)
+    else:
+        measured = experiment.measure(Source(opened, features, bundles, progress, seconds), config)
+        made = {
+            **measured.results,
+            "dataset": _dataset_facts(opened, features) | measured.results.get("dataset", {}),
+            "definitions": _with_few_collections(measured),
+            "command": _command(experiment, opened, config, bundles),
+            "made_with": _made_with(bundles),
+            "inputs": inputs,
+        }
+        results = json.loads(json.dumps(made, allow_nan=False))  # equal to what is read back from the file
+        with replaced_folder(out) as folder:
+            write_folder(experiment, results, folder, measured.write)
+    report = ReplayReport(folder=out, results=results, already_there=already_there, seconds=seconds)
+    if tracking:
+        record(experiment, report)
+    return report
+
+
+def write_folder(
+    experiment: Experiment, results: Results, folder: Path, write: Callable[[Path], None] | None = None
+) -> None:
+    """Write results, figures, page and the experiment's own files into an existing folder."""
+    drawn = {}
+    for name, draw in experiment.figures.items():
+        figure = draw(results)
+        if figure is not None:
+            drawn[name] = figures.save_figure(figure, folder / name)[1]
+    (folder / PAGE).write_text(render_page(experiment, results, drawn), encoding="utf-8")
+    (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")  # in the order of the page
+    if write is not None:
+        write(folder)
+
+
+def _with_few_collections(measured: Measured) -> dict[str, str]:
+    """Return the definitions, with one of few collections where intervals depend on few."""
+    definitions, count = dict(measured.definitions), measured.results.get("dataset", {}).get("test_collections")
+    if "interval" not in definitions or count is None or count >= FEW:
+        return definitions
+    told = f"The test period has {count}, and intervals rest on how they differ. Of fewer than {FEW} "
+    return definitions | {"few collections": told + "they come out too narrow; of 1 alone there are none."}
+
+
+def _inputs(
+    experiment: Experiment,
+    dataset: Dataset,
+    features: FeatureSet,
+    config: ReplayConfig,
+    bundles: Mapping[str, Bundle],
+) -> dict[str, Any]:
+    """Return all inputs that determine the results."""
+    return {
+        "experiment": experiment.name,
+        "version": experiment.version,
+        "dataset_fingerprint": dataset.fingerprint,
+        "features_fingerprint": features.fingerprint,
+        "config": json.loads(json.dumps(asdict(config))),
+        "bundles": {name: _bundle_facts(bundle, dataset) for name, bundle in sorted(bundles.items())},
+    }
+
+
+def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
+    # a model is identified by its answers: its files may differ from one saving to the next
+    asked = np.random.default_rng(0).random((256, len(FEATURE_NAMES)), np.float32)
+    answered = bundle.forecaster.predict(asked)
+    digest = hashlib.sha256(answered.quantiles.tobytes() + answered.oom_probability.tobytes())
+    return {
+        "kind": bundle.kind,
+        "plans": {name: [asdict(basis) for basis in plan] for name, plan in bundle.plans.items()},
+        "answers_sha256": digest.hexdigest(),
+        "pipeline_version": bundle.pipeline_version,
+        "trained_on_fingerprint": bundle.dataset_fingerprint,
+        "trained_on_this_dataset": _trained_on(bundle, dataset),
+    }
+
+
+def _trained_on(bundle: Bundle, dataset: Dataset) -> bool:
+    several = (source["fingerprint"] for source in bundle.trained.get("datasets", ()))
+    return dataset.fingerprint in {bundle.dataset_fingerprint, *several}
+
+
+def _refuse_seen_tests(name: str, bundle: Bundle, dataset: Dataset, features: FeatureSet) -> None:
+    """Raise ConfigError where a model was fitted, stopped, levelled or calibrated on rows that are tested here.
+
+    The periods are those of the current features; the model may have been trained on earlier ones of this dataset. A
+    bundle without that record passes.
+    """
+    remedy = (
+        f"train on these features, `reclaim train {dataset.path}`, or replay on those that the model was trained on, "
+        f"built by `reclaim features {dataset.path}` with the settings of then"
+    )
+    begins_us, unseen = features.cuts_us[1], features.manifest["config"]["split"]["test_unseen_share"]
+    for facts in bundle.trained.get("datasets", ()):
+        if facts["fingerprint"] != dataset.fingerprint or "tuned_until_us" not in facts:
+            continue
+        for done in ("trained", "tuned"):
+            if facts[f"{done}_until_us"] > begins_us:
+                until = facts[f"{done}_until_us"]
+                till = "to its end" if until == AFTER_TRACE_US else f"until {until} µs on its clock"
+                raise ConfigError(
+                    f"{dataset.path}: {name} was {done} on this dataset {till}, and its test period begins at "
+                    f"{begins_us} µs; {remedy}"
+                )
+        if facts["kept_unseen"] < unseen:
+            raise ConfigError(
+                f"{dataset.path}: {unseen:.0%} of the collections are to be unseen in the test, and {name} was trained "
+                f"and tuned on all but {facts['kept_unseen']:.0%}; {remedy}"
+            )
+
+
+def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the results at ``out`` if they are of the same inputs; None where there are none yet."""
+    if not out.exists():
+        return None
+    remedy = "choose another folder or remove it"
+    if not out.is_dir():
+        raise ConfigError(f"{out}: exists and is no folder; {remedy}")
+    path = out / RESULTS
+    if not path.is_file():
+        if any(out.iterdir()):
+            raise ConfigError(f"{out}: exists and holds no {RESULTS}; {remedy}")
+        return None
+    try:
+        results = json.loads(path.read_text())
+        there = results["inputs"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not the results of a replay; {remedy}") from error
+    if there != inputs:
+        differing = sorted(key for key in inputs.keys() | there.keys() if inputs.get(key) != there.get(key))
+        raise ConfigError(f"{out}: holds a replay that differs in {', '.join(differing)}; {remedy}")
+    return dict(results)
+
+
+def _command(experiment: Experiment, dataset: Dataset, config: ReplayConfig, bundles: Mapping[str, Bundle]) -> str:
+    """Return the command that repeats the experiment; the names of its models are left open."""
+    default = flatten(asdict(experiment.config()))
+    words = [f"reclaim replay {experiment.name}", dataset.path.name, "--out DIR"]
+    words += ["--model NAME@ALIAS" for _ in bundles] or ["--no-model"]
+    words += [f"--set {k}={_setting(v)}" for k, v in flatten(asdict(config)).items() if v != default.get(k)]
+    return " ".join(words)
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, tuple):
+        return "'" + json.dumps(value) + "'"
+    return json.dumps(value) if isinstance(value, bool) else str(value)  # as TOML spells them
+
+
+def _dataset_facts(dataset: Dataset, features: FeatureSet) -> dict[str, Any]:
+    manifest = dataset.manifest
+    return {
+        "name": manifest.get("name", dataset.path.name),
+        "folder": dataset.path.name,
+        "nature": manifest.get("nature", "not stated"),
+        "trace": manifest.get("options", {}).get("trace", "not stated"),
+        "lacks": list(manifest.get("lacks", [])),
+        "fingerprint": dataset.fingerprint,
+        "features_fingerprint": features.fingerprint,
+        "task_windows": int(features.bucket_start[-1]),
+        "measured_by_mean": features.manifest["measured_by_mean"],
+    }
+
+
+def _made_with(bundles: Mapping[str, Bundle]) -> dict[str, str | None]:
+    """Return the versions of packages that affect the numbers, and the commit of the working folder."""
+    packages = dict.fromkeys(["reclaim", "numpy", *(p for b in bundles.values() for p in LEARNED[b.kind].packages)])
+    return {name: version(name) for name in packages} | {"git_commit": git_commit()}

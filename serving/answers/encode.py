@@ -1,0 +1,61 @@
+"""Encodes amounts, quantiles, rules and names of answers as JSON models; the same for stateless and stateful ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.schema import RESOURCES
+from reclaim.features.targets import TARGETS
+from reclaim.serving.wire.schemas import ModelName, Quantiles, ResourceRules, Resources
+from reclaim.training.estimators.base import RULES
+
+if TYPE_CHECKING:
+    from reclaim.serving.models.loader import LoadedModel
+
+SERVED_RULES: Final = (*RULES, "stale", "opt_out")
+"""Rules of the estimators, and the two of the service: no news for too long, and a collection that opted out."""
+STALE, OPT_OUT = len(RULES), len(RULES) + 1
+_LIMIT_OF_TARGET: Final = (0, 1, 0)
+"""Resource whose limit a target is a share of: peak CPU is over the CPU limit."""
+
+
+def model_name(model: LoadedModel) -> ModelName:
+    """Return name and version of a model."""
+    return ModelName(name=model.name, version=model.version)
+
+
+def resources(amounts: NDArray[np.float64] | tuple[float, ...]) -> Resources:
+    """Return amounts by resource; shape (n_resources,), finite."""
+    return Resources(**{resource: float(v) for resource, v in zip(RESOURCES, amounts, strict=True)})
+
+
+def rules(codes: NDArray[np.uint8]) -> ResourceRules:
+    """Return rules by resource; codes are positions in ``SERVED_RULES``, shape (n_resources,)."""
+    names = dict(zip(RESOURCES, (SERVED_RULES[code] for code in codes), strict=True))
+    return ResourceRules(**names)  # type: ignore[arg-type]  # names of rules
+
+
+def amounts_of(quantiles: NDArray[np.float64], limit: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return quantiles in the unit of the limit; quantiles (..., n_targets, n_levels), limit (..., n_resources)."""
+    over: NDArray[np.float64] = limit[..., _LIMIT_OF_TARGET, None]
+    return quantiles * over
+
+
+def by_target(quantiles: NDArray[np.float64]) -> Quantiles:
+    """Return quantiles by target, null without a forecast; quantiles (n_targets, n_levels)."""
+    return Quantiles(
+        **{name: q.tolist() if np.isfinite(q).all() else None for name, q in zip(TARGETS, quantiles, strict=True)}
+    )
+
+
+def finite(value: float) -> float | None:
+    """Return a finite number, else None."""
+    return value if np.isfinite(value) else None
+
+
+def known_or_none(value: int) -> int | None:
+    """Return a known id or time, else None."""
+    return None if value < 0 else value

@@ -1,0 +1,83 @@
+"""Answers a table of histories: the reservations of a fresh estimator at the end of each."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from reclaim.data import schema as s
+from reclaim.data.core.parallel import in_pieces
+from reclaim.data.windows import Windows, sort_windows
+from reclaim.features.fold.stateless import features_of_histories
+from reclaim.serving.answers.query import margins_of
+from reclaim.serving.answers.stateful import answers, as_table
+from reclaim.serving.cell.task_record import UNKNOWN_TASK, Known, keep_last, key_of
+from reclaim.serving.models.scorer import Engine
+from reclaim.serving.wire.rows import UsageRows, usage_from_arrow
+from reclaim.serving.wire.schemas import Units
+
+if TYPE_CHECKING:
+    from reclaim.serving.models.loader import LoadedModel
+    from reclaim.serving.monitoring.metrics import Metrics
+    from reclaim.serving.settings import ServingSettings
+    from reclaim.serving.wire.cell_schemas import CellQuery
+
+
+def answer_histories(
+    model: LoadedModel, body: bytes, query: CellQuery, settings: ServingSettings, metrics: Metrics, threads: int
+) -> pa.Table:
+    """Return one row per task of an Arrow stream of windows, in order of collection and index.
+
+    Rows that are refused, and those without a limit, are left out; the table's metadata counts them by code, as
+    ``refused``, and describes the first, as ``errors``. The number of threads changes nothing in it.
+
+    Raises
+    ------
+    RequestError
+        The body is no such stream, or the model lacks a margin of the query.
+    """
+    with metrics.answering("decode"):
+        usage = usage_from_arrow(body, settings.max_bulk_rows)
+        windows = _histories(usage)
+    engine = Engine(model, settings.cell, threads)
+    margin_of_tier = margins_of(query, engine, settings.margin)
+    units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
+    with metrics.answering("features"):
+        x = features_of_histories(windows, settings.cell, threads)
+    starts = windows.task_starts()
+
+    def made(piece: slice) -> pa.Table:
+        first, after = starts[:-1][piece], starts[1:][piece]
+        last = windows.take(piece if len(starts) > len(windows) else after - 1)
+        task = np.full(len(last), UNKNOWN_TASK)
+        keep_last(task, slice(None), last)
+        task["limit"], task["limit_us"], task[s.SCHEDULED_US] = last.limit, last.start_us, last.scheduled_us
+        task["windows"], task["first_us"] = after - first, windows.start_us[first]
+        never = np.zeros(len(last), np.bool_)
+        scores = engine.score(x[piece], last)
+        known = Known(engine, key_of(last), ~never, task, scores, None, never, -1, -1, 0)
+        return as_table(answers(known, margin_of_tier, settings), units, quantiles=bool(query.quantiles))
+
+    with metrics.answering("answer"):
+        table = pa.concat_tables(in_pieces(made, len(x), threads))
+    errors = [error.model_dump() for error in usage.refusals.errors]
+    about = {"refused": json.dumps(usage.refusals.counts), "errors": json.dumps(errors)}
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), **about})
+
+
+def _histories(usage: UsageRows) -> Windows:
+    """Return the windows that have a limit, by task, then time."""
+    windows = usage.windows
+    unlimited = np.isnan(windows.limit[:, 0])  # of both, or of none
+    if unlimited.any():
+        usage.refusals.add("no_limit", usage.row[unlimited], "every window needs a limit")
+        windows = windows.take(~unlimited)
+    key = key_of(windows)
+    step = np.diff(key, axis=0)
+    later = (windows.end_us[1:] > windows.end_us[:-1]) & (windows.start_us[1:] >= windows.start_us[:-1])
+    if not ((step[:, 0] > 0) | ((step[:, 0] == 0) & ((step[:, 1] > 0) | ((step[:, 1] == 0) & later)))).all():
+        windows = sort_windows(windows)
+    return windows

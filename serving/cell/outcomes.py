@@ -1,0 +1,95 @@
+"""Outcomes of written rows: codes and reasons of windows, and the facts that are stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.features.fold.live_kernel import TOO_LATE
+from reclaim.serving.wire.rows import IN_ALLOC, LOGICAL_NAME, SINCE_US, USER, FactRows
+
+if TYPE_CHECKING:
+    from reclaim.serving.cell.clock import CellClock
+    from reclaim.serving.settings import ServingSettings
+
+IN_THE_FUTURE, NO_LIMIT, TOO_MANY_TASKS, ENDED, RUN_TO_COME = range(TOO_LATE + 1, TOO_LATE + 6)
+OUTCOMES: Final = (
+    "taken", "late", "repeated", "too_late", "in_the_future", "no_limit", "too_many_tasks", "ended", "run_to_come",
+)  # fmt: skip
+"""Outcomes of a row; the first two are taken, the third is known already, the others are refused."""
+_REPLACED: Final = {
+    "machine": s.MACHINE_ID, "tier": s.TIER, s.SCHEDULING_CLASS: s.SCHEDULING_CLASS, "in_alloc": IN_ALLOC,
+    s.SCHEDULED_US: s.SCHEDULED_US,
+}  # fmt: skip
+"""Facts that a later value replaces, by their field in ``task_record.TASK``."""
+
+
+def why(outcome: int, settings: ServingSettings, clock: CellClock) -> str:
+    """Return the reason of a refusal in words."""
+    return {
+        TOO_LATE: f"came more than {settings.lateness_s:g} s, or too many windows, after a later one of its task",
+        IN_THE_FUTURE: f"lies more than {settings.ahead:g} s ahead of the cell's clock, which stands at "
+        f"{clock.present_us} µs",
+        NO_LIMIT: "the limit of its task is not known yet: send it with the window, or to /v1/tasks before",
+        TOO_MANY_TASKS: f"the service tracks {settings.max_tracked} tasks at most (RECLAIM_MAX_TRACKED)",
+        ENDED: "its task ended after this window began: a new run begins after the end",
+        RUN_TO_COME: "scheduled_us: the run of a window cannot begin after the window",
+    }[outcome]
+
+
+def without_room(slot: NDArray[np.int64], known: int, room: int) -> NDArray[np.bool_]:
+    """Return which rows are of new tasks without room; the first tasks in the call get it. Shape (n,).
+
+    Parameters
+    ----------
+    slot : int64, shape (n,)
+        Slot of each row's task.
+    known : int
+        Slots from here on are of new tasks.
+    room : int
+        Number of new tasks that fit.
+    """
+    over = np.zeros(len(slot), np.bool_)
+    new = np.flatnonzero(slot >= known)
+    if len(new):
+        _, first, task = np.unique(slot[new], return_index=True, return_inverse=True)
+        place = np.argsort(np.argsort(first))[task.reshape(-1)]
+        over[new] = place >= room
+    return over
+
+
+def dated(facts: FactRows, present_us: int) -> FactRows:
+    """Return facts in which every limit has a start: now where none was given."""
+    undated = ~np.isnan(facts.limit[:, 0]) & (facts.columns[SINCE_US] < 0)
+    since_us = np.where(undated, present_us, facts.columns[SINCE_US])
+    return replace(facts, columns={**facts.columns, SINCE_US: since_us})
+
+
+def set_facts(tasks: NDArray[Any], at: NDArray[np.int64], rows: NDArray[np.int64], facts: FactRows) -> None:
+    """Store some rows of facts in the records of their tasks.
+
+    Parameters
+    ----------
+    tasks : structured array of ``TASK``
+    at : int64, shape (n,)
+        Slots of the tasks.
+    rows : int64, shape (n,)
+        Their rows of the facts.
+    facts : FactRows
+        Every limit has a start.
+    """
+    for name, column in _REPLACED.items():
+        new = facts.columns[column][rows]
+        known = new >= 0
+        tasks[name][at[known]] = new[known]
+    for name, column in (("user", USER), ("name", LOGICAL_NAME)):  # the first value stays
+        new = facts.columns[column][rows]
+        known = (new >= 0) & (tasks[name][at] < 0)
+        tasks[name][at[known]] = new[known]
+    limited = ~np.isnan(facts.limit[rows, 0])
+    tasks["limit"][at[limited]] = facts.limit[rows[limited]]
+    tasks["limit_us"][at[limited]] = facts.columns[SINCE_US][rows[limited]]

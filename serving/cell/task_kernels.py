@@ -1,0 +1,178 @@
+"""Compiled updates of task records, row by row: the columnar numpy way takes far longer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.core.arrays import lent, raw
+from reclaim.data.core.jit import LENT, copy_row
+from reclaim.data.core.parallel import in_parts
+from reclaim.data.windows import Windows
+from reclaim.serving.cell.task_record import LAST, UNKNOWN_TASK, Ids, LastColumns
+
+if TYPE_CHECKING:
+    from reclaim.serving.cell.task_record import Taken
+    from reclaim.serving.models.scorer import Scores
+
+
+def keep(
+    taken: Taken, scores: Scores | None, tasks: NDArray[Any], x: NDArray[np.float32], into: Scores | None, threads: int
+) -> None:
+    """Store facts, last windows, features and scores, if any, of the touched tasks.
+
+    Parameters
+    ----------
+    taken : Taken
+    scores : Scores or None
+        ``k`` rows.
+    tasks : structured array of ``TASK``
+    x : float32, shape (n, n_features)
+    into : Scores or None
+        ``n`` rows.
+    threads : int
+    """
+    _count(tasks, taken.slot, taken.windows.start_us)
+    w, k = taken.last, len(taken.touched)
+    columns = LastColumns(*(getattr(w, name) for name in LAST))
+    rows: list[tuple[NDArray[Any], NDArray[Any]]] = [(x, taken.x)]
+    if scores is not None and into is not None:
+        rows += [(into.bare, scores.bare), (into.quantiles, scores.quantiles), (into.oom, scores.oom)]
+    as_bytes = [(_bytes_of(old), _bytes_of(np.ascontiguousarray(new, old.dtype))) for old, new in rows]
+
+    def run(part: int, parts: int) -> None:
+        low, high = part * k // parts, (part + 1) * k // parts
+        _note(tasks, taken.touched, taken.row, columns, low, high)
+        at = _run_of(taken.touched[low:high])
+        for old, new in as_bytes:
+            old[at] = new[low:high]
+
+    in_parts(run, k, threads)
+
+
+def copy_rows(records: NDArray[Any], rows: Ids) -> NDArray[Any]:
+    """Return copies of rows of a contiguous array, made as bytes: numpy copies records field by field."""
+    out = np.empty((len(rows), *records.shape[1:]), records.dtype)
+    _bytes_of(out)[:] = _bytes_of(records)[_run_of(rows)]
+    return out
+
+
+def _bytes_of(records: NDArray[Any]) -> NDArray[np.uint8]:
+    return raw(records).reshape(len(records), records.itemsize * math.prod(records.shape[1:]))
+
+
+def _run_of(rows: Ids) -> Ids | slice:
+    """Return rows that follow one another as a slice, which is copied as one."""
+    n = len(rows)
+    if n and rows[-1] - rows[0] == n - 1 and (np.diff(rows) == 1).all():
+        return slice(int(rows[0]), int(rows[0]) + n)
+    return rows
+
+
+@numba.njit(**LENT)
+def _count(tasks: Any, slot: Any, start_us: Any) -> None:
+    for i in range(len(slot)):
+        task = tasks[slot[i]]
+        if task.windows == 0 or start_us[i] < task.first_us:
+            task.first_us = start_us[i]
+        task.windows += 1
+
+
+@numba.njit(**LENT)
+def _note(
+    tasks: Any,  # (n,) TASK
+    touched: Any,  # (k,) int64
+    row: Any,  # (k,) int64
+    columns: Any,  # LastColumns of k rows
+    low: int,
+    high: int,
+) -> None:
+    for k in range(low, high):
+        if row[k] < 0:
+            continue
+        copy_row(columns, k, tasks, touched[k])
+        task = tasks[touched[k]]
+        task.scheduled_us = max(task.scheduled_us, task.run_us)
+        if task.start_us >= task.limit_us:
+            for r in range(len(task.limit)):
+                task.limit[r] = task.granted[r]
+            task.limit_us = task.start_us
+
+
+_UNKNOWN = np.array([UNKNOWN_TASK])
+_FILLED: Final = (s.SCHEDULED_US, s.MACHINE_ID, "user", "name", "limit", s.TIER, s.SCHEDULING_CLASS)
+"""Fields of windows that may be missing, in addition to ``in_alloc``."""
+
+
+def filled(windows: Windows, in_alloc: NDArray[np.int8], slot: Ids, tasks: NDArray[Any]) -> Windows:
+    """Return windows with missing facts filled in from earlier windows and facts of their tasks.
+
+    The source is the previous window of the task in the same call, else its record; so the result does not depend on
+    how windows are cut into calls.
+
+    Parameters
+    ----------
+    windows : Windows
+        ``n`` rows. Facts of -1, and limits of NaN, are missing; a limit that is nowhere known stays NaN.
+    in_alloc : int8, shape (n,)
+        -1 where it is missing.
+    slot : int64, shape (n,)
+        Slot of each window's task; those beyond ``tasks`` have no record.
+    tasks : structured array of ``TASK``
+    """
+    w = windows
+    order = np.arange(len(slot)) if (np.diff(slot) > 0).all() else np.lexsort((w.end_us, slot))
+    given = lent(w.start_us, *(getattr(w, name) for name in _FILLED), in_alloc)
+    out = replace(
+        w, **{name: np.empty_like(getattr(w, name)) for name in _FILLED}, in_alloc=np.empty(len(slot), np.bool_)
+    )
+    _fill(order, slot, tasks, _UNKNOWN, given, (*(getattr(out, name) for name in _FILLED), out.in_alloc))
+    return out
+
+
+@numba.njit(**LENT)
+def _fill(
+    order: Any,  # (n,) int64
+    slot: Any,  # (n,) int64
+    tasks: Any,  # (n_tasks,) TASK
+    unknown: Any,  # (1,) TASK
+    given: Any,  # columns of n rows
+    out: Any,  # columns of n rows
+) -> None:
+    start_us, scheduled_us, machine, user, name, limit, tier, scheduling_class, in_alloc = given
+    to_scheduled, to_machine, to_user, to_name, to_limit, to_tier, to_class, to_alloc = out
+    limited = False  # whether a window of the task had a limit
+    for k in range(len(order)):
+        i = order[k]
+        task = tasks[slot[i]] if slot[i] < len(tasks) else unknown[0]
+        if k > 0 and slot[order[k - 1]] == slot[i]:
+            p = order[k - 1]
+            run, place, rank, level, alloc = to_scheduled[p], to_machine[p], to_tier[p], to_class[p], to_alloc[p]
+        else:
+            p = -1
+            run, place, rank = task.scheduled_us, task.machine, task.tier
+            level, alloc = task.scheduling_class, task.in_alloc
+            limited = False
+        to_scheduled[i] = scheduled_us[i] if scheduled_us[i] >= 0 else run
+        to_machine[i] = machine[i] if machine[i] >= 0 else place
+        to_tier[i] = tier[i] if tier[i] >= 0 else rank
+        to_class[i] = scheduling_class[i] if scheduling_class[i] >= 0 else level
+        to_alloc[i] = in_alloc[i] > 0 if in_alloc[i] >= 0 else alloc
+        to_user[i] = task.user if task.user >= 0 else user[i]
+        to_name[i] = task.name if task.name >= 0 else name[i]
+        has_limit = limit[i, 0] == limit[i, 0]  # both, or none
+        limited |= has_limit
+        earlier = start_us[i] < task.limit_us and task.granted[0] == task.granted[0]  # another limit was current then
+        for r in range(limit.shape[1]):
+            if has_limit:
+                to_limit[i, r] = limit[i, r]
+            elif limited:
+                to_limit[i, r] = to_limit[p, r]
+            else:
+                to_limit[i, r] = task.granted[r] if earlier else task.limit[r]

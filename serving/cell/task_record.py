@@ -1,0 +1,169 @@
+"""Record of a task: its facts and last window; and the views of it for the writer and for readers."""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data import windows as w
+from reclaim.data.schema import RESOURCES, UNKNOWN_ID
+from reclaim.data.windows import Windows
+
+if TYPE_CHECKING:
+    from reclaim.serving.models.scorer import Engine, Scores
+
+Ids = NDArray[np.int64]
+
+_CALLED: Final = {"scheduled_us": "run_us", "machine_id": "machine", "limit": "granted"}
+"""Fields of a task's last window whose names in ``TASK`` are not those of the columns of ``Windows``."""
+LAST: Final = {name: _CALLED.get(name, name) for name in w.COLUMNS if name not in s.TASK_KEY}
+"""Column of ``Windows`` → field of ``TASK`` for the last window; the slot says which task's it is."""
+LastColumns = namedtuple("LastColumns", LAST.values())  # type: ignore[misc]  # a field for each column
+"""Columns of last windows under the names that ``TASK`` has for them."""
+TASK: Final = np.dtype(
+    [
+        ("limit", "f8", len(RESOURCES)),  # current; NaN before the first is received
+        ("limit_us", "i8"),  # since when
+        (s.SCHEDULED_US, "i8"),
+        ("heard_us", "i8"),  # the clock when anything was last received; UNSEEN_US before that counts
+        ("first_us", "i8"), ("windows", "i8"),
+        *((field, w.WINDOW[name]) for name, field in LAST.items()),  # end_us is -1 before the first window
+    ]
+)  # fmt: skip
+"""Facts and last window of a task. Both share the machine, the owner, the tier, the scheduling class and
+``in_alloc``."""
+UNSEEN_US: Final = -2
+"""``heard_us`` of a task with a slot that readers must not see yet; -1 is before the clock began."""
+
+
+def _unknown_task() -> Any:
+    task = np.zeros((), TASK)
+    for name, field in LAST.items():
+        task[field] = w.COLUMNS[name].unknown
+    for field in (s.END_US, "limit_us", s.SCHEDULED_US):
+        task[field] = UNKNOWN_ID
+    task["limit"], task["heard_us"] = math.nan, UNSEEN_US
+    return task
+
+
+UNKNOWN_TASK: Final = _unknown_task()
+"""Record of a task of which nothing is known."""
+
+
+def last_windows(key: Ids, task: NDArray[Any]) -> Windows:
+    """Return the last windows of tasks, which all have one; key (n, 2), task (n,)."""
+    columns = {name: task[field] for name, field in LAST.items()}
+    return Windows(collection_id=key[:, 0], instance_index=key[:, 1], **columns)
+
+
+def keep_last(tasks: NDArray[Any], at: Ids | slice, last: Windows) -> None:
+    """Store the last windows of tasks, and the facts in them; ``k`` rows each."""
+    for name, field in LAST.items():
+        tasks[field][at] = getattr(last, name)
+
+
+def chosen(mask: NDArray[np.bool_], ours: Windows, theirs: Windows) -> Windows:
+    """Return ours where the mask is set, theirs elsewhere; mask (n,)."""
+
+    def column(name: str) -> NDArray[Any]:
+        a, b = getattr(ours, name), getattr(theirs, name)
+        out: NDArray[Any] = np.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+        return out
+
+    return Windows(**{name: column(name) for name in w.COLUMNS})
+
+
+def key_of(windows: Windows) -> Ids:
+    """Return collection and instance index of each row's task; shape (n, 2)."""
+    return np.column_stack([windows.collection_id, windows.instance_index])
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Windows to take, with all facts filled in, and the outcomes of all windows of the write.
+
+    Attributes
+    ----------
+    windows : Windows
+        Those to take.
+    outcome : uint8, shape (n,)
+        Outcome of every window: position in ``outcomes.OUTCOMES``.
+    """
+
+    windows: Windows
+    outcome: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Windows folded into the features, and the tasks they touched.
+
+    Attributes
+    ----------
+    slot : int64, shape (n,)
+        Slot of each window's task.
+    windows : Windows
+        ``n`` rows in time order.
+    touched : int64, shape (k,), ascending
+    x : float32, shape (k, n_features)
+        Features of each touched task after its last window.
+    row : int64, shape (k,)
+        Row of that last window; -1 where it came in an earlier write.
+    last : Windows
+        Last windows, ``k`` rows.
+    opted_out : bool, shape (k,)
+        Whether the task's collection opted out of estimation.
+    """
+
+    slot: Ids
+    windows: Windows
+    touched: Ids
+    x: NDArray[np.float32]
+    row: Ids
+    last: Windows
+    opted_out: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Known:
+    """Copies of the state of ``n`` tasks for readers, each task as of one moment.
+
+    Attributes
+    ----------
+    engine : Engine
+        Model of all scores.
+    key : int64, shape (n, 2)
+    there : bool, shape (n,)
+        Whether the task is tracked.
+    task : structured array of ``TASK``, shape (n,)
+    scores : Scores
+        Quantiles have shape (n, 0, 0) where they were not requested.
+    x : float32, shape (n, n_features), or None
+        Features after the last window, where they were requested.
+    opted_out : bool, shape (n,)
+    clock_us, present_us : int
+        End of the latest window; the time that staleness is judged at. -1 before the first window.
+    tracked : int
+    """
+
+    engine: Engine
+    key: Ids
+    there: NDArray[np.bool_]
+    task: NDArray[Any]
+    scores: Scores
+    x: NDArray[np.float32] | None
+    opted_out: NDArray[np.bool_]
+    clock_us: int
+    present_us: int
+    tracked: int
+
+    @property
+    def last(self) -> Windows:
+        """The last windows, of tasks that have one."""
+        return last_windows(self.key, self.task)

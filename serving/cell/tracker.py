@@ -1,0 +1,398 @@
+"""The state of a cell: takes windows and facts, and holds features, last window and scores of each task."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.core.arrays import copy_of, room_for
+from reclaim.data.core.parallel import in_pieces
+from reclaim.data.errors import StoreError
+from reclaim.data.windows import Windows
+from reclaim.features.fold.live import TolerantState
+from reclaim.features.fold.live_kernel import LATE, NEW
+from reclaim.features.registry import FEATURE_NAMES
+from reclaim.serving.cell.outcomes import (
+    ENDED,
+    IN_THE_FUTURE,
+    NO_LIMIT,
+    RUN_TO_COME,
+    TOO_MANY_TASKS,
+    set_facts,
+    without_room,
+)
+from reclaim.serving.cell.slots import KEPT_US, EndedTasks, Slots
+from reclaim.serving.cell.task_kernels import copy_rows, filled, keep
+from reclaim.serving.cell.task_record import (
+    TASK,
+    UNKNOWN_TASK,
+    UNSEEN_US,
+    Admitted,
+    Ids,
+    Known,
+    Taken,
+    chosen,
+    key_of,
+    last_windows,
+)
+from reclaim.serving.models.scorer import Scores
+from reclaim.serving.wire.rows import ENDED_US, FAILED, FAILED_US, SINCE_US, FactRows
+
+if TYPE_CHECKING:
+    from reclaim.serving.cell.clock import CellClock
+    from reclaim.serving.models.scorer import Engine
+    from reclaim.serving.settings import ServingSettings
+
+_Made = TypeVar("_Made")
+_US: Final = 1_000_000
+FORMAT: Final = 1
+"""Version of the arrays of ``memory``."""
+
+
+class Tracker:
+    """The tasks of one cell. One thread writes; any thread reads consistent tasks, all scored by one model.
+
+    Parameters
+    ----------
+    settings : ServingSettings
+    clock : CellClock
+    threads : int
+        For large writes; answers do not depend on it.
+    """
+
+    def __init__(self, settings: ServingSettings, clock: CellClock, threads: int = 1) -> None:
+        self._settings = settings
+        self.clock = clock
+        self._threads, self._slots = threads, Slots()
+        self._lateness_s = settings.lateness_s
+        self._state = TolerantState(settings.cell, settings.lateness_s, threads)
+        self._tasks = np.zeros(0, TASK)
+        self._x = np.zeros((0, len(FEATURE_NAMES)), np.float32)
+        self._opted_out = np.zeros(0, np.int64)
+        self._ended = EndedTasks(settings.max_tracked)
+        self._engine: Engine | None = None
+        self._scores: Scores | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def clock_us(self) -> int:
+        """The cell's clock as shown to callers; -1 before the first window."""
+        return self.clock.shown_us
+
+    @property
+    def n_opted_out(self) -> int:
+        """Number of collections without estimation."""
+        return len(self._opted_out)
+
+    def admit(self, windows: Windows, in_alloc: NDArray[np.int8]) -> Admitted:
+        """Decide which windows are taken; changes nothing.
+
+        Parameters
+        ----------
+        windows : Windows
+            ``n`` rows in any order. Facts of -1, and a limit of NaN, are filled in from earlier writes.
+        in_alloc : int8, shape (n,)
+            -1 where it is unknown.
+        """
+        key, end_us = key_of(windows), windows.end_us
+        slot = self._slots.find(key)
+        outcome = np.zeros(len(windows), np.uint8)
+        outcome[windows.scheduled_us > end_us] = RUN_TO_COME
+        outcome[self._ended.before_end(key, windows.start_us)] = ENDED
+        outcome[self.clock.ahead(slot, end_us, len(self))] = IN_THE_FUTURE
+        unknown = np.flatnonzero((slot < 0) & (outcome == NEW))
+        if len(unknown):
+            _, task = np.unique(key[unknown], axis=0, return_inverse=True)
+            slot[unknown] = len(self._slots.key) + task.reshape(-1)  # free slots
+        rows, kind = np.flatnonzero(outcome == NEW), outcome
+        while True:  # refused windows must not affect the others, so all are classified again without them
+            kind = self._state.sort_out(slot[rows], windows if len(rows) == len(windows) else windows.take(rows))
+            good = rows[kind <= LATE]
+            part = windows if len(good) == len(windows) else windows.take(good)
+            whole = filled(part, in_alloc[good], slot[good], self._tasks[: len(self._slots.key)])
+            unlimited = np.isnan(whole.limit[:, 0])
+            outcome[good[unlimited]] = NO_LIMIT
+            room = self._settings.max_tracked - len(self)
+            over = without_room(slot[good[~unlimited]], len(self._slots.key), room)
+            outcome[good[~unlimited][over]] = TOO_MANY_TASKS
+            if not (unlimited.any() or over.any()):
+                break
+            rows = np.flatnonzero(outcome == NEW)
+        outcome[rows] = kind
+        return Admitted(whole, outcome)
+
+    def take(self, windows: Windows) -> Taken:
+        """Fold admitted windows into the features; readers see the result after ``publish``."""
+        slot = self._give(key_of(windows))
+        if not (windows.end_us[:-1] <= windows.end_us[1:]).all():
+            order = np.argsort(windows.end_us, kind="stable")
+            slot, windows = slot[order], windows.take(order)
+        touched, x, _, row = self._state.advance(slot, windows)
+        last = windows.take(row)
+        if (row < 0).any():
+            before = last_windows(self._slots.key[touched], self._tasks[touched])
+            last = chosen(row >= 0, last, before)
+        return Taken(slot, windows, touched, x, row, last, np.isin(self._slots.key[touched, 0], self._opted_out))
+
+    def publish(self, taken: Taken, scores: Scores | None) -> None:
+        """Publish facts, last windows and scores of touched tasks, all at once.
+
+        Without scores the old ones stay until ``promote`` computes all.
+        """
+        with self._lock:
+            self._reserve()
+            keep(taken, scores, self._tasks, self._x, self._scores, self._threads)
+            begins = self.clock.latest_us < 0
+            self.clock.reach(int(taken.windows.end_us.max(initial=-1)))
+            heard = self._seen(self._slots.all()) if begins else taken.touched  # earlier facts have no time
+            self._tasks["heard_us"][taken.touched] = self._tasks["heard_us"][heard] = self.clock.present_us
+
+    def judge(self, facts: FactRows) -> NDArray[np.uint8]:
+        """Return the outcome of each fact as a position in ``OUTCOMES``, shape (n,); a new task needs room."""
+        outcome = np.zeros(len(facts.key), np.uint8)
+        if self.clock.bound_us >= 0:
+            for name in (ENDED_US, FAILED_US, SINCE_US, s.SCHEDULED_US):
+                outcome[facts.columns[name] > self.clock.bound_us] = IN_THE_FUTURE
+        new = np.flatnonzero((self._slots.find(facts.key) < 0) & (facts.columns[ENDED_US] < 0) & (outcome == NEW))
+        _, first = np.unique(facts.key[new], axis=0, return_index=True)
+        outcome[new[np.sort(first)[max(self._settings.max_tracked - len(self), 0) :]]] = TOO_MANY_TASKS
+        return outcome
+
+    def store_facts(self, facts: FactRows) -> Ids:
+        """Store facts; return the slots of tasks that were removed."""
+        columns, key = facts.columns, facts.key
+        ends = columns[ENDED_US] >= 0
+        self._give(key[~ends])
+        slot = self._slots.find(key)
+        with self._lock:
+            on = [collection for collection, estimation in facts.estimation.items() if estimation]
+            off = [collection for collection, estimation in facts.estimation.items() if not estimation]
+            self._opted_out = np.union1d(np.setdiff1d(self._opted_out, np.array(on, np.int64)), np.array(off, np.int64))
+            rows = np.flatnonzero((slot >= 0) & ~ends)
+            set_facts(self._tasks, slot[rows], rows, facts)
+            self._tasks["heard_us"][slot[rows]] = self.clock.present_us
+        obeyed = ends & ~self._outlived(slot, columns[ENDED_US])
+        if obeyed.any():
+            self._ended.add(key[obeyed], columns[ENDED_US][obeyed])
+        gone = np.unique(slot[obeyed & (slot >= 0)])
+        self.remove(gone)
+        return gone
+
+    def _outlived(self, slot: Ids, ended_us: Ids) -> NDArray[np.bool_]:
+        """Return which ends belong to an earlier run than the current one, shape (n,)."""
+        task = np.full(len(slot), UNKNOWN_TASK)
+        task[slot >= 0] = self._tasks[slot[slot >= 0]]
+        began_us = np.maximum(np.where(task[s.END_US] >= 0, task[s.START_US], -1), task[s.SCHEDULED_US])
+        outlived: NDArray[np.bool_] = ended_us < began_us
+        return outlived
+
+    def failed(self, facts: FactRows) -> tuple[Ids, Ids]:
+        """Return the slots of failed tasks and the times; must be called before ``store_facts``."""
+        ended_us, slot = facts.columns[ENDED_US], self._slots.find(facts.key)
+        ended = (ended_us >= 0) & (facts.columns[FAILED] > 0) & ~self._outlived(slot, ended_us)
+        failed_us = np.where(ended, ended_us, facts.columns[FAILED_US])
+        met = (slot >= 0) & (failed_us >= 0)
+        return slot[met], failed_us[met]
+
+    def promote(self, engine: Engine) -> None:
+        """Change the model: all tasks are scored again, then all answers change at once."""
+        scores = engine.nothing(len(self._tasks))
+        slot = self._slots.all()
+        slot = slot[self._tasks[s.END_US][slot] >= 0]
+        if len(slot):
+            last = last_windows(self._slots.key[slot], self._tasks[slot])
+            scores.put(slot, engine.score(self._x[slot], last))
+        with self._lock:
+            self._engine, self._scores = engine, scores
+
+    def look(self, key: Ids, *, with_x: bool = False, with_quantiles: bool = True) -> Known:
+        """Return the state of named tasks, key (n, 2), all as of one moment.
+
+        Unknown tasks have -1 as ``end_us`` and every other fact, and a limit of NaN.
+        """
+        with self._lock:
+            slot = self._slots.find(key)
+            there = np.flatnonzero(slot >= 0)
+            slot[there[self._tasks["heard_us"][slot[there]] == UNSEEN_US]] = -1
+            return self._copied(slot, key, with_x, with_quantiles)
+
+    def visit(
+        self, make: Callable[[Known, slice], _Made], key: Ids | None = None, *, machines: list[int] | None = None,
+        collections: list[int] | None = None, with_quantiles: bool = True,
+    ) -> list[_Made]:  # fmt: skip
+        """Apply a function to pieces of the named tasks, in that order, or of all tasks in any order; in threads.
+
+        Each piece is of one moment, and all are of one model: a promotion meanwhile starts the visit again.
+
+        Parameters
+        ----------
+        make : callable
+            Called with the state of a piece and its place among the tasks.
+        key : int64, shape (n, 2), or None
+            Collection and instance index.
+        machines, collections : list of int or None
+            Restrict the tasks to these machines or collections.
+        with_quantiles : bool
+            Whether quantiles are copied.
+        """
+        with self._lock:
+            slots = self._chosen(self._slots.all(), machines, collections)
+        engines: set[Engine] = set()
+
+        def made(piece: slice) -> _Made:
+            if key is not None:
+                known = self.look(key[piece], with_quantiles=with_quantiles)
+            else:
+                with self._lock:
+                    slot = self._chosen(slots[piece], machines, collections)  # some may have been removed
+                    known = self._copied(slot, copy_rows(self._slots.key, slot), False, with_quantiles)
+            engines.add(known.engine)
+            return make(known, piece)
+
+        while True:
+            pieces = in_pieces(made, len(slots if key is None else key), self._threads)
+            if len(engines) == 1:
+                return pieces
+            engines.clear()
+
+    def _copied(self, slot: Ids, key: Ids, with_x: bool, with_quantiles: bool) -> Known:
+        """Return the state of slots, -1 for unknown tasks; the lock is held."""
+        assert self._engine is not None
+        assert self._scores is not None
+        there, kept, n = slot >= 0, self._scores, len(slot)
+        x = self._x[slot] if with_x else None
+        if there.all():
+            task = copy_rows(self._tasks, slot)
+            quantiles = copy_rows(kept.quantiles, slot) if with_quantiles else np.zeros((n, 0, 0))
+            scores = Scores(copy_rows(kept.bare, slot), quantiles, copy_rows(kept.oom, slot))
+        else:
+            task, scores = np.full(n, UNKNOWN_TASK), self._engine.nothing(n)
+            task[there] = self._tasks[slot[there]]
+            scores.put(np.flatnonzero(there), kept.take(slot[there]))
+        opted_out = np.isin(key[:, 0], self._opted_out)
+        return Known(
+            self._engine, key, there, task, scores, x, opted_out, self.clock.shown_us, self.clock.present_us,
+            len(self._slots),
+        )  # fmt: skip
+
+    def names(self, machines: list[int] | None = None, collections: list[int] | None = None) -> Ids:
+        """Return collection and index of all tasks or of those on machines or in collections, sorted; shape (n, 2)."""
+        with self._lock:
+            key = self._slots.key[self._chosen(self._slots.all(), machines, collections)]
+        return key[np.lexsort((key[:, 1], key[:, 0]))]
+
+    def _chosen(self, slot: Ids, machines: list[int] | None, collections: list[int] | None) -> Ids:
+        slot = self._seen(slot)
+        if machines is not None:
+            slot = slot[np.isin(self._tasks["machine"][slot], np.array(machines, np.int64))]
+        if collections is not None:
+            slot = slot[np.isin(self._slots.key[slot, 0], np.array(collections, np.int64))]
+        return slot
+
+    @property
+    def bytes_per_task(self) -> int:
+        """Memory of a task without its name and scores (bytes)."""
+        return self._state.bytes_per_task + TASK.itemsize + self._x.itemsize * self._x.shape[1]
+
+    def memory(self, copied: Callable[[NDArray[Any]], NDArray[Any]] = copy_of) -> dict[str, NDArray[Any]]:
+        """Return copies of the arrays to save, by name; the model is not part of them."""
+        n = len(self._slots.key)
+        parts = {
+            **{f"slots.{name}": array for name, array in self._slots.memory().items()},
+            **{f"state.{name}": array for name, array in self._state.memory().items()},
+            **{f"ended.{name}": array for name, array in self._ended.memory().items()},
+            "tasks": self._tasks[:n], "x": self._x[:n], "opted_out": self._opted_out,
+            "clock_us": np.array([self.clock.latest_us]),
+        }  # fmt: skip
+        return {name: copied(array) for name, array in parts.items()}
+
+    def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
+        """Restore saved arrays.
+
+        Raises
+        ------
+        ConfigError
+            Another cell or other code made them.
+        StoreError
+            They are incomplete.
+        """
+
+        def part(prefix: str) -> dict[str, NDArray[Any]]:
+            return {name.removeprefix(prefix): array for name, array in memory.items() if name.startswith(prefix)}
+
+        try:
+            if memory["tasks"].dtype != TASK or memory["x"].shape[1:] != self._x.shape[1:]:
+                raise StoreError("the state was saved by another release; start afresh with another --state folder")
+            self._state.recall(part("state."))
+            self._slots.recall(part("slots."))
+            self._tasks, self._x = copy_of(memory["tasks"]), copy_of(memory["x"])
+            self._ended.recall(part("ended."))
+            self._opted_out = memory["opted_out"].copy()
+            self.clock.reach(int(memory["clock_us"][0]))
+        except KeyError as error:
+            raise StoreError(f"the state lacks {error}; start afresh with another --state folder") from error
+
+    def _give(self, key: Ids) -> Ids:
+        """Return the slots of tasks; a new one is hidden from readers until something is stored in it."""
+        slot = self._slots.find(key)
+        unknown = slot < 0
+        if unknown.any():
+            with self._lock:
+                slot[unknown] = self._slots.give(key[unknown])
+                self._reserve()
+                self._tasks[slot[unknown]] = UNKNOWN_TASK
+        return slot
+
+    def _seen(self, slot: Ids) -> Ids:
+        seen: Ids = slot[self._tasks["heard_us"][slot] != UNSEEN_US]
+        return seen
+
+    def _reserve(self) -> None:
+        need = len(self._slots.key)
+        if need > len(self._tasks):
+            self._tasks, self._x = room_for(self._tasks, need), room_for(self._x, need)
+        if self._engine is not None and self._scores is not None and need > len(self._scores.oom):
+            grown = self._engine.nothing(len(self._tasks))
+            grown.put(np.arange(len(self._scores.oom)), self._scores)
+            self._scores = grown
+
+    def expired(self) -> Ids:
+        """Return the names of tasks without news for long, shape (n, 2); they stay until ``remove``."""
+        present_us = self.clock.present_us
+        if present_us < 0:
+            return np.zeros((0, 2), np.int64)
+        self._ended.forget(present_us - max(KEPT_US, int(self._settings.lateness_s * _US)))
+        slot = self._seen(self._slots.all())
+        heard_us = self._tasks["heard_us"][slot]
+        return self._slots.key[slot[(heard_us >= 0) & (heard_us + int(self._settings.forget_s * _US) < present_us)]]
+
+    def remove(self, gone: Ids) -> None:
+        """Remove tasks by their slots."""
+        if len(gone) == 0:
+            return
+        with self._lock:
+            self._state.forget(gone)
+            self._slots.free(gone)
+            self._tasks[gone] = UNKNOWN_TASK  # a reader that holds the slots already skips these
+            if self._engine is not None and self._scores is not None:
+                self._scores.put(gone, self._engine.nothing(len(gone)))
+
+    def find(self, key: Ids) -> Ids:
+        """Return the slots of the known ones of named tasks; for the writer thread."""
+        slot = self._slots.find(key)
+        return slot[slot >= 0]
+
+    def tolerate(self, lateness_s: float) -> None:
+        """Change how late windows may arrive; no state is lost."""
+        if lateness_s != self._lateness_s:
+            state = TolerantState(self._settings.cell, lateness_s, self._threads)
+            state.recall(self._state.memory())
+            self._state, self._lateness_s = state, lateness_s

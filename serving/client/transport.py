@@ -1,0 +1,143 @@
+"""Sends a request until it is answered, refused for good, or out of time, and defines the errors of that."""
+
+from __future__ import annotations
+
+import json
+import random
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import httpx
+from pydantic import ValidationError
+
+from reclaim.data.errors import ReclaimError
+from reclaim.serving.wire.errors import BUSY, DISK_FULL, UNAVAILABLE
+from reclaim.serving.wire.schemas import ErrorBody, ErrorResponse
+
+_TEMPORARY: Final = frozenset({BUSY, UNAVAILABLE, DISK_FULL, 502, 504})
+"""Temporary statuses: too much under way, no answer yet, a full disk, and those of a proxy whose service restarts."""
+_PERMANENT: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+"""Failures of the transport that the caller caused, and that a retry would meet again."""
+_CONNECT_S: Final = 5.0
+"""Time limit of a connection, in seconds: a host that is gone does not answer later."""
+_FIRST_WAIT_S: Final = 0.1
+"""Upper bound of the first wait, in seconds; it doubles with each further one."""
+_LONGEST_WAIT_S: Final = 5.0
+"""Upper bound of a wait that the service did not ask for, in seconds: about the time of a restart."""
+
+
+class ServiceError(ReclaimError):
+    """The service refused a request, or could not be reached.
+
+    Attributes
+    ----------
+    status : int or None
+        HTTP status; None where there was no answer.
+    error : ErrorBody or None
+        Refusal of the service: code, message, field and row.
+    """
+
+    def __init__(self, message: str, status: int | None = None, error: ErrorBody | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = error
+
+
+class RefusedRowsError(ServiceError):
+    """Some rows were refused and the client is strict; the good rows were taken.
+
+    Attributes
+    ----------
+    refused : dict of code to int
+        Number of refused rows by code.
+    errors : list of ErrorBody
+        The first of them.
+    """
+
+    def __init__(self, refused: Mapping[str, int], errors: Sequence[ErrorBody]) -> None:
+        first = errors[0] if errors else None
+        counts = ", ".join(f"{n} {code}" for code, n in sorted(refused.items()))
+        super().__init__(
+            f"rows were refused ({counts}); the first: {first.message if first else 'unknown'}", 200, first
+        )
+        self.refused = dict(refused)
+        self.errors = list(errors)
+
+
+class Transport:
+    """Sends requests to one service, with retries where they may help; ``client.Client`` has the parameters."""
+
+    def __init__(
+        self, url: str, *, token: str | None, timeout_s: float, retries: int, patience_s: float,
+        verify: bool | Path | ssl.SSLContext, transport: httpx.BaseTransport | None,
+    ) -> None:  # fmt: skip
+        self._timeout_s, self._retries, self._patience_s = timeout_s, retries, patience_s
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        if isinstance(verify, Path):
+            verify = ssl.create_default_context(cafile=verify)
+        self._http = httpx.Client(base_url=url, headers=headers, verify=verify, transport=transport)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def get_once(self, path: str, also: int) -> httpx.Response:
+        """Return the answer of status 200 or ``also`` to the first attempt; ServiceError where there is none."""
+        try:
+            response = self._http.get(path, timeout=min(self._timeout_s, _CONNECT_S))
+        except httpx.TransportError as error:
+            raise self._unreachable(error, 1) from error
+        if response.status_code not in (200, also):
+            raise _refusal(response)
+        return response
+
+    def send(
+        self, method: str, path: str, headers: Mapping[str, str], params: Mapping[str, object], content: bytes | None
+    ) -> httpx.Response:  # fmt: skip
+        """Return the answer of status 200; ServiceError where there is none. Parameters that are None are left out."""
+        words = {name: _word(value) for name, value in params.items() if value is not None}
+        end = time.monotonic() + self._patience_s
+        for attempt in range(1, self._retries + 2):
+            timeout_s = max(min(self._timeout_s, end - time.monotonic()), _FIRST_WAIT_S)
+            wait_s = random.uniform(0, min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S))
+            try:
+                response = self._http.request(
+                    method, path, content=content, params=words, headers=headers,
+                    timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S)),
+                )  # fmt: skip
+            except _PERMANENT as error:
+                raise self._unreachable(error, attempt) from error
+            except httpx.TransportError as error:
+                if attempt > self._retries or time.monotonic() + wait_s >= end:
+                    raise self._unreachable(error, attempt) from error
+            else:
+                if response.status_code == 200:
+                    return response
+                asked_s = response.headers.get("retry-after", "")
+                wait_s += int(asked_s) if asked_s.isdecimal() else 0
+                temporary = response.status_code in _TEMPORARY
+                if not temporary or attempt > self._retries or time.monotonic() + wait_s >= end:
+                    raise _refusal(response)
+            time.sleep(wait_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _unreachable(self, error: httpx.TransportError, attempts: int) -> ServiceError:
+        reason = str(error) or type(error).__name__
+        tried = f" (tried {attempts} times)" if attempts > 1 else ""
+        return ServiceError(f"no answer from {self._http.base_url}{tried}: {reason}; is the service running there?")
+
+
+def _word(value: object) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _refusal(response: httpx.Response) -> ServiceError:
+    status, request = response.status_code, f"{response.request.method} {response.request.url.path}"
+    try:
+        error = ErrorResponse.model_validate_json(response.content, extra="ignore").error
+    except ValidationError:
+        return ServiceError(f"{request}: status {status}, in another form than the service's", status)
+    return ServiceError(f"{request}: {status} {error.code}: {error.message}", status, error)

@@ -1,0 +1,1 @@
+"""Deployment: the bento, the dashboard and the alerts."""

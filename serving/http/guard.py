@@ -1,0 +1,384 @@
+"""Checks every request before any route, BentoML's included: token, sizes, times, concurrency, and the access log.
+
+Each of these has a library's counterpart that does less. uvicorn's ``limit_concurrency`` counts idle connections and
+probes, and answers in plain text; Starlette's body limit is one size for all content types and no sum over requests;
+neither bounds the time of a body or of an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from reclaim.data.errors import ConfigError
+from reclaim.serving.settings import ServingSettings
+from reclaim.serving.wire.errors import (
+    BUSY,
+    INTERNAL,
+    METHOD_NOT_ALLOWED,
+    RETRY_S,
+    TIMEOUT,
+    TOO_LARGE,
+    UNAUTHORIZED,
+    UNAVAILABLE,
+    UNKNOWN_TYPE,
+    RequestError,
+)
+from reclaim.serving.wire.readiness import Readiness
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+_access_log = logging.getLogger("reclaim.access")
+
+ALIVE: Final = "/livez"
+READY: Final = ("/readyz", "/healthz")
+METRICS: Final = "/metrics"
+PROBES: Final = (ALIVE, *READY)
+"""Paths of the process supervisor: they need no token and are never refused for concurrency."""
+_FIXED: Final = frozenset({*PROBES, METRICS, "/", "/docs.json", "/schema.json"})
+"""Paths that are their own endpoint in the metrics; a route is its template, and all else is ``other``."""
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+ARROW: Final = b"application/vnd.apache.arrow.stream"
+_GONE: Final = 499
+"""Status logged for a client that left before the answer, as in nginx."""
+_REQUEST_ID: Final = re.compile(rb"[!-~]{1,64}")
+_TOKEN: Final = re.compile(rb"[!-~]{16,1024}")
+"""A token: visible ASCII, of a length that cannot be guessed."""
+_SHOWN_PATH: Final = 200
+"""Longest path in the access log, in characters."""
+
+
+class GuardedService(Protocol):
+    """The part of the service that the guard uses, on the event loop: no method may block."""
+
+    requests_under_way: int
+    """Written by the guard alone."""
+
+    @property
+    def settings(self) -> ServingSettings:
+        """The settings, which never change."""
+
+    def readiness(self) -> Readiness:
+        """Return whether the service can answer."""
+
+    def request_done(self, endpoint: str, method: str, status: int, seconds: float) -> None:
+        """Count a request: the template of its route, its method, its HTTP status and its duration."""
+
+
+def read_token(path: Path) -> bytes:
+    """Return the bearer token in a file, without surrounding white space.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, or holds no token.
+    """
+    try:
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"the token file {path} cannot be read: {error.strerror}") from error
+    if not _TOKEN.fullmatch(token):
+        raise ConfigError(
+            f"the token file {path} must hold one token of 16 to 1024 visible ASCII characters; "
+            "`openssl rand -hex 32` makes one"
+        )
+    return token
+
+
+class Guard:
+    """ASGI middleware, added by ``ReservationService.add_asgi_middleware(Guard, runtime=…)``.
+
+    Parameters
+    ----------
+    app : App
+        The application behind the guard.
+    runtime : callable
+        Returns the service, or None until it has started.
+    """
+
+    def __init__(self, app: App, runtime: Callable[[], GuardedService | None]) -> None:
+        self._app = app
+        self._find = runtime
+        self._bounds: _Bounds | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, refuse or forward."""
+        if scope["type"] == "http":
+            await self._handle(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._app(scope, receive, self._checked_start(send))
+        else:
+            await send({"type": "websocket.close"})  # no route speaks it
+
+    def _checked_start(self, send: Send) -> Send:
+        """Return a ``send`` that reads the token file once the service has started: a bad one fails the start."""
+
+        async def checked(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                self._bounds_now()
+            await send(message)
+
+        return checked
+
+    def _bounds_now(self) -> _Bounds | None:
+        if self._bounds is None and (service := self._find()) is not None:
+            self._bounds = _Bounds(service)
+        return self._bounds
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin = time.perf_counter()
+        headers = dict(scope["headers"])
+        reply = _Reply(send, headers.get(b"x-request-id", b""))
+        bounds = self._bounds_now()
+        try:
+            if scope["path"] in PROBES:
+                await _probe(scope, bounds, reply)
+            elif bounds is None:
+                raise RequestError(UNAVAILABLE, "starting", "the service is starting", retry_after_s=RETRY_S)
+            else:
+                await self._forward(bounds, headers, scope, receive, reply)
+        except RequestError as refusal:
+            await reply.refuse(refusal)
+        except _RequestEnded as end:
+            if end.refusal is not None:
+                await reply.refuse(end.refusal)
+        except Exception:  # the outermost handler: the details go to the log alone
+            log.exception("%s %s failed", scope["method"], _shown(scope), extra={"request_id": reply.request_id})
+            if not reply.status:
+                fault = "a fault of the service, not of the request; its log has the details"
+                await reply.refuse(RequestError(INTERNAL, "internal", fault))
+        finally:
+            seconds = time.perf_counter() - begin
+            if bounds is not None:
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                bounds.service.request_done(_endpoint(scope), method, reply.status or _GONE, seconds)
+            _log_access(scope, reply, seconds)
+
+    async def _forward(
+        self, bounds: _Bounds, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, reply: _Reply
+    ) -> None:
+        bounds.check_token(headers)
+        counted, under_way = scope["path"] != METRICS, bounds.service.requests_under_way
+        if counted and under_way >= bounds.settings.max_requests:
+            message = f"{under_way} requests are under way, the most that this service takes at once"
+            raise RequestError(BUSY, "busy", message, retry_after_s=RETRY_S)
+        body = _Body(receive, headers, bounds)
+        bounds.service.requests_under_way += counted
+        try:
+            async with asyncio.timeout(body.time_limit_s) as timer:
+                body.timer = reply.timer = timer
+                reply.time_limit_s = bounds.settings.request_timeout_s
+                await self._app(scope, body, reply)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            if reply.status:
+                log.warning("%s was cut off: its answer was not made or not read in time", _shown(scope))
+            else:
+                raise body.timeout_error() from None
+        finally:
+            bounds.service.requests_under_way -= counted
+            body.release()
+
+
+class _Bounds:
+    """The bounds that the service's settings ask for, and its token, read once when it has started."""
+
+    def __init__(self, service: GuardedService) -> None:
+        self.service = service
+        self.settings = service.settings
+        self.held_bytes = 0
+        file = self.settings.token_file
+        self._token = None if file is None else read_token(file)
+
+    def hold(self, n_bytes: int) -> None:
+        """Reserve memory for a body or a part of one; RequestError where too much is reserved already."""
+        if self.held_bytes + n_bytes > self.settings.max_inflight_bytes:
+            message = f"{self.held_bytes} bytes are under way, and the service takes no more at once"
+            raise RequestError(BUSY, "busy", message, retry_after_s=RETRY_S)
+        self.held_bytes += n_bytes
+
+    def check_token(self, headers: Mapping[bytes, bytes]) -> None:
+        if self._token is None:
+            return
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
+            raise RequestError(
+                UNAUTHORIZED, "unauthorized", "this service asks for `Authorization: Bearer` and its token"
+            )
+
+
+class _RequestEnded(BaseException):
+    """Ends a request whose body is too large or whose client left; inner handlers must not report it as a fault."""
+
+    def __init__(self, refusal: RequestError | None) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+
+
+class _Body:
+    """The ``receive`` of a request: counts bytes and, once the body is complete, starts the time limit of the answer.
+
+    Memory for the body is reserved until the request ends, at the start where its length is announced.
+    """
+
+    timer: asyncio.Timeout
+
+    def __init__(self, receive: Receive, headers: Mapping[bytes, bytes], bounds: _Bounds) -> None:
+        self._receive = receive
+        self._bounds = bounds
+        self._settings = settings = bounds.settings
+        self._held = 0
+        self._size = 0
+        self._waiting = False
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise RequestError(UNKNOWN_TYPE, "content_encoding", "the body must come as it is: no Content-Encoding")
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        most = settings.max_bulk_bytes if kind == ARROW else settings.max_body_bytes
+        self._most = min(most, settings.max_inflight_bytes)
+        announced = headers.get(b"content-length", b"0")
+        length = int(announced[:20]) if announced.isdigit() else 0
+        if length > self._most:
+            raise self._too_large()
+        self._hold(length)
+        self._complete = announced == b"0" and b"transfer-encoding" not in headers
+
+    @property
+    def time_limit_s(self) -> float:
+        return self._settings.request_timeout_s if self._complete else self._settings.body_timeout_s
+
+    async def __call__(self) -> MutableMapping[str, Any]:
+        self._waiting = True
+        message = await self._receive()
+        self._waiting = False
+        if self._complete:
+            return message  # the client left during the answer, which a stream must learn
+        if message["type"] == "http.disconnect":
+            raise _RequestEnded(None)
+        self._size += len(message.get("body", b""))
+        if self._size > self._most:
+            raise _RequestEnded(self._too_large())
+        try:
+            self._hold(self._size - self._held)
+        except RequestError as busy:
+            raise _RequestEnded(busy) from None
+        if not message.get("more_body", False):
+            self._complete = True
+            self.timer.reschedule(asyncio.get_running_loop().time() + self.time_limit_s)
+        return message
+
+    def _hold(self, more: int) -> None:
+        if more > 0:
+            self._bounds.hold(more)
+            self._held += more
+
+    def release(self) -> None:
+        """Give the reserved memory back."""
+        self._bounds.held_bytes -= self._held
+        self._held = 0
+
+    def _too_large(self) -> RequestError:
+        message = f"the body may have at most {self._most} bytes; send the tasks in parts"
+        return RequestError(TOO_LARGE, "body_too_large", message)
+
+    def timeout_error(self) -> RequestError:
+        """Return the refusal after a time limit: the client's fault only while its body is incomplete."""
+        if self._waiting and not self._complete:
+            return RequestError(TIMEOUT, "body_timeout", f"the body did not arrive within {self.time_limit_s:g} s")
+        message = "there was no answer in time; ask for less at once, or try again"
+        return RequestError(UNAVAILABLE, "timeout", message, retry_after_s=RETRY_S)
+
+
+class _Reply:
+    """The ``send`` of a request: adds its id, and records status and size of the answer."""
+
+    timer: asyncio.Timeout
+    time_limit_s: float
+
+    def __init__(self, send: Send, request_id: bytes) -> None:
+        self._send = send
+        self._id = request_id if _REQUEST_ID.fullmatch(request_id) else os.urandom(8).hex().encode()
+        self.status = 0
+        self.n_bytes = 0
+
+    @property
+    def request_id(self) -> str:
+        return self._id.decode()
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", self._id)]}
+        else:
+            self.n_bytes += len(message.get("body", b""))
+            if message.get("more_body", False):  # each part of a stream has the time limit of an answer
+                self.timer.reschedule(asyncio.get_running_loop().time() + self.time_limit_s)
+        await self._send(message)
+
+    async def refuse(self, error: RequestError) -> None:
+        if self.status:
+            return
+        headers = []
+        if error.status == UNAUTHORIZED:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if error.status == TIMEOUT:
+            headers.append((b"connection", b"close"))  # or the server would wait for the rest of the body
+        if error.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        await self.respond(error.status, error.body.model_dump_json().encode(), headers)
+
+    async def respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]
+        await self({"type": "http.response.start", "status": status, "headers": headers})
+        await self({"type": "http.response.body", "body": body})
+
+
+async def _probe(scope: Scope, bounds: _Bounds | None, reply: _Reply) -> None:
+    if scope["method"] not in ("GET", "HEAD"):
+        raise RequestError(METHOD_NOT_ALLOWED, "method_not_allowed", f"{scope['method']} {scope['path']}: use GET")
+    if scope["path"] == ALIVE:  # the event loop runs, which is all it reports
+        state = Readiness(True, {"alive": True})
+    elif bounds is None:
+        state = Readiness(False, {"ready": False, "why": "starting"})
+    else:
+        state = bounds.service.readiness()
+    headers = [] if state.ready else [(b"retry-after", b"%d" % RETRY_S)]
+    await reply.respond(200 if state.ready else UNAVAILABLE, json.dumps(state.about).encode(), headers)
+
+
+def _endpoint(scope: Scope) -> str:
+    """Return the template of the request's route, one of a fixed few."""
+    template = getattr(scope.get("route"), "path_format", None)
+    if template is not None:
+        return f"{scope.get('root_path', '')}{template}"
+    return scope["path"] if scope["path"] in _FIXED else "other"
+
+
+def _shown(scope: Scope) -> str:
+    """Return the path as it was sent, escaped so that it cannot forge a log line, and without its query."""
+    sent = scope.get("raw_path") or scope["path"].encode("ascii", "backslashreplace")
+    return ascii(sent.partition(b"?")[0][:_SHOWN_PATH].decode("latin-1"))[1:-1]
+
+
+def _log_access(scope: Scope, reply: _Reply, seconds: float) -> None:
+    level = logging.DEBUG if scope["path"] in (*PROBES, METRICS) else logging.INFO
+    if not _access_log.isEnabledFor(level):
+        return
+    facts = {
+        "method": scope["method"], "path": _shown(scope), "status": reply.status or _GONE,
+        "ms": round(seconds * 1e3, 3), "bytes": reply.n_bytes, "request_id": reply.request_id,
+    }  # fmt: skip
+    _access_log.log(level, "%(method)s %(path)s %(status)d %(ms).1f ms", facts, extra=facts)

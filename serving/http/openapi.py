@@ -1,0 +1,235 @@
+"""Makes the OpenAPI page of ``/docs.json`` out of the wire models and the declarations of the routes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+from fastapi import FastAPI, Path
+from fastapi.openapi.utils import get_openapi
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from reclaim import __version__
+from reclaim.serving.wire import arrow, rows
+from reclaim.serving.wire.cell_schemas import AnswerFor, PageSize, Share
+from reclaim.serving.wire.errors import (
+    BAD_REQUEST,
+    BUSY,
+    DISK_FULL,
+    INTERNAL,
+    INVALID,
+    NOT_FOUND,
+    TIMEOUT,
+    TOO_LARGE,
+    UNAUTHORIZED,
+    UNAVAILABLE,
+    UNKNOWN_TYPE,
+)
+from reclaim.serving.wire.schemas import MAX_ID, ErrorResponse, MarginName, TaskId
+
+Json = dict[str, Any]
+
+PATH: Final = "/docs.json"
+REFUSALS: Final = {
+    BAD_REQUEST: "The body is not JSON, or no Arrow stream.",
+    UNAUTHORIZED: "The bearer token is missing or wrong.",
+    NOT_FOUND: "There is no such task.",
+    TIMEOUT: "The body did not arrive in time.",
+    TOO_LARGE: "The body is too large, or holds too many rows.",
+    UNKNOWN_TYPE: "The body has a `Content-Encoding`.",
+    INVALID: "A field, column or parameter is missing, unknown or out of range.",
+    BUSY: "Too much is under way; `Retry-After` says when to try again.",
+    INTERNAL: "A fault of the service, which its log describes.",
+    UNAVAILABLE: "There is no answer yet, or none in time; `Retry-After` says when to try again.",
+    DISK_FULL: "The disk is full, and nothing was stored.",
+}
+"""Meaning of each status of a refusal."""
+ALWAYS: Final = (UNAUTHORIZED, BUSY, INTERNAL, UNAVAILABLE)
+"""Refusals of every route."""
+BODIED: Final = (BAD_REQUEST, TIMEOUT, TOO_LARGE, UNKNOWN_TYPE, INVALID)
+"""Further refusals of routes that take a body."""
+
+_ABOUT: Final = (
+    "Reservations from recent usage. JSON is read strictly: whole numbers have no decimal point, unknown fields are "
+    "refused, and every refusal has one shape. A request in `application/vnd.apache.arrow.stream` has an answer of the "
+    "same type, unless `Accept` names another."
+)
+_CURSOR: Final = r"^[0-9]{1,19}:[0-9]{1,19}$"
+"""Form of the ``next`` of an answer."""
+_MOST_DIGITS: Final = len(str(MAX_ID))
+_TYPES: Final = {
+    "whole": "integer", "number": "float or integer", "vector": "list of floats", "word": "string",
+    "tier": "string or integer", "flag": "boolean",
+}  # fmt: skip
+_REQUEST_ID: Final = {"description": "Names the request in the log.", "schema": {"type": "string"}}
+_RETRY_AFTER: Final = {"description": "When to try again, in seconds.", "schema": {"type": "integer", "minimum": 0}}
+_CHALLENGE: Final = {"description": "How to authenticate.", "schema": {"type": "string"}}
+_REFUSED: Final = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorResponse.__name__}"}}}
+
+
+def _digits(text: str) -> int:
+    """Return a number of decimal digits; ``int`` also takes blanks, signs, underscores and digits of all scripts."""
+    if not text.isascii() or not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise PydanticCustomError("digits", f"must be a whole number from 0 to {MAX_ID}")
+    return int(text)
+
+
+def _number(text: str) -> str:
+    """Return text that is a number without blanks and underscores, or no number at all, which pydantic refuses."""
+    if not text.isascii() or "_" in text or text != text.strip():
+        raise PydanticCustomError("number", "must be a number")
+    return text
+
+
+def _flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise PydanticCustomError("flag", "must be true or false")
+    return text == "true"
+
+
+_Ids = Annotated[list[TaskId] | None, BeforeValidator(lambda texts: [_digits(text) for text in texts])]
+
+
+class Parameters(BaseModel):
+    """Parameters of a request's URL, as text; each means one value or is refused."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class CertaintyParameters(Parameters):
+    """Parameters that say how sure a reservation should be."""
+
+    margin: MarginName | None = Field(default=None, description="Safety margin; the service's default where absent.")
+    budget: Annotated[Share | None, BeforeValidator(_number)] = Field(
+        default=None, description="In place of `margin`: share of task-windows that may exceed their reservation."
+    )
+
+
+class HistoryParameters(CertaintyParameters):
+    """Parameters of a question that brings its histories as an Arrow stream."""
+
+    quantiles: Annotated[bool | None, BeforeValidator(_flag)] = Field(
+        default=None, description="Whether quantiles are wanted; absent: in JSON, not in Arrow."
+    )
+
+
+class PageParameters(HistoryParameters):
+    """Parameters of a question that is answered from the service's memory."""
+
+    page_size: Annotated[PageSize, BeforeValidator(_digits)] = Field(default=1_000, description="Tasks on a JSON page.")
+
+
+class UsageParameters(PageParameters):
+    """Parameters of a write of usage."""
+
+    answer: AnswerFor = "none"
+
+
+class CellParameters(PageParameters):
+    """Parameters of a question about the cell."""
+
+    machine_id: _Ids = Field(default=None, serialization_alias="machines", description="Only tasks on these machines.")
+    collection_id: _Ids = Field(
+        default=None, serialization_alias="collections", description="Only tasks of these collections."
+    )
+    after: str | None = Field(
+        default=None, max_length=64, description="`next` of the page before.", json_schema_extra={"pattern": _CURSOR}
+    )
+
+
+Collection = Annotated[TaskId, BeforeValidator(_digits), Path(description="Job or alloc set.")]
+Index = Annotated[TaskId, BeforeValidator(_digits), Path(description="Position of the task in its collection.")]
+
+
+class TaskPath(Parameters):
+    """The parts of a path that name a task."""
+
+    collection_id: Collection
+    instance_index: Index
+
+
+def table(description: str, columns: dict[str, arrow.Kind] | None = None) -> Json:
+    """Return the content of an Arrow stream, by media type, for the page."""
+    if columns:
+        description += " Columns: " + ", ".join(f"`{name}` ({_TYPES[kind]})" for name, kind in columns.items()) + "."
+    return {arrow.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary", "description": description}}}
+
+
+USAGE_TABLE: Final = table("One row per window, not compressed.", rows.USAGE_COLUMNS)
+TASK_TABLE: Final = table("One row per task, not compressed.", rows.TASK_COLUMNS)
+ANSWER_TABLE: Final = table("One row per task; the schema's metadata has model, horizon, levels, units and clock.")
+
+
+def page(api: FastAPI, prefix: str) -> Json:
+    """Return the page of the routes of ``api``, which is mounted at ``prefix``, and of the service's own paths."""
+    made: Json = get_openapi(title="reclaim", version=__version__, description=_ABOUT, routes=api.routes)
+    components = made["components"]
+    components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    components["headers"] = {"X-Request-Id": _REQUEST_ID, "Retry-After": _RETRY_AFTER, "WWW-Authenticate": _CHALLENGE}
+    components["parameters"] = {
+        "X-Request-Id": {"name": "X-Request-Id", "in": "header", "required": False, **_REQUEST_ID}
+    }
+    paths = {prefix + path: item for path, item in made["paths"].items()} | _own_paths()
+    for path, item in paths.items():
+        for operation in item.values():
+            _complete(operation, token=path.startswith(prefix) or path == "/metrics")
+    return {**made, "servers": [{"url": "."}], "paths": paths}
+
+
+def page_app(api: FastAPI, prefix: str, metrics: Callable[[], str]) -> Starlette:
+    """Return the application of ``/docs.json``, made at the first request, and of ``/metrics``."""
+    made: list[Response] = []
+
+    async def answer(request: Request) -> Response:  # noqa: ARG001 - the signature of a route
+        if not made:
+            made.append(JSONResponse(page(api, prefix)))
+        return made[0]
+
+    def measured(request: Request) -> Response:  # noqa: ARG001 - the signature of a route
+        return Response(metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return Starlette(routes=[Route(PATH, answer), Route("/metrics", measured)])
+
+
+def _complete(operation: Json, *, token: bool) -> None:
+    """Add the id of a request, and the token, which all routes have in common."""
+    for parameter in operation.setdefault("parameters", []):  # an absent parameter has no value: null cannot be sent
+        kinds = parameter["schema"].pop("anyOf", [])
+        parameter["schema"] |= next((kind for kind in kinds if kind["type"] != "null"), {})
+    operation["parameters"].append({"$ref": "#/components/parameters/X-Request-Id"})
+    operation["security"] = [{}, {"bearer": []}] if token else []
+    for status, response in operation["responses"].items():
+        names = ["X-Request-Id"]
+        names += ["Retry-After"] if int(status) in (BUSY, UNAVAILABLE) else []
+        names += ["WWW-Authenticate"] if int(status) == UNAUTHORIZED else []
+        response["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def _own_paths() -> Json:
+    """Return the paths of probes and metrics."""
+
+    def get(name: str, summary: str, content: Json, *refusals: int, **others: Json) -> Json:
+        responses = {str(status): {"description": REFUSALS[status], "content": _REFUSED} for status in refusals}
+        answers = {"200": {"description": summary, "content": content}, **responses, **others}
+        return {"get": {"operationId": name, "summary": summary, "responses": answers}}
+
+    alive = {"type": "object", "properties": {"alive": {"const": True}}, "required": ["alive"]}
+    ready = {"type": "object", "properties": {"ready": {"type": "boolean"}}, "required": ["ready"]}
+    answer = {"application/json": {"schema": ready}}
+    not_ready = {"503": {"description": "Requests cannot be answered now; the body says why.", "content": answer}}
+    say = "Report whether requests can be answered, and the condition of model, state and store."
+    return {
+        "/livez": get("livez", "Report that the process answers.", {"application/json": {"schema": alive}}),
+        "/readyz": get("readyz", say, answer, **not_ready),
+        "/healthz": get("healthz", say, answer, **not_ready),
+        "/metrics": get(
+            "metrics", "Give metrics in the format of Prometheus.", {"text/plain": {"schema": {"type": "string"}}},
+            UNAUTHORIZED, INTERNAL, UNAVAILABLE,
+        ),
+    }  # fmt: skip

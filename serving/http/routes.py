@@ -1,0 +1,340 @@
+"""Declares the routes under /v1 and handles their requests: bodies in, answers out, as JSON or as Arrow streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from inspect import Parameter, Signature
+from typing import Annotated, Any, Final, TypeVar
+
+import numpy as np
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from reclaim.data import schema as s
+from reclaim.data.core.parallel import THREADS
+from reclaim.serving.answers import stateless_table as bulk
+from reclaim.serving.answers.explain import explain
+from reclaim.serving.answers.query import margins_of, page_of
+from reclaim.serving.answers.stateful import answers, as_json, table_of
+from reclaim.serving.answers.stateless import answer, model_info
+from reclaim.serving.http.openapi import (
+    ALWAYS,
+    ANSWER_TABLE,
+    BODIED,
+    REFUSALS,
+    TASK_TABLE,
+    USAGE_TABLE,
+    CellParameters,
+    CertaintyParameters,
+    Collection,
+    HistoryParameters,
+    Index,
+    Parameters,
+    TaskPath,
+    UsageParameters,
+)
+from reclaim.serving.runtime import Runtime
+from reclaim.serving.wire import arrow, rows
+from reclaim.serving.wire.cell_schemas import (
+    CellAnswer,
+    CellQuery,
+    StateInfo,
+    TaskExplanation,
+    TasksRequest,
+    UsageRequest,
+    WriteAnswer,
+)
+from reclaim.serving.wire.errors import (
+    DISK_FULL,
+    INTERNAL,
+    INVALID,
+    METHOD_NOT_ALLOWED,
+    NOT_FOUND,
+    RequestError,
+    error_from_validation,
+    parse_body,
+    parse_request,
+)
+from reclaim.serving.wire.schemas import ErrorResponse, ModelInfo, ReservationRequest, ReservationResponse
+
+PREFIX: Final = "/v1"
+_INLINE_BYTES: Final = 16 * 2**10
+"""Bodies up to this size are read on the event loop, in a millisecond or two; larger ones in a thread, so that probes
+and small requests do not wait for them."""
+_WRITE: Final = b"write"
+"""Key of the outcome of a write, as JSON, in the metadata of the table of reservations that answers it."""
+_JSON: Final = "application/json"
+_LISTS: Final = (s.MACHINE_ID, s.COLLECTION_ID)
+"""Parameters that may be given many times."""
+
+_Parameters = TypeVar("_Parameters", bound=Parameters)
+Handler = Callable[[Runtime, Request, bytes], Coroutine[Any, Any, Response]]
+
+
+def routes(runtime: Callable[[], Runtime]) -> FastAPI:
+    """Return the application; ``runtime`` is called once for each request."""
+    api = FastAPI(title="reclaim", openapi_url=None, docs_url=None, redoc_url=None)  # BentoML's page describes them
+    paths: dict[str, set[str]] = {}
+
+    def add(
+        path: str, method: str, handler: Handler, returns: type[BaseModel], *refusals: int,
+        takes: dict[str, Any] | None = None, gives_arrow: bool = False, **parameters: Any,
+    ) -> None:  # fmt: skip
+        paths.setdefault(PREFIX + path, set()).add(method)
+        responses: dict[int | str, dict[str, Any]] = {
+            status: {"model": ErrorResponse, "description": REFUSALS[status]} for status in (*refusals, *ALWAYS)
+        }
+        if gives_arrow:
+            responses[200] = {"content": ANSWER_TABLE}
+        body = None if takes is None else {"requestBody": {"content": takes}}
+        api.router.add_api_route(  # an included router would be built at the first request, in its thread
+            path, _declared(handler, parameters), methods=[method], response_model=returns, responses=responses,
+            operation_id=handler.__name__.removeprefix("_"), summary=(handler.__doc__ or "").split("\n")[0],
+            route_class_override=_handled_by(handler, runtime), openapi_extra=body,
+        )  # fmt: skip
+
+    add("/reservations", "POST", _reservations, ReservationResponse, *BODIED, takes=USAGE_TABLE, gives_arrow=True,
+        request=ReservationRequest, query=Annotated[HistoryParameters, Query()])  # fmt: skip
+    add("/usage", "POST", _usage, WriteAnswer, *BODIED, DISK_FULL, takes=USAGE_TABLE, gives_arrow=True,
+        request=UsageRequest, query=Annotated[UsageParameters, Query()])  # fmt: skip
+    add("/tasks", "POST", _tasks, WriteAnswer, *BODIED, DISK_FULL, takes=TASK_TABLE, request=TasksRequest)
+    add("/tasks/{collection_id}/{instance_index}", "GET", _task, TaskExplanation, NOT_FOUND, INVALID,
+        collection_id=Collection, instance_index=Index, query=Annotated[CertaintyParameters, Query()])  # fmt: skip
+    add("/cell/reservations", "GET", _cell, CellAnswer, INVALID, gives_arrow=True,
+        query=Annotated[CellParameters, Query()])  # fmt: skip
+    add("/cell/reservations", "POST", _query, CellAnswer, *BODIED, gives_arrow=True, request=CellQuery)
+    add("/cell", "GET", _state, StateInfo)
+    add("/model", "GET", _model, ModelInfo)
+
+    @api.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+    async def unknown_path(request: Request) -> Response:
+        if request.url.path in paths:
+            raise HTTPException(METHOD_NOT_ALLOWED, f"use {' or '.join(sorted(paths[request.url.path]))}")
+        raise RequestError(NOT_FOUND, "not_found", f"no such path; the paths are {', '.join(sorted(paths))}")
+
+    @api.exception_handler(RequestError)
+    async def refuse(request: Request, error: RequestError) -> Response:  # noqa: ARG001 - the handler's signature
+        headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+        return Response(error.body.model_dump_json(), error.status, headers, _JSON)
+
+    @api.exception_handler(HTTPException)
+    async def refuse_http(request: Request, error: HTTPException) -> Response:
+        code = "method_not_allowed" if error.status_code == METHOD_NOT_ALLOWED else "refused"
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return await refuse(request, RequestError(error.status_code, code, message))
+
+    @api.exception_handler(Exception)
+    async def internal_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the guard logs it
+        message = "a fault of the service, not of the request; its log has the details"
+        return await refuse(request, RequestError(INTERNAL, "internal", message))
+
+    return api
+
+
+def _declared(handler: Handler, parameters: dict[str, Any]) -> Callable[..., None]:
+    """Return a function that is never called: FastAPI makes the page out of its signature and its docstring."""
+
+    def declared() -> None: ...
+
+    declared.__doc__ = handler.__doc__
+    kinds = [Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind) for name, kind in parameters.items()]
+    declared.__signature__ = Signature(kinds)  # type: ignore[attr-defined]  # inspect.signature returns it
+    return declared
+
+
+def _handled_by(handler: Handler, runtime: Callable[[], Runtime]) -> type[APIRoute]:
+    """Return a route that gives the handler the body in bytes; FastAPI's own parsing costs 60 µs more a request."""
+
+    class Route(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            async def handle(request: Request) -> Response:
+                return await handler(runtime(), request, await request.body())
+
+            return handle
+
+    return Route
+
+
+async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Response:
+    """Answer for each task from the history in the request alone; nothing is stored.
+
+    As Arrow: one row per window, as for `/v1/usage`, with a limit in every row; the answer has one row per task. The
+    parameters are for Arrow; a JSON body has its own margin.
+    """
+    model, settings = runtime.keeper.served, runtime.settings
+    if _is_arrow(request):
+        query = _query_of(_parameters(request, HistoryParameters))
+
+        def respond_in_arrow() -> Response:
+            # or a small call would wait for a core
+            threads = max(1, THREADS - 1) if runtime.small_calls.recent else THREADS
+            return _table(runtime, bulk.answer_histories(model, body, query, settings, runtime.metrics, threads))
+
+        return await run_in_threadpool(respond_in_arrow)
+    _parameters(request, Parameters)  # none: a JSON body has its own margin
+
+    def respond() -> Response:
+        return Response(answer(model, parse_request(body), settings).model_dump_json(), media_type=_JSON)
+
+    if len(body) > _INLINE_BYTES:
+        return await run_in_threadpool(respond)
+    runtime.small_calls.note()
+    return respond()
+
+
+async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
+    """Take windows in any order; good rows are kept where others are refused, and repeated windows change nothing.
+
+    Acknowledged windows are on the disk. `answer` asks for reservations after the write, of the tasks written or of the
+    whole cell; in JSON for the first page of them.
+    """
+    settings = runtime.settings
+    parameters = _parameters(request, UsageParameters)
+    wanted, query = parameters.answer, _query_of(parameters)
+    runtime.writer.check()
+
+    def read() -> rows.UsageRows:
+        with runtime.writer.timed("decode"):
+            if _is_arrow(request):
+                return rows.usage_from_arrow(body, settings.max_bulk_rows)
+            return rows.usage_from_json(body, runtime.units, settings.max_bulk_rows)
+
+    if len(body) <= _INLINE_BYTES:
+        runtime.small_calls.note()
+        sent = read()
+    else:
+        sent = await run_in_threadpool(read)
+    done = await asyncio.wrap_future(runtime.writer.write(sent))
+    if wanted == "none":
+        return _json(done)
+
+    def respond() -> Response:
+        if wanted == "tasks":
+            key = np.column_stack([sent.windows.collection_id, sent.windows.instance_index])
+            return _reservations_response(runtime, request, query, np.unique(key, axis=0), done)
+        return _reservations_response(runtime, request, query, None, done)
+
+    return await run_in_threadpool(respond)
+
+
+async def _tasks(runtime: Runtime, request: Request, body: bytes) -> Response:
+    """Take facts about tasks, such as limits, machines and ends, and collections that want no estimation."""
+    runtime.writer.check()
+
+    def read() -> rows.FactRows:
+        if _is_arrow(request):
+            return rows.facts_from_arrow(body, runtime.settings.max_bulk_rows)
+        return rows.facts_from_json(body, runtime.settings.max_bulk_rows)
+
+    if len(body) <= _INLINE_BYTES:
+        runtime.small_calls.note()
+        sent = read()
+    else:
+        sent = await run_in_threadpool(read)
+    done = await asyncio.wrap_future(runtime.writer.write(sent))
+    return _json(done)
+
+
+async def _task(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
+    """Explain one task: its history, its forecast, and the steps to its reservation."""
+    runtime.writer.check_readable()
+    query = _query_of(_parameters(request, CertaintyParameters))
+    path = _read(TaskPath, request.path_params)
+    key = np.array([[path.collection_id, path.instance_index]])
+    runtime.small_calls.note()
+    known = runtime.tracker.look(key, with_x=True)
+    if not known.there[0]:
+        raise RequestError(NOT_FOUND, "unknown_task", f"task {key[0, 0]}/{key[0, 1]} is unknown, or it left")
+    margins = margins_of(query, known.engine, runtime.settings.margin)
+    return _json(explain(answers(known, margins, runtime.settings), runtime.units))
+
+
+async def _cell(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
+    """Answer for all tasks, or those on machines or of collections; JSON in pages, Arrow in one stream."""
+    runtime.writer.check_readable()
+    query = _query_of(_parameters(request, CellParameters))
+    return await run_in_threadpool(lambda: _reservations_response(runtime, request, query, None, None))
+
+
+async def _query(runtime: Runtime, request: Request, body: bytes) -> Response:
+    """Answer for a list of tasks, for machines, collections or all, with margins and budgets by tier."""
+    runtime.writer.check_readable()
+    query = parse_body(body, CellQuery)
+    if query.tasks is not None and len(body) <= _INLINE_BYTES:
+        runtime.small_calls.note()
+    return await run_in_threadpool(lambda: _reservations_response(runtime, request, query, None, None))
+
+
+async def _state(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
+    """Report on the memory: tasks, clock, sizes, and problems found when it was read."""
+    return _json(runtime.state_info())
+
+
+async def _model(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
+    """Describe the served model, and the limits of a request."""
+    return _json(model_info(runtime.keeper.served, runtime.settings))
+
+
+def _reservations_response(
+    runtime: Runtime, request: Request, query: CellQuery, key: np.ndarray[Any, Any] | None, write: WriteAnswer | None
+) -> Response:
+    """Return reservations for the tasks of the query, or of ``key``, with the outcome of the write before it."""
+    tracker, settings = runtime.tracker, runtime.settings
+    page = page_of(query, tracker, key, whole=_gives_arrow(request))
+    if _gives_arrow(request):
+        with runtime.metrics.answering("answer"):
+            table = table_of(tracker, query, page, settings, runtime.units)
+        if write is not None:
+            about = {**(table.schema.metadata or {}), _WRITE: write.model_dump_json().encode()}
+            table = table.replace_schema_metadata(about)
+        return _table(runtime, table)
+    assert page.key is not None
+    known = tracker.look(page.key)
+    margin_of_tier = margins_of(query, known.engine, settings.margin)
+    found = answers(known, margin_of_tier, settings, page.limit)
+    quantiles = query.quantiles is not False
+    pages = as_json(found, runtime.units, following=page.following, quantiles=quantiles)
+    return _json(pages if write is None else write.model_copy(update={"reservations": pages}))
+
+
+def _json(model: BaseModel) -> Response:
+    return Response(model.model_dump_json(), media_type=_JSON)
+
+
+def _table(runtime: Runtime, table: Any) -> Response:
+    with runtime.metrics.answering("encode"):
+        return Response(memoryview(arrow.write_table(table)), media_type=arrow.MEDIA_TYPE)
+
+
+def _is_arrow(request: Request) -> bool:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == arrow.MEDIA_TYPE
+
+
+def _gives_arrow(request: Request) -> bool:
+    """Return whether the answer is Arrow: where ``Accept`` names it, or the request is Arrow and names no other."""
+    accept = request.headers.get("accept", "*/*").lower()
+    if arrow.MEDIA_TYPE in accept:
+        return True
+    return _is_arrow(request) and _JSON not in accept
+
+
+def _parameters(request: Request, kind: type[_Parameters]) -> _Parameters:
+    """Return the parameters of a URL after its question mark; RequestError where one is unknown or out of range."""
+    given = request.query_params
+    return _read(kind, {name: given.getlist(name) if name in _LISTS else given[name] for name in given})
+
+
+def _read(kind: type[_Parameters], content: dict[str, Any]) -> _Parameters:
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise error_from_validation(error) from error
+
+
+def _query_of(parameters: Parameters) -> CellQuery:
+    """Return the query that the parameters of a URL make."""
+    return CellQuery.model_validate(parameters.model_dump(by_alias=True, exclude_unset=True, exclude={"answer"}))

@@ -1,0 +1,1 @@
+"""Served models: loading, canary, cache and following of aliases; imports ``training``."""

@@ -1,0 +1,135 @@
+"""Scores tasks of a cell with a loaded model, and applies a margin and the guards to the scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ModelError
+from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Cell, Windows
+from reclaim.features.targets import TARGETS
+from reclaim.training.estimators.base import Estimate
+from reclaim.training.margins.margin import MARGIN_NAMES, Guarded
+
+if TYPE_CHECKING:
+    from reclaim.serving.models.loader import LoadedModel
+    from reclaim.training.models.estimator import ForecastEstimator
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Output of a model for ``n`` tasks, before any margin.
+
+    Attributes
+    ----------
+    bare : float64, shape (n, n_plans, n_resources), unit of the limit
+        Reservation of each plan; NaN where the model has no forecast.
+    quantiles : float64, shape (n, n_targets, n_levels)
+        Over the limit of the last window, at the model's horizon.
+    oom : float64, shape (n,)
+        Probability of the derived out-of-memory label within that horizon.
+    """
+
+    bare: NDArray[np.float64]
+    quantiles: NDArray[np.float64]
+    oom: NDArray[np.float64]
+
+    def take(self, rows: NDArray[np.int64] | slice) -> Scores:
+        """Return the chosen rows."""
+        return Scores(self.bare[rows], self.quantiles[rows], self.oom[rows])
+
+    def put(self, rows: NDArray[np.int64], scores: Scores) -> None:
+        """Replace the chosen rows."""
+        self.bare[rows], self.quantiles[rows], self.oom[rows] = scores.bare, scores.quantiles, scores.oom
+
+
+def violations_of(model: LoadedModel, tier: str | None = None) -> dict[str, float]:
+    """Return the violation rate of each margin on validation data, the largest over resources that were measured.
+
+    Parameters
+    ----------
+    model : LoadedModel
+    tier : str or None
+        Rates among the tasks of that tier; for None, and for a resource with too few measured tasks, among those of all
+        tiers. Margins without a measured rate are left out.
+    """
+    trained = model.bundle.trained
+    by_tier = trained.get("violation_by_tier", {})
+    out = {}
+    for name, rates in trained.get("violation", {}).items():
+        own = by_tier.get(name, {}).get(tier, {})
+        known = [rate if own.get(r) is None else own[r] for r, rate in rates.items()]
+        if name in MARGIN_NAMES and any(rate is not None for rate in known):
+            out[name] = max(rate for rate in known if rate is not None)
+    return out
+
+
+class Engine:
+    """The same estimator as in a replay, split in two steps: score, then estimate.
+
+    Parameters
+    ----------
+    model : LoadedModel
+    cell : Cell
+    threads : int
+        For large calls; answers do not depend on it.
+    """
+
+    def __init__(self, model: LoadedModel, cell: Cell, threads: int = 1) -> None:
+        self.model = model
+        self.horizon_s = model.bundle.horizon_s
+        self.levels = model.bundle.forecaster.quantile_levels
+        model.bundle.forecaster.threads = threads
+        self._guarded: dict[str, Guarded] = {name: model.bundle.estimator(name, cell) for name in MARGIN_NAMES}
+        self._estimator: ForecastEstimator = self._guarded[MARGIN_NAMES[0]].base  # type: ignore[assignment]  # a bundle's
+        self.plans = tuple(self._estimator.plans)
+
+    def nothing(self, n: int) -> Scores:
+        """Return empty scores of ``n`` tasks."""
+        return Scores(
+            np.full((n, len(self.plans), len(RESOURCES)), np.nan),
+            np.full((n, len(TARGETS), len(self.levels)), np.nan),
+            np.full(n, np.nan),
+        )
+
+    def score(self, x: NDArray[np.float32], last: Windows) -> Scores:
+        """Return the model's scores of ``n`` tasks from their features after their last windows; x (n, n_features)."""
+        bare, forecast = self._estimator.bare(x, last, all_horizons=False)
+        quantiles, oom = forecast.at(self.horizon_s)
+        return Scores(bare, quantiles, oom)
+
+    def estimate(self, margin: str, bare: NDArray[np.float64], last: Windows) -> Estimate:
+        """Return the guarded reservations under a margin; ``bare`` of ``Scores``, shape (n, n_plans, n_resources)."""
+        return self._guarded[margin].adjust(self._estimator.under_margin(margin, bare, last), last)
+
+    def widened(self, margin: str, bare: NDArray[np.float64], last: Windows) -> NDArray[np.float64]:
+        """Return the reservations under a margin before any guard; shape (n, n_resources)."""
+        return self._estimator.under_margin(margin, bare, last).reservation
+
+    def within_budget(self, budget: float, tier: str | None = None) -> str:
+        """Return the margin that reclaims most among those within a budget on validation data.
+
+        Parameters
+        ----------
+        budget : float
+            Share of task-windows that may exceed their reservation within the horizon, for every resource that was
+            measured.
+        tier : str or None
+            Tier of the task-windows, as for ``violations_of``; None: all tiers together.
+
+        Raises
+        ------
+        ModelError
+            No margin kept to it, or the model has no such rates.
+        """
+        kept = violations_of(self.model, tier)
+        for name in reversed(MARGIN_NAMES):
+            if name in kept and kept[name] <= budget:
+                return name
+        said = ", ".join(f"{name} {rate:.3g}" for name, rate in kept.items()) or "the model does not say"
+        whose = "" if tier is None else f" among tasks of tier {tier}, or of all tiers where it has too few,"
+        raise ModelError(f"no margin kept to a budget of {budget:g}{whose} on validation data ({said})")

@@ -1,0 +1,1 @@
+"""Monitoring: quality, drift and Prometheus metrics; imports ``serving.cell``."""

@@ -1,0 +1,1 @@
+"""Storage: a log and snapshots that survive a kill at any moment; imports ``data.core``."""

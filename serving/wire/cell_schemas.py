@@ -1,0 +1,250 @@
+"""Schemas of the routes of the service's memory: facts about a cell's tasks, and answers from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import FailFast, Field
+
+from reclaim.serving.wire.schemas import (
+    Answer,
+    ErrorBody,
+    History,
+    MarginName,
+    ModelName,
+    Owner,
+    Quantiles,
+    ResourceLimit,
+    ResourceRules,
+    Resources,
+    TaskId,
+    TierName,
+    TimeUs,
+    Units,
+    Window,
+    Wire,
+)
+
+MOST_ERRORS: Final = 100
+"""Refused rows that an answer describes one by one; further ones are counted by code."""
+MOST_NAMED: Final = 500_000
+"""Tasks, machines or collections that a query names at most, of each."""
+MOST_PAGE: Final = 10_000
+"""Tasks on one JSON page at most."""
+
+SchedulingClass = Annotated[int, Field(ge=0, le=3)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+PageSize = Annotated[int, Field(ge=1, le=MOST_PAGE)]
+AnswerFor = Literal["none", "tasks", "cell"]
+"""Tasks whose reservations answer a write: none, the tasks written, or the whole cell."""
+
+
+class _Facts(Wire):
+    """Facts about a task, with or without usage; absent ones stay as they were."""
+
+    collection_id: TaskId
+    instance_index: TaskId = 0
+    machine_id: TaskId | None = Field(default=None, description="Where it runs.")
+    tier: TierName | None = Field(
+        default=None, description="Priority tier, lowest to highest: free, beb, mid, prod, mon."
+    )
+    scheduling_class: SchedulingClass | None = Field(default=None, description="3 is the most latency-sensitive.")
+    in_alloc: bool | None = Field(default=None, description="Whether the task runs inside an alloc instance.")
+    user: Owner | None = Field(default=None, description="Who submitted the collection; the first one given stays.")
+    logical_name: Owner | None = Field(
+        default=None, description="Name that the runs of one program share; the first one given stays."
+    )
+
+
+class UsageWindow(Window, _Facts):
+    """A measurement window, and the task it is of."""
+
+    limit: ResourceLimit | None = Field(
+        default=None, description="Limit at that time; absent: the last one given, and refused where none was given."
+    )
+    scheduled_us: TimeUs | None = Field(default=None, description="Start of the run, µs; absent: the last one given.")
+
+
+class UsageRequest(Wire):
+    """Windows in any order; good ones are taken even where others are refused."""
+
+    windows: Annotated[list[UsageWindow], FailFast()] = Field(min_length=1)
+    units: Units | None = Field(default=None, description="Refused where given and not the cell's.")
+
+
+class TaskFacts(_Facts):
+    """Facts about a task: its limit, its machine, its end."""
+
+    limit: ResourceLimit | None = Field(default=None, description="Its limit now.")
+    since_us: TimeUs | None = Field(
+        default=None,
+        description="When that limit began, µs; absent: now. Windows from before do not change it.",
+    )
+    scheduled_us: TimeUs | None = Field(default=None, description="Start of the current run, µs.")
+    ended_us: TimeUs | None = Field(
+        default=None,
+        description="When it ended for good, µs; it is then forgotten. A restart is a new `scheduled_us`, not an end.",
+    )
+    failed_us: TimeUs | None = Field(
+        default=None, description="When a run of it failed and another will follow, µs; the task stays in memory."
+    )
+    failed: bool = Field(default=False, description="Whether it ended by failing, not by finishing or being stopped.")
+
+
+class CollectionFacts(Wire):
+    """Whether a collection wants estimation."""
+
+    collection_id: TaskId
+    estimation: bool = Field(description="False: all its tasks keep their limits, whatever is estimated.")
+
+
+class TasksRequest(Wire):
+    """Facts about tasks and collections; good ones are taken even where others are refused."""
+
+    tasks: Annotated[list[TaskFacts], FailFast()] = Field(default_factory=list)
+    collections: Annotated[list[CollectionFacts], FailFast()] = Field(default_factory=list)
+
+
+class TaskName(Wire):
+    """A task, and its reservation where it is unknown: this limit."""
+
+    collection_id: TaskId
+    instance_index: TaskId = 0
+    limit: ResourceLimit | None = None
+
+
+class CellQuery(Wire):
+    """Tasks whose reservations are wanted, and their margin; all lists absent: all tasks."""
+
+    tasks: list[TaskName] | None = Field(
+        default=None, fail_fast=True, max_length=MOST_NAMED, description="These, in this order, known or not."
+    )
+    machines: list[TaskId] | None = Field(
+        default=None, fail_fast=True, max_length=MOST_NAMED, description="All tasks on these machines."
+    )
+    collections: list[TaskId] | None = Field(
+        default=None, fail_fast=True, max_length=MOST_NAMED, description="All tasks of these collections."
+    )
+    margin: MarginName | None = Field(
+        default=None, description="Safety margin of all tasks; the service's default where absent."
+    )
+    margins: dict[TierName, MarginName] = Field(default_factory=dict, description="Margin of a tier, before `margin`.")
+    budget: Share | None = Field(
+        default=None,
+        description="In place of `margin`: the share of task-windows that may exceed their reservation within the "
+        "horizon. Of the margins that kept to it on validation data, the one that reclaims most is used.",
+    )
+    budgets: dict[TierName, Share] = Field(
+        default_factory=dict,
+        description="Budget of a tier, before `budget`: of the margins that kept to it among the tier's own tasks, or, "
+        "where too few of them were measured, among those of all tiers.",
+    )
+    page_size: PageSize = Field(default=1_000, description="Tasks on a JSON page.")
+    after: str | None = Field(
+        default=None,
+        max_length=64,
+        description="`next` of the page before.",
+        json_schema_extra={"pattern": "^[0-9]{1,19}(:[0-9]{1,19})?$"},
+    )
+    quantiles: bool | None = Field(
+        default=None, description="Whether quantiles are wanted; absent: in JSON, not in Arrow."
+    )
+
+
+class CellReservation(Answer):
+    """The answer for one task of the cell."""
+
+    collection_id: int
+    instance_index: int
+    machine_id: int | None
+    tier: TierName | None
+    margin: str
+    reservation: Resources | None = Field(description="Null only for a task without a known limit.")
+    limit: Resources | None
+    rule: ResourceRules
+    history: History
+    oom_probability: float | None = Field(description="Within the horizon, as the model info defines it.")
+    quantiles: Quantiles | None = Field(description="At `levels`, over the horizon; null without a forecast.")
+
+
+class CellAnswer(Answer):
+    """Reservations in order of collection and index, or of the list that was asked for."""
+
+    model: ModelName
+    horizon_s: int = Field(description="The horizon that a reservation is promised for, in seconds.")
+    levels: list[float] = Field(description="The levels of all quantiles.")
+    units: Units
+    clock_us: int | None = Field(description="The cell's clock: the end of the latest window taken; µs.")
+    tracked: int = Field(description="Tasks in memory.")
+    tasks: list[CellReservation]
+    next: str | None = Field(description="Cursor of the next page; null on the last one.")
+
+
+class WriteAnswer(Answer):
+    """Outcome of a write: each row is counted once, and those counted as taken are on the disk."""
+
+    rows: int
+    taken: int = Field(description="Rows that now count, late ones within the bound included.")
+    late: int = Field(description="Number of those that came after a later window of their task.")
+    repeated: int = Field(description="Windows that were known already; they changed nothing.")
+    refused: dict[str, int] = Field(description="Refused rows by code.")
+    errors: list[ErrorBody] = Field(description=f"The first {MOST_ERRORS} refused rows.")
+    clock_us: int | None = Field(description="The cell's clock after the write; µs.")
+    durable: bool = Field(description="Whether it outlives the process; false without a state folder.")
+    reservations: CellAnswer | None = Field(default=None, description="Present where `?answer=` asks for them.")
+
+
+class Step(Answer):
+    """One step from a forecast to a reservation."""
+
+    rule: str
+    amounts: Resources
+    why: str
+
+
+class TaskExplanation(Answer):
+    """Everything known about a task, and the steps to its reservation."""
+
+    model: ModelName
+    horizon_s: int
+    levels: list[float]
+    units: Units
+    clock_us: int | None
+    task: CellReservation
+    limit_since_us: int | None
+    scheduled_us: int | None
+    scheduling_class: int | None
+    in_alloc: bool
+    estimation: bool = Field(description="False where its collection opted out.")
+    last_window: Window | None
+    by_margin: dict[str, Resources] = Field(description="Its reservation under every margin.")
+    steps: list[Step] = Field(description="From the forecast to the reservation under the margin asked for.")
+    forecast: list[HorizonQuantiles]
+
+
+class HorizonQuantiles(Answer):
+    """The forecast up to one horizon."""
+
+    horizon_s: int
+    oom_probability: float | None
+    quantiles: Quantiles
+
+
+class StateInfo(Answer):
+    """Sizes and condition of the service's memory."""
+
+    tracked: int
+    collections_without_estimation: int
+    clock_us: int | None
+    bytes: int = Field(description="Size of the memory.")
+    bytes_per_task: int
+    durable: bool
+    store: str = Field(description="`ok`, `memory only`, or why nothing can be written.")
+    notes: list[str] = Field(description="Damages and losses found when the state was read, and the repairs.")
+    log_bytes: int
+    snapshot_bytes: int
+    snapshot_age_s: float | None
+    waiting: int = Field(description="Writes in the queue.")
+
+
+TaskExplanation.model_rebuild()

@@ -1,0 +1,1 @@
+"""Writing: the thread that changes task state, its queue, log and snapshots; imports ``cell`` and ``storage``."""

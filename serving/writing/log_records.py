@@ -1,0 +1,80 @@
+"""Converts windows, facts and departures to log records and back: Arrow streams with named columns."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.windows import COLUMNS, Windows, empty_windows
+from reclaim.serving.wire.arrow import write_table
+from reclaim.serving.wire.rows import FactRows, Refusals
+
+WINDOWS: Final = "windows"
+FACTS: Final = "facts"
+GONE: Final = "gone"
+SETTINGS: Final = "settings"
+_COLLECTION: Final = b"collection"
+
+
+def write_windows(windows: Windows) -> pa.Buffer:
+    """Return windows as bytes; columns that are unknown in all rows are left out."""
+    columns: dict[str, NDArray[Any]] = {}
+    for name, column in COLUMNS.items():
+        values = getattr(windows, name)
+        if not column.axis:
+            columns[name] = values
+            continue
+        for k in np.flatnonzero(~np.isnan(values).all(axis=0)):
+            columns[f"{name}.{column.axis[k]}"] = np.ascontiguousarray(values[:, k])
+    batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns.values()], list(columns))
+    return write_table(batch)
+
+
+def read_windows(payload: memoryview) -> Windows:
+    """Return the windows of ``write_windows``."""
+    table = _read(payload)
+    out = empty_windows(table.num_rows)
+    for name in table.column_names:
+        column, _, place = name.partition(".")
+        values = table.column(name).to_numpy()
+        if place:
+            getattr(out, column)[:, COLUMNS[column].axis.index(place)] = values
+        else:
+            getattr(out, column)[:] = values
+    return out
+
+
+def write_facts(facts: FactRows) -> pa.Buffer:
+    """Return facts as bytes."""
+    table = pa.table({name: values for name, values in facts.columns.items()})
+    estimation = pa.table({"collection": list(facts.estimation), "estimation": list(facts.estimation.values())})
+    about = {_COLLECTION: write_table(estimation).to_pybytes()}
+    return write_table(table.replace_schema_metadata(about))
+
+
+def read_facts(payload: memoryview) -> FactRows:
+    """Return the facts of ``write_facts``."""
+    table = _read(payload)
+    estimation = _read(memoryview(table.schema.metadata[_COLLECTION])).to_pydict()
+    columns = {name: table.column(name).to_numpy() for name in table.column_names}
+    by_collection = dict(zip(estimation["collection"], estimation["estimation"], strict=True))
+    return FactRows(columns, np.arange(table.num_rows), by_collection, table.num_rows, Refusals())
+
+
+def write_names(key: NDArray[np.int64]) -> pa.Buffer:
+    """Return the names of tasks as bytes; key (n, 2)."""
+    return write_table(pa.table({name: key[:, k] for k, name in enumerate((s.COLLECTION_ID, s.INSTANCE_INDEX))}))
+
+
+def read_names(payload: memoryview) -> NDArray[np.int64]:
+    """Return the names of ``write_names``; shape (n, 2)."""
+    return np.column_stack([column.to_numpy() for column in _read(payload).columns])
+
+
+def _read(payload: memoryview) -> pa.Table:
+    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        return reader.read_all()

@@ -1,0 +1,326 @@
+"""Command line: one command per stage; each parses its options, calls one function of a room and prints the result."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from reclaim.cli import replay as replays
+from reclaim.cli import results, study
+from reclaim.cli.console import (
+    AsJson,
+    Assignments,
+    ConfigFile,
+    DatasetFolder,
+    DatasetFolders,
+    Progress,
+    Verbose,
+    fail,
+    print_result,
+    print_status,
+)
+
+# Rooms are imported inside the commands: `--help` answers at once, and a command imports only its own room.
+
+_UsageError: Any = typer.BadParameter.__bases__[0]
+"""Error that typer raises for wrong arguments; its own copy of click cannot be imported."""
+
+_RESUMED = ("fetch", "ingest", "tune")
+"""Commands that continue an interrupted run; the others start again."""
+
+app = typer.Typer(
+    name="reclaim",
+    help="Predict what every task in a cluster will need, so that the rest can be lent out.\n\n"
+    "Order of the commands: synth (or your own trace) → ingest → features → train → replay → compare, serve. "
+    "`reclaim demo` runs all of them on a small synthetic cell.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+@app.callback()
+def _options(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log progress.")] = False,
+) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    if not verbose:
+        warnings.simplefilter("ignore")
+
+
+@app.command(epilog="Example: `reclaim synth cell --machines 30 --days 4 --seed 1`")
+def synth(
+    out: Annotated[Path, typer.Argument(help="Folder to write the cell into.", metavar="OUT")],
+    machines: Annotated[int, typer.Option(help="Machines of the cell.")] = 30,
+    days: Annotated[float, typer.Option(help="Length of the trace, in days.")] = 4.0,
+    seed: Annotated[int, typer.Option(help="Seed; the same options and seed give the same bytes.")] = 1,
+    tasks_per_machine: Annotated[float, typer.Option(help="Tasks running on a machine, on average.")] = 12.0,
+    format_: Annotated[str, typer.Option("--format", help="`json` (lines, gzipped) or `parquet`.")] = "json",
+    as_json: AsJson = False,
+) -> None:
+    """Write a synthetic cell in the Google v3 layout."""
+    from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+
+    config = SyntheticCellConfig(
+        machines=machines, days=days, seed=seed, tasks_per_machine=tasks_per_machine, format=format_
+    )
+    with Progress("synthesising") as progress:
+        report = write_cell(out, config, progress=progress)
+    print_result(results.of_synth(report), as_json)
+
+
+@app.command(epilog="Example: `reclaim fetch google-v3 cell_a --cell a --table instance_usage --shards 0-3`")
+def fetch(
+    trace: Annotated[str, typer.Argument(help="`google-v3`, `google-v2.1` or `alibaba-2017`.", metavar="TRACE")],
+    out: Annotated[Path, typer.Argument(help="Folder for the trace's files.", metavar="OUT")],
+    cell: Annotated[str | None, typer.Option(help="Cell of `google-v3`, `a` to `h`.")] = None,
+    table: Annotated[list[str] | None, typer.Option(help="Table; repeatable. Default: all.")] = None,
+    shards: Annotated[str | None, typer.Option(help="Shards of each table, as `0-3,7`. Default: all.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="Address of a mirror.", metavar="URL")] = None,
+    parallel: Annotated[int, typer.Option(help="Files fetched at once.")] = 4,
+    as_json: AsJson = False,
+) -> None:
+    """Download a public trace and verify it; an interrupted download continues when run again."""
+    from reclaim.data.fetch.job import FetchConfig
+    from reclaim.data.fetch.job import fetch as run
+
+    config = FetchConfig(
+        trace=trace, cell=cell, tables=tuple(table or ()), shards=shards, base_url=base_url, parallel=parallel
+    )
+    print_result(results.of_fetch(run(config, out), out), as_json)
+
+
+@app.command(
+    epilog="Examples: `reclaim ingest cell dataset` · "
+    "`reclaim ingest traces/bitbrains vms --trace series --mapping bitbrains` · "
+    "`reclaim ingest clusterdata-2011-2 dataset --trace google-v2.1 --memory-limit-mib 16384`"
+)
+def ingest(
+    source: Annotated[Path, typer.Argument(help="Folder with the trace's files.", metavar="SOURCE")],
+    dataset: Annotated[Path, typer.Argument(help="Dataset folder to write.", metavar="DATASET")],
+    trace: Annotated[
+        str, typer.Option(help="Format: `google-v3`, `google-v2.1`, `alibaba-2017` or `series`.")
+    ] = "google-v3",
+    mapping: Annotated[
+        str | None, typer.Option(help="For `series`: mapping TOML, or `azure`, `bitbrains`.", metavar="FILE")
+    ] = None,
+    buckets: Annotated[
+        int | None,
+        typer.Option(help="Files per table of tasks. Default: by the size of the trace.", metavar="N"),
+    ] = None,
+    max_reject_share: Annotated[float, typer.Option(help="Largest accepted share of bad lines.")] = 0.001,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Ignore unreadable files.")] = False,
+    memory_limit_mib: Annotated[
+        int, typer.Option(help="Memory of all processes together, in MiB; more allows more workers.")
+    ] = 1024,
+    workers: Annotated[int, typer.Option(help="Parallel processes; 0: one per core, as memory allows.")] = 0,
+    engine: Annotated[str, typer.Option(help="`local`, or `ray` (needs reclaim[ray]).")] = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Read a trace into a dataset; an interrupted run continues when run again."""
+    from reclaim.data.ingest.job import IngestConfig
+    from reclaim.data.ingest.job import ingest as run
+
+    config = IngestConfig(
+        trace=trace, mapping=mapping, buckets=buckets, max_reject_share=max_reject_share, skip_damaged=skip_damaged,
+        memory_limit_mib=memory_limit_mib, workers=workers, engine=engine,
+    )  # fmt: skip
+    print_result(results.of_ingest(run(source, dataset, config), dataset), as_json)
+
+
+@app.command(epilog="Example: `reclaim inspect dataset --html dataset.html`")
+def inspect(
+    dataset: DatasetFolder,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write one HTML file with figures.", metavar="FILE")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe a dataset: tiers, limits and usage, gaps, missing fields, events, machines, rejected lines."""
+    from reclaim.data.dataset import Dataset
+    from reclaim.data.survey.facts import survey
+    from reclaim.data.survey.page import check_target, write_page
+    from reclaim.data.survey.sections import text
+
+    opened = Dataset.open(dataset)
+    if html is not None:
+        check_target(html)
+    facts = survey(opened)
+    if html is not None:
+        write_page(facts, html)
+    wrote = "no page written; --html FILE writes one" if html is None else f"page  {html}"
+    print_result(({**facts, "page": html and str(html)}, [text(facts), wrote]), as_json)
+
+
+@app.command(
+    epilog="Examples: `reclaim features dataset` · `reclaim features dataset --set split.train_share=0.6` · "
+    "`reclaim features other_cell --set split.role=test`, to hold out a dataset for models trained on others"
+)
+def features(
+    dataset: DatasetFolder,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one per core.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Compute features, targets and splits for every window of a dataset."""
+    from reclaim.config import load_config
+    from reclaim.data.dataset import Dataset
+    from reclaim.features.build import FeatureConfig, build_features
+
+    settings = load_config(FeatureConfig, config, assignments or ())
+    built, already_there = build_features(Dataset.open(dataset), settings, workers=workers)
+    print_result(results.of_features(built, already_there), as_json)
+
+
+@app.command(
+    epilog="Examples: `reclaim train dataset --estimator network --set fit.epochs=5 --set seed=2` · "
+    "`reclaim train cell_a cell_b`, then `reclaim replay margins cell_c --out across` with cell_c built by "
+    "`reclaim features cell_c --set split.role=test` · "
+    "`torchrun --nproc-per-node 2 -m reclaim train dataset`, on two GPUs"
+)
+def train(
+    datasets: DatasetFolders,
+    estimator: Annotated[str | None, typer.Option(help="`network` or `trees`.", metavar="NAME")] = None,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    force: Annotated[bool, typer.Option("--force", help="Train even if the same run is finished.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model, set its margins on validation data and register it; the network becomes `champion`."""
+    from reclaim.config import load_config
+    from reclaim.training.fitting.train import assist_training, assists, run_training
+    from reclaim.training.settings import TrainConfig
+
+    settings = [*(assignments or ()), *([f"estimator='{estimator}'"] if estimator else [])]
+    loaded = load_config(TrainConfig, config, settings)
+    if assists():  # of torchrun's processes the first one records the run and prints
+        assist_training(datasets, loaded)
+        return
+    report = run_training(datasets, loaded, force=force, progress=print_status)
+    print_result(results.of_train(report), as_json)
+
+
+app.command(
+    epilog="Examples: `reclaim tune dataset --trials 50` · "
+    "`reclaim tune dataset --estimator trees --trials 30 --out trees.toml`"
+)(study.tune)
+app.command(
+    epilog="Examples: `reclaim peaks samples.parquet --out peaks.parquet` · "
+    "`reclaim peaks samples.parquet --out peaks.parquet --predictor max_n5_rc99 --predictor oracle_24h`"
+)(study.peaks)
+
+
+app.add_typer(replays.app, name="replay")
+app.command(
+    epilog="Example: `reclaim compare`, `reclaim compare --experiment frontier`, or `reclaim compare RUN RUN` with run "
+    "ids from MLflow"
+)(replays.compare)
+
+
+@app.command(
+    epilog="Examples: `reclaim serve` · `reclaim serve --model reclaim/3 --shadow reclaim@candidate` · "
+    "`reclaim serve --state /var/lib/reclaim` · `reclaim serve --model ./bundle --in-memory` · "
+    "`reclaim serve --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem`"
+)
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 3000,
+    model: Annotated[
+        str,
+        typer.Option(help="NAME@ALIAS, NAME/VERSION or a bundle's folder.", metavar="MODEL", envvar="RECLAIM_MODEL"),
+    ] = "reclaim@champion",
+    shadow: Annotated[
+        str, typer.Option(help="Second model, compared live and not served.", metavar="MODEL", envvar="RECLAIM_SHADOW")
+    ] = "",
+    state: Annotated[
+        Path, typer.Option(help="Folder of the persistent state.", metavar="DIR", envvar="RECLAIM_STATE")
+    ] = Path("reclaim-state"),
+    in_memory: Annotated[bool, typer.Option("--in-memory", help="Keep no state across restarts.")] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the required bearer token.", metavar="FILE", envvar="RECLAIM_TOKEN_FILE"),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.", metavar="FILE")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key, PEM.", metavar="FILE")] = None,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Log one JSON object per line.", envvar="RECLAIM_LOG_JSON")
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Use a damaged state up to the damage and move the rest aside.")
+    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Accept other machines without a token.")] = False,
+) -> None:
+    """Serve reservations over HTTP until stopped; further settings are RECLAIM_… variables of the environment."""
+    from reclaim.serving.http.process import prepare_process
+
+    prepare_process()
+    scheme = "http" if tls_cert is None else "https"
+    print_status(f"loading {model}; then {scheme}://{host}:{port}/ answers, with its documentation at that address")
+    from reclaim.serving.launch import serve as run
+
+    run(
+        host, port, model,
+        shadow=shadow, state=None if in_memory else state, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key,
+        log_json=log_json, repair=repair, insecure=insecure,
+    )  # fmt: skip
+
+
+@app.command(epilog="Example: `reclaim demo`")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of all output.", metavar="DIR")] = Path("demo"),
+    machines: Annotated[int, typer.Option(help="Machines of the synthetic cell.")] = 24,
+    days: Annotated[float, typer.Option(help="Days of the synthetic cell.")] = 4.0,
+    seed: Annotated[int, typer.Option(help="Seed of the synthetic cell and of training.")] = 1,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run all stages on a small synthetic cell: synth, ingest, features, train, replay."""
+    from reclaim.demo import DEMONSTRATED, run_demo
+    from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
+
+    with Progress("synthesising") as progress:
+        report = run_demo(out, machines=machines, days=days, seed=seed, say=print_status, synth_progress=progress)
+    replays.print_replay(
+        load_experiment(DEMONSTRATED), report,
+        "margins set on validation data, all results above measured on later test data of a SYNTHETIC cell",
+        *(f"figure  {path}" for path in sorted(report.folder.glob("*.png"))),
+        *(f"replay  reclaim replay {name} {out / 'dataset'} --out {out / name}"
+          for name in EXPERIMENTS if name != DEMONSTRATED),
+        "serve   reclaim serve --model reclaim@champion",
+        as_json=as_json, verbose=verbose,
+    )  # fmt: skip
+
+
+def main() -> NoReturn:
+    """Run the command line: an error that the caller can correct is one line and exit code 2, any other a traceback."""
+    from reclaim.data.errors import ReclaimError
+
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except ReclaimError as error:
+        fail(str(error))
+    except _UsageError as error:
+        if not sys.argv[1:] or sys.argv[1:] == ["replay"]:  # a command is missing, and the help is printed
+            sys.exit(2)
+        verb = error.ctx.command_path if error.ctx else app.info.name  # an option without its value has no command
+        fail(f"{error.format_message().rstrip('.')}; see `{verb} --help`")
+    except OSError as error:
+        from reclaim.data.core.files import FULL_DISK
+
+        if error.errno in FULL_DISK:
+            verb = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+            resumed = "; finished work is kept" if verb in _RESUMED else ""
+            fail(f"{error.filename or 'output'}: {error.strerror}; make room and run it again{resumed}")
+        if error.filename is None:
+            raise
+        fail(f"{error.filename}: {error.strerror}")
+    except typer.Abort:
+        sys.exit(130)

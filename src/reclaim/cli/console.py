@@ -1,0 +1,89 @@
+"""Output of the command line: results for a person or a script, errors, tables, progress; its shared options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from reclaim.data.core.tables import Table
+
+
+def fail(message: str) -> NoReturn:
+    """Print one red line and exit with 2: an error that the caller can correct."""
+    line = f"error: {' '.join(message.split())}"
+    typer.echo(f"\033[31m{line}\033[0m" if sys.stderr.isatty() else line, err=True)
+    sys.exit(2)
+
+
+def print_status(line: str) -> None:
+    """Print a line of progress to standard error, apart from the output that a script reads."""
+    typer.echo(f"· {line}", err=True)
+
+
+def print_result(result: tuple[dict[str, Any], list[str]], as_json: bool) -> None:
+    """Print a result: its facts as JSON for a script, or its lines for a person."""
+    facts, lines = result
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        for line in lines:
+            typer.echo(line)
+
+
+def unchanged(already_there: bool) -> str:
+    """Return the addition to the line of a stage that was finished before."""
+    return " (was there already, nothing to do)" if already_there else ""
+
+
+def print_table(table: Table) -> None:
+    """Print a table: ruled on a terminal, plain elsewhere."""
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    console = Console()
+    if not console.is_terminal:
+        typer.echo(table.as_text(), nl=False)
+        return
+    grid = Grid()
+    for number, column in enumerate(table.columns):
+        grid.add_column(column, justify="left" if table.is_text(number) else "right")
+    for row in table.as_strings():
+        grid.add_row(*row)
+    console.print(grid)
+
+
+class Progress:
+    """A progress bar on a terminal."""
+
+    def __init__(self, what: str) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=100, desc=what, unit="%", disable=None, leave=False)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __call__(self, share: float) -> None:
+        """Move the bar to the share done, in [0, 1]."""
+        self._bar.update(round(100 * share) - self._bar.n)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+DatasetFolder = Annotated[Path, typer.Argument(help="Dataset folder, made by `reclaim ingest`.", metavar="DATASET")]
+DatasetFolders = Annotated[
+    list[Path],
+    typer.Argument(help="Dataset folders with features; several are joined.", metavar="DATASET"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print all runs, not the summary alone.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings in TOML.", metavar="FILE")]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="Setting, `key=value`; repeatable.", metavar="KEY=VALUE")
+]

@@ -1,0 +1,148 @@
+"""Commands of the replay: one per experiment, and the comparison of recorded runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from reclaim.cli.console import (
+    AsJson,
+    Assignments,
+    ConfigFile,
+    DatasetFolder,
+    Verbose,
+    print_result,
+    print_table,
+    unchanged,
+)
+
+if TYPE_CHECKING:
+    from reclaim.replay.experiment import Experiment
+    from reclaim.replay.report.page import ReplayReport
+    from reclaim.training.bundle import Bundle
+
+app = typer.Typer(help="Replay estimators on a dataset.", no_args_is_help=True)
+
+
+def _add(name: str, does: str, *examples: str) -> None:
+    """Add the command of an experiment, with the sentence and the examples of its help."""
+
+    def command(
+        dataset: DatasetFolder,
+        out: Annotated[Path, typer.Option(help="Folder for report.html, figures and results.json.", metavar="DIR")],
+        model: Annotated[
+            list[str] | None,
+            typer.Option(help="Registered model; repeatable. Default: reclaim@champion.", metavar="NAME@ALIAS"),
+        ] = None,
+        no_model: Annotated[bool, typer.Option("--no-model", help="Only estimators without a model.")] = False,
+        config: ConfigFile = None,
+        assignments: Assignments = None,
+        as_json: AsJson = False,
+        verbose: Verbose = False,
+    ) -> None:
+        from reclaim.config import load_config
+        from reclaim.replay.runs.catalogue import load_experiment
+        from reclaim.replay.runs.run import run_experiment
+
+        experiment = load_experiment(name)
+        settings = load_config(experiment.config, config, assignments or ())
+        bundles = _bundles(model or [], no_model)
+        report = run_experiment(experiment, dataset, out, settings, bundles=bundles)
+        print_replay(experiment, report, as_json=as_json, verbose=verbose)
+
+    shown = " · ".join(f"`reclaim replay {name} {example}`" for example in examples)
+    app.command(name, help=does, epilog=f"Example{'s' * (len(examples) > 1)}: {shown}")(command)
+
+
+def _bundles(models: list[str], no_model: bool) -> dict[str, Bundle]:
+    """Return kind → model of the references, of the champion if there are none."""
+    from reclaim.data.errors import ConfigError
+    from reclaim.training.bundle import load_bundle
+    from reclaim.training.tracking.runs import fetch_bundle
+
+    if no_model and models:
+        raise ConfigError(f"--no-model and --model {models[0]} contradict each other; leave one of them out")
+    references = [] if no_model else (models or ["reclaim@champion"])
+    loaded = [load_bundle(fetch_bundle(reference)[0]) for reference in references]
+    bundles = {bundle.kind: bundle for bundle in loaded}
+    if len(bundles) < len(loaded):
+        raise ConfigError(f"--model: {', '.join(references)} are of one kind; replay them one at a time")
+    return bundles
+
+
+def print_replay(
+    experiment: Experiment, report: ReplayReport, *lines: str, as_json: bool = False, verbose: bool = False
+) -> None:
+    """Print the summary of a replay and the path of its page; with ``verbose`` also all runs and further lines."""
+    from reclaim.replay.report.page import runs_table
+
+    summary, runs = experiment.summary(report.results), runs_table(experiment.runs(report.results), experiment.columns)
+    if not as_json:
+        print_table(summary)
+        if verbose:
+            typer.echo("")
+            print_table(runs)
+    facts: dict[str, Any] = {"report": str(report.page), "already_there": report.already_there}
+    facts |= {"summary": summary.as_records(), "results": runs.as_records()}
+    page = f"{report.page}{unchanged(report.already_there)}"
+    print_result((facts, [*(["", *lines] if verbose else []), page]), as_json)
+
+
+_add(
+    "margins",
+    "Replay every estimator at every margin, with Borg's sequence of baseline, aggressive, medium, baseline.",
+    "dataset --out margins",
+    "dataset --out margins --model reclaim@champion --model reclaim-trees/1",
+)
+_add(
+    "ratios",
+    "Show the distribution of usage and reservations of tasks as shares of their limits.",
+    "dataset --out ratios --no-model",
+)
+_add(
+    "compaction",
+    "Count the machines that a workload needs with and without reclamation, per estimator, by removing machines.",
+    "dataset --out compaction",
+    "dataset --out compaction --no-model --set seed=2",
+)
+_add(
+    "frontier",
+    "Sweep the margin of every estimator and show its reclaimed share at each violation rate, next to the oracle.",
+    "dataset --out frontier",
+    "dataset --out frontier --model reclaim@champion",
+)
+_add(
+    "what-if",
+    "Find the fewest machines for the workload within a budget of out-of-memory kills, for one estimator and margin.",
+    "dataset --out what-if",
+    "dataset --out larger --no-model --set growth=1.2 --set oom_budget=2 --set margin=aggressive",
+)
+
+
+def compare(
+    runs: Annotated[list[str] | None, typer.Argument(help="MLflow run ids. Default: the newest of each.")] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="Only this experiment of `reclaim replay`.", metavar="NAME")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare recorded replays and name the estimators that are better by more than the noise."""
+    from reclaim.replay.runs.compare import choose
+    from reclaim.replay.runs.compare import compare as tables_of
+    from reclaim.replay.runs.differences import differences
+
+    chosen = choose(runs or (), experiment)
+    tables, differing = tables_of(chosen), differences(chosen)
+    if as_json:
+        records = {name: table.as_records() for name, table in tables.items()}
+        print_result(({"runs": records, "differences": differing.as_records()}, []), as_json)
+        return
+    for name, table in tables.items():
+        typer.echo(f"{name}:")
+        print_table(table)
+        typer.echo("")
+    if differing.rows:
+        typer.echo("margins, differences:")
+        print_table(differing)

@@ -1,0 +1,102 @@
+"""Results of the commands: for each, the facts that ``--json`` prints and the lines for a person."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reclaim.cli.console import unchanged
+
+if TYPE_CHECKING:
+    from reclaim.data.fetch.job import FetchReport
+    from reclaim.data.ingest.job import IngestReport
+    from reclaim.data.synthetic.job import SyntheticCellReport
+    from reclaim.features.feature_set import FeatureSet
+    from reclaim.replay.machine_peaks.job import PeaksReport
+    from reclaim.training.fitting.train import TrainReport
+    from reclaim.training.fitting.tune import TuneReport
+
+Result = tuple[dict[str, Any], list[str]]
+
+
+def of_synth(report: SyntheticCellReport) -> Result:
+    """Return the result of ``reclaim synth``."""
+    facts = {"cell": str(report.out), "rows": report.rows, "tasks": report.tasks, "ends": report.ends,
+             "wrote": report.wrote}  # fmt: skip
+    windows = report.rows["instance_usage"]
+    return facts, [
+        f"{report.out}: {windows:,} usage windows of {report.tasks:,} tasks{unchanged(not report.wrote)}",
+    ]
+
+
+def of_fetch(report: FetchReport, out: Path) -> Result:
+    """Return the result of ``reclaim fetch``."""
+    return {"folder": str(out), **asdict(report)}, [
+        f"{out}: {len(report.files)} files, {len(report.fetched)} of them new ({report.n_bytes:,} bytes); "
+        f"{len(report.unchecked)} without a published checksum{unchanged(not report.fetched)}",
+    ]
+
+
+def of_ingest(report: IngestReport, dataset: Path) -> Result:
+    """Return the result of ``reclaim ingest``."""
+    manifest = report.dataset.manifest
+    counts, rejected, unread = manifest["counts"], sum(manifest["rejects"].values()), manifest["not_read"]
+    keys = ("fingerprint", "nature", "counts", "rejects", "damaged", "defects", "lacks", "notes")
+    lines = [
+        f"{dataset}: {counts['usage']:,} windows of {counts['tasks']:,} tasks, {manifest['nature']}; {rejected} lines "
+        f"rejected, {len(manifest['damaged'])} files damaged{unchanged(report.already_there)}"
+    ]
+    if not counts["usage"]:
+        lines.append("no usage windows: the dataset can be inspected, not trained on")
+    if counts["windows_without_limit"]:
+        lines.append(f"{counts['windows_without_limit']:,} windows have no CPU limit: no event states it")
+    if unread:
+        lines.append(f"{len(unread)} files were not read: {', '.join(unread[:3])} …")
+    facts = {"dataset": str(dataset), "already_there": report.already_there}
+    return facts | {key: manifest[key] for key in keys}, lines
+
+
+def of_features(built: FeatureSet, already_there: bool) -> Result:
+    """Return the result of ``reclaim features``."""
+    keys = ("fingerprint", "pipeline", "rows", "targets", "oom_events", "oom_definition")
+    facts = {"features": str(built.path), "already_there": already_there, "role": built.role}
+    lines = [
+        f"{built.path}: {len(built):,} rows of {built.x.shape[1]} features; {len(built.train_rows()):,} for training, "
+        f"{len(built.valid_rows()):,} for margins, {len(built.test_rows()):,} for tests; "
+        f"{built.manifest['oom_events']} OOM events by the derived label{unchanged(already_there)}"
+    ]
+    if built.role == "test":
+        lines.append("held out (split.role=test): for models trained on other datasets")
+    return facts | {key: built.manifest[key] for key in keys}, lines
+
+
+def of_train(report: TrainReport) -> Result:
+    """Return the result of ``reclaim train``."""
+    lines = [
+        f"{report.model}/{report.version}: {report.estimator} of {report.rows['train']:,} rows "
+        f"in {report.seconds:.0f} s, run {report.run_id}{unchanged(report.reused)}"
+    ]
+    if len(report.datasets) > 1:
+        lines += [f"{d['name']}: {d['train']:,} rows for training, {d['valid']:,} for margins" for d in report.datasets]
+    return asdict(report), [*lines, *report.notes]
+
+
+def of_tune(report: TuneReport, datasets: list[Path], given: list[str], out: Path) -> Result:
+    """Return the result of ``reclaim tune``, with the commands that train with the best settings."""
+    command = f"reclaim train {' '.join(map(str, datasets))}"
+    as_given = "" if report.first_loss is None else f"; {report.first_loss:.5f} with the settings as given"
+    return {**asdict(report), "assignments": report.assignments()}, [
+        f"{report.estimator}: validation loss {report.best_loss:.5f}{as_given}; {report.trials} trials, "
+        f"{report.new} of them new, {report.pruned} stopped early; run {report.run_id}, {report.seconds:.0f} s",
+        f"train   {command} {' '.join([*given, report.assignments()])}",
+        f"or      {command} --config {out}",
+    ]
+
+
+def of_peaks(report: PeaksReport, out: Path) -> Result:
+    """Return the result of ``reclaim peaks``."""
+    return {"peaks": str(out), **asdict(report)}, [
+        f"{out}: {report.predictions:,} predictions of {len(report.predictors)} predictors for {report.machines:,} "
+        f"machines, from {report.samples:,} samples in {report.seconds:.1f} s",
+    ]

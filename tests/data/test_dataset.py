@@ -1,0 +1,139 @@
+"""Folders that are replaced whole: by one process at a time, and never half, whenever it is killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reclaim.data.core.files import remove_left_behind, replaced_folder
+from reclaim.data.errors import ConfigError
+
+
+def write(path: Path, text: str) -> None:
+    with replaced_folder(path) as folder:
+        (folder / "a").write_text(text)
+        (folder / "b").write_text(text)
+
+
+def contents(path: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in path.iterdir()}
+
+
+def die_at(patch: pytest.MonkeyPatch, step: int, *, done: bool) -> list[str]:
+    """Let the process die at the ``step``-th rename or removal, before or when it is done; return those begun.
+
+    Nothing is renamed or removed from then on: what a dying block tidies up, a killed process does not.
+    """
+    begun: list[str] = []
+
+    def dying(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any, **options: Any) -> None:
+            begun.append(f"{name} {Path(arguments[0]).name}")
+            if len(begun) < step or (len(begun) == step and done):
+                real(*arguments, **options)
+            if len(begun) >= step:
+                raise KeyboardInterrupt
+
+        return call
+
+    patch.setattr(os, "replace", dying("replace", os.replace))
+    patch.setattr(shutil, "rmtree", dying("remove", shutil.rmtree))
+    return begun
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("there", [False, True])
+def test_killed_at_any_step_a_folder_is_the_old_or_the_new_one_and_the_next_run_leaves_nothing_beside_it(
+    there: bool, done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = ({name: text for name in ("a", "b")} for text in ("old", "new"))
+    step, seen = 0, []
+    while True:
+        step += 1
+        path = tmp_path / str(step) / "folder"
+        path.parent.mkdir()
+        if there:
+            write(path, "old")
+        with monkeypatch.context() as patch:
+            begun = die_at(patch, step, done=done)
+            try:
+                write(path, "new")
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+        if path.exists():
+            assert contents(path) in ([old, new] if there else [new])
+        seen.append(begun[step - 1])
+        remove_left_behind(path)
+        assert [p.name for p in path.parent.iterdir()] == [path.name] * (there or path.exists())
+        if path.exists():
+            assert contents(path) in ([old, new] if there else [new])
+        write(path, "new")
+        assert contents(path) == new
+        assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert "replace new" in seen
+    assert ("replace folder" in seen) == there
+
+
+def test_a_block_that_raises_leaves_the_old_folder_alone(tmp_path: Path) -> None:
+    write(tmp_path / "folder", "old")
+    with suppress(KeyboardInterrupt), replaced_folder(tmp_path / "folder") as folder:
+        (folder / "a").write_text("new")
+        raise KeyboardInterrupt
+    assert contents(tmp_path / "folder") == {"a": "old", "b": "old"}
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_folder_is_replaced_by_one_run_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    with replaced_folder(path) as folder:
+        (folder / "a").write_text("first")
+        with pytest.raises(ConfigError, match=r"folder: another run is writing it; wait for it"):
+            write(path, "second")
+        remove_left_behind(path)  # a run at work is no litter
+        (folder / "b").write_text("first")
+    assert contents(path) == {"a": "first", "b": "first"}
+    write(path, "second")
+    assert contents(path) == {"a": "second", "b": "second"}
+
+
+def test_a_lock_that_the_run_before_removed_as_it_ended_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, staging = tmp_path / "folder", tmp_path / "folder.partial"
+    real_open, real_flock, calls = Path.open, fcntl.flock, []
+
+    def late_open(self: Path, *arguments: Any) -> Any:
+        calls.append("open")
+        if len(calls) == 1:
+            staging.rmdir()  # the run before ends between the making of the folder and the opening of the lock
+        return real_open(self, *arguments)
+
+    def late_flock(*arguments: Any) -> None:
+        calls.append("flock")
+        if len(calls) == 3:
+            shutil.rmtree(staging)  # or between that and the locking
+        real_flock(*arguments)
+
+    monkeypatch.setattr(Path, "open", late_open)
+    monkeypatch.setattr(fcntl, "flock", late_flock)
+    with replaced_folder(path):
+        assert calls == ["open", "open", "flock", "open", "flock"]
+        with pytest.raises(ConfigError, match="another run"):
+            write(path, "second")
+
+
+def test_what_an_earlier_version_left_behind_goes_too(tmp_path: Path) -> None:
+    for name in ("folder", "folder.partial", "folder.old.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text("old")
+    remove_left_behind(tmp_path / "folder")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]

@@ -1,0 +1,383 @@
+"""Plain series: a user's own CSV or parquet through a small mapping file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from reclaim.data import schema as s
+from reclaim.data.errors import ConfigError, SchemaError
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.traces.series import load_mapping, shipped_mappings
+
+MAPPING = """
+task = "vm"
+time = "t"
+time_unit = "s"
+window_s = 300
+[columns]
+cpu_mean = "used"
+cpu_limit = 4.0
+"""
+
+
+def given_mapping(folder: Path, text: str = MAPPING) -> str:
+    path = folder / "mapping.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def config(mapping: str, share: float = 0.001) -> IngestConfig:
+    return IngestConfig(trace="series", mapping=mapping, buckets=1, max_reject_share=share)
+
+
+def test_csv_rows_become_windows_under_a_constant_limit(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n12,600,1.5\n12,300,1\nweb-1,300,2\n")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path))).dataset
+    table = dataset.usage(0).to_pylist()
+    twelve = [row for row in table if row[s.COLLECTION_ID] == 12]
+    assert [(r[s.START_US], r[s.END_US], r[s.CPU_MEAN], r[s.CPU_LIMIT]) for r in twelve] == [
+        (300_000_000, 600_000_000, 1.0, 4.0),
+        (600_000_000, 900_000_000, 1.5, 4.0),
+    ]
+    (named,) = [row for row in table if row[s.COLLECTION_ID] != 12]
+    assert named[s.COLLECTION_ID] > 0
+    assert s.MEMORY_MAX in dataset.manifest["lacks"]
+    assert np.isnan(dataset.windows(0).limit[:, 1]).all()
+
+
+def test_a_bad_csv_value_is_a_reject_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,1\n1,600,lots\n1,900,-2\n1,1200,2\n")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path), share=0.9)).dataset
+    rejects = pq.read_table(tmp_path / "out" / "rejects" / "rejects.parquet").to_pylist()
+    assert [(r[s.REJECT_LINE], r[s.REJECT_REASON]) for r in rejects] == [
+        (3, "used is not a double"),
+        (4, "used is negative or not finite"),
+    ]
+    assert dataset.n_windows == 2
+
+
+def test_every_task_name_is_a_task_of_its_own_and_integers_stay_what_they_are(tmp_path: Path) -> None:
+    names = [f"web-{k}" for k in range(120)] + [f"1.{k}" for k in range(60)]
+    names += ["7", "007", "07", "0", "-0", "+7", "1e3", "1000", "0x10", "16", " 7", "true", "-5", "7.0", "nan"]
+    names += [str(2**62 + 1), str(2**63 - 1), str(2**63)]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n" + "".join(f"{name},300,1\n" for name in names))
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path))).dataset
+    ids = set(dataset.usage(0)[s.COLLECTION_ID].to_pylist())
+    assert len(ids) == len(names)
+    assert {7, 0, 1000, 16, -5, 2**62 + 1, 2**63 - 1} <= ids
+
+
+def test_machines_priorities_and_classes_are_exact_integers(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    text = "vm,t,used,host,rank,kind\n1,300,1,9007199254740993,200,2\n1,600,1,,,\n1,900,1,1.5,200,2\n"
+    (tmp_path / "in" / "a.csv").write_text(text)
+    mapping = MAPPING + 'machine_id = "host"\npriority = "rank"\nscheduling_class = "kind"\n'
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, mapping), share=0.5)).dataset
+    assert dataset.usage(0)[s.MACHINE_ID].to_pylist() == [9007199254740993, None]
+    assert dataset.usage(0)[s.PRIORITY].to_pylist() == [200, None]
+    assert dataset.usage(0)[s.SCHEDULING_CLASS].to_pylist() == [2, None]
+    assert dataset.manifest["rejects"] == {"host is not a bigint": 1}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv_rows_with_too_many_or_too_few_fields_are_rejects_with_their_lines(tmp_path: Path, delimiter: str) -> None:
+    (tmp_path / "in").mkdir()
+    text = "vm,t,used\n1,300,1\n1,600,1,7,8\n1,900\n1,1200,1\n1,1500,lots\n"
+    (tmp_path / "in" / "a.csv").write_text(text.replace(",", delimiter))
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path), share=0.9)).dataset
+    rejects = pq.read_table(tmp_path / "out" / "rejects" / "rejects.parquet").to_pylist()
+    assert [(r[s.REJECT_LINE], r[s.REJECT_REASON]) for r in rejects] == [
+        (3, "row is malformed: too many columns"),
+        (4, "row is malformed: missing columns"),
+        (6, "used is not a double"),
+    ]
+    assert dataset.n_windows == 2
+
+
+@pytest.mark.parametrize("time", ["1e30", "9.3e12", "9223372036854775807", "inf", "nan"])
+@pytest.mark.parametrize("unit", ["s", "us"])
+def test_a_time_past_64_bits_is_a_reject(tmp_path: Path, time: str, unit: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text(f"vm,t,used\n1,300,1\n1,{time},1\n")
+    mapping = given_mapping(tmp_path, MAPPING.replace('"s"', f'"{unit}"'))
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.9)).dataset
+    if (time, unit) == ("9.3e12", "us"):  # 107 days
+        assert dataset.n_windows == 2
+    else:
+        assert dataset.manifest["rejects"] == {"t is past the last time there can be": 1}
+
+
+def test_parquet_and_csv_of_the_same_rows_give_the_same_windows(tmp_path: Path) -> None:
+    for name in ("csv", "parquet"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "csv" / "a.csv").write_text("vm,t,used\n1,300,1.25\n2,300,0.5\n")
+    pq.write_table(pa.table({"vm": [1, 2], "t": [300, 300], "used": [1.25, 0.5]}), tmp_path / "parquet" / "a.parquet")
+    mapping = given_mapping(tmp_path)
+    made = [ingest(tmp_path / n, tmp_path / f"out-{n}", config(mapping)).dataset.usage(0) for n in ("csv", "parquet")]
+    assert made[0].equals(made[1])
+
+
+def test_a_folder_named_key_is_value_adds_no_column(tmp_path: Path) -> None:
+    file = tmp_path / "in" / "used=7" / "a.parquet"
+    file.parent.mkdir(parents=True)
+    pq.write_table(pa.table({"vm": [1], "t": [300], "used": [1.25]}), file)
+    mapping = given_mapping(tmp_path, 'files = ["*/*.parquet"]\n' + MAPPING)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset
+    assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [1.25]
+    pq.write_table(pa.table({"vm": [1], "t": [300]}), file)
+    with pytest.raises(SchemaError, match=r"the mapping names columns used, the file has t, vm$"):
+        ingest(tmp_path / "in", tmp_path / "lacks", config(mapping))
+
+
+def test_a_mapping_that_names_a_column_the_file_lacks_says_which(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,usage\n1,300,1\n")
+    with pytest.raises(SchemaError, match="the mapping names columns used, the file has t, usage, vm"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_mistake_in_a_mapping_is_named_at_once(tmp_path: Path) -> None:
+    text = MAPPING.replace("window_s = 300", "windows = 300").replace("cpu_limit", "cpu_limits")
+    with pytest.raises(ConfigError, match=r"unknown key 'windows'; missing key 'window_s'"):
+        load_mapping(given_mapping(tmp_path, text))
+    with pytest.raises(ConfigError, match=r"unknown canonical column 'cpu_means'.*columns.cpu_mean is required"):
+        load_mapping(given_mapping(tmp_path, MAPPING.replace("cpu_mean", "cpu_means")))
+    text = """
+task = 3
+time = { day = 0, slot = "x", hour = true }
+time_unit = "ms"
+window_s = true
+files = [1]
+colour = "red"
+[columns]
+cpu_limit = nan
+memory_limit = -1
+priority = true
+"""
+    with pytest.raises(ConfigError) as caught:
+        load_mapping(given_mapping(tmp_path, text))
+    for part in (
+        "unknown key 'colour'", "'task' must be str", "'window_s' must be int", "time_unit must be s where time is",
+        "time.day must be a number of seconds above 0, got 0", "time.slot must be", "time.hour must be",
+        "files must be globs, got [1]", "columns.cpu_mean is required",
+        "columns.cpu_limit must be a column name or a finite number of at least 0, got nan", "columns.memory_limit",
+        "columns.priority must be",
+    ):  # fmt: skip
+        assert part in str(caught.value)
+    with pytest.raises(ConfigError, match="'time' must be str or dict; time_unit must be one of"):
+        load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "7").replace('"s"', '"min"')))
+    with pytest.raises(ConfigError, match="time names no column"):
+        load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "{}")))
+    with pytest.raises(ConfigError, match="time_unit must be one of s, ms, us, got 'min'"):
+        load_mapping(given_mapping(tmp_path, MAPPING.replace('"s"', '"min"')))
+    with pytest.raises(ConfigError, match="no such file, and shipped are only azure, bitbrains"):
+        load_mapping(tmp_path / "none.toml")
+
+
+def test_a_mapping_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mapping.toml").write_bytes(b"# caf\xe9\n" + MAPPING.encode())
+    with pytest.raises(ConfigError, match=r"mapping .*mapping.toml: not UTF-8 \(.*0xe9 in position 5"):
+        load_mapping(tmp_path / "mapping.toml")
+
+
+@pytest.mark.parametrize("glob", ["", ".", "/etc/*.csv", "../*.csv", "a/../../*.csv"])
+def test_a_mapping_names_files_below_the_source_folder_only(tmp_path: Path, glob: str) -> None:
+    text = f'files = ["a/*.csv", "{glob}", "..a.csv"]\n' + MAPPING
+    with pytest.raises(ConfigError) as caught:
+        load_mapping(given_mapping(tmp_path, text))
+    assert str(caught.value).endswith(f"mapping.toml: files must be globs below the source folder, got {glob!r}")
+
+
+def test_series_needs_a_mapping_and_other_traces_take_none() -> None:
+    with pytest.raises(ConfigError, match="'series' needs one"):
+        IngestConfig(trace="series")
+    with pytest.raises(ConfigError, match="a mapping goes with trace 'series'"):
+        IngestConfig(mapping="azure")
+
+
+@pytest.mark.parametrize("name", ["azure", "bitbrains"])
+def test_shipped_mappings_read(name: str) -> None:
+    assert name in shipped_mappings()
+    assert load_mapping(name).window_s == 300
+
+
+def test_a_time_given_as_columns_and_their_seconds_is_their_sum_and_a_gap_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    text = "vm,day,slot,used\n1,2,3,1\n1,0,0,2\n1,2,287,3\n1,,3,1\n1,2,,1\n1,-1,3,1\n1,1e30,3,1\n1,nan,1,1\n"
+    (tmp_path / "in" / "a.csv").write_text(text)
+    for unit in ("", 'time_unit = "s"'):
+        mapping = MAPPING.replace('"t"', "{ day = 86400, slot = 300 }").replace('time_unit = "s"', unit)
+        out = tmp_path / f"out{bool(unit)}"
+        dataset = ingest(tmp_path / "in", out, config(given_mapping(tmp_path, mapping), share=0.9)).dataset
+        starts = [0, 2 * 86_400 + 3 * 300, 2 * 86_400 + 287 * 300]
+        assert dataset.usage(0)[s.START_US].to_pylist() == [start * 1_000_000 for start in starts]
+        assert dataset.usage(0)[s.END_US].to_pylist() == [(start + 300) * 1_000_000 for start in starts]
+        assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [2.0, 1.0, 3.0]
+        assert dataset.manifest["rejects"] == {"day is missing or negative": 2, "slot is missing or negative": 1,
+                                               "day + slot is past the last time there can be": 2}  # fmt: skip
+
+
+def test_a_series_without_a_limit_has_none_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,1\n")
+    mapping = given_mapping(tmp_path, MAPPING.replace("cpu_limit = 4.0", ""))
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping)).dataset
+    assert dataset.usage(0)[s.CPU_LIMIT].to_pylist() == [None]
+    assert s.CPU_LIMIT in dataset.manifest["lacks"]
+    assert [note.split(":")[0] for note in dataset.manifest["notes"]] == ["no limit"]
+    assert dataset.manifest["counts"]["windows_without_limit"] == 1
+    limited = ingest(tmp_path / "in", tmp_path / "limited", config(given_mapping(tmp_path))).dataset
+    assert limited.manifest["notes"] == []
+
+
+def test_tasks_of_one_collection_share_its_id_and_keep_their_own(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    text = "service,vm,t,used\nweb,1,300,1\nweb,2,300,2\n7,1,300,3\n7,a,300,4\n,1,300,5\n"
+    (tmp_path / "in" / "a.csv").write_text(text)
+    mapping = given_mapping(tmp_path, 'collection = "service"\n' + MAPPING)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.5)).dataset
+    found = {row[s.CPU_MEAN]: (row[s.COLLECTION_ID], row[s.INSTANCE_INDEX]) for row in dataset.usage(0).to_pylist()}
+    assert found[1][0] == found[2][0] != 7
+    assert (found[1][1], found[2][1]) == (1, 2)
+    assert found[3] == (7, 1)
+    assert found[4][0] == 7
+    assert found[4][1] not in (0, 1)
+    assert dataset.manifest["rejects"] == {"service is missing": 1}
+    assert dataset.manifest["counts"]["tasks"] == 4
+
+
+def test_the_column_that_names_the_task_may_also_be_its_machine(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n9007199254740993,300,1\nhost-7,300,1\n-2,300,1\n")
+    mapping = given_mapping(tmp_path, MAPPING + 'machine_id = "vm"\n')
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(mapping, share=0.9)).dataset
+    (row,) = dataset.usage(0).to_pylist()
+    assert row[s.COLLECTION_ID] == row[s.MACHINE_ID] == 9007199254740993
+    assert dataset.manifest["rejects"] == {"vm is not a bigint": 1, "vm is negative or not finite": 1}
+
+
+GOLDEN_MAPPING = """
+task = "vm, name"
+time = "t"
+time_unit = "ms"
+window_s = 60
+[columns]
+cpu_mean = "used"
+cpu_max = "peak"
+memory_mean = "rss"
+memory_max = "rss max"
+page_cache = "cache"
+cpi = "cpi"
+mai = "mai"
+cpu_limit = "cores"
+memory_limit = 0.5
+priority = "rank"
+scheduling_class = "class"
+machine_id = "host"
+"""
+GOLDEN: list[dict[str, Any]] = [
+    {"vm, name": "12", "t": 60_000, "used": 0.125, "peak": 0.5, "rss": 0.25, "rss max": 0.375, "cache": 0.0625,
+     "cpi": 1.5, "mai": 0.015625, "cores": 2.0, "rank": 119, "class": 3, "host": 2**53 + 1, "odd": 'a "b"'},
+    {"vm, name": "12", "t": 240_000, "used": 0.0, "peak": None, "rss": None, "rss max": None, "cache": None,
+     "cpi": None, "mai": None, "cores": None, "rank": None, "class": None, "host": None, "odd": "x"},
+]  # fmt: skip
+GOLDEN_WINDOWS: list[dict[str, Any]] = [
+    {"collection_id": 12, "instance_index": 0, "start_us": 60_000_000, "end_us": 120_000_000,
+     "machine_id": 2**53 + 1, "collection_type": 0, "cpu_mean": 0.125, "cpu_max": 0.5, "memory_mean": 0.25,
+     "memory_max": 0.375, "page_cache": 0.0625, "cpi": 1.5, "mai": 0.015625, "cpu_limit": 2.0, "memory_limit": 0.5,
+     "priority": 119, "tier": 2, "scheduling_class": 3},
+    {"collection_id": 12, "instance_index": 0, "start_us": 240_000_000, "end_us": 300_000_000, "collection_type": 0,
+     "cpu_mean": 0.0, "memory_limit": 0.5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [",", ";", "\t", "quoted", "parquet"])
+def test_every_column_a_mapping_can_name_arrives_as_worked_by_hand(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "in").mkdir()
+    names = [*GOLDEN[0]]
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(GOLDEN).select(names[::-1]), tmp_path / "in" / "a.parquet")
+    else:
+        delimiter = "," if kind == "quoted" else kind
+
+        def field(value: object) -> str:
+            text = "" if value is None else str(value)
+            quotes = (kind == "quoted" and bool(text)) or delimiter in text or '"' in text
+            return '"' + text.replace('"', '""') + '"' if quotes else text
+
+        lines = [names, *([row[name] for name in names] for row in GOLDEN)]
+        text = "\r\n".join(delimiter.join(field(value) for value in line) for line in lines)
+        (tmp_path / "in" / "a.csv").write_text(text + "\r\n", newline="")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, GOLDEN_MAPPING))).dataset
+    assert dataset.usage(0).schema.equals(s.USAGE)
+    assert dataset.usage(0).to_pylist() == [{c: row.get(c) for c in s.USAGE.names} for row in GOLDEN_WINDOWS]
+    assert dataset.manifest["lacks"] == sorted({*s.USAGE.names} - {*GOLDEN_WINDOWS[0]})
+
+
+MACHINES = """
+task = "machine_id"
+time = "time_s"
+time_unit = "s"
+window_s = 300
+[columns]
+machine_id = "machine_id"
+cpu_mean = "cpu_used"
+memory_mean = "mem_used"
+cpu_limit = "cpu_capacity"
+memory_limit = "mem_capacity"
+"""
+JOBS = """
+task = "job_id"
+time = { day = 86400, slot = 300 }
+window_s = 300
+[columns]
+cpu_mean = "cpu_pct"
+memory_mean = "mem_pct"
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "mapping"),
+    [("google_2011_machines", MACHINES), ("google_2011_jobs", JOBS),
+     pytest.param("azure_2017", "azure", marks=pytest.mark.slow),
+     pytest.param("bitbrains_faststorage", "bitbrains", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_a_real_series_arrives_whole_with_its_gaps_and_the_exact_sums_of_each_task(
+    tmp_path: Path, real_data: Path, folder: str, mapping: str
+) -> None:
+    file = real_data / folder / "usage.parquet"
+    if not file.is_file():
+        pytest.skip(f"{folder} is not among the real measurements")
+    name = given_mapping(tmp_path, mapping) if "\n" in mapping else mapping
+    dataset = ingest(file.parent, tmp_path / "out", config(name)).dataset
+    columns = {c: raw for c, raw in load_mapping(name).columns.items() if isinstance(raw, str)}
+    raw = pd.read_parquet(file)
+    task = load_mapping(name).task
+    time = (
+        raw["time_s"] if "time_s" in raw else raw["day"].astype(np.int64) * 86_400 + raw["slot"].astype(np.int64) * 300
+    )
+    expected = pd.DataFrame({s.COLLECTION_ID: raw[task].astype(np.int64), s.START_US: time * 1_000_000})
+    expected = expected.assign(**{c: raw[column].astype(np.float64) for c, column in columns.items()})
+    expected = expected.sort_values([s.COLLECTION_ID, s.START_US], ignore_index=True)
+    found = dataset.usage(0, [s.COLLECTION_ID, s.START_US, *columns]).to_pandas()
+    assert dataset.manifest["rejects"] == {}
+    assert dataset.manifest["counts"]["duplicate_windows"] == 0
+    for column in (s.COLLECTION_ID, s.START_US):  # so every gap is where it was, too
+        assert np.array_equal(found[column], expected[column])
+    sums = [frame.groupby(s.COLLECTION_ID)[[*columns]].sum() for frame in (found, expected)]
+    assert sums[0].astype(np.float64).equals(sums[1])
+    limits = expected[s.CPU_LIMIT] if s.CPU_LIMIT in columns else pd.Series(100.0 if folder == "azure_2017" else np.nan,
+                                                                           expected.index)  # fmt: skip
+    arrived = dataset.usage(0, [s.CPU_LIMIT])[s.CPU_LIMIT].to_pandas().astype(np.float64)
+    assert np.array_equal(arrived, limits, equal_nan=True)

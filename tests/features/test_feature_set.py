@@ -1,0 +1,291 @@
+"""The feature set: rows line up with the dataset, splits do not leak, and a second run does nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.data.core.files import write_json
+from reclaim.data.dataset import FORMAT_VERSION, MANIFEST, Dataset
+from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.features import build
+from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.feature_set import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
+from reclaim.features.fold.batch import FeatureState, divisors
+from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, PIPELINE_VERSION
+from reclaim.features.splits import GROUPS, IN_ALLOC, PERIODS, SEEN, TEST_UNSEEN, TRAIN, VALID, SplitConfig
+from reclaim.features.targets import HORIZONS_S
+
+Maker = Callable[..., dict[str, Any]]
+S = 1_000_000
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, window: Maker, event: Maker, write_shard: Callable[..., Path]) -> Dataset:
+    """Return forty tasks over ten hours, a tenth of them inside an alloc instance."""
+    rows, events = [], []
+    for task in range(40):
+        ids = {"collection_id": str(1000 + task), "alloc_collection_id": "5" if task % 10 == 0 else "0"}
+        ids |= {"alloc_instance_index": "0"} if task % 10 == 0 else {}
+        events.append(event(0, 3, **ids))
+        rows += [
+            window(600 + 300 * k, **ids, maximum_usage={"cpus": 0.2, "memory": 0.1 + k / 1000}) for k in range(120)
+        ]
+    write_shard(tmp_path / "cell", "instance_usage-000000000000", rows)
+    write_shard(tmp_path / "cell", "instance_events-000000000000", events)
+    return ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=3)).dataset
+
+
+def test_rows_line_up_with_the_usage_of_the_buckets(dataset: Dataset) -> None:
+    features, there = build_features(dataset)
+    assert not there
+    assert len(features) == dataset.n_windows
+    for bucket in range(dataset.n_buckets):
+        windows = dataset.windows(bucket)
+        rows = slice(*features.bucket_start[bucket : bucket + 2])
+        assert np.array_equal(features.end_us[rows], windows.end_us)
+        live = FeatureState().advance(windows.task_numbers(), windows)
+        assert np.array_equal(features.x[rows], live, equal_nan=True)
+
+
+def test_periods_follow_time_groups_follow_collections_and_targets_stop_a_horizon_short(dataset: Dataset) -> None:
+    features, _ = build_features(dataset)
+    train_us, valid_us = features.cuts_us
+    train, valid, test = features.train_rows(), features.valid_rows(), features.test_rows()
+    assert features.end_us[train].max() < train_us <= features.end_us[valid].min()
+    assert features.end_us[valid].max() < valid_us <= features.end_us[test].min()
+    collections = np.concatenate([dataset.windows(b).collection_id for b in range(dataset.n_buckets)])
+    in_alloc = np.concatenate([dataset.windows(b).in_alloc for b in range(dataset.n_buckets)])
+    assert in_alloc.any()
+    assert not in_alloc[np.concatenate([train, valid, test])].any()
+    unseen = set(collections[features.test_rows(unseen_only=True)])
+    assert unseen
+    assert not unseen & set(collections[train])
+    assert not unseen & set(collections[valid])
+    for rows, targets_of, until in (
+        (train, features.train_targets, train_us),
+        (valid, features.valid_targets, valid_us),
+    ):
+        y, oom = targets_of(rows)
+        for h, horizon_s in enumerate(HORIZONS_S):
+            beyond = features.end_us[rows] + (horizon_s + 300) * S > until  # its last window may reach beyond it
+            assert beyond.any()
+            assert np.isnan(y[beyond, :, h]).all()
+            assert np.isnan(oom[beyond, h]).all()
+            assert np.array_equal(y[~beyond, :, h], features.y[rows][~beyond, :, h], equal_nan=True)
+    counted = features.manifest["rows"]
+    assert counted[PERIODS[TRAIN]][GROUPS[SEEN]] == len(train)
+    assert sum(sum(groups.values()) for groups in counted.values()) == len(features)
+    assert counted[PERIODS[VALID]][GROUPS[IN_ALLOC]] > 0
+    assert counted[PERIODS[VALID]][GROUPS[TEST_UNSEEN]] > 0
+
+
+def test_no_target_rests_on_a_window_that_ends_after_its_period_however_long_windows_are(
+    tmp_path: Path, window: Maker, event: Maker, write_shard: Callable[..., Path]
+) -> None:
+    rows, events = [], []
+    for task in range(20):  # each on a grid of its own, so some window lies across the end of every period
+        ids, first_s = {"collection_id": str(1000 + task)}, 600 + 47 * task
+        events.append(event(0, 3, **ids))
+        for start_s in range(first_s, first_s + 36_000, 900):
+            rows.append(window(start_s, end_time=str((start_s + 900) * S), **ids))
+    write_shard(tmp_path / "cell", "instance_usage-000000000000", rows)
+    write_shard(tmp_path / "cell", "instance_events-000000000000", events)
+    dataset = ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
+    features, windows = build_features(dataset)[0], dataset.windows(0)
+    assert features.manifest["longest_window_us"] == 900 * S
+    number = windows.task_numbers()
+    periods = ((features.train_rows(), features.train_targets), (features.valid_rows(), features.valid_targets))
+    for (rows_of, targets_of), cut_us, period in zip(periods, features.cuts_us, PERIODS, strict=False):
+        y = targets_of(rows_of)[0][:, 0]
+        for h, horizon_s in enumerate(HORIZONS_S[:2]):
+            told = rows_of[np.isfinite(y[:, h])]
+            assert len(told) == features.manifest["targets"][period]["cpu"][f"{horizon_s}s"]["known"] > 0
+            for row in told:
+                t = windows.end_us[row]
+                later = (number == number[row]) & (windows.start_us >= t) & (windows.start_us < t + horizon_s * S)
+                assert windows.end_us[later].max() <= cut_us
+
+
+def test_run_again_it_does_nothing_and_other_settings_replace_it(dataset: Dataset) -> None:
+    first, _ = build_features(dataset)
+    before = {p.name: p.stat().st_mtime_ns for p in first.path.iterdir()}
+    again, there = build_features(dataset)
+    assert there
+    assert {p.name: p.stat().st_mtime_ns for p in again.path.iterdir()} == before
+    other, there = build_features(dataset, FeatureConfig(SplitConfig(train_share=0.4)))
+    assert not there
+    assert other.cuts_us[0] < first.cuts_us[0]
+    assert sorted(p.name for p in dataset.path.iterdir() if "partial" in p.name) == []
+
+
+def _killed(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_killed_half_way_the_old_features_stay_and_a_second_run_ends_the_same(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, _ = build_features(dataset)
+    whole = {p.name: p.read_bytes() for p in reference.path.iterdir()}
+    config = FeatureConfig(SplitConfig(train_share=0.4))
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "fold_everyone", _killed)  # all buckets are done
+        with pytest.raises(KeyboardInterrupt):
+            build_features(dataset, config)
+    assert {p.name: p.read_bytes() for p in reference.path.iterdir()} == whole
+    build_features(dataset, config)
+    build_features(dataset)
+    assert {p.name: p.read_bytes() for p in reference.path.iterdir()} == whole
+
+
+def test_a_dataset_without_features_says_which_command_makes_them(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reclaim features .*dataset"):
+        FeatureSet.open(dataset.path)
+    with pytest.raises(ConfigError, match=r"nowhere: no such folder; `reclaim ingest SOURCE"):
+        FeatureSet.open(tmp_path / "nowhere")
+
+
+def test_features_of_another_pipeline_are_refused(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_features(dataset)
+    monkeypatch.setattr("reclaim.features.feature_set.PIPELINE_VERSION", "another")
+    with pytest.raises(ConfigError, match="made by another feature pipeline"):
+        FeatureSet.open(dataset.path)
+
+
+def test_a_trace_too_short_to_split_says_both_lengths(
+    tmp_path: Path, window: Maker, write_shard: Callable[..., Path]
+) -> None:
+    write_shard(tmp_path / "cell", "instance_usage-000000000000", [window(600 + 300 * k) for k in range(5)])
+    dataset = ingest(tmp_path / "cell", tmp_path / "short", IngestConfig(buckets=1)).dataset
+    with pytest.raises(HistoryTooShortError, match=r"spans 1500 s; .* at least 14400 s"):
+        build_features(dataset)
+
+
+def test_a_dataset_without_usage_is_refused_with_what_is_missing(
+    tmp_path: Path, event: Maker, write_shard: Callable[..., Path]
+) -> None:
+    write_shard(tmp_path / "cell", "instance_events-000000000000", [event(0, 3)])
+    dataset = ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
+    with pytest.raises(HistoryTooShortError, match="no usage windows, and features are made of usage"):
+        build_features(dataset)
+
+
+def test_a_dataset_held_out_for_tests_is_never_trained_on(dataset: Dataset) -> None:
+    features, _ = build_features(dataset, FeatureConfig(SplitConfig(role="test")))
+    assert features.role == "test"
+    assert len(features.train_rows()) == 0
+    valid, test = features.valid_rows(), features.test_rows()
+    assert features.end_us[valid].max() < features.cuts_us[1] <= features.end_us[test].min()
+    assert SEEN not in features.group
+    counted = features.manifest["targets"]
+    assert counted["train"]["cpu"]["3600s"]["known"] == 0
+    known = np.isfinite(features.valid_targets(valid)[0][:, 1, HORIZONS_S.index(3_600)]).sum()
+    assert counted["valid"]["memory"]["3600s"]["known"] == known > 0
+    assert counted["valid"]["memory"]["3600s"]["gap"] > 0
+
+
+def test_a_dataset_only_trained_on_has_no_test(dataset: Dataset) -> None:
+    features, _ = build_features(dataset, FeatureConfig(SplitConfig(role="train")))
+    assert len(features.test_rows()) == 0
+    rows = features.valid_rows()
+    assert features.end_us[rows].max() == features.end_us.max()
+    assert np.array_equal(features.valid_targets(rows)[0], features.y[rows], equal_nan=True)
+
+
+def _write_feature_set(folder: Path, context: Any, **arrays: Any) -> FeatureSet:
+    """Write by hand what ``build_features`` would, in a dataset of that name alone; what is not given is zero."""
+    n = len(arrays["first"])
+    (folder / FOLDER).mkdir(parents=True)
+    write_json(folder / MANIFEST, {"format_version": FORMAT_VERSION, "fingerprint": "abc"})
+    manifest = {"pipeline": PIPELINE_VERSION, "dataset": "abc", "bucket_start": [0, n], "longest_window_us": 300 * S}
+    write_json(folder / FOLDER / MANIFEST, manifest)
+    for name, (dtype, shape) in ARRAYS.items():
+        np.save(array_path(folder / FOLDER, name), np.asarray(arrays.get(name, np.zeros((n, *shape))), dtype))
+    np.save(array_path(folder / FOLDER, CONTEXT_FILE), np.asarray(context, np.float32))
+    return FeatureSet.open(folder)
+
+
+def test_a_context_is_the_windows_taken_so_far_oldest_first_over_the_limit_at_the_row(tmp_path: Path) -> None:
+    # two tasks; the second has three rows, of which the middle one came late and was not taken
+    taken = np.arange(1, len(CONTEXT) + 1)[:, None] * np.array([1.0, 10.0, 20.0, 30.0, np.nan])
+    features = _write_feature_set(
+        tmp_path / "dataset", taken, first=[0, 1, 1, 1, 1], last=[0, 1, 2, 2, 3],
+        limit=[[1, 1], [2, 4], [2, 4], [2, 0], [5, np.nan]],
+    )  # fmt: skip
+    got = features.context_of(np.array([4, 0, 3]), windows=3)
+    assert got.shape == (3, 3, len(CONTEXT))
+    assert got.dtype == np.float32
+    cpu, memory = (next(i for i, c in enumerate(CONTEXT) if c.over == r) for r in (0, 1))
+    bare = next(i for i, c in enumerate(CONTEXT) if c.over is None)
+    none = np.nan
+    np.testing.assert_array_equal(got[0, :, cpu], (cpu + 1) * np.array([2.0, 4.0, 6.0]))  # over the limit of now
+    np.testing.assert_array_equal(got[1, :, cpu], [none, none, cpu + 1])
+    np.testing.assert_array_equal(got[2, :, cpu], (cpu + 1) * np.array([none, 5.0, 10.0]))  # the last one taken
+    np.testing.assert_array_equal(got[1, :, memory], [none, none, memory + 1])
+    assert np.isnan(got[[0, 2]][..., memory]).all()  # the limit is unknown, or zero
+    np.testing.assert_array_equal(got[0, :, bare], (bare + 1) * np.array([10.0, 20.0, 30.0]))
+    assert features.context_of(np.array([4])).shape == (1, CONTEXT_WINDOWS, len(CONTEXT))
+    assert isinstance(features.context, np.memmap)
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 4)
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def _fewer_rows(path: Path) -> None:
+    np.save(path, np.load(path)[:-1])
+
+
+def _other_type(path: Path) -> None:
+    np.save(path, np.load(path).astype(np.float64))
+
+
+@pytest.mark.parametrize("name", ["x", "last", CONTEXT_FILE])
+@pytest.mark.parametrize("damage", [Path.unlink, _cut, _empty, _fewer_rows, _other_type])
+def test_a_damaged_array_is_one_error_that_names_the_file_and_the_command(
+    tmp_path: Path, damage: Callable[[Path], None], name: str
+) -> None:
+    folder = _write_feature_set(tmp_path / "dataset", np.zeros((len(CONTEXT), 3)), first=[0] * 3, last=[0, 1, 2]).path
+    damage(folder / f"{name}.npy")
+    with pytest.raises(ConfigError, match=rf"features/{name}\.npy: .*; run `reclaim features .*dataset` again"):
+        FeatureSet.open(tmp_path / "dataset")
+
+
+@pytest.mark.parametrize("key", ["pipeline", "dataset", "bucket_start", "longest_window_us"])
+def test_a_manifest_that_lacks_something_is_refused_with_the_command(tmp_path: Path, key: str) -> None:
+    path = _write_feature_set(tmp_path / "dataset", np.zeros((len(CONTEXT), 1)), first=[0]).path / MANIFEST
+    write_json(path, {k: v for k, v in json.loads(path.read_text()).items() if k != key})
+    with pytest.raises(ConfigError, match=r"run `reclaim features .*dataset` again"):
+        FeatureSet.open(tmp_path / "dataset")
+
+
+def test_a_limit_too_small_for_the_files_is_no_limit_live_and_on_disk(tmp_path: Path) -> None:
+    tiny = np.array([[1e-60, 2.0]])
+    features = _write_feature_set(tmp_path / "dataset", np.ones((len(CONTEXT), 1)), first=[0], last=[0], limit=tiny)
+    stored = features.context_of(np.array([0]), 1)[0, 0]
+    assert np.array_equal(stored, 1 / divisors(tiny)[0], equal_nan=True)
+    assert [np.isnan(v) for v in stored] == [channel.over == 0 for channel in CONTEXT]
+
+
+def test_the_arrays_of_a_built_feature_set_are_those_declared(dataset: Dataset) -> None:
+    features, _ = build_features(dataset)
+    for name, (dtype, shape) in ARRAYS.items():
+        array = getattr(features, name)
+        assert (array.dtype, array.shape) == (dtype, (len(features), *shape))
+        assert isinstance(array, np.memmap)
+    assert features.context.shape == (len(CONTEXT), len(features))
+    assert (features.first <= features.last).all()
+    assert features.last.max() < features.context.shape[1]
+    assert np.isfinite(features.context_of(np.arange(len(features)), 1)[:, 0, 0]).any()

@@ -1,0 +1,164 @@
+"""Whose turn it is: who is tried first and who at all, who makes room and where, who dies first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.replay.closed_loop.records import (
+    CONSTRAINTS,
+    MONITORING,
+    PENDING,
+    PRODUCTION,
+    RUNNING,
+    SPREAD,
+)
+from reclaim.replay.closed_loop.simulate import Outcome
+from tests.replay.small_cells import QUIET, SLOT_US, Change, Pair, Task, killed, machines, run, states
+
+
+def long(limit: float | Pair, **how: Any) -> Task:
+    """Return a run that outlasts the cell."""
+    return task(limit, 20, **how)
+
+
+def task(limit: float | Pair, slots: int, **how: Any) -> Task:
+    """Return a run that uses little of its limit, one of CPU and memory or two."""
+    return Task([(0.05, 0.05)] * slots, limit if isinstance(limit, tuple) else (limit, limit), **how)
+
+
+def placed(outcome: Outcome) -> list[float]:
+    """Return when each run was placed first, in slots; -1 never."""
+    return [float(at) / SLOT_US if at >= 0 else -1 for at in outcome.runs["first_placed_us"]]
+
+
+def test_of_those_that_wait_the_highest_is_placed_first_and_of_equals_the_one_that_waited_longest() -> None:
+    one = task(0.6, 1, rank=1)
+    outcome = run(
+        task(0.8, 3, rank=5), replace(one, at=0.25), replace(one, at=0.5), replace(one, at=0.75, rank=2), slots=8
+    )
+    assert placed(outcome) == [0, 4, 5, 3]  # there is room for one at a time
+
+
+def test_one_that_waits_preempts_as_soon_as_that_makes_room_for_it() -> None:
+    outcome = run(task(0.5, 2, rank=5), long(0.5, rank=0), long(0.8, rank=2, at=0.5), slots=4)
+    # 0.5 + 0.8 do not fit beside rank 5, whatever becomes of rank 0; from tick 2 on 0.8 fits in place of it
+    assert placed(outcome) == [0, 0, 2]
+    assert killed(outcome) == [(1, "preempted")]
+
+
+def test_one_that_failed_under_its_constraints_does_not_keep_one_of_others_from_being_tried() -> None:
+    masks = np.array([[True, False], [False, True]])
+    outcome = run(
+        long(0.9, rank=5), task(0.9, 2, rank=5, mask=1),
+        long(0.5, rank=3, at=0.5), long(0.5, rank=3, at=0.5, mask=1),
+        on=machines((1.0, 1.0), (1.0, 1.0)), masks=masks, slots=4,
+    )  # fmt: skip
+    assert placed(outcome) == [0, 0, -1, 2]
+
+
+def test_one_whose_job_is_spread_does_not_keep_one_of_another_job_from_being_tried() -> None:
+    outcome = run(
+        long(0.3, collection=7, per_machine=1), task(0.6, 2),
+        long(0.3, collection=7, per_machine=1, at=0.5), long(0.3, collection=8, at=0.5),
+        slots=4,
+    )  # fmt: skip
+    assert placed(outcome) == [0, 0, -1, 2]
+    assert outcome.runs["reason"][2] == SPREAD
+
+
+def test_production_that_failed_does_not_keep_what_may_use_reclaimed_resources_from_being_tried() -> None:
+    outcome = run(
+        long(0.8, reserved=(0.1, 0.1), carried=True, band=PRODUCTION, rank=5), task(0.9, 2, carried=True),
+        long(0.3, at=0.5, band=PRODUCTION, rank=4), long(0.3, at=0.5),
+        slots=4,
+    )  # fmt: skip
+    # production's limits would be 0.8 + 0.3; the last one fits beside the reservation of 0.1
+    assert placed(outcome) == [0, 0, -1, 2]
+
+
+def test_one_that_asks_for_less_than_one_that_failed_is_tried() -> None:
+    masks = np.array([[True, False], [False, True], [True, True]])
+    on = machines((1.0, 1.0), (1.0, 1.0))
+    outcome = run(
+        long((0.1, 0.9), rank=5), task((0.8, 0.05), 2, rank=5), long((0.9, 0.1), rank=5, mask=1),
+        long((0.6, 0.6), at=0.5, mask=2), long((0.5, 0.05), at=0.5, mask=2),
+        on=on, masks=masks, slots=4,
+    )  # fmt: skip
+    # from tick 2 on there are 0.9 of CPU on one machine and 0.9 of memory on the other
+    assert placed(outcome) == [0, 0, 0, -1, 2]
+
+
+def test_nothing_is_preempted_on_a_machine_that_the_constraints_do_not_allow() -> None:
+    masks = np.array([[True, False], [False, True]])
+    cell = long(0.9, rank=3), long(0.9, rank=0, mask=1)
+    on = machines((1.0, 1.0), (1.0, 1.0))
+    allowed = run(*cell, long(0.9, rank=2, at=1, mask=1), on=on, masks=masks, slots=3)
+    assert killed(allowed) == [(1, "preempted")]
+    outcome = run(*cell, long(0.9, rank=2, at=1, mask=0), on=on, masks=masks, slots=3)
+    assert killed(outcome) == []
+    assert states(outcome) == [RUNNING, RUNNING, PENDING]
+
+
+@pytest.mark.parametrize("band", [PRODUCTION, MONITORING])
+def test_nothing_is_preempted_on_a_machine_that_takes_no_new_work(band: int) -> None:
+    on = machines((1.0, 1.0), changes=[Change(1, 0, open=False), Change(3, 0)])
+    outcome = run(long(0.9), long(0.5, at=1.5, band=band, rank=9), on=on, slots=3)
+    assert killed(outcome) == []
+    assert states(outcome) == [RUNNING, PENDING]
+    assert outcome.runs["reason"][1] == CONSTRAINTS
+    later = run(long(0.9), long(0.5, at=1.5, band=band, rank=9), on=on, slots=5)
+    assert placed(later) == [0, 4]  # it is open again from 3 on
+    assert killed(later) == [(0, "preempted")]
+
+
+def test_nothing_is_preempted_on_a_machine_that_holds_as_many_of_the_job_as_may_be_there() -> None:
+    cell = long(0.3, rank=5, collection=7, per_machine=1), long(0.6, rank=0)
+    asking = long(0.5, rank=5, at=1, collection=7, per_machine=1)
+    assert killed(run(*cell, replace(asking, collection=8), slots=3)) == [(1, "preempted")]
+    outcome = run(*cell, asking, slots=3)
+    assert killed(outcome) == []
+    assert states(outcome) == [RUNNING, RUNNING, PENDING]
+
+
+def test_out_of_memory_production_outlives_work_of_a_higher_priority_that_is_not_production() -> None:
+    burst: list[Pair] = [(0.1, 0.4), (0.1, 0.6)]
+    outcome = run(
+        Task(burst, (0.1, 0.7), reserved=(0.1, 0.4), carried=True, band=PRODUCTION, rank=1),
+        Task([(0.1, 0.5)] * 4, (0.1, 0.5), carried=True, rank=9),
+        slots=2,
+    )
+    # at tick 1 0.6 + 0.5, neither above its own limit
+    assert killed(outcome) == [(1, "machine")]
+    assert outcome.kills["at_us"].tolist() == [SLOT_US]
+
+
+def test_a_service_whose_time_passes_while_the_run_before_it_goes_on_is_never_placed_and_the_next_one_is() -> None:
+    first = task(0.3, 4, band=PRODUCTION, rank=1)
+    outcome = run(
+        first,
+        replace(first, use=QUIET[:2], at=1, after=0),  # until 3
+        replace(first, use=QUIET[:1], at=1.5, after=1),  # until 2.5
+        replace(first, use=QUIET, at=2, after=2),  # until 6
+        slots=8,
+    )
+    assert placed(outcome) == [0, -1, -1, 4]
+    assert outcome.runs["ready_us"].tolist() == [0, 4 * SLOT_US, 4 * SLOT_US, 4 * SLOT_US]
+    assert outcome.runs["ended_us"].tolist() == [4 * SLOT_US, 4 * SLOT_US, 4 * SLOT_US, 6 * SLOT_US]
+    assert outcome.runs["ran_us"].tolist() == [4 * SLOT_US, 0, 0, 2 * SLOT_US]
+    assert outcome.runs["waited_us"].tolist() == [0, 0, 0, 0]
+
+
+def test_when_a_service_has_waited_until_its_time_had_passed_the_task_s_next_run_is_tried() -> None:
+    service = task(0.5, 2, band=PRODUCTION, rank=1)
+    outcome = run(
+        task(0.8, 4, band=PRODUCTION, rank=1), replace(service, at=0.5), replace(service, use=QUIET, at=1, after=1),
+        slots=8,
+    )  # fmt: skip
+    # from 0.5 to 2.5 it waits in vain; that is seen at tick 3; from 4 on there is room for the next one, until 5
+    assert placed(outcome) == [0, -1, 4]
+    assert outcome.runs["ended_us"].tolist() == [4 * SLOT_US, 2.5 * SLOT_US, 5 * SLOT_US]
+    assert outcome.runs["waited_us"].tolist() == [0, 2 * SLOT_US, SLOT_US]

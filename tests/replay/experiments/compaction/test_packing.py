@@ -1,0 +1,229 @@
+"""Packing from scratch: each rule on cells worked by hand, and what holds on any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.replay.closed_loop.placement import POLICIES
+from reclaim.replay.experiments.compaction.packing import LOOK_BELOW, PENDING_SHARE, MachineSet, Packer, TaskSet
+from reclaim.training.margins.violation import SUM_ROUNDING
+
+
+def tasks(*limits: tuple[float, float], **changes: Sequence[Any]) -> TaskSet:
+    """Make tasks of the lowest priority, each a job of its own, that may run anywhere."""
+    n = len(limits)
+    columns: dict[str, Any] = {
+        "limit": np.array(limits).reshape(n, 2),
+        "production": np.zeros(n, np.bool_),
+        "priority": np.zeros(n, np.int64),
+        "constraint_set": np.zeros(n, np.int64),
+        "job": np.arange(n),
+        "most": np.zeros(n, np.int64),
+        "soft": np.zeros(n, np.bool_),
+        "picky": np.zeros(n, np.bool_),
+    }
+    return TaskSet(**columns | {name: np.array(values) for name, values in changes.items()})
+
+
+def machines(*capacities: tuple[float, float], allowed: Sequence[Sequence[bool]] = ()) -> MachineSet:
+    """Make machines; every set is allowed everywhere unless told."""
+    every = np.array(allowed) if len(allowed) else np.ones((1, len(capacities)), np.bool_)
+    return MachineSet(np.array(capacities), every)
+
+
+def placed(workload: TaskSet, onto: MachineSet, booked: Any = None, policy: str = "hybrid") -> list[int] | None:
+    """Return where tasks go, by their limits unless told what is booked."""
+    reserved = workload.limit if booked is None else np.array(booked, np.float64)
+    found = Packer(workload, reserved, policy).place(onto, len(onto))
+    return None if found is None else found.tolist()
+
+
+ONE, TWO = machines((1, 1)), machines((1, 1), (1, 1))
+
+
+def test_production_never_relies_on_reclaimed_resources() -> None:
+    two = tasks((0.6, 0.1), (0.6, 0.1), production=[True, True])
+    assert placed(two, ONE, booked=[(0.1, 0.1), (0.1, 0.1)]) is None
+    assert sorted(placed(two, TWO, booked=[(0.1, 0.1), (0.1, 0.1)]) or []) == [0, 1]
+
+
+def test_everybody_else_is_placed_in_reclaimed_resources() -> None:
+    mixed = tasks((0.8, 0.8), (0.6, 0.6), production=[True, False])
+    assert placed(mixed, ONE, booked=[(0.3, 0.3), (0.6, 0.6)]) == [0, 0]
+    assert placed(mixed, ONE) is None
+
+
+@pytest.mark.parametrize("booked", [[(0.8, 0.1), (0.3, 0.1)], [(0.1, 0.8), (0.1, 0.3)]])
+def test_the_reservations_of_all_tasks_fit_the_capacity_of_each_resource(booked: list[tuple[float, float]]) -> None:
+    mixed = tasks((0.8, 0.8), (0.3, 0.3), production=[True, False])
+    assert placed(mixed, ONE, booked=booked) is None
+    assert placed(mixed, ONE, booked=[(0.7, 0.7), (0.3, 0.3)]) == [0, 0]
+
+
+def test_a_sum_that_passes_the_capacity_by_rounding_alone_fits() -> None:
+    assert 0.3 - 0.1 - 0.1 < 0.1
+    assert placed(tasks(*[(0.1, 0.1)] * 3), machines((0.3, 0.3))) == [0] * 3
+    assert placed(tasks((0.1, 0.1), (0.1, 0.1), (0.1 + 1e-6, 0.1)), machines((0.3, 0.3))) is None
+
+
+def test_a_task_runs_where_its_constraints_allow_it() -> None:
+    onto = machines((1, 1), (1, 1), allowed=[[True, True], [False, True], [False, False]])
+    assert placed(tasks((0.1, 0.1), (0.1, 0.1), constraint_set=[1, 1]), onto) == [1, 1]
+    assert placed(tasks((0.1, 0.1), constraint_set=[2]), onto) is None
+
+
+def test_a_soft_constraint_gives_way_only_where_it_must() -> None:
+    onto = machines((1, 1), (4, 4), allowed=[[True, True], [False, True]])
+    soft = tasks((0.9, 0.9), constraint_set=[1], soft=[True])
+    assert placed(soft, machines((1, 1), (4, 4))) == [0]
+    assert placed(soft, onto) == [1]
+    assert placed(soft, machines((1, 1), (0.5, 0.5), allowed=[[True, True], [False, True]])) == [0]
+    assert placed(replace(soft, soft=np.array([False])), machines((1, 1), allowed=[[True], [False]])) is None
+
+
+def test_no_more_tasks_of_a_job_share_a_machine_than_it_says() -> None:
+    job = tasks((0.1, 0.1), (0.1, 0.1), (0.1, 0.1), job=[7, 7, 7], most=[2, 2, 2])
+    assert placed(job, ONE) is None
+    assert sorted(placed(job, TWO) or []) in ([0, 0, 1], [0, 1, 1])
+    assert placed(replace(job, soft=np.ones(3, np.bool_)), ONE) == [0, 0, 0]
+    assert placed(replace(job, job=np.array([7, 7, 8])), ONE) == [0, 0, 0]
+
+
+def test_a_five_hundredth_of_the_tasks_may_go_pending_if_they_are_picky() -> None:
+    n = round(1 / PENDING_SHARE)
+    limits, picky = [(0.0, 0.0)] * (n - 1) + [(2.0, 2.0)], np.arange(n) == n - 1
+    assert placed(tasks(*limits, picky=picky), ONE) == [0] * (n - 1) + [-1]
+    assert placed(tasks(*limits), ONE) is None
+    assert placed(tasks(*limits[1:], picky=picky[1:]), ONE) is None  # one fewer: a five hundredth is no whole task
+
+
+def test_high_priorities_go_first_and_then_large_tasks() -> None:
+    workload = tasks((0.1, 0.1), (0.2, 0.2), (0.3, 0.1), (0.1, 0.4), priority=[9, 0, 0, 0])
+    assert workload.order(workload.limit).tolist() == [0, 3, 2, 1]
+    production = replace(workload, production=np.array([False, True, False, False]), priority=np.zeros(4, np.int64))
+    assert production.order(np.full((4, 2), 0.1)).tolist()[0] == 1  # by limit, however little is booked
+
+
+@pytest.mark.parametrize(("policy", "at"), [("best-fit", 0), ("worst-fit", 2), ("hybrid", 1)])
+def test_each_policy_takes_the_machine_that_it_likes_best(policy: str, at: int) -> None:
+    # leaves (0.5, 0), (0.5, 0.5) and (0.9, 0.7) of the capacities
+    onto = machines((1.0, 0.5), (1.0, 1.0), (5.0, 5 / 3))
+    assert placed(tasks((0.5, 0.5)), onto, policy=policy) == [at]
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="best-fit, worst-fit, hybrid, got random"):
+        Packer(tasks((1, 1)), np.ones((1, 2)), "random")
+
+
+def test_the_fewest_machines_are_found_and_confirmed() -> None:
+    three = Packer(tasks(*[(0.6, 0.6)] * 3), np.full((3, 2), 0.6))
+    found = three.fewest(machines(*[(1, 1)] * 20))
+    assert found is not None
+    assert found[0] == 3
+    assert sorted(found[1].tolist()) == [0, 1, 2]
+    assert three.fewest(TWO) is None
+
+
+def test_numbers_below_one_that_does_not_fit_are_tried_as_well() -> None:
+    workload = tasks((0.4, 0.4), (0.5, 0.6), (0.7, 0.2), (0.1, 0.5))
+    onto = machines((0.7, 1.0), (1.2, 0.8), (1.1, 0.5), (1.1, 0.6), (0.8, 0.5), (1.0, 0.4))
+    packer = Packer(workload, workload.limit)
+    assert [packer.place(onto, n) is not None for n in range(1, 7)] == [False, True, False, True, True, True]
+    found = packer.fewest(onto)  # the bisection alone ends at 4
+    assert found is not None
+    assert found[0] == 2
+
+
+def test_below_each_number_that_fits_the_search_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits, tried = {12, 9, 7, 5, 4, 1}, []
+
+    def place(_: Packer, __: MachineSet, n: int) -> NDArray[np.int64] | None:
+        tried.append(n)
+        return np.full(1, n) if n in fits else None
+
+    monkeypatch.setattr(Packer, "place", place)
+    found = Packer(tasks((0.1, 0.1)), np.full((1, 2), 0.1)).fewest(machines(*[(1, 1)] * 12))
+    # the bisection ends at 7; two below 7 is 5, one below that is 4, three below that is 1, with nothing below
+    assert tried == [12, 6, 9, 7, 5, 4, 3, 2, 1]
+    assert found is not None
+    assert (found[0], found[1].tolist()) == (1, [1])  # and the placement is that of the last that fits
+
+
+def test_machines_are_kept_in_their_order() -> None:
+    one = Packer(tasks((0.6, 0.6)), np.full((1, 2), 0.6))
+    found = one.fewest(machines((0.5, 1), (0.5, 1), (1, 1), (1, 1)))  # the first two are too small
+    assert found is not None
+    assert found[0] == 3
+
+
+def test_a_machine_taken_twice_is_cloned() -> None:
+    twice = machines((1, 2), (3, 4), allowed=[[True, True], [False, True]]).take(np.array([1, 0, 1]))
+    assert twice.capacity.tolist() == [[3, 4], [1, 2], [3, 4]]
+    assert twice.allowed.tolist() == [[True] * 3, [True, False, True]]
+
+
+_SIZES = st.floats(0.0, 1.0).map(lambda v: round(v, 3))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[TaskSet, NDArray[np.float64], MachineSet]:
+    """Draw tasks with every kind of wish, reservations up to their limits, and machines."""
+    n, m, sets = draw(st.integers(1, 12)), draw(st.integers(1, 10)), 3
+
+    def column(values: st.SearchStrategy[Any], count: int) -> list[Any]:
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    limit = np.array(column(_SIZES, 2 * n)).reshape(n, 2)
+    booked = limit * np.array(column(_SIZES, 2 * n)).reshape(n, 2)
+    workload = tasks(
+        *map(tuple, limit.tolist()),
+        production=column(st.booleans(), n),
+        priority=column(st.integers(0, 2), n),
+        constraint_set=column(st.integers(0, sets - 1), n),
+        job=column(st.integers(0, 3), n),
+        most=column(st.integers(0, 2), n),
+    )
+    allowed = np.array(column(st.booleans(), sets * m)).reshape(sets, m)
+    allowed[0] = True
+    capacity = np.array(column(st.floats(0.1, 2.0), 2 * m)).reshape(m, 2)
+    return workload, booked, MachineSet(capacity, allowed)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.sampled_from(sorted(POLICIES)))
+def test_whatever_is_placed_keeps_every_rule(
+    problem: tuple[TaskSet, NDArray[np.float64], MachineSet], policy: str
+) -> None:
+    workload, booked, onto = problem
+    packer = Packer(workload, booked, policy)
+    found = packer.fewest(onto)
+    again = Packer(workload, booked, policy).fewest(onto)
+    if found is None or again is None:
+        assert found is again is None
+        assert packer.place(onto, len(onto)) is None
+        return
+    n, at = found
+    assert n == again[0]
+    np.testing.assert_array_equal(at, again[1])
+    assert ((at >= 0) & (at < n)).all()  # so few tasks that none may go pending
+    whole = onto.capacity[:n] * (1 + 2 * SUM_ROUNDING)
+    for sizes in (booked, np.where(workload.production[:, None], workload.limit, 0.0)):
+        used = np.zeros((n, 2))
+        np.add.at(used, at, sizes)
+        assert (used <= whole).all()
+    assert onto.allowed[workload.constraint_set, at].all()
+    for task in np.flatnonzero(workload.most):  # where a job's tasks differ, a later one may join with a looser bound
+        together = (workload.job == workload.job[task]) & (at == at[task]) & (workload.most > 0)
+        assert together.sum() <= workload.most[together].max()
+    for fewer in range(max(1, n - LOOK_BELOW), n):
+        assert packer.place(onto, fewer) is None

@@ -1,0 +1,178 @@
+"""The margins experiment in the closed loop: each margin throughout, all in turn, and its tables."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.data.dataset import Dataset
+from reclaim.data.errors import ConfigError
+from reclaim.features.feature_set import FeatureSet
+from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
+from reclaim.replay.closed_loop.workload import CellMachines, Workload
+from reclaim.replay.experiment import Source
+from reclaim.replay.experiments.margins.closed_loop import mean, most_reclaiming, run_cells
+from reclaim.replay.experiments.margins.figures import cell_in_turn
+from reclaim.replay.experiments.margins.page import most_in_reclaimed
+from reclaim.replay.experiments.margins.tables import cells_table, kills_table, parts_table, waiting_table
+from reclaim.replay.open_loop.estimates import Estimates, estimate_all
+from reclaim.replay.settings import ReplayConfig
+from reclaim.training.margins.margin import MARGIN_NAMES
+
+
+def source_of(path: Path) -> Source:
+    return Source(Dataset.open(path), FeatureSet.open(path), {}, progress=False)
+
+
+@pytest.fixture(scope="module")
+def estimates(cell_dataset: Path) -> Estimates:
+    return estimate_all(source_of(cell_dataset), ReplayConfig(estimators=("borg", "percentile", "limit")))
+
+
+@pytest.fixture(scope="module")
+def loop(cell_dataset: Path, estimates: Estimates) -> dict[str, Any]:
+    return run_cells(source_of(cell_dataset), estimates, Scheduling(), ["borg"])
+
+
+def test_every_margin_is_run_throughout_and_all_of_them_in_turn(loop: dict[str, Any]) -> None:
+    assert [e["name"] for e in loop["estimators"]] == ["limit", "borg", "oracle"]
+    assert [list(e["runs"]) for e in loop["estimators"]] == [["none"], ["baseline", "medium", "aggressive"], ["none"]]
+    weeks = loop["estimators"][1]["sequence"]
+    assert [week["margin"] for week in weeks] == ["baseline", "aggressive", "medium", "baseline"]
+    assert [e["sequence"] for e in loop["estimators"] if e["name"] != "borg"] == [None, None]
+    assert loop["machines"] == 4
+    assert loop["runs"] == loop["runs_from_before"] == 30
+
+
+def test_a_narrower_margin_reserves_less_of_the_same_cell(loop: dict[str, Any]) -> None:
+    limit, borg, oracle = (e["runs"] for e in loop["estimators"])
+    reserved = [borg[m]["reserved_cpu"] for m in ("baseline", "medium", "aggressive")]
+    assert limit["none"]["reserved_cpu"] >= reserved[0] >= reserved[1] >= reserved[2] >= oracle["none"]["reserved_cpu"]
+    assert limit["none"]["in_reclaimed_cpu"] == 0.0
+
+
+def test_tasks_are_held_to_the_answer_to_the_window_before_under_the_margin_whose_turn_it_is(
+    cell_dataset: Path, estimates: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = len(estimates.history)
+    marks = {m: (np.arange(1, n + 1) + k * n)[:, None] * [1e-9, 1e-9] for k, m in enumerate(MARGIN_NAMES)}
+    told: list[tuple[Workload, np.ndarray, list[int]]] = []
+
+    def remember(work: Workload, on: CellMachines, reserved: np.ndarray, plan: np.ndarray, how: Scheduling) -> Outcome:
+        told.append((work, reserved, plan.tolist()))
+        return simulate(work, on, reserved, plan, how)
+
+    def answers(of: Estimates, name: str) -> dict[str, np.ndarray]:  # to each row its own number
+        return dict(marks) if name == "borg" else {"none": of.history.windows.limit}
+
+    monkeypatch.setattr(Estimates, "reservations", answers)
+    monkeypatch.setattr("reclaim.replay.experiments.margins.closed_loop.simulate", remember)
+    run_cells(source_of(cell_dataset), estimates, Scheduling(), ["borg"])
+    borg = [(work, reserved, plan) for work, reserved, plan in told if len(reserved) == 3]
+    baseline, medium, aggressive = range(3)
+    work, reserved, _ = borg[0]
+    for k in range(3):
+        np.testing.assert_allclose(reserved[k, :, 0] * 1e9, k * n + work.row, atol=0.1)  # of the row before: from 1 on
+    slots = estimates.period.slots.count
+    edges = [-(-slots * quarter // 4) for quarter in range(5)]
+    order = (baseline, aggressive, medium, baseline)
+    turns = [margin for margin, a, b in zip(order, edges, edges[1:], strict=False) for _ in range(a, b)]
+    assert sorted(plan for *_, plan in borg) == sorted([*([k] * slots for k in range(3)), turns])
+
+
+def test_each_quarter_of_the_sequence_says_its_own_task_time(loop: dict[str, Any]) -> None:
+    limit, borg, _ = loop["estimators"]
+    assert limit["runs"]["none"]["task_days"] == pytest.approx(30 * loop["length_hours"] / 24)  # nobody waits
+    hours = [part["end_hours"] - part["start_hours"] for part in loop["segments"]]
+    days = [week["task_days"] for week in borg["sequence"]]
+    assert days == pytest.approx([30 * h / 24 for h in hours], rel=0.01)  # but for a task that is placed anew
+
+
+def test_a_cell_run_in_several_orders_is_their_mean(
+    loop: dict[str, Any], cell_dataset: Path, estimates: Estimates
+) -> None:
+    source = source_of(cell_dataset)
+    other = run_cells(source, estimates, Scheduling(seed=2), ["borg"])
+    both = run_cells(source, estimates, Scheduling(), ["borg"], orders=2)
+    assert both["orders"] == 2
+    for a, b, ab in zip(loop["estimators"], other["estimators"], both["estimators"], strict=True):
+        assert ab["runs"] == mean([a["runs"], b["runs"]])
+        assert ab["sequence"] == (mean([a["sequence"], b["sequence"]]) if a["sequence"] else None)
+        assert ab["over_time"] == mean([a["over_time"], b["over_time"]])
+        assert ab["kills_by_order"] == {m: a["kills_by_order"][m] + b["kills_by_order"][m] for m in a["runs"]}
+
+
+def test_a_mean_keeps_words_and_is_unknown_where_one_of_its_numbers_is() -> None:
+    a, b = {"margin": "medium", "x": [1, None], "y": 2.0}, {"margin": "medium", "x": [2, 3.0], "y": 4.0}
+    assert mean([a, b]) == {"margin": "medium", "x": [1.5, None], "y": 3.0}
+
+
+def test_the_same_seed_gives_the_same_numbers(loop: dict[str, Any], cell_dataset: Path, estimates: Estimates) -> None:
+    assert run_cells(source_of(cell_dataset), estimates, Scheduling(), ["borg"]) == loop
+
+
+def test_a_trace_without_machines_is_not_run_and_says_why(dataset: Path) -> None:
+    source = source_of(dataset)
+    none = run_cells(source, estimate_all(source, ReplayConfig(estimators=("borg", "limit"))), Scheduling(), ["borg"])
+    assert none["estimators"] == []
+    assert cell_in_turn({"closed_loop": none}) is None
+    assert most_in_reclaimed(none) is None
+    assert "no machine with a capacity" in " ".join(none["notes"])
+    assert cells_table(none).rows == kills_table(none).rows == ()
+
+
+def test_only_a_lack_of_machines_becomes_a_note(
+    cell_dataset: Path, estimates: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ConfigError("another setting is wrong")
+
+    monkeypatch.setattr("reclaim.replay.experiments.margins.closed_loop.machines_of", refuse)
+    with pytest.raises(ConfigError, match="another setting"):
+        run_cells(source_of(cell_dataset), estimates, Scheduling(), ["borg"])
+
+
+def test_the_estimators_beside_are_those_that_reclaim_most_on_validation_rows(estimates: Estimates) -> None:
+    reclaimed = {n: sum(estimates.calibrations[n].reclaimed["medium"]) for n in ("borg", "percentile")}
+    assert most_reclaiming(estimates, ["borg", "percentile", "limit"], 1) == [
+        max(reclaimed, key=lambda n: reclaimed[n])
+    ]
+    assert len(most_reclaiming(estimates, ["borg", "percentile", "limit"], 9)) == 2
+
+
+@pytest.mark.parametrize(
+    ("rates", "order"),
+    [((1.0, 2.0, 3.0), "rising"), ((1.0, 3.0, 2.0), "not rising"), ((0.0, 2.0, 2.0), "not rising"), ((0,) * 3, "none")],
+)
+def test_the_table_of_kills_has_rates_at_each_margin_and_in_each_part_and_their_order(
+    loop: dict[str, Any], rates: tuple[float, float, float], order: str
+) -> None:
+    borg = loop["estimators"][1]
+    key = "oom_kills_per_1000_task_days"
+    runs = {m: borg["runs"][m] | {key: rate} for m, rate in zip(MARGIN_NAMES, rates, strict=True)}
+    parts = [part | {key: float(i)} for i, part in enumerate(borg["sequence"])]
+    kills = {"baseline": [1.0, 2.0], "medium": [2.0, 2.0], "aggressive": [3.0, 2.0]}
+    changed = borg | {"runs": runs, "sequence": parts, "kills_by_order": kills}
+    (row,) = kills_table(loop | {"orders": 2, "estimators": [loop["estimators"][0], changed]}).as_records()
+    assert row["estimator"] == "borg"
+    assert tuple(row[m] for m in MARGIN_NAMES) == rates
+    assert row["order"] == order
+    assert row["rising in simulations"] == "1 of 2"
+    assert row["kills"] == 12
+    assert [row[f"part {i}"] for i in (1, 2, 3, 4)] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_the_tables_have_a_row_for_every_run_and_every_part(loop: dict[str, Any]) -> None:
+    runs = [
+        ("limit", "none"), ("borg", "baseline"), ("borg", "medium"), ("borg", "aggressive"), ("oracle", "none"),
+    ]  # fmt: skip
+    assert [row[:2] for row in cells_table(loop).rows] == runs
+    assert [row[:2] for row in waiting_table(loop).rows] == runs
+    assert len(parts_table(loop).rows) == 4
+    figure = cell_in_turn({"closed_loop": loop})
+    assert figure is not None
+    assert len(figure.axes) == 4
+    most = most_in_reclaimed(loop)
+    assert most is not None
+    assert most["name"] == "borg"

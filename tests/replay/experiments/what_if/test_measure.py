@@ -1,0 +1,270 @@
+"""The what-if experiment: the search by hand, smaller and larger cells, and a whole run on a small cell."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.data.dataset import Dataset
+from reclaim.data.errors import ConfigError
+from reclaim.features.feature_set import FeatureSet
+from reclaim.replay.closed_loop.outcome import summary
+from reclaim.replay.closed_loop.simulate import Scheduling, simulate
+from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
+from reclaim.replay.experiment import Source
+from reclaim.replay.experiments.what_if.measure import (
+    EXPERIMENT,
+    GRID,
+    Cells,
+    WhatIfConfig,
+    definitions,
+    fewest_within,
+    measure,
+    within,
+)
+from reclaim.replay.experiments.what_if.page import KILLS, PENDING, summary_table
+from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
+from reclaim.replay.report.page import ReplayReport, render_page
+from reclaim.replay.runs.run import run_experiment
+
+CONFIG = WhatIfConfig(estimators=("borg",), margin="aggressive")
+
+
+def _point(kills: float | None, pending: float | None) -> dict[str, float | None]:
+    return {KILLS: kills, PENDING: pending}
+
+
+def _source(cell: Path) -> Source:
+    return Source(Dataset.open(cell), FeatureSet.open(cell), {}, progress=False)
+
+
+def test_both_budgets_must_be_kept() -> None:
+    assert within(_point(5.0, 0.01), CONFIG)
+    assert not within(_point(5.1, 0.0), CONFIG)
+    assert not within(_point(0.0, 0.011), CONFIG)
+    assert not within(_point(None, 0.0), CONFIG)
+
+
+def test_the_fewest_machines_are_those_from_which_on_all_keep_the_budgets() -> None:
+    good, bad = _point(0.0, 0.0), _point(9.0, 0.0)
+    assert fewest_within({4: bad, 5: good, 6: good}, CONFIG) == 5
+    assert fewest_within({4: good, 5: bad, 6: good}, CONFIG) == 6
+    assert fewest_within({4: good, 5: good, 6: bad}, CONFIG) is None
+
+
+def test_all_machines_are_the_traces_own_cell_and_more_are_clones(cell_dataset: Path) -> None:
+    source = _source(cell_dataset)
+    estimates = estimate_all(source, CONFIG)
+    machines = machines_of(source.dataset, estimates.period.slots.first_us, estimates.period.slots.stop_us)
+    workload = workload_of(source, estimates.period, machines)
+    reserved = estimates.history.windows.limit[workload.row]
+    cells = Cells(workload, machines, CONFIG)
+    assert len(machines) == 4
+    own = summary(simulate(workload, machines, reserved[None], scheduling=Scheduling(seed=CONFIG.seed)))
+    here = cells.run(4, reserved)
+    assert (here["task_days"], here["utilisation_memory"]) == (own["task_days"], own["utilisation_memory"])
+    half, twice = cells.run(2, reserved), cells.run(8, reserved)
+    assert twice["utilisation_memory"] == pytest.approx((own["utilisation_memory"] or 0) / 2)
+    assert (half[PENDING] or 0) > 0.4
+    assert twice[PENDING] == 0.0
+
+
+@pytest.mark.parametrize("n", [2, 4, 6])
+def test_masks_and_changes_stay_with_their_machines(
+    n: int, cell_dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = _source(cell_dataset)
+    estimates = estimate_all(source, CONFIG)
+    machines = machines_of(source.dataset, estimates.period.slots.first_us, estimates.period.slots.stop_us)
+    changes = np.zeros(4, machines.changes.dtype)
+    changes["machine"], changes["capacity"] = np.arange(4), machines.ids[:, None]  # a machine's number, to know it by
+    workload = workload_of(source, estimates.period, machines)
+    told: list[tuple[Workload, CellMachines]] = []
+
+    def remember(workload: Workload, machines: CellMachines, *_: object, **__: object) -> None:
+        told.append((workload, machines))
+
+    monkeypatch.setattr("reclaim.replay.experiments.what_if.measure.simulate", remember)
+    monkeypatch.setattr("reclaim.replay.experiments.what_if.measure.summary", lambda _: {})
+    marked = replace(workload, masks=np.eye(4, dtype=np.bool_))
+    cells = Cells(marked, replace(machines, changes=changes), replace(CONFIG, seed=3))  # another order
+    cells.run(n, np.zeros((0, 2)))
+    ((asked, given),) = told
+    assert len(given) == n
+    np.testing.assert_array_equal(asked.masks, machines.ids[:, None] == given.ids)
+    assert sorted(given.changes["machine"].tolist()) == list(range(n))
+    np.testing.assert_array_equal(given.changes["capacity"][:, 0], given.ids[given.changes["machine"]])
+
+
+@pytest.fixture(scope="module")
+def report(cell_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
+    out = tmp_path_factory.mktemp("out") / "what-if"
+    return run_experiment(EXPERIMENT, cell_dataset, out, CONFIG, tracking=False, progress=False)
+
+
+def test_the_fewest_machines_fit_and_one_fewer_does_not(report: ReplayReport) -> None:
+    borg, limit = report.results["estimators"]
+    assert (borg["name"], limit["name"], limit["margin"]) == ("borg", LIMIT, "none")
+    assert borg["fewest"] < limit["fewest"] <= 4
+    for estimator in (borg, limit):
+        points = {p["machines"]: p for p in estimator["points"]}
+        assert within(points[estimator["fewest"]], CONFIG)
+        assert not within(points[estimator["fewest"] - 1], CONFIG)
+        assert {max(1, round(4 * share)) for share in GRID} <= points.keys()
+
+
+def test_the_console_has_the_answers_and_whether_they_fit(report: ReplayReport) -> None:
+    borg, limit = report.results["estimators"]
+    rows = summary_table(report.results).as_records()
+    assert [(row[""], row["estimator"]) for row in rows] == [("best statistical", "borg"), ("no reclamation", LIMIT)]
+    assert [row["machines"] for row in rows] == [borg["fewest"], limit["fewest"]]
+    assert rows[0]["saved"] == pytest.approx(1 - borg["fewest"] / limit["fewest"])
+    assert rows[0]["verdict"] == "fits"
+
+
+def test_the_page_opens_with_the_machines_needed_and_a_verdict(report: ReplayReport) -> None:
+    page = report.page.read_text()
+    opening = page[page.index('class="answer"') : page.index("<h2>")]
+    fewest = report.results["estimators"][0]["fewest"]
+    assert re.search(rf'<p class="value">{fewest}\s*<span class="badge good">fits</span>', opening)
+    assert "<dt>budget of kills</dt><dd>5 tasks killed" in page
+
+
+def test_runs_that_the_trace_ended_out_of_memory_are_shown_apart_and_not_counted(report: ReplayReport) -> None:
+    recorded = {"recorded_oom_per_1000_task_days": 0.5}
+    estimators = [
+        e | {"points": [p | recorded for p in e["points"]]} for e in report.results["estimators"]
+    ]  # fmt: skip
+    results = {**report.results, "estimators": estimators}
+    assert EXPERIMENT.page(results)["recorded"] == (0.5, 0.5)
+    figures = {"against_machines": report.folder / "against_machines.svg"}
+    assert "<dd>0.50 per 1,000 task-days</dd>" in render_page(EXPERIMENT, results, figures)
+    estimators[0]["points"][0]["recorded_oom_per_1000_task_days"] = 0.75
+    assert "<dd>0.50 to 0.75 per 1,000 task-days</dd>" in render_page(EXPERIMENT, results, figures)
+    assert "of any cause" not in report.results["definitions"]["fits"]
+    for table in EXPERIMENT.page(report.results)["points"].values():
+        assert {"above own limit per 1,000", "ended so in the trace per 1,000"} <= set(table.columns) - table.percent
+
+
+def test_the_page_and_the_runs_show_the_same_numbers(report: ReplayReport) -> None:
+    borg, limit = EXPERIMENT.runs(report.results)
+    assert borg.name == "borg/aggressive"
+    assert borg.metrics["saved_share"] == pytest.approx(
+        1 - (borg.metrics["fewest"] or 0) / (limit.metrics["fewest"] or 1)
+    )
+    assert {column.metric for column in EXPERIMENT.columns} <= borg.metrics.keys()
+    page = (report.folder / "report.html").read_text()
+    assert "Every size tried: borg, aggressive margin" in page
+    assert (report.folder / "against_machines.png").stat().st_size > 0
+
+
+def _measured(cell: Path, config: WhatIfConfig) -> dict[str, Any]:
+    return measure(_source(cell), config).results
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Workload, np.ndarray]]:
+    """Return what is run instead of running it: workload and reservations."""
+    runs: list[tuple[Workload, np.ndarray]] = []
+
+    def remember(workload: Workload, _: CellMachines, reserved: np.ndarray, **__: object) -> None:
+        runs.append((workload, reserved[0]))
+
+    monkeypatch.setattr("reclaim.replay.experiments.what_if.measure.simulate", remember)
+    monkeypatch.setattr("reclaim.replay.experiments.what_if.measure.summary", lambda _: _point(0.0, 0.0))
+    return runs
+
+
+def test_tasks_are_held_to_the_answer_to_the_window_before_and_without_reclamation_to_their_limit(
+    cell_dataset: Path, told: list[tuple[Workload, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    estimates = estimate_all(_source(cell_dataset), CONFIG)
+    marks = np.arange(1, len(estimates.history) + 1)[:, None] * [1e-9, 1e-9]  # each row's answer is its own number
+    monkeypatch.setattr(Estimates, "reservations", lambda *_: {CONFIG.margin: marks})
+    _measured(cell_dataset, replace(CONFIG, machines=(4,)))
+    (asked, borg), (_, limit) = told
+    np.testing.assert_allclose(borg[:, 0] * 1e9, asked.row, atol=0.1)  # of the row before: from 1 on
+    np.testing.assert_array_equal(limit, estimates.history.windows.limit[asked.row])
+
+
+def test_without_reclamation_nothing_is_reserved_where_no_limit_is_known(
+    cell_dataset: Path, told: list[tuple[Workload, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    estimates = estimate_all(_source(cell_dataset), CONFIG)
+    estimates.history.windows.limit[estimates.period.rows[:50], 1] = np.nan
+    monkeypatch.setattr("reclaim.replay.experiments.what_if.measure.estimate_all", lambda *_: estimates)
+    _measured(cell_dataset, replace(CONFIG, machines=(4,)))
+    (asked, borg), (_, limit) = told
+    unknown = np.isin(asked.row, estimates.period.rows[:50])
+    assert np.isfinite(borg).all()
+    np.testing.assert_array_equal(limit[:, 1] == 0.0, unknown)
+    assert (limit[:, 0] == 1.0).all()  # of CPU it is known
+
+
+def test_the_same_seed_gives_the_same_answer(report: ReplayReport, cell_dataset: Path) -> None:
+    assert _measured(cell_dataset, CONFIG)["estimators"] == report.results["estimators"]
+
+
+def test_named_numbers_of_machines_are_tried_and_no_others(cell_dataset: Path) -> None:
+    config = WhatIfConfig(estimators=("borg",), machines=(1, 2))
+    tried = _measured(cell_dataset, config)
+    for estimator in tried["estimators"]:
+        assert [p["machines"] for p in estimator["points"]] == [1, 2]
+        assert estimator["fewest"] is None
+    for row in summary_table(tried).as_records():
+        assert (row["machines"], row["saved"], row["verdict"]) == (None, None, "does not fit")
+        assert row["waiting"] != 0  # on the largest number tried
+    assert EXPERIMENT.runs(tried)[0].metrics["saved_share"] is None
+
+
+def test_of_named_numbers_of_machines_no_more_is_said_than_was_tried(cell_dataset: Path) -> None:
+    config = WhatIfConfig(estimators=("borg",), machines=(8, 6))
+    found = measure(_source(cell_dataset), config)
+    borg, limit = EXPERIMENT.runs(found.results)
+    assert (borg.metrics["fewest"], limit.metrics["fewest"]) == (6, 6)
+    assert borg.metrics["saved_share"] is limit.metrics["saved_share"] is None
+    for row in summary_table(found.results).as_records():
+        assert (row["machines"], row["saved"], row["verdict"]) == (6, None, "fits")
+    assert "one machine fewer" not in found.definitions["fewest machines"]
+    assert "one machine fewer was tried" in definitions(WhatIfConfig())["fewest machines"]
+
+
+def test_a_larger_workload_needs_more_machines(report: ReplayReport, cell_dataset: Path) -> None:
+    grown = _measured(cell_dataset, WhatIfConfig(estimators=("borg",), margin="aggressive", growth=2.0))
+    assert grown["cell"]["runs"] == 2 * report.results["cell"]["runs"]
+    for after, before in zip(grown["estimators"], report.results["estimators"], strict=True):
+        assert after["fewest"] > before["fewest"]
+
+
+def test_a_smaller_workload_is_a_part_of_it_and_needs_no_more_machines(
+    report: ReplayReport, cell_dataset: Path
+) -> None:
+    config = WhatIfConfig(estimators=("borg",), margin="aggressive", growth=0.5)
+    smaller = _measured(cell_dataset, config)
+    assert 0 < smaller["cell"]["runs"] < report.results["cell"]["runs"]
+    for after, before in zip(smaller["estimators"], report.results["estimators"], strict=True):
+        assert after["fewest"] <= before["fewest"]
+    assert summary_table(smaller).as_records()[0]["verdict"] == "fits"
+    with pytest.raises(ConfigError, match=r"growth=0\.001 leaves none of"):
+        _measured(cell_dataset, replace(config, growth=0.001))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"margin": "none"}, "margin must be one of baseline, medium, aggressive, got none"),
+        ({"oom_budget": -1.0}, "oom_budget must be 0 or more"),
+        ({"oom_budget": float("nan")}, "oom_budget must be 0 or more"),
+        ({"pending_budget": 1.1}, "pending_budget must be between 0 and 1"),
+        ({"machines": (3, 0)}, "machines must be at least 1, got 0"),
+        ({"growth": 0.0}, "growth must be above 0, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WhatIfConfig(**setting)

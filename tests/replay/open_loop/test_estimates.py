@@ -1,0 +1,131 @@
+"""Folding a dataset: which rows are kept, what is known to have come after them, and that answers stay their own."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reclaim.data.dataset import Dataset
+from reclaim.data.windows import Windows, concatenate
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID
+from reclaim.features.targets import HORIZONS_S
+from reclaim.replay.open_loop.estimates import Bases, fold_dataset, run_base
+from reclaim.replay.open_loop.history import History
+from reclaim.training.bundle import Bundle
+from reclaim.training.estimators.registry import build_estimator
+from reclaim.training.models.estimator import ForecastEstimator
+
+HOUR, NEXT = HORIZONS_S.index(3600), HORIZONS_S.index(300)
+
+
+def fold(path: Path, horizon_s: int = 3600) -> tuple[History, dict[str, Bases]]:
+    makers = {"borg": lambda: build_estimator("borg")}
+    return fold_dataset(Dataset.open(path), FeatureSet.open(path), horizon_s, makers, {}, progress=False)
+
+
+@pytest.fixture(scope="module")
+def folded(dataset: Path) -> tuple[History, dict[str, Bases]]:
+    return fold(dataset)
+
+
+def global_rows(path: Path, history: History) -> np.ndarray:
+    """Return the row of the feature set that each row of a history came from, found by task and time."""
+    opened = Dataset.open(path)
+    everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
+
+    def keys(windows: Windows) -> list[tuple[int, ...]]:
+        columns = (windows.collection_id, windows.instance_index, windows.end_us)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    at = {key: row for row, key in enumerate(keys(everything))}
+    return np.array([at[key] for key in keys(history.windows)])
+
+
+def test_rows_after_training_are_kept_with_the_one_just_before_them(
+    dataset: Path, folded: tuple[History, dict[str, Bases]]
+) -> None:
+    history, features = folded[0], FeatureSet.open(dataset)
+    kept = np.bincount(history.period, minlength=3)
+    assert kept[VALID] == (features.period == VALID).sum()
+    assert kept[TEST] == (features.period == TEST).sum()
+    assert kept[TRAIN] == 30  # one window of each task
+    first = np.flatnonzero(history.previous < 0)
+    assert (history.period[first] == TRAIN).all()
+    later = np.flatnonzero(history.previous >= 0)
+    before = history.previous[later]
+    assert (history.windows.collection_id[later] == history.windows.collection_id[before]).all()
+    assert (history.windows.start_us[later] == history.windows.end_us[before]).all()
+    assert history.known_s[first].min() > 0.5 * 86_400
+
+
+def test_targets_are_those_of_the_features_and_stop_at_the_end_of_validation(
+    dataset: Path, folded: tuple[History, dict[str, Bases]]
+) -> None:
+    history, features = folded[0], FeatureSet.open(dataset)
+    y = features.y[global_rows(dataset, history)]
+    test = history.period == TEST
+    np.testing.assert_array_equal(history.target[test], y[test, :2, HOUR].astype(np.float64))
+    np.testing.assert_array_equal(history.next_target[test], y[test, :2, NEXT].astype(np.float64))
+    assert np.isnan(history.target[history.period == TRAIN]).all()
+    settable = np.zeros(len(features), np.bool_)
+    settable[features.valid_rows()] = True
+    for targets, horizon in ((history.target, HOUR), (history.next_target, NEXT)):
+        inside = history.windows.end_us + (HORIZONS_S[horizon] + 300) * 1_000_000 <= features.cuts_us[1]
+        shown = (history.period == VALID) & inside & settable[global_rows(dataset, history)]
+        np.testing.assert_array_equal(targets[shown], y[shown, :2, horizon].astype(np.float64))
+        assert np.isnan(targets[(history.period == VALID) & ~shown]).all()
+        assert shown.any()
+
+
+def test_another_horizon_has_its_own_targets(dataset: Path) -> None:
+    history = fold(dataset, horizon_s=300)[0]
+    np.testing.assert_array_equal(history.target, history.next_target)
+
+
+def test_answers_are_those_of_the_whole_history(dataset: Path, folded: tuple[History, dict[str, Bases]]) -> None:
+    opened = Dataset.open(dataset)
+    everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
+    whole = run_base(build_estimator("borg"), everything)
+    history, answers = folded
+    rows = global_rows(dataset, history)
+    np.testing.assert_array_equal(answers["borg"]["baseline"].reservation, whole.reservation[rows])
+    np.testing.assert_array_equal(answers["borg"]["aggressive"].rule, whole.rule[rows])
+
+
+def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_folding(
+    dataset: Path, bundle: Bundle
+) -> None:
+    opened = Dataset.open(dataset)
+    everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
+    history, answers = fold_dataset(
+        opened, FeatureSet.open(dataset), 3600, {"network": bundle.bare_estimator}, {}, progress=False
+    )
+    rows = global_rows(dataset, history)
+    for margin, plan in bundle.plans.items():
+        alone = ForecastEstimator(
+            bundle.forecaster, 3600, dict.fromkeys(bundle.plans, plan), margin="aggressive", cell=opened.cell()
+        )
+        whole = run_base(alone, everything)  # siblings stand in one call
+        np.testing.assert_array_equal(answers["network"][margin].reservation, whole.reservation[rows])
+        np.testing.assert_array_equal(answers["network"][margin].rule, whole.rule[rows])
+        assert len(np.unique(whole.reservation)) > 100
+
+
+def tasks_of(windows: Windows) -> set[tuple[int, int]]:
+    return set(zip(windows.collection_id.tolist(), windows.instance_index.tolist(), strict=True))
+
+
+def test_tasks_inside_an_alloc_instance_are_left_out(dataset: Path, tmp_path: Path) -> None:
+    shutil.copytree(dataset, tmp_path / "cell")
+    path = tmp_path / "cell" / "features" / "group.npy"
+    features = FeatureSet.open(dataset)
+    group = np.array(features.group)
+    group[: features.bucket_start[1]] = IN_ALLOC
+    np.save(path, group)
+    history, _ = fold(tmp_path / "cell")
+    assert IN_ALLOC not in history.group
+    first_bucket = tasks_of(Dataset.open(dataset).windows(0))
+    assert first_bucket
+    assert first_bucket.isdisjoint(tasks_of(history.windows))

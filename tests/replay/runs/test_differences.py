@@ -1,0 +1,163 @@
+"""Recorded replays compared pairwise: which runs are paired, and by which numbers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.replay.open_loop.metrics import POSITION, STATS
+from reclaim.replay.open_loop.paired import BETTER, NOISE, UNKNOWN, Paired
+from reclaim.replay.report.units import UnitSums, write_units
+from reclaim.replay.runs.compare import Chosen, compare
+from reclaim.replay.runs.differences import differences
+from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.runs import RunRecord
+
+N_UNITS = 20
+RECLAIMED = {"borg": 0.3, "vpa": 0.4, "network": 0.5, "oracle": 0.9}
+"""Of every unit, at margin medium; a tenth more at aggressive."""
+KINDS = {"network": "learned", "oracle": "oracle"}
+
+Experiment = Callable[..., list[RunRecord]]
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """Return a maker of recorded replays: their runs, and the file of sums by unit where it was kept."""
+    files: dict[str, Path | None] = {}
+    monkeypatch.setattr(tracking, "find_file", lambda run_id, _: files[run_id])
+
+    def make(
+        whole: str,
+        *estimators: str,
+        margins: tuple[str, ...] = ("medium", "aggressive"),
+        horizon_s: int = 3_600,
+        dataset: str = "cell",
+        rows: float = 10.0,
+        kept: bool = True,
+        **params: str,
+    ) -> list[RunRecord]:
+        sums, runs = {}, []
+        for name in estimators:
+            for margin in margins:
+                one = np.zeros((N_UNITS, len(STATS), 2))
+                one[:, POSITION["rows"]], one[:, POSITION["granted"]] = rows, 1.0
+                one[:, POSITION["reclaimed"]] = RECLAIMED[name] + 0.1 * (margin == "aggressive")
+                sums[name, margin] = one
+                tags = {"dataset": dataset, "dataset_fingerprint": dataset, "whole_experiment": whole}
+                tags |= {"estimator": name, "margin": margin, "kind": KINDS.get(name, "statistical")}
+                runs.append(
+                    RunRecord(f"{whole}-{name}-{margin}", "", "margins", "FINISHED", 0,
+                              {"horizon_s": str(horizon_s), **params}, {}, tags)
+                )  # fmt: skip
+        folder = tmp_path / whole
+        folder.mkdir()
+        write_units(UnitSums(np.arange(N_UNITS), np.zeros(N_UNITS, np.bool_), sums), folder)
+        files[whole] = folder / "units.parquet" if kept else None
+        return runs
+
+    return make
+
+
+def pairs(runs: list[RunRecord], named: dict[str, int] | None = None, also: list[RunRecord] | None = None) -> list[str]:
+    """Return ``margin: estimator - other`` of every CPU row."""
+    table = differences(Chosen(tuple(runs), named or {}, tuple(runs + (also or []))))
+    rows = [r for r in table.as_records() if r["resource"] == "CPU"]
+    assert len(rows) == len(table.rows) / 2
+    return [f"{r['margin']}: {r['estimator']} - {r['against']}" for r in rows]
+
+
+def test_a_learned_estimator_is_compared_with_the_best_statistical_one_at_the_same_margin(
+    experiment: Experiment,
+) -> None:
+    runs = experiment("a", "network", "borg", "vpa", "oracle")
+    assert pairs(runs) == ["medium: network - vpa", "aggressive: network - vpa"]
+    row = differences(Chosen(tuple(runs), {}, tuple(runs))).as_records()[0]
+    assert row["dataset"] == "cell"
+    assert row["horizon"] == "3600 s"
+    assert [row[f"reclaimed {what}"] for what in ("difference", "low", "high")] == pytest.approx([0.1] * 3)
+    assert [row[f"violation {what}"] for what in ("difference", "low", "high")] == [0, 0, 0]
+    assert row["verdict"] == BETTER
+
+
+def test_without_a_learned_estimator_each_statistical_one_is_compared_with_the_best_other(
+    experiment: Experiment,
+) -> None:
+    assert pairs(experiment("a", "borg", "vpa", margins=("medium",))) == ["medium: borg - vpa", "medium: vpa - borg"]
+
+
+def test_a_run_alone_is_compared_with_the_others_of_its_replay(experiment: Experiment) -> None:
+    runs = experiment("a", "network", "borg", "vpa", margins=("medium",))
+    assert pairs(runs[:1], {runs[0].run_id: 0}, also=runs[1:]) == ["medium: network - vpa"]
+
+
+def test_runs_named_later_are_compared_with_the_first(experiment: Experiment) -> None:
+    network, borg, vpa = experiment("a", "network", "borg", "vpa", margins=("medium",))
+    assert pairs([network, borg, vpa], {borg.run_id: 0, network.run_id: 1, vpa.run_id: 2}) == [
+        "medium: network - vpa", "medium: network - borg", "medium: vpa - borg",
+    ]  # fmt: skip
+
+
+def test_whole_replays_are_compared_estimator_by_estimator(experiment: Experiment) -> None:
+    first = experiment("1111111111", "network", "borg", margins=("medium",))
+    second = experiment("2222222222", "network", "borg", margins=("medium",))
+    named = {r.run_id: place for place, runs in enumerate((first, second)) for r in runs}
+    assert pairs(first + second, named) == [
+        "medium: network 11111111 - borg 11111111",
+        "medium: network 22222222 - borg 11111111",
+        "medium: network 22222222 - network 11111111",
+        "medium: borg 22222222 - borg 11111111",
+    ]
+    rows = differences(Chosen((*first, *second), named, (*first, *second))).as_records()
+    assert {r["verdict"] for r in rows[-2:]} == {NOISE}
+
+
+def test_without_named_runs_only_the_newest_replay_is_compared(experiment: Experiment) -> None:
+    newer = experiment("1111111111", "network", "borg", margins=("medium",))
+    older = experiment("2222222222", "network", "borg", margins=("medium",))
+    assert pairs([*newer, *older]) == ["medium: network - borg"]
+
+
+@pytest.mark.parametrize("other", [{"rows": 11.0}, {"horizon_s": 300}, {"dataset": "elsewhere"}, {"kept": False}])
+def test_only_runs_that_judged_the_same_task_windows_are_paired(
+    experiment: Experiment, other: dict[str, float]
+) -> None:
+    one, another = experiment("a", "network"), experiment("b", "vpa", "borg", margins=("medium",), **other)
+    statistical = [] if other == {"kept": False} else ["medium: vpa - borg", "medium: borg - vpa"]
+    assert pairs(one + another) == statistical
+    assert len(compare(Chosen((*one, *another), {}, ()))["margins"].rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({"draws": "50", "seed": "2", "confidence": "0.9"}, {"draws": "50", "seed": "2", "confidence": "0.9"},
+         {"draws": 50, "seed": 2, "confidence": 0.9}),
+        ({"draws": "50", "seed": "2", "confidence": "0.9"}, {"draws": "50", "seed": "3", "confidence": "0.9"}, {}),
+        ({"draws": "50", "seed": "2", "confidence": "0.9"}, {}, {}),
+        ({}, {}, {}),
+    ],
+)  # fmt: skip
+def test_intervals_are_drawn_as_in_the_replays_where_these_agree(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch,
+    one: dict[str, str], other: dict[str, str], expected: dict[str, float],
+) -> None:  # fmt: skip
+    asked: list[dict[str, Any]] = []
+
+    def spy(sums: dict[str, Any], **options: Any) -> Paired:
+        asked.append(options)
+        return Paired(sums, **options)
+
+    monkeypatch.setattr("reclaim.replay.runs.differences.Paired", spy)
+    runs = experiment("a", "network", margins=("medium",), **one) + experiment("b", "vpa", margins=("medium",), **other)
+    assert pairs(runs) == ["medium: network - vpa"]
+    assert asked == [expected]
+
+
+def test_an_unknown_difference_is_an_empty_cell(experiment: Experiment) -> None:
+    runs = experiment("a", "network", "borg", margins=("medium",), rows=0.0)
+    row = differences(Chosen(tuple(runs), {}, tuple(runs))).as_records()[0]
+    assert row["violation difference"] is None
+    assert row["verdict"] == UNKNOWN

@@ -1,0 +1,290 @@
+"""An experiment from a dataset on disk to a folder of results: causal, repeatable, all or nothing."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from reclaim.data.dataset import Dataset
+from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.schema import RESOURCES
+from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.fold.batch import FeatureState
+from reclaim.features.registry import FEATURE_NAMES
+from reclaim.features.splits import IN_ALLOC, TEST, SplitConfig
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
+from reclaim.replay.experiments.margins.tables import margins_table
+from reclaim.replay.open_loop import estimates
+from reclaim.replay.open_loop.estimates import answer_stored, estimator_makers
+from reclaim.replay.report import figures
+from reclaim.replay.report.page import ReplayReport
+from reclaim.replay.runs.run import run_experiment
+from reclaim.replay.settings import ReplayConfig
+from reclaim.training.bundle import Bundle
+from reclaim.training.estimators.base import Forecast
+from reclaim.training.fitting.sources import Source
+from reclaim.training.margins.calibrate import guarded_reservations
+from reclaim.training.margins.margin import MARGIN_NAMES, Margin, three_margins
+from reclaim.training.margins.plan import Basis
+from reclaim.training.models.estimator import ForecastEstimator
+
+
+class LargestOfTheDay:
+    """A ten-line model: every quantile of every target is the largest demand of the last day."""
+
+    quantile_levels = (0.5, 0.9)
+    horizons_s = HORIZONS_S
+    threads = 1
+
+    def predict(self, x: np.ndarray, horizon_s: int | None = None) -> Forecast:  # noqa: D102 - see training.forecaster
+        largest = x[:, [FEATURE_NAMES.index(f"{t}_max_24h") for t in TARGETS]].astype(np.float64)
+        horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
+        shape = (len(x), len(TARGETS), len(horizons_s), len(self.quantile_levels))
+        quantiles = np.broadcast_to(largest[:, :, None, None], shape)
+        return Forecast(quantiles, np.zeros((len(x), len(horizons_s))), horizons_s)
+
+    def input_ranges(self) -> None:
+        """Return None: it learned from none."""
+
+    def save(self, folder: Path) -> None:  # noqa: D102 - likewise
+        (folder / "model.txt").write_text("largest of the day")
+
+
+def learned() -> Bundle:
+    return Bundle(
+        kind="trees", forecaster=LargestOfTheDay(), horizon_s=3600,
+        plans=dict.fromkeys(("baseline", "aggressive"), (Basis(0.9, None, 0.5), Basis(0.9, None, 0.25))),
+        margins=three_margins(Margin("baseline", (0.1, 0.1)), Margin("aggressive", (0.0, 0.0))),
+        dataset_fingerprint="another",
+    )  # fmt: skip
+
+
+def test_the_learned_estimator_replayed_is_the_one_served(dataset: Path, bundle: Bundle) -> None:
+    windows = Dataset.open(dataset).windows(0)
+    cell, slot = Dataset.open(dataset).cell(), windows.task_numbers()
+    estimator = estimator_makers(ReplayConfig(), {"network": bundle}, bundle.mean_limit)["network"]()
+    assert isinstance(estimator, ForecastEstimator)
+    bases = answer_stored(estimator, FeatureState(cell).advance(slot, windows), windows)
+    replayed = guarded_reservations(bases, windows, bundle.margins)
+    for margin in MARGIN_NAMES:
+        served = bundle.estimator(margin, cell).update(slot, windows)
+        np.testing.assert_array_equal(replayed[margin], served.reservation)
+
+
+def by_name(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {e["name"]: e for e in results["estimators"]}
+
+
+def test_all_files_are_written_and_name_their_inputs(report: ReplayReport) -> None:
+    assert sorted(p.name for p in report.folder.iterdir()) == [
+        "margins_over_time.png", "margins_over_time.svg", "reclaimed_at_margins.png", "reclaimed_at_margins.svg",
+        "report.html", "results.json", "units.parquet",
+    ]  # fmt: skip
+    assert json.loads((report.folder / "results.json").read_text()) == report.results
+    assert (
+        report.results["dataset"]["test_task_windows"] == 30 * 145
+    )  # the window that ends with validation answers for the test
+    assert report.results["dataset"]["machines"] == 4
+    assert report.results["timeline"]["length_hours"] == pytest.approx(145 / 12)
+    assert not report.already_there
+    assert set(report.seconds) >= {"fold/borg", "fold/percentile", "judge/borg"}
+
+
+def test_every_estimator_is_measured_at_every_margin_and_bounded_by_the_oracle(report: ReplayReport) -> None:
+    estimators = by_name(report.results)
+    assert list(estimators) == ["borg", "percentile", "limit", "oracle"]
+    for name in ("borg", "percentile"):
+        results = estimators[name]["results"]
+        assert tuple(results) == MARGIN_NAMES
+        for r in RESOURCES:
+            reclaimed = [results[m]["all"]["reclaimed_share"][r]["value"] for m in MARGIN_NAMES]
+            assert 0 < reclaimed[0] < reclaimed[1] < reclaimed[2] < 1
+    for r in RESOURCES:
+        assert estimators["limit"]["results"]["none"]["all"]["reclaimed_share"][r]["value"] == 0.0
+        assert estimators["limit"]["results"]["none"]["all"]["violation_rate"][r]["value"] == 0.0
+        assert estimators["oracle"]["results"]["none"]["all"]["violation_rate"][r]["value"] == 0.0
+        assert estimators["oracle"]["results"]["none"]["oom"]["tasks_over"] == 0
+    assert [e["sequence"] is not None for e in estimators.values()] == [True, True, False, False]
+
+
+def test_the_same_replay_elsewhere_gives_the_same_bytes(
+    dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
+) -> None:
+    again = run_experiment(EXPERIMENT, dataset, tmp_path / "again", config, tracking=False, progress=False)
+    for path in report.folder.iterdir():
+        assert path.read_bytes() == (again.folder / path.name).read_bytes(), path.name
+
+
+def test_run_again_it_does_nothing(
+    dataset: Path, config: MarginsConfig, report: ReplayReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def must_not(*_: object, **__: object) -> None:
+        pytest.fail("computed again")
+
+    monkeypatch.setattr(estimates, "fold_dataset", must_not)
+    before = {p: p.stat().st_mtime_ns for p in report.folder.iterdir()}
+    again = run_experiment(EXPERIMENT, dataset, report.folder, config, tracking=False, progress=False)
+    assert again.already_there
+    assert again.results == report.results
+    assert {p: p.stat().st_mtime_ns for p in report.folder.iterdir()} == before
+
+
+def test_a_folder_that_holds_something_else_is_refused(
+    dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="holds a replay that differs in config; choose another folder or remove it"):
+        run_experiment(EXPERIMENT, dataset, report.folder, replace(config, seed=9), tracking=False)
+    with pytest.raises(ConfigError, match="differs in bundles"):
+        run_experiment(EXPERIMENT, dataset, report.folder, config, bundles={"trees": learned()}, tracking=False)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"exists and holds no results\.json"):
+        run_experiment(EXPERIMENT, dataset, tmp_path / "notes", config, tracking=False)
+    with pytest.raises(ConfigError, match="exists and is no folder"):
+        run_experiment(EXPERIMENT, dataset, tmp_path / "notes" / "thesis.txt", config, tracking=False)
+    (tmp_path / "notes" / "results.json").write_text("[]")
+    with pytest.raises(ConfigError, match="not the results of a replay"):
+        run_experiment(EXPERIMENT, dataset, tmp_path / "notes", config, tracking=False)
+    assert (tmp_path / "notes" / "thesis.txt").read_text() == "mine"
+
+
+def test_killed_half_way_it_leaves_nothing_behind(
+    dataset: Path, config: MarginsConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = figures.save_figure
+    calls = []
+
+    def killed_at_the_second(figure: Figure, stem: Path) -> tuple[Path, Path]:
+        calls.append(stem)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(figure, stem)
+
+    monkeypatch.setattr(figures, "save_figure", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, tracking=False, progress=False)
+    assert len(calls) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_margins_do_not_see_the_test_period(
+    dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
+) -> None:
+    shutil.copytree(dataset, tmp_path / "cell")
+    y = np.load(tmp_path / "cell" / "features" / "y.npy")
+    period = np.load(tmp_path / "cell" / "features" / "period.npy")
+    y[period == TEST] = np.float32(0.01)
+    np.save(tmp_path / "cell" / "features" / "y.npy", y)
+    other = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
+    for name in ("borg", "percentile"):
+        before, after = by_name(report.results)[name], by_name(other.results)[name]
+        assert after["margins"] == before["margins"]
+        assert after["results"]["baseline"]["all"]["violation_rate"]["cpu"]["value"] == 0.0
+        assert before["results"]["aggressive"]["all"]["violation_rate"]["cpu"]["value"] > 0.0
+
+
+def test_a_cell_of_tasks_in_alloc_instances_alone_is_refused_with_a_remedy_of_its_own(
+    dataset: Path, config: MarginsConfig, tmp_path: Path
+) -> None:
+    shutil.copytree(dataset, tmp_path / "cell")
+    group = np.load(tmp_path / "cell" / "features" / "group.npy")
+    np.save(tmp_path / "cell" / "features" / "group.npy", np.full_like(group, IN_ALLOC))
+    with pytest.raises(HistoryTooShortError, match=r"no task-window to judge: all its tasks are in alloc .*; replay a"):
+        run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_learned_estimator_is_replayed_with_the_others_and_has_its_own_margins(
+    dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
+) -> None:
+    out = run_experiment(
+        EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False, progress=False
+    )
+    estimators = by_name(out.results)
+    assert list(estimators) == ["trees", "trees-online", "borg", "percentile", "limit", "oracle"]
+    assert estimators["trees-online"]["validation"] == estimators["trees-online"]["margins"] == {}  # nothing was set
+    assert {r["estimator"] for r in margins_table(out.results).as_records()} == {"trees", "borg", "percentile"}
+    assert estimators["trees"]["kind"] == "learned"
+    assert estimators["trees"]["margins"]["baseline"] != {"cpu": 0.1, "memory": 0.1}
+    assert estimators["borg"]["results"] == by_name(report.results)["borg"]["results"]
+    assert [e["name"] for e in out.results["estimators"] if e["sequence"] and e["sequence"]["drawn"]] == [
+        "trees",
+        "borg",
+    ]
+    facts = out.results["inputs"]["bundles"]["trees"]
+    assert not facts["trained_on_this_dataset"]
+    assert facts["trained_on_fingerprint"] == "another"
+    assert out.results["command"].endswith(
+        '--model NAME@ALIAS --set estimators=\'["borg", "percentile", "limit"]\' --set draws=50'
+    )
+
+
+@pytest.mark.parametrize(
+    ("learned_from", "replayed_on", "message"),
+    [
+        ({}, {}, None),
+        ({"train_share": 0.5}, {}, None),
+        ({"role": "train"}, {}, "trees was tuned on this dataset to its end"),
+        ({"role": "train"}, {"role": "test"}, "trees was trained on this dataset until .* µs on its clock"),
+        ({}, {"role": "test"}, "trees was trained on this dataset until .*and its test period begins at"),
+        ({"valid_share": 0.3}, {}, "trees was tuned on this dataset until"),
+        ({}, {"test_unseen_share": 0.5}, "50% of the collections are to be unseen .* on all but 20%"),
+    ],
+)  # fmt: skip
+def test_no_model_is_tested_on_what_it_was_trained_or_tuned_on(
+    dataset: Path, config: MarginsConfig, tmp_path: Path,
+    learned_from: dict[str, Any], replayed_on: dict[str, Any], message: str | None,
+) -> None:  # fmt: skip
+    shutil.copytree(dataset, tmp_path / "cell")
+    opened = Dataset.open(tmp_path / "cell")
+    build_features(opened, FeatureConfig(SplitConfig(**learned_from)))
+    seen = {"fingerprint": opened.fingerprint, **Source(opened, FeatureSet.open(opened.path)).split_facts}
+    build_features(opened, FeatureConfig(SplitConfig(**replayed_on)))
+
+    def replay(trained: dict[str, Any]) -> None:
+        bundles = {"trees": replace(learned(), trained={"datasets": [trained]})}
+        run_experiment(
+            EXPERIMENT, opened.path, tmp_path / "out", config, bundles=bundles, tracking=False, progress=False
+        )
+
+    def accepted(*_: object, **__: object) -> NoReturn:
+        raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patch:  # what is let pass gets to the measuring, and no further
+        patch.setattr(estimates, "fold_dataset", accepted)
+        with pytest.raises(InterruptedError) if message is None else pytest.raises(ConfigError, match=message) as told:
+            replay(seen)
+        for passes in ({**seen, "fingerprint": "another"}, {"fingerprint": opened.fingerprint}):  # or keeps no record
+            with pytest.raises(InterruptedError):
+                replay(passes)
+    if message is not None:
+        assert "`reclaim train" in str(told.value)
+        assert "\n" not in str(told.value)
+
+
+def test_a_learned_estimator_may_not_take_the_name_of_another(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be called borg: the name is taken"):
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", bundles={"borg": learned()}, tracking=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"horizon_s": 60}, "horizon_s must be one of"),
+        ({"estimators": ("borg", "crystal-ball")}, "estimators must be different ones of autopilot-mean, "),
+        ({"estimators": ("borg", "borg")}, "estimators must be different ones of"),
+        ({"draws": 0}, "draws must be at least 1, got 0"),
+        ({"confidence": 1.0}, "confidence must be between 0 and 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ReplayConfig(**setting)

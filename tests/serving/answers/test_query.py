@@ -1,0 +1,121 @@
+"""Queries: tasks, margins and budgets; refusals name the parameter as the caller wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from reclaim.data.windows import Cell
+from reclaim.features.groups import TIER_LABELS
+from reclaim.serving.answers.query import margins_of
+from reclaim.serving.client.client import Client, ServiceError
+from reclaim.serving.models.loader import LoadedModel
+from reclaim.serving.models.scorer import Engine, violations_of
+from reclaim.serving.wire.cell_schemas import CellQuery
+from reclaim.serving.wire.errors import RequestError
+from reclaim.training.bundle import Bundle
+from reclaim.training.margins.margin import MARGIN_NAMES
+
+
+@pytest.fixture(scope="module")
+def url(make_app: Any, at_url: Any) -> Iterator[str]:
+    with make_app() as (app, _), at_url(app) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"margin": "medium", "budget": 0.5}, "budget"),
+        ({"margins": {"prod": "medium"}, "budgets": {"prod": 0.5}}, "budgets.prod"),
+        ({"budgets": {"free": 1e-9}}, "budgets.free"),
+        ({"budget": 1e-9}, "budget"),
+    ],
+)
+def test_a_budget_that_cannot_be_met_is_named(url: str, asked: dict[str, Any], field: str) -> None:
+    response = httpx.post(f"{url}/v1/cell/reservations", json=asked, timeout=120)
+    assert (response.status_code, response.json()["error"]["field"]) == (422, field)
+    assert response.json()["error"]["message"].startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("name", ["collection_id", "machine_id"])
+def test_a_refusal_names_the_parameter_as_the_caller_wrote_it(url: str, name: str) -> None:
+    error = httpx.get(f"{url}/v1/cell/reservations?{name}=1&{name}={2**63}", timeout=120).json()["error"]
+    assert error["field"] == f"{name}[1]"
+    assert error["message"].startswith(f"{name}[1]: ")
+    body = httpx.post(f"{url}/v1/cell/reservations", json={"machines": [-1]}, timeout=120).json()["error"]
+    assert body["field"] == "machines[0]"
+
+
+def test_unmeasured_resources_and_margins_do_not_break_budgets(bundle: Bundle) -> None:
+    violation = {"baseline": {"cpu": 0.001, "memory": None}, "medium": {"cpu": None, "memory": None}}
+    told = SimpleNamespace(bundle=SimpleNamespace(trained={"violation": violation}))
+    assert violations_of(told) == {"baseline": 0.001}  # type: ignore[arg-type]  # all that is asked of a model
+    engine = Engine(LoadedModel("m", "1", "m", bundle), Cell())
+    engine.model = told  # type: ignore[assignment]  # likewise
+    assert engine.within_budget(0.01) == "baseline"
+
+
+def test_the_budget_of_a_tier_is_compared_with_the_violations_of_its_tasks(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {name: {"cpu": rate, "memory": 0.0} for name, rate in zip(MARGIN_NAMES, (0.001, 0.004, 0.01), strict=True)}
+    own = {name: {"prod": {"cpu": 3 * rates["cpu"], "memory": None}} for name, rates in both.items()}
+    monkeypatch.setitem(bundle.trained, "violation", both)
+    monkeypatch.setitem(bundle.trained, "violation_by_tier", own)
+    engine = Engine(LoadedModel("m", "1", "m", bundle), Cell())
+    query = CellQuery(budget=0.01, budgets={"prod": 0.01, "free": 0.01})
+    margins = dict(zip(TIER_LABELS, margins_of(query, engine, "medium").tolist(), strict=True))
+    baseline, _, aggressive = range(len(MARGIN_NAMES))
+    assert margins == {**dict.fromkeys(TIER_LABELS, aggressive), "prod": baseline}
+    with pytest.raises(
+        RequestError, match=r"budgets\.prod: no margin kept to a budget of 0\.002 among .* prod.*baseline 0\.003"
+    ):
+        margins_of(CellQuery(budgets={"prod": 0.002, "free": 0.002}), engine, "medium")
+
+
+def test_metrics_are_shown_for_a_model_whose_memory_was_never_measured(
+    make_app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_app() as (_, runtime):
+        trained = runtime.keeper.served.bundle.trained
+        monkeypatch.setitem(trained, "settings", {})
+        monkeypatch.setitem(trained, "violation", {"medium": {"cpu": 0.25, "memory": None}})
+        assert 'reclaim_margin_budget_ratio{margin="medium"} 0.25' in runtime.metrics.text()
+
+
+def test_windows_are_counted_by_outcome(make_app: Any, at_url: Any) -> None:
+    def window(collection: int, **more: Any) -> dict[str, Any]:
+        limit = {"cpu": 1.0, "memory": 1.0}
+        return {"collection_id": collection, "start_us": 0, "end_us": 300_000_000, "limit": limit, **more}
+
+    with make_app(max_tracked=2) as (app, runtime), at_url(app) as url:
+        told = [window(1), window(2), window(3), window(4, limit=None), window(1), {"collection_id": 5}, 7]
+        answer = httpx.post(f"{url}/v1/usage", json={"windows": told}, timeout=120).json()
+        text = runtime.metrics.text()
+    assert answer["refused"] == {"invalid_field": 2, "no_limit": 1, "too_many_tasks": 1}
+    counted = {"taken": 2, "repeated": 1, "no_limit": 1, "too_many_tasks": 1, "refused": 2, "too_late": 0}
+    for outcome, n in counted.items():
+        assert f'reclaim_windows_total{{outcome="{outcome}"}} {n}.0' in text
+
+
+def test_a_damaged_state_is_reported_wherever_the_store_is_shown(
+    make_app: Any, at_url: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reclaim.data.errors import StoreError
+    from reclaim.serving.storage.store import Store
+
+    def damaged(*_: object, **__: object) -> Store:
+        raise StoreError("byte 7 of the log is damaged")
+
+    monkeypatch.setattr(Store, "open", damaged)
+    with make_app(state=tmp_path) as (app, runtime), at_url(app) as url, Client(url, retries=0) as client:
+        assert client.ready().about["store"] == "byte 7 of the log is damaged"
+        assert (client.state().store, client.state().durable) == ("byte 7 of the log is damaged", False)
+        assert "reclaim_store_ok 0.0" in runtime.metrics.text()
+        with pytest.raises(ServiceError, match="byte 7 of the log"):
+            client.cell_table()

@@ -1,0 +1,637 @@
+"""Rules of the tracker, worked by hand: admission, filled-in facts, removal, and the view of readers."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reclaim.data.core import parallel as pieces
+from reclaim.data.errors import ConfigError, StoreError
+from reclaim.data.schema import TIERS
+from reclaim.serving.answers.encode import OPT_OUT, SERVED_RULES, STALE
+from reclaim.serving.answers.query import margins_of
+from reclaim.serving.answers.stateful import answers
+from reclaim.serving.cell.clock import CellClock
+from reclaim.serving.cell.outcomes import (
+    ENDED,
+    IN_THE_FUTURE,
+    NO_LIMIT,
+    OUTCOMES,
+    RUN_TO_COME,
+    TOO_MANY_TASKS,
+    why,
+)
+from reclaim.serving.cell.task_record import TASK, Known
+from reclaim.serving.models.scorer import Engine, Scores
+from reclaim.serving.settings import ServingSettings
+from reclaim.serving.wire.cell_schemas import CellQuery
+from reclaim.serving.wire.errors import RequestError
+from reclaim.training.bundle import Bundle
+from reclaim.training.estimators.base import UNKNOWN
+from reclaim.training.margins.margin import MARGIN_NAMES, Margin, three_margins
+from tests.serving.cell_fixtures import (
+    Memory,
+    S,
+    W,
+    assert_same,
+    assert_same_bits,
+    by_slot,
+    fact_rows,
+    loaded,
+    told_by,
+    windows_of,
+)
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import History
+
+TAKEN, LATE, REPEATED, TOO_LATE = range(4)
+DAY = 86_400 * S
+
+
+@pytest.fixture
+def memory(bundle: Bundle) -> Memory:
+    return Memory(ServingSettings(), bundle)
+
+
+def memory_with(bundle: Bundle, now_us: int = -1, **changes: Any) -> Memory:
+    return Memory(ServingSettings(**changes), bundle, now_us)
+
+
+def facts_of(memory: Memory, task: int = 1, index: int = 0) -> Any:
+    known = memory.tracker.look(np.array([[task, index]]))
+    assert known.there[0]
+    return known.task[0]
+
+
+def test_windows_are_taken_late_repeated_or_too_late(memory: Memory) -> None:
+    assert memory.write(windows_of({"at": 10})) == [TAKEN]
+    assert memory.write(windows_of({"at": 11}, {"at": 11}, {"at": 9})) == [TAKEN, REPEATED, LATE]
+    assert memory.write(windows_of({"at": 11}, {"at": 9}, {"at": 8}, {"at": 7})) == [REPEATED, REPEATED, LATE, TOO_LATE]
+    assert facts_of(memory)["windows"] == 4
+    assert facts_of(memory)["first_us"] == 8 * W
+    assert facts_of(memory)["end_us"] == memory.tracker.clock_us == 12 * W
+    assert "900 s" in why(TOO_LATE, memory.settings, memory.tracker.clock)
+
+
+def test_a_late_window_counts_as_if_it_had_come_in_time(bundle: Bundle) -> None:
+    late, in_time = (memory_with(bundle) for _ in range(2))
+    told = [windows_of({"at": k, "cpu": 0.1 * k, "limit": 2.0}) for k in range(1, 7)]
+    for k in (0, 1, 3, 2, 4, 5):
+        late.write(told[k])
+    for windows in told:
+        in_time.write(windows)
+    assert_same(told_by(late.tracker, late.settings), told_by(in_time.tracker, in_time.settings))
+
+
+def test_repeated_and_refused_windows_change_nothing(memory: Memory) -> None:
+    memory.write(windows_of({"at": 10}, {"at": 11}, {"at": 11, "task": 2}))
+    before = memory.tracker.memory()
+    assert memory.write(windows_of({"at": 11, "cpu": 0.9}, {"at": 2, "cpu": 0.9, "limit": 7.0})) == [REPEATED, TOO_LATE]
+    assert memory.write(windows_of({"at": 2_000}, {"task": 3, "limit": None})) == [IN_THE_FUTURE, NO_LIMIT]
+    after = memory.tracker.memory()
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        assert_same_bits(after[name], array, name)
+
+
+def test_a_window_in_the_future_of_the_clock_is_refused_and_does_not_move_it(bundle: Bundle) -> None:
+    memory = memory_with(bundle, ahead_s=600)
+    assert memory.write(windows_of({"at": 0})) == [TAKEN]  # any time will do for the first
+    assert memory.write(windows_of({"at": 2}, {"at": 3, "task": 2})) == [TAKEN, IN_THE_FUTURE]
+    assert memory.tracker.clock_us == 3 * W
+    assert memory.write(windows_of({"at": 3, "task": 2})) == [TAKEN]
+    assert f"clock, which stands at {4 * W} µs" in why(IN_THE_FUTURE, memory.settings, memory.tracker.clock)
+
+
+def test_with_the_machines_clock_even_the_first_window_may_be_in_the_future(bundle: Bundle) -> None:
+    memory = memory_with(bundle, now_us=100 * DAY, clock="unix", ahead_s=600)
+    assert memory.write(windows_of({"end_us": 100 * DAY + 601 * S, "start_us": 100 * DAY})) == [IN_THE_FUTURE]
+    assert memory.write(windows_of({"end_us": 100 * DAY + 600 * S, "start_us": 100 * DAY})) == [TAKEN]
+
+
+def test_a_window_without_a_known_limit_is_refused_and_the_last_limit_fills_in(memory: Memory) -> None:
+    assert memory.write(windows_of({"limit": None})) == [NO_LIMIT]
+    assert "the limit of its task is not known yet" in why(NO_LIMIT, memory.settings, memory.tracker.clock)
+    assert len(memory.tracker) == 0
+    memory.tell(fact_rows({"task": 1, "limit": 3.0}))
+    assert memory.write(windows_of({"limit": None})) == [TAKEN]
+    assert facts_of(memory)["granted"].tolist() == [3.0, 3.0]
+    assert memory.write(
+        windows_of({"limit": 4.0, "at": 1}),
+    ) == [TAKEN]
+    assert memory.write(windows_of({"limit": None, "at": 2})) == [TAKEN]
+    assert facts_of(memory)["granted"].tolist() == [4.0, 4.0]
+
+
+def test_facts_missing_in_a_window_are_filled_in_from_earlier_writes(memory: Memory) -> None:
+    first = windows_of({"tier": 3, "scheduling_class": 2, "machine_id": 8, "user": 5, "name": 6, "scheduled_us": 7})
+    memory.write(first, np.array([1], np.int8))
+    memory.write(windows_of({"at": 1}), np.array([-1], np.int8))
+    task = facts_of(memory)
+    names = ("tier", "scheduling_class", "machine", "user", "name", "scheduled_us", "run_us", "in_alloc")
+    assert [int(task[name]) for name in names] == [3, 2, 8, 5, 6, 7, 7, 1]
+    memory.write(windows_of({"at": 2, "tier": 1, "machine_id": 9, "user": 50, "name": 60, "scheduled_us": 2 * W}),
+                 np.array([0], np.int8))  # fmt: skip
+    task = facts_of(memory)
+    assert [int(task[name]) for name in names] == [1, 2, 9, 5, 6, 2 * W, 2 * W, 0]  # whose it is stays
+
+
+def test_facts_written_alone_fill_in_the_next_window(bundle: Bundle) -> None:
+    by_window, by_fact = (memory_with(bundle) for _ in range(2))
+    by_window.write(windows_of({"tier": 3, "scheduling_class": 1, "machine_id": 4, "scheduled_us": 5, "user": 7}))
+    by_fact.tell(fact_rows({"task": 1, "limit": 1.0, "tier": "prod", "scheduling_class": 1, "machine_id": 4,
+                                    "scheduled_us": 5}))  # fmt: skip
+    by_fact.write(windows_of({"limit": None, "user": 7}))
+    theirs = told_by(by_fact.tracker, by_fact.settings)
+    theirs.facts["limit_us"] = 0  # told before the first window, of no time
+    assert_same(told_by(by_window.tracker, by_window.settings), theirs)
+
+
+@pytest.mark.parametrize(
+    ("since", "told_at", "expected"),
+    [
+        (None, 5, 3.0),  # from now: a window that began before tells the limit of then
+        (None, 6, 9.0),  # one that began since tells that of now
+        (5 * W, 5, 9.0),
+        (5 * W + 1, 5, 3.0),
+        (9 * W, 8, 3.0),  # known ahead
+    ],
+)
+def test_the_current_limit_is_the_latest_of_windows_and_facts(
+    memory: Memory, since: int | None, told_at: int, expected: float
+) -> None:
+    memory.write(windows_of({"at": 5, "task": 2}, {"at": 4}))
+    assert memory.tracker.clock_us == 6 * W
+    facts = {"task": 1, "limit": 3.0} | ({} if since is None else {"since_us": since})
+    memory.tell(fact_rows(facts))
+    assert facts_of(memory)["limit"].tolist() == [3.0, 3.0]
+    assert facts_of(memory)["granted"].tolist() == [1.0, 1.0]  # the last window had its own
+    memory.write(windows_of({"at": told_at, "limit": 9.0}))
+    assert facts_of(memory)["limit"].tolist() == [expected, expected]
+    assert facts_of(memory)["granted"].tolist() == [9.0, 9.0]
+
+
+def test_a_late_window_does_not_bring_an_old_limit_back(memory: Memory) -> None:
+    memory.write(windows_of({"at": 0}, {"at": 2, "limit": 5.0}))
+    assert memory.write(windows_of({"at": 1, "limit": 0.5})) == [LATE]
+    assert facts_of(memory)["limit"].tolist() == [5.0, 5.0]
+
+
+def test_no_reservation_exceeds_the_current_limit(memory: Memory) -> None:
+    memory.write(windows_of({"cpu": 0.9, "memory": 0.9}))
+    assert (memory.answers((1, 0)).estimate.reservation > 0.9 - 1e-9).all()
+    memory.tell(fact_rows({"task": 1, "limit": 0.1}))
+    found = memory.answers((1, 0))
+    assert found.estimate.reservation.tolist() == [[0.1, 0.1]]
+    assert [SERVED_RULES[rule] for rule in found.estimate.rule[0]] == ["cap", "cap"]
+
+
+def test_new_tasks_beyond_the_maximum_are_refused_in_order(bundle: Bundle) -> None:
+    memory = memory_with(bundle, max_tracked=3)
+    told = [{"task": t} for t in (9, 4, 9, 7, 4, 2)] + [{"task": 9, "at": 1}, {"task": 2, "at": 1}]
+    assert [OUTCOMES[k] for k in memory.write(windows_of(*told))] == [
+        "taken", "taken", "repeated", "taken", "repeated", "too_many_tasks", "taken", "too_many_tasks",
+    ]  # fmt: skip
+    assert memory.tracker.names()[:, 0].tolist() == [4, 7, 9]
+    assert "3 tasks at most" in why(TOO_MANY_TASKS, memory.settings, memory.tracker.clock)
+    facts = fact_rows({"task": 1}, {"task": 4}, {"task": 5, "ended_us": 9})
+    assert memory.tracker.judge(facts).tolist() == [TOO_MANY_TASKS, TAKEN, TAKEN]
+    memory.tell(fact_rows({"task": 7, "ended_us": 9}))
+    facts = fact_rows({"task": 1}, {"task": 3}, {"task": 1, "index": 1}, {"task": 1})
+    assert memory.tracker.judge(facts).tolist() == [TAKEN, TOO_MANY_TASKS, TOO_MANY_TASKS, TAKEN]
+    assert memory.write(windows_of({"task": 2})) == [TAKEN]
+
+
+def test_tasks_refused_for_another_reason_take_no_room(bundle: Bundle) -> None:
+    memory = memory_with(bundle, max_tracked=1)
+    assert memory.write(windows_of({"task": 5, "limit": None}, {"task": 6})) == [NO_LIMIT, TAKEN]
+
+
+def test_an_ended_task_is_removed_and_its_slot_is_reused_without_a_trace(bundle: Bundle) -> None:
+    memory, fresh = memory_with(bundle), memory_with(bundle)
+    memory.write(windows_of(*({"task": 1, "at": k, "cpu": 0.9, "tier": 4, "user": 3, "name": 4, "scheduled_us": 5,
+                               "scheduling_class": 3, "machine_id": 8} for k in range(4))))  # fmt: skip
+    gone = memory.tell(fact_rows({"task": 1, "ended_us": 4 * W, "limit": 7.0}))
+    assert gone.tolist() == [0]
+    assert len(memory.tracker) == 0
+    known = memory.tracker.look(np.array([[1, 0]]))
+    assert not known.there[0]
+    assert known.task[0]["end_us"] == known.task[0]["machine"] == -1
+    assert np.isnan(known.task[0]["limit"]).all()
+    assert np.isnan(known.scores.oom[0])
+    assert memory.tracker.names().tolist() == []
+    assert memory.tell(fact_rows({"task": 1, "ended_us": 4 * W})).tolist() == []  # said twice
+    for either in (memory, fresh):
+        either.tracker.store_facts(fact_rows({"task": 7, "limit": 2.0}))
+        found = either.answers((7, 0))  # told of, and no window yet
+        assert np.isnan(found.known.scores.oom).all()
+        assert found.estimate.reservation.tolist() == [[2.0, 2.0]]
+        either.write(windows_of({"task": 7, "at": 4}, {"task": 7, "at": 5}))
+    ours, theirs = told_by(memory.tracker, memory.settings), told_by(fresh.tracker, fresh.settings)
+    ours.facts["limit_us"] = theirs.facts["limit_us"] = 0  # told by either at another time of its clock
+    assert_same(ours, theirs)
+    assert memory.tracker.memory()["slots.used"].tolist() == [True]
+
+
+def test_a_failed_task_is_reported_before_it_is_removed(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1}, {"task": 2}))
+    facts = fact_rows({"task": 1, "ended_us": 7, "failed": True}, {"task": 2, "ended_us": 8}, {"task": 3, "ended_us": 9,
+                      "failed": True})  # fmt: skip
+    slot, time_us = memory.tracker.failed(facts)
+    assert (slot.tolist(), time_us.tolist()) == ([0], [7])
+    assert memory.tell(facts).tolist() == [0, 1]
+
+
+def test_a_failed_run_is_reported_and_its_task_stays(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1, "at": 3}))
+    facts = fact_rows({"task": 1, "failed_us": 4 * W}, {"task": 2, "failed_us": 4 * W, "limit": 1.0})
+    slot, time_us = memory.tracker.failed(facts)
+    assert (slot.tolist(), time_us.tolist()) == ([0], [4 * W])
+    assert memory.tell(facts).tolist() == []
+    assert facts_of(memory)["windows"] == 1
+
+
+def test_a_task_that_ends_in_its_first_write_is_not_tracked(memory: Memory) -> None:
+    memory.tell(fact_rows({"task": 1, "limit": 1.0}, {"task": 1, "ended_us": 5}))
+    assert len(memory.tracker) == 0
+
+
+def test_a_task_without_news_expires(bundle: Bundle) -> None:
+    memory = memory_with(bundle, forget_s=3_600.0)
+    memory.write(windows_of({"task": 1}, {"task": 2}, {"task": 3}))
+    memory.write(windows_of({"task": 1, "at": 6}))
+    memory.tell(fact_rows({"task": 2, "machine_id": 5}))  # heard of, without a window
+    memory.write(windows_of({"task": 1, "at": 12}))
+    assert memory.expire() == []  # of task 3 exactly an hour ago
+    memory.write(windows_of({"task": 1, "at": 13}))
+    assert memory.expire() == [3]
+    memory.write(windows_of({"task": 1, "at": 24}))
+    assert memory.expire() == [2]
+    memory.write(windows_of({"task": 1, "at": 35}))
+    assert memory.expire() == []  # it speaks itself
+    assert memory.tracker.names()[:, 0].tolist() == [1]
+
+
+def test_facts_from_before_the_first_window_do_not_expire_with_it(memory: Memory) -> None:
+    memory.tell(fact_rows({"task": 1, "limit": 1.0}, {"task": 2, "limit": 2.0}))
+    begin = 1_800_000_000 * S // W  # a clock that begins long after 0
+    assert memory.write(windows_of({"task": 1, "at": begin, "limit": None})) == [TAKEN]
+    assert memory.write(windows_of({"task": 2, "at": begin + 1, "limit": None})) == [TAKEN]
+
+
+def test_collections_that_opted_out_keep_their_limits_until_they_opt_in_again(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1, "at": 0}, {"task": 2, "at": 0}))
+    memory.tell(fact_rows(estimation={1: False, 8: False}))
+    assert memory.tracker.n_opted_out == 2
+    rules = memory.answers((1, 0), (2, 0), (8, 0)).estimate.rule
+    assert (rules[0] == OPT_OUT).all()
+    assert (rules[1] != OPT_OUT).all()
+    assert memory.answers((1, 0)).estimate.reservation.tolist() == [[1.0, 1.0]]
+    memory.tell(fact_rows(estimation={1: True}))
+    assert (memory.answers((1, 0)).estimate.rule != OPT_OUT).all()
+
+
+def test_a_reservation_goes_stale_after_two_horizons(bundle: Bundle) -> None:
+    memory = memory_with(bundle, ahead_s=DAY // S)
+    memory.write(windows_of({"task": 1, "at": 0}, {"task": 1, "at": 1}, {"task": 2, "at": 1}))
+    fresh_us = 2 * bundle.horizon_s * S
+    memory.write(windows_of({"task": 2, "start_us": 2 * W, "end_us": 2 * W + fresh_us}))
+    assert (memory.answers((1, 0)).estimate.rule != STALE).all()
+    memory.write(windows_of({"task": 2, "start_us": 2 * W + fresh_us, "end_us": 2 * W + fresh_us + 1}))
+    found = memory.answers((1, 0), (2, 0))
+    assert (found.estimate.rule[0] == STALE).all()
+    assert (found.estimate.rule[1] != STALE).all()
+    assert found.estimate.reservation[0].tolist() == [1.0, 1.0]
+
+
+def test_with_the_machines_clock_silence_alone_makes_tasks_stale(bundle: Bundle) -> None:
+    memory = memory_with(bundle, now_us=W, clock="unix", stale_s=900)
+    memory.write(windows_of({"task": 1, "at": 0}))
+    memory.now_us = W + 900 * S
+    assert (memory.answers((1, 0)).estimate.rule != STALE).all()
+    memory.now_us += 1
+    assert (memory.answers((1, 0)).estimate.rule == STALE).all()
+
+
+def test_each_tier_gets_its_own_margin(memory: Memory) -> None:
+    told = [{"task": 1 + tier, "at": k, "tier": tier} for k in range(3) for tier in range(-1, len(TIERS))]
+    memory.write(windows_of(*told))
+    query = CellQuery.model_validate({"margin": "medium", "margins": {"prod": "aggressive", "free": "baseline"}})
+    margin = margins_of(query, memory.engine, "baseline")
+    assert [MARGIN_NAMES[m] for m in margin] == ["medium", "baseline", "medium", "medium", "aggressive", "medium"]
+    found = answers(memory.tracker.look(memory.tracker.names()), margin, memory.settings)
+    for row, number in enumerate(margin):
+        alone = memory.answers((row, 0), margin=MARGIN_NAMES[number])
+        assert_same_bits(found.estimate.reservation[row], alone.estimate.reservation[0])
+    default = margins_of(CellQuery.model_validate({}), memory.engine, "aggressive")
+    assert (default == MARGIN_NAMES.index("aggressive")).all()
+
+
+def test_a_budget_selects_the_margin_within_it_that_reclaims_most(bundle: Bundle) -> None:
+    kept = {"baseline": {"cpu": 0.001, "memory": 0.002}, "medium": {"cpu": 0.004, "memory": 0.003},
+            "aggressive": {"cpu": 0.02, "memory": 0.0}}  # fmt: skip
+    engine = Engine(loaded(replace(bundle, trained={"violation": kept})), ServingSettings().cell)
+
+    def chosen(**query: Any) -> list[str]:
+        return [MARGIN_NAMES[m] for m in margins_of(CellQuery.model_validate(query), engine, "baseline")]
+
+    assert chosen(budget=0.02) == ["aggressive"] * 6
+    assert chosen(budget=0.0199) == ["medium"] * 6
+    assert chosen(budget=0.002) == ["baseline"] * 6
+    assert chosen(margin="baseline", budgets={"mid": 0.05, "mon": 0.004}) == [
+        "baseline", "baseline", "baseline", "aggressive", "baseline", "medium",
+    ]  # fmt: skip
+    with pytest.raises(RequestError, match=r"budgets\.mid: no margin kept to a budget of 0\.0001"):
+        chosen(budgets={"mid": 1e-4})
+    with pytest.raises(RequestError, match=r"give a margin or a budget, not both"):
+        chosen(margin="baseline", budget=0.5)
+    with pytest.raises(RequestError, match=r"margins\.mid: expected one of"):
+        chosen(margins={"mid": "brave"})
+    silent = Engine(loaded(replace(bundle, trained={})), ServingSettings().cell)
+    with pytest.raises(RequestError, match="the model does not say"):
+        margins_of(CellQuery.model_validate({"budget": 0.5}), silent, "baseline")
+
+
+def test_an_unknown_task_gets_the_limit_of_the_query(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1}))
+    known = memory.tracker.look(np.array([[1, 0], [5, 0], [6, 0]]))
+    assert known.there.tolist() == [True, False, False]
+    limit = np.array([[9.0, 9.0], [2.0, 3.0], [np.nan, np.nan]])
+    found = answers(known, np.zeros(1 + len(TIERS), np.int64), memory.settings, limit)
+    assert found.limit[:2].tolist() == [[1.0, 1.0], [2.0, 3.0]]
+    assert found.estimate.reservation[1].tolist() == [2.0, 3.0]
+    assert np.isnan(found.estimate.reservation[2]).all()
+    assert (found.estimate.rule[1:] == UNKNOWN).all()
+
+
+def test_tasks_are_chosen_by_machine_and_by_collection(memory: Memory) -> None:
+    memory.write(windows_of({"task": 3, "machine_id": 1}, {"task": 3, "index": 1, "machine_id": 2},
+                            {"task": 1, "machine_id": 2}, {"task": 2}))  # fmt: skip
+    assert memory.tracker.names().tolist() == [[1, 0], [2, 0], [3, 0], [3, 1]]
+    assert memory.tracker.names(machines=[2]).tolist() == [[1, 0], [3, 1]]
+    assert memory.tracker.names(collections=[3, 9]).tolist() == [[3, 0], [3, 1]]
+    assert memory.tracker.names([2], [3]).tolist() == [[3, 1]]
+    (known,) = memory.tracker.visit(lambda known, _: known, machines=[2])
+    assert sorted(known.key.tolist()) == [[1, 0], [3, 1]]
+    assert known.tracked == 4
+
+
+def test_a_task_is_hidden_until_its_first_write_is_whole(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1}))
+    admitted = memory.tracker.admit(windows_of({"task": 2}), np.zeros(1, np.int8))
+    assert memory.tracker.names().tolist() == [[1, 0]]
+    taken = memory.tracker.take(admitted.windows)
+    assert memory.tracker.names().tolist() == [[1, 0]]
+    assert memory.tracker.look(memory.tracker.names()).key.tolist() == [[1, 0]]
+    assert not memory.tracker.look(np.array([[2, 0]])).there[0]
+    memory.tracker.publish(taken, memory.engine.score(taken.x, taken.last))
+    assert memory.tracker.names().tolist() == [[1, 0], [2, 0]]
+
+
+def test_saved_state_continues_elsewhere_to_the_bit(bundle: Bundle, history: History) -> None:
+    settings = ServingSettings(stale_s=1e9, forget_s=7_200.0)
+    ours, theirs = Memory(settings, bundle), Memory(settings, bundle)
+    ours.tracker.store_facts(fact_rows(estimation={4: False}))
+    theirs.tracker.store_facts(fact_rows(estimation={4: False}))
+    for k, windows in enumerate(by_slot(history.windows)):
+        ours.write(windows)
+        theirs.write(windows)
+        if k % 7 == 0:
+            copy = Memory(settings, bundle)
+            copy.tracker.recall(theirs.tracker.memory())
+            copy.tracker.promote(copy.engine)
+            theirs = copy
+        if k % 20 == 0:
+            task = {"task": int(windows.collection_id[0]), "index": int(windows.instance_index[0]), "ended_us": 1}
+            ours.tracker.store_facts(fact_rows(task))
+            theirs.tracker.store_facts(fact_rows(task))
+        assert_same(told_by(theirs.tracker, settings), told_by(ours.tracker, settings))
+    assert theirs.tracker.n_opted_out == 1
+
+
+def test_state_of_another_release_is_refused(memory: Memory, bundle: Bundle) -> None:
+    memory.write(windows_of({"task": 1}))
+    saved = memory.tracker.memory()
+    fresh = Memory(memory.settings, bundle).tracker
+    with pytest.raises(StoreError, match="the state lacks 'x'"):
+        fresh.recall({name: array for name, array in saved.items() if name != "x"})
+    narrower = np.dtype([(name, TASK[name]) for name in TASK.names if name != "machine"])  # type: ignore[union-attr]  # has names
+    with pytest.raises(StoreError, match="another release"):
+        fresh.recall(saved | {"tasks": np.zeros(1, narrower)})
+    other = Memory(ServingSettings(largest_cpu=2.0), bundle).tracker
+    with pytest.raises(ConfigError, match="start afresh"):
+        other.recall(saved)
+
+
+def doubled(bundle: Bundle) -> Bundle:
+    """Return a model whose every answer differs: its margins are twice as wide."""
+    margins = three_margins(Margin("baseline", (0.9, 0.9)), Margin("aggressive", (0.5, 0.5)))
+    return replace(bundle, margins=margins)
+
+
+class Told(Engine):
+    """Answers with its number as the OOM probability of whomever it is asked of."""
+
+    def __init__(self, bundle: Bundle, number: float) -> None:
+        super().__init__(loaded(bundle, f"{number:g}"), ServingSettings().cell)
+        self.number = number
+
+    def score(self, x: NDArray[np.float32], last: Any) -> Scores:
+        """Return the scores of the engine, and the number."""
+        scores = super().score(x, last)
+        return Scores(scores.bare, scores.quantiles, np.full(len(x), self.number))
+
+
+def test_a_promotion_scores_all_tasks_again_at_once(bundle: Bundle) -> None:
+    memory = memory_with(bundle)
+    memory.write(windows_of(*({"task": t, "at": k} for k in range(4) for t in range(50))))
+    other = Engine(loaded(doubled(bundle), "2"), memory.settings.cell)
+    before = memory.answers()
+    memory.tracker.promote(other)
+    after = memory.answers()
+    assert after.known.engine is other
+    assert (after.estimate.reservation >= before.estimate.reservation).all()
+    fresh = memory_with(doubled(bundle))
+    fresh.write(windows_of(*({"task": t, "at": k} for k in range(4) for t in range(50))))
+    assert_same_bits(after.estimate.reservation, fresh.answers().estimate.reservation)
+    memory.tracker.promote(memory.engine)
+    assert_same_bits(memory.answers().estimate.reservation, before.estimate.reservation)
+
+
+def test_readers_get_whole_answers_of_one_model_while_tasks_come_go_and_models_change(bundle: Bundle) -> None:
+    memory = memory_with(bundle)
+    engines = [Told(bundle, k) for k in range(4)]
+    memory.tracker.promote(engines[0])
+    problems: list[str] = []
+    stop = threading.Event()
+    key = np.array([[t, 0] for t in range(0, 400, 3)])
+
+    def read() -> None:
+        while not stop.is_set():
+            for known in (*memory.tracker.visit(lambda known, _: known), memory.tracker.look(key)):
+                seen = known.task["end_us"] >= 0
+                if not seen[known.there].all():
+                    problems.append("a task without a window")
+                if set(known.scores.oom[seen].tolist()) - {known.engine.number}:  # type: ignore[attr-defined]  # Told
+                    problems.append("an answer of another model")
+                if (known.task["end_us"][seen] > known.clock_us).any():
+                    problems.append("a window after the clock")
+            memory.tracker.names()
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    try:
+        for k in range(60):
+            engine = engines[k // 3 % 4]
+            if k % 3 == 0:
+                memory.tracker.promote(engine)
+            admitted = memory.tracker.admit(
+                windows_of(*({"task": t, "at": k} for t in range(k * 7, k * 7 + 40))), np.zeros(40, np.int8)
+            )
+            taken = memory.tracker.take(admitted.windows)
+            memory.tracker.publish(taken, engine.score(taken.x, taken.last))
+            memory.tell(fact_rows(*({"task": t, "ended_us": 5} for t in range(k * 3, k * 3 + 5))))
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    assert not problems, set(problems)
+
+
+def test_bytes_per_task_are_reported(memory: Memory) -> None:
+    memory.write(windows_of({"task": 1}))
+    arrays = memory.tracker.memory()
+    per_task = sum(a.nbytes for name, a in arrays.items() if name in ("tasks", "x", "state.task", "state.member"))
+    assert memory.tracker.bytes_per_task >= per_task > 1_000
+
+
+@pytest.mark.parametrize("clock", ["free", "unix"])
+def test_one_window_from_tomorrow_makes_no_task_stale(bundle: Bundle, clock: str) -> None:
+    memory = memory_with(bundle, now_us=11 * W, clock=clock)
+    for at in (9, 10):
+        memory.write(windows_of(*({"task": t, "at": at} for t in range(20))))
+    assert memory.write(windows_of({"task": 3, "start_us": 11 * W, "end_us": 11 * W + DAY - W})) == [IN_THE_FUTURE]
+    assert memory.expire() == []
+    assert len(memory.tracker) == 20
+    assert (memory.answers().estimate.rule != STALE).all()
+    if clock == "free":  # all of them together know better: there was a gap in the trace
+        assert set(memory.write(windows_of(*({"task": t, "at": 400} for t in range(11))))) == {TAKEN}
+
+
+def test_an_absurd_time_among_the_first_windows_does_not_set_the_clock(memory: Memory) -> None:
+    told = [{"task": t, "at": 10} for t in range(5)] + [{"task": 9, "start_us": 0, "end_us": 2**58}]
+    assert memory.write(windows_of(*told)) == [TAKEN] * 5 + [IN_THE_FUTURE]
+
+
+def test_without_new_windows_reservations_become_stale_by_any_clock(bundle: Bundle) -> None:
+    memory = memory_with(bundle)
+    passed = [0.0]
+    memory.tracker.clock = CellClock(memory.settings, lambda: -1, passed_s=lambda: passed[0])
+    memory.write(windows_of({"at": 0}))
+    passed[0] = 2.0 * bundle.horizon_s
+    assert (memory.answers((1, 0)).estimate.rule != STALE).all()
+    passed[0] += 1
+    assert (memory.answers((1, 0)).estimate.rule == STALE).all()
+
+
+def test_a_window_from_before_the_end_of_its_task_is_refused(memory: Memory) -> None:
+    memory.write(windows_of({"at": 4}, {"task": 2, "at": 4}))
+    memory.tell(fact_rows({"task": 1, "ended_us": 5 * W + 7}))
+    assert memory.write(windows_of({"at": 5}, {"at": 4})) == [ENDED, ENDED]
+    assert len(memory.tracker) == 1
+    assert memory.write(windows_of({"start_us": 5 * W + 7, "end_us": 6 * W})) == [TAKEN]  # a new run
+    assert facts_of(memory)["windows"] == 1
+
+
+def test_the_end_of_an_earlier_run_does_not_end_a_later_one(memory: Memory) -> None:
+    memory.write(windows_of({"at": 4}))
+    end = fact_rows({"task": 1, "ended_us": 5 * W, "failed": True})
+    assert memory.tell(end).tolist() == [0]
+    memory.write(windows_of({"at": 5}, {"at": 6}))
+    slot, _ = memory.tracker.failed(end)
+    assert (slot.tolist(), memory.tell(end).tolist()) == ([], [])  # the same end, told again
+    assert facts_of(memory)["windows"] == 2
+
+
+def test_ends_are_dropped_in_time_and_survive_the_process(bundle: Bundle) -> None:
+    memory, other = (memory_with(bundle, lateness_s=900.0) for _ in range(2))
+    memory.write(windows_of({"at": 4}, {"task": 2, "at": 4}))
+    memory.tell(fact_rows({"task": 1, "ended_us": 5 * W}))
+    other.tracker.recall(memory.tracker.memory())
+    assert other.write(windows_of({"at": 3})) == [ENDED]
+    other.write(windows_of({"task": 2, "at": 16}))
+    assert other.expire() == []
+    assert other.write(windows_of({"at": 3})) == [ENDED]  # an hour ago at most
+    other.write(windows_of({"task": 2, "at": 17}))
+    assert other.expire() == []
+    assert other.write(windows_of({"at": 3})) == [TAKEN]
+
+
+def test_facts_filled_in_do_not_depend_on_how_windows_are_cut_into_calls(bundle: Bundle) -> None:
+    told: list[dict[str, Any]] = [
+        {"at": 0, "limit": 1.0, "tier": 1}, {"at": 1, "limit": None}, {"at": 2, "limit": 2.0, "machine_id": 5},
+        {"at": 3, "limit": None}, {"task": 2, "at": 1, "limit": 4.0, "scheduled_us": 9},
+        {"task": 2, "at": 3, "limit": None}, {"task": 2, "at": 4, "limit": None, "tier": 3},
+    ]  # fmt: skip
+    one, many = (memory_with(bundle) for _ in range(2))
+    assert set(one.write(windows_of(*reversed(told)))) == {TAKEN}
+    for facts in sorted(told, key=lambda facts: facts["at"]):
+        assert many.write(windows_of(facts)) == [TAKEN]
+    ours, theirs = told_by(one.tracker, one.settings), told_by(many.tracker, many.settings)
+    ours.facts["heard_us"] = theirs.facts["heard_us"] = 0  # at another time
+    assert_same(ours, theirs)
+
+
+def test_a_limit_counts_for_windows_that_begin_after_it(memory: Memory) -> None:
+    memory.write(windows_of({"at": 19, "limit": 1.0}))
+    memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 21 * W}))
+    memory.write(windows_of({"at": 20, "limit": None}))
+    assert facts_of(memory)["granted"].tolist() == [1.0, 1.0]
+    memory.write(windows_of({"at": 21, "limit": None}))
+    assert facts_of(memory)["granted"].tolist() == [4.0, 4.0]
+
+
+def test_facts_and_runs_from_the_future_are_refused(memory: Memory) -> None:
+    memory.write(windows_of({"at": 0}))
+    far = 2**50
+    facts = fact_rows({"task": 1, "limit": 2.0, "since_us": far}, {"task": 1, "ended_us": far},
+                      {"task": 1, "scheduled_us": far}, {"task": 1, "limit": 2.0})  # fmt: skip
+    assert memory.tracker.judge(facts).tolist() == [IN_THE_FUTURE, IN_THE_FUTURE, IN_THE_FUTURE, TAKEN]
+    assert memory.write(windows_of({"at": 1, "scheduled_us": 3 * W})) == [RUN_TO_COME]
+
+
+def test_a_cell_is_visited_in_pieces_and_all_of_one_model(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = memory_with(bundle)
+    memory.write(windows_of(*({"task": t} for t in range(10))))
+    names = memory.tracker.names()
+    whole = memory.tracker.look(names)
+    monkeypatch.setattr(pieces, "_PIECE_ROWS", 3)
+    for key in (None, names):
+        found = memory.tracker.visit(lambda known, piece: (known, piece), key)
+        assert [piece for _, piece in found] == [slice(low, low + 3) for low in (0, 3, 6, 9)]
+        parts = [known for known, _ in found]
+        assert_same_bits(np.concatenate([p.key for p in parts]), whole.key)
+        assert b"".join(p.task.tobytes() for p in parts) == whole.task.tobytes()
+        for name in ("bare", "quantiles", "oom"):
+            joined = np.concatenate([getattr(p.scores, name) for p in parts])
+            assert_same_bits(joined, getattr(whole.scores, name), name)
+    bare = memory.tracker.visit(lambda known, _: known.scores.quantiles.shape, with_quantiles=False)
+    assert bare == [(3, 0, 0), (3, 0, 0), (3, 0, 0), (1, 0, 0)]
+    (nobody,) = memory.tracker.visit(lambda known, _: known, machines=[77])
+    assert len(nobody.key) == 0
+
+    other = Engine(loaded(bundle, "2"), memory.settings.cell)
+
+    def promoted_meanwhile(known: Known, piece: slice) -> Engine:
+        if piece.start == 3:
+            memory.tracker.promote(other)
+        return known.engine
+
+    assert memory.tracker.visit(promoted_meanwhile) == [other] * 4

@@ -1,0 +1,704 @@
+"""Acknowledged records survive cuts, changed bytes, crashes, a full disk and a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.data.errors import StoreError
+from reclaim.serving.storage import snapshot
+from reclaim.serving.storage.log_format import segment_name
+from reclaim.serving.storage.snapshot import snapshot_name
+from reclaim.serving.storage.store import Store
+
+
+@pytest.fixture
+def instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip waiting for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fdatasync", lambda _: None)
+
+
+class Numbers:
+    """The simplest state: the list of the written numbers 1, 2, …, one record each."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.store = Store.open(folder, state_version=1, **options)
+        arrays = self.store.recovered.arrays
+        self.taken: list[int] = [] if arrays is None else arrays["taken"].tolist()
+        for record in self.store.records():
+            assert record.kind == "number"
+            self.taken.append(int(bytes(record.payload)))
+            assert record.sequence == self.taken[-1]
+
+    def write(self, count: int = 1) -> None:
+        """Append that many numbers, each of them durable."""
+        for _ in range(count):
+            number = len(self.taken) + 1
+            self.store.append("number", str(number).encode())
+            self.taken.append(number)
+            self.store.sync()
+
+    def save(self) -> None:
+        """Save a snapshot of the numbers."""
+        self.store.save(self.store.roll(), {"taken": np.array(self.taken, np.int64)}, {"count": len(self.taken)})
+
+
+def written(folder: Path, *runs: int) -> None:
+    """Write so many numbers, with a snapshot between one run and the next."""
+    numbers = Numbers(folder)
+    for k, count in enumerate(runs):
+        if k:
+            numbers.save()
+        numbers.write(count)
+    numbers.store.close()
+
+
+def after(folder: Path, **options: Any) -> tuple[list[int], list[str]]:
+    """Return the numbers and the notes that a folder opens with."""
+    numbers = Numbers(folder, **options)
+    numbers.store.close()
+    return numbers.taken, numbers.store.recovered.notes
+
+
+def attempt(folder: Path) -> tuple[list[int], list[str], str]:
+    """Return the same, or why it is refused."""
+    try:
+        return *after(folder), ""
+    except StoreError as error:
+        return [], [], str(error)
+
+
+def upto(last: int) -> list[int]:
+    return list(range(1, last + 1))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"lock"}
+
+
+def test_a_new_store_is_empty_and_gives_back_what_it_took(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "new" / "folder", state_version=1)
+    assert (store.recovered.arrays, store.recovered.facts, store.recovered.notes) == (None, {}, [])
+    assert (list(store.records()), store.log_bytes, store.snapshot_bytes, store.broken) == ([], 0, 0, None)
+    assert [store.append("usage", b"one"), store.append("tasks", b"two")] == [1, 2]
+    store.sync()
+    store.close()
+    again = Store.open(tmp_path / "new" / "folder", state_version=1)
+    assert [(r.sequence, r.kind, bytes(r.payload)) for r in again.records()] == [
+        (1, "usage", b"one"),
+        (2, "tasks", b"two"),
+    ]
+    assert again.append("usage", b"three") == 3
+    again.close()
+
+
+def test_two_snapshots_and_the_log_since_the_older_one_are_kept(tmp_path: Path) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(3)
+    numbers.save()
+    assert names(tmp_path) == {snapshot_name(3), segment_name(1), segment_name(4)}, "before the first is nothing at all"
+    for _ in range(3):
+        numbers.write(2)
+        numbers.save()
+    assert names(tmp_path) == {snapshot_name(7), snapshot_name(9), segment_name(8), segment_name(10)}
+    numbers.store.close()
+    assert after(tmp_path) == (upto(9), [])
+
+
+def test_sizes_are_those_since_the_last_snapshot(tmp_path: Path) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(3)
+    mark = numbers.store.roll()
+    before = numbers.store.log_bytes
+    numbers.write(1)
+    numbers.store.save(mark, {"taken": np.arange(1, 4)}, {})
+    assert numbers.store.log_bytes * 3 == before == 3 * (28 + len("number") + 1 + 4)
+    assert numbers.store.snapshot_bytes == 128 + 3 * 8
+    numbers.store.close()
+    assert after(tmp_path) == (upto(4), [])
+
+
+def test_a_second_snapshot_at_the_same_record_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    written(tmp_path, 2, 3, 0)
+    numbers = Numbers(tmp_path)
+    numbers.store.save(numbers.store.roll(), {"taken": np.arange(1, 6)}, {"second": True})
+    numbers.store.close()
+    store = Store.open(tmp_path, state_version=1)
+    assert (store.recovered.facts, list(store.records())) == ({"second": True}, [])
+    store.close()
+    assert names(tmp_path) == {snapshot_name(2), snapshot_name(5), segment_name(3), segment_name(6)}
+
+
+def test_leftovers_are_removed(tmp_path: Path) -> None:
+    written(tmp_path, 3)
+    (tmp_path / f"{snapshot_name(2)}.partial").mkdir()
+    (tmp_path / f"{segment_name(9)}.partial").write_bytes(b"x")
+    assert after(tmp_path) == (upto(3), [])
+    assert names(tmp_path) == {segment_name(1)}
+
+
+# Cuts and changed bytes
+
+
+def test_an_unfinished_last_record_is_cut_off_and_said(tmp_path: Path) -> None:
+    written(tmp_path, 2, 3)
+    log = tmp_path / segment_name(3)
+    os.truncate(log, log.stat().st_size - 5)
+    note = f"{log.name}: record 5 is cut short; the last 34 bytes, never finished, were cut off."
+    assert after(tmp_path) == (upto(4), [note])
+    assert after(tmp_path) == (upto(4), [])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("instant")
+def test_every_cut_of_the_last_segment_leaves_the_whole_records(tmp_path: Path) -> None:
+    written(tmp_path / "whole", 2, 3)
+    size = (tmp_path / "whole" / segment_name(3)).stat().st_size
+    record = 28 + len("number") + 1 + 4
+    for cut in range(size + 1):
+        copy = tmp_path / "copy"
+        shutil.copytree(tmp_path / "whole", copy)
+        os.truncate(copy / segment_name(3), cut)
+        taken, notes = after(copy)
+        assert taken == upto(2 + max(cut - 36, 0) // record)
+        assert bool(notes) == (cut < 36 or (cut - 36) % record > 0)
+        numbers = Numbers(copy)
+        numbers.write(2)
+        numbers.store.close()
+        assert after(copy) == (upto(len(taken) + 2), [])
+        shutil.rmtree(copy)
+
+
+def changed_bytes(whole: bytes, at: int) -> bytes:
+    return whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("instant")
+def test_every_changed_byte_is_noticed_or_harmless(tmp_path: Path) -> None:
+    written(tmp_path / "whole", 2, 3, 4)
+    files = [path for path in (tmp_path / "whole").rglob("*") if path.is_file() and path.name != "lock"]
+    copy = tmp_path / "copy"
+    met = set()
+    for path in files:
+        whole = path.read_bytes()
+        for at in range(len(whole)):
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(tmp_path / "whole", copy)
+            changed = copy / path.relative_to(tmp_path / "whole")
+            changed.write_bytes(changed_bytes(whole, at))
+            taken, notes, refusal = attempt(copy)
+            if refusal:
+                assert path.name in refusal
+                met.add("refused")
+                repaired, notes = after(copy, repair=True)
+                assert repaired == upto(len(repaired))
+                assert path.name in "".join(notes)
+                assert (copy / "damaged-1" / path.name).read_bytes() == changed_bytes(whole, at)
+                assert after(copy) == (repaired, [])
+                continue
+            assert taken == upto(9) or (taken == upto(8) and "the last 39 bytes, " in notes[0])
+            met.add("cut" if len(taken) == 8 else "went around" if notes else "not needed")
+    assert met == {"refused", "cut", "went around", "not needed"}
+
+
+def test_a_damaged_snapshot_is_put_aside_for_the_one_before_it(tmp_path: Path) -> None:
+    written(tmp_path, 2, 3, 4)
+    newest = tmp_path / snapshot_name(5) / "taken.npy"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    taken, notes = after(tmp_path)
+    assert taken == upto(9)
+    assert notes == [
+        f"{snapshot_name(5)}/taken.npy has a wrong length or checksum: the snapshot was moved to damaged-1."
+    ]
+    assert (tmp_path / "damaged-1" / snapshot_name(5) / "taken.npy").exists()
+    numbers = Numbers(tmp_path)
+    numbers.save()
+    numbers.store.close()
+    assert {snapshot_name(2), snapshot_name(9), segment_name(3)} <= names(tmp_path), (
+        "the damaged one counts for nothing"
+    )
+    assert after(tmp_path) == (upto(9), [])
+
+
+def test_a_snapshot_under_another_name_is_not_used(tmp_path: Path) -> None:
+    written(tmp_path, 2, 3, 4)
+    shutil.rmtree(tmp_path / snapshot_name(5))
+    shutil.copytree(tmp_path / snapshot_name(2), tmp_path / snapshot_name(5))
+    taken, notes = after(tmp_path)
+    assert (taken, len(notes)) == (upto(9), 1)
+    assert f"{snapshot_name(5)} says that it is {snapshot_name(2)}" in notes[0]
+
+
+def test_when_no_snapshot_is_whole_the_log_alone_is_enough_while_it_reaches_back(tmp_path: Path) -> None:
+    written(tmp_path, 2, 3)
+    shutil.rmtree(tmp_path / snapshot_name(2))
+    (tmp_path / snapshot_name(2)).mkdir()
+    assert after(tmp_path)[0] == upto(5)
+    shutil.rmtree(tmp_path)
+    written(tmp_path, 2, 3, 4)
+    for sequence in (2, 5):
+        (tmp_path / snapshot_name(sequence) / "manifest.json").unlink()
+    with pytest.raises(
+        StoreError, match=f"{snapshot_name(5)}/manifest.json: No such .* record 1 is in no segment; restor"
+    ):
+        Store.open(tmp_path, state_version=1)
+    taken, notes = after(tmp_path, repair=True)
+    assert (taken, len(notes)) == ([], 3)
+    assert names(tmp_path / "damaged-1") == {snapshot_name(2), snapshot_name(5), segment_name(3), segment_name(6)}
+
+
+@pytest.mark.parametrize(("lost", "missing"), [(3, 3), (5, 5), (7, 7)])
+def test_a_missing_segment_is_refused_and_repair_keeps_what_stands_before(
+    tmp_path: Path, lost: int, missing: int
+) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(2)
+    numbers.save()
+    for _ in range(3):  # three segments behind the snapshot
+        numbers.write(2)
+        numbers.store.roll()
+    numbers.write(1)
+    numbers.store.close()
+    (tmp_path / segment_name(lost)).unlink()
+    with pytest.raises(
+        StoreError, match=rf"{segment_name(lost)} is missing|record {missing} is in no segment"
+    ) as refusal:
+        Store.open(tmp_path, state_version=1)
+    assert "open it for repair" in str(refusal.value)
+    taken, notes = after(tmp_path, repair=True)
+    assert taken == upto(lost - 1)
+    assert segment_name(9) in notes[0]
+    assert (tmp_path / "damaged-1" / segment_name(9)).exists()
+    assert after(tmp_path) == (taken, [])
+
+
+def test_a_missing_last_segment_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, 2, 3)
+    (tmp_path / segment_name(3)).unlink()
+    with pytest.raises(StoreError, match=f"{segment_name(3)} is missing"):
+        Store.open(tmp_path, state_version=1)
+    assert after(tmp_path, repair=True)[0] == upto(2)
+
+
+def test_swapped_segments_are_refused(tmp_path: Path) -> None:
+    numbers = Numbers(tmp_path)
+    for _ in range(3):
+        numbers.write(2)
+        numbers.store.roll()
+    numbers.store.close()
+    one, other, between = tmp_path / segment_name(1), tmp_path / segment_name(3), tmp_path / "between"
+    for source, target in ((one, between), (other, one), (between, other)):
+        source.rename(target)
+    with pytest.raises(StoreError, match=rf"{segment_name(1)}, byte 0: its header is that of {segment_name(3)}"):
+        Store.open(tmp_path, state_version=1)
+
+
+def test_a_segment_that_lost_its_end_in_the_middle_of_the_log_is_refused(tmp_path: Path) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(2)
+    numbers.store.roll()
+    numbers.write(2)
+    numbers.store.close()
+    log = tmp_path / segment_name(1)
+    os.truncate(log, log.stat().st_size - 1)
+    with pytest.raises(StoreError, match=f"{segment_name(1)}, byte 75: record 2 is cut short"):
+        Store.open(tmp_path, state_version=1)
+    os.truncate(log, 75)
+    with pytest.raises(StoreError, match=f"{segment_name(3)} begins with record 3, and record 2 is in no segment"):
+        Store.open(tmp_path, state_version=1)
+    assert after(tmp_path, repair=True)[0] == upto(1)
+
+
+# Versions
+
+
+def test_state_of_another_version_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "saved", 2, 3)
+    with pytest.raises(StoreError, match=rf"{snapshot_name(2)} was written by state version 1, this code has 3: start"):
+        Store.open(tmp_path / "saved", state_version=3)
+    written(tmp_path / "log", 2)
+    with pytest.raises(StoreError, match=rf"{segment_name(1)} was written by state version 1, this code has 2: start"):
+        Store.open(tmp_path / "log", state_version=2, repair=True)
+
+
+def test_an_unknown_format_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "FORMAT", 5)
+        written(tmp_path, 2, 3)
+    with pytest.raises(StoreError, match="has format 5, this code knows 1"):
+        Store.open(tmp_path, state_version=1)
+
+
+# Crashes
+
+
+class Disk:
+    """Content of a folder after a power cut: each file and folder as it was last synced."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, each_step: Callable[[], None]) -> None:
+        self._files: dict[int, bytes] = {}
+        self._folders: dict[int, dict[str, int]] = {}
+        self._held: list[int] = []  # an inode that is held is not used again
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, self._sync)
+        for where, name in ((os, "replace"), (os, "ftruncate"), (os, "writev"), (os, "open"), (shutil, "rmtree")):
+            patch.setattr(where, name, self._watched(getattr(where, name), each_step))
+        for name in ("unlink", "mkdir", "rename"):
+            patch.setattr(Path, name, self._watched(getattr(Path, name), each_step))
+
+    def _watched(self, call: Callable[..., Any], each_step: Callable[[], None]) -> Callable[..., Any]:
+        def stepped(*values: Any, **options: Any) -> Any:
+            result = call(*values, **options)
+            each_step()
+            return result
+
+        return stepped
+
+    def _sync(self, fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        self._held.append(os.dup(fd))
+        inode = os.fstat(fd).st_ino
+        if path.is_dir():
+            self._folders[inode] = {entry.name: entry.inode() for entry in os.scandir(path)}
+        else:
+            self._files[inode] = path.read_bytes()
+
+    def build(self, inode: int, target: Path) -> None:
+        """Write the content after a power cut."""
+        os.makedirs(target, exist_ok=True)
+        for name, inner in self._folders.get(inode, {}).items():
+            if inner in self._folders:
+                self.build(inner, target / name)
+            else:
+                with (target / name).open("wb") as file:
+                    file.write(self._files.get(inner, b""))
+
+    def close(self) -> None:
+        """Release the inodes."""
+        for fd in self._held:
+            os.close(fd)
+
+
+def steps_of_a_life(folder: Path, acknowledge: Callable[[int], None]) -> None:
+    """Write and save in every order, twice at one record, over unsynced records, with reopenings in between."""
+    numbers = Numbers(folder)
+    for step in "www s w s s ww o w s uru w s u s w n w o s w":
+        if step == "w":
+            numbers.write()
+            acknowledge(numbers.taken[-1])
+        elif step == "u":  # written, and not yet synced when the next step comes
+            numbers.taken.append(len(numbers.taken) + 1)
+            numbers.store.append("number", str(numbers.taken[-1]).encode())
+        elif step == "s":
+            numbers.save()
+        elif step == "r":
+            numbers.store.roll()
+        elif step == "o":
+            numbers.store.close()
+            numbers = Numbers(folder)
+        elif step == "n":  # what another run left with the system alone is durable once it was read
+            numbers.store.close()
+            numbers = Numbers(folder, sync=False)
+            numbers.write(2)
+            numbers.store.close()
+            numbers = Numbers(folder)
+            acknowledge(numbers.taken[-1])
+    numbers.store.close()
+
+
+def test_all_that_was_acknowledged_is_there_after_a_crash_or_a_power_cut_between_any_two_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, acknowledged, busy = tmp_path / "folder", 0, False
+    folder.mkdir()
+    moments: list[tuple[Path, int]] = []
+
+    def keep() -> None:
+        nonlocal busy
+        if not busy:
+            busy = True  # what follows takes steps of its own
+            killed, cut = (tmp_path / f"{how}-{len(moments)}" for how in ("killed", "cut"))
+            shutil.copytree(folder, killed)
+            disk.build(folder.stat().st_ino, cut)
+            moments.extend([(killed, acknowledged), (cut, acknowledged)])
+            busy = False
+
+    def acknowledge(number: int) -> None:
+        nonlocal acknowledged
+        acknowledged = number
+        keep()
+
+    with monkeypatch.context() as patch:
+        disk = Disk(patch, keep)
+        steps_of_a_life(folder, acknowledge)
+        disk.close()
+    assert acknowledged == 16
+    assert len(moments) > 200
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    for moment, least in moments:
+        taken, notes = after(moment)
+        assert not any("header" in note for note in notes), "no segment is seen before it is whole"
+        assert taken == upto(len(taken)), moment
+        assert least <= len(taken) <= least + 3, moment
+        assert after(moment)[0] == taken
+
+
+@pytest.mark.usefixtures("instant")
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("name", ["fsync", "fdatasync", "replace", "writev", "posix_fadvise"])
+def test_no_failing_step_loses_acknowledged_records_or_stops_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    call = getattr(os, name)
+    for failing in range(40):
+        folder, left = tmp_path / f"{failing}", failing
+        numbers = Numbers(folder)
+        numbers.write(2)
+        numbers.save()
+        numbers.write(1)
+
+        def fail(*values: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                raise OSError(number, os.strerror(number))
+            return call(*values)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            for act in (numbers.save, numbers.write, numbers.save, numbers.write):
+                with contextlib.suppress(StoreError):
+                    act()
+        if left >= 0:
+            break
+        if not numbers.store.mend():
+            numbers.save()
+        assert numbers.store.broken is None
+        numbers.write(2)
+        numbers.store.close()
+        assert after(folder) == (numbers.taken, [])
+    else:
+        pytest.fail("there is no end to the steps")
+
+
+# A disk that refuses
+
+
+def test_after_a_failed_sync_nothing_is_appended_until_a_snapshot_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(3)
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    numbers.store.append("number", b"4")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        with pytest.raises(StoreError, match="cannot sync the log: Input/output error"):
+            numbers.store.sync()
+    assert "Input/output error" in (numbers.store.broken or "")
+    assert (numbers.store.full, numbers.store.mend()) == (False, False)
+    for again in (numbers.store.sync, lambda: numbers.store.append("number", b"5")):
+        with pytest.raises(StoreError, match="Input/output error"):
+            again()
+    numbers.taken.append(4)
+    numbers.save()
+    assert numbers.store.broken is None
+    numbers.write(2)
+    numbers.store.close()
+    assert after(tmp_path) == (upto(6), [])
+    assert segment_name(5) in names(tmp_path)
+
+
+def test_a_crash_between_the_snapshot_that_mends_and_the_new_segment_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "gone")))
+        with pytest.raises(StoreError, match="gone"):
+            numbers.write()
+    numbers.save()
+    numbers.store.close()
+    (tmp_path / segment_name(5)).unlink()
+    old = tmp_path / segment_name(1)
+    os.truncate(old, old.stat().st_size - 50)  # what was not synced: record 4, and some of 3
+    numbers = Numbers(tmp_path)
+    assert numbers.taken == upto(4)
+    numbers.write(2)
+    numbers.store.close()
+    assert after(tmp_path) == (upto(6), [])
+
+
+def test_a_snapshot_from_before_the_log_broke_does_not_mend_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(2)
+    mark = numbers.store.roll()
+    numbers.write(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "gone")))
+        with pytest.raises(StoreError, match="gone"):
+            numbers.write()
+    numbers.store.save(mark, {"taken": np.arange(1, 3)}, {})
+    assert "gone" in str(numbers.store.broken)
+    numbers.save()
+    assert numbers.store.broken is None
+    numbers.write()
+    numbers.store.close()
+    assert after(tmp_path) == (upto(5), [])
+
+
+def test_a_full_disk_is_named_and_writes_continue_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Numbers(tmp_path)
+    numbers.write(2)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        for name in ("writev", "posix_fallocate"):
+            patch.setattr(os, name, full)
+        with pytest.raises(StoreError, match="the disk is full; make room there"):
+            numbers.write()
+        assert (numbers.store.full, numbers.store.mend()) == (True, False)
+        mark = numbers.store.roll()
+        patch.setattr(Path, "mkdir", full)
+        with pytest.raises(StoreError, match="cannot write the snapshot: the disk is full"):
+            numbers.store.save(mark, {"taken": np.arange(1, 3)}, {})
+        assert numbers.store.full
+    assert numbers.store.mend()
+    assert (numbers.store.broken, numbers.store.full) == (None, False)
+    numbers.write(2)
+    numbers.store.close()
+    assert after(tmp_path) == (upto(4), [])
+    assert names(tmp_path) == {segment_name(1)}
+
+
+def test_a_real_limit_on_the_size_of_files_is_met_by_short_writes_and_lived_through(tmp_path: Path) -> None:
+    code = """
+import pathlib, resource, sys
+from reclaim.data.errors import StoreError
+from reclaim.serving.storage.store import Store
+import numpy as np
+store = Store.open(pathlib.Path(sys.argv[1]), state_version=1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+taken = []
+def write(size):
+    taken.append(len(taken) + 1)
+    try:
+        store.append("number", str(taken[-1]).encode().ljust(size)); store.sync()
+    except StoreError as error:
+        taken.pop()
+        return str(error)
+while not (why := write(700)): pass
+assert "limit on the size of files" in why and store.full, why
+assert write(1) is None and not store.broken, "a smaller one still fits"
+assert write(9_990) and store.full
+store.save(store.roll(), {"taken": np.array(taken)}, {})
+assert not store.broken
+assert write(5_000) is None
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert write(50_000) is None
+print(len(taken))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert after(tmp_path) == (upto(int(done.stdout)), [])
+
+
+# Other processes
+
+LIFE = """
+import pathlib, sys, threading
+import numpy as np
+from reclaim.serving.storage.store import Store
+store = Store.open(pathlib.Path(sys.argv[1]), state_version=1)
+taken = [] if store.recovered.arrays is None else store.recovered.arrays["taken"].tolist()
+taken += [int(bytes(record.payload)) for record in store.records()]
+saving = threading.Thread(target=int)
+saving.start()
+while True:
+    taken.append(len(taken) + 1)
+    store.append("number", str(taken[-1]).encode().ljust(taken[-1] * 7919 % 50_000))
+    store.sync()
+    print(taken[-1], flush=True)
+    if taken[-1] % 10 == 0 and not saving.is_alive():
+        saving = threading.Thread(target=store.save, args=(store.roll(), {"taken": np.array(taken)}, {}))
+        saving.start()
+"""
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Give a function that starts a process which writes numbers and prints each written one."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        started.append(subprocess.Popen([sys.executable, "-c", LIFE, str(tmp_path)], stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_second_process_gets_the_pid_of_the_holder(tmp_path: Path, life: Callable[[], subprocess.Popen[str]]) -> None:
+    holder = life()
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    with pytest.raises(StoreError, match=rf"is held by another process \(pid {holder.pid}\)"):
+        Store.open(tmp_path, state_version=1)
+    holder.kill()
+    holder.communicate()
+    after(tmp_path)
+
+
+def test_the_same_process_cannot_open_it_twice(tmp_path: Path) -> None:
+    numbers = Numbers(tmp_path)
+    with pytest.raises(StoreError, match=rf"\(pid {os.getpid()}\)"):
+        Numbers(tmp_path)
+    numbers.store.close()
+    after(tmp_path)
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_lose_nothing_that_was_acknowledged(
+    tmp_path: Path, life: Callable[[], subprocess.Popen[str]]
+) -> None:
+    rng, before = np.random.default_rng(7), 0
+    for _ in range(20):
+        process = life()
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(rng.integers(1, 30))]
+        time.sleep(rng.uniform(0, 0.02))
+        process.kill()
+        told = [int(line) for line in (*lines, *process.stdout)]
+        process.wait()
+        assert told == list(range(before + 1, before + 1 + len(told))) or told[0] == before + 2
+        taken, notes = after(tmp_path)
+        assert taken == upto(len(taken))
+        assert len(taken) in (told[-1], told[-1] + 1)
+        assert all("cut short" in note for note in notes)
+        before = len(taken)
+    assert before > 100

@@ -1,0 +1,200 @@
+"""Bodies that are large or bad on purpose: what is looked at of them is counted, and bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from reclaim.data import schema as s
+from reclaim.serving.wire import arrow, errors, rows
+from reclaim.serving.wire.cell_schemas import (
+    MOST_ERRORS,
+    MOST_NAMED,
+    CellQuery,
+    TasksRequest,
+    UsageRequest,
+    UsageWindow,
+)
+from reclaim.serving.wire.errors import RequestError, error_from_validation, parse_body
+from reclaim.serving.wire.schemas import Units
+
+UNITS = Units(cpu="cores", memory="bytes")
+GOOD = {"collection_id": 1, "start_us": 0, "end_us": 10, "limit": {"cpu": 1, "memory": 1}}
+SCHEMA = pa.schema([(name, pa.int64()) for name in (s.COLLECTION_ID, s.START_US, s.END_US)])
+
+
+def usage(items: list[Any], max_rows: int = 1_000_000) -> rows.UsageRows:
+    return rows.usage_from_json(json.dumps({"windows": items}).encode(), UNITS, max_rows)
+
+
+def refusal(call: Callable[[], object]) -> RequestError:
+    with pytest.raises(RequestError) as refused:
+        call()
+    return refused.value
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> list[ValidationError]:
+    """Return the problems that were put into words."""
+    told: list[ValidationError] = []
+
+    def counted(error: ValidationError) -> RequestError:
+        told.append(error)
+        return error_from_validation(error)
+
+    monkeypatch.setattr(rows, "error_from_validation", counted)
+    return told
+
+
+def test_only_the_first_bad_rows_are_described_and_all_are_counted(described: list[ValidationError]) -> None:
+    told = usage([GOOD, *[1] * 300, {**GOOD, "more": 1}, *[GOOD] * 3])
+    assert told.refusals.counts == {"invalid_field": 300, "unknown_field": 1}
+    assert [error.row for error in told.refusals.errors] == list(range(1, MOST_ERRORS + 1))
+    assert told.row.tolist() == [0, 302, 303, 304]
+    assert len(described) == MOST_ERRORS
+
+
+def test_a_body_of_bad_rows_is_given_up(described: list[ValidationError], monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[object] = []
+    validate = UsageWindow.model_validate
+
+    def counted(item: object) -> UsageWindow:
+        looked_at.append(item)
+        return validate(item)
+
+    monkeypatch.setattr(UsageWindow, "model_validate", counted)
+    refused = refusal(lambda: usage([GOOD, *[1] * 500_000]))
+    assert (refused.status, refused.body.error.code) == (422, "too_many_bad_rows")
+    assert "windows[1]" in str(refused)
+    assert len(looked_at) == 10_002
+    assert len(described) == MOST_ERRORS
+    assert len(usage([GOOD, *[1] * 10_000]).row) == 1
+
+
+@pytest.mark.parametrize("name", ["tasks", "collections"])
+def test_bad_facts_are_given_up_too(name: str) -> None:
+    body = json.dumps({name: [1] * 20_000}).encode()
+    assert refusal(lambda: rows.facts_from_json(body, 10**6)).body.error.code == "too_many_bad_rows"
+
+
+def test_pydantic_is_not_asked_for_every_fault_of_a_list() -> None:
+    for model, name in ((UsageRequest, "windows"), (TasksRequest, "tasks"), (CellQuery, "machines")):
+        with pytest.raises(ValidationError) as error:
+            model.model_validate({name: ["x"] * 1_000})
+        assert error.value.error_count() == 1
+
+
+def test_a_list_has_so_many_rows_at_most() -> None:
+    assert usage([GOOD] * 3, 3).rows == 3
+    refused = refusal(lambda: usage([1] * 4, 3))
+    assert (refused.status, refused.body.error.code, refused.body.error.field) == (413, "too_many_rows", "windows")
+    facts = json.dumps({"collections": [1] * 4}).encode()
+    assert refusal(lambda: rows.facts_from_json(facts, 3)).body.error.field == "collections"
+    query = json.dumps({"machines": [1] * (MOST_NAMED + 1)}).encode()
+    assert refusal(lambda: parse_body(query, CellQuery)).body.error.field == "machines"
+
+
+@pytest.mark.parametrize("before", [1, None, [], {}])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_an_object_of_absurdly_many_names_is_refused_wherever_it_stands(
+    before: object, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors, "error_from_validation", None)  # it is not put into words
+    item: Any = {f"a{k}": 1 for k in range(300)}
+    for _ in range(depth):
+        item = [before, item]
+    refused = refusal(lambda: usage([before, item]))
+    assert "an object of 300 fields" in str(refused)
+
+
+def stream(schema: pa.Schema, batches: list[pa.RecordBatch], **options: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def read(body: bytes, max_rows: int = 5_000) -> pa.Table:
+    return arrow.read_table(body, rows.USAGE_COLUMNS, (s.COLLECTION_ID,), max_rows)
+
+
+def worded(words: list[str], n: int = 1) -> pa.RecordBatch:
+    one = pa.array([1] * n)
+    users = pa.DictionaryArray.from_arrays(pa.array([0] * n, pa.int32()), pa.array(words, pa.string()))
+    return pa.record_batch([one, one, one, users], [*SCHEMA.names, "user"])
+
+
+def test_a_stream_has_so_many_batches_at_most() -> None:
+    empty = pa.RecordBatch.from_arrays([pa.array([], pa.int64())] * 3, schema=SCHEMA)
+    assert len(read(stream(SCHEMA, [empty] * 1_000))) == 0
+    refused = refusal(lambda: read(stream(SCHEMA, [empty] * 1_001)))
+    assert (refused.status, refused.body.error.code) == (413, "too_many_batches")
+    changing = [worded([str(k)]) for k in range(1_001)]
+    assert "1000 dictionaries" in str(refusal(lambda: read(stream(changing[0].schema, changing))))
+
+
+def test_dictionaries_have_so_many_words_at_most() -> None:
+    half = [worded([str(k) for k in range(2_500)]), worded([str(-k) for k in range(2_500)])]
+    assert len(read(stream(half[0].schema, half))) == 2
+    refused = refusal(lambda: read(stream(half[0].schema, [*half, worded(["x"])])))
+    assert (refused.status, refused.body.error.code) == (413, "too_many_words")
+
+
+def test_a_dictionary_that_grows_is_refused() -> None:
+    growing = [worded(["a"]), worded(["a", "b"])]
+    refused = refusal(lambda: read(stream(growing[0].schema, growing, emit_dictionary_deltas=True)))
+    assert (refused.status, refused.body.error.code) == (422, "delta_dictionary")
+
+
+def test_a_dictionary_is_looked_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[int] = []
+
+    class Addresses(set[int]):
+        def add(self, address: int) -> None:
+            known.append(address)
+            super().add(address)
+
+    validate = arrow._validate
+    addresses = Addresses()
+    monkeypatch.setattr(arrow, "_validate", lambda batch, _: validate(batch, addresses))
+    same = worded([str(k) for k in range(1_000)])
+    read(stream(same.schema, [same] * 50))
+    assert len(known) == 50
+    assert len(addresses) == 1
+
+
+def test_an_index_outside_its_dictionary_is_refused() -> None:
+    body = stream(worded(["a"]).schema, [worded(["a"], 64)])
+    place = body.rindex(b"\0" * 4 * 64)
+    for outside in (1, -1):
+        bad = body[: place + 8] + outside.to_bytes(4, "little", signed=True) + body[place + 12 :]
+        assert refusal(partial(read, bad)).body.error.code == "malformed_arrow"
+
+
+def test_refused_rows_are_described_by_row_whatever_they_were_refused_for() -> None:
+    refusals = rows.Refusals()
+    refusals.add("b", np.arange(1_000, 500, -1), "late")
+    refusals.add("a", [400, 7], "early")
+    refusals.add("c", np.arange(0), "never")
+    assert refusals.counts == {"b": 500, "a": 2}
+    assert [error.row for error in refusals.errors] == [7, 400, *range(501, 599)]
+    assert [error.code for error in refusals.errors[1:3]] == ["a", "b"]
+
+
+def test_a_row_that_tells_only_of_its_collection_is_no_task() -> None:
+    table = pa.table({
+        s.COLLECTION_ID: [1, 2, 3], s.INSTANCE_INDEX: [0, 0, 5], rows.ESTIMATION: [False, True, None],
+        s.MACHINE_ID: [None, 9, None],
+    })  # fmt: skip
+    told = rows.facts_from_arrow(arrow.write_table(table).to_pybytes(), 10)
+    assert told.estimation == {1: False, 2: True}
+    assert told.key.tolist() == [[2, 0], [3, 5]]
+    assert (told.row.tolist(), told.rows, told.refusals.counts) == ([1, 2], 3, {})

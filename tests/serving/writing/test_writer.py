@@ -1,0 +1,735 @@
+"""The writer thread: the order of writes, and that acknowledged writes survive whatever happens afterwards."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reclaim.data.errors import ModelError, StoreError
+from reclaim.data.windows import Windows
+from reclaim.features.fold.live_kernel import LATE, NEW, REPEATED
+from reclaim.features.groups import tier_key
+from reclaim.serving.cell.clock import CellClock
+from reclaim.serving.cell.tracker import FORMAT, Tracker
+from reclaim.serving.models.scorer import Engine
+from reclaim.serving.monitoring.metrics import Metrics
+from reclaim.serving.monitoring.quality import LiveQuality
+from reclaim.serving.monitoring.watch import Watch
+from reclaim.serving.settings import ServingSettings
+from reclaim.serving.storage.store import Mark, Store
+from reclaim.serving.wire.cell_schemas import WriteAnswer
+from reclaim.serving.wire.errors import BUSY, DISK_FULL, UNAVAILABLE, RequestError
+from reclaim.serving.wire.rows import FactRows
+from reclaim.serving.writing import log_records, queue, snapshotter, writer
+from reclaim.serving.writing.snapshotter import Snapshotter
+from reclaim.serving.writing.writer import Writer
+from reclaim.training.bundle import Bundle
+from tests.serving.cell_fixtures import (
+    Json,
+    Memory,
+    assert_same,
+    assert_same_bits,
+    fact_rows,
+    loaded,
+    told_by,
+    usage_rows,
+    windows_of,
+)
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import History
+
+SETTINGS = ServingSettings(stale_s=1e9)
+PATIENCE_S = 120
+"""Timeout of events that must happen (s)."""
+
+
+class Service:
+    """A writer over a folder and its parts; ``told`` and ``facts`` wait for the answer."""
+
+    def __init__(self, folder: Path | None, engine: Engine, **changes: Any) -> None:
+        self.settings = SETTINGS.model_copy(update=changes)
+        self.closed = False
+        self.tracker = Tracker(self.settings, CellClock(self.settings, lambda: -1, passed_s=lambda: 0.0))
+        self.store = None if folder is None else Store.open(folder, state_version=FORMAT)
+        self.writer = Writer(self.tracker, self.store, Metrics(), Watch(900.0), self.settings)
+        self.writer.start(engine)
+        while self.writer.state == "recovering":
+            time.sleep(0.001)
+
+    def told(self, *windows: Json) -> WriteAnswer:
+        """Write, and wait."""
+        return self.write(windows_of(*windows)).result(PATIENCE_S)
+
+    def write(self, windows: Windows) -> Future[WriteAnswer]:
+        """Write, and do not wait."""
+        return self.writer.write(usage_rows(windows))
+
+    def facts(self, *tasks: Json, **more: Any) -> WriteAnswer:
+        """Tell facts, and wait."""
+        return self.writer.write(fact_rows(*tasks, **more)).result(PATIENCE_S)
+
+    @contextmanager
+    def held_up(self) -> Iterator[None]:
+        """Block the thread, so that writes queue up meanwhile."""
+        begun, go_on = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            begun.set()
+            go_on.wait(PATIENCE_S)
+
+        waiting = self.writer._queue.command(wait)
+        begun.wait(PATIENCE_S)
+        try:
+            yield
+        finally:
+            go_on.set()
+            waiting.result(PATIENCE_S)
+
+    @property
+    def snapshotter(self) -> Snapshotter:
+        """The writer's snapshotter."""
+        assert self.writer.snapshotter is not None
+        return self.writer.snapshotter
+
+    def save(self) -> None:
+        """Make one snapshot."""
+        before, thread = self.snapshotter.saved_at, self.writer._queue
+        self.snapshotter.settings = self.settings.model_copy(update={"snapshot_mib": -1})
+        assert self.store is not None
+        if self.store.log_bytes > self.store.snapshot_bytes:  # or there is none
+            while self.snapshotter.saved_at == before:
+                thread.command(lambda: None).result(PATIENCE_S)
+        self.idle()
+
+    def idle(self) -> None:
+        """Wait until no snapshot is being made or will be."""
+        self.snapshotter.settings = self.settings.model_copy(update={"snapshot_mib": 2**40})
+        for _ in range(2):  # the store is looked after behind the first
+            self.writer._queue.command(lambda: None).result(PATIENCE_S)
+        if self.snapshotter.busy is not None:
+            wait_for([self.snapshotter.busy], PATIENCE_S)
+
+    def close(self) -> None:
+        """Finish, once."""
+        if not self.closed:
+            self.closed = True
+            self.writer.close()
+
+
+def in_parts_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let large writes be taken so, whoever else writes."""
+    monkeypatch.setattr(writer, "_CHUNK_ROWS", rows)
+    monkeypatch.setattr(writer, "_SMALL_CHUNK_ROWS", rows)
+
+
+@pytest.fixture(scope="module")
+def engine(bundle: Bundle) -> Engine:
+    return Engine(loaded(bundle), SETTINGS.cell)
+
+
+@pytest.fixture
+def start(engine: Engine, tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """Give ``start(name, **settings)``: a service over a folder of that name, which ends with the test."""
+    running: list[Service] = []
+
+    def start(name: str | None = "cell", **changes: Any) -> Service:
+        running.append(Service(None if name is None else tmp_path / name, engine, **changes))
+        return running[-1]
+
+    yield start
+    for service in running:
+        service.close()
+
+
+@pytest.fixture
+def service(start: Callable[..., Service]) -> Service:
+    return start()
+
+
+def crashed(service: Service, start: Callable[..., Service], torn: bytes = b"", **changes: Any) -> Service:
+    """Return a service over the folder as after a power cut: of the log only what was synced, and part of a record."""
+    assert service.store is not None
+    service.idle()
+    copy = service.store.folder.with_name(f"copy-{time.monotonic_ns()}")
+    shutil.copytree(service.store.folder, copy)
+    segment = service.store._segment
+    os.truncate(copy / segment.path.name, segment._synced)
+    with (copy / segment.path.name).open("ab") as log:
+        log.write(torn)
+    return start(copy.name, **changes)
+
+
+def appended(service: Service, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Return a list that grows with every record appended: its kind, and how many rows it has."""
+    assert service.store is not None
+    told: list[tuple[str, int]] = []
+    append = service.store.append
+
+    def spy(kind: str, payload: Any) -> int:
+        read = log_records.read_windows if kind == log_records.WINDOWS else log_records.read_facts
+        rows: Any = read(memoryview(payload))
+        told.append((kind, len(rows) if isinstance(rows, Windows) else rows.rows))
+        return append(kind, payload)
+
+    monkeypatch.setattr(service.store, "append", spy)
+    return told
+
+
+def refused_with(status: int, code: str, what: Callable[[], object]) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        what()
+    assert (caught.value.status, caught.value.body.error.code) == (status, code)
+    assert caught.value.retry_after_s is not None
+    return caught.value
+
+
+def test_acknowledged_writes_are_visible_and_survive_a_power_cut(
+    service: Service, start: Callable[..., Service]
+) -> None:
+    answer = service.told({"task": 1, "at": 4}, {"task": 1, "at": 5}, {"task": 2, "limit": None})
+    assert (answer.rows, answer.taken, answer.late, answer.repeated) == (3, 2, 0, 0)
+    assert answer.refused == {"no_limit": 1}
+    assert [(error.row, error.code) for error in answer.errors] == [(2, "no_limit")]
+    assert answer.durable
+    assert answer.clock_us == service.tracker.clock_us == 1_800_000_000
+    assert service.told({"task": 1, "at": 5}, {"task": 1, "at": 3}).model_dump(
+        include={"rows", "taken", "late", "repeated"}
+    ) == {"rows": 2, "taken": 1, "late": 1, "repeated": 1}
+    assert service.facts({"task": 1, "limit": 0.5}, {"task": 7, "limit": 1.0}, estimation={9: False}).taken == 3
+    after = crashed(service, start)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+    assert after.tracker.n_opted_out == 1
+    assert after.writer.recovered_rows == 3
+
+
+def test_without_a_folder_no_write_is_called_durable(start: Callable[..., Service]) -> None:
+    service = start(None)
+    assert not service.told({"task": 1}).durable
+    assert not service.facts({"task": 1, "limit": 2.0}).durable
+    assert service.writer.store_problem is None
+
+
+def test_rows_are_named_as_they_stood_in_the_body_however_they_were_taken(
+    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_SMALL_ROWS", 3)
+    in_parts_of(2, monkeypatch)
+    service = start(max_tracked=3)
+    answer = service.told(
+        {"task": 1, "at": 9}, {"task": 2, "at": 0}, {"task": 3, "at": 10}, {"task": 1, "at": 8}, {"task": 1, "at": 8},
+        {"task": 2, "at": 4, "limit": None}, {"task": 4, "at": 1}, {"task": 5, "at": 0, "limit": None},
+    )  # fmt: skip
+    assert (answer.rows, answer.taken, answer.repeated) == (8, 5, 1)
+    assert answer.refused == {"too_many_tasks": 1, "no_limit": 1}
+    assert [error.row for error in answer.errors] == [2, 7]
+    assert service.tracker.names()[:, 0].tolist() == [1, 2, 4]  # a large write is taken in the order of time
+
+
+def test_small_writes_that_wait_share_a_record_and_keep_their_order_with_facts(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = appended(service, monkeypatch)
+    with service.held_up():
+        first = [service.write(windows_of({"task": t, "at": k})) for k in range(3) for t in range(4)]
+        facts = service.writer.write(fact_rows({"task": 9, "limit": 2.0}))
+        second = [service.write(windows_of({"task": 9, "limit": None}, {"task": 1, "at": 2})) for _ in range(2)]
+        assert service.writer.waiting == 15
+        assert not any(done.done() for done in (*first, facts, *second))
+    answers = [done.result(PATIENCE_S) for done in (*first, facts, *second)]
+    assert told == [("windows", 12), ("facts", 1), ("windows", 1)]
+    assert [a.taken for a in answers] == [1] * 13 + [1, 0]  # the second is told the same
+    assert [a.repeated for a in answers] == [0] * 13 + [1, 2]
+
+
+def test_small_writes_and_chunks_of_a_bulk_write_alternate(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_SMALL_ROWS", 50)
+    in_parts_of(100, monkeypatch)
+    told = appended(service, monkeypatch)
+    append, small = service.store.append, list[Future[WriteAnswer]]()  # type: ignore[union-attr]  # it has one
+
+    def busy(kind: str, payload: Any) -> int:
+        """Let another small write wait whenever something is taken, until 20 did."""
+        if len(small) < 20:
+            small.append(service.write(windows_of({"task": 1_000, "at": len(small)})))
+        return append(kind, payload)
+
+    monkeypatch.setattr(service.store, "append", busy)
+    with service.held_up():
+        large = [
+            service.write(windows_of(*({"task": t, "at": k} for k in range(4) for t in range(200)))) for _ in range(2)
+        ]
+    answers = [done.result(PATIENCE_S) for done in large]
+    assert [(a.taken, a.repeated) for a in answers] == [(800, 0), (0, 800)]
+    assert all(done.result(PATIENCE_S).taken == 1 for done in small)
+    rows = [n for _, n in told]
+    assert rows[:15:2] == [100] * 8  # neither takes all turns
+    assert set(rows[1:15:2]) == {1, 2}  # what came while the one before and the part were taken
+    assert sum(rows) == 800 + 20
+
+
+def test_too_many_waiting_writes_are_refused_with_retry_after(start: Callable[..., Service]) -> None:
+    service = start(max_waiting=2)
+    with service.held_up():
+        waiting = [service.write(windows_of({"task": 1})), service.writer.write(fact_rows({"task": 2, "limit": 1.0}))]
+        refused_with(BUSY, "busy", lambda: service.write(windows_of({"task": 3})))
+        refused_with(BUSY, "busy", lambda: service.writer.write(fact_rows({"task": 3, "limit": 1.0})))
+    assert [done.result(PATIENCE_S).taken for done in waiting] == [1, 1]
+    assert service.told({"task": 3}).taken == 1
+
+
+def test_close_finishes_waiting_writes_and_refuses_new_ones(service: Service, start: Callable[..., Service]) -> None:
+    with service.held_up():
+        waiting = [service.write(windows_of({"task": t})) for t in range(5)]
+        closing = threading.Thread(target=service.close)
+        closing.start()
+        while not service.writer._queue._closed:
+            time.sleep(0.001)
+        refused_with(UNAVAILABLE, "stopping", lambda: service.write(windows_of({"task": 9})))
+    closing.join(PATIENCE_S)
+    assert [done.result(0).taken for done in waiting] == [1] * 5
+    refused_with(UNAVAILABLE, "not_ready", lambda: service.write(windows_of({"task": 9})))
+    assert start().tracker.names()[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_caller_that_leaves_withdraws_nothing_and_breaks_nothing(service: Service) -> None:
+    with service.held_up():
+        left = service.write(windows_of({"task": 1}))
+        assert not left.cancel()
+    assert left.result(PATIENCE_S).taken == 1
+    assert service.told({"task": 1}).repeated == 1
+
+
+def refuse(number: int) -> Callable[..., NoReturn]:
+    def call(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def soon(met: Callable[[], bool]) -> None:
+    """Wait for something that the thread does by itself."""
+    until = time.monotonic() + PATIENCE_S
+    while not met():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def mends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshotter, "MEND_S", 0.05)
+
+
+@pytest.mark.usefixtures("mends_soon")
+@pytest.mark.parametrize("large", [False, True])
+def test_a_full_disk_refuses_writes_by_name_until_there_is_room(
+    service: Service, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    if large:
+        monkeypatch.setattr(queue, "_SMALL_ROWS", 0)
+        in_parts_of(1, monkeypatch)
+    service.told({"task": 1, "at": 0})
+    before = told_by(service.tracker, SETTINGS)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", refuse(errno.ENOSPC))
+        patch.setattr(os, "posix_fallocate", refuse(errno.ENOSPC))
+        error = refused_with(DISK_FULL, "not_stored", lambda: service.told({"task": 1, "at": 1}, {"task": 2, "at": 1}))
+        assert "disk is full" in error.body.error.message
+        assert_same(told_by(service.tracker, SETTINGS), before)
+        assert service.writer.store_problem is not None
+        assert "disk is full" in service.writer.store_problem
+        assert service.writer.state == "ok"  # answers go on
+        refused_with(DISK_FULL, "not_stored", lambda: service.told({"task": 1, "at": 1}))
+        refused_with(DISK_FULL, "not_stored", lambda: service.facts({"task": 1, "limit": 0.1}))
+        time.sleep(0.2)  # looked at again, and still full
+        assert service.writer.store_problem is not None
+    soon(lambda: service.writer.store_problem is None)
+    assert service.told({"task": 1, "at": 1}, {"task": 2, "at": 1}).taken == 2
+    after = crashed(service, start)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+
+
+@pytest.mark.usefixtures("mends_soon")
+def test_a_disk_that_fills_up_between_two_chunks_acknowledges_neither_and_a_retry_is_answered_truthfully(
+    service: Service, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_SMALL_ROWS", 3)
+    in_parts_of(2, monkeypatch)
+    told = [{"task": t, "at": k} for k in range(3) for t in range(2)]
+    writev = os.writev
+    calls: list[int] = []
+
+    def full_after_one(fd: int, parts: Any) -> int:
+        calls.append(fd)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, "no room")
+        return writev(fd, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", full_after_one)
+        patch.setattr(os, "posix_fallocate", refuse(errno.ENOSPC))
+        refused_with(DISK_FULL, "not_stored", lambda: service.told(*told))
+    soon(lambda: service.writer.store_problem is None)
+    answer = service.told(*told)
+    assert (answer.taken, answer.repeated) == (4, 2)
+    after = crashed(service, start)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+    assert after.told(*told).repeated == 6
+
+
+@pytest.mark.usefixtures("mends_soon")
+def test_after_a_failed_sync_no_write_is_acknowledged_until_a_snapshot_is_saved(
+    service: Service, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.told({"task": 1, "at": 0})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse(errno.EIO))
+        patch.setattr(os, "fsync", refuse(errno.EIO))
+        error = refused_with(UNAVAILABLE, "not_stored", lambda: service.told({"task": 1, "at": 1}))
+        assert "nothing of it is acknowledged" in error.body.error.message
+        refused_with(UNAVAILABLE, "not_stored", lambda: service.told({"task": 1, "at": 1}))
+        time.sleep(0.2)
+        assert service.writer.store_problem is not None
+    soon(lambda: service.writer.store_problem is None)
+    assert service.told({"task": 1, "at": 1}).repeated == 1  # it counts since its first try
+    assert service.told({"task": 1, "at": 2}).taken == 1
+    after = crashed(service, start)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+    assert after.told({"task": 1, "at": 1}, {"task": 1, "at": 2}).repeated == 2
+
+
+@pytest.mark.usefixtures("mends_soon")
+def test_facts_whose_sync_failed_do_not_count(
+    service: Service, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.told({"task": 1, "at": 0})
+    before = told_by(service.tracker, SETTINGS)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse(errno.EIO))
+        refused_with(
+            UNAVAILABLE, "not_stored", lambda: service.facts({"task": 1, "ended_us": 5}, estimation={1: False})
+        )
+    assert_same(told_by(service.tracker, SETTINGS), before)
+    soon(lambda: service.writer.store_problem is None)
+    after = crashed(service, start)
+    assert_same(told_by(after.tracker, SETTINGS), before)
+    assert after.tracker.n_opted_out == 0
+
+
+def test_a_snapshot_replaces_the_log_and_a_failed_one_is_not_retried_at_once(
+    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start()
+    service.snapshotter.settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
+    service.told({"task": 1, "at": 0})
+    soon(lambda: service.snapshotter.saved_at is not None)
+    assert service.store is not None
+    size = service.store.snapshot_bytes
+    assert size > 0
+    tried: list[int] = []
+
+    def save(mark: Mark, *_: object) -> NoReturn:
+        tried.append(mark.sequence)
+        raise StoreError("no snapshot today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.store, "save", save)
+        at = 0
+        while service.store.log_bytes <= size:
+            at += 1
+            service.told({"task": 1, "at": at})
+        soon(lambda: bool(tried))
+        for _ in range(5):
+            at += 1
+            service.told({"task": 1, "at": at})
+        assert len(tried) == 1
+        after = crashed(service, start)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+    assert after.writer.recovered_rows == at
+
+
+def test_a_state_of_another_cell_is_not_answered_from(engine: Engine, start: Callable[..., Service]) -> None:
+    service = start()
+    service.snapshotter.settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
+    service.told({"task": 1})
+    soon(lambda: service.snapshotter.saved_at is not None)
+    service.close()
+    other = start(largest_cpu=2.0)
+    assert "start afresh" in other.writer.state
+    error = refused_with(UNAVAILABLE, "not_ready", lambda: other.told({"task": 1}))
+    assert "start afresh" in error.body.error.message
+    other.writer.promote(engine)  # nobody is answered, and nobody waits
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_of_the_service_rejects_all_writes_and_leaves_none_waiting(
+    service: Service, engine: Engine, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.told({"task": 1, "at": 0})
+    monkeypatch.setattr(queue, "_SMALL_ROWS", 2)
+
+    def fault(_: Windows) -> NoReturn:
+        raise ValueError("this should not be")
+
+    monkeypatch.setattr(service.tracker, "take", fault)
+    with service.held_up():
+        small = [service.write(windows_of({"task": t, "at": 1})) for t in range(2)]
+        small.append(service.writer.write(fact_rows({"task": 5, "limit": 1.0})))
+        large = service.write(windows_of(*({"task": t, "at": 2} for t in range(10))))
+    for done in (*small, large):
+        refused_with(UNAVAILABLE, "not_ready", lambda done=done: done.result(PATIENCE_S))  # type: ignore[misc]  # bound
+    assert "a fault of the service" in service.writer.state
+    refused_with(UNAVAILABLE, "not_ready", lambda: service.told({"task": 1, "at": 1}))
+    service.writer.promote(engine)
+    service.writer.shadow(None)
+    service.close()
+    assert start().told({"task": 1, "at": 0}).repeated == 1
+
+
+def test_a_writer_that_never_started_leaves_no_write_waiting(engine: Engine) -> None:
+    idle = Writer(Tracker(SETTINGS, CellClock(SETTINGS, lambda: -1)), None, Metrics(), Watch(900.0), SETTINGS)
+    idle.state = "damaged"
+    idle.promote(engine)
+    refused_with(UNAVAILABLE, "not_ready", lambda: idle.write(fact_rows({"task": 1})))
+    idle.close()
+
+
+def test_a_promotion_waits_for_writes_and_all_later_answers_are_of_the_new_model(
+    service: Service, bundle: Bundle
+) -> None:
+    service.told({"task": 1}, {"task": 2})
+    other = Engine(loaded(bundle, "2"), SETTINGS.cell)
+    service.writer.promote(other)
+    assert service.tracker.look(service.tracker.names()).engine is other
+    service.told({"task": 1, "at": 1})
+    assert service.tracker.look(service.tracker.names()).engine is other
+
+
+def test_windows_and_facts_come_back_from_the_log_to_the_bit(history: History) -> None:
+    windows = history.windows
+    back = log_records.read_windows(memoryview(log_records.write_windows(windows)))
+    for name, column in vars(windows).items():
+        assert_same_bits(getattr(back, name), column, name)
+    facts = fact_rows(
+        {"task": 2**62, "limit": 0.1, "since_us": 5, "user": "a", "logical_name": "b", "in_alloc": True},
+        {"task": 3, "index": 4, "ended_us": 9, "failed": True, "tier": "mon", "machine_id": 0},
+        estimation={2**62: False, 5: True},
+    )
+    told: FactRows = log_records.read_facts(memoryview(log_records.write_facts(facts)))
+    assert told.estimation == facts.estimation
+    assert told.columns.keys() == facts.columns.keys()
+    for name, column in facts.columns.items():
+        assert_same_bits(told.columns[name], column, name)
+    nobody = log_records.read_facts(memoryview(log_records.write_facts(fact_rows(estimation={1: True}))))
+    assert (len(nobody.row), nobody.estimation) == (0, {1: True})
+
+
+def window(task: int, at: int, cpu: float, told: dict[str, Any]) -> Json:
+    return {"task": 1 + task % 4, "index": task // 4, "at": at, "cpu": cpu, **told}
+
+
+def fact(task: int, told: dict[str, Any]) -> Json:
+    return {"task": 1 + task % 4, "index": task // 4, **told}
+
+
+TASK = st.integers(0, 6)
+TOLD = st.fixed_dictionaries({}, optional={
+    "limit": st.sampled_from([None, 0.5]), "user": st.integers(1, 2), "name": st.integers(1, 2),
+    "scheduled_us": st.integers(0, 3), "tier": st.integers(0, 4), "machine_id": st.integers(0, 2),
+})  # fmt: skip
+FACTS = st.fixed_dictionaries({}, optional={
+    "limit": st.floats(0.1, 2.0), "since_us": st.integers(0, 10**9), "ended_us": st.just(5), "machine_id": TASK,
+    "scheduled_us": st.integers(0, 3), "in_alloc": st.booleans(), "scheduling_class": st.integers(0, 3),
+})  # fmt: skip
+STEP = st.one_of(
+    st.lists(st.builds(window, TASK, st.integers(0, 14), st.floats(0.01, 0.9), TOLD), min_size=1, max_size=6),
+    st.tuples(
+        st.lists(st.builds(fact, TASK, FACTS), max_size=3),
+        st.dictionaries(st.integers(1, 4), st.booleans(), max_size=2),
+    ),
+    st.sampled_from(["snapshot", "crash", "crash in the middle of a record"]),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(steps=st.lists(STEP, min_size=3, max_size=14))
+def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
+    steps: list[Any], engine: Engine, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("crashes")
+    options = {"max_tracked": 6}
+    running: list[Service] = []
+
+    def start(name: str = "cell") -> Service:
+        running.append(Service(folder / name, engine, **options))
+        return running[-1]
+
+    service, whole = start(), Memory(SETTINGS.model_copy(update=options), bundle)
+    for step in (*steps, "crash"):
+        if step == "snapshot":
+            service.save()
+        elif isinstance(step, str):
+            service = crashed(service, start, b"" if step == "crash" else b"torn" * 10)
+            assert_same(told_by(service.tracker, SETTINGS), told_by(whole.tracker, SETTINGS))
+        elif isinstance(step, list):
+            outcome = whole.write(windows_of(*step))
+            answer = service.told(*step)
+            assert answer.taken == sum(k <= LATE for k in outcome)
+            assert answer.repeated == outcome.count(REPEATED)
+        else:
+            facts = fact_rows(*step[0], estimation=step[1])
+            whole.tell(facts.keep(whole.tracker.judge(facts) == NEW))
+            service.facts(*step[0], estimation=step[1])
+    for each in running:
+        each.close()
+    shutil.rmtree(folder)
+
+
+def test_a_model_or_a_shadow_that_fails_on_the_cells_tasks_is_refused_and_writes_go_on(
+    service: Service, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.told({"task": 1, "at": 0})
+    before = told_by(service.tracker, SETTINGS)
+    bad = Engine(engine.model, SETTINGS.cell)
+
+    def fail(*_: object) -> NoReturn:
+        raise RuntimeError("not of these tasks")
+
+    monkeypatch.setattr(bad, "score", fail)
+    with pytest.raises(ModelError, match="it fails on the tasks of this cell: RuntimeError"):
+        service.writer.promote(bad)
+    assert_same(told_by(service.tracker, SETTINGS), before)
+    service.writer.shadow(bad)
+    assert service.told({"task": 1, "at": 1}).taken == 1
+    service.writer._watch.shown()  # of all that was told before
+    assert "not of these tasks" in str(service.writer._watch.shadow_problem)
+    assert service.told({"task": 1, "at": 2}).taken == 1
+
+
+def test_large_writes_are_cut_finer_while_small_ones_come(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_SMALL_ROWS", 2)
+    now_s = [0.0]
+    monkeypatch.setattr(queue, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(writer, "_CHUNK_ROWS", 10)
+    monkeypatch.setattr(writer, "_SMALL_CHUNK_ROWS", 3)
+    taken: list[int] = []
+    take = service.tracker.take
+
+    def noted(windows: Windows) -> Any:
+        taken.append(len(windows))
+        return take(windows)
+
+    monkeypatch.setattr(service.tracker, "take", noted)
+    service.told(*({"task": t} for t in range(10)))
+    assert taken == [10]
+    service.told({"task": 99})
+    service.told(*({"task": t, "at": 1} for t in range(10)))
+    assert taken == [10, 1, 3, 3, 3, 1]
+    now_s[0] = 3_600.0
+    service.told(*({"task": t, "at": 2} for t in range(10)))
+    assert taken[-1] == 10
+
+
+def test_a_collection_without_estimation_is_not_judged(service: Service) -> None:
+    service.facts(estimation={2: False})
+    for at in range(40):
+        service.told({"task": 1, "at": at, "tier": 0}, {"task": 2, "at": at, "tier": 1})
+    shown = service.writer._watch.shown()
+    service.close()
+    assert service.writer._watch.shown() == shown  # while it stops, too
+    watched = service.writer._watch._served
+    assert watched is not None
+    judged = watched.quality.numbers().judged[tier_key(np.array([0, 1], np.int8))]
+    assert (judged.sum(axis=1) > 0).tolist() == [True, False]
+
+
+def test_a_fault_of_the_watch_ends_the_writer_and_is_not_lost(
+    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start()
+
+    def fail(*_: object) -> NoReturn:
+        raise RuntimeError("watched badly")
+
+    monkeypatch.setattr(LiveQuality, "observe", fail)
+    faults: list[object] = []
+    monkeypatch.setattr(service.writer, "_on_fault", lambda: faults.append(1))
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    assert service.told({"task": 1, "at": 0}).taken == 1
+    ats = itertools.count(1)
+
+    def ended() -> bool:
+        try:
+            service.told({"task": 1, "at": next(ats)})
+        except RequestError as error:
+            assert error.body.error.code == "not_ready"  # noqa: PT017 - it takes a few calls
+            return True
+        return False
+
+    soon(ended)
+    service.writer._thread.join(PATIENCE_S)
+    assert faults == [1]
+    assert "fault of the service" in service.writer.state
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("lateness_s", [0.0, 300.0, 3_600.0])
+def test_state_is_restored_under_other_settings_of_lateness(start: Callable[..., Service], lateness_s: float) -> None:
+    service = start()
+    service.told({"task": 1, "at": 0}, {"task": 1, "at": 3})
+    assert service.told({"task": 1, "at": 1}).late == 1
+    after = crashed(service, start, lateness_s=lateness_s)
+    assert after.writer.state == "ok"
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+    assert after.told({"task": 1, "at": 2}).late == (1 if lateness_s >= 300.0 else 0)
+    again = crashed(after, start)
+    assert again.writer.state == "ok"
+    assert_same(told_by(again.tracker, SETTINGS), told_by(after.tracker, SETTINGS))
+
+
+def test_a_state_of_other_units_is_not_answered_from(start: Callable[..., Service]) -> None:
+    service = start()
+    service.told({"task": 1})
+    service.close()
+    other = start(cpu_unit="millicores")
+    assert "amounts are in cores and bytes" in other.writer.state
+    assert "RECLAIM_CPU_UNIT" in other.writer.state
+
+
+def test_evicted_tasks_stay_evicted_after_a_restart_under_other_settings(start: Callable[..., Service]) -> None:
+    service = start(forget_s=3_600.0, ahead_s=1e6)
+    service.told({"task": 1, "at": 0}, {"task": 2, "at": 0})
+    service.told({"task": 2, "at": 20})
+    service.writer._evict_at = 0.0
+    service.told({"task": 2, "at": 21})
+    soon(lambda: len(service.tracker) == 1)
+    service.told({"task": 1, "at": 1})
+    after = crashed(service, start, forget_s=1e6, ahead_s=1e6)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+
+
+def test_an_estimation_choice_beyond_the_limit_is_refused(start: Callable[..., Service]) -> None:
+    service = start(max_tracked=2)
+    service.facts(estimation={5: False, 6: False})
+    with pytest.raises(RequestError) as refusal:
+        service.facts(estimation={1: False})
+    assert refusal.value.body.error.code == "too_many_collections"
+    assert service.tracker.n_opted_out == 2
+    assert service.facts(estimation={5: True}).taken == 1
+    assert service.facts(estimation={1: False}).taken == 1

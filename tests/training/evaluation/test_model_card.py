@@ -1,0 +1,68 @@
+"""The model card: says what a reader must know, from plain facts, in the room that MLflow has."""
+
+from typing import Any
+
+from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
+from reclaim.training.evaluation.model_card import LONGEST, model_card
+from reclaim.training.models.oom_calibration import ProbabilityCalibration
+from reclaim.training.settings import TrainConfig
+
+
+def report(**changed: Any) -> dict[str, Any]:
+    of_target = {"rows": 12_345.0, "pinball_over_usage": 0.0421, "coverage_error": 0.003, "width": 0.31}
+    of_oom = {"positives": 31.0, "base_rate": 0.0009, "brier_skill": 0.05, "ece": 0.0002, "recall_at_10": 0.5}
+    both = {"cpu": 0.01, "memory": None}
+    plan = {
+        "cpu": {"level": 0.9, "price": 30.0, "anchor": 0.0, "past": "24h"},
+        "memory": {"level": 0.98, "price": None, "anchor": 0.25, "past": "24h"},
+    }  # fmt: skip
+    horizons = [f"{h}s" for h in HORIZONS_S]
+    names = ("baseline", "medium", "aggressive")
+    facts: dict[str, Any] = {
+        "run_id": "0123456789abcdef", "model": "reclaim", "version": "7", "estimator": "network", "horizon_s": 3_600,
+        "plans": {"baseline": plan, "aggressive": plan},
+        "margins": {m: {"cpu": 0.1, "memory": -0.05} for m in names},
+        "violation": dict.fromkeys(names, both), "reclaimed": {m: {"cpu": 0.75, "memory": 0.5} for m in names},
+        "scores": {t: dict.fromkeys(horizons, of_target) for t in TARGETS} | {"oom": dict.fromkeys(horizons, of_oom)},
+        "rows": {"train": 1000, "valid": 100},
+        "datasets": [{"name": "cell_a", "nature": "synthetic", "fingerprint": "f" * 64, "train": 1000, "valid": 100}],
+        "notes": ["memory: no row has a limit", f"OOM label: {OOM_DEFINITION}"], "seconds": 1.0, "reused": False,
+    }  # fmt: skip
+    return facts | changed
+
+
+def test_the_card_names_model_data_scores_and_how_to_load_it() -> None:
+    calibration = ProbabilityCalibration((0.5, 1.0, 2.0), (0.1, 0.0, -0.25)).to_dict()
+    test_scores = {"cpu": {"3600s": {"rows": 77.0, "pinball_over_usage": 0.0555}}}
+    card = model_card(report(), settings=TrainConfig().settings(), test_scores=test_scores, probability=calibration)
+    for text in (
+        "# reclaim: network, 3600 s ahead", "| cell_a | synthetic | ffffffffffff | 1000 | 100 |",
+        "price 30, at least q0.9", "q0.98, own past (24h) 0.25", "half way", "75.00 %",
+        "-5.00 %", "0.0555", "| test ", "12345", "0.0009", OOM_DEFINITION, "86400s: slope 2, intercept -0.25",
+        "compressible", "drift", "reclaim serve --model reclaim/7", "0123456789abcdef", "fit.width=128",
+        "memory: no row has a limit",
+    ):  # fmt: skip
+        assert text in card, text
+    assert card.count(OOM_DEFINITION) == 1
+    assert len(card) <= LONGEST
+
+
+def test_without_test_scores_calibration_and_version_it_says_so() -> None:
+    card = model_card(report(version="", scores={}), settings={})
+    assert "| test" not in card
+    assert "as the model says it" in card
+    assert "reclaim serve --model reclaim@champion" in card
+    assert "None" not in card
+
+
+def test_many_settings_are_cut_before_anything_else_and_many_datasets_still_fit() -> None:
+    card = model_card(report(), settings={f"name_{k}": "x" * 50 for k in range(200)})
+    assert len(card) <= LONGEST
+    assert "all of them are the run's parameters" in card
+    assert "memory: no row has a limit" in card
+    many = [report()["datasets"][0] | {"name": f"cell_{k}"} for k in range(200)]
+    assert len(model_card(report(datasets=many), settings={})) <= LONGEST
+
+
+def test_the_same_facts_give_the_same_card() -> None:
+    assert model_card(report(), settings={"a": 1}) == model_card(report(), settings={"a": 1})

@@ -1,0 +1,146 @@
+"""Scores of forecasts, each formula by hand; the parts of a split add up to the whole."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reclaim.features.groups import AGES, TIER_LABELS, RowKeys
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.estimators.base import Forecast
+from reclaim.training.evaluation.scores import coverage_figure, overall, reliability, reliability_figure, score_forecast
+
+LEVELS = (0.5, 0.9)
+T, H = len(TARGETS), len(HORIZONS_S)
+NAN = float("nan")
+
+
+def forecast_of(quantiles: list[list[float]], probability: list[float]) -> Forecast:
+    """Return the same quantiles for every target and horizon."""
+    n = len(quantiles)
+    q = np.broadcast_to(np.array(quantiles)[:, None, None, :], (n, T, H, len(LEVELS)))
+    return Forecast(q.copy(), np.repeat(np.array(probability)[:, None], H, axis=1))
+
+
+def truth_of(y: list[float], oom: list[float]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    every = np.broadcast_to(np.array(y, np.float32)[:, None, None], (len(y), T, H)).copy()
+    return every, np.repeat(np.array(oom, np.float32)[:, None], H, axis=1)
+
+
+def keys_of(tier: list[int], age: list[int], task: list[int] | None = None) -> RowKeys:
+    n = len(tier)
+    end_us = np.arange(1, n + 1) * 300_000_000
+    return RowKeys(np.array(tier), np.array(age), np.array(task or range(n)), end_us - 300_000_000, end_us)
+
+
+FORECAST = forecast_of([[0.4, 0.6], [0.2, 0.8], [0.1, 0.3], [NAN, NAN]], [0.1, 0.2, 0.8, NAN])
+Y, OOM = truth_of([0.5, 0.1, 0.6, 0.5], [0.0, 0.0, 1.0, 1.0])
+
+
+def test_the_scores_of_quantiles_by_hand() -> None:
+    scores = score_forecast(FORECAST, Y, OOM, LEVELS)["cpu"]["300s"]
+    at_50 = (0.5 * 0.1 + 0.5 * 0.1 + 0.5 * 0.5) / 3
+    at_90 = (0.1 * 0.1 + 0.1 * 0.7 + 0.9 * 0.3) / 3
+    usage = (0.5 + 0.1 + 0.6) / 3
+    expected = {
+        "rows": 3,
+        "pinball": (at_50 + at_90) / 2,
+        "pinball_over_usage": (at_50 + at_90) / 2 / usage,
+        "crps": 2 * (at_50 + at_90) / 2,  # two levels: the trapezoid over the span is their mean
+        "coverage_error": ((0.5 - 1 / 3) + (0.9 - 2 / 3)) / 2,
+        "width": (0.2 + 0.6 + 0.2) / 3,
+        "pinball_over_usage_0.5": at_50 / usage,
+        "pinball_over_usage_0.9": at_90 / usage,
+        "coverage_0.5": 1 / 3,
+        "coverage_0.9": 2 / 3,
+        "coverage_error_0.5": 1 / 3 - 0.5,
+        "coverage_error_0.9": 2 / 3 - 0.9,
+    }
+    assert scores == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_scores_of_the_probability_by_hand() -> None:
+    scores = score_forecast(FORECAST, Y, OOM, LEVELS)["oom"]["300s"]
+    brier = (0.1**2 + 0.2**2 + 0.2**2) / 3
+    expected = {
+        "rows": 3,
+        "positives": 1,
+        "base_rate": 1 / 3,
+        "brier": brier,
+        "brier_skill": 1 - brier / (1 / 3 * 2 / 3),
+        "log_loss": -(np.log(0.9) + np.log(0.8) + np.log(0.8)) / 3,
+        "ece": (2 * 0.15 + 1 * 0.2) / 3,  # 0.1 and 0.2 share a bin
+        "average_precision": 1.0,
+    }
+    assert scores == pytest.approx(expected)
+
+
+def test_without_positives_there_is_a_base_rate_but_no_precision_and_no_skill() -> None:
+    scores = score_forecast(FORECAST, Y, np.zeros_like(OOM), LEVELS)["oom"]["300s"]
+    assert scores["base_rate"] == scores["positives"] == 0
+    assert not {"average_precision", "brier_skill"} & set(scores)
+
+
+def test_unknown_targets_and_horizons_that_were_not_forecast_have_no_scores() -> None:
+    y = Y.copy()
+    y[:, :, 0] = NAN
+    probability = FORECAST.oom_probability.copy()
+    probability[:, 1] = NAN
+    scores = score_forecast(Forecast(FORECAST.quantiles, probability), y, OOM, LEVELS)
+    assert set(scores["memory"]) == {"3600s", "86400s"}
+    assert set(scores["oom"]) == {"300s", "86400s"}
+
+
+def test_a_certain_probability_that_is_wrong_costs_a_finite_log_loss() -> None:
+    scores = score_forecast(forecast_of([[0.1, 0.2]], [0.0]), *truth_of([0.1], [1.0]), LEVELS)
+    assert scores["oom"]["300s"]["log_loss"] == pytest.approx(-np.log(1e-15))
+
+
+def test_every_group_has_the_scores_that_its_rows_have_alone() -> None:
+    rng = np.random.default_rng(2)
+    n = 300
+    q = np.sort(rng.random((n, T, H, 2)), axis=-1)
+    forecast = Forecast(q, rng.random((n, H)))
+    y, oom = rng.random((n, T, H)).astype(np.float32), (rng.random((n, H)) < 0.2).astype(np.float32)
+    y[rng.random(y.shape) < 0.1] = NAN
+    tier, age = rng.choice([0, 1, 4], n), rng.integers(0, 3, n)
+    keys = keys_of(list(tier), list(age), list(rng.integers(0, 20, n)))
+    scores = score_forecast(forecast, y, oom, LEVELS, keys=keys)
+    assert list(scores["tiers"]) == [TIER_LABELS[k] for k in (0, 1, 4)]
+    assert list(scores["ages"]) == list(AGES[:3])
+    for split, key, labels in (("tiers", tier, TIER_LABELS), ("ages", age, AGES)):
+        for name, of_group in scores[split].items():
+            rows = key == labels.index(name)
+            alone = score_forecast(forecast.take(rows), y[rows], oom[rows], LEVELS, keys=keys.take(rows))
+            for target, horizons in overall(alone).items():
+                for horizon, values in horizons.items():
+                    assert of_group[target][horizon] == pytest.approx(values), (name, target, horizon)
+    whole = score_forecast(forecast, y, oom, LEVELS)
+    for target in TARGETS:
+        for horizon, values in whole[target].items():
+            assert scores[target][horizon] == pytest.approx(values)
+    assert {"recall_at_10", "events", "task_days"} <= set(scores["oom"]["3600s"])
+
+
+def test_reliability_bins_are_even_in_the_logarithm_and_hold_every_row() -> None:
+    probability = np.array([0.0, 5e-6, 2e-5, 0.05, 0.08, 1.0])
+    label = np.array([0, 0, 0, 0, 1, 1], np.bool_)
+    points = reliability(probability, label)
+    np.testing.assert_allclose(
+        points, [[2.5e-6, 0, 2, 0], [2e-5, 0, 1, 0], [0.065, 0.5, 2, 1], [1.0, 1.0, 1, 1]], atol=1e-15
+    )
+
+
+def test_the_figures_have_a_panel_per_horizon_and_a_line_for_each_series() -> None:
+    scores = score_forecast(FORECAST, Y, OOM, LEVELS)
+    assert [len(ax.lines) for ax in coverage_figure(scores, LEVELS).axes] == [1 + T] * H
+    said = {"before": FORECAST.oom_probability, "after": FORECAST.oom_probability / 2}
+    figure = reliability_figure(said, OOM)
+    assert len(figure.axes) == H
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert sorted(labels) == ["after", "as said", "base rate", "before"]
+    assert len(reliability_figure({"before": np.full((3, H), NAN)}, np.zeros((3, H), np.float32)).axes) == H
+    only_last = FORECAST.oom_probability.copy()
+    only_last[:, :2] = NAN
+    assert reliability_figure({"before": only_last}, OOM).axes[2].get_legend() is not None

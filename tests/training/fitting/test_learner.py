@@ -1,0 +1,112 @@
+"""A learned estimator of one file and a line of registry: trained, searched, bundled, replayed and served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reclaim.config import load_config
+from reclaim.data.dataset import Dataset
+from reclaim.data.errors import ConfigError
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.features.build import build_features
+from reclaim.features.feature_set import FeatureSet
+from reclaim.replay.open_loop.estimates import run_base
+from reclaim.serving.models.canary import check_answers
+from reclaim.serving.models.loader import find_model, load_location
+from reclaim.serving.models.scorer import Engine
+from reclaim.training.bundle import Bundle, load_bundle
+from reclaim.training.estimators.registry import LEARNED
+from reclaim.training.fitting.train import TrainReport, run_training
+from reclaim.training.fitting.tune import tune
+from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.settings import TrainConfig
+from reclaim.training.tracking import runs as tracking
+from tests.training.constant_estimator import CONSTANT, ConstantForecaster
+from tests.training.fitting.test_train import write_cell
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(LEARNED, "constant", CONSTANT)
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.chdir(tmp_path_factory.mktemp("learner"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def dataset(_registered: None) -> Path:
+    """Return a dataset with features."""
+    write_cell(Path("raw"), tasks=20, windows=300)
+    build_features(
+        ingest(Path("raw"), Path("dataset"), IngestConfig(trace="series", mapping="raw/mapping.toml")).dataset
+    )
+    return Path("dataset")
+
+
+@pytest.fixture(scope="module")
+def config() -> TrainConfig:
+    """Return settings as the command line reads them."""
+    given = ["estimator=constant", "params.raised=0.25", "budgets.baseline=0.01", "budgets.aggressive=0.05"]
+    return load_config(TrainConfig, None, given)
+
+
+@pytest.fixture(scope="module")
+def report(dataset: Path, config: TrainConfig) -> TrainReport:
+    """Return a finished run."""
+    return run_training(dataset, config)
+
+
+@pytest.fixture(scope="module")
+def bundle(report: TrainReport) -> Bundle:
+    """Return the registered bundle."""
+    folder, _ = tracking.fetch_bundle(f"{report.model}/{report.version}")
+    return load_bundle(folder)
+
+
+def test_its_run_is_registered_under_its_own_name_and_found_again(report: TrainReport, config: TrainConfig) -> None:
+    assert (report.model, report.estimator) == ("reclaim-constant", "constant")
+    assert tracking.find_run(report.run_id).params["params.raised"] == "0.25"
+    assert run_training(Path("dataset"), config) == replace(report, reused=True)
+
+
+def test_its_bundle_holds_what_was_fitted_and_which_settings(bundle: Bundle, dataset: Path) -> None:
+    assert bundle.kind == "constant"
+    assert "fit" not in bundle.trained["settings"]
+    assert bundle.trained["settings"]["params"] == {"raised": 0.25}
+    features = FeatureSet.open(dataset)
+    y, _ = features.train_targets(features.train_rows())
+    bare = bundle.forecaster.bare  # type: ignore[attr-defined]  # a Calibrated
+    assert isinstance(bare, ConstantForecaster)
+    assert bare.horizons_s == (300, 3_600)  # of a day nothing is known
+    np.testing.assert_allclose(bare.quantiles[0, 1], np.nanquantile(y[:, 0, 1], (0.9, 0.98)) * 1.25, rtol=1e-6)
+
+
+@pytest.mark.parametrize("margin", MARGIN_NAMES)
+def test_replay_and_service_give_the_same_bits(bundle: Bundle, report: TrainReport, dataset: Path, margin: str) -> None:
+    opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
+    windows = opened.windows(0)
+    replayed = run_base(bundle.estimator(margin, opened.cell()), windows)
+    model = load_location(find_model(f"{report.model}/{report.version}"), margin)
+    check_answers(model.bundle)
+    engine = Engine(model, opened.cell())
+    served = engine.estimate(margin, engine.score(features.x[: len(windows)], windows).bare, windows)
+    assert served.reservation.tobytes() == replayed.reservation.tobytes()
+    assert served.rule.tobytes() == replayed.rule.tobytes()
+    assert (served.reservation < windows.limit).any()
+
+
+def test_its_settings_are_searched(dataset: Path, config: TrainConfig) -> None:
+    found = tune([dataset], config, trials=2, config_file=Path("best.toml"))
+    assert set(found.best) == {"params.raised"}
+    assert load_config(TrainConfig, Path("best.toml")).params == {"raised": found.best["params.raised"]}
+
+
+def test_settings_that_it_does_not_have_are_refused(dataset: Path, config: TrainConfig) -> None:
+    with pytest.raises(ConfigError, match=r"params of constant: .*leaves"):
+        run_training(dataset, replace(config, params={"leaves": 3}))

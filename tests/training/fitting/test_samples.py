@@ -1,0 +1,170 @@
+"""The training set on a device: it gathers what the feature set says, copies nothing, and keeps the gap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reclaim.features.feature_set import CONTEXT_FILE, FeatureSet, array_path
+from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS
+from reclaim.features.targets import HORIZONS_S
+from reclaim.training.fitting.samples import Part, Resident, Samples, column_bounds, column_moments
+from reclaim.training.models.network import squash
+from reclaim.training.models.trees import Rows
+
+S = 1_000_000
+UNTIL_US = 50_000 * S
+
+Maker = Callable[[int], FeatureSet]
+
+
+def write_feature_set(folder: Path, seed: int) -> FeatureSet:
+    """Write a feature set of random numbers: ten tasks, of which some windows were not taken, some hours long."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 60, 10)
+    n = int(lengths.sum())
+    taken = rng.random(n) < 0.9
+    starts = np.cumsum(lengths) - lengths
+    taken[starts] = True  # a task's first window always is
+    place = np.cumsum(taken) - 1
+    values = rng.random((len(CONTEXT), int(taken.sum())))
+    arrays: dict[str, Any] = {
+        "x": rng.normal(size=(n, 5)).astype(np.float32),
+        "y": np.where(rng.random((n, 3, 3)) < 0.2, np.nan, rng.random((n, 3, 3))).astype(np.float32),
+        "oom": rng.choice([0.0, 1.0, np.nan], (n, 3)).astype(np.float32),
+        "end_us": rng.integers(0, 100_000, n) * S,
+        "period": rng.integers(0, 3, n).astype(np.uint8),
+        "group": rng.integers(0, 4, n).astype(np.uint8),
+        "limit": rng.choice([0.0, 0.3, 0.7, np.nan], (n, 2)).astype(np.float32),
+        "first": np.repeat(place[starts], lengths),
+        "last": place,
+        CONTEXT_FILE: np.where(rng.random(values.shape) < 0.1, np.nan, values).astype(np.float32),
+    }
+    arrays["x"][rng.random((n, 5)) < 0.1] = np.nan
+    folder.mkdir(exist_ok=True)
+    for name, array in arrays.items():
+        np.save(array_path(folder, name), array)
+    mapped = {name: np.load(array_path(folder, name), mmap_mode="r") for name in arrays}
+    manifest = {"longest_window_us": 3_600 * S * seed, "cuts_us": [20_000 * S, UNTIL_US]}
+    return FeatureSet(folder, manifest, bucket_start=np.array([0, n]), **mapped)
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    """Return a maker of feature sets by seed."""
+    folder = tmp_path_factory.mktemp("resident")
+    return lambda seed: write_feature_set(folder / str(seed), seed)
+
+
+def _part(features: FeatureSet, rows: np.ndarray[Any, np.dtype[np.int64]], until_us: int = UNTIL_US) -> Part:
+    return Part(Resident.of(features), torch.from_numpy(rows), until_us, torch.from_numpy(features.reach_us))
+
+
+def _same(mine: torch.Tensor, theirs: np.ndarray[Any, Any]) -> None:
+    assert mine.dtype == torch.float32
+    assert theirs.dtype == np.float32
+    assert np.array_equal(mine.numpy(), theirs, equal_nan=True)
+
+
+@given(st.integers(0, 5), st.sampled_from([1, 2, CONTEXT_WINDOWS, 70]), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_the_context_is_to_the_bit_what_the_feature_set_defines(
+    make: Maker, seed: int, windows: int, draw: int
+) -> None:
+    features = make(seed)
+    rows = np.random.default_rng(draw).integers(0, len(features), 40)
+    theirs = features.context_of(rows, windows)
+    assert theirs.shape == (40, windows, len(CONTEXT))
+    resident = Resident.of(features)
+    _same(resident.context_of(torch.from_numpy(rows), windows), theirs)
+    samples = Samples([_part(features, rows)])
+    order = torch.arange(39, -1, -1)
+    _same(samples.context(order, windows), theirs[::-1])
+
+
+def test_samples_are_the_rows_with_the_targets_that_the_period_knows(make: Maker) -> None:
+    features = make(1)
+    rows = np.flatnonzero(features.period == 0)
+    samples = Samples([_part(features, rows)])
+    y, oom = features._targets_until(rows, UNTIL_US)
+    assert np.isnan(y).sum() > np.isnan(features.y[rows]).sum()
+    positions = torch.randperm(len(rows))
+    batch = samples.take(positions)
+    _same(batch.x, features.x[rows][positions.numpy()])
+    _same(batch.y, y[positions.numpy()])
+    _same(batch.oom, oom[positions.numpy()])
+    assert samples.heads().targets.tolist() == np.isfinite(y).any(axis=0).tolist()
+    assert samples.heads().oom.tolist() == np.isfinite(oom).any(axis=0).tolist()
+
+
+def test_samples_of_several_feature_sets_stand_one_after_another_and_each_keeps_its_own_gap(make: Maker) -> None:
+    parts, xs, ys, contexts = [], [], [], []
+    for seed, until_us in ((1, UNTIL_US), (2, 20_000 * S), (3, UNTIL_US)):
+        features = make(seed)
+        rows = np.flatnonzero(features.group == seed)
+        parts.append(_part(features, rows, until_us))
+        xs.append(features.x[rows])
+        ys.append(features._targets_until(rows, until_us)[0])
+        contexts.append(features.context_of(rows, 3))
+    samples = Samples(parts)
+    assert len(samples) == sum(map(len, xs))
+    positions = torch.randperm(len(samples))
+    _same(samples.features(positions), np.concatenate(xs)[positions.numpy()])
+    _same(samples.targets(positions)[0], np.concatenate(ys)[positions.numpy()])
+    _same(samples.context(positions, 3), np.concatenate(contexts)[positions.numpy()])
+    few = torch.arange(3)  # of the first alone
+    _same(samples.features(few), xs[0][:3])
+
+
+def test_on_the_cpu_the_files_themselves_are_used(make: Maker) -> None:
+    features = make(4)
+    resident = Resident.of(features)
+    in_file = np.load(array_path(features.path, "x"), mmap_mode="r+")
+    in_file[0, 0] = 17.0
+    assert resident.x[0, 0] == 17.0  # a copy would not have seen it
+    assert resident.context.data_ptr() == features.context.ctypes.data
+
+
+def test_moments_in_pieces_are_those_of_the_whole(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = make(5)
+    samples = Samples([_part(features, np.arange(len(features)))])
+    monkeypatch.setattr(Samples.chunks, "__defaults__", (7,))
+    mean, scale = column_moments(samples, lambda positions: squash(samples.features(positions)))
+    x = squash(torch.from_numpy(np.array(features.x))).double().numpy()
+    np.testing.assert_allclose(mean, np.nanmean(x, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(scale, np.nanstd(x, axis=0), rtol=1e-6)
+    assert mean.dtype == scale.dtype == torch.float32
+    never_and_constant = Samples.of_rows(
+        Rows(np.array([[np.nan, 0.25]] * 9, np.float32), np.zeros((9, 3, 3), np.float32), np.zeros((9, 3), np.float32))
+    )
+    mean, scale = column_moments(never_and_constant, never_and_constant.features)
+    assert (mean.tolist(), scale.tolist()) == ([0.0, 0.25], [1.0, 1.0])
+
+
+def test_bounds_are_the_quantiles_at_both_ends_of_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = np.arange(1001, dtype=np.float32)  # its quantile at 0.001 is 1, at 0.999 it is 999
+    half = np.where(counts < 501, counts * 2, np.nan)  # 0, 2, .. 1000: half way from 0 to 2 at 0.001
+    x = np.stack([counts[::-1], half, np.full(1001, np.nan), np.full(1001, 7.0)], axis=1).astype(np.float32)
+    samples = Samples.of_rows(Rows(x, np.zeros((1001, 3, 3), np.float32), np.zeros((1001, 3), np.float32)))
+    low, high = column_bounds(samples, samples.features, 0.001)
+    torch.testing.assert_close(low, torch.tensor([1.0, 1.0, 0.0, 7.0]))
+    torch.testing.assert_close(high, torch.tensor([999.0, 999.0, 0.0, 7.0]))
+    monkeypatch.setattr("reclaim.training.fitting.samples.CHUNK_SAMPLES", 101)  # every tenth: 0, 10, .. 1000
+    low, _ = column_bounds(samples, samples.features, 0.01)
+    torch.testing.assert_close(low[0], torch.tensor(10.0))
+
+
+def test_rows_in_memory_are_samples_whose_targets_stay_as_they_are() -> None:
+    rng = np.random.default_rng(0)
+    rows = Rows(*(rng.random(shape).astype(np.float32) for shape in ((8, 4), (8, 3, len(HORIZONS_S)), (8, 3))))
+    batch = Samples.of_rows(rows).take(torch.tensor([5, 0]))
+    _same(batch.x, rows.x[[5, 0]])
+    _same(batch.y, rows.y[[5, 0]])
+    _same(batch.oom, rows.oom[[5, 0]])

@@ -1,0 +1,142 @@
+"""Several datasets as one training set: which rows are drawn of each, and limits in units that add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, demand
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.registry import CALENDAR, FEATURE_NAMES
+from reclaim.training.fitting import held_out as heldout
+from reclaim.training.fitting import sources
+from reclaim.training.fitting.sources import Source, choose_rows, chosen_rows, resident_samples
+
+
+class _Part:
+    """As much of a feature set and its dataset as knows its rows and windows."""
+
+    def __init__(self, rows: list[int], windows: Windows | None = None) -> None:
+        self.rows = np.array(rows, np.int64)
+        self.read = windows
+        self.n_buckets, self.bucket_start, self.path = 1, [0, 1_000_000], Path("part")
+
+    def valid_rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return self.rows
+
+    def windows(self, bucket: int) -> Windows:
+        assert bucket == 0
+        assert self.read is not None
+        return self.read
+
+
+def _source(rows: list[int], windows: Windows | None = None) -> Source:
+    part: Any = _Part(rows, windows)
+    return Source(part, part)
+
+
+def _rows_of(features: FeatureSet) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return cast("_Part", features).rows
+
+
+def test_rows_are_chosen_by_the_seed_and_stay_in_order() -> None:
+    rows = np.arange(100, dtype=np.int64) * 3
+    chosen = choose_rows(rows, 10, seed=1)
+    assert len(set(chosen)) == 10
+    assert (np.diff(chosen) > 0).all()
+    assert np.array_equal(chosen, choose_rows(rows, 10, seed=1))
+    assert not np.array_equal(chosen, choose_rows(rows, 10, seed=2))
+    assert np.array_equal(choose_rows(rows, 100, seed=1), rows)
+
+
+def test_one_source_gives_the_rows_it_would_give_alone() -> None:
+    rows = list(range(5, 905, 9))
+    (chosen,) = chosen_rows([_source(rows)], _rows_of, 30, seed=4)
+    assert np.array_equal(chosen, choose_rows(np.array(rows), 30, seed=4))
+
+
+def test_of_several_sources_every_row_is_as_likely_and_all_are_taken_where_they_fit() -> None:
+    several = [_source(list(range(0, 3000, 3))), _source([]), _source(list(range(7, 9007)))]
+    every = chosen_rows(several, _rows_of, 10_000, seed=1)
+    assert [len(r) for r in every] == [1000, 0, 9000]
+    chosen = chosen_rows(several, _rows_of, 1000, seed=1)
+    assert sum(map(len, chosen)) == 1000
+    assert len(chosen[0]) == pytest.approx(100, abs=30)
+    for some, all_ in zip(chosen, every, strict=True):
+        assert set(some) <= set(all_)
+        assert (np.diff(some) > 0).all()
+
+
+def test_limits_of_several_traces_are_counted_in_the_mean_of_each(make_windows: Callable[..., Windows]) -> None:
+    # the same two tasks twice: in shares of a machine, and in cores and GiB
+    share = make_windows([0.1, 0.2, 0.3], limit=(0.5, 0.25))
+    share.limit[1:] = (1.0, 0.5)
+    share.percentiles[:, P90] = [0.1, 0.2, 0.3]
+    unit = np.array([64.0, 256.0])
+    cores = replace(
+        share, usage=share.usage * np.array([64, 64, 256, 256, 256, 1, 1]), limit=share.limit * unit,
+        percentiles=share.percentiles * np.float32(64),
+    )  # fmt: skip
+    rows = [0, 1, 2]
+    both = sources.windows_of([_source(rows, share), _source(rows, cores)], [np.array(rows)] * 2)
+    first, second = both.take(slice(0, 3)), both.take(slice(3, 6))
+    np.testing.assert_allclose(first.limit[:, 0], np.array([0.5, 1.0, 1.0]) / (2.5 / 3))
+    for mine, theirs in ((first.limit, second.limit), (first.usage, second.usage), (demand(first), demand(second))):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    np.testing.assert_allclose(
+        first.usage[:, CPU_MEAN] / first.limit[:, 0], share.usage[:, CPU_MEAN] / share.limit[:, 0]
+    )
+    np.testing.assert_allclose(first.usage[:, MEMORY_MAX], share.usage[:, MEMORY_MAX] / (1.25 / 3))
+    alone = sources.windows_of([_source(rows, cores)], [np.array(rows)])
+    assert np.array_equal(alone.limit, cores.limit)  # one trace stays in its own unit
+
+
+def test_the_calendar_is_hidden_where_training_was_shorter_than_two_weeks() -> None:
+    def trained_for(days: int) -> Source:
+        end_us = np.array([0, 5_000_000], np.int64)
+        features = SimpleNamespace(cuts_us=(days * 86_400_000_000, 2**60), end_us=end_us)
+        return cast(Source, SimpleNamespace(features=features))
+
+    assert [FEATURE_NAMES[k] for k in sources.hidden_features([trained_for(20), trained_for(3)])] == list(CALENDAR)
+    assert sources.hidden_features([trained_for(20), trained_for(14)]) == []
+
+
+def _four_rows(longest_window_s: int) -> Source:
+    """Return four rows at these times of a trace whose training ends at 10,000 s, and validation at 20,000 s."""
+    second = 1_000_000
+    none, small = np.zeros(4, np.int64), np.zeros(4, np.uint8)
+    features = FeatureSet(
+        Path(), {"longest_window_us": longest_window_s * second, "cuts_us": [10_000 * second, 20_000 * second]},
+        x=np.zeros((4, 1), np.float32), y=np.ones((4, 1, 3), np.float32), oom=np.ones((4, 3), np.float32),
+        end_us=np.array([5_500, 6_100, 15_500, 16_100]) * second, limit=np.ones((4, 2), np.float32), first=none,
+        last=none, period=small, group=small, context=np.zeros((0, 4), np.float32), bucket_start=np.array([0, 4]),
+    )  # fmt: skip
+    part: Any = None
+    return Source(part, features)
+
+
+def test_the_samples_of_each_dataset_keep_the_gap_of_its_own_longest_window() -> None:
+    several = [_four_rows(900), _four_rows(300)]  # a target of the hour after t is measured by t + 4500 s, t + 3900 s
+    early, late = np.array([0, 1]), np.array([2, 3])
+    for samples in resident_samples(several, [early, early], [late, late], torch.device("cpu")):
+        y, oom = samples.targets(torch.arange(4))
+        assert torch.isfinite(y[:, 0, 1]).tolist() == [True, False, True, True]
+        assert torch.isfinite(oom[:, 1]).tolist() == [True, False, True, True]
+
+
+def test_a_test_sample_is_of_whole_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = np.repeat(np.arange(20), 10)
+    features: Any = SimpleNamespace(first=task * 10, test_rows=lambda: np.arange(5, 200))
+    monkeypatch.setattr(heldout, "TEST_ROWS", 60)
+    (rows,) = heldout.sampled_test_rows([cast(Source, SimpleNamespace(features=features))], seed=1)
+    assert 60 <= len(rows) <= 70
+    assert sorted(rows) == rows.tolist()
+    for drawn in np.unique(task[rows]):
+        assert np.isin(np.flatnonzero(task == drawn)[5 * (drawn == 0) :], rows).all()

@@ -1,0 +1,347 @@
+"""The training job on a small cell: what it registers is what it calibrated, and running it again does nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.data.dataset import Dataset
+from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.groups import TIER_LABELS
+from reclaim.features.splits import SplitConfig
+from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
+from reclaim.training.bundle import BUNDLE_FILE, load_bundle
+from reclaim.training.fitting import network as fit
+from reclaim.training.fitting.train import TrainReport, run_training
+from reclaim.training.margins.calibrate import violation_share
+from reclaim.training.margins.margin import Budgets
+from reclaim.training.margins.plan import PRICES
+from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
+from reclaim.training.tracking import runs as tracking
+
+MAPPING = """
+task = "task"
+time = "time_s"
+time_unit = "s"
+window_s = 300
+[columns]
+cpu_mean = "cpu"
+cpu_limit = 1.0
+memory_mean = "memory"
+memory_max = "memory"
+memory_limit = 2.0
+machine_id = "machine"
+"""
+CONFIG = TrainConfig(
+    budgets=Budgets(0.01, 0.05),
+    fit=FitConfig(width=16, depth=1, epochs=3, batch_size=256),
+    trees=TreeConfig(levels=(0.9, 0.98), iterations=5),
+)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def write_cell(folder: Path, *, tasks: int, windows: int, seed: int = 1) -> None:
+    """Write tasks whose usage is a noisy daily wave, as a plain series."""
+    rng = np.random.default_rng(seed)
+    lines = ["task,time_s,machine,cpu,memory"]
+    for task in range(tasks):
+        level, phase = rng.uniform(0.1, 0.5, 2), rng.uniform(0, 2 * np.pi)
+        wave = 1 + 0.5 * np.sin(np.arange(windows) * 2 * np.pi / 288 + phase)
+        usage = np.minimum(level * wave[:, None] * rng.lognormal(0, 0.2, (windows, 2)), 0.99) * [1.0, 2.0]
+        lines += [f"{task},{600 + 300 * i},{task % 4},{c:.6g},{m:.6g}" for i, (c, m) in enumerate(usage)]
+    folder.mkdir()
+    (folder / "cell.csv").write_text("\n".join(lines) + "\n")
+    (folder / "mapping.toml").write_text(MAPPING)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a working folder that holds a dataset with features; the runs of this module are recorded there."""
+    folder = tmp_path_factory.mktemp("train")
+    write_cell(folder / "raw", tasks=30, windows=300)
+    config = IngestConfig(trace="series", mapping=str(folder / "raw" / "mapping.toml"), buckets=3)
+    build_features(ingest(folder / "raw", folder / "dataset", config).dataset)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other(place: Path) -> Path:
+    """Return a dataset of another cell, with features."""
+    write_cell(place / "other_raw", tasks=20, windows=300, seed=2)
+    config = IngestConfig(trace="series", mapping=str(place / "raw" / "mapping.toml"), buckets=2)
+    build_features(ingest(place / "other_raw", place / "other", config).dataset)
+    return place / "other"
+
+
+@pytest.fixture(autouse=True)
+def _in_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(place)
+
+
+@pytest.fixture
+def trained(place: Path) -> TrainReport:
+    """Return a finished run of the network; the first test that asks makes it, the others find it."""
+    return run_training(place / "dataset", CONFIG)
+
+
+def test_the_registered_model_keeps_the_budgets_it_was_calibrated_to(place: Path, trained: TrainReport) -> None:
+    folder, version = tracking.fetch_bundle("reclaim@champion")
+    assert version == trained.version
+    bundle = load_bundle(folder)
+    dataset, features = Dataset.open(place / "dataset"), FeatureSet.open(place / "dataset")
+    assert bundle.dataset_fingerprint == dataset.fingerprint
+    assert all(basis.price in PRICES for plan in bundle.plans.values() for basis in plan)
+    assert bundle.mean_limit == features.mean_limit
+    rows = features.valid_rows()
+    target = features.valid_targets(rows)[0][:, :2, HORIZONS_S.index(3_600)].astype(np.float64)
+    for name, budget in (("baseline", 0.01), ("aggressive", 0.05)):
+        # the served object over whole histories, bucket by bucket
+        reservation, limit = [], []
+        for bucket in range(dataset.n_buckets):
+            windows = dataset.windows(bucket)
+            reservation.append(bundle.estimator(name).update(windows.task_numbers(), windows).reservation)
+            limit.append(windows.limit)
+        violation = violation_share(np.concatenate(reservation)[rows], np.concatenate(limit)[rows], target)
+        assert (violation <= budget).all()
+        assert violation.tolist() == pytest.approx(list(trained.violation[name].values()))
+    for resource in ("cpu", "memory"):
+        reclaimed = [trained.reclaimed[name][resource] or 0.0 for name in ("baseline", "medium", "aggressive")]
+        assert reclaimed == sorted(reclaimed)
+
+
+def test_the_run_holds_settings_fingerprint_losses_scores_and_figure(trained: TrainReport) -> None:
+    run = tracking.find_run(trained.run_id)
+    assert run.status == "FINISHED"
+    assert run.params["fit.width"] == "16"
+    assert run.params["seed"] == "1"
+    assert not any(name.startswith("trees.") for name in run.params)
+    assert run.tags["oom_definition"] == OOM_DEFINITION
+    assert len(run.tags["dataset"]) == 64
+    assert 0 < run.metrics["valid.memory.3600s.pinball"] < 0.2
+    assert 0.3 < run.metrics["valid.cpu.300s.coverage_0.9"] <= 1.0
+    assert {"valid_loss", "train_loss", "violation.baseline.cpu", "reclaimed.aggressive.memory"} <= set(run.metrics)
+    assert any(OOM_DEFINITION in note for note in trained.notes)
+    assert 0 < run.metrics["test.memory.3600s.pinball"] < 0.2
+    assert any(name.startswith("valid.tiers.") for name in run.metrics)
+    assert any(name.startswith("test.ages.") for name in run.metrics)
+    for file in ("model_card.md", "coverage.png", "oom_reliability.png", "importance.png", "importance.json"):
+        assert tracking.find_file(trained.run_id, file) is not None, file
+
+
+def test_running_it_again_finds_the_finished_run(
+    place: Path, trained: TrainReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit.NetworkLearner, "fit", None)  # fitting again would fail
+    again = run_training(place / "dataset", CONFIG)
+    assert again == replace(trained, reused=True)
+    assert not (place / "dataset" / "checkpoints").exists()
+
+
+def test_forcing_it_trains_again_to_the_same_margins(place: Path, trained: TrainReport) -> None:
+    forced = run_training(place / "dataset", CONFIG, force=True)
+    assert not forced.reused
+    assert forced.run_id != trained.run_id
+    assert forced.margins == trained.margins
+    assert int(forced.version) > int(trained.version)
+
+
+def test_a_killed_run_goes_on_under_its_own_id_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(CONFIG, seed=2)
+    one_epoch = fit._epoch
+
+    def killed_in_the_second(*args: Any) -> dict[str, float]:
+        if args[4] == 1:
+            raise KeyboardInterrupt
+        return one_epoch(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fit, "_epoch", killed_in_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            run_training(place / "dataset", config)
+    assert len(list((place / "dataset" / "checkpoints").glob("*/checkpoint.safetensors"))) == 1
+    (cut_off,) = [r for r in tracking.find_runs(config.experiment) if r.status != "FINISHED"]
+    resumed = run_training(place / "dataset", config)
+    assert resumed.run_id == cut_off.run_id
+    whole = run_training(place / "dataset", config, force=True)
+    assert resumed.margins == whole.margins
+    assert resumed.scores == whole.scores
+    files = [_files(tracking.fetch_bundle(f"reclaim/{report.version}")[0]) for report in (resumed, whole)]
+    assert set(files[0]) == {BUNDLE_FILE, "network.safetensors", "oom.json"}
+    assert files[0] == files[1]
+    assert tracking.find_run(resumed.run_id).metrics["fit_seconds"] > 0
+
+
+@pytest.mark.parametrize("killed_at", ["describe_version", "move_alias"])
+def test_killed_once_the_model_is_registered_a_run_ends_with_that_version_and_the_alias_is_moved_last(
+    place: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
+) -> None:
+    config = replace(CONFIG, model_name=killed_at.replace("_", "-"))
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tracking, killed_at, killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_training(place / "dataset", config)
+    with pytest.raises(ModelError, match="champion"):
+        tracking.resolve_model(f"{config.model_name}@champion")
+    report = run_training(place / "dataset", config)
+    assert report.version == "1"
+    assert tracking.resolve_model(f"{config.model_name}@champion").version == "1"
+    with pytest.raises(ModelError):
+        tracking.resolve_model(f"{config.model_name}/2")
+    metrics = tracking.find_run(report.run_id).metrics
+    assert any(name.startswith("valid.") for name in metrics)
+    assert run_training(place / "dataset", config) == replace(report, reused=True)
+
+
+@pytest.mark.parametrize("estimator", ["network", "trees"])
+def test_what_the_trace_knows_nothing_of_is_not_foreseen_and_null_in_every_file(
+    place: Path, tmp_path: Path, estimator: str
+) -> None:
+    mapping = (place / "raw" / "mapping.toml").read_text().replace("memory_limit = 2.0\n", "")
+    (tmp_path / "mapping.toml").write_text(mapping)
+    config = IngestConfig(trace="series", mapping=str(tmp_path / "mapping.toml"), buckets=2)
+    features, _ = build_features(ingest(place / "raw", tmp_path / "dataset", config).dataset)
+    config_of_run = replace(CONFIG, estimator=estimator, model_name="unlimited", experiment="unlimited")
+    report = run_training(tmp_path / "dataset", config_of_run)
+    assert report.violation["baseline"]["cpu"] is not None
+    assert report.violation["baseline"]["memory"] is None
+    assert report.reclaimed["aggressive"]["memory"] is None
+    json.dumps(asdict(report), allow_nan=False)
+    assert run_training(tmp_path / "dataset", config_of_run) == replace(report, reused=True)
+    folder, _ = tracking.fetch_bundle(f"{report.model}/{report.version}")
+    assert "NaN" not in (folder / BUNDLE_FILE).read_text()
+    forecast = load_bundle(folder).forecaster.predict(np.asarray(features.x[:50]))
+    hour = HORIZONS_S.index(3_600)
+    assert np.isfinite(forecast.quantiles[:, 0, hour]).all()
+    assert np.isnan(forecast.quantiles[:, 1]).all()
+    assert np.isnan(forecast.oom_probability).all()
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused_before_there_is_a_run(place: Path, device: str) -> None:
+    config = replace(CONFIG, fit=replace(CONFIG.fit, device=device), experiment="elsewhere")
+    with pytest.raises(ConfigError, match=r"fit\.device"):
+        run_training(place / "dataset", config)
+    assert tracking.find_runs("elsewhere") == []
+
+
+def test_trees_are_registered_under_their_own_name_without_the_alias(place: Path, trained: TrainReport) -> None:
+    report = run_training(place / "dataset", replace(CONFIG, estimator="trees"))
+    assert report.model == "reclaim-trees"
+    bundle = load_bundle(tracking.fetch_bundle(f"reclaim-trees/{report.version}")[0])
+    assert bundle.kind == "trees"
+    assert {basis.level for plan in bundle.plans.values() for basis in plan} == {0.9}
+    assert tracking.resolve_model("reclaim@champion").name == trained.model
+    with pytest.raises(ModelError, match="reclaim-trees@champion"):
+        tracking.resolve_model("reclaim-trees@champion")
+    assert "300s" not in report.scores["cpu"]
+    assert not any(name.startswith("fit.") for name in tracking.find_run(report.run_id).params)
+
+
+def test_level_and_anchor_can_be_prescribed(place: Path) -> None:
+    report = run_training(place / "dataset", replace(CONFIG, level=0.99, anchor=0.25, model_name="prescribed"))
+    basis = {"level": 0.99, "price": None, "anchor": 0.25, "past": "24h"}
+    assert report.plans == {name: {"cpu": basis, "memory": basis} for name in ("baseline", "aggressive")}
+
+
+def test_a_dataset_without_features_is_an_error_with_the_remedy(place: Path, tmp_path: Path) -> None:
+    config = IngestConfig(trace="series", mapping=str(place / "raw" / "mapping.toml"), buckets=2)
+    ingest(place / "raw", tmp_path / "bare", config)
+    with pytest.raises(ConfigError, match="reclaim features"):
+        run_training(tmp_path / "bare", CONFIG)
+    with pytest.raises(ConfigError, match="reclaim ingest"):
+        run_training(tmp_path / "nothing", CONFIG)
+
+
+def _rows(dataset: Path) -> dict[str, Any]:
+    features = FeatureSet.open(dataset)
+    counts = {"train": len(features.train_rows()), "valid": len(features.valid_rows())}
+    trained_us, tuned_us = features.manifest["cuts_us"]
+    kept = {"trained_until_us": trained_us, "tuned_until_us": tuned_us, "kept_unseen": 0.2}
+    facts = {"name": dataset.name, "nature": "recorded", "fingerprint": Dataset.open(dataset).fingerprint}
+    return {**facts, **counts, **kept}
+
+
+@pytest.mark.parametrize("estimator", ["network", "trees"])
+def test_several_datasets_are_trained_on_together_and_named_with_their_rows(
+    place: Path, other: Path, estimator: str
+) -> None:
+    config = replace(CONFIG, estimator=estimator, model_name="together")
+    report = run_training([place / "dataset", other], config)
+    expected = sorted([_rows(place / "dataset"), _rows(other)], key=lambda facts: str(facts["fingerprint"]))
+    assert report.datasets == expected
+    assert report.rows.items() >= {k: sum(facts[k] for facts in expected) for k in ("train", "valid")}.items()
+    bundle = load_bundle(tracking.fetch_bundle(f"{report.model}/{report.version}")[0])
+    assert bundle.trained["datasets"] == expected
+    told = bundle.trained["violation_by_tier"]
+    assert list(told) == list(report.violation)
+    assert all(tiers and set(tiers) <= set(TIER_LABELS) for tiers in told.values())
+    assert bundle.dataset_fingerprint not in {facts["fingerprint"] for facts in expected}
+    assert tracking.find_run(report.run_id).tags["dataset"] == ",".join(facts["fingerprint"] for facts in expected)
+    for name, budget in (("baseline", 0.01), ("aggressive", 0.05)):
+        assert all(violation is not None and violation <= budget for violation in report.violation[name].values())
+    again = run_training([other, place / "dataset"], config)  # the order they are named in decides nothing
+    assert again == replace(report, reused=True)
+
+
+def test_one_dataset_is_the_same_run_alone_or_in_a_list_and_another_run_with_another(place: Path, other: Path) -> None:
+    config = replace(CONFIG, model_name="beside")
+    for dataset in (place / "dataset", other):
+        alone = run_training(dataset, config)
+        assert not alone.reused
+        assert alone.datasets == [_rows(dataset)]
+        assert run_training([dataset], config) == replace(alone, reused=True)
+    assert not run_training([place / "dataset", other], config).reused
+
+
+def test_training_on_a_dataset_held_out_for_tests_is_refused_before_there_is_a_run(
+    place: Path, other: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(other, tmp_path / "held")
+    build_features(Dataset.open(tmp_path / "held"), FeatureConfig(SplitConfig(role="test")))
+    config = replace(CONFIG, experiment="held-out")
+    remedy = (
+        r"held: .*split\.role=test, .* nothing of it may be trained on; .*reclaim features .*held --set split\.role"
+    )
+    with pytest.raises(ConfigError, match=remedy):
+        run_training([place / "dataset", tmp_path / "held"], config)
+    assert tracking.find_runs("held-out") == []
+
+
+def test_a_dataset_named_twice_is_refused(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "dataset", tmp_path / "copy")
+    with pytest.raises(ConfigError, match="hold the same dataset"):
+        run_training([place / "dataset", tmp_path / "copy"], CONFIG)
+    with pytest.raises(ConfigError, match="at least 1 dataset"):
+        run_training([], CONFIG)
+
+
+def test_a_horizon_that_no_training_row_spans_is_an_error(place: Path) -> None:
+    # 25 hours of trace: no row of the training period sees 24 hours ahead within it
+    with pytest.raises(HistoryTooShortError, match=r"0 of .* training rows have .* over 86400 s"):
+        run_training(place / "dataset", replace(CONFIG, horizon_s=86_400))
+
+
+def test_settings_that_no_model_has_are_refused() -> None:
+    with pytest.raises(ConfigError, match="estimator must be one of network, trees, got 'forest'"):
+        TrainConfig(estimator="forest")
+    with pytest.raises(ConfigError, match="level must be one of"):
+        TrainConfig(level=0.97)
+    with pytest.raises(ConfigError, match="horizon_s must be one of"):
+        TrainConfig(horizon_s=60)

@@ -1,0 +1,347 @@
+"""The search for settings: judged by validation rows alone, resumed to the same end, recorded, ready for training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from typer.testing import CliRunner
+
+from reclaim.cli import app as cli
+from reclaim.config import load_config
+from reclaim.data.core.files import locked
+from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.features.build import build_features
+from reclaim.features.feature_set import FeatureSet
+from reclaim.training.estimators.registry import LEARNED
+from reclaim.training.fitting import tune as tuning
+from reclaim.training.fitting.learner import Objective, Space, learner_of, pinball
+from reclaim.training.fitting.sources import Source, open_sources
+from reclaim.training.fitting.tune import EXPERIMENT, TuneReport, objective_of, tune
+from reclaim.training.fitting.tune_space import (
+    as_toml,
+    ranges_of,
+    rounded,
+    searchable,
+    with_settings,
+)
+from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
+from reclaim.training.tracking import runs as tracking
+
+MAPPING = """
+task = "task"
+time = "time_s"
+time_unit = "s"
+window_s = 300
+[columns]
+cpu_mean = "cpu"
+cpu_limit = 1.0
+memory_mean = "memory"
+memory_limit = 1.0
+"""
+TREES = TrainConfig(
+    estimator="trees", trees=TreeConfig(levels=(0.9,), iterations=50, max_samples=400), fit=FitConfig(epochs=2)
+)
+NETWORK = TrainConfig(fit=FitConfig(epochs=2, batch_size=512, max_samples=600, max_valid_samples=200))
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a dataset with features; each test searches settings of its own seed in it."""
+    folder = tmp_path_factory.mktemp("tune")
+    rng = np.random.default_rng(1)
+    lines = ["task,time_s,cpu,memory"]
+    for task in range(8):
+        usage = rng.uniform(0.1, 0.5, 2) * rng.lognormal(0, 0.2, (200, 2))
+        lines += [f"{task},{600 + 300 * i},{c:.6g},{m:.6g}" for i, (c, m) in enumerate(usage)]
+    (folder / "raw").mkdir()
+    (folder / "raw" / "cell.csv").write_text("\n".join(lines) + "\n")
+    (folder / "raw" / "mapping.toml").write_text(MAPPING)
+    config = IngestConfig(trace="series", mapping=str(folder / "raw" / "mapping.toml"), buckets=1)
+    build_features(ingest(folder / "raw", folder / "dataset", config).dataset)
+    return folder / "dataset"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _in_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep one tracking store for the module: making one takes longer than a search."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.chdir(tmp_path_factory.mktemp("store"))
+        yield
+
+
+def bowl(_: list[Source], config: TrainConfig) -> Objective:
+    """Return a loss with its lowest point at 64 leaves and a rate of 0.1, in place of a fit."""
+
+    def loss(tried: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:
+        value = abs(np.log(tried.trees.leaves / 64)) + abs(np.log(tried.trees.learning_rate / 0.1))
+        for epoch in range(config.fit.epochs):
+            on_epoch(epoch, float(value))
+        return float(value)
+
+    return loss
+
+
+def space(estimator: str) -> Space:
+    """Return the settings of an estimator that are searched."""
+    return learner_of(estimator).space()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search the bowl instead of fitting, and learn from the second trial on."""
+    monkeypatch.setattr(tuning, "objective_of", bowl)
+    monkeypatch.setattr(tuning, "_JUDGES", 2)
+    monkeypatch.setattr(tuning, "_RANDOM", 2)
+
+
+class Unrecorded:
+    """A tracking store that keeps nothing, for tests that look at the trials alone: writing takes half their time."""
+
+    run_id = "none"
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_args, **_options: None
+
+    @contextmanager
+    def start_run(self, *_: object, **__: object) -> Iterator[Unrecorded]:
+        """Give a run that keeps nothing."""
+        yield self
+
+    def find_runs(self, *_: object, **__: object) -> list[tracking.RunRecord]:
+        """Find none."""
+        return []
+
+
+@pytest.fixture
+def unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record nothing with MLflow."""
+    monkeypatch.setattr(tuning, "tracking", Unrecorded())
+
+
+def trials_of(report: TuneReport) -> list[tuple[str, float | None, dict[str, Any]]]:
+    """Return state, value and settings of the finished trials, as Optuna's record has them."""
+    (name,) = optuna.get_all_study_names(f"sqlite:///{report.trials_file}")
+    study = optuna.load_study(study_name=name, storage=f"sqlite:///{report.trials_file}")
+    return [(t.state.name, t.value, t.params) for t in study.trials if t.state.name in ("COMPLETE", "PRUNED")]
+
+
+@pytest.mark.slow  # a few seconds: three trials of a network, an MLflow store
+def test_a_search_of_the_network_records_every_trial_and_writes_what_training_takes(
+    dataset: Path, tmp_path: Path
+) -> None:
+    report = tune([dataset], NETWORK, trials=3, config_file=tmp_path / "best.toml")
+    assert (report.trials, report.new) == (3, 3)
+    loaded = load_config(TrainConfig, tmp_path / "best.toml")
+    assert loaded == with_settings(NETWORK, report.best)
+    words = report.assignments().split("--set ")[1:]
+    few = ["fit.max_samples=600", "fit.max_valid_samples=200"]
+    assert load_config(TrainConfig, None, [*few, *(word.strip() for word in words)]) == loaded
+    runs = tracking.find_runs(EXPERIMENT)
+    (parent,) = [run for run in runs if run.run_id == report.run_id]
+    children = sorted((run for run in runs if run is not parent), key=lambda run: run.name)
+    assert [run.name for run in children] == ["network/0", "network/1", "network/2"]
+    assert {run.status for run in runs} == {"FINISHED"}
+    assert parent.metrics["valid_loss"] == report.best_loss
+    assert report.best_loss == min(run.metrics["valid_loss"] for run in children if run.tags["state"] == "complete")
+    assert report.first_loss == children[0].metrics["valid_loss"]
+    assert json.loads(children[0].params["fit.width"]) == NETWORK.fit.width
+    assert set(children[1].params) == set(space("network"))
+    # the loss is that of a fit of these settings
+    objective = objective_of(open_sources([dataset]), NETWORK)
+    assert objective(loaded, lambda _epoch, _loss: None) == report.best_loss
+
+
+@pytest.mark.slow
+def test_neither_test_rows_nor_their_targets_are_read(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the search looked at the test period")
+
+    for name in ("test_rows", "test_targets"):
+        monkeypatch.setattr(FeatureSet, name, refuse)
+    for config in (TREES, NETWORK):
+        tune([dataset], replace(config, seed=9), trials=1, config_file=tmp_path / "best.toml")
+
+
+def test_the_trees_are_judged_by_their_pinball_loss_on_validation_rows(dataset: Path) -> None:
+    sources = open_sources([dataset])
+    objective = objective_of(sources, TREES)
+    loss = objective(TREES, lambda _epoch, _loss: None)
+    again = objective(with_settings(TREES, {"trees.iterations": 1}), lambda _epoch, _loss: None)
+    assert 0 < loss < 1
+    assert loss != again
+
+    class Constant:
+        horizons_s, quantile_levels = (3_600,), (0.9,)
+
+        def predict(self, x: Any) -> Any:
+            return type("Forecast", (), {"quantiles": np.full((len(x), 3, 3, 1), 0.5)})
+
+    y = np.full((2, 3, 3), np.nan, np.float32)
+    y[:, 0, 1] = [0.3, 0.7]  # of one target, an hour ahead: 0.1 * 0.2 above, 0.9 * 0.2 below
+    train = type("Rows", (), {"y": np.stack([y[0] * 0, y[0] * 0 + 4])})  # a spread of 2
+    loss = pinball(Constant(), train, np.zeros((2, 1)), y, 3_600)  # type: ignore[arg-type]  # look like both
+    assert loss == pytest.approx((0.1 * 0.2 + 0.9 * 0.2) / 2 / 2)
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_the_search_finds_the_bottom_of_a_bowl_and_begins_with_what_is_given(dataset: Path, tmp_path: Path) -> None:
+    given = replace(TREES, seed=2, trees=replace(TREES.trees, leaves=7, learning_rate=0.3))
+    report = tune([dataset], given, trials=10, config_file=tmp_path / "best.toml")
+    trials = trials_of(report)
+    assert (trials[0][2]["trees.leaves"], trials[0][2]["trees.learning_rate"]) == (7, 0.3)
+    assert report.first_loss is not None
+    assert report.first_loss == pytest.approx(np.log(64 / 7) + np.log(3))
+    assert report.best_loss < report.first_loss / 2
+    assert report.pruned == sum(state == "PRUNED" for state, _, _ in trials) > 0
+    assert len(trials) == report.trials == 10
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_a_search_that_was_killed_goes_on_and_ends_the_same(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(TREES, seed=3)
+    whole = tune([dataset], config, trials=6, config_file=tmp_path / "whole.toml")
+    expected = trials_of(whole)
+    Path(whole.trials_file).unlink()
+
+    calls = 0
+
+    def mortal(sources: list[Source], config: TrainConfig) -> Objective:
+        fit = bowl(sources, config)
+
+        def killed_now_and_then(tried: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:
+            nonlocal calls
+            calls += 1
+            on_epoch(0, 1.0)
+            if calls in (1, 5, 7):
+                raise KeyboardInterrupt
+            return fit(tried, lambda epoch, loss: None if epoch == 0 else on_epoch(epoch, loss))
+
+        return killed_now_and_then
+
+    for attempt in range(4):
+        monkeypatch.setattr(tuning, "objective_of", mortal)
+        if attempt < 3:
+            with pytest.raises(KeyboardInterrupt):
+                tune([dataset], config, trials=6, config_file=tmp_path / "resumed.toml")
+        else:
+            resumed = tune([dataset], config, trials=6, config_file=tmp_path / "resumed.toml")
+    assert [params for _, _, params in trials_of(resumed)] == [params for _, _, params in expected]
+    assert (tmp_path / "resumed.toml").read_bytes() == (tmp_path / "whole.toml").read_bytes()
+    assert resumed.run_id == whole.run_id
+    runs = tracking.find_runs(EXPERIMENT, tags={"mlflow.parentRunId": whole.run_id})
+    assert len(runs) == 6
+    again = tune([dataset], config, trials=6, config_file=tmp_path / "again.toml")
+    assert (again.new, again.best, again.run_id) == (0, whole.best, whole.run_id)
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_more_trials_go_on_from_those_that_are_there(dataset: Path, tmp_path: Path) -> None:
+    config = replace(TREES, seed=4)
+    few = tune([dataset], config, trials=3, config_file=tmp_path / "best.toml")
+    more = tune([dataset], config, trials=5, config_file=tmp_path / "best.toml")
+    assert (more.trials, more.new, more.trials_file) == (5, 2, few.trials_file)
+    other = tune([dataset], replace(config, seed=5), trials=1, config_file=tmp_path / "best.toml")
+    assert other.trials_file != few.trials_file
+
+
+def test_a_trial_that_diverges_is_given_up_and_a_search_of_such_says_so(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverges(_: list[Source], __: TrainConfig) -> Objective:
+        def loss(tried: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:
+            on_epoch(0, float("nan"))
+            if tried.trees.leaves != 31:
+                return 1.0
+            raise ModelError("epoch 0: the validation loss is nan")
+
+        return loss
+
+    monkeypatch.setattr(tuning, "objective_of", diverges)
+    config = replace(TREES, seed=6)
+    with pytest.raises(ModelError, match="none of 1 trials could be carried through"):
+        tune([dataset], config, trials=1, config_file=tmp_path / "best.toml")
+    assert not (tmp_path / "best.toml").exists()
+    report = tune([dataset], config, trials=2, config_file=tmp_path / "best.toml")
+    assert (report.best_loss, report.first_loss, report.pruned) == (1.0, None, 1)
+    states = {
+        run.name: run.tags["state"]
+        for run in tracking.find_runs(EXPERIMENT, tags={"mlflow.parentRunId": report.run_id})
+    }
+    assert states == {"trees/0": "diverged", "trees/1": "complete"}
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_two_processes_do_not_search_the_same_at_once(dataset: Path, tmp_path: Path) -> None:
+    config = replace(TREES, seed=7)
+    report = tune([dataset], config, trials=1, config_file=tmp_path / "best.toml")
+    with (
+        locked(Path(report.trials_file).with_suffix(".lock"), ConfigError()),
+        pytest.raises(ConfigError, match="another process is at this search"),
+    ):
+        tune([dataset], config, trials=2, config_file=tmp_path / "best.toml")
+    with pytest.raises(ConfigError, match="trials must be at least 1, got 0"):
+        tune([dataset], config, trials=0, config_file=tmp_path / "best.toml")
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_the_verb_prints_a_line_that_trains_the_best(dataset: Path, tmp_path: Path) -> None:
+    words = ["tune", str(dataset), "--estimator", "trees", "--trials", "2", "--out", str(tmp_path / "b.toml")]
+    done = CliRunner().invoke(cli.app, [*words, "--set", "seed=8"])
+    assert done.exit_code == 0, done.output
+    assert f"reclaim train {dataset} --set seed=8 --set estimator='trees' --set trees.iterations=" in done.stdout
+    assert load_config(TrainConfig, tmp_path / "b.toml").seed == 8
+    as_json = CliRunner().invoke(cli.app, [*words, "--set", "seed=8", "--json"])
+    assert json.loads(as_json.stdout)["new"] == 0
+
+
+@pytest.mark.parametrize("estimator", LEARNED)
+def test_the_default_settings_lie_in_the_ranges_and_every_range_has_a_reason(estimator: str) -> None:
+    config = TrainConfig(estimator=estimator)
+    assert set(searchable(config, ranges_of(estimator))) == set(space(estimator))
+    assert all(reason for _, reason in space(estimator).values())
+    for name, (distribution, _) in space(estimator).items():
+        assert isinstance(distribution, IntDistribution | FloatDistribution | CategoricalDistribution)
+        ends = (
+            distribution.choices
+            if isinstance(distribution, CategoricalDistribution)
+            else (distribution.low, distribution.high)
+        )
+        for end in ends:
+            with_settings(config, rounded({name: end}))  # which refuses what is out of its own range
+
+
+def test_settings_outside_the_ranges_are_not_tried() -> None:
+    config = TrainConfig(fit=FitConfig(width=100, depth=9, learning_rate=0.5, batch_size=7, warmup_share=0.25))
+    held = set(space("network")) - {"fit.width", "fit.depth", "fit.learning_rate", "fit.batch_size", "fit.warmup_share"}
+    assert searchable(config, ranges_of("network", held)) == {"fit.warmup_share": 0.25}
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_what_is_held_stays_as_it_is(dataset: Path, tmp_path: Path) -> None:
+    held = [name for name in space("trees") if name != "trees.leaves"]
+    report = tune([dataset], TREES, trials=2, config_file=tmp_path / "best.toml", held=held)
+    assert set(report.best) == {"trees.leaves"}
+    with pytest.raises(ConfigError, match=r"let go of one of trees.iterations, trees.leaves"):
+        tune([dataset], TREES, trials=2, config_file=tmp_path / "best.toml", held=list(space("trees")))
+
+
+def test_settings_go_through_toml_unchanged(tmp_path: Path) -> None:
+    config = TrainConfig(level=0.98, seed=3, fit=FitConfig(learning_rate=1e-5, bfloat16=True), model_name='a "b"')
+    (tmp_path / "c.toml").write_text(as_toml(asdict(config)))
+    assert load_config(TrainConfig, tmp_path / "c.toml") == config

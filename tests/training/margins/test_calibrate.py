@@ -1,0 +1,226 @@
+"""Margins: worked by hand, checked against a plain search, and clear about what cannot be met."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.windows import MEMORY_MAX, P90, Windows, empty_windows
+from reclaim.training.estimators.base import MODEL, Estimate
+from reclaim.training.estimators.fixed import LimitEstimator
+from reclaim.training.margins.calibrate import (
+    HIGHEST_SHARE,
+    LOWEST_SHARE,
+    calibrate,
+    choose_best,
+    guarded_reservations,
+    reclaimed_share,
+    violation_share,
+)
+from reclaim.training.margins.margin import Budgets, Guarded, Margin
+
+
+def _windows(n: int, limit: float = 10.0) -> Windows:
+    windows = empty_windows(n)
+    windows.limit[:] = limit
+    windows.percentiles[:, P90] = 0.0
+    windows.end_us[:] = 1
+    return windows
+
+
+def _estimate(reservation: NDArray[np.float64]) -> Estimate:
+    return Estimate(reservation, np.full(reservation.shape, MODEL, np.uint8))
+
+
+def _both(reservation: NDArray[np.float64]) -> dict[str, Estimate]:
+    """Return one bare estimate under both margins."""
+    return dict.fromkeys(("baseline", "aggressive"), _estimate(reservation))
+
+
+def test_margins_of_ten_rows_worked_by_hand() -> None:
+    # limit 10, estimate 2 each; demands over the horizon 1.0, 1.2, … 2.8, so lifting all to 2.8 takes 40 %.
+    # A budget of one row in ten leaves the worst out: 2.6 / 2 - 1 = 30 %; of a half, 1.8 / 2 - 1 = -10 %.
+    demand = np.linspace(1.0, 2.8, 10)
+    target = np.stack([demand, demand], axis=1) / 10
+    budgets = Budgets(baseline=0.1, aggressive=0.5)
+    found = calibrate(_both(np.full((10, 2), 2.0)), _windows(10), target, budgets)
+    assert found.margins["baseline"].share == pytest.approx((0.3, 0.3))
+    assert found.margins["aggressive"].share == pytest.approx((-0.1, -0.1))
+    assert found.margins["medium"].share == pytest.approx((0.1, 0.1))
+    assert found.violation["baseline"] == (0.1, 0.1)
+    assert found.violation["aggressive"] == (0.5, 0.5)
+    assert found.reclaimed["baseline"] == pytest.approx((0.74, 0.74))  # 1 - 2 * 1.3 / 10
+    assert found.rows == (10, 10)
+    assert found.notes == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), budget=st.sampled_from([0.01, 0.05, 0.3]))
+def test_a_narrower_margin_breaks_the_budget_and_this_one_keeps_it(seed: int, budget: float) -> None:
+    rng = np.random.default_rng(seed)
+    n = 80
+    windows = _windows(n)
+    windows.usage[:, MEMORY_MAX] = rng.random(n) * 10  # the jump protects some rows
+    windows.limit[rng.random(n) < 0.1] = np.nan
+    windows.end_us[:] = 1_000_000_000
+    windows.scheduled_us[:] = np.where(rng.random(n) < 0.2, 900_000_000, 1)  # the start-up hold protects others
+    base = _estimate(0.1 + rng.random((n, 2)) * 10)
+    base.reservation[rng.random((n, 2)) < 0.1] = np.nan
+    target = rng.random((n, 2)) * 1.2
+    target[rng.random((n, 2)) < 0.1] = np.nan
+    found = calibrate(
+        {"baseline": base, "aggressive": base}, windows, target, Budgets(baseline=budget, aggressive=budget)
+    )
+
+    def violation(share: tuple[float, ...]) -> NDArray[np.float64]:
+        held = Guarded(LimitEstimator(), Margin("tried", share)).adjust(base, windows).reservation
+        return violation_share(held, windows.limit, target)
+
+    share = found.margins["baseline"].share
+    assert (violation(share) <= budget).all()
+    for r in range(2):
+        if share[r] > LOWEST_SHARE:
+            narrower = tuple((1 + s) * (1 - 1e-4) - 1 for s in share)
+            assert violation(narrower)[r] > budget
+
+
+def test_what_the_guards_prevent_is_not_paid_for() -> None:
+    # memory of the row's own window is 5 already: the jump reserves 5, whatever the margin
+    windows = _windows(4)
+    windows.usage[:, MEMORY_MAX] = 5.0
+    target = np.full((4, 2), 0.5)
+    found = calibrate(_both(np.full((4, 2), 1.0)), windows, target, Budgets(0.001, 0.01))
+    assert found.margins["baseline"].share == pytest.approx((4.0, LOWEST_SHARE))
+
+
+def test_a_budget_that_no_margin_can_meet_is_noted() -> None:
+    # an estimate of zero stays zero under any margin
+    found = calibrate(_both(np.zeros((2000, 2))), _windows(2000), np.full((2000, 2), 0.5))
+    assert found.margins["baseline"].share == (HIGHEST_SHARE, HIGHEST_SHARE)
+    assert found.violation["baseline"] == (1.0, 1.0)
+    assert any("cpu, baseline: even a margin of 1000 violates in 100.000%" in note for note in found.notes)
+
+
+def test_too_few_rows_for_the_budget_are_noted_and_none_may_violate() -> None:
+    target = np.linspace(0.1, 0.4, 20)[:, None].repeat(2, axis=1)
+    found = calibrate(_both(np.full((20, 2), 2.0)), _windows(20), target)
+    assert found.margins["baseline"].share == pytest.approx((1.0, 1.0))
+    assert found.violation["baseline"] == (0.0, 0.0)
+    assert any("0.100% of 20 rows is less than one row" in note for note in found.notes)
+
+
+def test_no_known_row_is_an_error_that_names_the_resource() -> None:
+    target = np.full((5, 2), 0.5)
+    target[:, 1] = np.nan
+    with pytest.raises(HistoryTooShortError, match="memory: 0 of 5 validation rows"):
+        calibrate(_both(np.ones((5, 2))), _windows(5), target)
+
+
+def test_a_target_above_the_limit_counts_as_the_limit() -> None:
+    limit, target = np.full((1, 2), 10.0), np.full((1, 2), 3.0)
+    assert violation_share(np.full((1, 2), 10.0), limit, target).tolist() == [0.0, 0.0]
+    assert violation_share(np.full((1, 2), 9.9), limit, target).tolist() == [1.0, 1.0]
+
+
+def test_shares_leave_out_what_is_unknown() -> None:
+    limit = np.array([[10.0, np.nan], [10.0, 4.0]])
+    reservation = np.array([[5.0, np.nan], [10.0, 3.0]])
+    assert reclaimed_share(reservation, limit).tolist() == [0.25, 0.25]
+    assert np.isnan(violation_share(reservation, limit, np.full((2, 2), np.nan))).all()
+
+
+def test_the_base_that_reclaims_most_is_chosen_for_each_resource() -> None:
+    target = np.linspace(0.1, 0.4, 2000)[:, None].repeat(2, axis=1)
+    low = calibrate(_both(np.full((2000, 2), 2.0)), _windows(2000), target)
+    high = replace(low, reclaimed={k: (v[0] + 0.1, v[1] - 0.1) for k, v in low.reclaimed.items()})
+    assert choose_best({"low": low, "high": high}, "aggressive") == ["high", "low"]
+    assert choose_best({"first": low, "second": low}, "baseline") == ["first", "first"]
+
+
+@pytest.mark.parametrize(("baseline", "aggressive"), [(0.0, 0.1), (0.2, 0.1), (0.1, 1.0)])
+def test_budgets_out_of_order_are_refused(baseline: float, aggressive: float) -> None:
+    with pytest.raises(ConfigError, match="0 < baseline <= aggressive < 1"):
+        Budgets(baseline, aggressive)
+
+
+def test_a_resource_the_trace_has_no_limits_of_gets_no_margin_and_a_note_and_does_not_stop_the_other() -> None:
+    windows = _windows(5)
+    windows.limit[:, 1] = np.nan
+    target = np.full((5, 2), 0.5)
+    target[:, 1] = np.nan
+    estimate = _both(windows.limit * 0.25)
+    made = calibrate(estimate, windows, target)
+    assert made.margins["aggressive"].share == pytest.approx((1.0, 0.0))
+    assert any(note.startswith("memory: no row has a limit") for note in made.notes)
+    windows.limit[:] = np.nan
+    with pytest.raises(HistoryTooShortError, match="cpu: 0 of 5 validation rows"):
+        calibrate(estimate, windows, target)
+
+
+def test_each_margin_rests_on_its_own_base_and_medium_is_half_way_between_their_reservations() -> None:
+    # limit 10, every row needs 3: from a base of 4 that takes a quarter less, from a base of 2 half as much again
+    target = np.full((50, 2), 0.3)
+    bases = {"baseline": _estimate(np.full((50, 2), 4.0)), "aggressive": _estimate(np.full((50, 2), 2.0))}
+    found = calibrate(bases, _windows(50), target)
+    assert found.margins["baseline"].share == pytest.approx((-0.25, -0.25))
+    assert found.margins["aggressive"].share == pytest.approx((0.5, 0.5))
+    wide = {name: replace(margin, share=(1.0, 0.0)) for name, margin in found.margins.items()}
+    held = guarded_reservations(bases, _windows(50), wide)
+    assert held["medium"][0].tolist() == [6.0, 3.0]
+    crossed = {"baseline": bases["aggressive"], "aggressive": bases["baseline"]}
+    held = guarded_reservations(crossed, _windows(50), wide)
+    assert held["baseline"].tolist() == held["aggressive"].tolist()  # a wider margin never reserves less
+
+
+def test_groups_with_rows_enough_keep_the_budget_for_themselves_and_small_ones_together() -> None:
+    # tiers 0 and 1 have 1,000 rows each and a budget of 2 %: 20 rows to spend; tiers 2 and 3 have 500, so 20 together
+    windows = _windows(3_000)
+    windows.tier[:] = np.repeat([0, 1, 2, 3], [1_000, 1_000, 500, 500])
+    need = np.concatenate([np.full(1_000, 0.1), np.full(1_000, 0.2), np.full(500, 0.3), np.full(500, 0.4)])
+    target = np.stack([need, need], axis=1)
+    target[[0, 1_000, 2_000], 0] = 0.9  # one row of three groups: within the budget, wherever it is
+    found = calibrate(_both(np.full((3_000, 2), 1.0)), windows, target, Budgets(0.02, 0.02), by_group=True)
+    margin = found.margins["baseline"]
+    assert margin.by_group is not None
+    factor = margin.factor(windows)
+    assert factor[[0, 1_000, 2_000, 2_500], 0].tolist() == pytest.approx([1.0, 2.0, 4.0, 4.0])
+    assert found.margins["medium"].by_group == margin.by_group
+
+
+def test_a_margin_for_each_tier_keeps_every_tiers_budget_where_one_for_all_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("reclaim.training.margins.calibrate.TIER_ROWS", 2_000)
+    rng = np.random.default_rng(0)
+    windows = _windows(4_000)
+    windows.tier[:] = np.repeat([0, 1], 2_000)
+    spread = np.repeat([0.05, 0.5], 2_000)
+    need = np.clip(0.2 * np.exp(spread * rng.normal(size=4_000)), 0.0, 1.0)
+    target = np.stack([need, need], axis=1)
+    for by_group in (False, True):
+        bases = _both(np.full((4_000, 2), 2.0))
+        found = calibrate(bases, windows, target, Budgets(0.01, 0.01), by_group=by_group)
+        held = guarded_reservations(bases, windows, found.margins)["baseline"]
+        rates = [violation_share(held[t], windows.limit[t], target[t])[0] for t in (slice(2_000), slice(2_000, None))]
+        assert (max(rates) <= 0.01) == by_group
+        told = found.violation_by_tier["baseline"]
+        assert list(told) == ["free", "beb"]
+        assert [told[tier][0] for tier in told] == rates
+
+
+def test_the_rate_of_a_tier_of_few_rows_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reclaim.training.margins.calibrate.TIER_ROWS", 3)
+    windows = _windows(7)
+    windows.tier[:] = [-1, -1, -1, 1, 1, 1, 1]
+    windows.limit[3:5, 1] = np.nan
+    found = calibrate(_both(np.full((7, 2), 2.0)), windows, np.full((7, 2), 0.1))
+    told = found.violation_by_tier["baseline"]
+    assert told["unknown"] == (0.0, 0.0)
+    assert told["beb"][0] == 0.0
+    assert np.isnan(told["beb"][1])

@@ -1,0 +1,197 @@
+"""The record: everything stays in the store's own folder, and a model is found again by name."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import mlflow
+import pytest
+from matplotlib.figure import Figure
+
+from reclaim.data.errors import ModelError
+from reclaim.features.registry import FEATURE_NAMES
+from reclaim.training.bundle import Bundle, load_bundle, output_names, save_bundle
+from reclaim.training.margins.margin import Margin, three_margins
+from reclaim.training.margins.plan import Basis, plan_for_all
+from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.settings import QUANTILE_LEVELS
+from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.client import default_tracking_uri
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the working folder that the tests of this module share: making a store takes seconds."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(autouse=True)
+def _in_store(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(store)
+
+
+@pytest.fixture
+def bundle(random_forecaster: NetworkForecaster) -> Bundle:
+    """Return a bundle of the random network."""
+    margins = three_margins(Margin("baseline", (0.3, 0.2)), Margin("aggressive", (0.1, 0.0)))
+    plans = dict.fromkeys(("baseline", "aggressive"), plan_for_all(Basis(0.98)))
+    return Bundle("network", random_forecaster, 3_600, plans, margins, dataset_fingerprint="abc")
+
+
+def _register(run: tracking.Run, bundle: Bundle, folder: Path, name: str, alias: str | None) -> tracking.ModelVersion:
+    save_bundle(bundle, folder / "bundle")
+    outputs = output_names(bundle.forecaster)
+    registered = tracking.register_bundle(run, folder / "bundle", name, inputs=FEATURE_NAMES, outputs=outputs)
+    if alias is not None:
+        tracking.move_alias(registered, alias)
+    return registered
+
+
+def test_what_a_run_logs_is_found_again(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("what was seen")
+    with tracking.start_run("round trip", "borg/baseline", tags={"reclaim.key": "k1"}) as run:
+        run.log_params({"seed": 1, "fit": {"width": 128, "levels": (0.5, 0.9)}})
+        run.log_metrics({"valid": {"cpu": {"pinball": 0.25, "unknown": float("nan")}}})
+        run.log_history([{"loss": 3.0}, {"loss": 2.0}])
+        run.log_dict({"answer": [1, 2]}, "report.json")
+        run.log_figure(Figure(figsize=(1, 1)), "figure.png")
+        run.log_artifact(tmp_path / "notes.txt")
+    (found,) = tracking.find_runs("round trip", tags={"reclaim.key": "k1"})
+    assert found.run_id == run.run_id
+    assert found.name == "borg/baseline"
+    assert found.status == "FINISHED"
+    assert found.params == {"seed": "1", "fit.width": "128", "fit.levels": "[0.5, 0.9]"}
+    assert found.metrics == {"valid.cpu.pinball": 0.25, "loss": 2.0}
+    assert found.tags == {"reclaim.key": "k1"}
+    assert tracking.find_run(run.run_id) == found
+    assert tracking.load_dict(run.run_id, "report.json") == {"answer": [1, 2]}
+    assert tracking.find_runs("round trip", tags={"reclaim.key": "other"}) == []
+    assert tracking.find_runs("no such experiment") == []
+    assert sorted(p.name for p in store.iterdir()) == ["mlruns"]
+    assert sorted(p.name for p in (store / "mlruns").iterdir()) == ["artifacts", "mlflow.db"]
+
+
+def test_a_run_that_breaks_is_kept_as_failed_and_can_be_gone_on_with() -> None:
+    def break_off() -> None:
+        with tracking.start_run("breaks", "network"):
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        break_off()
+    (failed,) = tracking.find_runs("breaks")
+    assert failed.status == "FAILED"
+    with tracking.start_run("breaks", "network", run_id=failed.run_id):
+        pass
+    (finished,) = tracking.find_runs("breaks")
+    assert finished.status == "FINISHED"
+
+
+def test_a_registered_bundle_is_fetched_by_alias_and_by_version(bundle: Bundle, tmp_path: Path) -> None:
+    with tracking.start_run("models", "network") as run:
+        first = _register(run, bundle, tmp_path, "cell", tracking.CHAMPION)
+    with tracking.start_run("models", "network") as run:
+        second = _register(run, replace(bundle, dataset_fingerprint="def"), tmp_path, "cell", None)
+    assert (first.version, second.version) == ("1", "2")
+    folder, version = tracking.fetch_bundle("cell@champion")
+    assert version == "1"
+    assert load_bundle(folder).dataset_fingerprint == "abc"
+    folder, version = tracking.fetch_bundle("cell/2")
+    assert version == "2"
+    assert load_bundle(folder).dataset_fingerprint == "def"
+    assert tracking.resolve_model("cell/2") == second
+
+
+def test_registering_again_after_being_killed_before_the_alias_makes_no_other_version(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    with tracking.start_run("models", "network") as run:
+        version = _register(run, bundle, tmp_path, "killed", None)
+    with pytest.raises(ModelError, match="killed@champion"):
+        tracking.fetch_bundle("killed@champion")
+    with tracking.start_run("models", "network", run_id=run.run_id) as again:
+        assert _register(again, bundle, tmp_path, "killed", tracking.CHAMPION) == version
+    assert tracking.fetch_bundle("killed@champion")[1] == version.version
+
+
+def test_a_registered_bundle_loads_through_the_generic_interface(bundle: Bundle, tmp_path: Path) -> None:
+    import numpy as np
+    import pandas as pd
+
+    with tracking.start_run("models", "network") as run:
+        _register(run, bundle, tmp_path, "generic", tracking.CHAMPION)
+    model = mlflow.pyfunc.load_model("models:/generic@champion")
+    x = np.random.default_rng(0).random((3, len(FEATURE_NAMES))).astype(np.float32)
+    answer = model.predict(pd.DataFrame(x, columns=list(FEATURE_NAMES)))
+    forecast = bundle.forecaster.predict(x)
+    assert np.array_equal(answer["memory_3600s_q0.98"], forecast.quantiles[:, 1, 1, QUANTILE_LEVELS.index(0.98)])
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("nobody@champion", "no model nobody@champion .* train one with `reclaim train`"),
+        ("nobody/3", "no model nobody/3"),
+        ("nobody", "expected a model as NAME@ALIAS or NAME/VERSION, got 'nobody'"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_an_error_with_the_remedy(reference: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        tracking.fetch_bundle(reference)
+
+
+def test_reading_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"no model reclaim@champion in sqlite.*mlflow\.db; .* `reclaim train`"):
+        tracking.fetch_bundle("reclaim@champion")
+    with pytest.raises(ModelError, match="no run 0000"):
+        tracking.find_run("0000")
+    with pytest.raises(ModelError, match="no run 0000"):
+        tracking.load_dict("0000", "report.json")
+    assert tracking.find_runs("margins") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "uri", ["sqlite:///{}/file/mlflow.db", "sqlite:///{}/folder", "nonsense://x", "sqlite:///{}/file"]
+)
+def test_a_store_that_cannot_be_used_is_an_error_of_one_line(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no database " * 100)
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri.format(tmp_path))
+    expected = r"the tracking store .* cannot be used .* set MLFLOW_TRACKING_URI"
+    with pytest.raises(ModelError, match=expected) as refusal, tracking.start_run("nowhere", "network"):
+        pass
+    assert uri.format(tmp_path) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_server_that_is_not_there_is_an_error_of_one_line_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    with pytest.raises(ModelError, match=r"the tracking store http://127\.0\.0\.1:9 cannot be used"):
+        tracking.find_runs("margins")
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"
+
+
+def test_registering_prints_nothing(bundle: Bundle, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with tracking.start_run("models", "network") as run:
+        _register(run, bundle, tmp_path, "silent", tracking.CHAMPION)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_run_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(ModelError, match="no run 0000"):
+        tracking.find_run("0000")
+
+
+def test_the_store_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_tracking_uri() == f"sqlite:///{tmp_path / 'mlruns' / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    assert default_tracking_uri() == "http://127.0.0.1:5000"

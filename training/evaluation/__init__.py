@@ -1,0 +1,1 @@
+"""Evaluation: scores, alerts, importance and the model card; imports ``training.models``."""

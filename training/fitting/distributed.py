@@ -1,0 +1,148 @@
+"""Joins the processes that torchrun started, and averages what they compute."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from reclaim.data.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that fit one network together; one alone is the rule.
+
+    Attributes
+    ----------
+    rank : int
+        This process, from 0.
+    size : int
+        All of them.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def current(cls) -> Ranks:
+        """Return those that ``joined`` brought together, else this process alone."""
+        together = dist.is_available() and dist.is_initialized()
+        return cls(dist.get_rank(), dist.get_world_size()) if together else cls()
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes and speaks."""
+        return self.rank == 0
+
+    def wrapped(self, network: nn.Module, device: torch.device) -> nn.Module:
+        """Return the network whose gradients, after each backward pass, are the mean over the ranks."""
+        if self.size == 1:
+            return network
+        # the buffers are constants, alike on all ranks: nothing to send with each step
+        return DistributedDataParallel(
+            network, device_ids=[device] if device.type == "cuda" else None, forward_sync_buffers=False
+        )
+
+    def shares(self, *values: Tensor) -> list[Tensor | float]:
+        """Return what averages over this rank's known rows are to be multiplied with, so that gradients are exact.
+
+        A loss divides its sum over the rows of a batch by how many are known, and ranks know different numbers: the
+        mean of their averages is not the average over all. Multiplied with ``size * known here / known on all ranks``,
+        it is, and so are its gradients.
+
+        Parameters
+        ----------
+        *values : Tensor, shape (B, ...)
+            This rank's rows; NaN unknown.
+
+        Returns
+        -------
+        list of Tensor, shape (...), in the order given; 1.0 each where there is one process.
+        """
+        if self.size == 1:
+            return [1.0] * len(values)
+        here = [torch.isfinite(v).sum(0).float() for v in values]
+        everywhere = torch.cat([counts.flatten() for counts in here])
+        dist.all_reduce(everywhere)
+        parts = torch.split(everywhere, [counts.numel() for counts in here])
+        return [
+            self.size * counts / total.reshape(counts.shape).clamp(min=1)
+            for counts, total in zip(here, parts, strict=True)
+        ]
+
+    def total(self, value: float, device: torch.device) -> float:
+        """Return the sum of a number over the ranks, the same on each to the bit."""
+        if self.size == 1:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=device)
+        dist.all_reduce(tensor)
+        return float(tensor)
+
+
+def own_device(device: torch.device) -> torch.device:
+    """Return this process's own device of the kind: under torchrun the GPU of its local rank.
+
+    Raises
+    ------
+    ConfigError
+        There are more processes here than GPUs, or one GPU is named for all of them.
+    """
+    if device.type != "cuda" or _size() == 1:
+        return device
+    if device != torch.device("cuda"):
+        raise ConfigError(
+            f"fit.device: {device} is one GPU, torchrun started {_size()} processes; cuda gives each its own"
+        )
+    rank, present = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if rank >= present:
+        raise ConfigError(f"fit.device: process {rank} of this machine has no GPU; --nproc-per-node {present} has")
+    return torch.device("cuda", rank)
+
+
+@contextmanager
+def joined(device: torch.device, *, go: bool = True) -> Iterator[bool]:
+    """Work together with the other processes of torchrun inside the block; without torchrun nothing is changed.
+
+    They talk over gloo on the CPU and NCCL on GPUs; on one machine over the loopback interface, unless
+    ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` name another.
+
+    Parameters
+    ----------
+    device : torch.device
+        This process's own.
+    go : bool
+        The first rank's word to the others, which is what every rank is given.
+    """
+    if _size() == 1:
+        yield go
+        return
+    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
+        loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, loopback)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    try:
+        word = torch.tensor(int(go), device=device)
+        dist.broadcast(word, src=0)
+        yield bool(word)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _size() -> int:
+    """Return how many processes torchrun started; 1 without it, whatever else set ``WORLD_SIZE``."""
+    launched = dist.is_available() and dist.is_torchelastic_launched()
+    return int(os.environ["WORLD_SIZE"]) if launched else 1

@@ -1,0 +1,185 @@
+"""Defines the learner: how one kind of learned estimator is fitted to datasets, and how its settings are searched."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.schema import RESOURCES
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.targets import HORIZONS_S
+from reclaim.training.estimators.registry import LEARNED, imported
+from reclaim.training.fitting.sources import Source, chosen_rows, rows_in_memory
+from reclaim.training.settings import TrainConfig
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+    from reclaim.training.models.forecaster import Forecaster
+    from reclaim.training.models.trees import Rows
+
+Objective = Callable[[TrainConfig, Callable[[int, float], None]], float]
+"""Fits settings and returns their validation loss; reports each epoch and its loss where there are epochs."""
+
+Space = Mapping[str, tuple["BaseDistribution", str]]
+"""Searched settings by dotted name: the range, and the reason for it."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted forecaster and the facts of its fit.
+
+    Attributes
+    ----------
+    forecaster : Forecaster
+    train_rows : list of int
+        Rows used of each source.
+    facts : dict
+        Plain values for the bundle; ``rows`` among them.
+    history : list of dict
+        Measurements per epoch; empty where there are no epochs.
+    """
+
+    forecaster: Forecaster
+    train_rows: list[int]
+    facts: dict[str, Any]
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+class Learner(ABC):
+    """Fits one kind of learned estimator; ``estimators.registry.LEARNED`` names the class."""
+
+    settings: ClassVar[type]
+    """The dataclass of its settings, ``max_samples`` among them: training rows at most."""
+    served: ClassVar[bool] = False
+    """Whether its models are served by default: registered under the plain model name, and made ``champion``."""
+
+    shared: ClassVar[bool] = False
+    """Whether all processes that torchrun started fit one model, else the first alone."""
+
+    @abstractmethod
+    def fit(self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> Fitted:
+        """Fit to the training rows of the sources; a fit that was killed may go on from ``checkpoints``, a folder.
+
+        Raises
+        ------
+        HistoryTooShortError
+            There is no training row, or no known demand in any.
+        """
+
+    def objective(self, sources: Sequence[Source], config: TrainConfig) -> Objective:  # noqa: ARG002 - for those that have one
+        """Return the loss that a search of the settings lowers."""
+        raise ConfigError(f"estimator {config.estimator!r} has no settings that are searched")
+
+    def space(self) -> Space:
+        """Return the settings that are searched."""
+        return {}
+
+    def check(self, config: TrainConfig) -> None:
+        """Raise ConfigError where this machine cannot fit these settings; called before a run is recorded."""
+        self.own(config)
+
+    def together(self, config: TrainConfig, *, go: bool) -> AbstractContextManager[bool]:  # noqa: ARG002 - alone
+        """Bring together the processes that fit one model; gives the first one's word whether there is work to do."""
+        return nullcontext(go)
+
+    def own(self, config: TrainConfig) -> Any:
+        """Return the learner's own settings out of those of the run; ConfigError where ``params`` do not fit them."""
+        if not isinstance(config.own, Mapping):
+            return config.own
+        try:
+            return self.settings(**config.own)
+        except TypeError as error:
+            raise ConfigError(f"params of {config.estimator}: {error}") from error
+
+
+class RowsLearner(Learner):
+    """Fits on a copy of the training rows in memory; a search compares pinball losses on validation rows."""
+
+    @abstractmethod
+    def fit_rows(self, rows: Rows, config: TrainConfig) -> Forecaster:
+        """Fit to rows, already cut to ``max_samples``."""
+
+    def fit(self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> Fitted:  # noqa: ARG002 - one go
+        """Copy the rows and fit."""
+        chosen = self._chosen(sources, config)
+        rows = rows_in_memory(sources, chosen)
+        check_known(np.logical_or.reduce(np.isfinite(rows.y), axis=0), len(rows), config.horizon_s)
+        return Fitted(self.fit_rows(rows, config), [len(r) for r in chosen], {"rows": len(rows), "device": "cpu"})
+
+    def objective(self, sources: Sequence[Source], config: TrainConfig) -> Objective:
+        """Return the validation loss; the rows are copied once, for all trials.
+
+        Raises
+        ------
+        HistoryTooShortError
+            No validation row.
+        """
+        train = rows_in_memory(sources, self._chosen(sources, config))
+        chosen = chosen_rows(sources, FeatureSet.valid_rows, config.fit.max_valid_samples, config.seed)
+        x = np.concatenate([source.features.x[rows] for source, rows in zip(sources, chosen, strict=True)])
+        y = np.concatenate([source.features.valid_targets(r)[0] for source, r in zip(sources, chosen, strict=True)])
+        if not len(x):
+            raise HistoryTooShortError(
+                "expected at least 1 validation row, got 0: the trace is too short for the split"
+            )
+
+        def objective(tried: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:  # noqa: ARG001 - none
+            return pinball(self.fit_rows(train, tried), train, x, y, tried.horizon_s)
+
+        return objective
+
+    def _chosen(self, sources: Sequence[Source], config: TrainConfig) -> list[NDArray[np.int64]]:
+        return chosen_rows(sources, FeatureSet.train_rows, self.own(config).max_samples, config.seed)
+
+
+def learner_of(estimator: str) -> Learner:
+    """Return the learner of an estimator, by its name in ``LEARNED``."""
+    learner: Learner = imported(LEARNED[estimator].learner)()
+    return learner
+
+
+def check_known(known: NDArray[np.bool_], n: int, horizon_s: int) -> None:
+    """Raise HistoryTooShortError where no demand over the horizon is known; ``known`` has shape (T, H)."""
+    if n and not known[: len(RESOURCES), HORIZONS_S.index(horizon_s)].any():
+        raise HistoryTooShortError(
+            f"{' and '.join(RESOURCES)}: 0 of {n} training rows have a limit and a known demand over "
+            f"{horizon_s} s, expected at least 1; the training period is shorter than the horizon, "
+            "or the trace tells no limits"
+        )
+
+
+def pinball(
+    forecaster: Forecaster, train: Rows, x: NDArray[np.float32], y: NDArray[np.float32], horizon_s: int
+) -> float:
+    """Return the pinball loss at one horizon, averaged over levels, and over targets each in its own spread.
+
+    Parameters
+    ----------
+    forecaster : Forecaster
+    train : Rows
+        Their targets give the spreads.
+    x : float32, shape (n, n_features)
+    y : float32, shape (n, n_targets, n_horizons)
+        Over the limit; NaN unknown.
+    horizon_s : int
+    """
+    h = HORIZONS_S.index(horizon_s)
+    quantiles, levels = forecaster.predict(x).quantiles[:, :, h], np.array(forecaster.quantile_levels)
+    losses = []
+    for t in range(y.shape[1]):
+        known = np.isfinite(y[:, t, h]) & np.isfinite(quantiles[:, t]).all(axis=-1)
+        if known.any():
+            error = y[known, t, h, None] - quantiles[known, t]
+            spread = max(float(np.nanstd(train.y[:, t, h].astype(np.float64))), 1e-3)
+            losses.append(float(np.maximum(levels * error, (levels - 1) * error).mean()) / spread)
+    return float(np.mean(losses)) if losses else math.nan

@@ -1,0 +1,423 @@
+"""Fits the network to samples; an interrupted fit goes on to the same result."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from reclaim.data.core.files import replaced_file
+from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
+from reclaim.features.feature_set import FeatureSet
+from reclaim.training.fitting.distributed import Ranks, joined, own_device
+from reclaim.training.fitting.learner import Fitted, Learner, Objective, Space, check_known
+from reclaim.training.fitting.samples import Batch, Samples, column_bounds, column_moments
+from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, resident_samples
+from reclaim.training.models.forecaster import Heads, NetworkForecaster
+from reclaim.training.models.network import QuantileNetwork, Scaling, cpu_threads, squash, transform
+from reclaim.training.models.trees import Rows
+from reclaim.training.settings import QUANTILE_LEVELS, FitConfig, TrainConfig
+
+log = logging.getLogger(__name__)
+
+_CHECKPOINT: Final = "checkpoint.safetensors"
+_RARE: Final = 0.001
+"""Share of the training rows at either end of each feature whose values are cut off. Of later tasks, unlike those
+learned from, far values made the network far too sure: cut off, the pinball loss at 0.99 fell by a tenth."""
+_EVALUATION_ROWS: Final = 16_384
+"""Validation rows per pass, to bound memory."""
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """A fitted network and how it came about.
+
+    Attributes
+    ----------
+    network : QuantileNetwork
+        On the CPU, with the weights of the epoch of the lowest validation loss.
+    history : list of dict
+        Per epoch: ``train_loss``, ``valid_loss``, ``learning_rate``, ``rows_per_second`` (of training, over all
+        ranks), ``seconds`` (with validation).
+    heads : Heads
+        Which of its outputs the training rows could fit.
+    best_epoch : int
+        From 0.
+    device : str
+    """
+
+    network: QuantileNetwork
+    history: list[dict[str, float]]
+    heads: Heads
+    best_epoch: int
+    device: str
+
+
+class NetworkLearner(Learner):
+    """Fits the network."""
+
+    settings = FitConfig
+    served = True
+    shared = True
+
+    def check(self, config: TrainConfig) -> None:
+        """Refuse a device that is not here."""
+        choose_device(config.fit.device)
+
+    def together(self, config: TrainConfig, *, go: bool) -> AbstractContextManager[bool]:
+        """Bring the processes of torchrun together."""
+        return joined(choose_device(config.fit.device), go=go)
+
+    def fit(self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> Fitted:
+        """Put the samples on the device and fit."""
+        train = chosen_rows(sources, FeatureSet.train_rows, config.fit.max_samples, config.seed)
+        samples, valid = _samples(sources, config, train)
+        check_known(samples.heads().targets, len(samples), config.horizon_s)
+        result = fit_network(
+            samples, valid, config.fit, seed=config.seed, checkpoints=checkpoints, hidden=hidden_features(sources)
+        )
+        facts = {
+            "rows": len(samples),
+            "device": result.device,
+            "epochs": len(result.history),
+            "best_epoch": result.best_epoch,
+        }
+        forecaster = NetworkForecaster.of(result.network, config.fit.transform, result.heads)
+        return Fitted(forecaster, [len(rows) for rows in train], facts, result.history)
+
+    def objective(self, sources: Sequence[Source], config: TrainConfig) -> Objective:
+        """Return the least validation loss of the epochs; the samples are put on the device once."""
+        train = chosen_rows(sources, FeatureSet.train_rows, config.fit.max_samples, config.seed)
+        samples, valid = _samples(sources, config, train)
+
+        def objective(tried: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:
+            result = fit_network(
+                samples, valid, tried.fit, seed=tried.seed, on_epoch=on_epoch, hidden=hidden_features(sources)
+            )
+            return min(epoch["valid_loss"] for epoch in result.history)
+
+        return objective
+
+    def space(self) -> Space:
+        """Return the settings that are searched; ``transform`` and ``oom_weight`` change the meaning of the loss."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        return {
+            "fit.width": (IntDistribution(64, 256, step=64), "the time to answer goes with its square"),
+            "fit.depth": (IntDistribution(1, 4), "the time to answer goes with it; a linear path is there anyway"),
+            "fit.dropout": (FloatDistribution(0.0, 0.4), "none at all, to where little is left of a narrow layer"),
+            "fit.epochs": (IntDistribution(2, 10), "few: rows of one task are alike, more passes learn tasks by heart"),
+            "fit.learning_rate": (
+                FloatDistribution(4e-4, 1e-2, log=True),
+                "the default, a factor of five to each side",
+            ),
+            "fit.weight_decay": (FloatDistribution(1e-3, 1.0, log=True), "from almost none to ten times the default"),
+            "fit.warmup_share": (FloatDistribution(0.05, 0.4), "from a short climb to almost half of the schedule"),
+            "fit.batch_size": (CategoricalDistribution((512, 1024, 2048, 4096)), "below, a step is all overhead"),
+        }
+
+
+def _samples(sources: Sequence[Source], config: TrainConfig, train: list[NDArray[np.int64]]) -> tuple[Samples, Samples]:
+    """Return the samples of the two periods, on the device of the settings."""
+    valid = chosen_rows(sources, FeatureSet.valid_rows, config.fit.max_valid_samples, config.seed)
+    return resident_samples(sources, train, valid, choose_device(config.fit.device))
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """Return the named device; for ``auto``, CUDA where there is one, else the CPU; under torchrun, each rank's own.
+
+    Raises
+    ------
+    ConfigError
+        There is no such device here, or not one for each process that torchrun started.
+    """
+    if name == "auto":
+        return own_device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # torch names devices that it does not have
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"fit.device: {name!r} cannot be used here ({reason}); auto takes what there is") from error
+    return own_device(device)
+
+
+def fit_network(
+    train: Samples | Rows,
+    valid: Samples | Rows,
+    config: FitConfig,
+    *,
+    seed: int,
+    checkpoints: Path | None = None,
+    on_epoch: Callable[[int, float], None] | None = None,
+    hidden: Sequence[int] = (),
+) -> FitResult:
+    """Fit the network by AdamW under a one-cycle schedule, stopping when validation no longer improves.
+
+    Inside ``distributed.joined`` every rank calls it with the same arguments and gets the same result. Each step's
+    batch is the one that a single process would take, split over the ranks, and the gradients are those of its loss:
+    without dropout the result is a single process's but for the order of floating-point sums. With it, each rank draws
+    its own. Each rank holds all samples; the first alone writes checkpoints, which the others must be able to read,
+    and any number of ranks goes on from them.
+
+    Parameters
+    ----------
+    train, valid : Samples or Rows
+        Same widths. Samples lie on the device already, both on the same one; rows in memory are put on that of the
+        settings.
+    config : FitConfig
+    seed : int
+        Decides the first weights and the order of rows; the result is the same to the bit on the same machine with
+        the same number of threads.
+    checkpoints : Path or None
+        Folder for one checkpoint, written after every epoch; a run killed in between goes on from it and ends with
+        the weights it would have had. A checkpoint of other settings or data is refused.
+    on_epoch : callable or None
+        Receives the epoch, from 0, and its validation loss, on every rank; what it raises ends the fit.
+    hidden : sequence of int
+        Positions of features that the network is not to see.
+
+    Raises
+    ------
+    ConfigError
+        The device of the settings is not here.
+    HistoryTooShortError
+        No training or no validation row.
+    ModelError
+        The checkpoint belongs to another run.
+    """
+    for name, rows in (("training", train), ("validation", valid)):
+        if len(rows) == 0:
+            raise HistoryTooShortError(f"expected at least 1 {name} row, got 0: the trace is too short for the split")
+    train, valid = _placed(train, config), _placed(valid, config)
+    own = [train.device] if train.device.type == "cuda" else []  # the generators of other GPUs are left alone
+    with cpu_threads(config.threads), torch.random.fork_rng(own):
+        return _fit(train, valid, config, seed, checkpoints, on_epoch, hidden)
+
+
+def _placed(samples: Samples | Rows, config: FitConfig) -> Samples:
+    return Samples.of_rows(samples, choose_device(config.device)) if isinstance(samples, Rows) else samples
+
+
+def _fit(
+    train: Samples, valid: Samples, config: FitConfig, seed: int, checkpoints: Path | None,
+    on_epoch: Callable[[int, float], None] | None, hidden: Sequence[int],
+) -> FitResult:  # fmt: skip
+    device, ranks = train.device, Ranks.current()
+    data = _Data(train, valid, config, ranks)
+    _, n_targets, n_horizons = train.widths
+    generator = torch.Generator().manual_seed(seed)
+    network = QuantileNetwork(
+        _scaling(train, hidden), n_targets=n_targets, n_horizons=n_horizons, n_levels=len(QUANTILE_LEVELS),
+        width=config.width, depth=config.depth, dropout=config.dropout,
+    )  # fmt: skip
+    network.initialise(generator)
+    network.to(device)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    state = _Progress(identity=_identity(train, config, seed))
+    path = None if checkpoints is None else checkpoints / _CHECKPOINT
+    if path is not None and path.exists():
+        state = _load_checkpoint(path, network, optimizer, state.identity, device)
+        log.info("going on from %s after epoch %d", path, state.epoch)
+    stepped = ranks.wrapped(network, device)
+    bar = tqdm(
+        total=config.epochs, initial=state.epoch, desc="fit", unit="epoch", disable=None if ranks.first else True
+    )
+    try:
+        while state.epoch < config.epochs and state.epoch - state.best_epoch <= config.patience:
+            started = time.perf_counter()
+            losses = _epoch(stepped, optimizer, data, config, state.epoch, seed)
+            valid_loss = _validate(network, data)
+            if not math.isfinite(valid_loss):
+                raise ModelError(f"epoch {state.epoch}: the validation loss is {valid_loss}; lower fit.learning_rate")
+            if valid_loss < state.best_loss:
+                state.best_loss, state.best_epoch = valid_loss, state.epoch
+                state.best = {k: v.detach().cpu().clone() for k, v in network.state_dict().items()}
+            losses |= {"valid_loss": valid_loss, "seconds": time.perf_counter() - started}
+            state.history.append(losses)
+            state.epoch += 1
+            if path is not None and ranks.first:
+                _save_checkpoint(path, network, optimizer, state)
+            bar.update()
+            bar.set_postfix(valid=f"{valid_loss:.4f}")
+            if on_epoch is not None:
+                on_epoch(state.epoch - 1, valid_loss)
+    finally:
+        bar.close()
+    network.load_state_dict(state.best)
+    return FitResult(network.cpu().eval(), state.history, train.heads(), state.best_epoch, str(device))
+
+
+def _scaling(train: Samples, hidden: Sequence[int]) -> Scaling:
+    mean, scale = column_moments(train, lambda positions: squash(train.features(positions)))
+    low, high = column_bounds(train, lambda positions: (squash(train.features(positions)) - mean) / scale, _RARE)
+    low[list(hidden)] = high[list(hidden)] = 0.0
+    return Scaling(*(t.cpu() for t in (mean, scale, low, high)))
+
+
+class _Data:
+    """The samples, and what turns them into a loss."""
+
+    def __init__(self, train: Samples, valid: Samples, config: FitConfig, ranks: Ranks) -> None:
+        self.train, self.valid, self.config, self.ranks = train, valid, config, ranks
+        self.levels = torch.tensor(QUANTILE_LEVELS, device=train.device)
+        # each target and horizon weighs the same, whatever its spread
+        _, spread = column_moments(
+            train, lambda positions: transform(train.targets(positions)[0], config.transform).flatten(1)
+        )
+        self.weight = (1 / spread.clamp(min=1e-3)).reshape(train.widths[1:])
+
+    def loss(self, network: nn.Module, batch: Batch, ranks: Ranks) -> Tensor:
+        """Return the loss of a batch, averaged over what is known; its mean over the ranks is that of all rows."""
+        kind = batch.x.device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=self.config.bfloat16 and kind == "cuda"):
+            quantiles, logits = network(batch.x)
+        z = transform(batch.y, self.config.transform)
+        of_targets, of_oom = ranks.shares(batch.y, batch.oom)
+        pinball = (pinball_loss(quantiles.float(), z, self.levels) * self.weight * of_targets).mean()
+        return pinball + self.config.oom_weight * (oom_loss(logits.float(), batch.oom) * of_oom).mean()
+
+
+def _epoch(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: _Data,
+    config: FitConfig,
+    epoch: int,
+    seed: int,
+) -> dict[str, float]:
+    network.train()
+    started = time.perf_counter()
+    n, device, ranks = len(data.train), data.train.device, data.ranks
+    steps = -(-n // config.batch_size)
+    # seeded per epoch: a resumed run needs no generator state
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    torch.manual_seed(seed * 1_000_003 + epoch + 100_003 * ranks.rank)  # for dropout, which takes no generator
+    order = torch.randperm(n, generator=generator).to(device)
+    total = torch.zeros((), device=device)
+    for step in range(steps):
+        rate = config.learning_rate * _one_cycle((epoch * steps + step) / (config.epochs * steps), config.warmup_share)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        batch = order[step * config.batch_size : (step + 1) * config.batch_size]
+        loss = data.loss(network, data.train.take(batch[ranks.rank :: ranks.size]), ranks)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        total += loss.detach()
+    mean_loss = ranks.total(float(total) / steps, device) / ranks.size
+    return {
+        "train_loss": mean_loss, "learning_rate": rate, "rows_per_second": n / (time.perf_counter() - started)
+    }  # fmt: skip
+
+
+def _one_cycle(done: float, warmup: float) -> float:
+    """Return the learning rate's share of its highest, linear up, then a cosine down (Smith, "1cycle", 2018)."""
+    if done < warmup:
+        return 0.04 + 0.96 * done / warmup
+    return 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
+
+
+def _validate(network: QuantileNetwork, data: _Data) -> float:
+    network.eval()
+    total, ranks = 0.0, data.ranks
+    with torch.no_grad():
+        for positions in islice(data.valid.chunks(_EVALUATION_ROWS), ranks.rank, None, ranks.size):
+            total += float(data.loss(network, data.valid.take(positions), Ranks())) * len(positions)
+    return ranks.total(total, data.valid.device) / len(data.valid)
+
+
+@dataclass
+class _Progress:
+    """How far a run has come."""
+
+    identity: str
+    epoch: int = 0
+    best_epoch: int = 0
+    best_loss: float = math.inf
+    best: dict[str, Tensor] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def _identity(train: Samples, config: FitConfig, seed: int) -> str:
+    """Return what a checkpoint must share with the run that goes on from it."""
+    digest = sha256(json.dumps([asdict(config), seed, len(train), train.widths], sort_keys=True).encode())
+    some = torch.arange(0, len(train), max(1, len(train) // 4096), device=train.device)
+    digest.update(train.targets(some)[0].cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _save_checkpoint(path: Path, network: QuantileNetwork, optimizer: torch.optim.Optimizer, state: _Progress) -> None:
+    tensors = {f"now.{k}": v.detach().cpu().contiguous() for k, v in network.state_dict().items()}
+    tensors |= {f"best.{k}": v.contiguous() for k, v in state.best.items()}
+    for i, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{i}.{k}": v.detach().cpu().contiguous() for k, v in moments.items()}
+    facts = {k: getattr(state, k) for k in ("identity", "epoch", "best_epoch", "best_loss", "history")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced_file(path) as partial:
+        save_file(tensors, partial, metadata={"progress": json.dumps(facts)})
+
+
+def _load_checkpoint(
+    path: Path, network: QuantileNetwork, optimizer: torch.optim.Optimizer, identity: str, device: torch.device
+) -> _Progress:
+    parts: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}, "optimizer": {}}
+    with safe_open(path, framework="pt") as file:
+        facts: dict[str, Any] = json.loads(file.metadata()["progress"])
+        if facts["identity"] != identity:
+            raise ModelError(f"{path} belongs to a run of other settings or data; remove it to start over")
+        for key in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+            part, _, name = key.partition(".")
+            parts[part][name] = file.get_tensor(key)
+    network.load_state_dict(parts["now"])
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, value in parts["optimizer"].items():
+        number, _, name = key.partition(".")
+        moments.setdefault(int(number), {})[name] = value if name == "step" else value.to(device)
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    return _Progress(**facts, best=parts["best"])
+
+
+def pinball_loss(quantiles: Tensor, y: Tensor, levels: Tensor) -> Tensor:
+    """Return the pinball loss of every target and horizon, averaged over known rows and levels.
+
+    Parameters
+    ----------
+    quantiles : Tensor, shape (B, T, H, Q)
+    y : Tensor, shape (B, T, H)
+        NaN where unknown.
+    levels : Tensor, shape (Q,)
+
+    Returns
+    -------
+    Tensor, shape (T, H); 0 where no row is known. Koenker and Bassett, "Regression Quantiles", 1978.
+    """
+    known = torch.isfinite(y)
+    error = torch.where(known, y, torch.zeros_like(y))[..., None] - quantiles  # (B, T, H, Q)
+    loss = (levels * error + torch.relu(-error)).mean(-1)
+    return (loss * known).sum(0) / known.sum(0).clamp(min=1)
+
+
+def oom_loss(logits: Tensor, label: Tensor) -> Tensor:
+    """Return the cross-entropy of every horizon, averaged over known rows; shapes (B, H) and (B, H) to (H,)."""
+    known = torch.isfinite(label)
+    target = torch.where(known, label, torch.zeros_like(label))
+    loss = nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    return (loss * known).sum(0) / known.sum(0).clamp(min=1)

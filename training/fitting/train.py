@@ -1,0 +1,318 @@
+"""Runs the training job: features in; a fitted, calibrated, recorded and registered model out."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.files import content_sha256
+from reclaim.data.errors import HistoryTooShortError
+from reclaim.data.schema import RESOURCES
+from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
+from reclaim.features.targets import OOM_DEFINITION
+from reclaim.training.bundle import FORMAT, Bundle, output_names, save_bundle
+from reclaim.training.evaluation.importance import importance_figure, permutation_importance
+from reclaim.training.evaluation.model_card import model_card
+from reclaim.training.evaluation.scores import Scores, coverage_figure, overall, reliability_figure, score_forecast
+from reclaim.training.fitting.held_out import choose_plans, held_out, sampled_test_rows
+from reclaim.training.fitting.learner import learner_of
+from reclaim.training.fitting.sources import Source, open_sources
+from reclaim.training.models.oom_calibration import Calibrated, fit_probability
+from reclaim.training.settings import TrainConfig
+from reclaim.training.tracking import runs as tracking
+
+if TYPE_CHECKING:
+    pass
+
+log = logging.getLogger(__name__)
+
+_REPORT: Final = "report.json"
+_KEY_TAG: Final = "reclaim.key"
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a training run made.
+
+    Attributes
+    ----------
+    run_id : str
+        MLflow's.
+    model, version : str
+        Registered name and version.
+    estimator : str
+    horizon_s : int
+    plans : dict of margin name to dict of resource to dict
+        What is reserved of a forecast, the fields of ``estimators.plan.Basis``; ``medium`` is half way.
+    margins, violation, reclaimed : dict of margin name to dict of resource to float
+        The margin's share; the share of validation rows that violate, and the share of limits reclaimed, under it: None
+        for a resource without limits.
+    scores, test_scores : dict
+        See ``scores.Scores``, without those of tiers and ages; of validation and of test rows. Nothing is chosen by the
+        latter, which are empty where there is no test period.
+    rows : dict
+        ``train`` and ``valid``: rows used.
+    datasets : list of dict
+        Of each dataset, in the order of their fingerprints: ``name``, ``fingerprint``, its ``train`` and ``valid``
+        rows, and what of it was kept from them (``sources.Source.split_facts``).
+    notes : list of str
+        What a reader of the numbers must know.
+    seconds : float
+        Time the run took.
+    reused : bool
+        Whether a finished run of the same settings and data was found and nothing was done.
+    """
+
+    run_id: str
+    model: str
+    version: str
+    estimator: str
+    horizon_s: int
+    plans: dict[str, dict[str, dict[str, float | None]]]
+    margins: dict[str, dict[str, float]]
+    violation: dict[str, dict[str, float | None]]
+    reclaimed: dict[str, dict[str, float | None]]
+    scores: dict[str, Any]
+    test_scores: dict[str, Any]
+    rows: dict[str, int]
+    datasets: list[dict[str, Any]]
+    notes: list[str]
+    seconds: float
+    reused: bool = False
+
+
+def run_training(
+    datasets: Path | Sequence[Path],
+    config: TrainConfig,
+    *,
+    force: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> TrainReport:
+    """Fit, calibrate, record and register a model.
+
+    Of several datasets the rows are put together: every row counts alike, so a dataset counts with all its rows.
+    Each keeps its own periods; two parts of one trace whose times overlap are best ingested as one dataset, for the
+    later rows of one may be trained on in the other.
+
+    Run again with the same settings on the same data, it finds the finished run and does nothing; killed anywhere and
+    run again, it goes on from the last epoch and ends the same.
+
+    Of the processes that torchrun starts, the first calls this and each other one ``assist_training``.
+
+    Parameters
+    ----------
+    datasets : Path or sequence of Path
+        A dataset folder with its features built, or several, in any order.
+    config : TrainConfig
+    force : bool
+        Train even if a finished run exists.
+    progress : callable or None
+        Called with one line as each stage begins.
+
+    Raises
+    ------
+    ReclaimError
+        There is no dataset or no features there; the message says which command makes them.
+    ConfigError
+        The device of the settings is not here, or a dataset is held out for tests or named twice.
+    HistoryTooShortError
+        The split leaves no rows to fit or to calibrate on.
+    """
+    started = time.perf_counter()
+    say, learner = progress or log.info, learner_of(config.estimator)
+    sources = open_sources([datasets] if isinstance(datasets, Path) else datasets)
+    fingerprints = [source.dataset.fingerprint for source in sources]
+    key = _key(sources, config)
+    before = tracking.find_runs(config.experiment, tags={_KEY_TAG: key})
+    finished = [run for run in before if run.status == "FINISHED"]
+    if finished and not force:
+        with learner.together(config, go=False):
+            say(f"already trained: run {finished[0].run_id}")
+        return replace(TrainReport(**tracking.load_dict(finished[0].run_id, _REPORT)), reused=True)
+    learner.check(config)
+    cut_off = [run.run_id for run in before if run.status != "FINISHED"]
+    name = config.model_name + ("" if learner.served else f"-{config.estimator}")
+    checkpoints = _checkpoints(sources, key)
+    tags = {
+        _KEY_TAG: key,
+        "dataset": ",".join(fingerprints),
+        "features": ",".join(source.features.fingerprint for source in sources),
+        "pipeline_version": PIPELINE_VERSION,
+        "oom_definition": OOM_DEFINITION,
+        "git_commit": tracking.git_commit() or "none",
+    }
+    with tracking.start_run(config.experiment, config.estimator, tags=tags, run_id=next(iter(cut_off), None)) as run:
+        run.log_params(config.settings())
+        say(f"fitting the {config.estimator}")
+        fitting = time.perf_counter()
+        with learner.together(config, go=True):
+            fitted = learner.fit(sources, config, checkpoints)
+        fit_seconds = time.perf_counter() - fitting
+        say("setting margins on the validation rows")
+        levels = fitted.forecaster.quantile_levels
+        valid = held_out(sources, fitted.forecaster, _validation_rows(sources), "valid")
+        raw = valid.forecast.oom_probability
+        forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task))
+        valid = valid.calibrated(forecaster.calibration)
+        plans, calibration = choose_plans(valid, levels, config)
+        say("scoring on validation and test rows")
+        scores = score_forecast(valid.forecast, valid.y, valid.oom, levels, keys=valid.keys)
+        test_rows = sampled_test_rows(sources, config.seed)
+        test_scores: Scores = {}
+        as_forecast, calibrated, label = raw, valid.forecast.oom_probability, valid.oom
+        if sum(map(len, test_rows)):
+            test = held_out(sources, fitted.forecaster, test_rows, "test")
+            as_forecast, label = test.forecast.oom_probability, test.oom
+            test = test.calibrated(forecaster.calibration)
+            calibrated = test.forecast.oom_probability
+            test_scores = score_forecast(test.forecast, test.y, test.oom, levels, keys=test.keys)
+        report = TrainReport(
+            run_id=run.run_id,
+            model=name,
+            version="",
+            estimator=config.estimator,
+            horizon_s=config.horizon_s,
+            plans={k: _by_name(map(asdict, plan)) for k, plan in plans.items()},
+            margins={k: _by_name(m.share) for k, m in calibration.margins.items()},
+            violation={k: _by_resource(v) for k, v in calibration.violation.items()},
+            reclaimed={k: _by_resource(v) for k, v in calibration.reclaimed.items()},
+            scores=_without_nan(overall(scores)),
+            test_scores=_without_nan(overall(test_scores)),
+            rows={"train": fitted.facts["rows"], "valid": len(valid), "test": sum(map(len, test_rows))},
+            datasets=[
+                {
+                    "name": source.name,
+                    "nature": source.dataset.manifest.get("nature", "not stated"),
+                    "fingerprint": source.dataset.fingerprint,
+                    "train": k_train,
+                    "valid": k_valid,
+                    **source.split_facts,
+                }
+                for source, k_train, k_valid in zip(sources, fitted.train_rows, valid.rows, strict=True)
+            ],
+            notes=[*calibration.notes, *forecaster.calibration.notes, f"OOM label: {OOM_DEFINITION}"],
+            seconds=0.0,
+        )
+        bundle = Bundle(
+            kind=config.estimator,
+            forecaster=forecaster,
+            horizon_s=config.horizon_s,
+            plans=plans,
+            margins=calibration.margins,
+            dataset_fingerprint=fingerprints[0] if len(fingerprints) == 1 else content_sha256(fingerprints),
+            mean_limit=valid.mean_limit,
+            trained={
+                "settings": dict(config.settings()),
+                "datasets": report.datasets,
+                "violation": report.violation,
+                "violation_by_tier": {
+                    k: {tier: _by_resource(v) for tier, v in of.items()}
+                    for k, of in calibration.violation_by_tier.items()
+                },
+                "reclaimed": report.reclaimed,
+                "notes": report.notes,
+                **fitted.facts,
+            },
+        )
+        say("recording and registering")
+        run.log_history(fitted.history)
+        run.log_metrics(
+            {
+                "margin": report.margins,
+                "violation": report.violation,
+                "reclaimed": report.reclaimed,
+                "fit_seconds": fit_seconds,
+            }
+        )
+        run.log_figure(coverage_figure(scores, levels), "coverage.png")
+        shown = {"as forecast": as_forecast, "calibrated": calibrated}  # of test rows, where there are any
+        run.log_figure(reliability_figure(shown, label), "oom_reliability.png")
+        importance = permutation_importance(forecaster, valid.x, valid.y, horizon_s=config.horizon_s)
+        run.log_figure(importance_figure(importance), "importance.png")
+        run.log_dict(importance.to_dict(), "importance.json")
+        with tempfile.TemporaryDirectory() as folder:
+            save_bundle(bundle, Path(folder) / "bundle")
+            registered = tracking.register_bundle(
+                run, Path(folder) / "bundle", name, inputs=FEATURE_NAMES, outputs=output_names(forecaster)
+            )
+        # MLflow copies to a model, one by one, what its run has measured by then: these are more than a thousand
+        run.log_metrics({"valid": scores, "test": test_scores})
+        report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
+        card = model_card(
+            asdict(report), settings=config.settings(), test_scores=report.test_scores,
+            probability=forecaster.calibration.to_dict(),
+        )  # fmt: skip
+        tracking.describe_version(registered, card)
+        run.log_text(card, "model_card.md")
+        run.log_dict(asdict(report), _REPORT)
+        if learner.served:
+            tracking.move_alias(registered, tracking.CHAMPION)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    with suppress(OSError):  # another run's checkpoint may be next to it
+        checkpoints.parent.rmdir()
+    return report
+
+
+def assists() -> bool:
+    """Return whether torchrun started this process next to a first one, which records and reports."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["RANK"]) > 0
+
+
+def assist_training(datasets: Sequence[Path], config: TrainConfig) -> None:
+    """Fit the network along with ``run_training`` in the first process; arguments and errors as there.
+
+    Nothing is recorded or written here. A learner that is not ``shared`` fits in the first process alone.
+    """
+    sources, learner = open_sources(datasets), learner_of(config.estimator)
+    with learner.together(config, go=True) as go:
+        if go and learner.shared:
+            learner.fit(sources, config, _checkpoints(sources, _key(sources, config)))
+
+
+def _key(sources: Sequence[Source], config: TrainConfig) -> str:
+    """Return what two runs share that do the same."""
+    data = [source.dataset.fingerprint for source in sources] + [source.features.fingerprint for source in sources]
+    return content_sha256([config.settings(), *data, PIPELINE_VERSION, FORMAT])
+
+
+def _checkpoints(sources: Sequence[Source], key: str) -> Path:
+    return sources[0].dataset.path / "checkpoints" / key[:16]
+
+
+def _by_name(values: Iterable[Value]) -> dict[str, Value]:
+    return dict(zip(RESOURCES, values, strict=True))
+
+
+def _by_resource(values: tuple[float, ...]) -> dict[str, float | None]:
+    return {r: v if math.isfinite(v) else None for r, v in zip(RESOURCES, values, strict=True)}
+
+
+def _without_nan(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested scores as plain dictionaries, with None for what is not finite: JSON has no NaN."""
+    return {
+        name: _without_nan(v) if isinstance(v, Mapping) else v if math.isfinite(v) else None
+        for name, v in scores.items()
+    }
+
+
+def _validation_rows(sources: Sequence[Source]) -> list[NDArray[np.int64]]:
+    rows = [source.features.valid_rows() for source in sources]
+    if not sum(map(len, rows)):
+        raise HistoryTooShortError(
+            f"{', '.join(str(source.dataset.path) for source in sources)}: expected at least 1 validation row, got 0: "
+            "the trace is too short for the split"
+        )
+    return rows

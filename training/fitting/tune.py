@@ -1,0 +1,276 @@
+"""Searches settings: fits each trial and judges it by its loss on validation rows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import optuna
+from optuna.trial import TrialState
+from tqdm import tqdm
+
+from reclaim.data.core.files import content_sha256, locked, write_text
+from reclaim.data.errors import ConfigError, ModelError
+from reclaim.features.registry import PIPELINE_VERSION
+from reclaim.training.fitting.learner import Objective, learner_of
+from reclaim.training.fitting.sources import Source, open_sources
+from reclaim.training.fitting.tune_space import (
+    Ranges,
+    as_toml,
+    ranges_of,
+    rounded,
+    searchable,
+    with_settings,
+)
+from reclaim.training.settings import TrainConfig
+from reclaim.training.tracking import runs as tracking
+
+log = logging.getLogger(__name__)
+
+EXPERIMENT: Final = "reclaim-tune"
+_STEPS: Final = 10
+"""Parts of a fit's schedule, at the ends of which trials are compared: epoch by epoch would set a short schedule's end
+against the middle of a long one."""
+_PRUNE_AFTER: Final = 3
+"""Parts in which no trial is given up: while the rate climbs, the loss says little."""
+_JUDGES: Final = 5
+"""Trials that are carried through before any is given up."""
+_RANDOM: Final = 10
+"""Trials at random places of the ranges, before their results choose the next (Optuna's own default)."""
+_TRIAL_TAG: Final = "reclaim.tune.trial"
+_KEY_TAG: Final = "reclaim.key"
+_MLFLOW_PARENT: Final = "mlflow.parentRunId"
+_DONE: Final = (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """What a search found.
+
+    Attributes
+    ----------
+    run_id : str
+        MLflow's, of the run above those of the trials.
+    estimator : str
+    trials, pruned, new : int
+        Trials in all; of those, given up early, or diverged; and made by this call.
+    first_loss : float or None
+        Validation loss of the first trial, that of the settings as given, as far as they are in the ranges searched.
+    best_loss : float
+    best : dict
+        The searched settings of the best trial, by dotted name.
+    config_file, trials_file : str
+        The best settings as TOML, and Optuna's record of the trials.
+    seconds : float
+    """
+
+    run_id: str
+    estimator: str
+    trials: int
+    pruned: int
+    new: int
+    first_loss: float | None
+    best_loss: float
+    best: dict[str, Any]
+    config_file: str
+    trials_file: str
+    seconds: float
+
+    def assignments(self) -> str:
+        """Return the best settings as options of ``reclaim train``."""
+        return " ".join(f"--set {name}={json.dumps(value)}" for name, value in self.best.items())
+
+
+def tune(
+    datasets: Sequence[Path],
+    config: TrainConfig,
+    *,
+    trials: int,
+    config_file: Path,
+    held: Collection[str] = (),
+    progress: Callable[[str], None] | None = None,
+) -> TuneReport:
+    """Search the settings of an estimator.
+
+    Fits training rows and judges by validation rows, as ``run_training`` does; rows and targets of the test period are
+    never read. The first trial is of the settings as they are given. Trials are in the folder of the first dataset
+    (by fingerprint), as ``tune/<key>.db``, under a key of settings, data and ranges: killed anywhere and run again, the
+    search goes on from the last finished trial and ends the same; with more trials, it goes on, too.
+
+    Parameters
+    ----------
+    datasets : sequence of Path
+        Dataset folders with features.
+    config : TrainConfig
+        What is not searched stays as it is here.
+    trials : int
+        In all, with those of earlier calls.
+    config_file : Path
+        TOML to write, for ``reclaim train --config``.
+    held : collection of str
+        Dotted names of settings that stay as they are though the learner's ``space`` has them.
+    progress : callable or None
+        Called with one line as each stage begins.
+
+    Raises
+    ------
+    ReclaimError
+        As ``run_training``.
+    ConfigError
+        ``trials`` is below 1, every searched setting is held, or another process is at the same search.
+    ModelError
+        No trial could be carried through.
+    """
+    started = time.perf_counter()
+    if trials < 1:
+        raise ConfigError(f"trials must be at least 1, got {trials}")
+    say = progress or log.info
+    ranges = ranges_of(config.estimator, held)
+    sources = open_sources(datasets)
+    key = _key(sources, config, ranges)
+    file = sources[0].dataset.path / "tune" / f"{key[:16]}.db"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    busy = ConfigError(f"{file}: another process is at this search; wait for it")
+    with locked(file.with_suffix(".lock"), busy), _quiet():
+        study = _open_study(file, key)
+        run_id = _parent(key, config, ranges, sources)
+        done = _count(study)
+        say(f"{done} of {trials} trials are there; {file} holds them")
+        if done < trials:
+            objective = objective_of(sources, config)
+            _search(study, config, ranges, objective, trials, {_KEY_TAG: key, _MLFLOW_PARENT: run_id})
+        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if not complete:
+            raise ModelError(
+                f"none of {_count(study)} trials could be carried through; lower the learning rate's range"
+            )
+        best = min(complete, key=lambda trial: (trial.value, trial.number))
+        settings = rounded(best.params)
+        config_file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(config_file, as_toml(asdict(with_settings(config, settings))))
+        first = study.get_trials(deepcopy=False, states=_DONE)[0]
+        report = TuneReport(
+            run_id=run_id, estimator=config.estimator, trials=_count(study), pruned=_count(study) - len(complete),
+            new=max(_count(study) - done, 0), first_loss=first.value if first.state == TrialState.COMPLETE else None,
+            best_loss=float(best.value or 0.0), best=settings, config_file=str(config_file), trials_file=str(file),
+            seconds=time.perf_counter() - started,
+        )  # fmt: skip
+        with tracking.start_run(EXPERIMENT, config.estimator, run_id=run_id) as run:
+            run.log_metrics({"valid_loss": report.best_loss, "trials": report.trials, "pruned": report.pruned})
+            run.log_dict(asdict(report), "report.json")
+            run.log_artifact(config_file)
+    return report
+
+
+def _key(sources: Sequence[Source], config: TrainConfig, ranges: Ranges) -> str:
+    """Return what two searches must share for one to go on from the other."""
+    data = [[source.dataset.fingerprint, source.features.fingerprint] for source in sources]
+    where = {name: repr(range_) for name, range_ in ranges.items()}
+    return content_sha256([config.settings(), config.fit.max_valid_samples, data, PIPELINE_VERSION, where])
+
+
+def objective_of(sources: Sequence[Source], config: TrainConfig) -> Objective:
+    """Return the loss that is searched; the rows are chosen and made ready once, for all trials."""
+    return learner_of(config.estimator).objective(sources, config)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna from telling about each trial: the bar does."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _open_study(file: Path, key: str) -> optuna.Study:
+    """Open the record of trials; one that was cut off is done again."""
+    pruner = optuna.pruners.MedianPruner(_JUDGES, n_warmup_steps=_PRUNE_AFTER)
+    study = optuna.create_study(
+        storage=f"sqlite:///{file.absolute()}", study_name=key, pruner=pruner, load_if_exists=True
+    )
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        study.tell(trial.number, state=TrialState.FAIL)
+    return study
+
+
+def _parent(key: str, config: TrainConfig, ranges: Ranges, sources: Sequence[Source]) -> str:
+    """Return the run above those of the trials, made where the store has none."""
+    before = [run for run in tracking.find_runs(EXPERIMENT, tags={_KEY_TAG: key}) if _TRIAL_TAG not in run.tags]
+    if before:
+        return before[0].run_id
+    tags = {_KEY_TAG: key, "dataset": ",".join(source.dataset.fingerprint for source in sources)}
+    with tracking.start_run(EXPERIMENT, config.estimator, tags=tags) as run:
+        run.log_params(config.settings())
+        run.log_params({f"range.{name}": repr(range_) for name, range_ in ranges.items()})
+        return run.run_id
+
+
+def _count(study: optuna.Study) -> int:
+    return len(study.get_trials(deepcopy=False, states=_DONE))
+
+
+def _search(
+    study: optuna.Study, config: TrainConfig, ranges: Ranges, objective: Objective, trials: int, tags: Mapping[str, str]
+) -> None:
+    bar = tqdm(total=trials, initial=_count(study), desc="tune", unit="trial", disable=None)
+    try:
+        before = {run.tags[_TRIAL_TAG]: run.run_id for run in tracking.find_runs(EXPERIMENT, tags=tags)}
+        for number in range(_count(study), trials):
+            trial = _ask(study, config, ranges, number)
+            settings = rounded(trial.params)
+            with tracking.start_run(
+                EXPERIMENT, f"{config.estimator}/{number}", tags={**tags, _TRIAL_TAG: str(number)},
+                run_id=before.get(str(number)),
+            ) as run:  # fmt: skip
+                run.log_params(settings)
+                value, losses, state = _try(objective, with_settings(config, settings), trial)
+                run.log_history([{"epoch_loss": loss} for loss in losses])
+                run.log_metrics({} if value is None else {"valid_loss": value})
+                run.set_tags({"state": state})
+            study.tell(trial, value, state=TrialState.PRUNED if value is None else TrialState.COMPLETE)
+            bar.update()
+            best = [t.value for t in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]
+            bar.set_postfix(best=f"{min(best):.5f}" if best else "none")  # type: ignore[type-var]  # complete: a number
+    finally:
+        bar.close()
+
+
+def _ask(study: optuna.Study, config: TrainConfig, ranges: Ranges, number: int) -> optuna.Trial:
+    """Begin a trial; seeded by its number, so that what went before, and not the process, decides it."""
+    study.sampler = optuna.samplers.TPESampler(n_startup_trials=_RANDOM, seed=config.seed * 1_000_003 + number)
+    if number == 0 and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        study.enqueue_trial(searchable(config, ranges))
+    return study.ask(fixed_distributions=dict(ranges))
+
+
+def _try(objective: Objective, config: TrainConfig, trial: optuna.Trial) -> tuple[float | None, list[float], str]:
+    """Return the validation loss, None where the trial was given up; the loss of each epoch; and how it ended."""
+    losses: list[float] = []
+
+    def on_epoch(epoch: int, loss: float) -> None:
+        if math.isfinite(loss):  # fitting ends of itself where it is not
+            losses.append(loss)
+            step = _STEPS * (epoch + 1) // config.fit.epochs
+            if step > _STEPS * epoch // config.fit.epochs:
+                trial.report(loss, step)
+                if trial.should_prune():
+                    raise optuna.TrialPruned
+
+    try:
+        value = objective(config, on_epoch)
+    except optuna.TrialPruned:
+        return None, losses, "pruned"
+    except ModelError as error:
+        log.info("a trial diverged: %s", error)
+        return None, losses, "diverged"
+    return (value, losses, "complete") if math.isfinite(value) else (None, losses, "diverged")

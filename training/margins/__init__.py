@@ -1,0 +1,1 @@
+"""Margins: the violation rule, guards, calibration and plans; imports ``training.estimators``."""

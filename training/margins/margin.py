@@ -1,0 +1,188 @@
+"""Defines margins and the guards around an estimate: the one place where a margin is added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.jit import LENT
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Windows, demand
+from reclaim.features.groups import TIER_LABELS, tier_key
+from reclaim.training.estimators.base import CAP, JUMP, STARTUP, UNKNOWN, Estimate, Estimator, Wrapper
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Shares of task-windows that may violate.
+
+    Attributes
+    ----------
+    baseline, aggressive : float
+        Share of the rows whose demand over the horizon exceeds the reservation, per resource.
+    """
+
+    baseline: float = 0.001
+    aggressive: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.baseline <= self.aggressive < 1:
+            raise ConfigError(
+                f"budgets must satisfy 0 < baseline <= aggressive < 1, got {self.baseline} and {self.aggressive}"
+            )
+
+
+MARGIN_NAMES: Final = ("baseline", "medium", "aggressive")
+"""Widest and safest first, as in Borg's experiment (EuroSys'15, Figure 12)."""
+
+STARTUP_HOLD_S: Final = 300.0
+"""How long a new task keeps its limit, in seconds, to let start-up transients pass (EuroSys'15, section 5.5)."""
+
+_AGES_S: Final = (0.0, 7_200.0, 86_400.0)
+MARGIN_GROUPS: Final = tuple(
+    f"{tier}, {age}" for tier in TIER_LABELS for age in ("age unknown", "up to 2 h", "up to 24 h", "older")
+)
+"""Groups of tasks that may have a margin of their own: tier, and time since the run began."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """What is added to a prediction, as a share of it, per resource.
+
+    Attributes
+    ----------
+    name : str
+    share : tuple of float, in the order ``schema.RESOURCES``
+        0.15 adds 15 %; below zero where the bare estimator is more careful than the budget asks.
+    by_group : tuple of tuple of float, or None
+        The same for each of ``MARGIN_GROUPS``; None: ``share`` holds for all tasks.
+    """
+
+    name: str
+    share: tuple[float, ...]
+    by_group: tuple[tuple[float, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.by_group is not None and len(self.by_group) != len(MARGIN_GROUPS):
+            raise ConfigError(f"margin {self.name!r}: expected {len(MARGIN_GROUPS)} groups, got {len(self.by_group)}")
+        for shares in (self.share, *(self.by_group or ())):
+            if len(shares) != len(RESOURCES):
+                raise ConfigError(f"margin {self.name!r}: expected one share for each of {RESOURCES}, got {shares}")
+            for resource, share in zip(RESOURCES, shares, strict=True):
+                if not -1.0 <= share < float("inf"):
+                    raise ConfigError(f"margin {self.name!r}: the {resource} share must be at least -1, got {share}")
+
+    def factor(self, windows: Windows) -> NDArray[np.float64]:
+        """Return what a prediction is multiplied with; float64, shape (n_resources,) or (n, n_resources)."""
+        if self.by_group is None:
+            return 1.0 + np.array(self.share)
+        shares: NDArray[np.float64] = 1.0 + np.array(self.by_group)
+        return shares[margin_group(windows)]
+
+
+NO_MARGIN: Final = Margin("none", (0.0,) * len(RESOURCES))
+"""Adds nothing."""
+
+
+def margin_group(windows: Windows) -> NDArray[np.int64]:
+    """Return the position in ``MARGIN_GROUPS`` of each row: its tier, and the time since its run began; shape (n,)."""
+    age_s = np.where(windows.scheduled_us > 0, (windows.end_us - windows.scheduled_us) / 1e6, -1.0)
+    return tier_key(windows.tier) * (len(_AGES_S) + 1) + np.searchsorted(_AGES_S, age_s)
+
+
+def three_margins(baseline: Margin, aggressive: Margin) -> Mapping[str, Margin]:
+    """Return the three named margins; ``medium`` is exactly half way between the other two."""
+    groups = None
+    if baseline.by_group is not None and aggressive.by_group is not None:
+        groups = tuple(map(_half_way, baseline.by_group, aggressive.by_group))
+    medium = Margin("medium", _half_way(baseline.share, aggressive.share), groups)
+    return dict(zip(MARGIN_NAMES, (baseline, medium, aggressive), strict=True))
+
+
+def _half_way(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple((x + y) / 2 for x, y in zip(a, b, strict=True))
+
+
+def under(margin: str, bare: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return what is reserved under a named margin, given what those of ``baseline`` and ``aggressive`` come to.
+
+    A wider margin never reserves less: the baseline is the larger of the two, and ``medium`` lies half way between.
+    """
+    aggressive = bare["aggressive"]
+    baseline = np.maximum(bare["baseline"], aggressive)
+    return {"baseline": baseline, "medium": (baseline + aggressive) / 2, "aggressive": aggressive}[margin]
+
+
+@numba.njit(inline="always")
+def guard(answer: float, now: float, limit: float, young: bool) -> Any:
+    """Return what is reserved of an answer: the one rule of all guards, for kernels.
+
+    No less than the last window demanded (``now``; EuroSys'15: "rapidly increased if the usage exceeds it"), no more
+    than the limit, and the limit while the task's run is young. NaN where the answer is; a bound that is NaN bounds
+    nothing.
+    """
+    return limit if young else min(max(answer, now), limit)
+
+
+def young_runs(windows: Windows) -> NDArray[np.bool_]:
+    """Return whether the run of each row began less than ``STARTUP_HOLD_S`` ago; shape (n,).
+
+    A run of unknown start (``scheduled_us``) is not young: estimators answer with the limit, or from its siblings,
+    until they have seen enough.
+    """
+    return (windows.scheduled_us > 0) & (windows.end_us - windows.scheduled_us < STARTUP_HOLD_S * 1e6)
+
+
+def guarded(estimate: Estimate, windows: Windows) -> Estimate:
+    """Return the estimate as jump, cap and start-up hold leave it; ``n`` rows each.
+
+    A task without an answer gets its limit.
+    """
+    reservation = np.array(estimate.reservation, np.float64, order="C")
+    rule = np.array(estimate.rule, np.uint8, order="C")
+    limit = np.array(windows.limit, np.float64, order="C")
+    _guard_rows(demand(windows), limit, young_runs(windows), reservation, rule)
+    return Estimate(reservation, rule, estimate.forecast)
+
+
+@numba.njit(**LENT)
+def _guard_rows(
+    now: Any,  # (n, R) float64
+    limit: Any,  # (n, R) float64
+    young: Any,  # (n,) bool
+    reservation: Any,  # (n, R) float64, in: the answers, out: what is reserved
+    rule: Any,  # (n, R) uint8
+) -> None:
+    for i in range(len(reservation)):
+        for r in range(reservation.shape[1]):
+            answer, most = reservation[i, r], limit[i, r]
+            held = young[i] and not np.isnan(most)
+            reservation[i, r] = guard(answer, now[i, r], most, held)
+            if held:
+                rule[i, r] = STARTUP
+            elif np.isnan(reservation[i, r]):
+                reservation[i, r] = most
+                rule[i, r] = UNKNOWN
+            elif max(answer, now[i, r]) > most:
+                rule[i, r] = CAP
+            elif now[i, r] > answer:
+                rule[i, r] = JUMP
+
+
+class Guarded(Wrapper):
+    """Margin, jump, cap and start-up hold around a bare estimator: what is replayed and what is served."""
+
+    def __init__(self, base: Estimator, margin: Margin) -> None:
+        super().__init__(base)
+        self.margin = margin
+
+    def adjust(self, estimate: Estimate, windows: Windows) -> Estimate:
+        """Multiply by one plus the margin, and guard."""
+        widened = estimate.reservation * self.margin.factor(windows)
+        return guarded(Estimate(widened, estimate.rule, estimate.forecast), windows)

@@ -1,0 +1,215 @@
+"""Forecasters: features in, quantiles of every target and the OOM probability out; a row's answer is its own alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.estimators.base import Forecast
+from reclaim.training.models.forward import ForwardPass
+from reclaim.training.settings import QUANTILE_LEVELS
+
+if TYPE_CHECKING:  # torch is behind it, whose import takes longer than all else that a server needs to start
+    from reclaim.training.models.network import QuantileNetwork
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which outputs of a network were fitted; the others never had a gradient, so what they say means nothing.
+
+    Attributes
+    ----------
+    targets : bool, shape (n_targets, n_horizons)
+    oom : bool, shape (n_horizons,)
+    """
+
+    targets: NDArray[np.bool_]
+    oom: NDArray[np.bool_]
+
+
+ALL_HEADS: Final = Heads(np.ones((len(TARGETS), len(HORIZONS_S)), np.bool_), np.ones(len(HORIZONS_S), np.bool_))
+
+
+class InputRanges(NamedTuple):
+    """How the features of the training rows were spread, after ``network.squash``; each float32, shape (n_features,).
+
+    ``mean`` and ``scale`` standardise; ``low`` and ``high`` are the range that training saw, in those units.
+    """
+
+    mean: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+
+
+class Forecaster(Protocol):
+    """What a learned model answers.
+
+    Attributes
+    ----------
+    quantile_levels : tuple of float
+        Last axis of ``Forecast.quantiles``, increasing.
+    horizons_s : tuple of int
+        Horizons it was fitted for, in seconds; at the others its answers are NaN.
+    threads : int
+        For large calls; the answers do not depend on it.
+    """
+
+    threads: int
+
+    @property
+    def quantile_levels(self) -> tuple[float, ...]: ...  # noqa: D102 - see the class
+
+    @property
+    def horizons_s(self) -> tuple[int, ...]: ...  # noqa: D102 - see the class
+
+    def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
+        """Return the forecast of each row of features, shape (n, n_features); NaN for what is not fitted.
+
+        With ``horizon_s``, one of ``features.targets.HORIZONS_S``, the forecast is of that horizon alone: the same
+        bits, sooner.
+        """
+
+    def input_ranges(self) -> InputRanges | None:
+        """Return how the features were spread that it was trained on; None where that was not kept."""
+
+    def save(self, folder: Path) -> None:
+        """Write what ``load`` of the same class reads, without pickle, into an existing folder."""
+
+
+class NetworkForecaster:
+    """The network behind the numpy interface, on the CPU.
+
+    Parameters
+    ----------
+    tensors : mapping
+        The ``state_dict`` of a ``network.QuantileNetwork``, as arrays; see ``of``. Not changed from then on.
+    transform : str
+        The space it was fitted in, one of ``settings.TRANSFORMS``.
+    heads : Heads
+        What was fitted; the forecast of all else is NaN.
+
+    Attributes
+    ----------
+    threads : int
+        For large calls; the answers do not depend on it.
+    """
+
+    _FILE: Final = "network.safetensors"
+
+    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], transform: str, heads: Heads = ALL_HEADS) -> None:
+        self.tensors = dict(tensors)
+        self.transform = transform
+        self.heads = heads
+        self.threads = 1
+        self._passes: dict[tuple[int, ...], ForwardPass] = {}
+
+    @classmethod
+    def of(cls, network: QuantileNetwork, transform: str, heads: Heads = ALL_HEADS) -> NetworkForecaster:
+        """Return what answers with a network's weights."""
+        return cls({name: tensor.numpy() for name, tensor in network.cpu().state_dict().items()}, transform, heads)
+
+    @property
+    def network(self) -> QuantileNetwork:
+        """A network of these weights, for who wants more of it than answers."""
+        import torch
+
+        from reclaim.training.models.network import QuantileNetwork, Scaling
+
+        tensors = {name: torch.from_numpy(values) for name, values in self.tensors.items()}
+        width, depth = _size(self.tensors)
+        network = QuantileNetwork(
+            Scaling(*(tensors[name] for name in Scaling._fields)), n_targets=len(TARGETS), n_horizons=len(HORIZONS_S),
+            n_levels=len(QUANTILE_LEVELS), width=width, depth=depth,
+        )  # fmt: skip
+        network.load_state_dict(tensors)
+        return network.eval()
+
+    @property
+    def quantile_levels(self) -> tuple[float, ...]:
+        """Levels of the last axis."""
+        return QUANTILE_LEVELS
+
+    @property
+    def horizons_s(self) -> tuple[int, ...]:
+        """Those at which a target or the OOM label was known in training."""
+        fitted = self.heads.targets.any(axis=0) | self.heads.oom
+        return tuple(horizon_s for horizon_s, known in zip(HORIZONS_S, fitted, strict=True) if known)
+
+    def input_ranges(self) -> InputRanges:
+        """Return what the network standardises its inputs with."""
+        return InputRanges(*(self.tensors[name] for name in InputRanges._fields))
+
+    def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
+        """Return the forecast of each row; shape (n, n_features) to (n, T, H, Q) and (n, H); NaN where not fitted."""
+        horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
+        if horizons_s not in self._passes:
+            self._passes[horizons_s] = self._pass_to(horizons_s)
+        curves, probability = self._passes[horizons_s].run(x, self.threads)
+        quantiles = curves.reshape(len(x), len(TARGETS), len(horizons_s), len(QUANTILE_LEVELS))
+        return Forecast(quantiles, probability, horizons_s)
+
+    def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
+        outputs = np.arange(_N_QUANTILES).reshape(len(TARGETS), len(HORIZONS_S), len(QUANTILE_LEVELS))
+        places = _places(horizons_s)
+        return ForwardPass.of(
+            self.tensors,
+            curves=outputs[:, places].reshape(-1, len(QUANTILE_LEVELS)),
+            logits=outputs.size + places,
+            fitted=np.concatenate([self.heads.targets[:, places].ravel(), self.heads.oom[places]]),
+            transform=self.transform,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the weights, the shape of the network and what of it was fitted."""
+        width, depth = _size(self.tensors)
+        shape = {"width": width, "depth": depth, "transform": self.transform}
+        tensors = {name: np.ascontiguousarray(values) for name, values in self.tensors.items()}
+        heads = {"targets": self.heads.targets.tolist(), "oom": self.heads.oom.tolist()}
+        save_file(tensors, folder / self._FILE, metadata={"facts": json.dumps({"shape": shape, "heads": heads})})
+
+    @classmethod
+    def load(cls, folder: Path) -> NetworkForecaster:
+        """Read what ``save`` wrote; ValueError where the tensors are not those of the network that it speaks of."""
+        with safe_open(folder / cls._FILE, framework="np") as file:
+            facts = json.loads(file.metadata()["facts"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+        shape = facts["shape"]
+        heads = Heads(*(np.array(facts["heads"][key], np.bool_) for key in ("targets", "oom")))
+        expected = _shapes(len(tensors["mean"]), shape["width"], shape["depth"])
+        if (found := {name: values.shape for name, values in tensors.items()}) != expected:
+            raise ValueError(f"{cls._FILE}: expected tensors of shapes {expected}, got {found}")
+        return cls(tensors, shape["transform"], heads)
+
+
+_N_QUANTILES: Final = len(TARGETS) * len(HORIZONS_S) * len(QUANTILE_LEVELS)
+
+
+def _size(tensors: Mapping[str, NDArray[np.float32]]) -> tuple[int, int]:
+    """Return the units of each hidden layer, and how many layers there are."""
+    return tensors["head.weight"].shape[1], sum(name.startswith("body.") for name in tensors) // 2
+
+
+def _shapes(n_features: int, width: int, depth: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a ``network.QuantileNetwork``."""
+    outputs = _N_QUANTILES + len(HORIZONS_S)
+    shapes: dict[str, tuple[int, ...]] = {name: (n_features,) for name in InputRanges._fields}
+    for layer in range(depth):  # behind each come its activation and its dropout, which have no weights
+        shapes[f"body.{3 * layer}.weight"] = (width, width if layer else n_features)
+        shapes[f"body.{3 * layer}.bias"] = (width,)
+    return shapes | {
+        "head.weight": (outputs, width), "head.bias": (outputs,), "line.weight": (outputs, n_features),
+    }  # fmt: skip
+
+
+def _places(horizons_s: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.array([HORIZONS_S.index(horizon_s) for horizon_s in horizons_s])

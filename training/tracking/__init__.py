@@ -1,0 +1,1 @@
+"""Tracking: MLflow runs, registered models and aliases; imports ``data`` alone."""

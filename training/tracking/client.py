@@ -1,0 +1,105 @@
+"""Makes clients of the tracking store that are quiet and give up soon."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from reclaim.data.errors import ModelError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+from contextlib import closing
+
+_RETRIES: Final = "2"
+"""Times that a tracking server is asked again: MLflow's own seven keep the user waiting for minutes."""
+
+
+def default_tracking_uri() -> str:
+    """Return ``MLFLOW_TRACKING_URI`` where set, else ``mlruns/mlflow.db`` under the working folder, as SQLite."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}{Path('mlruns/mlflow.db').absolute()}"
+
+
+def store_reader(wanted: str) -> MlflowClient:
+    """Return a client of the current store; ModelError that names what is wanted where there is no store."""
+    if missing(default_tracking_uri()):
+        raise ModelError(f"no {wanted} in {default_tracking_uri()}; train one with `reclaim train`")
+    return store_client()
+
+
+def store_client() -> MlflowClient:
+    """Return a client of the current store, made where it is SQLite; ModelError where it cannot be made or reached."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    uri = default_tracking_uri()
+    try:
+        make_usable(uri)
+        with quiet():
+            mlflow.set_tracking_uri(uri)
+            mlflow.set_registry_uri(uri)
+            client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+            client.search_experiments(max_results=1)
+    except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelError(f"the tracking store {uri} cannot be used ({reason}); set MLFLOW_TRACKING_URI") from error
+    return client
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep MLflow's warnings about its own parts (SQLAlchemy's ``noload``, type hints, examples) from the user."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+SQLITE: Final = "sqlite:///"
+_PATIENCE_S: Final = 60.0
+"""Time to wait, in seconds, for another process that is writing into the store."""
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """Return the file of a SQLite store; None for a store of another kind."""
+    return Path(uri.removeprefix(SQLITE).partition("?")[0]).absolute() if uri.startswith(SQLITE) else None
+
+
+def artifact_folder(uri: str) -> str | None:
+    """Return the URI of the folder next to the file of a SQLite store, in which its files are kept; else None."""
+    file = sqlite_file(uri)
+    return None if file is None else (file.parent / "artifacts").as_uri()
+
+
+def missing(uri: str) -> bool:
+    """Return whether the store is a SQLite file that does not exist; reading must not make it."""
+    file = sqlite_file(uri)
+    return file is not None and not file.exists()
+
+
+def make_usable(uri: str) -> None:
+    """Make the folder of a SQLite store and try to open its file, which MLflow would do for minutes.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be made.
+    sqlite3.Error
+        The file cannot be opened, or is no database.
+    """
+    file = sqlite_file(uri)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(file, timeout=_PATIENCE_S)) as opened:
+            opened.execute("PRAGMA schema_version")

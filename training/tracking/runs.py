@@ -1,0 +1,387 @@
+"""Records runs and models with MLflow, which is imported here, in ``client`` and in ``aliases`` only, when needed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from reclaim.data.core.nested import flatten
+from reclaim.data.errors import ModelError
+from reclaim.training.tracking.client import (
+    artifact_folder,
+    default_tracking_uri,
+    missing,
+    quiet,
+    store_client,
+    store_reader,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from mlflow import MlflowClient
+
+log = logging.getLogger(__name__)
+
+CHAMPION: Final = "champion"
+"""Alias of the model version that is served."""
+
+_MODEL: Final = "model"
+_BUNDLE: Final = "bundle"
+"""Name of the bundle's folder inside the logged model."""
+_REQUIREMENTS: Final = ("numpy", "numba", "safetensors", "scikit-learn", "skops", "torch")
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """One registered version of a model."""
+
+    name: str
+    version: str
+    run_id: str
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What is kept of one run, for comparison.
+
+    Attributes
+    ----------
+    run_id, name, experiment, status : str
+        Status as MLflow says it: FINISHED, RUNNING, FAILED, KILLED.
+    started_ms : int
+        Milliseconds since 1970.
+    params : mapping of str to str
+    metrics : mapping of str to float
+        Last values.
+    tags : mapping of str to str
+        Without MLflow's own.
+    """
+
+    run_id: str
+    name: str
+    experiment: str
+    status: str
+    started_ms: int
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+
+
+def _experiment_id(client: MlflowClient, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        if found.lifecycle_stage == "deleted":
+            client.restore_experiment(found.experiment_id)
+        return str(found.experiment_id)
+    # without a location, MLflow would scatter artifacts under the working folder
+    return str(client.create_experiment(name, artifact_location=artifact_folder(default_tracking_uri())))
+
+
+class Run:
+    """A run under way: everything that is written of it goes through here."""
+
+    def __init__(self, client: MlflowClient, run_id: str) -> None:
+        self._client = client
+        self.run_id = run_id
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log a nested mapping of settings; inner names are joined with dots."""
+        from mlflow.entities import Param
+
+        flat = {k: v if isinstance(v, str) else json.dumps(v) for k, v in flatten(params).items()}
+        self._client.log_batch(self.run_id, params=[Param(k, v) for k, v in flat.items()])
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int = 0) -> None:
+        """Log a nested mapping of numbers; inner names are joined with dots, what is not finite is left out."""
+        self.log_history([metrics], first_step=step)
+
+    def log_history(self, history: Sequence[Mapping[str, Any]], first_step: int = 0) -> None:
+        """Log one mapping of numbers per step, all at once."""
+        import time
+
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        entries = [
+            Metric(name, float(value), now, first_step + step)
+            for step, metrics in enumerate(history)
+            for name, value in flatten(metrics).items()
+            if isinstance(value, (int, float)) and math.isfinite(value)
+        ]
+        for start in range(0, len(entries), 1000):  # the store takes 1000 at a time
+            self._client.log_batch(self.run_id, metrics=entries[start : start + 1000])
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags."""
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+
+    def log_dict(self, value: Mapping[str, Any], file: str) -> None:
+        """Keep a mapping as a JSON file; every number in it must be finite."""
+        self._client.log_text(self.run_id, json.dumps(value, indent=2, allow_nan=False), file)
+
+    def log_text(self, text: str, file: str) -> None:
+        """Keep a text file."""
+        self._client.log_text(self.run_id, text, file)
+
+    def log_figure(self, figure: Figure, file: str) -> None:
+        """Keep a figure."""
+        self._client.log_figure(self.run_id, figure, file)
+
+    def log_artifact(self, path: Path) -> None:
+        """Keep a file, or a folder with all in it."""
+        if path.is_dir():
+            self._client.log_artifacts(self.run_id, str(path), path.name)
+        else:
+            self._client.log_artifact(self.run_id, str(path))
+
+
+@contextmanager
+def start_run(
+    experiment: str, name: str, *, tags: Mapping[str, str] | None = None, run_id: str | None = None
+) -> Iterator[Run]:
+    """Open a run; it ends FINISHED, or FAILED when an exception passes.
+
+    Parameters
+    ----------
+    experiment : str
+        Made when it does not exist.
+    name : str
+        ``<estimator>/<margin>`` by custom.
+    tags : mapping or None
+    run_id : str or None
+        A run that was cut off, to go on with.
+    """
+    client = store_client()
+    import mlflow
+
+    experiment_id = _experiment_id(client, experiment)
+    with mlflow.start_run(
+        run_id=run_id, experiment_id=experiment_id, run_name=None if run_id else name, tags=dict(tags or {})
+    ) as active:
+        yield Run(client, active.info.run_id)
+
+
+def register_bundle(
+    run: Run, folder: Path, name: str, *, inputs: Sequence[str], outputs: Sequence[str]
+) -> ModelVersion:
+    """Log a bundle as a model of the active run, and register it.
+
+    Called again for a run whose version is registered already (it was killed later), it only returns it.
+
+    Parameters
+    ----------
+    run : Run
+        The active one.
+    folder : Path
+        What ``bundle.save_bundle`` wrote; its last part must be ``bundle``.
+    name : str
+        Registered model.
+    inputs, outputs : sequence of str
+        Columns of the signature: float32 features in, float64 numbers out.
+    """
+    assert folder.name == _BUNDLE, folder
+    client = run._client
+    mine = [v for v in client.search_model_versions(f"run_id='{run.run_id}'") if v.name == name]
+    if mine:
+        newest = max(mine, key=lambda v: int(v.version))
+    else:
+        uri, model_id = _log_model(folder, inputs, outputs)
+        if not client.search_registered_models(f"name='{name}'"):
+            client.create_registered_model(name)
+        newest = client.create_model_version(name, source=uri, run_id=run.run_id, model_id=model_id)
+    return ModelVersion(name, str(newest.version), run.run_id)
+
+
+def move_alias(version: ModelVersion, alias: str) -> None:
+    """Point an alias to a version from now on."""
+    store_client().set_registered_model_alias(version.name, alias, version.version)
+
+
+def describe_version(version: ModelVersion, text: str) -> None:
+    """Set what the registry says of a version, as Markdown."""
+    store_client().update_model_version(version.name, version.version, description=text)
+
+
+def _log_model(folder: Path, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str, str]:
+    """Log a bundle as a model of the active run; return its URI and id."""
+    with quiet():
+        import mlflow.pyfunc
+        from mlflow.models import ModelSignature
+        from mlflow.types import ColSpec, Schema
+
+        signature = ModelSignature(
+            inputs=Schema([ColSpec("float", c) for c in inputs]),
+            outputs=Schema([ColSpec("double", c) for c in outputs]),
+        )
+        logged = mlflow.pyfunc.log_model(
+            name=_MODEL,
+            loader_module="reclaim.training.bundle",
+            data_path=str(folder),
+            signature=signature,
+            pip_requirements=[f"{p}=={version(p)}" for p in _REQUIREMENTS],
+        )
+    return str(logged.model_uri), str(logged.model_id)
+
+
+def resolve_model(reference: str) -> ModelVersion:
+    """Return which version ``name@alias`` or ``name/version`` means now.
+
+    Raises
+    ------
+    ModelError
+        There is no such model, alias or version.
+    """
+    from mlflow.exceptions import MlflowException
+
+    client = store_reader(f"model {reference}")
+    try:
+        return version_of(client, reference)
+    except MlflowException as error:
+        raise ModelError(
+            f"no model {reference} in {default_tracking_uri()} ({error.message}); train one with `reclaim train`"
+        ) from error
+
+
+def version_of(client: MlflowClient, reference: str) -> ModelVersion:
+    """Return the version of a reference, asked of a client; MLflow's own errors, and ModelError."""
+    name, at, alias = reference.partition("@")
+    if at:
+        found = client.get_model_version_by_alias(name, alias)
+    else:
+        name, slash, number = reference.partition("/")
+        if not slash:
+            raise ModelError(f"expected a model as NAME@ALIAS or NAME/VERSION, got {reference!r}")
+        found = client.get_model_version(name, number)
+    return ModelVersion(found.name, str(found.version), str(found.run_id))
+
+
+def fetch_bundle(reference: str, into: Path | None = None) -> tuple[Path, str]:
+    """Return a local folder with the bundle of ``name@alias`` or ``name/version``, and the version's number.
+
+    Parameters
+    ----------
+    reference : str
+    into : Path or None
+        Folder to copy the model into; None: where it lies, or where MLflow puts what it downloads.
+
+    Raises
+    ------
+    ModelError
+        There is no such model, or its files are gone.
+    """
+    found = resolve_model(reference)
+    with quiet():
+        import mlflow.artifacts
+        from mlflow.exceptions import MlflowException
+
+    try:
+        with quiet():
+            uri = f"models:/{found.name}/{found.version}"
+            folder = Path(mlflow.artifacts.download_artifacts(uri, dst_path=None if into is None else str(into)))
+        if not any(folder.iterdir()):  # MLflow copies a folder that is gone without a word
+            raise FileNotFoundError(f"{uri} is empty")
+    except (MlflowException, OSError) as error:
+        raise ModelError(
+            f"{reference} is version {found.version}, whose files cannot be read ({error}); train again"
+        ) from error
+    return folder / "data" / _BUNDLE, found.version
+
+
+def find_runs(experiment: str, *, tags: Mapping[str, str] | None = None) -> list[RunRecord]:
+    """Return the runs of an experiment that carry all of the tags, newest first; none where it does not exist."""
+    if missing(default_tracking_uri()):
+        return []
+    client = store_client()
+    found = client.get_experiment_by_name(experiment)
+    if found is None:
+        return []
+    condition = " and ".join(f"tags.`{k}` = '{v}'" for k, v in (tags or {}).items())
+    records: list[RunRecord] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs(
+            [found.experiment_id],
+            condition,
+            max_results=1000,
+            order_by=["attributes.start_time DESC"],
+            page_token=token,
+        )
+        records += [_record(run, experiment) for run in page]
+        token = page.token
+        if not token:
+            return records
+
+
+def find_run(run_id: str) -> RunRecord:
+    """Return one run; ModelError where it does not exist."""
+    from mlflow.exceptions import MlflowException
+
+    client = store_reader(f"run {run_id}")
+    try:
+        run = client.get_run(run_id)
+        experiment = client.get_experiment(run.info.experiment_id).name
+    except MlflowException as error:
+        raise ModelError(f"no run {run_id} in {default_tracking_uri()}") from error
+    return _record(run, experiment)
+
+
+def load_dict(run_id: str, file: str) -> dict[str, Any]:
+    """Return what ``Run.log_dict`` kept; ModelError where it is gone."""
+    client = store_reader(f"run {run_id}")
+    import mlflow.artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        uri = f"{client.get_run(run_id).info.artifact_uri}/{file}"
+        value: dict[str, Any] = json.loads(mlflow.artifacts.load_text(uri))
+    except (MlflowException, OSError) as error:
+        raise ModelError(f"run {run_id} has no {file}: {error}") from error
+    return value
+
+
+def find_file(run_id: str, file: str) -> Path | None:
+    """Return a local copy of what ``Run.log_artifact`` kept; None where the run has no such file."""
+    client = store_reader(f"run {run_id}")
+    import mlflow.artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        if file not in {kept.path for kept in client.list_artifacts(run_id)}:
+            return None
+        with quiet():
+            return Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=file))
+    except (MlflowException, OSError) as error:
+        raise ModelError(f"run {run_id}: {file} cannot be read ({error})") from error
+
+
+def git_commit() -> str | None:
+    """Return the commit of the working folder, with ``+`` where files differ from it; None outside a repository."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+" if changed.strip() else "")
+
+
+def _record(run: Any, experiment: str) -> RunRecord:
+    return RunRecord(
+        run_id=run.info.run_id,
+        name=run.info.run_name or "",
+        experiment=experiment,
+        status=run.info.status,
+        started_ms=int(run.info.start_time or 0),
+        params=dict(run.data.params),
+        metrics=dict(run.data.metrics),
+        tags={k: v for k, v in run.data.tags.items() if not k.startswith("mlflow.")},
+    )
