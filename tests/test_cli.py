@@ -83,6 +83,15 @@ MISTAKES = [
     (("synth", "out", "--machine", "3"), "--machine"),
     (("synth", "out", "--seed"), "Option '--seed' requires an argument; see `reclaim --help`"),
     (("tune", "nowhere"), "nowhere: no such folder"),
+    (
+        ("predict", "nowhere", "--out", "o.parquet"),
+        "nowhere: no such folder; `reclaim ingest SOURCE nowhere` makes one",
+    ),
+    (("predict", "nowhere", "--out", "o.xlsx"), "o.xlsx: expected the name of a file that ends in .parquet or .csv"),
+    (
+        ("predict", "nowhere", "--out", "o.csv", "--margin", "wide"),
+        "margin must be one of baseline, medium, aggressive",
+    ),
     (("peaks", "nothing.parquet", "--out", "o"), "nothing.parquet: no such file"),
     (("peaks", "nothing.parquet", "--out", "o", "--predictor", "p99"), "--predictor: unknown p99; expected any of"),
     (("ingest", "in"), "Missing argument 'DATASET'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 SERVED_RULES: Final = (*RULES, "stale", "opt_out")
 """Rules of the estimators, and the two of the service: no news for too long, and a collection that opted out."""
 STALE, OPT_OUT = len(RULES), len(RULES) + 1
+_PEAK_LEVEL: Final = 0.99
+"""Quantile level of the single number for peak CPU, or the nearest level of the model."""
 _LIMIT_OF_TARGET: Final = (0, 1, 0)
 """Resource whose limit a target is a share of: peak CPU is over the CPU limit."""
 
@@ -49,6 +52,11 @@ def by_target(quantiles: NDArray[np.float64]) -> Quantiles:
     return Quantiles(
         **{name: q.tolist() if np.isfinite(q).all() else None for name, q in zip(TARGETS, quantiles, strict=True)}
     )
+
+
+def peak_position(levels: Sequence[float]) -> int:
+    """Return the position of the level that the single number for peak CPU is taken at."""
+    return min(range(len(levels)), key=lambda k: abs(levels[k] - _PEAK_LEVEL))
 
 
 def finite(value: float) -> float | None:

@@ -14,7 +14,7 @@ from reclaim.data import windows as w
 from reclaim.data.schema import RESOURCES, TIERS, UNKNOWN_ID
 from reclaim.data.windows import Cell, Windows
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
-from reclaim.serving.answers.encode import amounts_of, by_target, finite, model_name, resources, rules
+from reclaim.serving.answers.encode import amounts_of, by_target, finite, model_name, peak_position, resources, rules
 from reclaim.serving.wire.errors import INVALID, TOO_LARGE, RequestError
 from reclaim.serving.wire.rows import vectors_of
 from reclaim.serving.wire.schemas import (
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 _IS_LIMIT: Final = np.isin(np.arange(len(RULES)), (LIMIT, STARTUP, CAP, UNKNOWN))
 """Whether the reservation of each rule is the limit."""
 _PEAK_CPU: Final = TARGETS[-1]
-_PEAK_LEVEL: Final = 0.99
-"""Quantile level of the single number for peak CPU, or the nearest level of the model."""
 
 
 def windows_from_request(request: ReservationRequest) -> tuple[NDArray[np.int64], Windows]:
@@ -187,8 +185,7 @@ def _task(task: Task, found: Estimate, row: int, forecast: list[HorizonForecast]
 
 def _forecast(forecast: Forecast, row: int, last_limit: NDArray[np.float64], bundle: Bundle) -> list[HorizonForecast]:
     """Return the forecast at every horizon of the model, in the unit of the limit."""
-    levels = bundle.forecaster.quantile_levels
-    peak = min(range(len(levels)), key=lambda k: abs(levels[k] - _PEAK_LEVEL))
+    peak = peak_position(bundle.forecaster.quantile_levels)
     out = []
     for horizon_s in bundle.forecaster.horizons_s:
         h = HORIZONS_S.index(horizon_s)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.core.parallel import in_pieces
 from reclaim.data.windows import Windows, sort_windows
 from reclaim.features.fold.stateless import features_of_histories
 from reclaim.serving.answers.query import margins_of
-from reclaim.serving.answers.stateful import answers, as_table
+from reclaim.serving.answers.stateful import Answers, answers, as_table
 from reclaim.serving.cell.task_record import UNKNOWN_TASK, Known, keep_last, key_of
 from reclaim.serving.models.scorer import Engine
 from reclaim.serving.wire.rows import UsageRows, usage_from_arrow
@@ -52,20 +53,48 @@ def answer_histories(
     def made(piece: slice) -> pa.Table:
         first, after = starts[:-1][piece], starts[1:][piece]
         last = windows.take(piece if len(starts) > len(windows) else after - 1)
-        task = np.full(len(last), UNKNOWN_TASK)
-        keep_last(task, slice(None), last)
-        task["limit"], task["limit_us"], task[s.SCHEDULED_US] = last.limit, last.start_us, last.scheduled_us
-        task["windows"], task["first_us"] = after - first, windows.start_us[first]
-        never = np.zeros(len(last), np.bool_)
-        scores = engine.score(x[piece], last)
-        known = Known(engine, key_of(last), ~never, task, scores, None, never, -1, -1, 0)
-        return as_table(answers(known, margin_of_tier, settings), units, quantiles=bool(query.quantiles))
+        seen, first_us = after - first, windows.start_us[first]
+        found = answers_at(engine, x[piece], last, seen, first_us, margin_of_tier, settings)
+        return as_table(found, units, quantiles=bool(query.quantiles))
 
     with metrics.answering("answer"):
         table = pa.concat_tables(in_pieces(made, len(x), threads))
     errors = [error.model_dump() for error in usage.refusals.errors]
     about = {"refused": json.dumps(usage.refusals.counts), "errors": json.dumps(errors)}
     return table.replace_schema_metadata({**(table.schema.metadata or {}), **about})
+
+
+def answers_at(
+    engine: Engine,
+    x: NDArray[np.float32],
+    last: Windows,
+    seen: NDArray[np.int64],
+    first_us: NDArray[np.int64],
+    margin_of_tier: NDArray[np.int64],
+    settings: ServingSettings,
+) -> Answers:
+    """Return the answers at the ends of ``n`` histories, from the features there; no state is kept.
+
+    Parameters
+    ----------
+    engine : Engine
+    x : float32, shape (n, n_features)
+        Features after each history's last window.
+    last : Windows
+        The ``n`` last windows.
+    seen, first_us : int64, shape (n,)
+        Windows of each history, and the start of its first one in µs.
+    margin_of_tier : int64, shape (1 + n_tiers,)
+        From ``margins_of``.
+    settings : ServingSettings
+    """
+    task = np.full(len(last), UNKNOWN_TASK)
+    keep_last(task, slice(None), last)
+    task["limit"], task["limit_us"], task[s.SCHEDULED_US] = last.limit, last.start_us, last.scheduled_us
+    task["windows"], task["first_us"] = seen, first_us
+    never = np.zeros(len(last), np.bool_)
+    known = Known(engine, key_of(last), ~never, task, engine.score(x, last), None, never, -1, -1, 0)
+    return answers(known, margin_of_tier, settings)
 
 
 def _histories(usage: UsageRows) -> Windows:

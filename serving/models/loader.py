@@ -10,6 +10,7 @@ from zipfile import BadZipFile
 
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.serving.settings import ServingSettings
+from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
     from reclaim.training.bundle import Bundle
@@ -109,6 +110,11 @@ def load_location(location: ModelLocation, margin: str) -> LoadedModel:
     if margin not in bundle.margins:
         raise ConfigError(f"RECLAIM_MARGIN: expected one of {', '.join(bundle.margins)}, got {margin!r}")
     return LoadedModel(location.name, location.version, location.source, bundle)
+
+
+def load_model(reference: str) -> LoadedModel:
+    """Return the model of a reference, as ``find_model`` takes it; ModelError where there is none or it is damaged."""
+    return load_location(find_model(reference), MARGIN_NAMES[0])
 
 
 def is_alias(reference: str) -> bool:

@@ -16,6 +16,7 @@ from reclaim.features.splits import GROUPS, PERIODS, ROLES
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
 from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
 from reclaim.replay.settings import ReplayConfig
+from reclaim.serving.predictions.columns import schema_of
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings
 
 
@@ -73,10 +74,23 @@ def render() -> str:
         f"Roles of a dataset (`--set split.role=`): {', '.join(ROLES)}. `test`: nothing of it is ever trained on, its "
         "first part sets margins; `train`: no test period; `all`: split by time and by collection.",
         "",
+        *_predictions(),
         *_experiments(),
         *_service(),
     ]
     return "\n".join(lines)
+
+
+def _predictions() -> list[str]:
+    return [
+        "## Predictions",
+        "",
+        f"A row of `reclaim predict`. {', '.join(f'`{t}_q…`' for t in TARGETS)} have one column for each quantile "
+        "level of the model, here 0.99 alone. The horizon is the model's; `--json` and the metadata of a parquet file "
+        "name it.",
+        "",
+        *_columns("columns of a file of predictions", schema_of((0.99,))),
+    ]
 
 
 def _experiments() -> list[str]:

@@ -19,6 +19,7 @@ from reclaim.cli.console import (
     DatasetFolder,
     DatasetFolders,
     Progress,
+    ServedModel,
     Verbose,
     fail,
     print_result,
@@ -36,7 +37,7 @@ _RESUMED = ("fetch", "ingest", "tune")
 app = typer.Typer(
     name="reclaim",
     help="Predict what every task in a cluster will need, so that the rest can be lent out.\n\n"
-    "Order of the commands: synth (or your own trace) → ingest → features → train → replay → compare, serve. "
+    "Order of the commands: synth (or your own trace) → ingest → features → train → replay → compare, predict, serve. "
     "`reclaim demo` runs all of them on a small synthetic cell.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -226,6 +227,35 @@ app.command(
 
 
 @app.command(
+    epilog="Examples: `reclaim predict dataset --out reservations.parquet` · "
+    "`reclaim predict dataset --out reservations.csv --margin medium` · "
+    "`reclaim predict dataset --out all.parquet --model reclaim-trees/1 --every-window`"
+)
+def predict(
+    dataset: DatasetFolder,
+    out: Annotated[Path, typer.Option(help="File to write: `.parquet` or `.csv`.", metavar="FILE")],
+    model: ServedModel = "reclaim@champion",
+    margin: Annotated[
+        str, typer.Option(help="Safety margin: `baseline` (widest), `medium` or `aggressive`.", metavar="NAME")
+    ] = "baseline",
+    every_window: Annotated[
+        bool, typer.Option("--every-window", help="A row for each window, not for the latest of each task.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write reservations, quantiles, peak CPU and out-of-memory risk of every task into a file.
+
+    Needs the dataset's features (`reclaim features`). The numbers are those that `reclaim serve` answers for the same
+    histories. Amounts are in the units of the dataset; `docs/predict-to-a-file.md` lists the columns.
+    """
+    from reclaim.serving.predictions.job import predict as run
+
+    with Progress("predicting") as progress:
+        report = run(dataset, out, model=model, margin=margin, every_window=every_window, progress=progress)
+    print_result(results.of_predict(report, out), as_json)
+
+
+@app.command(
     epilog="Examples: `reclaim serve` · `reclaim serve --model reclaim/3 --shadow reclaim@candidate` · "
     "`reclaim serve --state /var/lib/reclaim` · `reclaim serve --model ./bundle --in-memory` · "
     "`reclaim serve --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem`"
@@ -233,10 +263,7 @@ app.command(
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 3000,
-    model: Annotated[
-        str,
-        typer.Option(help="NAME@ALIAS, NAME/VERSION or a bundle's folder.", metavar="MODEL", envvar="RECLAIM_MODEL"),
-    ] = "reclaim@champion",
+    model: ServedModel = "reclaim@champion",
     shadow: Annotated[
         str, typer.Option(help="Second model, compared live and not served.", metavar="MODEL", envvar="RECLAIM_SHADOW")
     ] = "",

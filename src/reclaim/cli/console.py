@@ -84,6 +84,9 @@ DatasetFolders = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print all runs, not the summary alone.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings in TOML.", metavar="FILE")]
+ServedModel = Annotated[
+    str, typer.Option(help="NAME@ALIAS, NAME/VERSION or a bundle's folder.", metavar="MODEL", envvar="RECLAIM_MODEL")
+]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="Setting, `key=value`; repeatable.", metavar="KEY=VALUE")
 ]

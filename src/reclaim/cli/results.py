@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from reclaim.data.synthetic.job import SyntheticCellReport
     from reclaim.features.feature_set import FeatureSet
     from reclaim.replay.machine_peaks.job import PeaksReport
+    from reclaim.serving.predictions.job import PredictReport
     from reclaim.training.fitting.train import TrainReport
     from reclaim.training.fitting.tune import TuneReport
 
@@ -91,6 +92,14 @@ def of_tune(report: TuneReport, datasets: list[Path], given: list[str], out: Pat
         f"{report.new} of them new, {report.pruned} stopped early; run {report.run_id}, {report.seconds:.0f} s",
         f"train   {command} {' '.join([*given, report.assignments()])}",
         f"or      {command} --config {out}",
+    ]
+
+
+def of_predict(report: PredictReport, out: Path) -> Result:
+    """Return the result of ``reclaim predict``."""
+    return {"predictions": str(out), **asdict(report)}, [
+        f"{out}: {report.rows:,} rows of {report.tasks:,} tasks, by {report.model}/{report.version} under the "
+        f"{report.margin} margin, {report.horizon_s:,} s ahead",
     ]
 
 

@@ -1,0 +1,201 @@
+"""Predictions in a file are the answers of the service and of the replay to the same histories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from reclaim.data import schema as s
+from reclaim.data.dataset import Dataset
+from reclaim.data.errors import ConfigError, ModelError, SchemaError
+from reclaim.data.windows import VECTORS, concatenate
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.targets import TARGETS
+from reclaim.serving.answers.stateless import answer
+from reclaim.serving.models.loader import LoadedModel
+from reclaim.serving.predictions import dataset as predicted
+from reclaim.serving.predictions import job
+from reclaim.serving.predictions.columns import schema_of
+from reclaim.serving.predictions.dataset import cell_of, predictions
+from reclaim.serving.predictions.histories import histories_of, predict_histories
+from reclaim.serving.predictions.job import predict
+from reclaim.serving.settings import ServingSettings
+from reclaim.serving.wire.schemas import ReservationRequest
+from reclaim.training.estimators.base import RULES
+
+KEY = list(s.TASK_KEY)
+
+
+def frame_of(tables: Iterator[pa.Table] | pa.Table) -> pd.DataFrame:
+    table = tables if isinstance(tables, pa.Table) else pa.concat_tables(tables)
+    return table.sort_by([(name, "ascending") for name in (*KEY, s.END_US)]).to_pandas()
+
+
+def test_the_latest_predictions_of_a_dataset_are_the_services_answers_to_the_same_histories(
+    dataset: Dataset, model: LoadedModel
+) -> None:
+    histories = histories_of(dataset)
+    assert not histories["cpu_limit"].null_count  # the service takes no window without a limit
+    cell = cell_of(dataset, FeatureSet.open(dataset.path))
+    for margin in ("baseline", "aggressive"):
+        file = frame_of(predictions(model, dataset.path, margin=margin))
+        answered = frame_of(predict_histories(model, histories, margin=margin, cell=cell))
+        assert len(file) == len(dataset.table("tasks")) > 20
+        pd.testing.assert_frame_equal(file, answered, check_exact=True)
+        assert {"model"} < set(file["cpu_rule"]) <= set(RULES)
+
+
+def test_the_latest_predictions_are_the_answers_to_a_json_request(dataset: Dataset, model: LoadedModel) -> None:
+    cell = cell_of(dataset, FeatureSet.open(dataset.path))
+    request = ReservationRequest.model_validate({
+        "tasks": tasks_of(histories_of(dataset)), "margin": "medium",
+        "cell": {"largest_machine": dict(zip(s.RESOURCES, cell.largest_machine, strict=True)),
+                 "monday_us": cell.monday_us % (7 * s.DAY_US)},
+    })  # fmt: skip
+    answers = answer(model, request, ServingSettings()).tasks
+    file = frame_of(predictions(model, dataset.path, margin="medium"))
+    levels = model.bundle.forecaster.quantile_levels
+    for task, row in zip(answers, file.to_dict("records"), strict=True):
+        assert (task.collection_id, task.instance_index) == (row[s.COLLECTION_ID], row[s.INSTANCE_INDEX])
+        assert (task.reservation.cpu, task.reservation.memory) == (row["cpu_reservation"], row["memory_reservation"])
+        assert (task.rule.cpu, task.rule.memory) == (row["cpu_rule"], row["memory_rule"])
+        assert (task.history.windows, task.history.age_s) == (row["windows"], row["age_s"])
+        (forecast,) = (f for f in task.forecast if f.horizon_s == model.bundle.horizon_s)
+        assert (forecast.oom_probability, forecast.peak_cpu) == (row["oom_probability"], row["peak_cpu"])
+        for target in TARGETS:
+            assert getattr(forecast.quantiles, target) == [row[f"{target}_q{level:g}"] for level in levels]
+
+
+def tasks_of(histories: pa.Table) -> list[dict[str, Any]]:
+    """Return histories as the tasks of a JSON request, by collection and index."""
+    tasks: dict[tuple[int, int], dict[str, Any]] = {}
+    for row in histories.to_pylist():
+        known = {name: value for name, value in row.items() if value is not None}
+        limit = {"cpu": known.pop(s.CPU_LIMIT), "memory": known.pop(s.MEMORY_LIMIT)}
+        known.pop(s.MACHINE_ID, None)
+        facts = {name: known.pop(name) for name in (*KEY, "user", "logical_name", "in_alloc") if name in known}
+        facts |= {s.TIER: s.TIERS[known.pop(s.TIER)], s.SCHEDULING_CLASS: known.pop(s.SCHEDULING_CLASS)}
+        task = tasks.setdefault((row[KEY[0]], row[KEY[1]]), facts | {"windows": []})
+        task["limit"] = limit
+        task["windows"].append(known | {"limit": limit})
+    return [tasks[key] for key in sorted(tasks)]
+
+
+def test_predictions_of_every_window_are_the_replays_answers(dataset: Dataset, model: LoadedModel) -> None:
+    windows = concatenate([dataset.windows(bucket) for bucket in range(dataset.n_buckets)])
+    cell = cell_of(dataset, FeatureSet.open(dataset.path))
+    made = model.bundle.estimator("medium", cell).update(windows.task_numbers(), windows)
+    file = pa.concat_tables(predictions(model, dataset.path, margin="medium", every_window=True))
+    assert file[s.END_US].to_pylist() == windows.end_us.tolist()
+    reservation = np.column_stack([file[f"{r}_reservation"].to_numpy() for r in s.RESOURCES])
+    np.testing.assert_array_equal(reservation, made.reservation)
+    assert made.forecast is not None
+    quantiles, oom = made.forecast.at(model.bundle.horizon_s)
+    np.testing.assert_array_equal(file["oom_probability"].to_numpy(), oom)
+    memory = file["memory_q0.9"].to_numpy() / windows.limit[:, 1]
+    np.testing.assert_allclose(memory, quantiles[:, 1, model.bundle.forecaster.quantile_levels.index(0.9)])
+
+
+def test_both_formats_hold_the_same_numbers_and_the_same_bytes_each_time(
+    dataset: Dataset, bundle_folder: Path, tmp_path: Path
+) -> None:
+    said: list[float] = []
+    files = [tmp_path / "new" / name for name in ("a.parquet", "b.parquet", "a.csv", "b.csv")]
+    for file in files:
+        report = predict(dataset.path, file, model=str(bundle_folder), every_window=True, progress=said.append)
+        assert (report.rows, report.tasks) == (dataset.n_windows, len(dataset.table("tasks")))
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[2].read_bytes() == files[3].read_bytes()
+    table, text = pq.read_table(files[0]), pd.read_csv(files[2])
+    assert table.schema.equals(schema_of(report.levels))
+    assert table.schema.metadata[b"margin"] == b"baseline"
+    expected = table.to_pandas()
+    assert list(text.columns) == list(expected.columns)
+    for name in expected.columns:
+        assert (text[name].fillna(-1).to_numpy() == expected[name].fillna(-1).to_numpy()).all(), name
+    assert said[-1] == 1.0
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in files)
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "out.csv"])
+def test_an_interrupted_prediction_leaves_the_file_as_it_was(
+    dataset: Dataset, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def halted(*args: Any, **options: Any) -> Iterator[pa.Table]:
+        yield next(predicted.predictions(*args, **options))
+        raise KeyboardInterrupt
+
+    out = tmp_path / name
+    predict(dataset.path, out, model=str(bundle_folder))
+    whole = out.read_bytes()
+    monkeypatch.setattr(job, "predictions", halted)
+    with pytest.raises(KeyboardInterrupt):
+        predict(dataset.path, out, model=str(bundle_folder), margin="medium")
+    assert out.read_bytes() == whole
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_window_without_a_limit_has_no_reservation_and_leaves_the_others_as_they_are(
+    dataset: Dataset, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = frame_of(predictions(model, dataset.path))
+    read = Dataset.windows
+
+    def without_memory_limits(self: Dataset, bucket: int) -> Any:
+        windows = read(self, bucket)
+        windows.limit[:, 1] = math.nan
+        return windows
+
+    monkeypatch.setattr(Dataset, "windows", without_memory_limits)
+    after = frame_of(predictions(model, dataset.path))
+    assert after["memory_reservation"].isna().all()
+    assert set(after["memory_rule"]) == {"unknown"}
+    assert (after["cpu_q0.9"] == before["cpu_q0.9"]).all()
+
+
+def test_a_wrong_file_margin_or_model_is_refused_and_nothing_is_written(
+    dataset: Dataset, bundle_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"expected the name of a file that ends in .parquet or .csv, got the suffix"):
+        predict(dataset.path, tmp_path / "out.xlsx", model=str(bundle_folder))
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ConfigError, match=r"got a folder"):
+        predict(dataset.path, tmp_path / "folder.csv", model=str(bundle_folder))
+    with pytest.raises(ConfigError, match=r"margin must be one of baseline, medium, aggressive, got 'wide'"):
+        predict(dataset.path, tmp_path / "out.csv", model=str(bundle_folder), margin="wide")
+    with pytest.raises(ModelError, match=r"no model 'nosuch'"):
+        predict(dataset.path, tmp_path / "out.csv", model="nosuch")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.csv"]
+
+
+def test_histories_that_cannot_be_used_are_refused_with_the_first_reason(dataset: Dataset, model: LoadedModel) -> None:
+    histories = histories_of(dataset, dataset.read("tasks").slice(0, 1))
+    with pytest.raises(SchemaError, match=r"absent: start_us; columns are"):
+        predict_histories(model, histories.drop_columns(s.START_US))
+    bare = histories.drop_columns([s.CPU_LIMIT, s.MEMORY_LIMIT])
+    with pytest.raises(SchemaError, match=r"rows cannot be used, the first: row 0: every window needs a limit"):
+        predict_histories(model, bare)
+    extra = histories.append_column("note", pa.nulls(len(histories)))
+    assert predict_histories(model, extra).equals(predict_histories(model, histories))
+
+
+def test_histories_of_chosen_tasks_are_theirs_alone_with_owners(dataset: Dataset) -> None:
+    everyone = histories_of(dataset)
+    chosen = dataset.read("tasks").take([5, 2])
+    some = histories_of(dataset, chosen)
+    mask = [key in set(zip(*(chosen[k].to_pylist() for k in KEY), strict=True))
+            for key in zip(*(everyone[k].to_pylist() for k in KEY), strict=True)]  # fmt: skip
+    assert some.equals(everyone.filter(pa.array(mask)))
+    assert set(VECTORS) < set(some.column_names)
+    owner = dict(zip(chosen[s.COLLECTION_ID].to_pylist(), chosen[s.USER_ID].to_pylist(), strict=True))
+    assert dict(zip(some[s.COLLECTION_ID].to_pylist(), some["user"].to_pylist(), strict=True)) == owner
+    assert pc.all(pc.is_valid(some["user"])).as_py()
