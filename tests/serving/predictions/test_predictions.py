@@ -37,7 +37,8 @@ KEY = list(s.TASK_KEY)
 
 def frame_of(tables: Iterator[pa.Table] | pa.Table) -> pd.DataFrame:
     table = tables if isinstance(tables, pa.Table) else pa.concat_tables(tables)
-    return table.sort_by([(name, "ascending") for name in (*KEY, s.END_US)]).to_pandas()
+    frame: pd.DataFrame = table.sort_by([(name, "ascending") for name in (*KEY, s.END_US)]).to_pandas()
+    return frame
 
 
 def test_the_latest_predictions_of_a_dataset_are_the_services_answers_to_the_same_histories(
