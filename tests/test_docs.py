@@ -1,0 +1,159 @@
+"""Pages of README and docs: every printed command exists and parses, short ones run as printed, examples are valid."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.main import get_command
+
+from reclaim.cli import app as cli
+from reclaim.data.traces.series import load_mapping
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+_STARTS = ("reclaim ", "python ", "torchrun ", "make ", "pip ", "bentoml ")
+_RUN = "Your data"
+"""Section of the README whose commands are run as printed; `reclaim serve` at its end is run by `test_readme_lines`."""
+
+
+def _commands(page: Path) -> Iterator[str]:
+    """Yield the commands of blocks and of the text, without the folder of the virtual environment."""
+    text = page.read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    indented = re.findall(
+        r"^    (?! )(\S.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE
+    )
+    inline = re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
+    for line in [*"\n".join(blocks).replace("\\\n", " ").splitlines(), *indented, *inline]:
+        for part in line.split(" && "):
+            command = " ".join(part.replace(".venv/bin/", "").split())
+            if command.startswith(_STARTS) and "…" not in command:
+                yield re.sub(r"\s+# .*", "", command)
+
+
+COMMANDS = sorted({(page.name, command) for page in PAGES for command in _commands(page)})
+
+
+def test_the_pages_print_commands() -> None:
+    assert len(COMMANDS) > 60
+    assert {command.split()[0] for _, command in COMMANDS} >= {"reclaim", "python", "torchrun", "make"}
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_a_printed_command_exists_and_its_arguments_parse(page: str, command: str) -> None:
+    program, *arguments = shlex.split(command)
+    if program == "torchrun":
+        program, arguments = "reclaim", arguments[arguments.index("reclaim") + 1 :]
+    if program == "reclaim":
+        _parse(arguments)
+    elif program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(arguments) <= set(targets)
+    elif program == "python" and arguments[0] == "-m" and arguments[1] not in ("venv", "pip", "pytest"):
+        assert (ROOT / f"{arguments[1].replace('.', '/')}.py").exists() or arguments[1].startswith("reclaim"), page
+    elif program == "python" and arguments[0].endswith(".py"):
+        script = ROOT / arguments[0]
+        assert script.exists(), page
+        for option in (word.partition("=")[0] for word in arguments if word.startswith("--")):
+            assert f'"{option}"' in script.read_text(), f"{page}: {command}: {option}"
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        for named in re.findall(r"\[([a-z]+)\]", command):
+            assert named in extras
+
+
+def _parse(arguments: list[str]) -> None:
+    """Parse the arguments of `reclaim` as the command line does, without running the command."""
+    command = get_command(cli.app)
+    if arguments[0] in ("COMMAND", "VERB"):
+        return
+    while hasattr(command, "commands"):
+        command = command.commands[arguments[0]]
+        arguments = arguments[1:]
+        if not arguments:
+            return  # the name of a command, in the text
+    if "--help" in arguments:
+        return
+    with command.make_context(command.name, list(arguments)):
+        pass
+
+
+def test_links_of_every_document_have_targets_and_anchors() -> None:
+    for page in [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONVENTIONS.md", ROOT / "benchmarks" / "LOG.md"]:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)]*)\)", text):
+            path = (page.parent / target) if target else page
+            assert path.exists(), f"{page.name}: {target}"
+            if anchor:
+                assert anchor in _anchors(path) or "<!-- generated" in path.read_text(), (
+                    f"{page.name}: {target}#{anchor}"
+                )
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_curl_line_of_every_page_is_one_that_is_run_against_the_service() -> None:
+    def lines(page: Path) -> set[str]:
+        blocks = re.findall(r"```sh\n(curl.*?)```", page.read_text(), re.DOTALL)
+        return {line for block in blocks for line in re.split(r"\n(?=curl)", block.strip())}
+
+    run = lines(ROOT / "docs" / "http-api.md")  # tests/serving/test_readme_lines.py runs these
+    for page in PAGES:
+        assert lines(page) <= run, page.name
+
+
+def test_python_blocks_of_the_pages_are_python() -> None:
+    for page in PAGES:
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            compile(block, str(page), "exec")
+
+
+def test_the_mapping_of_the_page_about_traces_is_one(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "add-a-trace-or-an-estimator.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my.toml").write_text(block)
+    assert load_mapping(tmp_path / "my.toml").window_s == 300
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_for_own_data_run_as_printed(tmp_path: Path) -> None:
+    section = (ROOT / "README.md").read_text().split(f"## {_RUN}\n")[1].split("\n## ")[0]
+    commands = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)[0].splitlines()
+    assert commands[-1] == "reclaim serve"
+    _write_usage(tmp_path)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for command in commands[:-1]:
+        program = f"{sys.executable} -m {command}"
+        done = subprocess.run(program, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert (tmp_path / "margins" / "report.html").stat().st_size > 10_000
+
+
+def _write_usage(folder: Path) -> None:
+    """Write five days of twelve VMs as parquet, and a mapping of them."""
+    rng = np.random.default_rng(1)
+    times = np.arange(0, 5 * 86_400, 300)
+    wave = 0.3 + 0.1 * np.sin(times / 86_400 * 2 * np.pi)
+    frames = [
+        pd.DataFrame({"vm": f"vm-{k}", "time_s": times, "cpu": np.clip(wave + rng.gamma(1.0, 0.05, len(times)), 0, 1)})
+        for k in range(12)
+    ]
+    (folder / "usage").mkdir()
+    pd.concat(frames).to_parquet(folder / "usage" / "usage.parquet")
+    (folder / "my.toml").write_text(
+        'task = "vm"\ntime = "time_s"\ntime_unit = "s"\nwindow_s = 300\n[columns]\ncpu_mean = "cpu"\ncpu_limit = 1.0\n'
+    )
