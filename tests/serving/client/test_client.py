@@ -333,18 +333,18 @@ def test_the_client_imports_no_heavy_module() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_lines_of_the_page_about_running_it_run(
-    make_app: Any, at_url: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "run-on-your-cluster.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    assert len(blocks) == 1
+def test_the_python_lines_of_the_pages_run(make_app: Any, at_url: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    docs = Path(__file__).resolve().parents[3] / "docs"
+    pages = "".join((docs / name).read_text() for name in ("run-on-your-cluster.md", "python.md"))
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", pages, re.DOTALL) if "Client(" in block]
+    assert len(blocks) == 2
     with make_app() as (app, _), at_url(app) as url:
         for block in blocks:
             exec(block.replace("http://127.0.0.1:3000", url), {})
     said = capsys.readouterr().out
     assert said.startswith("2 {} [{'collection_id': 7, 'instance_index': 0, ")
     assert said.count("'medium'") == 2
+    assert said.endswith("True\n")
 
 
 def test_a_table_in_many_pieces_is_sent_as_one(client: Client) -> None:
