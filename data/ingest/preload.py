@@ -1,6 +1,7 @@
 """Loads compiled code into the fork server of the worker processes, so that each of them starts with it."""
 
 import numpy as np
+import pyarrow as pa
 
 from reclaim.data import schema as s
 from reclaim.data.ingest.bucket import make_bucket
@@ -19,3 +20,4 @@ _none = np.empty(0, np.int64)
 buckets_of(_none, _none, 1)
 _layout.table_of(_rows, _none)
 policy_of(empty_table(s.EVENTS), _none, _none, _none, _none)
+pa.array([0])  # the first array of a list imports pandas

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import numpy as np
+import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
@@ -219,30 +221,37 @@ def _typed(
         if not line.strip(b" \t\r"):
             continue
         try:
-            row = _DECODER.decode(line.removeprefix(BOM_UTF8).decode())
-            if not isinstance(row, dict):
-                reasons[number] = "not a JSON object"
-                continue
-            if b"\\u" in line:  # half a surrogate pair is not text
-                json.dumps([row.get(column) for column in table.columns], ensure_ascii=False).encode()
+            row = _decoded(line, table)
         except (ValueError, RecursionError):
             reasons[number] = "not valid JSON"
+            continue
+        if not isinstance(row, dict):
+            reasons[number] = "not a JSON object"
             continue
         numbers.append(number)
         rows.append(row)
     columns = []
     for column, type_ in table.columns.items():
-        values, misfits = _converted([row.get(column) for row in rows], type_)
+        values, misfits = _converted([row.get(column) for row in rows], type_, schema.field(column).type)
         columns.append(values)
         for at in misfits:
             reasons.setdefault(numbers[at], mismatch(column, type_))
     rejects += [{s.REJECT_LINE: number, s.REJECT_REASON: reason} for number, reason in reasons.items()]
-    if reasons:
-        kept = [at for at, number in enumerate(numbers) if number not in reasons]
-        columns = [[values[at] for at in kept] for values in columns]
-        numbers = [numbers[at] for at in kept]
-    columns.append(numbers)
-    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+    batch = pa.record_batch([*columns, pa.array(numbers, pa.int64())], schema=schema)
+    return batch.filter(pa.array([n not in reasons for n in numbers], pa.bool_())) if reasons else batch
+
+
+def _decoded(line: bytes, table: RawTable) -> Any:
+    """Return the value that a line holds; ValueError or RecursionError if it is not JSON.
+
+    ``orjson`` reads the usual line in half the time. Python's reader decides on those that it declines.
+    """
+    with suppress(orjson.JSONDecodeError):
+        return orjson.loads(line)
+    row = _DECODER.decode(line.removeprefix(BOM_UTF8).decode())
+    if isinstance(row, dict) and b"\\u" in line:  # half a surrogate pair is not text
+        json.dumps([row.get(column) for column in table.columns], ensure_ascii=False).encode()
+    return row
 
 
 def _no_number(constant: str) -> NoReturn:
@@ -254,7 +263,7 @@ _READY: Final[dict[str, set[type]]] = {"VARCHAR": {str}, "DOUBLE": {float}, "BOO
 """Type → JSON values that need no conversion."""
 
 
-def _converted(values: list[Any], type_: str) -> tuple[list[Any], list[int]]:
+def _converted(values: list[Any], type_: str, arrow: pa.DataType) -> tuple[pa.Array, list[int]]:
     """Return values as a column's type, and the positions of those that have another type.
 
     A column whose values all have the usual form is converted at once, which is several times faster.
@@ -262,18 +271,18 @@ def _converted(values: list[Any], type_: str) -> tuple[list[Any], list[int]]:
     known = [value for value in values if value is not None]
     kinds = set(map(type, known))
     if kinds <= _READY.get(type_, set()):
-        return values, []
+        return pa.array(values, arrow), []
     if type_.startswith("STRUCT") and not type_.endswith("[]") and kinds == {dict}:
         element = "DOUBLE" if "DOUBLE" in type_ else "VARCHAR"
         if set(map(type, chain.from_iterable(map(dict.values, known)))) <= _READY[element]:
-            return values, []
+            return pa.array(values, arrow), []
     if type_ in INTEGERS and kinds == {str}:
-        with suppress(ValueError):
-            low, high = INTEGERS[type_]
-            found = [*map(int, known)]
-            if low <= min(found) and max(found) <= high and [*map(str, found)] == known:
-                rest = iter(found)
-                return found if len(found) == len(values) else [v if v is None else next(rest) for v in values], []
+        with suppress(pa.ArrowInvalid):
+            text = pa.array(values, pa.string())
+            numbers = text.cast(arrow)
+            low, _ = INTEGERS[type_]
+            if pc.min(numbers).as_py() >= low and numbers.cast(pa.string()).equals(text):
+                return numbers, []
     convert, out, misfits = _converter(type_), [], []
     for at, value in enumerate(values):
         try:
@@ -281,7 +290,7 @@ def _converted(values: list[Any], type_: str) -> tuple[list[Any], list[int]]:
         except (ValueError, OverflowError):
             out.append(None)
             misfits.append(at)
-    return out, misfits
+    return pa.array(out, arrow), misfits
 
 
 @cache
