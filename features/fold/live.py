@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from reclaim.features.fold.live_kernel import (
 )
 from reclaim.features.fold.related import KinState
 from reclaim.features.fold.related_record import MEMBER
-from reclaim.features.fold.task_record import N_SIGNALS, STATE, FoldColumns
+from reclaim.features.fold.task_record import N_SIGNALS, STATE
 from reclaim.features.fold.task_update import N_LEVELS
 from reclaim.features.registry import FEATURES, PIPELINE_VERSION, SLOT_S
 
@@ -41,8 +40,10 @@ KEEP_IDLE_DAYS: Final = 30
 names that never come back do not pile up."""
 
 _SLOTS_A_DAY: Final = 86_400 // SLOT_S
-_BLANK: Final = fold_columns(empty_windows())
-"""The columns of a window that a fold reads, in its order, without a row."""
+_PENDING: Final = np.dtype(
+    [(name, a.dtype, a.shape[1:]) for name, a in fold_columns(empty_windows())._asdict().items()], align=True
+)
+"""A window that is held: what a fold reads of it."""
 
 Slots = NDArray[np.int64]
 
@@ -80,9 +81,7 @@ class TolerantState:
         self._live = blank_records((room,), STATE)
         self._settled = blank_records((late,), STATE)  # without the windows that are held
         self._held = np.zeros(late * PENDING, np.bool_)
-        self._pending = FoldColumns(
-            *(blank_records((late * PENDING, *blank.shape[1:]), blank.dtype) for blank in _BLANK)
-        )
+        self._pending = blank_records((late * PENDING,), _PENDING)
         self._kin = KinState(self._threads)
 
     def sort_out(self, slot: Slots, windows: Windows) -> NDArray[np.uint8]:
@@ -143,12 +142,11 @@ class TolerantState:
         x = np.empty((k, len(FEATURES)), np.float32)
         end_us, row, refused = np.empty(k, np.int64), np.empty(k, np.int64), np.zeros(k, np.bool_)
         place, moment, share = np.empty(n, np.int64), np.empty(n, np.int32), np.empty((n, N_SIGNALS), np.int32)
-        columns, kept = fold_columns(windows), FoldColumns(*lent(*self._pending))
-        largest = np.array(self._cell.largest_machine)
+        columns, largest = fold_columns(windows), np.array(self._cell.largest_machine)
 
         def advance(part: int, parts: int) -> None:
             advance_tasks(
-                self._live, self._settled, self._held, self._pending, kept, slots, edges, order, part * k // parts,
+                self._live, self._settled, self._held, self._pending, slots, edges, order, part * k // parts,
                 (part + 1) * k // parts, columns, self._lateness_us, largest, self._cell.monday_us, x, end_us, row,
                 refused, place, moment, share, np.empty(N_LEVELS),
             )  # fmt: skip
@@ -183,7 +181,7 @@ class TolerantState:
             "day": np.array(self._day),
             "task": (self._settled if self._lateness_us else self._live)[: self._tasks],
             "held": self._held[:late],
-            **{f"pending.{k}": column[:late] for k, column in enumerate(self._pending)},
+            "pending": self._pending[:late],
             **{name: a[: self._tasks] if name == "member" else a for name, a in self._kin.memory().items()},
         }
 
@@ -206,20 +204,19 @@ class TolerantState:
         self._make_room(tasks)
         self._day = int(ours["day"])
         raw(self._live)[: tasks * STATE.itemsize] = raw(ours["task"])
-        held, pending = ours["held"], tuple(ours[f"pending.{k}"] for k in range(len(_BLANK)))
+        held, pending = ours["held"], ours["pending"]
         if len(held):
-            catch_up(self._live, ours["task"], held, FoldColumns(*lent(*pending)), np.empty(N_LEVELS), tasks)
+            catch_up(self._live, ours["task"], held, pending, np.empty(N_LEVELS), tasks)
         if self._lateness_us:
             raw(self._settled)[: tasks * STATE.itemsize] = raw(ours["task"])
-            for column, saved in zip((self._held, *self._pending), (held, *pending), strict=True):
-                column[: len(saved)] = saved
+            self._held[: len(held)] = held
+            raw(self._pending)[: pending.nbytes] = raw(pending)
         self._kin.recall({name: copy_of(array) for name, array in ours.items()})
 
     @property
     def bytes_per_task(self) -> int:
         """Bytes that a task takes, without its share of what is kept of its collection, name and user."""
-        window = sum(blank.itemsize * math.prod(blank.shape[1:]) for blank in _BLANK) + np.bool_().itemsize
-        late = STATE.itemsize + PENDING * window if self._lateness_us else 0
+        late = STATE.itemsize + PENDING * (_PENDING.itemsize + np.bool_().itemsize) if self._lateness_us else 0
         return STATE.itemsize + MEMBER.itemsize + late
 
     @property
@@ -232,8 +229,7 @@ class TolerantState:
         self._live = room_for(self._live, tasks)
         if self._lateness_us:
             self._settled = room_for(self._settled, tasks)
-            self._held, *pending = (room_for(a, tasks * PENDING) for a in (self._held, *self._pending))
-            self._pending = FoldColumns(*pending)
+            self._held, self._pending = (room_for(a, tasks * PENDING) for a in (self._held, self._pending))
 
     @property
     def _made_by(self) -> str:

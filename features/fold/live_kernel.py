@@ -36,14 +36,11 @@ def sort_out(
 
 @numba.njit(**LENT)
 def advance_tasks(
-    live: Any, settled: Any, held: Any, pending: Any, kept: Any, slots: Any, edges: Any, order: Any, low: int,
+    live: Any, settled: Any, held: Any, pending: Any, slots: Any, edges: Any, order: Any, low: int,
     high: int, columns: Any, lateness_us: int, largest: Any, monday_us: int, out: Any, last_us: Any, last_row: Any,
     refused: Any, place: Any, moment: Any, share: Any, shape: Any,
 ) -> None:  # fmt: skip
-    """Take the rows of some tasks, each task's in time order, and write its own features after its last window.
-
-    ``pending`` are the columns of the windows held, ``PENDING`` rows for each task, and ``kept`` the same to be read.
-    """
+    """Take the rows of some tasks, each task's in time order, and write its own features after its last window."""
     for k in range(low, high):
         task, last_row[k] = slots[k], -1
         s = live[task]
@@ -58,12 +55,12 @@ def advance_tasks(
                 refused[k] = True
             elif lateness_us > 0:
                 settle_us = max(s.end_us, columns.end_us[i]) - lateness_us
-                _hold(settled[task], held, pending, kept, task, columns, i, settle_us, shape)
+                _hold(settled[task], held, pending, task, columns, i, settle_us, shape)
             if kind == NEW:
                 take(s, columns, shape, i)
                 last_row[k] = i
             elif kind == LATE:
-                _catch_up(live, settled, held, kept, task, shape)
+                _catch_up(live, settled, held, pending, task, shape)
             publish_to_group(s.end_us, taken, columns, moment, share, i)
             place[i] = k
         last_us[k] = s.end_us
@@ -72,15 +69,15 @@ def advance_tasks(
         if i >= 0:
             write(s, columns, i, largest, monday_us, out, k)
         elif not refused[k]:
-            i = _held_at(held, kept.end_us, task, s.end_us)
-            write(s, kept, i, largest, monday_us, out, k)
+            i = _held_at(held, pending.end_us, task, s.end_us)
+            write(s, pending, i, largest, monday_us, out, k)
 
 
 @numba.njit(**LENT)
-def catch_up(live: Any, settled: Any, held: Any, kept: Any, shape: Any, tasks: int) -> None:
+def catch_up(live: Any, settled: Any, held: Any, pending: Any, shape: Any, tasks: int) -> None:
     """Make the records that stand after all windows from those without the windows held."""
     for task in range(tasks):
-        _catch_up(live, settled, held, kept, task, shape)
+        _catch_up(live, settled, held, pending, task, shape)
 
 
 @numba.njit(**LENT)
@@ -117,18 +114,18 @@ def _next(held: Any, held_us: Any, task: int, after_us: int) -> int:
 
 
 @numba.njit(**LENT)
-def _catch_up(live: Any, settled: Any, held: Any, kept: Any, task: int, shape: Any) -> None:
+def _catch_up(live: Any, settled: Any, held: Any, pending: Any, task: int, shape: Any) -> None:
     """Make a task's record anew: that without the windows held, and these in time order."""
     live[task] = settled[task]
-    row = _next(held, kept.end_us, task, _EARLIEST)
+    row = _next(held, pending.end_us, task, _EARLIEST)
     while row >= 0:
-        take(live[task], kept, shape, row)
-        row = _next(held, kept.end_us, task, kept.end_us[row])
+        take(live[task], pending, shape, row)
+        row = _next(held, pending.end_us, task, pending.end_us[row])
 
 
 @numba.njit(**LENT)
 def _hold(
-    old: Any, held: Any, pending: Any, kept: Any, task: int, columns: Any, i: int, settle_us: int, shape: Any
+    old: Any, held: Any, pending: Any, task: int, columns: Any, i: int, settle_us: int, shape: Any
 ) -> None:  # fmt: skip
     """Hold the window of row ``i``; settle, in time order, those that end by ``settle_us`` or are one too many."""
     end_us = columns.end_us[i]
@@ -136,15 +133,15 @@ def _hold(
     for row in range(task * PENDING, task * PENDING + PENDING):
         count += held[row]
     while True:
-        first = _next(held, kept.end_us, task, _EARLIEST)
-        mine = first < 0 or end_us < kept.end_us[first]
-        if count <= PENDING and (end_us if mine else kept.end_us[first]) > settle_us:
+        first = _next(held, pending.end_us, task, _EARLIEST)
+        mine = first < 0 or end_us < pending.end_us[first]
+        if count <= PENDING and (end_us if mine else pending.end_us[first]) > settle_us:
             break
         count -= 1
         if mine:
             take(old, columns, shape, i)
             return
-        take(old, kept, shape, first)
+        take(old, pending, shape, first)
         held[first] = False
     free = task * PENDING
     while held[free]:

@@ -93,7 +93,7 @@ def _percentiles(
         out[i, o + at[k]] = _EDGES[b] * scale
 
 
-@numba.njit(**LENT)
+@numba.njit(forceinline=True, **LENT)
 def write(s: Any, w: Any, row: int, largest: Any, monday_us: int, out: Any, i: int) -> None:
     """Write a task's own features after the window of ``row`` into row ``i`` of ``out``, in the registry's order."""
     n, within_30m, within_1h, within_2h, hour_ago = min(s.count, CONTEXT_WINDOWS), 0, 0, 0, 0

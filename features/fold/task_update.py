@@ -71,7 +71,7 @@ def resource_of(signal: int) -> int:
     return signal if signal < 2 else 0
 
 
-@numba.njit(**LENT)
+@numba.njit(forceinline=True, **LENT)
 def publish_to_group(end_us: int, taken: bool, w: Any, moment: Any, share: Any, i: int) -> None:
     """Write the slot and the signals of a window for the features of related tasks; ``end_us`` is the task's last end.
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 _US: Final = 1_000_000
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the arrays of ``memory``."""
 
 
