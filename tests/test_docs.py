@@ -1,4 +1,8 @@
-"""Pages of README and docs: every printed command exists and parses, short ones run as printed, examples are valid."""
+"""Pages of README and docs: every printed command parses, and those of the README for own data run as printed.
+
+Commands that are only parsed here: those that need a real trace, a GPU or minutes. The README's commands for demo and
+tests are run by `.ci/run` and `test_demo`, curl lines by `test_readme_lines`, Python lines by `test_client`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,9 @@ import pytest
 from typer.main import get_command
 
 from reclaim.cli import app as cli
+from reclaim.config import load_config
 from reclaim.data.traces.series import load_mapping
+from reclaim.training.settings import TrainConfig, shipped_configs
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -59,6 +65,8 @@ def test_a_printed_command_exists_and_its_arguments_parse(page: str, command: st
     elif program == "make":
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(arguments) <= set(targets)
+    elif program == "python" and arguments[0] == "-c":
+        exec(arguments[1], {})
     elif program == "python" and arguments[0] == "-m" and arguments[1] not in ("venv", "pip", "pytest"):
         assert (ROOT / f"{arguments[1].replace('.', '/')}.py").exists() or arguments[1].startswith("reclaim"), page
     elif program == "python" and arguments[0].endswith(".py"):
@@ -157,3 +165,12 @@ def _write_usage(folder: Path) -> None:
     (folder / "my.toml").write_text(
         'task = "vm"\ntime = "time_s"\ntime_unit = "s"\nwindow_s = 300\n[columns]\ncpu_mean = "cpu"\ncpu_limit = 1.0\n'
     )
+
+
+def test_the_settings_of_the_page_about_settings_are_those_of_training(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "settings-by-trace.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my.toml").write_text(block)
+    assert load_config(TrainConfig, tmp_path / "my.toml").budgets.baseline == 0.0005
+    for name in shipped_configs():
+        assert f"`{name}`" in page

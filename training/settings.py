@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from reclaim.data.errors import ConfigError
@@ -15,8 +16,31 @@ from reclaim.training.margins.plan import ANCHORS
 QUANTILE_LEVELS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995)
 """Levels the network answers with; dense at the top, where reservations are chosen (budgets of 1 % and 0.1 %)."""
 
+CONFIGS: Final = Path(__file__).parent / "configs"
+"""Folder of the settings that come with the package, one TOML per kind of data."""
+
 TRANSFORMS: Final = ("identity", "sqrt", "log1p")
 """Monotone maps of a target before the loss; quantiles are equivariant under them, the weight of errors is not."""
+
+
+def shipped_configs() -> list[str]:
+    """Return the names of the settings that come with the package."""
+    return sorted(path.stem for path in CONFIGS.glob("*.toml"))
+
+
+def config_file(name_or_path: Path | None) -> Path | None:
+    """Return the file of settings: a file, or the one of that name that comes with the package; None stays None.
+
+    Raises
+    ------
+    ConfigError
+        There is neither.
+    """
+    if name_or_path is None or name_or_path.is_file():
+        return name_or_path
+    if str(name_or_path) not in shipped_configs():
+        raise ConfigError(f"{name_or_path}: no such file, and shipped are only {', '.join(shipped_configs())}")
+    return CONFIGS / f"{name_or_path}.toml"
 
 
 def _check(condition: bool, name: str, rule: str, value: object) -> None:

@@ -15,7 +15,7 @@ from reclaim.serving.http.openapi import page
 from reclaim.serving.http.routes import PREFIX, routes
 
 MODULES = ("reclaim", "reclaim.serving.client")
-"""Modules whose ``__all__`` is the Python API."""
+"""Modules whose public names are the Python API."""
 _JSON, _ARROW = "application/json", "application/vnd.apache.arrow.stream"
 
 _KINDS = {"int": "N", "float": "X", "Path": "PATH"}
@@ -145,8 +145,9 @@ def python() -> str:
 
 def _module(name: str) -> str:
     module = importlib.import_module(name)
-    found = [(one, getattr(module, one)) for one in getattr(module, "__all__", ())]
-    found = [(one, value) for one, value in found if callable(value)]
+    names = getattr(module, "__all__", None) or [one for one in dir(module) if not one.startswith("_")]
+    found = [(one, getattr(module, one)) for one in names]
+    found = [(one, value) for one, value in found if callable(value) and value.__module__.startswith("reclaim.")]
     if not found:
         return ""
     directives = []

@@ -154,7 +154,8 @@ def _columns(title: str, fields: Iterable[Any]) -> list[str]:
     lines = [f"### {title}", "", "| column | type | unit | meaning |", "|---|---|---|---|"]
     for field in fields:
         unit, meaning = (field.metadata[key].decode() for key in (b"unit", b"meaning"))
-        type_ = str(field.type).replace("list<element: ", "list<").replace("list<item: ", "list<")
+        meaning = meaning.replace("|", "\\|")
+        type_ = str(field.type).replace("list<element: ", "list<").replace("list<item: ", "list<").replace("<", "\\<")
         lines.append(f"| `{field.name}` | {type_} | {unit} | {meaning} |")
     return [*lines, ""]
 

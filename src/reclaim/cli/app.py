@@ -20,6 +20,7 @@ from reclaim.cli.console import (
     DatasetFolders,
     Progress,
     ServedModel,
+    TrainConfigFile,
     Verbose,
     fail,
     print_result,
@@ -183,6 +184,7 @@ def features(
 
 @app.command(
     epilog="Examples: `reclaim train dataset --estimator network --set fit.epochs=5 --set seed=2` · "
+    "`reclaim train vms --config vm-series` · "
     "`reclaim train cell_a cell_b`, then `reclaim replay margins cell_c --out across` with cell_c built by "
     "`reclaim features cell_c --set split.role=test` · "
     "`torchrun --nproc-per-node 2 -m reclaim train dataset`, on two GPUs"
@@ -190,7 +192,7 @@ def features(
 def train(
     datasets: DatasetFolders,
     estimator: Annotated[str | None, typer.Option(help="`network` or `trees`.", metavar="NAME")] = None,
-    config: ConfigFile = None,
+    config: TrainConfigFile = None,
     assignments: Assignments = None,
     force: Annotated[bool, typer.Option("--force", help="Train even if the same run is finished.")] = False,
     as_json: AsJson = False,
@@ -198,10 +200,10 @@ def train(
     """Train a model, set its margins on validation data and register it; the network becomes `champion`."""
     from reclaim.config import load_config
     from reclaim.training.fitting.train import assist_training, assists, run_training
-    from reclaim.training.settings import TrainConfig
+    from reclaim.training.settings import TrainConfig, config_file
 
     settings = [*(assignments or ()), *([f"estimator='{estimator}'"] if estimator else [])]
-    loaded = load_config(TrainConfig, config, settings)
+    loaded = load_config(TrainConfig, config_file(config), settings)
     if assists():  # of torchrun's processes the first one records the run and prints
         assist_training(datasets, loaded)
         return

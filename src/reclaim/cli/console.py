@@ -87,6 +87,14 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings in T
 ServedModel = Annotated[
     str, typer.Option(help="NAME@ALIAS, NAME/VERSION or a bundle's folder.", metavar="MODEL", envvar="RECLAIM_MODEL")
 ]
+TrainConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="Settings in TOML: a file, or `google-v3`, `google-v2`, `alibaba-2017` or `vm-series`.",
+        metavar="FILE",
+    ),
+]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="Setting, `key=value`; repeatable.", metavar="KEY=VALUE")
 ]

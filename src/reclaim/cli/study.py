@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from reclaim.cli import results
-from reclaim.cli.console import AsJson, Assignments, ConfigFile, DatasetFolders, Progress, print_result, print_status
+from reclaim.cli.console import (
+    AsJson,
+    Assignments,
+    DatasetFolders,
+    Progress,
+    TrainConfigFile,
+    print_result,
+    print_status,
+)
 
 
 def tune(
@@ -18,7 +26,7 @@ def tune(
     out: Annotated[Path, typer.Option(help="TOML to write the best settings into.", metavar="FILE")] = Path(
         "best.toml"
     ),
-    config: ConfigFile = None,
+    config: TrainConfigFile = None,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
@@ -28,10 +36,10 @@ def tune(
     """
     from reclaim.config import load_config
     from reclaim.training.fitting.tune import tune as run
-    from reclaim.training.settings import TrainConfig
+    from reclaim.training.settings import TrainConfig, config_file
 
     settings = [*(assignments or ()), *([f"estimator='{estimator}'"] if estimator else [])]
-    loaded = load_config(TrainConfig, config, settings)
+    loaded = load_config(TrainConfig, config_file(config), settings)
     held = [setting.partition("=")[0].strip() for setting in settings]
     report = run(datasets, loaded, trials=trials, config_file=out, held=held, progress=print_status)
     given = [*([f"--config {config}"] if config else []), *(f"--set {a}" for a in settings)]

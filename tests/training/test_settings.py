@@ -1,0 +1,66 @@
+"""The settings that come with the package: each loads, says where its values come from, and trains."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from reclaim.cli.app import app
+from reclaim.config import load_config
+from reclaim.data.errors import ConfigError
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.features.build import build_features
+from reclaim.training.settings import CONFIGS, TrainConfig, config_file, shipped_configs
+from reclaim.training.tracking.runs import find_run
+from tests.training.fitting.test_train import write_cell
+
+
+def test_a_configuration_comes_with_the_package_for_each_kind_of_data() -> None:
+    assert shipped_configs() == ["alibaba-2017", "google-v2", "google-v3", "vm-series"]
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_a_shipped_configuration_loads_and_says_where_each_value_comes_from(name: str) -> None:
+    path = config_file(Path(name))
+    assert path == CONFIGS / f"{name}.toml"
+    load_config(TrainConfig, path)
+    for line in path.read_text().splitlines():
+        if "=" in line and not line.startswith("#"):
+            assert re.search(r"# (searched|the default|from the format)", line), line
+
+
+def test_a_file_is_taken_before_a_shipped_configuration_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("google-v3").write_text("seed = 7\n")
+    assert load_config(TrainConfig, config_file(Path("google-v3"))).seed == 7
+
+
+def test_an_unknown_configuration_is_refused_with_the_names_of_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"google-v9: no such file, and shipped are only alibaba-2017, google-v2"):
+        config_file(Path("google-v9"))
+    assert config_file(None) is None
+
+
+def test_reclaim_train_trains_with_a_shipped_configuration_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    write_cell(Path("raw"), tasks=20, windows=300)
+    made = ingest(Path("raw"), Path("dataset"), IngestConfig(trace="series", mapping="raw/mapping.toml"))
+    build_features(made.dataset)
+    result = CliRunner().invoke(
+        app, ["train", "dataset", "--config", "vm-series", "--set", "budgets.baseline=0.01", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.splitlines()[-1])
+    recorded = find_run(report["run_id"]).params
+    expected = load_config(TrainConfig, config_file(Path("vm-series"))).fit
+    for name in ("dropout", "learning_rate", "batch_size"):
+        assert recorded[f"fit.{name}"] == str(getattr(expected, name))
