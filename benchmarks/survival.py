@@ -32,7 +32,7 @@ from reclaim.data.errors import StoreError
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.tracker import FORMAT, Tracker
 from reclaim.serving.models.loader import find_model
-from reclaim.serving.models.scorer import Engine
+from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.monitoring.metrics import Metrics
 from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.settings import ServingSettings
@@ -97,12 +97,12 @@ def killed(model: Path, bundle: Bundle, kills: int) -> dict[str, object]:
 class Service:
     """A writer over a folder, in this process."""
 
-    def __init__(self, folder: Path, engine: Engine, snapshot_mib: int = 2**20) -> None:
+    def __init__(self, folder: Path, scorer: Scorer, snapshot_mib: int = 2**20) -> None:
         settings = SETTINGS.model_copy(update={"snapshot_mib": snapshot_mib})
         self.tracker = Tracker(settings, CellClock(settings, lambda: -1, passed_s=lambda: 0.0))
         self.store = Store.open(folder, state_version=FORMAT, sync=False)
         self.writer = Writer(self.tracker, self.store, Metrics(), Watch(900.0), settings)
-        self.writer.start(engine)
+        self.writer.start(scorer)
         while self.writer.state == "recovering":
             time.sleep(0.001)
 
@@ -114,13 +114,13 @@ class Service:
 
 def damaged(bundle: Bundle, times: int) -> dict[str, dict[str, int]]:
     """Return the count of each outcome for each kind of damage to a store."""
-    engine = Engine(loaded(bundle), SETTINGS.cell)
+    scorer = Scorer(loaded(bundle), SETTINGS.cell)
     cell = made_up(tasks=100, slots=150, pieces=4, seed=2)
     cell = replace(cell, facts=[[] for _ in cell.slots])
     out: dict[str, dict[str, int]] = {}
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
-        service = Service(whole, engine, snapshot_mib=0)
+        service = Service(whole, scorer, snapshot_mib=0)
         service.tell(cell)
         service.writer.close()
         print(", ".join(sorted(path.name for path in whole.iterdir())))
@@ -132,17 +132,17 @@ def damaged(bundle: Bundle, times: int) -> dict[str, dict[str, int]]:
                 copy = Path(folder) / f"{name}-{number}"
                 shutil.copytree(whole, copy)
                 damage(copy, random)
-                ends[_end(copy, engine, cell, expected)] += 1
+                ends[_end(copy, scorer, cell, expected)] += 1
                 shutil.rmtree(copy)
             out[name] = dict(sorted(ends.items()))
             print(name, json.dumps(out[name]), flush=True)
     return out
 
 
-def _end(folder: Path, engine: Engine, cell: Cell, expected: Told) -> str:
+def _end(folder: Path, scorer: Scorer, cell: Cell, expected: Told) -> str:
     """Return the outcome of opening a damaged store and sending all windows again."""
     try:
-        service = Service(folder, engine)
+        service = Service(folder, scorer)
     except StoreError as error:
         return "refused, and named" if folder.name in str(error) else "WRONG: refused without a name"
     try:

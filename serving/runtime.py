@@ -16,7 +16,7 @@ from reclaim.serving.answers.stateless import answer
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.tracker import FORMAT, Tracker
 from reclaim.serving.models.keeper import ModelKeeper
-from reclaim.serving.models.scorer import Engine, violations_of
+from reclaim.serving.models.scorer import Scorer, violations_of
 from reclaim.serving.monitoring.metrics import Metrics
 from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.settings import cell_folder
@@ -77,7 +77,7 @@ class Runtime:
         self.store, self._store_error = self._open_store()
         self.writer = Writer(self.tracker, self.store, self.metrics, self.watch, settings, on_fault)
         if self._store_error is None:
-            self.writer.start(self._engine(model))
+            self.writer.start(self._scorer(model))
         else:
             self.writer.state = self._store_error
         self.metrics.show(self._shown)
@@ -155,33 +155,33 @@ class Runtime:
             log.warning("%s", note)
         return store, None
 
-    def _engine(self, model: LoadedModel) -> Engine:
-        return Engine(model, self.settings.cell, THREADS)
+    def _scorer(self, model: LoadedModel) -> Scorer:
+        return Scorer(model, self.settings.cell, THREADS)
 
     def _warm_up(self, model: LoadedModel) -> None:
         """Answer a request and take a write in a memory of their own, so that all kernels are compiled."""
         answer(model, parse_request(_WARM_UP), self.settings)
-        engine, settings = self._engine(model), self.settings.model_copy(update={"clock": "free"})
+        scorer, settings = self._scorer(model), self.settings.model_copy(update={"clock": "free"})
         tracker, watch = Tracker(settings, CellClock(settings, lambda: 0)), Watch(self.settings.lateness_s)
-        tracker.promote(engine)
-        watch.serve(engine)
+        tracker.promote(scorer)
+        watch.serve(scorer)
         sent = usage_from_json(_WARM_UP_USAGE, self.units, 1)
         for _ in range(2):  # the second time every window is a repeated one
             admitted = tracker.admit(sent.windows, sent.in_alloc)
             if len(admitted.windows):
                 taken = tracker.take(read_windows(memoryview(write_windows(admitted.windows))))
-                scores = engine.score(taken.x, taken.last)
+                scores = scorer.score(taken.x, taken.last)
                 tracker.publish(taken, scores)
                 watch.answered(taken, scores, tracker.clock_us)
         watch.close()
-        answers(tracker.look(tracker.names()), margins_of(CellQuery(), engine, MARGIN_NAMES[0]), settings)
+        answers(tracker.look(tracker.names()), margins_of(CellQuery(), scorer, MARGIN_NAMES[0]), settings)
 
     def _promote(self, model: LoadedModel) -> None:
-        self.writer.promote(self._engine(model))
+        self.writer.promote(self._scorer(model))
         self.metrics.promotion("promoted")
 
     def _set_shadow(self, model: LoadedModel | None) -> None:
-        self.writer.shadow(None if model is None else self._engine(model))
+        self.writer.shadow(None if model is None else self._scorer(model))
 
     def _shown(self) -> Shown:
         """Return the values that are read when Prometheus asks."""

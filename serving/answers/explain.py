@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def explain(found: Answers, units: Units) -> TaskExplanation:
     """Return the state of one task and the steps to its reservation; its features must be present."""
-    known, engine = found.known, found.known.engine
+    known, scorer = found.known, found.known.scorer
     task = known.task[0]
     seen = bool(task[s.END_US] >= 0)
     by_margin: dict[str, Resources] = {}
@@ -44,11 +44,11 @@ def explain(found: Answers, units: Units) -> TaskExplanation:
     if seen and known.x is not None:
         last = known.last
         for name in MARGIN_NAMES:
-            under = under_current_limit(engine.estimate(name, known.scores.bare, last), found.limit)
+            under = under_current_limit(scorer.estimate(name, known.scores.bare, last), found.limit)
             by_margin[name] = resources(under.reservation[0])
         steps = _steps(found)
-        whole = engine.model.bundle.forecaster.predict(known.x)
-        for horizon_s in engine.model.bundle.forecaster.horizons_s:
+        whole = scorer.model.bundle.forecaster.predict(known.x)
+        for horizon_s in scorer.model.bundle.forecaster.horizons_s:
             h = HORIZONS_S.index(horizon_s)
             forecast.append(
                 HorizonQuantiles(
@@ -58,7 +58,7 @@ def explain(found: Answers, units: Units) -> TaskExplanation:
                 )
             )
     return TaskExplanation(
-        model=model_name(engine.model), horizon_s=engine.horizon_s, levels=list(engine.levels), units=units,
+        model=model_name(scorer.model), horizon_s=scorer.horizon_s, levels=list(scorer.levels), units=units,
         clock_us=known_or_none(known.clock_us), task=one_task(found, 0, quantiles=True),
         limit_since_us=known_or_none(int(task["limit_us"])), scheduled_us=known_or_none(int(task[s.SCHEDULED_US])),
         scheduling_class=known_or_none(int(task[s.SCHEDULING_CLASS])), in_alloc=bool(task["in_alloc"]),
@@ -69,10 +69,10 @@ def explain(found: Answers, units: Units) -> TaskExplanation:
 
 def _steps(found: Answers) -> list[Step]:
     """Return the steps from the plans to the answer, in words with numbers."""
-    known, engine = found.known, found.known.engine
+    known, scorer = found.known, found.known.scorer
     last, name = known.last, MARGIN_NAMES[found.margin[0]]
-    plans = dict(zip(engine.plans, known.scores.bare[0], strict=True))
-    margins: Mapping[str, tuple[float, ...]] = {n: m.share for n, m in engine.model.bundle.margins.items()}
+    plans = dict(zip(scorer.plans, known.scores.bare[0], strict=True))
+    margins: Mapping[str, tuple[float, ...]] = {n: m.share for n, m in scorer.model.bundle.margins.items()}
     steps = [
         Step(
             rule="model",
@@ -87,7 +87,7 @@ def _steps(found: Answers) -> list[Step]:
             Step(rule="unknown", amounts=resources(found.limit[0]), why="the limit, as the model has no forecast")
         )
     elif known.scores.bare.shape:
-        widened = engine.widened(name, known.scores.bare, last)[0]
+        widened = scorer.widened(name, known.scores.bare, last)[0]
         shares = " and ".join(f"{share:+.1%} of {r}" for share, r in zip(margins[name], RESOURCES, strict=True))
         steps.append(Step(rule="model", amounts=resources(widened), why=f"under the {name} margin, {shares} over all"))
     now = demand(last)[0]

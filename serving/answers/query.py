@@ -16,7 +16,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.tracker import Tracker
-    from reclaim.serving.models.scorer import Engine
+    from reclaim.serving.models.scorer import Scorer
     from reclaim.serving.wire.cell_schemas import CellQuery
 
 
@@ -87,7 +87,7 @@ def _cursor(after: str, n: int) -> list[int]:
     return [int(p) for p in parts]
 
 
-def margins_of(query: CellQuery, engine: Engine, default: str) -> NDArray[np.int64]:
+def margins_of(query: CellQuery, scorer: Scorer, default: str) -> NDArray[np.int64]:
     """Return the margin of each tier as a position in ``MARGIN_NAMES``; shape (1 + n_tiers,), the unknown tier first.
 
     Raises
@@ -102,7 +102,7 @@ def margins_of(query: CellQuery, engine: Engine, default: str) -> NDArray[np.int
                 message = f"{field}: give a margin or a budget, not both"
                 raise RequestError(INVALID, "margin_and_budget", message, field=field)
             try:
-                return MARGIN_NAMES.index(engine.within_budget(budget, tier))
+                return MARGIN_NAMES.index(scorer.within_budget(budget, tier))
             except ModelError as error:
                 raise RequestError(INVALID, "budget_too_small", f"{field}: {error}", field=field) from error
         if name not in MARGIN_NAMES:

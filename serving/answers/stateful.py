@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from reclaim.serving.answers.query import Page
     from reclaim.serving.cell.task_record import Known
     from reclaim.serving.cell.tracker import Tracker
-    from reclaim.serving.models.scorer import Engine
+    from reclaim.serving.models.scorer import Scorer
     from reclaim.serving.settings import ServingSettings
     from reclaim.serving.wire.cell_schemas import CellQuery
 
@@ -94,12 +94,12 @@ def answers(
     for number in np.flatnonzero(np.bincount(margin[seen])):
         rows = np.flatnonzero(seen & (margin == number))
         if len(rows) == n:
-            estimate = known.engine.estimate(MARGIN_NAMES[number], known.scores.bare, last)
+            estimate = known.scorer.estimate(MARGIN_NAMES[number], known.scores.bare, last)
             break
-        made = known.engine.estimate(MARGIN_NAMES[number], known.scores.bare[rows], last.take(rows))
+        made = known.scorer.estimate(MARGIN_NAMES[number], known.scores.bare[rows], last.take(rows))
         estimate.reservation[rows], estimate.rule[rows] = made.reservation, made.rule
     estimate = under_current_limit(estimate, limit)
-    stale_us = _stale_us(settings, known.engine)
+    stale_us = _stale_us(settings, known.scorer)
     stale = seen & (task[s.END_US] + stale_us < known.present_us)
     for wrong, rule in ((stale, STALE), (known.opted_out, OPT_OUT)):
         if wrong.any():
@@ -107,8 +107,8 @@ def answers(
     return Answers(known, margin, estimate, limit)
 
 
-def _stale_us(settings: ServingSettings, engine: Engine) -> int:
-    stale_s = _HORIZONS_FRESH * engine.horizon_s if settings.stale_s is None else settings.stale_s
+def _stale_us(settings: ServingSettings, scorer: Scorer) -> int:
+    stale_s = _HORIZONS_FRESH * scorer.horizon_s if settings.stale_s is None else settings.stale_s
     return int(stale_s * _US)
 
 
@@ -116,9 +116,9 @@ def as_json(found: Answers, units: Units, *, following: str | None = None, quant
     """Return the answers as JSON models; ``following`` is the start of the next page."""
     known = found.known
     return CellAnswer(
-        model=model_name(known.engine.model),
-        horizon_s=known.engine.horizon_s,
-        levels=list(known.engine.levels),
+        model=model_name(known.scorer.model),
+        horizon_s=known.scorer.horizon_s,
+        levels=list(known.scorer.levels),
         units=units,
         clock_us=known_or_none(known.clock_us),
         tracked=known.tracked,
@@ -138,7 +138,7 @@ def table_of(tracker: Tracker, query: CellQuery, page: Page, settings: ServingSe
     quantiles = bool(query.quantiles)
 
     def made(known: Known, piece: slice) -> pa.Table:
-        margin_of_tier = margins_of(query, known.engine, settings.margin)
+        margin_of_tier = margins_of(query, known.scorer, settings.margin)
         some = None if page.limit is None else page.limit[piece]
         return as_table(answers(known, margin_of_tier, settings, some), units, quantiles=quantiles)
 
@@ -176,10 +176,10 @@ def as_table(found: Answers, units: Units, *, quantiles: bool = False) -> pa.Tab
         for name, amounts in zip(TARGETS, _quantiles(found).transpose(1, 0, 2), strict=True):
             flat = _amounts(np.ascontiguousarray(amounts).reshape(-1))
             columns[f"{name}_quantiles"] = pa.FixedSizeListArray.from_arrays(flat, amounts.shape[1])
-    said = model_name(known.engine.model)
+    said = model_name(known.scorer.model)
     about = {
-        "model_name": said.name, "model_version": said.version, "horizon_s": str(known.engine.horizon_s),
-        "levels": ",".join(map(str, known.engine.levels)), "cpu_unit": units.cpu, "memory_unit": units.memory,
+        "model_name": said.name, "model_version": said.version, "horizon_s": str(known.scorer.horizon_s),
+        "levels": ",".join(map(str, known.scorer.levels)), "cpu_unit": units.cpu, "memory_unit": units.memory,
         "clock_us": str(known.clock_us), "tracked": str(known.tracked),
     }  # fmt: skip
     return pa.table(columns).replace_schema_metadata(about)

@@ -16,7 +16,7 @@ from reclaim.features.fold.stateless import features_of_histories
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateful import Answers, answers, as_table
 from reclaim.serving.cell.task_record import UNKNOWN_TASK, Known, keep_last, key_of
-from reclaim.serving.models.scorer import Engine
+from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.wire.rows import UsageRows, usage_from_arrow
 from reclaim.serving.wire.schemas import Units
 
@@ -43,8 +43,8 @@ def answer_histories(
     with metrics.answering("decode"):
         usage = usage_from_arrow(body, settings.max_bulk_rows)
         windows = _histories(usage)
-    engine = Engine(model, settings.cell, threads)
-    margin_of_tier = margins_of(query, engine, settings.margin)
+    scorer = Scorer(model, settings.cell, threads)
+    margin_of_tier = margins_of(query, scorer, settings.margin)
     units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
     with metrics.answering("features"):
         x = features_of_histories(windows, settings.cell, threads)
@@ -54,7 +54,7 @@ def answer_histories(
         first, after = starts[:-1][piece], starts[1:][piece]
         last = windows.take(piece if len(starts) > len(windows) else after - 1)
         seen, first_us = after - first, windows.start_us[first]
-        found = answers_at(engine, x[piece], last, seen, first_us, margin_of_tier, settings)
+        found = answers_at(scorer, x[piece], last, seen, first_us, margin_of_tier, settings)
         return as_table(found, units, quantiles=bool(query.quantiles))
 
     with metrics.answering("answer"):
@@ -65,7 +65,7 @@ def answer_histories(
 
 
 def answers_at(
-    engine: Engine,
+    scorer: Scorer,
     x: NDArray[np.float32],
     last: Windows,
     seen: NDArray[np.int64],
@@ -77,7 +77,7 @@ def answers_at(
 
     Parameters
     ----------
-    engine : Engine
+    scorer : Scorer
     x : float32, shape (n, n_features)
         Features after each history's last window.
     last : Windows
@@ -93,7 +93,7 @@ def answers_at(
     task["limit"], task["limit_us"], task[s.SCHEDULED_US] = last.limit, last.start_us, last.scheduled_us
     task["windows"], task["first_us"] = seen, first_us
     never = np.zeros(len(last), np.bool_)
-    known = Known(engine, key_of(last), ~never, task, engine.score(x, last), None, never, -1, -1, 0)
+    known = Known(scorer, key_of(last), ~never, task, scorer.score(x, last), None, never, -1, -1, 0)
     return answers(known, margin_of_tier, settings)
 
 

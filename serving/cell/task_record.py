@@ -16,7 +16,7 @@ from reclaim.data.schema import RESOURCES, UNKNOWN_ID
 from reclaim.data.windows import Windows
 
 if TYPE_CHECKING:
-    from reclaim.serving.models.scorer import Engine, Scores
+    from reclaim.serving.models.scorer import Scorer, Scores
 
 Ids = NDArray[np.int64]
 
@@ -136,7 +136,7 @@ class Known:
 
     Attributes
     ----------
-    engine : Engine
+    scorer : Scorer
         Model of all scores.
     key : int64, shape (n, 2)
     there : bool, shape (n,)
@@ -152,7 +152,7 @@ class Known:
     tracked : int
     """
 
-    engine: Engine
+    scorer: Scorer
     key: Ids
     there: NDArray[np.bool_]
     task: NDArray[Any]

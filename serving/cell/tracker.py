@@ -45,7 +45,7 @@ from reclaim.serving.wire.rows import ENDED_US, FAILED, FAILED_US, SINCE_US, Fac
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.clock import CellClock
-    from reclaim.serving.models.scorer import Engine
+    from reclaim.serving.models.scorer import Scorer
     from reclaim.serving.settings import ServingSettings
 
 _Made = TypeVar("_Made")
@@ -75,7 +75,7 @@ class Tracker:
         self._x = np.zeros((0, len(FEATURE_NAMES)), np.float32)
         self._opted_out = np.zeros(0, np.int64)
         self._ended = EndedTasks(settings.max_tracked)
-        self._engine: Engine | None = None
+        self._scorer: Scorer | None = None
         self._scores: Scores | None = None
         self._lock = threading.Lock()
 
@@ -202,16 +202,16 @@ class Tracker:
         met = (slot >= 0) & (failed_us >= 0)
         return slot[met], failed_us[met]
 
-    def promote(self, engine: Engine) -> None:
+    def promote(self, scorer: Scorer) -> None:
         """Change the model: all tasks are scored again, then all answers change at once."""
-        scores = engine.nothing(len(self._tasks))
+        scores = scorer.nothing(len(self._tasks))
         slot = self._slots.all()
         slot = slot[self._tasks[s.END_US][slot] >= 0]
         if len(slot):
             last = last_windows(self._slots.key[slot], self._tasks[slot])
-            scores.put(slot, engine.score(self._x[slot], last))
+            scores.put(slot, scorer.score(self._x[slot], last))
         with self._lock:
-            self._engine, self._scores = engine, scores
+            self._scorer, self._scores = scorer, scores
 
     def look(self, key: Ids, *, with_x: bool = False, with_quantiles: bool = True) -> Known:
         """Return the state of named tasks, key (n, 2), all as of one moment.
@@ -245,7 +245,7 @@ class Tracker:
         """
         with self._lock:
             slots = self._chosen(self._slots.all(), machines, collections)
-        engines: set[Engine] = set()
+        scorers: set[Scorer] = set()
 
         def made(piece: slice) -> _Made:
             if key is not None:
@@ -254,18 +254,18 @@ class Tracker:
                 with self._lock:
                     slot = self._chosen(slots[piece], machines, collections)  # some may have been removed
                     known = self._copied(slot, copy_rows(self._slots.key, slot), False, with_quantiles)
-            engines.add(known.engine)
+            scorers.add(known.scorer)
             return make(known, piece)
 
         while True:
             pieces = in_pieces(made, len(slots if key is None else key), self._threads)
-            if len(engines) == 1:
+            if len(scorers) == 1:
                 return pieces
-            engines.clear()
+            scorers.clear()
 
     def _copied(self, slot: Ids, key: Ids, with_x: bool, with_quantiles: bool) -> Known:
         """Return the state of slots, -1 for unknown tasks; the lock is held."""
-        assert self._engine is not None
+        assert self._scorer is not None
         assert self._scores is not None
         there, kept, n = slot >= 0, self._scores, len(slot)
         x = self._x[slot] if with_x else None
@@ -274,12 +274,12 @@ class Tracker:
             quantiles = copy_rows(kept.quantiles, slot) if with_quantiles else np.zeros((n, 0, 0))
             scores = Scores(copy_rows(kept.bare, slot), quantiles, copy_rows(kept.oom, slot))
         else:
-            task, scores = np.full(n, UNKNOWN_TASK), self._engine.nothing(n)
+            task, scores = np.full(n, UNKNOWN_TASK), self._scorer.nothing(n)
             task[there] = self._tasks[slot[there]]
             scores.put(np.flatnonzero(there), kept.take(slot[there]))
         opted_out = np.isin(key[:, 0], self._opted_out)
         return Known(
-            self._engine, key, there, task, scores, x, opted_out, self.clock.shown_us, self.clock.present_us,
+            self._scorer, key, there, task, scores, x, opted_out, self.clock.shown_us, self.clock.present_us,
             len(self._slots),
         )  # fmt: skip
 
@@ -359,8 +359,8 @@ class Tracker:
         need = len(self._slots.key)
         if need > len(self._tasks):
             self._tasks, self._x = room_for(self._tasks, need), room_for(self._x, need)
-        if self._engine is not None and self._scores is not None and need > len(self._scores.oom):
-            grown = self._engine.nothing(len(self._tasks))
+        if self._scorer is not None and self._scores is not None and need > len(self._scores.oom):
+            grown = self._scorer.nothing(len(self._tasks))
             grown.put(np.arange(len(self._scores.oom)), self._scores)
             self._scores = grown
 
@@ -382,8 +382,8 @@ class Tracker:
             self._state.forget(gone)
             self._slots.free(gone)
             self._tasks[gone] = UNKNOWN_TASK  # a reader that holds the slots already skips these
-            if self._engine is not None and self._scores is not None:
-                self._scores.put(gone, self._engine.nothing(len(gone)))
+            if self._scorer is not None and self._scores is not None:
+                self._scores.put(gone, self._scorer.nothing(len(gone)))
 
     def find(self, key: Ids) -> Ids:
         """Return the slots of the known ones of named tasks; for the writer thread."""

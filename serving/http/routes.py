@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 
 from reclaim.data import schema as s
 from reclaim.data.core.parallel import THREADS
-from reclaim.serving.answers import stateless_table as bulk
 from reclaim.serving.answers.explain import explain
 from reclaim.serving.answers.query import margins_of, page_of
 from reclaim.serving.answers.stateful import answers, as_json, table_of
 from reclaim.serving.answers.stateless import answer, model_info
+from reclaim.serving.answers.stateless_table import answer_histories
 from reclaim.serving.http.openapi import (
     ALWAYS,
     ANSWER_TABLE,
@@ -172,7 +172,7 @@ async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Resp
         def respond_in_arrow() -> Response:
             # or a small call would wait for a core
             threads = max(1, THREADS - 1) if runtime.small_calls.recent else THREADS
-            return _table(runtime, bulk.answer_histories(model, body, query, settings, runtime.metrics, threads))
+            return _table(runtime, answer_histories(model, body, query, settings, runtime.metrics, threads))
 
         return await run_in_threadpool(respond_in_arrow)
     _parameters(request, Parameters)  # none: a JSON body has its own margin
@@ -249,7 +249,7 @@ async def _task(runtime: Runtime, request: Request, body: bytes) -> Response:  #
     known = runtime.tracker.look(key, with_x=True)
     if not known.there[0]:
         raise RequestError(NOT_FOUND, "unknown_task", f"task {key[0, 0]}/{key[0, 1]} is unknown, or it left")
-    margins = margins_of(query, known.engine, runtime.settings.margin)
+    margins = margins_of(query, known.scorer, runtime.settings.margin)
     return _json(explain(answers(known, margins, runtime.settings), runtime.units))
 
 
@@ -294,7 +294,7 @@ def _reservations_response(
         return _table(runtime, table)
     assert page.key is not None
     known = tracker.look(page.key)
-    margin_of_tier = margins_of(query, known.engine, settings.margin)
+    margin_of_tier = margins_of(query, known.scorer, settings.margin)
     found = answers(known, margin_of_tier, settings, page.limit)
     quantiles = query.quantiles is not False
     pages = as_json(found, runtime.units, following=page.following, quantiles=quantiles)

@@ -68,7 +68,7 @@ def violations_of(model: LoadedModel, tier: str | None = None) -> dict[str, floa
     return out
 
 
-class Engine:
+class Scorer:
     """The same estimator as in a replay, split in two steps: score, then estimate.
 
     Parameters

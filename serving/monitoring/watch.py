@@ -19,7 +19,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.task_record import Taken
-    from reclaim.serving.models.scorer import Engine, Scores
+    from reclaim.serving.models.scorer import Scorer, Scores
     from reclaim.serving.monitoring.metrics import Shown
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,10 @@ _MOST_QUEUED: Final = 8
 class _Watched:
     """A model, the quality of its answers and the drift of its inputs."""
 
-    def __init__(self, engine: Engine, lateness_s: float) -> None:
-        self.engine = engine
-        self.quality = LiveQuality(engine.levels, engine.horizon_s, grace_s=max(lateness_s, 300.0))
-        ranges = engine.model.bundle.forecaster.input_ranges()
+    def __init__(self, scorer: Scorer, lateness_s: float) -> None:
+        self.scorer = scorer
+        self.quality = LiveQuality(scorer.levels, scorer.horizon_s, grace_s=max(lateness_s, 300.0))
+        ranges = scorer.model.bundle.forecaster.input_ranges()
         self.drift = None if ranges is None else Drift(ranges)
 
     def answered(self, taken: Taken, scores: Scores | None, clock_us: int) -> None:
@@ -46,8 +46,8 @@ class _Watched:
         rows = estimated[self.quality.wanted(taken.touched[estimated])]
         if len(rows):
             last = taken.last.take(rows)
-            scores = self.engine.score(taken.x[rows], last) if scores is None else scores.take(rows)
-            held = np.stack([self.engine.estimate(m, scores.bare, last).reservation for m in MARGIN_NAMES], axis=1)
+            scores = self.scorer.score(taken.x[rows], last) if scores is None else scores.take(rows)
+            held = np.stack([self.scorer.estimate(m, scores.bare, last).reservation for m in MARGIN_NAMES], axis=1)
             self.quality.expect(
                 taken.touched[rows], last.end_us, last.tier, last.limit, scores.quantiles[:, : len(RESOURCES)], held,
                 scores.oom,
@@ -82,19 +82,19 @@ class Watch:
         self.shadow_problem: str | None = None
         """Why the shadow is no longer watched, or None."""
 
-    def serve(self, engine: Engine) -> None:
+    def serve(self, scorer: Scorer) -> None:
         """Watch the answers of another model."""
 
         def serve() -> None:
-            self._served = _Watched(engine, self._lateness_s)
+            self._served = _Watched(scorer, self._lateness_s)
 
         self._later(serve)
 
-    def shadow(self, engine: Engine | None) -> None:
+    def shadow(self, scorer: Scorer | None) -> None:
         """Watch the answers that a second model would have given; None ends it."""
 
         def shadow() -> None:
-            self._shadow = None if engine is None else _Watched(engine, self._lateness_s)
+            self._shadow = None if scorer is None else _Watched(scorer, self._lateness_s)
             self.shadow_problem = None
 
         self._later(shadow)

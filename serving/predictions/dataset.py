@@ -19,7 +19,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateful import as_table
 from reclaim.serving.answers.stateless_table import answers_at
-from reclaim.serving.models.scorer import Engine
+from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.predictions.columns import flat
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.cell_schemas import CellQuery
@@ -76,8 +76,8 @@ def predictions(
         At most ``ROW_GROUP_ROWS`` rows of ``columns.schema_of``.
     """
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
-    engine, settings = Engine(model, cell_of(opened, features), THREADS), ServingSettings()
-    margin_of_tier = margins_of(CellQuery(), engine, check_margin(margin))
+    scorer, settings = Scorer(model, cell_of(opened, features), THREADS), ServingSettings()
+    margin_of_tier = margins_of(CellQuery(), scorer, check_margin(margin))
     for bucket in range(opened.n_buckets):
         windows = opened.windows(bucket)
         starts = windows.task_starts()
@@ -91,7 +91,7 @@ def predictions(
                 first = bucket.first[at]
                 seen, first_us = at - first + 1, bucket.windows.start_us[first]
                 x = features.x[bucket.begins + at]
-                found = answers_at(engine, x, bucket.windows.take(at), seen, first_us, margin_of_tier, settings)
+                found = answers_at(scorer, x, bucket.windows.take(at), seen, first_us, margin_of_tier, settings)
                 return flat(as_table(found, _UNITS, quantiles=True))
 
             yield pa.concat_tables(in_pieces(made, len(some), THREADS))

@@ -241,15 +241,15 @@ def facts_from_arrow(body: bytes, max_rows: int) -> FactRows:
     _check_ranges(columns, (s.COLLECTION_ID,), good, refusals)
     row = np.flatnonzero(good)
     columns = {name: values[row] for name, values in columns.items()}
-    wish = columns.pop(ESTIMATION)
-    given = np.flatnonzero(wish >= 0)
-    estimation = dict(zip(columns[s.COLLECTION_ID][given].tolist(), (wish[given] > 0).tolist(), strict=True))
+    wanted = columns.pop(ESTIMATION)
+    given = np.flatnonzero(wanted >= 0)
+    estimation = dict(zip(columns[s.COLLECTION_ID][given].tolist(), (wanted[given] > 0).tolist(), strict=True))
     facts = [
         ~np.isnan(values) if np.issubdtype(values.dtype, np.floating) else values >= 0
         for name, values in columns.items()
         if name not in (s.COLLECTION_ID, s.INSTANCE_INDEX)
     ]
-    of_task = (wish < 0) | np.any(facts, axis=0)  # the others are about their collection alone
+    of_task = (wanted < 0) | np.any(facts, axis=0)  # the others are about their collection alone
     columns, row = {name: values[of_task] for name, values in columns.items()}, row[of_task]
     return FactRows(columns, row, estimation, table.num_rows, refusals)
 

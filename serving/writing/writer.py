@@ -29,7 +29,7 @@ from reclaim.serving.writing.replay_log import replay_log
 from reclaim.serving.writing.snapshotter import Snapshotter
 
 if TYPE_CHECKING:
-    from reclaim.serving.models.scorer import Engine
+    from reclaim.serving.models.scorer import Scorer
     from reclaim.serving.monitoring.metrics import Metrics
     from reclaim.serving.monitoring.watch import Watch
     from reclaim.serving.settings import ServingSettings
@@ -67,7 +67,7 @@ class Writer:
         self._tracker, self._store, self._metrics, self._watch = tracker, store, metrics, watch
         self._settings, self._on_fault = settings, on_fault
         self._queue = WriteQueue(settings.max_waiting)
-        self._engine: Engine | None = None
+        self._scorer: Scorer | None = None
         self._syncer = ThreadPoolExecutor(1, "sync")
         self.snapshotter = None if store is None else Snapshotter(store, tracker, settings, self._wake)
         self._evict_at = 0.0
@@ -86,9 +86,9 @@ class Writer:
         """Why no write can be taken, or None."""
         return None if self._store is None else self._store.broken
 
-    def start(self, engine: Engine) -> None:
+    def start(self, scorer: Scorer) -> None:
         """Start the thread: restore the state, then answer with a model."""
-        self._engine = engine
+        self._scorer = scorer
         self._thread.start()
 
     def close(self) -> None:
@@ -128,13 +128,13 @@ class Writer:
                 UNAVAILABLE, "not_ready", f"the cell's state is not there: {self.state}", retry_after_s=RETRY_S
             )  # fmt: skip
 
-    def promote(self, engine: Engine) -> None:
+    def promote(self, scorer: Scorer) -> None:
         """Answer with another model; returns once all answers are of that model."""
-        self._between_writes(lambda: self._take_over(engine))
+        self._between_writes(lambda: self._take_over(scorer))
 
-    def shadow(self, engine: Engine | None) -> None:
+    def shadow(self, scorer: Scorer | None) -> None:
         """Also score tasks with a second model, which gives no answers; None ends that."""
-        self._between_writes(lambda: self._watch.shadow(engine))
+        self._between_writes(lambda: self._watch.shadow(scorer))
 
     def _wake(self) -> None:
         self._queue.command(lambda: None)
@@ -256,11 +256,11 @@ class Writer:
         return self._syncer.submit(self._store.sync)
 
     def _fold(self, windows: Windows) -> None:
-        assert self._engine is not None
+        assert self._scorer is not None
         with self.timed("fold"):
             taken = self._tracker.take(windows)
         with self.timed("score"):
-            scores = self._engine.score(taken.x, taken.last)
+            scores = self._scorer.score(taken.x, taken.last)
         with self.timed("publish"):
             self._tracker.publish(taken, scores)
         self._watch.answered(taken, scores, self._tracker.clock_us)
@@ -317,16 +317,16 @@ class Writer:
             durable=self._store is not None, reservations=None,
         )  # fmt: skip
 
-    def _take_over(self, engine: Engine) -> None:
-        self._tracker.promote(engine)
-        self._engine = engine
-        self._watch.serve(engine)
+    def _take_over(self, scorer: Scorer) -> None:
+        self._tracker.promote(scorer)
+        self._scorer = scorer
+        self._watch.serve(scorer)
 
     def _recover(self) -> None:
-        assert self._engine is not None
+        assert self._scorer is not None
         if self._store is not None:
             self.recovered_rows = replay_log(self._store, self._tracker, self._settings)
-        self._take_over(self._engine)
+        self._take_over(self._scorer)
         self.state = "ok"
         log.info("%d tasks restored, %d windows read from the log", len(self._tracker), self.recovered_rows)
 

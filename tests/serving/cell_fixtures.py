@@ -20,7 +20,7 @@ from reclaim.serving.cell.outcomes import dated
 from reclaim.serving.cell.task_record import Taken
 from reclaim.serving.cell.tracker import Tracker
 from reclaim.serving.models.loader import LoadedModel
-from reclaim.serving.models.scorer import Engine
+from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire import rows
 from reclaim.serving.wire.arrow import write_table
@@ -72,8 +72,8 @@ def fact_rows(*tasks: Json, estimation: dict[int, bool] | None = None) -> rows.F
         facts.pop("index", None)
         if "limit" in facts:
             facts["limit"] = {"cpu": facts["limit"], "memory": facts["limit"]}
-    wishes = [{"collection_id": k, "estimation": wish} for k, wish in (estimation or {}).items()]
-    told = rows.facts_from_json(json.dumps({"tasks": named, "collections": wishes}).encode(), 1_000)
+    collections = [{"collection_id": k, "estimation": wanted} for k, wanted in (estimation or {}).items()]
+    told = rows.facts_from_json(json.dumps({"tasks": named, "collections": collections}).encode(), 1_000)
     assert not told.refusals.counts, told.refusals
     return told
 
@@ -144,14 +144,14 @@ def loaded(bundle: Bundle, version: str = "1") -> LoadedModel:
 
 
 class Memory:
-    """A tracker and the engine it answers from, without a disk and without threads."""
+    """A tracker and the scorer it answers from, without a disk and without threads."""
 
     def __init__(self, settings: ServingSettings, bundle: Bundle, now_us: int = -1) -> None:
         self.settings = settings
-        self.engine = Engine(loaded(bundle), settings.cell)
+        self.scorer = Scorer(loaded(bundle), settings.cell)
         self.now_us = now_us
         self.tracker = Tracker(settings, CellClock(settings, lambda: self.now_us, passed_s=lambda: 0.0))
-        self.tracker.promote(self.engine)
+        self.tracker.promote(self.scorer)
 
     def write(self, windows: Windows, in_alloc: NDArray[np.int8] | None = None) -> list[int]:
         """Take windows, and return the outcome of each."""
@@ -159,7 +159,7 @@ class Memory:
         admitted = self.tracker.admit(told.windows, told.in_alloc)
         if len(admitted.windows):
             taken: Taken = self.tracker.take(admitted.windows)
-            self.tracker.publish(taken, self.engine.score(taken.x, taken.last))
+            self.tracker.publish(taken, self.scorer.score(taken.x, taken.last))
         return [int(outcome) for outcome in admitted.outcome]
 
     def tell(self, facts: rows.FactRows) -> NDArray[np.int64]:

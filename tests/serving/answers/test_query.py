@@ -14,7 +14,7 @@ from reclaim.features.groups import TIER_LABELS
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.models.loader import LoadedModel
-from reclaim.serving.models.scorer import Engine, violations_of
+from reclaim.serving.models.scorer import Scorer, violations_of
 from reclaim.serving.wire.cell_schemas import CellQuery
 from reclaim.serving.wire.errors import RequestError
 from reclaim.training.bundle import Bundle
@@ -55,9 +55,9 @@ def test_unmeasured_resources_and_margins_do_not_break_budgets(bundle: Bundle) -
     violation = {"baseline": {"cpu": 0.001, "memory": None}, "medium": {"cpu": None, "memory": None}}
     told = SimpleNamespace(bundle=SimpleNamespace(trained={"violation": violation}))
     assert violations_of(told) == {"baseline": 0.001}  # type: ignore[arg-type]  # all that is asked of a model
-    engine = Engine(LoadedModel("m", "1", "m", bundle), Cell())
-    engine.model = told  # type: ignore[assignment]  # likewise
-    assert engine.within_budget(0.01) == "baseline"
+    scorer = Scorer(LoadedModel("m", "1", "m", bundle), Cell())
+    scorer.model = told  # type: ignore[assignment]  # likewise
+    assert scorer.within_budget(0.01) == "baseline"
 
 
 def test_the_budget_of_a_tier_is_compared_with_the_violations_of_its_tasks(
@@ -67,15 +67,15 @@ def test_the_budget_of_a_tier_is_compared_with_the_violations_of_its_tasks(
     own = {name: {"prod": {"cpu": 3 * rates["cpu"], "memory": None}} for name, rates in both.items()}
     monkeypatch.setitem(bundle.trained, "violation", both)
     monkeypatch.setitem(bundle.trained, "violation_by_tier", own)
-    engine = Engine(LoadedModel("m", "1", "m", bundle), Cell())
+    scorer = Scorer(LoadedModel("m", "1", "m", bundle), Cell())
     query = CellQuery(budget=0.01, budgets={"prod": 0.01, "free": 0.01})
-    margins = dict(zip(TIER_LABELS, margins_of(query, engine, "medium").tolist(), strict=True))
+    margins = dict(zip(TIER_LABELS, margins_of(query, scorer, "medium").tolist(), strict=True))
     baseline, _, aggressive = range(len(MARGIN_NAMES))
     assert margins == {**dict.fromkeys(TIER_LABELS, aggressive), "prod": baseline}
     with pytest.raises(
         RequestError, match=r"budgets\.prod: no margin kept to a budget of 0\.002 among .* prod.*baseline 0\.003"
     ):
-        margins_of(CellQuery(budgets={"prod": 0.002, "free": 0.002}), engine, "medium")
+        margins_of(CellQuery(budgets={"prod": 0.002, "free": 0.002}), scorer, "medium")
 
 
 def test_metrics_are_shown_for_a_model_whose_memory_was_never_measured(

@@ -8,7 +8,7 @@ import pytest
 
 from reclaim.data import schema as s
 from reclaim.data.core import parallel as pieces
-from reclaim.serving.answers import stateless_table as bulk
+from reclaim.serving.answers.stateless_table import answer_histories
 from reclaim.serving.models.loader import LoadedModel
 from reclaim.serving.monitoring.metrics import ANSWER_PHASES, Metrics
 from reclaim.serving.settings import ServingSettings
@@ -40,14 +40,14 @@ def test_pieces_and_threads_change_nothing(bundle: Bundle, monkeypatch: pytest.M
     model, settings, metrics = LoadedModel("m", "1", "m", bundle), ServingSettings(), Metrics()
     query = CellQuery(margins={"prod": "aggressive"}, quantiles=True)
     body = body_of(TASKS, 2)
-    made = bulk.answer_histories(model, body, query, settings, metrics, 2)
+    made = answer_histories(model, body, query, settings, metrics, 2)
     assert len(made) == TASKS
     assert made.column(s.COLLECTION_ID).num_chunks > 1
     assert set(made.column("margin").to_pylist()) == {"baseline", "aggressive"}
     with pa.ipc.open_stream(arrow.write_table(made)) as reader:
         sent = reader.read_all()
     monkeypatch.setattr(pieces, "_PIECE_ROWS", TASKS)
-    whole = bulk.answer_histories(model, body, query, settings, metrics, 1)
+    whole = answer_histories(model, body, query, settings, metrics, 1)
     assert whole.column(s.COLLECTION_ID).num_chunks == 1
     assert sent.schema.metadata == whole.schema.metadata
     assert sent.to_pylist() == whole.to_pylist()

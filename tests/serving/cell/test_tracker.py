@@ -27,7 +27,7 @@ from reclaim.serving.cell.outcomes import (
     why,
 )
 from reclaim.serving.cell.task_record import TASK, Known
-from reclaim.serving.models.scorer import Engine, Scores
+from reclaim.serving.models.scorer import Scorer, Scores
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.cell_schemas import CellQuery
 from reclaim.serving.wire.errors import RequestError
@@ -323,23 +323,23 @@ def test_each_tier_gets_its_own_margin(memory: Memory) -> None:
     told = [{"task": 1 + tier, "at": k, "tier": tier} for k in range(3) for tier in range(-1, len(TIERS))]
     memory.write(windows_of(*told))
     query = CellQuery.model_validate({"margin": "medium", "margins": {"prod": "aggressive", "free": "baseline"}})
-    margin = margins_of(query, memory.engine, "baseline")
+    margin = margins_of(query, memory.scorer, "baseline")
     assert [MARGIN_NAMES[m] for m in margin] == ["medium", "baseline", "medium", "medium", "aggressive", "medium"]
     found = answers(memory.tracker.look(memory.tracker.names()), margin, memory.settings)
     for row, number in enumerate(margin):
         alone = memory.answers((row, 0), margin=MARGIN_NAMES[number])
         assert_same_bits(found.estimate.reservation[row], alone.estimate.reservation[0])
-    default = margins_of(CellQuery.model_validate({}), memory.engine, "aggressive")
+    default = margins_of(CellQuery.model_validate({}), memory.scorer, "aggressive")
     assert (default == MARGIN_NAMES.index("aggressive")).all()
 
 
 def test_a_budget_selects_the_margin_within_it_that_reclaims_most(bundle: Bundle) -> None:
     kept = {"baseline": {"cpu": 0.001, "memory": 0.002}, "medium": {"cpu": 0.004, "memory": 0.003},
             "aggressive": {"cpu": 0.02, "memory": 0.0}}  # fmt: skip
-    engine = Engine(loaded(replace(bundle, trained={"violation": kept})), ServingSettings().cell)
+    scorer = Scorer(loaded(replace(bundle, trained={"violation": kept})), ServingSettings().cell)
 
     def chosen(**query: Any) -> list[str]:
-        return [MARGIN_NAMES[m] for m in margins_of(CellQuery.model_validate(query), engine, "baseline")]
+        return [MARGIN_NAMES[m] for m in margins_of(CellQuery.model_validate(query), scorer, "baseline")]
 
     assert chosen(budget=0.02) == ["aggressive"] * 6
     assert chosen(budget=0.0199) == ["medium"] * 6
@@ -353,7 +353,7 @@ def test_a_budget_selects_the_margin_within_it_that_reclaims_most(bundle: Bundle
         chosen(margin="baseline", budget=0.5)
     with pytest.raises(RequestError, match=r"margins\.mid: expected one of"):
         chosen(margins={"mid": "brave"})
-    silent = Engine(loaded(replace(bundle, trained={})), ServingSettings().cell)
+    silent = Scorer(loaded(replace(bundle, trained={})), ServingSettings().cell)
     with pytest.raises(RequestError, match="the model does not say"):
         margins_of(CellQuery.model_validate({"budget": 0.5}), silent, "baseline")
 
@@ -390,7 +390,7 @@ def test_a_task_is_hidden_until_its_first_write_is_whole(memory: Memory) -> None
     assert memory.tracker.names().tolist() == [[1, 0]]
     assert memory.tracker.look(memory.tracker.names()).key.tolist() == [[1, 0]]
     assert not memory.tracker.look(np.array([[2, 0]])).there[0]
-    memory.tracker.publish(taken, memory.engine.score(taken.x, taken.last))
+    memory.tracker.publish(taken, memory.scorer.score(taken.x, taken.last))
     assert memory.tracker.names().tolist() == [[1, 0], [2, 0]]
 
 
@@ -405,7 +405,7 @@ def test_saved_state_continues_elsewhere_to_the_bit(bundle: Bundle, history: His
         if k % 7 == 0:
             copy = Memory(settings, bundle)
             copy.tracker.recall(theirs.tracker.memory())
-            copy.tracker.promote(copy.engine)
+            copy.tracker.promote(copy.scorer)
             theirs = copy
         if k % 20 == 0:
             task = {"task": int(windows.collection_id[0]), "index": int(windows.instance_index[0]), "ended_us": 1}
@@ -435,7 +435,7 @@ def doubled(bundle: Bundle) -> Bundle:
     return replace(bundle, margins=margins)
 
 
-class Told(Engine):
+class Told(Scorer):
     """Answers with its number as the OOM probability of whomever it is asked of."""
 
     def __init__(self, bundle: Bundle, number: float) -> None:
@@ -443,7 +443,7 @@ class Told(Engine):
         self.number = number
 
     def score(self, x: NDArray[np.float32], last: Any) -> Scores:
-        """Return the scores of the engine, and the number."""
+        """Return the scores of the scorer, and the number."""
         scores = super().score(x, last)
         return Scores(scores.bare, scores.quantiles, np.full(len(x), self.number))
 
@@ -451,23 +451,23 @@ class Told(Engine):
 def test_a_promotion_scores_all_tasks_again_at_once(bundle: Bundle) -> None:
     memory = memory_with(bundle)
     memory.write(windows_of(*({"task": t, "at": k} for k in range(4) for t in range(50))))
-    other = Engine(loaded(doubled(bundle), "2"), memory.settings.cell)
+    other = Scorer(loaded(doubled(bundle), "2"), memory.settings.cell)
     before = memory.answers()
     memory.tracker.promote(other)
     after = memory.answers()
-    assert after.known.engine is other
+    assert after.known.scorer is other
     assert (after.estimate.reservation >= before.estimate.reservation).all()
     fresh = memory_with(doubled(bundle))
     fresh.write(windows_of(*({"task": t, "at": k} for k in range(4) for t in range(50))))
     assert_same_bits(after.estimate.reservation, fresh.answers().estimate.reservation)
-    memory.tracker.promote(memory.engine)
+    memory.tracker.promote(memory.scorer)
     assert_same_bits(memory.answers().estimate.reservation, before.estimate.reservation)
 
 
 def test_readers_get_whole_answers_of_one_model_while_tasks_come_go_and_models_change(bundle: Bundle) -> None:
     memory = memory_with(bundle)
-    engines = [Told(bundle, k) for k in range(4)]
-    memory.tracker.promote(engines[0])
+    scorers = [Told(bundle, k) for k in range(4)]
+    memory.tracker.promote(scorers[0])
     problems: list[str] = []
     stop = threading.Event()
     key = np.array([[t, 0] for t in range(0, 400, 3)])
@@ -478,7 +478,7 @@ def test_readers_get_whole_answers_of_one_model_while_tasks_come_go_and_models_c
                 seen = known.task["end_us"] >= 0
                 if not seen[known.there].all():
                     problems.append("a task without a window")
-                if set(known.scores.oom[seen].tolist()) - {known.engine.number}:  # type: ignore[attr-defined]  # Told
+                if set(known.scores.oom[seen].tolist()) - {known.scorer.number}:  # type: ignore[attr-defined]  # Told
                     problems.append("an answer of another model")
                 if (known.task["end_us"][seen] > known.clock_us).any():
                     problems.append("a window after the clock")
@@ -489,14 +489,14 @@ def test_readers_get_whole_answers_of_one_model_while_tasks_come_go_and_models_c
         reader.start()
     try:
         for k in range(60):
-            engine = engines[k // 3 % 4]
+            scorer = scorers[k // 3 % 4]
             if k % 3 == 0:
-                memory.tracker.promote(engine)
+                memory.tracker.promote(scorer)
             admitted = memory.tracker.admit(
                 windows_of(*({"task": t, "at": k} for t in range(k * 7, k * 7 + 40))), np.zeros(40, np.int8)
             )
             taken = memory.tracker.take(admitted.windows)
-            memory.tracker.publish(taken, engine.score(taken.x, taken.last))
+            memory.tracker.publish(taken, scorer.score(taken.x, taken.last))
             memory.tell(fact_rows(*({"task": t, "ended_us": 5} for t in range(k * 3, k * 3 + 5))))
     finally:
         stop.set()
@@ -627,11 +627,11 @@ def test_a_cell_is_visited_in_pieces_and_all_of_one_model(bundle: Bundle, monkey
     (nobody,) = memory.tracker.visit(lambda known, _: known, machines=[77])
     assert len(nobody.key) == 0
 
-    other = Engine(loaded(bundle, "2"), memory.settings.cell)
+    other = Scorer(loaded(bundle, "2"), memory.settings.cell)
 
-    def promoted_meanwhile(known: Known, piece: slice) -> Engine:
+    def promoted_meanwhile(known: Known, piece: slice) -> Scorer:
         if piece.start == 3:
             memory.tracker.promote(other)
-        return known.engine
+        return known.scorer
 
     assert memory.tracker.visit(promoted_meanwhile) == [other] * 4

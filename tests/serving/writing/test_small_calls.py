@@ -47,7 +47,7 @@ def test_a_bulk_request_leaves_a_core_to_small_ones_of_any_kind(
 
         monkeypatch.setattr(stateless_table, name, noting)
 
-    for name in ("Engine", "features_of_histories", "in_pieces"):
+    for name in ("Scorer", "features_of_histories", "in_pieces"):
         note(name)
     monkeypatch.setattr(routes, "THREADS", 7)
     with make_app() as (app, _), at_url(app) as url, httpx.Client(base_url=url, timeout=60) as client:

@@ -26,7 +26,7 @@ from reclaim.features.fold.live_kernel import LATE, NEW, REPEATED
 from reclaim.features.groups import tier_key
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.tracker import FORMAT, Tracker
-from reclaim.serving.models.scorer import Engine
+from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.monitoring.metrics import Metrics
 from reclaim.serving.monitoring.quality import LiveQuality
 from reclaim.serving.monitoring.watch import Watch
@@ -62,13 +62,13 @@ PATIENCE_S = 120
 class Service:
     """A writer over a folder and its parts; ``told`` and ``facts`` wait for the answer."""
 
-    def __init__(self, folder: Path | None, engine: Engine, **changes: Any) -> None:
+    def __init__(self, folder: Path | None, scorer: Scorer, **changes: Any) -> None:
         self.settings = SETTINGS.model_copy(update=changes)
         self.closed = False
         self.tracker = Tracker(self.settings, CellClock(self.settings, lambda: -1, passed_s=lambda: 0.0))
         self.store = None if folder is None else Store.open(folder, state_version=FORMAT)
         self.writer = Writer(self.tracker, self.store, Metrics(), Watch(900.0), self.settings)
-        self.writer.start(engine)
+        self.writer.start(scorer)
         while self.writer.state == "recovering":
             time.sleep(0.001)
 
@@ -139,17 +139,17 @@ def in_parts_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def engine(bundle: Bundle) -> Engine:
-    return Engine(loaded(bundle), SETTINGS.cell)
+def scorer(bundle: Bundle) -> Scorer:
+    return Scorer(loaded(bundle), SETTINGS.cell)
 
 
 @pytest.fixture
-def start(engine: Engine, tmp_path: Path) -> Iterator[Callable[..., Service]]:
+def start(scorer: Scorer, tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """Give ``start(name, **settings)``: a service over a folder of that name, which ends with the test."""
     running: list[Service] = []
 
     def start(name: str | None = "cell", **changes: Any) -> Service:
-        running.append(Service(None if name is None else tmp_path / name, engine, **changes))
+        running.append(Service(None if name is None else tmp_path / name, scorer, **changes))
         return running[-1]
 
     yield start
@@ -463,7 +463,7 @@ def test_a_snapshot_replaces_the_log_and_a_failed_one_is_not_retried_at_once(
     assert after.writer.recovered_rows == at
 
 
-def test_a_state_of_another_cell_is_not_answered_from(engine: Engine, start: Callable[..., Service]) -> None:
+def test_a_state_of_another_cell_is_not_answered_from(scorer: Scorer, start: Callable[..., Service]) -> None:
     service = start()
     service.snapshotter.settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
     service.told({"task": 1})
@@ -473,12 +473,12 @@ def test_a_state_of_another_cell_is_not_answered_from(engine: Engine, start: Cal
     assert "start afresh" in other.writer.state
     error = refused_with(UNAVAILABLE, "not_ready", lambda: other.told({"task": 1}))
     assert "start afresh" in error.body.error.message
-    other.writer.promote(engine)  # nobody is answered, and nobody waits
+    other.writer.promote(scorer)  # nobody is answered, and nobody waits
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_of_the_service_rejects_all_writes_and_leaves_none_waiting(
-    service: Service, engine: Engine, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+    service: Service, scorer: Scorer, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.told({"task": 1, "at": 0})
     monkeypatch.setattr(queue, "_SMALL_ROWS", 2)
@@ -495,16 +495,16 @@ def test_a_fault_of_the_service_rejects_all_writes_and_leaves_none_waiting(
         refused_with(UNAVAILABLE, "not_ready", lambda done=done: done.result(PATIENCE_S))  # type: ignore[misc]  # bound
     assert "a fault of the service" in service.writer.state
     refused_with(UNAVAILABLE, "not_ready", lambda: service.told({"task": 1, "at": 1}))
-    service.writer.promote(engine)
+    service.writer.promote(scorer)
     service.writer.shadow(None)
     service.close()
     assert start().told({"task": 1, "at": 0}).repeated == 1
 
 
-def test_a_writer_that_never_started_leaves_no_write_waiting(engine: Engine) -> None:
+def test_a_writer_that_never_started_leaves_no_write_waiting(scorer: Scorer) -> None:
     idle = Writer(Tracker(SETTINGS, CellClock(SETTINGS, lambda: -1)), None, Metrics(), Watch(900.0), SETTINGS)
     idle.state = "damaged"
-    idle.promote(engine)
+    idle.promote(scorer)
     refused_with(UNAVAILABLE, "not_ready", lambda: idle.write(fact_rows({"task": 1})))
     idle.close()
 
@@ -513,11 +513,11 @@ def test_a_promotion_waits_for_writes_and_all_later_answers_are_of_the_new_model
     service: Service, bundle: Bundle
 ) -> None:
     service.told({"task": 1}, {"task": 2})
-    other = Engine(loaded(bundle, "2"), SETTINGS.cell)
+    other = Scorer(loaded(bundle, "2"), SETTINGS.cell)
     service.writer.promote(other)
-    assert service.tracker.look(service.tracker.names()).engine is other
+    assert service.tracker.look(service.tracker.names()).scorer is other
     service.told({"task": 1, "at": 1})
-    assert service.tracker.look(service.tracker.names()).engine is other
+    assert service.tracker.look(service.tracker.names()).scorer is other
 
 
 def test_windows_and_facts_come_back_from_the_log_to_the_bit(history: History) -> None:
@@ -570,14 +570,14 @@ STEP = st.one_of(
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEP, min_size=3, max_size=14))
 def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
-    steps: list[Any], engine: Engine, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+    steps: list[Any], scorer: Scorer, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("crashes")
     options = {"max_tracked": 6}
     running: list[Service] = []
 
     def start(name: str = "cell") -> Service:
-        running.append(Service(folder / name, engine, **options))
+        running.append(Service(folder / name, scorer, **options))
         return running[-1]
 
     service, whole = start(), Memory(SETTINGS.model_copy(update=options), bundle)
@@ -602,11 +602,11 @@ def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
 
 
 def test_a_model_or_a_shadow_that_fails_on_the_cells_tasks_is_refused_and_writes_go_on(
-    service: Service, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    service: Service, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.told({"task": 1, "at": 0})
     before = told_by(service.tracker, SETTINGS)
-    bad = Engine(engine.model, SETTINGS.cell)
+    bad = Scorer(scorer.model, SETTINGS.cell)
 
     def fail(*_: object) -> NoReturn:
         raise RuntimeError("not of these tasks")

@@ -18,7 +18,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.open_loop.estimates import run_base
 from reclaim.serving.models.canary import check_answers
 from reclaim.serving.models.loader import find_model, load_location
-from reclaim.serving.models.scorer import Engine
+from reclaim.serving.models.scorer import Scorer
 from reclaim.training.bundle import Bundle, load_bundle
 from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.fitting.train import TrainReport, run_training
@@ -94,8 +94,8 @@ def test_replay_and_service_give_the_same_bits(bundle: Bundle, report: TrainRepo
     replayed = run_base(bundle.estimator(margin, opened.cell()), windows)
     model = load_location(find_model(f"{report.model}/{report.version}"), margin)
     check_answers(model.bundle)
-    engine = Engine(model, opened.cell())
-    served = engine.estimate(margin, engine.score(features.x[: len(windows)], windows).bare, windows)
+    scorer = Scorer(model, opened.cell())
+    served = scorer.estimate(margin, scorer.score(features.x[: len(windows)], windows).bare, windows)
     assert served.reservation.tobytes() == replayed.reservation.tobytes()
     assert served.rule.tobytes() == replayed.rule.tobytes()
     assert (served.reservation < windows.limit).any()
