@@ -25,7 +25,7 @@ fix: install                       ## what can be mended by itself
 	$(BIN)/ruff check --fix .
 
 docs: install                      ## the site, in site/; a warning or a broken link is an error
-	$(BIN)/sphinx-build -q -W --keep-going -c docs/site . site
+	$(BIN)/sphinx-build -q -E -W --keep-going -c docs/site . site
 
 demo: install                      ## the whole way on a synthetic cell
 	$(BIN)/reclaim demo

@@ -51,11 +51,27 @@ def test_a_notebook_becomes_its_text_its_code_and_its_outputs(pages: Any) -> Non
         {"cell_type": "code", "source": ["1 + 1"], "outputs": [{"data": {"text/plain": ["2"]}}]},
         {"cell_type": "code", "source": ["print(3)"], "outputs": [{"name": "stdout", "text": ["3\n"]}]},
         {"cell_type": "code", "source": ["draw()"], "outputs": [{"data": {"image/png": "QUJD\n", "text/plain": "F"}}]},
+        {"cell_type": "code", "source": ["plot"], "outputs": [{"data": {"image/svg+xml": ["<svg>", "</svg>"]}}]},
+        {
+            "cell_type": "code",
+            "source": ["frame"],
+            "outputs": [
+                {
+                    "data": {
+                        "text/html": ["<div>\n", "<style scoped>\n\n</style>\n", "<table>\n", "\n", "</table></div>"],
+                        "text/plain": "a b",
+                    }
+                }
+            ],
+        },
         {"cell_type": "code", "source": [], "outputs": []},
     ]
     assert pages.notebook(json.dumps({"cells": cells})) == (
         "# Title\ntext\n\n```python\n1 + 1\n```\n\n```text\n2\n```\n\n```python\nprint(3)\n```\n\n```text\n3\n```\n\n"
-        "```python\ndraw()\n```\n\n![figure](data:image/png;base64,QUJD)\n"
+        "```python\ndraw()\n```\n\n![figure](data:image/png;base64,QUJD)\n\n"
+        "```python\nplot\n```\n\n"
+        '<img alt="figure" src="data:image/svg+xml;base64,PHN2Zz48L3N2Zz4=">\n\n'
+        "```python\nframe\n```\n\n<div>\n<div>\n<table>\n</table></div>\n</div>\n"
     )
 
 

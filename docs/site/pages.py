@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -68,8 +69,15 @@ def notebook(text: str) -> str:
 
 def _output(output: dict[str, Any]) -> Iterator[str]:
     data = output.get("data", {"text/plain": output.get("text", "")})
-    if "image/png" in data:
-        yield f"![figure](data:image/png;base64,{''.join(data['image/png'].split())})"
+    if "image/svg+xml" in data:
+        encoded = base64.b64encode("".join(data["image/svg+xml"]).encode()).decode()
+        yield f'<img alt="figure" src="data:image/svg+xml;base64,{encoded}">'  # Markdown refuses it as a link
+    elif "image/png" in data:
+        yield f"![figure](data:image/png;base64,{''.join(''.join(data['image/png']).split())})"
+    elif "<table" in (html := "".join(data.get("text/html", ""))):
+        table = re.sub(r"<style.*?</style>", "", html, flags=re.DOTALL)
+        lines = [line for line in table.splitlines() if line.strip()]  # a blank line would end the HTML
+        yield "\n".join(["<div>", *lines, "</div>"])
     elif text := "".join(data.get("text/plain", "")).rstrip():
         yield f"```text\n{text}\n```"
 
