@@ -144,7 +144,7 @@ def _targets(
         for h in range(len(horizons_us)):
             horizon = horizons_us[h]
             for j in range(len(signals)):
-                _future_max(first, stop, start_us, end_us, signals[j], horizon, queue, value[:, j, h])
+                future_max(first, stop, stop, start_us, end_us, signals[j], horizon, queue, value[:, j, h])
             event = first_event[task]
             now = end_us[first]
             for i in range(first, stop):
@@ -166,15 +166,23 @@ def _targets(
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _future_max(
-    first: int, stop: int, start_us: Any, end_us: Any, signal: Any, horizon: int, queue: Any, out: Any
+def future_max(
+    first: int,
+    stop: int,
+    end: int,
+    start_us: Any,  # (n,) int64, rising from first to end
+    end_us: Any,  # (n,) int64
+    signal: Any,  # (n,) float64
+    horizon: int,  # µs
+    queue: Any,  # int64, changed; end - first places
+    out: Any,  # (n,) float, written
 ) -> None:
-    """Write for each row the largest value of the task's later windows that begin within the horizon; NaN for none."""
+    """Write the largest value of the rows after each, up to ``end``, that begin within the horizon; NaN for none."""
     head, tail, ahead = 0, 0, first  # queue[head:tail] holds rows of falling value, the largest first
     now = end_us[first]
     for i in range(first, stop):
         now = max(now, end_us[i])  # what is known does not go back where windows overlap
-        while ahead < stop and (ahead <= i or start_us[ahead] < now + horizon):
+        while ahead < end and (ahead <= i or start_us[ahead] < now + horizon):
             v = signal[ahead]
             if not np.isnan(v):
                 while tail > head and signal[queue[tail - 1]] <= v:

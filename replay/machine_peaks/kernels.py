@@ -11,6 +11,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from reclaim.features.targets import future_max
+
 
 @numba.njit(cache=True, nogil=True)
 def add_histories(
@@ -140,6 +142,7 @@ def future_peaks(
     horizon_us: int,
     total: Any,  # (T,) float64, changed
     queue: Any,  # (T,) int64, changed
+    largest: Any,  # (T,) float64, changed
     peak: Any,  # (T,) float64, written
 ) -> None:
     """Write each snapshot's clairvoyant peak, NaN where undefined; left as it is where no snapshot follows in time.
@@ -160,21 +163,12 @@ def future_peaks(
             while later < len(task) and task[later] == task[i] and snapshot[later] < end:
                 total[snapshot[later]] += min(usage[later], limit[i])
                 later += 1
-        head, tail, ahead = 0, 0, first + 1  # queue[head:tail] holds snapshots of falling total, the largest first
+        future_max(first, stop, end, times_us, times_us, total, horizon_us + 1, queue, largest)
         for t in range(first, stop):
             if times_us[t] + horizon_us > times_us[-1]:
                 peak[t] = np.nan
-                continue
-            while ahead < end and times_us[ahead] <= times_us[t] + horizon_us:
-                while tail > head and total[queue[tail - 1]] <= total[ahead]:
-                    tail -= 1
-                queue[tail] = ahead
-                tail += 1
-                ahead += 1
-            while head < tail and queue[head] <= t:
-                head += 1
-            if head < tail:
-                peak[t] = total[queue[head]]
+            elif not np.isnan(largest[t]):
+                peak[t] = largest[t]
         first = stop
 
 
