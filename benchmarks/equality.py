@@ -46,7 +46,8 @@ def compare(path: Path, threads: int) -> dict[str, object]:
     dataset, features = Dataset.open(path), FeatureSet.open(path)
     windows = concatenate([dataset.windows(bucket) for bucket in range(dataset.n_buckets)])
     task = windows.task_numbers()
-    state = FeatureState(dataset.cell(features.manifest["config"]["monday_s"] * 1_000_000), threads)
+    cell = dataset.cell(features.manifest["config"]["monday_s"] * 1_000_000)
+    state = FeatureState(cell, threads, related=features.related)
     slot = (features.end_us - 1) // (SLOT_S * 1_000_000)
     order = np.argsort(slot, kind="stable")  # a task's own rows stay in their order
     equal = equal_contexts = contexts = 0

@@ -32,15 +32,15 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.style import STYLE
 from reclaim.data.dataset import Dataset
-from reclaim.features.build import build_features
+from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.evaluation.importance import (
-    GROUPS,
-    SINGLE,
     Columns,
     Importance,
+    columns_alone,
+    columns_by_group,
     draw_bars,
     group_of,
     permutation_importance,
@@ -92,7 +92,8 @@ def main() -> None:
 def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]:
     """Return and print everything about one dataset."""
     rng = np.random.default_rng(seed)
-    features, _ = build_features(Dataset.open(path))
+    features, _ = build_features(Dataset.open(path), FeatureConfig(related=True))
+    groups = columns_by_group(features.names)
     train, valid = _draw_rows(features.train_rows(), CONFIG.max_samples, rng), features.valid_rows()
     y = features.valid_targets(valid)[0][:, :, _H]
     known = np.isfinite(y).any(axis=1)
@@ -106,8 +107,8 @@ def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]
             rows=n_rows, repeats=repeats, seed=seed, threads=CONFIG.threads,
         )  # fmt: skip
 
-    single, together = dealt(SINGLE), dealt(GROUPS)
-    grouped = {name: {"features": len(GROUPS[name]), **rises} for name, rises in together.to_dict().items()}
+    single, together = dealt(columns_alone(features.names)), dealt(groups)
+    grouped = {name: {"features": len(groups[name]), **rises} for name, rises in together.to_dict().items()}
     result: dict[str, Any] = {
         "dataset": path.name,
         "train_rows": len(train),
@@ -142,7 +143,7 @@ def _ablation(
     features: FeatureSet, rows: Rows, model: TreeForecaster, valid: NDArray[np.int64], y: NDArray[np.float32], seed: int
 ) -> dict[str, Any]:
     """Return the rise of the loss of a model fitted without the features of other tasks."""
-    columns = [k for group in OTHERS for k in GROUPS.get(group, [])]
+    columns = [k for group in OTHERS for k in columns_by_group(features.names).get(group, [])]
     x = rows.x.copy()
     x[:, columns] = np.nan  # a feature that is never known is never split on
     without = _fit(replace(rows, x=x), seed)
@@ -213,7 +214,7 @@ def _draw(results: list[dict[str, Any]], path: Path) -> None:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
             2, len(results), figsize=(4.6 * len(results), 5.6), squeeze=False, sharex=True, layout="constrained",
-            gridspec_kw={"height_ratios": (_TOP, len(GROUPS))},
+            gridspec_kw={"height_ratios": (_TOP, len(results[0]["groups"]))},
         )  # fmt: skip
         drawn = [
             [

@@ -1,4 +1,4 @@
-"""Builds the feature set of a dataset: each bucket on its own, then the features about related tasks."""
+"""Builds the feature set of a dataset: each bucket on its own, then, if wanted, the features of related tasks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from reclaim.data.dataset import MANIFEST, Dataset, bucket_name
 from reclaim.data.errors import ConfigError, HistoryTooShortError, TraceError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, measured_by_mean
-from reclaim.features.feature_set import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
+from reclaim.features.feature_set import CONTEXT_FILE, FOLDER, FeatureSet, array_path, array_shapes
 from reclaim.features.fold.batch import fold_tasks
-from reclaim.features.fold.related import Tasks, fold_everyone
-from reclaim.features.registry import CONTEXT, FEATURE_NAMES, PIPELINE_VERSION, SIGNALS
+from reclaim.features.fold.related import Tasks, fold_related
+from reclaim.features.registry import PIPELINE_VERSION, SIGNALS, feature_names
 from reclaim.features.splits import SplitConfig, cuts_us, groups, periods, reach_of, split_counts
 from reclaim.features.targets import HORIZONS_S, OOM_COLUMNS, OOM_DEFINITION, TARGETS, oom_events, targets
 
@@ -44,6 +44,8 @@ class FeatureConfig:
     """Periods and groups."""
     monday_s: int = 0
     """A midnight that begins a Monday, in the cell's own zone: seconds on the trace's clock."""
+    related: bool = False
+    """Whether a row has the features of related tasks, too: those of its collection, its user and its logical name."""
 
     def __post_init__(self) -> None:
         if abs(self.monday_s) > _LATEST_S:
@@ -118,7 +120,7 @@ def build_features(
             "dataset": dataset.fingerprint,
             "pipeline": PIPELINE_VERSION,
             "config": dataclasses.asdict(config),
-            "features": list(FEATURE_NAMES),
+            "features": list(feature_names(related=config.related)),
             "horizons_s": list(HORIZONS_S),
             "oom_definition": OOM_DEFINITION,
             "cuts_us": list(cuts),
@@ -154,19 +156,14 @@ def _fill(
     """Write every array into the folder; return what the manifest says of them."""
     bucket_start = np.cumsum([0, *(_n_rows(dataset, b) for b in range(dataset.n_buckets))])
     n = int(bucket_start[-1])
-    shapes = {name: (dtype, (n, *row)) for name, (dtype, row) in ARRAYS.items()}
-    shapes[CONTEXT_FILE] = (np.float32, (len(CONTEXT), n))
-    passing: dict[str, tuple[Any, tuple[int, ...]]] = {
-        "moment": (np.int32, (n,)),
-        "share": (np.int32, (n, len(SIGNALS))),
-    }
-    arrays = {
-        name: _new_array(array_path(work, name), dtype, shape) for name, (dtype, shape) in (shapes | passing).items()
-    }
+    published = n if config.related else 0
+    passing = {"moment": (np.int32, (published,)), "share": (np.int32, (published, len(SIGNALS)))}
+    shapes = array_shapes(n, len(feature_names(related=config.related))) | passing
+    arrays = {name: _new_array(array_path(work, name), dtype, shape) for name, (dtype, shape) in shapes.items()}
     cell = dataset.cell(config.monday_s * 1_000_000)
     with (
         ThreadPoolExecutor(workers) as pool,
-        _bar("features: tasks by themselves", n) as bar,
+        tqdm(total=n, desc="features", unit="window", unit_scale=True, disable=None, leave=False) as bar,
     ):
 
         def fill(bucket: int) -> _Bucket:
@@ -176,9 +173,9 @@ def _fill(
             return filled
 
         buckets = list(pool.map(fill, range(dataset.n_buckets)))
-    everyone = Tasks.join([b.tasks for b in buckets])
-    with _bar("features: what others did", n) as bar:
-        fold_everyone(everyone, arrays["moment"], arrays["share"], arrays["x"], workers, bar.update)
+    if config.related:
+        tasks = Tasks(*(np.concatenate(column) for column in zip(*(b.tasks for b in buckets), strict=True)))
+        fold_related(tasks, arrays["moment"], arrays["share"], arrays["x"], workers)
     for name in passing:
         del arrays[name]
         array_path(work, name).unlink()
@@ -206,13 +203,13 @@ def _fill_bucket(
     cuts: tuple[int, int],
     trace_end_us: int,
 ) -> _Bucket:
-    """Write the rows of one bucket, which begin at row ``first``: all but what others did."""
+    """Write the rows of one bucket, which begin at row ``first``: all but the features of related tasks."""
     windows = dataset.windows(bucket)
     rows = slice(first, first + len(windows))
     starts = windows.task_starts()
     with array_path(work, "x").open("r+b") as file:  # half the time that it takes through the memory map
         file.seek(arrays["x"].offset + first * arrays["x"].strides[0])
-        x = np.empty((max(_ROWS_AT_ONCE, int(np.diff(starts).max(initial=0))), len(FEATURE_NAMES)), np.float32)
+        x = np.empty((max(_ROWS_AT_ONCE, int(np.diff(starts).max(initial=0))), arrays["x"].shape[1]), np.float32)
         for part in _parts(starts):
             low, high = int(part[0]), int(part[-1])
             here = slice(first + low, first + high)
@@ -245,10 +242,6 @@ def _parts(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         high = max(int(np.searchsorted(starts, starts[low] + _ROWS_AT_ONCE, side="right")) - 1, low + 1)
         yield starts[low : high + 1]
         low = high
-
-
-def _bar(what: str, n: int) -> tqdm[Any]:
-    return tqdm(total=n, desc=what, unit="window", unit_scale=True, disable=None, leave=False)
 
 
 def _n_rows(dataset: Dataset, bucket: int) -> int:

@@ -15,15 +15,14 @@ from reclaim.data.dataset import MANIFEST, Dataset, read_manifest
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.fold.batch import divisors
-from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURE_NAMES, PIPELINE_VERSION
+from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, PIPELINE_VERSION, feature_names
 from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, known_by, permitted, reach_of
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
 FOLDER: Final = "features"
 """Where a dataset keeps its feature set."""
 
-ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
-    "x": (np.float32, (len(FEATURE_NAMES),)),
+_ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     "y": (np.float32, (len(TARGETS), len(HORIZONS_S))),
     "oom": (np.float32, (len(HORIZONS_S),)),
     s.END_US: (np.int64, ()),
@@ -33,7 +32,7 @@ ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     "first": (np.int64, ()),
     "last": (np.int64, ()),
 }
-"""File name → type, and shape of one row."""
+"""File name → type, and shape of one row, of all arrays of fixed width with a row for each window."""
 
 CONTEXT_FILE: Final = "context"
 """Name of the one array that has no row for each usage row: float32, a contiguous row for each of ``CONTEXT``."""
@@ -97,12 +96,10 @@ class FeatureSet:
         manifest = read_manifest(folder, made_by=command)
         if manifest.get("pipeline") != PIPELINE_VERSION or manifest.get("dataset") != dataset.fingerprint:
             raise ConfigError(f"{folder}: made by another feature pipeline or dataset; run `{command}` again")
-        if missing := {"bucket_start", "longest_window_us"} - manifest.keys():
+        if missing := {"bucket_start", "features", "longest_window_us"} - manifest.keys():
             raise ConfigError(f"{folder / MANIFEST}: no {' and no '.join(sorted(missing))}; run `{command}` again")
         bucket_start = np.array(manifest["bucket_start"], np.int64)
-        n = int(bucket_start[-1])
-        shapes = {name: (dtype, (n, *row)) for name, (dtype, row) in ARRAYS.items()}
-        shapes[CONTEXT_FILE] = (np.float32, (len(CONTEXT), n))
+        shapes = array_shapes(int(bucket_start[-1]), len(manifest["features"]))
         arrays = {name: _mapped(array_path(folder, name), *of, command) for name, of in shapes.items()}
         return cls(folder, manifest, bucket_start=bucket_start, **arrays)
 
@@ -116,6 +113,16 @@ class FeatureSet:
         granted = limit > 0
         n, total = granted.sum(axis=0), np.where(granted, limit, 0.0).sum(axis=0)
         return tuple(float(t / k) if k else float("nan") for t, k in zip(total, n, strict=True))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns of ``x``."""
+        return tuple(self.manifest["features"])
+
+    @property
+    def related(self) -> bool:
+        """Whether the features of related tasks are among them."""
+        return self.names == feature_names(related=True)
 
     @property
     def fingerprint(self) -> str:
@@ -183,8 +190,14 @@ class FeatureSet:
         return y, np.where(inside, self.oom[rows], np.float32(np.nan))
 
 
+def array_shapes(n: int, n_features: int) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Return file name → type and shape of every array of ``n`` rows."""
+    shapes = {name: (dtype, (n, *row)) for name, (dtype, row) in _ARRAYS.items()}
+    return shapes | {"x": (np.float32, (n, n_features)), CONTEXT_FILE: (np.float32, (len(CONTEXT), n))}
+
+
 def array_path(folder: Path, name: str) -> Path:
-    """Return the file of an array of a feature set: one of ``ARRAYS``, or ``CONTEXT_FILE``."""
+    """Return the file of an array of a feature set: one of ``array_shapes``."""
     return folder / f"{name}.npy"
 
 

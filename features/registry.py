@@ -161,11 +161,11 @@ _OTHERS: Final = {
     "name": "the tasks of other collections of the same user and logical name",
     "user": "the tasks of other collections of the same user",
 }
-"""Whose past a task without one of its own may be told by, nearest first. A task counts from when a signal of it over a
-limit is first known; no value counts for more than 2,000 limits."""
-KINSHIPS: Final = tuple(_OTHERS)
+"""Groups whose past may stand in for that of a task without one, nearest first. A task counts from when a signal of it
+over a limit is first known; no value counts for more than 2,000 limits."""
+GROUP_KINDS: Final = tuple(_OTHERS)
 
-_KIN: Final = (
+_OF_GROUP: Final = (
     Feature("mean", "mean over all windows so far of {others}", "of their limits"),
     Feature("peak", "mean over {others} of the largest each has had so far", "of their limits"),
     Feature("max", "largest so far of {others}", "of their limits"),
@@ -176,13 +176,13 @@ _NOW: Final = (
 )
 
 
-def _kin_features() -> tuple[Feature, ...]:
+def _related_features() -> tuple[Feature, ...]:
     features = []
-    for kin, others in _OTHERS.items():
-        features.append(Feature(f"{kin}_tasks", f"log2(1 + number so far of {others})", "log2", "0"))
+    for kind, others in _OTHERS.items():
+        features.append(Feature(f"{kind}_tasks", f"log2(1 + number so far of {others})", "log2", "0"))
         for signal in SIGNALS:
-            for f in _KIN + (_NOW if kin == KINSHIPS[0] else ()):
-                name = f"{kin}_{signal}_{f.name}"
+            for f in _OF_GROUP + (_NOW if kind == GROUP_KINDS[0] else ()):
+                name = f"{kind}_{signal}_{f.name}"
                 features.append(Feature(name, f.formula.format(others=others), f.unit, f.missing))
     return tuple(features)
 
@@ -192,9 +192,9 @@ FEATURES: Final = (
     *(Feature(f"{resource}_{f.name}", f.formula, f.unit, f.missing) for resource in RESOURCES for f in _RESOURCE),
     *_SHAPE,
     *_SINGLE,
-    *_kin_features(),
+    *_related_features(),
 )
-"""All features, in the order of a model's input."""
+"""All features, in the order of a model's input; those of related tasks, from ``FIRST_RELATED`` on, are optional."""
 
 FEATURE_NAMES: Final = tuple(f.name for f in FEATURES)
 
@@ -213,19 +213,24 @@ STATISTIC: Final = _positions(f.name for f in _STATISTICS)
 OF_RESOURCE: Final = _positions(f.name for f in _RESOURCE)
 """Position of a feature among those of its resource, the ``r``-th of which begin at ``FIRST_RESOURCE + r *
 N_RESOURCE``."""
-OF_OTHERS: Final = _positions(f.name for f in _KIN + _NOW)
-"""Position of a feature among those of a signal of related tasks; all but siblings have the first ``N_KIN`` alone."""
+OF_OTHERS: Final = _positions(f.name for f in _OF_GROUP + _NOW)
+"""Position of a feature among those of a signal of related tasks; all but siblings have the first ``N_GROUP`` alone."""
 
-N_KIN: Final = len(_KIN)
-N_SIBLING: Final = len(_KIN + _NOW)
+N_GROUP: Final = len(_OF_GROUP)
+N_SIBLING: Final = len(_OF_GROUP + _NOW)
 N_STATISTICS: Final = len(_STATISTICS)
 N_RESOURCE: Final = len(_RESOURCE)
 FIRST_RESOURCE: Final = len(SIGNALS) * N_STATISTICS
 FIRST_SHAPE: Final = FIRST_RESOURCE + len(RESOURCES) * N_RESOURCE
 FIRST_SINGLE: Final = FIRST_SHAPE + len(_SHAPE)
-FIRST_KIN: Final = FIRST_SINGLE + len(_SINGLE)
+FIRST_RELATED: Final = FIRST_SINGLE + len(_SINGLE)
 
 _DEFINITIONS: Final = ("4", LARGEST, SLOT_S, SIGNALS, CONTEXT_WINDOWS, CONTEXT, FEATURES)
 PIPELINE_VERSION: Final = hashlib.sha256(repr(_DEFINITIONS).encode()).hexdigest()[:12]
 """Names the definitions. A model remembers it and is refused by another. The leading literal is raised by hand when
 the computation of a feature changes but its words do not."""
+
+
+def feature_names(*, related: bool) -> tuple[str, ...]:
+    """Return the names of a model's inputs, with or without the features of related tasks."""
+    return FEATURE_NAMES if related else FEATURE_NAMES[:FIRST_RELATED]

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.core.parallel import THREADS
-from reclaim.data.errors import StoreError
+from reclaim.data.errors import ModelError, StoreError
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateful import answers
 from reclaim.serving.answers.stateless import answer
@@ -73,7 +73,8 @@ class Runtime:
         )
         model = self.keeper.load()
         self._warm_up(model)
-        self.tracker = Tracker(settings, CellClock(settings, lambda: time.time_ns() // 1_000), THREADS)
+        clock = CellClock(settings, lambda: time.time_ns() // 1_000)
+        self.tracker = Tracker(settings, clock, THREADS, related=model.bundle.related)
         self.store, self._store_error = self._open_store()
         self.writer = Writer(self.tracker, self.store, self.metrics, self.watch, settings, on_fault)
         if self._store_error is None:
@@ -162,7 +163,8 @@ class Runtime:
         """Answer a request and take a write in a memory of their own, so that all kernels are compiled."""
         answer(model, parse_request(_WARM_UP), self.settings)
         scorer, settings = self._scorer(model), self.settings.model_copy(update={"clock": "free"})
-        tracker, watch = Tracker(settings, CellClock(settings, lambda: 0)), Watch(self.settings.lateness_s)
+        clock, watch = CellClock(settings, lambda: 0), Watch(self.settings.lateness_s)
+        tracker = Tracker(settings, clock, related=model.bundle.related)
         tracker.promote(scorer)
         watch.serve(scorer)
         sent = usage_from_json(_WARM_UP_USAGE, self.units, 1)
@@ -177,11 +179,22 @@ class Runtime:
         answers(tracker.look(tracker.names()), margins_of(CellQuery(), scorer, MARGIN_NAMES[0]), settings)
 
     def _promote(self, model: LoadedModel) -> None:
+        self._check_features(model)
         self.writer.promote(self._scorer(model))
         self.metrics.promotion("promoted")
 
     def _set_shadow(self, model: LoadedModel | None) -> None:
+        if model is not None:
+            self._check_features(model)
         self.writer.shadow(None if model is None else self._scorer(model))
+
+    def _check_features(self, model: LoadedModel) -> None:
+        """Raise ModelError where the state lacks some of the model's features."""
+        if model.bundle.related and not self.tracker.related:
+            raise ModelError(
+                "it reads the features of related tasks, which this state lacks: start the service with that model and "
+                "another --state folder, or train on features built with related=false"
+            )
 
     def _shown(self) -> Shown:
         """Return the values that are read when Prometheus asks."""

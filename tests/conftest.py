@@ -119,9 +119,19 @@ def write_shard() -> Callable[[Path, str, Rows], Path]:
 @pytest.fixture(scope="session")
 def bundle() -> Bundle:
     """Return a small network whose answers depend on every feature; drawn, not fitted."""
+    return _drawn_bundle(related=False)
+
+
+@pytest.fixture(scope="session")
+def related_bundle() -> Bundle:
+    """Return one like ``bundle`` that reads the features of related tasks, too."""
+    return _drawn_bundle(related=True)
+
+
+def _drawn_bundle(*, related: bool) -> Bundle:
     import torch
 
-    from reclaim.features.registry import FEATURE_NAMES
+    from reclaim.features.registry import feature_names
     from reclaim.features.targets import HORIZONS_S, TARGETS
     from reclaim.training.models.forecaster import NetworkForecaster
     from reclaim.training.models.network import QuantileNetwork, Scaling
@@ -129,7 +139,7 @@ def bundle() -> Bundle:
 
     generator = torch.Generator().manual_seed(7)
     network = QuantileNetwork(
-        Scaling(*(torch.full((len(FEATURE_NAMES),), v) for v in (0.3, 1.0, -8.0, 8.0))),
+        Scaling(*(torch.full((len(feature_names(related=related)),), v) for v in (0.3, 1.0, -8.0, 8.0))),
         n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), n_levels=len(QUANTILE_LEVELS), width=32, depth=2,
     )  # fmt: skip
     network.initialise(generator)
@@ -147,6 +157,7 @@ def bundle() -> Bundle:
         },
         margins=three_margins(Margin("baseline", (0.3, 0.2)), Margin("aggressive", (0.1, 0.05))),
         dataset_fingerprint="0" * 64,
+        related=related,
         trained={
             "violation": {
                 name: dict(zip(RESOURCES, rates, strict=True))

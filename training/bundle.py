@@ -15,7 +15,7 @@ from reclaim.data.core.files import replaced_folder
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell
-from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
+from reclaim.features.registry import PIPELINE_VERSION, feature_names
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.registry import LEARNED, imported
 from reclaim.training.margins.margin import MARGIN_GROUPS, MARGIN_NAMES, NO_MARGIN, Guarded, Margin
@@ -53,6 +53,8 @@ class Bundle:
         Of the dataset it was trained on.
     mean_limit : tuple of float, in the order ``schema.RESOURCES``
         Of that dataset's tasks, in its unit; NaN unknown.
+    related : bool
+        Whether it reads the features of related tasks, too (``features.build.FeatureConfig``).
     pipeline_version : str
         Of the features it reads.
     trained : mapping
@@ -68,12 +70,18 @@ class Bundle:
     margins: Mapping[str, Margin]
     dataset_fingerprint: str
     mean_limit: tuple[float, ...] = UNKNOWN_LIMITS
+    related: bool = False
     pipeline_version: str = PIPELINE_VERSION
     trained: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in LEARNED:
             raise ConfigError(f"kind must be one of {', '.join(LEARNED)}, got {self.kind!r}")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the inputs, in order."""
+        return feature_names(related=self.related)
 
     def bare_estimator(
         self,
@@ -94,15 +102,18 @@ class Bundle:
         """
         horizon_s = self.horizon_s if horizon_s is None else horizon_s
         mean_limit = self.mean_limit if mean_limit is None else mean_limit
-        return ForecastEstimator(self.forecaster, horizon_s, self.plans, mean_limit=mean_limit, cell=cell)
+        return ForecastEstimator(
+            self.forecaster, horizon_s, self.plans, mean_limit=mean_limit, cell=cell, related=self.related
+        )
 
     def estimator(self, margin: str, cell: Cell = Cell()) -> Guarded:  # noqa: B008 - frozen
         """Return the guarded estimator at a named margin, with fresh state; ConfigError for an unknown name."""
         if margin not in self.margins:
             raise ConfigError(f"unknown margin {margin!r}; expected one of {', '.join(self.margins)}")
         between = ForecastEstimator(
-            self.forecaster, self.horizon_s, self.plans, self.margins, margin, self.mean_limit, cell
-        )
+            self.forecaster, self.horizon_s, self.plans, self.margins, margin, self.mean_limit, cell,
+            related=self.related,
+        )  # fmt: skip
         return Guarded(between, NO_MARGIN)
 
 
@@ -116,7 +127,7 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
         "margins": {name: _margin_facts(margin) for name, margin in bundle.margins.items()},
         "mean_limit": _named([limit if math.isfinite(limit) else None for limit in bundle.mean_limit]),
         "pipeline_version": bundle.pipeline_version,
-        "features": list(FEATURE_NAMES),
+        "features": list(bundle.features),
         "dataset_fingerprint": bundle.dataset_fingerprint,
         "trained": dict(bundle.trained),
     }
@@ -158,6 +169,7 @@ def load_bundle(folder: Path) -> Bundle:
         margins={name: _margin_of(name, facts["margins"][name]) for name in MARGIN_NAMES},
         dataset_fingerprint=facts["dataset_fingerprint"],
         mean_limit=tuple(math.nan if (v := facts["mean_limit"][r]) is None else v for r in RESOURCES),
+        related=facts["features"] == list(feature_names(related=True)),
         pipeline_version=facts["pipeline_version"],
         trained=facts["trained"],
     )
@@ -200,7 +212,7 @@ class BundleModel:
         """Return one row of quantiles (over the limit) and OOM probabilities for each row of features."""
         import pandas as pd
 
-        x = model_input[list(FEATURE_NAMES)].to_numpy(np.float32)
+        x = model_input[list(self.bundle.features)].to_numpy(np.float32)
         forecast = self.bundle.forecaster.predict(x)
         values = np.concatenate([forecast.quantiles.reshape(len(x), -1), forecast.oom_probability], axis=1)
         return pd.DataFrame(values, columns=output_names(self.bundle.forecaster), index=model_input.index)

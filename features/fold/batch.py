@@ -14,11 +14,11 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.core.state import memory_of, state_of
 from reclaim.data.windows import Cell, Windows, demand, peak_cpu
-from reclaim.features.fold.related import KinState
+from reclaim.features.fold.related import RelatedState
 from reclaim.features.fold.task_read import write
 from reclaim.features.fold.task_record import N_CHANNELS, N_SIGNALS, RECENT_LENGTH, STATE, FoldColumns
 from reclaim.features.fold.task_update import N_LEVELS, publish_to_group, take
-from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES
+from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, feature_names
 
 _BLOCK_BITS: Final = 6
 """Log2 of how many neighbouring slots go to the same thread: taken one by one in turn, two threads wrote into the same
@@ -34,13 +34,16 @@ class FeatureState:
         What the tasks' cell is like as a whole.
     threads : int
         Threads for large calls; the numbers do not depend on it.
+    related : bool
+        Whether a row has the features of related tasks, too.
     """
 
-    def __init__(self, cell: Cell = Cell(), threads: int = 1) -> None:  # noqa: B008 - frozen
+    def __init__(self, cell: Cell = Cell(), threads: int = 1, *, related: bool = False) -> None:  # noqa: B008 - frozen
         self._cell = cell
         self._threads = threads
         self._state = np.zeros(0, STATE)
-        self._kin = KinState(threads)
+        self._related = RelatedState(threads) if related else None
+        self._width = len(feature_names(related=related))
 
     def advance(self, slot: NDArray[np.int64], windows: Windows) -> NDArray[np.float32]:
         """Take windows and return the features right after each; float32, shape (n, n_features).
@@ -60,8 +63,8 @@ class FeatureState:
         if len(slot) != len(windows) or (len(slot) and slot.min() < 0):
             raise ValueError(f"expected a slot from 0 on for each of {len(windows)} windows, got {len(slot)} slots")
         self._state = room_for(self._state, int(slot.max(initial=-1)) + 1)
-        out = np.empty((len(windows), len(FEATURES)), np.float32)
-        moment, share = np.empty(len(windows), np.int32), np.empty((len(windows), N_SIGNALS), np.int32)
+        out = np.empty((len(windows), self._width), np.float32)
+        moment, share = room_to_publish(len(windows), self._related is not None)
         columns, (task,) = fold_columns(windows), lent(slot)
         largest, monday_us = np.array(self._cell.largest_machine), self._cell.monday_us
 
@@ -71,7 +74,8 @@ class FeatureState:
             )  # fmt: skip
 
         in_parts(advance, len(windows), self._threads)
-        self._kin.advance(slot, windows, moment, share, out)
+        if self._related is not None:
+            self._related.advance(slot, windows, moment, share, out)
         return out
 
     def context(self, slot: NDArray[np.int64], limit: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -97,7 +101,7 @@ class FeatureState:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return all that is remembered, as plain arrays for ``np.savez``."""
-        return state_of(self._made_by, {"task": self._state, **self._kin.memory()})
+        return state_of(self._made_by, self._memory())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from what another one remembered, to the bit.
@@ -107,19 +111,29 @@ class FeatureState:
         ConfigError
             It was made for another cell, or by other code.
         """
-        memory = memory_of(self._made_by, {"task": self._state, **self._kin.memory()}, state)
+        memory = memory_of(self._made_by, self._memory(), state)
         self._state = memory["task"]
-        self._kin.recall(memory)
+        if self._related is not None:
+            self._related.recall(memory)
+
+    def _memory(self) -> dict[str, NDArray[Any]]:
+        return {"task": self._state, **({} if self._related is None else self._related.memory())}
 
     @property
     def _made_by(self) -> str:
-        return made_by(self._cell)
+        return made_by(self._cell, related=self._related is not None)
 
 
-def made_by(cell: Cell) -> str:
-    """Return what memory of features is marked by: the cell that they are of."""
+def made_by(cell: Cell, *, related: bool) -> str:
+    """Return what memory of features is marked by: the cell and the choice of features."""
     machine = ", ".join(str(float(most)) for most in cell.largest_machine)
-    return f"features(largest_machine=({machine}), monday_us={cell.monday_us})"
+    return f"features(largest_machine=({machine}), monday_us={cell.monday_us}, related={related})"
+
+
+def room_to_publish(n: int, related: bool) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return uninitialised ``moment`` (n,) and ``share`` (n, n_signals); empty where no feature needs them."""
+    n = n if related else 0
+    return np.empty(n, np.int32), np.empty((n, N_SIGNALS), np.int32)
 
 
 def divisors(limit: NDArray[Any]) -> NDArray[np.float32]:
@@ -163,7 +177,7 @@ def fold_tasks(
     first : int
         Where these rows begin among those of the whole dataset.
     x : float32, shape (n, n_features)
-        Its first ``FIRST_KIN`` columns are written.
+        Its first ``FIRST_RELATED`` columns are written.
     context : float32, shape (len(CONTEXT), rows of the whole dataset)
         The windows that were taken, each task's from the place of its first row on; NaN behind them.
     last : int64, shape (n,)
@@ -171,7 +185,7 @@ def fold_tasks(
     known_us : int64, shape (n,)
         Its end: what t is at the row, its own window's end unless that came late.
     moment, share : int32, shapes (n,) and (n, n_signals)
-        Slot of the clock, and the signals as ``related`` wants them.
+        Slot of the clock, and the signals for ``related``; not written where they are empty.
     """
     _fold_tasks(
         np.zeros(2, STATE), starts, fold_columns(windows), np.array(cell.largest_machine), cell.monday_us, first,

@@ -44,8 +44,8 @@ class Numbering:
             self._numbers[key] = number
         return number
 
-    def let_go(self, number: int) -> None:
-        """Free a number that a key has."""
+    def release(self, number: int) -> None:
+        """Free the number of a key."""
         del self._numbers[self._keys[number - 1]]
         self._keys[number - 1] = None
         heappush(self._free, number)

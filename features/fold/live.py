@@ -20,20 +20,20 @@ from reclaim.data.core.parallel import in_parts
 from reclaim.data.core.state import MADE_BY, adopt
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell, Windows, empty_windows
-from reclaim.features.fold.batch import fold_columns, made_by
+from reclaim.features.fold.batch import fold_columns, made_by, room_to_publish
 from reclaim.features.fold.live_kernel import (
     LATE,
     PENDING,
     REPEATED,
     advance_tasks,
     catch_up,
-    sort_out,
+    classify,
 )
-from reclaim.features.fold.related import KinState
+from reclaim.features.fold.related import RelatedState
 from reclaim.features.fold.related_record import MEMBER
-from reclaim.features.fold.task_record import N_SIGNALS, STATE
+from reclaim.features.fold.task_record import STATE
 from reclaim.features.fold.task_update import N_LEVELS
-from reclaim.features.registry import FEATURES, PIPELINE_VERSION, SLOT_S
+from reclaim.features.registry import PIPELINE_VERSION, SLOT_S, feature_names
 
 KEEP_IDLE_DAYS: Final = 30
 """Days for which the past of a name or a user without any task is kept: what runs once a month still finds it, and
@@ -66,10 +66,15 @@ class TolerantState:
         Threads for large calls; the numbers do not depend on it.
     room : int
         Tasks for whom memory is set aside at once, which costs nothing until they come; more than that are copied.
+    related : bool
+        Whether a row has the features of related tasks, too.
     """
 
-    def __init__(self, cell: Cell, lateness_s: float, threads: int = 1, room: int = 0) -> None:
+    def __init__(
+        self, cell: Cell, lateness_s: float, threads: int = 1, room: int = 0, *, related: bool = False
+    ) -> None:  # fmt: skip
         self._cell = cell
+        self._with_related = related
         self._lateness_us = int(lateness_s * 1_000_000)
         self._threads = threads
         self._begin(room)
@@ -82,9 +87,9 @@ class TolerantState:
         self._settled = blank_records((late,), STATE)  # without the windows that are held
         self._held = np.zeros(late * PENDING, np.bool_)
         self._pending = blank_records((late * PENDING,), _PENDING)
-        self._kin = KinState(self._threads)
+        self._related = RelatedState(self._threads) if self._with_related else None
 
-    def sort_out(self, slot: Slots, windows: Windows) -> NDArray[np.uint8]:
+    def classify(self, slot: Slots, windows: Windows) -> NDArray[np.uint8]:
         """Return what each window is to its task as it stands, changing nothing; uint8, shape (n,).
 
         ``NEW``: it ends after the task's last one. ``LATE``: before it, within the bound. Both will be taken.
@@ -101,7 +106,7 @@ class TolerantState:
         _check(slot, windows)
         kind = np.empty(len(slot), np.uint8)
         tasks, end_us = lent(slot, windows.end_us)
-        sort_out(self._live, self._settled, self._tasks, tasks, end_us, self._lateness_us, kind)
+        classify(self._live, self._settled, self._tasks, tasks, end_us, self._lateness_us, kind)
         order = _in_time(slot, end_us)
         ours, ends = slot[order], end_us[order]
         again = order[1:][(np.diff(ours) == 0) & (np.diff(ends) == 0)]
@@ -109,12 +114,12 @@ class TolerantState:
         return kind
 
     def advance(self, slot: Slots, windows: Windows) -> tuple[Slots, NDArray[np.float32], NDArray[np.int64], Slots]:
-        """Take windows that ``sort_out`` called new or late.
+        """Take windows that ``classify`` called new or late.
 
         Parameters
         ----------
         slot, windows
-            As for ``sort_out``. How they are cut into calls makes no difference as long as calls come in time order, as
+            As for ``classify``. How they are cut into calls makes no difference as long as calls come in time order, as
             for ``FeatureState.advance``; within a call their order makes none.
 
         Returns
@@ -131,7 +136,7 @@ class TolerantState:
         Raises
         ------
         ValueError
-            A row is one that ``sort_out`` refuses; the state is not to be used any more.
+            A row is one that ``classify`` refuses; the state is not to be used any more.
         """
         _check(slot, windows)
         order = _in_time(slot, windows.end_us)
@@ -139,9 +144,9 @@ class TolerantState:
         slots, edges = slot[order[first]], np.append(first, len(slot))
         n, k = len(slot), len(slots)
         self._make_room(int(slots[-1]) + 1 if k else 0)
-        x = np.empty((k, len(FEATURES)), np.float32)
+        x = np.empty((k, len(feature_names(related=self._with_related))), np.float32)
         end_us, row, refused = np.empty(k, np.int64), np.empty(k, np.int64), np.zeros(k, np.bool_)
-        place, moment, share = np.empty(n, np.int64), np.empty(n, np.int32), np.empty((n, N_SIGNALS), np.int32)
+        place, (moment, share) = np.empty(n, np.int64), room_to_publish(n, self._with_related)
         columns, largest = fold_columns(windows), np.array(self._cell.largest_machine)
 
         def advance(part: int, parts: int) -> None:
@@ -153,22 +158,24 @@ class TolerantState:
 
         in_parts(advance, k, self._threads)
         if refused.any():
-            raise ValueError(f"windows of {refused.sum()} tasks are repeated or too late: give those sort_out lets in")
-        day = int(moment.max(initial=0)) // _SLOTS_A_DAY
-        if day > self._day:
-            self._day = day
-            self._kin.drop_idle((day - KEEP_IDLE_DAYS) * _SLOTS_A_DAY)
-        self._kin.advance(slot, windows, moment, share, x, order, place)
+            raise ValueError(f"windows of {refused.sum()} tasks are repeated or too late: give those classify lets in")
+        if self._related is not None:
+            day = int(moment.max(initial=0)) // _SLOTS_A_DAY
+            if day > self._day:
+                self._day = day
+                self._related.drop_idle((day - KEEP_IDLE_DAYS) * _SLOTS_A_DAY)
+            self._related.advance(slot, windows, moment, share, x, order, place)
         return slots, x, end_us, row
 
     def forget(self, slots: Slots) -> None:
-        """Let tasks go that have ended, so that others may have their slots; what they did still counts for others."""
+        """Release the slots of tasks that have ended; their past still counts for related tasks."""
         slots = slots[slots < self._tasks]
         blank_rows(self._live, slots)
         if self._lateness_us:
             blank_rows(self._settled, slots)
             self._held.reshape(-1, PENDING)[slots] = False
-        self._kin.forget(slots)
+        if self._related is not None:
+            self._related.forget(slots)
 
     def memory(self) -> dict[str, NDArray[Any]]:
         """Return all that is remembered, by name; lent, not copied: the next ``advance`` or ``forget`` changes it.
@@ -176,13 +183,14 @@ class TolerantState:
         Records are copied fast only as bytes (``saving.raw``).
         """
         late = self._tasks * PENDING if self._lateness_us else 0
+        related = {} if self._related is None else self._related.memory()
         return {
             MADE_BY: np.array(self._made_by),
             "day": np.array(self._day),
             "task": (self._settled if self._lateness_us else self._live)[: self._tasks],
             "held": self._held[:late],
             "pending": self._pending[:late],
-            **{name: a[: self._tasks] if name == "member" else a for name, a in self._kin.memory().items()},
+            **{name: a[: self._tasks] if name == "member" else a for name, a in related.items()},
         }
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
@@ -197,7 +205,7 @@ class TolerantState:
         if theirs != self._made_by:
             raise ConfigError(f"this memory was saved by {theirs} and cannot go on in {self._made_by}: start afresh")
         room = len(self._live)
-        like = TolerantState(self._cell, 0.0).memory()  # what each array must look like
+        like = TolerantState(self._cell, 0.0, related=self._with_related).memory()  # what each array must look like
         ours = {name: adopt(name, array, memory) for name, array in like.items()}
         self._begin(room)
         tasks = len(ours["task"])
@@ -211,18 +219,14 @@ class TolerantState:
             raw(self._settled)[: tasks * STATE.itemsize] = raw(ours["task"])
             self._held[: len(held)] = held
             raw(self._pending)[: pending.nbytes] = raw(pending)
-        self._kin.recall({name: copy_of(array) for name, array in ours.items()})
+        if self._related is not None:
+            self._related.recall({name: copy_of(array) for name, array in ours.items()})
 
     @property
     def bytes_per_task(self) -> int:
         """Bytes that a task takes, without its share of what is kept of its collection, name and user."""
         late = STATE.itemsize + PENDING * (_PENDING.itemsize + np.bool_().itemsize) if self._lateness_us else 0
-        return STATE.itemsize + MEMBER.itemsize + late
-
-    @property
-    def n_groups(self) -> dict[str, int]:
-        """How many groups others are remembered by: collections, names and users."""
-        return self._kin.n_groups
+        return STATE.itemsize + (MEMBER.itemsize if self._with_related else 0) + late
 
     def _make_room(self, tasks: int) -> None:
         self._tasks = max(self._tasks, tasks)
@@ -233,7 +237,8 @@ class TolerantState:
 
     @property
     def _made_by(self) -> str:
-        return f"tolerant {made_by(self._cell)} of pipeline {PIPELINE_VERSION}, holding {PENDING}"
+        features = made_by(self._cell, related=self._with_related)
+        return f"tolerant {features} of pipeline {PIPELINE_VERSION}, holding {PENDING}"
 
 
 def _check(slot: Slots, windows: Windows) -> None:

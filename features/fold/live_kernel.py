@@ -13,7 +13,7 @@ from reclaim.features.fold.task_update import publish_to_group, take
 from reclaim.features.registry import CONTEXT_WINDOWS
 
 NEW, LATE, REPEATED, TOO_LATE = range(4)
-"""What a window is to its task: see ``tolerant.TolerantState.sort_out``."""
+"""What a window is to its task: see ``live.TolerantState.classify``."""
 PENDING: Final = 4
 """Windows of a task that one which comes late may still come before: those of the default bound, 15 minutes, are three
 of 5 minutes each, and one is to spare for windows cut short."""
@@ -26,7 +26,7 @@ _EARLIEST, _NEVER = -(2**63), 2**63 - 1
 
 
 @numba.njit(**LENT)
-def sort_out(
+def classify(
     live: Any, settled: Any, tasks: int, slot: Any, end_us: Any, lateness_us: int, kind: Any
 ) -> None:  # fmt: skip
     """Write what each row is to its task, the other rows of the call left aside."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from reclaim.data.core.jit import LENT
 from reclaim.features.fold.task_record import CODE
-from reclaim.features.registry import AT, KINSHIPS, N_KIN, N_SIBLING, OF_OTHERS, SIGNALS
+from reclaim.features.registry import AT, GROUP_KINDS, N_GROUP, N_SIBLING, OF_OTHERS, SIGNALS
 
 SCALE: Final = float(2**20)
 """Signals over the limit are summed in whole parts of this: sums of integers do not depend on their order and lose
@@ -18,8 +18,8 @@ nothing when a task's own part is taken away, so a cell folded in any order give
 
 _N: Final = len(SIGNALS)
 
-_NOBODY: Final = -1
-"""Whose a largest value is when its member has left: no member's, and not none."""
+_DEPARTED: Final = -1
+"""Owner of a largest value whose member has left the group; distinct from 0, none."""
 
 GROUP: Final = np.dtype(
     [
@@ -31,7 +31,7 @@ GROUP: Final = np.dtype(
         ("peaks", "i8", _N),  # sum over tasks of the largest of each
         ("top", "i4", _N),  # largest value, plus one; 0 is none
         ("who", "i4", _N),  # whose it is, plus one
-        ("next", "i4", _N),  # largest of anybody else, plus one
+        ("next", "i4", _N),  # largest of any other member, plus one
         ("new_seen", "i8"),  # the same, pending
         ("new_tasks", "i8", _N),
         ("new_n", "i8", _N),
@@ -55,7 +55,7 @@ MEMBER: Final = np.dtype(
     [
         ("at", "i8"),
         # collection, logical name, user: position among their records, plus one; 0 none
-        ("group", "i4", len(KINSHIPS)),
+        ("group", "i4", len(GROUP_KINDS)),
         ("seen", "i4"),
         ("n", "i4", _N),
         ("peak", "i4", _N),
@@ -73,41 +73,26 @@ MEMBER: Final = np.dtype(
 
 
 @numba.njit(**LENT)
-def blank(groups: Any, n: int) -> None:
-    """Make the first ``n`` groups know nothing."""
-    for k in range(n):
-        g = groups[k]
-        g.at = 0
-        g.seen = 0
-        g.new_seen = 0
-        for j in range(_N):
-            g.tasks[j] = g.n[j] = g.sum[j] = g.peaks[j] = g.top[j] = g.who[j] = g.next[j] = 0
-            g.new_tasks[j] = g.new_n[j] = g.new_sum[j] = g.new_peaks[j] = 0
-            g.new_top[j] = g.new_who[j] = g.new_next[j] = 0
-            g.now_n[j] = g.now_sum[j] = g.now_top[j] = g.now_who[j] = g.now_next[j] = 0
-
-
-@numba.njit(**LENT)
 def leave(groups: Any, number: Any, member: Any) -> None:
-    """Let the largest value of a member that has left its group be nobody's, for its own number may be given again."""
+    """Mark the largest values of members that leave their groups, for their numbers may be given again."""
     for k in range(len(number)):
         g = groups[number[k]]
         for j in range(_N):
             if g.who[j] == member[k]:
-                g.who[j] = _NOBODY
+                g.who[j] = _DEPARTED
             if g.new_who[j] == member[k]:
-                g.new_who[j] = _NOBODY
+                g.new_who[j] = _DEPARTED
             if g.now_who[j] == member[k]:
-                g.now_who[j] = _NOBODY
+                g.now_who[j] = _DEPARTED
 
 
 @numba.njit(**LENT)
 def step(
     m: Any, task: int, collections: Any, names: Any, users: Any, moment: int, share: Any, row: int, out: Any, i: int
 ) -> None:  # fmt: skip
-    """Write the features of a row from the slots before its own into row ``i`` of ``out``, then let its values in.
+    """Write the features of a row from the slots before its own into row ``i`` of ``out``, then add its values.
 
-    An ``i`` below 0 is nowhere: nobody wants to know them.
+    With an ``i`` below 0 no features are written.
     """
     c, name, user = m.group[0] - 1, m.group[1] - 1, m.group[2] - 1
     own = collections[c]
@@ -125,11 +110,11 @@ def step(
     if i >= 0:
         _write_siblings(own, m, task + 1, out, i)
         if name >= 0:
-            _write_elders(names[name], own, c + 1, out, i, AT.name_tasks)
+            _write_earlier_runs(names[name], own, c + 1, out, i, AT.name_tasks)
         else:
             _write_none(out, i, AT.name_tasks)
         if user >= 0:
-            _write_elders(users[user], own, c + 1, out, i, AT.user_tasks)
+            _write_earlier_runs(users[user], own, c + 1, out, i, AT.user_tasks)
         else:
             _write_none(out, i, AT.user_tasks)
     first_ever = m.seen == 0
@@ -245,30 +230,20 @@ def _write_siblings(g: Any, m: Any, me: int, out: Any, i: int) -> None:
 
 
 @numba.njit(**LENT)
-def _write_elders(g: Any, own: Any, collection: int, out: Any, i: int, o: int) -> None:
+def _write_earlier_runs(g: Any, own: Any, collection: int, out: Any, i: int, o: int) -> None:
     """Write what the group did without the task's own collection."""
     out[i, o] = math.log2(1.0 + g.seen - own.seen)
     for j in range(_N):
         n, tasks = g.n[j] - own.n[j], g.tasks[j] - own.tasks[j]
         top = g.next[j] if g.who[j] == collection else g.top[j]
-        k = o + 1 + N_KIN * j
+        k = o + 1 + N_GROUP * j
         out[i, k + OF_OTHERS.mean] = (g.sum[j] - own.sum[j]) / n / SCALE if n > 0 else math.nan
         out[i, k + OF_OTHERS.peak] = (g.peaks[j] - own.peaks[j]) / tasks / SCALE if tasks > 0 else math.nan
         out[i, k + OF_OTHERS.max] = (top - 1) / SCALE if top > 0 else math.nan
 
 
 @numba.njit(**LENT)
-def write_alone(out: Any, i: int) -> None:
-    """Write the features of a task that has nothing to do with any other."""
-    out[i, AT.sibling_tasks] = 0.0
-    for k in range(AT.sibling_tasks + 1, AT.sibling_tasks + 1 + N_SIBLING * _N):
-        out[i, k] = math.nan
-    _write_none(out, i, AT.name_tasks)
-    _write_none(out, i, AT.user_tasks)
-
-
-@numba.njit(**LENT)
 def _write_none(out: Any, i: int, o: int) -> None:
     out[i, o] = 0.0
-    for k in range(o + 1, o + 1 + N_KIN * _N):
+    for k in range(o + 1, o + 1 + N_GROUP * _N):
         out[i, k] = math.nan

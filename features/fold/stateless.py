@@ -6,29 +6,28 @@ from typing import Any, Final
 
 import numba
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.windows import Cell, Windows
-from reclaim.features.fold.batch import fold_columns
-from reclaim.features.fold.related import Tasks, fold_everyone
+from reclaim.features.fold.batch import fold_columns, room_to_publish
+from reclaim.features.fold.related import Tasks, fold_related
 from reclaim.features.fold.task_read import write
 from reclaim.features.fold.task_record import STATE
 from reclaim.features.fold.task_update import N_LEVELS, publish_to_group, take
-from reclaim.features.registry import FEATURE_NAMES, SIGNALS
+from reclaim.features.registry import feature_names
 
 _TASKS_AT_ONCE: Final = 2_048
 """Tasks whose columns are made ready before they are folded: some MB, which a core's own cache nearly holds."""
-_TASK_BITS: Final = 32
-"""Of a number that orders tasks by their first slot of the clock, then by their place."""
 
 
 def features_of_histories(
     windows: Windows,
     cell: Cell = Cell(),  # noqa: B008 - frozen
     threads: int = 1,
+    *,
+    related: bool = False,
 ) -> NDArray[np.float32]:
     """Return what a fresh ``FeatureState``, fed slot by slot of the clock, gives after the last window of each task.
 
@@ -36,10 +35,12 @@ def features_of_histories(
     ----------
     windows : Windows
         Sorted by task, then time. As ``FeatureState`` does it, one that ends no later than one before it changes
-        nothing, and all tasks of a collection have the owner that the earliest of them tells of.
+        nothing, and all tasks of a collection have the user and the name of the earliest of them.
     cell : Cell
     threads : int
         The numbers do not depend on it.
+    related : bool
+        Whether a row has the features of related tasks, too.
 
     Returns
     -------
@@ -48,8 +49,8 @@ def features_of_histories(
     """
     starts = windows.task_starts()
     n, n_tasks = len(windows), len(starts) - 1
-    x = np.empty((n_tasks, len(FEATURE_NAMES)), np.float32)
-    moment, share = np.empty(n, np.int32), np.empty((n, len(SIGNALS)), np.int32)
+    x = np.empty((n_tasks, len(feature_names(related=related))), np.float32)
+    moment, share = room_to_publish(n, related)
     largest = np.array(cell.largest_machine)
 
     def fold(part: int, parts: int) -> None:
@@ -63,20 +64,11 @@ def features_of_histories(
             )  # fmt: skip
 
     in_parts(fold, n, threads)
-    fold_everyone(_tasks(windows, starts, moment), moment, share, x, threads, last_alone=True)
+    if related:
+        first = starts[:-1]
+        tasks = Tasks(windows.collection_id[first], windows.user[first], windows.name[first], first, starts[1:])
+        fold_related(tasks, moment, share, x, threads, last_only=True)
     return x
-
-
-def _tasks(windows: Windows, starts: NDArray[np.int64], moment: NDArray[np.int32]) -> Tasks:
-    """Return the tasks, all of a collection with the owner that ``KinState`` is told of first."""
-    first = starts[:-1]
-    collection = windows.collection_id[first]
-    number, known = pd.factorize(collection)
-    told = (moment[first].astype(np.int64) << _TASK_BITS) + np.arange(len(first))
-    earliest = np.full(len(known), np.iinfo(np.int64).max)
-    np.minimum.at(earliest, number, told)
-    owner = first[(earliest & (2**_TASK_BITS - 1))[number]]
-    return Tasks(collection, windows.user[owner], windows.name[owner], first, starts[1:])
 
 
 @numba.njit(**LENT)

@@ -33,7 +33,7 @@ from reclaim.features.fold.task_update import resource_of
 from reclaim.features.registry import (
     AT,
     CONTEXT_WINDOWS,
-    FIRST_KIN,
+    FIRST_RELATED,
     FIRST_RESOURCE,
     LARGEST,
     N_RESOURCE,
@@ -128,7 +128,7 @@ def write(s: Any, w: Any, row: int, largest: Any, monday_us: int, out: Any, i: i
             out[i, o + OF_RESOURCE.limit_change] = math.log2(limit / s.reference[r])
     _shape(s, w.limit[row, 0], out, i)
     _singles(s, w.limit[row, 1], within_2h, w.tier[row], w.scheduling_class[row], w.in_alloc[row], monday_us, out, i)
-    for k in range(FIRST_KIN):
+    for k in range(FIRST_RELATED):
         if out[i, k] > LARGEST:
             out[i, k] = LARGEST
         elif out[i, k] < -LARGEST:

@@ -73,10 +73,12 @@ def resource_of(signal: int) -> int:
 
 @numba.njit(forceinline=True, **LENT)
 def publish_to_group(end_us: int, taken: bool, w: Any, moment: Any, share: Any, i: int) -> None:
-    """Write the slot and the signals of a window for the features of related tasks; ``end_us`` is the task's last end.
+    """Write the slot and the signals of a window for the features of related tasks, if ``moment`` has a place for it.
 
-    Signals are over the limit, in whole parts of ``SCALE``; -1 unknown.
+    ``end_us`` is the task's last end. Signals are over the limit, in whole parts of ``SCALE``; -1 unknown.
     """
+    if len(moment) == 0:
+        return
     moment[i] = min(max((end_us - 1) // _SLOT_US, 0), _LAST_SLOT)
     for j in range(N_SIGNALS):
         limit = w.limit[i, resource_of(j)]

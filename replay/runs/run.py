@@ -19,7 +19,6 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import AFTER_TRACE_US
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.registry import FEATURE_NAMES
 from reclaim.replay.experiment import (
     ONLINE,
     ORACLE,
@@ -96,6 +95,11 @@ def run_experiment(
             f"`reclaim features {dataset} --set split.role=all`, and train anew; or `test` if it never was trained on"
         )
     for name, bundle in bundles.items():
+        if bundle.related and not features.related:
+            raise ConfigError(
+                f"{dataset}: {name} reads the features of related tasks, which this dataset lacks; run "
+                f"`reclaim features {dataset} --set related=true`"
+            )
         _refuse_seen_tests(name, bundle, opened, features)
     inputs = _inputs(experiment, opened, features, config, bundles)
     results = _already_there(out, inputs)
@@ -166,7 +170,7 @@ def _inputs(
 
 def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
     # a model is identified by its answers: its files may differ from one saving to the next
-    asked = np.random.default_rng(0).random((256, len(FEATURE_NAMES)), np.float32)
+    asked = np.random.default_rng(0).random((256, len(bundle.features)), np.float32)
     answered = bundle.forecaster.predict(asked)
     digest = hashlib.sha256(answered.quantiles.tobytes() + answered.oom_probability.tobytes())
     return {

@@ -47,7 +47,7 @@ def answer_histories(
     margin_of_tier = margins_of(query, scorer, settings.margin)
     units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
     with metrics.answering("features"):
-        x = features_of_histories(windows, settings.cell, threads)
+        x = features_of_histories(windows, settings.cell, threads, related=model.bundle.related)
     starts = windows.task_starts()
 
     def made(piece: slice) -> pa.Table:

@@ -16,7 +16,7 @@ from reclaim.data.errors import StoreError
 from reclaim.data.windows import Windows
 from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW
-from reclaim.features.registry import FEATURE_NAMES
+from reclaim.features.registry import feature_names
 from reclaim.serving.cell.outcomes import (
     ENDED,
     IN_THE_FUTURE,
@@ -63,16 +63,20 @@ class Tracker:
     clock : CellClock
     threads : int
         For large writes; answers do not depend on it.
+    related : bool
+        Whether the model reads the features of related tasks, too.
     """
 
-    def __init__(self, settings: ServingSettings, clock: CellClock, threads: int = 1) -> None:
+    def __init__(
+        self, settings: ServingSettings, clock: CellClock, threads: int = 1, *, related: bool = False
+    ) -> None:  # fmt: skip
         self._settings = settings
-        self.clock = clock
+        self.clock, self.related = clock, related
         self._threads, self._slots = threads, Slots()
         self._lateness_s = settings.lateness_s
-        self._state = TolerantState(settings.cell, settings.lateness_s, threads)
+        self._state = TolerantState(settings.cell, settings.lateness_s, threads, related=related)
         self._tasks = np.zeros(0, TASK)
-        self._x = np.zeros((0, len(FEATURE_NAMES)), np.float32)
+        self._x = np.zeros((0, len(feature_names(related=related))), np.float32)
         self._opted_out = np.zeros(0, np.int64)
         self._ended = EndedTasks(settings.max_tracked)
         self._scorer: Scorer | None = None
@@ -114,7 +118,7 @@ class Tracker:
             slot[unknown] = len(self._slots.key) + task.reshape(-1)  # free slots
         rows, kind = np.flatnonzero(outcome == NEW), outcome
         while True:  # refused windows must not affect the others, so all are classified again without them
-            kind = self._state.sort_out(slot[rows], windows if len(rows) == len(windows) else windows.take(rows))
+            kind = self._state.classify(slot[rows], windows if len(rows) == len(windows) else windows.take(rows))
             good = rows[kind <= LATE]
             part = windows if len(good) == len(windows) else windows.take(good)
             whole = filled(part, in_alloc[good], slot[good], self._tasks[: len(self._slots.key)])
@@ -330,7 +334,10 @@ class Tracker:
 
         try:
             if memory["tasks"].dtype != TASK or memory["x"].shape[1:] != self._x.shape[1:]:
-                raise StoreError("the state was saved by another release; start afresh with another --state folder")
+                raise StoreError(
+                    "the state was saved by another release or for a model of other features; start afresh with "
+                    "another --state folder"
+                )
             self._state.recall(part("state."))
             self._slots.recall(part("slots."))
             self._tasks, self._x = copy_of(memory["tasks"]), copy_of(memory["x"])
@@ -393,6 +400,6 @@ class Tracker:
     def tolerate(self, lateness_s: float) -> None:
         """Change how late windows may arrive; no state is lost."""
         if lateness_s != self._lateness_s:
-            state = TolerantState(self._settings.cell, lateness_s, self._threads)
+            state = TolerantState(self._settings.cell, lateness_s, self._threads, related=self.related)
             state.recall(self._state.memory())
             self._state, self._lateness_s = state, lateness_s

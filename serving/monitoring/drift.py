@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.features.registry import FEATURE_NAMES
-
 if TYPE_CHECKING:  # it imports torch, which this file does not need
     from reclaim.training.models.forecaster import InputRanges
 
@@ -32,7 +30,7 @@ class FeatureDrift:
     Attributes
     ----------
     name : str
-        One of ``features.registry.FEATURE_NAMES``.
+        One of the model's inputs.
     mean : float
         Mean of the feature as the model sees it, as its distance from the mean of training in standard deviations.
     outside : float
@@ -74,10 +72,10 @@ class Drift:
     ranges : InputRanges
         Of ``Forecaster.input_ranges``. Features whose ``low`` equals their ``high`` are left out, as in the model.
     names : sequence of str
-        Of the features.
+        Of the model's inputs.
     """
 
-    def __init__(self, ranges: InputRanges, names: Sequence[str] = FEATURE_NAMES) -> None:
+    def __init__(self, ranges: InputRanges, names: Sequence[str]) -> None:
         self._watched = np.flatnonzero(ranges.low < ranges.high)
         self._names = [names[k] for k in self._watched.tolist()]
         self._mean, self._scale, self._low, self._high = (np.asarray(r)[self._watched] for r in ranges)

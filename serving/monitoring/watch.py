@@ -35,8 +35,9 @@ class _Watched:
     def __init__(self, scorer: Scorer, lateness_s: float) -> None:
         self.scorer = scorer
         self.quality = LiveQuality(scorer.levels, scorer.horizon_s, grace_s=max(lateness_s, 300.0))
-        ranges = scorer.model.bundle.forecaster.input_ranges()
-        self.drift = None if ranges is None else Drift(ranges)
+        bundle = scorer.model.bundle
+        ranges = bundle.forecaster.input_ranges()
+        self.drift = None if ranges is None else Drift(ranges, bundle.features)
 
     def answered(self, taken: Taken, scores: Scores | None, clock_us: int) -> None:
         """Record windows and answers; those of a shadow are computed here."""

@@ -4,9 +4,8 @@ Amounts are in any unit that the caller keeps to, CPU cores and bytes by default
 the task's limit, and an answer has the unit of its request. Times are whole microseconds on any one clock, as in
 a dataset, so that a history taken from a trace has exactly the numbers of its replay.
 
-The answer for a task rests on the other tasks of the request as well: its siblings are those of the same collection,
-and its earlier runs those of the same user and logical name. Whole collections with their earlier runs give the best
-answers; a task sent alone is answered from its own history.
+A model trained on features of related tasks reads the other tasks of the request as well: siblings are those of the
+same collection, earlier runs those of the same user and logical name. Any other model reads a task's own history alone.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ class Window(Wire):
 class Task(Wire):
     """A task and its recent history; without windows it is unknown, and keeps its limit.
 
-    The histories of its siblings and of earlier runs in the request count too, up to the end of its own.
+    A model trained on features of related tasks also reads the histories of siblings and earlier runs in the request.
     """
 
     collection_id: TaskId = Field(
@@ -185,12 +184,11 @@ class Task(Wire):
 
 
 class ReservationRequest(Wire):
-    """Tasks that want a reservation, each once, each with its history; whole collections give the best answers."""
+    """Tasks that want a reservation, each once, each with its history."""
 
     tasks: Annotated[list[Task], FailFast()] = Field(
         min_length=1,
-        description="One to a thousand tasks, in any order; the service's `RECLAIM_MAX_TASKS` moves the upper bound. "
-        "The answer for each rests also on its siblings and earlier runs among them.",
+        description="One to a thousand tasks, in any order; the service's `RECLAIM_MAX_TASKS` moves the upper bound.",
     )
     cell: CellFacts = Field(default_factory=CellFacts, description="The cell that all the tasks run in.")
     margin: MarginName | None = Field(

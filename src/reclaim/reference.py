@@ -11,7 +11,15 @@ from dataclasses import asdict
 from typing import Any
 
 from reclaim.data import schema
-from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FEATURES, PIPELINE_VERSION, SLOT_S
+from reclaim.features.registry import (
+    CONTEXT,
+    CONTEXT_WINDOWS,
+    FEATURE_NAMES,
+    FEATURES,
+    FIRST_RELATED,
+    PIPELINE_VERSION,
+    SLOT_S,
+)
 from reclaim.features.splits import GROUPS, PERIODS, ROLES
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
 from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
@@ -46,8 +54,9 @@ def render() -> str:
     lines += [
         f"## Features (pipeline `{PIPELINE_VERSION}`)",
         "",
-        "Each is computed at t, the end of a window, from the task's windows up to t, and from other tasks' windows "
-        f"in the {SLOT_S}-second slots of the clock before the slot of t.",
+        "Each is computed at t, the end of a window, from the task's windows up to t. Those from "
+        f"`{FEATURE_NAMES[FIRST_RELATED]}` on are optional (`reclaim features DATASET --set related=true`): of related "
+        f"tasks' windows in the {SLOT_S}-second slots of the clock before the slot of t.",
         "",
         "| feature | formula | unit | where missing |",
         "|---|---|---|---|",

@@ -14,9 +14,9 @@ from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.windows import CHANNELS, P90, P100, Cell, Windows, empty_windows, sort_windows
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.fold.batch import fold_tasks
-from reclaim.features.fold.related import Tasks, fold_everyone
-from reclaim.features.registry import CONTEXT, FEATURE_NAMES, SIGNALS
+from reclaim.features.fold.batch import fold_tasks, room_to_publish
+from reclaim.features.fold.related import Tasks, fold_related
+from reclaim.features.registry import CONTEXT, feature_names
 
 S = 1_000_000
 
@@ -78,20 +78,22 @@ def _random(seed: int, n_tasks: int = 7, longest: int = 60) -> Windows:
     return sort_windows(windows)
 
 
-def _fold(windows: Windows, cell: Cell = Cell(), threads: int = 1) -> FeatureSet:  # noqa: B008 - frozen
+def _fold(windows: Windows, cell: Cell = Cell(), threads: int = 1, *, related: bool = True) -> FeatureSet:  # noqa: B008 - frozen
     """Return whole histories folded as ``build`` does, in memory; features and contexts, no targets and no splits."""
     n, starts, none = len(windows), windows.task_starts(), np.zeros(0, np.uint8)
     first, stop = starts[:-1], starts[1:]
     features = FeatureSet(
         path=Path(), manifest={}, end_us=np.empty(n, np.int64), limit=windows.limit.astype(np.float32),
-        x=np.empty((n, len(FEATURE_NAMES)), np.float32), context=np.empty((len(CONTEXT), n), np.float32),
+        x=np.empty((n, len(feature_names(related=related))), np.float32),
+        context=np.empty((len(CONTEXT), n), np.float32),
         first=np.repeat(first, stop - first), last=np.empty(n, np.int64),
         y=none.astype(np.float32), oom=none.astype(np.float32), period=none, group=none, bucket_start=np.array([0, n]),
     )  # fmt: skip
-    moment, share = np.empty(n, np.int32), np.empty((n, len(SIGNALS)), np.int32)
+    moment, share = room_to_publish(n, related)
     fold_tasks(windows, starts, cell, 0, features.x, features.context, features.last, features.end_us, moment, share)
     tasks = Tasks(windows.collection_id[first], windows.user[first], windows.name[first], first, stop)
-    fold_everyone(tasks, moment, share, features.x, threads)
+    if related:
+        fold_related(tasks, moment, share, features.x, threads)
     return features
 
 

@@ -24,8 +24,8 @@ from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.windows import Windows, concatenate, measured_by_mean
 from reclaim.features import build
 from reclaim.features.build import FeatureConfig, build_features
-from reclaim.features.feature_set import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
-from reclaim.features.registry import CONTEXT, FEATURE_NAMES
+from reclaim.features.feature_set import CONTEXT_FILE, FOLDER, FeatureSet, array_path, array_shapes
+from reclaim.features.registry import CONTEXT, FEATURE_NAMES, FIRST_RELATED
 from reclaim.features.splits import split_counts
 from reclaim.features.targets import oom_events
 
@@ -52,7 +52,7 @@ def test_one_worker_and_two_and_one_for_each_core_write_the_same_bytes(synthetic
         written.append(contents(features))
         shutil.rmtree(features.path)
     assert written[0] == written[1] == written[2]
-    assert len(written[0]) == len(ARRAYS) + 2  # the context and the manifest: nothing is left behind
+    assert len(written[0]) == len(array_shapes(0, 0)) + 1  # the manifest: nothing is left behind
 
 
 def test_how_many_buckets_the_tasks_are_spread_over_makes_no_difference_to_a_row(
@@ -72,7 +72,7 @@ def test_how_many_buckets_the_tasks_are_spread_over_makes_no_difference_to_a_row
     for buckets in (1, 5):
         folder = tmp_path / f"dataset{buckets}"
         dataset = ingest(tmp_path / "cell", folder, IngestConfig(buckets=buckets)).dataset
-        features, windows = build_features(dataset)[0], windows_of(dataset)
+        features, windows = build_features(dataset, FeatureConfig(related=True))[0], windows_of(dataset)
         order = np.lexsort((windows.end_us, windows.instance_index, windows.collection_id))
         found.append((features.x[order], features.y[order], features.context_of(order)))
     assert np.nanmax(found[0][0][:, FEATURE_NAMES.index("sibling_cpu_mean")]) > 0
@@ -82,7 +82,7 @@ def test_how_many_buckets_the_tasks_are_spread_over_makes_no_difference_to_a_row
 
 def test_where_a_week_begins_moves_the_calendar_alone(synthetic_cell: Dataset) -> None:
     features, _ = build_features(synthetic_cell)
-    before = {name: np.array(getattr(features, name)) for name in (*ARRAYS, "context")}
+    before = {name: np.array(getattr(features, name)) for name in array_shapes(0, 0)}
     features, there = build_features(synthetic_cell, FeatureConfig(monday_s=5 * 3_600))
     assert not there
     for name, array in before.items():
@@ -177,13 +177,13 @@ def test_on_a_full_disk_the_old_set_stays_and_nothing_beside_it(
 
     def full(_: int, offset: int, size: int) -> None:
         taken.append(offset + size)
-        if len(taken) == len(ARRAYS):
+        if len(taken) == len(array_shapes(0, 0)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*\.npy'"):
         build_features(synthetic_cell, FeatureConfig(monday_s=300))
-    assert max(taken) > len(windows_of(synthetic_cell)) * len(FEATURE_NAMES) * 4  # x among them, whole
+    assert max(taken) > len(windows_of(synthetic_cell)) * FIRST_RELATED * 4  # x among them, whole
     assert contents(FeatureSet.open(synthetic_cell.path)) == before
     assert [p.name for p in synthetic_cell.path.iterdir() if p.name.startswith(FOLDER)] == [FOLDER]
 

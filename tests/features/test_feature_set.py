@@ -17,9 +17,9 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.features import build
 from reclaim.features.build import FeatureConfig, build_features
-from reclaim.features.feature_set import ARRAYS, CONTEXT_FILE, FOLDER, FeatureSet, array_path
+from reclaim.features.feature_set import CONTEXT_FILE, FOLDER, FeatureSet, array_path, array_shapes
 from reclaim.features.fold.batch import FeatureState, divisors
-from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, PIPELINE_VERSION
+from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FIRST_RELATED, PIPELINE_VERSION, feature_names
 from reclaim.features.splits import GROUPS, IN_ALLOC, PERIODS, SEEN, TEST_UNSEEN, TRAIN, VALID, SplitConfig
 from reclaim.features.targets import HORIZONS_S
 
@@ -135,9 +135,9 @@ def test_killed_half_way_the_old_features_stay_and_a_second_run_ends_the_same(
 ) -> None:
     reference, _ = build_features(dataset)
     whole = {p.name: p.read_bytes() for p in reference.path.iterdir()}
-    config = FeatureConfig(SplitConfig(train_share=0.4))
+    config = FeatureConfig(SplitConfig(train_share=0.4), related=True)
     with monkeypatch.context() as patch:
-        patch.setattr(build, "fold_everyone", _killed)  # all buckets are done
+        patch.setattr(build, "fold_related", _killed)  # all buckets are done
         with pytest.raises(KeyboardInterrupt):
             build_features(dataset, config)
     assert {p.name: p.read_bytes() for p in reference.path.iterdir()} == whole
@@ -205,11 +205,14 @@ def _write_feature_set(folder: Path, context: Any, **arrays: Any) -> FeatureSet:
     n = len(arrays["first"])
     (folder / FOLDER).mkdir(parents=True)
     write_json(folder / MANIFEST, {"format_version": FORMAT_VERSION, "fingerprint": "abc"})
-    manifest = {"pipeline": PIPELINE_VERSION, "dataset": "abc", "bucket_start": [0, n], "longest_window_us": 300 * S}
+    manifest = {
+        "pipeline": PIPELINE_VERSION, "dataset": "abc", "bucket_start": [0, n], "longest_window_us": 300 * S,
+        "features": feature_names(related=False),
+    }  # fmt: skip
     write_json(folder / FOLDER / MANIFEST, manifest)
-    for name, (dtype, shape) in ARRAYS.items():
-        np.save(array_path(folder / FOLDER, name), np.asarray(arrays.get(name, np.zeros((n, *shape))), dtype))
-    np.save(array_path(folder / FOLDER, CONTEXT_FILE), np.asarray(context, np.float32))
+    for name, (dtype, shape) in array_shapes(n, FIRST_RELATED).items():
+        array = (arrays | {CONTEXT_FILE: context}).get(name, np.zeros(shape))
+        np.save(array_path(folder / FOLDER, name), np.asarray(array, dtype))
     return FeatureSet.open(folder)
 
 
@@ -263,7 +266,7 @@ def test_a_damaged_array_is_one_error_that_names_the_file_and_the_command(
         FeatureSet.open(tmp_path / "dataset")
 
 
-@pytest.mark.parametrize("key", ["pipeline", "dataset", "bucket_start", "longest_window_us"])
+@pytest.mark.parametrize("key", ["pipeline", "dataset", "bucket_start", "longest_window_us", "features"])
 def test_a_manifest_that_lacks_something_is_refused_with_the_command(tmp_path: Path, key: str) -> None:
     path = _write_feature_set(tmp_path / "dataset", np.zeros((len(CONTEXT), 1)), first=[0]).path / MANIFEST
     write_json(path, {k: v for k, v in json.loads(path.read_text()).items() if k != key})
@@ -281,11 +284,10 @@ def test_a_limit_too_small_for_the_files_is_no_limit_live_and_on_disk(tmp_path: 
 
 def test_the_arrays_of_a_built_feature_set_are_those_declared(dataset: Dataset) -> None:
     features, _ = build_features(dataset)
-    for name, (dtype, shape) in ARRAYS.items():
+    for name, (dtype, shape) in array_shapes(len(features), FIRST_RELATED).items():
         array = getattr(features, name)
-        assert (array.dtype, array.shape) == (dtype, (len(features), *shape))
+        assert (array.dtype, array.shape) == (dtype, shape)
         assert isinstance(array, np.memmap)
-    assert features.context.shape == (len(CONTEXT), len(features))
     assert (features.first <= features.last).all()
     assert features.last.max() < features.context.shape[1]
     assert np.isfinite(features.context_of(np.arange(len(features)), 1)[:, 0, 0]).any()

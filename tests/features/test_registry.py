@@ -56,7 +56,7 @@ def _histories() -> Windows:
 
 
 def _features() -> NDArray[np.float32]:
-    return features_of_histories(_histories(), Cell((1.0, 1.0)))
+    return features_of_histories(_histories(), Cell((1.0, 1.0)), related=True)
 
 
 def test_every_registered_feature_of_a_full_history_has_a_value() -> None:

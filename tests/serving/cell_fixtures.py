@@ -150,7 +150,8 @@ class Memory:
         self.settings = settings
         self.scorer = Scorer(loaded(bundle), settings.cell)
         self.now_us = now_us
-        self.tracker = Tracker(settings, CellClock(settings, lambda: self.now_us, passed_s=lambda: 0.0))
+        clock = CellClock(settings, lambda: self.now_us, passed_s=lambda: 0.0)
+        self.tracker = Tracker(settings, clock, related=bundle.related)
         self.tracker.promote(self.scorer)
 
     def write(self, windows: Windows, in_alloc: NDArray[np.int8] | None = None) -> list[int]:

@@ -21,7 +21,7 @@ from reclaim.data.windows import (
     Windows,
     empty_windows,
 )
-from reclaim.features.registry import FEATURE_NAMES
+from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.network import QuantileNetwork, Scaling
@@ -71,8 +71,17 @@ def make_windows() -> MakeWindows:
 @pytest.fixture(scope="session")
 def random_forecaster() -> NetworkForecaster:
     """Return a network of random weights: nothing is learned, everything is computed."""
+    return _random_forecaster(FIRST_RELATED)
+
+
+@pytest.fixture(scope="session")
+def related_forecaster() -> NetworkForecaster:
+    """Return one that reads the features of related tasks, too."""
+    return _random_forecaster(len(FEATURE_NAMES))
+
+
+def _random_forecaster(n: int) -> NetworkForecaster:
     generator = torch.Generator().manual_seed(5)
-    n = len(FEATURE_NAMES)
     network = QuantileNetwork(
         Scaling(*(torch.full((n,), v) for v in (0.3, 0.5, -8.0, 8.0))),
         n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), n_levels=len(QUANTILE_LEVELS), width=128, depth=3,

@@ -13,7 +13,7 @@ import pytest
 
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.windows import Windows
-from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
+from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, PIPELINE_VERSION, feature_names
 from reclaim.training.bundle import BUNDLE_FILE, Bundle, _load_pyfunc, load_bundle, output_names, save_bundle
 from reclaim.training.margins.margin import MARGIN_GROUPS, Margin, three_margins
 from reclaim.training.margins.plan import Basis
@@ -56,6 +56,13 @@ def test_a_saved_bundle_comes_back_and_answers_the_same(
         assert mine.rule.tobytes() == theirs.rule.tobytes()
 
 
+def test_a_model_keeps_which_features_it_reads(bundle: Bundle, tmp_path: Path) -> None:
+    assert _saved_and_loaded(bundle, tmp_path).features == feature_names(related=False)
+    related = replace(bundle, related=True)
+    assert _saved_and_loaded(related, tmp_path).features == FEATURE_NAMES
+    assert json.loads((tmp_path / "again" / BUNDLE_FILE).read_text())["features"] == list(FEATURE_NAMES)
+
+
 def _saved_and_loaded(bundle: Bundle, tmp_path: Path) -> Bundle:
     save_bundle(bundle, tmp_path / "again")
     return load_bundle(tmp_path / "again")
@@ -67,7 +74,7 @@ def test_margins_by_group_and_the_calibration_of_the_risk_come_back(bundle: Bund
     calibrated = Calibrated(bundle.forecaster, ProbabilityCalibration((0.5,) * 3, (-1.0,) * 3))
     loaded = _saved_and_loaded(replace(bundle, margins=grouped, forecaster=calibrated), tmp_path)
     assert loaded.margins == grouped
-    x = np.random.default_rng(0).random((5, len(FEATURE_NAMES))).astype(np.float32)
+    x = np.random.default_rng(0).random((5, FIRST_RELATED)).astype(np.float32)
     answer = loaded.forecaster.predict(x).oom_probability
     assert answer.tobytes() == calibrated.predict(x).oom_probability.tobytes()
     assert not np.allclose(answer, bundle.forecaster.predict(x).oom_probability)
@@ -129,8 +136,8 @@ def test_an_unknown_margin_is_refused_with_the_known_ones(bundle: Bundle) -> Non
 
 def test_the_generic_model_answers_as_the_forecaster_does(bundle: Bundle, tmp_path: Path) -> None:
     save_bundle(bundle, tmp_path / "bundle")
-    x = np.random.default_rng(0).random((5, len(FEATURE_NAMES))).astype(np.float32)
-    frame = pd.DataFrame(x[:, ::-1], columns=list(FEATURE_NAMES)[::-1], index=list("abcde"))
+    x = np.random.default_rng(0).random((5, FIRST_RELATED)).astype(np.float32)
+    frame = pd.DataFrame(x[:, ::-1], columns=list(feature_names(related=False))[::-1], index=list("abcde"))
     answer = _load_pyfunc(str(tmp_path / "bundle")).predict(frame)
     forecast = bundle.forecaster.predict(x)
     assert list(answer.columns) == output_names(bundle.forecaster)

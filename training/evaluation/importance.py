@@ -52,11 +52,15 @@ def group_of(name: str) -> str:
 Columns = Mapping[str, Sequence[int]]
 """Name → positions of the features that are dealt together."""
 
-SINGLE: Final[Columns] = {name: [k] for k, name in enumerate(FEATURE_NAMES)}
-GROUPS: Final[Columns] = {
-    group: [k for k, name in enumerate(FEATURE_NAMES) if group_of(name) == group]
-    for group in map(group_of, FEATURE_NAMES)
-}
+
+def columns_alone(names: Sequence[str]) -> Columns:
+    """Return each feature by itself."""
+    return {name: [k] for k, name in enumerate(names)}
+
+
+def columns_by_group(names: Sequence[str]) -> Columns:
+    """Return the features of each group."""
+    return {group: [k for k, name in enumerate(names) if group_of(name) == group] for group in map(group_of, names)}
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def permutation_importance(
     y: NDArray[np.float32],
     *,
     horizon_s: int,
-    columns: Columns = SINGLE,
+    columns: Columns,
     rows: int = 2_000,
     repeats: int = 1,
     seed: int = 1,
@@ -130,7 +134,7 @@ def permutation_importance(
     horizon_s : int
         One of ``features.targets.HORIZONS_S``.
     columns : mapping of name to sequence of int
-        What is dealt together: ``SINGLE`` features, ``GROUPS`` of them, or any other.
+        Columns of ``x`` that are dealt together, as of ``columns_alone`` or ``columns_by_group``.
     rows : int
         Rows of any known target at most, a seeded choice when there are more.
     repeats : int

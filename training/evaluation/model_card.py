@@ -12,7 +12,7 @@ from typing import Any, Final
 from reclaim.data.core.nested import flatten
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
-from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
+from reclaim.features.registry import PIPELINE_VERSION
 from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
 
 LONGEST: Final = 5_000
@@ -36,8 +36,8 @@ _OOM_SCORES: Final = {
 
 _LIMITS: Final = (
     "Workloads drift, and margins were set on one stretch of time: watch the violation rate; train again if it rises.",
-    "Of a task younger than an hour little is known: its forecast leans on its siblings, its user and its name, and "
-    "the guards hold its limit at first. Judge young tasks by the scores by age.",
+    "Of a task younger than an hour little is known: the guards hold its limit at first. Judge young tasks by the "
+    "scores by age.",
     "CPU is compressible: the CPU that a reservation covers is the largest 90th percentile within a window, capped at "
     "the limit; a violation throttles. Memory is not: it is the largest usage, and a violation may end a task.",
     "A limit that is itself too low is not seen: demand above the limit counts as the limit.",
@@ -52,9 +52,9 @@ def model_card(
     report: Mapping[str, Any],
     *,
     settings: Mapping[str, Any],
+    n_features: int,
     test_scores: Mapping[str, Any] | None = None,
     probability: Mapping[str, Any] | None = None,
-    pipeline_version: str = PIPELINE_VERSION,
 ) -> str:
     """Return the card of a trained model.
 
@@ -64,11 +64,12 @@ def model_card(
         ``asdict`` of a ``train.TrainReport``; a dataset in it may hold ``nature`` (recorded, synthetic, composed).
     settings : mapping
         ``TrainConfig.settings()``.
+    n_features : int
+        Features that the model reads.
     test_scores : mapping or None
         See ``scores.Scores``; of the test rows.
     probability : mapping or None
         ``ProbabilityCalibration.to_dict()``.
-    pipeline_version : str
 
     Returns
     -------
@@ -77,10 +78,10 @@ def model_card(
     """
     cut = "… (all of them are the run's parameters)"
     listed = ", ".join(f"{name}={value}" for name, value in flatten(settings).items())
-    whole = _card(report, listed, test_scores, probability, pipeline_version)
+    whole = _card(report, listed, test_scores, probability, n_features)
     if len(whole) > LONGEST:
         kept = max(len(listed) - (len(whole) - LONGEST) - len(cut), 0)
-        whole = _card(report, listed[:kept] + cut, test_scores, probability, pipeline_version)
+        whole = _card(report, listed[:kept] + cut, test_scores, probability, n_features)
     return whole if len(whole) <= LONGEST else whole[: LONGEST - 2] + "…\n"
 
 
@@ -89,7 +90,7 @@ def _card(
     settings: str,
     test_scores: Mapping[str, Any] | None,
     probability: Mapping[str, Any] | None,
-    pipeline_version: str,
+    n_features: int,
 ) -> str:
     reference = f"{report['model']}/{report['version']}" if report["version"] else f"{report['model']}@champion"
     horizons = ", ".join(f"{h} s" for h in HORIZONS_S)
@@ -97,7 +98,7 @@ def _card(
         f"# {report['model']}: {report['estimator']}, {report['horizon_s']} s ahead",
         f"Predicts, for a task of a cluster, quantiles of {', '.join(t.replace('_', ' ') for t in TARGETS)} over the "
         f"limit and the probability of out-of-memory, within {horizons}; and from them what to reserve. It reads "
-        f"{len(FEATURE_NAMES)} features of feature pipeline `{pipeline_version}`.",
+        f"{n_features} features of feature pipeline `{PIPELINE_VERSION}`.",
         "## Data",
         _tight(_datasets(report)),
         "Fitted on the training period of seen collections. Levels, margins and probabilities were set on the "

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from reclaim.data.core.files import content_sha256
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
-from reclaim.features.registry import FEATURE_NAMES, PIPELINE_VERSION
+from reclaim.features.registry import PIPELINE_VERSION
 from reclaim.features.targets import OOM_DEFINITION
 from reclaim.training.bundle import FORMAT, Bundle, output_names, save_bundle
-from reclaim.training.evaluation.importance import importance_figure, permutation_importance
+from reclaim.training.evaluation.importance import columns_alone, importance_figure, permutation_importance
 from reclaim.training.evaluation.model_card import model_card
 from reclaim.training.evaluation.scores import Scores, coverage_figure, overall, reliability_figure, score_forecast
 from reclaim.training.fitting.held_out import choose_plans, held_out, sampled_test_rows
@@ -214,6 +214,7 @@ def run_training(
             margins=calibration.margins,
             dataset_fingerprint=fingerprints[0] if len(fingerprints) == 1 else content_sha256(fingerprints),
             mean_limit=valid.mean_limit,
+            related=sources[0].features.related,
             trained={
                 "settings": dict(config.settings()),
                 "datasets": report.datasets,
@@ -240,20 +241,22 @@ def run_training(
         run.log_figure(coverage_figure(scores, levels), "coverage.png")
         shown = {"as forecast": as_forecast, "calibrated": calibrated}  # of test rows, where there are any
         run.log_figure(reliability_figure(shown, label), "oom_reliability.png")
-        importance = permutation_importance(forecaster, valid.x, valid.y, horizon_s=config.horizon_s)
+        importance = permutation_importance(
+            forecaster, valid.x, valid.y, horizon_s=config.horizon_s, columns=columns_alone(bundle.features)
+        )
         run.log_figure(importance_figure(importance), "importance.png")
         run.log_dict(importance.to_dict(), "importance.json")
         with tempfile.TemporaryDirectory() as folder:
             save_bundle(bundle, Path(folder) / "bundle")
             registered = tracking.register_bundle(
-                run, Path(folder) / "bundle", name, inputs=FEATURE_NAMES, outputs=output_names(forecaster)
+                run, Path(folder) / "bundle", name, inputs=bundle.features, outputs=output_names(forecaster)
             )
         # MLflow copies to a model, one by one, what its run has measured by then: these are more than a thousand
         run.log_metrics({"valid": scores, "test": test_scores})
         report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
         card = model_card(
             asdict(report), settings=config.settings(), test_scores=report.test_scores,
-            probability=forecaster.calibration.to_dict(),
+            probability=forecaster.calibration.to_dict(), n_features=len(bundle.features),
         )  # fmt: skip
         tracking.describe_version(registered, card)
         run.log_text(card, "model_card.md")

@@ -12,6 +12,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, Windows
 from reclaim.features.fold.batch import FeatureState
+from reclaim.features.registry import feature_names
 from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate, Estimator, Forecast
 from reclaim.training.margins.margin import NO_MARGIN, Margin, under
 from reclaim.training.margins.plan import Plan, reserved
@@ -41,6 +42,8 @@ class ForecastEstimator(Estimator):
         Mean limit of the cell's tasks, compared with which a task is large or small (``plan.reserved``).
     cell : Cell
         What is known of the cell that the tasks run in.
+    related : bool
+        Whether the forecaster reads the features of related tasks, too.
 
     Raises
     ------
@@ -57,6 +60,8 @@ class ForecastEstimator(Estimator):
         margin: str = "baseline",
         mean_limit: tuple[float, ...] = UNKNOWN_LIMITS,
         cell: Cell = Cell(),  # noqa: B008 - frozen
+        *,
+        related: bool = False,
     ) -> None:
         for plan in plans.values():
             for basis in plan:
@@ -71,7 +76,8 @@ class ForecastEstimator(Estimator):
         )
         self.margin = margin
         self.mean_limit = mean_limit
-        self._state = FeatureState(cell)
+        self._names = feature_names(related=related)
+        self._state = FeatureState(cell, related=related)
 
     def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
         """Take windows and answer for each; the forecast goes with the answer."""
@@ -95,7 +101,8 @@ class ForecastEstimator(Estimator):
         Parameters
         ----------
         x : float32, shape (n, n_features)
-            What ``FeatureState.advance`` gave after each window, as a feature set stores it.
+            What ``FeatureState.advance`` gave after each window, as a feature set stores it; may have the features of
+            related tasks where the forecaster reads none.
         windows : Windows
             ``n`` rows.
         all_horizons : bool
@@ -108,7 +115,7 @@ class ForecastEstimator(Estimator):
             In the order of ``plans``; NaN where nothing is forecast or the limit is unknown.
         forecast : Forecast
         """
-        forecast = self.forecaster.predict(x, None if all_horizons else self.horizon_s)
+        forecast = self.forecaster.predict(x[:, : len(self._names)], None if all_horizons else self.horizon_s)
         quantiles, _ = forecast.at(self.horizon_s)
         levels, threads = self.forecaster.quantile_levels, self.forecaster.threads
         plans = tuple(self.plans.values())

@@ -24,7 +24,7 @@ S = 1_000_000
 
 
 def features_of(windows: Windows, cell: Cell | None = None) -> NDArray[np.float32]:
-    return FeatureState(cell or Cell()).advance(windows.task_numbers(), windows)
+    return FeatureState(cell or Cell(), related=True).advance(windows.task_numbers(), windows)
 
 
 def value(x: NDArray[np.float32], name: str, row: int = -1) -> float:
@@ -63,7 +63,7 @@ def test_another_unit_of_usage_and_limit_gives_the_same_features(
 def test_a_repeated_or_late_window_changes_nothing(history: History) -> None:
     windows = history([0.1, 0.2, 0.3, 0.4])
     late = history([0.9], start_s=600)
-    state = FeatureState()
+    state = FeatureState(related=True)
     one = np.zeros(1, np.int64)
     state.advance(np.zeros(4, np.int64), windows)
     state.advance(one, late)
@@ -276,7 +276,7 @@ def test_a_late_window_reads_as_the_one_before_it(history: History) -> None:
     late = history([0.9], start_s=650)
     late.percentiles[:] = 0.9
     slot = np.zeros(1, np.int64)
-    state = FeatureState()
+    state = FeatureState(related=True)
     before = state.advance(np.zeros(3, np.int64), windows)[-1:]
     assert same_bits(state.advance(slot, late), before)
 
@@ -284,12 +284,12 @@ def test_a_late_window_reads_as_the_one_before_it(history: History) -> None:
 def test_the_context_holds_the_recent_windows_over_the_limit_of_now(history: History) -> None:
     windows = history([0.1 * (k % 7) for k in range(30)])
     windows.limit[25:] = 2.0
-    state = FeatureState()
+    state = FeatureState(related=True)
     state.advance(np.zeros(30, np.int64), windows)
     context = state.context(np.zeros(1, np.int64), windows.limit[-1:])[0]
     assert context[:, 0].tolist() == pytest.approx([0.05 * (k % 7) for k in range(6, 30)])
     assert context[:, [c.name for c in CONTEXT].index("length")].tolist() == [1.0] * 24
-    young = FeatureState()
+    young = FeatureState(related=True)
     young.advance(np.zeros(3, np.int64), windows.take(slice(0, 3)))
     assert np.isnan(young.context(np.zeros(1, np.int64), windows.limit[:1])[0, :21]).all()
 
@@ -332,7 +332,7 @@ def test_times_beyond_any_clock_are_taken_as_the_last_slot(history: History, fol
 def test_a_slot_for_each_window_is_asked_for(history: History) -> None:
     for slot in (np.zeros(3, np.int64), np.array([-1])):
         with pytest.raises(ValueError, match="a slot from 0 on for each of 1 windows"):
-            FeatureState().advance(slot, history([0.1]))
+            FeatureState(related=True).advance(slot, history([0.1]))
 
 
 def test_a_record_is_whole_cache_lines_and_what_is_fetched_ahead_is_its_end() -> None:

@@ -20,7 +20,7 @@ from reclaim.features.fold.live import KEEP_IDLE_DAYS, TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW, PENDING, REPEATED, TOO_LATE
 from reclaim.features.fold.related_record import MEMBER
 from reclaim.features.fold.task_record import STATE
-from reclaim.features.registry import FEATURE_NAMES, FIRST_KIN, SLOT_S
+from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, SLOT_S
 
 History = Callable[..., Windows]
 Rows = NDArray[np.int64]
@@ -63,7 +63,7 @@ def last_rows(task: Rows, end_us: Rows, rows: Rows) -> Rows:
 
 
 def fresh(windows: Windows, cell: Cell = CELL) -> NDArray[np.float32]:
-    return FeatureState(cell).advance(windows.task_numbers(), windows)
+    return FeatureState(cell, related=True).advance(windows.task_numbers(), windows)
 
 
 def value(x: NDArray[np.float32], name: str, row: int = -1) -> float:
@@ -73,6 +73,12 @@ def value(x: NDArray[np.float32], name: str, row: int = -1) -> float:
 def owned(windows: Windows, *, user: int = -1, name: int = -1, instance: int = 0) -> Windows:
     windows.user[:], windows.name[:], windows.instance_index[:] = user, name, instance
     return windows
+
+
+def groups_of(state: TolerantState) -> dict[str, int]:
+    """Return how many groups of each kind are remembered."""
+    assert state._related is not None
+    return state._related.n_groups
 
 
 def saved(state: TolerantState) -> dict[str, NDArray[Any]]:
@@ -99,16 +105,17 @@ def same_memory(one: dict[str, NDArray[Any]], two: dict[str, NDArray[Any]]) -> b
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), bound_s=st.sampled_from([0, 1, BOUND_S, 1e7]))
+@given(seed=st.integers(0, 2**32), bound_s=st.sampled_from([0, 1, BOUND_S, 1e7]), related=st.booleans())
 def test_in_time_order_it_gives_the_bits_of_feature_state_however_the_calls_are_cut(
-    seed: int, bound_s: float, random_histories: History
+    seed: int, bound_s: float, related: bool, random_histories: History
 ) -> None:
     windows = in_order(random_histories(seed))
-    expected, task = fresh(windows), windows.task_numbers()
-    state = TolerantState(CELL, bound_s)
+    task = windows.task_numbers()
+    expected = FeatureState(CELL, related=related).advance(task, windows)
+    state = TolerantState(CELL, bound_s, related=related)
     for rows in at_random(by_time(windows), seed):
         call = windows.take(rows)
-        assert (state.sort_out(task[rows], call) == NEW).all()
+        assert (state.classify(task[rows], call) == NEW).all()
         slots, x, end_us, row = state.advance(task[rows], call)
         last = last_rows(task, windows.end_us, rows)
         assert slots.tolist() == task[last].tolist()
@@ -154,12 +161,12 @@ def test_what_comes_late_within_the_bound_counts_for_its_task_as_if_in_time_and_
     task, n = windows.task_numbers(), len(windows)
     delay_us = rng.integers(0, late_s + 1, n) * S * rng.integers(0, 2, n)
     arriving = np.argsort(windows.end_us + delay_us, kind="stable")
-    state, models = TolerantState(CELL, BOUND_S, threads), [Model(BOUND_S * S) for _ in range(4)]
+    state, models = TolerantState(CELL, BOUND_S, threads, related=True), [Model(BOUND_S * S) for _ in range(4)]
     accepted: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reclaim.data.core.parallel.ROWS_WORTH_A_THREAD", 1)
         for rows in at_random(np.append(arriving, arriving[: n // 3]), seed):
-            kinds = state.sort_out(task[rows], windows.take(rows))
+            kinds = state.classify(task[rows], windows.take(rows))
             expected = [models[task[row]].kind(int(windows.end_us[row])) for row in rows]
             told: set[tuple[int, int]] = set()
             for k, row in enumerate(rows):
@@ -176,9 +183,9 @@ def test_what_comes_late_within_the_bound_counts_for_its_task_as_if_in_time_and_
             if len(taken) == 0:
                 assert len(slots) == 0
                 continue
-            x_in_order = FeatureState(CELL).advance(task[everything], windows.take(everything))
+            x_in_order = FeatureState(CELL, related=True).advance(task[everything], windows.take(everything))
             last = np.searchsorted(task[everything], slots, side="right") - 1
-            assert same_bits(x[:, :FIRST_KIN].copy(), x_in_order[last, :FIRST_KIN].copy())
+            assert same_bits(x[:, :FIRST_RELATED].copy(), x_in_order[last, :FIRST_RELATED].copy())
             assert not np.isinf(x).any()
             assert end_us.tolist() == windows.end_us[everything[last]].tolist()
             for k, r in enumerate(row):
@@ -187,34 +194,35 @@ def test_what_comes_late_within_the_bound_counts_for_its_task_as_if_in_time_and_
 
 def test_each_kind_is_told_by_hand_and_asking_changes_nothing(history: History) -> None:
     windows = history([0.1 * k for k in range(1, 9)])  # they end at 900, 1200, … 3000 s
-    state, none = TolerantState(CELL, BOUND_S), np.zeros(8, np.int64)
+    state, none = TolerantState(CELL, BOUND_S, related=True), np.zeros(8, np.int64)
     state.advance(none[:5], windows.take(np.array([0, 2, 3, 4, 6])))  # the last one at 2700 s
     before = saved(state)
     asked = windows.take(np.array([7, 5, 5, 6, 1, 0, 4, 7]))
     kinds = [NEW, LATE, REPEATED, REPEATED, TOO_LATE, REPEATED, REPEATED, REPEATED]
-    assert state.sort_out(none, asked).tolist() == kinds
+    assert state.classify(none, asked).tolist() == kinds
     edge = history([0.5, 0.5], start_s=1500)  # ends at 1800 s, the bound, and at 2100 s
     edge.end_us[:] += (1, -1)
-    assert state.sort_out(none[:2], edge).tolist() == [LATE, LATE]
+    assert state.classify(none[:2], edge).tolist() == [LATE, LATE]
     edge.end_us[:] = 1800 * S - 1
-    assert state.sort_out(none[:1], edge.take(slice(0, 1))).tolist() == [TOO_LATE]
-    assert state.sort_out(np.array([70]), windows.take(slice(0, 1))).tolist() == [NEW]
+    assert state.classify(none[:1], edge.take(slice(0, 1))).tolist() == [TOO_LATE]
+    assert state.classify(np.array([70]), windows.take(slice(0, 1))).tolist() == [NEW]
     assert same_memory(before, saved(state))
 
 
 def test_without_a_bound_nothing_late_is_taken_and_nothing_is_held_for_it(history: History) -> None:
     windows, none = history([0.1, 0.2, 0.3]), np.zeros(3, np.int64)
-    state = TolerantState(CELL, 0)
+    state = TolerantState(CELL, 0, related=True)
     state.advance(none[:2], windows.take(np.array([0, 2])))
-    assert state.sort_out(none[:2], windows.take(np.array([1, 0]))).tolist() == [TOO_LATE, REPEATED]
+    assert state.classify(none[:2], windows.take(np.array([1, 0]))).tolist() == [TOO_LATE, REPEATED]
     assert state.bytes_per_task == STATE.itemsize + MEMBER.itemsize
+    assert TolerantState(CELL, 0).bytes_per_task == STATE.itemsize
     assert sum(array.nbytes for name, array in state.memory().items() if name.startswith(("held", "pending"))) == 0
-    assert TolerantState(CELL, 1).bytes_per_task < 2 * STATE.itemsize + MEMBER.itemsize + 1_000
+    assert TolerantState(CELL, 1, related=True).bytes_per_task < 2 * STATE.itemsize + MEMBER.itemsize + 1_000
 
 
 def test_a_late_window_leaves_the_last_one_the_last_and_counts_for_a_sibling_from_now_on(history: History) -> None:
     mine, other = history([0.5] * 4), owned(history([0.2, 0.9, 0.3, 0.3]), instance=1)
-    state = TolerantState(CELL, BOUND_S)
+    state = TolerantState(CELL, BOUND_S, related=True)
     both = concatenate([mine.take(slice(0, 3)), other.take(np.array([0, 2]))])
     state.advance(np.array([0, 0, 0, 1, 1]), both)
     slots, x, end_us, row = state.advance(np.array([1]), other.take(slice(1, 2)))
@@ -230,37 +238,37 @@ def test_a_late_window_leaves_the_last_one_the_last_and_counts_for_a_sibling_fro
 @pytest.mark.parametrize("kind", [REPEATED, TOO_LATE])
 def test_a_row_that_would_be_refused_is_a_fault_of_the_caller(kind: int, history: History) -> None:
     windows, none = history([0.1] * 9), np.zeros(1, np.int64)
-    state = TolerantState(CELL, BOUND_S)
+    state = TolerantState(CELL, BOUND_S, related=True)
     state.advance(none.repeat(8), windows.take(slice(1, 9)))
     row = windows.take(slice(8, 9) if kind == REPEATED else slice(0, 1))
-    assert state.sort_out(none, row).tolist() == [kind]
+    assert state.classify(none, row).tolist() == [kind]
     with pytest.raises(ValueError, match="windows of 1 tasks are repeated or too late"):
         state.advance(none, row)
     with pytest.raises(ValueError, match="a slot from 0 on for each of 1 windows"):
-        state.sort_out(none - 1, row)
+        state.classify(none - 1, row)
 
 
 def test_a_call_without_a_window_touches_no_task() -> None:
     nothing = np.zeros(0, np.int64)
-    state = TolerantState(CELL, BOUND_S)
-    assert len(state.sort_out(nothing, empty_windows())) == 0
+    state = TolerantState(CELL, BOUND_S, related=True)
+    assert len(state.classify(nothing, empty_windows())) == 0
     assert [len(part) for part in state.advance(nothing, empty_windows())] == [0, 0, 0, 0]
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), bound_s=st.sampled_from([0, BOUND_S]))
-def test_a_slot_that_was_let_go_serves_a_new_task_as_a_fresh_one_would(
+def test_a_slot_that_was_released_serves_a_new_task_as_a_fresh_one_would(
     seed: int, bound_s: float, random_histories: History
 ) -> None:
     first, then = (in_order(random_histories(s)) for s in (seed, seed + 1))
     then.collection_id[:] += 1_000
-    for owner in (then.user, then.name):  # nobody's kin of before
+    for owner in (then.user, then.name):  # related to no task of before
         owner[owner >= 0] += 1_000
     expected, task = fresh(then), then.task_numbers()
-    state = TolerantState(CELL, bound_s)
+    state = TolerantState(CELL, bound_s, related=True)
     state.advance(first.task_numbers(), first)
     state.forget(np.random.default_rng(seed).permutation(len(np.unique(first.task_numbers())) + 3))
-    assert state.n_groups["sibling"] == 0
+    assert groups_of(state)["sibling"] == 0
     for rows in at_random(by_time(then), seed):
         _, x, _, _ = state.advance(task[rows], then.take(rows))
         assert same_bits(x, expected[last_rows(task, then.end_us, rows)])
@@ -270,7 +278,7 @@ def test_what_a_task_did_that_has_left_still_counts_for_its_siblings_even_for_th
     history: History,
 ) -> None:
     mine, gone = history([0.5] * 3), owned(history([0.9]), instance=1)
-    state = TolerantState(CELL, BOUND_S)
+    state = TolerantState(CELL, BOUND_S, related=True)
     state.advance(np.array([0, 1]), concatenate([mine.take(slice(0, 1)), gone]))
     state.forget(np.array([1]))
     heir = owned(history([0.2, 0.2], start_s=900), instance=2)
@@ -285,25 +293,27 @@ def test_what_a_task_did_that_has_left_still_counts_for_its_siblings_even_for_th
 def test_what_a_collection_did_that_has_left_still_counts_for_its_name_and_user_even_for_the_heir_of_its_number(
     history: History,
 ) -> None:
-    state = TolerantState(CELL, BOUND_S)
+    state = TolerantState(CELL, BOUND_S, related=True)
     gone = owned(concatenate([history([0.9], task=1), history([0.8], task=1)]), user=3, name=4)
     gone.instance_index[:] = (0, 1)
     state.advance(np.array([0, 1]), gone)
     state.forget(np.array([0, 1]))
-    assert state.n_groups == {"sibling": 0, "name": 1, "user": 1}
+    assert groups_of(state) == {"sibling": 0, "name": 1, "user": 1}
     heir = owned(history([0.2], task=2, start_s=900), user=3, name=4)
     _, x, _, _ = state.advance(np.array([0]), heir)
     assert value(x, "sibling_tasks") == 0
-    for kin in ("name", "user"):
-        assert value(x, f"{kin}_tasks") == pytest.approx(math.log2(3))
-        assert value(x, f"{kin}_cpu_max") == pytest.approx(0.9)
-        assert value(x, f"{kin}_cpu_mean") == pytest.approx(0.85)
+    for kind in ("name", "user"):
+        assert value(x, f"{kind}_tasks") == pytest.approx(math.log2(3))
+        assert value(x, f"{kind}_cpu_max") == pytest.approx(0.9)
+        assert value(x, f"{kind}_cpu_mean") == pytest.approx(0.85)
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32), bound_s=st.sampled_from([0, BOUND_S]), stop=st.floats(0, 1))
+@given(
+    seed=st.integers(0, 2**32), bound_s=st.sampled_from([0, BOUND_S]), stop=st.floats(0, 1), related=st.booleans()
+)  # fmt: skip
 def test_from_what_was_saved_at_any_moment_it_goes_on_to_the_bit(
-    seed: int, bound_s: float, stop: float, random_histories: History
+    seed: int, bound_s: float, stop: float, related: bool, random_histories: History
 ) -> None:
     rng = np.random.default_rng(seed)
     windows = random_histories(seed, n_tasks=9, longest=25)
@@ -315,13 +325,13 @@ def test_from_what_was_saved_at_any_moment_it_goes_on_to_the_bit(
     def go_on(state: TolerantState, part: slice) -> list[Any]:
         answers = []
         for rows, leaving in zip(calls[part], gone[part], strict=True):
-            taken = rows[state.sort_out(task[rows], windows.take(rows)) <= LATE]
+            taken = rows[state.classify(task[rows], windows.take(rows)) <= LATE]
             answers.append(state.advance(task[taken], windows.take(taken)))
             state.forget(leaving)
         return answers
 
     cut = int(stop * len(calls))
-    one, two = TolerantState(CELL, bound_s), TolerantState(CELL, bound_s, room=5)
+    one, two = (TolerantState(CELL, bound_s, room=room, related=related) for room in (0, 5))
     go_on(one, slice(0, cut))
     two.recall(saved(one))
     assert same_memory(saved(one), saved(two))
@@ -336,10 +346,10 @@ def test_with_another_bound_it_goes_on_from_where_the_tasks_stood(history: Histo
     windows, none = history([0.1, 0.4, 0.2, 0.3, 0.5]), np.zeros(5, np.int64)
     expected = fresh(windows)
     for before_s, after_s in ((0, BOUND_S), (BOUND_S, 0), (BOUND_S, 300), (300, BOUND_S)):
-        one, two = TolerantState(CELL, before_s), TolerantState(CELL, after_s)
+        one, two = TolerantState(CELL, before_s, related=True), TolerantState(CELL, after_s, related=True)
         one.advance(none[:3], windows.take(slice(0, 3)))
         two.recall(saved(one))
-        late = two.sort_out(none[:1], windows.take(slice(1, 2)))
+        late = two.classify(none[:1], windows.take(slice(1, 2)))
         assert late.tolist() == [REPEATED]
         for k in (3, 4):
             _, x, _, _ = two.advance(none[:1], windows.take(slice(k, k + 1)))
@@ -347,11 +357,13 @@ def test_with_another_bound_it_goes_on_from_where_the_tasks_stood(history: Histo
 
 
 def test_memory_of_another_cell_or_code_is_refused(history: History) -> None:
-    state = TolerantState(CELL, BOUND_S)
+    state = TolerantState(CELL, BOUND_S, related=True)
     state.advance(np.zeros(1, np.int64), history([0.1]))
     memory = saved(state)
     with pytest.raises(ConfigError, match="cannot go on in tolerant features"):
-        TolerantState(Cell(), BOUND_S).recall(memory)
+        TolerantState(Cell(), BOUND_S, related=True).recall(memory)
+    with pytest.raises(ConfigError, match=r"related=True.* cannot go on in .*related=False"):
+        TolerantState(CELL, BOUND_S).recall(memory)
     with pytest.raises(ConfigError, match="something unknown"):
         state.recall({})
     other = np.dtype([*((name, STATE.fields[name][0]) for name in STATE.names[:-1]), ("more", "i8")], align=True)  # type: ignore[index]  # it has fields
@@ -364,7 +376,7 @@ def test_memory_of_another_cell_or_code_is_refused(history: History) -> None:
 
 
 def test_collections_that_come_and_go_leave_no_more_groups_than_there_are(history: History) -> None:
-    state, slots = TolerantState(CELL, BOUND_S), np.arange(6)
+    state, slots = TolerantState(CELL, BOUND_S, related=True), np.arange(6)
     most = dict.fromkeys(("sibling", "name", "user"), 0)
     sizes = set()
     day_s, per_day = 86_400, 4
@@ -375,7 +387,7 @@ def test_collections_that_come_and_go_leave_no_more_groups_than_there_are(histor
         ]
         state.advance(slots, concatenate(tasks))
         state.forget(slots)
-        most = {kinship: max(most[kinship], n) for kinship, n in state.n_groups.items()}
+        most = {kind: max(most[kind], n) for kind, n in groups_of(state).items()}
         sizes.add(sum(array.nbytes for array in state.memory().values()))
     assert most["sibling"] == 0
     assert most["name"] == most["user"] <= (KEEP_IDLE_DAYS + 2) * per_day
@@ -385,18 +397,18 @@ def test_collections_that_come_and_go_leave_no_more_groups_than_there_are(histor
 
 def test_a_user_that_comes_back_within_the_month_is_known_and_after_it_is_not(history: History) -> None:
     for days, known in ((KEEP_IDLE_DAYS - 1, 1), (KEEP_IDLE_DAYS + 2, 0)):
-        state, slot = TolerantState(CELL, BOUND_S), np.zeros(1, np.int64)
+        state, slot = TolerantState(CELL, BOUND_S, related=True), np.zeros(1, np.int64)
         state.advance(slot, owned(history([0.3], task=1), user=5))
         state.forget(slot)
         back = owned(history([0.1], task=2, start_s=600 + days * 86_400), user=5)
         _, x, _, _ = state.advance(slot, back)
         assert value(x, "user_tasks") == known
     state.advance(slot + 1, owned(history([0.3], task=3, start_s=10**9), user=6))
-    assert state.n_groups["user"] == 2  # one with a task is never idle, however long it is silent
+    assert groups_of(state)["user"] == 2  # one with a task is never idle, however long it is silent
 
 
 def test_a_memory_outlives_a_change_of_the_code_that_changes_nothing_of_what_is_kept(history: History) -> None:
-    one, two = TolerantState(CELL, BOUND_S), TolerantState(CELL, BOUND_S)
+    one, two = TolerantState(CELL, BOUND_S, related=True), TolerantState(CELL, BOUND_S, related=True)
     windows, none = history([0.1, 0.4, 0.2]), np.zeros(1, np.int64)
     one.advance(np.zeros(2, np.int64), windows.take(slice(0, 2)))
     memory = saved(one)

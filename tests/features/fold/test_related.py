@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_parts
 from reclaim.data.windows import CHANNELS, LEVELS, Windows, concatenate, demand, peak_cpu
-from reclaim.features.registry import FEATURE_NAMES, FIRST_KIN, KINSHIPS, SIGNALS, SLOT_S
+from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, GROUP_KINDS, SIGNALS, SLOT_S
 
 History = Callable[..., Windows]
 Fold = Callable[..., Any]
@@ -29,7 +29,7 @@ def value(x: NDArray[np.float32], name: str, row: int) -> float:
 
 
 def oracle(windows: Windows) -> NDArray[np.float64]:
-    """Return the features about others, each row against every other row; shape (n, n_features - FIRST_KIN)."""
+    """Return the features about others, each row against every other row; shape (n, n_features - FIRST_RELATED)."""
     n, task = len(windows), windows.task_numbers().tolist()
     seen_us: list[int] = []
     taken: list[bool] = []
@@ -48,7 +48,7 @@ def oracle(windows: Windows) -> NDArray[np.float64]:
     for i in range(n):
         collection, user, name = of[i]
         row: list[float] = []
-        for kin in KINSHIPS:
+        for kind in GROUP_KINDS:
             others = [
                 k
                 for k in range(n)
@@ -57,7 +57,7 @@ def oracle(windows: Windows) -> NDArray[np.float64]:
                     "sibling": of[k][0] == collection and task[k] != task[i],
                     "name": of[k][0] != collection and of[k][1:] == (user, name) and name >= 0,
                     "user": of[k][0] != collection and of[k][1] == user and user >= 0,
-                }[kin]
+                }[kind]
             ]
             row.append(math.log2(1 + len({task[k] for k in others if not np.isnan(used[k]).all()})))
             for j in range(len(SIGNALS)):
@@ -65,7 +65,7 @@ def oracle(windows: Windows) -> NDArray[np.float64]:
                 values = [float(used[k, j]) for k in known]
                 peaks = [max(float(used[k, j]) for k in known if task[k] == t) for t in {task[k] for k in known}]
                 row += [_mean(values), _mean(peaks), max(values, default=math.nan)]
-                if kin == "sibling":
+                if kind == "sibling":
                     now = [float(used[k, j]) for k in known if slot[k] == slot[i] - 1]
                     row += [_mean(now), max(now, default=math.nan)]
         out.append(row)
@@ -82,8 +82,8 @@ def test_every_feature_about_others_is_what_its_words_say(
     seed: int, n_tasks: int, random_histories: History, fold: Fold
 ) -> None:
     windows = random_histories(seed, n_tasks, longest=25)
-    got, expected = fold(windows).x[:, FIRST_KIN:], oracle(windows)
-    for k, name in enumerate(FEATURE_NAMES[FIRST_KIN:]):
+    got, expected = fold(windows).x[:, FIRST_RELATED:], oracle(windows)
+    for k, name in enumerate(FEATURE_NAMES[FIRST_RELATED:]):
         np.testing.assert_allclose(got[:, k], expected[:, k], rtol=1e-6, atol=1e-6, err_msg=name)
 
 
@@ -98,8 +98,8 @@ def together(*parts: Windows) -> Windows:
 
 
 def test_a_lone_task_has_no_others_however_long_it_runs(history: History, fold: Fold) -> None:
-    x = fold(owned(history([0.5] * 30), user=3, name=4)).x[:, FIRST_KIN:]
-    counts = [FEATURE_NAMES.index(f"{kin}_tasks") - FIRST_KIN for kin in KINSHIPS]
+    x = fold(owned(history([0.5] * 30), user=3, name=4)).x[:, FIRST_RELATED:]
+    counts = [FEATURE_NAMES.index(f"{kind}_tasks") - FIRST_RELATED for kind in GROUP_KINDS]
     assert (x[:, counts] == 0).all()
     assert np.isnan(np.delete(x, counts, axis=1)).all()
 
@@ -157,7 +157,7 @@ def test_the_first_window_of_a_new_collection_sees_the_earlier_runs_of_its_name_
     assert value(x, "user_peak_cpu_max", 4) == pytest.approx(0.8)
 
 
-def test_a_name_without_a_user_is_a_kin_and_an_unknown_one_is_none(history: History, fold: Fold) -> None:
+def test_a_name_without_a_user_is_a_group_and_an_unknown_one_is_none(history: History, fold: Fold) -> None:
     for name, user, expected in ((4, -1, (1, 0)), (-1, 3, (0, 1)), (-1, -1, (0, 0))):
         first, then = history([0.2], task=1), history([0.1], task=2, start_s=9_000)
         x = fold(together(owned(first, user=user, name=name), owned(then, user=user, name=name))).x
@@ -171,15 +171,15 @@ def test_the_tasks_of_the_own_collection_never_count_among_the_runs_of_its_name_
     sibling = owned(history([0.9] * 3, task=2), user=3, name=4, instance=1)
     x = fold(together(mine, sibling)).x
     assert value(x, "sibling_cpu_max", 2) == pytest.approx(0.9)
-    for kin in ("name", "user"):
-        assert value(x, f"{kin}_tasks", 2) == 0
-        assert math.isnan(value(x, f"{kin}_cpu_max", 2))
+    for kind in ("name", "user"):
+        assert value(x, f"{kind}_tasks", 2) == 0
+        assert math.isnan(value(x, f"{kind}_cpu_max", 2))
     elder = owned(history([0.3], task=1), user=3, name=4)
     x = fold(together(elder, mine, sibling)).x
-    for kin in ("name", "user"):
-        assert value(x, f"{kin}_tasks", 3) == 1
+    for kind in ("name", "user"):
+        assert value(x, f"{kind}_tasks", 3) == 1
         for what in ("mean", "peak", "max"):
-            assert value(x, f"{kin}_cpu_{what}", 3) == pytest.approx(0.3)
+            assert value(x, f"{kind}_cpu_{what}", 3) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("order", [(0.9, 0.9, 0.4), (0.9, 0.4, 0.9), (0.4, 0.9, 0.9)])

@@ -8,6 +8,7 @@ import pytest
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.windows import Windows, concatenate
+from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID
 from reclaim.features.targets import HORIZONS_S
@@ -94,10 +95,13 @@ def test_answers_are_those_of_the_whole_history(dataset: Path, folded: tuple[His
     np.testing.assert_array_equal(answers["borg"]["aggressive"].rule, whole.rule[rows])
 
 
+@pytest.mark.parametrize(("stored", "read"), [(False, False), (True, False), (True, True)])
 def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_folding(
-    dataset: Path, bundle: Bundle
+    dataset: Path, bundle: Bundle, related_bundle: Bundle, tmp_path: Path, stored: bool, read: bool
 ) -> None:
+    dataset, bundle = Path(shutil.copytree(dataset, tmp_path / "dataset")), related_bundle if read else bundle
     opened = Dataset.open(dataset)
+    build_features(opened, FeatureConfig(related=stored))
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
     history, answers = fold_dataset(
         opened, FeatureSet.open(dataset), 3600, {"network": bundle.bare_estimator}, {}, progress=False
@@ -105,8 +109,9 @@ def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_f
     rows = global_rows(dataset, history)
     for margin, plan in bundle.plans.items():
         alone = ForecastEstimator(
-            bundle.forecaster, 3600, dict.fromkeys(bundle.plans, plan), margin="aggressive", cell=opened.cell()
-        )
+            bundle.forecaster, 3600, dict.fromkeys(bundle.plans, plan), margin="aggressive", cell=opened.cell(),
+            related=read,
+        )  # fmt: skip
         whole = run_base(alone, everything)  # siblings stand in one call
         np.testing.assert_array_equal(answers["network"][margin].reservation, whole.reservation[rows])
         np.testing.assert_array_equal(answers["network"][margin].rule, whole.rule[rows])

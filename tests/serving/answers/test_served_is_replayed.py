@@ -164,8 +164,11 @@ def serve_and_check(theirs: Replayed, bundle: Bundle, how: str) -> int:
 
 
 @pytest.mark.parametrize("how", ["whole", "shuffled", "in parts", "several slots"])
-def test_a_drawn_history_is_served_as_it_is_replayed(how: str, history_replayed: Replayed, bundle: Bundle) -> None:
-    assert serve_and_check(history_replayed, bundle, how) > (100 if how == "several slots" else 500)
+def test_a_drawn_history_is_served_as_it_is_replayed(
+    how: str, history: History, bundle: Bundle, related_bundle: Bundle
+) -> None:
+    for one in (bundle, related_bundle):
+        assert serve_and_check(replayed(history.windows, one), one, how) > (100 if how == "several slots" else 500)
 
 
 @pytest.mark.slow

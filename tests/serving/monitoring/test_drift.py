@@ -96,7 +96,7 @@ def test_nothing_is_known_before_the_first_row() -> None:
 def test_a_feature_that_moved_is_named() -> None:
     ranges = InputRanges(*(np.full(len(FEATURE_NAMES), v, np.float32) for v in (0.5, 0.2, -3.0, 3.0)))
     x = np.random.default_rng(2).normal(0.5, 0.2, (5_000, len(FEATURE_NAMES))).clip(0).astype(np.float32) ** 2
-    drift = Drift(ranges)
+    drift = Drift(ranges, FEATURE_NAMES)
     drift.observe(x, 0)
     still = drift.numbers()
     assert still.outside < 0.01

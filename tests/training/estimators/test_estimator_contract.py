@@ -26,7 +26,8 @@ from reclaim.training.margins.plan import Basis, Plan, plan_for_all
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.models.forecaster import NetworkForecaster
 
-NAMES = (*sorted(ESTIMATORS), "forecast")
+RELATED = "forecast with related"
+NAMES = (*sorted(ESTIMATORS), "forecast", RELATED)
 WINDOW_US = 300_000_000
 MARGIN = Margin("baseline", (0.2, 0.1))
 
@@ -39,8 +40,12 @@ Make = Callable[[], Estimator]
 
 
 @pytest.fixture(params=NAMES)
-def make(request: pytest.FixtureRequest, random_forecaster: NetworkForecaster) -> Make:
+def make(
+    request: pytest.FixtureRequest, random_forecaster: NetworkForecaster, related_forecaster: NetworkForecaster
+) -> Make:
     """Return a maker of fresh estimators, one for each name."""
+    if request.param == RELATED:
+        return lambda: ForecastEstimator(related_forecaster, 3_600, SPENDING, related=True)
     return _maker(request.param, random_forecaster)
 
 
@@ -48,19 +53,19 @@ def _both(plan: Plan) -> dict[str, Plan]:
     return {"baseline": plan, "aggressive": plan}
 
 
-def _histories(seed: int, n_tasks: int = 4, longest: int = 80, *, kin: bool = False) -> Windows:
+def _histories(seed: int, n_tasks: int = 4, longest: int = 80, *, related: bool = False) -> Windows:
     """Return tasks of any length with bursts, gaps, changed limits, restarts and unknown measurements.
 
-    With ``kin`` each two are siblings, and all are runs of one logical name; else no two have anything in common.
+    With ``related`` each two are siblings, and all are runs of one logical name; else no two have anything in common.
     """
     rng = np.random.default_rng(seed)
     parts = []
     for task in range(n_tasks):
         n = int(rng.integers(1, longest))
         w = empty_windows(n)
-        w.collection_id[:] = 10 + (task // 2 if kin else task)
+        w.collection_id[:] = 10 + (task // 2 if related else task)
         w.instance_index[:] = task
-        if kin:
+        if related:
             w.user[:], w.name[:] = 7, 8
         steps = rng.choice([1, 1, 1, 1, 1, 2, 40], n)
         w.start_us[:] = WINDOW_US * (2 + rng.integers(0, 50) + np.cumsum(steps))
@@ -130,7 +135,7 @@ def test_changing_the_future_never_changes_the_past(
     name: str, seed: int, cut: float, random_forecaster: NetworkForecaster
 ) -> None:
     make = _maker(name, random_forecaster)
-    windows = _histories(seed, kin=True)
+    windows = _histories(seed, related=True)
     slot = windows.task_numbers()
     now_us = int(np.quantile(windows.end_us, cut))
     future = windows.start_us >= now_us
@@ -152,7 +157,7 @@ def test_how_a_history_is_cut_into_calls_makes_no_difference(
     name: str, seed: int, data: st.DataObject, random_forecaster: NetworkForecaster
 ) -> None:
     make = _maker(name, random_forecaster)
-    windows = _histories(seed, longest=40, kin=True)
+    windows = _histories(seed, longest=40, related=True)
     slot = windows.task_numbers()
     whole = make().update(slot, windows)
     # as a live service sees it: ordered by time over all tasks, in calls of any size
@@ -183,13 +188,13 @@ def test_tasks_come_and_go_without_touching_the_others(make: Make) -> None:
         assert _bits(alone)[:2] == _bits(together.take(mine))[:2]
 
 
-def test_only_learned_estimators_use_related_tasks(make: Make) -> None:
-    windows = _histories(11, kin=True)
+def test_only_a_forecast_of_related_tasks_uses_them(make: Make, request: pytest.FixtureRequest) -> None:
+    windows = _histories(11, related=True)
     slot = windows.task_numbers()
     together = make().update(slot, windows)
     alone = [make().update(slot[slot == task], windows.take(slot == task)) for task in range(4)]
     same = np.concatenate([a.reservation for a in alone]).tobytes() == together.reservation.tobytes()
-    assert same == (not isinstance(make(), ForecastEstimator))
+    assert same == (request.node.callspec.params["make"] != RELATED)
 
 
 def test_the_cell_reaches_the_features(random_forecaster: NetworkForecaster) -> None:
@@ -219,7 +224,7 @@ def test_a_repeated_or_late_window_changes_nothing_that_comes_after(make: Make) 
 
 
 def test_saved_and_restored_in_the_middle_it_goes_on_as_if_it_had_not_stopped(make: Make, tmp_path: Path) -> None:
-    windows = _histories(13, kin=True)
+    windows = _histories(13, related=True)
     slot = windows.task_numbers()
     for times_us in (windows.start_us, windows.end_us):
         times_us[slot >= 2] += 86_400_000_000  # a collection that is new after the stop, of a user known before

@@ -6,13 +6,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reclaim.features.registry import FEATURE_NAMES
+from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.evaluation.importance import GROUPS, SINGLE, Importance, importance_figure, permutation_importance
+from reclaim.training.evaluation.importance import (
+    Importance,
+    columns_alone,
+    columns_by_group,
+    importance_figure,
+    permutation_importance,
+)
 from reclaim.training.models.forecaster import NetworkForecaster
 
 T, H, F = len(TARGETS), len(HORIZONS_S), len(FEATURE_NAMES)
+SINGLE, GROUPS = columns_alone(FEATURE_NAMES), columns_by_group(FEATURE_NAMES)
 
 
 class Copies:
@@ -43,7 +50,7 @@ def rows(n: int, seed: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float32
 
 def test_only_what_the_forecast_rests_on_is_important() -> None:
     x, y = rows(500)
-    found = permutation_importance(Copies(), x, y, horizon_s=3_600)
+    found = permutation_importance(Copies(), x, y, horizon_s=3_600, columns=SINGLE)
     assert found.names == FEATURE_NAMES
     assert found.loss == pytest.approx(np.full(T, 0.1 * (0.5 + 0.9) / 2), rel=1e-5)
     assert (found.rise[0] > 0.5).all()
@@ -74,7 +81,7 @@ def test_every_feature_is_in_one_group_and_a_group_is_permuted_together() -> Non
 
 def test_the_seed_chooses_rows_and_threads_and_neighbours_change_nothing() -> None:
     x, y = rows(400)
-    found = permutation_importance(Copies(), x, y, horizon_s=3_600, rows=100, repeats=2)
+    found = permutation_importance(Copies(), x, y, horizon_s=3_600, columns=SINGLE, rows=100, repeats=2)
     assert found.rows == 100
     again = permutation_importance(
         Copies(), x, y, horizon_s=3_600, rows=100, repeats=2, threads=2, columns={"one": [0]}
@@ -100,8 +107,8 @@ def test_targets_and_rows_that_are_not_known_do_not_count() -> None:
 
 def test_a_network_without_calibration_is_measured(random_forecaster: NetworkForecaster) -> None:
     x, y = rows(300)
-    columns = {name: SINGLE[name] for name in FEATURE_NAMES[:5]}
-    found = permutation_importance(random_forecaster, x, y, horizon_s=3_600, columns=columns)
+    columns = columns_alone(FEATURE_NAMES[:5])
+    found = permutation_importance(random_forecaster, x[:, :FIRST_RELATED], y, horizon_s=3_600, columns=columns)
     assert (found.rise != 0).any(axis=1).all()
 
 

@@ -34,7 +34,9 @@ def report(**changed: Any) -> dict[str, Any]:
 def test_the_card_names_model_data_scores_and_how_to_load_it() -> None:
     calibration = ProbabilityCalibration((0.5, 1.0, 2.0), (0.1, 0.0, -0.25)).to_dict()
     test_scores = {"cpu": {"3600s": {"rows": 77.0, "pinball_over_usage": 0.0555}}}
-    card = model_card(report(), settings=TrainConfig().settings(), test_scores=test_scores, probability=calibration)
+    card = model_card(
+        report(), settings=TrainConfig().settings(), n_features=100, test_scores=test_scores, probability=calibration
+    )
     for text in (
         "# reclaim: network, 3600 s ahead", "| cell_a | synthetic | ffffffffffff | 1000 | 100 |",
         "price 30, at least q0.9", "q0.98, own past (24h) 0.25", "half way", "75.00 %",
@@ -48,7 +50,7 @@ def test_the_card_names_model_data_scores_and_how_to_load_it() -> None:
 
 
 def test_without_test_scores_calibration_and_version_it_says_so() -> None:
-    card = model_card(report(version="", scores={}), settings={})
+    card = model_card(report(version="", scores={}), settings={}, n_features=100)
     assert "| test" not in card
     assert "as the model says it" in card
     assert "reclaim serve --model reclaim@champion" in card
@@ -56,13 +58,15 @@ def test_without_test_scores_calibration_and_version_it_says_so() -> None:
 
 
 def test_many_settings_are_cut_before_anything_else_and_many_datasets_still_fit() -> None:
-    card = model_card(report(), settings={f"name_{k}": "x" * 50 for k in range(200)})
+    card = model_card(report(), settings={f"name_{k}": "x" * 50 for k in range(200)}, n_features=100)
     assert len(card) <= LONGEST
     assert "all of them are the run's parameters" in card
     assert "memory: no row has a limit" in card
     many = [report()["datasets"][0] | {"name": f"cell_{k}"} for k in range(200)]
-    assert len(model_card(report(datasets=many), settings={})) <= LONGEST
+    assert len(model_card(report(datasets=many), settings={}, n_features=100)) <= LONGEST
 
 
 def test_the_same_facts_give_the_same_card() -> None:
-    assert model_card(report(), settings={"a": 1}) == model_card(report(), settings={"a": 1})
+    assert model_card(report(), settings={"a": 1}, n_features=100) == model_card(
+        report(), settings={"a": 1}, n_features=100
+    )
