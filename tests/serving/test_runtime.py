@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from reclaim.data.errors import ModelError
+from reclaim.data.errors import ModelError, StoreError
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle, save_bundle
-from tests.serving.cell_fixtures import loaded
+from tests.serving.cell_fixtures import Memory, loaded
 
 
 def test_a_model_of_related_tasks_is_refused_where_the_state_has_none_and_the_other_way_round_it_serves(
@@ -33,13 +33,9 @@ def test_a_model_of_related_tasks_is_refused_where_the_state_has_none_and_the_ot
         runtime.close()
 
 
-def test_a_state_saved_with_other_features_is_refused_with_what_to_do(
-    make_app: Any, related_bundle: Bundle, tmp_path: Path
-) -> None:
-    with make_app(state=tmp_path / "state") as (_, runtime):
-        assert runtime.writer.state == "ok"
-    save_bundle(related_bundle, tmp_path / "model")
-    settings = ServingSettings(model=str(tmp_path / "model"), bundle=tmp_path / "model", state=tmp_path / "state")
-    runtime = Runtime(settings)
-    runtime.close()
-    assert "for a model of other features; start afresh with another --state folder" in runtime.writer.state
+def test_a_state_saved_with_other_features_is_refused_with_what_to_do(bundle: Bundle, related_bundle: Bundle) -> None:
+    with_related, without = (Memory(ServingSettings(), one).tracker for one in (related_bundle, bundle))
+    for one, other in ((with_related, without), (without, with_related)):
+        with pytest.raises(StoreError, match="for a model of other features; start afresh with another --state folder"):
+            one.recall(other.memory())
+        one.recall(one.memory())
