@@ -41,9 +41,9 @@ def test_a_bulk_request_leaves_a_core_to_small_ones_of_any_kind(
     def note(name: str) -> None:
         does = getattr(stateless_table, name)
 
-        def noting(*given: Any) -> Any:
+        def noting(*given: Any, **options: Any) -> Any:
             threads.append(given[-1])
-            return does(*given)
+            return does(*given, **options)
 
         monkeypatch.setattr(stateless_table, name, noting)
 
