@@ -124,6 +124,14 @@ class FeatureSet:
         """Whether the features of related tasks are among them."""
         return self.names == feature_names(related=True)
 
+    def check_holds(self, *, related: bool) -> None:
+        """Raise ConfigError where a model reads the features of related tasks and they are not here."""
+        if related and not self.related:
+            raise ConfigError(
+                f"{self.path}: the model reads the features of related tasks, which this feature set lacks; run "
+                f"`reclaim features {self.path.parent} --set related=true`"
+            )
+
     @property
     def fingerprint(self) -> str:
         """Hash over dataset, pipeline and configuration."""

@@ -95,11 +95,7 @@ def run_experiment(
             f"`reclaim features {dataset} --set split.role=all`, and train anew; or `test` if it never was trained on"
         )
     for name, bundle in bundles.items():
-        if bundle.related and not features.related:
-            raise ConfigError(
-                f"{dataset}: {name} reads the features of related tasks, which this dataset lacks; run "
-                f"`reclaim features {dataset} --set related=true`"
-            )
+        features.check_holds(related=bundle.related)
         _refuse_seen_tests(name, bundle, opened, features)
     inputs = _inputs(experiment, opened, features, config, bundles)
     results = _already_there(out, inputs)

@@ -76,6 +76,7 @@ def predictions(
         At most ``ROW_GROUP_ROWS`` rows of ``columns.schema_of``.
     """
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
+    features.check_holds(related=model.bundle.related)
     scorer, settings = Scorer(model, cell_of(opened, features), THREADS), ServingSettings()
     margin_of_tier = margins_of(CellQuery(), scorer, check_margin(margin))
     for bucket in range(opened.n_buckets):

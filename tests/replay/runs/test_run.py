@@ -229,7 +229,9 @@ def test_a_learned_estimator_is_replayed_with_the_others_and_has_its_own_margins
 
 def test_a_model_of_related_tasks_is_refused_on_features_without_them(dataset: Path, tmp_path: Path) -> None:
     bundles = {"trees": replace(learned(), related=True)}
-    with pytest.raises(ConfigError, match=r"which this dataset lacks; run `reclaim features .* --set related=true`"):
+    with pytest.raises(
+        ConfigError, match=r"which this feature set lacks; run `reclaim features .* --set related=true`"
+    ):
         run_experiment(EXPERIMENT, dataset, tmp_path / "out", bundles=bundles, tracking=False, progress=False)
 
 

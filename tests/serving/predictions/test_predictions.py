@@ -30,6 +30,7 @@ from reclaim.serving.predictions.histories import histories_of, predict_historie
 from reclaim.serving.predictions.job import predict
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.schemas import ReservationRequest
+from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import RULES
 
 KEY = list(s.TASK_KEY)
@@ -89,6 +90,11 @@ def tasks_of(histories: pa.Table) -> list[dict[str, Any]]:
         task["limit"] = limit
         task["windows"].append(known | {"limit": limit})
     return [tasks[key] for key in sorted(tasks)]
+
+
+def test_a_model_of_related_tasks_is_refused_on_features_without_them(dataset: Dataset, related_bundle: Bundle) -> None:
+    with pytest.raises(ConfigError, match="which this feature set lacks; run `reclaim features .* --set related=true`"):
+        next(predictions(LoadedModel("m", "1", "m", related_bundle), dataset.path))
 
 
 def test_predictions_of_every_window_are_the_replays_answers(dataset: Dataset, model: LoadedModel) -> None:
