@@ -93,7 +93,9 @@ def tasks_of(histories: pa.Table) -> list[dict[str, Any]]:
 
 
 def test_a_model_of_related_tasks_is_refused_on_features_without_them(dataset: Dataset, related_bundle: Bundle) -> None:
-    with pytest.raises(ConfigError, match="which this feature set lacks; run `reclaim features .* --set related=true`"):
+    with pytest.raises(
+        ConfigError, match=r"which this feature set lacks; run `reclaim features .* --set related=true`"
+    ):
         next(predictions(LoadedModel("m", "1", "m", related_bundle), dataset.path))
 
 
