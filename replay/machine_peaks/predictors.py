@@ -280,7 +280,8 @@ class Oracle(Predictor):
         peak = samples.total(samples.limit)
         future_peaks(
             samples.times_us, starts, by_snapshot, samples.task, samples.snapshot, samples.usage, samples.limit,
-            self.horizon_s * 1_000_000, np.empty(n_snapshots), np.empty(n_snapshots, np.int64), np.empty(n_snapshots), peak,
+            self.horizon_s * 1_000_000, np.empty(n_snapshots), np.empty(n_snapshots, np.int64), np.empty(n_snapshots),
+            peak,
         )  # fmt: skip
         return peak
 
