@@ -27,7 +27,10 @@ fix: install                       ## what can be mended by itself
 docs: install                      ## the site, in site/; a warning or a broken link is an error
 	$(BIN)/sphinx-build -q -E -W --keep-going -c docs/site . site
 
+notebook: install                  ## the outputs of docs/notebook.ipynb
+	$(BIN)/python tests/test_notebook.py
+
 demo: install                      ## the whole way on a synthetic cell
 	$(BIN)/reclaim demo
 
-.PHONY: install test quick lint fix docs demo
+.PHONY: install test quick lint fix docs notebook demo

@@ -181,18 +181,20 @@ class Dataset:
 
         if name not in s.TABLES:
             raise SchemaError(f"{self.path}: no table {name!r}; expected one of {', '.join(s.TABLES)}")
-        source = files.dataset(self.path / (name if name in s.BUCKETED else f"{name}.parquet"), format="parquet")
+        buckets = [self.path / name / bucket_name(bucket) for bucket in range(self.n_buckets)]
+        source = files.dataset(buckets if name in s.BUCKETED else self.path / f"{name}.parquet", format="parquet")
         there = source.schema.names
         if unknown := [column for column in columns or () if column not in there]:
             raise SchemaError(f"{self.path}: {name} has no {', '.join(unknown)}; its columns are {', '.join(there)}")
         if tasks is None:
             return source.to_table(columns)
-        if missing := [key for key in s.TASK_KEY if key not in tasks.column_names or key not in there]:
-            raise SchemaError(f"{self.path}: rows of {name} cannot be chosen by tasks without {', '.join(missing)}")
+        if not set(s.TASK_KEY) <= set(there):
+            raise SchemaError(f"{self.path}: {name} has no rows of single tasks; read it whole")
         wanted = columns or there
-        filter_ = files.field(s.COLLECTION_ID).isin(pc.unique(tasks[s.COLLECTION_ID]))
-        table = source.to_table([*wanted, *(key for key in s.TASK_KEY if key not in wanted)], filter=filter_)
-        return table.filter(pa.array(_keys(table).isin(_keys(tasks)))).select(wanted)
+        keys = _keys(tasks)
+        of_them = files.field(s.COLLECTION_ID).isin(pa.array(keys.levels[0]))
+        table = source.to_table([*wanted, *(key for key in s.TASK_KEY if key not in wanted)], filter=of_them)
+        return table.filter(pa.array(_keys(table).isin(keys))).select(wanted)
 
 
 @dataclass(frozen=True)
@@ -220,10 +222,23 @@ class Owners:
         return user, name
 
 
+def rows_of_tasks(table: pa.Table, tasks: pa.Table) -> NDArray[np.bool_]:
+    """Return which rows of a table are of the tasks; both have the columns ``schema.TASK_KEY``.
+
+    Raises
+    ------
+    SchemaError
+        One of those columns is missing.
+    """
+    return np.asarray(_keys(table).isin(_keys(tasks)), np.bool_)
+
+
 def _keys(tasks: pa.Table) -> pd.MultiIndex:
-    """Return collection and index of each row."""
+    """Return collection and index of each row; SchemaError where there are none."""
     import pandas as pd
 
+    if missing := [name for name in s.TASK_KEY if name not in tasks.column_names]:
+        raise SchemaError(f"tasks: no column {' and no '.join(missing)}; expected rows of the dataset's tasks")
     return pd.MultiIndex.from_arrays([tasks[name].to_numpy() for name in s.TASK_KEY])
 
 

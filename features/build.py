@@ -107,7 +107,7 @@ def build_features(
         }
     )
     folder = dataset.path / FOLDER
-    present = _present(dataset)
+    present = built_features(dataset)
     if present is not None and present.manifest.get("fingerprint") == fingerprint:
         remove_left_behind(folder)
         return present, True
@@ -131,11 +131,11 @@ def build_features(
     return FeatureSet.open(dataset.path), False
 
 
-def _present(dataset: Dataset) -> FeatureSet | None:
+def built_features(dataset: Dataset) -> FeatureSet | None:
     """Return the dataset's feature set if it has one that can be used, of whatever configuration."""
     try:
         return FeatureSet.open(dataset.path)
-    except (ConfigError, TraceError):  # there is none, or it is damaged or of another pipeline: to be built anew
+    except (ConfigError, TraceError):  # there is none, or it is damaged or of another pipeline: to be built
         return None
 
 

@@ -126,7 +126,9 @@ def connect(memory_mib: int, temporary: Path) -> duckdb.DuckDBPyConnection:
             database.execute(f"SET memory_limit = '{memory_mib}MiB'")
             database.execute("SET threads = 1")
             database.execute(f"SET temp_directory = {literal(str(temporary / str(os.getpid())))}")
-            database.execute("SET enable_progress_bar = false")
+            shown = database.execute("SELECT current_setting('enable_progress_bar')").fetchone()
+            if shown != (False,):  # in a notebook, to set it takes ipywidgets even where it is off
+                database.execute("SET enable_progress_bar = false")
             _database = key, database
         return _database[1].cursor()
 

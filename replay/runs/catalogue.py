@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, cast
 
+from reclaim.data.errors import ConfigError
+
 if TYPE_CHECKING:
     from reclaim.replay.experiment import Experiment
 
@@ -20,5 +22,7 @@ EXPERIMENTS: Final[Mapping[str, str]] = {
 
 
 def load_experiment(name: str) -> Experiment:
-    """Return the experiment of a name of ``EXPERIMENTS``."""
+    """Return the experiment of a name of ``EXPERIMENTS``; ConfigError for an unknown one."""
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
     return cast("Experiment", import_module(f"reclaim.replay.experiments.{EXPERIMENTS[name]}.measure").EXPERIMENT)

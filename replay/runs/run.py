@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -120,6 +120,15 @@ def run_experiment(
     if tracking:
         record(experiment, report)
     return report
+
+
+def by_kind(bundles: Sequence[Bundle]) -> dict[str, Bundle]:
+    """Return learned estimators by the names that a replay gives them: their kinds; ConfigError for two of one kind."""
+    named = {bundle.kind: bundle for bundle in bundles}
+    if len(named) < len(bundles):
+        kinds = ", ".join(bundle.kind for bundle in bundles)
+        raise ConfigError(f"models of different kinds can be replayed together, got {kinds}; replay them one at a time")
+    return named
 
 
 def write_folder(

@@ -1,3 +1,32 @@
 """reclaim: predict what every task in a cluster will need, so that the rest can be lent out."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reclaim.api.dataset import Dataset, ingest, open, synth
+    from reclaim.api.model import Model, load, train
+    from reclaim.api.replay import Replay
+
 __version__ = "0.1.0"
+
+__all__ = ["Dataset", "Model", "Replay", "ingest", "load", "open", "synth", "train"]
+
+_API = {
+    "Dataset": "dataset", "ingest": "dataset", "open": "dataset", "synth": "dataset",
+    "Model": "model", "load": "model", "train": "model",
+    "Replay": "replay",
+}  # fmt: skip
+
+
+if not TYPE_CHECKING:  # a type checker knows the names above, and no others
+
+    def __getattr__(name: str) -> Any:
+        """Import a name of the Python interface when it is first used (PEP 562): the package itself stays light."""
+        if name not in _API:
+            raise AttributeError(f"module 'reclaim' has no attribute {name!r}")
+        return getattr(import_module(f"reclaim.api.{_API[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_API})

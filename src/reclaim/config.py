@@ -49,6 +49,20 @@ def load_config(kind: type[C], file: Path | None = None, assignments: Sequence[s
     return _build(kind, values, "--set", ())
 
 
+def config_from(kind: type[C], settings: Mapping[str, Any]) -> C:
+    """Return the settings: the defaults of ``kind``, then those given by name, as ``{"fit.epochs": 5}``.
+
+    Raises
+    ------
+    ConfigError
+        A name is unknown, or a value is of the wrong type or out of range.
+    """
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        _assign(values, name.split("."), value, name)
+    return _build(kind, values, "settings", ())
+
+
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]

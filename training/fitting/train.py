@@ -269,6 +269,11 @@ def run_training(
     return report
 
 
+def recorded_report(model: str) -> TrainReport:
+    """Return the report of the run that made ``name@alias`` or ``name/version``; ModelError where there is none."""
+    return TrainReport(**tracking.load_dict(tracking.resolve_model(model).run_id, _REPORT))
+
+
 def assists() -> bool:
     """Return whether torchrun started this process next to a first one, which records and reports."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["RANK"]) > 0

@@ -59,17 +59,14 @@ def _add(name: str, does: str, *examples: str) -> None:
 def _bundles(models: list[str], no_model: bool) -> dict[str, Bundle]:
     """Return kind → model of the references, of the champion if there are none."""
     from reclaim.data.errors import ConfigError
+    from reclaim.replay.runs.run import by_kind
     from reclaim.training.bundle import load_bundle
     from reclaim.training.tracking.runs import fetch_bundle
 
     if no_model and models:
         raise ConfigError(f"--no-model and --model {models[0]} contradict each other; leave one of them out")
     references = [] if no_model else (models or ["reclaim@champion"])
-    loaded = [load_bundle(fetch_bundle(reference)[0]) for reference in references]
-    bundles = {bundle.kind: bundle for bundle in loaded}
-    if len(bundles) < len(loaded):
-        raise ConfigError(f"--model: {', '.join(references)} are of one kind; replay them one at a time")
-    return bundles
+    return by_kind([load_bundle(fetch_bundle(reference)[0]) for reference in references])
 
 
 def print_replay(

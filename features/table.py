@@ -1,0 +1,82 @@
+"""Reads chosen features and targets of chosen rows as a table, with the task and the time of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.dataset import Dataset, rows_of_tasks
+from reclaim.data.errors import ConfigError, SchemaError
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.splits import PERIODS
+from reclaim.features.targets import HORIZONS_S, TARGETS
+
+
+def feature_table(
+    dataset: Dataset,
+    features: FeatureSet,
+    names: Sequence[str] | None = None,
+    *,
+    tasks: pa.Table | None = None,
+    period: str | None = None,
+) -> pa.Table:
+    """Return features and targets, one row per usage row, in the order of the dataset.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    features : FeatureSet
+        Of the same dataset.
+    names : sequence of str or None
+        Features, and targets as ``cpu_3600s`` and ``oom_3600s``; None: all features.
+    tasks : pyarrow.Table or None
+        As for ``Dataset.read``; None: all tasks.
+    period : str or None
+        One of ``splits.PERIODS``; None: all.
+
+    Returns
+    -------
+    pyarrow.Table
+        ``schema.TASK_KEY``, ``end_us``, ``period``, and the columns asked for, float32 with NaN where unknown.
+
+    Raises
+    ------
+    ConfigError
+        The period is unknown.
+    SchemaError
+        A name is unknown.
+    """
+    there = list(features.manifest["features"])
+    targets = {f"{t}_{h}s": (i, j) for i, t in enumerate(TARGETS) for j, h in enumerate(HORIZONS_S)}
+    ooms = {f"oom_{h}s": j for j, h in enumerate(HORIZONS_S)}
+    chosen = there if names is None else list(names)
+    if unknown := [name for name in chosen if name not in {*there, *targets, *ooms}]:
+        raise SchemaError(
+            f"{features.path}: no feature {', '.join(unknown)}; there are {', '.join(there[:3])} … "
+            f"({len(there)}, in docs/reference.md) and the targets {', '.join([*targets, *ooms])}"
+        )
+    if period is not None and period not in PERIODS:
+        raise ConfigError(f"period must be one of {', '.join(PERIODS)}, got {period!r}")
+    keys = dataset.read("usage", list(s.TASK_KEY))
+    wanted = np.ones(len(keys), np.bool_) if tasks is None else rows_of_tasks(keys, tasks)
+    if period is not None:
+        wanted &= features.period == PERIODS.index(period)
+    rows = np.flatnonzero(wanted)
+    of_x = [name for name in chosen if name in there]
+    x = features.x[rows[:, None], [there.index(name) for name in of_x]]
+
+    def values(name: str) -> NDArray[np.float32]:
+        if name in there:
+            found: NDArray[np.float32] = x[:, of_x.index(name)]
+            return found
+        i, j = targets.get(name, (None, None))
+        return features.oom[rows, ooms[name]] if i is None else features.y[rows, i, j]
+
+    columns = {name: keys[name].take(pa.array(rows)) for name in s.TASK_KEY}
+    columns[s.END_US] = pa.array(features.end_us[rows])
+    columns["period"] = pa.DictionaryArray.from_arrays(pa.array(features.period[rows].astype(np.int8)), list(PERIODS))
+    return pa.table(columns | {name: pa.array(values(name)) for name in chosen})

@@ -1,0 +1,308 @@
+"""Opens and makes datasets from Python, and reads their tables and features as frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from reclaim.api.display import frame_of, html_of_facts
+from reclaim.config import config_from
+from reclaim.data.dataset import Dataset as Stored
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from reclaim.api.model import Model
+    from reclaim.api.replay import Replay
+    from reclaim.data.windows import Cell
+
+
+def open(path: Path | str) -> Dataset:
+    """Open a dataset folder; nothing but its manifest is read.
+
+    Parameters
+    ----------
+    path : Path or str
+        Folder that ``ingest`` or ``reclaim ingest`` wrote.
+
+    Raises
+    ------
+    ConfigError
+        There is no dataset; the message names the command that makes one.
+
+    Examples
+    --------
+    >>> import reclaim
+    >>> dataset = reclaim.open("dataset")
+    >>> dataset.path.name
+    'dataset'
+    """
+    return Dataset(Stored.open(path))
+
+
+def synth(
+    out: Path | str, *, machines: int = 30, days: float = 4.0, seed: int = 1, tasks_per_machine: float = 12.0
+) -> Path:
+    """Write a synthetic cell in the Google v3 layout, as ``reclaim synth``; return its folder.
+
+    Parameters
+    ----------
+    out : Path or str
+        Folder to write. A cell of the same settings there is left as it is.
+    machines : int
+    days : float
+    seed : int
+    tasks_per_machine : float
+        Tasks running on a machine, on average.
+
+    Examples
+    --------
+    >>> import reclaim
+    >>> reclaim.synth("cell", machines=3, days=0.75).name
+    'cell'
+    """
+    from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+
+    config = SyntheticCellConfig(machines=machines, days=days, seed=seed, tasks_per_machine=tasks_per_machine)
+    return write_cell(Path(out), config).out
+
+
+def ingest(
+    source: Path | str,
+    dataset: Path | str,
+    *,
+    trace: str = "google-v3",
+    mapping: Path | str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Read a trace into a dataset, as ``reclaim ingest``; a dataset of the same inputs is left as it is.
+
+    Parameters
+    ----------
+    source : Path or str
+        Folder with the trace's files.
+    dataset : Path or str
+        Folder to write.
+    trace : str
+        ``google-v3``, ``google-v2.1``, ``alibaba-2017`` or ``series``.
+    mapping : Path or str or None
+        For ``series``: a mapping file, or ``azure`` or ``bitbrains``.
+    settings : mapping or None
+        Other fields of ``data.ingest.job.IngestConfig`` by name, as ``{"buckets": 4}``.
+
+    Examples
+    --------
+    >>> import reclaim
+    >>> reclaim.ingest("cell", "dataset", settings={"buckets": 2}).path.name
+    'dataset'
+    """
+    from reclaim.data.ingest.job import IngestConfig
+    from reclaim.data.ingest.job import ingest as run
+
+    given = {"trace": trace, **({} if mapping is None else {"mapping": str(mapping)}), **(settings or {})}
+    return Dataset(run(Path(source), Path(dataset), config_from(IngestConfig, given)).dataset)
+
+
+class Dataset:
+    """An ingested trace; a notebook shows its counts.
+
+    Parameters
+    ----------
+    stored : data.dataset.Dataset
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.path.name!r})"
+
+    def _repr_html_(self) -> str:
+        manifest = self._stored.manifest
+        facts = {"nature": manifest["nature"], **manifest["counts"], "fingerprint": self._stored.fingerprint[:12]}
+        return html_of_facts(f"Dataset {self.path.name}", facts)
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self._stored.path
+
+    def usage(self, columns: Sequence[str] | None = None, *, tasks: pd.DataFrame | None = None) -> pd.DataFrame:
+        """Return usage, one row per task and window, by task, then time within each bucket.
+
+        Parameters
+        ----------
+        columns : sequence of str or None
+            Columns to read; None: all. ``docs/reference.md`` has their units.
+        tasks : DataFrame or None
+            Rows of ``tasks()`` whose usage is wanted; None: all.
+
+        Raises
+        ------
+        SchemaError
+            There is no such column.
+
+        Examples
+        --------
+        >>> import reclaim
+        >>> dataset = reclaim.open("dataset")
+        >>> one = dataset.tasks().head(1)
+        >>> list(dataset.usage(["end_us", "cpu_mean", "cpu_limit"], tasks=one))
+        ['end_us', 'cpu_mean', 'cpu_limit']
+        """
+        return self.table("usage", columns, tasks=tasks)
+
+    def tasks(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Return one row per task.
+
+        Examples
+        --------
+        >>> import reclaim
+        >>> tasks = reclaim.open("dataset").tasks(["collection_id", "instance_index", "tier"])
+        >>> tasks.shape[1]
+        3
+        """
+        return self.table("tasks", columns)
+
+    def table(
+        self, name: str, columns: Sequence[str] | None = None, *, tasks: pd.DataFrame | None = None
+    ) -> pd.DataFrame:
+        """Return any table of the dataset: ``events``, ``machines``, ``collections``, …; arguments as for ``usage``.
+
+        Raises
+        ------
+        SchemaError
+            There is no such table or column.
+
+        Examples
+        --------
+        >>> import reclaim
+        >>> "cpu_capacity" in reclaim.open("dataset").table("machines")
+        True
+        """
+        return frame_of(self._stored.read(name, None if columns is None else list(columns), _table_of(tasks)))
+
+    def histories(self, tasks: pd.DataFrame | None = None) -> pd.DataFrame:
+        """Return the windows of tasks in the columns that ``Model.predict`` and the service take.
+
+        Parameters
+        ----------
+        tasks : DataFrame or None
+            Rows of ``tasks()``; None: all.
+
+        Examples
+        --------
+        >>> import reclaim
+        >>> dataset = reclaim.open("dataset")
+        >>> histories = dataset.histories(dataset.tasks().head(2))
+        >>> {"user", "logical_name", "cpu_limit", "memory_limit"} < set(histories)
+        True
+        """
+        from reclaim.serving.predictions.histories import histories_of
+
+        return frame_of(histories_of(self._stored, _table_of(tasks)))
+
+    @property
+    def cell(self) -> Cell:
+        """What is known of the cell: its largest machine, and its Monday where the features are built."""
+        from reclaim.features.feature_set import FeatureSet
+        from reclaim.serving.predictions.dataset import cell_of
+
+        return cell_of(self._stored, FeatureSet.open(self.path))
+
+    def features(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        tasks: pd.DataFrame | None = None,
+        period: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> pd.DataFrame:
+        """Build the features unless they are there, as ``reclaim features``; return those that are asked for.
+
+        Parameters
+        ----------
+        names : sequence of str or None
+            Features, as ``cpu_max_2h``, and targets, as ``cpu_3600s`` and ``oom_3600s``; None: all features.
+            ``docs/reference.md`` has their formulas.
+        tasks : DataFrame or None
+            Rows of ``tasks()``; None: all.
+        period : str or None
+            Only rows of one of ``train``, ``valid`` and ``test``.
+        settings : mapping or None
+            Fields of ``features.build.FeatureConfig``, as ``{"split.train_share": 0.6}``; None: features that are
+            there stay as they are, new ones are built with the defaults.
+
+        Returns
+        -------
+        DataFrame
+            One row per usage row: the task, ``end_us``, ``period``, and the columns asked for.
+
+        Raises
+        ------
+        ConfigError
+            A setting or a period is unknown.
+        SchemaError
+            A feature is unknown.
+        HistoryTooShortError
+            The trace is too short for periods of training, validation and test.
+
+        Examples
+        --------
+        >>> import reclaim
+        >>> features = reclaim.open("dataset").features(["cpu_max_2h", "cpu_3600s"], period="test")
+        >>> list(features)
+        ['collection_id', 'instance_index', 'end_us', 'period', 'cpu_max_2h', 'cpu_3600s']
+        """
+        from reclaim.features.build import FeatureConfig, build_features, built_features
+        from reclaim.features.table import feature_table
+
+        features = None if settings is not None else built_features(self._stored)
+        if features is None:
+            features, _ = build_features(self._stored, config_from(FeatureConfig, settings or {}))
+        return frame_of(feature_table(self._stored, features, names, tasks=_table_of(tasks), period=period))
+
+    def replay(
+        self,
+        experiment: str,
+        out: Path | str,
+        *,
+        models: Sequence[Model] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> Replay:
+        """Replay estimators on the dataset, as ``reclaim replay``; results that are there are read, not made again.
+
+        Parameters
+        ----------
+        experiment : str
+            ``margins``, ``ratios``, ``compaction``, ``frontier`` or ``what-if``.
+        out : Path or str
+            Folder to write.
+        models : sequence of Model
+            Learned estimators, at most one of each kind.
+        settings : mapping or None
+            Fields of the experiment's settings, as ``{"estimators": ["borg", "limit"]}``.
+
+        Raises
+        ------
+        ConfigError
+            The experiment or a setting is unknown, the features are missing, or ``out`` holds something else.
+
+        Examples
+        --------
+        >>> import reclaim
+        >>> dataset, model = reclaim.open("dataset"), reclaim.load("reclaim@champion")
+        >>> replay = dataset.replay("ratios", "ratios", models=[model], settings={"estimators": ["borg", "limit"]})
+        >>> sorted(replay.figures)
+        ['ratios']
+        """
+        from reclaim.api.replay import replay as run
+
+        return run(self.path, experiment, Path(out), models=models, settings=settings)
+
+
+def _table_of(tasks: pd.DataFrame | None) -> pa.Table | None:
+    return None if tasks is None else pa.Table.from_pandas(tasks, preserve_index=False)

@@ -1,0 +1,264 @@
+"""Trains, loads and asks models from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd
+import pyarrow as pa
+
+from reclaim.api.dataset import Dataset
+from reclaim.api.display import frame_of, html_of_facts
+from reclaim.config import config_from
+from reclaim.data.errors import ModelError
+from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Cell
+
+if TYPE_CHECKING:
+    from reclaim.serving.models.loader import LoadedModel
+    from reclaim.training.bundle import Bundle
+
+_MEASURED: Final = ("violation", "reclaimed")
+"""Shares that training measured of each margin, on validation data."""
+
+
+def train(
+    datasets: Dataset | Path | str | Sequence[Dataset | Path | str],
+    *,
+    estimator: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    force: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Model:
+    """Train a model, set its margins and register it, as ``reclaim train``; a finished run is found, not repeated.
+
+    Parameters
+    ----------
+    datasets : Dataset, Path or str, or several of them
+        Datasets with their features built.
+    estimator : str or None
+        ``network`` (the default) or ``trees``.
+    settings : mapping or None
+        Fields of ``training.settings.TrainConfig``, as ``{"fit.epochs": 5, "seed": 2}``.
+    force : bool
+        Whether to train even if the same run is finished.
+    progress : callable or None
+        Called with a line as each stage begins, such as ``print``.
+
+    Raises
+    ------
+    ConfigError
+        A dataset, its features or a setting is missing or unknown; the message has the remedy.
+    HistoryTooShortError
+        The split leaves no rows to fit or to calibrate on.
+
+    Examples
+    --------
+    >>> import reclaim
+    >>> model = reclaim.train(reclaim.open("dataset"), settings={"fit.epochs": 1})
+    >>> model.kind
+    'network'
+    """
+    from reclaim.training.fitting.train import run_training
+    from reclaim.training.settings import TrainConfig
+
+    given = {**(settings or {}), **({} if estimator is None else {"estimator": estimator})}
+    several = [datasets] if isinstance(datasets, Dataset | Path | str) else datasets
+    report = run_training(
+        [path_of(dataset) for dataset in several], config_from(TrainConfig, given), force=force, progress=progress
+    )
+    return load(f"{report.model}/{report.version}")
+
+
+def load(reference: Path | str = "reclaim@champion") -> Model:
+    """Load a model, as ``reclaim serve --model``.
+
+    Parameters
+    ----------
+    reference : Path or str
+        ``NAME@ALIAS``, ``NAME/VERSION`` or the folder of a bundle.
+
+    Raises
+    ------
+    ModelError
+        There is no such model; the message has the remedy.
+
+    Examples
+    --------
+    >>> import reclaim
+    >>> reclaim.load("reclaim@champion").horizon_s
+    3600
+    """
+    from reclaim.serving.models.loader import load_model
+
+    return Model(load_model(str(reference)))
+
+
+class Model:
+    """A trained model; a notebook shows what it is and its margins.
+
+    Parameters
+    ----------
+    loaded : serving.models.loader.LoadedModel
+        As the service loads it.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+
+    def __repr__(self) -> str:
+        return f"Model('{self.name}/{self.version}')"
+
+    def _repr_html_(self) -> str:
+        facts: dict[str, str | int] = {
+            "kind": self.kind, "horizon, s": self.horizon_s,
+            "quantile levels": ", ".join(f"{level:g}" for level in self.bundle.forecaster.quantile_levels),
+            "trained on": self.bundle.dataset_fingerprint[:12],
+        }  # fmt: skip
+        return html_of_facts(f"Model {self.name}/{self.version}", facts) + self.margins().to_html(border=0)
+
+    @property
+    def name(self) -> str:
+        """Name, as registered."""
+        return self._loaded.name
+
+    @property
+    def version(self) -> str:
+        """Version, as registered; ``local`` for a bundle's folder."""
+        return self._loaded.version
+
+    @property
+    def kind(self) -> str:
+        """``network`` or ``trees``."""
+        return self.bundle.kind
+
+    @property
+    def horizon_s(self) -> int:
+        """Horizon of its reservations, in seconds."""
+        return self.bundle.horizon_s
+
+    @property
+    def bundle(self) -> Bundle:
+        """All that is registered of it, for code that goes deeper than this interface."""
+        return self._loaded.bundle
+
+    def margins(self) -> pd.DataFrame:
+        """Return each margin and what it came to on validation data, by margin and resource, as shares of one.
+
+        Examples
+        --------
+        >>> import reclaim
+        >>> list(reclaim.load().margins())
+        ['share', 'violation', 'reclaimed']
+        """
+        trained = self.bundle.trained
+        rows = {
+            (name, resource): {"share": share, **{k: trained.get(k, {}).get(name, {}).get(resource) for k in _MEASURED}}
+            for name, margin in self.bundle.margins.items()
+            for resource, share in zip(RESOURCES, margin.share, strict=True)
+        }
+        return _indexed(rows, ("margin", "resource"))
+
+    def scores(self) -> pd.DataFrame:
+        """Return the scores of its forecast on validation and test rows, as the training run recorded them.
+
+        Returns
+        -------
+        DataFrame
+            By period, target and horizon; a column for each score (``training.evaluation.scores``).
+
+        Raises
+        ------
+        ModelError
+            The model is a bundle's folder, which has no record of a run.
+
+        Examples
+        --------
+        >>> import reclaim
+        >>> scores = reclaim.load().scores()
+        >>> "pinball_over_usage" in scores
+        True
+        >>> scores.index.names
+        FrozenList(['period', 'target', 'horizon_s'])
+        """
+        from reclaim.serving.models.loader import LOCAL_VERSION
+        from reclaim.training.fitting.train import recorded_report
+
+        if self.version == LOCAL_VERSION:
+            raise ModelError(
+                f"{self._loaded.source}: a folder has no record of its run; load NAME/VERSION or NAME@ALIAS"
+            )
+        report = recorded_report(f"{self.name}/{self.version}")
+        rows = {
+            (period, target, int(horizon.removesuffix("s"))): scores
+            for period, of in (("valid", report.scores), ("test", report.test_scores))
+            for target, by_horizon in of.items()
+            for horizon, scores in by_horizon.items()
+        }
+        return _indexed(rows, ("period", "target", "horizon_s"))
+
+    def predict(
+        self,
+        histories: pd.DataFrame | Dataset,
+        *,
+        margin: str = "baseline",
+        every_window: bool = False,
+        cell: Cell | None = None,
+    ) -> pd.DataFrame:
+        """Return reservations, quantiles, peak CPU and out-of-memory risk of tasks: the numbers of the service.
+
+        Parameters
+        ----------
+        histories : DataFrame or Dataset
+            A row per task and window, in any order, with ``collection_id``, ``start_us``, ``end_us``, ``cpu_limit`` and
+            ``memory_limit`` at least, as of ``Dataset.histories``; other columns than its are left out. Or a dataset
+            with its features built, as for ``reclaim predict``.
+        margin : str
+            ``baseline`` (widest), ``medium`` or ``aggressive``.
+        every_window : bool
+            Of a dataset: whether there is a row for each window, or only for the latest of each task.
+        cell : Cell or None
+            Of a frame: the cell that the tasks run in, as ``Dataset.cell``; None: nothing is known of it.
+
+        Returns
+        -------
+        DataFrame
+            One row per task; ``docs/predict-to-a-file.md`` explains the columns.
+
+        Raises
+        ------
+        SchemaError
+            A column is missing or of the wrong type, or a row cannot be used; the message names the first.
+        ConfigError
+            The margin is unknown, or the dataset has no features.
+
+        Examples
+        --------
+        >>> import reclaim
+        >>> dataset, model = reclaim.open("dataset"), reclaim.load()
+        >>> few = dataset.tasks().head(3)
+        >>> answers = model.predict(dataset.histories(few), margin="medium", cell=dataset.cell)
+        >>> answers[["cpu_reservation", "memory_reservation", "peak_cpu", "oom_probability"]].shape
+        (3, 4)
+        """
+        from reclaim.serving.predictions.dataset import predictions
+        from reclaim.serving.predictions.histories import predict_histories
+
+        if isinstance(histories, Dataset):
+            parts = predictions(self._loaded, histories.path, margin=margin, every_window=every_window)
+            return frame_of(pa.concat_tables(parts))
+        table = pa.Table.from_pandas(histories, preserve_index=False)
+        return frame_of(predict_histories(self._loaded, table, margin=margin, cell=cell or Cell()))
+
+
+def _indexed(rows: Mapping[tuple[Any, ...], Mapping[str, Any]], names: Sequence[str]) -> pd.DataFrame:
+    """Return rows as a frame under an index of several levels."""
+    index = pd.MultiIndex.from_tuples(list(rows), names=list(names))
+    return pd.DataFrame(list(rows.values()), index=index)
+
+
+def path_of(dataset: Dataset | Path | str) -> Path:
+    """Return the folder of a dataset."""
+    return dataset.path if isinstance(dataset, Dataset) else Path(dataset)

@@ -1,0 +1,209 @@
+"""The Python interface: light to import, its examples run, its numbers are those of the command line and service."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import reclaim
+from reclaim.api.display import frame_of
+from reclaim.data.errors import ConfigError, ModelError, SchemaError
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.splits import TEST
+from reclaim.serving.predictions.job import predict
+from reclaim.training.tracking.runs import fetch_bundle
+
+pytestmark = pytest.mark.slow
+
+MODULES = [import_module(f"reclaim.api.{name}") for name in ("dataset", "display", "model", "replay")]
+EXAMPLES = [test for module in MODULES for test in doctest.DocTestFinder().find(module) if test.examples]
+FEW = {"estimators": ["borg", "limit"]}
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give the folder with a cell, a dataset and a champion of the examples; every test of this file works in it."""
+    folder = tmp_path_factory.mktemp("workplace")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        reclaim.synth("cell", machines=3, days=0.75)
+        dataset = reclaim.ingest("cell", "dataset", settings={"buckets": 2})
+        dataset.features(["cpu_last"])
+        reclaim.train(dataset, settings={"fit.epochs": 1})
+        yield folder
+
+
+@pytest.fixture
+def dataset(workplace: Path) -> reclaim.Dataset:
+    return reclaim.open(workplace / "dataset")
+
+
+@pytest.fixture
+def model(workplace: Path) -> reclaim.Model:
+    assert (workplace / "mlruns").is_dir()
+    return reclaim.load()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name.removeprefix("reclaim.api."))
+@pytest.mark.usefixtures("workplace")
+def test_an_example_gives_what_it_says(example: doctest.DocTest) -> None:
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
+    runner.run(example, out=report.append)
+    assert not runner.failures, "".join(report)
+
+
+def test_every_function_of_the_interface_has_an_example() -> None:
+    named = {example.name for example in EXAMPLES}
+    for module in MODULES[:1] + MODULES[2:3]:
+        for name, value in vars(module).items():
+            if callable(value) and getattr(value, "__module__", "") == module.__name__ and name in dir(reclaim):
+                methods = [m for m in vars(value) if isinstance(value, type) and m[0] != "_"]
+                plain = [m for m in methods if not isinstance(vars(value)[m], property)]
+                owners = [f"{module.__name__}.{name}.{m}" for m in plain] or [f"{module.__name__}.{name}"]
+                assert set(owners) <= named
+
+
+def test_the_import_is_light_and_names_are_found_when_they_are_used() -> None:
+    code = (
+        "import sys, reclaim\n"
+        "print(sorted(m for m in sys.modules if m.startswith('reclaim')),"
+        " [m for m in ('numpy', 'pandas', 'pyarrow', 'torch') if m in sys.modules], 'train' in dir(reclaim))\n"
+        "reclaim.open\n"
+        "print([m for m in ('torch', 'mlflow', 'numba', 'sklearn', 'matplotlib', 'duckdb') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['reclaim'] [] True\n[]\n"
+    with pytest.raises(AttributeError, match="module 'reclaim' has no attribute 'tran'"):
+        _ = reclaim.tran  # type: ignore[attr-defined]  # there is none
+
+
+def test_a_frame_is_predicted_with_the_bits_of_the_command_line(
+    dataset: reclaim.Dataset, model: reclaim.Model, tmp_path: Path
+) -> None:
+    predict(dataset.path, tmp_path / "p.parquet", model=f"reclaim/{model.version}", margin="aggressive")
+    file = pq.read_table(tmp_path / "p.parquet").sort_by(
+        [("collection_id", "ascending"), ("instance_index", "ascending")]
+    )
+    whole = model.predict(dataset, margin="aggressive")
+    assert pa.Table.from_pandas(whole, preserve_index=False).num_rows == len(file) == len(dataset.tasks())
+    histories = dataset.histories()
+    mixed = histories.sample(frac=1, random_state=1)
+    plain = pd.DataFrame(histories.to_dict("list")).astype({"user": "str", "logical_name": "str"})
+    for frame in (histories, mixed, plain.drop(columns="machine_id")):
+        answered = model.predict(frame, margin="aggressive", cell=dataset.cell)
+        for name in file.column_names:
+            if name in frame.columns or name != "machine_id":
+                assert answered[name].to_list() == frame_of(file.select([name]))[name].to_list(), name
+
+
+def test_every_window_of_a_dataset_is_predicted(dataset: reclaim.Dataset, model: reclaim.Model) -> None:
+    assert len(model.predict(dataset, every_window=True)) == len(dataset.usage(["end_us"]))
+
+
+def test_only_the_columns_and_tasks_asked_for_are_read(dataset: reclaim.Dataset) -> None:
+    tasks = dataset.tasks()
+    two = tasks.iloc[[1, 4]]
+    usage = dataset.usage(["cpu_mean", "collection_id", "instance_index"], tasks=two)
+    assert list(usage) == ["cpu_mean", "collection_id", "instance_index"]
+    everything = dataset.usage()
+    expected = everything.merge(two[["collection_id", "instance_index"]])
+    assert usage["cpu_mean"].to_list() == expected["cpu_mean"].to_list()
+    assert list(dataset.table("machines", ["machine_id"])) == ["machine_id"]
+
+
+def test_unknown_ids_stay_integers_and_unknown_numbers_are_nan() -> None:
+    ids, numbers = pa.array([2**53 + 1, None]), pa.array([0.5, None])
+    frame = frame_of(pa.table({"id": ids, "number": numbers, "known": pa.array([2**53 + 1, 1]), "list": [[1.0], None]}))
+    assert frame["id"].to_list() == [2**53 + 1, pd.NA]
+    assert [str(dtype) for dtype in frame.dtypes] == ["Int64", "float64", "int64", "list<item: double>[pyarrow]"]
+    assert pa.Table.from_pandas(frame)["id"].equals(pa.chunked_array([ids]))
+    assert frame["number"].isna().to_list() == [False, True]
+
+
+def test_features_are_those_of_the_feature_set(dataset: reclaim.Dataset) -> None:
+    stored = FeatureSet.open(dataset.path)
+    names = list(stored.manifest["features"])
+    some = dataset.features(["cpu_max_2h", "oom_300s", "memory_3600s"], period="test")
+    rows = np.flatnonzero(stored.period == TEST)
+    np.testing.assert_array_equal(some["cpu_max_2h"].to_numpy(np.float32), stored.x[rows, names.index("cpu_max_2h")])
+    np.testing.assert_array_equal(some["memory_3600s"].to_numpy(np.float32), stored.y[rows, 1, 1])
+    np.testing.assert_array_equal(some["oom_300s"].to_numpy(np.float32), stored.oom[rows, 0])
+    one = dataset.tasks().head(1)
+    whole = dataset.features(tasks=one)
+    assert list(whole)[4:] == names
+    assert len(whole) == len(dataset.usage(["end_us"], tasks=one))
+    assert set(whole["collection_id"]) == set(one["collection_id"])
+
+
+def test_a_replay_is_the_one_of_the_command_line_and_shows_its_figures(
+    dataset: reclaim.Dataset, model: reclaim.Model
+) -> None:
+    replay = dataset.replay("ratios", "replayed", models=[model], settings=FEW)
+    again = dataset.replay("ratios", "replayed", models=[model], settings=FEW)
+    results = json.loads((replay.page.parent / "results.json").read_text())
+    assert replay.results == again.results == results
+    assert list(replay.figures) == ["ratios"]
+    assert replay.figures["ratios"]._repr_svg_().count("<svg") == 1
+    shown = replay._repr_html_()
+    assert "<table" in shown
+    assert "<svg" in shown
+    assert set(replay.runs["estimator"]) >= {"borg", "network"}
+    assert "oracle" in set(replay.summary.iloc[:, 1])
+
+
+def test_a_model_and_a_dataset_are_shown_with_what_matters(dataset: reclaim.Dataset, model: reclaim.Model) -> None:
+    assert repr(model) == f"Model('reclaim/{model.version}')"
+    assert "aggressive" in model._repr_html_()
+    assert "synthetic" in dataset._repr_html_()
+    margins = model.margins()
+    assert margins.index.names == ["margin", "resource"]
+    assert margins.loc[("aggressive", "cpu"), "reclaimed"] == model.bundle.trained["reclaimed"]["aggressive"]["cpu"]
+    scores = model.scores()
+    assert scores["rows"].loc["valid", "cpu", 3_600] > 0
+    assert scores["base_rate"].loc["valid", "oom", 3_600] >= 0
+
+
+def test_a_mistake_is_named_with_its_remedy(dataset: reclaim.Dataset, model: reclaim.Model) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere: no such folder; `reclaim ingest SOURCE nowhere` makes one"):
+        reclaim.open("nowhere")
+    with pytest.raises(SchemaError, match=r"usage has no cpu_men; its columns are collection_id, "):
+        dataset.usage(["cpu_men"])
+    with pytest.raises(SchemaError, match=r"no table 'task'; expected one of usage, "):
+        dataset.table("task")
+    with pytest.raises(SchemaError, match=r"machines has no rows of single tasks; read it whole"):
+        dataset.table("machines", tasks=dataset.tasks())
+    with pytest.raises(SchemaError, match=r"tasks: no column instance_index; expected rows of the dataset's tasks"):
+        dataset.usage(tasks=dataset.tasks(["collection_id"]))
+    with pytest.raises(SchemaError, match=r"no feature cpu_max_3h; there are cpu_last"):
+        dataset.features(["cpu_max_3h"])
+    with pytest.raises(ConfigError, match=r"period must be one of train, valid, test, got 'tests'"):
+        dataset.features(["cpu_last"], period="tests")
+    with pytest.raises(ConfigError, match=r"settings: unknown setting 'fit.epoch'; did you mean 'epochs'"):
+        reclaim.train(dataset, settings={"fit.epoch": 3})
+    with pytest.raises(ConfigError, match=r"no experiment 'margin'; expected one of margins, "):
+        dataset.replay("margin", "out")
+    with pytest.raises(ConfigError, match=r"models of different kinds can be replayed together, got network, network"):
+        dataset.replay("ratios", "out", models=[model, model])
+    with pytest.raises(ModelError, match=r"no model reclaim@best in "):
+        reclaim.load("reclaim@best")
+    with pytest.raises(SchemaError, match=r"histories: columns absent: start_us; columns are collection_id, "):
+        model.predict(dataset.histories().drop(columns="start_us"))
+    folder = reclaim.load(fetch_bundle("reclaim@champion")[0])
+    assert folder.version == "local"
+    with pytest.raises(ModelError, match=r"a folder has no record of its run; load NAME/VERSION"):
+        folder.scores()
+    assert not os.path.exists("out")
