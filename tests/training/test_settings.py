@@ -55,9 +55,7 @@ def test_reclaim_train_trains_with_a_shipped_configuration_by_its_name(
     write_cell(Path("raw"), tasks=20, windows=300)
     made = ingest(Path("raw"), Path("dataset"), IngestConfig(trace="series", mapping="raw/mapping.toml"))
     build_features(made.dataset)
-    result = CliRunner().invoke(
-        app, ["train", "dataset", "--config", "vm-series", "--set", "budgets.baseline=0.01", "--json"]
-    )
+    result = CliRunner().invoke(app, ["train", "dataset", "--config", "vm-series", "--set", "fit.epochs=1", "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.splitlines()[-1])
     recorded = find_run(report["run_id"]).params
