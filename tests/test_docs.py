@@ -138,7 +138,9 @@ def test_the_mapping_of_the_page_about_traces_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_readme_for_own_data_run_as_printed(tmp_path: Path) -> None:
+def test_the_commands_of_the_readme_for_own_data_and_the_lines_of_the_python_page_run_as_printed(
+    tmp_path: Path,
+) -> None:
     section = (ROOT / "README.md").read_text().split(f"## {_RUN}\n")[1].split("\n## ")[0]
     commands = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)[0].splitlines()
     assert commands[-1] == "reclaim serve"
@@ -149,6 +151,13 @@ def test_the_commands_of_the_readme_for_own_data_run_as_printed(tmp_path: Path) 
         done = subprocess.run(program, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, f"{command}: {done.stderr}"
     assert (tmp_path / "margins" / "report.html").stat().st_size > 10_000
+    page = (ROOT / "docs" / "python.md").read_text()
+    (block,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "reclaim.open" in one]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{block}\nprint(len(reservations))"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "12\n"), done.stderr
 
 
 def _write_usage(folder: Path) -> None:

@@ -207,7 +207,7 @@ class Dataset:
 
     @property
     def cell(self) -> Cell:
-        """What is known of the cell: its largest machine, and its Monday where the features are built."""
+        """Largest machine of the cell, and its Monday where the features are built."""
         from reclaim.features.feature_set import FeatureSet
         from reclaim.serving.predictions.dataset import cell_of
 
