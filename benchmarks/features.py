@@ -322,17 +322,17 @@ def _agreement(work: Path) -> dict[str, dict[str, float]]:
 
     from reclaim.data.dataset import Dataset
     from reclaim.features.build import build_features
-    from reclaim.features.registry import FEATURE_NAMES
 
     dataset = Dataset.open(work / "dataset")
-    x = build_features(dataset)[0].x
+    features, _ = build_features(dataset)
+    x, names = features.x, features.names
     keys = pd.concat([dataset.usage(bucket, _KEY).to_pandas() for bucket in range(dataset.n_buckets)])
     ours = keys.reset_index(drop=True).reset_index(names="row").drop_duplicates(_KEY, keep=False)
     shares: dict[str, dict[str, float]] = {}
     for engine in ("polars", "duckdb"):
         theirs = pd.read_parquet(work / engine).merge(ours, on=_KEY)
-        for name in theirs.columns.intersection(list(FEATURE_NAMES)):
-            mine = x[theirs["row"], FEATURE_NAMES.index(name)]
+        for name in theirs.columns.intersection(list(names)):
+            mine = x[theirs["row"], names.index(name)]
             equal = float(np.isclose(theirs[name], mine, rtol=1e-4, atol=1e-6, equal_nan=True).mean())
             statistic = name.removeprefix("peak_").split("_", 1)[1]
             worst = shares.setdefault(statistic, {})
@@ -343,9 +343,9 @@ def _agreement(work: Path) -> dict[str, dict[str, float]]:
 def _width(work: Path, name: str) -> int:
     """Return the number of features that a contender wrote for each row."""
     if name == "reclaim":
-        from reclaim.features.registry import FEATURE_NAMES
+        from reclaim.features.registry import feature_names
 
-        return len(FEATURE_NAMES)
+        return len(feature_names(related=False))
     import pyarrow.parquet as pq
 
     return len(pq.read_schema(next((work / name).glob("*.parquet")))) - len(_KEY)

@@ -69,7 +69,7 @@ def main() -> None:
     estimator = bundle.estimator("medium").base
     assert isinstance(estimator, ForecastEstimator)
     one, cell, histories = drawn(1, 1), drawn(arguments.tasks, 1), drawn(arguments.tasks, 4)
-    x, of_one = features_of_histories(cell, threads=arguments.threads), features_of_histories(one)
+    x, of_one = (features_of_histories(w, threads=arguments.threads, related=bundle.related) for w in (cell, one))
     slot = np.zeros(1, np.int64)
     measured: dict[str, tuple[Callable[[], object], int]] = {
         "one task, from its window, by a fresh estimator": (lambda: bundle.estimator("medium").update(slot, one), 300),
@@ -78,7 +78,7 @@ def main() -> None:
             lambda: estimator.bare(x, cell, all_horizons=False), 5,
         ),
         f"features after {len(histories)} windows of {arguments.tasks} tasks": (
-            lambda: features_of_histories(histories, threads=arguments.threads), 5,
+            lambda: features_of_histories(histories, threads=arguments.threads, related=bundle.related), 5,
         ),
     }  # fmt: skip
     for what, (function, tries) in measured.items():

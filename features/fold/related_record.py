@@ -1,4 +1,4 @@
-"""Records of a group of tasks and of each member, and the features about others that are read off them."""
+"""Records of a group of tasks and of each member, and the features of related tasks that are read off them."""
 
 from __future__ import annotations
 

@@ -133,8 +133,8 @@ def guard(answer: float, now: float, limit: float, young: bool) -> Any:
 def young_runs(windows: Windows) -> NDArray[np.bool_]:
     """Return whether the run of each row began less than ``STARTUP_HOLD_S`` ago; shape (n,).
 
-    A run of unknown start (``scheduled_us``) is not young: estimators answer with the limit, or from its siblings,
-    until they have seen enough.
+    A run of unknown start (``scheduled_us``) is not young: estimators answer with the limit until they have
+    seen enough.
     """
     return (windows.scheduled_us > 0) & (windows.end_us - windows.scheduled_us < STARTUP_HOLD_S * 1e6)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,20 @@ SPENDING = {
 Make = Callable[[], Estimator]
 
 
+@pytest.fixture(scope="session")
+def makers(random_forecaster: NetworkForecaster, related_forecaster: NetworkForecaster) -> dict[str, Make]:
+    """Return makers of fresh estimators, by name."""
+    return {
+        **{name: partial(build_estimator, name) for name in ESTIMATORS},
+        "forecast": lambda: ForecastEstimator(random_forecaster, 3_600, SPENDING),
+        RELATED: lambda: ForecastEstimator(related_forecaster, 3_600, SPENDING, related=True),
+    }
+
+
 @pytest.fixture(params=NAMES)
-def make(
-    request: pytest.FixtureRequest, random_forecaster: NetworkForecaster, related_forecaster: NetworkForecaster
-) -> Make:
-    """Return a maker of fresh estimators, one for each name."""
-    if request.param == RELATED:
-        return lambda: ForecastEstimator(related_forecaster, 3_600, SPENDING, related=True)
-    return _maker(request.param, random_forecaster)
+def make(request: pytest.FixtureRequest, makers: dict[str, Make]) -> Make:
+    """Return each maker in turn."""
+    return makers[request.param]
 
 
 def _both(plan: Plan) -> dict[str, Plan]:
@@ -131,10 +138,8 @@ def test_two_fresh_estimators_agree_to_the_bit(make: Make) -> None:
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 1000), cut=st.floats(0.05, 0.95))
 @pytest.mark.parametrize("name", NAMES)
-def test_changing_the_future_never_changes_the_past(
-    name: str, seed: int, cut: float, random_forecaster: NetworkForecaster
-) -> None:
-    make = _maker(name, random_forecaster)
+def test_changing_the_future_never_changes_the_past(name: str, seed: int, cut: float, makers: dict[str, Make]) -> None:
+    make = makers[name]
     windows = _histories(seed, related=True)
     slot = windows.task_numbers()
     now_us = int(np.quantile(windows.end_us, cut))
@@ -154,9 +159,9 @@ def test_changing_the_future_never_changes_the_past(
 @given(seed=st.integers(0, 1000), data=st.data())
 @pytest.mark.parametrize("name", NAMES)
 def test_how_a_history_is_cut_into_calls_makes_no_difference(
-    name: str, seed: int, data: st.DataObject, random_forecaster: NetworkForecaster
+    name: str, seed: int, data: st.DataObject, makers: dict[str, Make]
 ) -> None:
-    make = _maker(name, random_forecaster)
+    make = makers[name]
     windows = _histories(seed, longest=40, related=True)
     slot = windows.task_numbers()
     whole = make().update(slot, windows)
@@ -369,9 +374,3 @@ def test_a_level_or_horizon_the_model_lacks_is_refused(random_forecaster: Networ
 
 def _same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> bool:
     return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
-
-
-def _maker(name: str, forecaster: NetworkForecaster) -> Make:
-    if name == "forecast":
-        return lambda: ForecastEstimator(forecaster, 3_600, SPENDING)
-    return lambda: build_estimator(name)
