@@ -50,7 +50,7 @@ def feature_table(
     SchemaError
         A name is unknown.
     """
-    there = list(features.manifest["features"])
+    there = list(features.names)
     targets = {f"{t}_{h}s": (i, j) for i, t in enumerate(TARGETS) for j, h in enumerate(HORIZONS_S)}
     ooms = {f"oom_{h}s": j for j, h in enumerate(HORIZONS_S)}
     chosen = there if names is None else list(names)
