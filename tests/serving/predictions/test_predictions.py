@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, ModelError, SchemaError
 from reclaim.data.windows import VECTORS, concatenate
+from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.targets import TARGETS
 from reclaim.serving.answers.stateless import answer
@@ -112,6 +114,20 @@ def test_predictions_of_every_window_are_the_replays_answers(dataset: Dataset, m
     np.testing.assert_array_equal(file["oom_probability"].to_numpy(), oom)
     memory = file["memory_q0.9"].to_numpy() / windows.limit[:, 1]
     np.testing.assert_allclose(memory, quantiles[:, 1, model.bundle.forecaster.quantile_levels.index(0.9)])
+
+
+def test_a_model_of_related_tasks_predicts_as_served_and_one_without_ignores_their_features(
+    dataset: Dataset, model: LoadedModel, related_bundle: Bundle, tmp_path: Path
+) -> None:
+    wide = Dataset.open(shutil.copytree(dataset.path, tmp_path / "dataset"))
+    features, _ = build_features(wide, FeatureConfig(monday_s=-86_400, related=True))
+    narrow = frame_of(predictions(model, dataset.path))
+    pd.testing.assert_frame_equal(frame_of(predictions(model, wide.path)), narrow, check_exact=True)
+    related = LoadedModel("related", "1", "related", related_bundle)
+    file = frame_of(predictions(related, wide.path))
+    answered = frame_of(predict_histories(related, histories_of(wide), cell=cell_of(wide, features)))
+    pd.testing.assert_frame_equal(file, answered, check_exact=True)
+    assert not file.equals(narrow)
 
 
 def test_both_formats_hold_the_same_numbers_and_the_same_bytes_each_time(
