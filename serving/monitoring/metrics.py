@@ -146,36 +146,32 @@ class Metrics(Collector):
             "request_duration_seconds", "Time to answer, by route.", "endpoint", "method", "status"
         )
         self._refused = self._counter("requests_refused", "Requests refused, by HTTP status.", "code")
-        self._windows = self._counter(
-            "windows", "Usage windows, by what became of them; refused: could not be read.", "outcome", OUTCOMES
+        windows = self._counter(
+            "windows", "Usage windows, by what became of them; refused: could not be read.", "outcome"
         )
-        self._phases = self._histogram(
-            "write_phase_duration_seconds", "Time that each part of a write took.", "phase", values=PHASES
+        phases = self._histogram("write_phase_duration_seconds", "Time that each part of a write took.", "phase")
+        answer_phases = self._histogram(
+            "answer_phase_duration_seconds", "Time that each part of an answer for many tasks took.", "phase"
         )
-        self._answer_phases = self._histogram(
-            "answer_phase_duration_seconds", "Time that each part of an answer for many tasks took.", "phase",
-            values=ANSWER_PHASES,
-        )  # fmt: skip
-        self._promotions = self._counter(
-            "promotions", "Models that an alias was moved to, by what became of them.", "outcome", PROMOTIONS
+        promotions = self._counter(
+            "promotions", "Models that an alias was moved to, by what became of them.", "outcome"
         )
+        # a series by its label, at 0 from the start: to look one up costs more than to count
+        self._windows = {name: windows.labels(name) for name in OUTCOMES}
+        self._phases = {name: phases.labels(name) for name in PHASES}
+        self._answer_phases = {name: answer_phases.labels(name) for name in ANSWER_PHASES}
+        self._promotions = {name: promotions.labels(name) for name in PROMOTIONS}
         self._series: set[tuple[str, ...]] = set()
         """Labels of requests that were seen."""
         self._shown: list[Callable[[], Shown]] = []
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
-    def _histogram(self, name: str, text: str, *labels: str, values: Iterable[str] = ()) -> Histogram:
-        made = Histogram(PREFIX + name, text, labels, registry=self.registry, buckets=BUCKETS_S)
-        for value in values:
-            made.labels(value)  # there from the start, at 0
-        return made
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(PREFIX + name, text, labels, registry=self.registry, buckets=BUCKETS_S)
 
-    def _counter(self, name: str, text: str, label: str, values: Iterable[str] = ()) -> Counter:
-        made = Counter(PREFIX + name, text, (label,), registry=self.registry)
-        for value in values:
-            made.labels(value)
-        return made
+    def _counter(self, name: str, text: str, label: str) -> Counter:
+        return Counter(PREFIX + name, text, (label,), registry=self.registry)
 
     def request(self, endpoint: str, method: str, status: int, seconds: float) -> None:
         """Count an answered request; ``endpoint`` is the route's template, never the path of the request."""
@@ -191,25 +187,23 @@ class Metrics(Collector):
 
     def windows(self, outcome: str, n: int = 1) -> None:
         """Count windows by what became of them, one of ``OUTCOMES``."""
-        assert outcome in OUTCOMES, outcome
-        self._windows.labels(outcome).inc(n)
+        if n:
+            self._windows[outcome].inc(n)
 
     def phase(self, name: str, seconds: float) -> None:
         """Record the duration of a part of a write, one of ``PHASES``."""
-        assert name in PHASES, name
-        self._phases.labels(name).observe(seconds)
+        self._phases[name].observe(seconds)
 
     @contextmanager
     def answering(self, phase: str) -> Iterator[None]:
         """Record the duration of a part of an answer for many tasks, one of ``ANSWER_PHASES``, unless it fails."""
         began = time.perf_counter()
         yield
-        self._answer_phases.labels(phase).observe(time.perf_counter() - began)
+        self._answer_phases[phase].observe(time.perf_counter() - began)
 
     def promotion(self, outcome: str) -> None:
         """Count a model that an alias was moved to, one of ``PROMOTIONS``."""
-        assert outcome in PROMOTIONS, outcome
-        self._promotions.labels(outcome).inc()
+        self._promotions[outcome].inc()
 
     def show(self, read: Callable[[], Shown]) -> None:
         """Call ``read`` for values when Prometheus asks, in a thread of its own."""
