@@ -41,7 +41,7 @@ def known_seconds(windows: Windows) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class RowKeys:
-    """Of ``n`` rows, what scores are split by and what ties the rows of a task together.
+    """Keys of ``n`` rows: tier and age, by which scores are split, and the task.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ def keys_of(windows: Windows, rows: NDArray[np.int64]) -> RowKeys:
 
 
 def join_keys(parts: list[RowKeys]) -> RowKeys:
-    """Return the rows of all parts, in the order given; tasks are numbered anew, for none stands in two parts."""
+    """Return the rows of all parts, in the order given; tasks are numbered again, for none is in two parts."""
     if not parts:
         return RowKeys(*(np.zeros(0, np.int64) for _ in range(5)))
     before = np.cumsum([0, *(p.task.max(initial=-1) + 1 for p in parts)])

@@ -93,7 +93,7 @@ def groups(windows: Windows, config: SplitConfig) -> NDArray[np.uint8]:
 
     A collection's group depends on its id and the configuration alone, not on the dataset: the same collection of the
     same trace falls into the same group in two datasets of the same configuration. A role moves whole groups and draws
-    nothing anew: in ``train``, what would only test sets margins instead; in ``test``, so does what would be trained
+    nothing new: in ``train``, what would only test sets margins instead; in ``test``, so does what would be trained
     on. So, whatever the roles of two datasets of one trace, no collection that is ``test-unseen`` in one is ``seen``
     in the other, and in ``test`` every collection counts as unseen by training.
     """
@@ -186,9 +186,18 @@ def split_counts(
 
 @numba.njit(cache=True, nogil=True)
 def _count(
-    period: Any, group: Any, end_us: Any, y: Any, oom: Any, allowed: Any, until_us: Any, reach_us: Any,
-    complete_us: Any, rows: Any, counts: Any,
-) -> None:  # fmt: skip
+    period: Any,  # (n,) uint8
+    group: Any,  # (n,) uint8
+    end_us: Any,  # (n,) int64
+    y: Any,  # (n, n_targets, H) float32
+    oom: Any,  # (n, H) float32
+    allowed: Any,  # (n_periods, n_groups) bool
+    until_us: Any,  # (n_periods,) int64
+    reach_us: Any,  # (H,) int64
+    complete_us: Any,  # (H,) int64
+    rows: Any,  # (n_periods, n_groups) int64, added to
+    counts: Any,  # (n_periods, n_targets + 1, H, 5) int64, added to
+) -> None:
     n_targets = y.shape[1]
     for i in range(len(period)):
         p = period[i]

@@ -19,7 +19,7 @@ from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Windows, demand, peak_
 from reclaim.features.registry import LARGEST, SIGNALS
 
 TARGETS: Final = SIGNALS
-"""CPU and memory that a reservation must cover, and peak CPU; each over the limit in force at t."""
+"""CPU and memory that a reservation must cover, and peak CPU; each over the limit at t."""
 
 HORIZONS_S: Final = (300, 3_600, 86_400)
 """5 minutes, 1 hour, 24 hours."""
@@ -28,7 +28,7 @@ OOM_SHARE: Final = 0.98
 """Share of the limit that memory must reach in a failed task's last window for the failure to be called OOM."""
 
 OOM_ENDS: Final = (s.EventType.FAIL,)
-"""What may be an OOM. An eviction is none: a machine out of memory evicts whoever is least, whatever that one uses."""
+"""Ends that may be an OOM. An eviction is none: a machine out of memory evicts the least important task."""
 
 OOM_COLUMNS: Final = [*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE]
 """The columns of events that the label looks at."""
@@ -37,7 +37,7 @@ OOM_DEFINITION: Final = (
     f"OOM is a derived label (no public trace records it): a FAIL of the task whose last window before it has a "
     f"maximum memory of at least {OOM_SHARE:.0%} of the limit"
 )
-"""Printed beside every number that rests on the label."""
+"""Printed with every number that rests on the label."""
 
 _LAST_WINDOW_US: Final = 600_000_000
 """How long before a failure its last window may have ended: one missing window is forgiven."""
@@ -131,9 +131,18 @@ def _last_row_before(windows: Windows, task: NDArray[np.int64], time_us: NDArray
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _targets(
-    starts: Any, start_us: Any, end_us: Any, signals: Any, limit: Any, first_event: Any, event_us: Any,
-    horizons_us: Any, trace_end_us: int, value: Any, oom: Any,
-) -> None:  # fmt: skip
+    starts: Any,  # (n_tasks + 1,) int64
+    start_us: Any,  # (n,) int64
+    end_us: Any,  # (n,) int64
+    signals: Any,  # (n_targets, n) float64
+    limit: Any,  # (n, R) float64
+    first_event: Any,  # (n_tasks + 1,) int64
+    event_us: Any,  # (n_events,) int64
+    horizons_us: Any,  # (H,) int64
+    trace_end_us: int,
+    value: Any,  # (n, n_targets, H) float32, written
+    oom: Any,  # (n, H) float32, written
+) -> None:
     longest = 0
     for task in range(len(starts) - 1):
         longest = max(longest, starts[task + 1] - starts[task])

@@ -195,9 +195,18 @@ def fold_tasks(
 
 @numba.njit(**LENT)
 def _advance(
-    state: Any, slot: Any, part: int, parts: int, columns: Any, largest: Any, monday_us: int, out: Any, moment: Any,
-    share: Any, shape: Any,
-) -> None:  # fmt: skip
+    state: Any,  # (n_tasks,) STATE, changed
+    slot: Any,  # (n,) int64
+    part: int,
+    parts: int,
+    columns: Any,  # FoldColumns of n rows
+    largest: Any,  # (R,) float64
+    monday_us: int,
+    out: Any,  # (n, n_features) float32, written
+    moment: Any,  # (n,) int32, written; (0,) without related tasks
+    share: Any,  # (n, N_SIGNALS) int32, written
+    shape: Any,  # (N_LEVELS,) float64, written
+) -> None:
     for i in range(len(slot)):
         if (slot[i] >> _BLOCK_BITS) % parts != part:
             continue
@@ -211,9 +220,20 @@ def _advance(
 
 @numba.njit(**LENT)
 def _fold_tasks(
-    state: Any, starts: Any, columns: Any, largest: Any, monday_us: int, first: int, out: Any, context: Any,
-    last: Any, known_us: Any, moment: Any, share: Any, shape: Any,
-) -> None:  # fmt: skip
+    state: Any,  # (2,) STATE: one to work in, one blank
+    starts: Any,  # (n_tasks + 1,) int64
+    columns: Any,  # FoldColumns of n rows
+    largest: Any,  # (R,) float64
+    monday_us: int,
+    first: int,
+    out: Any,  # (n, n_features) float32, written
+    context: Any,  # (N_CHANNELS, rows of the dataset) float32, written
+    last: Any,  # (n,) int64, written
+    known_us: Any,  # (n,) int64, written
+    moment: Any,  # (n,) int32, written; (0,) without related tasks
+    share: Any,  # (n, N_SIGNALS) int32, written
+    shape: Any,  # (N_LEVELS,) float64, written
+) -> None:
     for task in range(len(starts) - 1):
         state[0] = state[1]  # a blank one
         s = state[0]

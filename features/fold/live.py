@@ -53,7 +53,7 @@ class TolerantState:
 
     In time order it gives what ``FeatureState`` gives, to the bit. A window that comes after a later one of its own
     task counts for the task as if it had come in time, to the bit, and for others from the present slot of the clock
-    on. For that, beside each task's record stand a second one, without the last few windows, and those windows.
+    on. For that, each task has a second record, without the last few windows, and those windows.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class TolerantState:
         """Return what each window is to its task as it stands, changing nothing; uint8, shape (n,).
 
         ``NEW``: it ends after the task's last one. ``LATE``: before it, within the bound. Both will be taken.
-        ``REPEATED``: one that ends at the same µs is among the last 24 taken, or stands earlier in this call and will
+        ``REPEATED``: one that ends at the same µs is among the last 24 taken, or precedes it in this call and will
         be taken. ``TOO_LATE``: it is beyond the bound, or more than ``PENDING`` windows that end later came before it.
 
         Parameters

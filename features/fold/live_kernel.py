@@ -13,10 +13,10 @@ from reclaim.features.fold.task_update import publish_to_group, take
 from reclaim.features.registry import CONTEXT_WINDOWS
 
 NEW, LATE, REPEATED, TOO_LATE = range(4)
-"""What a window is to its task: see ``live.TolerantState.classify``."""
+"""Kinds of windows: see ``live.TolerantState.classify``."""
 PENDING: Final = 4
-"""Windows of a task that one which comes late may still come before: those of the default bound, 15 minutes, are three
-of 5 minutes each, and one is to spare for windows cut short."""
+"""Windows of a task that may end after a late one: the default bound, 15 minutes, has three of 5 minutes each, and one
+is spare for windows cut short."""
 
 _LINE: Final = 64
 """Bytes of a cache line."""
@@ -27,19 +27,43 @@ _EARLIEST, _NEVER = -(2**63), 2**63 - 1
 
 @numba.njit(**LENT)
 def classify(
-    live: Any, settled: Any, tasks: int, slot: Any, end_us: Any, lateness_us: int, kind: Any
-) -> None:  # fmt: skip
-    """Write what each row is to its task, the other rows of the call left aside."""
+    live: Any,  # (n_tasks,) STATE
+    settled: Any,  # (n_tasks,) STATE, (0,) where no window is taken late
+    tasks: int,
+    slot: Any,  # (n,) int64
+    end_us: Any,  # (n,) int64
+    lateness_us: int,
+    kind: Any,  # (n,) uint8, written
+) -> None:
+    """Write the kind of each row, as if the call had no other."""
     for i in range(len(slot)):
         kind[i] = _kind(live, settled, slot[i], end_us[i], lateness_us) if slot[i] < tasks else NEW
 
 
 @numba.njit(**LENT)
 def advance_tasks(
-    live: Any, settled: Any, held: Any, pending: Any, slots: Any, edges: Any, order: Any, low: int,
-    high: int, columns: Any, lateness_us: int, largest: Any, monday_us: int, out: Any, last_us: Any, last_row: Any,
-    refused: Any, place: Any, moment: Any, share: Any, shape: Any,
-) -> None:  # fmt: skip
+    live: Any,  # (n_tasks,) STATE, changed
+    settled: Any,  # (n_tasks,) STATE, changed; (0,) where no window is taken late
+    held: Any,  # (n_tasks * PENDING,) bool, changed
+    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns, changed
+    slots: Any,  # (k,) int64, rising
+    edges: Any,  # (k + 1,) int64, of each task in order
+    order: Any,  # (n,) int64
+    low: int,
+    high: int,
+    columns: Any,  # FoldColumns of n rows
+    lateness_us: int,
+    largest: Any,  # (R,) float64
+    monday_us: int,
+    out: Any,  # (k, n_features) float32, written
+    last_us: Any,  # (k,) int64, written
+    last_row: Any,  # (k,) int64, written
+    refused: Any,  # (k,) bool, set
+    place: Any,  # (n,) int64, written
+    moment: Any,  # (n,) int32, written; (0,) without related tasks
+    share: Any,  # (n, N_SIGNALS) int32, written
+    shape: Any,  # (N_LEVELS,) float64, written
+) -> None:
     """Take the rows of some tasks, each task's in time order, and write its own features after its last window."""
     for k in range(low, high):
         task, last_row[k] = slots[k], -1
@@ -74,21 +98,37 @@ def advance_tasks(
 
 
 @numba.njit(**LENT)
-def catch_up(live: Any, settled: Any, held: Any, pending: Any, shape: Any, tasks: int) -> None:
+def catch_up(
+    live: Any,  # (n_tasks,) STATE, changed
+    settled: Any,  # (n_tasks,) STATE, (0,) where no window is taken late
+    held: Any,  # (n_tasks * PENDING,) bool
+    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
+    shape: Any,  # (N_LEVELS,) float64, written
+    tasks: int,
+) -> None:
     """Make the records that stand after all windows from those without the windows held."""
     for task in range(tasks):
         _catch_up(live, settled, held, pending, task, shape)
 
 
 @numba.njit(**LENT)
-def _fetch(s: Any, stop: int) -> None:
-    """Have what most windows use of a record, up to a byte, fetched from memory while another record is worked on."""
+def _fetch(
+    s: Any,  # a record of STATE
+    stop: int,
+) -> None:
+    """Fetch the part of a record that most windows use, up to a byte, while another record is worked on."""
     for at in range(TAKEN_FROM, stop, _LINE):
         fetch_line(s, at)  # type: ignore[call-arg]  # numba gives the first itself
 
 
 @numba.njit(**LENT)
-def _kind(live: Any, settled: Any, task: int, end_us: int, lateness_us: int) -> int:
+def _kind(
+    live: Any,  # (n_tasks,) STATE
+    settled: Any,  # (n_tasks,) STATE, (0,) where no window is taken late
+    task: int,
+    end_us: int,
+    lateness_us: int,
+) -> int:
     s = live[task]
     if s.count == 0 or end_us > s.end_us:
         return NEW
@@ -104,7 +144,12 @@ def _kind(live: Any, settled: Any, task: int, end_us: int, lateness_us: int) -> 
 
 
 @numba.njit(**LENT)
-def _next(held: Any, held_us: Any, task: int, after_us: int) -> int:
+def _next(
+    held: Any,  # (n_tasks * PENDING,) bool
+    held_us: Any,  # (n_tasks * PENDING,) int64
+    task: int,
+    after_us: int,
+) -> int:
     """Return the row of the first window held that ends after a time; -1 none."""
     first, first_us = -1, _NEVER
     for row in range(task * PENDING, task * PENDING + PENDING):
@@ -114,8 +159,15 @@ def _next(held: Any, held_us: Any, task: int, after_us: int) -> int:
 
 
 @numba.njit(**LENT)
-def _catch_up(live: Any, settled: Any, held: Any, pending: Any, task: int, shape: Any) -> None:
-    """Make a task's record anew: that without the windows held, and these in time order."""
+def _catch_up(
+    live: Any,  # (n_tasks,) STATE, changed
+    settled: Any,  # (n_tasks,) STATE, (0,) where no window is taken late
+    held: Any,  # (n_tasks * PENDING,) bool
+    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
+    task: int,
+    shape: Any,  # (N_LEVELS,) float64, written
+) -> None:
+    """Make a task's record again from the settled one and the windows held, in time order."""
     live[task] = settled[task]
     row = _next(held, pending.end_us, task, _EARLIEST)
     while row >= 0:
@@ -125,8 +177,15 @@ def _catch_up(live: Any, settled: Any, held: Any, pending: Any, task: int, shape
 
 @numba.njit(**LENT)
 def _hold(
-    old: Any, held: Any, pending: Any, task: int, columns: Any, i: int, settle_us: int, shape: Any
-) -> None:  # fmt: skip
+    old: Any,  # a record of STATE, changed
+    held: Any,  # (n_tasks * PENDING,) bool, changed
+    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns, changed
+    task: int,
+    columns: Any,  # FoldColumns of n rows
+    i: int,
+    settle_us: int,
+    shape: Any,  # (N_LEVELS,) float64, written
+) -> None:
     """Hold the window of row ``i``; settle, in time order, those that end by ``settle_us`` or are one too many."""
     end_us = columns.end_us[i]
     count = 1
@@ -151,8 +210,13 @@ def _hold(
 
 
 @numba.njit(**LENT)
-def _held_at(held: Any, held_us: Any, task: int, end_us: int) -> int:
-    """Return the row of the window held that ends then: a task's last one is, where any is taken late."""
+def _held_at(
+    held: Any,  # (n_tasks * PENDING,) bool
+    held_us: Any,  # (n_tasks * PENDING,) int64
+    task: int,
+    end_us: int,
+) -> int:
+    """Return the row of the window held that ends then; the last window of a task is held where late ones are taken."""
     row = task * PENDING
     while not (held[row] and held_us[row] == end_us):
         row += 1

@@ -236,7 +236,11 @@ def fold_related(
 
 
 @numba.njit(**LENT)
-def _is_of(m: Any, part: int, parts: int) -> bool:
+def _is_of(
+    m: Any,  # a record of MEMBER
+    part: int,
+    parts: int,
+) -> bool:
     """Return whether a task is of a part; tasks with a group in common are of the same one."""
     group = m.group[2] if m.group[2] > 0 else m.group[1] if m.group[1] > 0 else m.group[0]
     return bool(group % parts == part)
@@ -244,9 +248,19 @@ def _is_of(m: Any, part: int, parts: int) -> bool:
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _advance(
-    members: Any, collections: Any, names: Any, users: Any, order: Any, slot: Any, part: int, parts: int, moment: Any,
-    share: Any, place: Any, out: Any,
-) -> None:  # fmt: skip
+    members: Any,  # (n_tasks,) MEMBER, changed
+    collections: Any,  # (n_collections,) GROUP, changed
+    names: Any,  # (n_names,) GROUP, changed
+    users: Any,  # (n_users,) GROUP, changed
+    order: Any,  # (n,) int64
+    slot: Any,  # (n,) int64
+    part: int,
+    parts: int,
+    moment: Any,  # (n,) int32
+    share: Any,  # (n, N_SIGNALS) int32
+    place: Any,  # (n,) int64
+    out: Any,  # (n, n_features) float32, written
+) -> None:
     for k in range(len(order)):
         i = order[k]
         task = slot[i]
@@ -256,9 +270,20 @@ def _advance(
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _fold(
-    members: Any, collections: Any, names: Any, users: Any, order: Any, start: Any, stop: Any, part: int, parts: int,
-    moment: Any, share: Any, out: Any, last_only: bool,
-) -> None:  # fmt: skip
+    members: Any,  # (n_tasks,) MEMBER, changed
+    collections: Any,  # (n_collections,) GROUP, changed
+    names: Any,  # (n_names,) GROUP, changed
+    users: Any,  # (n_users,) GROUP, changed
+    order: Any,  # (n_tasks,) int64, by first slot of the clock
+    start: Any,  # (n_tasks,) int64
+    stop: Any,  # (n_tasks,) int64
+    part: int,
+    parts: int,
+    moment: Any,  # (n,) int32
+    share: Any,  # (n, N_SIGNALS) int32
+    out: Any,  # (n, n_features) float32, written
+    last_only: bool,
+) -> None:
     running = np.empty(len(order), np.int64)  # tasks that have rows left
     at = np.empty(len(order), np.int64)  # the next of them
     following, n, now = 0, 0, 0

@@ -73,7 +73,11 @@ MEMBER: Final = np.dtype(
 
 
 @numba.njit(**LENT)
-def leave(groups: Any, number: Any, member: Any) -> None:
+def leave(
+    groups: Any,  # (n,) GROUP, changed
+    number: Any,  # (k,) int64
+    member: Any,  # (k,) int64
+) -> None:
     """Mark the largest values of members that leave their groups, for their numbers may be given again."""
     for k in range(len(number)):
         g = groups[number[k]]
@@ -88,8 +92,17 @@ def leave(groups: Any, number: Any, member: Any) -> None:
 
 @numba.njit(**LENT)
 def step(
-    m: Any, task: int, collections: Any, names: Any, users: Any, moment: int, share: Any, row: int, out: Any, i: int
-) -> None:  # fmt: skip
+    m: Any,  # a record of MEMBER, changed
+    task: int,
+    collections: Any,  # (n_collections,) GROUP, changed
+    names: Any,  # (n_names,) GROUP, changed
+    users: Any,  # (n_users,) GROUP, changed
+    moment: int,
+    share: Any,  # (n, N_SIGNALS) int32
+    row: int,
+    out: Any,  # (n, n_features) float32, written
+    i: int,
+) -> None:
     """Write the features of a row from the slots before its own into row ``i`` of ``out``, then add its values.
 
     With an ``i`` below 0 no features are written.
@@ -145,7 +158,14 @@ def step(
 
 
 @numba.njit(**LENT)
-def _let_in(g: Any, j: int, v: int, rise: int, first: bool, member: int) -> None:
+def _let_in(
+    g: Any,  # a record of GROUP, changed
+    j: int,
+    v: int,
+    rise: int,
+    first: bool,
+    member: int,
+) -> None:
     g.new_n[j] += 1
     g.new_sum[j] += v
     g.new_peaks[j] += rise
@@ -162,8 +182,11 @@ def _let_in(g: Any, j: int, v: int, rise: int, first: bool, member: int) -> None
 
 
 @numba.njit(**LENT)
-def _close(g: Any, at: int) -> None:
-    """Let what is pending of slots before ``at`` count."""
+def _close(
+    g: Any,  # a record of GROUP, changed
+    at: int,
+) -> None:
+    """Count what is pending of slots before ``at``."""
     if g.at >= at:
         return
     just_before = g.at == at - 1
@@ -197,7 +220,10 @@ def _close(g: Any, at: int) -> None:
 
 
 @numba.njit(**LENT)
-def _close_member(m: Any, at: int) -> None:
+def _close_member(
+    m: Any,  # a record of MEMBER, changed
+    at: int,
+) -> None:
     if m.at >= at:
         return
     just_before = m.at == at - 1
@@ -214,7 +240,13 @@ def _close_member(m: Any, at: int) -> None:
 
 
 @numba.njit(**LENT)
-def _write_siblings(g: Any, m: Any, me: int, out: Any, i: int) -> None:
+def _write_siblings(
+    g: Any,  # a record of GROUP
+    m: Any,  # a record of MEMBER
+    me: int,
+    out: Any,  # (n, n_features) float32, written
+    i: int,
+) -> None:
     out[i, AT.sibling_tasks] = math.log2(1.0 + g.seen - max(m.seen, 0))
     for j in range(_N):
         o = AT.sibling_tasks + 1 + N_SIBLING * j
@@ -230,7 +262,14 @@ def _write_siblings(g: Any, m: Any, me: int, out: Any, i: int) -> None:
 
 
 @numba.njit(**LENT)
-def _write_earlier_runs(g: Any, own: Any, collection: int, out: Any, i: int, o: int) -> None:
+def _write_earlier_runs(
+    g: Any,  # a record of GROUP
+    own: Any,  # the record of GROUP of the task's collection
+    collection: int,
+    out: Any,  # (n, n_features) float32, written
+    i: int,
+    o: int,
+) -> None:
     """Write what the group did without the task's own collection."""
     out[i, o] = math.log2(1.0 + g.seen - own.seen)
     for j in range(_N):
@@ -243,7 +282,11 @@ def _write_earlier_runs(g: Any, own: Any, collection: int, out: Any, i: int, o: 
 
 
 @numba.njit(**LENT)
-def _write_none(out: Any, i: int, o: int) -> None:
+def _write_none(
+    out: Any,  # (n, n_features) float32, written
+    i: int,
+    o: int,
+) -> None:
     out[i, o] = 0.0
     for k in range(o + 1, o + 1 + N_GROUP * _N):
         out[i, k] = math.nan

@@ -73,9 +73,16 @@ def features_of_histories(
 
 @numba.njit(**LENT)
 def _fold_to_last(
-    state: Any, starts: Any, columns: Any, largest: Any, monday_us: int, out: Any, moment: Any, share: Any,
-    shape: Any,
-) -> None:  # fmt: skip
+    state: Any,  # (2,) STATE: one to work in, one blank
+    starts: Any,  # (n_tasks + 1,) int64
+    columns: Any,  # FoldColumns of n rows
+    largest: Any,  # (R,) float64
+    monday_us: int,
+    out: Any,  # (n_tasks, n_features) float32, written
+    moment: Any,  # (n,) int32, written; (0,) without related tasks
+    share: Any,  # (n, N_SIGNALS) int32, written
+    shape: Any,  # (N_LEVELS,) float64, written
+) -> None:
     for task in range(len(starts) - 1):
         state[0] = state[1]  # a blank one
         s = state[0]

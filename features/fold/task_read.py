@@ -94,7 +94,15 @@ def _percentiles(
 
 
 @numba.njit(forceinline=True, **LENT)
-def write(s: Any, w: Any, row: int, largest: Any, monday_us: int, out: Any, i: int) -> None:
+def write(
+    s: Any,  # a record of STATE
+    w: Any,  # FoldColumns, or records of the same fields
+    row: int,
+    largest: Any,  # (R,) float64
+    monday_us: int,
+    out: Any,  # (n, n_features) float32, written
+    i: int,
+) -> None:
     """Write a task's own features after the window of ``row`` into row ``i`` of ``out``, in the registry's order."""
     n, within_30m, within_1h, within_2h, hour_ago = min(s.count, CONTEXT_WINDOWS), 0, 0, 0, 0
     nearest = 4 * HOUR_US
@@ -137,7 +145,15 @@ def write(s: Any, w: Any, row: int, largest: Any, monday_us: int, out: Any, i: i
 
 @numba.njit(**LENT)
 def _statistics(
-    s: Any, j: int, limit: float, within_30m: int, within_1h: int, within_2h: int, hour_ago: int, out: Any, i: int
+    s: Any,  # a record of STATE
+    j: int,
+    limit: float,
+    within_30m: int,
+    within_1h: int,
+    within_2h: int,
+    hour_ago: int,
+    out: Any,  # (n, n_features) float32, written
+    i: int,
 ) -> None:
     """Write the statistics of one signal; ``within`` counts the recent windows, ``hour_ago`` counts back to one."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
@@ -191,7 +207,12 @@ def _statistics(
 
 
 @numba.njit(**LENT)
-def _shape(s: Any, limit: float, out: Any, i: int) -> None:
+def _shape(
+    s: Any,  # a record of STATE
+    limit: float,
+    out: Any,  # (n, n_features) float32, written
+    i: int,
+) -> None:
     """Write what the distribution of CPU says, of the last window and of half a day."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
     ring = (s.count - 1) % CONTEXT_WINDOWS
@@ -211,14 +232,14 @@ def _shape(s: Any, limit: float, out: Any, i: int) -> None:
 
 @numba.njit(**LENT)
 def _singles(
-    s: Any,
+    s: Any,  # a record of STATE
     limit: float,
     within_2h: int,
     tier: int,
     scheduling_class: int,
     in_alloc: bool,
     monday_us: int,
-    out: Any,
+    out: Any,  # (n, n_features) float32, written
     i: int,
 ) -> None:
     """Write the features that are no statistic of a signal."""

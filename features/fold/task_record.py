@@ -16,7 +16,7 @@ COMPILED_FILES: Final = (
     "data/schema.py", "data/windows.py", "data/core/jit.py", "features/registry.py",
     *(f"features/fold/{name}.py" for name in ("task_record", "task_update", "task_read", "related_record")),
 )  # fmt: skip
-"""All files that the folds of ``batch`` and ``related`` rest on, compiled into them beside those files themselves."""
+"""All files that the folds of ``batch`` and ``related`` rest on, compiled into them in addition to those two."""
 CODE: Final = code_field(*COMPILED_FILES)
 """A field of the folds' records, other when one of those files is."""
 
@@ -97,7 +97,7 @@ STATE: Final = np.dtype(
     ],
     align=True,
 )
-"""The record. Usage is kept in the trace's unit and divided by the limit in force when a feature is asked for, so a
+"""The record. Usage is kept in the trace's unit and divided by the current limit when a feature is read, so a
 changed limit changes the features and not the history. Its size is ``STATE.itemsize`` bytes, whole cache lines.
 
 It is read from memory far slower than it is worked on. So what a feature reads of the last window alone stands first,

@@ -60,7 +60,7 @@ _HALF_LIFE_LONG_US: Final = 12.0 * HOUR_US
 _KEEP_SHORT: Final = 0.5 ** (WINDOW_US / _HALF_LIFE_SHORT_US)
 _KEEP_LONG: Final = 0.5 ** (WINDOW_US / _HALF_LIFE_LONG_US)
 _FORGOTTEN: Final = 2.0**-60
-"""A histogram whose weights have fallen by this much in a gap begins anew."""
+"""A histogram whose weights have fallen by this much in a gap begins again."""
 _REBASE: Final = 2.0**60
 """Newer weights grow instead of older ones shrinking; when they have grown by this much, all are divided by it."""
 
@@ -72,7 +72,14 @@ def resource_of(signal: int) -> int:
 
 
 @numba.njit(forceinline=True, **LENT)
-def publish_to_group(end_us: int, taken: bool, w: Any, moment: Any, share: Any, i: int) -> None:
+def publish_to_group(
+    end_us: int,
+    taken: bool,
+    w: Any,  # FoldColumns, or records of the same fields
+    moment: Any,  # (n,) int32, written; (0,) without related tasks
+    share: Any,  # (n, N_SIGNALS) int32, written
+    i: int,
+) -> None:
     """Write the slot and the signals of a window for the features of related tasks, if ``moment`` has a place for it.
 
     ``end_us`` is the task's last end. Signals are over the limit, in whole parts of ``SCALE``; -1 unknown.
@@ -87,8 +94,13 @@ def publish_to_group(end_us: int, taken: bool, w: Any, moment: Any, share: Any, 
 
 
 @numba.njit(**LENT)
-def take(s: Any, w: Any, shape: Any, i: int) -> None:
-    """Let the window of row ``i`` into the record."""
+def take(
+    s: Any,  # a record of STATE, changed
+    w: Any,  # FoldColumns, or records of the same fields
+    shape: Any,  # (N_LEVELS,) float64, written
+    i: int,
+) -> None:
+    """Add the window of row ``i`` to the record."""
     if s.count == 0:
         s.first_us = w.start_us[i]
         s.run_us = w.scheduled_us[i]
@@ -170,8 +182,11 @@ def take(s: Any, w: Any, shape: Any, i: int) -> None:
 
 
 @numba.njit(**LENT)
-def _age_histograms(s: Any, keep_long: float) -> None:
-    """Let the weight of a window to come grow by as much as those before it should shrink."""
+def _age_histograms(
+    s: Any,  # a record of STATE, changed
+    keep_long: float,
+) -> None:
+    """Raise the weight of later windows by as much as that of earlier ones should shrink."""
     keep = keep_long
     for g in range(2):
         first, stop = (0, LONG) if g == 0 else (LONG, LONG + 2)
@@ -195,7 +210,9 @@ def _age_histograms(s: Any, keep_long: float) -> None:
 
 
 @numba.njit(**LENT)
-def _open_hour(s: Any) -> int:
+def _open_hour(
+    s: Any,  # a record of STATE, changed
+) -> int:
     """Return the place of the clock hour of the last window; in a new hour, look once at those before it."""
     hour = (s.end_us - 1) // HOUR_US + 1
     block = hour % HOURS
@@ -222,7 +239,13 @@ def _open_hour(s: Any) -> int:
 
 
 @numba.njit(**LENT)
-def _complete(percentiles: Any, i: int, mean: float, largest: float, shape: Any) -> float:
+def _complete(
+    percentiles: Any,  # (n, N_LEVELS) float32
+    i: int,
+    mean: float,
+    largest: float,
+    shape: Any,  # (N_LEVELS,) float64, written
+) -> float:
     """Write CPU usage at every level; return 1 if all was measured, 0.5 if the deciles were, 0 if not even they."""
     known = percentiles[i, P90] == percentiles[i, P90] and percentiles[i, P100] == percentiles[i, P100]
     if known:
@@ -244,7 +267,10 @@ def _complete(percentiles: Any, i: int, mean: float, largest: float, shape: Any)
 
 
 @numba.njit(**LENT)
-def _above(shape: Any, limit: float) -> float:
+def _above(
+    shape: Any,  # (N_LEVELS,) float64
+    limit: float,
+) -> float:
     """Return the share of the window in which usage was above the limit, straight between levels; NaN unknown."""
     if not limit > 0.0 or shape[P50] != shape[P50]:
         return math.nan
@@ -262,8 +288,12 @@ def _above(shape: Any, limit: float) -> float:
 
 
 @numba.njit(**LENT)
-def _spread(s: Any, shape: Any, weight: float) -> None:
-    """Let the window's distribution into the histogram of CPU over time, each part between two levels at its middle."""
+def _spread(
+    s: Any,  # a record of STATE, changed
+    shape: Any,  # (N_LEVELS,) float64
+    weight: float,
+) -> None:
+    """Add the window's distribution to the histogram of CPU over time, each part between two levels at its middle."""
     inverse = 0.5 / s.reference[0]
     s.total[USAGE] += weight
     if shape[0] == shape[P100]:
@@ -275,7 +305,12 @@ def _spread(s: Any, shape: Any, weight: float) -> None:
 
 
 @numba.njit(inline="always", **LENT)
-def _fill(s: Any, h: int, b: int, weight: float) -> None:
+def _fill(
+    s: Any,  # a record of STATE, changed
+    h: int,
+    b: int,
+    weight: float,
+) -> None:
     s.histogram[b, h] += weight
     s.octave[b >> 3, h] += weight
 
