@@ -180,8 +180,8 @@ class RelatedState:
         keys = (collection, (user, name) if name >= 0 else None, user if user >= 0 else None)
         numbers = tuple(0 if key is None else n.of(key) for key, n in zip(keys, self._numbers, strict=True))
         for k, number in enumerate(numbers):
-            self._groups[k] = room_for(self._groups[k], number)
-            self._sizes[k] = room_for(self._sizes[k], number)
+            if number > len(self._groups[k]):
+                self._groups[k], self._sizes[k] = room_for(self._groups[k], number), room_for(self._sizes[k], number)
             if k > 0 and number > 0:
                 self._sizes[k][number - 1] += 1
         return numbers
