@@ -2,7 +2,7 @@
 
     python benchmarks/oom_label.py DATASET TRUTH.parquet [DATASET TRUTH.parquet ...]
 
-No public trace records that a task ran out of memory; the label is derived (`features.targets.oom_events`). A composed
+No public trace records that a task ran out of memory; the label is derived (`data.oom.oom_events`). A composed
 cell has a `truth.parquet` next to it, with a row for each end of a task's run: `collection_id`, `instance_index`,
 `time` (µs), `event_type` and `cause`, among them `oom_limit` (the task passed its own limit; it fails) and
 `oom_machine` (its machine ran out of memory; it is evicted). An end counts as found where the label names the same task
@@ -30,7 +30,7 @@ import pandas as pd
 
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
-from reclaim.features.targets import OOM_SHARE, oom_events
+from reclaim.data.oom import OOM_SHARE, oom_events
 
 SHARES = (0.90, 0.95, OOM_SHARE, 1.0)
 ENDS = {"FAIL": (s.EventType.FAIL,), "FAIL or EVICT": (s.EventType.FAIL, s.EventType.EVICT)}

@@ -20,6 +20,7 @@ from reclaim.data import schema as s
 from reclaim.data.core.files import content_sha256, remove_left_behind, replaced_folder, write_json
 from reclaim.data.dataset import MANIFEST, Dataset, bucket_name
 from reclaim.data.errors import ConfigError, HistoryTooShortError, TraceError
+from reclaim.data.oom import OOM_COLUMNS, OOM_DEFINITION, oom_events
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, measured_by_mean
 from reclaim.features.feature_set import CONTEXT_FILE, FOLDER, FeatureSet, array_path, array_shapes
@@ -27,7 +28,7 @@ from reclaim.features.fold.batch import fold_tasks
 from reclaim.features.fold.related import Tasks, fold_related
 from reclaim.features.registry import PIPELINE_VERSION, SIGNALS, feature_names
 from reclaim.features.splits import SplitConfig, cuts_us, groups, periods, reach_of, split_counts
-from reclaim.features.targets import HORIZONS_S, OOM_COLUMNS, OOM_DEFINITION, TARGETS, oom_events, targets
+from reclaim.features.targets import HORIZONS_S, TARGETS, targets
 
 _ROWS_AT_ONCE: Final = 4_096
 """Rows of features held before they are written: 2 MB, which a core's own cache holds."""

@@ -9,13 +9,9 @@ from typing import Any, Final
 
 import numba
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reclaim.data import schema as s
-from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Windows, demand, peak_cpu
+from reclaim.data.windows import Windows, demand, peak_cpu
 from reclaim.features.registry import LARGEST, SIGNALS
 
 TARGETS: Final = SIGNALS
@@ -24,23 +20,6 @@ TARGETS: Final = SIGNALS
 HORIZONS_S: Final = (300, 3_600, 86_400)
 """5 minutes, 1 hour, 24 hours."""
 
-OOM_SHARE: Final = 0.98
-"""Share of the limit that memory must reach in a failed task's last window for the failure to be called OOM."""
-
-OOM_ENDS: Final = (s.EventType.FAIL,)
-"""Ends that may be an OOM. An eviction is none: a machine out of memory evicts the least important task."""
-
-OOM_COLUMNS: Final = [*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE]
-"""The columns of events that the label looks at."""
-
-OOM_DEFINITION: Final = (
-    f"OOM is a derived label (no public trace records it): a FAIL of the task whose last window before it has a "
-    f"maximum memory of at least {OOM_SHARE:.0%} of the limit"
-)
-"""Printed with every number that rests on the label."""
-
-_LAST_WINDOW_US: Final = 600_000_000
-"""How long before a failure its last window may have ended: one missing window is forgiven."""
 _ALIVE_US: Final = 600_000_000
 """A task last seen this close to the end of the trace is taken to run on."""
 
@@ -60,14 +39,14 @@ def targets(
     windows : Windows
         ``n`` rows, sorted by task, then time.
     oom_task, oom_us : int64, shape (n_events,)
-        Task number (position in ``windows``) and time of each OOM event, from ``oom_events``; sorted by both.
+        Task number (position in ``windows``) and time of each OOM event, from ``oom.oom_events``; sorted by both.
     trace_end_us : int
         End of the last window of the whole trace.
     value : float32, shape (n, n_targets, n_horizons)
         Written: over the limit; NaN unknown: nothing was measured in the horizon, or the trace ends inside it with the
         task still running. A task that ends inside a horizon had to be covered until then.
     oom : float32, shape (n, n_horizons)
-        Written: 1 where the task meets an OOM (``OOM_DEFINITION``) within the horizon, 0 where not, NaN unknown.
+        Written: 1 where the task meets an OOM (``oom.OOM_DEFINITION``) within the horizon, 0 where not, NaN unknown.
     """
     starts = windows.task_starts()
     signals = np.vstack([demand(windows).T, peak_cpu(windows)])
@@ -77,56 +56,6 @@ def targets(
         starts, windows.start_us, windows.end_us, signals, np.ascontiguousarray(windows.limit), first_event, oom_us,
         horizons_us, trace_end_us, value, oom,
     )  # fmt: skip
-
-
-def oom_events(
-    windows: Windows, events: pa.Table, *, share: float = OOM_SHARE, ends: tuple[int, ...] = OOM_ENDS
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return task number and time of each OOM event, sorted; see ``OOM_DEFINITION``. Two int64 arrays, (n_events,).
-
-    Parameters
-    ----------
-    windows : Windows
-        Sorted by task, then time.
-    events : pyarrow.Table
-        Of the same bucket: at least ``OOM_COLUMNS``.
-    share : float
-        Of the limit, that memory must have reached.
-    ends : tuple of int
-        Event types that may be an OOM.
-    """
-    fails = events.select(OOM_COLUMNS).filter(pc.is_in(events[s.EVENT_TYPE], pa.array(ends, pa.int8()))).to_pandas()
-    starts = windows.task_starts()[:-1]
-    tasks = pd.MultiIndex.from_arrays([windows.collection_id[starts], windows.instance_index[starts]])
-    number = tasks.get_indexer(pd.MultiIndex.from_arrays([fails[key] for key in s.TASK_KEY]))
-    time_us = fails[s.TIME_US].to_numpy(np.int64)
-    known = (number >= 0) & (time_us > s.BEFORE_TRACE_US) & (time_us < s.AFTER_TRACE_US)
-    number, time_us = number[known].astype(np.int64), time_us[known]
-    if len(windows) == 0 or len(number) == 0:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    row = _last_row_before(windows, number, time_us)
-    memory = windows.usage[row, MEMORY_MAX]
-    memory = np.where(np.isnan(memory), windows.usage[row, MEMORY_MEAN], memory)
-    oom = (
-        (row >= starts[number])  # else nothing was seen of this task
-        & (windows.end_us[row] >= time_us - _LAST_WINDOW_US)
-        & (memory >= share * windows.limit[row, s.RESOURCES.index("memory")])
-    )
-    number, time_us = number[oom], time_us[oom]
-    by_task = np.lexsort((time_us, number))
-    return number[by_task], time_us[by_task]
-
-
-def _last_row_before(windows: Windows, task: NDArray[np.int64], time_us: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the last row of (task, a window that began before ``time_us``); the row before the task's first for none.
-
-    Shape (n_events,).
-    """
-    starts = windows.task_starts()
-    began = [
-        np.searchsorted(windows.start_us[starts[k] : starts[k + 1]], t) for k, t in zip(task, time_us, strict=True)
-    ]
-    return starts[task] + np.array(began, np.int64) - 1
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

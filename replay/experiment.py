@@ -153,8 +153,8 @@ class Experiment:
     page : callable
         From the results to the values and tables that the template names besides ``results`` and ``images``.
     summary : callable
-        From the results to the table of a terminal, ten rows at most: the best learned and the best statistical
-        estimator, Borg's, the oracle, and a verdict where there is one.
+        From the results to the table of a console of 80 columns, eight rows at most: the best learned and the best
+        statistical estimator, Borg's, the oracle, and a verdict where there is one.
     figures : mapping of str to callable
         From the results to a figure, by file name; None where there is nothing to draw.
     runs : callable

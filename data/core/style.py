@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 INK: Final = "#222222"
+ON_COLOUR: Final = "#1F2328"
+"""Text on a coloured bar: no grey, so that it stays dark on a page with a dark ground."""
 USAGE_COLOUR: Final = "#B8B8B8"
 RESOURCE_WORDS: Final = {"cpu": "CPU", "memory": "memory"}
 """Names within a sentence or a column heading."""

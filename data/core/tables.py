@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 Cell = str | float | int | None
 
@@ -19,11 +19,14 @@ class Table:
         Shares as fractions of one; None where unknown.
     percent : frozenset of str
         Columns to print in percent.
+    caption : str
+        Stands above the table.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     percent: frozenset[str] = frozenset()
+    caption: str = ""
 
     def as_records(self) -> list[dict[str, Cell]]:
         """Return one dict per row."""
@@ -36,9 +39,30 @@ class Table:
             for row in self.rows
         ]
 
-    def as_text(self) -> str:
-        """Return the table in aligned columns, numbers to the right."""
-        return "\n".join(self._lines("  ", lambda widths: ["  ".join("-" * w for w in widths)])) + "\n"
+    def of(self, columns: Iterable[int]) -> Table:
+        """Return the table of the columns at these places."""
+        kept = list(columns)
+        rows = tuple(tuple(row[k] for k in kept) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[k] for k in kept), rows=rows)
+
+    def without(self, *columns: str) -> Table:
+        """Return the table without the columns of these headings."""
+        return self.of(k for k, column in enumerate(self.columns) if column not in columns)
+
+    def known(self) -> Table:
+        """Return the table without the columns that are null in all rows."""
+        return self.of(k for k in range(len(self.columns)) if any(row[k] is not None for row in self.rows))
+
+    def as_text(self, width: int | None = None) -> str:
+        """Return the table in aligned columns, numbers to the right.
+
+        A table wider than ``width`` comes in parts, one below the other; each begins with the first columns, which name
+        the rows.
+        """
+        parts = (self.of(columns)._lines("  ", lambda widths: ["  ".join("-" * w for w in widths)])
+                 for columns in self._parts(width))  # fmt: skip
+        text = "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in parts)
+        return f"{self.caption}\n{text}\n" if self.caption else f"{text}\n"
 
     def as_markdown(self) -> str:
         """Return the table as GitHub shows it."""
@@ -57,6 +81,23 @@ class Table:
         """Return whether a column holds text, which is aligned to the left."""
         return any(isinstance(row[column], str) for row in self.rows)
 
+    def _parts(self, width: int | None) -> list[list[int]]:
+        """Return the columns of each part of a table of at most ``width``."""
+        cells, n = self.as_strings(), len(self.columns)
+        widths = [2 + max(2, *(len(row[k]) for row in [self.columns, *cells])) for k in range(n)]
+        if width is None or sum(widths) - 2 <= width:
+            return [list(range(n))]
+        names = next((k for k in range(n) if not self.is_text(k)), n)
+        while names > 1 and 2 * sum(widths[:names]) > width:
+            names -= 1
+        first = list(range(names))
+        parts = [first]
+        for k in range(names, n):
+            if len(parts[-1]) > names and sum(widths[i] for i in [*parts[-1], k]) - 2 > width:
+                parts.append(first)
+            parts[-1] = [*parts[-1], k]
+        return parts
+
     def _lines(self, separator: str, rule: Callable[[Sequence[int]], list[str]]) -> list[str]:
         cells = self.as_strings()
         widths = [max(2, *(len(row[i]) for row in [list(self.columns), *cells])) for i in range(len(self.columns))]
@@ -72,8 +113,8 @@ class Table:
 def show(value: Cell, *, percent: bool = False) -> str:
     """Return the text of a table cell; a dash for None.
 
-    >>> show(0.00123, percent=True), show(None), show("borg")
-    ('0.12 %', '-', 'borg')
+    >>> show(0.00123, percent=True), show(None), show("borg"), show(12345)
+    ('0.12 %', '-', 'borg', '12,345')
     """
     if value is None:
         return "-"
@@ -81,4 +122,4 @@ def show(value: Cell, *, percent: bool = False) -> str:
         return value
     if percent:
         return f"{100 * value:.2f} %"
-    return str(value) if isinstance(value, int) else f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"

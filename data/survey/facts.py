@@ -24,8 +24,8 @@ def survey(dataset: Dataset, *, memory_limit_mib: int = MEMORY_LIMIT_MIB) -> dic
     Returns
     -------
     dict
-        ``head``, ``span``, ``tiers``, ``usage_of_limit``, ``timeline``, ``missing``, ``windows``, ``tasks``,
-        ``events``, ``collections``, ``machines``, ``quality``: one entry per section of the text and the page.
+        ``head``, ``span``, ``tiers``, ``used_of_limits``, ``usage_of_limit``, ``timeline``, ``missing``, ``windows``,
+        ``tasks``, ``events``, ``collections``, ``machines``, ``quality``.
     """
     with open_tables(dataset, memory_limit_mib) as tables:
         span = survey_machines.span(tables)
@@ -35,11 +35,13 @@ def survey(dataset: Dataset, *, memory_limit_mib: int = MEMORY_LIMIT_MIB) -> dic
             "head": _head(dataset),
             "span": span,
             "tiers": survey_usage.tiers(tables),
+            "used_of_limits": survey_usage.used_of_limits(tables),
             "usage_of_limit": survey_usage.ratios(tables),
             "timeline": timeline,
             "missing": {table: survey_usage.nulls(tables, table) for table in _WITH_NULLS},
             "windows": {**survey_usage.lengths(tables), **survey_tasks.order(tables)},
-            "tasks": {**survey_tasks.lives(tables), "constrained": survey_tasks.constraints(tables)},
+            "tasks": {**survey_tasks.lives(tables), "oom_ends": survey_tasks.oom_ends(dataset),
+                      "constrained": survey_tasks.constraints(tables)},
             "events": survey_tasks.events(tables),
             "collections": {**survey_tasks.collections(tables), **survey_tasks.events(tables, "collections")},
             "machines": {

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reclaim.data import schema as s
-from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
+from reclaim.data.core.style import INK, ON_COLOUR, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.survey.usage import CURVE, null_means
 
 TIER_COLOURS: Final = {
@@ -37,7 +37,7 @@ def cell_over_time(facts: Mapping[str, Any]) -> Figure | None:
     drawn = [r for r in s.RESOURCES if over_time[f"{r}_usage"] or over_time[f"{r}_limit"]]
     if not drawn:
         return None
-    figure, axes = _panels(len(drawn), height=2.7)
+    figure, axes = _panels(len(drawn), height=2.0)
     x, unit = _times(over_time)
     for ax, r in zip(axes, drawn, strict=True):
         usage, limit, capacity = (over_time[f"{r}_{kind}"] for kind in ("usage", "limit", "capacity"))
@@ -107,7 +107,7 @@ def tier_shares(facts: Mapping[str, Any]) -> Figure | None:
         for row, share in enumerate(width):
             if share >= 4:
                 ax.text(left[row] + share / 2, row, f"{share:.0f} %", ha="center", va="center", fontsize=8,
-                        color="white" if tier["tier"] in ("beb", "prod") else INK)  # fmt: skip
+                        color="white" if tier["tier"] in ("beb", "prod") else ON_COLOUR)  # fmt: skip
         left += width
     ax.invert_yaxis()
     ax.set_xlim(0, 100)
@@ -184,7 +184,7 @@ def missing_fields(facts: Mapping[str, Any]) -> Figure | None:
     width = np.array([100 * shares[name] for name in names])
     never = np.array([name in lacks for name in names])
     meant = ~never & np.array([null_means(table, name) is not None for name in names])
-    ax.barh(names, 100, color="#EAF3F8", height=0.8)
+    ax.barh(names, 100, color="#EEEEEE", height=0.8)
     kinds = {"missing": (~never & ~meant, ACCENT, None), "null has a meaning (see the table)": (meant, "#9CC3DB", None),
              "the source never has it": (never, "#D9D9D9", "///")}  # fmt: skip
     for label, (rows, colour, hatch) in kinds.items():
@@ -194,8 +194,8 @@ def missing_fields(facts: Mapping[str, Any]) -> Figure | None:
     for row, share in enumerate(width):
         if share and not never[row]:
             inside = share > 88
-            ax.text(share + (-0.8 if inside else 0.8), row, _percent(share), va="center", fontsize=8, color=INK,
-                    ha="right" if inside else "left")  # fmt: skip
+            ax.text(share + (-0.8 if inside else 0.8), row, _percent(share), va="center", fontsize=8,
+                    color=ON_COLOUR if inside else INK, ha="right" if inside else "left")  # fmt: skip
     ax.invert_yaxis()
     ax.margins(y=0.01)
     ax.set_xlim(0, 100)

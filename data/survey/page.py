@@ -1,29 +1,28 @@
-"""Renders the page of a dataset: one self-contained HTML file with sections and figures."""
+"""Renders the page of a dataset: one self-contained HTML file of large figures, charts, tables and definitions."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-import jinja2
-
 from reclaim.data.core.files import write_text
+from reclaim.data.core.pages.render import render
+from reclaim.data.core.tables import show
 from reclaim.data.errors import ConfigError
+from reclaim.data.oom import OOM_DEFINITION
 from reclaim.data.survey.figures import draw
-from reclaim.data.survey.sections import sections, title
+from reclaim.data.survey.tables import rejected, tables
 
-_TEMPLATE: Final = "page.html"
+_FILTERS: Final = {"seconds": lambda us: f"{us / 1e6:,.0f}", "count_or_dash": show}
 
 
 def render_page(facts: Mapping[str, Any]) -> str:
     """Return the page with embedded figures; the same text for the same facts."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string((resources.files("reclaim.data.survey") / _TEMPLATE).read_text(encoding="utf-8"))
-    images = {name: base64.b64encode(svg).decode() for name, svg in draw(facts).items()}
-    return template.render(title=title(facts), sections=sections(facts), images=images)
+    values = {"title": "Dataset", "name": facts["head"]["name"], "facts": facts, "tables": tables(facts),
+              "rejected": rejected(facts), "oom": OOM_DEFINITION}  # fmt: skip
+    figures = {name: svg.decode() for name, svg in draw(facts).items()}
+    return render("reclaim.data.survey", "page.html", values, figures, _FILTERS)
 
 
 def write_page(facts: Mapping[str, Any], file: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from reclaim.data import schema as s
+from reclaim.data.dataset import Dataset
+from reclaim.data.oom import OOM_COLUMNS, oom_events
 from reclaim.data.survey.query import (
     HOUR_US,
     IN_TRACE,
@@ -96,6 +98,17 @@ def lives(tables: Tables) -> dict[str, Any]:
         "lifetime_hours": _of_tasks(tables, "lifetime_s", 1 / 3600),
         "lifetimes": [{"from_s": edge, "tasks": counts.get(k + 1, 0)} for k, edge in enumerate(LIFETIME_EDGES_S)],
     }
+
+
+def oom_ends(dataset: Dataset) -> int | None:
+    """Return the number of out-of-memory ends by the derived label; None without usage or events."""
+    counts = dataset.manifest["counts"]
+    if not counts["usage"] or not counts["events"]:
+        return None
+    return sum(
+        len(oom_events(dataset.windows(bucket), dataset.events(bucket, OOM_COLUMNS))[0])
+        for bucket in range(dataset.n_buckets)
+    )
 
 
 def _banded(column: str, edges: tuple[int, ...]) -> str:

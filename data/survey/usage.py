@@ -67,6 +67,18 @@ def tiers(tables: Tables) -> list[dict[str, Any]]:
     return made
 
 
+def used_of_limits(tables: Tables) -> dict[str, float | None]:
+    """Return mean usage over limit of each resource, both integrated over the top-level windows that have both."""
+    length = f"({s.END_US} - {s.START_US})"
+    sums = ", ".join(
+        f"sum({MEAN[r]} * {length}) FILTER ({LIMIT[r]} IS NOT NULL) AS {r}_usage, "
+        f"sum({LIMIT[r]} * {length}) FILTER ({MEAN[r]} IS NOT NULL) AS {r}_limit"
+        for r in s.RESOURCES
+    )
+    found = tables.row(f"SELECT {sums} FROM usage WHERE {TOP_LEVEL}")
+    return {r: ratio(found[f"{r}_usage"], found[f"{r}_limit"]) for r in s.RESOURCES}
+
+
 def ratios(tables: Tables) -> dict[str, list[dict[str, Any]]]:
     """Return, for each resource, the distribution of mean usage over limit per window, by tier and of all.
 

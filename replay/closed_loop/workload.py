@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
+from reclaim.data.oom import OOM_COLUMNS, oom_events
 from reclaim.data.schema import TIER_FLOORS, TIERS, UNKNOWN_ID
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, Windows
-from reclaim.features.targets import OOM_COLUMNS, oom_events
 from reclaim.replay.closed_loop.constraints import Constraints, most_per_machine
 from reclaim.replay.closed_loop.records import (
     AHEAD,

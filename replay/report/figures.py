@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from reclaim.data.core.style import STYLE
+from reclaim.replay.experiment import COMPARED, LEARNED, REFERENCE, STATISTICAL
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 PALETTE: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
@@ -24,6 +25,10 @@ MARGIN_MARKERS: Final = dict(zip(MARGIN_NAMES, ("o", "s", "^"), strict=True))
 SEGMENT_SHADES: Final = {"baseline": "#FFFFFF", "medium": "#F3F3F3", "aggressive": "#E7E7E7"}
 
 DPI: Final = 120
+SHOWN: Final = 8
+"""Estimators of the first chart of a page, at most, besides Borg's: the tables have all."""
+KIND_COLOURS: Final = {LEARNED: "#0072B2", STATISTICAL: "#D55E00"}
+_NAMES: Final = {"limit": "no reclamation"}
 
 
 def estimator_colours(results: Mapping[str, Any]) -> Mapping[str, str]:
@@ -31,6 +36,22 @@ def estimator_colours(results: Mapping[str, Any]) -> Mapping[str, str]:
     kinds = {"learned": 0, "statistical": 1}
     names = [e["name"] for e in sorted(results["estimators"], key=lambda e: kinds.get(e["kind"], 2))]
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
+
+
+def leading(results: Mapping[str, Any], strength: Callable[[Mapping[str, Any]], float]) -> list[Mapping[str, Any]]:
+    """Return the ``SHOWN`` strongest of the compared estimators, the strongest first, and ``REFERENCE`` among them."""
+    compared = [e for e in results["estimators"] if e["kind"] in COMPARED]
+    ranked = sorted(compared, key=lambda e: -np.nan_to_num(strength(e), nan=-math.inf))
+    return [e for k, e in enumerate(ranked) if k < SHOWN or e["name"] == REFERENCE]
+
+
+def name_estimators(ax: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
+    """Label the rows of a chart with the names of estimators, the learned ones in bold, and part the rows by lines."""
+    ax.set_yticks(range(len(shown)), [_NAMES.get(e["name"], e["name"]) for e in shown])
+    for label, estimator in zip(ax.get_yticklabels(), shown, strict=True):
+        label.set_fontweight("bold" if estimator["kind"] == LEARNED else "normal")
+    ax.tick_params(axis="y", length=0)
+    ax.set_ylim(len(shown) - 0.5, -0.5)
 
 
 def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:

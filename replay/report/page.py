@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import jinja2
-from markupsafe import Markup, escape
-
-from reclaim.data.core.prose import duration, interval, number, percent, points
-from reclaim.data.core.style import RESOURCE_WORDS
+from reclaim.data.core.pages.render import render
 from reclaim.data.core.tables import Table
 from reclaim.replay.experiment import Column, Experiment, Results, Run
 from reclaim.replay.open_loop.paired import BETTER, NOISE, UNKNOWN, WORSE
@@ -64,7 +58,8 @@ def runs_table(runs: Sequence[Run], columns: Sequence[Column]) -> Table:
 def render_page(experiment: Experiment, results: Results, figures: Mapping[str, Path]) -> str:
     """Return the page of an experiment as HTML, with its figures embedded.
 
-    The text is the experiment's own template, ``experiments/<name>/page.html``; it extends ``report/page.html``.
+    The text is the experiment's own template, ``experiments/<name>/page.html``; it extends ``report/page.html``,
+    which extends the layout of every page.
 
     Parameters
     ----------
@@ -79,41 +74,18 @@ def render_page(experiment: Experiment, results: Results, figures: Mapping[str, 
     jinja2.UndefinedError
         The template shows a figure that is not among them.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("reclaim.replay", "."),
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters |= _FILTERS
-    images = {name: base64.b64encode(path.read_bytes()).decode() for name, path in figures.items()}
-    shown = {"title": experiment.title, "results": results, "images": images}
-    folder = experiment.name.replace("-", "_")
-    return environment.get_template(f"experiments/{folder}/page.html").render(shown | dict(experiment.page(results)))
+    values = {"title": experiment.title, "name": results["dataset"]["name"], "results": results}
+    template = f"experiments/{experiment.name.replace('-', '_')}/page.html"
+    drawn = {name: path.read_text(encoding="utf-8") for name, path in figures.items()}
+    return render("reclaim.replay", template, values | dict(experiment.page(results)), drawn, {"verdict": verdict_of})
+
+
+def brief(verdict: str | None) -> str | None:
+    """Return a verdict for a table of a console: in twelve letters at most; None for an empty one."""
+    return verdict.replace(" the ", " ") if verdict else None
 
 
 def verdict_of(difference: Mapping[str, float | None]) -> str:
     """Return whether a difference in what is reclaimed lies beyond the noise; ``unknown`` without an interval."""
     low, high = difference["low"], difference["high"]
     return UNKNOWN if low is None or high is None else BETTER if low > 0 else WORSE if high < 0 else NOISE
-
-
-def _share(value: float | None, digits: int = 1) -> str:
-    return percent(value, digits).replace(" ", "\N{NO-BREAK SPACE}")
-
-
-def _prose(text: str) -> Markup:
-    """Return a paragraph as HTML: text in `backquotes` as code, a number and its percent sign on one line."""
-    unbroken = str(escape(text)).replace(" %", "&nbsp;%")
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", unbroken))
-
-
-_FILTERS: Final = {
-    "prose": _prose,
-    "share": _share,
-    "points": points,
-    "interval": interval,
-    "amount": number,
-    "duration": duration,
-    "verdict": verdict_of,
-    "resource": RESOURCE_WORDS.get,
-}
-"""Filters of the templates, by name."""

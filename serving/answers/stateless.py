@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import windows as w
+from reclaim.data.oom import OOM_DEFINITION
 from reclaim.data.schema import RESOURCES, TIERS, UNKNOWN_ID
 from reclaim.data.windows import Cell, Windows
-from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
+from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.serving.answers.encode import amounts_of, by_target, finite, model_name, peak_position, resources, rules
 from reclaim.serving.wire.errors import INVALID, TOO_LARGE, RequestError
 from reclaim.serving.wire.rows import vectors_of

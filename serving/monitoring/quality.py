@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import room_for
 from reclaim.data.core.jit import LENT
+from reclaim.data.oom import OOM_SHARE
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.features.registry import SLOT_S
-from reclaim.features.targets import OOM_SHARE
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.margins.violation import violates_in_kernel
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from reclaim.data import schema
+from reclaim.data.oom import OOM_DEFINITION
 from reclaim.features.registry import (
     CONTEXT,
     CONTEXT_WINDOWS,
@@ -21,7 +22,7 @@ from reclaim.features.registry import (
     SLOT_S,
 )
 from reclaim.features.splits import GROUPS, PERIODS, ROLES
-from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
+from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
 from reclaim.replay.settings import ReplayConfig
 from reclaim.serving.predictions.columns import schema_of

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.oom import oom_events
 from reclaim.data.windows import Windows, concatenate, measured_by_mean
 from reclaim.features import build
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import CONTEXT_FILE, FOLDER, FeatureSet, array_path, array_shapes
 from reclaim.features.registry import CONTEXT, FEATURE_NAMES, FIRST_RELATED
 from reclaim.features.splits import split_counts
-from reclaim.features.targets import oom_events
 
 Maker = Callable[..., dict[str, Any]]
 

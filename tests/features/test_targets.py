@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.oom import OOM_SHARE, oom_events
 from reclaim.data.windows import CHANNELS, LEVELS, Windows, concatenate, demand, peak_cpu
-from reclaim.features.targets import HORIZONS_S, OOM_SHARE, TARGETS, oom_events, targets
+from reclaim.features.targets import HORIZONS_S, TARGETS, targets
 
 History = Callable[..., Windows]
 S = 1_000_000

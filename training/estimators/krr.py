@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from reclaim.data.core.histogram import bucket_of, percentile_at
 from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
+from reclaim.data.oom import OOM_SHARE
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
-from reclaim.features.targets import OOM_SHARE
 from reclaim.training.estimators.base import Estimate, Estimator, over_limit, statistic_or_limit
 from reclaim.training.estimators.histogram import Grid
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from reclaim.data.core.histogram import bucket_of
 from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
+from reclaim.data.oom import OOM_SHARE
 from reclaim.data.windows import Windows, demand
-from reclaim.features.targets import OOM_SHARE
 from reclaim.training.estimators.base import Estimate, Estimator, for_each_resource, over_limit, statistic_or_limit
 from reclaim.training.estimators.histogram import RELATIVE, DecayingHistograms, Grid
 

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from reclaim.data.core.nested import flatten
 from reclaim.data.core.tables import Cell, Table
+from reclaim.data.oom import OOM_DEFINITION
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import PIPELINE_VERSION
-from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
+from reclaim.features.targets import HORIZONS_S, TARGETS
 
 LONGEST: Final = 5_000
 """Characters that MLflow's store keeps of a version's description."""

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.files import content_sha256
 from reclaim.data.errors import HistoryTooShortError
+from reclaim.data.oom import OOM_DEFINITION
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import PIPELINE_VERSION
-from reclaim.features.targets import OOM_DEFINITION
 from reclaim.training.bundle import FORMAT, Bundle, output_names, save_bundle
 from reclaim.training.evaluation.importance import columns_alone, importance_figure, permutation_importance
 from reclaim.training.evaluation.model_card import model_card

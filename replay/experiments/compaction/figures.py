@@ -12,9 +12,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import COMPARED, ORACLE, Results
+from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, Results
 from reclaim.replay.open_loop.estimates import LIMIT
-from reclaim.replay.report.figures import estimator_colours
+from reclaim.replay.report.figures import KIND_COLOURS, leading, name_estimators
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 _OPACITY: Final = {**dict(zip(MARGIN_NAMES, (1.0, 0.66, 0.36), strict=True)), "none": 1.0}
@@ -25,14 +25,15 @@ _BAR: Final = 0.26
 
 def machines_needed(results: Results) -> Figure:
     """Draw machines needed (EuroSys'15, Figure 10), and the tasks and machines over what is reserved or available."""
-    shown = sorted(results["estimators"], key=lambda e: (e["kind"] in COMPARED, e["kind"] == ORACLE))
-    colours = estimator_colours(results)
+    fixed_ends = {e["kind"]: e for e in results["estimators"] if e["kind"] not in COMPARED}
+    best = leading(results, lambda e: -e["results"][HEADLINE]["share"]["value"])
+    shown = [fixed_ends[LIMIT], fixed_ends[ORACLE], *best]
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, 1.6 + 0.62 * len(shown)), layout="constrained")
+        figure = Figure(figsize=(10.5, 1.4 + 0.46 * len(shown)), layout="constrained")
         panels = figure.subplots(1, 1 + len(RESOURCES), sharey=True, width_ratios=[1.8] + [1.0] * len(RESOURCES))
         for row, estimator in enumerate(shown):
             fixed = estimator["kind"] not in COMPARED
-            colour = USAGE_COLOUR if fixed else colours[estimator["name"]]
+            colour = USAGE_COLOUR if fixed else KIND_COLOURS[estimator["kind"]]
             for margin, one in estimator["results"].items():
                 y = row if fixed else row + (MARGIN_NAMES.index(margin) - 1) * _BAR
                 value, low, high = (100 * one["share"][key] for key in ("value", "low", "high"))
@@ -61,8 +62,11 @@ def machines_needed(results: Results) -> Figure:
             ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
             ax.set_title(title)
             ax.set_xlabel(unit)
-        panels[0].set_ylim(len(shown) - 0.5, -0.5)
-        panels[0].set_yticks(range(len(shown)), [_WORDS.get(e["name"], e["name"]) for e in shown])
+            ax.xaxis.tick_top()
+            ax.xaxis.set_label_position("top")
+            ax.spines["top"].set_visible(True)
+            ax.spines["bottom"].set_visible(False)
+        name_estimators(panels[0], shown)
         patches = [Patch(color="#555555", alpha=_OPACITY[name], label=f"{name} margin") for name in MARGIN_NAMES]
         figure.legend(
             handles=[*patches, Patch(color=INK, label="machines out of it")],
@@ -70,9 +74,6 @@ def machines_needed(results: Results) -> Figure:
             title="thin lines: the least and the most of any trial; dashed: without reclamation, and the oracle",
         )  # fmt: skip
     return figure
-
-
-_WORDS: Final = {LIMIT: "no reclamation"}
 
 
 def _label(ax: Axes, x: float, y: float, text: str) -> None:

@@ -26,6 +26,7 @@ COLUMNS: Final = (
     Column("memory used", "used_memory", percent=True),
     Column("CPU used", "used_cpu", percent=True),
 )
+_CAPTION: Final = f"Fewest machines at the {HEADLINE} margin, Borg's estimator and the oracle"
 CHANCE: Final = 2.0
 """Standard deviations by which two estimators must differ in the tasks that only one of them fails, for one to risk
 more (McNemar's test: the deviation is the square root of the number of such tasks)."""
@@ -59,6 +60,7 @@ def page(results: Results) -> dict[str, Any]:
     """Return the values of ``page.html``."""
     return {
         "margin": HEADLINE,
+        "kinds": COMPARED,
         "answers": _answers(results),
         "tasks": sum(c["tasks"] for c in results["checkpoints"]),
         "copies": max(c["clones"] for c in results["checkpoints"]),
@@ -73,13 +75,13 @@ def page(results: Results) -> dict[str, Any]:
 
 def summary_table(results: Results) -> Table:
     """Return machines needed without reclamation, by the best of each kind at ``HEADLINE``, Borg's and the oracle."""
-    columns = ("", "estimator", "machines", "of the cell", "saved", "machines out of memory", "tasks beyond, memory",
-               f"compared with {REFERENCE}")  # fmt: skip
+    columns = ("role", "estimator", "machines", "of the cell", "saved", "machines out of memory",
+               "tasks beyond, memory", f"compared with {REFERENCE}")  # fmt: skip
     rows = tuple(
         (role, name, *_needed(one), one["over"]["memory"]["value"], one["beyond"]["memory"], verdict)
         for role, name, one, verdict in _answers(results)
     )
-    return Table(columns, rows, frozenset(columns[3:7]))
+    return Table(columns, rows, frozenset(columns[3:7]), _CAPTION)
 
 
 def _answers(results: Results) -> list[tuple[str, str, Mapping[str, Any], str | None]]:
@@ -93,7 +95,7 @@ def _answers(results: Results) -> list[tuple[str, str, Mapping[str, Any], str | 
         mine = {name: one for name, (of, one) in at.items() if of == kind}
         if mine:
             name = min(mine, key=lambda n: _rank(mine[n]))
-            found.append((f"best {kind}", name, mine[name], risk_verdict(mine[name], reference)))
+            found.append((kind, name, mine[name], risk_verdict(mine[name], reference)))
     if reference is not None and all(name != REFERENCE for _, name, *_ in found):
         found.append(("Borg", REFERENCE, reference, None))
     return [*found, (ORACLE, ORACLE, _of(results, ORACLE)["none"], None)]
@@ -116,7 +118,7 @@ def fewest_table(results: Results) -> Table:
                 rows.append(_row(margin, role, name, of[name], reference, tasks))
         if reference is not None:
             rows.append(_row(margin, "Borg", REFERENCE, reference, None, tasks))
-    columns = ("margin", "", "estimator", "machines", "of the cell", "saved",
+    columns = ("margin", "role", "estimator", "machines", "of the cell", "saved",
                *(f"machines out of {RESOURCE_WORDS[r]}" for r in RESOURCES),
                *(f"tasks beyond, {RESOURCE_WORDS[r]}" for r in RESOURCES), "of the tasks", "trials with fewer",
                "trials with more", "trials", f"compared with {REFERENCE}")  # fmt: skip

@@ -11,7 +11,7 @@ from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table, show
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import HEADLINE, ORACLE, REFERENCE, Column, Results, Run
-from reclaim.replay.report.page import verdict_of
+from reclaim.replay.report.page import brief, verdict_of
 
 BUDGETS: Final = ("baseline", "aggressive")
 """Names of the rates, in their order: the fields of ``margins.margin.Budgets``."""
@@ -74,19 +74,20 @@ def summary_table(results: Results) -> Table:
         first: dict[str, str] = {}
         reached = dict(ranked(results, "tasks", r))
         for name in reached:
-            first.setdefault(f"best {kinds[name]}", name)
+            first.setdefault(kinds[name], name)
         if REFERENCE in reached and REFERENCE not in first.values():
             first["Borg"] = REFERENCE
         for role, name in first.items():
             one = reached[name]
             against = one.get("ahead") or one.get("lead") or {}
             rows.append((RESOURCE_WORDS[r], role, name, one["value"], interval(one), one["of_oracle"],
-                         against.get("of"), verdict_of(against) if against else None))  # fmt: skip
+                         against.get("of"), brief(verdict_of(against)) if against else None))  # fmt: skip
         bound = results["tasks"]["oracle"][r]
         rows.append((RESOURCE_WORDS[r], ORACLE, ORACLE, bound, "-", None if bound is None else 1.0, None, None))
-    rate = f"reclaimed at {show(results['rates'][SHOWN], percent=True)} violation"
-    columns = ("resource", "", "estimator", rate, "interval", "of oracle", "compared with", "verdict")
-    return Table(columns, tuple(rows), frozenset({rate, "of oracle"}))
+    rate = show(results["rates"][SHOWN], percent=True)
+    caption = f"Best of each kind at {rate} violation, Borg's estimator and the oracle"
+    columns = ("resource", "role", "estimator", "reclaimed", "interval", "of oracle", "compared with", "verdict")
+    return Table(columns, tuple(rows), frozenset({"reclaimed", "of oracle"}), caption)
 
 
 def leaders(results: Results) -> Table:

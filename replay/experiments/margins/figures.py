@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import Results
+from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, Results
 from reclaim.replay.report.figures import (
+    KIND_COLOURS,
     MARGIN_MARKERS,
     PALETTE,
     estimator_colours,
     label_segments,
+    leading,
+    name_estimators,
     number,
     numbers,
     percent,
@@ -134,71 +137,56 @@ def margins_over_time(results: Mapping[str, Any]) -> Figure:
 
 
 def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
-    """Draw what every estimator reclaims at each margin, with its interval, and the oracle.
+    """Draw what the leading estimators reclaim at each margin, with the interval, and the oracle; the best comes first.
 
     Each point is labelled with the violation rate it reached on the test rows, which may differ from the one its margin
     was set for on the validation rows.
     """
-    bound = next(e for e in results["estimators"] if e["kind"] == "oracle")
-    shown = [e for e in results["estimators"] if e["kind"] not in ("oracle", "limit")]
-    colours = estimator_colours(results)
+    bound = next(e for e in results["estimators"] if e["kind"] == ORACLE)
+    shown = leading(results, lambda e: sum(_reclaimed(e, HEADLINE, r)["value"] for r in RESOURCES))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10.5, 1.6 + 0.95 * max(len(shown), 1)), layout="constrained")
+        figure = Figure(figsize=(11.5, 1.1 + 0.42 * max(len(shown), 1)), layout="constrained")
         axes = figure.subplots(1, len(RESOURCES), sharey=True, squeeze=False)[0]
         for resource, ax in zip(RESOURCES, axes, strict=True):
-            highest = number(bound["results"]["none"]["all"]["reclaimed_share"][resource]["value"]) * 100
-            ax.axvline(highest, color=INK, linewidth=1.3, linestyle=(0, (4, 2)), label="oracle")
+            highest = _reclaimed(bound, "none", resource)["value"]
+            ax.axvline(highest, color=INK, linewidth=1.3, linestyle=(0, (4, 2)))
             lowest = 0.0
             for row, estimator in enumerate(shown):
+                colour = KIND_COLOURS[estimator["kind"]]
                 for step, name in enumerate(MARGIN_NAMES):
-                    cell = estimator["results"][name]["all"]
-                    share = {k: number(cell["reclaimed_share"][resource][k]) * 100 for k in ("value", "low", "high")}
-                    y = row + (step - 1) * 0.27
-                    ax.plot([share["low"], share["high"]], [y, y], color=colours[estimator["name"]], linewidth=1.6)
-                    ax.plot(
-                        share["value"],
-                        y,
-                        MARGIN_MARKERS[name],
-                        color=colours[estimator["name"]],
-                        markersize=6,
-                        markeredgecolor="white",
-                        markeredgewidth=0.6,
-                    )
+                    share, y = _reclaimed(estimator, name, resource), row + (step - 1) * 0.29
+                    ax.plot([share["low"], share["high"]], [y, y], color=colour, linewidth=1.2, alpha=0.75)
+                    ax.plot(share["value"], y, MARGIN_MARKERS[name], color=colour, markersize=4.6,
+                            markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip
                     right = max(share["value"], share["high"])
                     if math.isfinite(right):
-                        ax.annotate(
-                            _rate(cell["violation_rate"][resource]["value"]),
-                            (right, y),
-                            xytext=(5, 0),
-                            textcoords="offset points",
-                            va="center",
-                            fontsize=7.5,
-                            color="#555555",
-                        )
+                        ax.annotate(_rate(estimator["results"][name]["all"]["violation_rate"][resource]["value"]),
+                                    (right, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=6.8,
+                                    color="#555555")  # fmt: skip
                     lowest = min(lowest, share["low"]) if math.isfinite(share["low"]) else lowest
-            ax.set_yticks(range(len(shown)), [e["name"] for e in shown])
-            ax.set_ylim(len(shown) - 0.5, -0.5)
             for row in range(1, len(shown)):
                 ax.axhline(row - 0.5, color="#E4E4E4", linewidth=0.8, zorder=0)
             ax.set_xlim(lowest, max(highest * 1.18, 1.0) if math.isfinite(highest) else 100.0)
+            ax.xaxis.tick_top()
             ax.xaxis.set_major_locator(MaxNLocator(nbins=6, prune="upper"))
-            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-            ax.set_title(RESOURCE_TITLES.get(resource, resource))
-            ax.set_xlabel("reclaimed, % of the limit")
-        marks = [
-            Line2D([], [], marker=MARGIN_MARKERS[name], linestyle="", color="#555555", label=name)
-            for name in MARGIN_NAMES
-        ]
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} %"))
+            ax.spines["top"].set_visible(True)
+            ax.spines["bottom"].set_visible(False)
+            ax.set_title(f"{RESOURCE_TITLES.get(resource, resource)} reclaimed, of the limits")
+        name_estimators(axes[0], shown)
+        kinds = [kind for kind in COMPARED if any(e["kind"] == kind for e in shown)]
+        marks = [Line2D([], [], color=KIND_COLOURS[kind], linewidth=2.4, label=kind) for kind in kinds]
+        marks += [Line2D([], [], marker=MARGIN_MARKERS[name], linestyle="", color="#555555", markersize=5, label=name)
+                  for name in MARGIN_NAMES]  # fmt: skip
         marks.append(Line2D([], [], color=INK, linewidth=1.3, linestyle=(0, (4, 2)), label="oracle"))
-        figure.legend(
-            handles=marks,
-            loc="outside upper center",
-            ncols=len(marks),
-            fontsize=9,
-            title="small print: violation rate reached on the test rows",
-            title_fontsize=8.5,
-        )
+        figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), fontsize=8.5)
     return figure
+
+
+def _reclaimed(estimator: Mapping[str, Any], margin: str, resource: str) -> dict[str, float]:
+    """Return the reclaimed share and its bounds, in percent."""
+    share = estimator["results"][margin]["all"]["reclaimed_share"][resource]
+    return {key: 100 * number(share[key]) for key in ("value", "low", "high")}
 
 
 FIGURES: Final = {"margins_over_time": margins_over_time, "reclaimed_at_margins": reclaimed_at_margins}

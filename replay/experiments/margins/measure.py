@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from reclaim.data.errors import ConfigError
+from reclaim.data.oom import OOM_DEFINITION
 from reclaim.data.schema import RESOURCES
-from reclaim.features.targets import OOM_DEFINITION
 from reclaim.replay.closed_loop.outcome import DEFINITIONS
 from reclaim.replay.closed_loop.simulate import Scheduling
 from reclaim.replay.closed_loop.workload import RUN_DEFINITION
@@ -195,7 +195,7 @@ EXPERIMENT: Final = Experiment(
     config=MarginsConfig,
     measure=measure,
     page=page,
-    summary=summary_table,
+    summary=lambda results: summary_table(results).without("interval", "compared with"),
     figures={**FIGURES, "cell_in_turn": cell_in_turn},
     runs=runs,
     columns=COLUMNS,

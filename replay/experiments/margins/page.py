@@ -14,9 +14,10 @@ from reclaim.replay.experiments.margins import tables
 from reclaim.replay.experiments.margins.runs import COLUMNS, UNSEEN_COLUMNS, runs
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.open_loop.paired import BETTER, RECLAIMED, VIOLATION, WORSE
-from reclaim.replay.report.page import runs_table
+from reclaim.replay.report.page import brief, runs_table
 from reclaim.training.margins.margin import MARGIN_NAMES
 
+_CAPTION: Final = f"Best of each kind at the {HEADLINE} margin, Borg's estimator and the oracle"
 _RANK: Final = {BETTER: 0, WORSE: 2}
 """Order of the verdicts when the best estimator is chosen; the others lie between."""
 
@@ -74,13 +75,13 @@ def summary_table(results: Results) -> Table:
         found = best(results, HEADLINE, resource)
         for i, one in enumerate(found):
             again = i > 0 and one["kind"] == found[0]["kind"]
-            rows.append(_row("next best" if again else f"best {one['kind']}", resource, one))
+            rows.append(_row("next best" if again else one["kind"], resource, one))
         for role, name, margin in (("Borg", REFERENCE, HEADLINE), (ORACLE, ORACLE, "none")):
             shown = _standing(by_name[name], margin, resource, differences) if name in by_name else None
             if shown is not None and all(shown["name"] != other["name"] for other in found):
                 rows.append(_row(role, resource, shown))
-    columns = ("resource", "", "estimator", "reclaimed", "interval", "violation", "compared with", "verdict")
-    return Table(columns, tuple(rows), frozenset({"reclaimed", "violation"}))
+    columns = ("resource", "role", "estimator", "reclaimed", "interval", "violation", "compared with", "verdict")
+    return Table(columns, tuple(rows), frozenset({"reclaimed", "violation"}), _CAPTION)
 
 
 def comparisons(results: Results) -> Table:
@@ -163,7 +164,7 @@ def _standing(
 def _row(role: str, resource: str, one: Mapping[str, Any]) -> tuple[Cell, ...]:
     bounds = interval(one["reclaimed"])
     return (RESOURCE_WORDS[resource], role, one["name"], one["reclaimed"]["value"], bounds, one["violation"]["value"],
-            one["against"], one["verdict"] or None)  # fmt: skip
+            one["against"], brief(one["verdict"]))  # fmt: skip
 
 
 def _per_day(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, demand
 from reclaim.replay.experiment import LEARNED, Experiment, Measured, Source
-from reclaim.replay.experiments.ratios.page import COLUMNS, page, ratios_of_tasks, runs, summary_table
+from reclaim.replay.experiments.ratios.page import COLUMNS, console_table, page, ratios_of_tasks, runs
 from reclaim.replay.open_loop.bootstrap import number
 from reclaim.replay.open_loop.estimates import LIMIT, estimate_all
 from reclaim.replay.open_loop.history import current_reservations, oracle, window_seconds
@@ -206,7 +206,7 @@ EXPERIMENT: Final = Experiment(
     config=RatiosConfig,
     measure=measure,
     page=page,
-    summary=summary_table,
+    summary=console_table,
     figures={"ratios": ratios_of_tasks},
     runs=runs,
     columns=COLUMNS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -19,6 +20,8 @@ from reclaim.replay.report.figures import estimator_colours, numbers
 SHOWN_UP_TO: Final = 1.3
 """Share of the limit at which the figure's axis ends, so that tasks far over their limit do not flatten the others."""
 _SHOWN: Final = {"median": "median", "mean gap": "gap", "ever over": "over"}
+
+_CAPTION: Final = f"Closest to usage at the {HEADLINE} margin, Borg's estimator and the oracle"
 
 COLUMNS: Final = tuple(
     Column(f"{RESOURCE_WORDS[r]} {heading}", f"{r}.{key}", percent=True)
@@ -53,7 +56,7 @@ def summary_table(results: Results) -> Table:
     rows: list[tuple[Cell, ...]] = []
     by_name = {e["name"]: e["margins"] for e in results["estimators"]}
     for r in RESOURCES:
-        found = {f"closest {kind}": one for kind in COMPARED if (one := narrowest(results, r, kind))}
+        found = {kind: one for kind in COMPARED if (one := narrowest(results, r, kind))}
         if REFERENCE in by_name and all(one["name"] != REFERENCE for one in found.values()):
             found["Borg"] = {"name": REFERENCE, **by_name[REFERENCE][HEADLINE][r]}
         found = {
@@ -64,7 +67,13 @@ def summary_table(results: Results) -> Table:
         rows += [(RESOURCE_WORDS[r], role, one["name"], one["median"], one["mean"], one.get("gap"), one.get("over"))
                  for role, one in found.items()]  # fmt: skip
     shares = ("median", "mean", "mean gap", "ever over")
-    return Table(("resource", "", "estimator", *shares), tuple(rows), frozenset(shares))
+    return Table(("resource", "role", "estimator", *shares), tuple(rows), frozenset(shares), _CAPTION)
+
+
+def console_table(results: Results) -> Table:
+    """Return the summary without usage, for a console of 80 columns."""
+    table = summary_table(results).without("mean")
+    return replace(table, rows=tuple(row for row in table.rows if row[1] != "usage"))
 
 
 def spread_table(results: Results, resource: str) -> Table:

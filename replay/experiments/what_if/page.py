@@ -99,14 +99,19 @@ def summary_table(results: Results) -> Table:
     rows = tuple(
         (role, one["name"], one["margin"], *(one[key] for key in columns.values())) for role, one in _answers(results)
     )
-    return Table(("", "estimator", "margin", *columns), rows, frozenset({"of the cell", "saved", "waiting"}))
+    caption = f"Fewest machines within both budgets, of {results['cell']['machines']:,} in the cell"
+    return Table(
+        ("role", "estimator", "margin", *columns), rows, frozenset({"of the cell", "saved", "waiting"}), caption
+    )
 
 
 def _answers(results: Results) -> list[tuple[str, dict[str, Any]]]:
     """Return role and answer of the estimator of each kind with the fewest machines, and of Borg's."""
     every = [_answer(results, e) for e in results["estimators"]]
     ranked = sorted(every, key=lambda one: math.inf if one["fewest"] is None else one["fewest"])
-    roles = {f"best {kind}": next((one for one in ranked if one["kind"] == kind), None) for kind in COMPARED}
+    roles: dict[str, dict[str, Any] | None] = {
+        kind: next((one for one in ranked if one["kind"] == kind), None) for kind in COMPARED
+    }
     roles["Borg"] = next((one for one in every if one["name"] == REFERENCE), None)
     roles["no reclamation"] = next((one for one in every if one["kind"] == LIMIT), None)
     told = {one["name"]: (role, one) for role, one in reversed(roles.items()) if one is not None}

@@ -25,6 +25,7 @@ from reclaim.cli.console import (
     fail,
     print_result,
     print_status,
+    width,
 )
 
 # Rooms are imported inside the commands: `--help` answers at once, and a command imports only its own room.
@@ -144,12 +145,13 @@ def inspect(
         Path | None, typer.Option("--html", help="Also write one HTML file with figures.", metavar="FILE")
     ] = None,
     as_json: AsJson = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Describe a dataset: tiers, limits and usage, gaps, missing fields, events, machines, rejected lines."""
+    """Describe a dataset: its first figures; with --verbose or as a page all tables."""
     from reclaim.data.dataset import Dataset
     from reclaim.data.survey.facts import survey
     from reclaim.data.survey.page import check_target, write_page
-    from reclaim.data.survey.sections import text
+    from reclaim.data.survey.tables import summary, text
 
     opened = Dataset.open(dataset)
     if html is not None:
@@ -157,8 +159,9 @@ def inspect(
     facts = survey(opened)
     if html is not None:
         write_page(facts, html)
-    wrote = "no page written; --html FILE writes one" if html is None else f"page  {html}"
-    print_result(({**facts, "page": html and str(html)}, [text(facts), wrote]), as_json)
+    wrote = "no page written; --html FILE writes one" if html is None else str(html)
+    shown = summary(facts).as_text() + (f"\n{text(facts, width())}" if verbose else "")
+    print_result(({**facts, "page": html and str(html)}, [*shown.splitlines(), wrote]), as_json)
 
 
 @app.command(

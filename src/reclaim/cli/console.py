@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -40,21 +41,14 @@ def unchanged(already_there: bool) -> str:
     return " (was there already, nothing to do)" if already_there else ""
 
 
-def print_table(table: Table) -> None:
-    """Print a table: ruled on a terminal, plain elsewhere."""
-    from rich.console import Console
-    from rich.table import Table as Grid
+def width() -> int | None:
+    """Return the columns of the terminal; None where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
-    console = Console()
-    if not console.is_terminal:
-        typer.echo(table.as_text(), nl=False)
-        return
-    grid = Grid()
-    for number, column in enumerate(table.columns):
-        grid.add_column(column, justify="left" if table.is_text(number) else "right")
-    for row in table.as_strings():
-        grid.add_row(*row)
-    console.print(grid)
+
+def print_table(table: Table) -> None:
+    """Print a table; one wider than the terminal comes in parts."""
+    typer.echo(table.as_text(width()), nl=False)
 
 
 class Progress:
@@ -82,7 +76,7 @@ DatasetFolders = Annotated[
     typer.Argument(help="Dataset folders with features; several are joined.", metavar="DATASET"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Print all runs, not the summary alone.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print all tables, not the summary alone.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings in TOML.", metavar="FILE")]
 ServedModel = Annotated[
     str, typer.Option(help="NAME@ALIAS, NAME/VERSION or a bundle's folder.", metavar="MODEL", envvar="RECLAIM_MODEL")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import tomllib
@@ -16,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reclaim.cli import app as cli
+from reclaim.data.core.pages.render import inline_svg
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
@@ -23,7 +23,8 @@ from reclaim.data.survey.facts import survey
 from reclaim.data.survey.figures import draw
 from reclaim.data.survey.page import render_page, write_page
 from reclaim.data.survey.query import percentiles
-from reclaim.data.survey.sections import sections, text, title
+from reclaim.data.survey.tables import summary, tables, text
+from tests.browser import found_in
 
 Make = Callable[..., dict[str, Any]]
 Write = Callable[..., Path]
@@ -69,6 +70,10 @@ def dataset(source: Path, **options: Any) -> Dataset:
     options = {"buckets": 3, "max_reject_share": 1.0, **options}
     out = source.with_name(f"{source.name}-{options['buckets']}")
     return ingest(source, out, IngestConfig(**options)).dataset
+
+
+def first_figures(facts: dict[str, Any]) -> dict[str, Any]:
+    return {str(row["figure"]): row["value"] for row in summary(facts).as_records()}
 
 
 @pytest.fixture
@@ -205,9 +210,11 @@ def test_a_dataset_without_usage_says_so_and_is_still_drawn(tmp_path: Path, even
     assert (found["span"]["first_us"], found["span"]["last_us"]) == (600_000_000, 9_000_000_000)
     assert found["timeline"]["cpu_usage"] is None
     assert sum(found["timeline"]["submitted"]) == 2
-    said = text(found)
-    assert "Usage over limit\n----------------\nNo usage." in said
-    assert "nan" not in said.lower()
+    figures = first_figures(found)
+    assert (figures["CPU used, of the limits"], figures["out-of-memory ends (derived)"]) == ("-", "-")
+    assert "nan" not in text(found).lower()
+    assert "nan" not in re.sub(r"<(svg|script).*?</", "", render_page(found), flags=re.S).lower()
+    assert "Usage over limit" not in tables(found)
     assert draw(found).keys() == {"tier_shares", "lifetimes", "event_types", "starts_over_time", "missing_fields"}
 
 
@@ -218,9 +225,10 @@ def test_only_collections_are_enough_for_a_page(tmp_path: Path, write_shard: Wri
     found = survey(dataset(tmp_path / "cell"))
     assert (found["collections"]["distinct"], found["collections"]["without_tasks"]) == (1, 1)
     assert found["timeline"]["counted"] == "collections"
-    assert "No tasks." in text(found)
+    assert first_figures(found)["tasks"] == "0"
+    assert "Tiers" not in tables(found)
     assert "event_types" in draw(found)
-    assert "<table>" in render_page(found)
+    assert "<table data-sortable>" in render_page(found)
     assert "<thead><tr></tr>" not in render_page(found)
 
 
@@ -233,15 +241,11 @@ def test_a_series_has_no_tiers_events_or_machines(tmp_path: Path) -> None:
     assert [t["tier"] for t in found["tiers"]] == ["unknown"]
     assert found["tiers"][0]["cpu"]["usage_of_limit"] == pytest.approx(7 / 12)
     assert found["timeline"]["cpu_usage"] == [6, 1]
-    said = text(found)
-    for sentence in (
-        "The source has no tiers.",
-        "No events",
-        "No machines are recorded.",
-        "Memory: no window has both.",
-    ):
-        assert sentence in said
-    assert re.search(r"\ntier +100.00 % +the source never has it\n", said)
+    shown = tables(found)
+    assert not {"Events", "Machines"} & shown.keys()
+    assert [table.caption for table in shown["Usage over limit"]] == ["CPU"]  # no window has memory and its limit
+    assert first_figures(found)["memory used, of the limits"] == "-"
+    assert re.search(r"\nusage +tier +100.00 % +the source never has it\n", text(found))
     assert "tier_shares" not in draw(found)
 
 
@@ -260,7 +264,8 @@ class _Links(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in ("script", "link", "iframe")
+        assert tag not in ("link", "iframe")
+        assert tag != "script" or not attrs  # the page's own, which sorts the tables
         self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
 
 
@@ -270,21 +275,52 @@ def test_the_page_needs_no_other_file_and_shows_every_section_and_figure(facts: 
     assert [p.name for p in tmp_path.glob("page*")] == ["page.html"]
     links = _Links()
     links.feed(page)
-    assert all(link.startswith(("data:image/svg+xml;base64,", "#")) for link in links.found)
+    assert all(link.startswith("#") for link in links.found)
     assert "http" not in page
     assert "@import" not in page
-    images = [link.split(",", 1)[1] for link in links.found if link.startswith("data:")]
-    assert set(map(base64.b64decode, images)) == set(draw(facts).values())
-    assert len(images) >= 6
-    for section in sections(facts):
-        assert f">{section.title}</h2>" in page
-    assert title(facts) == "cell: recorded"
-    assert "<h1>cell: recorded</h1>" in page
+    assert all(inline_svg(svg.decode(), name) in page for name, svg in draw(facts).items())
+    assert page.count("<svg") >= 6
+    for section, of in tables(facts).items():
+        assert f"<h2>{section}</h2>" in page
+        assert all(table.rows for table in of)
+    assert page.count("<table data-sortable>") == page.count("<table") == sum(map(len, tables(facts).values()))
+    assert "<h1>Dataset <span>on cell</span></h1>" in page
 
 
-def test_the_text_fits_in_a_hundred_columns(facts: dict[str, Any]) -> None:
-    facts["quality"]["notes"] = ["word " * 60]
-    assert max(map(len, text(facts).splitlines())) <= 100
+def test_the_large_figures_of_the_page_are_the_facts(facts: dict[str, Any]) -> None:
+    facts["tasks"]["oom_ends"] = 1_234
+    page = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", render_page(facts).split('class="answer"')[1].split("<svg")[0]))
+    cpu, memory = (facts["used_of_limits"][r] for r in ("cpu", "memory"))
+    assert (cpu, memory) == pytest.approx(((90 + 174) / (270 + 114), (180 + 57) / (450 + 228)))
+    for figure in (
+        "Tasks 3 Collections 3", "Time covered 20 min", f"{100 * cpu:.1f} % CPU {100 * memory:.1f} % memory",
+        "Out-of-memory ends 1,234 derived", "Rejected lines 1 faults",
+    ):  # fmt: skip
+        assert figure.lower() in page.replace("\N{NO-BREAK SPACE}", " ").lower(), page
+
+
+def test_out_of_memory_ends_are_those_of_the_derived_label(
+    tmp_path: Path, window: Make, event: Make, write_shard: Write
+) -> None:
+    full = {"average_usage": {"cpus": 0.1, "memory": 0.4}, "maximum_usage": {"cpus": 0.1, "memory": 0.495}}
+    write_shard(tmp_path / "cell", "instance_usage-0", [window(600), window(900, **full)])
+    write_shard(tmp_path / "cell", "instance_events-0", [event(500, 0), event(600, 3), event(700, 5), event(1200, 5)])
+    assert survey(dataset(tmp_path / "cell"))["tasks"]["oom_ends"] == 1
+
+
+def test_the_summary_fits_a_console_of_eighty_columns_and_twelve_lines(facts: dict[str, Any]) -> None:
+    said = summary(facts).as_text().splitlines()
+    assert len(said) <= 12
+    assert max(map(len, said)) <= 80
+    assert max(map(len, text(facts, 80).splitlines())) <= 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_page_itself_never_scrolls_sideways_in_a_browser(facts: dict[str, Any], tmp_path: Path, width: int) -> None:
+    wide = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    inner, outer = found_in(render_page(facts), wide, tmp_path, width=width)
+    assert inner <= outer
 
 
 def test_a_page_needs_an_existing_folder(facts: dict[str, Any], tmp_path: Path) -> None:
@@ -297,8 +333,10 @@ def test_a_page_needs_an_existing_folder(facts: dict[str, Any], tmp_path: Path) 
 def test_the_command_prints_text_or_json_and_last_the_page(cell: Path, tmp_path: Path) -> None:
     folder, page = str(dataset(cell).path), tmp_path / "page.html"
     said = CliRunner().invoke(cli.app, ["inspect", folder])
-    assert said.output.startswith("cell: recorded\n==============\n")
+    assert said.output.startswith("cell: recorded\nfigure")
+    assert "Usage over limit\n--------" not in said.output
     assert said.output.splitlines()[-1] == "no page written; --html FILE writes one"
+    assert "Usage over limit\n--------" in CliRunner().invoke(cli.app, ["inspect", folder, "--verbose"]).output
     told = CliRunner().invoke(cli.app, ["inspect", folder, "--json", "--html", str(page)])
     assert json.loads(told.output)["page"] == str(page)
     assert json.loads(told.output)["windows"]["gaps"] == 1
@@ -307,7 +345,7 @@ def test_the_command_prints_text_or_json_and_last_the_page(cell: Path, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["google_2019", "google_2011", "alibaba_2017", "bitbrains_faststorage", "azure_2017"])
-def test_real_data_is_described_within_a_hundred_columns(name: str, real_data: Path, tmp_path: Path) -> None:
+def test_real_data_is_described_within_eighty_columns(name: str, real_data: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "google_2019": {}, "google_2011": {"trace": "google-v2.1"}, "alibaba_2017": {"trace": "alibaba-2017"},
         "bitbrains_faststorage": {"trace": "series", "mapping": "bitbrains"},
@@ -317,6 +355,6 @@ def test_real_data_is_described_within_a_hundred_columns(name: str, real_data: P
     found = survey(made)
     assert found["windows"]["windows"] == made.n_windows == sum(t["windows"] for t in found["tiers"])
     assert sum(t["tasks"] for t in found["tiers"]) == made.manifest["counts"]["tasks"]
-    assert max(map(len, text(found).splitlines())) <= 100
+    assert max(map(len, text(found, 80).splitlines())) <= 80
     json.dumps(found, allow_nan=False)
     write_page(found, tmp_path / "page.html")

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.oom import oom_events
 from reclaim.data.windows import MEMORY_MAX, Cell, Windows, concatenate, sort_windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CONTEXT, FEATURE_NAMES
-from reclaim.features.targets import HORIZONS_S, TARGETS, oom_events, targets
+from reclaim.features.targets import HORIZONS_S, TARGETS, targets
 
 Maker = Callable[..., Windows]
 Fold = Callable[..., FeatureSet]

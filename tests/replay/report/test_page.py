@@ -3,16 +3,19 @@
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from jinja2 import Environment, PackageLoader, UndefinedError
 
-from reclaim.data.core.prose import duration, interval
+from reclaim.data.core.prose import duration, interval, percent
 from reclaim.data.core.tables import Table, show
 from reclaim.replay.experiment import Column, Run
 from reclaim.replay.experiments.margins.measure import EXPERIMENT
+from reclaim.replay.experiments.margins.page import best
 from reclaim.replay.open_loop.paired import BETTER, LESS, MORE, NOISE, UNKNOWN, WORSE
 from reclaim.replay.report.page import ReplayReport, render_page, runs_table, verdict_of
+from reclaim.replay.runs.catalogue import EXPERIMENTS
 
 SMALL = Table(
     ("estimator", "reclaimed", "events"), (("borg", 0.0512, 12), ("limit", None, 0)), frozenset({"reclaimed"})
@@ -77,14 +80,17 @@ def test_the_page_is_self_contained_and_names_its_inputs(report: ReplayReport) -
     page = report.page.read_text()
     parsed = Tags()
     parsed.feed(page)
-    assert [s[:26] for s in parsed.sources] == ["data:image/svg+xml;base64,"] * 2
-    assert parsed.tags.count("table") == 10
+    assert page.count("<svg") == 2
+    assert not re.search(r"""(src|href)=(?!"#)|https?://""", page)
+    assert parsed.tags.count("table") == page.count("<table data-sortable>") == 10
+    assert parsed.tags.count("script") == 1
     dataset = report.results["dataset"]
     for text in (
         dataset["fingerprint"], dataset["nature"], "reclaim replay margins cell --out DIR --no-model",
         "derived from the trace", "percentile interval of 50 bootstrap resamples",
-            f"test period of {duration(dataset['test_hours'])}", "numpy 2",
-        f"{dataset['test_task_windows']:,} of them in the test period", "on 4 machines", "not in the trace",
+        f"<dt>test period</dt><dd>{duration(dataset['test_hours'])}</dd>", "numpy 2",
+        f"<dt>in the test period</dt><dd>{dataset['test_task_windows']:,}</dd>", "<dt>machines</dt><dd>4</dd>",
+        "not in the trace",
     ):  # fmt: skip
         assert text in page, text
     assert not re.search(r"/(root|tmp|home|work)/", page)
@@ -99,7 +105,7 @@ def render(report: ReplayReport) -> Callable[..., str]:
 
 def test_the_parts_of_a_page_come_in_one_order(report: ReplayReport) -> None:
     page = report.page.read_text()
-    parts = ['class="answer"', 'class="card"', "<img ", "<table>", ">Definitions<", ">Settings and command<"]
+    parts = ['class="answer"', 'class="card"', "<svg ", "<table ", ">Definitions<", ">Settings and command<"]
     places = [page.index(part) for part in parts]
     assert places == sorted(places)
 
@@ -115,12 +121,13 @@ def test_a_page_without_a_known_test_period_shows_the_facts_there_are(
 ) -> None:
     dataset = {k: v for k, v in report.results["dataset"].items() if not k.startswith(("test_", "unseen_", "machines"))}
     page = render(dataset=dataset)
-    assert re.search(r"17,280 task-windows\.", page)
+    assert "<dt>task-windows</dt><dd>17,280</dd>" in page
+    assert "test period</dt>" not in page.split("</header>")[0]
     assert "collections in the test period" not in page
 
 
 def test_a_verdict_is_a_badge_of_its_tone() -> None:
-    parts = Environment(loader=PackageLoader("reclaim.replay", ".")).get_template("report/parts.html").module
+    parts = Environment(loader=PackageLoader("reclaim.data.core", ".")).get_template("pages/parts.html").module
     badge = parts.badge  # type: ignore[attr-defined] # a macro of the template
     for verdict, tone in ((BETTER, "good"), (WORSE, "bad"), (MORE, "mixed"), (LESS, "mixed"), (NOISE, "even"),
                           (UNKNOWN, "even")):  # fmt: skip
@@ -146,8 +153,31 @@ def test_an_interval_is_in_percent_or_a_dash() -> None:
 def test_names_from_the_data_cannot_become_markup(report: ReplayReport, render: Callable[..., str]) -> None:
     dataset = report.results["dataset"] | {"name": "<script>alert(1)</script>"}
     page = render(dataset=dataset)
-    assert "<script>" not in page
-    assert "&lt;script&gt;" in page
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+def test_the_large_figures_are_the_numbers_of_the_results(report: ReplayReport) -> None:
+    cards = re.findall(r'<div class="card">.*?</div>', report.page.read_text(), flags=re.S)
+    shown = [" ".join(re.sub(r"<[^>]+>", " ", card).replace("\N{NO-BREAK SPACE}", " ").split()) for card in cards]
+    measured = {e["name"]: e["results"] for e in report.results["estimators"]}
+    for resource in ("cpu", "memory"):
+        for one in best(report.results, "aggressive", resource):
+            of = measured[one["name"]]["aggressive"]["all"]
+            share, rate = (of[metric][resource] for metric in ("reclaimed_share", "violation_rate"))
+            card = next(c for c in shown if c.lower().startswith(resource) and f"estimator {one['name']}" in c)
+            assert f" {percent(share['value'], 1)} " in card
+            assert f" {interval(share)} " in card
+            assert f"violation {percent(rate['value'])} " in card
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_page_of_every_experiment_is_of_one_design(name: str) -> None:
+    template = Path(__file__).parents[3] / "replay" / "experiments" / EXPERIMENTS[name] / "page.html"
+    text = template.read_text()
+    assert '{% extends "report/page.html" %}' in text
+    assert '{% import "pages/parts.html" as parts %}' in text
+    assert not re.search("<(table|img|svg|style|script)", text)  # only by the shared parts
 
 
 def test_a_missing_figure_is_an_error_and_no_hole_in_the_page(report: ReplayReport) -> None:

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.data import schema as s
+from reclaim.data.oom import oom_events
 from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, P90, Windows, concatenate, demand, empty_windows
-from reclaim.features.targets import HORIZONS_S, TARGETS, oom_events, targets
+from reclaim.features.targets import HORIZONS_S, TARGETS, targets
 from reclaim.serving.monitoring.quality import LiveQuality, QualityNumbers
 from reclaim.training.margins.violation import ROUNDING
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION, TARGETS
+from reclaim.data.oom import OOM_DEFINITION
+from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.evaluation.model_card import LONGEST, model_card
 from reclaim.training.models.oom_calibration import ProbabilityCalibration
 from reclaim.training.settings import TrainConfig

@@ -14,11 +14,12 @@ import pytest
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.oom import OOM_DEFINITION
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import TIER_LABELS
 from reclaim.features.splits import SplitConfig
-from reclaim.features.targets import HORIZONS_S, OOM_DEFINITION
+from reclaim.features.targets import HORIZONS_S
 from reclaim.training.bundle import BUNDLE_FILE, load_bundle
 from reclaim.training.fitting import network as fit
 from reclaim.training.fitting.train import TrainReport, run_training

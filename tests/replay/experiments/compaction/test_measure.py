@@ -227,13 +227,13 @@ def test_the_same_seed_gives_the_same_results(report: ReplayReport, cell_dataset
 
 
 def test_the_console_has_the_ends_of_the_scale_and_the_best(report: ReplayReport) -> None:
-    rows: dict[Any, dict[str, Any]] = {row[""]: row for row in summary_table(report.results).as_records()}
+    rows: dict[Any, dict[str, Any]] = {row["role"]: row for row in summary_table(report.results).as_records()}
     assert next(iter(rows)) == "no reclamation"
     assert list(rows)[-1] == "oracle"
     assert len(rows) <= 10
     for role, name in (("no reclamation", LIMIT), ("oracle", "oracle")):
         assert rows[role]["machines"] == _of(report, name)["machines"]["value"]
-    best = rows["best statistical"]
+    best = rows["statistical"]
     needed = [_of(report, name, "aggressive")["machines"]["value"] for name in ("borg", "percentile")]
     assert best["machines"] == min(needed)
     assert best["compared with borg"] in ("no more risk", "more risk")
@@ -269,7 +269,7 @@ def _fewer_than_borg(report: ReplayReport, mine: int, its: int, over: float = 0.
     more = {r: {**borg["over"][r], "value": borg["over"][r]["value"] + over} for r in ("cpu", "memory")}
     tasks = {"cpu": 7, "memory": 1234}
     changed = _changed(report, "percentile", "medium", share=share, beyond_alone=alone, over=more, beyond_tasks=tasks)
-    return {str(row[""]): row for row in fewest_table(changed).as_records() if row["margin"] == "medium"}
+    return {str(row["role"]): row for row in fewest_table(changed).as_records() if row["margin"] == "medium"}
 
 
 @pytest.mark.parametrize(

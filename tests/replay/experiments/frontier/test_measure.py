@@ -144,7 +144,7 @@ def test_a_learned_estimator_is_compared_with_the_best_other_one(results: Result
     )  # fmt: skip
     assert [one["name"] for one in best(changed, "cpu")] == ["percentile", "borg"]
     cpu = [row for row in summary_table(changed).as_records() if row["resource"] == "CPU"]
-    assert ("best learned", "better") in [(row[""], row["verdict"]) for row in cpu]
+    assert ("learned", "better") in [(row["role"], row["verdict"]) for row in cpu]
     assert cpu[-1]["estimator"] == "oracle"
 
 

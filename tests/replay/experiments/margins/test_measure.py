@@ -135,7 +135,7 @@ def test_the_console_has_the_best_the_oracle_and_a_verdict_in_at_most_ten_rows(w
     rows = summary_table(with_learned).as_records()
     assert len(rows) <= 10
     cpu = [row for row in rows if row["resource"] == "CPU"]
-    assert [row[""] for row in cpu] == ["best learned", "best statistical", "oracle"]
+    assert [row["role"] for row in cpu] == ["learned", "statistical", "oracle"]
     assert [row["verdict"] for row in cpu] == ["better", None, None]
     assert cpu[0]["reclaimed"] == 0.5
 

@@ -147,7 +147,7 @@ def test_the_reservation_of_a_window_is_the_answer_to_the_window_before(
 def test_the_tables_the_figure_and_the_record_are_made_of_the_results(results: dict[str, Any]) -> None:
     closest = min(results["estimators"], key=lambda e: e["margins"]["aggressive"]["cpu"]["gap"])
     rows = [row for row in summary_table(results).as_records() if row["resource"] == "CPU"]
-    assert [row[""] for row in rows][:2] == ["usage", "closest statistical"]
+    assert [row["role"] for row in rows][:2] == ["usage", "statistical"]
     assert rows[1]["estimator"] == closest["name"]
     assert rows[1]["mean gap"] == closest["margins"]["aggressive"]["cpu"]["gap"]
     assert rows[-1]["mean gap"] == results["oracle"]["cpu"]["gap"]

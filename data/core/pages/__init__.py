@@ -1,0 +1,1 @@
+"""The design of every page: layout, style sheet, parts, sorting of tables; imports ``data.core`` alone."""

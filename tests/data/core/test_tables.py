@@ -1,0 +1,45 @@
+"""Tables as text: as aligned columns, within a width."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reclaim.data.core.tables import Table
+
+WIDE = Table(
+    ("estimator", "margin", *(f"column {k}" for k in range(6))), (("borg", "medium", 1, 2, 3, 4, 5, 6),), caption="All"
+)
+
+
+def test_a_caption_stands_above_the_table() -> None:
+    assert WIDE.as_text().splitlines()[0] == "All"
+
+
+def test_a_table_wider_than_the_terminal_comes_in_parts_that_name_their_rows() -> None:
+    assert WIDE.as_text(50) == (
+        "All\n"
+        "estimator  margin  column 0  column 1  column 2\n"
+        "---------  ------  --------  --------  --------\n"
+        "borg       medium         1         2         3\n"
+        "\n"
+        "estimator  margin  column 3  column 4  column 5\n"
+        "---------  ------  --------  --------  --------\n"
+        "borg       medium         4         5         6\n"
+    )
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(30, 90))
+def test_each_column_of_a_narrowed_table_is_in_one_part_and_no_line_is_too_long(sizes: list[int], width: int) -> None:
+    columns = [f"{k}".rjust(size, "c") for k, size in enumerate(sizes)]
+    text = Table(("name", *columns), (("borg", *sizes),)).as_text(width)
+    heads = [line.split() for line in text.splitlines() if line.startswith("name")]
+    assert [head for line in heads for head in line[1:]] == columns
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_columns_are_chosen_by_place_or_left_out_by_heading() -> None:
+    table = Table(("a", "b", "c"), ((1, None, 3),), frozenset({"c"}))
+    assert table.of((2, 0)).as_strings() == [["300.00 %", "1"]]
+    assert table.without("a", "b").columns == ("c",)
+    assert table.known().columns == ("a", "c")
