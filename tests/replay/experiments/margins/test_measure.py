@@ -187,6 +187,6 @@ def test_every_figure_is_shown(report: ReplayReport) -> None:
     drawn = {name for name, draw in EXPERIMENT.figures.items() if draw(report.results) is not None}
     assert drawn == set(EXPERIMENT.figures) - {"cell_in_turn"}  # this trace has no machines to run anything on
     shown = report.page.read_text()
-    assert shown.count("<img ") == len(drawn)
+    assert shown.count("<svg ") == len(drawn)
     assert "no machine with a capacity" in shown
     assert MarginsConfig().online
