@@ -1,1 +1,1 @@
-"""The survey of a dataset: facts, figures and a page; imports ``data.dataset`` and ``data.core``."""
+"""The survey of a dataset: facts, figures and a page; imports ``data.dataset``, ``data.oom`` and ``data.core``."""
