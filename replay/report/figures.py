@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from reclaim.data.core.style import STYLE
-from reclaim.replay.experiment import COMPARED, LEARNED, REFERENCE, STATISTICAL
+from reclaim.data.core.tables import Table
+from reclaim.replay.experiment import COMPARED, LEARNED, STATISTICAL
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 PALETTE: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
@@ -25,8 +26,8 @@ MARGIN_MARKERS: Final = dict(zip(MARGIN_NAMES, ("o", "s", "^"), strict=True))
 SEGMENT_SHADES: Final = {"baseline": "#FFFFFF", "medium": "#F3F3F3", "aggressive": "#E7E7E7"}
 
 DPI: Final = 120
-SHOWN: Final = 8
-"""Estimators of the first chart of a page, at most, besides Borg's: the tables have all."""
+SHOWN: Final = 9
+"""Estimators in the first chart of a page: the tables have all."""
 KIND_COLOURS: Final = {LEARNED: "#0072B2", STATISTICAL: "#D55E00"}
 _NAMES: Final = {"limit": "no reclamation"}
 
@@ -38,15 +39,29 @@ def estimator_colours(results: Mapping[str, Any]) -> Mapping[str, str]:
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 
 
-def leading(results: Mapping[str, Any], strength: Callable[[Mapping[str, Any]], float]) -> list[Mapping[str, Any]]:
-    """Return the ``SHOWN`` strongest of the compared estimators, the strongest first, and ``REFERENCE`` among them."""
+def leading(
+    results: Mapping[str, Any], summary: Table, strength: Callable[[Mapping[str, Any]], float]
+) -> list[Mapping[str, Any]]:
+    """Return ``SHOWN`` of the compared estimators, the strongest first: those of the summary, and the strongest.
+
+    Parameters
+    ----------
+    results : mapping
+        The content of ``results.json``.
+    summary : Table
+        Names estimators in its column ``estimator``.
+    strength : callable
+        From an estimator's results to a number by which they are ranked; NaN where it is unknown.
+    """
+    named = {row["estimator"] for row in summary.as_records()}
     compared = [e for e in results["estimators"] if e["kind"] in COMPARED]
     ranked = sorted(compared, key=lambda e: -np.nan_to_num(strength(e), nan=-math.inf))
-    return [e for k, e in enumerate(ranked) if k < SHOWN or e["name"] == REFERENCE]
+    first = sorted(ranked, key=lambda e: e["name"] not in named)[: max(SHOWN, len(named))]
+    return [e for e in ranked if e in first]
 
 
 def name_estimators(ax: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
-    """Label the rows of a chart with the names of estimators, the learned ones in bold, and part the rows by lines."""
+    """Label the rows of a chart with the names of estimators, the learned ones in bold, the first on top."""
     ax.set_yticks(range(len(shown)), [_NAMES.get(e["name"], e["name"]) for e in shown])
     for label, estimator in zip(ax.get_yticklabels(), shown, strict=True):
         label.set_fontweight("bold" if estimator["kind"] == LEARNED else "normal")

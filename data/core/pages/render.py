@@ -15,6 +15,9 @@ from reclaim.data.core.style import INK, RESOURCE_WORDS
 _HUES: Final = {"#0072b2": "blue", "#d55e00": "vermilion", "#009e73": "green", "#8c6bb1": "purple"}
 """Colours of figures that are too dark on a dark ground, and their names in the style sheet."""
 
+_LEGIBLE: Final = 0.93
+"""Pixels of the page for a point of a figure, at least: text of 9.5 points has 9 pixels; a narrow window scrolls."""
+
 
 def render(
     package: str,
@@ -56,16 +59,20 @@ def inline_svg(svg: str, name: str) -> Markup:
     """Return an SVG of matplotlib as an element of a page that takes its colours from the page's style.
 
     Greys become mixtures of the page's ink and ground, so that a figure is legible on a dark ground; ids begin with the
-    figure's name, so that two figures share none.
+    figure's name, so that two figures share none. A window too narrow for its text scrolls within it.
     """
     element = svg[svg.index("<svg") :]
     element = re.sub(
         r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->", "", element, flags=re.S
     )
-    element = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", element, count=1)
+    element = re.sub(r'<svg [^>]*?(viewBox="0 0 ([\d.]+) [^"]*")[^>]*>', _root, element, count=1)
     element = re.sub(r"#([0-9a-f]{2})\1\1\b", _grey, element)
     element = re.sub("|".join(_HUES), lambda found: f"var(--{_HUES[found[0]]})", element)
     return Markup(re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", element))
+
+
+def _root(found: re.Match[str]) -> str:
+    return f'<svg {found[1]} style="min-width: {_LEGIBLE * float(found[2]):.0f}px">'
 
 
 def _grey(found: re.Match[str]) -> str:

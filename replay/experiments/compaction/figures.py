@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, Results
+from reclaim.replay.experiments.compaction.page import summary_table
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.report.figures import KIND_COLOURS, leading, name_estimators
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -26,7 +27,7 @@ _BAR: Final = 0.26
 def machines_needed(results: Results) -> Figure:
     """Draw machines needed (EuroSys'15, Figure 10), and the tasks and machines over what is reserved or available."""
     fixed_ends = {e["kind"]: e for e in results["estimators"] if e["kind"] not in COMPARED}
-    best = leading(results, lambda e: -e["results"][HEADLINE]["share"]["value"])
+    best = leading(results, summary_table(results), lambda e: -e["results"][HEADLINE]["share"]["value"])
     shown = [fixed_ends[LIMIT], fixed_ends[ORACLE], *best]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.5, 1.4 + 0.46 * len(shown)), layout="constrained")

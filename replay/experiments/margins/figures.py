@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, Results
+from reclaim.replay.experiments.margins.page import summary_table
 from reclaim.replay.report.figures import (
     KIND_COLOURS,
     MARGIN_MARKERS,
@@ -143,9 +144,9 @@ def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
     was set for on the validation rows.
     """
     bound = next(e for e in results["estimators"] if e["kind"] == ORACLE)
-    shown = leading(results, lambda e: sum(_reclaimed(e, HEADLINE, r)["value"] for r in RESOURCES))
+    shown = leading(results, summary_table(results), _strength)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11.5, 1.1 + 0.42 * max(len(shown), 1)), layout="constrained")
+        figure = Figure(figsize=(11.5, 1.1 + 0.39 * max(len(shown), 1)), layout="constrained")
         axes = figure.subplots(1, len(RESOURCES), sharey=True, squeeze=False)[0]
         for resource, ax in zip(RESOURCES, axes, strict=True):
             highest = _reclaimed(bound, "none", resource)["value"]
@@ -181,6 +182,10 @@ def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
         marks.append(Line2D([], [], color=INK, linewidth=1.3, linestyle=(0, (4, 2)), label="oracle"))
         figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), fontsize=8.5)
     return figure
+
+
+def _strength(estimator: Mapping[str, Any]) -> float:
+    return sum(_reclaimed(estimator, HEADLINE, r)["value"] for r in RESOURCES)
 
 
 def _reclaimed(estimator: Mapping[str, Any], margin: str, resource: str) -> dict[str, float]:

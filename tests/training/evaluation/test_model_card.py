@@ -39,7 +39,7 @@ def test_the_card_names_model_data_scores_and_how_to_load_it() -> None:
         report(), settings=TrainConfig().settings(), n_features=100, test_scores=test_scores, probability=calibration
     )
     for text in (
-        "# reclaim: network, 3600 s ahead", "| cell_a | synthetic | ffffffffffff | 1000 | 100 |",
+        "# reclaim: network, 3600 s ahead", "| cell_a | synthetic | ffffffffffff | 1,000 | 100 |",
         "price 30, at least q0.9", "q0.98, own past (24h) 0.25", "half way", "75.00 %",
         "-5.00 %", "0.0555", "| test ", "12345", "0.0009", OOM_DEFINITION, "86400s: slope 2, intercept -0.25",
         "compressible", "drift", "reclaim serve --model reclaim/7", "0123456789abcdef", "fit.width=128",

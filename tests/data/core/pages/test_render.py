@@ -39,7 +39,7 @@ def sortable(table: Table) -> str:
 
 def test_a_figure_within_a_page_takes_its_greys_from_the_page_and_shares_no_id() -> None:
     shown = inline_svg(SVG, "one")
-    assert shown.startswith('<svg viewBox="0 0 72 36">')
+    assert shown.startswith('<svg viewBox="0 0 72 36" style="min-width: 67px">')
     assert "fill: var(--ground); stroke: var(--ink)" in shown
     assert re.search(r"stroke: color-mix\(in srgb, var\(--ink\) 54%, var\(--ground\)\); fill: var\(--blue\)", shown)
     assert "stroke: var(--ink); fill: #e69f00" in shown

@@ -48,6 +48,21 @@ def test_the_figure_of_margins_draws_a_point_for_each_and_the_violation_beside_i
         assert all(t.get_text().endswith(" %") for t in ax.texts)
 
 
+def test_the_figure_of_margins_has_nine_estimators_the_best_first_and_all_that_the_summary_names(
+    report: ReplayReport,
+) -> None:
+    borg, others = report.results["estimators"][0], report.results["estimators"][1:]
+    many = []
+    for k in range(12):
+        one = copy.deepcopy(borg) | {"name": "borg" if k == 0 else f"e{k}"}
+        for r in ("cpu", "memory"):
+            one["results"]["aggressive"]["all"]["reclaimed_share"][r]["value"] = k / 100
+        many.append(one)
+    figure = reclaimed_at_margins({**report.results, "estimators": [*many, *others[1:]]})
+    shown = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert shown == ["e11", "e10", "e9", "e8", "e7", "e6", "e5", "e4", "borg"]
+
+
 def test_estimators_keep_their_colour_and_none_share_one(report: ReplayReport) -> None:
     colours = estimator_colours(report.results)
     assert len(set(colours.values())) == len(colours) == 4
