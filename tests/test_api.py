@@ -28,6 +28,7 @@ from reclaim.training.tracking.runs import fetch_bundle
 pytestmark = pytest.mark.slow
 
 MODULES = [import_module(f"reclaim.api.{name}") for name in ("dataset", "display", "model", "replay")]
+MODULES.append(import_module("reclaim.data.traces.series"))
 EXAMPLES = [test for module in MODULES for test in doctest.DocTestFinder().find(module) if test.examples]
 FEW = {"estimators": ["borg", "limit"]}
 

@@ -18,14 +18,16 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from dataclasses import dataclass
+from hashlib import md5
 from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 from reclaim.data import schema as s
-from reclaim.data.core.duck import fits_sql, mismatch, quoted
+from reclaim.data.core.duck import INTEGERS, fits_sql, mismatch, quoted
 from reclaim.data.errors import ConfigError
 from reclaim.data.traces.source import RawTable, Source, tier_sql
 
@@ -180,8 +182,36 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
+def task_id(name: str | int) -> int:
+    """Return the id under which a dataset keeps a task, or a collection, of a series.
+
+    Parameters
+    ----------
+    name : str or int
+        The value in the mapping's column ``task`` or ``collection``.
+
+    Returns
+    -------
+    int
+        An integer stays. Any other name is hashed to 63 bits.
+
+    Examples
+    --------
+    >>> import reclaim
+    >>> reclaim.task_id("web-1")
+    5236600923734212203
+    >>> reclaim.task_id("17")
+    17
+    """
+    text = str(name)
+    low, high = INTEGERS["BIGINT"]
+    if re.fullmatch("0|-?[1-9][0-9]{0,18}", text) and low <= int(text) <= high:
+        return int(text)
+    return int.from_bytes(md5(text.encode(), usedforsecurity=False).digest()[8:], "little") & 2**63 - 1
+
+
 def _id_sql(column: str) -> str:
-    """Return SQL for the id of a name: an integer stays, any other name is hashed to 63 bits."""
+    """Return SQL for ``task_id`` of a column."""
     # md5 is the same on every machine and version, unlike the engine's own hash
     return (
         f"CASE WHEN {fits_sql(column, 'BIGINT')} THEN TRY_CAST({column} AS BIGINT) "

@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError, SchemaError
 from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.data.traces.series import load_mapping, shipped_mappings
+from reclaim.data.traces.series import _id_sql, load_mapping, shipped_mappings, task_id
 
 MAPPING = """
 task = "vm"
@@ -75,6 +78,17 @@ def test_every_task_name_is_a_task_of_its_own_and_integers_stay_what_they_are(tm
     ids = set(dataset.usage(0)[s.COLLECTION_ID].to_pylist())
     assert len(ids) == len(names)
     assert {7, 0, 1000, 16, -5, 2**62 + 1, 2**63 - 1} <= ids
+
+
+@given(st.text(max_size=30) | st.integers(-(2**64), 2**64).map(str))
+@example("007")
+@example("-0")
+@example(str(2**63))
+@example(str(-(2**63)))
+@example("１")
+def test_the_id_of_a_name_is_that_which_ingest_writes(name: str) -> None:
+    found = duckdb.execute(f"SELECT {_id_sql('name')} FROM (SELECT ? AS name)", [name]).fetchone()
+    assert found == (task_id(name),)
 
 
 def test_machines_priorities_and_classes_are_exact_integers(tmp_path: Path) -> None:
