@@ -1,7 +1,7 @@
-"""Pages of README and docs: every printed command parses, and those of the README for own data run as printed.
+"""Pages of README and docs: every printed command parses, and runs as printed unless ``_PARSED`` says why not.
 
-Commands that are only parsed here: those that need a real trace, a GPU or minutes. The README's commands for demo and
-tests are run by `.ci/run` and `test_demo`, curl lines by `test_readme_lines`, Python lines by `test_client`.
+The README's commands for demo and tests are run by `.ci/run` and `test_demo`, curl lines by `test_readme_lines`, Python
+lines by `test_client`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -30,6 +31,18 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 _STARTS = ("reclaim ", "python ", "torchrun ", "make ", "pip ", "bentoml ")
 _RUN = "Your data"
 """Section of the README whose commands are run as printed; `reclaim serve` at its end is run by `test_readme_lines`."""
+
+
+_ABOUT_A_DATASET = ("run-on-your-cluster", "predict-to-a-file", "settings-by-trace")
+_PARSED = {
+    "reclaim fetch": "it needs the network",
+    "reclaim ingest traces/2011": "it needs the trace",
+    "reclaim ingest traces/alibaba": "it needs the trace",
+    "reclaim ingest usage/": "the README's commands have run it",
+    "reclaim tune": "it takes minutes",
+    "reclaim serve": "it runs until it is stopped; test_readme_lines runs it",
+}
+"""Beginnings of commands in the pages about a dataset that are parsed alone, and the reasons."""
 
 
 def _commands(page: Path) -> Iterator[str]:
@@ -158,6 +171,24 @@ def test_the_commands_of_the_readme_for_own_data_and_the_lines_of_the_python_pag
         cwd=tmp_path, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "12\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_pages_about_a_dataset_run_as_printed(tmp_path: Path) -> None:
+    pages = [(ROOT / "docs" / f"{name}.md").read_text() for name in _ABOUT_A_DATASET]
+    lines = [line for page in pages for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+             for line in block.splitlines() if not line.startswith("curl") and line.startswith("reclaim ")]  # fmt: skip
+    commands = [line for line in dict.fromkeys(lines) if not line.startswith(tuple(_PARSED))]
+    first = "reclaim ingest traces/a dataset"
+    commands.remove(first)
+    shutil.copy(ROOT / "training" / "configs" / "google-v3.toml", tmp_path / "best.toml")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for command in ("reclaim synth traces/a --machines 3 --days 0.75", first, *commands):
+        program = f"{sys.executable} -m {command}"
+        done = subprocess.run(program, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
+    for file in ("dataset.html", "margins/report.html", "what-if/report.html", "reservations.parquet"):
+        assert (tmp_path / file).stat().st_size > 10_000, file
 
 
 def _write_usage(folder: Path) -> None:
