@@ -29,7 +29,7 @@ OOM_DEFINITION: Final = (
 """Printed with every number that rests on the label."""
 
 _LAST_WINDOW_US: Final = 600_000_000
-"""How long before a failure its last window may have ended: one missing window is forgiven."""
+"""Largest time from the end of the last window to a failure: one missing window is forgiven."""
 
 
 def oom_events(

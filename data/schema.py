@@ -131,7 +131,7 @@ REJECT_LINE: Final = "line"
 REJECT_REASON: Final = "reason"
 
 TASK_KEY: Final = (COLLECTION_ID, INSTANCE_INDEX)
-"""What identifies a task."""
+"""Columns that identify a task."""
 
 
 class EventType:
@@ -161,7 +161,8 @@ MISSING_TYPES: Final = (
     "NONE", "SNAPSHOT_BUT_NO_TRANSITION", "NO_SNAPSHOT_OR_TRANSITION", "EXISTS_BUT_NO_CREATION",
     "TRANSITION_MISSING_STEP", "TOO_MANY_EVENTS",
 )  # fmt: skip
-"""Why a record is synthesised or incomplete; stored as the position here, null where it is not, as in the v3 trace."""
+"""Reasons for which a record is synthesised or incomplete; stored as the position here, null where it is neither, as in
+the v3 trace."""
 
 
 def _field(name: str, type_: pa.DataType, unit: str, meaning: str) -> pa.Field:

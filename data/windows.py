@@ -53,7 +53,7 @@ def _column(dtype: Any, unknown: float, axis: tuple[str, ...] = ()) -> Mapping[s
 
 @dataclass(frozen=True)
 class Cell:
-    """What is known of the cell that the tasks run in.
+    """Facts of the cell that the tasks run in.
 
     Attributes
     ----------

@@ -39,14 +39,14 @@ _LATEST_S: Final = 2**59 // 1_000_000
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """How features are built."""
+    """Settings of the feature build."""
 
     split: SplitConfig = field(default_factory=SplitConfig)
     """Periods and groups."""
     monday_s: int = 0
     """A midnight that begins a Monday, in the cell's own zone: seconds on the trace's clock."""
     related: bool = False
-    """Whether a row has the features of related tasks, too: those of its collection, its user and its logical name."""
+    """Adds the features of related tasks to each row: those of its collection, its user and its logical name."""
 
     def __post_init__(self) -> None:
         if abs(self.monday_s) > _LATEST_S:
@@ -57,7 +57,7 @@ class FeatureConfig:
 
 @dataclass(frozen=True)
 class _Bucket:
-    """What a bucket's worker hands back.
+    """Result of a bucket's worker.
 
     Attributes
     ----------

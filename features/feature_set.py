@@ -121,7 +121,7 @@ class FeatureSet:
 
     @property
     def related(self) -> bool:
-        """Whether the features of related tasks are among them."""
+        """True if the features of related tasks are among them."""
         return self.names == feature_names(related=True)
 
     def check_holds(self, *, related: bool) -> None:
@@ -139,7 +139,7 @@ class FeatureSet:
 
     @property
     def role(self) -> str:
-        """What the dataset is for, one of ``splits.ROLES``."""
+        """Use of the dataset, one of ``splits.ROLES``."""
         return str(self.manifest["config"]["split"]["role"])
 
     @property
@@ -150,7 +150,7 @@ class FeatureSet:
 
     @property
     def reach_us(self) -> NDArray[np.int64]:
-        """How far after t the last measurement behind a target may end, by horizon; int64, (n_horizons,), µs."""
+        """Largest time from t to the end of a target's last measurement, by horizon; int64, (n_horizons,), µs."""
         return reach_of(self.manifest["longest_window_us"])
 
     def train_rows(self) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from reclaim.features.feature_set import FeatureSet
 AGE_EDGES_S: Final = (300.0, 7_200.0, 86_400.0)
 """Upper edges of the age classes, in seconds, the edge itself within."""
 AGES: Final = ("up to 5 min", "up to 2 h", "up to 24 h", "older")
-"""How long a task had been known when the answer was given."""
+"""Bands of the time for which a task had been known when the answer was given."""
 
 TIER_LABELS: Final = ("unknown", *TIERS)
 """Groups of the split by tier, in the order of ``tier_key``."""

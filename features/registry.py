@@ -11,7 +11,7 @@ from typing import Any, Final
 from reclaim.data.schema import RESOURCES, TIERS
 
 SIGNALS: Final = ("cpu", "memory", "peak_cpu")
-"""What the statistics below are made of, each over the limit: the demand a reservation must cover (``data.windows.
+"""Signals that the statistics below describe, each over the limit: the demand a reservation must cover (``data.windows.
 demand``) per resource, and the largest CPU usage inside the window."""
 
 SLOT_S: Final = 300

@@ -30,7 +30,7 @@ PERMITTED: Final = ((SEEN,), (SEEN, VALID_UNSEEN), (SEEN, VALID_UNSEEN, TEST_UNS
 """The groups that may be used in each period, in the order of ``PERIODS``."""
 
 ROLES: Final = ("all", "train", "test")
-"""What a dataset is for. ``all``: to be trained on and tested on later. ``train``: to be trained on alone; no time is
+"""Uses of a dataset. ``all``: to be trained on and tested on later. ``train``: to be trained on alone; no time is
 kept for a test. ``test``: held out whole, for models trained on other datasets; nothing of it is ever trained on, its
 first ``valid_share`` of the time only sets margins, and all the rest is test."""
 
@@ -40,7 +40,7 @@ _USUAL_WINDOW_US: Final = 300_000_000
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """What the dataset is for, where its periods end, and how many collections are held out."""
+    """Use of the dataset, ends of its periods, and the number of collections held out."""
 
     role: str = "all"
     """One of ``ROLES``."""

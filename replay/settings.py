@@ -25,7 +25,7 @@ class ReplayConfig:
     budgets: Budgets = field(default_factory=Budgets)
     """Shares of validation task-windows that may violate, for the baseline and the aggressive margin."""
     by_group: bool = False
-    """Whether each group of tasks (tier, age) keeps the budgets by itself, with its own margin."""
+    """Makes each group of tasks (tier, age) keep the budgets by itself, with its own margin."""
     draws: int = 1_000
     """Bootstrap resamples behind each interval."""
     confidence: float = 0.95

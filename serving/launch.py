@@ -31,12 +31,12 @@ Tls = tuple[Path, Path] | tuple[None, None]
 DEFAULT_STATE: Final = Path("reclaim-state")
 """Default folder of the state: a service that forgets its cell at every restart would surprise."""
 _KEEP_ALIVE_S: Final = 75
-"""How long an idle connection is kept, in seconds: callers send every few seconds, and a connection that
+"""Time in seconds for which an idle connection is kept: callers send every few seconds, and a connection that
 closes while it is used again fails a request."""
 _BACKLOG: Final = 2_048
 """Connections that may wait to be accepted, as in uvicorn and BentoML."""
 _GRACE_S: Final = 20
-"""How long requests under way may take to end after the signal to stop, in seconds; Kubernetes waits 30."""
+"""Time in seconds that requests under way have to end after the signal to stop; Kubernetes waits 30."""
 _LATER_S: Final = 5.0
 """Difference between BentoML's own time limit and ours, in seconds."""
 

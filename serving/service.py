@@ -26,8 +26,8 @@ from reclaim.serving.settings import read_settings
 _PR_SET_PDEATHSIG: Final = 1
 """Constant of prctl(2)."""
 _SWITCH_S: Final = 0.0005
-"""How long a thread may keep the interpreter while another one waits, in seconds. The event loop waits several times
-for each request; with Python's 5 ms it would wait 20 ms and more during a bulk call."""
+"""Largest time in seconds for which a thread may keep the interpreter while another one waits. The event loop waits
+several times for each request; with Python's 5 ms it would wait 20 ms and more during a bulk call."""
 _running: Final[list[Runtime]] = []
 """The runtime of this process, from start-up to shutdown."""
 

@@ -32,7 +32,7 @@ class ServingSettings(BaseSettings):
     shadow: str = ""
     """A second model, scored and compared live but never served; empty: none."""
     watch_s: float = Field(default=5.0, gt=0)
-    """How often the aliases are looked up, in seconds."""
+    """Time in seconds between two reads of the aliases."""
     margin: str = MARGIN_NAMES[0]
     """Margin of a request that names none."""
     max_tasks: int = Field(default=1_000, ge=1)
@@ -50,26 +50,27 @@ class ServingSettings(BaseSettings):
     max_waiting: int = Field(default=64, ge=1)
     """Writes in the queue at once; one more is refused with 429 and ``Retry-After``."""
     body_timeout_s: float = Field(default=30.0, gt=0)
-    """How long a body may take to arrive, in seconds."""
+    """Time in seconds within which a body has to arrive."""
     request_timeout_s: float = Field(default=60.0, gt=0)
-    """How long an answer may take after the body is complete, in seconds."""
+    """Time in seconds within which an answer has to be given after the body is complete."""
     token_file: Path | None = None
     """File with the bearer token that every request except probes must carry; None: no token is asked for."""
     state: Path | None = None
     """Folder for all that must outlive the process; None keeps it in memory alone, and answers say so."""
     repair: bool = False
-    """Whether a state that is damaged in the middle is used up to the damage, and the rest moved aside."""
+    """Uses a state that is damaged in the middle up to the damage, and moves the rest aside."""
     sync: bool = True
-    """Whether a write is acknowledged only when it is on the disk, not when the operating system has it."""
+    """Acknowledges a write only when it is on the disk, not when the operating system has it."""
     snapshot_mib: int = Field(default=64, ge=1)
     """A snapshot replaces the log when the log is larger than this and than the last snapshot, in MiB."""
     max_tracked: int = Field(default=500_000, ge=1)
     """Tasks remembered at once at most; windows of one more are refused."""
     lateness_s: float = Field(default=900.0, ge=0)
-    """How late a window of a task may come after a later one of it, in seconds."""
+    """Largest time in seconds by which a window of a task may come after a later one of it."""
     ahead_s: float | None = Field(default=None, gt=0)
-    """How far ahead of the clock a window may end, in seconds, so that one wrong time does not make all others old.
-    None: 300 with this machine's clock, else an hour, which gaps in a trace may pass if half of the tasks agree."""
+    """Largest time in seconds by which a window may end ahead of the clock, so that one wrong time does not make all
+    others old. None: 300 with this machine's clock, else an hour, which gaps in a trace may pass if half of the tasks
+    agree."""
     clock: Literal["unix", "free"] = "free"
     """``unix``: windows are in µs since 1970 and the clock is this machine's; for clusters. ``free``: any clock; it
     stands at the end of the latest window taken and goes on from there with time; for traces."""
@@ -88,11 +89,11 @@ class ServingSettings(BaseSettings):
     monday_us: int = Field(default=0, ge=0)
     """A midnight that begins a Monday, in the cell's own zone, on the windows' clock; µs."""
     log_json: bool = False
-    """Whether the log is one JSON object a line."""
+    """Writes the log as one JSON object a line."""
 
     @property
     def ahead(self) -> float:
-        """How far ahead of the clock a window may end, in seconds."""
+        """Largest time in seconds by which a window may end ahead of the clock."""
         return self.ahead_s if self.ahead_s is not None else 300.0 if self.clock == "unix" else 3_600.0
 
     @property

@@ -50,7 +50,7 @@ def _check(condition: bool, name: str, rule: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How the network is made and fitted.
+    """Settings of the network and of its fit.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ class FitConfig:
 
 @dataclass(frozen=True)
 class TreeConfig:
-    """How the gradient-boosted trees are fitted.
+    """Settings of the fit of the gradient-boosted trees.
 
     Attributes
     ----------

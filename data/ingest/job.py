@@ -63,7 +63,7 @@ class IngestConfig:
     max_reject_share: float = 0.001
     """Largest share of rejected lines before the run fails."""
     skip_damaged: bool = False
-    """Whether to leave out files that are truncated or corrupt; the manifest names them."""
+    """Leaves out files that are truncated or corrupt; the manifest names them."""
     memory_limit_mib: int = 1024
     """Memory that all processes of the run may take together, in MiB; more allows more workers."""
     workers: int = 1

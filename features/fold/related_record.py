@@ -48,7 +48,7 @@ GROUP: Final = np.dtype(
     ],
     align=True,
 )
-"""What is kept of a collection (its members are tasks), of a logical name of a user and of a user (their members are
+"""Record of a collection (its members are tasks), of a logical name of a user and of a user (their members are
 collections): ``GROUP.itemsize`` bytes each."""
 
 MEMBER: Final = np.dtype(

@@ -53,8 +53,9 @@ _LAST_SLOT: Final = 2**31 - 2
 _LEVEL_SHARES: Final = np.array(LEVELS) / 100.0
 N_LEVELS: Final = len(LEVELS)
 _TAIL: Final = np.array([((p - 90) / 10) ** 2.5 for p in range(91, 100)])
-"""How far the percentiles 91 … 99 lie from the 90th to the 100th, for windows that lack them. The power is the best fit
-to the windows of the Google 2019 trace that have both vectors: mean error 0.10 of the distance; 0.26 if straight."""
+"""Distances at which the percentiles 91 … 99 lie from the 90th to the 100th, for windows that lack them. The power is
+the best fit to the windows of the Google 2019 trace that have both vectors: mean error 0.10 of the distance; 0.26 if
+straight."""
 _HALF_LIFE_SHORT_US: Final = float(HOUR_US)
 _HALF_LIFE_LONG_US: Final = 12.0 * HOUR_US
 _KEEP_SHORT: Final = 0.5 ** (WINDOW_US / _HALF_LIFE_SHORT_US)

@@ -129,7 +129,7 @@ def update_all_rooms(loop: Any) -> None:
 
 @numba.njit(**COMPILED)
 def may_fit(rooms: Any, row: int, m: int, need: Any) -> Any:
-    """Whether a machine may have what is need for by two neighbouring rows; errs by saying yes."""
+    """Say whether a machine may have room, by two neighbouring rows; errs by saying yes."""
     return rooms[row, m] >= np.float32(need[0]) and rooms[row + 1, m] >= np.float32(need[1])
 
 

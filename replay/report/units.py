@@ -43,7 +43,7 @@ class UnitSums:
     sums: Mapping[tuple[str, str], NDArray[np.float64]]
 
     def same_rows(self, other: UnitSums) -> bool:
-        """Whether both judged the same task-windows, so that they can be paired."""
+        """Say whether both judged the same task-windows, so that they can be paired."""
         if not np.array_equal(self.unit, other.unit) or not self.sums or not other.sums:
             return False
         fixed = [list(STATS).index(name) for name in _FIXED]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from reclaim.training.estimators.base import Forecast
 
 _IS_LIMIT: Final = np.isin(np.arange(len(RULES)), (LIMIT, STARTUP, CAP, UNKNOWN))
-"""Whether the reservation of each rule is the limit."""
+"""Rules by which the reservation is the limit."""
 _PEAK_CPU: Final = TARGETS[-1]
 
 

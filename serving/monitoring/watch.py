@@ -81,7 +81,7 @@ class Watch:
         self._ahead: deque[Future[None]] = deque()
         self._fault: BaseException | None = None
         self.shadow_problem: str | None = None
-        """Why the shadow is no longer watched, or None."""
+        """Reason for which the shadow is no longer watched, or None."""
 
     def serve(self, scorer: Scorer) -> None:
         """Watch the answers of another model."""

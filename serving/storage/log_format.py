@@ -73,7 +73,7 @@ class Scan:
 
     @property
     def short(self) -> bool:
-        """Whether the file ends before its last record does, which damage alone does not cause."""
+        """True if the file ends before its last record does, which damage alone does not cause."""
         return self.problem is not None and self.problem.endswith(_SHORT)
 
 

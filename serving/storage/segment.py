@@ -93,7 +93,7 @@ class Segment:
 
     @property
     def fault(self) -> Fault | None:
-        """Why no record can be appended, or None."""
+        """Reason for which no record can be appended, or None."""
         return self.lost or self.refused
 
     def append(self, kind: str, payload: Payload) -> int:

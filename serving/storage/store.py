@@ -155,13 +155,13 @@ class Store:
 
     @property
     def broken(self) -> str | None:
-        """Why nothing can be appended, or None."""
+        """Reason for which nothing can be appended, or None."""
         fault = self._segment.fault
         return None if fault is None else fault.reason
 
     @property
     def full(self) -> bool:
-        """Whether nothing can be appended because the disk is full."""
+        """True if nothing can be appended because the disk is full."""
         fault = self._segment.fault
         return fault is not None and fault.full
 

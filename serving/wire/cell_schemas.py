@@ -92,7 +92,7 @@ class TaskFacts(_Facts):
 
 
 class CollectionFacts(Wire):
-    """Whether a collection wants estimation."""
+    """True if the collection wants estimation."""
 
     collection_id: TaskId
     estimation: bool = Field(description="False: all its tasks keep their limits, whatever is estimated.")

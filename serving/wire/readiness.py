@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether requests may be sent, and what the service reports of state, store and model; ``about`` is JSON."""
+    """Readiness for requests, and the service's report of state, store and model; ``about`` is JSON."""
 
     ready: bool
     about: dict[str, Any]

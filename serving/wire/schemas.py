@@ -230,7 +230,7 @@ class Resources(Answer):
 
 
 class ResourceRules(Answer):
-    """Which rule made the reservation.
+    """Rule that made the reservation.
 
     model: a learned prediction plus margin; statistic: a statistical estimate plus margin; startup: the limit is held
     while a run is young; jump: the last window demanded more than the estimate; cap: the estimate passed the limit;

@@ -91,7 +91,7 @@ class SmallCallMonitor:
 
     @property
     def recent(self) -> bool:
-        """Whether a small request arrived recently, so that another is likely."""
+        """True if a small request arrived recently, so that another is likely."""
         return monotonic() - self._last_s < _RECENT_S
 
 
@@ -116,7 +116,7 @@ class WriteQueue:
 
     @property
     def small_writes_recent(self) -> bool:
-        """Whether small writes arrive at present, which bulk writes should not delay."""
+        """True if small writes arrive at present, which bulk writes should not delay."""
         return bool(self._small) or self._small_calls.recent
 
     @property

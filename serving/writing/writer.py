@@ -83,7 +83,7 @@ class Writer:
 
     @property
     def store_problem(self) -> str | None:
-        """Why no write can be taken, or None."""
+        """Reason for which no write can be taken, or None."""
         return None if self._store is None else self._store.broken
 
     def start(self, scorer: Scorer) -> None:

@@ -1,4 +1,4 @@
-"""What rows are split by: tiers, ages, and the tasks of several buckets told apart."""
+"""Groups that rows are split by: tiers, ages, and the tasks of several buckets told apart."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -26,7 +26,7 @@ NONE = np.zeros(0, np.int64)
 
 
 class Targets(NamedTuple):
-    """What ``targets`` has written."""
+    """Arrays that ``targets`` has written."""
 
     value: NDArray[np.float32]
     oom: NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""What the tests of the replay are run on: hand-made windows, a small dataset, and the finished replay of it."""
+"""Inputs of the replay's tests: hand-made windows, a small dataset, and the finished replay of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked before a process becomes the server, and one real server."""
+"""Checks before a process becomes the server, and one real server."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _HELD: Final = np.dtype([("end_us", "i8"), ("count", "i8")])
 
 
 class AutopilotEstimator(Estimator):
-    """What Autopilot does with the answer of any of its recommenders: a margin, then the largest of the last hour.
+    """Autopilot's treatment of the answer of any of its recommenders: a margin, then the largest of the last hour.
 
     Both are from memory of the paper, not verified. Statistics are of usage over the limit of the time, and
     the answer is over the limit now; the margin applies after the largest is taken, which is the same.

@@ -20,7 +20,7 @@ from reclaim.data.windows import Windows, demand
 from reclaim.features.targets import HORIZONS_S
 
 RULES: Final = ("limit", "model", "statistic", "startup", "jump", "cap", "unknown")
-"""Which rule made a reservation.
+"""Rules that make a reservation.
 
 ``limit``: it is the limit by policy; ``model``: a learned prediction plus margin; ``statistic``: a statistical
 estimate plus margin; ``startup``: the limit is held at first; ``jump``: usage passed the estimate; ``cap``: the
@@ -34,7 +34,7 @@ _BLOCK: Final = 6
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a learned estimator foresees, for the caller who wants more than the reservation.
+    """Forecast of a learned estimator, for a caller that wants more than the reservation.
 
     Attributes
     ----------

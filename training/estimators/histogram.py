@@ -36,7 +36,7 @@ TASK: Final = np.dtype(
     ],
     align=True,
 )
-"""What is kept next to the weights, one line of the cache. The next percentile is a few steps from the last one."""
+"""Record kept next to the weights, one line of the cache. The next percentile is a few steps from the last one."""
 
 
 @dataclass(frozen=True)

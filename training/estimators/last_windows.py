@@ -15,7 +15,7 @@ from reclaim.data.windows import Windows
 from reclaim.training.estimators.base import Estimate, Estimator, over_limit, statistic_or_limit
 
 _TASK: Final = np.dtype([("end_us", "i8"), ("count", "i4", len(RESOURCES)), ("top", "f4", len(RESOURCES))], align=True)
-"""What is kept next to the ring: the largest value in it is known to the moving maximum alone."""
+"""Record kept next to the ring; only the moving maximum knows the largest value in it."""
 
 
 class _RingEstimator(Estimator):

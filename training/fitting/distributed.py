@@ -39,7 +39,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes and speaks."""
+        """True in the one process that writes and logs."""
         return self.rank == 0
 
     def wrapped(self, network: nn.Module, device: torch.device) -> nn.Module:

@@ -61,10 +61,10 @@ class Learner(ABC):
     settings: ClassVar[type]
     """The dataclass of its settings, ``max_samples`` among them: training rows at most."""
     served: ClassVar[bool] = False
-    """Whether its models are served by default: registered under the plain model name, and made ``champion``."""
+    """True if its models are served by default: registered under the plain model name, and made ``champion``."""
 
     shared: ClassVar[bool] = False
-    """Whether all processes that torchrun started fit one model, else the first alone."""
+    """True if all processes that torchrun started fit one model; else the first alone fits."""
 
     @abstractmethod
     def fit(self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> Fitted:

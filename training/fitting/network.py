@@ -346,7 +346,7 @@ def _validate(network: QuantileNetwork, data: _Data) -> float:
 
 @dataclass
 class _Progress:
-    """How far a run has come."""
+    """Progress of a run."""
 
     identity: str
     epoch: int = 0

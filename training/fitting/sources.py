@@ -39,7 +39,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What reports call it: its folder's name."""
+        """Name of the dataset in reports: its folder's."""
         return self.dataset.path.resolve().name
 
     @property

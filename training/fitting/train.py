@@ -45,7 +45,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a training run made.
+    """Result of a training run.
 
     Attributes
     ----------

@@ -52,7 +52,7 @@ _DONE: Final = (TrialState.COMPLETE, TrialState.PRUNED)
 
 @dataclass(frozen=True)
 class TuneReport:
-    """What a search found.
+    """Result of a search.
 
     Attributes
     ----------

@@ -42,7 +42,7 @@ MARGIN_NAMES: Final = ("baseline", "medium", "aggressive")
 """Widest and safest first, as in Borg's experiment (EuroSys'15, Figure 12)."""
 
 STARTUP_HOLD_S: Final = 300.0
-"""How long a new task keeps its limit, in seconds, to let start-up transients pass (EuroSys'15, section 5.5)."""
+"""Time in seconds for which a new task keeps its limit, to let start-up transients pass (EuroSys'15, section 5.5)."""
 
 _AGES_S: Final = (0.0, 7_200.0, 86_400.0)
 MARGIN_GROUPS: Final = tuple(
@@ -53,7 +53,7 @@ MARGIN_GROUPS: Final = tuple(
 
 @dataclass(frozen=True)
 class Margin:
-    """What is added to a prediction, as a share of it, per resource.
+    """Addition to a prediction, as a share of it, per resource.
 
     Attributes
     ----------

@@ -22,7 +22,7 @@ ANCHORS: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 everywhere and other powers are not: the same history must give the same bits."""
 
 PASTS: Final = ("24h", "ever")
-"""How far back the task's own past reaches: its last 24 hours, or all since it was first seen."""
+"""Reach of the task's own past: its last 24 hours, or all since it was first seen."""
 
 PRICES: Final = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Prices to choose from, in limits of a task of mean size per violated task-window. The best one for a budget of 1 %
@@ -47,7 +47,7 @@ _YOUNG_SEEN: Final = 3.7
 
 @dataclass(frozen=True)
 class Basis:
-    """How much of one resource is reserved, before any margin, given a task's predicted distribution.
+    """Rule that gives the reservation of one resource, before any margin, from a task's predicted distribution.
 
     The reservation is the quantile at the level q, at least ``level``, that makes
 

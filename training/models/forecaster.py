@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch is behind it, whose import takes longer than all else
 
 @dataclass(frozen=True)
 class Heads:
-    """Which outputs of a network were fitted; the others never had a gradient, so what they say means nothing.
+    """Outputs of a network that were fitted; the others never had a gradient, so their values mean nothing.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ ALL_HEADS: Final = Heads(np.ones((len(TARGETS), len(HORIZONS_S)), np.bool_), np.
 
 
 class InputRanges(NamedTuple):
-    """How the features of the training rows were spread, after ``network.squash``; each float32, shape (n_features,).
+    """Spread of the features of the training rows, after ``network.squash``; each float32, shape (n_features,).
 
     ``mean`` and ``scale`` standardise; ``low`` and ``high`` are the range that training saw, in those units.
     """
@@ -52,7 +52,7 @@ class InputRanges(NamedTuple):
 
 
 class Forecaster(Protocol):
-    """What a learned model answers.
+    """Answer of a learned model.
 
     Attributes
     ----------

@@ -17,7 +17,7 @@ _FIRST_INCREMENT: Final = -3.0
 
 
 class Scaling(NamedTuple):
-    """How squashed features become inputs; each float32, shape (F,).
+    """Shift and scale that turn squashed features into inputs; each float32, shape (F,).
 
     ``mean`` and ``scale`` standardise; ``low`` and ``high`` cut off, in standard deviations, what training hardly saw:
     a straight line goes on for ever, and one absurd measurement must not move a reservation beyond what was learned.

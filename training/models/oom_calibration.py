@@ -46,7 +46,7 @@ _CONVERGED: Final = 1e-10
 
 @dataclass(frozen=True)
 class ProbabilityCalibration:
-    """What to do to the OOM probability of each horizon.
+    """Corrections of the OOM probability of each horizon.
 
     Attributes
     ----------

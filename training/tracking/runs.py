@@ -50,7 +50,7 @@ class ModelVersion:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is kept of one run, for comparison.
+    """Record of one run, for comparison.
 
     Attributes
     ----------

@@ -52,7 +52,7 @@ PERCENTILE: Final = 90
 
 @dataclass(frozen=True)
 class CompactionConfig(ReplayConfig):
-    """How cells are compacted."""
+    """Settings of the compaction."""
 
     checkpoints: int = 3
     """Moments of the test period, spread over it, at 14:00 where it has that hour."""
@@ -61,7 +61,7 @@ class CompactionConfig(ReplayConfig):
     trials: int = 11
     """Orders in which machines are removed at each checkpoint, each drawn by a seed of its own."""
     policy: str = "hybrid"
-    """Which of the machines with room takes a task; one of ``placement.POLICIES``."""
+    """Rule that picks one of the machines with room for a task; one of ``placement.POLICIES``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,7 +40,7 @@ Curves = dict[str, dict[str, Curve]]
 
 @dataclass(frozen=True)
 class FrontierConfig(ReplayConfig):
-    """How the frontier is drawn: at the rates that ``budgets`` name, for the horizon ``horizon_s``."""
+    """Settings of the frontier: at the rates that ``budgets`` name, for the horizon ``horizon_s``."""
 
     predictors: tuple[str, ...] = ("borg_default", "nsigma5", "rc_p99", "max_n5_rc99", "machine_p100", "peak_max")
     """Predictors of whole machines, by their names in ``estimators.machine``."""

@@ -41,20 +41,20 @@ from reclaim.replay.settings import ReplayConfig
 
 @dataclass(frozen=True)
 class MarginsConfig(ReplayConfig):
-    """How the margins are replayed."""
+    """Settings of the replay of margins."""
 
     online: bool = True
-    """Whether learned estimators are replayed a second time, under margins that follow the workload."""
+    """Replays learned estimators a second time, under margins that follow the workload."""
     closed_loop: bool = True
-    """Whether the cell is also run by the reservations, where the trace has machines: by those of the learned ones, of
+    """Runs the cell by the reservations, too, where the trace has machines: by those of the learned ones, of
     Borg's, and of the ``beside`` others that reclaim most on the validation rows."""
     beside: int = 2
-    """How many those are."""
+    """Number of those others."""
     orders: int = 3
-    """How often the cell is run by each, its machines looked at in another order each time: kills are few, and where a
-    task is placed is chance. What is shown is the mean."""
+    """Number of runs of the cell for each, its machines looked at in another order each time: kills are few, and where
+    a task is placed is chance. What is shown is the mean."""
     scheduling: Scheduling = field(default_factory=Scheduling)
-    """How the closed loop places tasks."""
+    """Settings of the scheduler of the closed loop."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,10 +29,10 @@ LEVELS: Final = np.linspace(0.0, 1.0, 201)
 
 @dataclass(frozen=True)
 class RatiosConfig(ReplayConfig):
-    """How tasks are counted."""
+    """Settings of the count."""
 
     alike: bool = False
-    """Whether every task counts alike, however long it ran; else by how long, as tasks are met by who looks at a cell
+    """Counts every task alike, however long it ran; else each by how long it ran, as tasks are met by a look at a cell
     at some moment. Most tasks of a batch cell are short, and hold their limit all their life."""
 
 

@@ -1,4 +1,4 @@
-"""What-if experiment: the fewest machines that run a workload within a budget of kills and waiting."""
+"""Experiment "what if": the fewest machines that run a workload within a budget of kills and waiting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GRID: Final = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
 
 @dataclass(frozen=True)
 class WhatIfConfig(ReplayConfig):
-    """What is asked."""
+    """Settings of the what-if experiment."""
 
     estimators: tuple[str, ...] = ("borg", "autopilot-percentile")
     """Estimators without a model, as in ``ReplayConfig``; no reclamation is run beside them in any case."""
@@ -50,7 +50,7 @@ class WhatIfConfig(ReplayConfig):
     growth: float = 1.0
     """Size of the workload: 1.2 clones a fifth of its collections, 0.8 leaves a fifth of them out."""
     scheduling: Scheduling = field(default_factory=Scheduling)
-    """How the closed loop places tasks."""
+    """Settings of the scheduler of the closed loop."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -205,7 +205,7 @@ EXPECTED: Rows = {
         {"collection_id": ALLOC_SET, "instance_index": 4, "tier": 2, "scheduling_class": 0, "collection_type": 1},
     ],
 }  # fmt: skip
-"""What the rows above become, by hand; a column left out is null. A limit that an event leaves out holds on."""
+"""Rows that the rows above become, by hand; a column left out is null. A limit that an event leaves out holds on."""
 
 EVENT_NAMES = ("SUBMIT", "QUEUE", "ENABLE", "SCHEDULE", "EVICT", "FAIL", "FINISH", "KILL", "LOST", "UPDATE_PENDING",
                "UPDATE_RUNNING")  # fmt: skip

@@ -125,7 +125,7 @@ def test_in_time_order_it_gives_the_bits_of_feature_state_however_the_calls_are_
 
 
 class Model:
-    """What each window is to one task, by the words alone."""
+    """Class of each window to one task, by the words alone."""
 
     def __init__(self, bound_us: int) -> None:
         self.bound_us = bound_us

@@ -1,4 +1,4 @@
-"""What others did: against the registry's words, taken at their word for every pair of rows, and worked by hand."""
+"""Features of related tasks: against the registry's words, taken literally for every pair of rows, and by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold in a closed loop whatever happens: nothing is lost or run twice, and a seed decides all."""
+"""Rules of a closed loop that hold whatever happens: nothing is lost or run twice, and a seed decides all."""
 
 from __future__ import annotations
 

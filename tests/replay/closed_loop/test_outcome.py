@@ -1,4 +1,4 @@
-"""What a closed loop cost and gave: every number of one cell of four crowded machines and an idle one, by hand."""
+"""Costs and gains of a closed loop: every number of one cell of four crowded machines and an idle one, by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run uses, asks for and is held to as its tape plays: the windows of now, and no others."""
+"""Usage, request and bound of a run as its tape plays: the windows of now, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a closed loop is asked to run, from a hand-made v3 trace: runs, arrivals, tapes, and the machines."""
+"""Workload of a closed loop, from a hand-made v3 trace: runs, arrivals, tapes, and the machines."""
 
 from collections.abc import Callable
 from itertools import pairwise

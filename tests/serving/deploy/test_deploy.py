@@ -1,4 +1,4 @@
-"""What the service is shipped in: a bento that is built and served here; files for others, which are looked over."""
+"""Packages of the service: a bento that is built and served here; files for others, which are looked over."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _serve() -> Any:
 
 
 USER = "10001"
-"""Who the container runs as, in the container file and in the manifest."""
+"""User of the container, in the container file and in the manifest."""
 OPTIONS = {option for parameter in _serve().params for option in parameter.opts}
 
 

@@ -126,7 +126,7 @@ GOOD: Final = st.fixed_dictionaries(
         "logical_name": st.sampled_from(["web", None]),
     },
 )
-"""What is told of a window; to be made one by ``usage``."""
+"""Fields of a window; ``usage`` makes it one."""
 
 
 def each(name: str, *values: object) -> list[Json]:

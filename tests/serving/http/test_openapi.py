@@ -61,9 +61,9 @@ CHECKS = [
     checks.response_headers_conformance,
     checks.response_schema_conformance,
 ]
-"""What every answer is held against. Acceptance of good data is not among them, as JSON Schema cannot say all that is
-asked: that a window ends after it starts, percentiles rise, units are the cell's, a margin and a budget exclude each
-other, 1.0 is no whole number. That each route answers some is checked instead."""
+"""Checks that every answer is held against. Acceptance of good data is not among them, as JSON Schema cannot say all
+that is asked: that a window ends after it starts, percentiles rise, units are the cell's, a margin and a budget exclude
+each other, 1.0 is no whole number. That each route answers some is checked instead."""
 TAKES_THE_GOOD_ROWS = ("/v1/usage", "/v1/tasks")
 """Here a bad row is no refusal of the request: it is named in the answer, as ``test_bodies`` checks."""
 

@@ -1,4 +1,4 @@
-"""What became of the answers: worked by hand, against a slow reference, and as training defines its targets."""
+"""Outcomes of the answers: worked by hand, against a slow reference, and as training defines its targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the wire format takes and what it refuses."""
+"""Bodies that the wire format takes, and those that it refuses."""
 
 from typing import Any, get_args
 

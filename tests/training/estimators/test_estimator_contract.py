@@ -1,4 +1,4 @@
-"""What every estimator promises, held over each registered one and over the learned one."""
+"""Promises of every estimator, held over each registered one and over the learned one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reserved of a forecast: worked by hand, against a search by brute force, and never below the floor."""
+"""Reservations made of a forecast: worked by hand, against a search by brute force, and never below the floor."""
 
 from __future__ import annotations
 

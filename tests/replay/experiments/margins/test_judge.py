@@ -26,7 +26,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Guarded, Marg
 
 Maker = Callable[..., Windows]
 Judged = dict[str, Any]
-"""What ``judge`` reports of one estimator."""
+"""Report of ``judge`` on one estimator."""
 
 HOW = Bootstrap(draws=20, seed=1, confidence=0.9)
 BUDGETS = Budgets(baseline=0.01, aggressive=0.1)
