@@ -112,15 +112,19 @@ class Runtime:
 
     def state_info(self) -> StateInfo:
         """Return the sizes and the condition of the service's memory."""
-        tracker, store = self.tracker, self.store
+        tracker, store, groups = self.tracker, self.store, self.tracker.groups
         snapshotter = self.writer.snapshotter
         saved = None if snapshotter is None else snapshotter.saved_at
         return StateInfo(
             tracked=len(tracker),
             collections_without_estimation=tracker.n_opted_out,
             clock_us=None if tracker.clock_us < 0 else tracker.clock_us,
-            bytes=len(tracker) * tracker.bytes_per_task,
+            bytes=len(tracker) * tracker.bytes_per_task + groups.nbytes,
             bytes_per_task=tracker.bytes_per_task,
+            collections=groups.kept.get("sibling", 0),
+            names=groups.kept.get("name", 0),
+            users=groups.kept.get("user", 0),
+            related_bytes=groups.nbytes,
             durable=store is not None,
             store=self._store_status,
             notes=[] if store is None else list(store.recovered.notes),
@@ -216,6 +220,8 @@ class Runtime:
             "tasks_tracked": float(info.tracked),
             "tasks_room": float(self.settings.max_tracked - info.tracked),
             "state_bytes": {("memory",): info.bytes, ("log",): info.log_bytes, ("snapshot",): info.snapshot_bytes},
+            "related_groups": {("collection",): info.collections, ("name",): info.names, ("user",): info.users},
+            "related_forgotten_total": float(self.tracker.groups.forgotten),
             "snapshot_age_seconds": float("nan") if info.snapshot_age_s is None else info.snapshot_age_s,
             "snapshot_duration_seconds": float("nan")
             if self.writer.snapshotter is None

@@ -30,14 +30,10 @@ from reclaim.features.fold.live_kernel import (
     classify,
 )
 from reclaim.features.fold.related import RelatedState
-from reclaim.features.fold.related_record import MEMBER
+from reclaim.features.fold.related_record import IDLE_SLOTS, MEMBER
 from reclaim.features.fold.task_record import STATE
 from reclaim.features.fold.task_update import N_LEVELS
 from reclaim.features.registry import PIPELINE_VERSION, SLOT_S, feature_names
-
-KEEP_IDLE_DAYS: Final = 30
-"""Days for which the past of a name or a user without any task is kept: what runs once a month still finds it, and
-names that never come back do not pile up."""
 
 _SLOTS_A_DAY: Final = 86_400 // SLOT_S
 _PENDING: Final = np.dtype(
@@ -67,14 +63,18 @@ class TolerantState:
     room : int
         Tasks for whom memory is set aside at once, which costs nothing until they come; more than that are copied.
     related : bool
-        Whether a row has the features of related tasks, too.
+        Whether a row has the features of related tasks, too; without them no name and no user is kept.
+    most_idle : int
+        Names, and users, without a task that are kept at most; beyond it those without a window for longest are
+        forgotten, before the days are over after which the past of each is.
     """
 
     def __init__(
-        self, cell: Cell, lateness_s: float, threads: int = 1, room: int = 0, *, related: bool = False
+        self, cell: Cell, lateness_s: float, threads: int = 1, room: int = 0, *, related: bool = False,
+        most_idle: int = 500_000,
     ) -> None:  # fmt: skip
         self._cell = cell
-        self._with_related = related
+        self._with_related, self._most_idle = related, most_idle
         self._lateness_us = int(lateness_s * 1_000_000)
         self._threads = threads
         self._begin(room)
@@ -87,7 +87,7 @@ class TolerantState:
         self._settled = blank_records((late,), STATE)  # without the windows that are held
         self._held = np.zeros(late * PENDING, np.bool_)
         self._pending = blank_records((late * PENDING,), _PENDING)
-        self._related = RelatedState(self._threads) if self._with_related else None
+        self._related = RelatedState(self._threads, most_idle=self._most_idle) if self._with_related else None
 
     def classify(self, slot: Slots, windows: Windows) -> NDArray[np.uint8]:
         """Return what each window is to its task as it stands, changing nothing; uint8, shape (n,).
@@ -163,7 +163,7 @@ class TolerantState:
             day = int(moment.max(initial=0)) // _SLOTS_A_DAY
             if day > self._day:
                 self._day = day
-                self._related.drop_idle((day - KEEP_IDLE_DAYS) * _SLOTS_A_DAY)
+                self._related.drop_idle(day * _SLOTS_A_DAY - IDLE_SLOTS)
             self._related.advance(slot, windows, moment, share, x, order, place)
         return slots, x, end_us, row
 
@@ -227,6 +227,11 @@ class TolerantState:
         """Bytes that a task takes, without its share of what is kept of its collection, name and user."""
         late = STATE.itemsize + PENDING * (_PENDING.itemsize + np.bool_().itemsize) if self._lateness_us else 0
         return STATE.itemsize + (MEMBER.itemsize if self._with_related else 0) + late
+
+    @property
+    def related(self) -> RelatedState | None:
+        """Groups of related tasks; None without their features."""
+        return self._related
 
     def _make_room(self, tasks: int) -> None:
         self._tasks = max(self._tasks, tasks)

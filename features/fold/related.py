@@ -20,19 +20,37 @@ from reclaim.features.registry import GROUP_KINDS
 
 _NEVER: Final = 2**31 - 1
 """Later than any slot; ``task_update.publish_to_group`` goes no further."""
+_UNUSED: Final = -1
+"""Size at a number that no group has."""
 _FREE: Final = UNKNOWN_ID
 """Marks a free number among saved keys; no name and no user has it."""
 
 
-class RelatedState:
-    """The features of related tasks, for any number of tasks, kept up to date slot by slot."""
+_KEY_BYTES: Final = 228
+"""Memory of the key and the number of a group, measured over a million names (bytes)."""
+_DROP_SHARE: Final = 8
+"""Groups above the bound are forgotten together with an eighth of the bound, so that they are rarely looked for."""
 
-    def __init__(self, threads: int = 1) -> None:
-        self._threads = threads
+
+class RelatedState:
+    """The features of related tasks, for any number of tasks, kept up to date slot by slot.
+
+    Parameters
+    ----------
+    threads : int
+        The numbers do not depend on it.
+    most_idle : int
+        Names, and users, without a task that are kept at most, once ``forget`` has been called.
+    """
+
+    def __init__(self, threads: int = 1, *, most_idle: int = 500_000) -> None:
+        self._threads, self._most_idle = threads, most_idle
+        self.forgotten = 0
+        """Names and users forgotten since the start because of ``most_idle``."""
         self._members = np.zeros(0, MEMBER)
         self._groups = [np.zeros(0, GROUP) for _ in GROUP_KINDS]
         self._numbers = [Numbering() for _ in GROUP_KINDS]
-        self._sizes = [np.zeros(0, np.int64) for _ in GROUP_KINDS]  # how many members each group has
+        self._sizes = [np.zeros(0, np.int64) for _ in GROUP_KINDS]  # members of each group; _UNUSED where none is
         self._groups_of: dict[int, tuple[int, ...]] = {}
 
     def advance(
@@ -99,18 +117,39 @@ class RelatedState:
         for number in empty.tolist():
             del self._groups_of[self._numbers[0].keys[number - 1]]
         self._drop(0, empty)
+        for k in (1, 2):
+            self._bound(k)
 
     def drop_idle(self, before: int) -> None:
         """Remove the names and users that have no task and had no window since ``before``, a slot of the clock."""
         for k in (1, 2):
-            there = np.array([key is not None for key in self._numbers[k].keys], bool)
-            groups = self._groups[k][: len(there)]
-            self._drop(k, 1 + np.flatnonzero(there & (self._sizes[k][: len(there)] == 0) & (groups["at"] < before)))
+            idle = self._idle(k)
+            self._drop(k, idle[self._groups[k]["at"][idle - 1] < before])
+
+    def _bound(self, k: int) -> None:
+        """Remove those without a window for longest where more than ``most_idle`` have no task."""
+        if len(self._numbers[k]) <= self._most_idle:
+            return
+        idle = self._idle(k)
+        if len(idle) > self._most_idle:
+            over = len(idle) - self._most_idle + self._most_idle // _DROP_SHARE
+            oldest = np.argsort(self._groups[k]["at"][idle - 1], kind="stable")[:over]
+            self._drop(k, idle[oldest])
+            self.forgotten += over
+
+    def _idle(self, k: int) -> NDArray[np.int64]:
+        """Return the numbers of the groups of a kind that have no task, in rising order."""
+        return 1 + np.flatnonzero(self._sizes[k][: len(self._numbers[k].keys)] == 0)
 
     @property
     def n_groups(self) -> dict[str, int]:
         """Number of groups of each kind: collections, names, users."""
         return {kind: len(numbers) for kind, numbers in zip(GROUP_KINDS, self._numbers, strict=True)}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the groups (bytes); that of the members is in ``TolerantState.bytes_per_task``."""
+        return sum(groups.nbytes + _KEY_BYTES * len(n) for groups, n in zip(self._groups, self._numbers, strict=True))
 
     def _leave(self, k: int, number: NDArray[np.int64], member: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Take members, by number, out of their groups of a kind; return which groups are empty then."""
@@ -120,6 +159,7 @@ class RelatedState:
 
     def _drop(self, k: int, numbers: NDArray[np.int64]) -> None:
         self._groups[k][numbers - 1] = np.zeros((), GROUP)
+        self._sizes[k][numbers - 1] = _UNUSED
         for number in numbers.tolist():
             self._numbers[k].release(number)
 
@@ -151,6 +191,8 @@ class RelatedState:
             np.bincount(numbers, minlength=len(groups) + 1)[1:].astype(np.int64)
             for numbers, groups in zip(own, self._groups, strict=True)
         ]
+        for sizes, n in zip(self._sizes, self._numbers, strict=True):
+            sizes[[key is None for key in n.keys]] = _UNUSED
 
     def introduce(
         self, tasks: NDArray[np.int64], collection: NDArray[np.int64], user: NDArray[np.int64], name: NDArray[np.int64]
@@ -182,6 +224,8 @@ class RelatedState:
         for k, number in enumerate(numbers):
             if number > len(self._groups[k]):
                 self._groups[k], self._sizes[k] = room_for(self._groups[k], number), room_for(self._sizes[k], number)
+            if number > 0 and self._sizes[k][number - 1] == _UNUSED:
+                self._sizes[k][number - 1] = 0
             if k > 0 and number > 0:
                 self._sizes[k][number - 1] += 1
         return numbers

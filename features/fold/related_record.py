@@ -10,13 +10,18 @@ import numpy as np
 
 from reclaim.data.core.jit import LENT
 from reclaim.features.fold.task_record import CODE
-from reclaim.features.registry import AT, GROUP_KINDS, N_GROUP, N_SIBLING, OF_OTHERS, SIGNALS
+from reclaim.features.registry import AT, GROUP_KINDS, N_GROUP, N_SIBLING, OF_OTHERS, SIGNALS, SLOT_S
 
 SCALE: Final = float(2**20)
 """Signals over the limit are summed in whole parts of this: sums of integers do not depend on their order and lose
 nothing when a task's own part is taken away, so a cell folded in any order gives the same bits."""
 
 _N: Final = len(SIGNALS)
+
+KEEP_IDLE_DAYS: Final = 30
+"""Days after its last window for which the past of a group counts: what runs once a month still finds it."""
+IDLE_SLOTS: Final = KEEP_IDLE_DAYS * 86_400 // SLOT_S
+"""The same in slots of the clock."""
 
 _DEPARTED: Final = -1
 """Owner of a largest value whose member has left the group; distinct from 0, none."""
@@ -186,9 +191,20 @@ def _close(
     g: Any,  # a record of GROUP, changed
     at: int,
 ) -> None:
-    """Count what is pending of slots before ``at``."""
+    """Count what is pending of slots before ``at``; a group without a window for ``IDLE_SLOTS`` begins again.
+
+    A group that begins again holds no part of a smaller one that does not: each window of a task is one of its
+    collection, name and user, too.
+    """
     if g.at >= at:
         return
+    if at - g.at > IDLE_SLOTS:
+        g.seen = g.new_seen = 0
+        for j in range(_N):
+            g.tasks[j] = g.n[j] = g.sum[j] = g.peaks[j] = 0
+            g.top[j] = g.who[j] = g.next[j] = 0
+            g.new_tasks[j] = g.new_n[j] = g.new_sum[j] = g.new_peaks[j] = 0
+            g.new_top[j] = g.new_who[j] = g.new_next[j] = 0
     just_before = g.at == at - 1
     g.seen += g.new_seen
     g.new_seen = 0
@@ -226,6 +242,11 @@ def _close_member(
 ) -> None:
     if m.at >= at:
         return
+    if at - m.at > IDLE_SLOTS:
+        m.seen = 0
+        for j in range(_N):
+            m.n[j] = m.sum[j] = m.peak[j] = 0
+            m.new_n[j] = m.new_sum[j] = m.new_peak[j] = 0
     just_before = m.at == at - 1
     if m.seen < 0:
         m.seen = 1

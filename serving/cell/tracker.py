@@ -35,6 +35,7 @@ from reclaim.serving.cell.task_record import (
     Admitted,
     Ids,
     Known,
+    RelatedGroups,
     Taken,
     chosen,
     key_of,
@@ -74,7 +75,7 @@ class Tracker:
         self.clock, self.related = clock, related
         self._threads, self._slots = threads, Slots()
         self._lateness_s = settings.lateness_s
-        self._state = TolerantState(settings.cell, settings.lateness_s, threads, related=related)
+        self._state = self._tolerant()
         self._tasks = np.zeros(0, TASK)
         self._x = np.zeros((0, len(feature_names(related=related))), np.float32)
         self._opted_out = np.zeros(0, np.int64)
@@ -306,6 +307,14 @@ class Tracker:
         """Memory of a task without its name and scores (bytes)."""
         return self._state.bytes_per_task + TASK.itemsize + self._x.itemsize * self._x.shape[1]
 
+    @property
+    def groups(self) -> RelatedGroups:
+        """Collections, names and users kept for features of related tasks; none without them."""
+        related = self._state.related
+        if related is None:
+            return RelatedGroups({}, 0, 0)
+        return RelatedGroups(related.n_groups, related.nbytes, related.forgotten)
+
     def memory(self, copied: Callable[[NDArray[Any]], NDArray[Any]] = copy_of) -> dict[str, NDArray[Any]]:
         """Return copies of the arrays to save, by name; the model is not part of them."""
         n = len(self._slots.key)
@@ -400,6 +409,13 @@ class Tracker:
     def tolerate(self, lateness_s: float) -> None:
         """Change how late windows may arrive; no state is lost."""
         if lateness_s != self._lateness_s:
-            state = TolerantState(self._settings.cell, lateness_s, self._threads, related=self.related)
-            state.recall(self._state.memory())
-            self._state, self._lateness_s = state, lateness_s
+            memory, self._lateness_s = self._state.memory(), lateness_s
+            self._state = self._tolerant()
+            self._state.recall(memory)
+
+    def _tolerant(self) -> TolerantState:
+        """Return a state of features without tasks."""
+        return TolerantState(
+            self._settings.cell, self._lateness_s, self._threads, related=self.related,
+            most_idle=self._settings.max_tracked,
+        )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from reclaim.data.errors import ModelError, StoreError
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle, save_bundle
-from tests.serving.cell_fixtures import Memory, loaded
+from tests.serving.cell_fixtures import Memory, loaded, usage_rows, windows_of
 
 
 def test_a_model_of_related_tasks_is_refused_where_the_state_has_none_and_the_other_way_round_it_serves(
@@ -26,7 +27,16 @@ def test_a_model_of_related_tasks_is_refused_where_the_state_has_none_and_the_ot
     save_bundle(related_bundle, tmp_path / "model")
     runtime = Runtime(ServingSettings(model=str(tmp_path / "model"), bundle=tmp_path / "model"))
     try:
+        while runtime.writer.state == "recovering":
+            sleep(0.01)
         assert runtime.tracker.bytes_per_task > lean + 300
+        runtime.writer.write(usage_rows(windows_of({"user": 5, "name": 6}, {"task": 2, "user": 5}))).result()
+        info, shown = runtime.state_info(), runtime.metrics.text()
+        assert (info.collections, info.names, info.users) == (2, 1, 1)
+        assert info.bytes == 2 * info.bytes_per_task + info.related_bytes
+        assert info.related_bytes > 4 * 384
+        assert 'reclaim_related_groups{kind="name"} 1.0' in shown
+        assert "reclaim_related_forgotten_total 0.0" in shown
         runtime._set_shadow(loaded(bundle))
         runtime._promote(loaded(bundle, "2"))
     finally:

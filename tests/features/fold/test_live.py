@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell, Windows, concatenate, empty_windows
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.fold.live import KEEP_IDLE_DAYS, TolerantState
+from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW, PENDING, REPEATED, TOO_LATE
-from reclaim.features.fold.related_record import MEMBER
+from reclaim.features.fold.related_record import KEEP_IDLE_DAYS, MEMBER
 from reclaim.features.fold.task_record import STATE
 from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, SLOT_S
 
@@ -405,6 +405,53 @@ def test_a_user_that_comes_back_within_the_month_is_known_and_after_it_is_not(hi
         assert value(x, "user_tasks") == known
     state.advance(slot + 1, owned(history([0.3], task=3, start_s=10**9), user=6))
     assert groups_of(state)["user"] == 2  # one with a task is never idle, however long it is silent
+
+
+def churn(state: TolerantState, history: History, days: range, per_day: int = 20) -> list[NDArray[np.float32]]:
+    """Give a task of a new name and a new user many times a day, and release it."""
+    rows, slot = [], np.zeros(1, np.int64)
+    for k in range(days.start * per_day, days.stop * per_day):
+        run = owned(history([0.1], task=k, start_s=k * 86_400 // per_day), user=k, name=k)
+        rows.append(state.advance(slot, run)[1])
+        state.forget(slot)
+    return rows
+
+
+def test_names_that_never_come_back_leave_no_more_of_them_than_the_bound(history: History) -> None:
+    state, sizes = TolerantState(CELL, BOUND_S, related=True, most_idle=16), []
+    for day in range(4):
+        churn(state, history, range(day, day + 1))
+        sizes.append(sum(array.nbytes for array in state.memory().values()))
+    assert groups_of(state)["name"] <= 16
+    assert groups_of(state)["user"] <= 16
+    assert len(set(sizes)) == 1
+    assert state.related is not None
+    assert state.related.forgotten >= 2 * (4 * 20 - 16)
+    back, slot = owned(history([0.1], task=99, start_s=10**6), user=79), np.zeros(1, np.int64)
+    assert value(state.advance(slot, back)[1], "user_tasks") == 1  # those of the latest windows are the ones that stay
+    back = owned(history([0.1], task=98, start_s=10**6), user=1)
+    assert value(state.advance(slot + 1, back)[1], "user_tasks") == 0
+
+
+def test_without_features_of_related_tasks_no_name_and_no_user_is_kept(history: History) -> None:
+    state = TolerantState(CELL, BOUND_S)
+    churn(state, history, range(1))
+    before = {name: array.nbytes for name, array in state.memory().items()}
+    churn(state, history, range(1, 3))
+    assert {name: array.nbytes for name, array in state.memory().items()} == before
+    assert state.related is None
+
+
+def test_what_is_forgotten_is_the_same_after_a_restart_at_any_moment(history: History) -> None:
+    ours, theirs = (TolerantState(CELL, BOUND_S, related=True, most_idle=8) for _ in range(2))
+    for day in range(4):
+        expected = churn(ours, history, range(day, day + 1), 7)
+        assert all(
+            same_bits(*pair) for pair in zip(churn(theirs, history, range(day, day + 1), 7), expected, strict=True)
+        )
+        assert same_memory(saved(ours), saved(theirs))
+        memory, theirs = saved(theirs), TolerantState(CELL, BOUND_S, related=True, most_idle=8)
+        theirs.recall(memory)
 
 
 def test_a_memory_outlives_a_change_of_the_code_that_changes_nothing_of_what_is_kept(history: History) -> None:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_parts
 from reclaim.data.windows import CHANNELS, LEVELS, Windows, concatenate, demand, peak_cpu
+from reclaim.features.fold.batch import FeatureState
+from reclaim.features.fold.related_record import KEEP_IDLE_DAYS
 from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, GROUP_KINDS, SIGNALS, SLOT_S
 
 History = Callable[..., Windows]
@@ -271,3 +273,28 @@ def test_what_fails_in_a_part_is_told_when_all_that_had_begun_is_done(failing: i
     with pytest.raises(ValueError, match="broken"):
         in_parts(work, ROWS_WORTH_A_THREAD, 2)
     assert done == [1 - failing]
+
+
+@pytest.mark.parametrize(("days", "known"), [(KEEP_IDLE_DAYS - 1, True), (KEEP_IDLE_DAYS + 1, False)])
+def test_a_group_without_a_window_for_a_month_begins_again_in_batch_and_live_alike(
+    days: int, known: bool, history: History, fold: Fold
+) -> None:
+    def run(task: int, start_s: int, instance: int = 0) -> Windows:
+        return owned(history([0.2, 0.4], task=task, start_s=start_s), user=3, name=4, instance=instance)
+
+    again_s = 600 + days * 86_400
+    # a task and its sibling, silent in between; a later run of their name; the task itself once more
+    mine = concatenate([run(1, 0), run(1, again_s)])
+    cell = together(mine, run(1, 0, instance=1), run(2, again_s))
+    x = fold(cell).x
+    for name in ("sibling_tasks", "name_tasks", "user_tasks"):
+        row = 2 if name == "sibling_tasks" else 6
+        assert (value(x, name, row) > 0) is known
+        assert math.isnan(value(x, name.replace("tasks", "cpu_mean"), row)) is not known
+    assert value(x, "sibling_tasks", 3) == (1 if known else 0)  # its own earlier windows do not become another's
+    state, task = FeatureState(related=True), cell.task_numbers()
+    order = np.argsort(cell.end_us, kind="stable")
+    live = np.empty_like(x)
+    for part in np.split(order, np.flatnonzero(np.diff(cell.end_us[order])) + 1):
+        live[part] = state.advance(task[part], cell.take(part))
+    np.testing.assert_array_equal(live, x)

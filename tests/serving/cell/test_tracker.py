@@ -512,6 +512,28 @@ def test_bytes_per_task_are_reported(memory: Memory) -> None:
     assert memory.tracker.bytes_per_task >= per_task > 1_000
 
 
+def test_tasks_of_ever_new_names_leave_a_state_that_does_not_grow_and_is_counted(
+    bundle: Bundle, related_bundle: Bundle
+) -> None:
+    def churned(memory: Memory, at: range) -> int:
+        for k in at:
+            memory.write(windows_of({"task": k, "at": k, "user": k, "name": k}))
+            memory.tell(fact_rows({"task": k, "ended_us": (k + 1) * W}))
+        return sum(array.nbytes for array in memory.tracker.memory().values())
+
+    for one, kept in ((bundle, False), (related_bundle, True)):
+        memory, other = (Memory(ServingSettings(max_tracked=8), one) for _ in range(2))
+        size = churned(memory, range(40))
+        other.tracker.recall(memory.tracker.memory())
+        assert churned(memory, range(40, 80)) == churned(other, range(40, 80)) == size
+        ours, theirs = (m.tracker.memory() for m in (memory, other))
+        differ = [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()]
+        assert [name for name in differ if not name.startswith("ended.")] == []  # ends stand in any order
+        groups = memory.tracker.groups
+        assert (groups.kept.get("name", 0) > 0) is (groups.nbytes > 0) is (groups.forgotten > 0) is kept
+        assert max(groups.kept.values(), default=0) <= 8
+
+
 @pytest.mark.parametrize("clock", ["free", "unix"])
 def test_one_window_from_tomorrow_makes_no_task_stale(bundle: Bundle, clock: str) -> None:
     memory = memory_with(bundle, now_us=11 * W, clock=clock)

@@ -36,7 +36,7 @@ COUNTED = {
     "windows", "promotions",
 }  # fmt: skip
 UNITS = ("seconds", "bytes", "ratio", "info", "deviations")
-COUNTS = ("_rows", "_tracked", "_room", "_under_way", "_waiting", "_notes")
+COUNTS = ("_rows", "_tracked", "_room", "_under_way", "_waiting", "_notes", "_groups")
 """Ends of the names of gauges that count things, which have no unit."""
 STATES = ("_ready", "_ok", "_reachable")
 """Of those that are 0 or 1."""
