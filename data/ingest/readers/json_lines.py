@@ -54,6 +54,9 @@ _NUMBER: Final = re.compile(
     r"\s*-?((0|[1-9]\d*)(\.\d*)?(e[-+]?\d+)?|\.\d+(e[-+]?\d+)?|nan|inf|infinity)", re.ASCII | re.IGNORECASE
 )
 """A number in quotes."""
+_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
+_MANY_DIGITS: Final = b"0" * 19
+"""An integer of more than 64 bits has at least as many digits. Looked for so, and not by a pattern: a quarter of the time."""
 _VIEW: Final = "reclaim_lines"
 
 
@@ -221,7 +224,7 @@ def _typed(
         if not line.strip(b" \t\r"):
             continue
         try:
-            row = _decoded(line, table)
+            row = decoded(line, table)
         except (ValueError, RecursionError):
             reasons[number] = "not valid JSON"
             continue
@@ -241,13 +244,15 @@ def _typed(
     return batch.filter(pa.array([n not in reasons for n in numbers], pa.bool_())) if reasons else batch
 
 
-def _decoded(line: bytes, table: RawTable) -> Any:
+def decoded(line: bytes, table: RawTable) -> Any:
     """Return the value that a line holds; ValueError or RecursionError if it is not JSON.
 
-    ``orjson`` reads the usual line in half the time. Python's reader decides on those that it declines.
+    ``orjson`` reads the usual line in half the time. Python's reader decides on those that it declines, and on those
+    with a number that it might round: an integer of more than 64 bits.
     """
-    with suppress(orjson.JSONDecodeError):
-        return orjson.loads(line)
+    if _MANY_DIGITS not in line.translate(_DIGITS):
+        with suppress(orjson.JSONDecodeError):
+            return orjson.loads(line)
     row = _DECODER.decode(line.removeprefix(BOM_UTF8).decode())
     if isinstance(row, dict) and b"\\u" in line:  # half a surrogate pair is not text
         json.dumps([row.get(column) for column in table.columns], ensure_ascii=False).encode()
