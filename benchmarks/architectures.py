@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 
-from reclaim.data import schema as s
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS
 from reclaim.features.targets import HORIZONS_S, TARGETS
@@ -263,9 +262,7 @@ class Sets:
     """Rows of one dataset and their targets, the same for every candidate and seed."""
 
     resident: Resident
-    reach_us: Tensor
     rows: dict[str, Tensor]
-    until_us: dict[str, int]
 
     @classmethod
     def of(cls, features: FeatureSet, device: torch.device, limits: Sequence[int]) -> Sets:
@@ -275,12 +272,11 @@ class Sets:
             name: torch.from_numpy(choose_rows(rows, limit, 1)).to(device)
             for (name, rows), limit in zip(of_period.items(), limits, strict=True)
         }
-        until_us = dict(zip(rows, (*features.cuts_us, s.AFTER_TRACE_US), strict=True))
-        return cls(Resident.of(features, device), torch.from_numpy(features.reach_us).to(device), rows, until_us)
+        return cls(Resident.of(features, device), rows)
 
     def columns(self, name: str, candidate: Candidate) -> Columns:
         """Return the samples of a period as a candidate sees them."""
-        return Columns([Part(self.resident, self.rows[name], self.until_us[name], self.reach_us)], candidate)
+        return Columns([Part(self.resident, self.rows[name])], candidate)
 
     def targets(self, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the targets, (n, T, H) and (n, H); NaN unknown."""

@@ -202,7 +202,7 @@ def _measure(
     makers: dict[str, Callable[[], Estimator]] = {name: partial(build_estimator, name) for name in STATISTICAL}
     plans: dict[str, Any] = {}
     for name, model in models.items():
-        valid = held_out([source], model.forecaster, [source.features.valid_rows()], "valid")
+        valid = held_out([source], model.forecaster, [source.features.valid_rows()])
         for horizon_s in set(by_horizon) & set(model.forecaster.horizons_s):
             learned = {name: _at_horizon(model, valid, horizon_s)}
             if (name, ONE_LEVEL) in pairs:

@@ -95,15 +95,15 @@ def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]
     features, _ = build_features(Dataset.open(path), FeatureConfig(related=True))
     groups = columns_by_group(features.names)
     train, valid = _draw_rows(features.train_rows(), CONFIG.max_samples, rng), features.valid_rows()
-    y = features.valid_targets(valid)[0][:, :, _H]
+    y = features.targets(valid)[0][:, :, _H]
     known = np.isfinite(y).any(axis=1)
     valid, y = valid[known], y[known]
-    rows = Rows(features.x[train], *features.train_targets(train))
+    rows = Rows(features.x[train], *features.targets(train))
     model = _fit(rows, seed)
 
     def dealt(columns: Columns) -> Importance:
         return permutation_importance(
-            model, features.x[valid], features.valid_targets(valid)[0], horizon_s=HORIZON_S, columns=columns,
+            model, features.x[valid], features.targets(valid)[0], horizon_s=HORIZON_S, columns=columns,
             rows=n_rows, repeats=repeats, seed=seed, threads=CONFIG.threads,
         )  # fmt: skip
 

@@ -27,8 +27,8 @@ from reclaim.features.feature_set import CONTEXT_FILE, FOLDER, FeatureSet, array
 from reclaim.features.fold.batch import fold_tasks
 from reclaim.features.fold.related import Tasks, fold_related
 from reclaim.features.registry import PIPELINE_VERSION, SIGNALS, feature_names
-from reclaim.features.splits import SplitConfig, cuts_us, groups, periods, reach_of, split_counts
-from reclaim.features.targets import HORIZONS_S, TARGETS, targets
+from reclaim.features.splits import SplitConfig, cuts_us, groups, inside_period, periods, split_counts
+from reclaim.features.targets import HORIZONS_S, TARGETS, measured_by, targets
 
 _ROWS_AT_ONCE: Final = 4_096
 """Rows of features held before they are written: 2 MB, which a core's own cache holds."""
@@ -66,15 +66,12 @@ class _Bucket:
         OOM events by the derived label.
     by_mean, measured : int64, shape (n_resources,)
         Windows whose demand had only the mean to go by, and those that had any.
-    longest_us : int
-        Length of the longest window.
     """
 
     tasks: Tasks
     n_oom: int
     by_mean: NDArray[np.int64]
     measured: NDArray[np.int64]
-    longest_us: int
 
 
 def build_features(
@@ -105,6 +102,7 @@ def build_features(
             "pipeline": PIPELINE_VERSION,
             "config": dataclasses.asdict(config),
             "labels": [TARGETS, HORIZONS_S, OOM_DEFINITION],
+            "gap": "by the reach of each row",
         }
     )
     folder = dataset.path / FOLDER
@@ -180,13 +178,11 @@ def _fill(
     for name in passing:
         del arrays[name]
         array_path(work, name).unlink()
-    longest_us = max(b.longest_us for b in buckets)
-    counts = split_counts(arrays, cuts, trace_end_us, reach_of(longest_us))
+    counts = split_counts(arrays, trace_end_us)
     measured = np.maximum(sum(b.measured for b in buckets), 1)
     by_mean = sum(b.by_mean for b in buckets) / measured
     return {
         "bucket_start": bucket_start.tolist(),
-        "longest_window_us": longest_us,
         "oom_events": sum(b.n_oom for b in buckets),
         "measured_by_mean": dict(zip(RESOURCES, by_mean.tolist(), strict=True)),
         **counts,
@@ -226,14 +222,14 @@ def _fill_bucket(
     arrays["limit"][rows] = windows.limit
     arrays["first"][rows] = first + np.repeat(starts[:-1], np.diff(starts))
     arrays["period"][rows] = periods(arrays[s.END_US][rows], cuts)
+    arrays["inside"][rows] = inside_period(arrays["period"][rows], measured_by(windows), cuts)
     arrays["group"][rows] = groups(windows, config.split)
     by_mean, measured = measured_by_mean(windows)
     task = starts[:-1]
     tasks = Tasks(
         windows.collection_id[task], windows.user[task], windows.name[task], first + task, first + starts[1:]
     )  # fmt: skip
-    longest_us = int((windows.end_us - windows.start_us).max(initial=0))
-    return _Bucket(tasks, len(oom_us), by_mean.sum(axis=0), measured.sum(axis=0), longest_us)
+    return _Bucket(tasks, len(oom_us), by_mean.sum(axis=0), measured.sum(axis=0))
 
 
 def _parts(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

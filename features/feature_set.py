@@ -16,7 +16,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.fold.batch import divisors
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, PIPELINE_VERSION, feature_names
-from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, known_by, permitted, reach_of
+from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, permitted
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
 FOLDER: Final = "features"
@@ -25,6 +25,7 @@ FOLDER: Final = "features"
 _ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     "y": (np.float32, (len(TARGETS), len(HORIZONS_S))),
     "oom": (np.float32, (len(HORIZONS_S),)),
+    "inside": (np.bool_, (len(HORIZONS_S),)),
     s.END_US: (np.int64, ()),
     "period": (np.uint8, ()),
     "group": (np.uint8, ()),
@@ -52,6 +53,8 @@ class FeatureSet:
         Over the limit; NaN unknown.
     oom : float32, shape (n, n_horizons)
         1, 0 or NaN unknown.
+    inside : bool, shape (n, n_horizons)
+        Whether all that the row's targets and label rest on was measured within its own period.
     end_us : int64, shape (n,), µs on the trace's clock
         The time t of the row: its window's end, or, where that came late, the end of the last one before.
     period, group : uint8, shape (n,)
@@ -72,6 +75,7 @@ class FeatureSet:
     x: NDArray[np.float32]
     y: NDArray[np.float32]
     oom: NDArray[np.float32]
+    inside: NDArray[np.bool_]
     end_us: NDArray[np.int64]
     period: NDArray[np.uint8]
     group: NDArray[np.uint8]
@@ -96,7 +100,7 @@ class FeatureSet:
         manifest = read_manifest(folder, made_by=command)
         if manifest.get("pipeline") != PIPELINE_VERSION or manifest.get("dataset") != dataset.fingerprint:
             raise ConfigError(f"{folder}: made by another feature pipeline or dataset; run `{command}` again")
-        if missing := {"bucket_start", "features", "longest_window_us"} - manifest.keys():
+        if missing := {"bucket_start", "features"} - manifest.keys():
             raise ConfigError(f"{folder / MANIFEST}: no {' and no '.join(sorted(missing))}; run `{command}` again")
         bucket_start = np.array(manifest["bucket_start"], np.int64)
         shapes = array_shapes(int(bucket_start[-1]), len(manifest["features"]))
@@ -148,11 +152,6 @@ class FeatureSet:
         train, valid = self.manifest["cuts_us"]
         return train, valid
 
-    @property
-    def reach_us(self) -> NDArray[np.int64]:
-        """Largest time from t to the end of a target's last measurement, by horizon; int64, (n_horizons,), µs."""
-        return reach_of(self.manifest["longest_window_us"])
-
     def train_rows(self) -> NDArray[np.int64]:
         """Return the rows to learn from: training period, seen collections."""
         return self._rows_of(TRAIN)
@@ -166,17 +165,11 @@ class FeatureSet:
         rows = self._rows_of(TEST)
         return rows[self.group[rows] == TEST_UNSEEN] if unseen_only else rows
 
-    def train_targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return (y, oom) of rows, NaN where the horizon reaches past the training period: the gap of one horizon."""
-        return self._targets_until(rows, self.cuts_us[0])
-
-    def valid_targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return (y, oom) of rows, NaN where the horizon reaches past the validation period."""
-        return self._targets_until(rows, self.cuts_us[1])
-
-    def test_targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return (y, oom) of rows."""
-        return self.y[rows], self.oom[rows]
+    def targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return (y, oom) of rows, NaN where one rests on anything measured after the row's own period."""
+        inside = self.inside[rows]  # (n, H)
+        y = np.where(inside[:, None, :], self.y[rows], np.float32(np.nan))
+        return y, np.where(inside, self.oom[rows], np.float32(np.nan))
 
     def context_of(self, rows: NDArray[np.int64], windows: int = CONTEXT_WINDOWS) -> NDArray[np.float32]:
         """Return the last windows that were known at each row, oldest first; float32, (n, windows, len(CONTEXT)).
@@ -191,11 +184,6 @@ class FeatureSet:
 
     def _rows_of(self, period: int) -> NDArray[np.int64]:
         return np.flatnonzero((self.period == period) & permitted(period, self.group))
-
-    def _targets_until(self, rows: NDArray[np.int64], until_us: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        inside = known_by(self.end_us[rows][:, None], until_us, self.reach_us)  # (n, H)
-        y = np.where(inside[:, None, :], self.y[rows], np.float32(np.nan))
-        return y, np.where(inside, self.oom[rows], np.float32(np.nan))
 
 
 def array_shapes(n: int, n_features: int) -> dict[str, tuple[Any, tuple[int, ...]]]:

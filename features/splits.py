@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numba
 import numpy as np
-from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
@@ -33,9 +32,6 @@ ROLES: Final = ("all", "train", "test")
 """Uses of a dataset. ``all``: to be trained on and tested on later. ``train``: to be trained on alone; no time is
 kept for a test. ``test``: held out whole, for models trained on other datasets; nothing of it is ever trained on, its
 first ``valid_share`` of the time only sets margins, and all the rest is test."""
-
-_USUAL_WINDOW_US: Final = 300_000_000
-"""The window of the public traces. A dataset that happens to hold only shorter ones keeps their gap."""
 
 
 @dataclass(frozen=True)
@@ -111,53 +107,41 @@ def permitted(period: int, group: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return np.isin(group, PERMITTED[period])
 
 
-def reach_of(longest_window_us: int) -> NDArray[np.int64]:
-    """Return how far after t the last measurement behind a target may end, for each horizon; int64, (n_horizons,), µs.
-
-    A target looks at windows that begin within its horizon, and the last of them may reach beyond it by its length.
-    """
-    return np.array(HORIZONS_S, np.int64) * 1_000_000 + max(longest_window_us, _USUAL_WINDOW_US)
-
-
-@register_jitable
-def known_by(end_us: Any, until_us: Any, reach_us: Any) -> Any:
-    """Return whether all that a target rests on was measured by a time: the gap of one horizon between two periods.
+def inside_period(
+    period: NDArray[np.uint8], measured_us: NDArray[np.int64], cuts: tuple[int, int]
+) -> NDArray[np.bool_]:
+    """Return which targets rest on nothing measured after the row's own period: the gap between two periods.
 
     Parameters
     ----------
-    end_us : int64, µs
-        Of the row. Numbers, numpy arrays or torch tensors; all three broadcast against each other.
-    until_us : int64, µs
-    reach_us : int64, µs
-        From ``reach_of``.
+    period : uint8, shape (n,)
+        From ``periods``.
+    measured_us : int64, shape (n, n_horizons), µs
+        From ``targets.measured_by``; its shape is the result's.
+    cuts : tuple of int
+        From ``cuts_us``.
     """
-    return end_us <= until_us - reach_us
+    return measured_us <= np.array([*cuts, s.AFTER_TRACE_US])[period][:, None]
 
 
-def split_counts(
-    arrays: Mapping[str, NDArray[Any]], cuts: tuple[int, int], trace_end_us: int, reach_us: NDArray[np.int64]
-) -> dict[str, dict[str, Any]]:
+def split_counts(arrays: Mapping[str, NDArray[Any]], trace_end_us: int) -> dict[str, dict[str, Any]]:
     """Return how many rows and known targets each period has, and what became of the others, for the manifest.
 
     Parameters
     ----------
     arrays : mapping
         ``period`` and ``group``, uint8, shape (n,); ``end_us``, int64, shape (n,); ``y``, float32, shape (n, T, H);
-        ``oom``, float32, shape (n, H). Read once, from front to back: they may be memory-mapped.
-    cuts : tuple of int
-        From ``cuts_us``.
+        ``oom``, float32, and ``inside``, bool, shape (n, H). Read once, from front to back: they may be memory-mapped.
     trace_end_us : int
         End of the last window of the trace.
-    reach_us : int64, shape (n_horizons,)
-        From ``reach_of``.
 
     Returns
     -------
     dict
         ``rows``: period, then group, to rows. ``targets``: period, then target or ``oom``, then horizon as ``3600s``,
         to counts that add up to the period's rows of the permitted groups: ``known`` inside the period; taken away by
-        the ``gap`` of one horizon at its end; ``censored``, unknown with a horizon that reaches past the end of the
-        trace; ``unmeasured``, unknown for want of a limit or of anything measured after t. For ``oom`` there is
+        the ``gap`` at its end (``inside_period``); ``censored``, unknown with a horizon that reaches past the end of
+        the trace; ``unmeasured``, unknown for want of a limit or of anything measured after t. For ``oom`` there is
         ``positive``, too: those of the known that are 1.
     """
     fates = ("known", "gap", "censored", "unmeasured", "positive")
@@ -165,9 +149,8 @@ def split_counts(
     counts = np.zeros((len(PERIODS), len(TARGETS) + 1, len(HORIZONS_S), len(fates)), np.int64)
     allowed = np.array([[group in groups for group in range(len(GROUPS))] for groups in PERMITTED])
     horizons_us = np.array(HORIZONS_S, np.int64) * 1_000_000
-    until_us = np.array([*cuts, s.AFTER_TRACE_US])
     _count(
-        arrays["period"], arrays["group"], arrays[s.END_US], arrays["y"], arrays["oom"], allowed, until_us, reach_us,
+        arrays["period"], arrays["group"], arrays[s.END_US], arrays["y"], arrays["oom"], arrays["inside"], allowed,
         trace_end_us - horizons_us, rows, counts,
     )  # fmt: skip
     named: dict[str, Any] = {}
@@ -191,9 +174,8 @@ def _count(
     end_us: Any,  # (n,) int64
     y: Any,  # (n, n_targets, H) float32
     oom: Any,  # (n, H) float32
+    inside: Any,  # (n, H) bool
     allowed: Any,  # (n_periods, n_groups) bool
-    until_us: Any,  # (n_periods,) int64
-    reach_us: Any,  # (H,) int64
     complete_us: Any,  # (H,) int64
     rows: Any,  # (n_periods, n_groups) int64, added to
     counts: Any,  # (n_periods, n_targets + 1, H, 5) int64, added to
@@ -205,12 +187,12 @@ def _count(
         if not allowed[p, group[i]]:
             continue
         for h in range(y.shape[2]):
-            inside, past = known_by(end_us[i], until_us[p], reach_us[h]), end_us[i] > complete_us[h]
+            past = end_us[i] > complete_us[h]
             for t in range(n_targets + 1):
                 v = y[i, t, h] if t < n_targets else oom[i, h]
                 if not np.isnan(v):
-                    counts[p, t, h, 0 if inside else 1] += 1
-                    counts[p, t, h, 4] += inside and v == 1.0
+                    counts[p, t, h, 0 if inside[i, h] else 1] += 1
+                    counts[p, t, h, 4] += inside[i, h] and v == 1.0
                 else:
                     counts[p, t, h, 2 if past else 3] += 1
 

@@ -58,6 +58,39 @@ def targets(
     )  # fmt: skip
 
 
+def measured_by(windows: Windows) -> NDArray[np.int64]:
+    """Return by when all that each row's targets rest on has been measured; int64, shape (n, n_horizons), µs.
+
+    That is the end of the horizon, or, where one that begins within it ends later, of a window. Assumes the order of
+    ``targets``.
+    """
+    out = np.empty((len(windows), len(HORIZONS_S)), np.int64)
+    horizons_us = np.array(HORIZONS_S, np.int64) * 1_000_000
+    _measured_by(windows.task_starts(), windows.start_us, windows.end_us, horizons_us, out)
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def _measured_by(
+    starts: Any,  # (n_tasks + 1,) int64
+    start_us: Any,  # (n,) int64
+    end_us: Any,  # (n,) int64
+    horizons_us: Any,  # (H,) int64
+    out: Any,  # (n, H) int64, written
+) -> None:
+    for task in range(len(starts) - 1):
+        first, stop = starts[task], starts[task + 1]
+        for h in range(len(horizons_us)):
+            ahead, now, latest = first, end_us[first], end_us[first]
+            for i in range(first, stop):
+                now = max(now, end_us[i])
+                until = now + horizons_us[h]
+                while ahead < stop and start_us[ahead] < until:
+                    latest = max(latest, end_us[ahead])
+                    ahead += 1
+                out[i, h] = max(latest, until)
+
+
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _targets(
     starts: Any,  # (n_tasks + 1,) int64

@@ -229,18 +229,16 @@ class _Future:
 
     def __init__(self, features: FeatureSet, horizon_s: int) -> None:
         self._horizons = (HORIZONS_S.index(horizon_s), HORIZONS_S.index(_NEXT_S))
-        self._periods = (
-            (features.valid_rows(), features.valid_targets),
-            (features.test_rows(), features.test_targets),
-        )
+        self._targets = features.targets
+        self._periods = (features.valid_rows(), features.test_rows())
 
     def targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return targets at the horizon and at the next window of consecutive rows; shape (n, n_resources) each."""
         out = np.full((len(self._horizons), len(rows), len(RESOURCES)), np.nan)
         if len(rows):
-            for known, targets in self._periods:
+            for known in self._periods:
                 here = known[np.searchsorted(known, rows[0]) : np.searchsorted(known, rows[-1], side="right")]
-                y = targets(here)[0]
+                y = self._targets(here)[0]
                 for i, horizon in enumerate(self._horizons):
                     out[i, here - rows[0]] = y[:, : len(RESOURCES), horizon]
         return out[0], out[1]

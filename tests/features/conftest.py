@@ -87,7 +87,8 @@ def _fold(windows: Windows, cell: Cell = Cell(), threads: int = 1, *, related: b
         x=np.empty((n, len(feature_names(related=related))), np.float32),
         context=np.empty((len(CONTEXT), n), np.float32),
         first=np.repeat(first, stop - first), last=np.empty(n, np.int64),
-        y=none.astype(np.float32), oom=none.astype(np.float32), period=none, group=none, bucket_start=np.array([0, n]),
+        y=none.astype(np.float32), oom=none.astype(np.float32), inside=none.astype(bool), period=none, group=none,
+        bucket_start=np.array([0, n]),
     )  # fmt: skip
     moment, share = room_to_publish(n, related)
     fold_tasks(windows, starts, cell, 0, features.x, features.context, features.last, features.end_us, moment, share)

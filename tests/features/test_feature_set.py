@@ -69,17 +69,15 @@ def test_periods_follow_time_groups_follow_collections_and_targets_stop_a_horizo
     assert unseen
     assert not unseen & set(collections[train])
     assert not unseen & set(collections[valid])
-    for rows, targets_of, until in (
-        (train, features.train_targets, train_us),
-        (valid, features.valid_targets, valid_us),
-    ):
-        y, oom = targets_of(rows)
+    for rows, until in ((train, train_us), (valid, valid_us)):
+        y, oom = features.targets(rows)
         for h, horizon_s in enumerate(HORIZONS_S):
-            beyond = features.end_us[rows] + (horizon_s + 300) * S > until  # its last window may reach beyond it
-            assert beyond.any()
+            beyond = features.end_us[rows] + horizon_s * S > until
+            assert beyond.any() or h == 0  # a cut on the grid of the windows
             assert np.isnan(y[beyond, :, h]).all()
             assert np.isnan(oom[beyond, h]).all()
-            assert np.array_equal(y[~beyond, :, h], features.y[rows][~beyond, :, h], equal_nan=True)
+            before = features.end_us[rows] + (horizon_s + 300) * S <= until  # no window is longer than 300 s
+            assert np.array_equal(y[before, :, h], features.y[rows][before, :, h], equal_nan=True)
     counted = features.manifest["rows"]
     assert counted[PERIODS[TRAIN]][GROUPS[SEEN]] == len(train)
     assert sum(sum(groups.values()) for groups in counted.values()) == len(features)
@@ -100,11 +98,10 @@ def test_no_target_rests_on_a_window_that_ends_after_its_period_however_long_win
     write_shard(tmp_path / "cell", "instance_events-000000000000", events)
     dataset = ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
     features, windows = build_features(dataset)[0], dataset.windows(0)
-    assert features.manifest["longest_window_us"] == 900 * S
     number = windows.task_numbers()
-    periods = ((features.train_rows(), features.train_targets), (features.valid_rows(), features.valid_targets))
-    for (rows_of, targets_of), cut_us, period in zip(periods, features.cuts_us, PERIODS, strict=False):
-        y = targets_of(rows_of)[0][:, 0]
+    periods = (features.train_rows(), features.valid_rows())
+    for rows_of, cut_us, period in zip(periods, features.cuts_us, PERIODS, strict=False):
+        y = features.targets(rows_of)[0][:, 0]
         for h, horizon_s in enumerate(HORIZONS_S[:2]):
             told = rows_of[np.isfinite(y[:, h])]
             assert len(told) == features.manifest["targets"][period]["cpu"][f"{horizon_s}s"]["known"] > 0
@@ -112,6 +109,25 @@ def test_no_target_rests_on_a_window_that_ends_after_its_period_however_long_win
                 t = windows.end_us[row]
                 later = (number == number[row]) & (windows.start_us >= t) & (windows.start_us < t + horizon_s * S)
                 assert windows.end_us[later].max() <= cut_us
+
+
+def test_one_long_window_takes_the_targets_of_the_rows_that_rest_on_it_and_no_others(
+    tmp_path: Path, window: Maker, event: Maker, write_shard: Callable[..., Path]
+) -> None:
+    rows = [window(600 + 300 * k, collection_id=str(task)) for task in range(1, 21) for k in range(400)]
+    whole_day = window(600, end_time=str((600 + 86_400) * S), collection_id="21")
+    for name, more in (("usual", []), ("long", [whole_day])):
+        write_shard(tmp_path / name, "instance_usage-000000000000", rows + more)
+        write_shard(
+            tmp_path / name, "instance_events-000000000000", [event(0, 3, collection_id=str(k)) for k in range(1, 22)]
+        )
+    known = []
+    for name in ("usual", "long"):
+        dataset = ingest(tmp_path / name, tmp_path / f"{name}-dataset", IngestConfig(buckets=1)).dataset
+        features = build_features(dataset)[0]
+        known.append([features.manifest["targets"][p]["cpu"]["3600s"]["known"] for p in ("train", "valid")])
+    assert known[0] == known[1]
+    assert min(known[0]) > 1000
 
 
 def test_run_again_it_does_nothing_and_other_settings_replace_it(dataset: Dataset) -> None:
@@ -187,7 +203,7 @@ def test_a_dataset_held_out_for_tests_is_never_trained_on(dataset: Dataset) -> N
     assert SEEN not in features.group
     counted = features.manifest["targets"]
     assert counted["train"]["cpu"]["3600s"]["known"] == 0
-    known = np.isfinite(features.valid_targets(valid)[0][:, 1, HORIZONS_S.index(3_600)]).sum()
+    known = np.isfinite(features.targets(valid)[0][:, 1, HORIZONS_S.index(3_600)]).sum()
     assert counted["valid"]["memory"]["3600s"]["known"] == known > 0
     assert counted["valid"]["memory"]["3600s"]["gap"] > 0
 
@@ -197,7 +213,7 @@ def test_a_dataset_only_trained_on_has_no_test(dataset: Dataset) -> None:
     assert len(features.test_rows()) == 0
     rows = features.valid_rows()
     assert features.end_us[rows].max() == features.end_us.max()
-    assert np.array_equal(features.valid_targets(rows)[0], features.y[rows], equal_nan=True)
+    assert np.array_equal(features.targets(rows)[0], features.y[rows], equal_nan=True)
 
 
 def _write_feature_set(folder: Path, context: Any, **arrays: Any) -> FeatureSet:
@@ -206,7 +222,7 @@ def _write_feature_set(folder: Path, context: Any, **arrays: Any) -> FeatureSet:
     (folder / FOLDER).mkdir(parents=True)
     write_json(folder / MANIFEST, {"format_version": FORMAT_VERSION, "fingerprint": "abc"})
     manifest = {
-        "pipeline": PIPELINE_VERSION, "dataset": "abc", "bucket_start": [0, n], "longest_window_us": 300 * S,
+        "pipeline": PIPELINE_VERSION, "dataset": "abc", "bucket_start": [0, n],
         "features": feature_names(related=False),
     }  # fmt: skip
     write_json(folder / FOLDER / MANIFEST, manifest)
@@ -266,7 +282,7 @@ def test_a_damaged_array_is_one_error_that_names_the_file_and_the_command(
         FeatureSet.open(tmp_path / "dataset")
 
 
-@pytest.mark.parametrize("key", ["pipeline", "dataset", "bucket_start", "longest_window_us", "features"])
+@pytest.mark.parametrize("key", ["pipeline", "dataset", "bucket_start", "features"])
 def test_a_manifest_that_lacks_something_is_refused_with_the_command(tmp_path: Path, key: str) -> None:
     path = _write_feature_set(tmp_path / "dataset", np.zeros((len(CONTEXT), 1)), first=[0]).path / MANIFEST
     write_json(path, {k: v for k, v in json.loads(path.read_text()).items() if k != key})

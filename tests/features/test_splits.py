@@ -27,16 +27,14 @@ from reclaim.features.splits import (
     SplitConfig,
     cuts_us,
     groups,
-    known_by,
+    inside_period,
     periods,
     permitted,
-    reach_of,
     split_counts,
 )
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
 S = 1_000_000
-REACH_US = reach_of(300 * S)
 
 
 def _groups(ids: list[int], config: SplitConfig) -> list[int]:
@@ -58,8 +56,10 @@ def test_a_dataset_only_trained_on_is_filled_by_training_and_validation_in_their
     assert cuts[0] == 1750 * S
     end_us = np.array([1001, 1749, 1750, 2000]) * S
     assert periods(end_us, cuts).tolist() == [TRAIN, TRAIN, VALID, VALID]
-    assert known_by(end_us, cuts[0], REACH_US[0]).tolist() == [True, False, False, False]
-    assert known_by(end_us[:, None], cuts[1], REACH_US).all()  # no test comes after, so nothing is taken away for one
+    measured_us = end_us[:, None] + np.array(HORIZONS_S) * S
+    inside = inside_period(periods(end_us, cuts), measured_us, cuts)
+    assert inside[:, 0].tolist() == [True, False, True, True]
+    assert inside[2:].all()  # no test comes after, so nothing is taken away for one
 
 
 @settings(deadline=None)
@@ -102,11 +102,11 @@ def test_each_period_permits_its_groups_and_none_the_tasks_inside_an_alloc() -> 
     assert permitted(TEST, every).tolist() == [True, True, True, False]
 
 
-def test_a_target_is_told_when_its_last_window_ended_by_the_end_of_the_period() -> None:
-    hour = HORIZONS_S.index(3_600)
-    for longest_s, latest_s in ((300, 6_100), (900, 5_500), (41, 6_100)):  # within 3600 s of t one may begin
-        end_us = np.array([latest_s, latest_s + 1]) * S
-        assert known_by(end_us, 10_000 * S, reach_of(longest_s * S)[hour]).tolist() == [True, False]
+def test_a_target_is_known_when_all_it_rests_on_was_measured_by_the_end_of_its_own_period() -> None:
+    measured_us = np.array([10_000, 10_001, 10_001, 20_001, 10**6]) * S
+    period = np.array([TRAIN, TRAIN, VALID, VALID, TEST], np.uint8)
+    inside = inside_period(period, measured_us[:, None], (10_000 * S, 20_000 * S))
+    assert inside[:, 0].tolist() == [True, False, True, False, True]
 
 
 def _arrays() -> dict[str, np.ndarray[Any, Any]]:
@@ -121,8 +121,10 @@ def _arrays() -> dict[str, np.ndarray[Any, Any]]:
         (299_000, TEST, TEST_UNSEEN, (known, none, none), (0, 1, none)),  # the trace ends within the hour
     ]
     t, period, group, y, oom = zip(*rows, strict=True)
+    end_us = np.array(t, np.int64) * S
     return {
-        s.END_US: np.array(t, np.int64) * S,
+        s.END_US: end_us,
+        "inside": inside_period(np.array(period, np.uint8), end_us[:, None] + (np.array(HORIZONS_S) + 300) * S, CUTS),
         "period": np.array(period, np.uint8),
         "group": np.array(group, np.uint8),
         "y": np.repeat(np.array(y, np.float32)[:, None], len(TARGETS), axis=1),
@@ -134,7 +136,7 @@ CUTS = (100_000 * S, 200_000 * S)
 
 
 def test_the_manifest_counts_what_is_known_and_what_was_taken_away() -> None:
-    counted = split_counts(_arrays(), CUTS, 300_000 * S, REACH_US)
+    counted = split_counts(_arrays(), 300_000 * S)
     assert counted["rows"]["train"] == {"seen": 2, "valid-unseen": 0, "test-unseen": 1, "in-alloc": 0}
     assert counted["rows"]["test"] == {"seen": 0, "valid-unseen": 0, "test-unseen": 1, "in-alloc": 1}
 
@@ -156,14 +158,6 @@ def test_the_manifest_counts_what_is_known_and_what_was_taken_away() -> None:
     assert of("test", "oom", "86400s") == [0, 0, 1, 0, 0]
 
 
-def test_the_longer_the_longest_window_the_more_is_taken_away() -> None:
-    arrays = _arrays()
-    arrays[s.END_US][0] = 99_400 * S  # 600 s before training ends
-    for longest_s, fates in ((300, [1, 0, 0, 1]), (301, [0, 1, 0, 1])):
-        counted = split_counts(arrays, CUTS, 300_000 * S, reach_of(longest_s * S))
-        assert list(counted["targets"]["train"]["cpu"]["300s"].values()) == fates
-
-
 def test_what_becomes_of_the_rows_adds_up() -> None:
     rng = np.random.default_rng(1)
     n = 1000
@@ -171,11 +165,12 @@ def test_what_becomes_of_the_rows_adds_up() -> None:
     arrays: dict[str, np.ndarray[Any, Any]] = {
         s.END_US: end_us,
         "period": periods(end_us, CUTS),
+        "inside": rng.random((n, 3)) < 0.8,
         "group": rng.integers(0, 4, n).astype(np.uint8),
         "y": np.where(rng.random((n, 3, 3)) < 0.3, np.nan, rng.random((n, 3, 3))).astype(np.float32),
         "oom": rng.choice([0.0, 1.0, np.nan], (n, 3)).astype(np.float32),
     }
-    whole = split_counts(arrays, CUTS, 300_000 * S, REACH_US)
+    whole = split_counts(arrays, 300_000 * S)
     for p, period in enumerate(PERIODS):
         rows = sum(whole["rows"][period][GROUPS[g]] for g in splits.PERMITTED[p])
         for of_target in whole["targets"][period].values():

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.oom import OOM_SHARE, oom_events
 from reclaim.data.windows import CHANNELS, LEVELS, Windows, concatenate, demand, peak_cpu
-from reclaim.features.targets import HORIZONS_S, TARGETS, targets
+from reclaim.features.targets import HORIZONS_S, TARGETS, measured_by, targets
 
 History = Callable[..., Windows]
 S = 1_000_000
@@ -96,6 +96,24 @@ def test_the_sliding_maximum_agrees_with_looking_at_every_pair(
                 known = len(seen) and limit > 0 and (ended or until_us <= end_us)
                 want = seen.max() / limit if known else np.nan
                 assert got[i, j, h] == pytest.approx(want, rel=1e-6, nan_ok=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_target_is_measured_by_the_end_of_its_horizon_or_of_the_last_window_that_begins_in_it(
+    seed: int, random_histories: History
+) -> None:
+    windows = random_histories(seed, longest=25)
+    windows.end_us[::7] += 50_000 * S
+    got, task = measured_by(windows), windows.task_numbers()
+    rows = np.arange(len(windows))
+    for i in rows:
+        mine = task == task[i]
+        now_us = windows.end_us[mine & (rows <= i)].max()
+        for h, horizon_s in enumerate(HORIZONS_S):
+            until_us = now_us + horizon_s * S
+            ends_us = windows.end_us[mine & (windows.start_us < until_us)]
+            assert got[i, h] == max(until_us, ends_us.max())
 
 
 def test_the_demand_for_cpu_is_the_90th_percentile_up_to_the_limit_and_the_peak_is_not_capped(history: History) -> None:

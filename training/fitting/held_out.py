@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,9 +89,7 @@ class HeldOut:
         return self.y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)].astype(np.float64)
 
 
-def held_out(
-    sources: Sequence[Source], forecaster: Forecaster, rows: Sequence[NDArray[np.int64]], period: str
-) -> HeldOut:
+def held_out(sources: Sequence[Source], forecaster: Forecaster, rows: Sequence[NDArray[np.int64]]) -> HeldOut:
     """Return chosen rows of each source and the forecasts from their stored features.
 
     Those are to the bit what the served estimator computes as it goes; so is the estimate made of them.
@@ -101,12 +99,10 @@ def held_out(
     sources : sequence of Source
     forecaster : Forecaster
     rows : sequence of int64 arrays
-        Of each source, in rising order, of that period.
-    period : str
-        ``valid`` or ``test``: no target rests on anything measured after it.
+        Of each source, in rising order. No target rests on anything measured after a row's own period.
     """
     x = np.concatenate([source.features.x[r] for source, r in zip(sources, rows, strict=True)])
-    known = [_TARGETS[period](source.features, r) for source, r in zip(sources, rows, strict=True)]
+    known = [source.features.targets(r) for source, r in zip(sources, rows, strict=True)]
     y, oom = (np.concatenate(column) for column in zip(*known, strict=True))
     return HeldOut(
         windows=windows_of(sources, rows),
@@ -118,9 +114,6 @@ def held_out(
         rows=[len(r) for r in rows],
         mean_limit=mean_limit_of(sources),
     )
-
-
-_TARGETS: Final[dict[str, Any]] = {"valid": FeatureSet.valid_targets, "test": FeatureSet.test_targets}
 
 
 def mean_limit_of(sources: Sequence[Source]) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ class RowsLearner(Learner):
         """Copy the rows and fit."""
         chosen = self._chosen(sources, config)
         rows = rows_in_memory(sources, chosen)
-        check_known(np.logical_or.reduce(np.isfinite(rows.y), axis=0), len(rows), config.horizon_s)
+        check_known(np.logical_or.reduce(np.isfinite(rows.y), axis=0), sources, config.horizon_s)
         return Fitted(self.fit_rows(rows, config), [len(r) for r in chosen], {"rows": len(rows), "device": "cpu"})
 
     def objective(self, sources: Sequence[Source], config: TrainConfig) -> Objective:
@@ -127,7 +128,7 @@ class RowsLearner(Learner):
         train = rows_in_memory(sources, self._chosen(sources, config))
         chosen = chosen_rows(sources, FeatureSet.valid_rows, config.fit.max_valid_samples, config.seed)
         x = np.concatenate([source.features.x[rows] for source, rows in zip(sources, chosen, strict=True)])
-        y = np.concatenate([source.features.valid_targets(r)[0] for source, r in zip(sources, chosen, strict=True)])
+        y = np.concatenate([source.features.targets(r)[0] for source, r in zip(sources, chosen, strict=True)])
         if not len(x):
             raise HistoryTooShortError(
                 "expected at least 1 validation row, got 0: the trace is too short for the split"
@@ -148,14 +149,33 @@ def learner_of(estimator: str) -> Learner:
     return learner
 
 
-def check_known(known: NDArray[np.bool_], n: int, horizon_s: int) -> None:
-    """Raise HistoryTooShortError where no demand over the horizon is known; ``known`` has shape (T, H)."""
+def check_known(known: NDArray[np.bool_], sources: Sequence[Source], horizon_s: int) -> None:
+    """Raise HistoryTooShortError where no demand over the horizon is known, with the reason; ``known``: (T, H)."""
+    features = [source.features for source in sources]
+    n = sum(len(one.train_rows()) for one in features)
     if n and not known[: len(RESOURCES), HORIZONS_S.index(horizon_s)].any():
+        reasons = []
+        for place, resource in enumerate(RESOURCES):
+            counts: Counter[str] = sum((_unknown(one, place, horizon_s) for one in features), Counter())
+            reasons.append(f"{resource}: {', '.join(f'{count} {reason}' for reason, count in counts.most_common())}")
         raise HistoryTooShortError(
-            f"{' and '.join(RESOURCES)}: 0 of {n} training rows have a limit and a known demand over "
-            f"{horizon_s} s, expected at least 1; the training period is shorter than the horizon, "
-            "or the trace tells no limits"
+            f"0 of {n} training rows have a known demand over {horizon_s} s, expected at least 1; {'; '.join(reasons)}"
         )
+
+
+def _unknown(features: FeatureSet, resource: int, horizon_s: int) -> Counter[str]:
+    """Return how many training rows have no known demand for a resource, by reason."""
+    rows, h = features.train_rows(), HORIZONS_S.index(horizon_s)
+    limited = features.limit[rows, resource] > 0
+    measured = np.isfinite(features.y[rows, resource, h])
+    past = features.end_us[rows] + horizon_s * 1_000_000 > features.manifest["span_us"][1]
+    found = {
+        "have no limit": ~limited,
+        "rest on windows that end after the training period": limited & measured,
+        "lie in the last horizon of the trace": limited & ~measured & past,
+        f"have nothing measured within {horizon_s} s after them": limited & ~measured & ~past,
+    }
+    return Counter({reason: int(rows.sum()) for reason, rows in found.items() if rows.any()})
 
 
 def pinball(

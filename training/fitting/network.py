@@ -88,7 +88,7 @@ class NetworkLearner(Learner):
         """Put the samples on the device and fit."""
         train = chosen_rows(sources, FeatureSet.train_rows, config.fit.max_samples, config.seed)
         samples, valid = _samples(sources, config, train)
-        check_known(samples.heads().targets, len(samples), config.horizon_s)
+        check_known(samples.heads().targets, sources, config.horizon_s)
         result = fit_network(
             samples, valid, config.fit, seed=config.seed, checkpoints=checkpoints, hidden=hidden_features(sources)
         )

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from reclaim.data import schema as s
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS
-from reclaim.features.splits import known_by
 from reclaim.training.models.forecaster import Heads
 from reclaim.training.models.trees import Rows
 
@@ -41,7 +39,7 @@ class Resident:
     x: Tensor
     y: Tensor
     oom: Tensor
-    end_us: Tensor
+    inside: Tensor
     limit: Tensor
     first: Tensor
     last: Tensor
@@ -76,16 +74,10 @@ class Part:
     resident : Resident
     rows : Tensor, int64, shape (k,)
         On the same device.
-    until_us : int
-        End of the period they belong to: a target that rests on anything measured past it is unknown.
-    reach_us : Tensor, int64, shape (n_horizons,)
-        ``FeatureSet.reach_us``, on the same device.
     """
 
     resident: Resident
     rows: Tensor
-    until_us: int
-    reach_us: Tensor
 
 
 class Samples:
@@ -110,9 +102,9 @@ class Samples:
         x, y, oom = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (rows.x, rows.y, rows.oom))
         none = torch.zeros(n, dtype=torch.int64, device=device)
         limit, context = torch.empty(n, 0, device=device), torch.empty(0, 0, device=device)
-        resident = Resident(x, y, oom, none, limit, none, none, context)
-        reach_us = torch.zeros(oom.shape[1], dtype=torch.int64, device=device)
-        return cls([Part(resident, torch.arange(n, device=device), s.AFTER_TRACE_US, reach_us)])
+        inside = torch.ones(oom.shape, dtype=torch.bool, device=device)
+        resident = Resident(x, y, oom, inside, limit, none, none, context)
+        return cls([Part(resident, torch.arange(n, device=device))])
 
     def __len__(self) -> int:
         return sum(len(part.rows) for part in self._parts)
@@ -136,7 +128,7 @@ class Samples:
 
         def gather(part: Part, here: Tensor) -> tuple[Tensor, ...]:
             rows, resident = part.rows[here], part.resident
-            inside = known_by(resident.end_us[rows][:, None], part.until_us, part.reach_us)  # (B, H)
+            inside = resident.inside.index_select(0, rows)  # (B, H)
             y = torch.where(inside[:, None], resident.y.index_select(0, rows), torch.nan)
             return y, torch.where(inside, resident.oom.index_select(0, rows), torch.nan)
 

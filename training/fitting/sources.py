@@ -121,7 +121,7 @@ def rows_in_memory(sources: Sequence[Source], rows: Sequence[RowIndex]) -> Rows:
     """Copy training rows of each source, one source after another."""
     from reclaim.training.models.trees import Rows
 
-    parts = [(s.features.x[r], *s.features.train_targets(r)) for s, r in zip(sources, rows, strict=True)]
+    parts = [(s.features.x[r], *s.features.targets(r)) for s, r in zip(sources, rows, strict=True)]
     x, y, oom = (np.concatenate(column) for column in zip(*parts, strict=True))
     x[:, hidden_features(sources)] = np.nan  # never known, so trees part nothing by them
     return Rows(x, y, oom)
@@ -137,14 +137,10 @@ def resident_samples(
 
     arrays = [Resident.of(source.features, device) for source in sources]
 
-    def part(source: Source, resident: Resident, rows: RowIndex, period: int) -> Part:
-        reach_us = torch.from_numpy(source.features.reach_us).to(device)
-        return Part(resident, torch.from_numpy(rows).to(device), source.features.cuts_us[period], reach_us)
+    def samples(rows: Sequence[RowIndex]) -> Samples:
+        return Samples([Part(of, torch.from_numpy(r).to(device)) for of, r in zip(arrays, rows, strict=True)])
 
-    def samples(rows: Sequence[RowIndex], period: int) -> Samples:
-        return Samples([part(*of_one, period) for of_one in zip(sources, arrays, rows, strict=True)])
-
-    return samples(train, 0), samples(valid, 1)
+    return samples(train), samples(valid)
 
 
 def windows_of(sources: Sequence[Source], rows: Sequence[RowIndex]) -> Windows:

@@ -163,7 +163,7 @@ def run_training(
         fit_seconds = time.perf_counter() - fitting
         say("setting margins on the validation rows")
         levels = fitted.forecaster.quantile_levels
-        valid = held_out(sources, fitted.forecaster, _validation_rows(sources), "valid")
+        valid = held_out(sources, fitted.forecaster, _validation_rows(sources))
         raw = valid.forecast.oom_probability
         forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task))
         valid = valid.calibrated(forecaster.calibration)
@@ -174,7 +174,7 @@ def run_training(
         test_scores: Scores = {}
         as_forecast, calibrated, label = raw, valid.forecast.oom_probability, valid.oom
         if sum(map(len, test_rows)):
-            test = held_out(sources, fitted.forecaster, test_rows, "test")
+            test = held_out(sources, fitted.forecaster, test_rows)
             as_forecast, label = test.forecast.oom_probability, test.oom
             test = test.calibrated(forecaster.calibration)
             calibrated = test.forecast.oom_probability

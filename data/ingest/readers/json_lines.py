@@ -56,7 +56,7 @@ _NUMBER: Final = re.compile(
 """A number in quotes."""
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 _MANY_DIGITS: Final = b"0" * 19
-"""An integer of more than 64 bits has at least as many digits. Looked for so, and not by a pattern: a quarter of the time."""
+"""An integer of more than 64 bits has at least as many digits. A search by a pattern takes four times as long."""
 _VIEW: Final = "reclaim_lines"
 
 

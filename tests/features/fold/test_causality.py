@@ -20,7 +20,8 @@ from reclaim.data.oom import oom_events
 from reclaim.data.windows import MEMORY_MAX, Cell, Windows, concatenate, sort_windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CONTEXT, FEATURE_NAMES
-from reclaim.features.targets import HORIZONS_S, TARGETS, targets
+from reclaim.features.splits import inside_period, periods
+from reclaim.features.targets import HORIZONS_S, TARGETS, measured_by, targets
 
 Maker = Callable[..., Windows]
 Fold = Callable[..., FeatureSet]
@@ -209,6 +210,25 @@ def test_whatever_happens_after_the_horizon_no_target_of_it_moves(seed: int, h: 
     rows = known <= t_us
     assert np.array_equal(value[rows, :, h], value_then[rows, :, h], equal_nan=True)
     assert np.array_equal(oom[rows, h], oom_then[rows, h], equal_nan=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_is_measured_after_the_training_period_no_target_that_is_trained_on_moves(
+    seed: int, random_histories: Maker
+) -> None:
+    rng, windows = np.random.default_rng(seed), numbered(random_histories(seed, n_tasks=4, longest=40))
+    long = rng.random(len(windows)) < 0.05
+    windows.end_us[long] += rng.integers(1, 100_000, int(long.sum())) * S
+    failures, known = failures_of(windows, rng), known_us(windows)
+    cuts = (int(rng.choice(known)), 10**17)
+    inside = inside_period(periods(known, cuts), measured_by(windows), cuts) & (known < cuts[0])[:, None]
+    other = disturbed(windows, windows.end_us > cuts[0], rng)  # that a task goes on is known at its end alone
+    value, oom = looked_for(windows, failures, 10**15)
+    value_then, oom_then = looked_for(other, failures.filter(pc.less_equal(failures[s.TIME_US], cuts[0])), 10**15)
+    inside_of_targets = np.repeat(inside[:, None], len(TARGETS), axis=1)
+    assert np.array_equal(value[inside_of_targets], value_then[inside_of_targets], equal_nan=True)
+    assert np.array_equal(oom[inside], oom_then[inside], equal_nan=True)
 
 
 def test_every_target_moves_when_what_is_after_t_changes(random_histories: Maker) -> None:

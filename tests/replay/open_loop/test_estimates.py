@@ -73,7 +73,7 @@ def test_targets_are_those_of_the_features_and_stop_at_the_end_of_validation(
     settable = np.zeros(len(features), np.bool_)
     settable[features.valid_rows()] = True
     for targets, horizon in ((history.target, HOUR), (history.next_target, NEXT)):
-        inside = history.windows.end_us + (HORIZONS_S[horizon] + 300) * 1_000_000 <= features.cuts_us[1]
+        inside = features.inside[global_rows(dataset, history), horizon]
         shown = (history.period == VALID) & inside & settable[global_rows(dataset, history)]
         np.testing.assert_array_equal(targets[shown], y[shown, :2, horizon].astype(np.float64))
         assert np.isnan(targets[(history.period == VALID) & ~shown]).all()

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from reclaim.config import load_config
 from reclaim.data.dataset import Dataset
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
@@ -21,6 +23,8 @@ from reclaim.serving.models.loader import find_model, load_location
 from reclaim.serving.models.scorer import Scorer
 from reclaim.training.bundle import Bundle, load_bundle
 from reclaim.training.estimators.registry import LEARNED
+from reclaim.training.fitting.learner import check_known
+from reclaim.training.fitting.sources import Source
 from reclaim.training.fitting.train import TrainReport, run_training
 from reclaim.training.fitting.tune import tune
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -80,7 +84,7 @@ def test_its_bundle_holds_what_was_fitted_and_which_settings(bundle: Bundle, dat
     assert "fit" not in bundle.trained["settings"]
     assert bundle.trained["settings"]["params"] == {"raised": 0.25}
     features = FeatureSet.open(dataset)
-    y, _ = features.train_targets(features.train_rows())
+    y, _ = features.targets(features.train_rows())
     bare = bundle.forecaster.bare  # type: ignore[attr-defined]  # a Calibrated
     assert isinstance(bare, ConstantForecaster)
     assert bare.horizons_s == (300, 3_600)  # of a day nothing is known
@@ -110,3 +114,24 @@ def test_its_settings_are_searched(dataset: Path, config: TrainConfig) -> None:
 def test_settings_that_it_does_not_have_are_refused(dataset: Path, config: TrainConfig) -> None:
     with pytest.raises(ConfigError, match=r"params of constant: .*leaves"):
         run_training(dataset, replace(config, params={"leaves": 3}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"limit": 0.0}, "cpu: 4 have no limit; memory: 4 have no limit"),
+        ({"inside": False}, "cpu: 4 rest on windows that end after the training period; memory: 4 rest"),
+        ({"y": np.nan}, "cpu: 4 have nothing measured within 3600 s after them; memory: 4 have nothing"),
+        ({"y": np.nan, "end_us": 7 * 3_600_000_000}, "cpu: 4 lie in the last horizon of the trace; memory: 4 lie"),
+    ],
+)
+def test_where_no_demand_is_known_the_reason_is_said(changes: dict[str, float], reason: str) -> None:
+    values = {"limit": 1.0, "inside": True, "y": 0.5, "end_us": 0} | changes
+    shapes = {"limit": (4, 2), "inside": (4, 3), "y": (4, 3, 3), "end_us": (4,)}
+    features: Any = SimpleNamespace(
+        train_rows=lambda: np.arange(4), manifest={"span_us": [0, 7 * 3_600_000_000]},
+        **{name: np.full(shape, values[name]) for name, shape in shapes.items()},
+    )  # fmt: skip
+    with pytest.raises(HistoryTooShortError, match="0 of 4 training rows have a known demand over 3600 s") as raised:
+        check_known(np.zeros((3, 3), bool), [cast(Source, SimpleNamespace(features=features))], 3_600)
+    assert reason in str(raised.value)

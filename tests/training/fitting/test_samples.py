@@ -40,6 +40,7 @@ def write_feature_set(folder: Path, seed: int) -> FeatureSet:
         "y": np.where(rng.random((n, 3, 3)) < 0.2, np.nan, rng.random((n, 3, 3))).astype(np.float32),
         "oom": rng.choice([0.0, 1.0, np.nan], (n, 3)).astype(np.float32),
         "end_us": rng.integers(0, 100_000, n) * S,
+        "inside": rng.random((n, 3)) < 0.7,
         "period": rng.integers(0, 3, n).astype(np.uint8),
         "group": rng.integers(0, 4, n).astype(np.uint8),
         "limit": rng.choice([0.0, 0.3, 0.7, np.nan], (n, 2)).astype(np.float32),
@@ -52,8 +53,7 @@ def write_feature_set(folder: Path, seed: int) -> FeatureSet:
     for name, array in arrays.items():
         np.save(array_path(folder, name), array)
     mapped = {name: np.load(array_path(folder, name), mmap_mode="r") for name in arrays}
-    manifest = {"longest_window_us": 3_600 * S * seed, "cuts_us": [20_000 * S, UNTIL_US]}
-    return FeatureSet(folder, manifest, bucket_start=np.array([0, n]), **mapped)
+    return FeatureSet(folder, {}, bucket_start=np.array([0, n]), **mapped)
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Maker:
     return lambda seed: write_feature_set(folder / str(seed), seed)
 
 
-def _part(features: FeatureSet, rows: np.ndarray[Any, np.dtype[np.int64]], until_us: int = UNTIL_US) -> Part:
-    return Part(Resident.of(features), torch.from_numpy(rows), until_us, torch.from_numpy(features.reach_us))
+def _part(features: FeatureSet, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Part:
+    return Part(Resident.of(features), torch.from_numpy(rows))
 
 
 def _same(mine: torch.Tensor, theirs: np.ndarray[Any, Any]) -> None:
@@ -93,7 +93,7 @@ def test_samples_are_the_rows_with_the_targets_that_the_period_knows(make: Maker
     features = make(1)
     rows = np.flatnonzero(features.period == 0)
     samples = Samples([_part(features, rows)])
-    y, oom = features._targets_until(rows, UNTIL_US)
+    y, oom = features.targets(rows)
     assert np.isnan(y).sum() > np.isnan(features.y[rows]).sum()
     positions = torch.randperm(len(rows))
     batch = samples.take(positions)
@@ -106,12 +106,12 @@ def test_samples_are_the_rows_with_the_targets_that_the_period_knows(make: Maker
 
 def test_samples_of_several_feature_sets_stand_one_after_another_and_each_keeps_its_own_gap(make: Maker) -> None:
     parts, xs, ys, contexts = [], [], [], []
-    for seed, until_us in ((1, UNTIL_US), (2, 20_000 * S), (3, UNTIL_US)):
+    for seed in (1, 2, 3):
         features = make(seed)
         rows = np.flatnonzero(features.group == seed)
-        parts.append(_part(features, rows, until_us))
+        parts.append(_part(features, rows))
         xs.append(features.x[rows])
-        ys.append(features._targets_until(rows, until_us)[0])
+        ys.append(features.targets(rows)[0])
         contexts.append(features.context_of(rows, 3))
     samples = Samples(parts)
     assert len(samples) == sum(map(len, xs))

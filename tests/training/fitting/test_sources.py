@@ -108,22 +108,21 @@ def test_the_calendar_is_hidden_where_training_was_shorter_than_two_weeks() -> N
     assert sources.hidden_features([trained_for(20), trained_for(14)]) == []
 
 
-def _four_rows(longest_window_s: int) -> Source:
-    """Return four rows at these times of a trace whose training ends at 10,000 s, and validation at 20,000 s."""
-    second = 1_000_000
+def _four_rows(inside: list[bool]) -> Source:
+    """Return four rows whose targets over an hour rest on nothing measured after their period, or do."""
     none, small = np.zeros(4, np.int64), np.zeros(4, np.uint8)
     features = FeatureSet(
-        Path(), {"longest_window_us": longest_window_s * second, "cuts_us": [10_000 * second, 20_000 * second]},
+        Path(), {}, inside=np.array(inside)[:, None].repeat(3, axis=1),
         x=np.zeros((4, 1), np.float32), y=np.ones((4, 1, 3), np.float32), oom=np.ones((4, 3), np.float32),
-        end_us=np.array([5_500, 6_100, 15_500, 16_100]) * second, limit=np.ones((4, 2), np.float32), first=none,
+        end_us=none, limit=np.ones((4, 2), np.float32), first=none,
         last=none, period=small, group=small, context=np.zeros((0, 4), np.float32), bucket_start=np.array([0, 4]),
     )  # fmt: skip
     part: Any = None
     return Source(part, features)
 
 
-def test_the_samples_of_each_dataset_keep_the_gap_of_its_own_longest_window() -> None:
-    several = [_four_rows(900), _four_rows(300)]  # a target of the hour after t is measured by t + 4500 s, t + 3900 s
+def test_the_samples_of_each_dataset_know_the_targets_that_lie_inside_its_periods() -> None:
+    several = [_four_rows([True, False] * 2), _four_rows([True] * 4)]
     early, late = np.array([0, 1]), np.array([2, 3])
     for samples in resident_samples(several, [early, early], [late, late], torch.device("cpu")):
         y, oom = samples.targets(torch.arange(4))

@@ -123,7 +123,7 @@ def test_the_registered_model_keeps_the_budgets_it_was_calibrated_to(place: Path
     assert all(basis.price in PRICES for plan in bundle.plans.values() for basis in plan)
     assert bundle.mean_limit == features.mean_limit
     rows = features.valid_rows()
-    target = features.valid_targets(rows)[0][:, :2, HORIZONS_S.index(3_600)].astype(np.float64)
+    target = features.targets(rows)[0][:, :2, HORIZONS_S.index(3_600)].astype(np.float64)
     for name, budget in (("baseline", 0.01), ("aggressive", 0.05)):
         # the served object over whole histories, bucket by bucket
         reservation, limit = [], []

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+from numpy.typing import NDArray
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from typer.testing import CliRunner
 
@@ -169,8 +170,14 @@ def test_neither_test_rows_nor_their_targets_are_read(
     def refuse(*_: object) -> None:
         raise AssertionError("the search looked at the test period")
 
-    for name in ("test_rows", "test_targets"):
-        monkeypatch.setattr(FeatureSet, name, refuse)
+    tested, targets = FeatureSet.open(dataset).test_rows(), FeatureSet.targets
+
+    def checked(features: FeatureSet, rows: NDArray[np.int64]) -> Any:
+        assert not np.isin(rows, tested).any()
+        return targets(features, rows)
+
+    monkeypatch.setattr(FeatureSet, "test_rows", refuse)
+    monkeypatch.setattr(FeatureSet, "targets", checked)
     for config in (TREES, NETWORK):
         tune([dataset], replace(config, seed=9), trials=1, config_file=tmp_path / "best.toml")
 
