@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn
 from reclaim.data.core.files import take_lock
 from reclaim.data.errors import ConfigError
 from reclaim.serving.http.guard import read_token
+from reclaim.serving.http.process import backlog_of, raise_open_files
 from reclaim.serving.models.cache import start_model
 from reclaim.serving.settings import DEFAULT_MODEL, ENV_PREFIX, ServingSettings, cell_folder, read_settings
 
@@ -33,8 +34,6 @@ DEFAULT_STATE: Final = Path("reclaim-state")
 _KEEP_ALIVE_S: Final = 75
 """Time in seconds for which an idle connection is kept: callers send every few seconds, and a connection that
 closes while it is used again fails a request."""
-_BACKLOG: Final = 2_048
-"""Connections that may wait to be accepted, as in uvicorn and BentoML."""
 _GRACE_S: Final = 20
 """Time in seconds that requests under way have to end after the signal to stop; Kubernetes waits 30."""
 _LATER_S: Final = 5.0
@@ -105,9 +104,10 @@ def _become_the_server(listening: socket.socket, tls: Tls, environment: Mapping[
     from reclaim.serving.service import ReservationService
 
     cert, key = tls
+    backlog = backlog_of(raise_open_files())
     config = uvicorn.Config(
         ReservationService.to_asgi(),  # type: ignore[attr-defined]  # the decorator replaces the class
-        lifespan="on", ws="none", log_config=None, access_log=False, server_header=False, backlog=_BACKLOG,
+        lifespan="on", ws="none", log_config=None, access_log=False, server_header=False, backlog=backlog,
         timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_GRACE_S, ssl_certfile=cert, ssl_keyfile=key,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -196,7 +196,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # no wait after a restart
         try:
             listening.bind(address)
-            listening.listen(_BACKLOG)
+            listening.listen(backlog_of(raise_open_files()))
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {host} port {port} ({error.strerror}); choose another with --port"

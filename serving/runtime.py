@@ -6,13 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from reclaim.data.core.parallel import THREADS
 from reclaim.data.errors import ModelError, StoreError
-from reclaim.serving.answers.query import margins_of
-from reclaim.serving.answers.stateful import answers
-from reclaim.serving.answers.stateless import answer
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.tracker import FORMAT, Tracker
 from reclaim.serving.models.keeper import ModelKeeper
@@ -20,12 +17,10 @@ from reclaim.serving.models.scorer import Scorer, violations_of
 from reclaim.serving.monitoring.metrics import Metrics
 from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.settings import cell_folder
-from reclaim.serving.wire.cell_schemas import CellQuery, StateInfo
-from reclaim.serving.wire.errors import parse_request
+from reclaim.serving.warm_up import warm_up
+from reclaim.serving.wire.cell_schemas import StateInfo
 from reclaim.serving.wire.readiness import Readiness
-from reclaim.serving.wire.rows import usage_from_json
 from reclaim.serving.wire.schemas import Units
-from reclaim.serving.writing.log_records import read_windows, write_windows
 from reclaim.serving.writing.queue import SmallCallMonitor
 from reclaim.serving.writing.writer import Writer
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -37,13 +32,6 @@ if TYPE_CHECKING:
     from reclaim.serving.storage.store import Store
 
 log = logging.getLogger(__name__)
-
-_WARM_UP: Final = b"""{"tasks": [{"collection_id": 0, "limit": {"cpu": 1, "memory": 1}, "windows": [
-    {"start_us": 0, "end_us": 300000000, "cpu_mean": 0.1, "memory_max": 0.1},
-    {"start_us": 300000000, "end_us": 600000000, "cpu_mean": 0.2, "memory_max": 0.2}]}]}"""
-"""A request whose answer compiles, or reads from the cache, every kernel that later requests need."""
-_WARM_UP_USAGE: Final = b"""{"windows": [
-    {"collection_id": 0, "limit": {"cpu": 1, "memory": 1}, "start_us": 0, "end_us": 300000000, "cpu_mean": 0.1}]}"""
 
 
 class Runtime:
@@ -72,7 +60,7 @@ class Runtime:
             settings, promote=self._promote, shadow=self._set_shadow, refused=lambda: self.metrics.promotion("refused")
         )
         model = self.keeper.load()
-        self._warm_up(model)
+        warm_up(model, settings)
         clock = CellClock(settings, lambda: time.time_ns() // 1_000)
         self.tracker = Tracker(settings, clock, THREADS, related=model.bundle.related)
         self.store, self._store_error = self._open_store()
@@ -162,25 +150,6 @@ class Runtime:
 
     def _scorer(self, model: LoadedModel) -> Scorer:
         return Scorer(model, self.settings.cell, THREADS)
-
-    def _warm_up(self, model: LoadedModel) -> None:
-        """Answer a request and take a write in a memory of their own, so that all kernels are compiled."""
-        answer(model, parse_request(_WARM_UP), self.settings)
-        scorer, settings = self._scorer(model), self.settings.model_copy(update={"clock": "free"})
-        clock, watch = CellClock(settings, lambda: 0), Watch(self.settings.lateness_s)
-        tracker = Tracker(settings, clock, related=model.bundle.related)
-        tracker.promote(scorer)
-        watch.serve(scorer)
-        sent = usage_from_json(_WARM_UP_USAGE, self.units, 1)
-        for _ in range(2):  # the second time every window is a repeated one
-            admitted = tracker.admit(sent.windows, sent.in_alloc)
-            if len(admitted.windows):
-                taken = tracker.take(read_windows(memoryview(write_windows(admitted.windows))))
-                scores = scorer.score(taken.x, taken.last)
-                tracker.publish(taken, scores)
-                watch.answered(taken, scores, tracker.clock_us)
-        watch.close()
-        answers(tracker.look(tracker.names()), margins_of(CellQuery(), scorer, MARGIN_NAMES[0]), settings)
 
     def _promote(self, model: LoadedModel) -> None:
         self._check_features(model)

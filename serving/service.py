@@ -18,10 +18,13 @@ import bentoml
 from reclaim.serving.http.guard import Guard
 from reclaim.serving.http.logs import set_up_logs
 from reclaim.serving.http.openapi import page_app
-from reclaim.serving.http.protocol import bound_heads
+from reclaim.serving.http.process import raise_open_files
+from reclaim.serving.http.protocol import bound_connections, bound_heads
 from reclaim.serving.http.routes import PREFIX, routes
 from reclaim.serving.runtime import Runtime
 from reclaim.serving.settings import read_settings
+
+log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
 """Constant of prctl(2)."""
@@ -37,7 +40,11 @@ def _runtime() -> Runtime:
 
 
 def _exit_on_fault() -> None:
-    """End the process at once: acknowledged writes are on the disk, and the supervisor starts the service again."""
+    """End the process at once: acknowledged writes are on the disk, and the supervisor starts the service again.
+
+    The fault is under way in the thread that calls this, and would only be reported after it.
+    """
+    log.critical("a fault of the service ends it", exc_info=True)
     logging.shutdown()
     os._exit(os.EX_SOFTWARE)
 
@@ -70,6 +77,7 @@ class ReservationService:
         sys.setswitchinterval(_SWITCH_S)
         settings = read_settings()
         set_up_logs(settings.log_json)
+        bound_connections(settings, raise_open_files())
         self.runtime = Runtime(settings, on_fault=_exit_on_fault)
         _running.append(self.runtime)
         gc.enable()

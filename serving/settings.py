@@ -43,6 +43,9 @@ class ServingSettings(BaseSettings):
     """Rows per Arrow body at most."""
     max_bulk_bytes: int = Field(default=512 * 2**20, ge=1_024)
     """Bytes per Arrow body at most."""
+    max_connections: int = Field(default=4_096, ge=1)
+    """Connections at once at most, fewer where the process may open fewer files; one more takes the place of the one
+    that has been idle for longest, or is refused with 503."""
     max_requests: int = Field(default=256, ge=1)
     """Requests under way at once; one more is refused with 429 and ``Retry-After``."""
     max_inflight_bytes: int = Field(default=2 * 2**30, ge=1_024)

@@ -1,9 +1,10 @@
-"""Prepares a process to become a server: sets its memory allocator and its threads, which are fixed at its start."""
+"""Prepares a process to become a server: sets its memory allocator, its threads and how many files it may open."""
 
 from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import sys
 from typing import Final
@@ -25,6 +26,10 @@ _SETTINGS: Final = {
     "GLIBC_TUNABLES": _MALLOC,
     "ARROW_DEFAULT_MEMORY_POOL": _ARROW_POOL,
 }
+_BACKLOG: Final = 2_048
+"""Connections that may wait to be accepted, as in uvicorn and BentoML."""
+_MOST_OPEN: Final = 65_536
+"""Open files asked for at most: some systems allow a billion."""
 _PREPARED: Final = "RECLAIM_PREPARED"
 """Variable with the id of the process that was executed again: some variables are dropped for privileged programs."""
 
@@ -42,3 +47,18 @@ def prepare_process() -> None:
     os.environ.pop(_PREPARED, None)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     gc.disable()
+
+
+def raise_open_files() -> int:
+    """Raise the soft limit of open files to the hard one, within reason; return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_OPEN if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return _MOST_OPEN if soft == resource.RLIM_INFINITY else soft
+
+
+def backlog_of(open_files: int) -> int:
+    """Return the connections that may wait to be accepted: the event loop may take all at once, each with a file."""
+    return min(_BACKLOG, max(open_files // 8, 1))

@@ -1,47 +1,75 @@
-"""Extends uvicorn's HTTP protocol by a time limit for a request's head and by the service's shape of error.
+"""Extends uvicorn's HTTP protocol by bounds on the number of connections and on the times of heads and of reading.
 
-uvicorn has no such limit: ``timeout_keep_alive`` runs between requests alone, and ends with the first byte of the next.
-The size of a head is bounded by h11 (``h11_max_incomplete_event_size``).
+uvicorn has no such bounds: ``timeout_keep_alive`` runs between requests alone, and ends with the first byte of the
+next; ``limit_concurrency`` refuses requests, and keeps their connections. The size of a head is bounded by h11
+(``h11_max_incomplete_event_size``).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import logging
+from typing import ClassVar, Final
 
 import h11
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from reclaim.serving.wire.errors import BAD_REQUEST, TIMEOUT, RequestError
+from reclaim.serving.http.process import backlog_of
+from reclaim.serving.settings import ServingSettings
+from reclaim.serving.wire.errors import BAD_REQUEST, RETRY_S, TIMEOUT, UNAVAILABLE, RequestError
+
+log = logging.getLogger(__name__)
 
 HEAD_S: Final = 10.0
 """Longest time for a request's line and headers to arrive, in seconds, from the first byte, or from the start of the
 connection. The guard sees a request only after them."""
-_REASONS: Final = {BAD_REQUEST: "Bad Request", TIMEOUT: "Request Timeout"}
+_OWN_FILES: Final = 128
+"""Files that the process keeps for itself: libraries, the log, snapshots and the model's registry."""
+_REASONS: Final = {BAD_REQUEST: "Bad Request", TIMEOUT: "Request Timeout", UNAVAILABLE: "Service Unavailable"}
 
 
 class BoundedProtocol(H11Protocol):
     """HTTP read by h11, which also bounds the size of heads and trailers; httptools bounds no trailers."""
 
+    most: ClassVar[int] = ServingSettings.model_fields["max_connections"].default
+    """Connections of this process at once at most."""
+    _idle: ClassVar[dict[BoundedProtocol, None]] = {}
+    """Connections without a request under way, the longest idle first."""
     _timer: asyncio.TimerHandle | None = None
     """Runs while a head is awaited."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        """Start the timer of the first head."""
+        """Start the timer of the first head; where there are too many connections, close an idle one."""
         super().connection_made(transport)
         self._start_timer()
+        if len(self.connections) > self.most:
+            if self._idle:
+                next(iter(self._idle))._leave()
+            else:
+                message = f"{self.most} connections have requests under way, the most that this service takes at once"
+                self._refuse(UNAVAILABLE, "busy", message)
+                return
+        self._idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
         self._stop_timer()
+        self._idle.pop(self, None)
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Begin to be idle, unless the next request is here already."""
+        super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._idle[self] = None
 
     def data_received(self, data: bytes) -> None:
         """Read; the timer stops with a complete head, and starts again with the next one."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_timer()
+            self._idle.pop(self, None)
         elif self._timer is None:
             self._start_timer()
 
@@ -63,6 +91,13 @@ class BoundedProtocol(H11Protocol):
         else:  # an idle connection
             self.transport.close()
 
+    def _leave(self) -> None:
+        """Give this idle connection's place to another one."""
+        self._idle.pop(self, None)
+        self.connections.discard(self)
+        self._stop_timer()
+        self.transport.abort()
+
     def _refuse(self, status: int, code: str, message: str) -> None:
         self._stop_timer()
         under_way = (
@@ -71,6 +106,7 @@ class BoundedProtocol(H11Protocol):
         if not under_way and not self.transport.is_closing():
             body = RequestError(status, code, message).body.model_dump_json().encode()
             head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+            head += f"retry-after: {RETRY_S}\r\n" if status == UNAVAILABLE else ""
             head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
         self.transport.close()
@@ -79,3 +115,14 @@ class BoundedProtocol(H11Protocol):
 def bound_heads() -> None:
     """Make servers that this process starts from now on use ``BoundedProtocol``; BentoML has no setting for it."""
     auto.AutoHTTPProtocol = BoundedProtocol
+
+
+def bound_connections(settings: ServingSettings, open_files: int) -> None:
+    """Bound the connections of this process by the settings and by the files that it may open."""
+    room = max(open_files - _OWN_FILES - backlog_of(open_files), 1)
+    if room < settings.max_connections:
+        log.warning(
+            "at most %d connections at once, and not RECLAIM_MAX_CONNECTIONS=%d: this process may open %d files; raise "
+            "its limit (ulimit -Hn, LimitNOFILE)", room, settings.max_connections, open_files,
+        )  # fmt: skip
+    BoundedProtocol.most = min(settings.max_connections, room)

@@ -232,9 +232,11 @@ class LiveQuality:
         """
         self._make_room(slot)
         rows = np.flatnonzero(self._tasks["answer_us"][slot] == 0)
+        # of one layout, so that the kernel is compiled once
+        amounts = (np.ascontiguousarray(given, np.float64) for given in (limit, quantiles, reservation, oom))
         _expect(
             rows, np.ascontiguousarray(slot), self._tasks, self._held, self._quantiles, np.ascontiguousarray(end_us),
-            tier_key(tier), limit, quantiles, reservation, oom,
+            tier_key(tier), *amounts,
         )  # fmt: skip
 
     def failed(self, slot: NDArray[np.int64], time_us: NDArray[np.int64]) -> None:

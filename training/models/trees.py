@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,10 +45,17 @@ _TRUSTED: Final = ("sklearn.ensemble._hist_gradient_boosting.predictor.TreePredi
 
 def thread_limit(n: int) -> AbstractContextManager[Any]:
     """Let scikit-learn use ``n`` threads inside the block; more than one wait for each other where cores are shared."""
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it has no type information
-
-    limits: AbstractContextManager[Any] = threadpool_limits(n)
+    limits: AbstractContextManager[Any] = _thread_pools().limit(limits=n)
     return limits
+
+
+@cache
+def _thread_pools() -> Any:
+    """Return the thread pools of this process, searched once: each search opens ``/proc/self/maps``."""
+    import sklearn.ensemble  # noqa: F401 - its pools must be there to be found
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # it has no type information
+
+    return ThreadpoolController()
 
 
 class TreeForecaster:

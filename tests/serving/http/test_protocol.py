@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
 from typing import Any
 
@@ -201,3 +201,32 @@ def test_a_slow_body_is_not_a_slow_head() -> None:
     head = b"POST /x HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 4\r\n\r\n"
     closed_s, heard = run_timeless(timed((9, head), (11, b"we"), (11, b"ll")))
     assert (closed_s, heard[:12], heard[-1:]) == (9 + 11 + 11, b"HTTP/1.1 200", b"4")
+
+
+def test_one_connection_too_many_takes_the_place_of_the_longest_idle_one(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire.BoundedProtocol, "most", 2)
+    with ExitStack() as all_of_them:
+        first, second, third = (
+            all_of_them.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
+            for _ in range(3)
+        )
+        assert first.recv(1) == b""
+        for kept in (second, third):
+            kept.sendall(GET)
+            assert kept.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_connection_too_many_is_refused_where_all_have_requests_under_way(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire.BoundedProtocol, "most", 1)
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as busy:
+        busy.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n")
+        while asked(port)[0] == 0:  # until its head has arrived
+            time.sleep(0.01)
+        status, body = asked(port)
+        assert (status, json.loads(body)["error"]["code"]) == (503, "busy")
+        busy.sendall(b"well")
+        assert busy.recv(12) == b"HTTP/1.1 200"
