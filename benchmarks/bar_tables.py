@@ -15,6 +15,7 @@ from typing import Any
 
 from reclaim.replay.open_loop.paired import RECLAIMED, VIOLATION
 
+PUBLISHED = " (published)"
 NETWORK, ORACLE, BORG, BEST = "network", "oracle", "borg", "best statistical"
 BUDGETS = {"aggressive": "1 %", "baseline": "0.1 %"}
 FIXED, ONLINE, HINDSIGHT = "validation", "online", "hindsight"
@@ -42,6 +43,7 @@ def markdown(content: Mapping[str, Any]) -> Iterator[str]:
         else:
             known = f"{rows['valid']:,} validation and {rows['test']:,} test rows"
             yield f"\n{rows['resource']}, {HOURS[rows['horizon_s']]}: left out, the target is known of {known} only."
+    yield from _of_settings(content.get("settings", {}))
     yield from _head(
         "Cold start: by the time that a task has been known; reclaimed at violation, margins set in validation",
         ["horizon", "resource", "budget", "age", "task-windows", "limit", BORG, BEST, NETWORK, ORACLE],
@@ -54,7 +56,17 @@ def markdown(content: Mapping[str, Any]) -> Iterator[str]:
 
 def _of_pair(differences: list[dict[str, Any]]) -> Iterator[str]:
     name, against = differences[0]["estimator"], differences[0]["against"]
-    columns = [name, against, ORACLE, "gap closed", "reclaimed, difference", "violation, difference", "verdict"]
+    columns = [
+        name,
+        against,
+        ORACLE,
+        "gap closed",
+        "reclaimed, difference",
+        "violation, difference",
+        "verdict",
+        "at equal violation, difference",
+        "at equal violation",
+    ]
     yield from _head(
         f"{name} against {against}",
         ["margin set", "horizon", "resource", "budget", *columns, "unseen collections, reclaimed", "verdict"],
@@ -62,7 +74,10 @@ def _of_pair(differences: list[dict[str, Any]]) -> Iterator[str]:
     at = ("margin_set", "horizon_s", "resource", "budget")
     unseen = {tuple(d[k] for k in at): d for d in differences if d["collections"] == "unseen"}
     seen = [d for d in differences if d["collections"] == "all"]
+    equal = {tuple(d[k] for k in at[1:]): d for d in seen if d["margin_set"] == HINDSIGHT}
     for d in sorted(seen, key=lambda d: SETTINGS.index(d["margin_set"])):
+        afterwards = equal[tuple(d[k] for k in at[1:])]
+        against_then = f" ({afterwards['opponent']})" if against == BEST else ""
         other = unseen.get(tuple(d[k] for k in at))
         shares = [_text(share) for share in d["reclaims"]]
         if against == BEST:
@@ -70,12 +85,22 @@ def _of_pair(differences: list[dict[str, Any]]) -> Iterator[str]:
         yield _line(
             d["margin_set"], HOURS[d["horizon_s"]], d["resource"], d["budget"], *shares, _text(d.get("gap_closed")),
             _span(d[RECLAIMED], 2), _span(d[VIOLATION], 3), d["verdict"],
+            _span(afterwards[RECLAIMED], 2) + against_then, afterwards["verdict"],
             *((_span(other[RECLAIMED], 2), other["verdict"]) if other else ("-", "-")),
         )  # fmt: skip
     for setting in SETTINGS:
         verdicts = [d["verdict"] for d in seen if d["margin_set"] == setting]
         counted = ", ".join(f"{verdict} {verdicts.count(verdict)}" for verdict in sorted(set(verdicts)))
         yield f"\nMargin set in {setting}, {len(verdicts)} comparisons: {counted}."
+
+
+def _of_settings(settings: Mapping[str, Any]) -> Iterator[str]:
+    yield from _head("Settings chosen on validation rows", ["estimator", "horizon", "resource", *BUDGETS.values()])
+    for key, chosen in settings.items():
+        name, _, horizon_s = key.partition("@")
+        for resource in chosen["baseline"]:
+            told = (", ".join(f"{k} {v}" for k, v in chosen[margin][resource].items()) for margin in BUDGETS)
+            yield _line(name, HOURS[int(horizon_s)], resource, *told)
 
 
 def _of_estimators(rows: Mapping[str, Any], estimators: list[dict[str, Any]]) -> Iterator[str]:

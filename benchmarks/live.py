@@ -31,7 +31,8 @@ from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.estimators.base import Estimator
 from reclaim.training.estimators.registry import build_estimator
-from reclaim.training.margins.margin import Guarded
+from reclaim.training.margins.margin import NO_MARGIN, Guarded
+from reclaim.training.margins.tune import TunedEstimator
 
 MARGIN = "aggressive"
 SHOWN = (
@@ -56,7 +57,12 @@ def main() -> None:
     windows = estimates.history.windows.take(workload.row)
     lines = []
     for name in arguments.estimators:
-        estimator = Guarded(build_estimator(name), estimates.calibrations[name].margins[MARGIN])
+        margins = estimates.calibrations[name].margins
+        estimator = (
+            Guarded(TunedEstimator(name, estimates.tunings[name], margins, MARGIN), NO_MARGIN)
+            if name in estimates.tunings
+            else Guarded(build_estimator(name), margins[MARGIN])
+        )
         tell_what_came_before(estimator, dataset, windows)
         held = np.nan_to_num(
             current_reservations(estimates.reservations(name)[MARGIN], estimates.history)[workload.row]

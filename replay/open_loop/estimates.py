@@ -1,4 +1,4 @@
-"""Folds a dataset through estimators, bucket by bucket, and sets their margins on the validation rows.
+"""Folds a dataset through estimators, bucket by bucket; sets their settings and margins on the validation rows.
 
 Every experiment begins with ``estimate_all``; margins are then replayed from the answers it returns.
 """
@@ -9,8 +9,9 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,19 +20,20 @@ from tqdm import tqdm
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.schema import MACHINES, RESOURCES
-from reclaim.data.windows import Windows, what_is_judged
+from reclaim.data.windows import Windows, concatenate, empty_windows, what_is_judged
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import known_seconds
-from reclaim.features.splits import IN_ALLOC, TRAIN, VALID
+from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.experiment import Source
 from reclaim.replay.open_loop.history import History, join_histories, previous_rows
 from reclaim.replay.open_loop.period import Period, lay_out_period
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.estimators.base import Estimate, Estimator
-from reclaim.training.estimators.registry import build_estimator
+from reclaim.training.estimators.registry import build_estimator, candidates
 from reclaim.training.margins.calibrate import Calibration, calibrate, guarded_reservations
 from reclaim.training.margins.margin import Budgets
+from reclaim.training.margins.tune import TunedEstimator, Tuning, choose_settings
 from reclaim.training.models.estimator import ForecastEstimator
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ LIMIT: Final = "limit"
 """The estimator that takes no margin: it reserves the limit."""
 ROWS_PER_CALL: Final = 65_536
 """Rows given to an estimator at once; bounds the memory of a learned one, 0.5 kB of quantiles a row."""
+TUNED_ROWS: Final = 150_000
+"""Validation rows that settings are chosen by, about: 150 of them may violate at a budget of 0.1 %. Of a larger dataset
+the first buckets are taken; tasks fall into buckets by their collection's hash."""
 _NEXT_S: Final = 300
 """The shortest horizon, in seconds: the next window."""
 
@@ -62,12 +67,15 @@ class Estimates:
         Answers without margin, learned estimators first.
     calibrations : mapping of estimator to Calibration
         The margins of each, set on validation rows; none for ``LIMIT``.
+    tunings : mapping of estimator to Tuning
+        The settings of each statistical one that has any to choose, chosen on validation rows.
     """
 
     history: History
     period: Period
     bases: Mapping[str, Bases]
     calibrations: Mapping[str, Calibration]
+    tunings: Mapping[str, Tuning] = field(default_factory=dict)
 
     def reservations(self, name: str) -> Mapping[str, NDArray[np.float64]]:
         """Return an estimator's reservations under each margin, guards included; shape (n, n_resources) each.
@@ -87,7 +95,15 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
     HistoryTooShortError
         The validation or the test period is shorter than the horizon.
     """
-    makers = estimator_makers(config, source.bundles, source.features.mean_limit)
+    tunings: Mapping[str, Tuning] = {}
+    if config.tune:
+        fold = CandidateFold.run(
+            source.dataset, source.features, config.estimators, source.seconds, progress=source.progress
+        )
+        with source.timed("tune"):
+            names = fold.answers if len(fold.rows) else ()  # without rows the margins say what is wrong
+            tunings = {name: fold.choose(name, config.horizon_s, config.budgets) for name in names}
+    makers = estimator_makers(config, source.bundles, source.features.mean_limit, tunings)
     history, bases = fold_dataset(
         source.dataset, source.features, config.horizon_s, makers, source.seconds, progress=source.progress
     )
@@ -98,15 +114,19 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
         for name, both in bases.items()
         if name != LIMIT
     }
-    return Estimates(history, period, bases, calibrations)
+    return Estimates(history, period, bases, calibrations, tunings)
 
 
 def estimator_makers(
-    config: ReplayConfig, bundles: Mapping[str, Bundle], mean_limit: tuple[float, ...]
+    config: ReplayConfig,
+    bundles: Mapping[str, Bundle],
+    mean_limit: tuple[float, ...],
+    tunings: Mapping[str, Tuning] = MappingProxyType({}),
 ) -> dict[str, Callable[[], Estimator]]:
     """Return a factory of each estimator without margin; a learned one is as served, with the horizon of ``config``.
 
     ``mean_limit`` is that of the dataset replayed. A model of several datasets, whose units differ, takes none.
+    Statistical estimators have the settings of ``tunings``, the published ones where it has none.
     """
     makers: dict[str, Callable[[], Estimator]] = {
         name: partial(
@@ -116,7 +136,83 @@ def estimator_makers(
         )
         for name, b in bundles.items()
     }
-    return makers | {name: partial(build_estimator, name) for name in config.estimators}
+    return makers | {
+        name: partial(TunedEstimator, name, tunings[name]) if name in tunings else partial(build_estimator, name)
+        for name in config.estimators
+    }
+
+
+@dataclass(frozen=True)
+class CandidateFold:
+    """Answers of every candidate of statistical estimators to validation rows.
+
+    Attributes
+    ----------
+    features : FeatureSet
+    windows : Windows
+        The rows.
+    rows : int64, shape (n,)
+        Of the feature set, those that margins are set on.
+    answers : mapping of estimator to list of float64, shape (n, n_resources)
+        Of each candidate; only estimators with more than one.
+    """
+
+    features: FeatureSet
+    windows: Windows
+    rows: NDArray[np.int64]
+    answers: Mapping[str, list[NDArray[np.float64]]]
+
+    @classmethod
+    def run(
+        cls,
+        dataset: Dataset,
+        features: FeatureSet,
+        names: Sequence[str],
+        seconds: dict[str, float],
+        *,
+        progress: bool,
+    ) -> CandidateFold:
+        """Fold the windows before the test period through every candidate of the named estimators.
+
+        Windows of the test period are dropped as they are read. Of a large dataset, buckets are folded until there are
+        ``TUNED_ROWS`` rows.
+        """
+        tried = {name: candidates(name) for name in names if len(candidates(name)) > 1}
+        makers = [(name, partial(build_estimator, name, one)) for name, of in tried.items() for one in of]
+        valid_rows = features.valid_rows()
+        kept, kept_rows = [empty_windows()], [np.zeros(0, np.int64)]
+        parts: list[list[NDArray[np.float64]]] = [[] for _ in makers]
+        with (
+            tqdm(total=dataset.n_buckets, desc="tune", unit="bucket", disable=None if progress else True) as bar,
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+        ):
+            for bucket in range(dataset.n_buckets if makers else 0):
+                start, end = features.bucket_start[bucket], features.bucket_start[bucket + 1]
+                rows = np.arange(start, end, dtype=np.int64)
+                seen = np.flatnonzero(features.period[rows] != TEST)
+                rows = rows[seen]
+                windows = dataset.windows(bucket).take(seen)
+                valid = np.flatnonzero(np.isin(rows, valid_rows))
+                kept.append(windows.take(valid))
+                kept_rows.append(rows[valid])
+                answer = partial(_answer_timed, windows=windows, keep=valid)
+                for k, (said, took) in enumerate(pool.map(answer, (make for _, make in makers))):
+                    parts[k].append(said.reservation)
+                    part = f"tune/{makers[k][0]}"
+                    seconds[part] = seconds.get(part, 0.0) + took
+                bar.update()
+                if sum(map(len, kept_rows)) >= TUNED_ROWS:
+                    break
+        answers: dict[str, list[NDArray[np.float64]]] = {name: [] for name in tried}
+        for name, _ in makers:
+            answers[name].append(np.concatenate(parts.pop(0)))
+        return cls(features, concatenate(kept), np.concatenate(kept_rows), answers)
+
+    def choose(self, name: str, horizon_s: int, budgets: Budgets | None = None) -> Tuning:
+        """Return the settings of an estimator that reclaim most within the budgets at a horizon."""
+        y, _ = self.features.valid_targets(self.rows)
+        target = y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)].astype(np.float64)
+        return choose_settings(self.answers[name], candidates(name), self.windows, target, budgets)
 
 
 def set_margins(bases: Bases, period: Period, budgets: Budgets, *, by_group: bool = False) -> Calibration:
@@ -219,9 +315,21 @@ def _answer(
     bases: Bases
     if isinstance(estimator, ForecastEstimator):  # its fold is the features', and those are stored
         bases = answer_stored(estimator, features.x[rows[keep]], windows.take(keep))
+    elif isinstance(estimator, TunedEstimator):
+        slot = windows.task_numbers()
+        each = _in_parts(windows, lambda part: estimator.answer_each(slot[part], windows.take(part)))
+        bases = {name: said.take(keep) for name, said in each.items()}
     else:
         bases = {"aggressive": run_base(estimator, windows).take(keep)}  # and baseline
     return bases, time.perf_counter() - started
+
+
+def _answer_timed(
+    make: Callable[[], Estimator], *, windows: Windows, keep: NDArray[np.int64]
+) -> tuple[Estimate, float]:
+    """Return a fresh estimator's answers to the kept windows of a bucket, and the seconds taken."""
+    started = time.perf_counter()
+    return run_base(make(), windows).take(keep), time.perf_counter() - started
 
 
 class _Future:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +31,31 @@ WORSE: Final = "worse"
 NOISE: Final = "within the noise"
 MORE: Final = "more of both"
 LESS: Final = "less of both"
+EXCEEDS: Final = "exceeds the budget"
+ALONE: Final = "alone within the budget"
 UNKNOWN: Final = "unknown"
-"""Verdicts, by what lies beyond the noise. ``better`` and ``worse``: one of reclaimed share and violation rate is, and
-the other is not the other way. ``more of both`` and ``less of both``: it reclaims more and violates more, or less and
-less, so that a margin, not the estimator, makes the difference. ``unknown``: nothing was measured, or a single
-collection, which has no noise to compare with."""
+"""Verdicts, by what lies beyond the noise.
+
+At a budget: ``exceeds the budget`` where the contender violates more than it. Of two that keep it, ``better`` is the
+one that reclaims more. ``alone within the budget``: the contender keeps it and the other does not.
+
+Without a budget: ``better`` and ``worse`` where one of reclaimed share and violation rate is, and the other is not the
+other way. ``more of both`` and ``less of both``: it reclaims more and violates more, or less and less, so that a
+margin, not the estimator, makes the difference.
+
+``unknown``: nothing was measured, or a single collection, which has no noise to compare with."""
+VERDICT_DEFINITION: Final = (
+    "Better or worse: of two estimators that keep the budget, the contender reclaims more or less, by more than the "
+    "noise. Exceeds the budget: it violates more than the budget, by more than the noise, whatever it reclaims. Alone "
+    "within the budget: the other one does. An estimator is compared with the statistical one that reclaims most of "
+    "those that keep the budget. Under the medium margin, which has no budget, it is compared with the one that "
+    "reclaims most of those that do not violate more, and can be more (less) of both: it reclaims more (less) and "
+    "violates more (less), so that a margin, not the estimator, makes the difference."
+)
+EQUAL_DEFINITION: Final = (
+    "The same comparison with margins set in hindsight on the test rows, the narrowest with which no more than the "
+    "budget is violated: estimators at equal violation. No service can set them."
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +75,16 @@ class Interval:
         """1 or -1 where the whole interval lies above or below 0, else 0."""
         return int(self.low > 0) - int(self.high < 0)
 
+    @property
+    def known(self) -> bool:
+        """Whether value and bounds are."""
+        return all(map(math.isfinite, (self.value, self.low, self.high)))
+
+    @property
+    def verdict(self) -> str:
+        """Whether more of it, beyond the noise, is reached: ``BETTER``, ``WORSE``, ``NOISE`` or ``UNKNOWN``."""
+        return {1: BETTER, -1: WORSE, 0: NOISE}[self.sign] if self.known else UNKNOWN
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -71,14 +101,32 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """One of ``BETTER``, ``WORSE``, ``NOISE``, ``MORE``, ``LESS`` and ``UNKNOWN``; see each."""
-        if any(math.isnan(n) for i in (self.reclaimed, self.violation) for n in (i.value, i.low, i.high)):
+        """The verdict without a budget: one of ``BETTER``, ``WORSE``, ``NOISE``, ``MORE``, ``LESS``, ``UNKNOWN``."""
+        if not (self.reclaimed.known and self.violation.known):
             return UNKNOWN
         more, worse = self.reclaimed.sign, self.violation.sign
         if more and more == worse:
             return MORE if more > 0 else LESS
         gain = more - worse
         return NOISE if gain == 0 else BETTER if gain > 0 else WORSE
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A contender compared with an opponent, of one resource."""
+
+    against: str
+    difference: Difference
+    verdict: str
+
+    def report(self) -> dict[str, Any]:
+        """Return it for ``results.json``."""
+        return {
+            "against": self.against,
+            "verdict": self.verdict,
+            RECLAIMED: self.difference.reclaimed.report(),
+            VIOLATION: self.difference.violation.report(),
+        }
 
 
 class Paired:
@@ -100,10 +148,12 @@ class Paired:
         seed: int = SEED,
         confidence: float = CONFIDENCE,
     ) -> None:
-        self._names = list(unit_sums)
+        self.names = list(unit_sums)
+        if not self.names:
+            return
         ratios = [METRICS[RECLAIMED], METRICS[VIOLATION]]
         needed = [POSITION[stat] for ratio in ratios for stat in (ratio.numerator, ratio.denominator)]
-        stacked = np.stack([unit_sums[name][:, needed] for name in self._names], axis=1)  # (U, E, 4, R)
+        stacked = np.stack([unit_sums[name][:, needed] for name in self.names], axis=1)  # (U, E, 4, R)
         self._point = _ratios(stacked.sum(axis=0))
         drawn = resampled_sums(stacked.reshape(len(stacked), -1), draws=draws, seed=seed)
         enough = np.count_nonzero(stacked[:, :, 1::2], axis=0) >= FEWEST  # (E, 2, R)
@@ -112,11 +162,11 @@ class Paired:
 
     def value(self, name: str, resource: int) -> float:
         """Return the reclaimed share of one estimator."""
-        return float(self._point[self._names.index(name), 0, resource])
+        return float(self._point[self.names.index(name), 0, resource])
 
     def difference(self, name: str, against: str, resource: int) -> Difference:
         """Return the values of ``name`` minus those of ``against``."""
-        one, other = self._names.index(name), self._names.index(against)
+        one, other = self.names.index(name), self.names.index(against)
         intervals = []
         for metric in range(2):
             draws = self._draws[:, one, metric, resource] - self._draws[:, other, metric, resource]
@@ -124,15 +174,44 @@ class Paired:
             intervals.append(Interval(float(value), *bounds(draws, self._confidence)))
         return Difference(*intervals)
 
-    def best_against(self, name: str, others: Sequence[str], resource: int) -> str | None:
-        """Return the opponent to measure ``name`` by: of those that do not violate more, the one that reclaims most.
+    def keeps(self, name: str, resource: int, budget: float) -> bool:
+        """Return whether an estimator violates no more than a budget, or more by no more than the noise."""
+        point, draws = (of[..., self.names.index(name), 1, resource] for of in (self._point, self._draws))
+        low, _ = bounds(draws, self._confidence)
+        return bool((point if math.isnan(low) else low) <= budget)
 
-        "More" is beyond the noise. Where all of the others violate more, it is the one of them that reclaims most;
-        None where there is no other.
+    def best_against(self, name: str, others: Sequence[str], resource: int, budget: float | None = None) -> str | None:
+        """Return the opponent to measure ``name`` by: the one that reclaims most of those that keep the budget.
+
+        Without a budget, of those that do not violate more than ``name``, beyond the noise. Where there are none such,
+        the one of all that reclaims most; None where there is no other.
         """
         rivals = [other for other in others if other != name]
-        fair = [other for other in rivals if self.difference(other, name, resource).violation.sign <= 0]
+        if budget is None:
+            fair = [other for other in rivals if self.difference(other, name, resource).violation.sign <= 0]
+        else:
+            fair = [other for other in rivals if self.keeps(other, resource, budget)]
         return max(fair or rivals, key=lambda other: self.value(other, resource), default=None)
+
+    def compare(self, name: str, against: str, resource: int, budget: float | None = None) -> Comparison:
+        """Return the comparison of ``name`` with another, at a budget where there is one: the rule of all verdicts."""
+        difference = self.difference(name, against, resource)
+        verdict = difference.verdict
+        if budget is not None and verdict != UNKNOWN:
+            if not self.keeps(name, resource, budget):
+                verdict = EXCEEDS
+            elif not self.keeps(against, resource, budget):
+                verdict = ALONE
+            else:
+                verdict = difference.reclaimed.verdict
+        return Comparison(against, difference, verdict)
+
+    def compare_best(
+        self, name: str, others: Sequence[str], resource: int, budget: float | None = None
+    ) -> Comparison | None:
+        """Return the comparison of ``name`` with the opponent of ``best_against``; None where there is none."""
+        against = self.best_against(name, others, resource, budget)
+        return None if against is None else self.compare(name, against, resource, budget)
 
 
 def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:

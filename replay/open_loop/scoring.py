@@ -24,16 +24,7 @@ def score(reservation: NDArray[np.float64], period: Period, bootstrap: Bootstrap
     without, the would-be out-of-memory events, and ``units``, the sums of each unit.
     """
     history, groups = period.history, period.groups
-    windows = history.windows
-    scored = metrics.Scored(
-        target=history.target,
-        next_target=history.next_target,
-        reservation=reservation,
-        limit=windows.limit,
-        duration_s=window_seconds(windows),
-        previous=history.previous,
-    )
-    sums = metrics.sums(scored, groups.key, len(groups.unit))
+    sums = _sums(reservation, period)
     units = _joined(sums, groups.unit, len(period.unseen_units))
     tiers = _joined(sums, groups.tier, len(metrics.TIER_LABELS))
     ages = _joined(sums, groups.age, len(metrics.AGES))
@@ -46,6 +37,25 @@ def score(reservation: NDArray[np.float64], period: Period, bootstrap: Bootstrap
         "ages": by_group(ages, metrics.AGES),
         "oom": _memory_events(period.memory_used, reserved, period.slots),
     }
+
+
+def unit_sums(reservation: NDArray[np.float64], period: Period) -> NDArray[np.float64]:
+    """Return the sums of each unit alone: ``units`` of ``score``."""
+    return _joined(_sums(reservation, period), period.groups.unit, len(period.unseen_units))
+
+
+def _sums(reservation: NDArray[np.float64], period: Period) -> NDArray[np.float64]:
+    """Return the sums of the test rows by ``Period.groups``, shape (n_groups, len(STATS), n_resources)."""
+    history = period.history
+    scored = metrics.Scored(
+        target=history.target,
+        next_target=history.next_target,
+        reservation=reservation,
+        limit=history.windows.limit,
+        duration_s=window_seconds(history.windows),
+        previous=history.previous,
+    )
+    return metrics.sums(scored, period.groups.key, len(period.groups.unit))
 
 
 def _joined(sums: NDArray[np.float64], group: NDArray[np.int64], n_groups: int) -> NDArray[np.float64]:

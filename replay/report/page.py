@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Final
 from reclaim.data.core.pages.render import render
 from reclaim.data.core.tables import Table
 from reclaim.replay.experiment import Column, Experiment, Results, Run
-from reclaim.replay.open_loop.paired import BETTER, NOISE, UNKNOWN, WORSE
+from reclaim.replay.open_loop.paired import ALONE, EXCEEDS, NOISE, Interval
 
 PAGE: Final = "report.html"
 """File name of the page."""
+_BRIEF: Final = {NOISE: "within noise", EXCEEDS: "over budget", ALONE: "alone within"}
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,10 @@ def render_page(experiment: Experiment, results: Results, figures: Mapping[str, 
 
 def brief(verdict: str | None) -> str | None:
     """Return a verdict for a table of a console: in twelve letters at most; None for an empty one."""
-    return verdict.replace(" the ", " ") if verdict else None
+    return _BRIEF.get(verdict, verdict) if verdict else None
 
 
 def verdict_of(difference: Mapping[str, float | None]) -> str:
     """Return whether a difference in what is reclaimed lies beyond the noise; ``unknown`` without an interval."""
-    low, high = difference["low"], difference["high"]
-    return UNKNOWN if low is None or high is None else BETTER if low > 0 else WORSE if high < 0 else NOISE
+    value, low, high = (math.nan if (n := difference[k]) is None else n for k in ("value", "low", "high"))
+    return Interval(value, low, high).verdict

@@ -19,6 +19,8 @@ from reclaim.replay.open_loop.metrics import STATS
 UNITS: Final = "units.parquet"
 """File next to ``results.json``: one row per unit, estimator, margin and resource."""
 
+HINDSIGHT: Final = ", in hindsight"
+"""Suffix of the name of a margin that was set on the test rows themselves."""
 _UNIT, _UNSEEN, _ESTIMATOR, _MARGIN, _RESOURCE = "unit", "unseen", "estimator", "margin", "resource"
 _FIXED: Final = ("rows", "granted")
 """Statistics that depend on the rows alone: equal where two replays judged the same task-windows."""

@@ -14,8 +14,8 @@ from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import COMPARED, STATISTICAL
-from reclaim.replay.open_loop.paired import Paired
-from reclaim.replay.report.units import UNITS, UnitSums, read_units
+from reclaim.replay.open_loop.paired import Comparison, Paired
+from reclaim.replay.report.units import HINDSIGHT, UNITS, UnitSums, read_units
 from reclaim.replay.runs.compare import Chosen, choose
 from reclaim.replay.runs.record import TAG_PARENT, dataset_of, horizon_of
 from reclaim.training.tracking import runs as tracking
@@ -28,16 +28,22 @@ _PROMISE: Final = ("horizon_s", "budgets.baseline", "budgets.aggressive", "by_gr
 _RESAMPLING: Final = {"draws": int, "seed": int, "confidence": float}
 """Settings of a replay that are options of ``Paired``."""
 _NUMBERS: Final = tuple(f"{of} {what}" for of in ("reclaimed", "violation") for what in ("difference", "low", "high"))
-_COLUMNS: Final = ("dataset", "horizon", "margin", "resource", "estimator", "against", *_NUMBERS, "verdict")
+_EQUAL: Final = "reclaimed at equal violation"
+_COLUMNS: Final = ("dataset", "horizon", "margin", "resource", "estimator", "against", *_NUMBERS, "verdict",
+                   "at equal violation, against", _EQUAL, "at equal violation")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Runs of one dataset, promise and margin that judged the same task-windows, and the sums of each."""
+    """Runs of one dataset, promise and margin that judged the same task-windows, and the sums of each by its id.
+
+    ``equal`` has those under the margin set in hindsight, of the runs that have one.
+    """
 
     members: tuple[RunRecord, ...]
     rivals: tuple[RunRecord, ...]
     sums: Mapping[str, NDArray[np.float64]]
+    equal: Mapping[str, NDArray[np.float64]]
 
 
 def differences(runs: Sequence[str] | Chosen = ()) -> Table:
@@ -58,23 +64,36 @@ def differences(runs: Sequence[str] | Chosen = ()) -> Table:
     """
     chosen = runs if isinstance(runs, Chosen) else choose(runs)
     rows = [row for group in _groups(chosen) for row in _rows(group, chosen)]
-    return Table(_COLUMNS, tuple(rows), percent=frozenset(_NUMBERS))
+    return Table(_COLUMNS, tuple(rows), percent=frozenset((*_NUMBERS, _EQUAL)))
 
 
 def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
     everyone = (*group.members, *group.rivals)
     names = _names(everyone)
-    paired = Paired({names[run_id]: sums for run_id, sums in group.sums.items()}, **_resampling(everyone))
+    paired, equal = (
+        Paired({names[run_id]: of for run_id, of in sums.items()}, **_resampling(everyone))
+        for sums in (group.sums, group.equal)
+    )
+    margin = group.members[0].tags["margin"]
+    budget = None if (asked := group.members[0].params.get(f"budgets.{margin}")) is None else float(asked)
     rivals = [names[r.run_id] for r in group.rivals]
     learned = [m for m in group.members if m.tags["kind"] != STATISTICAL]
     for member in group.members:
         name, first = names[member.run_id], _first(member, group.members, chosen.named)
         for r, resource in enumerate(RESOURCES):
-            best = paired.best_against(name, rivals, r) if member in (learned or group.members) else None
+            best = paired.best_against(name, rivals, r, budget) if member in (learned or group.members) else None
             opponents = [best, None if first is None else names[first.run_id]]
             for opponent in dict.fromkeys(o for o in opponents if o is not None):
-                found = paired.difference(name, opponent, r)
+                compared = paired.compare(name, opponent, r, budget)
+                found = compared.difference
                 numbers = [n for i in (found.reclaimed, found.violation) for n in (i.value, i.low, i.high)]
+                afterwards = None
+                if name in equal.names and opponent in equal.names:
+                    afterwards = (
+                        equal.compare_best(name, [o for o in rivals if o in equal.names], r, budget)
+                        if opponent == best
+                        else equal.compare(name, opponent, r, budget)
+                    )
                 yield (
                     dataset_of(member)[0],
                     horizon_of(member),
@@ -83,8 +102,17 @@ def _rows(group: _Group, chosen: Chosen) -> Iterator[tuple[Cell, ...]]:
                     name,
                     opponent,
                     *(n if np.isfinite(n) else None for n in numbers),
-                    found.verdict,
+                    compared.verdict,
+                    *_afterwards(afterwards),
                 )
+
+
+def _afterwards(compared: Comparison | None) -> tuple[Cell, ...]:
+    """Return opponent, difference of what is reclaimed and verdict under margins set in hindsight."""
+    if compared is None:
+        return None, None, None
+    gain = compared.difference.reclaimed.value
+    return compared.against, gain if np.isfinite(gain) else None, compared.verdict
 
 
 def _resampling(records: Sequence[RunRecord]) -> dict[str, Any]:
@@ -120,9 +148,9 @@ def _groups(chosen: Chosen) -> Iterator[_Group]:
         path = tracking.find_file(whole, UNITS)
         return None if path is None else read_units(path)
 
-    def sums(record: RunRecord) -> NDArray[np.float64] | None:
+    def sums(record: RunRecord, suffix: str = "") -> NDArray[np.float64] | None:
         found = units(record.tags[TAG_PARENT])
-        return None if found is None else found.sums.get((record.tags["estimator"], record.tags["margin"]))
+        return None if found is None else found.sums.get((record.tags["estimator"], record.tags["margin"] + suffix))
 
     groups: list[tuple[tuple[str, ...], UnitSums, list[RunRecord]]] = []
     for record in chosen.runs:
@@ -144,5 +172,8 @@ def _groups(chosen: Chosen) -> Iterator[_Group]:
         for record in (*members, *beside):  # a chosen run comes before others of its experiment
             if record.tags.get("kind") == STATISTICAL and sums(record) is not None:
                 rivals.setdefault(record.tags["estimator"], record)
-        known = {r.run_id: of for r in (*members, *rivals.values()) if (of := sums(r)) is not None}
-        yield _Group(tuple(members), tuple(rivals.values()), known)
+        known, equal = (
+            {r.run_id: of for r in (*members, *rivals.values()) if (of := sums(r, suffix)) is not None}
+            for suffix in ("", HINDSIGHT)
+        )
+        yield _Group(tuple(members), tuple(rivals.values()), known, equal)

@@ -14,7 +14,14 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CPU_MEAN, Windows
-from reclaim.training.estimators.base import Estimate, Estimator, for_each_resource, over_limit, statistic_or_limit
+from reclaim.training.estimators.base import (
+    Estimate,
+    Estimator,
+    for_each_resource,
+    grid,
+    over_limit,
+    statistic_or_limit,
+)
 from reclaim.training.estimators.histogram import DecayingHistograms, Grid
 
 _BUCKETS: Final = 400
@@ -95,6 +102,11 @@ class AutopilotMeanEstimator(AutopilotEstimator):
         See ``AutopilotEstimator``.
     """
 
+    CANDIDATES = grid(
+        half_life_s=((43_200.0, 172_800.0), (3_600.0, 3_600.0), (10_800.0, 10_800.0), (172_800.0, 43_200.0)),
+        hold=(12, 1, 72),
+    )
+
     def __init__(
         self, half_life_s: Sequence[float] = (43_200.0, 172_800.0), margin: float = 0.10, hold: int = 12
     ) -> None:
@@ -132,6 +144,12 @@ class AutopilotPercentileEstimator(AutopilotEstimator):
     margin, hold
         See ``AutopilotEstimator``.
     """
+
+    CANDIDATES = grid(
+        level=((95.0, 98.0), (90.0, 90.0), (99.0, 99.9)),
+        half_life_s=((43_200.0, 172_800.0), (10_800.0, 10_800.0), (172_800.0, 43_200.0)),
+        hold=(12, 1),
+    )
 
     def __init__(
         self,

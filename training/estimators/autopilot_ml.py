@@ -14,6 +14,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import LEVELS
 from reclaim.training.estimators.autopilot import AutopilotEstimator
+from reclaim.training.estimators.base import grid
 from reclaim.training.estimators.histogram import Grid
 
 _SHARES: Final = np.array(LEVELS) / 100.0
@@ -64,6 +65,8 @@ class AutopilotMlEstimator(AutopilotEstimator):
     margin, hold
         See ``AutopilotEstimator``.
     """
+
+    CANDIDATES = grid(overrun=(0.5, 2.0, 8.0), hold=(12, 1))
 
     def __init__(
         self,

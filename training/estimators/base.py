@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,15 @@ LIMIT, MODEL, STATISTIC, STARTUP, JUMP, CAP, UNKNOWN = range(len(RULES))
 
 _BLOCK: Final = 6
 """Large calls are taken in the order of the slots, in blocks of two to the power of this: 16 bits name the block."""
+
+
+Settings = Mapping[str, Any]
+"""Arguments of an estimator by their names."""
+
+
+def grid(**values: Sequence[Any]) -> tuple[Settings, ...]:
+    """Return every combination of values of an estimator's settings; the first values of each come first."""
+    return tuple(dict(zip(values, chosen, strict=True)) for chosen in product(*values.values()))
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,8 @@ class Estimator(ABC):
     it remembers in ``_memory``: arrays with a row per slot, of zeros where nothing is known.
     """
 
+    CANDIDATES: ClassVar[tuple[Settings, ...]] = ({},)
+    """Settings that are tried on validation rows (``margins.tune``), the published ones first; see ``grid``."""
     threads: int = 1
     """Threads for large calls; the answers do not depend on it."""
     _memory: Mapping[str, NDArray[Any]] = MappingProxyType({})

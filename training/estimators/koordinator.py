@@ -15,6 +15,7 @@ from reclaim.training.estimators.base import (
     Estimate,
     Estimator,
     for_each_resource,
+    grid,
     over_limit,
     statistic_or_limit,
 )
@@ -42,6 +43,12 @@ class KoordinatorEstimator(Estimator):
     unit : sequence of float, in the order ``schema.RESOURCES``, or None
         Cores and bytes that one unit of usage is: gives Koordinator's own buckets.
     """
+
+    CANDIDATES = grid(
+        half_life_s=((43_200.0, 86_400.0), (10_800.0, 10_800.0), (172_800.0, 172_800.0)),
+        level=((0.95, 0.98), (0.9, 0.9), (0.99, 0.99)),
+        cold_s=(86_400.0, 3_600.0),
+    )
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.oom import OOM_SHARE
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
-from reclaim.training.estimators.base import Estimate, Estimator, over_limit, statistic_or_limit
+from reclaim.training.estimators.base import Estimate, Estimator, grid, over_limit, statistic_or_limit
 from reclaim.training.estimators.histogram import Grid
 
 _GRID: Final = Grid(0.001, 1.0)
@@ -60,6 +60,8 @@ class KrrEstimator(Estimator):
     min_samples : int
         Windows needed; KRR needs 100 points.
     """
+
+    CANDIDATES = grid(level=(95.0, 90.0, 98.0, 100.0), min_samples=(100, 12))
 
     def __init__(
         self, level: float = 95.0, margin: float = 0.15, oom_margin: float = 0.25, min_samples: int = 100

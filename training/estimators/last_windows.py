@@ -12,7 +12,7 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
-from reclaim.training.estimators.base import Estimate, Estimator, over_limit, statistic_or_limit
+from reclaim.training.estimators.base import Estimate, Estimator, grid, over_limit, statistic_or_limit
 
 _TASK: Final = np.dtype([("end_us", "i8"), ("count", "i4", len(RESOURCES)), ("top", "f4", len(RESOURCES))], align=True)
 """Record kept next to the ring; only the moving maximum knows the largest value in it."""
@@ -76,6 +76,8 @@ class NSigmaEstimator(_SigmaOrPercentile):
         Windows until it is warm; before, the limit.
     """
 
+    CANDIDATES = grid(context=(24, 72, 288), n=(5.0, 1.0, 2.0, 10.0), min_samples=(24, 6))
+
     def __init__(self, n: float = 5.0, context: int = 24, min_samples: int = 24) -> None:
         super().__init__(n, None, context, min_samples)
 
@@ -91,12 +93,16 @@ class PercentileEstimator(_SigmaOrPercentile):
         As for ``NSigmaEstimator``.
     """
 
+    CANDIDATES = grid(context=(24, 72, 288, 864), level=(99.0, 90.0, 95.0), min_samples=(24, 6))
+
     def __init__(self, level: float = 99.0, context: int = 24, min_samples: int = 24) -> None:
         super().__init__(None, level, context, min_samples)
 
 
 class MaxNSigmaPercentileEstimator(_SigmaOrPercentile):
     """The larger of N-sigma and the percentile, the predictor that EuroSys'21 recommends; parameters as theirs."""
+
+    CANDIDATES = grid(context=(24, 72, 288), n=(5.0, 2.0), level=(99.0, 95.0), min_samples=(24, 6))
 
     def __init__(self, n: float = 5.0, level: float = 99.0, context: int = 24, min_samples: int = 24) -> None:
         super().__init__(n, level, context, min_samples)
@@ -107,6 +113,8 @@ class MovingMaxEstimator(_RingEstimator):
 
     Ratios are kept as float32, so the answer is exact to 6e-8 of itself.
     """
+
+    CANDIDATES = grid(context=(288, 24, 72, 864), min_samples=(24, 6))
 
     def __init__(self, context: int = 288, min_samples: int = 24) -> None:
         super().__init__(context, min_samples, "f4")

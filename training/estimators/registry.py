@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
@@ -10,7 +10,7 @@ from typing import Any, Final
 from reclaim.data.errors import ConfigError
 from reclaim.training.estimators.autopilot import AutopilotMeanEstimator, AutopilotPercentileEstimator
 from reclaim.training.estimators.autopilot_ml import AutopilotMlEstimator
-from reclaim.training.estimators.base import Estimator
+from reclaim.training.estimators.base import Estimator, Settings
 from reclaim.training.estimators.borg import BorgEstimator
 from reclaim.training.estimators.fixed import FixedShareEstimator, LimitEstimator
 from reclaim.training.estimators.koordinator import KoordinatorEstimator
@@ -25,7 +25,7 @@ from reclaim.training.estimators.seasonal import SeasonalEstimator
 from reclaim.training.estimators.so_far import MaxSoFarEstimator, MeanSoFarEstimator
 from reclaim.training.estimators.vpa import VpaEstimator
 
-ESTIMATORS: Final[Mapping[str, Callable[..., Estimator]]] = {
+ESTIMATORS: Final[Mapping[str, type[Estimator]]] = {
     "limit": LimitEstimator,
     "fixed-share": FixedShareEstimator,
     "borg": BorgEstimator,
@@ -82,6 +82,11 @@ LEARNED: Final[dict[str, Learned]] = {
     ),
 }
 """Every estimator that can be trained; a bundle names its own as ``kind``."""
+
+
+def candidates(name: str) -> tuple[Settings, ...]:
+    """Return the settings that are tried of an estimator, the published ones first."""
+    return ESTIMATORS[name].CANDIDATES
 
 
 def imported(path: str) -> Any:

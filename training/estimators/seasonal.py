@@ -12,7 +12,7 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.training.estimators.base import Estimate, Estimator, statistic_or_limit
+from reclaim.training.estimators.base import Estimate, Estimator, grid, statistic_or_limit
 
 _HOUR_US: Final = 3_600_000_000
 _DAY_H: Final = 24
@@ -41,6 +41,8 @@ class SeasonalEstimator(Estimator):
     hours : int
         How far to look ahead; 1 to 23.
     """
+
+    CANDIDATES = grid(hours=(1, 3, 6, 23))
 
     def __init__(self, hours: int = 1) -> None:
         if not 1 <= hours < _DAY_H:

@@ -12,7 +12,7 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
-from reclaim.training.estimators.base import Estimate, Estimator, statistic_or_limit
+from reclaim.training.estimators.base import Estimate, Estimator, grid, statistic_or_limit
 
 _TASK: Final = np.dtype(
     [("value", "f8", len(RESOURCES)), ("end_us", "i8"), ("count", "i4", len(RESOURCES))], align=True
@@ -28,6 +28,7 @@ class _RunningEstimator(Estimator):
         Windows until it is warm, as all predictors of the EuroSys'21 simulator are set.
     """
 
+    CANDIDATES = grid(min_samples=(24, 3, 6, 12))
     _mean: bool
 
     def __init__(self, min_samples: int = 24) -> None:

@@ -14,7 +14,14 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.data.oom import OOM_SHARE
 from reclaim.data.windows import Windows, demand
-from reclaim.training.estimators.base import Estimate, Estimator, for_each_resource, over_limit, statistic_or_limit
+from reclaim.training.estimators.base import (
+    Estimate,
+    Estimator,
+    for_each_resource,
+    grid,
+    over_limit,
+    statistic_or_limit,
+)
 from reclaim.training.estimators.histogram import RELATIVE, DecayingHistograms, Grid
 
 _LEVELS: Final = {"target": 0.9, "lower": 0.5, "upper": 0.95}
@@ -64,6 +71,8 @@ class VpaEstimator(Estimator):
         Share added to the percentile.
     half_life_s : float
         Of both resources, in seconds.
+    level : float or None
+        The percentile as a share, in place of the bound's own: the recommender's ``--target-cpu-percentile``.
     samples_per_day : float
         Windows that make a day's confidence; 1,440 in VPA, whose samples come every minute.
     oom_bump : float
@@ -73,11 +82,14 @@ class VpaEstimator(Estimator):
         and 250 MiB.
     """
 
+    CANDIDATES = grid(half_life_s=(86_400.0, 10_800.0, 345_600.0), level=(None, 0.8, 0.95, 0.99))
+
     def __init__(
         self,
         bound: str = "target",
         margin: float = 0.15,
         half_life_s: float = 86_400.0,
+        level: float | None = None,
         samples_per_day: float = 288.0,
         oom_bump: float = 1.2,
         unit: Sequence[float] | None = None,
@@ -92,11 +104,12 @@ class VpaEstimator(Estimator):
         self.bound = bound
         self.margin = margin
         self.half_life_s = half_life_s
+        self.level = _LEVELS[bound] if level is None else level
         self.samples_per_day = samples_per_day
         self.oom_bump = oom_bump
         self.unit = None if unit is None else for_each_resource("unit", unit)
         cpu, self._memory_grid = (RELATIVE, RELATIVE) if unit is None else _GRIDS
-        self._cpu = DecayingHistograms("cpu", cpu, half_life_s, _LEVELS[bound])
+        self._cpu = DecayingHistograms("cpu", cpu, half_life_s, self.level)
         self._weights = 0.5 ** (np.arange(_DAYS) * _DAY_US / (half_life_s * 1e6))
         self._memory = {**self._cpu.blank, "memory": np.zeros(0, _TASK)}
 
@@ -113,7 +126,7 @@ class VpaEstimator(Estimator):
                  out: Any) -> None:  # fmt: skip
             self._cpu.fold(self._memory, 0, slot, start_us, end_us, scheduled_us, value, shape, value, out)
             _fold_peaks(
-                self._memory["memory"], self._weights, _LEVELS[self.bound], OOM_SHARE, self.oom_bump, bump_by,
+                self._memory["memory"], self._weights, self.level, OOM_SHARE, self.oom_bump, bump_by,
                 grid.start, grid.end_of(np.arange(len(grid.start))), slot, end_us, scheduled_us, value, limit, out,
             )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numba
@@ -36,6 +36,10 @@ class Budgets:
             raise ConfigError(
                 f"budgets must satisfy 0 < baseline <= aggressive < 1, got {self.baseline} and {self.aggressive}"
             )
+
+    def of(self, margin: str) -> float | None:
+        """Return the budget of a named margin; None for one that has none, as ``medium``."""
+        return asdict(self).get(margin)
 
 
 MARGIN_NAMES: Final = ("baseline", "medium", "aggressive")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import Experiment, Measured, Source
+from reclaim.replay.experiment import STATISTICAL, Experiment, Measured, Source
 from reclaim.replay.experiments.frontier.curves import Curve, JudgedUnits, draw_curve, report_curves
 from reclaim.replay.experiments.frontier.figures import frontier_of_machines, frontier_of_tasks
 from reclaim.replay.experiments.frontier.machines import (
@@ -26,6 +26,8 @@ from reclaim.replay.machine_peaks.predictors import PREDICTORS, Oracle
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.estimates import LIMIT, Bases, estimate_all
 from reclaim.replay.open_loop.history import window_seconds
+from reclaim.replay.open_loop.metrics import POSITION, STATS
+from reclaim.replay.open_loop.paired import VERDICT_DEFINITION, Paired
 from reclaim.replay.open_loop.period import Period, period_facts
 from reclaim.replay.open_loop.rows import ratio
 from reclaim.replay.settings import ReplayConfig
@@ -79,12 +81,15 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
     machine_curves: Curves = {name: {} for name in of_machines}
     points: dict[str, Any] = {}
     of_margins: dict[str, Any] = {}
+    of_units: dict[tuple[str, str], Floats] = {}
     names = [name for name in estimates.bases if name != LIMIT]
     for name in source.each(names, "sweeping", "sweep"):
         plans = _plans(estimates.bases[name])
         sweeps = [rows.sweep(plan[test]) for plan in plans]
         reserved = estimates.reservations(name)
-        points[name] = {margin: _shares(rows.at(r[test]), of_tasks) for margin, r in reserved.items()}
+        at_margins = {margin: rows.at(r[test]) for margin, r in reserved.items()}
+        points[name] = {margin: _shares(totals, of_tasks) for margin, totals in at_margins.items()}
+        of_units |= {(name, margin): _unit_sums(totals, rows.totals()) for margin, totals in at_margins.items()}
         for r, (resource, units) in enumerate(of_tasks.items()):
             ours = [(violations[..., r], reclaimed[..., r]) for violations, reclaimed in sweeps]
             task_curves[resource][name] = draw_curve(ours, units)
@@ -104,7 +109,8 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
         "horizon_s": config.horizon_s,
         "rates": list(rates),
         "estimators": [{"name": name, "kind": kind} for name, kind in kinds.items()],
-        "tasks": _side(task_curves, of_tasks, learned) | {"margins": points},
+        "tasks": _side(task_curves, of_tasks, learned)
+        | {"margins": points, "at_budget": _at_budget(of_units, kinds, config)},
         "machines": _side(machine_curves, of_machines, learned)
         | {"machines": max(m.n_machines for m in machines.values()), "margins": _by_margin(of_margins)}
         if machines
@@ -152,6 +158,40 @@ def _side(curves: Curves, units: Mapping[str, JudgedUnits], learned: Sequence[st
     }
 
 
+def _unit_sums(at_margin: Floats, totals: Floats) -> Floats:
+    """Return ``metrics.sums`` of each unit as far as ``Paired`` reads them; from shapes (n_units, 2 and 3, R)."""
+    sums = np.zeros((len(totals), len(STATS), totals.shape[-1]))
+    columns = {
+        "violations": at_margin[:, 0],
+        "reclaimed": at_margin[:, 1],
+        "rows": totals[:, 0],
+        "granted": totals[:, 1],
+    }
+    for stat, values in columns.items():
+        sums[:, POSITION[stat]] = values
+    return sums
+
+
+def _at_budget(
+    of_units: Mapping[tuple[str, str], Floats], kinds: Mapping[str, str], config: FrontierConfig
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return, by budget, estimator and resource, the comparison with the best statistical other one at the budget."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for margin, budget in asdict(config.budgets).items():
+        sums = {name: of for (name, m), of in of_units.items() if m == margin}
+        paired = Paired(sums, draws=config.draws, seed=config.seed, confidence=config.confidence)
+        rivals = [name for name in sums if kinds[name] == STATISTICAL]
+        found[margin] = {
+            name: {
+                resource: compared.report()
+                for r, resource in enumerate(RESOURCES)
+                if (compared := paired.compare_best(name, rivals, r, budget)) is not None
+            }
+            for name in sums
+        }
+    return found
+
+
 def _by_margin(judged: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """Return results by contender, margin and resource from those by contender, resource and margin."""
     return {
@@ -180,6 +220,9 @@ def definitions(config: FrontierConfig, *, machines: bool) -> dict[str, str]:
         "as it is served (jump, cap, start-up hold). Between two factors the curve is a straight line. A learned "
         "estimator has a bare answer for each budget, chosen on validation rows: the curve follows the one for "
         f"{config.budgets.baseline:.2%} below the geometric mean of the budgets, and the other above.",
+        "verdict": "At equal violation. Better or worse: what the two curves come to at the rate differs, and the "
+        "interval of the difference leaves out zero.",
+        "at the budget": "The comparison of the margins that were set on validation rows. " + VERDICT_DEFINITION,
         "reclaimed at a rate": "What the curve comes to where that share of the test rows violates. It compares "
         "estimators, not calibrations: the factor that leads there is known afterwards only. The marked points are "
         "those of the margins that were set on validation rows.",
@@ -196,11 +239,11 @@ def definitions(config: FrontierConfig, *, machines: bool) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="frontier",
     title="Frontier: reclaimed at equal violation",
-    version=3,
+    version=4,
     config=FrontierConfig,
     measure=measure,
     page=page,
-    summary=lambda results: summary_table(results).without("interval", "compared with"),
+    summary=lambda results: summary_table(results).without("interval", "compared with", "at the budget"),
     figures={"frontier": frontier_of_tasks, "frontier_machines": frontier_of_machines},
     runs=runs,
     columns=COLUMNS,

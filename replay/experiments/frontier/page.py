@@ -18,6 +18,8 @@ BUDGETS: Final = ("baseline", "aggressive")
 AS_PUBLISHED: Final = "as published"
 """Margin of a predictor that was given none."""
 SIDES: Final = {"tasks": "task-windows", "machines": "machine peaks"}
+VERDICTS: Final = ("verdict", "at the budget")
+"""Headings of the two verdicts: at equal violation, of the curves; and of the margins set on validation rows."""
 SHOWN: Final = BUDGETS.index(HEADLINE)
 """Place of the rate that the large figures and the console's table show."""
 
@@ -81,12 +83,13 @@ def summary_table(results: Results) -> Table:
             one = reached[name]
             against = one.get("ahead") or one.get("lead") or {}
             rows.append((RESOURCE_WORDS[r], role, name, one["value"], interval(one), one["of_oracle"],
-                         against.get("of"), brief(verdict_of(against)) if against else None))  # fmt: skip
+                         against.get("of"), brief(verdict_of(against)) if against else None,
+                         brief(_at_budget(results, "tasks", name, r, SHOWN))))  # fmt: skip
         bound = results["tasks"]["oracle"][r]
-        rows.append((RESOURCE_WORDS[r], ORACLE, ORACLE, bound, "-", None if bound is None else 1.0, None, None))
+        rows.append((RESOURCE_WORDS[r], ORACLE, ORACLE, bound, "-", None if bound is None else 1.0, None, None, None))
     rate = show(results["rates"][SHOWN], percent=True)
     caption = f"Best of each kind at {rate} violation, Borg's estimator and the oracle"
-    columns = ("resource", "role", "estimator", "reclaimed", "interval", "of oracle", "compared with", "verdict")
+    columns = ("resource", "role", "estimator", "reclaimed", "interval", "of oracle", "compared with", *VERDICTS)
     return Table(columns, tuple(rows), frozenset({"reclaimed", "of oracle"}), caption)
 
 
@@ -102,7 +105,7 @@ def leaders(results: Results) -> Table:
                 one["of_oracle"], lead["of"], lead["value"], interval(lead), verdict_of(lead),
             ))  # fmt: skip
     columns = ("counted", "resource", "violation rate", "violations", "first", "reclaimed", "interval", "of oracle",
-               "next", "difference", "its interval", "verdict")  # fmt: skip
+               "next", "difference", "its interval", VERDICTS[0])  # fmt: skip
     return Table(columns, tuple(rows), frozenset({"reclaimed", "of oracle", "difference"}))
 
 
@@ -110,14 +113,20 @@ def learned(results: Results) -> Table:
     """Return the difference of each learned estimator to the best of the others at each rate."""
     rows: list[tuple[Cell, ...]] = [
         (SIDES[side], RESOURCE_WORDS[r], show(results["rates"][k], percent=True), name, one["value"], ahead["of"],
-         ahead["value"], interval(ahead), verdict_of(ahead))
+         ahead["value"], interval(ahead), verdict_of(ahead), _at_budget(results, side, name, r, k))
         for side, r, k in _grid(results)
         for name, one in ranked(results, side, r, k)
         if (ahead := one.get("ahead")) is not None
     ]  # fmt: skip
     columns = ("counted", "resource", "violation rate", "estimator", "reclaimed", "compared with", "difference",
-               "interval", "verdict")  # fmt: skip
+               "interval", *VERDICTS)  # fmt: skip
     return Table(columns, tuple(rows), frozenset({"reclaimed", "difference"}))
+
+
+def _at_budget(results: Results, side: str, name: str, resource: str, k: int) -> str | None:
+    """Return the verdict on an estimator's margin for the ``k``-th rate; None where there is none."""
+    compared = results[side].get("at_budget", {}).get(BUDGETS[k], {}).get(name, {}).get(resource)
+    return None if compared is None else str(compared["verdict"])
 
 
 def _grid(results: Results) -> Iterator[tuple[str, str, int]]:
@@ -186,7 +195,12 @@ def runs(results: Results) -> list[Run]:
             for margin, by_resource in of_margins.items():
                 for r, found in by_resource.items():
                     metrics |= {f"{side}.{r}.{margin.replace(' ', '_')}.{k}": v for k, v in _measured(found).items()}
-        recorded.append(Run(one["name"], {"estimator": one["name"]}, metrics, tags={"kind": one["kind"]}))
+        verdicts = {}
+        for budget, at_budget in results["tasks"]["at_budget"].items():
+            for r, compared in at_budget.get(one["name"], {}).items():
+                verdicts[f"at_budget.{budget}.{r}"] = f"{compared['verdict']}, against {compared['against']}"
+        tags = {"kind": one["kind"], **verdicts}
+        recorded.append(Run(one["name"], {"estimator": one["name"]}, metrics, tags=tags))
     return recorded
 
 

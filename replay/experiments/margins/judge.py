@@ -16,10 +16,11 @@ from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.estimates import Bases
 from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.open_loop.period import SEQUENCE, Period, positive, segment_slots
-from reclaim.replay.open_loop.scoring import per_resource, score
+from reclaim.replay.open_loop.scoring import per_resource, score, unit_sums
+from reclaim.replay.report.units import HINDSIGHT
 from reclaim.training.estimators.base import Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
-from reclaim.training.margins.calibrate import Calibration
+from reclaim.training.margins.calibrate import Calibration, calibrate, guarded_reservations
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Margin, under
 from reclaim.training.margins.online import OnlineMargin
 
@@ -87,6 +88,21 @@ def judge(
         "results": measured,
         "sequence": over_time(sequence, period) | {"drawn": drawn},
     }
+
+
+def in_hindsight(
+    bases: Bases, period: Period, budgets: Budgets, *, by_group: bool = False
+) -> dict[str, NDArray[np.float64]]:
+    """Return the sums of each unit under margins that keep the budgets on the test rows themselves, by name of margin.
+
+    They compare estimators at equal violation; no service can set them.
+    """
+    windows, rows = period.history.windows, period.rows
+    of_test = {name: base.take(rows) for name, base in bases.items()}
+    target = period.history.target[rows]
+    margins = calibrate(of_test, windows.take(rows), target, budgets, by_group=by_group).margins
+    reserved = guarded_reservations(bases, windows, margins)
+    return {name + HINDSIGHT: unit_sums(reserved[name], period) for name in asdict(budgets)}
 
 
 def judge_fixed(name: str, kind: str, estimate: Estimate, period: Period, *, bootstrap: Bootstrap) -> dict[str, Any]:

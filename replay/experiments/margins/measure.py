@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -25,18 +26,20 @@ from reclaim.replay.experiment import (
 )
 from reclaim.replay.experiments.margins.closed_loop import most_reclaiming, run_cells
 from reclaim.replay.experiments.margins.figures import FIGURES, cell_in_turn
-from reclaim.replay.experiments.margins.judge import cell_over_time, follow, judge, judge_fixed
-from reclaim.replay.experiments.margins.page import page, summary_table
+from reclaim.replay.experiments.margins.judge import cell_over_time, follow, in_hindsight, judge, judge_fixed
+from reclaim.replay.experiments.margins.page import EQUAL, page, summary_table
 from reclaim.replay.experiments.margins.runs import COLUMNS, runs
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
 from reclaim.replay.open_loop.history import oracle
 from reclaim.replay.open_loop.metrics import METRICS
-from reclaim.replay.open_loop.paired import RECLAIMED, VIOLATION, Paired
+from reclaim.replay.open_loop.paired import EQUAL_DEFINITION, VERDICT_DEFINITION, Paired
 from reclaim.replay.open_loop.period import period_facts
 from reclaim.replay.open_loop.timeline import EVENT_DEFINITION, OVER_DEFINITION
-from reclaim.replay.report.units import UnitSums, write_units
+from reclaim.replay.report.units import HINDSIGHT, UnitSums, write_units
 from reclaim.replay.settings import ReplayConfig
+from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.margins.tune import tuning_facts
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,11 @@ def _judged(estimates: Estimates, source: Source, config: MarginsConfig) -> Iter
         else:
             kind, made = source.kind(name), estimates.calibrations[name]
             reserved = estimates.reservations(name)
-            yield judge(name, kind, made, reserved, period, bootstrap=bootstrap, drawn=name in drawn)
+            found = judge(name, kind, made, reserved, period, bootstrap=bootstrap, drawn=name in drawn)
+            found["units"] |= in_hindsight(both, period, config.budgets, by_group=config.by_group)
+            if name in estimates.tunings:
+                found["settings"] = tuning_facts(estimates.tunings[name])
+            yield found
             if name in bundles and config.online:
                 reserved = follow(both, period, made.margins, config.budgets, config.horizon_s)
                 yield judge(name + ONLINE, kind, None, reserved, period, bootstrap=bootstrap, drawn=False)
@@ -130,25 +137,30 @@ def _drawn(config: ReplayConfig, learned: Sequence[str]) -> list[str]:
 def against_best(
     judged: Sequence[Mapping[str, Any]], units: UnitSums, config: ReplayConfig
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return, by margin, estimator and resource, the paired difference to the best statistical other one."""
+    """Return, by margin, estimator and resource, the comparison with the best statistical other one.
+
+    ``at_equal_violation`` of each is that of the margins set in hindsight; None where there are none.
+    """
     kinds = {e["name"]: e["kind"] for e in judged if e["kind"] in COMPARED}
     found: dict[str, dict[str, dict[str, Any]]] = {}
-    for margin in dict.fromkeys(margin for name, margin in units.sums if name in kinds):
-        sums = {name: units.sums[name, margin] for name in kinds}
-        paired = Paired(sums, draws=config.draws, seed=config.seed, confidence=config.confidence)
-        statistical = [name for name, kind in kinds.items() if kind == STATISTICAL]
-        for name in kinds:
-            for r, resource in enumerate(RESOURCES):
-                opponent = paired.best_against(name, statistical, r)
-                if opponent is not None:
-                    difference = paired.difference(name, opponent, r)
-                    found.setdefault(margin, {}).setdefault(name, {})[resource] = {
-                        "against": opponent,
-                        "verdict": difference.verdict,
-                        RECLAIMED: difference.reclaimed.report(),
-                        VIOLATION: difference.violation.report(),
-                    }
+    for margin in MARGIN_NAMES:
+        budget = config.budgets.of(margin)
+        paired, equal = (_paired(units, kinds, key, config) for key in (margin, margin + HINDSIGHT))
+        for name, (r, resource) in product(kinds, enumerate(RESOURCES)):
+            rivals = [other for other, kind in kinds.items() if kind == STATISTICAL]
+            compared = paired.compare_best(name, rivals, r, budget)
+            if compared is not None:
+                afterwards = equal.compare_best(name, rivals, r, budget) if name in equal.names else None
+                found.setdefault(margin, {}).setdefault(name, {})[resource] = compared.report() | {
+                    "at_equal_violation": None if afterwards is None else afterwards.report()
+                }
     return found
+
+
+def _paired(units: UnitSums, names: Iterable[str], margin: str, config: ReplayConfig) -> Paired:
+    """Return the named estimators that have sums under a margin."""
+    sums = {name: units.sums[name, margin] for name in names if (name, margin) in units.sums}
+    return Paired(sums, draws=config.draws, seed=config.seed, confidence=config.confidence)
 
 
 def _definitions(config: ReplayConfig) -> dict[str, str]:
@@ -178,11 +190,15 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
             f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples of whole collections, "
             f"seed {config.seed}. Of one collection alone there is none."
         ),
-        "difference between estimators": (
-            "Both are resampled on the same collections, and subtracted. The best statistical one is, of those that do "
-            "not violate more beyond the noise, the one that reclaims most. Better: one of reclaimed share and "
-            "violation rate is, by its interval, and the other is not worse; more (less) of both: it reclaims more "
-            "(less) and violates more (less), so that a margin, not the estimator, makes the difference."
+        "difference between estimators": "Both are resampled on the same collections, and subtracted.",
+        "verdict": VERDICT_DEFINITION,
+        "at equal violation": EQUAL_DEFINITION,
+        "settings": (
+            "Those of an estimator without a model are chosen like the margins: per resource and budget, of a few "
+            "candidates that include the published ones, what reclaims most of the validation rows under the margin "
+            "that keeps the budget there."
+            if config.tune
+            else "Those of an estimator without a model are the published ones."
         ),
         "age": "Time since the task's first window began: all that an estimator can have seen of it.",
     }
@@ -191,11 +207,11 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=7,
+    version=8,
     config=MarginsConfig,
     measure=measure,
     page=page,
-    summary=lambda results: summary_table(results).without("interval", "compared with"),
+    summary=lambda results: summary_table(results).without("interval", "compared with", EQUAL),
     figures={**FIGURES, "cell_in_turn": cell_in_turn},
     runs=runs,
     columns=COLUMNS,

@@ -13,12 +13,14 @@ from reclaim.replay.experiment import COMPARED, HEADLINE, LEARNED, ORACLE, REFER
 from reclaim.replay.experiments.margins import tables
 from reclaim.replay.experiments.margins.runs import COLUMNS, UNSEEN_COLUMNS, runs
 from reclaim.replay.open_loop.estimates import LIMIT
-from reclaim.replay.open_loop.paired import BETTER, RECLAIMED, VIOLATION, WORSE
+from reclaim.replay.open_loop.paired import ALONE, BETTER, EXCEEDS, RECLAIMED, VIOLATION, WORSE
 from reclaim.replay.report.page import brief, runs_table
 from reclaim.training.margins.margin import MARGIN_NAMES
 
+EQUAL: Final = "at equal violation"
+"""Heading of the verdict under margins set in hindsight."""
 _CAPTION: Final = f"Best of each kind at the {HEADLINE} margin, Borg's estimator and the oracle"
-_RANK: Final = {BETTER: 0, WORSE: 2}
+_RANK: Final = {BETTER: 0, ALONE: 0, WORSE: 2, EXCEEDS: 3}
 """Order of the verdicts when the best estimator is chosen; the others lie between."""
 
 
@@ -39,6 +41,7 @@ def page(results: Results) -> dict[str, Any]:
         "ages": tables.split_table(results, "ages", "medium"),
         "detail": tables.detail_table(results),
         "margins": tables.margins_table(results),
+        "settings": tables.settings_table(results),
         "cell": loop,
         "cells": tables.cells_table(loop) if loop else None,
         "by_part": tables.parts_table(loop) if loop else None,
@@ -80,7 +83,8 @@ def summary_table(results: Results) -> Table:
             shown = _standing(by_name[name], margin, resource, differences) if name in by_name else None
             if shown is not None and all(shown["name"] != other["name"] for other in found):
                 rows.append(_row(role, resource, shown))
-    columns = ("resource", "role", "estimator", "reclaimed", "interval", "violation", "compared with", "verdict")
+    columns = ("resource", "role", "estimator", "reclaimed", "interval", "violation", "compared with", "verdict",
+               EQUAL)  # fmt: skip
     return Table(columns, tuple(rows), frozenset({"reclaimed", "violation"}), _CAPTION)
 
 
@@ -92,7 +96,7 @@ def comparisons(results: Results) -> Table:
             margin, RESOURCE_WORDS[r], name,
             *(measured[name][margin]["all"][metric][r]["value"] for metric in (RECLAIMED, VIOLATION)), of["against"],
             *(part for metric in (RECLAIMED, VIOLATION) for part in (of[metric]["value"], interval(of[metric]))),
-            of["verdict"],
+            of["verdict"], *_at_equal(of["at_equal_violation"]),
         )
         for margin, differences in results["against_best"].items()
         for r in RESOURCES
@@ -100,9 +104,18 @@ def comparisons(results: Results) -> Table:
         if (of := by_resource.get(r)) is not None
     ]  # fmt: skip
     columns = ("margin", "resource", "estimator", "reclaimed", "violation", "compared with", "reclaimed, difference",
-               "interval", "violation, difference", "its interval", "verdict")  # fmt: skip
-    shares = frozenset({"reclaimed", "violation", "reclaimed, difference", "violation, difference"})
+               "interval", "violation, difference", "its interval", "verdict", "in hindsight, with",
+               "reclaimed, in hindsight", "interval, in hindsight", EQUAL)  # fmt: skip
+    shares = frozenset({"reclaimed", "violation", "reclaimed, difference", "violation, difference",
+                        "reclaimed, in hindsight"})  # fmt: skip
     return Table(columns, tuple(rows), shares)
+
+
+def _at_equal(of: Mapping[str, Any] | None) -> tuple[Cell, ...]:
+    """Return opponent, difference of what is reclaimed, its interval and the verdict, of margins set in hindsight."""
+    if of is None:
+        return None, None, None, None
+    return of["against"], of[RECLAIMED]["value"], interval(of[RECLAIMED]), of["verdict"]
 
 
 def orders(results: Results) -> Table:
@@ -158,13 +171,14 @@ def _standing(
         "against": difference.get("against"),
         "difference": difference.get(RECLAIMED),
         "verdict": difference.get("verdict", ""),
+        "at_equal_violation": (difference.get("at_equal_violation") or {}).get("verdict", ""),
     }
 
 
 def _row(role: str, resource: str, one: Mapping[str, Any]) -> tuple[Cell, ...]:
     bounds = interval(one["reclaimed"])
     return (RESOURCE_WORDS[resource], role, one["name"], one["reclaimed"]["value"], bounds, one["violation"]["value"],
-            one["against"], brief(one["verdict"]))  # fmt: skip
+            one["against"], brief(one["verdict"]), brief(one["at_equal_violation"]))  # fmt: skip
 
 
 def _per_day(

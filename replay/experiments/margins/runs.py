@@ -60,14 +60,23 @@ def _run(
     for r in RESOURCES:
         numbers[r] = _with_bounds(measured["all"], r)
         numbers[f"unseen.{r}"] = {metric: of[r]["value"] for metric, of in measured["unseen"].items()}
-    for r, difference in against.items():
-        numbers[f"against_best.{r}"] = _with_bounds({m: {r: difference[m]} for m in (RECLAIMED, VIOLATION)}, r)
-    verdicts = {f"against_best.{r}": f"{of['verdict']} than {of['against']}" for r, of in against.items()}
+    compared = {f"against_best.{r}": (r, of) for r, of in against.items()}
+    compared |= {
+        f"at_equal_violation.{r}": (r, of["at_equal_violation"])
+        for r, of in against.items()
+        if of["at_equal_violation"] is not None
+    }
+    for key, (r, of) in compared.items():
+        numbers[key] = _with_bounds({m: {r: of[m]} for m in (RECLAIMED, VIOLATION)}, r)
+    verdicts = {key: f"{of['verdict']}, against {of['against']}" for key, (_, of) in compared.items()}
     return Run(
         name=f"{estimator['name']}/{margin}",
         words={"estimator": estimator["name"], "margin": margin},
         metrics=flatten(numbers),
-        params={"margin_share": estimator["margins"].get(margin, {})},
+        params={
+            "margin_share": estimator["margins"].get(margin, {}),
+            "settings": estimator.get("settings", {}).get(margin, {}),
+        },
         tags={"kind": estimator["kind"], **verdicts},
     )
 

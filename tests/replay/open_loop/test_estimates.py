@@ -1,6 +1,7 @@
 """Folding a dataset: which rows are kept, what is known to have come after them, and that answers stay their own."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,14 @@ from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID
 from reclaim.features.targets import HORIZONS_S
-from reclaim.replay.open_loop.estimates import Bases, fold_dataset, run_base
+from reclaim.replay.experiment import Source
+from reclaim.replay.open_loop.estimates import Bases, CandidateFold, estimate_all, fold_dataset, run_base
 from reclaim.replay.open_loop.history import History
+from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.registry import build_estimator
+from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Guarded
+from reclaim.training.margins.tune import TunedEstimator, Tuning
 from reclaim.training.models.estimator import ForecastEstimator
 
 HOUR, NEXT = HORIZONS_S.index(3600), HORIZONS_S.index(300)
@@ -116,6 +121,48 @@ def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_f
         np.testing.assert_array_equal(answers["network"][margin].reservation, whole.reservation[rows])
         np.testing.assert_array_equal(answers["network"][margin].rule, whole.rule[rows])
         assert len(np.unique(whole.reservation)) > 100
+
+
+def test_settings_are_chosen_without_reading_a_test_row(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
+    read = opened.windows
+
+    def chosen(period: int | None, horizon_s: int = 3600) -> Tuning:
+        def changed(_: Dataset, bucket: int) -> Windows:
+            windows = read(bucket)
+            rows = slice(features.bucket_start[bucket], features.bucket_start[bucket + 1])
+            here, usage = np.asarray(features.period[rows]) == period, windows.usage.copy()
+            usage[here] = np.random.default_rng(bucket).random(usage[here].shape)
+            return replace(windows, usage=usage)
+
+        monkeypatch.setattr(Dataset, "windows", changed)
+        return CandidateFold.run(opened, features, ["borg"], {}, progress=False).choose("borg", horizon_s)
+
+    assert chosen(TEST) == chosen(None)
+    assert chosen(VALID) != chosen(None)
+    assert chosen(None, 300) != chosen(None)
+
+
+def test_what_was_tuned_is_what_replays_and_what_could_be_served(dataset: Path) -> None:
+    opened = Dataset.open(dataset)
+    source = Source(opened, FeatureSet.open(dataset), {}, progress=False)
+    estimates = estimate_all(source, ReplayConfig(estimators=("borg", "limit")))
+    tuning, margins = estimates.tunings["borg"], estimates.calibrations["borg"].margins
+    assert tuning != {"baseline": ({}, {}), "aggressive": ({}, {})}
+    everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
+    rows = global_rows(dataset, estimates.history)
+    for margin in MARGIN_NAMES:
+        served = run_base(Guarded(TunedEstimator("borg", tuning, margins, margin), NO_MARGIN), everything)
+        np.testing.assert_array_equal(estimates.reservations("borg")[margin], served.reservation[rows])
+
+
+def test_untuned_estimators_have_the_published_settings(dataset: Path) -> None:
+    source = Source(Dataset.open(dataset), FeatureSet.open(dataset), {}, progress=False)
+    estimates = estimate_all(source, ReplayConfig(estimators=("borg",), tune=False))
+    assert not estimates.tunings
+    np.testing.assert_array_equal(
+        estimates.bases["borg"]["baseline"].reservation, fold(dataset)[1]["borg"]["baseline"].reservation
+    )
 
 
 def tasks_of(windows: Windows) -> set[tuple[int, int]]:

@@ -82,7 +82,7 @@ def test_the_page_is_self_contained_and_names_its_inputs(report: ReplayReport) -
     parsed.feed(page)
     assert page.count("<svg") == 2
     assert not re.search(r"""(src|href)=(?!"#)|https?://""", page)
-    assert parsed.tags.count("table") == page.count("<table data-sortable>") == 10
+    assert parsed.tags.count("table") == page.count("<table data-sortable>") == 11
     assert parsed.tags.count("script") == 1
     dataset = report.results["dataset"]
     for text in (

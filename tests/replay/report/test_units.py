@@ -8,7 +8,7 @@ import pytest
 from reclaim.data.errors import DataError
 from reclaim.replay.open_loop.metrics import POSITION, STATS, evaluate
 from reclaim.replay.report.page import ReplayReport
-from reclaim.replay.report.units import UNITS, UnitSums, read_units, write_units
+from reclaim.replay.report.units import HINDSIGHT, UNITS, UnitSums, read_units, write_units
 
 
 def random_units(seed: int = 1) -> UnitSums:
@@ -55,7 +55,14 @@ def test_the_sums_of_a_replay_add_up_to_its_results(report: ReplayReport) -> Non
     assert len(units.unit) == report.results["dataset"]["test_collections"]
     assert units.unseen.sum() == report.results["dataset"]["unseen_collections"]
     named = {(e["name"], margin) for e in report.results["estimators"] for margin in e["results"]}
-    assert set(units.sums) == named
+    afterwards = {
+        (e["name"], m + HINDSIGHT) for e in report.results["estimators"] for m in e["margins"] if m != "medium"
+    }
+    assert set(units.sums) == named | afterwards
+    for name, margin in afterwards:  # what keeps the budget on the rows it was set on
+        whole = evaluate(units.sums[name, margin].sum(axis=0))
+        budget = report.results["inputs"]["config"]["budgets"][margin.removesuffix(HINDSIGHT)]
+        assert (whole["violation_rate"] <= budget).all()
     for e in report.results["estimators"]:
         for margin, measured in e["results"].items():
             assert "units" not in measured

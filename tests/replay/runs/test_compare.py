@@ -113,7 +113,7 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
         expected = paired.difference("percentile", "borg", r)
         assert learned.metrics[f"against_best.{resource}.reclaimed_share"] == pytest.approx(expected.reclaimed.value)
         assert learned.metrics[f"against_best.{resource}.violation_rate_high"] == pytest.approx(expected.violation.high)
-        assert learned.tags[f"against_best.{resource}"] == f"{expected.verdict} than borg"
+        assert learned.tags[f"against_best.{resource}"] == f"{expected.verdict}, against borg"
         assert learned.metrics[f"{resource}.reclaimed_share_low"] <= learned.metrics[f"{resource}.reclaimed_share_high"]
     beside = differences().as_records()
     assert [(r["estimator"], r["against"], r["margin"]) for r in beside[:2]] == [("percentile", "borg", "medium")] * 2
@@ -123,7 +123,7 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
             found = [row[f"{what} {part}"] for part in ("difference", "low", "high")]
             kept = [f"against_best.{resource}.{metric}{part}" for part in ("", "_low", "_high")]
             assert found == [learned.metrics[name] for name in kept]
-        assert f"{row['verdict']} than borg" == learned.tags[f"against_best.{resource}"]
+        assert f"{row['verdict']}, against borg" == learned.tags[f"against_best.{resource}"]
     assert tracking.find_file(second, "none.txt") is None
 
     of_one = compare(first)

@@ -21,20 +21,26 @@ from reclaim.data.windows import Cell, Windows, concatenate, empty_windows
 from reclaim.features.fold.batch import FeatureState
 from reclaim.training.estimators import base
 from reclaim.training.estimators.base import RULES, STARTUP, UNKNOWN, Estimate, Estimator
-from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
+from reclaim.training.estimators.registry import ESTIMATORS, build_estimator, candidates
 from reclaim.training.margins.margin import MARGIN_NAMES, Guarded, Margin, three_margins
 from reclaim.training.margins.plan import Basis, Plan, plan_for_all
+from reclaim.training.margins.tune import TunedEstimator
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.models.forecaster import NetworkForecaster
 
 RELATED = "forecast with related"
-NAMES = (*sorted(ESTIMATORS), "forecast", RELATED)
+NAMES = (*sorted(ESTIMATORS), "tuned", "forecast", RELATED)
 WINDOW_US = 300_000_000
 MARGIN = Margin("baseline", (0.2, 0.1))
 
 SPENDING = {
     "baseline": (Basis(0.98, anchor=0.25), Basis(0.9, 3.0, 0.5)),
     "aggressive": (Basis(0.9, 1.0), Basis(0.9, anchor=0.5)),
+}
+
+TUNING = {
+    "baseline": ({"half_life_s": 3_600.0, "margin": 0.5}, {}),
+    "aggressive": ({"half_life_s": 900.0}, {"half_life_s": 3_600.0, "margin": 0.5}),
 }
 
 Make = Callable[[], Estimator]
@@ -45,6 +51,7 @@ def makers(random_forecaster: NetworkForecaster, related_forecaster: NetworkFore
     """Return makers of fresh estimators, by name."""
     return {
         **{name: partial(build_estimator, name) for name in ESTIMATORS},
+        "tuned": partial(TunedEstimator, "borg", TUNING),
         "forecast": lambda: ForecastEstimator(random_forecaster, 3_600, SPENDING),
         RELATED: lambda: ForecastEstimator(related_forecaster, 3_600, SPENDING, related=True),
     }
@@ -285,6 +292,15 @@ def test_a_state_that_other_code_saved_is_refused(make: Make) -> None:
 def test_every_parameter_is_kept_under_its_name_so_that_a_state_knows_it(name: str) -> None:
     parameters = inspect.signature(ESTIMATORS[name]).parameters
     assert set(parameters) <= set(vars(build_estimator(name)))
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_the_first_candidate_is_the_published_one_and_all_differ_and_can_be_built(name: str) -> None:
+    built = [vars(build_estimator(name, settings)) for settings in candidates(name)]
+    kinds = [repr({k: v for k, v in of.items() if not k.startswith("_")}) for of in built]
+    assert kinds[0] == repr({k: v for k, v in vars(build_estimator(name)).items() if not k.startswith("_")})
+    assert len(set(kinds)) == len(kinds)
+    assert (len(kinds) == 1) == (name in ("limit", "fixed-share"))  # these have no rates
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))

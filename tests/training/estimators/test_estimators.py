@@ -53,6 +53,20 @@ def test_borg_jumps_up_at_once_and_decays_from_there(make_windows: MakeWindows) 
     assert reservation[2:].tolist() == pytest.approx([0.4, 0.9, 0.5, 0.3])
 
 
+def test_borg_decays_towards_usage_plus_the_margin_and_not_a_decaying_state_times_it(make_windows: MakeWindows) -> None:
+    # half-life one window, margin 50 %, limit 1: usage 0.2 decays towards 0.3; usage 0.4 lifts to 0.6, above the 0.3875
+    # of then; 0.9 would lift to 1.35, which is the limit. The margin times the state without one would be 1.5 * 0.6 in
+    # the second window, 0.9.
+    windows = make_windows([0.2, 0.2, 0.2, 0.2, 0.4, 0.2, 0.9, 0.2])
+    reservation = BorgEstimator(half_life_s=WINDOW_S, margin=0.5).update(_slot(windows), windows).reservation[:, 0]
+    assert reservation.tolist() == pytest.approx([1.0, 0.65, 0.475, 0.3875, 0.6, 0.45, 1.0, 0.65])
+
+
+def test_a_margin_of_borg_below_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"margin must be at least 0, got -0\.1"):
+        BorgEstimator(margin=-0.1)
+
+
 def test_borg_decays_by_time_and_not_by_windows(make_windows: MakeWindows) -> None:
     windows = make_windows([0.2, 0.2, 0.2])
     windows.end_us[2] += 600_000_000  # the third window ends three half-lives after the second

@@ -33,7 +33,10 @@ from tests.replay.conftest import write_series
 
 Results = dict[str, Any]
 
-CONFIG = FrontierConfig(estimators=("borg", "percentile", "limit"), draws=30, predictors=("nsigma5", "borg_default"))
+CONFIG = FrontierConfig(
+    estimators=("borg", "percentile", "limit"), draws=30, predictors=("nsigma5", "borg_default"), tune=False
+)
+"""Without settings of its own for each budget an estimator has one curve."""
 
 
 @pytest.fixture(scope="module")

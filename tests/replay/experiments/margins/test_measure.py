@@ -99,7 +99,13 @@ def test_a_rate_of_unknown_events_has_no_order(report: ReplayReport) -> None:
 
 def difference(verdict: str, reclaimed: float = 0.01) -> dict[str, Any]:
     interval = {"value": reclaimed, "low": reclaimed - 0.005, "high": reclaimed + 0.005}
-    return {"against": "vpa", "verdict": verdict, "reclaimed_share": interval, "violation_rate": interval}
+    return {
+        "against": "vpa",
+        "verdict": verdict,
+        "reclaimed_share": interval,
+        "violation_rate": interval,
+        "at_equal_violation": None,
+    }
 
 
 @pytest.fixture
@@ -176,10 +182,15 @@ def test_the_runs_have_the_numbers_of_the_results_and_how_they_stand_to_the_best
     assert medium.metrics["against_best.memory.reclaimed_share_low"] == against["reclaimed_share"]["low"]
     assert medium.tags == {
         "kind": "statistical",
-        **{f"against_best.{r}": f"{of['verdict']} than percentile"
+        **{f"against_best.{r}": f"{of['verdict']}, against percentile"
            for r, of in report.results["against_best"]["medium"]["borg"].items()},
     }  # fmt: skip
-    assert medium.params == {"margin_share": report.results["estimators"][0]["margins"]["medium"]}
+    assert medium.params == {"margin_share": report.results["estimators"][0]["margins"]["medium"], "settings": {}}
+    aggressive = recorded["borg/aggressive"]
+    assert set(aggressive.params["settings"]["cpu"]) == {"half_life_s", "margin"}
+    equal = report.results["against_best"]["aggressive"]["borg"]["cpu"]["at_equal_violation"]
+    assert aggressive.tags["at_equal_violation.cpu"] == f"{equal['verdict']}, against {equal['against']}"
+    assert aggressive.metrics["at_equal_violation.cpu.reclaimed_share"] == equal["reclaimed_share"]["value"]
     assert recorded["oracle/none"].tags == {"kind": "oracle"}
 
 
