@@ -210,7 +210,7 @@ class CandidateFold:
 
     def choose(self, name: str, horizon_s: int, budgets: Budgets | None = None) -> Tuning:
         """Return the settings of an estimator that reclaim most within the budgets at a horizon."""
-        y, _ = self.features.valid_targets(self.rows)
+        y, _ = self.features.targets(self.rows)
         target = y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)].astype(np.float64)
         return choose_settings(self.answers[name], candidates(name), self.windows, target, budgets)
 
