@@ -24,6 +24,7 @@ from reclaim.data.core.duck import connect, literal
 from reclaim.data.core.files import write_json
 from reclaim.data.core.parquet import TableWriter
 from reclaim.data.dataset import bucket_name
+from reclaim.data.ingest.defects import DEFECTS, count_defects
 from reclaim.data.ingest.limits import POLICY, policy_of
 from reclaim.data.ingest.readers.staging import Layout, array_of, count_rows, empty_table, read_chunks
 from reclaim.data.ingest.shard import Shard
@@ -90,7 +91,8 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
     Returns
     -------
     dict of str to int
-        Rows of each table, windows and events that were dropped as repeated, windows without a limit.
+        Rows of each table, windows and events that were dropped as repeated, windows without a limit, and those with
+        each of ``DEFECTS``.
     """
     done = Path(job.staging) / "buckets" / f"{job.bucket}.json"
     files = [Path(job.out) / name / bucket_name(job.bucket) for name in s.BUCKETED]
@@ -100,7 +102,8 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
             return dict(record["counts"])
     source, usage_schema = job.source, s.with_extras("usage", job.source.extras.get("usage", ()))
     events_schema = s.with_extras("events", source.extras.get("events", ()))
-    counts = dict.fromkeys((*s.BUCKETED, "tasks", "duplicate_windows", "duplicate_events", "windows_without_limit"), 0)
+    dropped = ("duplicate_windows", "duplicate_events", "windows_without_limit")
+    counts = dict.fromkeys((*s.BUCKETED, "tasks", *dropped, *DEFECTS), 0)
     folders = [Path(shard.folder) for shard in job.shards if shard.table == "usage"]
     layout = Layout.of(job.staged)
     with ExitStack() as stack:
@@ -130,6 +133,8 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
             counts["duplicate_windows"] -= len(order)
             usage = _usage(connection, source, layout.table_of(rows, order), usage_schema, events)
             counts["windows_without_limit"] += usage[s.CPU_LIMIT].null_count
+            for name, count in count_defects(usage, source.longest_window_us).items():
+                counts[name] += count
             out["usage"].write(usage)
             out["events"].write(events)
             out["constraints"].write(_constraints(connection, first, past))

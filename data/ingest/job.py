@@ -22,6 +22,7 @@ from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.ingest.bucket import TABLES as REST
 from reclaim.data.ingest.bucket import BucketJob, TableJob, make_bucket, make_table, staged_schema
+from reclaim.data.ingest.defects import DEFECTS
 from reclaim.data.ingest.manifest import check_there, fingerprint_of, manifest_of
 from reclaim.data.ingest.readers.staging import empty_table
 from reclaim.data.ingest.shard import REJECTS, Damaged, Shard, ShardJob, take_shard
@@ -208,7 +209,10 @@ def _make(
         for file in folder.iterdir()
         if file.is_file() and file not in matched and file.name not in _COMPANIONS
     )
-    manifest = manifest_of(source_folder, source, shards, repeated, damaged, counts, rejects, not_read, buckets)
+    defects = {name: counts.pop(name) for name in DEFECTS}
+    manifest = manifest_of(
+        source_folder, source, shards, repeated, damaged, counts, defects, rejects, not_read, buckets
+    )
     write_json(finished / MANIFEST, manifest)
     os.replace(finished, out)
     discard_folder(staging, retired_of(out))

@@ -15,8 +15,19 @@ from pathlib import Path
 from typing import Final
 
 from reclaim.data import schema as s
+from reclaim.data.core.duck import quoted
 from reclaim.data.traces.schema_csv import SCHEMA_FILE, read_schema_csv
-from reclaim.data.traces.source import RawTable, Source, find_files, measured, present, recoded_sql, tier_sql
+from reclaim.data.traces.source import (
+    ZERO_MAXIMUM,
+    RawTable,
+    Source,
+    find_files,
+    maximum_sql,
+    measured,
+    present,
+    recoded_sql,
+    tier_sql,
+)
 
 TIER_FLOORS: Final = (0, 2, None, 9, 11)
 """Lowest 2011 priority of each of ``schema.TIERS``: free 0-1, beb 2-8, no mid tier, prod 9-10, mon 11.
@@ -66,6 +77,11 @@ _COUNTERS: Final = {
     "cycles per instruction": s.CPI, "memory accesses per instruction": s.MAI, "sample portion": s.SAMPLE_PORTION,
 }  # fmt: skip
 """Column of task_usage → canonical one; an implausible value is counted and kept: the usages beside it are good."""
+_MAXIMA: Final = {
+    "maximum memory usage": maximum_sql('"maximum memory usage"', '"canonical memory usage"'),
+    "maximum CPU rate": maximum_sql('"maximum CPU rate"', '"CPU rate"'),
+}
+"""Column of task_usage → SQL; "this value is not available for some tasks" (section "Resource usage")."""
 _REUSED: Final = {f"job ID {REUSED_JOB} stands for two jobs": f'"job ID" = {REUSED_JOB}'}
 
 
@@ -106,7 +122,7 @@ USAGE: Final = RawTable(
     select=f"""
         {_TASK}, "start time" AS {s.START_US}, "end time" AS {s.END_US}, "machine ID" AS {s.MACHINE_ID},
         CAST(0 AS TINYINT) AS {s.COLLECTION_TYPE}, "aggregation type" AS {s.AGGREGATION_TYPE},
-        {", ".join(f'"{column}" AS {name}' for column, name in (_MEASURES | _COUNTERS).items())}
+        {", ".join(f"{_MAXIMA.get(raw, quoted(raw))} AS {name}" for raw, name in (_MEASURES | _COUNTERS).items())}
     """,
     checks={
         **present("job ID", "task index", "start time", "end time"),
@@ -118,9 +134,8 @@ USAGE: Final = RawTable(
     needs=("start time", "end time", "job ID", "task index", "machine ID"),
     defects={
         "CPU rate is missing": '"CPU rate" IS NULL',
-        "maximum CPU rate is below CPU rate": '"maximum CPU rate" < "CPU rate"',
-        "maximum memory usage is below canonical memory usage": '"maximum memory usage" < "canonical memory usage"',
-        "measurement is longer than 300 s": f'"end time" - "start time" > {LONGEST_WINDOW_US}',
+        **{f"{column} is 0 with a mean above 0, made null": f'"{column}" = 0 AND {sql} IS NULL'
+           for column, sql in _MAXIMA.items()},
         **_outside("cycles per instruction", *PLAUSIBLE_CPI),
         **_outside("memory accesses per instruction", *PLAUSIBLE_MAI),
         **_outside("sample portion", 0, 1),
@@ -278,7 +293,8 @@ def google_v2(folder: Path) -> Source:
         trace="google-v2.1",
         tables=tuple(replace(table, order=orders[raw]) for raw, table in TABLES.items() if raw in orders),
         lacks=(*_NEVER, *absent),
-        options={SCHEMA_FILE: text},
+        options={SCHEMA_FILE: text, **ZERO_MAXIMUM},
         extras=_EXTRAS,
+        longest_window_us=LONGEST_WINDOW_US,
         notes=_NOTES,
     )

@@ -1,9 +1,10 @@
 """Describes the five tables of the Google cluster-usage traces v3 (2019), as JSON lines or as a parquet export.
 
 Quirks: 64-bit integers and enums may be strings; enums may be names; ``alloc_collection_id`` 0 means top level and
-``machine_id`` 0 means no machine (-1, a dedicated machine, is kept); ``alloc_instance_index`` -1 means null, as does a
-missing type of 0 or an empty one; event times 0 and 2^63-1 mean before and after the trace; ``resource_request`` may
-be an empty object; a repeated field without an element is left out of JSON and an empty list in parquet.
+``machine_id`` 0 means no machine (-1, a dedicated machine, is kept); ``alloc_instance_index`` -1 means null, as does
+a missing type of 0 or an empty one, and a maximum usage of 0 with a mean above 0 ("it may be omitted or 0"); event
+times 0 and 2^63-1 mean before and after the trace; ``resource_request`` may be an empty object; a repeated field
+without an element is left out of JSON and an empty list in parquet.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from reclaim.data import schema as s
-from reclaim.data.traces.source import Field, RawTable, Source, code_sql, present, tier_sql
+from reclaim.data.traces.source import ZERO_MAXIMUM, Field, RawTable, Source, code_sql, maximum_sql, present, tier_sql
 
 _RESOURCES: Final = "STRUCT(cpus DOUBLE, memory DOUBLE)"
 _CONSTRAINTS: Final = "STRUCT(name VARCHAR, value VARCHAR, relation VARCHAR)[]"
@@ -80,6 +81,8 @@ def _measured_vector(column: str) -> str:
     return f"list_min({column}) >= 0 AND isfinite(list_max({column})) AND list_count({column}) = len({column})"
 
 
+LONGEST_WINDOW_US: Final = 300_000_000
+"""Longest window there should be, in µs (section "Time and timestamps")."""
 _COUNTERS: Final = ("cycles_per_instruction", "memory_accesses_per_instruction", "sample_rate")
 """Fields kept however implausible: not all machines collect them, and no feature depends on one alone."""
 
@@ -98,8 +101,8 @@ _FIELDS: Final = (
     *_PLACE,
     Field("average_usage.cpus", s.CPU_MEAN, needed=True),
     Field("average_usage.memory", s.MEMORY_MEAN),
-    Field("maximum_usage.cpus", s.CPU_MAX),
-    Field("maximum_usage.memory", s.MEMORY_MAX),
+    Field("maximum_usage.cpus", s.CPU_MAX, mean="average_usage.cpus"),
+    Field("maximum_usage.memory", s.MEMORY_MAX, mean="average_usage.memory"),
     Field("random_sample_usage.cpus", s.CPU_SAMPLE),
     Field("assigned_memory", s.MEMORY_ASSIGNED),
     Field("page_cache_memory", s.PAGE_CACHE),
@@ -131,6 +134,8 @@ def _canonical(fields: Iterable[Field]) -> str:
             return _ENUMS[field.path]
         if field.column in _LENGTHS:
             return f"CASE WHEN len({field.path}) = {_LENGTHS[field.column]} THEN {field.path} END"
+        if field.mean:
+            return maximum_sql(field.path, field.mean)
         if field.only_with:
             return f"CASE WHEN {field.only_with} <> 0 THEN nullif({field.path}, -1) END"
         return f"nullif({field.path}, 0)" if field.zero_is_null else field.path
@@ -265,4 +270,9 @@ ATTRIBUTES: Final = RawTable(
 
 def google_v3() -> Source:
     """Return the v3 source."""
-    return Source(trace="google-v3", tables=(USAGE, EVENTS, COLLECTIONS, MACHINES, ATTRIBUTES))
+    return Source(
+        trace="google-v3",
+        tables=(USAGE, EVENTS, COLLECTIONS, MACHINES, ATTRIBUTES),
+        options=ZERO_MAXIMUM,
+        longest_window_us=LONGEST_WINDOW_US,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from reclaim.data import schema as s
 from reclaim.data.core.duck import quoted
@@ -24,6 +25,8 @@ class Field:
         Whether 0 means null.
     only_with : str or None
         An integer field without which this one is null; -1 means null, too.
+    mean : str or None
+        For maxima: the path of the mean; where that is above 0, a maximum of 0 means null.
     most : int or None
         For enums: the largest code. Names are left to the careful reader.
     """
@@ -33,6 +36,7 @@ class Field:
     needed: bool = False
     zero_is_null: bool = False
     only_with: str | None = None
+    mean: str | None = None
     most: int | None = None
 
 
@@ -107,6 +111,8 @@ class Source:
         Table → its columns out of ``schema.EXTRAS``.
     derived : mapping of str to str
         Usage column → SQL over the row once its limits are known (a share becomes a usage).
+    longest_window_us : int or None
+        The longest window by the trace's own document; a longer one is counted as a defect.
     collection_limits : bool
         Whether a task whose events have no limits gets those of its collection.
     notes : tuple of str
@@ -119,6 +125,7 @@ class Source:
     options: Mapping[str, str] = field(default_factory=dict)
     extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     derived: Mapping[str, str] = field(default_factory=dict)
+    longest_window_us: int | None = None
     collection_limits: bool = False
     notes: tuple[str, ...] = ()
 
@@ -136,6 +143,15 @@ def tier_sql(priority: str, floors: Sequence[int | None] = s.TIER_FLOORS) -> str
     cases = " ".join(f"WHEN {priority} >= {floor} THEN {tier}" for tier, floor in [*enumerate(floors)][::-1]
                      if floor is not None)  # fmt: skip
     return f"CAST(CASE {cases} END AS TINYINT)"
+
+
+ZERO_MAXIMUM: Final = {"maximum_of_0": "missing"}
+"""Option of the sources that use ``maximum_sql``; datasets made before it was there hold other rows."""
+
+
+def maximum_sql(highest: str, mean: str) -> str:
+    """Return SQL of a maximum: null where it is 0 and the mean is not, for that is no measurement."""
+    return f"CASE WHEN {highest} <> 0 OR {mean} IS NULL OR {mean} <= 0 THEN {highest} END"
 
 
 def code_sql(column: str, names: Sequence[str], first: int = 0, prefix: str = "") -> str:

@@ -48,6 +48,8 @@ class Plan:
         Whether 0 is null, and the integer without which this one is null (-1: none).
     needs : int64, shape (n,)
         Words of a row that must be there.
+    maxima : tuple of (int, int)
+        Words of maxima and of their means: a maximum of 0 is null where the mean is above 0.
     """
 
     names: NDArray[np.uint64]
@@ -57,6 +59,7 @@ class Plan:
     zero_is_null: NDArray[np.bool_]
     only_with: NDArray[np.int64]
     needs: NDArray[np.int64]
+    maxima: tuple[tuple[int, int], ...]
     null_row: NDArray[np.uint64]
     shape: tuple[int, int]
     window: tuple[int, int]
@@ -112,6 +115,11 @@ def plan_of(table_columns: tuple[tuple[str, str], ...], described: tuple[Field, 
         zero_is_null=zero_is_null,
         only_with=only_with,
         needs=np.array(needs, np.int64),
+        maxima=tuple(
+            (integers + layout.slot(field.column), integers + layout.slot(fields[field.mean].column))
+            for field in described
+            if field.mean is not None
+        ),
         null_row=layout.null_row,
         shape=(integers, len(layout.doubles)),
         window=(layout.slot(s.START_US), layout.slot(s.END_US)),
@@ -153,4 +161,8 @@ def plain_rows(
             plan.shape, plan.window,
         )  # fmt: skip
         others.append(left[:m])
-    return rows[:n], np.concatenate(others)
+    rows = rows[:n]
+    values = rows.view(np.float64)
+    for highest, mean in plan.maxima:
+        values[(values[:, highest] == 0) & (values[:, mean] > 0), highest] = np.nan
+    return rows, np.concatenate(others)

@@ -479,9 +479,10 @@ def test_a_bad_field_is_a_reject_with_its_file_line_and_reason(tmp_path: Path) -
 
 DEFECTS = [
     ("task_usage", "CPU rate", "", "CPU rate is missing"),
-    ("task_usage", "maximum CPU rate", "0.03", "maximum CPU rate is below CPU rate"),
-    ("task_usage", "maximum memory usage", "0", "maximum memory usage is below canonical memory usage"),
-    ("task_usage", "end time", "1200000001", "measurement is longer than 300 s"),
+    ("task_usage", "maximum CPU rate", "0.03", "cpu_max is below cpu_mean"),
+    ("task_usage", "maximum memory usage", "1e-7", "memory_max is below memory_mean"),
+    ("task_usage", "maximum memory usage", "0", "maximum memory usage is 0 with a mean above 0, made null"),
+    ("task_usage", "end time", "1200000001", "a window is longer than the trace's longest"),
     ("task_usage", "cycles per instruction", "0.1999", "cycles per instruction is outside 0.2 to 300"),
     ("task_usage", "cycles per instruction", "1e+06", "cycles per instruction is outside 0.2 to 300"),
     ("task_usage", "cycles per instruction", "nan", "cycles per instruction is outside 0.2 to 300"),
@@ -504,7 +505,8 @@ def test_known_defects_are_counted_and_the_rows_kept(tmp_path: Path) -> None:
     assert dataset.manifest["defects"] == Counter(reason for *_, reason in DEFECTS)
     rows = {row[s.INSTANCE_INDEX]: row for row in rows_of(dataset, "usage")}
     assert len(rows) == sum(table == "task_usage" for table, *_ in DEFECTS)
-    assert (rows[0][s.CPU_MEAN], rows[5][s.CPI], rows[8][s.SAMPLE_PORTION]) == (None, 1e6, 1.5)
+    assert rows[3][s.MEMORY_MAX] is None
+    assert (rows[0][s.CPU_MEAN], rows[6][s.CPI], rows[9][s.SAMPLE_PORTION]) == (None, 1e6, 1.5)
 
 
 def test_a_plain_csv_and_more_parts_give_the_same_rows(tmp_path: Path) -> None:
@@ -559,12 +561,14 @@ def test_sums_per_task_and_per_machine_equal_those_of_the_raw_rows(key: tuple[st
     cell = write_cell(tmp_path / "cell", {})
     for part in range(3):
         write_table(cell, "task_usage", drawn_usage(part, 200), part)
+    means = {"maximum CPU rate": "CPU rate", "maximum memory usage": "canonical memory usage"}
     raw: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
     for file in cell.glob("task_usage/*.csv.gz"):
         for fields in csv.reader(io.StringIO(gzip.decompress(file.read_bytes()).decode())):
             row = dict(zip(COLUMNS["task_usage"], fields, strict=True))
             for name, column in MEASURES.items():
-                if row[name]:
+                mean = row[means[name]] if name in means else ""
+                if row[name] and not (float(row[name]) == 0 < float(mean or 0)):  # that is missing
                     raw[column, *(int(row[id_]) for id_ in key)].append(float(row[name]))
     dataset = read(cell, tmp_path / "out", buckets=4)
     ids = [{"job ID": s.COLLECTION_ID, "task index": s.INSTANCE_INDEX, "machine ID": s.MACHINE_ID}[id_] for id_ in key]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import SchemaError
 from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.windows import demand, peak_cpu
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
@@ -481,6 +483,51 @@ def test_a_vector_of_another_length_is_null_and_counted_and_an_empty_one_only_nu
                                                "tail_cpu_usage_distribution has not 9 elements": 1}  # fmt: skip
         assert [v is None for v in dataset.usage(0)[s.CPU_PERCENTILES].to_pylist()] == [False, True, False, True]
         assert [v is None for v in dataset.usage(0)[s.CPU_TAIL_PERCENTILES].to_pylist()] == [False, False, True, False]
+
+
+def test_windows_that_cannot_be_as_they_say_are_kept_and_counted(tmp_path: Path) -> None:
+    window = RAW["instance_usage"][0]
+    start, end = int(window["start_time"]), int(window["end_time"])
+    usual = {"average_usage": {"cpus": 0.25, "memory": 0.25}, "maximum_usage": {"cpus": 0.5, "memory": 0.5}}
+    oddities: tuple[dict[str, Any], ...] = (
+        {"end_time": start + 300_000_001},
+        {"maximum_usage": {"cpus": 0.125, "memory": 0.5}},
+        {"maximum_usage": {"cpus": 0.5, "memory": 0.125}},
+        {"cpu_usage_distribution": [*PERCENTILES[:9], PERCENTILES[10] + 1, PERCENTILES[10]]},
+        {"tail_cpu_usage_distribution": [TAIL[8] + 1, *TAIL[1:]]},
+        {},
+    )
+    rows = [window | usual | {"instance_index": k} | changes for k, changes in enumerate(oddities)]
+    rows += [rows[5] | {"start_time": start + 100_000_000, "end_time": end}]  # inside the last one
+    rows += [rows[5] | {"start_time": end, "end_time": end + 300_000_000}]  # right after both
+    for kind in KINDS:
+        dataset = read(write_raw(tmp_path / kind, {"instance_usage": rows}, kind), tmp_path / f"{kind} out")
+        assert dataset.n_windows == len(rows)
+        assert dataset.manifest["defects"] == {
+            "a window is longer than the trace's longest": 1,
+            "a window begins before an earlier one of its task ends": 1,
+            "cpu_max is below cpu_mean": 1, "memory_max is below memory_mean": 1, "cpu_percentiles fall": 1,
+            "cpu_tail_percentiles fall": 1,
+        }  # fmt: skip
+
+
+def test_a_maximum_of_zero_is_missing_where_the_mean_is_above_it(tmp_path: Path) -> None:
+    window = RAW["instance_usage"][0]
+    rows = [
+        window | {"instance_index": 1, "average_usage": {"cpus": 0.25, "memory": 0.5},
+                  "maximum_usage": {"cpus": 0.0, "memory": 0}},
+        window | {"instance_index": 2, "average_usage": {"cpus": 0.0, "memory": 0.0},
+                  "maximum_usage": {"cpus": 0.0, "memory": 0.0}},
+        window | {"instance_index": 3, "average_usage": {"cpus": 0.25}, "maximum_usage": {"cpus": 0.5, "memory": 0.0}},
+    ]  # fmt: skip
+    for kind in KINDS:
+        dataset = read(write_raw(tmp_path / kind, {"instance_usage": rows}, kind), tmp_path / f"{kind} out")
+        assert dataset.usage(0)[s.CPU_MAX].to_pylist() == [None, 0.0, 0.5]
+        assert dataset.usage(0)[s.MEMORY_MAX].to_pylist() == [None, 0.0, 0.0]
+        windows = dataset.windows(0)
+        windows.percentiles[:] = np.nan
+        assert demand(windows).tolist()[:2] == [[0.25, 0.5], [0.0, 0.0]]
+        assert peak_cpu(windows).tolist() == [0.25, 0.0, 0.5]
 
 
 def test_a_measurement_that_is_none_is_a_reject_and_a_counter_that_is_none_is_counted(tmp_path: Path) -> None:

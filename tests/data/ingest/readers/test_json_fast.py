@@ -80,7 +80,7 @@ NESTED = ["{}", "null", "[]", '"x"', "1", "{", "}", '{"cpus": 0.1, "memory": 0.2
           '{"cpus": null}', '{"cpus": 0.1,}', '{"cpus": 0.1, "cpus": 0.2}',
           '{ "cpus" : 0.1 }', '{"cpus" 0.1}', '{"c\\u0070us": 0.1}', '{"cpus": {"cpus": 0.1}}', '{"cpus": [0.1]}',
           '{,"cpus": 0.1}', '{"cpus": 0.1}}', '{"cpus":}', "[0.1, 0.2]",
-          '{"cpus": 0.1 "memory": 0.2}']  # fmt: skip
+          '{"cpus": 0.1 "memory": 0.2}', '{"cpus": 0, "memory": 0.0}', '{"cpus": 0.0}']  # fmt: skip
 
 number = st.one_of(
     st.sampled_from(NUMBERS),
