@@ -83,7 +83,7 @@ class Server:
 def reclaim_server(model: str, folder: Path, **settings: str) -> Iterator[Server]:
     """Give `reclaim serve` with its state on the disk, to be waited for; ``settings`` are of its environment."""
     port = free_port()
-    environment = os.environ | {"BENTOML_HOME": str(folder / "bentoml"), **settings}
+    environment = os.environ | {"BENTOML_HOME": str(folder / "bentoml"), "RECLAIM_CLOCK": "trace", **settings}
     command = [sys.executable, "-m", "reclaim", "serve", "--model", model, "--port", str(port)]
     with _running([*command, "--state", str(folder / "state")], port, folder / "reclaim.log", environment) as server:
         yield server

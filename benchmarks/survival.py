@@ -42,7 +42,7 @@ from reclaim.training.bundle import Bundle, load_bundle
 from tests.serving.cell_fixtures import Told, loaded, told_by, usage_rows
 from tests.serving.kill_harness import Cell, Server, made_up, survive
 
-SETTINGS = ServingSettings()
+SETTINGS = ServingSettings(clock="trace")
 Damage = Callable[[Path, np.random.Generator], None]
 
 

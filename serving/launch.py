@@ -44,7 +44,7 @@ def serve(
     host: str = "127.0.0.1", port: int = 3000, model: str = DEFAULT_MODEL, *,
     shadow: str = "", state: Path | None = DEFAULT_STATE, token_file: Path | None = None,
     tls_cert: Path | None = None, tls_key: Path | None = None, log_json: bool = False, repair: bool = False,
-    insecure: bool = False,
+    insecure: bool = False, clock: str = "",
 ) -> NoReturn:  # fmt: skip
     """Turn this process into the server: the one process that receives signals, with no parent above it.
 
@@ -71,6 +71,8 @@ def serve(
         Whether a state that is damaged in the middle is used up to the damage, and the rest moved aside.
     insecure : bool
         Whether other machines may connect without a token.
+    clock : str
+        Clock of the windows, ``unix`` or ``trace``.
 
     Raises
     ------
@@ -82,7 +84,7 @@ def serve(
     tls = _checked_tls(tls_cert, tls_key)
     with _listening(host, port) as listening:
         given: dict[str, Any] = {"shadow": shadow, "token_file": token_file and token_file.absolute()}
-        given |= {"log_json": log_json, "repair": repair}
+        given |= {"log_json": log_json, "repair": repair, "clock": clock}
         given = {name: value for name, value in given.items() if value}
         given |= {"model": model, "state": None if state is None else _checked_state(state)}
         settings = read_settings().model_copy(update=given)

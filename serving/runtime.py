@@ -88,6 +88,7 @@ class Runtime:
             "ready": self.writer.state == "ok",
             "state": self.writer.state,
             "store": self._store_status,
+            "clock": self.tracker.clock.problem or "ok",
             "notes": notes,
             "tracked": len(self.tracker),
             "model": asdict(model),
@@ -201,6 +202,8 @@ class Runtime:
             "model_loaded_timestamp_seconds": loaded_at,
             "registry_reachable": float(not model.registry.startswith("unreachable")),
             "margin_budget_ratio": {(name,): float(budgets[name]) for name in MARGIN_NAMES if name in budgets},
+            "clock_ok": float(self.tracker.clock.problem is None),
+            "clock_refused_ratio": self.tracker.clock.claims.refused_share,
             "clock_timestamp_seconds": clock_s,
             "clock_lag_seconds": now - clock_s if unix else float("nan"),
         }

@@ -74,9 +74,9 @@ class ServingSettings(BaseSettings):
     """Largest time in seconds by which a window may end ahead of the clock, so that one wrong time does not make all
     others old. None: 300 with this machine's clock, else an hour, which gaps in a trace may pass if half of the tasks
     agree."""
-    clock: Literal["unix", "free"] = "free"
-    """``unix``: windows are in µs since 1970 and the clock is this machine's; for clusters. ``free``: any clock; it
-    stands at the end of the latest window taken and goes on from there with time; for traces."""
+    clock: Literal["unix", "trace"] = "unix"
+    """``unix``: windows are in µs since 1970 and the clock is this machine's. ``trace``: windows have times of a trace;
+    the clock stands at the time that more than a tenth of the tasks have reached and goes on from there with time."""
     stale_s: float | None = Field(default=None, gt=0)
     """A task without a new window for this long gets its limit again, in seconds; None: two horizons of the model."""
     forget_s: float = Field(default=86_400.0, gt=0)

@@ -1,24 +1,40 @@
-"""Clock of the cell: this machine's time, or the end of the latest window, which no single task can move far."""
+"""Clock of the cell: this machine's time, or that of the windows, which no few tasks can move far."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.serving.cell.claims import MOST_CLAIMS, Claims
+
 if TYPE_CHECKING:
     from reclaim.serving.settings import ServingSettings
 
+Ids = NDArray[np.int64]
+
 _US: Final = 1_000_000
-_ENOUGH_TASKS: Final = 10_000
-"""Number of tasks whose common time is believed in a cell of any size: no machine or rack has as many."""
+_DAY_US: Final = 86_400 * _US
+_MOVES: Final = 10
+"""A clock of the windows stands at a time that more than one in this many of the tasks that send have reached. Fewer
+are those of a machine or a client that is wrong; in no trace do more than nine tenths of the tasks end at once."""
+
+
+class Tasks(Protocol):
+    """Last windows of the tasks of a cell."""
+
+    def spans(self) -> tuple[Ids, Ids]:
+        """Return start and end of those of all tasks that have one; each int64, shape (n,)."""
+
+    def ends_of(self, key: Ids) -> Ids:
+        """Return the end of each task's, -1 without one; key (n, 2), result (n,)."""
 
 
 class CellClock:
-    """Runs from the end of the latest window, or is this machine's clock.
+    """Clock that shows this machine's time, or that of the windows.
 
     Parameters
     ----------
@@ -31,7 +47,10 @@ class CellClock:
     Attributes
     ----------
     latest_us : int
-        End of the latest window taken; -1 before the first.
+        With this machine's clock, the end of the latest window taken. Otherwise the time that more than a tenth of the
+        tasks that send have reached. -1 before the first window.
+    claims : Claims
+        Tasks that are refused, and not.
     """
 
     def __init__(
@@ -41,7 +60,11 @@ class CellClock:
         self._ahead_us = int(settings.ahead * _US)
         self._now_us, self._passed_s = now_us, passed_s
         self._moved_s = passed_s()
+        self._need = 1  # tasks beyond the clock that move it
+        self._beyond = 0  # at most so many tasks are
+        self._wanting = 0  # further claims before they are counted again
         self.latest_us = -1
+        self.claims = Claims(passed_s)
 
     @property
     def present_us(self) -> int:
@@ -55,7 +78,7 @@ class CellClock:
 
     @property
     def shown_us(self) -> int:
-        """Time shown to callers: the end of the latest window, or now where that is earlier; -1 before the first."""
+        """Time shown to callers: ``latest_us``, or now where that is earlier; -1 before the first window."""
         return min(self.latest_us, self._now_us()) if self._unix else self.latest_us
 
     @property
@@ -63,30 +86,90 @@ class CellClock:
         """The latest time accepted from a single task; -1: any."""
         return -1 if self.present_us < 0 else self.present_us + self._ahead_us
 
-    def ahead(self, slot: NDArray[np.int64], end_us: NDArray[np.int64], tracked: int) -> NDArray[np.bool_]:
+    @property
+    def problem(self) -> str | None:
+        """What is wrong between the clock and the windows that come, and what to do; None: nothing."""
+        claims = self.claims
+        if claims.majority:
+            return (
+                f"windows of {claims.refused} tasks were refused of late as in the future, and those of {claims.taken} "
+                f"taken: the clock stands at {self.present_us} µs (RECLAIM_CLOCK, RECLAIM_AHEAD_S)"
+            )
+        behind_us = self.present_us - self.latest_us
+        if self._unix and self.latest_us >= 0 and claims.taken and behind_us > _DAY_US:
+            return (
+                f"the latest window ends {behind_us / _DAY_US:.0f} days before this machine's time, so that every task "
+                "is stale: windows of a trace need RECLAIM_CLOCK=trace"
+            )
+        return None
+
+    def ahead(self, key: Ids, end_us: Ids, tasks: Tasks) -> NDArray[np.bool_]:
         """Return which windows end too far ahead to be true, shape (n,).
 
-        Most of the tasks together overrule a clock of the windows: there was a gap. The present of the first write is
-        the median of its ends.
+        A clock of the windows moves to where most of the tasks that send claim to be, in one write or in several: there
+        was a gap. It does so, too, when for ten minutes more tasks were refused than taken. The present of the first
+        write is the median of its ends.
 
         Parameters
         ----------
-        slot : int64, shape (n,)
-            Slot of each task, -1 where it is unknown.
+        key : int64, shape (n, 2)
+            Collection and instance index.
         end_us : int64, shape (n,)
-        tracked : int
-            Number of tasks tracked.
+        tasks : Tasks
         """
         bound = self.bound_us
         if bound < 0 and len(end_us):
             bound = int(np.median(end_us)) + self._ahead_us
         wrong = end_us > bound
-        if self._unix or self.latest_us < 0 or not wrong.any():
+        if not wrong.any():
             return wrong
-        agree = len(np.unique(slot[wrong & (slot >= 0)]))
-        return wrong & (agree < min(tracked // 2 + 1, _ENOUGH_TASKS))
+        self.claims.refuse(key[wrong], end_us[wrong], tasks.ends_of(key[wrong]))
+        self._wanting -= int(np.count_nonzero(wrong))
+        if self._unix or self.latest_us < 0 or (self._wanting > 0 and not self.claims.lasting):
+            return wrong
+        agreed_us = self._agreed_us(tasks)
+        if agreed_us < 0:
+            return wrong
+        self.move(agreed_us)
+        self.claims.clear()
+        self._wanting = 0
+        return np.asarray(end_us > self.bound_us)
 
-    def reach(self, end_us: int) -> None:
-        """Record that windows up to this end were taken."""
-        if end_us > self.latest_us:
-            self.latest_us, self._moved_s = end_us, self._passed_s()
+    def _agreed_us(self, tasks: Tasks) -> int:
+        """Return the time that enough refused tasks claim; -1 where too few do."""
+        key, end_us, had_us = self.claims.claims()
+        valid = (end_us > self.bound_us) & (had_us == tasks.ends_of(key))  # no window was taken since
+        if not self.claims.lasting:
+            valid &= had_us >= 0
+            need = min(self._sending(*tasks.spans()) // 2 + 1, MOST_CLAIMS)
+            self._wanting = need - int(np.count_nonzero(valid))
+            if self._wanting > 0:
+                return -1
+        return int(np.median(end_us[valid])) if valid.any() else -1
+
+    def reach(self, end_us: Ids, tasks: Tasks) -> None:
+        """Record that windows were taken; ``end_us`` has the end of the last one of each task, shape (n,)."""
+        if self._unix:
+            self.latest_us = max(self.latest_us, int(end_us.max(initial=-1)))
+            return
+        self._beyond += int(np.count_nonzero(end_us > self.latest_us))
+        if self._beyond < self._need:
+            return
+        start_us, ends = tasks.spans()
+        self._need = self._sending(start_us, ends) // _MOVES + 1
+        beyond = ends[ends > self.latest_us]
+        if len(beyond) >= self._need:
+            self.move(int(np.partition(beyond, len(beyond) - self._need)[len(beyond) - self._need]))
+        self._beyond = int(np.count_nonzero(ends > self.latest_us))
+
+    def move(self, to_us: int) -> None:
+        """Set ``latest_us``."""
+        self.latest_us, self._moved_s = to_us, self._passed_s()
+
+    def start(self) -> None:
+        """Count refusals from now on, as what was restored was not sent now."""
+        self.claims = Claims(self._passed_s)
+
+    def _sending(self, start_us: Ids, end_us: Ids) -> int:
+        """Return how many tasks were sending when it was ``latest_us``: their next window was not over by then."""
+        return int(np.count_nonzero(2 * end_us - start_us > self.latest_us))

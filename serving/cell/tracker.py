@@ -98,7 +98,7 @@ class Tracker:
         return len(self._opted_out)
 
     def admit(self, windows: Windows, in_alloc: NDArray[np.int8]) -> Admitted:
-        """Decide which windows are taken; changes nothing.
+        """Decide which windows are taken; changes no task, and the clock only where most tasks agree on another time.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class Tracker:
         outcome = np.zeros(len(windows), np.uint8)
         outcome[windows.scheduled_us > end_us] = RUN_TO_COME
         outcome[self._ended.before_end(key, windows.start_us)] = ENDED
-        outcome[self.clock.ahead(slot, end_us, len(self))] = IN_THE_FUTURE
+        outcome[self.clock.ahead(key, end_us, self)] = IN_THE_FUTURE
         unknown = np.flatnonzero((slot < 0) & (outcome == NEW))
         if len(unknown):
             _, task = np.unique(key[unknown], axis=0, return_inverse=True)
@@ -156,7 +156,8 @@ class Tracker:
             self._reserve()
             keep(taken, scores, self._tasks, self._x, self._scores, self._threads)
             begins = self.clock.latest_us < 0
-            self.clock.reach(int(taken.windows.end_us.max(initial=-1)))
+            self.clock.reach(self._tasks[s.END_US][taken.touched], self)
+            self.clock.claims.take(taken.touched)
             heard = self._seen(self._slots.all()) if begins else taken.touched  # earlier facts have no time
             self._tasks["heard_us"][taken.touched] = self._tasks["heard_us"][heard] = self.clock.present_us
 
@@ -352,7 +353,7 @@ class Tracker:
             self._tasks, self._x = copy_of(memory["tasks"]), copy_of(memory["x"])
             self._ended.recall(part("ended."))
             self._opted_out = memory["opted_out"].copy()
-            self.clock.reach(int(memory["clock_us"][0]))
+            self.clock.move(int(memory["clock_us"][0]))
         except KeyError as error:
             raise StoreError(f"the state lacks {error}; start afresh with another --state folder") from error
 
@@ -400,6 +401,17 @@ class Tracker:
             self._tasks[gone] = UNKNOWN_TASK  # a reader that holds the slots already skips these
             if self._scorer is not None and self._scores is not None:
                 self._scores.put(gone, self._scorer.nothing(len(gone)))
+
+    def spans(self) -> tuple[Ids, Ids]:
+        """Return start and end of the last windows of all tasks that have one; for the writer thread."""
+        slot = self._slots.all()
+        start_us, end_us = self._tasks[s.START_US][slot], self._tasks[s.END_US][slot]
+        return start_us[end_us >= 0], end_us[end_us >= 0]
+
+    def ends_of(self, key: Ids) -> Ids:
+        """Return the end of each task's last window, -1 without one; for the writer thread. key (n, 2), result (n,)."""
+        slot = self._slots.find(key)
+        return np.where(slot < 0, -1, self._tasks[s.END_US][slot]) if len(self._tasks) else slot
 
     def find(self, key: Ids) -> Ids:
         """Return the slots of the known ones of named tasks; for the writer thread."""

@@ -92,6 +92,10 @@ SHOWN: Final[Mapping[str, Family]] = {
     "model_loaded_timestamp_seconds": Family("gauge", "When the model was loaded, since 1970.", ("role",)),
     "registry_reachable": Family("gauge", "1 while the model registry answers, else 0."),
     "margin_budget_ratio": Family("gauge", "Share of answers that may be violated under a margin.", ("margin",)),
+    "clock_ok": Family("gauge", "1 while windows and the clock agree, 0 when /readyz names what is wrong."),
+    "clock_refused_ratio": Family(
+        "gauge", "Of the tasks with windows in the last minutes, the share whose windows were refused as in the future."
+    ),
     "clock_timestamp_seconds": Family("gauge", "The cell's clock."),
     "clock_lag_seconds": Family("gauge", "Difference from the cell's clock to this machine's."),
     "quality_answers_total": Family("counter", f"Answers {_JUDGED}.", _BY_TIER),

@@ -174,7 +174,9 @@ class CellAnswer(Answer):
     horizon_s: int = Field(description="The horizon that a reservation is promised for, in seconds.")
     levels: list[float] = Field(description="The levels of all quantiles.")
     units: Units
-    clock_us: int | None = Field(description="The cell's clock: the end of the latest window taken; µs.")
+    clock_us: int | None = Field(
+        description="The cell's clock: end of the latest window; with RECLAIM_CLOCK=trace the time tasks agree on; µs."
+    )
     tracked: int = Field(description="Tasks in memory.")
     tasks: list[CellReservation]
     next: str | None = Field(description="Cursor of the next page; null on the last one.")

@@ -326,6 +326,7 @@ class Writer:
         assert self._scorer is not None
         if self._store is not None:
             self.recovered_rows = replay_log(self._store, self._tracker, self._settings)
+        self._tracker.clock.start()
         self._take_over(self._scorer)
         self.state = "ok"
         log.info("%d tasks restored, %d windows read from the log", len(self._tracker), self.recovered_rows)

@@ -56,6 +56,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     return service
 
 
+@pytest.fixture(scope="session", autouse=True)
+def clock_of_a_trace() -> Iterator[None]:
+    """Have services run by the clock of the windows: their times are small numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECLAIM_CLOCK", "trace")
+        yield
+
+
 @pytest.fixture(scope="session")
 def client(service: ModuleType, bundle_folder: Path) -> Iterator[Any]:
     """Give the whole BentoML application in this process, its start-up done; its settings are gone by then."""

@@ -36,7 +36,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 from tests.serving.cell_fixtures import Json, Memory, W, fact_rows, usage_arrow, usage_json
 from tests.serving.free_ports import reserved_port
 
-SETTINGS = {"RECLAIM_SNAPSHOT_MIB": "1", "RECLAIM_MAX_TRACKED": "100000"}
+SETTINGS = {"RECLAIM_CLOCK": "trace", "RECLAIM_SNAPSHOT_MIB": "1", "RECLAIM_MAX_TRACKED": "100000"}
 """Small snapshots, so that a kill finds the server at work on one."""
 _START_S, _STOP_S, _ANSWER_S = 600.0, 120.0, 120.0
 """Timeouts of events that must happen (s)."""
@@ -99,7 +99,7 @@ Answer = dict[str, NDArray[Any]]
 
 def never_killed(cell: Cell, bundle: Bundle) -> Answer:
     """Return the answers of an uninterrupted tracker."""
-    memory = Memory(ServingSettings(), bundle)
+    memory = Memory(ServingSettings(clock="trace"), bundle)
     for pieces, facts in zip(cell.slots, cell.facts, strict=True):
         memory.write(concatenate(pieces))
         if facts:

@@ -104,8 +104,9 @@ def test_options_are_handed_on_as_settings(
     os.symlink(token_file, elsewhere / "token")
     _, _, environment = taken(
         taken_over, port=free_port, model=str(bundle_folder), shadow="reclaim@candidate", token_file=Path("token"),
-        log_json=True,
+        log_json=True, clock="trace",
     )  # fmt: skip
+    assert environment["RECLAIM_CLOCK"] == "trace"
     assert environment["RECLAIM_SHADOW"] == "reclaim@candidate"
     assert environment["RECLAIM_TOKEN_FILE"] == str(elsewhere / "token")
     assert environment["RECLAIM_LOG_JSON"] == "True"

@@ -43,6 +43,24 @@ def test_a_model_of_related_tasks_is_refused_where_the_state_has_none_and_the_ot
         runtime.close()
 
 
+def test_a_refused_majority_is_named_by_readyz_and_a_metric_and_the_service_stays_ready(make_app: Any) -> None:
+    with make_app(clock="unix") as (_, runtime):
+        runtime.writer.write(usage_rows(windows_of({}))).result()
+        assert "RECLAIM_CLOCK=trace" in runtime.readiness().about["clock"]
+        assert "reclaim_clock_ok 0.0" in runtime.metrics.text()
+    with make_app(clock="trace") as (_, runtime):
+        assert runtime.readiness().about["clock"] == "ok"
+        told = windows_of(*({"task": task} for task in range(9)))
+        runtime.writer.write(usage_rows(told)).result()
+        runtime.writer.write(usage_rows(windows_of(*({"task": task, "at": 99} for task in range(20, 30))))).result()
+        ready = runtime.readiness()
+        assert "windows of 10 tasks were refused of late as in the future, and those of 9 taken" in ready.about["clock"]
+        assert ready.ready
+        shown = runtime.metrics.text()
+        assert "reclaim_clock_ok 0.0" in shown
+        assert f"reclaim_clock_refused_ratio {10 / 19}" in shown
+
+
 def test_a_state_saved_with_other_features_is_refused_with_what_to_do(bundle: Bundle, related_bundle: Bundle) -> None:
     with_related, without = (Memory(ServingSettings(), one).tracker for one in (related_bundle, bundle))
     for one, other in ((with_related, without), (without, with_related)):

@@ -11,6 +11,16 @@ def test_defaults_serve_the_champion_at_the_widest_margin() -> None:
     assert (settings.model, settings.margin, settings.max_tasks) == ("reclaim@champion", "baseline", 1_000)
 
 
+def test_the_clock_is_this_machines_unless_that_of_a_trace_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RECLAIM_CLOCK")
+    assert (read_settings().clock, read_settings().ahead) == ("unix", 300.0)
+    monkeypatch.setenv("RECLAIM_CLOCK", "trace")
+    assert (read_settings().clock, read_settings().ahead) == ("trace", 3_600.0)
+    monkeypatch.setenv("RECLAIM_CLOCK", "free")
+    with pytest.raises(ConfigError, match="RECLAIM_CLOCK: Input should be 'unix' or 'trace'"):
+        read_settings()
+
+
 def test_the_environment_sets_each_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECLAIM_MARGIN", "aggressive")
     monkeypatch.setenv("RECLAIM_MAX_TASKS", "7")

@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -289,6 +289,12 @@ def serve(
         bool, typer.Option("--repair", help="Use a damaged state up to the damage and move the rest aside.")
     ] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Accept other machines without a token.")] = False,
+    clock: Annotated[
+        Literal["unix", "trace"],
+        typer.Option(
+            help="`unix`: windows have this machine's time; `trace`: times of a trace.", envvar="RECLAIM_CLOCK"
+        ),
+    ] = "unix",
 ) -> None:
     """Serve reservations over HTTP until stopped; further settings are RECLAIM_… variables of the environment."""
     from reclaim.serving.http.process import prepare_process
@@ -301,7 +307,7 @@ def serve(
     run(
         host, port, model,
         shadow=shadow, state=None if in_memory else state, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key,
-        log_json=log_json, repair=repair, insecure=insecure,
+        log_json=log_json, repair=repair, insecure=insecure, clock=clock,
     )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 CELL = Cell((8.0, 16e9), 345_600_000_000)
 SETTINGS = ServingSettings(
+    clock="trace",
     largest_cpu=8.0, largest_memory=16e9, monday_us=345_600_000_000, stale_s=1e9, forget_s=1e9, ahead_s=1e9,
     cpu_unit="NCU", memory_unit="NMU",
 )  # fmt: skip
@@ -154,12 +155,13 @@ def check(memory: Memory, theirs: Replayed, end_us: int) -> int:
 
 def serve_and_check(theirs: Replayed, bundle: Bundle, how: str) -> int:
     """Serve a history cut in one way, compare after every slot of the clock, and return how many answers were equal."""
-    memory, equal = Memory(SETTINGS, bundle), 0
+    memory, equal, last_us = Memory(SETTINGS, bundle), 0, -1
     random = np.random.default_rng(1)
     for calls in pieces(theirs.windows, how, random):
         for windows in calls:
             assert set(memory.write(windows)) <= {0}
-        equal += check(memory, theirs, memory.tracker.clock_us)
+        last_us = max(last_us, *(int(windows.end_us.max(initial=-1)) for windows in calls))
+        equal += check(memory, theirs, last_us)
     return equal
 
 

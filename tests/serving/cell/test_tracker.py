@@ -534,7 +534,7 @@ def test_tasks_of_ever_new_names_leave_a_state_that_does_not_grow_and_is_counted
         assert max(groups.kept.values(), default=0) <= 8
 
 
-@pytest.mark.parametrize("clock", ["free", "unix"])
+@pytest.mark.parametrize("clock", ["trace", "unix"])
 def test_one_window_from_tomorrow_makes_no_task_stale(bundle: Bundle, clock: str) -> None:
     memory = memory_with(bundle, now_us=11 * W, clock=clock)
     for at in (9, 10):
@@ -543,7 +543,7 @@ def test_one_window_from_tomorrow_makes_no_task_stale(bundle: Bundle, clock: str
     assert memory.expire() == []
     assert len(memory.tracker) == 20
     assert (memory.answers().estimate.rule != STALE).all()
-    if clock == "free":  # all of them together know better: there was a gap in the trace
+    if clock == "trace":  # all of them together know better: there was a gap in the trace
         assert set(memory.write(windows_of(*({"task": t, "at": 400} for t in range(11))))) == {TAKEN}
 
 

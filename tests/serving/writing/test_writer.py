@@ -42,6 +42,7 @@ from reclaim.training.bundle import Bundle
 from tests.serving.cell_fixtures import (
     Json,
     Memory,
+    W,
     assert_same,
     assert_same_bits,
     fact_rows,
@@ -54,7 +55,7 @@ from tests.serving.cell_fixtures import (
 if TYPE_CHECKING:
     from tests.serving.conftest import History
 
-SETTINGS = ServingSettings(stale_s=1e9)
+SETTINGS = ServingSettings(stale_s=1e9, clock="trace")
 PATIENCE_S = 120
 """Timeout of events that must happen (s)."""
 
@@ -266,7 +267,8 @@ def test_small_writes_and_chunks_of_a_bulk_write_alternate(service: Service, mon
     def busy(kind: str, payload: Any) -> int:
         """Let another small write wait whenever something is taken, until 20 did."""
         if len(small) < 20:
-            small.append(service.write(windows_of({"task": 1_000, "at": len(small)})))
+            begin_us = len(small) * W // 10  # one task alone cannot go far ahead of the others
+            small.append(service.write(windows_of({"task": 1_000, "start_us": begin_us, "end_us": begin_us + W // 10})))
         return append(kind, payload)
 
     monkeypatch.setattr(service.store, "append", busy)

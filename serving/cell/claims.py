@@ -1,0 +1,121 @@
+"""Tasks whose windows were refused as in the future, counted against those whose windows were taken of late."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.arrays import room_for
+
+Ids = NDArray[np.int64]
+
+PERIOD_S: Final = 600.0
+"""Tasks are counted for one to two of these (s): all tasks of a cell send in two windows."""
+MOST_CLAIMS: Final = 10_000
+"""Number of tasks whose common time is believed in a cell of any size: no machine or rack has as many."""
+
+
+class Claims:
+    """Counts the tasks that were refused of late and those that were not, each once; from any thread.
+
+    Parameters
+    ----------
+    passed_s : callable
+        Monotonic seconds.
+    """
+
+    def __init__(self, passed_s: Callable[[], float]) -> None:
+        self._passed_s = passed_s
+        self._began_s = passed_s()
+        # of this period and of the one before; a task is in one of them
+        self._refused: list[dict[tuple[int, ...], tuple[int, int]]] = [{}, {}]
+        self._taken = [np.zeros(0, np.bool_), np.zeros(0, np.bool_)]
+        self._since_s: float | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def refused(self) -> int:
+        """Number of tasks that were refused, twice ``MOST_CLAIMS`` at most."""
+        with self._lock:
+            self._turn()
+            return sum(len(claims) for claims in self._refused)
+
+    @property
+    def taken(self) -> int:
+        """Number of tasks of which a window was taken."""
+        with self._lock:
+            self._turn()
+            return sum(int(np.count_nonzero(taken)) for taken in self._taken)
+
+    @property
+    def refused_share(self) -> float:
+        """Share of them that were refused; NaN where there are none."""
+        refused, taken = self.refused, self.taken
+        return refused / (refused + taken) if refused + taken else math.nan
+
+    @property
+    def majority(self) -> bool:
+        """Whether more tasks were refused than had a window taken."""
+        return self.refused > self.taken
+
+    @property
+    def lasting(self) -> bool:
+        """Whether that has been so for a whole period."""
+        return self._since_s is not None and self._passed_s() - self._since_s >= PERIOD_S
+
+    def take(self, slot: Ids) -> None:
+        """Record the slots of tasks whose windows were taken."""
+        with self._lock:
+            self._turn()
+            need = int(slot.max(initial=-1)) + 1
+            self._taken = [room_for(taken, need) for taken in self._taken]
+            self._taken[0][slot], self._taken[1][slot] = True, False
+
+    def refuse(self, key: Ids, end_us: Ids, had_us: Ids) -> None:
+        """Record refused windows; the latest one of a task stays.
+
+        Parameters
+        ----------
+        key : int64, shape (n, 2)
+            Collection and instance index.
+        end_us, had_us : int64, shape (n,)
+            Its end, and that of the last window taken of its task, -1 without one.
+        """
+        with self._lock:
+            self._turn()
+            now, before = self._refused
+            ends = zip(end_us[:MOST_CLAIMS].tolist(), had_us[:MOST_CLAIMS].tolist(), strict=True)
+            for task, claim in zip(map(tuple, key[:MOST_CLAIMS].tolist()), ends, strict=True):
+                before.pop(task, None)
+                if len(now) < MOST_CLAIMS or task in now:
+                    now[task] = claim
+            if not self.majority:
+                self._since_s = None
+            elif self._since_s is None:
+                self._since_s = self._passed_s()
+
+    def claims(self) -> tuple[Ids, Ids, Ids]:
+        """Return key, end_us and had_us of the refused windows, as ``refuse`` was given them."""
+        with self._lock:
+            self._turn()
+            both = self._refused[0] | self._refused[1]
+            ends = np.array(list(both.values()), np.int64).reshape(-1, 2)
+            return np.array(list(both), np.int64).reshape(-1, 2), ends[:, 0], ends[:, 1]
+
+    def clear(self) -> None:
+        """Forget the refusals, as the clock is another."""
+        with self._lock:
+            self._refused, self._since_s = [{}, {}], None
+
+    def _turn(self) -> None:
+        """Begin a new period where the current one is over."""
+        periods = int((self._passed_s() - self._began_s) // PERIOD_S)
+        for _ in range(min(periods, 2)):
+            self._refused = [{}, self._refused[0]]
+            self._taken = [np.zeros_like(self._taken[0]), self._taken[0]]
+        self._began_s += periods * PERIOD_S

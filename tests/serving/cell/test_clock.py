@@ -1,0 +1,152 @@
+"""Clock of a cell: moved by its tasks together, by no few of them, and never stuck."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.serving.cell.claims import PERIOD_S
+from reclaim.serving.cell.clock import CellClock
+from reclaim.serving.cell.outcomes import OUTCOMES
+from reclaim.serving.settings import ServingSettings
+from reclaim.training.bundle import Bundle
+from tests.serving.cell_fixtures import Memory, W, windows_of
+
+TAKEN, IN_THE_FUTURE = OUTCOMES.index("taken"), OUTCOMES.index("in_the_future")
+HOUR = 12
+"""Windows of an hour."""
+
+
+class TimedMemory(Memory):
+    """A tracker whose monotonic time is set by hand."""
+
+    def __init__(self, settings: ServingSettings, bundle: Bundle, now_us: int = -1) -> None:
+        super().__init__(settings, bundle, now_us)
+        self.passed_s = 0.0
+        self.tracker.clock = CellClock(settings, lambda: self.now_us, passed_s=lambda: self.passed_s)
+
+    def send(self, tasks: range, at: int) -> set[int]:
+        """Write a window of each task at once; return the outcomes."""
+        return set(self.write(windows_of(*({"task": task, "at": at} for task in tasks))))
+
+    @property
+    def clock(self) -> CellClock:
+        """Its clock."""
+        return self.tracker.clock
+
+
+Start = Callable[..., TimedMemory]
+
+
+@pytest.fixture
+def start(bundle: Bundle) -> Start:
+    def make(now_us: int = -1, **changes: Any) -> TimedMemory:
+        return TimedMemory(ServingSettings(**({"clock": "trace"} | changes)), bundle, now_us)
+
+    return make
+
+
+def test_one_client_of_one_task_moves_the_clock_of_a_cell_not_at_all(start: Start) -> None:
+    memory = start()
+    assert memory.send(range(100), 0) == {TAKEN}
+    outcomes = [memory.send(range(7, 8), at) for at in range(1, 40 * HOUR)]
+    assert outcomes[:HOUR] == [{TAKEN}] * HOUR  # within the bound, for itself
+    assert all(outcome == {IN_THE_FUTURE} for outcome in outcomes[HOUR:])
+    assert memory.clock.latest_us == W
+    for at in range(40 * HOUR):
+        memory.send(range(7, 17), HOUR + at)  # nor does a tenth of the tasks
+    assert memory.clock.latest_us == W
+    assert memory.send(range(20, 100), 1) == {TAKEN}
+    assert memory.clock.latest_us == 2 * W
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 40])
+def test_a_cell_whose_tasks_come_and_go_moves_its_own_clock_in_writes_of_any_size(start: Start, at_once: int) -> None:
+    memory, random = start(), np.random.default_rng(1)
+    tasks = list(range(40))
+    for at in range(3 * HOUR):
+        for low in range(0, 40, at_once):
+            told = [{"task": task, "at": at} for task in tasks[low : low + at_once]]
+            assert set(memory.write(windows_of(*told))) == {TAKEN}
+        tasks = [task if random.random() < 0.7 else task + 40 for task in tasks]  # the others are silent from now on
+        random.shuffle(tasks)
+        assert memory.clock.latest_us == (at + 1) * W
+
+
+def test_after_a_gap_agents_that_send_their_own_tasks_are_taken_once_most_of_them_have_come(start: Start) -> None:
+    memory = start()
+    memory.send(range(100), 0)
+    agents = [range(low, low + 10) for low in range(0, 100, 10)]
+    first = [memory.send(agent, 2 * HOUR) for agent in agents]
+    assert first == [{IN_THE_FUTURE}] * 5 + [{TAKEN}] * 5
+    assert all(memory.send(agent, 2 * HOUR) == {TAKEN} for agent in agents[:5])  # sent again
+    assert all(memory.send(agent, 2 * HOUR + 1) == {TAKEN} for agent in agents)
+    assert memory.clock.problem is None
+
+
+def test_tasks_that_were_refused_once_and_taken_since_do_not_count_as_a_gap(start: Start) -> None:
+    memory = start()
+    memory.send(range(100), 0)
+    for agent in range(10):
+        tasks = range(10 * agent, 10 * agent + 10)
+        assert memory.send(tasks, 2 * HOUR) == {IN_THE_FUTURE}
+        assert memory.send(tasks, 1) == {TAKEN}
+    assert memory.clock.latest_us == 2 * W
+
+
+def test_after_a_gap_in_which_all_tasks_were_replaced_the_new_ones_are_taken_after_ten_minutes(start: Start) -> None:
+    memory = start()
+    memory.send(range(100), 0)
+    memory.passed_s = 2 * PERIOD_S  # nothing comes any more
+    assert memory.send(range(200, 210), 4 * HOUR) == {IN_THE_FUTURE}
+    assert "windows of 10 tasks were refused of late as in the future, and those of 0 taken" in str(
+        memory.clock.problem
+    )
+    memory.passed_s += PERIOD_S - 1
+    assert memory.send(range(200, 210), 4 * HOUR + 2) == {IN_THE_FUTURE}
+    memory.passed_s += 1
+    assert memory.send(range(200, 210), 4 * HOUR + 2) == {TAKEN}
+    assert memory.clock.problem is None
+
+
+def test_a_client_that_is_wrong_for_hours_is_not_believed_while_the_cell_goes_on(start: Start) -> None:
+    memory = start()
+    for at in range(4 * HOUR):
+        memory.passed_s = 300.0 * at
+        assert memory.send(range(100), at) == {TAKEN}
+        assert memory.send(range(300, 340), at + 30 * HOUR) == {IN_THE_FUTURE}
+        assert memory.clock.problem is None
+        assert memory.clock.claims.refused_share == pytest.approx(40 / 140)
+
+
+def test_with_this_machines_clock_a_refused_majority_is_named_and_not_believed(start: Start) -> None:
+    memory = start(now_us=10 * W, clock="unix")
+    memory.send(range(3), 9)
+    for seconds in (0, 599, 1_201):
+        memory.passed_s = seconds
+        assert memory.send(range(10, 20), 11 * HOUR) == {IN_THE_FUTURE}
+        assert "refused of late" in str(memory.clock.problem)
+    memory.passed_s = 3_000
+    assert memory.clock.problem is None  # none came for long
+
+
+def test_with_this_machines_clock_the_windows_of_a_trace_are_named(start: Start) -> None:
+    memory = start(now_us=10**15, clock="unix")
+    assert memory.clock.problem is None
+    assert memory.send(range(3), 9) == {TAKEN}
+    assert "11574 days before this machine's time" in str(memory.clock.problem)
+    assert "RECLAIM_CLOCK=trace" in str(memory.clock.problem)
+
+
+def test_the_clock_goes_on_where_it_stood_after_a_restart(start: Start) -> None:
+    memory, other = start(), start()
+    memory.send(range(100), 0)
+    memory.send(range(7, 8), 9)
+    other.tracker.recall(memory.tracker.memory())
+    assert other.clock.latest_us == memory.clock.latest_us == W
+    assert other.send(range(7, 8), HOUR + 1) == {IN_THE_FUTURE}
+    assert other.send(range(100), 1) == {TAKEN, OUTCOMES.index("too_late")}
+    assert other.clock.latest_us == 2 * W
