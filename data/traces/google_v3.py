@@ -170,6 +170,7 @@ USAGE: Final = RawTable(
     },
     needs=tuple(dict.fromkeys(field.path.split(".")[0] for field in _FIELDS if field.needed)),
     fields=_FIELDS,
+    aliases={"random_sampled_usage": "random_sample_usage"},  # by the document, and by the files
 )  # fmt: skip
 
 EVENTS: Final = RawTable(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -70,8 +71,10 @@ class RawTable:
         SQL condition over the raw row; a good row that does not meet it is left out and not counted as a reject.
     fields : tuple of Field
         For usage as JSON lines: all fields. Empty: the compiled reader cannot read this table.
+    aliases : mapping of str to str
+        Another name of a column that files may have → the column.
     closed : bool
-        Whether a column that is not listed is an error (it is not where users bring their own files).
+        Whether a column that is not listed is counted as a defect (it is not where users bring their own files).
     """
 
     name: str
@@ -85,12 +88,35 @@ class RawTable:
     defects: Mapping[str, str] = field(default_factory=dict)
     where: str = "true"
     fields: tuple[Field, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
     closed: bool = True
 
     @property
     def key(self) -> str:
         """Name that tells this reading of a raw table from every other."""
         return f"{self.raw}-{self.name}" if self.raw else self.name
+
+    def named_as(self, present: Set[str]) -> RawTable:
+        """Return the table with the names of columns that a file has, of which some may be aliases."""
+        table = self
+        for alias, column in self.aliases.items():
+            if alias in present and column not in present:
+
+                def named(text: str, column: str = column, alias: str = alias) -> str:
+                    return re.sub(rf"\b{column}\b", alias, text)
+
+                table = replace(
+                    table,
+                    columns={named(name): type_ for name, type_ in table.columns.items()},
+                    select=named(table.select),
+                    checks={named(reason): named(sql) for reason, sql in table.checks.items()},
+                    fields=tuple(replace(f, path=named(f.path)) for f in table.fields),
+                )
+        return table
+
+    def passed_over(self, column: str) -> str:
+        """Return the defect of a row that has a column which the format does not have."""
+        return f"{self.raw or self.name}: unknown column {column}, passed over"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -90,6 +91,7 @@ def take_parquet(stage: Stage, table: RawTable, file: Path) -> Taken:
 
 
 def _take(stage: Stage, table: RawTable, file: Path, reader: str, number: str, present: list[str]) -> Taken:
+    table = table.named_as(set(present))
     _check_columns(table, file, set(present))
     casts, checks = [], {}
     for column, type_ in table.columns.items():
@@ -102,9 +104,11 @@ def _take(stage: Stage, table: RawTable, file: Path, reader: str, number: str, p
         checks[mismatch(column, type_)] = fits_sql(raw, type_)
     relation = f"SELECT {', '.join(casts)}, {reason_sql(checks)} AS {CAST_REASON}, {number} AS {LINE} FROM {reader}"
     try:
-        return copy_rows(stage, table, relation)
+        taken = copy_rows(stage, table, relation)
     except ENGINE_ERRORS as error:
         raise unreadable(file, error) from error
+    unknown = [column for column in present if table.closed and column not in table.columns]
+    return replace(taken, defects=taken.defects | {table.passed_over(column): taken.rows for column in unknown})
 
 
 def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
@@ -127,10 +131,7 @@ def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
 
 
 def _check_columns(table: RawTable, file: Path, present: set[str]) -> None:
-    unknown = sorted(present - table.columns.keys()) if table.closed else []
     missing = sorted((set(table.needs) if table.closed else table.columns.keys()) - present)
-    if unknown:
-        raise SchemaError(f"{file}: unknown columns {', '.join(unknown)}; known are {', '.join(table.columns)}")
     if missing:
         here = f"the file has {', '.join(sorted(present))}"
         which = (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from codecs import BOM_UTF8
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -57,6 +58,9 @@ _NUMBER: Final = re.compile(
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 _MANY_DIGITS: Final = b"0" * 19
 """An integer of more than 64 bits has at least as many digits. A search by a pattern takes four times as long."""
+_MOST_UNKNOWN: Final = 50
+"""Unknown fields that are named; further ones are counted together."""
+_OTHERS: Final = "…"
 _VIEW: Final = "reclaim_lines"
 
 
@@ -68,16 +72,15 @@ def take_json(stage: Stage, table: RawTable, file: Path) -> Taken:
     DamagedFileError
         The file is truncated or corrupt.
     SchemaError
-        It has fields the format does not.
+        It has fields that the format does not, and lacks some that it has.
     """
+    table = _checked(table, file)
     if stage.writer is None or not table.fields:
-        _check_keys(table, file)
         return _read_carefully(stage, table, enumerate(_lines(file), start=1), file)
     declined = stage.work / "declined.json"
     numbers = _read_fast(stage, stage.writer, table, file, declined)
     taken = Taken(stage.writer.rows, [], {})
-    if len(numbers):  # else all keys are known
-        _check_keys(table, file)
+    if len(numbers):
         rest = _read_carefully(stage, table, zip(numbers.tolist(), _lines(declined), strict=False), file)
         taken = Taken(stage.writer.rows, rest.rejects, rest.defects)
     declined.unlink()
@@ -160,13 +163,18 @@ def _lines(file: Path) -> Iterator[bytes]:
         yield from block[: -PAD - 1].tobytes().split(b"\n")
 
 
-def _check_keys(table: RawTable, file: Path) -> None:
-    known = set(table.columns)
-    for column, type_ in table.columns.items():
-        if type_.startswith("STRUCT") and not type_.endswith("[]"):
-            known |= {f"{column}.{field.split()[0]}" for field in type_[len("STRUCT(") : -1].split(", ")}
-    nested = {key.split(".")[0] for key in known if "." in key}
+def _checked(table: RawTable, file: Path) -> RawTable:
+    """Return the table with the names that the file uses; SchemaError if it cannot be such a table's.
+
+    A field that the format does not have is passed over, unless a needed one is missing: then it is a misspelling.
+    """
+    nested = {
+        column: {field.split()[0] for field in type_[len("STRUCT(") : -1].split(", ")}
+        for column, type_ in table.columns.items()
+        if type_.startswith("STRUCT") and not type_.endswith("[]")
+    }
     seen: set[str] = set()
+    inside: set[str] = set()
     for _, line in zip(range(_HEADER_LINES), _lines(file), strict=False):
         try:
             row = json.loads(line)
@@ -174,13 +182,17 @@ def _check_keys(table: RawTable, file: Path) -> None:
             continue
         if isinstance(row, dict):
             seen |= row.keys()
-            seen |= {f"{c}.{key}" for c in nested if isinstance(row.get(c), dict) for key in row[c]}
-    unknown = sorted(seen - known)
-    if unknown:
+            inside |= {
+                f"{c}.{key}" for c in nested if isinstance(row.get(c), dict) for key in row[c].keys() - nested[c]
+            }
+    table = table.named_as(seen)
+    unknown = sorted(seen - table.columns.keys()) if set(table.needs) - seen else []
+    if unknown := sorted([*unknown, *inside]):
         raise SchemaError(
             f"{file}: unknown field{'s' * (len(unknown) > 1)} {', '.join(unknown)}; "
             f"known are {', '.join(table.columns)}"
         )
+    return table
 
 
 def _read_carefully(stage: Stage, table: RawTable, lines: Iterable[tuple[int, bytes]], file: Path) -> Taken:
@@ -188,13 +200,14 @@ def _read_carefully(stage: Stage, table: RawTable, lines: Iterable[tuple[int, by
     types = ", ".join(f"CAST(NULL AS {type_}) AS {quoted(name)}" for name, type_ in table.columns.items())
     schema = stage.connection.sql(f"SELECT {types}, CAST(NULL AS BIGINT) AS {LINE}").to_arrow_table().schema
     rejects: list[dict[str, Any]] = []
+    unknown = Counter[str]()
     errors: list[Exception] = []
     rest = iter(lines)
 
     def batches() -> Iterator[pa.RecordBatch]:
         try:
             while batch := [*islice(rest, _BATCH_LINES)]:
-                yield _typed(table, schema, batch, rejects)
+                yield _typed(table, schema, batch, rejects, unknown)
         except Exception as error:
             errors.append(error)  # the query engine passes on its text alone
             raise
@@ -210,13 +223,21 @@ def _read_carefully(stage: Stage, table: RawTable, lines: Iterable[tuple[int, by
         raise unreadable(file, error) from error
     finally:
         stage.connection.unregister(_VIEW)
-    return taken.with_rejects(rejects)
+    defects = {table.passed_over(column): lines for column, lines in sorted(unknown.items())}
+    return replace(taken, defects=taken.defects | defects).with_rejects(rejects)
 
 
 def _typed(
-    table: RawTable, schema: pa.Schema, lines: Iterable[tuple[int, bytes]], rejects: list[dict[str, Any]]
+    table: RawTable,
+    schema: pa.Schema,
+    lines: Iterable[tuple[int, bytes]],
+    rejects: list[dict[str, Any]],
+    unknown: Counter[str],
 ) -> pa.RecordBatch:
-    """Return the rows of lines that hold an object with values of the columns' types; append rejects of the others."""
+    """Return the rows of lines that hold an object with values of the columns' types; append rejects of the others.
+
+    ``unknown`` counts the lines that have a field which the table does not have.
+    """
     reasons: dict[int, str] = {}
     numbers: list[int] = []
     rows: list[dict[str, Any]] = []
@@ -231,6 +252,9 @@ def _typed(
         if not isinstance(row, dict):
             reasons[number] = "not a JSON object"
             continue
+        if not row.keys() <= table.columns.keys():
+            for name in row.keys() - table.columns.keys():
+                unknown[name if name in unknown or len(unknown) < _MOST_UNKNOWN else _OTHERS] += 1
         numbers.append(number)
         rows.append(row)
     columns = []

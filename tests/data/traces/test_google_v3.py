@@ -17,7 +17,6 @@ import pytest
 
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
-from reclaim.data.errors import SchemaError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.windows import demand, peak_cpu
 
@@ -545,12 +544,35 @@ def test_a_measurement_that_is_none_is_a_reject_and_a_counter_that_is_none_is_co
     assert dataset.usage(0)[s.CPI].to_pylist()[0] == -1.0
 
 
-def test_a_parquet_file_with_a_field_the_format_does_not_have_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "cell").mkdir()
-    content = pa.Table.from_pylist(RAW["machine_attributes"]).append_column("colour", pa.array(["red"] * 3))
-    pq.write_table(content, tmp_path / "cell" / "machine_attributes-000000000000.parquet")
-    with pytest.raises(SchemaError, match="unknown columns colour"):
-        read(tmp_path / "cell", tmp_path / "out")
+def test_a_column_the_format_does_not_have_is_passed_over_named_and_counted(tmp_path: Path) -> None:
+    more = {name: [row | {"colour": ["red", {"x": 2}]} for row in rows] for name, rows in RAW.items()}
+    write_raw(tmp_path / "json.gz", more, "json.gz")
+    for file in write_raw(tmp_path / "parquet", RAW, "parquet").iterdir():
+        content = pq.read_table(file)
+        pq.write_table(content.append_column("colour", pa.array(["red"] * len(content))), file)
+    for kind in ("json.gz", "parquet"):
+        dataset = read(tmp_path / kind, tmp_path / f"{kind} out")
+        assert dataset.manifest["rejects"] == {}
+        assert dataset.manifest["defects"] == {
+            f"{name}: unknown column colour, passed over": len(rows) for name, rows in RAW.items()
+        }
+        assert tables(dataset) == tables(read(write_raw(tmp_path / f"{kind} plain", RAW, kind), tmp_path / kind[:4]))
+
+
+def test_sampled_usage_may_have_the_name_of_the_document(tmp_path: Path) -> None:
+    def renamed(name: str) -> str:
+        return "random_sampled_usage" if name == "random_sample_usage" else name
+
+    other = {name: [{renamed(key): v for key, v in row.items()} for row in rows] for name, rows in RAW.items()}
+    write_raw(tmp_path / "json.gz", other, "json.gz")
+    for file in write_raw(tmp_path / "parquet", RAW, "parquet").iterdir():
+        content = pq.read_table(file)
+        pq.write_table(content.rename_columns([renamed(name) for name in content.column_names]), file)
+    for kind in ("json.gz", "parquet"):
+        dataset = read(tmp_path / kind, tmp_path / f"{kind} out")
+        assert dataset.manifest["defects"] == {}
+        assert tables(dataset) == tables(read(write_raw(tmp_path / f"{kind} plain", RAW, kind), tmp_path / kind[:4]))
+        assert 0.15625 in dataset.usage(0)[s.CPU_SAMPLE].to_pylist()
 
 
 def test_the_real_folder_arrives_row_by_row_and_code_by_code(tmp_path: Path, real_data: Path) -> None:
