@@ -52,6 +52,8 @@ class Source:
         Whether to show progress on a terminal.
     seconds : dict of str to float
         Filled with the wall time of the parts, as ``fold/<estimator>``.
+    settings : dict
+        Filled with the settings that were chosen for each statistical estimator, by budget and resource.
     """
 
     dataset: Dataset
@@ -59,6 +61,7 @@ class Source:
     bundles: Mapping[str, Bundle]
     progress: bool = True
     seconds: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def kind(self, name: str) -> str:
         """Return the kind of an estimator: ``LEARNED`` or ``STATISTICAL``."""

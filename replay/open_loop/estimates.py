@@ -33,7 +33,7 @@ from reclaim.training.estimators.base import Estimate, Estimator
 from reclaim.training.estimators.registry import build_estimator, candidates
 from reclaim.training.margins.calibrate import Calibration, calibrate, guarded_reservations
 from reclaim.training.margins.margin import Budgets
-from reclaim.training.margins.tune import TunedEstimator, Tuning, choose_settings
+from reclaim.training.margins.tune import TunedEstimator, Tuning, choose_settings, tuning_facts
 from reclaim.training.models.estimator import ForecastEstimator
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
         with source.timed("tune"):
             names = fold.answers if len(fold.rows) else ()  # without rows the margins say what is wrong
             tunings = {name: fold.choose(name, config.horizon_s, config.budgets) for name in names}
+        source.settings.update({name: tuning_facts(tuning) for name, tuning in tunings.items()})
     makers = estimator_makers(config, source.bundles, source.features.mean_limit, tunings)
     history, bases = fold_dataset(
         source.dataset, source.features, config.horizon_s, makers, source.seconds, progress=source.progress

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from reclaim.data.core.pages.render import render
-from reclaim.data.core.tables import Table
+from reclaim.data.core.style import RESOURCE_WORDS
+from reclaim.data.core.tables import Cell, Table
+from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import Column, Experiment, Results, Run
 from reclaim.replay.open_loop.paired import ALONE, EXCEEDS, NOISE, Interval
 
@@ -76,10 +78,24 @@ def render_page(experiment: Experiment, results: Results, figures: Mapping[str, 
     jinja2.UndefinedError
         The template shows a figure that is not among them.
     """
-    values = {"title": experiment.title, "name": results["dataset"]["name"], "results": results}
+    values = {
+        "title": experiment.title, "name": results["dataset"]["name"], "results": results,
+        "settings": settings_table(results),
+    }  # fmt: skip
     template = f"experiments/{experiment.name.replace('-', '_')}/page.html"
     drawn = {name: path.read_text(encoding="utf-8") for name, path in figures.items()}
     return render("reclaim.replay", template, values | dict(experiment.page(results)), drawn, {"verdict": verdict_of})
+
+
+def settings_table(results: Results) -> Table:
+    """Return the settings that were chosen for each statistical estimator, budget and resource."""
+    rows: list[tuple[Cell, ...]] = [
+        (name, budget, RESOURCE_WORDS[r], ", ".join(f"{key} {value}" for key, value in chosen[r].items()))
+        for name, by_budget in results.get("settings", {}).items()
+        for budget, chosen in by_budget.items()
+        for r in RESOURCES
+    ]
+    return Table(("estimator", "margin", "resource", "settings"), tuple(rows))
 
 
 def brief(verdict: str | None) -> str | None:

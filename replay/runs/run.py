@@ -104,11 +104,13 @@ def run_experiment(
         remove_left_behind(out)
         log.info("%s: holds this experiment already, nothing to do", out)
     else:
-        measured = experiment.measure(Source(opened, features, bundles, progress, seconds), config)
+        source = Source(opened, features, bundles, progress, seconds)
+        measured = experiment.measure(source, config)
         made = {
             **measured.results,
             "dataset": _dataset_facts(opened, features) | measured.results.get("dataset", {}),
             "definitions": _with_few_collections(measured),
+            "settings": source.settings,
             "command": _command(experiment, opened, config, bundles),
             "made_with": _made_with(bundles),
             "inputs": inputs,

@@ -39,7 +39,6 @@ from reclaim.replay.open_loop.timeline import EVENT_DEFINITION, OVER_DEFINITION
 from reclaim.replay.report.units import HINDSIGHT, UnitSums, write_units
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.margins.margin import MARGIN_NAMES
-from reclaim.training.margins.tune import tuning_facts
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,6 @@ def _judged(estimates: Estimates, source: Source, config: MarginsConfig) -> Iter
             reserved = estimates.reservations(name)
             found = judge(name, kind, made, reserved, period, bootstrap=bootstrap, drawn=name in drawn)
             found["units"] |= in_hindsight(both, period, config.budgets, by_group=config.by_group)
-            if name in estimates.tunings:
-                found["settings"] = tuning_facts(estimates.tunings[name])
             yield found
             if name in bundles and config.online:
                 reserved = follow(both, period, made.margins, config.budgets, config.horizon_s)

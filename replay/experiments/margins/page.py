@@ -41,7 +41,6 @@ def page(results: Results) -> dict[str, Any]:
         "ages": tables.split_table(results, "ages", "medium"),
         "detail": tables.detail_table(results),
         "margins": tables.margins_table(results),
-        "settings": tables.settings_table(results),
         "cell": loop,
         "cells": tables.cells_table(loop) if loop else None,
         "by_part": tables.parts_table(loop) if loop else None,

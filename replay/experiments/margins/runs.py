@@ -42,6 +42,7 @@ def runs(results: Results) -> list[Run]:
             measured,
             results["against_best"].get(margin, {}).get(estimator["name"], {}),
             ran.get(estimator["name"], {}).get(margin),
+            results.get("settings", {}).get(estimator["name"], {}).get(margin, {}),
         )
         for estimator in results["estimators"]
         for margin, measured in estimator["results"].items()
@@ -54,6 +55,7 @@ def _run(
     measured: Mapping[str, Any],
     against: Mapping[str, Mapping[str, Any]],
     ran: Mapping[str, float | None] | None,
+    settings: Mapping[str, Any],
 ) -> Run:
     closed_loop = ran or {"in_reclaimed_cpu": None, "oom_kills_per_1000_task_days": None}
     numbers: dict[str, Any] = {"oom": measured["oom"], "closed_loop": closed_loop}
@@ -75,7 +77,7 @@ def _run(
         metrics=flatten(numbers),
         params={
             "margin_share": estimator["margins"].get(margin, {}),
-            "settings": estimator.get("settings", {}).get(margin, {}),
+            "settings": settings,
         },
         tags={"kind": estimator["kind"], **verdicts},
     )

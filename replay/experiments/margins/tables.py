@@ -116,17 +116,6 @@ def margins_table(results: Results) -> Table:
     return Table(tuple(columns), tuple(rows), percent=frozenset(columns[2:]))
 
 
-def settings_table(results: Results) -> Table:
-    """Return the settings that were chosen for each estimator, budget and resource."""
-    rows: list[tuple[Cell, ...]] = [
-        (e["name"], budget, RESOURCE_WORDS[r], ", ".join(f"{key} {value}" for key, value in chosen[r].items()))
-        for e in results["estimators"]
-        for budget, chosen in e.get("settings", {}).items()
-        for r in RESOURCES
-    ]
-    return Table(("estimator", "margin", "resource", "settings"), tuple(rows))
-
-
 def sequence_table(results: Results) -> Table:
     """Return one row per estimator and quarter of the test period."""
     columns = ["estimator", "quarter", "margin"]
