@@ -38,14 +38,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.fitting.network import _one_cycle, choose_device, oom_loss, pinball_loss
-from reclaim.training.fitting.samples import (
-    Batch,
-    Part,
-    Resident,
-    Samples,
-    column_bounds,
-    column_moments,
-)
+from reclaim.training.fitting.samples import Batch, Samples, column_bounds, column_moments
 from reclaim.training.fitting.sources import choose_rows
 from reclaim.training.fitting.trees import fit_trees
 from reclaim.training.models.network import (
@@ -144,9 +137,21 @@ differs; ``first`` is how the project's first network was fitted."""
 class Columns(Samples):
     """Samples with a candidate's inputs: engineered features, context and its mask, concatenated."""
 
-    def __init__(self, parts: Sequence[Part], candidate: Candidate) -> None:
-        super().__init__(parts)
-        self.candidate = candidate
+    def __init__(self, sets: Sets, name: str, candidate: Candidate) -> None:
+        super().__init__(*sets.tensors[name])
+        self.sets, self.rows, self.candidate = sets, sets.rows[name], candidate
+
+    def context(self, positions: Tensor) -> Tensor:
+        """Gather what ``FeatureSet.context_of`` returns, to the bit on a CPU; (B,) to float32 (B, windows, C)."""
+        of, rows = self.sets, self.rows[positions]
+        position = of.last[rows][:, None] + torch.arange(1 - CONTEXT_WINDOWS, 1, device=self.device)  # (B, windows)
+        reached = position >= of.first[rows][:, None]
+        flat = of.context.index_select(1, torch.where(reached, position, 0).flatten())
+        values = flat.view(-1, *position.shape).permute(1, 2, 0)  # (B, windows, C)
+        over = torch.where(of.limit[rows] > 0, of.limit[rows], torch.nan)
+        one = torch.ones(len(rows), device=self.device)
+        divisor = torch.stack([one if c.over is None else over[:, c.over] for c in CONTEXT], dim=1)
+        return torch.where(reached[..., None], values / divisor[:, None], torch.nan)
 
     def features(self, positions: Tensor) -> Tensor:
         """Gather the columns of samples; (B,) to float32 (B, K)."""
@@ -259,24 +264,35 @@ class Objective:
 
 @dataclass
 class Sets:
-    """Rows of one dataset and their targets, the same for every candidate and seed."""
+    """Rows of one dataset on a device, by period, the same for every candidate and seed, and the context of all."""
 
-    resident: Resident
     rows: dict[str, Tensor]
+    tensors: dict[str, tuple[Tensor, Tensor, Tensor]]
+    first: Tensor
+    last: Tensor
+    limit: Tensor
+    context: Tensor
 
     @classmethod
     def of(cls, features: FeatureSet, device: torch.device, limits: Sequence[int]) -> Sets:
         """Choose at most so many rows to train on, validate on and test on."""
-        of_period = {"train": features.train_rows(), "valid": features.valid_rows(), "test": features.test_rows()}
-        rows = {
-            name: torch.from_numpy(choose_rows(rows, limit, 1)).to(device)
-            for (name, rows), limit in zip(of_period.items(), limits, strict=True)
+        of_period = {
+            "train": features.train_rows(),
+            "valid": features.valid_rows(),
+            "test": features.test_rows(),
         }
-        return cls(Resident.of(features, device), rows)
+        rows, tensors = {}, {}
+        for (name, known), limit in zip(of_period.items(), limits, strict=True):
+            chosen = choose_rows(known, limit, 1)
+            rows[name] = torch.from_numpy(chosen).to(device)
+            arrays = (np.array(features.x[chosen]), *features.targets(chosen))
+            tensors[name] = tuple(torch.from_numpy(array).to(device) for array in arrays)
+        whole = (features.first, features.last, features.limit, features.context)
+        return cls(rows, tensors, *(torch.from_numpy(np.array(array)).to(device) for array in whole))
 
     def columns(self, name: str, candidate: Candidate) -> Columns:
         """Return the samples of a period as a candidate sees them."""
-        return Columns([Part(self.resident, self.rows[name])], candidate)
+        return Columns(self, name, candidate)
 
     def targets(self, name: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the targets, (n, T, H) and (n, H); NaN unknown."""

@@ -1,7 +1,10 @@
 """Times each stage on a synthetic cell, on the device at hand, and writes the figures with device and versions.
 
     python benchmarks/stages.py --machines 30 --days 4                     # CPU, or CUDA where there is one
+    python benchmarks/stages.py --device cuda --out benchmarks/results/stages-cuda.json
     python benchmarks/stages.py --device cuda --bfloat16 --batch-size 16384
+
+On CUDA the fit is timed with its steps recorded and one by one, and the last validation losses of both are written.
 
 Single runs on a machine that others may share: read ratios between lines of one run, not seconds between runs.
 """
@@ -30,21 +33,18 @@ from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.windows import empty_windows
 from reclaim.features.build import build_features
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.registry import CONTEXT_WINDOWS
 from reclaim.features.targets import HORIZONS_S
-from reclaim.training.fitting.network import choose_device, fit_network
+from reclaim.training.fitting.network import choose_device, fit_network, on_device
 from reclaim.training.fitting.samples import Batch, Samples
-from reclaim.training.fitting.sources import Source, resident_samples
+from reclaim.training.fitting.sources import Source, rows_in_memory
 from reclaim.training.margins.plan import Basis
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.models.forecaster import NetworkForecaster
-from reclaim.training.models.network import cpu_threads, inverse_transform
+from reclaim.training.models.network import inverse_transform
 from reclaim.training.settings import FitConfig
 
 TASKS = 250_000
 """Tasks of a large cell: 10,000 machines with 25 tasks each."""
-CONTEXT_BATCH = 4_096
-"""Samples whose context is gathered at once: 5 MB on the device."""
 REPEATS = 5
 """Repeats of steps well under a second; the median counts."""
 
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--machines", type=int, default=30)
     parser.add_argument("--days", type=float, default=4.0)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=FitConfig().batch_size)
+    parser.add_argument("--batch-size", type=int, default=None, help="default: what suits the device")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--bfloat16", action="store_true")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of the served path")
@@ -168,18 +168,22 @@ def main() -> None:
         with timed("features and targets", "windows", n):
             features, _ = build_features(dataset)
         device, rows_of = choose_device(fit.device), (features.train_rows(), features.valid_rows())
-        with timed(f"arrays to {device}", "rows", [len(features)]):
-            train, valid = resident_samples([Source(dataset, features)], [rows_of[0]], [rows_of[1]], device)
-        with cpu_threads(fit.threads), timed(f"context of {CONTEXT_WINDOWS} windows", "samples", [len(train)]):
-            for positions in train.chunks(CONTEXT_BATCH):
-                train.context(positions)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+        fit = on_device(fit, device, len(rows_of[0]))
+        with timed(f"rows to {device}", "rows", [sum(map(len, rows_of))]):
+            train, valid = (
+                Samples.of_rows(rows_in_memory([Source(dataset, features)], [rows]), device) for rows in rows_of
+            )
+            synchronise(device)
         with timed(f"fit on {device}, all of it", "rows", [len(train) * arguments.epochs]):
             fitted = fit_network(train, valid, fit, seed=1)
         rate = float(np.median([epoch["rows_per_second"] for epoch in fitted.history]))
-        steps, clock = -(-len(train) // fit.batch_size), BatchClock(train)
-        fit_network(train, valid, fit, seed=1)
+        if device.type == "cuda":
+            one_by_one = fit_network(train, valid, replace(fit, recorded=False), seed=1)
+            slower = float(np.median([epoch["rows_per_second"] for epoch in one_by_one.history]))
+            losses = {"recorded_loss": fitted.history[-1]["valid_loss"], "loss": one_by_one.history[-1]["valid_loss"]}
+            note(f"training on {device}, step by step", "samples", len(train), len(train) / slower, **losses)
+        steps, clock = -(-len(train) // (fit.batch_size or 1)), BatchClock(train)
+        fit_network(train, valid, replace(fit, recorded=False), seed=1)
         share = {"waiting_for_data": round(clock.waiting_share(steps), 4)} if steps > 1 else {}
         note(f"training on {device}", "samples", len(train), len(train) / rate, **share)
 
@@ -205,7 +209,7 @@ def main() -> None:
     content = {
         "command": "python benchmarks/stages.py "
         f"--machines {arguments.machines} --days {arguments.days:g} --epochs {arguments.epochs} "
-        f"--batch-size {arguments.batch_size} --device {arguments.device} --threads {arguments.threads}"
+        f"--batch-size {fit.batch_size} --device {arguments.device} --threads {arguments.threads}"
         + " --bfloat16"
         * arguments.bfloat16,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",

@@ -164,6 +164,9 @@ class Experiment:
         From the results to the recorded runs.
     columns : tuple of Column
         Numbers of every run that ``reclaim compare`` and the page show.
+    models : callable or None
+        From the results to the table of the console that compares each model with the first; without rows where there
+        is one model. None where the experiment compares none.
     """
 
     name: str
@@ -176,3 +179,4 @@ class Experiment:
     figures: Mapping[str, Callable[[Results], Figure | None]]
     runs: Callable[[Results], Sequence[Run]]
     columns: tuple[Column, ...]
+    models: Callable[[Results], Table] | None = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ from reclaim.training.margins.margin import MARGIN_GROUPS, MARGIN_NAMES, NO_MARG
 from reclaim.training.margins.plan import Basis, Plan
 from reclaim.training.models.estimator import UNKNOWN_LIMITS, ForecastEstimator
 from reclaim.training.models.oom_calibration import Calibrated
+from reclaim.training.tracking.references import ModelLocation, find_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +63,8 @@ class Bundle:
         Facts for the reader: settings, rows, violation and reclaimed share at each margin; every number finite. Nothing
         that differs between two runs of the same settings on the same data, so that they end in the same bytes. Of each
         of its ``datasets`` it says where training ended, so that no replay tests on what was trained on.
+    origin : ModelLocation or None
+        Where it was loaded from, and as what it is registered; not saved.
     """
 
     kind: str
@@ -73,6 +77,7 @@ class Bundle:
     related: bool = False
     pipeline_version: str = PIPELINE_VERSION
     trained: Mapping[str, Any] = field(default_factory=dict)
+    origin: ModelLocation | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in LEARNED:
@@ -173,6 +178,31 @@ def load_bundle(folder: Path) -> Bundle:
         pipeline_version=facts["pipeline_version"],
         trained=facts["trained"],
     )
+
+
+def load_model(reference: str) -> Bundle:
+    """Return the model of ``NAME@ALIAS``, ``NAME/VERSION`` or a folder; ModelError where there is none."""
+    origin = find_model(reference)
+    return replace(load_bundle(origin.folder), origin=origin)
+
+
+def copy_bundle(reference: str, folder: Path) -> ModelLocation:
+    """Copy the model of a reference into a folder, which appears whole or not at all; return where it came from.
+
+    Raises
+    ------
+    ConfigError
+        The folder holds something else than a model.
+    ModelError
+        There is no such model, or it cannot be used here.
+    """
+    found = find_model(reference)
+    load_bundle(found.folder)
+    if folder.exists() and not (folder / BUNDLE_FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: exists and holds no model; choose another folder or remove it")
+    with replaced_folder(folder) as fresh:
+        shutil.copytree(found.folder, fresh, dirs_exist_ok=True)
+    return found
 
 
 def _named(values: Sequence[Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import COMPARED, STATISTICAL
+from reclaim.replay.experiment import COMPARED, LEARNED, ONLINE, STATISTICAL
 from reclaim.replay.open_loop.paired import Comparison, Paired
 from reclaim.replay.report.units import HINDSIGHT, UNITS, UnitSums, read_units
 from reclaim.replay.runs.compare import Chosen, choose
@@ -51,7 +51,8 @@ def differences(runs: Sequence[str] | Chosen = ()) -> Table:
 
     The learned ones (the statistical ones where there is none) are compared with the best statistical one
     (``Paired.best_against``). Where several runs are named, those named later are also compared with the first; runs of
-    a whole experiment with its run of the same estimator.
+    a whole experiment with its run of the same estimator. Where none is named, a learned one is also compared with the
+    learned one that stands first: the first model of a replay, or of the newest.
 
     Both of a pair are resampled on the same collections, so only runs that judged the same task-windows are paired. The
     draws, seed and confidence are those of the replays, so the numbers equal those of their pages; where the replays
@@ -124,7 +125,13 @@ def _resampling(records: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _first(member: RunRecord, members: Sequence[RunRecord], named: Mapping[str, int]) -> RunRecord | None:
-    """Return the run, of those named first, that a member is compared with; None for those themselves."""
+    """Return the run, of those named first, that a member is compared with; None for those themselves.
+
+    Where none is named it is the first learned one.
+    """
+    if not named:
+        learned = [m for m in members if m.tags["kind"] == LEARNED and not m.tags["estimator"].endswith(ONLINE)]
+        return learned[0] if member in learned[1:] else None
     first = min((named[m.run_id] for m in members if m.run_id in named), default=0)
     if named.get(member.run_id, first) == first:
         return None

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from reclaim.data.core.files import content_sha256
-from reclaim.replay.experiment import Experiment, Results
+from reclaim.replay.experiment import ONLINE, Experiment, Results
 from reclaim.replay.report.page import ReplayReport
 from reclaim.training.tracking import runs as tracking
-from reclaim.training.tracking.runs import RunRecord
+from reclaim.training.tracking.runs import DatasetFacts, RunRecord
 
 FINISHED: Final = "FINISHED"
 TAG_INPUTS: Final = "inputs_sha256"
@@ -36,14 +36,16 @@ def record(experiment: Experiment, report: ReplayReport) -> str:
         for run in tracking.find_runs(experiment.name, tags={TAG_INPUTS: shared[TAG_INPUTS]})
         if run.status == FINISHED
     }
-    whole = known.get(experiment.name) or _record_whole(experiment, report, shared)
+    whole = known.get(_whole_name(experiment, results)) or _record_whole(experiment, report, shared)
     for place, one in enumerate(experiment.runs(results)):
         if one.name in known:
             continue
         apart = {TAG_WORDS: ",".join(one.words), TAG_PLACE: str(place)}
-        tags = {**shared, **one.tags, **one.words, **apart, TAG_PARENT: whole, _MLFLOW_PARENT: whole}
+        model = model_tags(results, one.words.get("estimator", ""))
+        tags = {**shared, **model, **one.tags, **one.words, **apart, TAG_PARENT: whole, _MLFLOW_PARENT: whole}
         with tracking.start_run(experiment.name, one.name, tags=tags) as run:
             run.log_params({**results["inputs"]["config"], **one.params})
+            run.log_datasets([_dataset_input(results)], context="evaluation")
             run.log_metrics(one.metrics)
     return whole
 
@@ -63,8 +65,26 @@ def horizon_of(run: RunRecord) -> str:
     return f"{run.params.get('horizon_s', '-')} s"
 
 
+def model_tags(results: Results, estimator: str) -> dict[str, str]:
+    """Return which model a learned estimator is, under fixed or under online margins; nothing for another."""
+    facts = results.get("models", {}).get(estimator.removesuffix(ONLINE), {})
+    return {f"model.{name}": value for name, value in facts.items() if value is not None}
+
+
+def _whole_name(experiment: Experiment, results: Results) -> str:
+    """Return the name of the run of a whole experiment: what was replayed, and on what."""
+    return " ".join([experiment.name, results["dataset"]["name"], *results.get("models", {})])
+
+
+def _dataset_input(results: Results) -> DatasetFacts:
+    dataset = results["dataset"]
+    return DatasetFacts(dataset["name"], dataset["fingerprint"], dataset["folder"])
+
+
 def _record_whole(experiment: Experiment, report: ReplayReport, tags: Mapping[str, str]) -> str:
-    with tracking.start_run(experiment.name, experiment.name, tags=tags) as run:
+    results = report.results
+    with tracking.start_run(experiment.name, _whole_name(experiment, results), tags=tags) as run:
+        run.log_datasets([_dataset_input(results)], context="evaluation")
         run.log_params({k: v for k, v in report.results["inputs"].items() if k != "version"})
         if commit := tracking.git_commit():
             run.set_tags({"git_commit": commit})

@@ -37,6 +37,7 @@ from reclaim.training.tracking.runs import git_commit
 
 if TYPE_CHECKING:
     from reclaim.training.bundle import Bundle
+    from reclaim.training.tracking.references import ModelLocation
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def run_experiment(
     config : ReplayConfig or None
         One of ``experiment.config``; its defaults when None.
     bundles : mapping of str to Bundle or None
-        Learned estimators by name.
+        Learned estimators by name, see ``by_name``.
     tracking : bool
         Whether to record the runs in MLflow.
     progress : bool
@@ -111,6 +112,7 @@ def run_experiment(
             "dataset": _dataset_facts(opened, features) | measured.results.get("dataset", {}),
             "definitions": _with_few_collections(measured),
             "settings": source.settings,
+            "models": {name: _model_facts(bundle) for name, bundle in bundles.items()},
             "command": _command(experiment, opened, config, bundles),
             "made_with": _made_with(bundles),
             "inputs": inputs,
@@ -124,12 +126,26 @@ def run_experiment(
     return report
 
 
-def by_kind(bundles: Sequence[Bundle]) -> dict[str, Bundle]:
-    """Return learned estimators by the names that a replay gives them: their kinds; ConfigError for two of one kind."""
-    named = {bundle.kind: bundle for bundle in bundles}
-    if len(named) < len(bundles):
-        kinds = ", ".join(bundle.kind for bundle in bundles)
-        raise ConfigError(f"models of different kinds can be replayed together, got {kinds}; replay them one at a time")
+def by_name(bundles: Sequence[Bundle]) -> dict[str, Bundle]:
+    """Return learned estimators by the names that a replay gives them, in the order given.
+
+    ``reclaim/2`` for a registered model; the name of its folder for another, the path as given where several folders
+    share it; the kind for one that was not loaded.
+
+    Raises
+    ------
+    ConfigError
+        Two are the same model.
+    """
+    labels = [bundle.kind if bundle.origin is None else bundle.origin.label for bundle in bundles]
+    named: dict[str, Bundle] = {}
+    for label, bundle in zip(labels, bundles, strict=True):
+        of = bundle.origin
+        name = label if of is None or of.registered or labels.count(label) == 1 else str(Path(of.source))
+        if name in named:
+            sources = [b.origin.source for b in (named[name], bundle) if b.origin is not None]
+            raise ConfigError(f"{' and '.join(sources) or label}: both are {name}; name models that differ")
+        named[name] = bundle
     return named
 
 
@@ -190,6 +206,15 @@ def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def _model_facts(bundle: Bundle) -> dict[str, str | None]:
+    """Return which model it was; None for what is not known of one that was not loaded."""
+    origin, kind = bundle.origin, {"kind": bundle.kind}
+    if origin is None:
+        return {**kind, **dict.fromkeys(("name", "version", "run_id", "reference"))}
+    known = {"name": origin.name, "version": origin.version, "run_id": origin.run_id or None}
+    return {**kind, **known, "reference": origin.source}
+
+
 def _trained_on(bundle: Bundle, dataset: Dataset) -> bool:
     several = (source["fingerprint"] for source in bundle.trained.get("datasets", ()))
     return dataset.fingerprint in {bundle.dataset_fingerprint, *several}
@@ -248,12 +273,17 @@ def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | Non
 
 
 def _command(experiment: Experiment, dataset: Dataset, config: ReplayConfig, bundles: Mapping[str, Bundle]) -> str:
-    """Return the command that repeats the experiment; the names of its models are left open."""
+    """Return the command that repeats the experiment, of the same versions of its models."""
     default = flatten(asdict(experiment.config()))
     words = [f"reclaim replay {experiment.name}", dataset.path.name, "--out DIR"]
-    words += ["--model NAME@ALIAS" for _ in bundles] or ["--no-model"]
+    of = [bundle.origin for bundle in bundles.values()]
+    words += [f"--model {_reference(origin)}" for origin in of] or ["--no-model"]
     words += [f"--set {k}={_setting(v)}" for k, v in flatten(asdict(config)).items() if v != default.get(k)]
     return " ".join(words)
+
+
+def _reference(origin: ModelLocation | None) -> str:
+    return "NAME@ALIAS" if origin is None else origin.label if origin.registered else origin.source
 
 
 def _setting(value: object) -> str:

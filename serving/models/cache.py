@@ -15,8 +15,9 @@ from typing import Final
 from reclaim.data.core.files import remove_left_behind, replaced_folder, write_json
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.serving.models.canary import check_answers
-from reclaim.serving.models.loader import LoadedModel, ModelLocation, load_location, named_location
+from reclaim.serving.models.loader import LoadedModel, load_location, named_location
 from reclaim.serving.settings import ServingSettings
+from reclaim.training.tracking.references import ModelLocation
 
 log = logging.getLogger(__name__)
 

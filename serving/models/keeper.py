@@ -22,16 +22,10 @@ from reclaim.serving.models.cache import (
     start_model,
     without_credentials,
 )
-from reclaim.serving.models.loader import (
-    LOCAL_VERSION,
-    LoadedModel,
-    ModelLocation,
-    find_model,
-    is_alias,
-    is_folder,
-)
+from reclaim.serving.models.loader import LoadedModel, find_model
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.tracking.aliases import RegistryReader
+from reclaim.training.tracking.references import LOCAL_VERSION, ModelLocation, is_alias, is_folder
 from reclaim.training.tracking.runs import ModelVersion, fetch_bundle
 
 log = logging.getLogger(__name__)

@@ -42,11 +42,10 @@ def run_demo(
     from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
     from reclaim.features.build import build_features
     from reclaim.replay.runs.catalogue import load_experiment
-    from reclaim.replay.runs.run import run_experiment
-    from reclaim.training.bundle import load_bundle
+    from reclaim.replay.runs.run import by_name, run_experiment
+    from reclaim.training.bundle import load_model
     from reclaim.training.fitting.train import run_training
     from reclaim.training.settings import TrainConfig, TreeConfig
-    from reclaim.training.tracking.runs import fetch_bundle
 
     say(f"synth     a cell of {machines} machines and {days:g} days, in the Google v3 layout")
     write_cell(out / "cell", SyntheticCellConfig(machines=machines, days=days, seed=seed), progress=synth_progress)
@@ -56,11 +55,11 @@ def run_demo(
     build_features(dataset)
     # few trees: those of `reclaim train` take longer than all other stages together
     trees = TreeConfig(levels=(0.9, 0.98, 0.995), iterations=25, learning_rate=0.2, max_samples=20_000)
-    bundles = {}
+    models = []
     for estimator in ("trees", "network"):
         say(f"train     the {estimator}")
         config = TrainConfig(estimator=estimator, seed=seed, trees=trees)
         trained = run_training(dataset.path, config, progress=lambda stage: say(f"          {stage}"))
-        bundles[estimator] = load_bundle(fetch_bundle(f"{trained.model}/{trained.version}")[0])
+        models.append(load_model(f"{trained.model}/{trained.version}"))
     say("replay    baseline, medium and aggressive margins")
-    return run_experiment(load_experiment(DEMONSTRATED), dataset.path, out / DEMONSTRATED, bundles=bundles)
+    return run_experiment(load_experiment(DEMONSTRATED), dataset.path, out / DEMONSTRATED, bundles=by_name(models))

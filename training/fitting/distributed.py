@@ -129,7 +129,6 @@ def joined(device: torch.device, *, go: bool = True) -> Iterator[bool]:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, loopback)
     if device.type == "cuda":
-        torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")

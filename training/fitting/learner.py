@@ -19,7 +19,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.registry import LEARNED, imported
-from reclaim.training.fitting.sources import Source, chosen_rows, rows_in_memory
+from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, rows_in_memory
 from reclaim.training.settings import TrainConfig
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Learner(ABC):
     settings: ClassVar[type]
     """The dataclass of its settings, ``max_samples`` among them: training rows at most."""
     served: ClassVar[bool] = False
-    """True if its models are served by default: registered under the plain model name, and made ``champion``."""
+    """Whether its models are served by default: registered under the plain model name."""
 
     shared: ClassVar[bool] = False
     """True if all processes that torchrun started fit one model; else the first alone fits."""
@@ -113,7 +113,7 @@ class RowsLearner(Learner):
     def fit(self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> Fitted:  # noqa: ARG002 - one go
         """Copy the rows and fit."""
         chosen = self._chosen(sources, config)
-        rows = rows_in_memory(sources, chosen)
+        rows = self._rows(sources, chosen)
         check_known(np.logical_or.reduce(np.isfinite(rows.y), axis=0), sources, config.horizon_s)
         return Fitted(self.fit_rows(rows, config), [len(r) for r in chosen], {"rows": len(rows), "device": "cpu"})
 
@@ -125,19 +125,23 @@ class RowsLearner(Learner):
         HistoryTooShortError
             No validation row.
         """
-        train = rows_in_memory(sources, self._chosen(sources, config))
+        train = self._rows(sources, self._chosen(sources, config))
         chosen = chosen_rows(sources, FeatureSet.valid_rows, config.fit.max_valid_samples, config.seed)
-        x = np.concatenate([source.features.x[rows] for source, rows in zip(sources, chosen, strict=True)])
-        y = np.concatenate([source.features.targets(r)[0] for source, r in zip(sources, chosen, strict=True)])
-        if not len(x):
+        valid = rows_in_memory(sources, chosen)
+        if not len(valid):
             raise HistoryTooShortError(
                 "expected at least 1 validation row, got 0: the trace is too short for the split"
             )
 
         def objective(tried: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:  # noqa: ARG001 - none
-            return pinball(self.fit_rows(train, tried), train, x, y, tried.horizon_s)
+            return pinball(self.fit_rows(train, tried), train, valid.x, valid.y, tried.horizon_s)
 
         return objective
+
+    def _rows(self, sources: Sequence[Source], chosen: Sequence[NDArray[np.int64]]) -> Rows:
+        rows = rows_in_memory(sources, chosen)
+        rows.x[:, hidden_features(sources)] = np.nan  # never known, so trees part nothing by them
+        return rows
 
     def _chosen(self, sources: Sequence[Source], config: TrainConfig) -> list[NDArray[np.int64]]:
         return chosen_rows(sources, FeatureSet.train_rows, self.own(config).max_samples, config.seed)

@@ -6,9 +6,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -27,12 +27,20 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.features.feature_set import FeatureSet
 from reclaim.training.fitting.distributed import Ranks, joined, own_device
 from reclaim.training.fitting.learner import Fitted, Learner, Objective, Space, check_known
+from reclaim.training.fitting.recorded import Step, recorded_step, set_rate
 from reclaim.training.fitting.samples import Batch, Samples, column_bounds, column_moments
-from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, resident_samples
+from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, rows_in_memory
 from reclaim.training.models.forecaster import Heads, NetworkForecaster
 from reclaim.training.models.network import QuantileNetwork, Scaling, cpu_threads, squash, transform
 from reclaim.training.models.trees import Rows
-from reclaim.training.settings import QUANTILE_LEVELS, FitConfig, TrainConfig
+from reclaim.training.settings import (
+    BATCH_SIZE,
+    FEWEST_STEPS,
+    LARGEST_BATCH,
+    QUANTILE_LEVELS,
+    FitConfig,
+    TrainConfig,
+)
 
 log = logging.getLogger(__name__)
 
@@ -77,21 +85,32 @@ class NetworkLearner(Learner):
     shared = True
 
     def check(self, config: TrainConfig) -> None:
-        """Refuse a device that is not here."""
-        choose_device(config.fit.device)
+        """Refuse a device that is not here, and bfloat16 on a card that has none."""
+        device = choose_device(config.fit.device)
+        if (
+            config.fit.bfloat16
+            and device.type == "cuda"
+            and not torch.cuda.is_bf16_supported(including_emulation=False)
+        ):
+            raise ConfigError(f"fit.bfloat16: {torch.cuda.get_device_name(device)} has no bfloat16; set it to false")
+
+    def own(self, config: TrainConfig) -> FitConfig:
+        """Return the settings with a batch size, that of the device for ``max_samples`` rows."""
+        return on_device(config.fit, choose_device(config.fit.device), config.fit.max_samples)
 
     def together(self, config: TrainConfig, *, go: bool) -> AbstractContextManager[bool]:
         """Bring the processes of torchrun together."""
         return joined(choose_device(config.fit.device), go=go)
 
     def fit(self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> Fitted:
-        """Put the samples on the device and fit."""
+        """Put the rows that are used on the device and fit."""
         train = chosen_rows(sources, FeatureSet.train_rows, config.fit.max_samples, config.seed)
-        samples, valid = _samples(sources, config, train)
-        check_known(samples.heads().targets, sources, config.horizon_s)
-        result = fit_network(
-            samples, valid, config.fit, seed=config.seed, checkpoints=checkpoints, hidden=hidden_features(sources)
-        )
+        with _remedy_named(config.fit):
+            samples, valid = _samples(sources, config, train)
+            check_known(samples.heads().targets, sources, config.horizon_s)
+            result = fit_network(
+                samples, valid, config.fit, seed=config.seed, checkpoints=checkpoints, hidden=hidden_features(sources)
+            )
         facts = {
             "rows": len(samples),
             "device": result.device,
@@ -104,12 +123,14 @@ class NetworkLearner(Learner):
     def objective(self, sources: Sequence[Source], config: TrainConfig) -> Objective:
         """Return the least validation loss of the epochs; the samples are put on the device once."""
         train = chosen_rows(sources, FeatureSet.train_rows, config.fit.max_samples, config.seed)
-        samples, valid = _samples(sources, config, train)
+        with _remedy_named(config.fit):
+            samples, valid = _samples(sources, config, train)
 
         def objective(tried: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:
-            result = fit_network(
-                samples, valid, tried.fit, seed=tried.seed, on_epoch=on_epoch, hidden=hidden_features(sources)
-            )
+            with _remedy_named(tried.fit):
+                result = fit_network(
+                    samples, valid, tried.fit, seed=tried.seed, on_epoch=on_epoch, hidden=hidden_features(sources)
+                )
             return min(epoch["valid_loss"] for epoch in result.history)
 
         return objective
@@ -134,28 +155,57 @@ class NetworkLearner(Learner):
 
 
 def _samples(sources: Sequence[Source], config: TrainConfig, train: list[NDArray[np.int64]]) -> tuple[Samples, Samples]:
-    """Return the samples of the two periods, on the device of the settings."""
+    """Return the samples of the two periods, on the device of the settings; no other rows are put there."""
     valid = chosen_rows(sources, FeatureSet.valid_rows, config.fit.max_valid_samples, config.seed)
-    return resident_samples(sources, train, valid, choose_device(config.fit.device))
+    device = choose_device(config.fit.device)
+    return (
+        Samples.of_rows(rows_in_memory(sources, train), device),
+        Samples.of_rows(rows_in_memory(sources, valid), device),
+    )
+
+
+@contextmanager
+def _remedy_named(config: FitConfig) -> Iterator[None]:
+    """Say what helps where the device's memory does not suffice."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition(". ")[0]
+        batch_size = "the device's own" if config.batch_size is None else f"{config.batch_size:,}"
+        raise ConfigError(
+            f"fit.device: {reason}; lower fit.max_samples ({config.max_samples:,}), fit.max_valid_samples "
+            f"({config.max_valid_samples:,}) or fit.batch_size ({batch_size}), or set fit.device=cpu"
+        ) from error
+
+
+def on_device(config: FitConfig, device: torch.device, n_rows: int) -> FitConfig:
+    """Return the settings with the batch size that suits the device and the training rows, where they name none."""
+    if config.batch_size is not None:
+        return config
+    most = LARGEST_BATCH if device.type == "cuda" else BATCH_SIZE
+    enough = 2 ** int(math.log2(max(n_rows // FEWEST_STEPS, 1)))
+    return replace(config, batch_size=min(max(enough, BATCH_SIZE), most))
 
 
 def choose_device(name: str = "auto") -> torch.device:
     """Return the named device; for ``auto``, CUDA where there is one, else the CPU; under torchrun, each rank's own.
+
+    A GPU with a number becomes the current one of this process, which then opens no other.
 
     Raises
     ------
     ConfigError
         There is no such device here, or not one for each process that torchrun started.
     """
-    if name == "auto":
-        return own_device(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
-        device = torch.device(name)
+        device = own_device(torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"))
         torch.zeros(1, device=device).item()  # torch names devices that it does not have
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"fit.device: {name!r} cannot be used here ({reason}); auto takes what there is") from error
-    return own_device(device)
+    return device
 
 
 def fit_network(
@@ -206,6 +256,7 @@ def fit_network(
         if len(rows) == 0:
             raise HistoryTooShortError(f"expected at least 1 {name} row, got 0: the trace is too short for the split")
     train, valid = _placed(train, config), _placed(valid, config)
+    config = on_device(config, train.device, len(train))
     own = [train.device] if train.device.type == "cuda" else []  # the generators of other GPUs are left alone
     with cpu_threads(config.threads), torch.random.fork_rng(own):
         return _fit(train, valid, config, seed, checkpoints, on_epoch, hidden)
@@ -229,20 +280,24 @@ def _fit(
     )  # fmt: skip
     network.initialise(generator)
     network.to(device)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    recorded = config.recorded and device.type == "cuda" and ranks.size == 1
+    rate = torch.tensor(config.learning_rate, device=device) if recorded else config.learning_rate
+    optimizer = torch.optim.AdamW(network.parameters(), rate, weight_decay=config.weight_decay, capturable=recorded)
     state = _Progress(identity=_identity(train, config, seed))
     path = None if checkpoints is None else checkpoints / _CHECKPOINT
     if path is not None and path.exists():
-        state = _load_checkpoint(path, network, optimizer, state.identity, device)
+        state = _load_checkpoint(path, network, optimizer, state.identity)
         log.info("going on from %s after epoch %d", path, state.epoch)
-    stepped = ranks.wrapped(network, device)
+    step = _step_of(ranks.wrapped(network, device), optimizer, data)
+    if recorded and len(train) >= (batch_size := config.batch_size or 0):
+        step = recorded_step(step, optimizer, batch_size, device)
     bar = tqdm(
         total=config.epochs, initial=state.epoch, desc="fit", unit="epoch", disable=None if ranks.first else True
     )
     try:
         while state.epoch < config.epochs and state.epoch - state.best_epoch <= config.patience:
             started = time.perf_counter()
-            losses = _epoch(stepped, optimizer, data, config, state.epoch, seed)
+            losses = _epoch(network, step, optimizer, data, state.epoch, seed)
             valid_loss = _validate(network, data)
             if not math.isfinite(valid_loss):
                 raise ModelError(f"epoch {state.epoch}: the validation loss is {valid_loss}; lower fit.learning_rate")
@@ -286,7 +341,7 @@ class _Data:
     def loss(self, network: nn.Module, batch: Batch, ranks: Ranks) -> Tensor:
         """Return the loss of a batch, averaged over what is known; its mean over the ranks is that of all rows."""
         kind = batch.x.device.type
-        with torch.autocast(kind, torch.bfloat16, enabled=self.config.bfloat16 and kind == "cuda"):
+        with torch.autocast(kind, torch.bfloat16, enabled=self.config.bfloat16 and kind == "cuda", cache_enabled=False):
             quantiles, logits = network(batch.x)
         z = transform(batch.y, self.config.transform)
         of_targets, of_oom = ranks.shares(batch.y, batch.oom)
@@ -294,34 +349,39 @@ class _Data:
         return pinball + self.config.oom_weight * (oom_loss(logits.float(), batch.oom) * of_oom).mean()
 
 
+def _step_of(network: nn.Module, optimizer: torch.optim.Optimizer, data: _Data) -> Step:
+    """Return the function that takes a step on samples, by their positions, and returns their loss."""
+
+    def step(positions: Tensor) -> Tensor:
+        loss = data.loss(network, data.train.take(positions), data.ranks)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def _epoch(
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    data: _Data,
-    config: FitConfig,
-    epoch: int,
-    seed: int,
+    network: nn.Module, step: Step, optimizer: torch.optim.Optimizer, data: _Data, epoch: int, seed: int
 ) -> dict[str, float]:
     network.train()
     started = time.perf_counter()
-    n, device, ranks = len(data.train), data.train.device, data.ranks
-    steps = -(-n // config.batch_size)
+    n, device, ranks, config = len(data.train), data.train.device, data.ranks, data.config
+    batch_size = config.batch_size or n
+    steps = -(-n // batch_size)
     # seeded per epoch: a resumed run needs no generator state
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     torch.manual_seed(seed * 1_000_003 + epoch + 100_003 * ranks.rank)  # for dropout, which takes no generator
     order = torch.randperm(n, generator=generator).to(device)
     total = torch.zeros((), device=device)
-    for step in range(steps):
-        rate = config.learning_rate * _one_cycle((epoch * steps + step) / (config.epochs * steps), config.warmup_share)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        batch = order[step * config.batch_size : (step + 1) * config.batch_size]
-        loss = data.loss(network, data.train.take(batch[ranks.rank :: ranks.size]), ranks)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        total += loss.detach()
+    for number in range(steps):
+        rate = config.learning_rate * _one_cycle(
+            (epoch * steps + number) / (config.epochs * steps), config.warmup_share
+        )
+        set_rate(optimizer, rate)
+        total += step(order[number * batch_size : (number + 1) * batch_size][ranks.rank :: ranks.size])
     mean_loss = ranks.total(float(total) / steps, device) / ranks.size
     return {
         "train_loss": mean_loss, "learning_rate": rate, "rows_per_second": n / (time.perf_counter() - started)
@@ -337,11 +397,12 @@ def _one_cycle(done: float, warmup: float) -> float:
 
 def _validate(network: QuantileNetwork, data: _Data) -> float:
     network.eval()
-    total, ranks = 0.0, data.ranks
+    ranks, device = data.ranks, data.valid.device
+    total = torch.zeros((), dtype=torch.float64, device=device)  # the device is waited for once
     with torch.no_grad():
         for positions in islice(data.valid.chunks(_EVALUATION_ROWS), ranks.rank, None, ranks.size):
-            total += float(data.loss(network, data.valid.take(positions), Ranks())) * len(positions)
-    return ranks.total(total, data.valid.device) / len(data.valid)
+            total += data.loss(network, data.valid.take(positions), Ranks()).double() * len(positions)
+    return ranks.total(float(total), device) / len(data.valid)
 
 
 @dataclass
@@ -376,7 +437,7 @@ def _save_checkpoint(path: Path, network: QuantileNetwork, optimizer: torch.opti
 
 
 def _load_checkpoint(
-    path: Path, network: QuantileNetwork, optimizer: torch.optim.Optimizer, identity: str, device: torch.device
+    path: Path, network: QuantileNetwork, optimizer: torch.optim.Optimizer, identity: str
 ) -> _Progress:
     parts: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}, "optimizer": {}}
     with safe_open(path, framework="pt") as file:
@@ -390,7 +451,7 @@ def _load_checkpoint(
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in parts["optimizer"].items():
         number, _, name = key.partition(".")
-        moments.setdefault(int(number), {})[name] = value if name == "step" else value.to(device)
+        moments.setdefault(int(number), {})[name] = value
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     return _Progress(**facts, best=parts["best"])
 

@@ -17,11 +17,9 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CPU_MAX, CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, PAGE_CACHE, Windows, concatenate
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES
+from reclaim.training.tracking.runs import DatasetFacts
 
 if TYPE_CHECKING:
-    import torch
-
-    from reclaim.training.fitting.samples import Samples
     from reclaim.training.models.trees import Rows
 
 _CALENDAR_S: Final = 14 * 86_400
@@ -41,6 +39,11 @@ class Source:
     def name(self) -> str:
         """Name of the dataset in reports: its folder's."""
         return self.dataset.path.resolve().name
+
+    @property
+    def facts(self) -> DatasetFacts:
+        """What a run records of it as its input."""
+        return DatasetFacts(self.name, self.dataset.fingerprint, str(self.dataset.path.resolve()))
 
     @property
     def split_facts(self) -> dict[str, float]:
@@ -118,29 +121,17 @@ def chosen_rows(
 
 
 def rows_in_memory(sources: Sequence[Source], rows: Sequence[RowIndex]) -> Rows:
-    """Copy training rows of each source, one source after another."""
+    """Copy chosen rows of each source, one source after another, with the targets known inside their period."""
     from reclaim.training.models.trees import Rows
 
-    parts = [(s.features.x[r], *s.features.targets(r)) for s, r in zip(sources, rows, strict=True)]
-    x, y, oom = (np.concatenate(column) for column in zip(*parts, strict=True))
-    x[:, hidden_features(sources)] = np.nan  # never known, so trees part nothing by them
-    return Rows(x, y, oom)
-
-
-def resident_samples(
-    sources: Sequence[Source], train: Sequence[RowIndex], valid: Sequence[RowIndex], device: torch.device
-) -> tuple[Samples, Samples]:
-    """Put the arrays of the sources on a device, once, and return the samples of the two periods in them."""
-    import torch
-
-    from reclaim.training.fitting.samples import Part, Resident, Samples
-
-    arrays = [Resident.of(source.features, device) for source in sources]
-
-    def samples(rows: Sequence[RowIndex]) -> Samples:
-        return Samples([Part(of, torch.from_numpy(r).to(device)) for of, r in zip(arrays, rows, strict=True)])
-
-    return samples(train), samples(valid)
+    ends = np.cumsum([0, *map(len, rows)])
+    first = sources[0].features
+    copied = Rows(*(np.empty((ends[-1], *a.shape[1:]), np.float32) for a in (first.x, first.y, first.oom)))
+    for source, chosen, start, end in zip(sources, rows, ends, ends[1:], strict=False):
+        # by any other mode than clip they are copied twice
+        np.take(source.features.x, chosen, axis=0, out=copied.x[start:end], mode="clip")
+        copied.y[start:end], copied.oom[start:end] = source.features.targets(chosen)
+    return copied
 
 
 def windows_of(sources: Sequence[Source], rows: Sequence[RowIndex]) -> Windows:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.oom import OOM_DEFINITION
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import PIPELINE_VERSION
+from reclaim.features.targets import TARGETS
 from reclaim.training.bundle import FORMAT, Bundle, output_names, save_bundle
 from reclaim.training.evaluation.importance import columns_alone, importance_figure, permutation_importance
 from reclaim.training.evaluation.model_card import model_card
@@ -33,12 +34,15 @@ from reclaim.training.models.oom_calibration import Calibrated, fit_probability
 from reclaim.training.settings import TrainConfig
 from reclaim.training.tracking import runs as tracking
 
-if TYPE_CHECKING:
-    pass
-
 log = logging.getLogger(__name__)
 
 _REPORT: Final = "report.json"
+SCORES: Final = "scores.json"
+"""File of a run with every score of validation and test rows, of tiers and ages, too (``scores.Scores``)."""
+_COMPARED: Final = {"oom": ("average_precision", "brier_skill")} | dict.fromkeys(
+    TARGETS, ("pinball_over_usage", "coverage_error")
+)
+"""Scores at the promised horizon that are metrics of the run; thousands would make MLflow's comparison useless."""
 _KEY_TAG: Final = "reclaim.key"
 Value = TypeVar("Value")
 
@@ -74,6 +78,8 @@ class TrainReport:
         Time the run took.
     reused : bool
         Whether a finished run of the same settings and data was found and nothing was done.
+    champion : str or None
+        Version of the model that is served after the run; None for none.
     """
 
     run_id: str
@@ -92,6 +98,7 @@ class TrainReport:
     notes: list[str]
     seconds: float
     reused: bool = False
+    champion: str | None = None
 
 
 def run_training(
@@ -141,7 +148,7 @@ def run_training(
     if finished and not force:
         with learner.together(config, go=False):
             say(f"already trained: run {finished[0].run_id}")
-        return replace(TrainReport(**tracking.load_dict(finished[0].run_id, _REPORT)), reused=True)
+        return _with_champion(replace(TrainReport(**tracking.load_dict(finished[0].run_id, _REPORT)), reused=True))
     learner.check(config)
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     name = config.model_name + ("" if learner.served else f"-{config.estimator}")
@@ -154,8 +161,10 @@ def run_training(
         "oom_definition": OOM_DEFINITION,
         "git_commit": tracking.git_commit() or "none",
     }
-    with tracking.start_run(config.experiment, config.estimator, tags=tags, run_id=next(iter(cut_off), None)) as run:
+    run_name = config.run_name(source.name for source in sources)
+    with tracking.start_run(config.experiment, run_name, tags=tags, run_id=next(iter(cut_off), None)) as run:
         run.log_params(config.settings())
+        run.log_datasets([source.facts for source in sources], context="training")
         say(f"fitting the {config.estimator}")
         fitting = time.perf_counter()
         with learner.together(config, go=True):
@@ -203,7 +212,11 @@ def run_training(
                 }
                 for source, k_train, k_valid in zip(sources, fitted.train_rows, valid.rows, strict=True)
             ],
-            notes=[*calibration.notes, *forecaster.calibration.notes, f"OOM label: {OOM_DEFINITION}"],
+            notes=[
+                *calibration.notes,
+                *forecaster.calibration.notes,
+                *([f"OOM label: {OOM_DEFINITION}"] if np.isfinite(valid.oom).any() else []),
+            ],
             seconds=0.0,
         )
         bundle = Bundle(
@@ -251,8 +264,9 @@ def run_training(
             registered = tracking.register_bundle(
                 run, Path(folder) / "bundle", name, inputs=bundle.features, outputs=output_names(forecaster)
             )
-        # MLflow copies to a model, one by one, what its run has measured by then: these are more than a thousand
-        run.log_metrics({"valid": scores, "test": test_scores})
+        run.log_dict(_without_nan({"valid": scores, "test": test_scores}), SCORES)
+        of_period = {"valid": scores, "test": test_scores}
+        run.log_metrics({period: _compared(of, config.horizon_s) for period, of in of_period.items()})
         report = replace(report, version=registered.version, seconds=time.perf_counter() - started)
         card = model_card(
             asdict(report), settings=config.settings(), test_scores=report.test_scores,
@@ -261,12 +275,18 @@ def run_training(
         tracking.describe_version(registered, card)
         run.log_text(card, "model_card.md")
         run.log_dict(asdict(report), _REPORT)
-        if learner.served:
+        tracking.move_alias(registered, tracking.CANDIDATE)
+        if tracking.find_version(f"{name}@{tracking.CHAMPION}") is None:
             tracking.move_alias(registered, tracking.CHAMPION)
     shutil.rmtree(checkpoints, ignore_errors=True)
     with suppress(OSError):  # another run's checkpoint may be next to it
         checkpoints.parent.rmdir()
-    return report
+    return _with_champion(report)
+
+
+def _with_champion(report: TrainReport) -> TrainReport:
+    champion = tracking.find_version(f"{report.model}@{tracking.CHAMPION}")
+    return replace(report, champion=champion.version if champion else None)
 
 
 def recorded_report(model: str) -> TrainReport:
@@ -298,6 +318,11 @@ def _key(sources: Sequence[Source], config: TrainConfig) -> str:
 
 def _checkpoints(sources: Sequence[Source], key: str) -> Path:
     return sources[0].dataset.path / "checkpoints" / key[:16]
+
+
+def _compared(scores: Scores, horizon_s: int) -> dict[str, dict[str, float]]:
+    of = {name: scores.get(name, {}).get(f"{horizon_s}s", {}) for name in _COMPARED}
+    return {name: {k: of[name][k] for k in kept if k in of[name]} for name, kept in _COMPARED.items()}
 
 
 def _by_name(values: Iterable[Value]) -> dict[str, Value]:

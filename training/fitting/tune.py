@@ -209,7 +209,8 @@ def _parent(key: str, config: TrainConfig, ranges: Ranges, sources: Sequence[Sou
     if before:
         return before[0].run_id
     tags = {_KEY_TAG: key, "dataset": ",".join(source.dataset.fingerprint for source in sources)}
-    with tracking.start_run(EXPERIMENT, config.estimator, tags=tags) as run:
+    with tracking.start_run(EXPERIMENT, config.run_name(source.name for source in sources), tags=tags) as run:
+        run.log_datasets([source.facts for source in sources], context="training")
         run.log_params(config.settings())
         run.log_params({f"range.{name}": repr(range_) for name, range_ in ranges.items()})
         return run.run_id

@@ -40,6 +40,7 @@ SMALLEST_SLOPE: Final = 0.01
 LARGEST_SLOPE: Final = 10.0
 """A steeper one comes of labels that a threshold separates, which says nothing about the next ones."""
 
+_BARE: Final = "is as the model says it"
 _STEPS: Final = 100
 _CONVERGED: Final = 1e-10
 
@@ -106,6 +107,7 @@ def fit_probability(
         The task of each row: its rows are positive together, so ``FEW`` counts tasks where they are known.
     """
     slopes, intercepts, notes = [], [], []
+    without: dict[int, int] = {}
     for h, horizon_s in enumerate(HORIZONS_S):
         known = np.isfinite(probability[:, h]) & np.isfinite(oom[:, h])
         label = oom[known, h] > 0.5
@@ -114,10 +116,12 @@ def fit_probability(
         positives = len(np.unique(of))
         unit = "rows" if task is None else "tasks"
         slope, intercept = 1.0, 0.0
-        if positives == 0 or label.all():
+        if positives == 0:
+            without[horizon_s] = len(label)
+        elif label.all():
             notes.append(
                 f"OOM within {horizon_s} s: {positives} positive {unit} among {len(label)} validation rows, "
-                "so the probability is as the model says it"
+                f"so the probability {_BARE}"
             )
         else:
             wanted, intercept = _fit(z, label)
@@ -130,6 +134,11 @@ def fit_probability(
                 )
         slopes.append(slope)
         intercepts.append(intercept)
+    if any(without.values()):
+        horizons, rows = (", ".join(map(str, of)) for of in (without, without.values()))
+        notes.insert(0, f"OOM within {horizons} s: 0 positive among {rows} validation rows, so the probability {_BARE}")
+    elif without:
+        notes.insert(0, f"OOM: no validation row has a label, so the probability {_BARE}")
     return ProbabilityCalibration(tuple(slopes), tuple(intercepts), tuple(notes))
 
 

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from reclaim.data.errors import ModelError
 from reclaim.training.tracking.client import default_tracking_uri, missing, quiet, store_client
-from reclaim.training.tracking.runs import ModelVersion, version_of
+from reclaim.training.tracking.runs import ABSENT, ModelVersion, version_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-_ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-"""MLflow's codes for an unknown model, version and alias."""
 _SERVING: Final = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # seconds; with MLflow's own 120 a dead server goes unnoticed for minutes
     "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",  # a connection kept open goes on reading a file that was replaced
@@ -65,7 +63,7 @@ class RegistryReader:
         try:
             return version_of(self._client, reference)
         except MlflowException as error:
-            if error.error_code in _ABSENT:
+            if error.error_code in ABSENT:
                 return None
             reason = str(error).strip().partition("\n")[0]
             raise ModelError(f"{uri} does not answer ({reason})") from error

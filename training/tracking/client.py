@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import socket
 import sqlite3
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +59,53 @@ def store_client() -> MlflowClient:
         reason = str(error).strip().partition("\n")[0]
         raise ModelError(f"the tracking store {uri} cannot be used ({reason}); set MLFLOW_TRACKING_URI") from error
     return client
+
+
+def run_interface(port: int) -> None:
+    """Serve MLflow's own page of the current store on the loopback address until SIGINT or SIGTERM.
+
+    Raises
+    ------
+    ModelError
+        There is no store, it is a server with a page of its own, or the port is taken.
+    """
+    uri = default_tracking_uri()
+    if uri.startswith(("http://", "https://")):
+        raise ModelError(f"the store is a server, with a page of its own: open {uri} in a browser")
+    store_reader("record")
+    with socket.socket() as asked:
+        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            asked.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ModelError(f"port {port} cannot be listened on ({error.strerror}); choose another, --port") from error
+    words = [
+        "server",
+        "--uvicorn-opts",
+        "--log-level warning",
+        "--backend-store-uri",
+        uri,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
+    artifacts = artifact_folder(uri)
+    words += [] if artifacts is None else ["--artifacts-destination", artifacts]
+    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # workers for tasks that are not ours
+    # of a session of its own: at Ctrl-C it is ended in order, where a signal to all its processes prints tracebacks
+    command = [sys.executable, "-W", "ignore", "-m", "mlflow", *words]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with subprocess.Popen(command, start_new_session=True) as server:
+        try:
+            code = server.wait()
+        except KeyboardInterrupt:
+            os.killpg(server.pid, signal.SIGTERM)
+            return
+    if code:
+        raise ModelError(f"MLflow's server ended with exit code {code}")
 
 
 @contextmanager

@@ -32,10 +32,16 @@ log = logging.getLogger(__name__)
 
 CHAMPION: Final = "champion"
 """Alias of the model version that is served."""
+CANDIDATE: Final = "candidate"
+"""Alias of the newest version, which is served once it is promoted."""
 
+ABSENT: Final = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""MLflow's codes for an unknown model, version and alias."""
 _MODEL: Final = "model"
 _BUNDLE: Final = "bundle"
 """Name of the bundle's folder inside the logged model."""
+_DIGEST: Final = 36
+"""Letters of a dataset's digest that MLflow keeps."""
 _REQUIREMENTS: Final = ("numpy", "numba", "safetensors", "scikit-learn", "skops", "torch")
 
 
@@ -46,6 +52,15 @@ class ModelVersion:
     name: str
     version: str
     run_id: str
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """A dataset that a run read: its name, its fingerprint, and where it lies."""
+
+    name: str
+    fingerprint: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -124,6 +139,21 @@ class Run:
         from mlflow.entities import RunTag
 
         self._client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+
+    def log_datasets(self, datasets: Sequence[DatasetFacts], *, context: str) -> None:
+        """Log datasets as inputs of the run; ``context`` says what for, as ``training`` or ``evaluation``."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        self._client.log_inputs(
+            self.run_id,
+            [
+                DatasetInput(
+                    Dataset(one.name, one.fingerprint[:_DIGEST], "local", json.dumps({"uri": one.source})),
+                    [InputTag("mlflow.data.context", context)],
+                )
+                for one in datasets
+            ],
+        )
 
     def log_dict(self, value: Mapping[str, Any], file: str) -> None:
         """Keep a mapping as a JSON file; every number in it must be finite."""
@@ -250,6 +280,18 @@ def resolve_model(reference: str) -> ModelVersion:
         raise ModelError(
             f"no model {reference} in {default_tracking_uri()} ({error.message}); train one with `reclaim train`"
         ) from error
+
+
+def find_version(reference: str) -> ModelVersion | None:
+    """Return which version ``name@alias`` or ``name/version`` means now; None where there is none."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return version_of(store_client(), reference)
+    except MlflowException as error:
+        if error.error_code not in ABSENT:
+            raise
+        return None
 
 
 def version_of(client: MlflowClient, reference: str) -> ModelVersion:

@@ -27,6 +27,7 @@ from reclaim.replay.experiment import (
 from reclaim.replay.experiments.margins.closed_loop import most_reclaiming, run_cells
 from reclaim.replay.experiments.margins.figures import FIGURES, cell_in_turn
 from reclaim.replay.experiments.margins.judge import cell_over_time, follow, in_hindsight, judge, judge_fixed
+from reclaim.replay.experiments.margins.models import against_first, models_summary
 from reclaim.replay.experiments.margins.page import EQUAL, page, summary_table
 from reclaim.replay.experiments.margins.runs import COLUMNS, runs
 from reclaim.replay.open_loop.bootstrap import Bootstrap
@@ -88,6 +89,7 @@ def measure(source: Source, config: MarginsConfig) -> Measured:
         "timeline": cell_over_time(estimates.period),
         "estimators": judged,
         "against_best": against_best(judged, units, config),
+        "against_first": against_first(list(source.bundles), units, config),
     }
     definitions = _definitions(config)
     if config.closed_loop:
@@ -212,4 +214,5 @@ EXPERIMENT: Final = Experiment(
     figures={**FIGURES, "cell_in_turn": cell_in_turn},
     runs=runs,
     columns=COLUMNS,
+    models=models_summary,
 )

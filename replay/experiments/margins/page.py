@@ -11,6 +11,7 @@ from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import COMPARED, HEADLINE, LEARNED, ORACLE, REFERENCE, STATISTICAL, Results
 from reclaim.replay.experiments.margins import tables
+from reclaim.replay.experiments.margins.models import models_table
 from reclaim.replay.experiments.margins.runs import COLUMNS, UNSEEN_COLUMNS, runs
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.open_loop.paired import ALONE, BETTER, EXCEEDS, RECLAIMED, VIOLATION, WORSE
@@ -33,6 +34,7 @@ def page(results: Results) -> dict[str, Any]:
         "reclaiming": most_in_reclaimed(loop) if loop else None,
         "summary": summary_table(results),
         "comparisons": comparisons(results),
+        "models": models_table(results),
         "runs": runs_table(recorded, COLUMNS),
         "unseen": runs_table(recorded, UNSEEN_COLUMNS),
         "sequence": tables.sequence_table(results),

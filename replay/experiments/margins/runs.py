@@ -41,6 +41,7 @@ def runs(results: Results) -> list[Run]:
             margin,
             measured,
             results["against_best"].get(margin, {}).get(estimator["name"], {}),
+            results.get("against_first", {}).get(margin, {}).get(estimator["name"], {}),
             ran.get(estimator["name"], {}).get(margin),
             results.get("settings", {}).get(estimator["name"], {}).get(margin, {}),
         )
@@ -53,7 +54,8 @@ def _run(
     estimator: Mapping[str, Any],
     margin: str,
     measured: Mapping[str, Any],
-    against: Mapping[str, Mapping[str, Any]],
+    best: Mapping[str, Mapping[str, Any]],
+    first: Mapping[str, Mapping[str, Any]],
     ran: Mapping[str, float | None] | None,
     settings: Mapping[str, Any],
 ) -> Run:
@@ -62,10 +64,11 @@ def _run(
     for r in RESOURCES:
         numbers[r] = _with_bounds(measured["all"], r)
         numbers[f"unseen.{r}"] = {metric: of[r]["value"] for metric, of in measured["unseen"].items()}
-    compared = {f"against_best.{r}": (r, of) for r, of in against.items()}
+    compared = {f"against_best.{r}": (r, of) for r, of in best.items()}
+    compared |= {f"against_first.{r}": (r, of) for r, of in first.items()}
     compared |= {
         f"at_equal_violation.{r}": (r, of["at_equal_violation"])
-        for r, of in against.items()
+        for r, of in best.items()
         if of["at_equal_violation"] is not None
     }
     for key, (r, of) in compared.items():

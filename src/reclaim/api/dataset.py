@@ -282,7 +282,7 @@ class Dataset:
         out : Path or str
             Folder to write.
         models : sequence of Model
-            Learned estimators, at most one of each kind.
+            Learned estimators; ``margins`` compares each with the first.
         settings : mapping or None
             Fields of the experiment's settings, as ``{"estimators": ["borg", "limit"]}``.
 

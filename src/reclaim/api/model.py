@@ -183,8 +183,8 @@ class Model:
         >>> scores.index.names
         FrozenList(['period', 'target', 'horizon_s'])
         """
-        from reclaim.serving.models.loader import LOCAL_VERSION
         from reclaim.training.fitting.train import recorded_report
+        from reclaim.training.tracking.references import LOCAL_VERSION
 
         if self.version == LOCAL_VERSION:
             raise ModelError(

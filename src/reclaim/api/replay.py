@@ -22,11 +22,11 @@ def replay(
 ) -> Replay:
     """Run an experiment; arguments and errors as for ``Dataset.replay``."""
     from reclaim.replay.runs.catalogue import load_experiment
-    from reclaim.replay.runs.run import by_kind, run_experiment
+    from reclaim.replay.runs.run import by_name, run_experiment
 
     loaded = load_experiment(experiment)
     config = config_from(loaded.config, settings or {})
-    return Replay(loaded, run_experiment(loaded, dataset, out, config, bundles=by_kind([m.bundle for m in models])))
+    return Replay(loaded, run_experiment(loaded, dataset, out, config, bundles=by_name([m.bundle for m in models])))
 
 
 class Replay:

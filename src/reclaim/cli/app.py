@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
+from reclaim.cli import models, results, study
 from reclaim.cli import replay as replays
-from reclaim.cli import results, study
 from reclaim.cli.console import (
     AsJson,
     Assignments,
@@ -39,7 +39,8 @@ _RESUMED = ("fetch", "ingest", "tune")
 app = typer.Typer(
     name="reclaim",
     help="Predict what every task in a cluster will need, so that the rest can be lent out.\n\n"
-    "Order of the commands: synth (or your own trace) → ingest → features → train → replay → compare, predict, serve. "
+    "Order of the commands: synth (or your own trace) → ingest → features → train → replay → compare, promote, "
+    "predict, serve. "
     "`reclaim demo` runs all of them on a small synthetic cell.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -47,9 +48,20 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"reclaim {version('reclaim')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log progress.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
@@ -198,9 +210,10 @@ def train(
     config: TrainConfigFile = None,
     assignments: Assignments = None,
     force: Annotated[bool, typer.Option("--force", help="Train even if the same run is finished.")] = False,
+    promote: Annotated[bool, typer.Option("--promote", help="Then promote it, as `reclaim promote` does.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model, set its margins on validation data and register it; the network becomes `champion`."""
+    """Train a model, set its margins on validation data and register it as `candidate`; the first one is served."""
     from reclaim.config import load_config
     from reclaim.training.fitting.train import assist_training, assists, run_training
     from reclaim.training.settings import TrainConfig, config_file
@@ -211,7 +224,9 @@ def train(
         assist_training(datasets, loaded)
         return
     report = run_training(datasets, loaded, force=force, progress=print_status)
-    print_result(results.of_train(report), as_json)
+    promotion = models.promoted(datasets, f"{report.model}/{report.version}", as_json=as_json) if promote else None
+    print_result(results.of_train(report, datasets, promotion), as_json)
+    models.end_if_refused(promotion)
 
 
 app.command(
@@ -222,6 +237,14 @@ app.command(
     epilog="Examples: `reclaim peaks samples.parquet --out peaks.parquet` · "
     "`reclaim peaks samples.parquet --out peaks.parquet --predictor max_n5_rc99 --predictor oracle_24h`"
 )(study.peaks)
+
+
+app.command(
+    epilog="Examples: `reclaim promote dataset` · `reclaim promote dataset --model reclaim/3` · "
+    "`reclaim promote --model reclaim/2 --force`"
+)(models.promote)
+app.command(epilog="Example: `reclaim bundle reclaim@champion model`")(models.bundle)
+app.command(epilog="Example: `reclaim mlflow --port 5001`")(models.mlflow)
 
 
 app.add_typer(replays.app, name="replay")

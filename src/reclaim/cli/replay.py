@@ -34,7 +34,11 @@ def _add(name: str, does: str, *examples: str) -> None:
         out: Annotated[Path, typer.Option(help="Folder for report.html, figures and results.json.", metavar="DIR")],
         model: Annotated[
             list[str] | None,
-            typer.Option(help="Registered model; repeatable. Default: reclaim@champion.", metavar="NAME@ALIAS"),
+            typer.Option(
+                help="NAME@ALIAS, NAME/VERSION or a bundle's folder; repeatable, each is compared with the first. "
+                "Default: reclaim@champion.",
+                metavar="MODEL",
+            ),
         ] = None,
         no_model: Annotated[bool, typer.Option("--no-model", help="Only estimators without a model.")] = False,
         config: ConfigFile = None,
@@ -57,16 +61,15 @@ def _add(name: str, does: str, *examples: str) -> None:
 
 
 def _bundles(models: list[str], no_model: bool) -> dict[str, Bundle]:
-    """Return kind → model of the references, of the champion if there are none."""
+    """Return name → model of the references, of the champion if there are none."""
     from reclaim.data.errors import ConfigError
-    from reclaim.replay.runs.run import by_kind
-    from reclaim.training.bundle import load_bundle
-    from reclaim.training.tracking.runs import fetch_bundle
+    from reclaim.replay.runs.run import by_name
+    from reclaim.training.bundle import load_model
 
     if no_model and models:
         raise ConfigError(f"--no-model and --model {models[0]} contradict each other; leave one of them out")
     references = [] if no_model else (models or ["reclaim@champion"])
-    return by_kind([load_bundle(fetch_bundle(reference)[0]) for reference in references])
+    return by_name([load_model(reference) for reference in references])
 
 
 def print_replay(
@@ -76,13 +79,17 @@ def print_replay(
     from reclaim.replay.report.page import runs_table
 
     summary, runs = experiment.summary(report.results), runs_table(experiment.runs(report.results), experiment.columns)
+    models = experiment.models(report.results) if experiment.models else None
     if not as_json:
         print_table(summary)
+        if models is not None and models.rows:
+            print_table(models)
         if verbose:
             typer.echo("")
             print_table(runs)
     facts: dict[str, Any] = {"report": str(report.page), "already_there": report.already_there}
-    facts |= {"summary": summary.as_records(), "results": runs.as_records()}
+    facts |= {"summary": summary.as_records(), "models": models.as_records() if models else []}
+    facts |= {"results": runs.as_records()}
     page = f"{report.page}{unchanged(report.already_there)}"
     print_result((facts, [*(["", *lines] if verbose else []), page]), as_json)
 
@@ -91,7 +98,7 @@ _add(
     "margins",
     "Replay every estimator at every margin, with Borg's sequence of baseline, aggressive, medium, baseline.",
     "dataset --out margins",
-    "dataset --out margins --model reclaim@champion --model reclaim-trees/1",
+    "dataset --out new-or-old --model reclaim@champion --model reclaim@candidate",
 )
 _add(
     "ratios",

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from reclaim.data.synthetic.job import SyntheticCellReport
     from reclaim.features.feature_set import FeatureSet
     from reclaim.replay.machine_peaks.job import PeaksReport
+    from reclaim.replay.runs.promote import Promotion
     from reclaim.serving.predictions.job import PredictReport
     from reclaim.training.fitting.train import TrainReport
     from reclaim.training.fitting.tune import TuneReport
+    from reclaim.training.tracking.references import ModelLocation
 
 Result = tuple[dict[str, Any], list[str]]
 
@@ -72,15 +74,35 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
     return facts | {key: built.manifest[key] for key in keys}, lines
 
 
-def of_train(report: TrainReport) -> Result:
-    """Return the result of ``reclaim train``."""
+def of_train(report: TrainReport, folders: list[Path], promotion: Promotion | None) -> Result:
+    """Return the result of ``reclaim train`` on datasets in folders, and of the promotion after it."""
+    datasets = " ".join(map(str, folders))
     lines = [
         f"{report.model}/{report.version}: {report.estimator} of {report.rows['train']:,} rows "
         f"in {report.seconds:.0f} s, run {report.run_id}{unchanged(report.reused)}"
     ]
     if len(report.datasets) > 1:
         lines += [f"{d['name']}: {d['train']:,} rows for training, {d['valid']:,} for margins" for d in report.datasets]
-    return asdict(report), [*lines, *report.notes]
+    served = f"{report.model}/{report.champion} is champion" if report.champion else "there is no champion"
+    if report.champion != report.version:
+        served += f"; `reclaim promote {datasets} --model {report.model}/{report.version}` serves this one if not worse"
+    if promotion is None:
+        return asdict(report), [*lines, *report.notes, served]
+    facts, of_promotion_ = of_promotion(promotion)
+    return asdict(report) | {"promotion": facts}, [*lines, *report.notes, *of_promotion_]
+
+
+def of_promotion(promotion: Promotion) -> Result:
+    """Return the result of ``reclaim promote``; the reason of a refusal is an error, printed apart."""
+    name = f"{promotion.model}/{promotion.version}"
+    line = f"{name} is champion: {promotion.why}"
+    return {**asdict(promotion), "refused": promotion.refused}, [] if promotion.refused else [line]
+
+
+def of_bundle(location: ModelLocation, out: Path) -> Result:
+    """Return the result of ``reclaim bundle``."""
+    facts = {"folder": str(out), "model": location.name, "version": location.version, "run_id": location.run_id}
+    return facts, [f"{out}: {location.label}; `reclaim serve --model {out}` serves it"]
 
 
 def of_tune(report: TuneReport, datasets: list[Path], given: list[str], out: Path) -> Result:

@@ -86,8 +86,8 @@ def test_replays_are_recorded_once_completed_when_cut_off_and_compared(
             record_margins(small(report))
     first = record_margins(small(report))
     finished = [r for r in tracking.find_runs("margins") if r.status == "FINISHED"]
-    assert sorted(r.name for r in finished) == sorted(["margins", *NAMES])
-    assert {r.tags[TAG_PARENT] for r in finished if r.name != "margins"} == {first}
+    assert sorted(r.name for r in finished) == sorted(["margins raw", *NAMES])
+    assert {r.tags[TAG_PARENT] for r in finished if r.name in NAMES} == {first}
 
     assert record_margins(small(report)) == first
     assert len([r for r in tracking.find_runs("margins") if r.status == "FINISHED"]) == 6

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import mlflow
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -21,12 +22,18 @@ from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.splits import IN_ALLOC, TEST, SplitConfig
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
+from reclaim.replay.experiments.margins.models import models_summary
 from reclaim.replay.experiments.margins.tables import margins_table
 from reclaim.replay.open_loop import estimates
 from reclaim.replay.open_loop.estimates import answer_stored, estimator_makers
+from reclaim.replay.open_loop.paired import Paired
 from reclaim.replay.report import figures
-from reclaim.replay.report.page import ReplayReport
-from reclaim.replay.runs.run import run_experiment
+from reclaim.replay.report.page import ReplayReport, brief
+from reclaim.replay.report.units import UNITS, read_units
+from reclaim.replay.runs.compare import compare
+from reclaim.replay.runs.differences import differences
+from reclaim.replay.runs.record import record
+from reclaim.replay.runs.run import by_name, run_experiment
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import Forecast
@@ -35,6 +42,8 @@ from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.margin import MARGIN_NAMES, Margin, three_margins
 from reclaim.training.margins.plan import Basis
 from reclaim.training.models.estimator import ForecastEstimator
+from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.references import ModelLocation
 
 
 class LargestOfTheDay:
@@ -79,7 +88,7 @@ def test_the_learned_estimator_replayed_is_the_one_served(dataset: Path, bundle:
         np.testing.assert_array_equal(replayed[margin], served.reservation)
 
 
-def by_name(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def by_name_of(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {e["name"]: e for e in results["estimators"]}
 
 
@@ -99,7 +108,7 @@ def test_all_files_are_written_and_name_their_inputs(report: ReplayReport) -> No
 
 
 def test_every_estimator_is_measured_at_every_margin_and_bounded_by_the_oracle(report: ReplayReport) -> None:
-    estimators = by_name(report.results)
+    estimators = by_name_of(report.results)
     assert list(estimators) == ["borg", "percentile", "limit", "oracle"]
     for name in ("borg", "percentile"):
         results = estimators[name]["results"]
@@ -185,7 +194,7 @@ def test_margins_do_not_see_the_test_period(
     np.save(tmp_path / "cell" / "features" / "y.npy", y)
     other = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
     for name in ("borg", "percentile"):
-        before, after = by_name(report.results)[name], by_name(other.results)[name]
+        before, after = by_name_of(report.results)[name], by_name_of(other.results)[name]
         assert after["margins"] == before["margins"]
         assert after["results"]["baseline"]["all"]["violation_rate"]["cpu"]["value"] == 0.0
         assert before["results"]["aggressive"]["all"]["violation_rate"]["cpu"]["value"] > 0.0
@@ -208,13 +217,13 @@ def test_a_learned_estimator_is_replayed_with_the_others_and_has_its_own_margins
     out = run_experiment(
         EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False, progress=False
     )
-    estimators = by_name(out.results)
+    estimators = by_name_of(out.results)
     assert list(estimators) == ["trees", "trees-online", "borg", "percentile", "limit", "oracle"]
     assert estimators["trees-online"]["validation"] == estimators["trees-online"]["margins"] == {}  # nothing was set
     assert {r["estimator"] for r in margins_table(out.results).as_records()} == {"trees", "borg", "percentile"}
     assert estimators["trees"]["kind"] == "learned"
     assert estimators["trees"]["margins"]["baseline"] != {"cpu": 0.1, "memory": 0.1}
-    assert estimators["borg"]["results"] == by_name(report.results)["borg"]["results"]
+    assert estimators["borg"]["results"] == by_name_of(report.results)["borg"]["results"]
     assert [e["name"] for e in out.results["estimators"] if e["sequence"] and e["sequence"]["drawn"]] == [
         "trees",
         "borg",
@@ -225,6 +234,73 @@ def test_a_learned_estimator_is_replayed_with_the_others_and_has_its_own_margins
     assert out.results["command"].endswith(
         '--model NAME@ALIAS --set estimators=\'["borg", "percentile", "limit"]\' --set draws=50'
     )
+
+
+def of_version(version: str, folder: str = "") -> Bundle:
+    """Return a model as loaded from the registry, or from a folder."""
+    source = folder or f"reclaim@{version}"
+    return replace(
+        learned(),
+        origin=ModelLocation(
+            Path(source).name if folder else "reclaim", version, Path(), source, "" if folder else f"run{version}"
+        ),
+    )
+
+
+def test_two_versions_of_a_model_are_replayed_together_and_named_and_compared(
+    dataset: Path, config: MarginsConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion, candidate = of_version("1"), of_version("2")
+    anchored = dict.fromkeys(("baseline", "aggressive"), (Basis(0.9, None, 1.0),) * 2)  # the task's own past alone
+    bundles = by_name([champion, replace(candidate, plans=anchored)])
+    out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles=bundles, tracking=False, progress=False)
+    facts = {"kind": "trees", "name": "reclaim", "version": "2", "run_id": "run2", "reference": "reclaim@2"}
+    assert out.results["models"]["reclaim/2"] == facts
+    assert list(out.results["models"]) == ["reclaim/1", "reclaim/2"]
+    assert {"reclaim/1", "reclaim/2", "reclaim/2-online"} < set(by_name_of(out.results))
+    assert " --model reclaim/1 --model reclaim/2 " in out.results["command"]
+    units = read_units(out.folder / UNITS)
+    for margin in MARGIN_NAMES:
+        paired = Paired({n: units.sums[n, margin] for n in ("reclaim/1", "reclaim/2")}, draws=50)
+        for r, resource in enumerate(RESOURCES):
+            of = out.results["against_first"][margin]["reclaim/2"][resource]
+            assert of == paired.compare("reclaim/2", "reclaim/1", r, config.budgets.of(margin)).report()
+    assert [row["verdict"] for row in models_summary(out.results).as_records()] == [
+        brief(out.results["against_first"]["aggressive"]["reclaim/2"][r]["verdict"]) for r in RESOURCES
+    ]
+    assert "Models compared with the first" in (out.folder / "report.html").read_text()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    whole = record(EXPERIMENT, out)
+    recorded = {run.name: run for run in tracking.find_runs("margins")}
+    assert recorded["margins raw reclaim/1 reclaim/2"].run_id == whole
+    tags = recorded["reclaim/2/medium"].tags
+    assert {name: tags[f"model.{name}"] for name in facts} == facts
+    assert recorded["reclaim/2-online/medium"].tags["model.version"] == "2"
+    assert not any(name.startswith("model.") for name in recorded["borg/medium"].tags)
+    assert tags["against_first.cpu"].endswith(", against reclaim/1")
+    inputs = mlflow.get_run(recorded["reclaim/1/medium"].run_id).inputs
+    assert inputs is not None
+    (read,) = inputs.dataset_inputs
+    assert (read.dataset.name, read.dataset.digest) == ("raw", out.results["dataset"]["fingerprint"][:36])
+    rows = compare()["margins"].as_records()
+    assert {r["estimator"] for r in rows} > {"reclaim/1", "reclaim/2"}
+    pairs = {(r["estimator"], r["against"]) for r in differences().as_records()}
+    assert ("reclaim/2", "reclaim/1") in pairs
+
+
+def test_models_have_distinct_names_or_an_error_says_which_are_the_same() -> None:
+    assert list(by_name([learned(), of_version("1"), of_version("local", "./old/bundle")])) == [
+        "trees",
+        "reclaim/1",
+        "bundle",
+    ]
+    folders = [of_version("local", folder) for folder in ("./old/bundle", "new/bundle")]
+    assert list(by_name(folders)) == ["old/bundle", "new/bundle"]
+    again = replace(of_version("1"), origin=ModelLocation("reclaim", "1", Path(), "reclaim@champion"))
+    with pytest.raises(
+        ConfigError, match="reclaim@1 and reclaim@champion: both are reclaim/1; name models that differ"
+    ):
+        by_name([of_version("1"), again])
 
 
 def test_a_model_of_related_tasks_is_refused_on_features_without_them(dataset: Path, tmp_path: Path) -> None:

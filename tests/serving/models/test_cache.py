@@ -12,9 +12,9 @@ import pytest
 
 from reclaim.data.errors import ModelError
 from reclaim.serving.models.cache import ModelCache, Refusal, add_if_possible, start_model, without_credentials
-from reclaim.serving.models.loader import ModelLocation
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import BUNDLE_FILE, Bundle, save_bundle
+from reclaim.training.tracking.references import ModelLocation
 
 ALIAS = "reclaim@champion"
 

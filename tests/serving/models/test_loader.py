@@ -9,18 +9,11 @@ from pathlib import Path
 import pytest
 
 from reclaim.data.errors import ConfigError, ModelError
-from reclaim.serving.models.loader import (
-    LOCAL_VERSION,
-    LoadedModel,
-    find_model,
-    is_alias,
-    is_folder,
-    load_location,
-    named_location,
-)
+from reclaim.serving.models.loader import LoadedModel, find_model, load_location, named_location
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle, save_bundle
 from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.references import LOCAL_VERSION, is_alias, is_folder
 
 
 def load_model(settings: ServingSettings) -> LoadedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import torch
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.training.fitting import network as fit
+from reclaim.training.fitting import recorded as module
 from reclaim.training.fitting.distributed import Ranks
-from reclaim.training.fitting.network import FitResult, choose_device, fit_network
+from reclaim.training.fitting.network import FitResult, choose_device, fit_network, on_device
+from reclaim.training.fitting.recorded import Step, recorded_step
 from reclaim.training.fitting.samples import Samples
-from reclaim.training.models.network import inverse_transform
+from reclaim.training.models.network import QuantileNetwork, inverse_transform
 from reclaim.training.models.trees import Rows
-from reclaim.training.settings import QUANTILE_LEVELS, FitConfig, TreeConfig
+from reclaim.training.settings import QUANTILE_LEVELS, FitConfig, TrainConfig, TreeConfig
 
 CONFIG = FitConfig(width=16, depth=1, epochs=4, batch_size=128, learning_rate=1e-2, device="cpu")
 
@@ -166,6 +169,130 @@ def test_a_device_that_is_not_here_is_refused_with_its_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"fit.device: '{name}' cannot be used here"):
         choose_device(name)
     assert choose_device("cpu").type == "cpu"
+
+
+def _pretend_a_gpu(monkeypatch: pytest.MonkeyPatch, *, bfloat16: bool = True) -> list[torch.device]:
+    """Let torch name two GPUs; return the devices that something was placed on, in turn."""
+    used: list[torch.device] = []
+    zeros = torch.zeros
+
+    def placed(n: int, device: torch.device) -> torch.Tensor:
+        used.append(device)
+        return zeros(n)
+
+    monkeypatch.setattr(torch, "zeros", placed)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16 or including_emulation)
+    return used
+
+
+@pytest.mark.parametrize("name", ["cuda", "auto"])
+def test_a_rank_of_torchrun_touches_its_own_gpu_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in (("TORCHELASTIC_RUN_ID", "none"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(variable, value)
+    used = _pretend_a_gpu(monkeypatch)
+    assert choose_device(name) == torch.device("cuda", 1)
+    assert set(used) == {torch.device("cuda", 1)}
+
+
+def test_bfloat16_is_refused_on_a_card_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, config = fit.NetworkLearner(), TrainConfig(fit=replace(CONFIG, device="cuda", bfloat16=True))
+    _pretend_a_gpu(monkeypatch, bfloat16=False)
+    with pytest.raises(ConfigError, match=r"fit\.bfloat16: Tesla T4 has no bfloat16; set it to false"):
+        learner.check(config)
+    learner.check(replace(config, fit=replace(config.fit, bfloat16=False)))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)  # noqa: ARG005 - torch's
+    learner.check(config)
+
+
+def test_a_gpu_without_enough_memory_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of …")
+
+    monkeypatch.setattr(fit, "chosen_rows", lambda *_: [])
+    monkeypatch.setattr(fit, "_samples", full)
+    config = TrainConfig(fit=replace(CONFIG, batch_size=None))
+    learner, remedy = fit.NetworkLearner(), r"out of memory; lower fit.max_samples \(400,000\), .*fit.device=cpu"
+    for work in (lambda: learner.fit([], config, Path()), lambda: learner.objective([], config)):
+        with pytest.raises(ConfigError, match=remedy) as told:
+            work()
+        assert "\n" not in str(told.value)
+
+
+def test_the_batch_size_suits_the_device_where_none_is_named() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert {on_device(FitConfig(), cpu, n).batch_size for n in (1, 10**7)} == {1_024}
+    chosen = [on_device(FitConfig(), cuda, n).batch_size for n in (1, 262_143, 262_144, 400_000, 524_288, 10**7)]
+    assert chosen == [1_024, 1_024, 2_048, 2_048, 4_096, 4_096]
+    assert on_device(FitConfig(batch_size=512), cuda, 10**7).batch_size == 512
+    train, valid, config = _rows(3000, 0), _rows(200, 1), replace(CONFIG, epochs=1)
+    unnamed, named = (fit_network(train, valid, replace(config, batch_size=n), seed=3) for n in (None, 1_024))
+    assert _weights_equal(unnamed, named)
+
+
+def test_recorded_steps_end_with_the_weights_of_steps_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # without a GPU, repeating a recording is stepping again: what is kept, put back and filled in is tested
+    rows = Samples.of_rows(_rows(1000, 0))
+    repeats: list[int] = []
+
+    def recorded(step: Step, positions: torch.Tensor) -> Callable[[], torch.Tensor]:
+        def repeat() -> torch.Tensor:
+            repeats.append(len(positions))
+            return step(positions)
+
+        step(positions)  # as warming up does
+        return repeat
+
+    def weights(*, by_recording: bool) -> tuple[list[torch.Tensor], dict[str, float]]:
+        torch.manual_seed(7)
+        network = QuantileNetwork(
+            fit._scaling(rows, ()), n_targets=3, n_horizons=3, n_levels=len(QUANTILE_LEVELS), width=8, depth=1,
+            dropout=0.2,
+        )  # fmt: skip
+        network.initialise(torch.Generator().manual_seed(1))
+        optimizer = torch.optim.AdamW(network.parameters(), torch.tensor(0.01))
+        data = fit._Data(rows, rows, CONFIG, Ranks())
+        step = fit._step_of(network, optimizer, data)
+        if by_recording:
+            step = recorded_step(step, optimizer, 128, rows.device)
+        facts = [fit._epoch(network, step, optimizer, data, epoch, 3) for epoch in range(2)]
+        return list(network.parameters()), facts[-1]
+
+    monkeypatch.setattr(module, "_record", recorded)
+    (mine, facts), (theirs, expected) = weights(by_recording=True), weights(by_recording=False)
+    assert repeats == [128] * (2 + 2 * 7)  # the comparison, and the whole batches of two epochs; the last has 104 rows
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert facts["train_loss"] == expected["train_loss"]
+
+
+@pytest.mark.parametrize("fault", ["refused", "another result"])
+def test_a_recording_that_does_not_agree_is_given_up_and_changes_nothing(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.AdamW([weight], torch.tensor(0.1))
+
+    def step(positions: torch.Tensor) -> torch.Tensor:
+        loss = (weight**2).sum() * len(positions)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    def recorded(step: Step, positions: torch.Tensor) -> Callable[[], torch.Tensor]:
+        step(positions)
+        if fault == "refused":
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        return lambda: torch.tensor(2.0)  # the loss of the first step, and no step
+
+    monkeypatch.setattr(module, "_record", recorded)
+    assert recorded_step(step, optimizer, 2, torch.device("cpu")) is step
+    assert weight.item() == 1.0
+    assert all(not moment.any() for moment in optimizer.state[weight].values())
+    assert "steps are not recorded on cpu" in caplog.text
 
 
 def test_what_no_training_row_knows_is_not_counted_as_fitted() -> None:

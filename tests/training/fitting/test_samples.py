@@ -1,21 +1,21 @@
-"""The training set on a device: it gathers what the feature set says, copies nothing, and keeps the gap."""
+"""The rows that are used, on a device: a batch is what the feature set says of them, with the gap kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from reclaim.features.feature_set import CONTEXT_FILE, FeatureSet, array_path
-from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS
+from reclaim.features.registry import CONTEXT
 from reclaim.features.targets import HORIZONS_S
-from reclaim.training.fitting.samples import Part, Resident, Samples, column_bounds, column_moments
+from reclaim.training.fitting.samples import Samples, column_bounds, column_moments
+from reclaim.training.fitting.sources import Source, rows_in_memory
 from reclaim.training.models.network import squash
 from reclaim.training.models.trees import Rows
 
@@ -63,8 +63,9 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Maker:
     return lambda seed: write_feature_set(folder / str(seed), seed)
 
 
-def _part(features: FeatureSet, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Part:
-    return Part(Resident.of(features), torch.from_numpy(rows))
+def _source(features: FeatureSet) -> Source:
+    unused: Any = None
+    return Source(unused, features)
 
 
 def _same(mine: torch.Tensor, theirs: np.ndarray[Any, Any]) -> None:
@@ -73,68 +74,36 @@ def _same(mine: torch.Tensor, theirs: np.ndarray[Any, Any]) -> None:
     assert np.array_equal(mine.numpy(), theirs, equal_nan=True)
 
 
-@given(st.integers(0, 5), st.sampled_from([1, 2, CONTEXT_WINDOWS, 70]), st.integers(0, 2**32 - 1))
-@settings(deadline=None)
-def test_the_context_is_to_the_bit_what_the_feature_set_defines(
-    make: Maker, seed: int, windows: int, draw: int
-) -> None:
-    features = make(seed)
-    rows = np.random.default_rng(draw).integers(0, len(features), 40)
-    theirs = features.context_of(rows, windows)
-    assert theirs.shape == (40, windows, len(CONTEXT))
-    resident = Resident.of(features)
-    _same(resident.context_of(torch.from_numpy(rows), windows), theirs)
-    samples = Samples([_part(features, rows)])
-    order = torch.arange(39, -1, -1)
-    _same(samples.context(order, windows), theirs[::-1])
-
-
-def test_samples_are_the_rows_with_the_targets_that_the_period_knows(make: Maker) -> None:
-    features = make(1)
-    rows = np.flatnonzero(features.period == 0)
-    samples = Samples([_part(features, rows)])
-    y, oom = features.targets(rows)
-    assert np.isnan(y).sum() > np.isnan(features.y[rows]).sum()
-    positions = torch.randperm(len(rows))
+def test_samples_of_several_feature_sets_stand_one_after_another_and_each_keeps_its_own_gap(make: Maker) -> None:
+    of_both = [make(1), make(2)]
+    rows = [np.flatnonzero(features.period == 0) for features in of_both]
+    samples = Samples.of_rows(rows_in_memory([_source(features) for features in of_both], rows))
+    known = [features.targets(r) for features, r in zip(of_both, rows, strict=True)]
+    x = np.concatenate([features.x[r] for features, r in zip(of_both, rows, strict=True)])
+    y, oom = (np.concatenate(part) for part in zip(*known, strict=True))
+    assert np.isnan(y).sum() > sum(np.isnan(f.y[r]).sum() for f, r in zip(of_both, rows, strict=True))
+    assert len(samples) == len(x)
+    positions = torch.randperm(len(samples))
     batch = samples.take(positions)
-    _same(batch.x, features.x[rows][positions.numpy()])
+    _same(batch.x, x[positions.numpy()])
     _same(batch.y, y[positions.numpy()])
     _same(batch.oom, oom[positions.numpy()])
     assert samples.heads().targets.tolist() == np.isfinite(y).any(axis=0).tolist()
     assert samples.heads().oom.tolist() == np.isfinite(oom).any(axis=0).tolist()
 
 
-def test_samples_of_several_feature_sets_stand_one_after_another_and_each_keeps_its_own_gap(make: Maker) -> None:
-    parts, xs, ys, contexts = [], [], [], []
-    for seed in (1, 2, 3):
-        features = make(seed)
-        rows = np.flatnonzero(features.group == seed)
-        parts.append(_part(features, rows))
-        xs.append(features.x[rows])
-        ys.append(features.targets(rows)[0])
-        contexts.append(features.context_of(rows, 3))
-    samples = Samples(parts)
-    assert len(samples) == sum(map(len, xs))
-    positions = torch.randperm(len(samples))
-    _same(samples.features(positions), np.concatenate(xs)[positions.numpy()])
-    _same(samples.targets(positions)[0], np.concatenate(ys)[positions.numpy()])
-    _same(samples.context(positions, 3), np.concatenate(contexts)[positions.numpy()])
-    few = torch.arange(3)  # of the first alone
-    _same(samples.features(few), xs[0][:3])
-
-
-def test_on_the_cpu_the_files_themselves_are_used(make: Maker) -> None:
-    features = make(4)
-    resident = Resident.of(features)
-    in_file = np.load(array_path(features.path, "x"), mmap_mode="r+")
-    in_file[0, 0] = 17.0
-    assert resident.x[0, 0] == 17.0  # a copy would not have seen it
-    assert resident.context.data_ptr() == features.context.ctypes.data
+def test_only_the_rows_that_are_used_are_placed_and_the_context_is_not_read(make: Maker) -> None:
+    features = replace(make(4), context=cast(Any, None), limit=cast(Any, None))
+    few = np.flatnonzero(features.period == 0)[:3]
+    rows = rows_in_memory([_source(features)], [few])
+    assert rows.x.shape == (3, 5)
+    assert Samples.of_rows(rows)._x.data_ptr() == rows.x.ctypes.data  # and copied no second time on a CPU
 
 
 def test_moments_in_pieces_are_those_of_the_whole(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     features = make(5)
-    samples = Samples([_part(features, np.arange(len(features)))])
+    every = Rows(np.array(features.x), np.array(features.y), np.array(features.oom))
+    samples = Samples.of_rows(every)
     monkeypatch.setattr(Samples.chunks, "__defaults__", (7,))
     mean, scale = column_moments(samples, lambda positions: squash(samples.features(positions)))
     x = squash(torch.from_numpy(np.array(features.x))).double().numpy()

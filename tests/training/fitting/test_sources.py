@@ -10,14 +10,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, demand
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES
 from reclaim.training.fitting import held_out as heldout
 from reclaim.training.fitting import sources
-from reclaim.training.fitting.sources import Source, choose_rows, chosen_rows, resident_samples
+from reclaim.training.fitting.sources import Source, choose_rows, chosen_rows, rows_in_memory
 
 
 class _Part:
@@ -124,10 +123,10 @@ def _four_rows(inside: list[bool]) -> Source:
 def test_the_samples_of_each_dataset_know_the_targets_that_lie_inside_its_periods() -> None:
     several = [_four_rows([True, False] * 2), _four_rows([True] * 4)]
     early, late = np.array([0, 1]), np.array([2, 3])
-    for samples in resident_samples(several, [early, early], [late, late], torch.device("cpu")):
-        y, oom = samples.targets(torch.arange(4))
-        assert torch.isfinite(y[:, 0, 1]).tolist() == [True, False, True, True]
-        assert torch.isfinite(oom[:, 1]).tolist() == [True, False, True, True]
+    for rows in (early, late):
+        copied = rows_in_memory(several, [rows, rows])
+        assert np.isfinite(copied.y[:, 0, 1]).tolist() == [True, False, True, True]
+        assert np.isfinite(copied.oom[:, 1]).tolist() == [True, False, True, True]
 
 
 def test_a_test_sample_is_of_whole_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

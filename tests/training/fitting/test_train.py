@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from reclaim.features.splits import SplitConfig
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.bundle import BUNDLE_FILE, load_bundle
 from reclaim.training.fitting import network as fit
-from reclaim.training.fitting.train import TrainReport, run_training
+from reclaim.training.fitting.train import SCORES, TrainReport, run_training
 from reclaim.training.margins.calibrate import violation_share
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.plan import PRICES
@@ -139,7 +140,7 @@ def test_the_registered_model_keeps_the_budgets_it_was_calibrated_to(place: Path
         assert reclaimed == sorted(reclaimed)
 
 
-def test_the_run_holds_settings_fingerprint_losses_scores_and_figure(trained: TrainReport) -> None:
+def test_the_run_holds_settings_fingerprint_losses_scores_and_figure(place: Path, trained: TrainReport) -> None:
     run = tracking.find_run(trained.run_id)
     assert run.status == "FINISHED"
     assert run.params["fit.width"] == "16"
@@ -147,13 +148,26 @@ def test_the_run_holds_settings_fingerprint_losses_scores_and_figure(trained: Tr
     assert not any(name.startswith("trees.") for name in run.params)
     assert run.tags["oom_definition"] == OOM_DEFINITION
     assert len(run.tags["dataset"]) == 64
-    assert 0 < run.metrics["valid.memory.3600s.pinball"] < 0.2
-    assert 0.3 < run.metrics["valid.cpu.300s.coverage_0.9"] <= 1.0
+    assert run.name == "network dataset budgets.baseline=0.01 budgets.aggressive=0.05 fit.width=16 fit.depth=1 " + (
+        "fit.epochs=3 fit.batch_size=256"
+    )
+    assert 0 < run.metrics["valid.memory.pinball_over_usage"] < 1
+    assert len(run.metrics) <= 40
+    scores = tracking.load_dict(trained.run_id, SCORES)
+    assert scores["valid"]["memory"]["3600s"]["pinball_over_usage"] == run.metrics["valid.memory.pinball_over_usage"]
+    assert 0.3 < scores["valid"]["cpu"]["300s"]["coverage_0.9"] <= 1.0
     assert {"valid_loss", "train_loss", "violation.baseline.cpu", "reclaimed.aggressive.memory"} <= set(run.metrics)
-    assert any(OOM_DEFINITION in note for note in trained.notes)
-    assert 0 < run.metrics["test.memory.3600s.pinball"] < 0.2
-    assert any(name.startswith("valid.tiers.") for name in run.metrics)
-    assert any(name.startswith("test.ages.") for name in run.metrics)
+    assert [note for note in trained.notes if "OOM" in note] == [
+        "OOM: no validation row has a label, so the probability is as the model says it"
+    ]
+    assert 0 < run.metrics["test.memory.pinball_over_usage"] < 1
+    assert "tiers" in scores["valid"]
+    assert "ages" in scores["test"]
+    inputs = mlflow.get_run(trained.run_id).inputs
+    assert inputs is not None
+    (read,) = inputs.dataset_inputs
+    assert (read.dataset.name, read.dataset.digest) == ("dataset", run.tags["dataset"][:36])
+    assert json.loads(read.dataset.source) == {"uri": str(place / "dataset")}
     for file in ("model_card.md", "coverage.png", "oom_reliability.png", "importance.png", "importance.json"):
         assert tracking.find_file(trained.run_id, file) is not None, file
 
@@ -258,15 +272,24 @@ def test_a_device_that_is_not_here_is_refused_before_there_is_a_run(place: Path,
     assert tracking.find_runs("elsewhere") == []
 
 
-def test_trees_are_registered_under_their_own_name_without_the_alias(place: Path, trained: TrainReport) -> None:
+def test_the_first_model_is_served_and_a_later_one_is_the_candidate(place: Path) -> None:
+    config = replace(CONFIG, model_name="in-turn", fit=replace(CONFIG.fit, epochs=1))
+    first = run_training(place / "dataset", config)
+    assert (first.version, first.champion) == ("1", "1")
+    second = run_training(place / "dataset", replace(config, seed=5))
+    assert (second.version, second.champion) == ("2", "1")
+    versions = [tracking.resolve_model(f"in-turn@{alias}").version for alias in ("champion", "candidate")]
+    assert versions == ["1", "2"]
+
+
+def test_trees_are_registered_under_their_own_name(place: Path, trained: TrainReport) -> None:
     report = run_training(place / "dataset", replace(CONFIG, estimator="trees"))
     assert report.model == "reclaim-trees"
     bundle = load_bundle(tracking.fetch_bundle(f"reclaim-trees/{report.version}")[0])
     assert bundle.kind == "trees"
     assert {basis.level for plan in bundle.plans.values() for basis in plan} == {0.9}
     assert tracking.resolve_model("reclaim@champion").name == trained.model
-    with pytest.raises(ModelError, match="reclaim-trees@champion"):
-        tracking.resolve_model("reclaim-trees@champion")
+    assert tracking.resolve_model("reclaim-trees@champion").version == report.version
     assert "300s" not in report.scores["cpu"]
     assert not any(name.startswith("fit.") for name in tracking.find_run(report.run_id).params)
 

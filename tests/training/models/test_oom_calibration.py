@@ -95,7 +95,7 @@ def test_without_positives_the_probability_is_left_as_it_is_to_the_bit() -> None
     calibration = fit_probability(said, np.zeros((50, H), np.float32))
     assert (calibration.slope, calibration.intercept) == ((1.0,) * H, (0.0,) * H)
     assert calibration.apply(said).tobytes() == said.tobytes()
-    assert "0 positive rows among 50" in calibration.notes[0]
+    assert "0 positive among 50" in calibration.notes[0]
     nothing = fit_probability(np.full((5, H), np.nan), np.full((5, H), np.nan, np.float32))
     assert nothing.slope == (1.0,) * H
 

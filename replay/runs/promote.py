@@ -1,0 +1,180 @@
+"""Promotes a model: moves the alias that is served to it when it is not worse than the model that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.style import RESOURCE_WORDS
+from reclaim.data.core.tables import Cell, Table
+from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.schema import RESOURCES
+from reclaim.features.targets import HORIZONS_S
+from reclaim.replay.open_loop.estimates import answer_stored, estimator_makers
+from reclaim.replay.open_loop.history import window_seconds
+from reclaim.replay.open_loop.metrics import Scored, sums
+from reclaim.replay.open_loop.paired import UNKNOWN, WORSE, Paired
+from reclaim.replay.settings import ReplayConfig
+from reclaim.training.bundle import Bundle, load_model
+from reclaim.training.fitting.held_out import mean_limit_of
+from reclaim.training.fitting.sources import Source, open_sources, windows_of
+from reclaim.training.margins.calibrate import calibrate, guarded_reservations
+from reclaim.training.margins.margin import Budgets
+from reclaim.training.models.estimator import ForecastEstimator
+from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.runs import ModelVersion
+
+_COLUMNS: Final = ("margin", "budget", "resource", "reclaimed", "champion", "difference", "low", "high", "verdict")
+_SHARES: Final = frozenset({"budget", "reclaimed", "champion", "difference", "low", "high"})
+_FORCE: Final = "--force promotes it all the same"
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """The outcome of a promotion.
+
+    Attributes
+    ----------
+    model, version : str
+        The version that was to be promoted.
+    before : str or None
+        The version that was served before; None for none.
+    moved : bool
+        Whether the alias points to another version than before.
+    why : str
+        The reason, in a sentence without its full stop.
+    comparison : list of dict
+        By margin and resource: what both reclaim of validation rows at the same budget, and the paired difference.
+    """
+
+    model: str
+    version: str
+    before: str | None
+    moved: bool
+    why: str
+    comparison: list[dict[str, Any]]
+
+    @property
+    def refused(self) -> bool:
+        """Whether the version is not served after all."""
+        return not self.moved and self.version != self.before
+
+    @property
+    def table(self) -> Table:
+        """The comparison, for a person."""
+        return Table(_COLUMNS, tuple(tuple(row[c] for c in _COLUMNS) for row in self.comparison), _SHARES)
+
+
+def promote(
+    datasets: Sequence[Path], reference: str = f"reclaim@{tracking.CANDIDATE}", *, force: bool = False
+) -> Promotion:
+    """Point ``champion`` to a version when it is not worse than the one that it points to.
+
+    Both have margins set anew on the validation rows, at the budgets that the candidate was trained for, so that they
+    violate alike; it is worse where it reclaims less beyond the noise, of any resource, at either budget. The first
+    version of a name is promoted without a comparison. No test row is read.
+
+    Parameters
+    ----------
+    datasets : sequence of Path
+        With features; several are judged together.
+    reference : str
+        Registered version.
+    force : bool
+        Whether it is promoted without a comparison.
+
+    Raises
+    ------
+    ConfigError
+        No dataset is named, or one of the models was trained on validation rows of it.
+    ModelError
+        There is no such version.
+    """
+    found = tracking.resolve_model(reference)
+    champion = tracking.find_version(f"{found.name}@{tracking.CHAMPION}")
+    before = champion.version if champion else None
+    if champion is None or force:
+        why = f"promoted by --force over version {before}" if champion else "the first one to be served"
+        return _moved(found, before, why, [])
+    if champion.version == found.version:
+        return Promotion(found.name, found.version, before, False, "served already", [])
+    if not datasets:
+        raise ConfigError(f"name the dataset whose validation rows {reference} is judged on; {_FORCE}")
+    models = {of: load_model(f"{found.name}/{of.version}") for of in (found, champion)}
+    rows = _compared(open_sources(datasets), models[found], models[champion])
+    failed = [f"{row['resource']} at {row['margin']}" for row in rows if row["verdict"] in (WORSE, UNKNOWN)]
+    if not failed:
+        return _moved(found, before, f"not worse than version {before} on validation rows", rows)
+    unknown = all(row["verdict"] != WORSE for row in rows)
+    how = "cannot be told from" if unknown else "reclaims less than"
+    why = f"{found.name}/{found.version} {how} {found.name}/{before} on validation rows ({', '.join(failed)}); {_FORCE}"
+    return Promotion(found.name, found.version, before, False, why, rows)
+
+
+def _moved(found: ModelVersion, before: str | None, why: str, rows: list[dict[str, Any]]) -> Promotion:
+    tracking.move_alias(found, tracking.CHAMPION)
+    return Promotion(found.name, found.version, before, found.version != before, why, rows)
+
+
+def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) -> list[dict[str, Any]]:
+    """Return ``Promotion.comparison``; nothing of a resource that was not measured."""
+    models = {"candidate": candidate, "champion": champion}
+    for name, bundle in models.items():
+        for source in sources:
+            source.features.check_holds(related=bundle.related)
+            _refuse_trained_on_validation(name, bundle, source)
+    settings: Mapping[str, Any] = candidate.trained.get("settings", {})
+    budgets = Budgets(**settings.get("budgets", {}))
+    rows = [source.features.valid_rows() for source in sources]
+    if not sum(map(len, rows)):
+        raise ModelError(f"{sources[0].dataset.path}: no validation row to judge on; {_FORCE}")
+    x = np.concatenate([source.features.x[r] for source, r in zip(sources, rows, strict=True)])
+    y = np.concatenate([source.features.targets(r)[0] for source, r in zip(sources, rows, strict=True)])
+    target = y[:, : len(RESOURCES), HORIZONS_S.index(candidate.horizon_s)].astype(np.float64)
+    windows = windows_of(sources, rows)
+    place = np.repeat(np.arange(len(rows)), [len(r) for r in rows])  # ids of collections are those of one dataset
+    _, unit = np.unique(np.stack([place, windows.collection_id]), axis=1, return_inverse=True)
+    config = ReplayConfig(horizon_s=candidate.horizon_s, estimators=())
+    reserved = {}
+    for name, make in estimator_makers(config, models, mean_limit_of(sources)).items():
+        estimator = make()
+        assert isinstance(estimator, ForecastEstimator)
+        answers = answer_stored(estimator, x, windows)
+        bases = {"baseline": answers["aggressive"]} | answers
+        made = calibrate(bases, windows, target, budgets, by_group=settings.get("by_group", False))
+        reserved[name] = guarded_reservations(bases, windows, made.margins)
+
+    def unit_sums(reservation: NDArray[np.float64]) -> NDArray[np.float64]:
+        nothing = np.full(target.shape, np.nan)
+        before = np.full(len(target), -1)
+        scored = Scored(target, nothing, reservation, windows.limit, window_seconds(windows), before)
+        return sums(scored, unit.reshape(-1), int(unit.max()) + 1)
+
+    found = []
+    for margin, budget in asdict(budgets).items():
+        paired = Paired({name: unit_sums(of[margin]) for name, of in reserved.items()})
+        for r, resource in enumerate(RESOURCES):
+            values: dict[str, Cell] = {"margin": margin, "budget": budget, "resource": RESOURCE_WORDS[resource]}
+            values |= {"reclaimed": paired.value("candidate", r), "champion": paired.value("champion", r)}
+            if not any(np.isnan(paired.value(name, r)) for name in models):
+                compared = paired.compare("candidate", "champion", r, budget)
+                interval = compared.difference.reclaimed.report()
+                bounds = {"low": interval["low"], "high": interval["high"]}
+                found.append(values | {"difference": interval["value"], **bounds, "verdict": compared.verdict})
+    return found
+
+
+def _refuse_trained_on_validation(name: str, bundle: Bundle, source: Source) -> None:
+    """Raise ConfigError where a model was fitted on rows that it would be judged on."""
+    begins_us = source.features.cuts_us[0]
+    for facts in bundle.trained.get("datasets", ()):
+        if facts["fingerprint"] == source.dataset.fingerprint and facts.get("trained_until_us", 0) > begins_us:
+            raise ConfigError(
+                f"{source.dataset.path}: the {name} was trained on it until {facts['trained_until_us']} µs on its "
+                f"clock, and its validation period begins at {begins_us} µs; judge on another dataset, or {_FORCE}"
+            )

@@ -1,0 +1,158 @@
+"""A promotion moves the alias when the candidate is not worse on validation rows, and says why when it does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.windows import Windows
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.registry import FEATURE_NAMES
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.replay.runs import promote as module
+from reclaim.replay.runs.promote import promote
+from reclaim.training.bundle import Bundle
+from reclaim.training.estimators.base import Forecast
+from reclaim.training.fitting.sources import windows_of
+from reclaim.training.margins.margin import Margin, three_margins
+from reclaim.training.margins.plan import Basis
+from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.runs import ModelVersion
+
+
+class Guess:
+    """Every quantile is the largest demand of the last day, times a factor drawn for the row, up to 1 + ``noise``."""
+
+    quantile_levels = (0.5, 0.9)
+    horizons_s = HORIZONS_S
+    threads = 1
+
+    def __init__(self, noise: float) -> None:
+        self.noise = noise
+
+    def predict(self, x: np.ndarray[Any, Any], horizon_s: int | None = None) -> Forecast:  # noqa: D102 - a forecaster's
+        largest = x[:, [FEATURE_NAMES.index(f"{t}_max_24h") for t in TARGETS]].astype(np.float64)
+        largest *= 1 + self.noise * np.random.default_rng(0).random((len(x), 1))
+        horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
+        shape = (len(x), len(TARGETS), len(horizons_s), len(self.quantile_levels))
+        quantiles = np.broadcast_to(largest[:, :, None, None], shape)
+        return Forecast(quantiles, np.zeros((len(x), len(horizons_s))), horizons_s)
+
+    def input_ranges(self) -> None:
+        """Return None: it learned from none."""
+
+    def save(self, folder: Path) -> None:
+        """Write nothing."""
+
+
+def guessing(noise: float) -> Bundle:
+    settings = {"budgets": {"baseline": 0.01, "aggressive": 0.05}, "by_group": False}
+    return Bundle(
+        kind="trees", forecaster=Guess(noise), horizon_s=3600,
+        plans=dict.fromkeys(("baseline", "aggressive"), (Basis(0.9),) * 2),
+        margins=three_margins(Margin("baseline", (0.1, 0.1)), Margin("aggressive", (0.0, 0.0))),
+        dataset_fingerprint="another", trained={"settings": settings},
+    )  # fmt: skip
+
+
+@dataclass
+class Registry:
+    """As much of a registry as a promotion asks: the models by version, and the alias."""
+
+    models: dict[str, Bundle]
+    champion: str | None = "1"
+
+    def find_version(self, reference: str) -> ModelVersion | None:
+        """Return the champion."""
+        assert reference == "reclaim@champion"
+        return self.champion and ModelVersion("reclaim", self.champion, "")  # type: ignore[return-value]
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """Return a registry whose champion, version 1, is worse than version 2 and better than version 3."""
+    registry = Registry({"1": guessing(0.5), "2": guessing(0.0), "3": guessing(2.0)})
+    monkeypatch.setattr(tracking, "resolve_model", lambda name: ModelVersion("reclaim", name.partition("/")[2], ""))
+    monkeypatch.setattr(tracking, "find_version", registry.find_version)
+    monkeypatch.setattr(tracking, "move_alias", lambda to, _: setattr(registry, "champion", to.version))
+    monkeypatch.setattr(module, "load_model", lambda name: registry.models[name.partition("/")[2]])
+    return registry
+
+
+def test_a_better_candidate_is_promoted_with_the_numbers_of_both(dataset: Path, registry: Registry) -> None:
+    promotion = promote([dataset], "reclaim/2")
+    assert (promotion.moved, promotion.before, registry.champion) == (True, "1", "2")
+    assert promotion.why == "not worse than version 1 on validation rows"
+    assert [(row["margin"], row["budget"], row["resource"]) for row in promotion.comparison] == [
+        (margin, budget, resource)
+        for margin, budget in (("baseline", 0.01), ("aggressive", 0.05))
+        for resource in ("CPU", "memory")
+    ]
+    for row in promotion.comparison:
+        assert row["difference"] == pytest.approx(row["reclaimed"] - row["champion"])
+        assert row["low"] <= row["difference"] <= row["high"]
+    assert len(promotion.table.rows) == 4
+
+
+def test_a_worse_candidate_is_refused_with_the_reason_unless_forced(dataset: Path, registry: Registry) -> None:
+    promotion = promote([dataset], "reclaim/3")
+    assert (promotion.moved, promotion.refused, registry.champion) == (False, True, "1")
+    assert promotion.why.startswith("reclaim/3 reclaims less than reclaim/1 on validation rows (CPU at baseline, ")
+    assert "--force" in promotion.why
+    assert {row["verdict"] for row in promotion.comparison} == {"worse"}
+    forced = promote([], "reclaim/3", force=True)
+    assert (forced.moved, forced.comparison, registry.champion) == (True, [], "3")
+
+
+def test_the_same_model_again_is_not_worse(dataset: Path, registry: Registry) -> None:
+    registry.models["4"] = guessing(0.5)
+    promotion = promote([dataset], "reclaim/4")
+    assert promotion.moved
+    assert {(row["difference"], row["verdict"]) for row in promotion.comparison} == {(0.0, "within the noise")}
+
+
+def test_the_first_is_promoted_without_a_dataset_and_a_second_asks_for_one(registry: Registry) -> None:
+    registry.champion = None
+    first = promote([], "reclaim/3")
+    assert (first.moved, first.before, first.why) == (True, None, "the first one to be served")
+    again = promote([], "reclaim/3")
+    assert (again.moved, again.refused, again.why) == (False, False, "served already")
+    with pytest.raises(ConfigError, match="name the dataset whose validation rows reclaim/2 is judged on; --force"):
+        promote([], "reclaim/2")
+
+
+def test_no_model_is_judged_on_rows_that_it_was_trained_on(dataset: Path, registry: Registry) -> None:
+    features = FeatureSet.open(dataset)
+    trained = {"fingerprint": features.manifest["dataset"], "trained_until_us": features.cuts_us[0]}
+    registry.models["1"] = replace(registry.models["1"], trained={"datasets": [trained]})
+    assert promote([dataset], "reclaim/2").moved
+    registry.champion = "1"
+    later = trained | {"trained_until_us": features.cuts_us[1]}
+    registry.models["1"] = replace(registry.models["1"], trained={"datasets": [later]})
+    with pytest.raises(ConfigError, match=r"the champion was trained on it until .* its validation period begins at"):
+        promote([dataset], "reclaim/2")
+
+
+def test_a_single_collection_has_no_noise_to_compare_with_and_is_refused(
+    dataset: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_one_collection(*of: Any) -> Windows:
+        windows = windows_of(*of)
+        return replace(windows, collection_id=np.zeros(len(windows), np.int64))
+
+    monkeypatch.setattr(module, "windows_of", of_one_collection)
+    promotion = promote([dataset], "reclaim/2")
+    assert promotion.refused
+    assert "cannot be told from reclaim/1" in promotion.why
+    assert registry.champion == "1"
+
+
+def test_a_version_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'none.db'}")
+    with pytest.raises(ModelError, match="no model reclaim@candidate"):
+        promote([])
