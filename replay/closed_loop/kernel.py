@@ -20,6 +20,7 @@ from reclaim.replay.closed_loop.placement import (
     first_victim,
     has_room,
     holds_its_most,
+    in_turn,
     is_killed_before,
     is_preempted_before,
     largest_room,
@@ -100,6 +101,7 @@ def _wait(i: int, runs: Any, pending: Any, now_us: int, not_before_us: int) -> N
     entry.until_us = run.arrival_us + run.duration_us if run.service else np.int64(2**62)
     entry.not_before_us, entry.collection, entry.per_machine = not_before_us, run.collection, run.per_machine
     entry.run, entry.mask, entry.rank, entry.band, entry.reason = i, run.mask, run.rank, run.band, run.reason
+    entry.user = run.user
     entry.special = run.carried or run.varies
     for r in range(2):
         entry.first_limit[r] = run.first_limit[r]
@@ -141,26 +143,30 @@ def _finish(i: int, loop: Any, now_us: int) -> Any:
 
 @numba.njit(**COMPILED)
 def _relieve_memory(m: int, loop: Any, now_us: int) -> None:
-    """Stop runs until the memory in use fits the machine.
+    """Stop runs on a machine out of memory until it can meet the reservations of the rest.
 
-    Runs above their own limit are stopped first, then from the lowest priority up, production last (EuroSys'15,
-    sections 5.5 and 6.2).
+    Runs above their own limit are stopped first, then from the lowest priority up (EuroSys'15, sections 5.5 and 6.2).
+    Production is stopped last, and only while usage itself does not fit.
     """
     runs, machine = loop.runs, loop.machines[m]
     if not overruns_in_kernel(machine.use[1], machine.capacity[1]):
         return
     loop.tick.out_of_memory += 1
-    while machine.head >= 0 and overruns_in_kernel(machine.use[1], machine.capacity[1]):
+    while overruns_in_kernel(machine.reserved[1], machine.capacity[1]):
+        full = overruns_in_kernel(machine.use[1], machine.capacity[1])
         found, cause = -1, MACHINE
         i = machine.head
         while i >= 0:
             run = runs[i]
-            over = run.limit[1] > 0 and violates_in_kernel(run.use[1], run.limit[1])  # 0 is unknown
-            if found < 0 or over > (cause == OWN_LIMIT):
-                found, cause = i, OWN_LIMIT if over else MACHINE
-            elif over == (cause == OWN_LIMIT) and is_killed_before(runs, i, found):
-                found = i
+            if full or run.band == NON_PRODUCTION:
+                over = run.limit[1] > 0 and violates_in_kernel(run.use[1], run.limit[1])  # 0 is unknown
+                if found < 0 or over > (cause == OWN_LIMIT):
+                    found, cause = i, OWN_LIMIT if over else MACHINE
+                elif over == (cause == OWN_LIMIT) and is_killed_before(runs, i, found):
+                    found = i
             i = run.next
+        if found < 0:
+            return
         _stop(found, cause, loop, now_us)
 
 
@@ -365,18 +371,16 @@ def settle(loop: Any, slot_s: float, now_us: int) -> None:
 
 @numba.njit(**COMPILED)
 def schedule(loop: Any, now_us: int) -> None:
-    """Try every waiting run, from the highest priority down, then from the longest wait down.
+    """Try every waiting run, from the highest priority down, within one round-robin over users (EuroSys'15, 3.2).
 
-    A run that needs no less than one that just failed, under the same constraints and at no higher a rank, is skipped.
+    A user's own runs are tried from the longest wait down. A run that needs no less than one that just failed, under
+    the same constraints and at no higher a rank, is skipped.
     """
     runs, pending, tick = loop.runs, loop.pending, loop.tick
     n = pending[0].run
     waiting = pending[1 : n + 1].copy()
     pending[0].run = 0
-    turns = np.empty(n, np.int64)
-    for k in range(n):
-        turns[k] = waiting[k].turn
-    turn = np.argsort(turns, kind="mergesort")
+    turn = in_turn(waiting, loop.served)
     failed = np.empty(_REMEMBERED, np.int64)
     n_failed = 0
     most = np.empty(2)
@@ -408,6 +412,8 @@ def schedule(loop: Any, now_us: int) -> None:
                 break
         if not hopeless:
             if _place(entry.run, loop, now_us):
+                loop.served[0] += 1
+                loop.served[1 + entry.user] = loop.served[0]
                 continue
             entry.reason = runs[entry.run].reason
             if not entry.special:

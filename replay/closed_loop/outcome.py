@@ -35,10 +35,11 @@ DEFINITIONS: Final[Mapping[str, str]] = {
     ),
     "kill, out of memory": (
         "At the start of a slot, and whenever a task is placed, a machine on which the largest memory of the tasks' "
-        "present windows adds up to more than it has stops tasks until the rest fits: first those above their own "
-        "limit (cause own_limit), then from the lowest priority up (cause machine), production only when nothing else "
-        "is left. What was stopped comes back in the next slot at the earliest. Windows of five minutes are taken to "
-        "reach their largest usage at once, which is harder than it was."
+        "present windows adds up to more than it has stops tasks until it can meet the reservations of the rest: "
+        "first those above their own limit (cause own_limit), then from the lowest priority up (cause machine), "
+        "production last, and only while usage itself does not fit. What was stopped comes back in the next slot at "
+        "the earliest. Windows of five minutes are taken to reach their largest usage at once, which is harder than "
+        "it was."
     ),
     "recorded out of memory": (
         "Runs that ended in the trace's own derived out-of-memory label, and end so here, under any estimator."

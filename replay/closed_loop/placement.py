@@ -289,6 +289,31 @@ def is_killed_before(runs: Any, i: int, j: int) -> Any:
 
 
 @numba.njit(**COMPILED)
+def in_turn(waiting: Any, served: Any) -> Any:
+    """Return the order in which entries are tried: by rank, then in rounds of one entry of each user.
+
+    Within a round the users come first that were never served, by number, then those that were served longest ago.
+    """
+    n, users = len(waiting), len(served) - 1
+    turns = np.empty(n, np.int64)
+    for k in range(n):
+        turns[k] = waiting[k].turn
+    by_time = np.argsort(turns, kind="mergesort")
+    if users == 1:
+        return by_time
+    place, before, of_rank = np.empty(users, np.int64), np.zeros(users, np.int64), np.full(users, -1, np.int64)
+    place[np.argsort(served[1:], kind="mergesort")] = np.arange(users)  # never served comes first, by number
+    for k in range(n):
+        i = by_time[k]
+        user, rank = waiting[i].user, waiting[i].rank
+        if of_rank[user] != rank:
+            before[user], of_rank[user] = 0, rank
+        turns[k] = (-np.int64(rank) << 48) + (before[user] << 24) + place[user]  # up to 16 million of each
+        before[user] += 1
+    return by_time[np.argsort(turns, kind="mergesort")]
+
+
+@numba.njit(**COMPILED)
 def needs_no_less(entry: Any, other: Any) -> Any:
     """Say whether an entry fits nowhere because another one, of no lower rank, does not."""
     return (

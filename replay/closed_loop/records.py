@@ -42,7 +42,7 @@ RUN = np.dtype(
         # as submitted
         ("first", "i8"), ("stop", "i8"), ("arrival_us", "i8"), ("duration_us", "i8"), ("collection", "i8"),
         ("after", "i8"), ("then", "i8"), ("mask", "i4"), ("per_machine", "i4"), ("varies", "?"),
-        ("first_limit", "f8", (2,)),
+        ("user", "i4"), ("first_limit", "f8", (2,)),
         # as it goes
         ("state", "i1"), ("reason", "i1"), ("machine", "i4"), ("cursor", "i8"), ("waiting_us", "i8"),
         ("ready_us", "i8"), ("first_placed_us", "i8"), ("ended_us", "i8"), ("ran_us", "i8"), ("lost_us", "i8"),
@@ -58,8 +58,8 @@ were going on when the period began."""
 WAITING = np.dtype(
     [
         ("turn", "i8"), ("run", "i8"), ("until_us", "i8"), ("not_before_us", "i8"), ("collection", "i8"),
-        ("first_limit", "f8", (2,)), ("mask", "i4"), ("rank", "i4"), ("per_machine", "i4"), ("band", "i1"),
-        ("reason", "i1"), ("special", "?"),
+        ("first_limit", "f8", (2,)), ("mask", "i4"), ("rank", "i4"), ("per_machine", "i4"), ("user", "i4"),
+        ("band", "i1"), ("reason", "i1"), ("special", "?"),
     ]
 )  # fmt: skip
 """The part of a waiting run that decides whether it is skipped: a cache line or two, where ``RUN`` has six. The first
@@ -125,6 +125,8 @@ class LoopState(NamedTuple):
     """``simulate.SETTINGS``."""
     random: NDArray[np.uint64]
     pending: NDArray[Any]
+    served: NDArray[np.int64]
+    """How many waiting runs have been placed; and for each user how many had been at the user's last one."""
     kills: NDArray[Any]
     """The first entry's ``run`` is the position of the next one."""
     tick: Any

@@ -132,6 +132,7 @@ def simulate(
         settings=settings[0],
         random=np.array([0x9E3779B97F4A7C15 ^ (scheduling.seed + 1)], np.uint64),
         pending=np.zeros(len(runs) + 1, WAITING),
+        served=np.zeros(2 + int(runs["user"].max(initial=0)), np.int64),
         kills=kills,
         tick=ticks[0],
     )

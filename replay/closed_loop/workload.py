@@ -215,6 +215,7 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
     range_of_limit = [np.minimum.reduceat(tape["limit"], first), np.maximum.reduceat(tape["limit"], first)]
     runs["varies"] = (range_of_limit[0] != range_of_limit[1]).any(axis=1)
     runs["collection"] = np.unique(windows.collection_id, return_inverse=True)[1]
+    runs["user"] = np.unique(windows.user, return_inverse=True)[1]  # without users they are all of one
     runs["per_machine"] = most_per_machine(source.dataset, windows.collection_id)
     tier = windows.tier.astype(np.int64)
     upper = [tier == TIERS.index("mon"), tier == TIERS.index("prod")]

@@ -46,6 +46,7 @@ class Task:
     collection: int = 0
     per_machine: int = 0
     after: int = -1
+    user: int = 0
 
 
 def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, machines: int = 1) -> tuple[Workload, Any]:
@@ -69,6 +70,7 @@ def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, mac
         run["varies"] = (limits != limits[0]).any()
         run["arrival_us"], run["duration_us"] = int(t.at * SLOT_US), (b - a) * SLOT_US
         run["collection"], run["rank"], run["mask"], run["per_machine"] = t.collection, t.rank, t.mask, t.per_machine
+        run["user"] = t.user
         run["band"], run["service"], run["latency"] = t.band, t.band > NON_PRODUCTION, t.latency
         run["carried"], run["after"] = t.carried, t.after
         if t.after >= 0:

@@ -43,6 +43,17 @@ def test_of_those_that_wait_the_highest_is_placed_first_and_of_equals_the_one_th
     assert placed(outcome) == [0, 4, 5, 3]  # there is room for one at a time
 
 
+def test_within_a_priority_users_take_turns_so_that_one_large_collection_does_not_keep_others_waiting() -> None:
+    one = task(0.6, 1, rank=1)
+    of_first = [replace(one, at=0.1 * k) for k in (1, 2, 3)]
+    outcome = run(
+        task(0.8, 3, rank=5), *of_first, replace(one, at=0.5, user=1), replace(one, at=0.6, user=2),
+        replace(one, at=0.7, user=1), replace(one, at=0.8, rank=2), slots=12,
+    )  # fmt: skip
+    # there is room for one at a time: first that of rank 2, of user 0; then of users 1, 2, 0, 1, and 0 alone
+    assert placed(outcome) == [0, 6, 8, 9, 4, 5, 7, 3]
+
+
 def test_one_that_waits_preempts_as_soon_as_that_makes_room_for_it() -> None:
     outcome = run(task(0.5, 2, rank=5), long(0.5, rank=0), long(0.8, rank=2, at=0.5), slots=4)
     # 0.5 + 0.8 do not fit beside rank 5, whatever becomes of rank 0; from tick 2 on 0.8 fits in place of it

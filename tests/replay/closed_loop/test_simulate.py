@@ -17,7 +17,7 @@ from reclaim.replay.closed_loop.records import (
     REASONS,
     RUNNING,
 )
-from reclaim.replay.closed_loop.simulate import simulate
+from reclaim.replay.closed_loop.simulate import Outcome, simulate
 from tests.replay.small_cells import QUIET, SLOT_US, Change, Task, killed, machines, run, states, workload
 
 
@@ -136,6 +136,32 @@ def test_out_of_memory_kills_from_the_lowest_priority_up_until_the_rest_fits() -
     )
     assert killed(outcome) == [(2, "machine")]
     assert outcome.ticks["out_of_memory"].tolist() == [0, 0, 1]
+
+
+def test_out_of_memory_kills_until_the_remaining_reservations_can_be_met_and_production_only_for_usage() -> None:
+    def soon(memory: float) -> list[tuple[float, float]]:
+        return [(0.1, 0.1), (0.1, memory), (0.1, memory)]
+
+    def crowd(production: float, middle: float) -> Outcome:
+        burst = [(0.1, 0.1), (0.1, 0.35), (0.1, 0.1)]
+        return run(
+            Task(burst, (0.5, 0.6), reserved=soon(production), rank=3, band=PRODUCTION, carried=True),
+            Task(burst, (0.3, 0.6), reserved=soon(middle), rank=2, carried=True),
+            Task(burst, (0.3, 0.6), reserved=(0.1, 0.1), rank=1, carried=True),
+            on=machines((1.0, 1.0), changes=[]), slots=2,
+        )  # fmt: skip
+
+    # tick 1: each uses 0.35, 1.05 of 1.0. Without run 2 usage is 0.7, and 0.4 + 0.4 is reserved: that can be met.
+    assert killed(crowd(0.4, 0.4)) == [(2, "machine")]
+    # 0.6 + 0.45 cannot, although usage fits, so run 1 goes as well
+    assert killed(crowd(0.6, 0.45)) == [(2, "machine"), (1, "machine")]
+    both = replace(Task([(0.1, 0.1), (0.1, 0.45)], (0.5, 0.6), reserved=[(0.1, 0.1), (0.1, 0.6)]), carried=True)
+    outcome = run(
+        *[replace(both, rank=3, band=PRODUCTION)] * 2, Task([(0.1, 0.2)] * 3, (0.1, 0.2), carried=True),
+        on=machines((1.0, 1.2), changes=[Change(0.5, 0, capacity=(1.0, 1.0))]), slots=2,
+    )  # fmt: skip
+    # 0.45 + 0.45 + 0.2 of 1.0: run 2 goes. Production reserves 1.2 of 1.0 and stays, as it uses 0.9.
+    assert killed(outcome) == [(2, "machine")]
 
 
 def test_a_task_above_its_own_limit_dies_first_whatever_its_priority() -> None:

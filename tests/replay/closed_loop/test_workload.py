@@ -152,6 +152,8 @@ def test_runs_have_their_jobs_constraints_bounds_and_priorities(wishes: Source) 
     assert {j: int(run["per_machine"]) for j, run in of.items()} == {22: 0, 11: 2, 12: 0, 13: 0}
     allowed = {j: made.masks[run["mask"]].tolist() for j, run in of.items()}
     assert allowed == {22: [True, True], 11: [True, True], 12: [False, True], 13: [True, True]}  # 8 alone is east
+    users = period.history.windows.user[made.row[made.runs["first"]]]
+    assert len(np.unique(made.runs["user"])) == len(np.unique(users))
     # 103 and 110 are of one tier, and still not alike
     assert {j: int(run["rank"]) for j, run in of.items()} == {22: 2, 11: 0, 12: 1, 13: 0}
 
