@@ -19,7 +19,7 @@ trace has come after a table's own (``EXTRAS``), in datasets of that trace alone
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -369,3 +369,52 @@ def with_extras(table: str, extras: Sequence[str]) -> pa.Schema:
 
 DAY_US: Final = 86_400_000_000
 """A day, in microseconds."""
+
+UNREAD: Final[Mapping[str, str]] = {
+    CPU_SAMPLE: "one second of a window, of which mean, maximum and percentiles are known",
+    MEMORY_ASSIGNED: (
+        "the limit that a machine imposed for the moment; a reservation is compared with the limit granted"
+    ),
+    SAMPLE_RATE_HZ: "windows are weighted by their length, not by their samples",
+    ALLOC_INSTANCE_INDEX: (
+        "a task inside an alloc instance is known as such by `alloc_collection_id`; the instance itself is "
+        "not modelled, and the closed loop leaves such tasks out"
+    ),
+    PARENT_COLLECTION_ID: (
+        "a collection that its parent ended has that end in its record; in the closed loop, one that runs "
+        "late is not ended by its parent"
+    ),
+    START_AFTER: (
+        "a collection that waited has its later submission in its record; in the closed loop, a predecessor "
+        "that ends late does not delay it"
+    ),
+    MAX_PER_SWITCH: "the closed loop has no switches",
+    VERTICAL_SCALING: (
+        "limits that the system scales are followed as any that change; a feature of it has not been tried"
+    ),
+    SCHEDULER: "the closed loop places all work by one policy",
+    NAME_ID: "runs of one program share the logical name",
+    PLATFORM: "usage is in normalised units; constraints compare the attributes of machines",
+    SWITCH_ID: "the closed loop has no switches",
+    PAGE_CACHE_UNMAPPED: "`page_cache` includes it",
+    MEMORY_ASSIGNED_USAGE: "memory that was assigned, not necessarily used",
+    DISK_MEAN: "resources are CPU and memory",
+    DISK_IO_MEAN: "resources are CPU and memory",
+    DISK_IO_MAX: "resources are CPU and memory",
+    DISK_LIMIT: "resources are CPU and memory",
+    DISK_CAPACITY: "resources are CPU and memory",
+    SAMPLE_PORTION: "windows are weighted by their length, not by their samples",
+    AGGREGATION_TYPE: (
+        "where it is 1, the maxima are sums of the maxima of sub-containers, which need not fall together; "
+        "they are taken as maxima, so that peaks are overstated"
+    ),
+    LOAD_1: "a number of processes; CPU usage is known",
+    LOAD_5: "a number of processes; CPU usage is known",
+    LOAD_15: "a number of processes; CPU usage is known",
+    CPI_MAX: "features have the mean",
+    MAI_MAX: "features have the mean",
+    CPUSET: "CPU is taken as divisible",
+    INSTANCES: "tasks are counted as they come",
+    EVENT_DETAIL: "the trace's own words",
+}
+"""Columns that no feature, estimator, replay or service reads, and the reason."""

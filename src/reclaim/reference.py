@@ -42,6 +42,16 @@ def render() -> str:
     for name, table in schema.TABLES.items():
         lines += _columns(name, table)
     lines += _columns("extra columns, each in the datasets of some trace alone", schema.EXTRAS.values())
+    lines += [
+        "### Columns that are stored and not read",
+        "",
+        "No feature, estimator, replay or service reads them. A test holds that all others are read.",
+        "",
+        "| column | not read because |",
+        "|---|---|",
+        *(f"| `{column}` | {why} |" for column, why in schema.UNREAD.items()),
+        "",
+    ]
     codes = {
         "EventType": {k: v for k, v in vars(schema.EventType).items() if isinstance(v, int)},
         "MachineEventType": {k: v for k, v in vars(schema.MachineEventType).items() if isinstance(v, int)},
