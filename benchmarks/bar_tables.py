@@ -1,6 +1,7 @@
 """Prints the tables of `benchmarks/bar.py` as Markdown, from its results.
 
     python benchmarks/bar_tables.py benchmarks/results/bar-*.json
+    python benchmarks/bar_tables.py --summary benchmarks/results/bar-*.json
 
 Shares and violations in per cent, differences in points, 95 % intervals in brackets.
 """
@@ -9,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reclaim.replay.open_loop.paired import RECLAIMED, VIOLATION
+from reclaim.replay.open_loop.paired import EXCEEDS, RECLAIMED, VIOLATION
 
 PUBLISHED = " (published)"
 NETWORK, ORACLE, BORG, BEST = "network", "oracle", "borg", "best statistical"
@@ -27,8 +28,49 @@ def main() -> None:
     """Print the tables of every file named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path, help="files that benchmarks/bar.py wrote")
-    for path in parser.parse_args().results:
-        print("\n".join(markdown(json.loads(path.read_text()))), end="\n\n")
+    parser.add_argument("--summary", action="store_true", help="print the lines of one hour alone")
+    asked = parser.parse_args()
+    contents = [json.loads(path.read_text()) for path in asked.results]
+    if asked.summary:
+        print("\n".join(summary(contents)))
+    for content in () if asked.summary else contents:
+        print("\n".join(markdown(content)), end="\n\n")
+
+
+def summary(contents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a table of the network one hour ahead: at the budget, and at equal violation with the best and Borg's."""
+    equal = [f"{NETWORK}, {BEST}: {what}" for what in ("reclaimed", "difference", "gap closed", "verdict")]
+    yield from _head(
+        "One hour ahead",
+        ["dataset", "resource", "budget", "at the budget, reclaimed at violation", "verdict", "compared with", *equal,
+         "with borg", "verdict", ORACLE],
+    )  # fmt: skip
+    for content in contents:
+        of = [d for d in content["differences"] if (d["horizon_s"], d["collections"], d["estimator"]) ==
+              (3_600, "all", NETWORK)]  # fmt: skip
+        found = {(d["resource"], d["budget"], d["margin_set"], d["against"]): d for d in of}
+        measured = {
+            (e["resource"], e["budget"], e["margin_set"], e["estimator"]): e
+            for e in content["estimators"]
+            if (e["horizon_s"], e["collections"]) == (3_600, "all")
+        }
+        for resource, budget in dict.fromkeys(key[:2] for key in found):
+            here, then, borg = (
+                found[resource, budget, setting, against]
+                for setting, against in ((FIXED, BEST), (HINDSIGHT, BEST), (HINDSIGHT, BORG))
+            )
+            own, other = (measured[resource, budget, FIXED, n] for n in (NETWORK, here["opponent"]))
+            yield _line(
+                content["dataset"]["name"], resource, budget, _at(own), here["verdict"],
+                f"{_at(other)} ({here['opponent']})",
+                f"{_text(then['reclaims'][0])}, {_text(then['reclaims'][1])} ({then['opponent']})",
+                _span(then[RECLAIMED]), _text(then["gap_closed"], 0), then["verdict"], _span(borg[RECLAIMED]),
+                borg["verdict"], _text(then["reclaims"][2]),
+            )  # fmt: skip
+
+
+def _at(measured: Mapping[str, Any]) -> str:
+    return f"{_text(measured[RECLAIMED][0])} at {_text(measured[VIOLATION][0], 2)}"
 
 
 def markdown(content: Mapping[str, Any]) -> Iterator[str]:
@@ -83,7 +125,8 @@ def _of_pair(differences: list[dict[str, Any]]) -> Iterator[str]:
         if against == BEST:
             shares[1] += f" ({d['opponent']})"
         yield _line(
-            d["margin_set"], HOURS[d["horizon_s"]], d["resource"], d["budget"], *shares, _text(d.get("gap_closed")),
+            d["margin_set"], HOURS[d["horizon_s"]], d["resource"], d["budget"], *shares,
+            "-" if d["verdict"] == EXCEEDS else _text(d.get("gap_closed")),
             _span(d[RECLAIMED], 2), _span(d[VIOLATION], 3), d["verdict"],
             _span(afterwards[RECLAIMED], 2) + against_then, afterwards["verdict"],
             *((_span(other[RECLAIMED], 2), other["verdict"]) if other else ("-", "-")),
