@@ -39,7 +39,7 @@ class SplitConfig:
     """Use of the dataset, ends of its periods, and the number of collections held out."""
 
     role: str = "all"
-    """One of ``ROLES``."""
+    """``all``, ``train`` (no test period) or ``test`` (nothing is trained on)."""
     train_share: float = 0.55
     """Share of the trace's time that is trained on; in role ``train`` it and the next are scaled up to fill it."""
     valid_share: float = 0.20

@@ -162,7 +162,7 @@ def test_a_replay_is_the_one_of_the_command_line_and_shows_its_figures(
     shown = replay._repr_html_()
     assert "<table" in shown
     assert "<svg" in shown
-    assert set(replay.runs["estimator"]) >= {"borg", "network"}
+    assert set(replay.runs["estimator"]) >= {"borg", f"reclaim/{model.version}"}
     assert "oracle" in set(replay.summary.iloc[:, 1])
 
 
@@ -197,7 +197,7 @@ def test_a_mistake_is_named_with_its_remedy(dataset: reclaim.Dataset, model: rec
         reclaim.train(dataset, settings={"fit.epoch": 3})
     with pytest.raises(ConfigError, match=r"no experiment 'margin'; expected one of margins, "):
         dataset.replay("margin", "out")
-    with pytest.raises(ConfigError, match=r"models of different kinds can be replayed together, got network, network"):
+    with pytest.raises(ConfigError, match=r"both are reclaim/.*; name models that differ"):
         dataset.replay("ratios", "out", models=[model, model])
     with pytest.raises(ModelError, match=r"no model reclaim@best in "):
         reclaim.load("reclaim@best")

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from importlib.metadata import version
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
-from reclaim.config import load_config
+from reclaim.config import load_config, settings_of
 from reclaim.data.dataset import bucket_name
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.features.build import FeatureConfig
 from reclaim.training.settings import TrainConfig
+from reclaim.training.tracking import runs as tracking
 
 
 def reclaim(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -143,3 +149,67 @@ def test_a_stage_prints_its_result_as_one_json_object(tmp_path: Path) -> None:
     assert json.loads(made.stdout)["dataset"] == "dataset"  # the path as given
     assert json.loads(made.stdout)["nature"] == "synthetic"
     assert json.loads(made.stdout)["counts"]["usage"] == json.loads(first.stdout)["rows"]["instance_usage"]
+
+
+@pytest.mark.parametrize(
+    ("command", "config"), [("features", FeatureConfig), ("train", TrainConfig), ("tune", TrainConfig)]
+)
+def test_the_help_of_a_stage_and_the_reference_list_every_setting(command: str, config: type, tmp_path: Path) -> None:
+    shown = reclaim(command, "--help", cwd=tmp_path).stdout
+    reference = (Path(__file__).parents[1] / "docs" / "reference.md").read_text()
+    settings = settings_of(config)
+    assert {"fit.batch_size", "split.role"} & {s.name for s in settings}
+    for setting in settings:
+        assert f"\n  {setting.name} = " in shown, setting.name
+        assert f"| `{setting.name}` | {setting.default} | {setting.meaning} |" in reference, setting.name
+        assert setting.meaning
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    assert reclaim("--version", cwd=tmp_path).stdout == f"reclaim {version('reclaim')}\n"
+
+
+def test_promote_and_mlflow_without_a_store_and_a_folder_without_a_model_are_one_line(tmp_path: Path) -> None:
+    for words, message in (
+        (("promote", "dataset"), "no model reclaim@candidate in sqlite"),
+        (("mlflow",), "no record in sqlite"),
+        (("bundle", "reclaim@champion", "out"), "no model reclaim@champion in sqlite"),
+        (("replay", "margins", "dataset", "--out", "out", "--model", "./nowhere"), "no model './nowhere'"),
+    ):
+        done = reclaim(*words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert message in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_mlflow_shows_the_store_of_the_folder_until_it_is_interrupted(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        free_port = listening.getsockname()[1]
+    store = f"sqlite:///{tmp_path / 'mlruns' / 'mlflow.db'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", store)
+        with tracking.start_run("shown", "a run"):
+            pass
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_TRACKING")}
+    code = "from reclaim.cli.app import main; main()"
+    server = subprocess.Popen(
+        [sys.executable, "-c", code, "mlflow", "--port", str(free_port)], cwd=tmp_path, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    url = f"http://127.0.0.1:{free_port}/api/2.0/mlflow/experiments/get-by-name?experiment_name=shown"
+    try:
+        for _ in range(240):
+            try:
+                with urlopen(url, timeout=10) as answer:
+                    found = json.load(answer)
+                break
+            except OSError:
+                time.sleep(0.5)
+        assert found["experiment"]["name"] == "shown"
+    finally:
+        server.send_signal(signal.SIGINT)
+        output, _ = server.communicate(timeout=60)
+    assert server.returncode == 0
+    assert "Traceback" not in output

@@ -24,9 +24,9 @@ def test_the_demo_ends_with_a_champion_whose_replayed_margins_are_the_ones_it_se
     champion = load_bundle(fetch_bundle("reclaim@champion")[0])
     assert champion.kind == "network"
     for name in MARGIN_NAMES:
-        replayed = results["network"]["margins"][name]
+        replayed = results["reclaim/1"]["margins"][name]
         assert list(replayed.values()) == pytest.approx(champion.margins[name].share, rel=1e-9)
-    measured = {name: results["network"]["results"][name]["all"] for name in MARGIN_NAMES}
+    measured = {name: results["reclaim/1"]["results"][name]["all"] for name in MARGIN_NAMES}
     for resource in ("cpu", "memory"):
         reclaimed = [measured[name]["reclaimed_share"][resource]["value"] for name in MARGIN_NAMES]
         assert reclaimed == sorted(reclaimed)  # the aggressive margin reclaims most

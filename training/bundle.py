@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from reclaim.training.models.forecaster import Forecaster
 
 BUNDLE_FILE: Final = "bundle.json"
+ORIGIN_FILE: Final = "origin.json"
+"""In a copied bundle: name, version and training run of the registered model that it is a copy of."""
 FORMAT: Final = 3
 """Of the files; a model of another one is refused, and its finished run does not count as a new one."""
 
@@ -200,8 +202,10 @@ def copy_bundle(reference: str, folder: Path) -> ModelLocation:
     load_bundle(found.folder)
     if folder.exists() and not (folder / BUNDLE_FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: exists and holds no model; choose another folder or remove it")
+    origin = {"name": found.name, "version": found.version, "run_id": found.run_id}
     with replaced_folder(folder) as fresh:
         shutil.copytree(found.folder, fresh, dirs_exist_ok=True)
+        (fresh / ORIGIN_FILE).write_text(json.dumps(origin, indent=2))
     return found
 
 

@@ -73,7 +73,7 @@ class FitConfig:
     depth: int = 2
     """Hidden layers."""
     transform: str = "identity"
-    """One of ``TRANSFORMS``."""
+    """Map of a target before the loss: ``identity``, ``sqrt`` or ``log1p``."""
     dropout: float = 0.1
     """Share of hidden units left out at each step. Rows of one task are much alike, so a network soon knows the
     tasks it has seen by heart, and is then far too sure of others in the tail."""
@@ -160,9 +160,9 @@ class TrainConfig:
     """One training run."""
 
     estimator: str = "network"
-    """One of ``estimators.registry.LEARNED``."""
+    """``network`` or ``trees``, or another of ``estimators.registry.LEARNED``."""
     horizon_s: int = 3_600
-    """The horizon a reservation is promised for, in seconds; one of ``features.targets.HORIZONS_S``."""
+    """The horizon a reservation is promised for, in seconds: 300, 3600 or 86400."""
     level: float | None = None
     """Quantile level reserved for all tasks alike; None spends the budget instead (``estimators.plan.Basis``), at
     the price that reclaims most of the validation rows, per resource and budget."""

@@ -1,12 +1,16 @@
-"""Settings from a TOML file and from ``--set key=value``, checked against the rooms' own dataclasses."""
+"""Reads and lists settings: TOML files and ``--set key=value``, checked against the rooms' own dataclasses."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
+import inspect
+import textwrap
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -61,6 +65,47 @@ def config_from(kind: type[C], settings: Mapping[str, Any]) -> C:
     for name, value in settings.items():
         _assign(values, name.split("."), value, name)
     return _build(kind, values, "settings", ())
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting as ``--set`` names it, its default and its meaning, as texts."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+def settings_of(kind: type[Any], prefix: str = "") -> list[Setting]:
+    """Return the settings of a dataclass in order, those of a nested one under dotted names."""
+    defaults, meanings = kind(), meanings_of(kind)
+    found = []
+    for field in dataclasses.fields(kind):
+        value, name = getattr(defaults, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            found += settings_of(type(value), f"{name}.")
+        else:
+            found.append(Setting(name, default_text(value), meanings[field.name]))
+    return found
+
+
+def default_text(value: object) -> str:
+    """Return a default as a reader writes it; ``none`` for an empty one."""
+    if isinstance(value, tuple | Mapping):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def meanings_of(kind: type[Any]) -> dict[str, str]:
+    """Return field → docstring of a class and its bases."""
+    meanings: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, line in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
+                meanings[ast.unparse(field.target)] = " ".join(str(line.value.value).replace("``", "`").split())
+    return meanings
 
 
 def _value(text: str) -> Any:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import sys
-import textwrap
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
+from reclaim.config import default_text, meanings_of, settings_of
 from reclaim.data import schema
 from reclaim.data.oom import OOM_DEFINITION
+from reclaim.features.build import FeatureConfig
 from reclaim.features.registry import (
     CONTEXT,
     CONTEXT_WINDOWS,
@@ -27,6 +25,12 @@ from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
 from reclaim.replay.settings import ReplayConfig
 from reclaim.serving.predictions.columns import schema_of
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings
+from reclaim.training.settings import TrainConfig
+
+_FOR_STAGE: Final = {
+    "features": "For `--set` and `--config`; `reclaim features --help` prints the same.",
+    "train": "For `--set` and `--config` of `train` and `tune`; `--help` of both prints the same.",
+}
 
 
 def render() -> str:
@@ -95,6 +99,7 @@ def render() -> str:
         "first part sets margins; `train`: no test period; `all`: split by time and by collection.",
         "",
         *_predictions(),
+        *_stages(),
         *_experiments(),
         *_service(),
     ]
@@ -113,6 +118,13 @@ def _predictions() -> list[str]:
     ]
 
 
+def _stages() -> list[str]:
+    lines = []
+    for command, config in (("features", FeatureConfig), ("train", TrainConfig)):
+        lines += [f"## Settings of `reclaim {command}`", "", _FOR_STAGE[command], "", *_settings(config)]
+    return lines
+
+
 def _experiments() -> list[str]:
     lines = ["## Experiments", "", "Settings of all of them, for `--set` and `--config`:", "", *_settings(ReplayConfig)]
     for name in EXPERIMENTS:
@@ -127,43 +139,21 @@ def _experiments() -> list[str]:
 def _service() -> list[str]:
     lines = ["## Settings of the service", ""]
     lines += ["Environment variables; options of `reclaim serve` take precedence.", ""]
-    meanings = _meanings(ServingSettings)
+    meanings = meanings_of(ServingSettings)
     lines += ["| variable | default | meaning |", "|---|---|---|"]
     for name, field in ServingSettings.model_fields.items():
-        default = "" if field.default in (None, "") else _default(field.default)
+        default = "" if field.default in (None, "") else default_text(field.default)
         lines.append(f"| `{ENV_PREFIX}{name.upper()}` | {default} | {meanings[name]} |")
     return [*lines, ""]
 
 
 def _settings(config: type[Any], without: type[Any] | None = None) -> list[str]:
     """Return a table of settings, without those that another class has with the same default."""
-    known = {} if without is None else asdict(without())
-    shown = {name: value for name, value in asdict(config()).items() if name not in known or known[name] != value}
-    if not shown:
-        return []
-    meanings = _meanings(config)
-    rows = [f"| `{name}` | {_default(value)} | {meanings[name]} |" for name, value in shown.items()]
-    return ["| setting | default | meaning |", "|---|---|---|", *rows, ""]
-
-
-def _default(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"`{name}` {_default(inner)}" for name, inner in value.items())
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _meanings(config: type[Any]) -> dict[str, str]:
-    """Return field → docstring of a class and its bases."""
-    meanings: dict[str, str] = {}
-    for kind in reversed(config.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for field, line in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
-                meanings[ast.unparse(field.target)] = " ".join(str(line.value.value).replace("``", "`").split())
-    return meanings
+    known = set() if without is None else {(s.name, s.default) for s in settings_of(without)}
+    rows = [
+        f"| `{s.name}` | {s.default} | {s.meaning} |" for s in settings_of(config) if (s.name, s.default) not in known
+    ]
+    return ["| setting | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
 
 
 def _over(resource: int | None) -> str:

@@ -14,12 +14,23 @@ import pytest
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.windows import Windows
 from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, PIPELINE_VERSION, feature_names
-from reclaim.training.bundle import BUNDLE_FILE, Bundle, _load_pyfunc, load_bundle, output_names, save_bundle
+from reclaim.training import bundle as module
+from reclaim.training.bundle import (
+    BUNDLE_FILE,
+    ORIGIN_FILE,
+    Bundle,
+    _load_pyfunc,
+    copy_bundle,
+    load_bundle,
+    output_names,
+    save_bundle,
+)
 from reclaim.training.margins.margin import MARGIN_GROUPS, Margin, three_margins
 from reclaim.training.margins.plan import Basis
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
 from reclaim.training.settings import QUANTILE_LEVELS
+from reclaim.training.tracking.references import ModelLocation
 
 
 @pytest.fixture
@@ -145,3 +156,23 @@ def test_the_generic_model_answers_as_the_forecaster_does(bundle: Bundle, tmp_pa
     assert np.array_equal(answer["cpu_300s_q0.5"], forecast.quantiles[:, 0, 0, 0])
     assert np.array_equal(answer["peak_cpu_86400s_q0.999"], forecast.quantiles[:, 2, 2, QUANTILE_LEVELS.index(0.999)])
     assert np.array_equal(answer["oom_3600s"], forecast.oom_probability[:, 1])
+
+
+def test_a_copied_bundle_says_what_it_is_a_copy_of_and_replaces_only_a_model(
+    tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_bundle(bundle, tmp_path / "registered")
+    origin = ModelLocation("reclaim", "7", tmp_path / "registered", "reclaim@champion", "run7")
+    monkeypatch.setattr(module, "find_model", lambda _: origin)
+    for _ in range(2):  # a second copy replaces the first
+        assert copy_bundle("reclaim@champion", tmp_path / "model") == origin
+    facts = json.loads((tmp_path / "model" / ORIGIN_FILE).read_text())
+    assert facts == {"name": "reclaim", "version": "7", "run_id": "run7"}
+    x = np.random.default_rng(0).random((4, len(bundle.features)), np.float32)
+    copied = load_bundle(tmp_path / "model").forecaster.predict(x)
+    assert np.array_equal(copied.quantiles, bundle.forecaster.predict(x).quantiles)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="notes: exists and holds no model"):
+        copy_bundle("reclaim@champion", tmp_path / "notes")
+    assert (tmp_path / "notes" / "thesis.txt").read_text() == "mine"

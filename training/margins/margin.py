@@ -20,16 +20,12 @@ from reclaim.training.estimators.base import CAP, JUMP, STARTUP, UNKNOWN, Estima
 
 @dataclass(frozen=True)
 class Budgets:
-    """Shares of task-windows that may violate.
-
-    Attributes
-    ----------
-    baseline, aggressive : float
-        Share of the rows whose demand over the horizon exceeds the reservation, per resource.
-    """
+    """Shares of task-windows that may violate."""
 
     baseline: float = 0.001
+    """Share of the rows whose demand over the horizon exceeds the reservation, per resource, under that margin."""
     aggressive: float = 0.01
+    """The same under the aggressive margin."""
 
     def __post_init__(self) -> None:
         if not 0 < self.baseline <= self.aggressive < 1:

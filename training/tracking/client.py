@@ -23,6 +23,8 @@ from contextlib import closing
 
 _RETRIES: Final = "2"
 """Times that a tracking server is asked again: MLflow's own seven keep the user waiting for minutes."""
+_FIRST: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+"""Settings of MLflow for the first request, 5 seconds among them: a server that is not there is an error soon."""
 
 
 def default_tracking_uri() -> str:
@@ -41,7 +43,6 @@ def store_client() -> MlflowClient:
     """Return a client of the current store, made where it is SQLite; ModelError where it cannot be made or reached."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
     import mlflow
     from mlflow.exceptions import MlflowException
 
@@ -50,7 +51,7 @@ def store_client() -> MlflowClient:
     uri = default_tracking_uri()
     try:
         make_usable(uri)
-        with quiet():
+        with quiet(), _asked_once():
             mlflow.set_tracking_uri(uri)
             mlflow.set_registry_uri(uri)
             client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -106,6 +107,23 @@ def run_interface(port: int) -> None:
             return
     if code:
         raise ModelError(f"MLflow's server ended with exit code {code}")
+
+
+@contextmanager
+def _asked_once() -> Iterator[None]:
+    """Let MLflow ask a server once and not wait long; what the user's environment says stands."""
+    told = {name: value for name, value in _FIRST.items() if name not in os.environ}
+    log = logging.getLogger("urllib3.connectionpool")
+    before = log.level
+    log.setLevel(logging.ERROR)  # it would warn of each attempt, before the error that says so
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+        for name in told:
+            del os.environ[name]
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
 
 
 @contextmanager

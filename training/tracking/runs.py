@@ -190,15 +190,25 @@ def start_run(
     tags : mapping or None
     run_id : str or None
         A run that was cut off, to go on with.
+
+    Raises
+    ------
+    ModelError
+        The store cannot be used, or no longer.
     """
     client = store_client()
     import mlflow
+    from mlflow.exceptions import MlflowException
 
-    experiment_id = _experiment_id(client, experiment)
-    with mlflow.start_run(
-        run_id=run_id, experiment_id=experiment_id, run_name=None if run_id else name, tags=dict(tags or {})
-    ) as active:
-        yield Run(client, active.info.run_id)
+    try:
+        experiment_id = _experiment_id(client, experiment)
+        with mlflow.start_run(
+            run_id=run_id, experiment_id=experiment_id, run_name=None if run_id else name, tags=dict(tags or {})
+        ) as active:
+            yield Run(client, active.info.run_id)
+    except MlflowException as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelError(f"{default_tracking_uri()} does not record the run ({reason}); run it again") from error
 
 
 def register_bundle(

@@ -26,6 +26,7 @@ from reclaim.cli.console import (
     print_result,
     print_status,
     width,
+    with_settings,
 )
 
 # Rooms are imported inside the commands: `--help` answers at once, and a command imports only its own room.
@@ -177,8 +178,9 @@ def inspect(
 
 
 @app.command(
+    cls=with_settings("reclaim.features.build:FeatureConfig"),
     epilog="Examples: `reclaim features dataset` · `reclaim features dataset --set split.train_share=0.6` · "
-    "`reclaim features other_cell --set split.role=test`, to hold out a dataset for models trained on others"
+    "`reclaim features other_cell --set split.role=test`, to hold out a dataset for models trained on others",
 )
 def features(
     dataset: DatasetFolder,
@@ -198,11 +200,12 @@ def features(
 
 
 @app.command(
+    cls=with_settings("reclaim.training.settings:TrainConfig"),
     epilog="Examples: `reclaim train dataset --estimator network --set fit.epochs=5 --set seed=2` · "
     "`reclaim train vms --config vm-series` · "
     "`reclaim train cell_a cell_b`, then `reclaim replay margins cell_c --out across` with cell_c built by "
     "`reclaim features cell_c --set split.role=test` · "
-    "`torchrun --nproc-per-node 2 -m reclaim train dataset`, on two GPUs"
+    "`torchrun --nproc-per-node 2 -m reclaim train dataset`, on two GPUs",
 )
 def train(
     datasets: DatasetFolders,
@@ -230,8 +233,9 @@ def train(
 
 
 app.command(
+    cls=with_settings("reclaim.training.settings:TrainConfig"),
     epilog="Examples: `reclaim tune dataset --trials 50` · "
-    "`reclaim tune dataset --estimator trees --trials 30 --out trees.toml`"
+    "`reclaim tune dataset --estimator trees --trials 30 --out trees.toml`",
 )(study.tune)
 app.command(
     epilog="Examples: `reclaim peaks samples.parquet --out peaks.parquet` · "

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from reclaim.data.core.tables import Table
@@ -39,6 +42,31 @@ def print_result(result: tuple[dict[str, Any], list[str]], as_json: bool) -> Non
 def unchanged(already_there: bool) -> str:
     """Return the addition to the line of a stage that was finished before."""
     return " (was there already, nothing to do)" if already_there else ""
+
+
+class _WithSettings(TyperCommand):
+    """A command whose help ends with the settings that ``--set`` takes."""
+
+    config: ClassVar[str]
+    """Module and class of the settings, imported when help is asked for."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, then a line or two for each setting."""
+        super().format_help(ctx, formatter)
+        from reclaim.config import settings_of
+
+        module, _, name = self.config.partition(":")
+        columns = min(width() or 80, 120)
+        typer.echo("Settings, for --set and --config (docs/reference.md has them, too):\n")
+        for setting in settings_of(getattr(import_module(module), name)):
+            text = f"{setting.name} = {setting.default}: {setting.meaning}"
+            typer.echo(textwrap.fill(text, columns, initial_indent="  ", subsequent_indent="      "))
+        typer.echo("")
+
+
+def with_settings(config: str) -> type[TyperCommand]:
+    """Return the class of a command that takes settings, given as ``module:class``."""
+    return type("_WithSettings", (_WithSettings,), {"config": config})
 
 
 def width() -> int | None:

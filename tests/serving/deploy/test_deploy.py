@@ -50,7 +50,9 @@ def lend_kernels(source: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_bento_is_built_and_serves(bundle_folder: Path, free_port: int, tmp_path: Path) -> None:
+def test_a_bento_is_built_and_serves_the_model_that_it_carries_and_without_one_ends_with_a_line(
+    bundle_folder: Path, free_port: int, tmp_path: Path
+) -> None:
     home = tmp_path / "bentoml"
     environment = os.environ | {"BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"}
     bentoml = [sys.executable, "-m", "bentoml"]
@@ -62,10 +64,17 @@ def test_a_bento_is_built_and_serves(bundle_folder: Path, free_port: int, tmp_pa
     assert {path.name for path in source.iterdir()} >= {"reclaim", "data", "features", "training", "serving"}
     assert not [path for path in source.rglob("*") if path.is_symlink() or "tests" in path.parts]
     lend_kernels(source)
-    environment |= {
-        "RECLAIM_BUNDLE": str(bundle_folder), "BENTOML_CONTAINERIZED": "True", "PYTHONDONTWRITEBYTECODE": "",
-        "RECLAIM_MODEL": "reclaim@champion", "RECLAIM_MODEL_VERSION": "7",
-    }  # fmt: skip
+    environment |= {"BENTOML_CONTAINERIZED": "True", "PYTHONDONTWRITEBYTECODE": ""}
+    without = subprocess.run(
+        [*bentoml, "serve", tag, "--port", str(free_port)], env=environment, cwd=tmp_path, capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert without.returncode == 1
+    (line,) = (line for line in without.stderr.splitlines() if line.startswith("error"))
+    assert re.search(r"this bento has no model \(no model reclaim@champion .*`reclaim bundle MODEL model`", line)
+    assert "Traceback" not in without.stderr
+    shutil.copytree(bundle_folder, source / "model")  # as the build does with model/ of the checkout
+    (source / "model" / "origin.json").write_text(json.dumps({"name": "reclaim", "version": "7", "run_id": "1"}))
     with (tmp_path / "log").open("w+") as log:
         server = subprocess.Popen(
             [*bentoml, "serve", tag, "--host", "127.0.0.1", "--port", str(free_port)],
@@ -78,7 +87,7 @@ def test_a_bento_is_built_and_serves(bundle_folder: Path, free_port: int, tmp_pa
             assert status == 200, content
             answer = json.loads(content)
             assert answer["tasks"][0]["reservation"] == task["limit"]  # nothing is known of the task yet
-            assert answer["model"]["version"] == "7"
+            assert answer["model"] == {"name": "reclaim", "version": "7"}
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(timeout=120)

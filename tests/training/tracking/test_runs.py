@@ -179,6 +179,36 @@ def test_a_server_that_is_not_there_is_an_error_of_one_line_and_soon(monkeypatch
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "2"
 
 
+def test_a_server_that_is_not_there_is_asked_once_and_says_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, str]] = []
+
+    def refused(*_: object, **__: object) -> None:
+        asked.append(
+            {name: os.environ[name] for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT")}
+        )
+        raise mlflow.MlflowException("refused")
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT", raising=False)
+    monkeypatch.setattr(mlflow.MlflowClient, "search_experiments", refused)
+    with pytest.raises(ModelError, match=r"http://127\.0\.0\.1:9 cannot be used \(refused\)"):
+        tracking.find_runs("margins")
+    assert asked == [{"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}]
+    assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ  # later requests may take their time
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_store_that_fails_in_the_middle_is_an_error_of_one_line() -> None:
+    with (
+        pytest.raises(ModelError, match=r"does not record the run \(gone\); run it again"),
+        tracking.start_run("gone", "x"),
+    ):
+        raise mlflow.MlflowException("gone\nTraceback")
+
+
 def test_registering_prints_nothing(bundle: Bundle, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with tracking.start_run("models", "network") as run:
         _register(run, bundle, tmp_path, "silent", tracking.CHAMPION)
