@@ -6,17 +6,17 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from reclaim.data import schema as s
-from reclaim.data.core.duck import release
+from reclaim.data.core.duck import connect, literal, release
 from reclaim.data.core.files import discard_folder, locked, partial_of, retired_of, write_json
 from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, TraceError
@@ -24,7 +24,6 @@ from reclaim.data.ingest.bucket import TABLES as REST
 from reclaim.data.ingest.bucket import BucketJob, TableJob, make_bucket, make_table, staged_schema
 from reclaim.data.ingest.defects import DEFECTS
 from reclaim.data.ingest.manifest import check_there, fingerprint_of, manifest_of
-from reclaim.data.ingest.readers.staging import empty_table
 from reclaim.data.ingest.shard import REJECTS, Damaged, Shard, ShardJob, take_shard
 from reclaim.data.ingest.workers import ENGINES, Workers, plan_workers
 from reclaim.data.traces.alibaba_2017 import alibaba_2017
@@ -48,6 +47,7 @@ _COMPANIONS: Final = frozenset({
     "fetch.jsonl", "MD5SUM", "SHA1SUM", "SHA256SUM",
 })  # fmt: skip
 """Files next to a trace's tables that are not tables."""
+_REJECTS_AT_ONCE: Final = 50_000
 _FEWEST_BUCKETS, _MOST_BUCKETS = 16, 9999
 
 
@@ -170,6 +170,7 @@ def _make(
                 table, staged, str(source_folder.resolve()), file.relative_to(source_folder).as_posix(),
                 str(staging / "shards"),
                 buckets, min(workers, max(1, round(workers * sizes[file] / max(total, 1)))), memory_mib,
+                config.max_reject_share,
             )
             for table, file in order
         ]  # fmt: skip
@@ -182,7 +183,7 @@ def _make(
                 f"{'; …' * (len(damaged) > 5)}. Replace and run again (what was read is kept), or pass --skip-damaged"
             )
         shards = sorted((x for x in taken if isinstance(x, Shard)), key=lambda x: (x.reading, x.file))
-        rejects = _check_rejects(shards, staging, config)
+        rejects = _check_rejects(shards, staging, config, memory_mib)
         firsts = {(x.reading, x.sha256): x for x in reversed(shards)}  # one file under two names counts once
         distinct = tuple(x for x in shards if firsts[x.reading, x.sha256] is x)
         finished = staging / "dataset"
@@ -199,8 +200,6 @@ def _make(
         counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(REST, lengths, strict=True))
     if not any(counts.values()):
         raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
-    (finished / "rejects").mkdir(exist_ok=True)
-    pq.write_table(rejects, finished / "rejects" / "rejects.parquet")
     repeated = [x.file for x in shards if firsts[x.reading, x.sha256] is not x]
     matched = {file for _, file in files}
     not_read = sorted(
@@ -252,27 +251,42 @@ def _source(source_folder: Path, config: IngestConfig) -> Source:
             return series(load_mapping(config.mapping or ""))
 
 
-def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig) -> pa.Table:
-    """Return the rejected lines of all shards, in order; raise TraceError if there are too many."""
-    found = [pq.read_table(Path(x.folder) / REJECTS) for x in shards]
-    rejects = pa.concat_tables([empty_table(s.REJECTS), *found]).group_by(
-        [s.REJECT_FILE, s.REJECT_LINE], use_threads=False
+def _check_rejects(shards: list[Shard], staging: Path, config: IngestConfig, memory_mib: int) -> dict[str, int]:
+    """Write the rejected lines of all shards, in order, and return their reasons; TraceError if there are too many.
+
+    A file may be read for several tables: its lines and its bad lines count once.
+    """
+    out = staging / "dataset" / "rejects" / REJECTS
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found = [literal(str(Path(x.folder) / REJECTS)) for x in shards if x.rejects]
+    with (
+        closing(connect(memory_mib, staging / "spill")) as connection,
+        pq.ParquetWriter(out, s.REJECTS) as writer,
+    ):
+        if found:
+            rows = connection.sql(
+                f"SELECT {s.REJECT_FILE}, {s.REJECT_LINE}, min({s.REJECT_REASON}) AS {s.REJECT_REASON} "
+                f"FROM read_parquet([{', '.join(found)}]) GROUP BY 1, 2 ORDER BY 1, 2"
+            )
+            for batch in rows.to_arrow_reader(_REJECTS_AT_ONCE):
+                writer.write_table(pa.table(batch).cast(s.REJECTS))
+        writer.close()
+        kept = f"FROM read_parquet({literal(str(out))})"
+        reasons = dict(connection.execute(
+            f"SELECT {s.REJECT_REASON}, count(*) {kept} GROUP BY 1 ORDER BY 2 DESC, 1"
+        ).fetchall())  # fmt: skip
+        read: dict[str, int] = {}
+        for shard in shards:
+            read[shard.file] = max(read.get(shard.file, 0), shard.rows + shard.rejects)
+        lines, bad = sum(read.values()), sum(reasons.values())
+        if bad <= config.max_reject_share * lines:
+            return reasons
+        listed = staging / "rejects.csv"
+        connection.execute(f"COPY (SELECT * {kept}) TO {literal(str(listed))} (FORMAT csv, HEADER)")
+        first = connection.execute(f"SELECT {s.REJECT_FILE}, {s.REJECT_LINE} {kept} ORDER BY 1, 2 LIMIT 1").fetchone()
+    file, line = first or ("", 0)
+    most = ", ".join(f"{reason} ({count})" for reason, count in [*reasons.items()][:4])
+    raise TraceError(
+        f"{bad} of {lines} lines rejected, more than {config.max_reject_share:.3%} (--max-reject-share): "
+        f"{most}; first {file} line {line}; all in {listed}"
     )
-    rejects = rejects.aggregate([(s.REJECT_REASON, "first")]).rename_columns(s.REJECTS.names).cast(s.REJECTS)
-    rejects = rejects.sort_by([(s.REJECT_FILE, "ascending"), (s.REJECT_LINE, "ascending")])
-    # a file may be read for several tables: its lines and its bad lines count once
-    read: dict[str, int] = {}
-    for shard in shards:
-        read[shard.file] = max(read.get(shard.file, 0), shard.rows + shard.rejects)
-    lines = sum(read.values())
-    if len(rejects) > config.max_reject_share * lines:
-        kept = staging / "rejects.csv"
-        rejects.to_pandas().to_csv(kept, index=False)
-        first = rejects.slice(0, 1).to_pylist()[0]
-        reasons = pc.value_counts(rejects[s.REJECT_REASON]).to_pylist()
-        most = ", ".join(f"{r['values']} ({r['counts']})" for r in sorted(reasons, key=lambda r: -r["counts"])[:4])
-        raise TraceError(
-            f"{len(rejects)} of {lines} lines rejected, more than {config.max_reject_share:.3%} (--max-reject-share): "
-            f"{most}; first {first[s.REJECT_FILE]} line {first[s.REJECT_LINE]}; all in {kept}"
-        )
-    return rejects

@@ -6,10 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from reclaim.data import schema as s
 from reclaim.data.core.files import content_sha256, file_sha256
 from reclaim.data.dataset import FORMAT_VERSION, Dataset
 from reclaim.data.errors import ConfigError
@@ -78,14 +74,13 @@ def manifest_of(
     damaged: list[tuple[str, str]],
     counts: dict[str, int],
     defects: dict[str, int],
-    rejects: pa.Table,
+    rejects: dict[str, int],
     not_read: list[str],
     buckets: int,
 ) -> dict[str, Any]:
     """Return the manifest: inputs with checksums, options, counts, and everything that was not read."""
     checksums = {shard.file: shard.sha256 for shard in shards}
     nature = [label for marker, label in _NATURES.items() if (source_folder / marker).is_file()]
-    reasons = pc.value_counts(rejects[s.REJECT_REASON]).to_pylist()
     return {
         "format_version": FORMAT_VERSION,
         "fingerprint": fingerprint_of(source, buckets, checksums),
@@ -106,7 +101,7 @@ def manifest_of(
         "repeated": repeated,
         "not_read": not_read,
         "counts": counts,
-        "rejects": {r["values"]: r["counts"] for r in reasons},
+        "rejects": rejects,
         "defects": dict(sum((Counter(x.defects) for x in shards), +Counter(defects))),
         "lacks": sorted(source.lacks),
         "extras": {table: list(names) for table, names in source.extras.items()},

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from reclaim.data import schema as s
 from reclaim.data.core.duck import DamagedFileError, connect
 from reclaim.data.core.files import content_sha256, file_sha256, replaced_folder, write_json
 from reclaim.data.dataset import FORMAT_VERSION
 from reclaim.data.ingest.readers.csv_parquet import take_csv, take_parquet
 from reclaim.data.ingest.readers.json_lines import take_json
+from reclaim.data.ingest.readers.rejects import RejectsWriter
 from reclaim.data.ingest.readers.rows import BUCKET, Stage, Taken
-from reclaim.data.ingest.readers.staging import Layout, RowsWriter, empty_table
+from reclaim.data.ingest.readers.staging import Layout, RowsWriter
 from reclaim.data.traces.source import RawTable
 
 DONE: Final = "done.json"
@@ -45,6 +44,8 @@ class ShardJob:
         Folder for the result.
     buckets, threads, memory_mib : int
         Buckets to spread it over; threads that may work at once; memory of the process's query engine.
+    max_reject_share : float
+        Share of rejects that the run allows.
     """
 
     table: RawTable
@@ -55,6 +56,7 @@ class ShardJob:
     buckets: int
     threads: int
     memory_mib: int
+    max_reject_share: float
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
     ------
     SchemaError
         It has columns the format does not, or lacks some of them.
+    TraceError
+        Most of its lines are rejects.
     """
     table = job.table
     path, folder = Path(job.source_folder) / job.file, Path(job.staging) / table.key / job.file
@@ -145,14 +149,13 @@ def _read(job: ShardJob, path: Path, folder: Path, work: Path, identity: dict[st
         if table.name == "usage":
             writer = stack.enter_context(RowsWriter(work, Layout.of(job.staged), job.buckets))
         checksum = stack.enter_context(ThreadPoolExecutor(1)).submit(file_sha256, path)
-        taken = _READERS[_kind(path)](Stage(connection, work, job.buckets, job.threads, writer), table, path)
-    if table.name == "usage" and table.where == "true" and not taken.rows and not taken.rejects:
+        rejects = stack.enter_context(RejectsWriter(work / REJECTS, job.file, job.max_reject_share))
+        stage = Stage(connection, work, job.buckets, job.threads, writer, rejects)
+        taken = _READERS[_kind(path)](stage, table, path)
+    if table.name == "usage" and table.where == "true" and not taken.rows and not rejects.count:
         raise DamagedFileError(f"{path}: no rows")
-    shard = Shard(table.name, table.key, job.file, checksum.result(), taken.rows, len(taken.rejects), n_bytes,
+    shard = Shard(table.name, table.key, job.file, checksum.result(), taken.rows, rejects.count, n_bytes,
                   taken.defects, str(folder))  # fmt: skip
-    rejects = [{s.REJECT_FILE: job.file, **reject} for reject in taken.rejects]
-    found = pa.Table.from_pylist(rejects, schema=s.REJECTS) if rejects else empty_table(s.REJECTS)
-    pq.write_table(found, work / REJECTS)
     facts = {key: value for key, value in asdict(shard).items() if key not in ("table", "reading", "file", "folder")}
     write_json(work / DONE, {"identity": identity, "taken": facts})
     return shard

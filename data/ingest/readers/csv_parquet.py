@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from reclaim.data import schema as s
+import numpy as np
+from numpy.typing import NDArray
+
 from reclaim.data.core.duck import (
     ENGINE_ERRORS,
     INTEGERS,
@@ -21,17 +23,20 @@ from reclaim.data.core.duck import (
     reason_sql,
     unreadable,
 )
-from reclaim.data.errors import SchemaError
+from reclaim.data.errors import SchemaError, TraceError
+from reclaim.data.ingest.readers.rejects import CR_ALONE, HOPELESS, HOPELESS_SHARE, RejectsWriter
 from reclaim.data.ingest.readers.rows import CAST_REASON, LINE, Stage, Taken, copy_rows
 from reclaim.data.traces.source import RawTable
 
+_LONGEST_HEADER_BYTES: Final = 1 << 20
+_FIRST_LINES: Final = 1_000
 _DELIMITERS: Final = ",;\t|"
 _ROW_NUMBER: Final = "file_row_number"
 _REJECTS, _SCANS = "reclaim_csv_rejects", "reclaim_csv_scans"
 
 
 def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
-    """Write the canonical rows of a CSV file; return the counts and rejects.
+    """Write the canonical rows of a CSV file, and the rejects; return the counts.
 
     The header line decides the delimiter and the columns; the table's ``order`` does if its files have no header. A row
     with another number of fields is a reject.
@@ -46,6 +51,7 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     check_gzip(file)
     delimiter, present, headed = _layout(table, file)
     declared = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in present)
+    _check_fields(file, delimiter, len(present), stage.rejects.most)
     mark = "" if table.order else '"'  # files without a header are split at commas; a quote is an ordinary character
     reader = (
         f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '{mark}', escape = '{mark}', "
@@ -54,24 +60,58 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     )
     for name in (_REJECTS, _SCANS):
         stage.connection.execute(f"DROP TABLE IF EXISTS {name}")
-    taken = _take(stage, table, file, reader, f"row_number() OVER () + {int(headed)}", present)
-    broken = stage.connection.execute(
-        f"SELECT line, min(error_type::VARCHAR) FROM {_REJECTS} GROUP BY line ORDER BY line"
-    )
-    malformed = {int(line): f"row is malformed: {kind.lower()}" for line, kind in broken.fetchall()}
-    if taken.rejects:  # good rows were numbered without the malformed and the empty lines before them
-        with open_bytes(file) as lines:
-            passed_over = [
-                number for number, line in enumerate(lines, start=1) if not line.strip() or number in malformed
-            ]
-        for reject in taken.rejects:
-            for line in passed_over:
-                reject[s.REJECT_LINE] += line <= reject[s.REJECT_LINE]
-    return taken.with_rejects({s.REJECT_LINE: line, s.REJECT_REASON: reason} for line, reason in malformed.items())
+    numbered = RejectsWriter(stage.work / "numbered.parquet", stage.rejects.file, stage.rejects.most)
+    with numbered:
+        of_rows = replace(stage, rejects=numbered)
+        taken = _take(of_rows, table, file, reader, f"row_number() OVER () + {int(headed)}", present)
+    broken = stage.connection.sql(
+        f"SELECT line::BIGINT AS line, 'row is malformed: ' || lower(min(error_type::VARCHAR)) AS reason "
+        f"FROM {_REJECTS} GROUP BY line ORDER BY line"
+    ).to_arrow_reader()
+    malformed = [np.empty(0, np.int64)]
+    for batch in broken:
+        malformed.append(np.asarray(batch.column(0)))
+        stage.rejects.add(malformed[-1], batch.column(1))
+    if numbered.count:  # rows were numbered without the malformed and the empty lines before them
+        missed = np.union1d(np.concatenate(malformed), _empty_lines(file))
+        before = missed - np.arange(len(missed))
+        for lines, reasons in numbered.batches():
+            stage.rejects.add(lines + np.searchsorted(before, lines, side="right"), reasons)
+    numbered.path.unlink()
+    return taken
+
+
+def _check_fields(file: Path, delimiter: str, fields: int, most: float) -> None:
+    """Raise TraceError where rows begin with so many of another number of fields that the run would fail.
+
+    The query engine remembers each in memory, and tells of them at the end.
+    """
+    lines = malformed = 0
+    with open_bytes(file) as content:
+        for line in iter(lambda: content.readline(_LONGEST_HEADER_BYTES), b""):
+            lines += 1
+            malformed += bool(line.strip()) and line.count(delimiter.encode()) + 1 < fields
+            if malformed > HOPELESS:
+                raise TraceError(
+                    f"{file}: {malformed} of the first {lines} rows have fewer than {fields} fields, far more than "
+                    f"{most:.3%} (--max-reject-share), so reading stopped; last line {lines}: {line[:80]!r}"
+                )
+            if lines % _FIRST_LINES == 0 and malformed <= max(HOPELESS_SHARE, most) * lines:
+                return
+
+
+def _empty_lines(file: Path) -> NDArray[np.int64]:
+    numbers, number = [], 1
+    with open_bytes(file) as content:
+        for line in iter(lambda: content.readline(_LONGEST_HEADER_BYTES), b""):
+            if not line.strip():
+                numbers.append(number)
+            number += line.endswith(b"\n")
+    return np.array(numbers, np.int64)
 
 
 def take_parquet(stage: Stage, table: RawTable, file: Path) -> Taken:
-    """Write the canonical rows of a parquet file; return the counts and rejects.
+    """Write the canonical rows of a parquet file, and the rejects; return the counts.
 
     Raises
     ------
@@ -114,7 +154,11 @@ def _take(stage: Stage, table: RawTable, file: Path, reader: str, number: str, p
 def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
     """Return a CSV file's delimiter and columns, and whether its first line is a header."""
     with open_bytes(file) as lines:
-        line = lines.readline()
+        line = lines.readline(_LONGEST_HEADER_BYTES)
+    if b"\r" in line.rstrip(b"\r\n"):
+        raise DamagedFileError(f"{file}: {CR_ALONE}")
+    if len(line) == _LONGEST_HEADER_BYTES:
+        raise DamagedFileError(f"{file}: the first line is longer than {_LONGEST_HEADER_BYTES >> 20} MiB")
     if table.order:
         fields = line.decode("utf-8", "replace").split(",")
         integers = [k for k, name in enumerate(table.order) if table.columns[name] in INTEGERS and k < len(fields)]

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -21,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reclaim.data import schema as s
 from reclaim.data.core.duck import (
     ENGINE_ERRORS,
     GZIP_ERRORS,
@@ -35,6 +35,7 @@ from reclaim.data.core.duck import (
 from reclaim.data.errors import SchemaError
 from reclaim.data.ingest.readers.json_fast import plain_rows
 from reclaim.data.ingest.readers.json_kernel import NEWLINE, PAD
+from reclaim.data.ingest.readers.rejects import CR_ALONE, RejectsWriter
 from reclaim.data.ingest.readers.rows import CAST_REASON, LINE, Stage, Taken, copy_rows
 from reclaim.data.ingest.readers.staging import RowsWriter
 from reclaim.data.traces.source import RawTable
@@ -47,6 +48,8 @@ _READ_BYTES: Final = 1 << 20
 """Text unpacked at once: a gzip reader unpacks into a buffer of its own first."""
 _LAST_LINE_BYTES: Final = 1 << 16
 _LONGEST_LINE_BYTES: Final = 64 << 20
+_MOST_DECLINED: Final = 1_000_000
+"""Lines set aside for the careful reader before it reads them."""
 _BATCH_LINES: Final = 10_000
 """Lines that the careful reader holds at once."""
 _FLOAT_END: Final = 2.0**128 - 2.0**103
@@ -65,7 +68,7 @@ _VIEW: Final = "reclaim_lines"
 
 
 def take_json(stage: Stage, table: RawTable, file: Path) -> Taken:
-    """Write the canonical rows of JSON lines; return the counts and rejects.
+    """Write the canonical rows of JSON lines, and the rejects; return the counts.
 
     Raises
     ------
@@ -77,43 +80,73 @@ def take_json(stage: Stage, table: RawTable, file: Path) -> Taken:
     table = _checked(table, file)
     if stage.writer is None or not table.fields:
         return _read_carefully(stage, table, enumerate(_lines(file), start=1), file)
-    declined = stage.work / "declined.json"
-    numbers = _read_fast(stage, stage.writer, table, file, declined)
-    taken = Taken(stage.writer.rows, [], {})
-    if len(numbers):
-        rest = _read_carefully(stage, table, zip(numbers.tolist(), _lines(declined), strict=False), file)
-        taken = Taken(stage.writer.rows, rest.rejects, rest.defects)
+    declined, numbers = stage.work / "declined.json", stage.work / "declined.numbers"
+    defects = Counter[str]()
+    for _ in _read_fast(stage, stage.writer, table, file, (declined, numbers)):
+        lines = zip(_numbers(numbers), _lines(declined), strict=False)
+        defects.update(_read_carefully(stage, table, lines, file).defects)
     declined.unlink()
-    return taken
+    numbers.unlink()
+    return Taken(stage.writer.rows, dict(defects))
 
 
-def _read_fast(stage: Stage, writer: RowsWriter, table: RawTable, file: Path, declined: Path) -> NDArray[np.int64]:
-    """Write the rows of lines that the compiled reader takes; copy the others to ``declined``, return their numbers."""
+def _read_fast(
+    stage: Stage, writer: RowsWriter, table: RawTable, file: Path, declined: tuple[Path, Path]
+) -> Iterator[int]:
+    """Write the rows of lines that the compiled reader takes; copy the others, and their numbers, to two files.
 
-    def read(block: NDArray[np.uint8]) -> tuple[list[tuple[int, int, bytes]], NDArray[np.int64], list[bytes], int]:
+    Yields how many others there are, when they are many and at the end; then the files begin again.
+    """
+
+    def read(block: NDArray[np.uint8]) -> tuple[list[tuple[int, int, bytes]], NDArray[np.int64], Any, int]:
         rows, others = plain_rows(block, table, writer.layout)
-        text = [block[begin:end].tobytes() + b"\n" for _, begin, end in others.tolist()]
-        return writer.pack(rows), others[:, 0], text, int(np.count_nonzero(block[:-PAD] == NEWLINE))
+        text = block.data if len(others) else None
+        return writer.pack(rows), others, text, int(np.count_nonzero(block[:-PAD] == NEWLINE))
 
-    numbers = [np.empty(0, np.int64)]
+    n = 0
     line = 1
-    waiting: deque[Future[tuple[list[tuple[int, int, bytes]], NDArray[np.int64], list[bytes], int]]] = deque()
+    waiting: deque[Future[tuple[list[tuple[int, int, bytes]], NDArray[np.int64], Any, int]]] = deque()
 
-    def finish() -> int:
+    def finish() -> tuple[int, int]:
         packed, others, text, lines = waiting.popleft().result()
         writer.write(packed)
-        left.writelines(text)
-        numbers.append(others + line)
-        return lines
+        for begin in range(0, len(others), _BATCH_LINES):
+            left.writelines(text[first : end + 1] for _, first, end in others[begin : begin + _BATCH_LINES].tolist())
+        (others[:, 0] + line).tofile(left_numbers)
+        return len(others), lines
 
-    with declined.open("wb") as left, ThreadPoolExecutor(stage.threads) as pool:
+    with (
+        declined[0].open("wb") as left,
+        declined[1].open("wb") as left_numbers,
+        ThreadPoolExecutor(stage.threads) as pool,
+    ):
         for block in _blocks(file):
             waiting.append(pool.submit(read, block))
-            if len(waiting) > stage.threads:
-                line += finish()
+            while len(waiting) > stage.threads:
+                others, lines = finish()
+                n, line = n + others, line + lines
+            if n > _MOST_DECLINED:
+                left.flush()
+                left_numbers.flush()
+                yield n
+                n = 0
+                for written in (left, left_numbers):
+                    written.seek(0)
+                    written.truncate()
         while waiting:
-            line += finish()
-    return np.concatenate(numbers)
+            others, lines = finish()
+            n, line = n + others, line + lines
+        left.flush()
+        left_numbers.flush()
+        if n:
+            yield n
+
+
+def _numbers(file: Path) -> Iterator[int]:
+    """Yield the numbers of a file of 64-bit integers."""
+    with file.open("rb") as content:
+        while part := content.read(8 * _BATCH_LINES):
+            yield from np.frombuffer(part, np.int64).tolist()
 
 
 def _blocks(file: Path) -> Iterator[NDArray[np.uint8]]:
@@ -143,7 +176,9 @@ def _blocks(file: Path) -> Iterator[NDArray[np.uint8]]:
                     tail = block[:filled]
                 if not at_end and not len(newlines):
                     if filled > _LONGEST_LINE_BYTES:
-                        raise DamagedFileError(f"{file}: a line of more than {_LONGEST_LINE_BYTES >> 20} MiB")
+                        wrong = CR_ALONE if b"}\r{" in block[:_READ_BYTES].tobytes() else ""
+                        long = f"a line of more than {_LONGEST_LINE_BYTES >> 20} MiB"
+                        raise DamagedFileError(f"{file}: {wrong or long}")
                     rest, size = block[:filled].tobytes(), 2 * size
                     continue
                 end = filled if at_end else filled - len(tail) + int(newlines[-1]) + 1
@@ -160,7 +195,7 @@ def _blocks(file: Path) -> Iterator[NDArray[np.uint8]]:
 def _lines(file: Path) -> Iterator[bytes]:
     """Yield the lines of a file without their ends."""
     for block in _blocks(file):
-        yield from block[: -PAD - 1].tobytes().split(b"\n")
+        yield from (line[:-1] for line in BytesIO(block[:-PAD].data))
 
 
 def _checked(table: RawTable, file: Path) -> RawTable:
@@ -199,7 +234,6 @@ def _read_carefully(stage: Stage, table: RawTable, lines: Iterable[tuple[int, by
     """Write the canonical rows of numbered lines, which are those of ``file``."""
     types = ", ".join(f"CAST(NULL AS {type_}) AS {quoted(name)}" for name, type_ in table.columns.items())
     schema = stage.connection.sql(f"SELECT {types}, CAST(NULL AS BIGINT) AS {LINE}").to_arrow_table().schema
-    rejects: list[dict[str, Any]] = []
     unknown = Counter[str]()
     errors: list[Exception] = []
     rest = iter(lines)
@@ -207,7 +241,7 @@ def _read_carefully(stage: Stage, table: RawTable, lines: Iterable[tuple[int, by
     def batches() -> Iterator[pa.RecordBatch]:
         try:
             while batch := [*islice(rest, _BATCH_LINES)]:
-                yield _typed(table, schema, batch, rejects, unknown)
+                yield _typed(table, schema, batch, stage.rejects, unknown)
         except Exception as error:
             errors.append(error)  # the query engine passes on its text alone
             raise
@@ -224,17 +258,17 @@ def _read_carefully(stage: Stage, table: RawTable, lines: Iterable[tuple[int, by
     finally:
         stage.connection.unregister(_VIEW)
     defects = {table.passed_over(column): lines for column, lines in sorted(unknown.items())}
-    return replace(taken, defects=taken.defects | defects).with_rejects(rejects)
+    return replace(taken, defects=taken.defects | defects)
 
 
 def _typed(
     table: RawTable,
     schema: pa.Schema,
     lines: Iterable[tuple[int, bytes]],
-    rejects: list[dict[str, Any]],
+    rejects: RejectsWriter,
     unknown: Counter[str],
 ) -> pa.RecordBatch:
-    """Return the rows of lines that hold an object with values of the columns' types; append rejects of the others.
+    """Return the rows of lines that hold an object with values of the columns' types; write rejects of the others.
 
     ``unknown`` counts the lines that have a field which the table does not have.
     """
@@ -247,7 +281,7 @@ def _typed(
         try:
             row = decoded(line, table)
         except (ValueError, RecursionError):
-            reasons[number] = "not valid JSON"
+            reasons[number] = f"not valid JSON: {CR_ALONE}" if b"}\r{" in line else "not valid JSON"
             continue
         if not isinstance(row, dict):
             reasons[number] = "not a JSON object"
@@ -263,7 +297,7 @@ def _typed(
         columns.append(values)
         for at in misfits:
             reasons.setdefault(numbers[at], mismatch(column, type_))
-    rejects += [{s.REJECT_LINE: number, s.REJECT_REASON: reason} for number, reason in reasons.items()]
+    rejects.add([*reasons], [*reasons.values()])
     batch = pa.record_batch([*columns, pa.array(numbers, pa.int64())], schema=schema)
     return batch.filter(pa.array([n not in reasons for n in numbers], pa.bool_())) if reasons else batch
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from reclaim.data import schema as s
 from reclaim.data.core.duck import INPUT_FAULTS, literal, reason_sql
+from reclaim.data.ingest.readers.rejects import RejectsWriter
 from reclaim.data.ingest.readers.staging import RowsWriter, bucket_sql
 from reclaim.data.traces.source import RawTable
 
@@ -29,15 +31,10 @@ _DEFECT: Final = "reclaim_defect_"
 
 @dataclass(frozen=True)
 class Taken:
-    """The result of reading one raw file: number of rows, rejects (line and reason) in the file's order, defects."""
+    """The result of reading one raw file: number of rows, and of rows with each defect."""
 
     rows: int
-    rejects: list[dict[str, Any]]
     defects: dict[str, int]
-
-    def with_rejects(self, more: Iterable[dict[str, Any]]) -> Taken:
-        """Return the same with further rejects."""
-        return replace(self, rejects=sorted([*self.rejects, *more], key=_line))
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,8 @@ class Stage:
         Number of threads the reader may use.
     writer : RowsWriter or None
         For usage: the writer of the rows.
+    rejects : RejectsWriter
+        The writer of the rejects.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -63,6 +62,7 @@ class Stage:
     buckets: int
     threads: int
     writer: RowsWriter | None
+    rejects: RejectsWriter
 
 
 def copy_rows(stage: Stage, table: RawTable, relation: str) -> Taken:
@@ -82,17 +82,17 @@ def copy_rows(stage: Stage, table: RawTable, relation: str) -> Taken:
 
 
 def _to_rows(stage: Stage, writer: RowsWriter, table: RawTable, canonical: str, flags: list[str]) -> Taken:
-    before, bad, defects = writer.rows, [], Counter[str]()
+    before, defects = writer.rows, Counter[str]()
     for batch in _batches(stage.connection, canonical):
         reasons = batch.column(s.REJECT_REASON)
         if reasons.null_count < len(batch):
-            refused = batch.filter(reasons.is_valid()).select([LINE, s.REJECT_REASON])
-            bad += [{s.REJECT_LINE: row[LINE], s.REJECT_REASON: row[s.REJECT_REASON]} for row in refused.to_pylist()]
+            refused = batch.filter(reasons.is_valid())
+            stage.rejects.add(np.asarray(refused.column(LINE)), refused.column(s.REJECT_REASON))
             batch = batch.filter(reasons.is_null())
         for name, flag in zip(table.defects, flags, strict=True):
             defects[name] += pc.sum(batch.column(flag)).as_py() or 0
         writer.write(writer.pack(writer.layout.rows_of(batch)))
-    return Taken(writer.rows - before, bad, dict(+defects))
+    return Taken(writer.rows - before, dict(+defects))
 
 
 def _batches(connection: duckdb.DuckDBPyConnection, sql: str) -> Iterator[pa.RecordBatch]:
@@ -111,25 +111,21 @@ def _to_pieces(stage: Stage, table: RawTable, canonical: str, flags: list[str]) 
         f"COPY (SELECT *, CASE WHEN {s.REJECT_REASON} IS NULL THEN {bucket} ELSE {_BAD_BUCKET} END AS {BUCKET} "
         f"FROM ({canonical})) TO {literal(str(stage.work))} "
         f"(FORMAT parquet, PARTITION_BY ({BUCKET}), OVERWRITE_OR_IGNORE)"
-    ).fetchone()
-    bad: list[dict[str, Any]] = []
+    ).fetchall()
+    bad = 0
     bad_folder = stage.work / f"{BUCKET}={_BAD_BUCKET}"
     if bad_folder.exists():
-        for line, reason in stage.connection.execute(
-            f"SELECT {LINE}, {s.REJECT_REASON} FROM read_parquet({literal(str(bad_folder / '*.parquet'))}) ORDER BY 1"
-        ).fetchall():
-            bad.append({s.REJECT_LINE: line, s.REJECT_REASON: reason})
+        refused = f"SELECT {LINE}, {s.REJECT_REASON} FROM read_parquet({literal(str(bad_folder / '*.parquet'))})"
+        for batch in _batches(stage.connection, refused):
+            stage.rejects.add(np.asarray(batch.column(LINE)), batch.column(s.REJECT_REASON))
+            bad += len(batch)
         shutil.rmtree(bad_folder)
-    rows = int(count[0] if count else 0) - len(bad)
+    rows = int(count[0][0]) - bad
     counts: tuple[Any, ...] = ()
     if flags and rows:
         found = stage.connection.execute(
             f"SELECT {', '.join(f'count_if({flag})' for flag in flags)} "
             f"FROM read_parquet({literal(str(stage.work / '*' / '*.parquet'))})"
-        ).fetchone()
-        counts = found or ()
-    return Taken(rows, bad, {name: int(n) for name, n in zip(table.defects, counts, strict=False) if n})
-
-
-def _line(reject: dict[str, Any]) -> int:
-    return int(reject[s.REJECT_LINE])
+        ).fetchall()
+        counts = found[0]
+    return Taken(rows, {name: int(n) for name, n in zip(table.defects, counts, strict=False) if n})

@@ -22,6 +22,7 @@ from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.ingest.readers.json_fast import plain_rows
 from reclaim.data.ingest.readers.json_kernel import PAD
 from reclaim.data.ingest.readers.json_lines import take_json
+from reclaim.data.ingest.readers.rejects import RejectsWriter
 from reclaim.data.ingest.readers.rows import Stage
 from reclaim.data.ingest.readers.staging import Layout, RowsWriter, read_chunks
 from reclaim.data.traces.google_v3 import USAGE, google_v3
@@ -47,14 +48,19 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         def said(lines: bytes, table: RawTable) -> Said:
             file.write_bytes(lines)
             try:
-                with RowsWriter(folder, LAYOUT, 1) as writer:
-                    taken = take_json(Stage(connection, folder, 1, 1, writer), table, file)
+                with (
+                    RowsWriter(folder, LAYOUT, 1) as writer,
+                    RejectsWriter(folder / "rejects.parquet", file.name, 1.0) as refused,
+                ):
+                    taken = take_json(Stage(connection, folder, 1, 1, writer, refused), table, file)
             except ReclaimError as error:
                 return str(error)
             rows = [bytes(row) for chunk in read_chunks([folder], LAYOUT, 0) for row in chunk]
             assert len(rows) == taken.rows
-            rejects = [(reject[s.REJECT_LINE], reject[s.REJECT_REASON]) for reject in taken.rejects]
-            return sorted(rows), rejects, taken.defects
+            rejects = [
+                pair for lines, why in refused.batches() for pair in zip(lines.tolist(), why.to_pylist(), strict=True)
+            ]
+            return sorted(rows), sorted(rejects), taken.defects
 
         yield said
 
