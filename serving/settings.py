@@ -56,6 +56,12 @@ class ServingSettings(BaseSettings):
     """Time in seconds within which a body has to arrive."""
     request_timeout_s: float = Field(default=60.0, gt=0)
     """Time in seconds within which an answer has to be given after the body is complete."""
+    allowed_hosts: str = ""
+    """Names that clients may call this service by where no token is asked for, separated by commas. localhost and
+    addresses are always allowed; other names may be a web page's that resolves them to this machine."""
+    allowed_origins: str = ""
+    """Origins of web pages that may call this service where no token is asked for, separated by commas, such as
+    https://tools.example."""
     token_file: Path | None = None
     """File with the bearer token that every request except probes must carry; None: no token is asked for."""
     state: Path | None = None

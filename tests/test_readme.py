@@ -62,7 +62,7 @@ def test_the_readme_is_short() -> None:
 def test_the_example_request_of_the_readme_is_one_the_service_takes() -> None:
     from reclaim.serving.wire.errors import parse_request
 
-    body = re.search(r"/v1/reservations -d '(.*?)'", README, re.DOTALL)
+    body = re.search(r"/v1/reservations --json '(.*?)'", README, re.DOTALL)
     assert body is not None
     request = parse_request(body.group(1).encode())
     assert len(request.tasks[0].windows) == 2

@@ -43,9 +43,10 @@ def explain(found: Answers, units: Units) -> TaskExplanation:
     forecast: list[HorizonQuantiles] = []
     if seen and known.x is not None:
         last = known.last
+        overruled = np.isin(found.estimate.rule, (STALE, OPT_OUT))  # whatever the margin
         for name in MARGIN_NAMES:
             under = under_current_limit(scorer.estimate(name, known.scores.bare, last), found.limit)
-            by_margin[name] = resources(under.reservation[0])
+            by_margin[name] = resources(np.where(overruled, found.limit, under.reservation)[0])
         steps = _steps(found)
         whole = scorer.model.bundle.forecaster.predict(known.x)
         for horizon_s in scorer.model.bundle.forecaster.horizons_s:

@@ -1,4 +1,4 @@
-"""Checks every request before any route, BentoML's included: token, sizes, times, concurrency, and the access log.
+"""Checks every request before any route, BentoML's included: source, token, sizes, times, concurrency; logs access.
 
 Each of these has a library's counterpart that does less. uvicorn's ``limit_concurrency`` counts idle connections and
 probes, and answers in plain text; Starlette's body limit is one size for all content types and no sum over requests;
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 import os
@@ -21,9 +22,12 @@ from typing import Any, Final, Protocol
 from reclaim.data.errors import ConfigError
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.errors import (
+    BAD_REQUEST,
     BUSY,
+    FORBIDDEN,
     INTERNAL,
     METHOD_NOT_ALLOWED,
+    NOT_FOUND,
     RETRY_S,
     TIMEOUT,
     TOO_LARGE,
@@ -52,6 +56,16 @@ _FIXED: Final = frozenset({*PROBES, METRICS, "/", "/docs.json", "/schema.json"})
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 ARROW: Final = b"application/vnd.apache.arrow.stream"
+_TYPES: Final = (b"application/json", ARROW, b"")
+"""Types of a body: no web page sends the first two to another origin unasked, and each says its origin anyway."""
+_NO_SUCH: Final = {
+    NOT_FOUND: ("not_found", "no such path"), METHOD_NOT_ALLOWED: ("method_not_allowed", "no such method of this path"),
+}  # fmt: skip
+_HOSTS_KEPT: Final = 64
+"""Values of ``Host`` that were checked and are kept; clients use few."""
+_PLAIN: Final = (b"content-type", b"text/plain; charset=utf-8")
+"""Of BentoML's answers for paths that it does not know."""
+_MALFORMED: Final = "malformed_http"
 _GONE: Final = 499
 """Status logged for a client that left before the answer, as in nginx."""
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,64}")
@@ -144,6 +158,9 @@ class Guard:
         reply = _Reply(send, headers.get(b"x-request-id", b""))
         bounds = self._bounds_now()
         try:
+            if b"transfer-encoding" in headers and b"content-length" in headers:
+                message = "a body has Content-Length or Transfer-Encoding, not both: its end would be in doubt"
+                raise RequestError(BAD_REQUEST, _MALFORMED, message)
             if scope["path"] in PROBES:
                 await _probe(scope, bounds, reply)
             elif bounds is None:
@@ -170,6 +187,8 @@ class Guard:
     async def _forward(
         self, bounds: _Bounds, headers: Mapping[bytes, bytes], scope: Scope, receive: Receive, reply: _Reply
     ) -> None:
+        if scope["path"] != METRICS:
+            bounds.check_source(headers)
         bounds.check_token(headers)
         counted, under_way = scope["path"] != METRICS, bounds.service.requests_under_way
         if counted and under_way >= bounds.settings.max_requests:
@@ -203,6 +222,9 @@ class _Bounds:
         self.held_bytes = 0
         file = self.settings.token_file
         self._token = None if file is None else read_token(file)
+        self._hosts = {"localhost", *_listed(self.settings.allowed_hosts)}
+        self._origins = _listed(self.settings.allowed_origins)
+        self._good_hosts: set[bytes] = set()
 
     def hold(self, n_bytes: int) -> None:
         """Reserve memory for a body or a part of one; RequestError where too much is reserved already."""
@@ -210,6 +232,30 @@ class _Bounds:
             message = f"{self.held_bytes} bytes are under way, and the service takes no more at once"
             raise RequestError(BUSY, "busy", message, retry_after_s=RETRY_S)
         self.held_bytes += n_bytes
+
+    def check_source(self, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse a request of a web page, which lacks a token: of a foreign origin, or to a name of the page's own."""
+        if self._token is not None:
+            return
+        host = headers.get(b"host", b"").lower()
+        if host not in self._good_hosts:
+            name = _host_name(host)
+            if not (name in self._hosts or name.endswith(".localhost") or _is_address(name)):
+                raise RequestError(
+                    FORBIDDEN, "unknown_host",
+                    f"this service goes by localhost or an address, not by {name[:_SHOWN_PATH]!r}: list the name in "
+                    "RECLAIM_ALLOWED_HOSTS, or ask for a token with --token-file",
+                )  # fmt: skip
+            if len(self._good_hosts) < _HOSTS_KEPT:
+                self._good_hosts.add(host)
+        if b"origin" in headers:
+            origin = headers[b"origin"].decode("latin-1").lower()
+            if origin.partition("://")[2] != host.decode("latin-1") and origin not in self._origins:
+                raise RequestError(
+                    FORBIDDEN, "foreign_origin",
+                    f"web pages of {origin[:_SHOWN_PATH]!r} may not call this service: list the origin in "
+                    "RECLAIM_ALLOWED_ORIGINS",
+                )  # fmt: skip
 
     def check_token(self, headers: Mapping[bytes, bytes]) -> None:
         if self._token is None:
@@ -247,14 +293,17 @@ class _Body:
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise RequestError(UNKNOWN_TYPE, "content_encoding", "the body must come as it is: no Content-Encoding")
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        announced = headers.get(b"content-length", b"0")
+        self._complete = announced == b"0" and b"transfer-encoding" not in headers
+        if kind not in _TYPES and not self._complete:
+            message = "the body must have `Content-Type: application/json` (curl --json), or that of Arrow streams"
+            raise RequestError(UNKNOWN_TYPE, "content_type", message)
         most = settings.max_bulk_bytes if kind == ARROW else settings.max_body_bytes
         self._most = min(most, settings.max_inflight_bytes)
-        announced = headers.get(b"content-length", b"0")
         length = int(announced[:20]) if announced.isdigit() else 0
         if length > self._most:
             raise self._too_large()
         self._hold(length)
-        self._complete = announced == b"0" and b"transfer-encoding" not in headers
 
     @property
     def time_limit_s(self) -> float:
@@ -320,6 +369,9 @@ class _Reply:
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
+            if message["status"] in _NO_SUCH and _PLAIN in message.get("headers", ()):
+                code, problem = _NO_SUCH[message["status"]]
+                raise _RequestEnded(RequestError(message["status"], code, f"{problem}; /docs.json describes all"))
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", self._id)]}
         else:
@@ -334,7 +386,7 @@ class _Reply:
         headers = []
         if error.status == UNAUTHORIZED:
             headers.append((b"www-authenticate", b"Bearer"))
-        if error.status == TIMEOUT:
+        if error.status == TIMEOUT or error.body.error.code == _MALFORMED:
             headers.append((b"connection", b"close"))  # or the server would wait for the rest of the body
         if error.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
@@ -357,6 +409,26 @@ async def _probe(scope: Scope, bounds: _Bounds | None, reply: _Reply) -> None:
         state = bounds.service.readiness()
     headers = [] if state.ready else [(b"retry-after", b"%d" % RETRY_S)]
     await reply.respond(200 if state.ready else UNAVAILABLE, json.dumps(state.about).encode(), headers)
+
+
+def _listed(names: str) -> frozenset[str]:
+    return frozenset(name.strip().rstrip("/").lower() for name in names.split(",") if name.strip())
+
+
+def _host_name(host: bytes) -> str:
+    """Return the name or address in a ``Host``, without its port; a missing one, as of HTTP/1.0, is localhost."""
+    text = host.decode("latin-1")
+    name = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+    return name or "localhost"
+
+
+def _is_address(name: str) -> bool:
+    """Return whether it is an address, which no web page's name server can point elsewhere."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _endpoint(scope: Scope) -> str:

@@ -22,6 +22,7 @@ from reclaim.serving.wire.errors import (
     BAD_REQUEST,
     BUSY,
     DISK_FULL,
+    FORBIDDEN,
     INTERNAL,
     INVALID,
     NOT_FOUND,
@@ -39,10 +40,11 @@ PATH: Final = "/docs.json"
 REFUSALS: Final = {
     BAD_REQUEST: "The body is not JSON, or no Arrow stream.",
     UNAUTHORIZED: "The bearer token is missing or wrong.",
+    FORBIDDEN: "A web page of another origin, or a name that is not this service's, where no token is asked for.",
     NOT_FOUND: "There is no such task.",
     TIMEOUT: "The body did not arrive in time.",
     TOO_LARGE: "The body is too large, or holds too many rows.",
-    UNKNOWN_TYPE: "The body has a `Content-Encoding`.",
+    UNKNOWN_TYPE: "The body has a `Content-Encoding`, or is neither JSON nor an Arrow stream.",
     INVALID: "A field, column or parameter is missing, unknown or out of range.",
     BUSY: "Too much is under way; `Retry-After` says when to try again.",
     INTERNAL: "A fault of the service, which its log describes.",
@@ -50,7 +52,7 @@ REFUSALS: Final = {
     DISK_FULL: "The disk is full, and nothing was stored.",
 }
 """Meaning of each status of a refusal."""
-ALWAYS: Final = (UNAUTHORIZED, BUSY, INTERNAL, UNAVAILABLE)
+ALWAYS: Final = (UNAUTHORIZED, FORBIDDEN, BUSY, INTERNAL, UNAVAILABLE)
 """Refusals of every route."""
 BODIED: Final = (BAD_REQUEST, TIMEOUT, TOO_LARGE, UNKNOWN_TYPE, INVALID)
 """Further refusals of routes that take a body."""

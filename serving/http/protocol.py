@@ -100,9 +100,12 @@ class BoundedProtocol(H11Protocol):
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         self._stop_timer()
-        under_way = (
-            self.cycle is not None and not self.cycle.response_complete
-        )  # the client would read this as its answer
+        cycle = self.cycle
+        under_way = cycle is not None and not cycle.response_complete
+        # a client that still sends its body has no answer yet, and takes this one; else it would take it for its answer
+        if under_way and cycle.more_body and not cycle.response_started:
+            cycle.disconnected, under_way = True, False  # the service answers no more, and takes nothing
+            cycle.message_event.set()
         if not under_way and not self.transport.is_closing():
             body = RequestError(status, code, message).body.model_dump_json().encode()
             head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"

@@ -212,6 +212,8 @@ def _check_messages(body: bytes, max_words: int) -> None:
         try:
             message = pa.ipc.read_message(reader)
         except EOFError:
+            if reader.tell() < len(body):
+                raise ValueError(f"{len(body) - reader.tell()} bytes follow the end of the stream") from None
             return
         metadata = message.metadata.to_pybytes()
         root = struct.unpack_from("<I", metadata)[0]

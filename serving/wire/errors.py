@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from reclaim.serving.wire import cell_schemas, schemas
 from reclaim.serving.wire.schemas import ROW, ErrorBody, ErrorResponse, ReservationRequest
 
-BAD_REQUEST, UNAUTHORIZED, NOT_FOUND, METHOD_NOT_ALLOWED, TIMEOUT = 400, 401, 404, 405, 408
+BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED, TIMEOUT = 400, 401, 403, 404, 405, 408
 TOO_LARGE, UNKNOWN_TYPE, INVALID, BUSY, INTERNAL, UNAVAILABLE, DISK_FULL = 413, 415, 422, 429, 500, 503, 507
 RETRY_S: Final = 1
 """When a request that met a full or a starting service may be sent again, in seconds; most take milliseconds."""
@@ -108,29 +108,53 @@ def parse_body(body: bytes, model: type[_Model]) -> _Model:
 
 
 def parse_json(body: bytes) -> Any:
-    """Return the JSON value of a body; RequestError where it is not JSON or an object has too many fields."""
+    """Return the JSON value of a body; RequestError where it is not JSON, or a field comes twice or among too many."""
     try:
         content = from_json(body)
     except ValueError as error:
         reason = _short(str(error))
         raise RequestError(BAD_REQUEST, "malformed_json", f"the body is not valid JSON: {reason}") from error
-    _refuse_bloat(content)
+    if body.count(b":") != _colons(content) or b"\\u" in body:  # each field has one, and no parser reports twins
+        _refuse_twins(body)
     return content
 
 
-def _refuse_bloat(value: Any) -> None:
-    """Refuse an object of more fields than there are names: pydantic would describe each of a million."""
-    if isinstance(value, dict):
-        if len(value) > len(_FIELDS):
+def _colons(value: Any) -> int:
+    """Return the colons that a value takes as JSON without escapes: one a field, and those within texts.
+
+    An object of more fields than there are names is refused: pydantic would describe each of a million.
+    """
+    found, parts = 0, value
+    if type(value) is dict:
+        found, parts = len(value), value.values()
+        if found > len(_FIELDS):
             first = _short(next(iter(value)))
-            raise RequestError(INVALID, "unknown_field", f"an object of {len(value)} fields, starting with {first!r}")
-        for inner in value.values():
-            if isinstance(inner, dict | list):
-                _refuse_bloat(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            if isinstance(inner, dict | list):
-                _refuse_bloat(inner)
+            raise RequestError(INVALID, "unknown_field", f"an object of {found} fields, starting with {first!r}")
+    elif type(value) is not list:
+        return value.count(":") if type(value) is str else 0
+    for part in parts:
+        kind = type(part)
+        if kind is str:
+            found += part.count(":")
+        elif kind is dict or kind is list:
+            found += _colons(part)
+    return found
+
+
+def _refuse_twins(body: bytes) -> None:
+    """Refuse a body with an object that has a field twice: a parser would take either."""
+
+    def of(pairs: list[tuple[str, Any]]) -> None:
+        seen = set[str]()
+        for name, _ in pairs:
+            if name in seen:
+                raise RequestError(
+                    BAD_REQUEST, "duplicate_field", f"the field {_short(name)!r} comes twice in one object",
+                    field=_short(name),
+                )  # fmt: skip
+            seen.add(name)
+
+    json.loads(body, object_pairs_hook=of, parse_int=len, parse_float=len)
 
 
 def error_from_validation(error: ValidationError, names: Mapping[str, str] | None = None) -> RequestError:

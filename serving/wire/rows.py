@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ from reclaim.serving.wire.schemas import (
     MAX_AMOUNT,
     MAX_OWNER,
     MAX_TIME_US,
+    MEAN_ABOVE,
     MIN_LIMIT,
     ErrorBody,
     Units,
@@ -66,12 +67,15 @@ TASK_COLUMNS: Final[dict[str, Kind]] = {
     **_FACTS, SINCE_US: "whole", ENDED_US: "whole", FAILED: "flag", FAILED_US: "whole", ESTIMATION: "flag",
 }  # fmt: skip
 """Columns of facts about tasks as an Arrow table, one row per task."""
+_MIX: Final = np.int64(-7046029254386353131)
+"""Odd, with bits all over: 2^64 over the golden ratio."""
 _LENGTHS: Final = {name: len(levels) for name, levels in w.VECTORS.items()}
 _MOST: Final = {s.TIER: len(s.TIERS) - 1, s.SCHEDULING_CLASS: 3, s.START_US: MAX_TIME_US, s.END_US: MAX_TIME_US,
                 s.SCHEDULED_US: MAX_TIME_US, SINCE_US: MAX_TIME_US, ENDED_US: MAX_TIME_US,
                 FAILED_US: MAX_TIME_US}  # fmt: skip
 
 
+_MEANS: Final = (("cpu_mean", "cpu_max"), ("memory_mean", "memory_max"))
 _MOST_BAD: Final = 10_000
 """Bad rows of a JSON list that are counted, some 50 µs each; a body with more of them is refused whole."""
 
@@ -189,7 +193,7 @@ def usage_from_json(body: bytes, units: Units, max_rows: int) -> UsageRows:
         )  # fmt: skip
     items, row = rows["windows"]
     columns = _columns(USAGE_COLUMNS, items)
-    return UsageRows(*_windows(columns | vectors_of(items)), row, n, refusals)
+    return _without_contradictions(UsageRows(*_windows(columns | vectors_of(items)), row, n, refusals))
 
 
 def vectors_of(windows: Sequence[Any]) -> Columns:
@@ -210,6 +214,10 @@ def usage_from_arrow(body: bytes, max_rows: int) -> UsageRows:
     _check_ranges(columns, (s.COLLECTION_ID, s.START_US, s.END_US), good, refusals)
     empty = np.asarray(columns[s.END_US] <= columns[s.START_US], np.bool_)
     _refuse(empty, "invalid_field", "a window must end after it starts", s.END_US, good, refusals)
+    for mean, most in _MEANS:
+        with np.errstate(invalid="ignore"):
+            above = np.logical_and(columns[mean] > columns[most] * MEAN_ABOVE, columns[most] > 0.0)
+        _refuse(above, "invalid_field", f"{mean}: must not be above {most}", mean, good, refusals)
     for name in w.VECTORS.keys() & columns.keys():
         values = columns[name]
         with np.errstate(invalid="ignore"):
@@ -220,7 +228,7 @@ def usage_from_arrow(body: bytes, max_rows: int) -> UsageRows:
     row = np.flatnonzero(good)
     if len(row) < len(good):
         columns = {name: values[row] for name, values in columns.items()}
-    return UsageRows(*_windows(columns), row, table.num_rows, refusals)
+    return _without_contradictions(UsageRows(*_windows(columns), row, table.num_rows, refusals))
 
 
 def facts_from_json(body: bytes, max_rows: int) -> FactRows:
@@ -368,6 +376,34 @@ def _refuse(
     if wrong.any():
         refusals.add(code, np.flatnonzero(wrong), message, name)
         good &= ~wrong
+
+
+def _without_contradictions(usage: UsageRows) -> UsageRows:
+    """Refuse windows that differ from an earlier one of the body of the same task and end; equal ones are repeats."""
+    windows = usage.windows
+    if len(windows) < 2:
+        return usage
+    name = (windows.collection_id, windows.instance_index, windows.end_us)
+    mixed = ((name[0] * _MIX + name[1]) * _MIX + name[2]) * _MIX  # wraps round
+    bits = len(windows).bit_length() + 2  # few share a bin: a third of the time of sorting all
+    bins = (mixed.view(np.uint64) >> np.uint64(64 - bits)).view(np.int64)
+    shared = np.sort(mixed[np.bincount(bins, minlength=1 << bits)[bins] > 1])
+    if (shared[1:] != shared[:-1]).all():
+        return usage
+    order = np.lexsort((np.arange(len(windows)), *name))
+    same = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in name])
+    first = np.empty(len(windows), np.int64)  # the row of the earliest window of that name
+    first[order] = order[np.maximum.accumulate(np.where(np.append(True, ~same), np.arange(len(order)), 0))]
+    wrong = np.zeros(len(windows), np.bool_)
+    for column in (*(getattr(windows, of) for of in w.COLUMNS if of != IN_ALLOC), usage.in_alloc):
+        before = column[first]
+        differs = (column >= 0) & (before >= 0) & (column != before)  # neither is unknown
+        wrong |= differs.reshape(len(windows), -1).any(axis=1)
+    if not wrong.any():
+        return usage
+    message = "contradicts an earlier window of the request, of the same task and the same end"
+    usage.refusals.add("contradiction", usage.row[wrong], message, s.END_US)
+    return replace(usage, windows=windows.take(~wrong), in_alloc=usage.in_alloc[~wrong], row=usage.row[~wrong])
 
 
 def _windows(columns: Columns) -> tuple[Windows, NDArray[np.int8]]:

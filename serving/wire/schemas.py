@@ -26,6 +26,9 @@ MAX_AMOUNT: Final = 1e18
 """The largest amount taken, in any unit; an exabyte in bytes."""
 MIN_LIMIT: Final = 1e-12
 """The smallest limit taken, in any unit: with ``MAX_AMOUNT`` it keeps usage over limit within single precision."""
+MEAN_ABOVE: Final = 1.0 + 1e-6
+"""A mean may be above its maximum by this factor, as sources round to single precision. A maximum of 0 is unknown where
+the mean is above it, as in the traces."""
 MAX_NAME: Final = 64
 """Longest name of a unit or a margin, in characters."""
 MAX_OWNER: Final = 256
@@ -125,14 +128,20 @@ class Window(Wire):
     _percentiles_rise = field_validator("cpu_percentiles", "cpu_tail_percentiles")(_must_not_fall)
 
     @model_validator(mode="after")
-    def _ends_after_it_starts(self) -> Self:
+    def _agrees_with_itself(self) -> Self:
         if self.end_us <= self.start_us:
             raise PydanticCustomError(
                 "window_empty",
                 "a window must end after it starts: start_us {start}, end_us {end}",
                 {"start": self.start_us, "end": self.end_us},
             )
+        if _above(self.cpu_mean, self.cpu_max) or _above(self.memory_mean, self.memory_max):
+            raise PydanticCustomError("mean_above_maximum", "the mean of a resource must not be above its maximum")
         return self
+
+
+def _above(mean: float | None, maximum: float | None) -> bool:
+    return mean is not None and maximum is not None and mean > maximum * MEAN_ABOVE and maximum > 0.0
 
 
 class Task(Wire):

@@ -76,7 +76,7 @@ def client(service: ModuleType, bundle_folder: Path) -> Iterator[Any]:
                 # starlette 1.10 prefers a successor of httpx that BentoML does not use
                 warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient` is deprecated")
                 from starlette.testclient import TestClient
-            app = TestClient(service.ReservationService.to_asgi(), raise_server_exceptions=False)
+            app = TestClient(service.ReservationService.to_asgi(), "http://127.0.0.1", raise_server_exceptions=False)
             client = running.enter_context(app)
         yield client
 

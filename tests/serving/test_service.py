@@ -63,10 +63,31 @@ def test_a_request_is_answered(client: TestClient) -> None:
     assert 0 < answer.tasks[0].reservation.cpu < 2.0
 
 
-def test_the_body_is_json_whatever_it_is_called(client: TestClient) -> None:
-    called_form = {"content-type": "application/x-www-form-urlencoded"}  # as curl -d does
-    answer = client.post(URL, content=json.dumps(BODY), headers=called_form)
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_a_body_that_a_web_page_can_send_unasked_is_refused_with_the_remedy(client: TestClient, kind: str) -> None:
+    for path in (URL, "/v1/usage", "/v1/tasks", "/v1/cell/reservations"):
+        refused = client.post(path, content=json.dumps(BODY), headers={"content-type": f"{kind}; charset=utf-8"})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (415, "content_type")
+        assert "curl --json" in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8", None])
+def test_a_body_is_json_if_it_is_said_to_be_or_nothing_is_said(client: TestClient, kind: str | None) -> None:
+    answer = client.post(URL, content=json.dumps(BODY), headers={} if kind is None else {"content-type": kind})
     assert (answer.status_code, answer.json()) == (200, client.post(URL, json=BODY).json())
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/x"), ("POST", "/"), ("GET", "/v2/usage"), ("PUT", "/docs.json")]
+)
+def test_paths_outside_the_interface_are_refused_in_the_one_shape_of_error(
+    client: TestClient, method: str, path: str
+) -> None:
+    refused = client.request(method, path)
+    error = ErrorResponse.model_validate_json(refused.content).error
+    assert (refused.status_code, error.code) in ((404, "not_found"), (405, "method_not_allowed"))
+    assert "/docs.json" in error.message
 
 
 def test_a_large_request_is_answered_as_if_it_were_small(
@@ -102,7 +123,7 @@ def test_the_openapi_page_describes_what_the_endpoint_takes_and_answers(client: 
     assert model(post["requestBody"]) == "ReservationRequest"
     answers = {status: model(part) for status, part in post["responses"].items()}
     assert answers == {"200": "ReservationResponse"} | dict.fromkeys(
-        ("400", "401", "408", "413", "415", "422", "429", "500", "503"), "ErrorResponse"
+        ("400", "401", "403", "408", "413", "415", "422", "429", "500", "503"), "ErrorResponse"
     )
     schemas = document["components"]["schemas"]
     assert set(schemas["Window"]["required"]) == {"start_us", "end_us"}

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
@@ -130,7 +130,7 @@ def ask(
         async def send(message: Message) -> None:
             sent.append({**message, "after_s": asyncio.get_running_loop().time()})
 
-        given = {"transfer-encoding": "chunked"} if parts else {}
+        given = {"transfer-encoding": "chunked"} if parts and "content-length" not in (headers or {}) else {}
         named = {**given, **(headers or {})}
         scope = {
             "type": "http", "http_version": "1.1", "method": method, "path": path, "raw_path": path.encode(),
@@ -481,7 +481,7 @@ def talk(port: int, *parts: bytes) -> list[tuple[int, bytes]]:
         return heard
 
 
-POST = b"POST /v1/echo/x HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/echo/x HTTP/1.1\r\nHost: localhost\r\n"
 
 
 def test_over_a_socket_refusals_arrive_and_the_connection_stays_usable() -> None:
@@ -490,7 +490,7 @@ def test_over_a_socket_refusals_arrive_and_the_connection_stays_usable() -> None
         too_large = POST + b"Content-Length: 3000\r\n\r\n" + b"a" * 3_000
         refused, taken = talk(port, too_large, POST + b"Content-Length: 2\r\n\r\nab")
         assert (refused[0], taken) == (413, (200, b"x 2"))  # the next request on the same line
-        assert talk(port, b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n") == [(200, b'{"alive": true}')]
+        assert talk(port, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n") == [(200, b'{"alive": true}')]
         with socket.create_connection(("127.0.0.1", port)) as leaving:
             leaving.sendall(POST + b"Content-Length: 9\r\n\r\nab")
         soon(lambda: len(fake.done) == 4)
@@ -613,3 +613,54 @@ def test_bodies_under_way_share_one_bound_and_release_their_part() -> None:
 def test_a_body_larger_than_the_shared_bound_is_refused_for_good() -> None:
     guard, _ = guarded(max_inflight_bytes=1_024)
     assert answer(guard, "POST", "/v1/echo/x", headers={"content-length": "1025"}, parts=(b"x",)).status == 413
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST:3000", "127.0.0.1:3000", "[::1]:3000", "10.1.2.3", "a.localhost", "me.example:1", ""],
+)
+def test_a_service_without_a_token_goes_by_localhost_addresses_and_listed_names(host: str) -> None:
+    guard, _ = guarded(allowed_hosts="you.example, ME.example")
+    for _ in range(2):  # the second time it is known
+        assert answer(guard, "POST", "/v1/echo/x", headers={"host": host}, parts=(b"x",)).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:3000", "127.0.0.1.evil.example", "[evil]:1"])
+def test_a_name_that_a_page_may_have_resolved_to_this_machine_is_refused_with_the_remedy(host: str) -> None:
+    guard, _ = guarded()
+    refused = answer(guard, "POST", "/v1/echo/x", headers={"host": host}, parts=(b"x",))
+    assert (refused.status, refused.code) == (403, "unknown_host")
+    assert b"RECLAIM_ALLOWED_HOSTS" in refused.body
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://localhost:8080", "http://localhost"])
+def test_a_page_of_another_origin_is_refused_with_the_remedy(origin: str) -> None:
+    guard, _ = guarded(allowed_origins="https://tools.example/")
+    headers = {"host": "localhost:3000", "content-type": "application/json"}
+    refused = answer(guard, "POST", "/v1/echo/x", headers={**headers, "origin": origin}, parts=(b"x",))
+    assert (refused.status, refused.code) == (403, "foreign_origin")
+    assert b"RECLAIM_ALLOWED_ORIGINS" in refused.body
+    for allowed in ("http://localhost:3000", "https://tools.example"):
+        assert answer(guard, "POST", "/v1/echo/x", headers={**headers, "origin": allowed}, parts=(b"x",)).status == 200
+
+
+def test_metrics_and_probes_are_asked_for_under_any_name_and_a_token_is_proof_enough(token_file: Path) -> None:
+    foreign = {"host": "reclaim.monitoring.svc:3000", "origin": "https://evil.example"}
+    guard, _ = guarded()
+    assert answer(guard, "GET", "/metrics", headers=foreign).status == 404  # of this test's application
+    assert answer(guard, "GET", "/readyz", headers=foreign).status == 200
+    guard, _ = guarded(token_file=token_file)
+    headers = {**foreign, "authorization": f"Bearer {TOKEN.decode()}"}
+    assert answer(guard, "POST", "/v1/echo/x", headers=headers, parts=(b"x",)).status == 200
+
+
+def test_a_length_with_a_transfer_encoding_is_refused_and_the_connection_closed() -> None:
+    guard, _ = guarded()
+    both = b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+    with served(guard) as port, socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as line:
+        line.sendall(POST + both)
+        refused = http.client.HTTPResponse(line)
+        refused.begin()
+        assert (refused.status, json.loads(refused.read())["error"]["code"]) == (400, "malformed_http")
+        with suppress(ConnectionResetError):
+            assert line.recv(1) == b""

@@ -230,3 +230,9 @@ def test_a_connection_too_many_is_refused_where_all_have_requests_under_way(
         assert (status, json.loads(body)["error"]["code"]) == (503, "busy")
         busy.sendall(b"well")
         assert busy.recv(12) == b"HTTP/1.1 200"
+
+
+@pytest.mark.parametrize("chunk", [b"zz\r\nab\r\n", b"2\r\nabc\r\n", b"-1\r\n", b"\r\n\r\n"])
+def test_malformed_chunks_are_refused_in_the_one_shape_of_error(port: int, chunk: bytes) -> None:
+    status, body = asked(port, CHUNKED + b"2\r\nab\r\n" + chunk)
+    assert (status, json.loads(body)["error"]["code"]) == (400, "malformed_http")

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reclaim.data import schema as s
@@ -198,3 +200,76 @@ def test_a_row_that_tells_only_of_its_collection_is_no_task() -> None:
     assert told.estimation == {1: False, 2: True}
     assert told.key.tolist() == [[2, 0], [3, 5]]
     assert (told.row.tolist(), told.rows, told.refusals.counts) == ([1, 2], 3, {})
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ('{"windows": [], "windows": []}', "windows"),
+        ('{"windows": [{"end_us": 1, "start_us": 0, "end_us": 2}]}', "end_us"),
+        ('{"a": 1, "\\u0061": 1}', "a"),
+        ('{"windows": [{"user": "a:b", "user": "c"}]}', "user"),
+        ('[{"a:b": 1, "a:b": 1}]', "a:b"),
+    ],
+)
+def test_a_field_that_comes_twice_is_refused_by_name(body: str, name: str) -> None:
+    refused = refusal(lambda: errors.parse_json(body.encode()))
+    assert (refused.status, refused.body.error.code, refused.body.error.field) == (400, "duplicate_field", name)
+
+
+_VALUE = st.none() | st.floats(allow_nan=False) | st.integers() | st.text(':ab"\\', max_size=4)
+
+
+def _holding(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text(":ab", max_size=2), inner, max_size=3)
+
+
+@given(st.recursive(_VALUE, _holding), st.booleans())
+def test_json_without_twins_is_read_as_it_is(value: Any, escaped: bool) -> None:
+    body = json.dumps(value)
+    body = body.replace("b", "\\u0062") if escaped else body
+    assert errors.parse_json(body.encode()) == value
+
+
+def test_windows_of_a_request_that_contradict_each_other_are_refused_by_row() -> None:
+    other, more, elsewhere = {**GOOD, "cpu_mean": 0.5}, {**GOOD, "cpu_mean": 0.1}, {**GOOD, "start_us": 5}
+    told = usage([{**GOOD, "cpu_mean": 0.1}, more, other, GOOD, elsewhere, {**GOOD, "instance_index": 1}])
+    assert told.row.tolist() == [0, 1, 3, 5]  # a repeat is none, nor is one that says less
+    assert told.refusals.counts == {"contradiction": 2}
+    assert [error.row for error in told.refusals.errors] == [2, 4]
+    table = pa.Table.from_pylist([{s.COLLECTION_ID: 1, s.START_US: k, s.END_US: 10} for k in (0, 0, 1)], SCHEMA)
+    assert rows.usage_from_arrow(bytes(arrow.write_table(table)), 10).refusals.counts == {"contradiction": 1}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 3), st.integers(0, 1)), max_size=30))
+def test_contradictions_are_those_that_a_search_of_all_pairs_finds(told: list[tuple[int, int, int, int]]) -> None:
+    items = [
+        {**GOOD, "collection_id": c, "instance_index": i, "end_us": end, "cpu_mean": float(usage)}
+        for c, i, end, usage in told
+    ]
+    first: dict[tuple[int, int, int], int] = {}
+    wrong = [row for row, (*name, usage) in enumerate(told) if first.setdefault(tuple(name), usage) != usage]  # type: ignore[arg-type]
+    found = rows.usage_from_json(json.dumps({"windows": items or [GOOD]}).encode(), UNITS, 100)
+    assert found.row.tolist() == [row for row in range(max(len(told), 1)) if row not in wrong]
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory"])
+def test_a_mean_above_its_maximum_is_refused_and_a_maximum_of_0_is_unknown(name: str) -> None:
+    means = [(0.2, 0.1), (0.1, 0.1), (0.1 + 1e-9, 0.1), (0.2, 0.0), (0.0, 0.0)]
+    told = [{**GOOD, "end_us": 10 + k, f"{name}_mean": m, f"{name}_max": x} for k, (m, x) in enumerate(means)]
+    assert usage(told).row.tolist() == [1, 2, 3, 4]
+    flat = [{n: v for n, v in row.items() if n != "limit"} for row in told]
+    table = pa.Table.from_pylist(
+        flat, pa.schema([*SCHEMA, (f"{name}_mean", pa.float64()), (f"{name}_max", pa.float64())])
+    )
+    found = rows.usage_from_arrow(bytes(arrow.write_table(table)), 10)
+    assert (found.row.tolist(), found.refusals.errors[0].field) == ([1, 2, 3, 4], f"{name}_mean")
+
+
+@pytest.mark.parametrize("more", [b"x", b"\0" * 8, None])
+def test_bytes_after_the_end_of_a_stream_are_refused(more: bytes | None) -> None:
+    stream = bytes(arrow.write_table(pa.Table.from_pylist([{s.COLLECTION_ID: 1, s.START_US: 0, s.END_US: 1}], SCHEMA)))
+    assert len(rows.usage_from_arrow(stream, 10).windows) == 1
+    refused = refusal(lambda: rows.usage_from_arrow(stream + (stream if more is None else more), 10))
+    assert (refused.status, refused.body.error.code) == (400, "malformed_arrow")
+    assert "follow the end" in refused.body.error.message
