@@ -54,6 +54,7 @@ class Runtime:
         self.units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
         self.metrics = Metrics()
         self.requests_under_way = 0
+        self.large_answers: Any = None
         self.small_calls = SmallCallMonitor()
         self.watch = Watch(settings.lateness_s)
         self.keeper = ModelKeeper(

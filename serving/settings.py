@@ -48,6 +48,9 @@ class ServingSettings(BaseSettings):
     that has been idle for longest, or is refused with 503."""
     max_requests: int = Field(default=256, ge=1)
     """Requests under way at once; one more is refused with 429 and ``Retry-After``."""
+    max_large_answers: int = Field(default=8, ge=1)
+    """Answers for more than 256 tasks of the cell that are made or read at once; one more is refused with 503 and
+    ``Retry-After``, and waits its turn after a write."""
     max_inflight_bytes: int = Field(default=2 * 2**30, ge=1_024)
     """Bytes of the bodies of all requests under way at most; further ones are refused with 429 and ``Retry-After``."""
     max_waiting: int = Field(default=64, ge=1)
@@ -56,6 +59,8 @@ class ServingSettings(BaseSettings):
     """Time in seconds within which a body has to arrive."""
     request_timeout_s: float = Field(default=60.0, gt=0)
     """Time in seconds within which an answer has to be given after the body is complete."""
+    reading_timeout_s: float = Field(default=30.0, gt=0)
+    """How long a client may take to read a MiB of an answer, in seconds; it is cut off then."""
     allowed_hosts: str = ""
     """Names that clients may call this service by where no token is asked for, separated by commas. localhost and
     addresses are always allowed; other names may be a web page's that resolves them to this machine."""

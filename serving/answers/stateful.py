@@ -112,8 +112,8 @@ def _stale_us(settings: ServingSettings, scorer: Scorer) -> int:
     return int(stale_s * _US)
 
 
-def as_json(found: Answers, units: Units, *, following: str | None = None, quantiles: bool = True) -> CellAnswer:
-    """Return the answers as JSON models; ``following`` is the start of the next page."""
+def as_json(found: Answers, units: Units, *, following: str | None = None) -> CellAnswer:
+    """Return the JSON model of the answers without their tasks; ``following`` is the start of the next page."""
     known = found.known
     return CellAnswer(
         model=model_name(known.scorer.model),
@@ -122,7 +122,7 @@ def as_json(found: Answers, units: Units, *, following: str | None = None, quant
         units=units,
         clock_us=known_or_none(known.clock_us),
         tracked=known.tracked,
-        tasks=[one_task(found, row, quantiles) for row in range(len(known.key))],
+        tasks=[],
         next=following,
     )
 

@@ -61,6 +61,8 @@ _TYPES: Final = (b"application/json", ARROW, b"")
 _NO_SUCH: Final = {
     NOT_FOUND: ("not_found", "no such path"), METHOD_NOT_ALLOWED: ("method_not_allowed", "no such method of this path"),
 }  # fmt: skip
+_PART_BYTES: Final = 2**20
+"""Bytes of an answer that are handed to the connection at once; ``settings.reading_timeout_s`` is the time for them."""
 _HOSTS_KEPT: Final = 64
 """Values of ``Host`` that were checked and are kept; clients use few."""
 _PLAIN: Final = (b"content-type", b"text/plain; charset=utf-8")
@@ -375,9 +377,20 @@ class _Reply:
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", self._id)]}
         else:
-            self.n_bytes += len(message.get("body", b""))
-            if message.get("more_body", False):  # each part of a stream has the time limit of an answer
-                self.timer.reschedule(asyncio.get_running_loop().time() + self.time_limit_s)
+            body = message.get("body", b"")
+            self.n_bytes += len(body)
+            while len(body) > _PART_BYTES:  # the next part waits until the client has read this one
+                await self._send_part({**message, "body": body[:_PART_BYTES], "more_body": True})
+                body = memoryview(body)[_PART_BYTES:]
+            await self._send_part(
+                {**message, "body": bytes(body)} if len(body) < len(message.get("body", b"")) else message
+            )
+            return
+        await self._send(message)
+
+    async def _send_part(self, message: MutableMapping[str, Any]) -> None:
+        if message.get("more_body", False):  # each part of a stream has the time limit of an answer
+            self.timer.reschedule(asyncio.get_running_loop().time() + self.time_limit_s)
         await self._send(message)
 
     async def refuse(self, error: RequestError) -> None:

@@ -36,6 +36,10 @@ class BoundedProtocol(H11Protocol):
     """Connections of this process at once at most."""
     _idle: ClassVar[dict[BoundedProtocol, None]] = {}
     """Connections without a request under way, the longest idle first."""
+    reading_s: ClassVar[float] = ServingSettings.model_fields["reading_timeout_s"].default
+    """How long the client may take to read what is in the connection's buffer, in seconds."""
+    _unread: asyncio.TimerHandle | None = None
+    """Runs while the client does not read."""
     _timer: asyncio.TimerHandle | None = None
     """Runs while a head is awaited."""
 
@@ -55,12 +59,27 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
         self._stop_timer()
+        self.resume_writing()
         self._idle.pop(self, None)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the time in which the client must read."""
+        super().pause_writing()
+        self._await_reading()
+
+    def resume_writing(self) -> None:
+        """End it: the client has read."""
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        super().resume_writing()
 
     def on_response_complete(self) -> None:
         """Begin to be idle, unless the next request is here already."""
         super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._await_reading()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._idle[self] = None
 
@@ -90,6 +109,17 @@ class BoundedProtocol(H11Protocol):
             self._refuse(TIMEOUT, "head_timeout", f"a request's headers must arrive within {HEAD_S:g} s")
         else:  # an idle connection
             self.transport.close()
+
+    def _await_reading(self) -> None:
+        if self._unread is None:
+            self._unread = self.loop.call_later(self.reading_s, self._cut_off)
+
+    def _cut_off(self) -> None:
+        """End the connection of a client that does not read; closing would wait for it."""
+        self._unread = None
+        if self.transport.get_write_buffer_size():
+            log.warning("a connection was cut off: its client read nothing for %g s", self.reading_s)
+            self.transport.abort()
 
     def _leave(self) -> None:
         """Give this idle connection's place to another one."""
@@ -121,11 +151,12 @@ def bound_heads() -> None:
 
 
 def bound_connections(settings: ServingSettings, open_files: int) -> None:
-    """Bound the connections of this process by the settings and by the files that it may open."""
+    """Bound connections and their times by the settings, and their number by the files that may be open, too."""
     room = max(open_files - _OWN_FILES - backlog_of(open_files), 1)
     if room < settings.max_connections:
         log.warning(
             "at most %d connections at once, and not RECLAIM_MAX_CONNECTIONS=%d: this process may open %d files; raise "
             "its limit (ulimit -Hn, LimitNOFILE)", room, settings.max_connections, open_files,
         )  # fmt: skip
+    BoundedProtocol.reading_s = settings.reading_timeout_s
     BoundedProtocol.most = min(settings.max_connections, room)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Final, TypeVar
@@ -17,10 +18,11 @@ from starlette.exceptions import HTTPException
 from reclaim.data import schema as s
 from reclaim.data.core.parallel import THREADS
 from reclaim.serving.answers.explain import explain
-from reclaim.serving.answers.query import margins_of, page_of
-from reclaim.serving.answers.stateful import answers, as_json, table_of
+from reclaim.serving.answers.query import Page, margins_of, page_of
+from reclaim.serving.answers.stateful import answers, as_json, one_task, table_of
 from reclaim.serving.answers.stateless import answer, model_info
 from reclaim.serving.answers.stateless_table import answer_histories
+from reclaim.serving.http.large import SMALL_TASKS, ClientLeftError, LargeAnswers
 from reclaim.serving.http.openapi import (
     ALWAYS,
     ANSWER_TABLE,
@@ -68,6 +70,8 @@ and small requests do not wait for them."""
 _WRITE: Final = b"write"
 """Key of the outcome of a write, as JSON, in the metadata of the table of reservations that answers it."""
 _JSON: Final = "application/json"
+_NO_TASKS: Final = '"tasks":[]'
+"""In the JSON of an answer without tasks, where its tasks belong; in a text, quotes are escaped."""
 _LISTS: Final = (s.MACHINE_ID, s.COLLECTION_ID)
 """Parameters that may be given many times."""
 
@@ -181,7 +185,8 @@ async def _reservations(runtime: Runtime, request: Request, body: bytes) -> Resp
         return Response(answer(model, parse_request(body), settings).model_dump_json(), media_type=_JSON)
 
     if len(body) > _INLINE_BYTES:
-        return await run_in_threadpool(respond)
+        answered: Response = await _large_of(runtime).in_thread(respond)
+        return answered
     runtime.small_calls.note()
     return respond()
 
@@ -212,13 +217,10 @@ async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
     if wanted == "none":
         return _json(done)
 
-    def respond() -> Response:
-        if wanted == "tasks":
-            key = np.column_stack([sent.windows.collection_id, sent.windows.instance_index])
-            return _reservations_response(runtime, request, query, np.unique(key, axis=0), done)
-        return _reservations_response(runtime, request, query, None, done)
-
-    return await run_in_threadpool(respond)
+    key = None
+    if wanted == "tasks":
+        key = np.unique(np.column_stack([sent.windows.collection_id, sent.windows.instance_index]), axis=0)
+    return await _reservations_response(runtime, request, query, key, done)
 
 
 async def _tasks(runtime: Runtime, request: Request, body: bytes) -> Response:
@@ -257,7 +259,7 @@ async def _cell(runtime: Runtime, request: Request, body: bytes) -> Response:  #
     """Answer for all tasks, or those on machines or of collections; JSON in pages, Arrow in one stream."""
     runtime.writer.check_readable()
     query = _query_of(_parameters(request, CellParameters))
-    return await run_in_threadpool(lambda: _reservations_response(runtime, request, query, None, None))
+    return await _reservations_response(runtime, request, query, None, None)
 
 
 async def _query(runtime: Runtime, request: Request, body: bytes) -> Response:
@@ -266,7 +268,7 @@ async def _query(runtime: Runtime, request: Request, body: bytes) -> Response:
     query = parse_body(body, CellQuery)
     if query.tasks is not None and len(body) <= _INLINE_BYTES:
         runtime.small_calls.note()
-    return await run_in_threadpool(lambda: _reservations_response(runtime, request, query, None, None))
+    return await _reservations_response(runtime, request, query, None, None)
 
 
 async def _state(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
@@ -279,13 +281,40 @@ async def _model(runtime: Runtime, request: Request, body: bytes) -> Response:  
     return _json(model_info(runtime.keeper.served, runtime.settings))
 
 
-def _reservations_response(
+async def _reservations_response(
     runtime: Runtime, request: Request, query: CellQuery, key: np.ndarray[Any, Any] | None, write: WriteAnswer | None
 ) -> Response:
     """Return reservations for the tasks of the query, or of ``key``, with the outcome of the write before it."""
+    tracker, whole = runtime.tracker, _gives_arrow(request)
+    some = query.tasks is None and key is None and (query.machines is not None or query.collections is not None)
+    n = len(tracker) if key is None else len(key)
+    if key is None and query.tasks is not None:
+        n = len(query.tasks)
+
+    def respond(left: threading.Event | None = None) -> Response:
+        page = page_of(query, tracker, key, whole=whole)
+        return _made(runtime, query, page, write, left, whole=whole)
+
+    if whole and some:  # Arrow for a part of the cell is made in no time
+        return await run_in_threadpool(respond)
+    if (n if whole else min(n, query.page_size)) > SMALL_TASKS and some:
+        page = await run_in_threadpool(lambda: page_of(query, tracker, key, whole=whole))
+        assert page.key is not None
+        n = len(page.key)
+    if (n if whole else min(n, query.page_size)) <= SMALL_TASKS:
+        return await run_in_threadpool(respond)
+    return _large_of(runtime).answer(respond, wait=write is not None)
+
+
+def _made(
+    runtime: Runtime, query: CellQuery, page: Page, write: WriteAnswer | None, left: threading.Event | None, *,
+    whole: bool,
+) -> Response:  # fmt: skip
+    """Return the response for a page; ``left`` is set once the client has left."""
     tracker, settings = runtime.tracker, runtime.settings
-    page = page_of(query, tracker, key, whole=_gives_arrow(request))
-    if _gives_arrow(request):
+    if left is not None and left.is_set():
+        raise ClientLeftError
+    if whole:
         with runtime.metrics.answering("answer"):
             table = table_of(tracker, query, page, settings, runtime.units)
         if write is not None:
@@ -296,9 +325,22 @@ def _reservations_response(
     known = tracker.look(page.key)
     margin_of_tier = margins_of(query, known.scorer, settings.margin)
     found = answers(known, margin_of_tier, settings, page.limit)
-    quantiles = query.quantiles is not False
-    pages = as_json(found, runtime.units, following=page.following, quantiles=quantiles)
-    return _json(pages if write is None else write.model_copy(update={"reservations": pages}))
+    tasks = []
+    for row in range(len(page.key)):
+        if left is not None and left.is_set():
+            raise ClientLeftError
+        tasks.append(one_task(found, row, query.quantiles is not False).model_dump_json())
+    pages = as_json(found, runtime.units, following=page.following)
+    envelope = pages if write is None else write.model_copy(update={"reservations": pages})
+    head, _, tail = envelope.model_dump_json().partition(_NO_TASKS)
+    return Response("".join((head, _NO_TASKS[:-1], ",".join(tasks), _NO_TASKS[-1], tail)), media_type=_JSON)
+
+
+def _large_of(runtime: Runtime) -> LargeAnswers:
+    if runtime.large_answers is None:
+        runtime.large_answers = LargeAnswers(runtime.settings.max_large_answers)
+    answers_of: LargeAnswers = runtime.large_answers
+    return answers_of
 
 
 def _json(model: BaseModel) -> Response:
