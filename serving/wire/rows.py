@@ -75,7 +75,7 @@ _MOST: Final = {s.TIER: len(s.TIERS) - 1, s.SCHEDULING_CLASS: 3, s.START_US: MAX
                 FAILED_US: MAX_TIME_US}  # fmt: skip
 
 
-_MEANS: Final = (("cpu_mean", "cpu_max"), ("memory_mean", "memory_max"))
+_MEANS: Final = tuple((f"{resource}_mean", f"{resource}_max") for resource in s.RESOURCES)
 _MOST_BAD: Final = 10_000
 """Bad rows of a JSON list that are counted, some 50 µs each; a body with more of them is refused whole."""
 
