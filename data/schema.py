@@ -384,10 +384,6 @@ UNREAD: Final[Mapping[str, str]] = {
         "a collection that its parent ended has that end in its record; in the closed loop, one that runs "
         "late is not ended by its parent"
     ),
-    START_AFTER: (
-        "a collection that waited has its later submission in its record; in the closed loop, a predecessor "
-        "that ends late does not delay it"
-    ),
     MAX_PER_SWITCH: "the closed loop has no switches",
     VERTICAL_SCALING: (
         "limits that the system scales are followed as any that change; a feature of it has not been tried"

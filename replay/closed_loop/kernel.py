@@ -137,8 +137,34 @@ def _finish(i: int, loop: Any, now_us: int) -> Any:
         _leave(i, loop, now_us)
     run.state = DONE
     run.ended_us = now_us
+    loop.left[run.collection] -= 1
     loop.tick.ended += 1
     return run.then if run.then >= 0 and runs[run.then].state == BLOCKED else -1
+
+
+@numba.njit(**COMPILED)
+def _must_wait(run: Any, loop: Any) -> bool:
+    """Say whether a collection that must end before the run's own has not; a run that went on before is not held."""
+    if not run.carried:
+        for k in range(loop.before_of[run.collection], loop.before_of[run.collection + 1]):
+            if loop.left[loop.before[k]] > 0:
+                return True
+    return False
+
+
+@numba.njit(**COMPILED)
+def _release(loop: Any, now_us: int) -> None:
+    """Let the runs wait for a machine whose collections need wait for no other any more."""
+    held, kept = loop.held, 0
+    for k in range(1, held[0] + 1):
+        run = loop.runs[held[k]]
+        if _must_wait(run, loop):
+            kept += 1
+            held[kept] = held[k]
+        else:
+            run.ready_us = now_us
+            _wait(held[k], loop.runs, loop.pending, now_us, now_us)
+    held[0] = kept
 
 
 @numba.njit(**COMPILED)
@@ -377,6 +403,7 @@ def schedule(loop: Any, now_us: int) -> None:
     the same constraints and at no higher a rank, is skipped.
     """
     runs, pending, tick = loop.runs, loop.pending, loop.tick
+    _release(loop, now_us)
     n = pending[0].run
     waiting = pending[1 : n + 1].copy()
     pending[0].run = 0
@@ -462,6 +489,11 @@ def pass_slot(loop: Any, changes: Any, at: Any, now_us: int, until_us: int) -> N
             run = runs[i]
             if run.after >= 0 and runs[run.after].state != DONE:
                 run.state = BLOCKED
+                continue
+            if _must_wait(run, loop):
+                run.state = BLOCKED
+                loop.held[0] += 1
+                loop.held[loop.held[0]] = i
                 continue
             run.waiting_us = run.ready_us = time_us
             if run.service and _end_us(run) <= time_us:  # its time has passed while it was blocked

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from reclaim.data.core.jit import code_field
 
 AHEAD, BLOCKED, PENDING, RUNNING, DONE = range(5)
-"""States of a run: not yet submitted; submitted while the task's earlier run goes on; waiting for a machine; on a
+"""States of a run: not yet submitted; submitted while the task's earlier run goes on, or a collection that
+must end before; waiting for a machine; on a
 machine; ended."""
 
 NON_PRODUCTION, PRODUCTION, MONITORING = range(3)
@@ -127,6 +128,14 @@ class LoopState(NamedTuple):
     pending: NDArray[Any]
     served: NDArray[np.int64]
     """How many waiting runs have been placed; and for each user how many had been at the user's last one."""
+    left: NDArray[np.int64]
+    """How many runs of each collection have not ended."""
+    before: NDArray[np.int64]
+    """Collections that must end before another may start, one after the other, shape (n_pairs,)."""
+    before_of: NDArray[np.int64]
+    """Where in ``before`` those of each collection begin, shape (n_collections + 1,)."""
+    held: NDArray[np.int64]
+    """Runs that wait for another collection's end; the first entry is their number."""
     kills: NDArray[Any]
     """The first entry's ``run`` is the position of the next one."""
     tick: Any

@@ -122,6 +122,8 @@ def simulate(
         int(STARTUP_HOLD_S * 1e6),
     )
     at = np.zeros(2, np.int64)
+    collections = 1 + int(runs["collection"].max(initial=0))
+    pairs = workload.predecessors[np.argsort(workload.predecessors[:, 0], kind="stable")]
     loop = LoopState(
         runs=runs,
         machines=there,
@@ -133,6 +135,10 @@ def simulate(
         random=np.array([0x9E3779B97F4A7C15 ^ (scheduling.seed + 1)], np.uint64),
         pending=np.zeros(len(runs) + 1, WAITING),
         served=np.zeros(2 + int(runs["user"].max(initial=0)), np.int64),
+        left=np.bincount(runs["collection"], minlength=collections).astype(np.int64),
+        before=np.ascontiguousarray(pairs[:, 1]),
+        before_of=np.searchsorted(pairs[:, 0], np.arange(collections + 1)).astype(np.int64),
+        held=np.zeros(len(runs) + 1, np.int64),
         kills=kills,
         tick=ticks[0],
     )

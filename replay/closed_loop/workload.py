@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -73,6 +73,8 @@ class Workload:
         Length of a slot, in seconds: that of a measurement window.
     ends_out_of_memory : bool, shape (n_runs,)
         Whether the recorded run ended in the derived out-of-memory label.
+    predecessors : int64, shape (n_pairs, 2)
+        A collection, and one that must end before it may start; numbers as in ``runs``.
     """
 
     runs: NDArray[Any]
@@ -83,6 +85,7 @@ class Workload:
     stop_us: int
     slot_s: int
     ends_out_of_memory: NDArray[np.bool_]
+    predecessors: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
 
     def grown(self, growth: float, seed: int) -> Workload:
         """Return it with ``growth`` times as many collections, drawn by the seed: some of them, or all and clones.
@@ -114,7 +117,7 @@ class Workload:
         place = np.full(len(self.runs) + 1, -1, np.int64)
         place[np.flatnonzero(chosen)] = np.arange(len(runs))
         runs["after"], runs["then"] = place[runs["after"]], place[runs["then"]]
-        runs["collection"] += number * (int(self.runs["collection"].max(initial=0)) + 1)
+        runs["collection"] += number * self._collections
         return runs, self.ends_out_of_memory[chosen]
 
     def _joined(self, parts: list[tuple[NDArray[Any], NDArray[np.bool_]]]) -> Workload:
@@ -123,7 +126,15 @@ class Workload:
             for link in ("after", "then"):
                 runs[link] = np.where(runs[link] >= 0, runs[link] + offset, -1)
         runs = np.concatenate([runs for runs, _ in parts])
-        return replace(self, runs=runs, ends_out_of_memory=np.concatenate([ends for _, ends in parts])).in_order()
+        ends = np.concatenate([ends for _, ends in parts])
+        predecessors = np.concatenate([self.predecessors + k * self._collections for k in range(len(parts))])
+        # a collection of which no run is taken has none that would have to end
+        predecessors = predecessors[np.isin(predecessors, runs["collection"]).all(axis=1)]
+        return replace(self, runs=runs, ends_out_of_memory=ends, predecessors=predecessors).in_order()
+
+    @property
+    def _collections(self) -> int:
+        return int(self.runs["collection"].max(initial=0)) + 1
 
     def in_order(self) -> Workload:
         """Return it with the runs in the order of arrival, then priority, then size."""
@@ -248,8 +259,28 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
         stop_us=slots.stop_us,
         slot_s=slots.slot_s,
         ends_out_of_memory=_ends_out_of_memory(events, last),
+        predecessors=_predecessors(source.dataset, windows, runs),
     )
     return workload.in_order()
+
+
+def _predecessors(dataset: Dataset, windows: Windows, runs: NDArray[Any]) -> NDArray[np.int64]:
+    """Return a collection and one that must end before it starts in each row, numbered as in ``runs``; (n_pairs, 2).
+
+    Only those that did in the record, so that none waits for itself. ``windows`` has the first one of each run.
+    """
+    table = dataset.table("collections").select([s.COLLECTION_ID, s.START_AFTER])
+    lists = table.filter(pc.is_valid(table[s.START_AFTER]))[s.START_AFTER].combine_chunks()
+    owners = table.filter(pc.is_valid(table[s.START_AFTER]))[s.COLLECTION_ID].to_numpy()
+    owner = np.repeat(owners, pc.list_value_length(lists).to_numpy(zero_copy_only=False))
+    pairs = np.unique(np.column_stack([owner, lists.flatten().to_numpy(zero_copy_only=False)]).astype(np.int64), axis=0)
+    ids = np.unique(windows.collection_id)
+    pairs = np.searchsorted(ids, pairs[np.isin(pairs, ids).all(axis=1)])
+    began_us = np.full(len(ids), s.AFTER_TRACE_US)
+    ended_us = np.zeros(len(ids), np.int64)
+    np.minimum.at(began_us, runs["collection"], windows.start_us)
+    np.maximum.at(ended_us, runs["collection"], windows.start_us + runs["duration_us"])
+    return pairs[ended_us[pairs[:, 1]] <= began_us[pairs[:, 0]]]
 
 
 def priorities(source: Source, rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -332,8 +363,8 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int) -> CellMachines:
     changes["capacity"] = np.nan_to_num(pd.DataFrame(capacity).groupby(machine).ffill().to_numpy())
     before = changes["at_us"] <= start_us
     known = changes[before]
-    for field in ("up", "open", "capacity"):
-        state[field][known["machine"]] = known[field]  # of several changes of a machine the last one stays
+    for name in ("up", "open", "capacity"):
+        state[name][known["machine"]] = known[name]  # of several changes of a machine the last one stays
     within = changes[~before & (changes["at_us"] < stop_us)]
     kept = np.zeros(len(ids), np.bool_)
     kept[state["up"] & (state["capacity"] > 0).all(axis=1)] = True

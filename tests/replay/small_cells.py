@@ -49,7 +49,10 @@ class Task:
     user: int = 0
 
 
-def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, machines: int = 1) -> tuple[Workload, Any]:
+def workload(
+    *tasks: Task, slots: int = 10, masks: np.ndarray | None = None, machines: int = 1,
+    predecessors: Sequence[tuple[int, int]] = (),
+) -> tuple[Workload, Any]:  # fmt: skip
     """Return the workload of these runs and the reservations they are held to; the limit in their first slot."""
     lengths = [len(t.use) for t in tasks]
     tape = np.zeros(sum(lengths), TAPE)
@@ -86,6 +89,7 @@ def workload(*tasks: Task, slots: int = 10, masks: np.ndarray | None = None, mac
         stop_us=slots * SLOT_US,
         slot_s=300,
         ends_out_of_memory=np.zeros(len(tasks), np.bool_),
+        predecessors=np.array(predecessors, np.int64).reshape(-1, 2),
     )
     assert (np.diff(runs["arrival_us"]) >= 0).all(), "tests give their tasks in the order of arrival"
     return made, reserved
@@ -118,8 +122,8 @@ def machines(*capacities: Pair, changes: Sequence[Change | tuple[float, int, boo
 def run(*tasks: Task, on: CellMachines | None = None, slots: int = 10, **how: Any) -> Outcome:
     """Run tasks on machines, one of (1, 1) unless told."""
     on = on or machines((1.0, 1.0))
-    masks = how.pop("masks", None)
-    made, reserved = workload(*tasks, slots=slots, masks=masks, machines=len(on))
+    masks, predecessors = how.pop("masks", None), how.pop("predecessors", ())
+    made, reserved = workload(*tasks, slots=slots, masks=masks, machines=len(on), predecessors=predecessors)
     return simulate(made, on, reserved, scheduling=Scheduling(**{"checkpoint_s": 0.0, **how}))
 
 
@@ -142,10 +146,11 @@ class SmallCell:
     on: CellMachines
     slots: int
     masks: np.ndarray
+    predecessors: Sequence[tuple[int, int]]
 
     def run(self, **how: Any) -> Outcome:
         """Return what becomes of it, scheduled as told."""
-        return run(*self.tasks, on=self.on, slots=self.slots, masks=self.masks, **how)
+        return run(*self.tasks, on=self.on, slots=self.slots, masks=self.masks, predecessors=self.predecessors, **how)
 
 
 @st.composite
@@ -153,7 +158,7 @@ def cells(draw: st.DrawFn) -> SmallCell:
     """Draw a crowded cell of up to 4 machines and 40 runs.
 
     Some run from before, some limits change along the tape, some tasks run several times, one after the other, some may
-    be on a few machines only, and machines go, come, close and open.
+    be on a few machines only, some collections start after others, and machines go, come, close and open.
     """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n, m, slots = int(rng.integers(1, 26)), int(rng.integers(1, 5)), int(rng.integers(3, 15))
@@ -187,7 +192,7 @@ def cells(draw: st.DrawFn) -> SmallCell:
         for at in np.sort(rng.uniform(0, slots, 3))
     ]
     on = machines(*[tuple(rng.uniform(0.5, 1.5, 2)) for _ in range(m)], changes=changes)
-    return SmallCell(tasks, on, slots, masks)
+    return SmallCell(tasks, on, slots, masks, [(1, 0), (4, 1)] if rng.random() < 0.5 else [])
 
 
 def _drawn(task: Task, length: int, rng: np.random.Generator) -> Task:

@@ -78,8 +78,22 @@ def test_runs_of_a_task_come_one_after_the_other(cell: SmallCell) -> None:
     assert (before["state"] == DONE)[came].all()
     assert (runs["ready_us"] >= before["ended_us"])[came].all()
     assert (runs["first_placed_us"] >= before["ended_us"])[came & (runs["first_placed_us"] >= 0)].all()
-    assert (before["state"] != DONE)[follows & (runs["state"] == BLOCKED)].all()
+    held = np.isin(runs["collection"], [waits for waits, _ in cell.predecessors])
+    assert (before["state"] != DONE)[follows & ~held & (runs["state"] == BLOCKED)].all()
     assert (runs["first_placed_us"] < 0)[runs["state"] <= BLOCKED].all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(cells())
+def test_no_run_of_a_collection_is_placed_before_all_of_its_predecessors_have_ended(cell: SmallCell) -> None:
+    runs = cell.run().runs
+    for waits, predecessor in cell.predecessors:
+        before = runs[runs["collection"] == predecessor]
+        new = ~np.array([task.carried for task in cell.tasks])
+        placed = runs[(runs["collection"] == waits) & (runs["first_placed_us"] >= 0) & new]
+        if len(placed) and len(before):
+            assert (before["state"] == DONE).all()
+            assert placed["first_placed_us"].min() >= before["ended_us"].max()
 
 
 @settings(max_examples=100, deadline=None)

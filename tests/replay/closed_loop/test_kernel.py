@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from reclaim.replay.closed_loop.records import (
+    BLOCKED,
     CONSTRAINTS,
+    DONE,
     MONITORING,
     PENDING,
     PRODUCTION,
@@ -52,6 +54,36 @@ def test_within_a_priority_users_take_turns_so_that_one_large_collection_does_no
     )  # fmt: skip
     # there is room for one at a time: first that of rank 2, of user 0; then of users 1, 2, 0, 1, and 0 alone
     assert placed(outcome) == [0, 6, 8, 9, 4, 5, 7, 3]
+
+
+def test_a_collection_that_starts_after_another_waits_for_the_last_of_its_runs() -> None:
+    first = task(0.6, 1, rank=1, collection=1)
+    cell = (
+        task(0.8, 3, rank=5), replace(first, at=0.25), replace(first, at=0.5),
+        task(0.05, 1, rank=9, collection=2, at=1.5), task(0.05, 1, rank=9, collection=3, at=1.5),
+    )  # fmt: skip
+    assert placed(run(*cell, slots=9)) == [0, 3, 4, 1.5, 1.5]
+    # collection 1 has one place at a time from tick 3 on, and ends at tick 5; collection 2 lacked nothing else then
+    late = run(*cell, slots=9, predecessors=[(2, 1)])
+    assert placed(late) == [0, 3, 4, 5, 1.5]
+    assert late.runs["ready_us"][3] == 5 * SLOT_US
+    assert late.runs["waited_us"][3] == 0
+    # in a period that ends before, it never starts
+    assert states(run(*cell, slots=4, predecessors=[(2, 1)]))[3] == BLOCKED
+    # a predecessor without a run has ended; one that went on before waits for none
+    assert placed(run(*cell, slots=9, predecessors=[(2, 0)])) == [0, 3, 4, 3, 1.5]
+    going_on = run(task(0.8, 3), replace(cell[3], at=0, carried=True), slots=4, predecessors=[(2, 0)])
+    assert placed(going_on) == [0, 0]
+
+
+def test_a_service_that_starts_after_another_collection_misses_what_it_waited_and_ends_by_the_clock() -> None:
+    late = run(
+        task(0.5, 3), task(0.1, 2, collection=1, at=0.5, band=PRODUCTION, rank=9),
+        task(0.1, 4, collection=2, at=1, band=PRODUCTION, rank=9), slots=9, predecessors=[(1, 0), (2, 0)],
+    )  # fmt: skip
+    assert placed(late) == [0, -1, 3]
+    assert states(late) == [DONE, DONE, DONE]
+    assert late.runs["ran_us"].tolist() == [3 * SLOT_US, 0, 2 * SLOT_US]
 
 
 def test_one_that_waits_preempts_as_soon_as_that_makes_room_for_it() -> None:

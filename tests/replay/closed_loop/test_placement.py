@@ -149,7 +149,24 @@ def crowd(seed: int, n: int) -> tuple[LoopState, Any, np.ndarray]:
     rooms = np.zeros((ROOM_ROWS, n), np.float32)
     nothing, served = np.zeros(0), np.zeros(2, np.int64)
     masks = rng.random((1, n)) < rng.choice([0.1, 1.0])
-    loop = LoopState(runs, machines, rooms, nothing, nothing, masks, how[0], random, nothing, served, nothing, nothing)
+    loop = LoopState(
+        runs,
+        machines,
+        rooms,
+        nothing,
+        nothing,
+        masks,
+        how[0],
+        random,
+        nothing,
+        served,
+        served,
+        served,
+        served,
+        served,
+        nothing,
+        nothing,
+    )
     update_all_rooms(loop)
     return loop, runs[0], rng.uniform(0.0, 0.6, 2) ** rng.uniform(0.5, 4.0)
 

@@ -88,11 +88,14 @@ def wishes(
     added = {"time": "0", "type": "1", "capacity": {"cpus": 1.0, "memory": 1.0}}
     zone = {"time": "0", "machine_id": "8", "name": "zone", "value": "east", "deleted": False}
     asked = {"time": "0", "collection_id": "11", "type": "0", "collection_type": "0", "max_per_machine": "2"}
+    after = {**asked, "collection_id": "12", "max_per_machine": None, "start_after_collection_ids": ["13", "11", "99"]}
     write_shard(tmp_path / "raw", "instance_usage-000000000000", rows)
     write_shard(tmp_path / "raw", "instance_events-000000000000", events)
     write_shard(tmp_path / "raw", "machine_events-000000000000", [{"machine_id": m, **added} for m in ("7", "8")])
     write_shard(tmp_path / "raw", "machine_attributes-000000000000", [zone])
-    write_shard(tmp_path / "raw", "collection_events-000000000000", [{**asked, "priority": "103"}])
+    write_shard(
+        tmp_path / "raw", "collection_events-000000000000", [{**asked, "priority": "103"}, {**after, "priority": "110"}]
+    )
     made = ingest(tmp_path / "raw", tmp_path / "cell", IngestConfig(trace="google-v3", buckets=2)).dataset
     build_features(made, FeatureConfig(split=SplitConfig(role="test", valid_share=0.2)))
     return Source(made, FeatureSet.open(made.path), {}, progress=False)
@@ -156,6 +159,19 @@ def test_runs_have_their_jobs_constraints_bounds_and_priorities(wishes: Source) 
     assert len(np.unique(made.runs["user"])) == len(np.unique(users))
     # 103 and 110 are of one tier, and still not alike
     assert {j: int(run["rank"]) for j, run in of.items()} == {22: 2, 11: 0, 12: 1, 13: 0}
+
+
+def test_a_collection_starts_after_those_that_had_ended_when_it_did(wishes: Source) -> None:
+    period = period_of(wishes)
+    made = workload_of(wishes, period, machines_in(wishes, period))
+    job = period.history.windows.collection_id[made.row[made.runs["first"]]]
+    number = dict(zip(job.tolist(), made.runs["collection"].tolist(), strict=True))
+    # 12 came with 11, which it claims to follow, so that holds for 13 alone; 99 is unknown
+    assert made.predecessors.tolist() == [[number[12], number[13]]]
+    copies = 1 + made.runs["collection"].max()
+    assert made.grown(2.0, seed=1).predecessors.tolist() == [
+        [number[12], number[13]], [number[12] + copies, number[13] + copies]
+    ]  # fmt: skip
 
 
 def test_what_was_out_of_sight_when_the_period_began_comes_when_it_is_seen_again(wishes: Source) -> None:
