@@ -1,7 +1,8 @@
-"""Counts the defects of windows that are kept, once they are sorted and repeats are gone."""
+"""Counts the defects of windows that are kept, once sorted and unique, with the cause of those that are many."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numba
@@ -16,8 +17,36 @@ LONGER: Final = "a window is longer than the trace's longest"
 CPU_BELOW: Final = f"{s.CPU_MAX} is below {s.CPU_MEAN}"
 MEMORY_BELOW: Final = f"{s.MEMORY_MAX} is below {s.MEMORY_MEAN}"
 _FALLS: Final = {name: f"{name} fall" for name in (s.CPU_PERCENTILES, s.CPU_TAIL_PERCENTILES)}
-DEFECTS: Final = (OVERLAP, LONGER, CPU_BELOW, MEMORY_BELOW, *_FALLS.values())
-"""Every defect that is counted here, for all formats alike."""
+CPU_ABOVE: Final = f"{s.CPU_MEAN} is more than twice its limit"
+MEMORY_ABOVE: Final = f"{s.MEMORY_MEAN} is more than twice its limit"
+FAR: Final = "a window begins a hundred of its lengths or more after an earlier one of its task"
+DEFECTS: Final = (OVERLAP, LONGER, CPU_BELOW, MEMORY_BELOW, *_FALLS.values(), CPU_ABOVE, MEMORY_ABOVE, FAR)
+"""All that is counted here, for all formats alike."""
+LEGITIMATE: Final = (CPU_ABOVE, MEMORY_ABOVE, FAR)
+"""Those that are no defect of a single window: a task may pass its limit, or be idle."""
+_CAUSES: Final = {
+    OVERLAP: (
+        0.01,
+        "the window is shorter than window_s of the mapping says, or times are in a coarser unit than it says",
+    ),
+    FAR: (0.5, "times are in a finer unit than the mapping says (milliseconds called seconds), or windows are longer"),
+    CPU_BELOW: (0.5, f"{s.CPU_MEAN} and {s.CPU_MAX} are swapped, or in different units"),
+    MEMORY_BELOW: (0.5, f"{s.MEMORY_MEAN} and {s.MEMORY_MAX} are swapped, or in different units"),
+    CPU_ABOVE: (0.25, "usage and limit are in different units, or the limit is of another resource"),
+    MEMORY_ABOVE: (0.25, "usage and limit are in different units, or the limit is of another resource"),
+}
+"""Defect → share of the windows from which it is warned of, and its likely cause.
+
+Usage above twice the limit is in 4 to 10 % of the windows of sound traces."""
+
+
+def warnings_of(defects: Mapping[str, int], windows: int) -> list[str]:
+    """Return a line for each defect that so many windows have that the data is most likely read in a wrong way."""
+    return [
+        f"{defects[name] / windows:.1%} of the windows: {name}; likely {cause}"
+        for name, (share, cause) in _CAUSES.items()
+        if windows and defects[name] > share * windows
+    ]
 
 
 def count_defects(usage: pa.Table, longest_us: int | None) -> dict[str, int]:
@@ -31,7 +60,13 @@ def count_defects(usage: pa.Table, longest_us: int | None) -> dict[str, int]:
         The longest window by the trace's own document.
     """
     collection, index, start_us, end_us = (_integers(usage, name) for name in (*s.TASK_KEY, s.START_US, s.END_US))
-    counts: dict[str, Any] = {OVERLAP: _overlaps(collection, index, start_us, end_us)}
+    overlaps, far = _steps(collection, index, start_us, end_us)
+    counts: dict[str, Any] = {OVERLAP: overlaps, FAR: far}
+    for defect, mean, limit in (
+        (CPU_ABOVE, s.CPU_MEAN, s.CPU_LIMIT),
+        (MEMORY_ABOVE, s.MEMORY_MEAN, s.MEMORY_LIMIT),
+    ):
+        counts[defect] = np.count_nonzero(_floats(usage, mean) > 2 * _floats(usage, limit))
     if longest_us is not None:
         counts[LONGER] = np.count_nonzero(end_us - start_us > longest_us)
     for defect, highest, mean in ((CPU_BELOW, s.CPU_MAX, s.CPU_MEAN), (MEMORY_BELOW, s.MEMORY_MAX, s.MEMORY_MEAN)):
@@ -53,18 +88,19 @@ def _floats(usage: pa.Table, name: str) -> NDArray[np.float64]:
 
 
 @numba.njit(cache=True, nogil=True)
-def _overlaps(
+def _steps(
     collection: Any,  # (n,) int64, as the next three
     index: Any,
     start_us: Any,
     end_us: Any,
-) -> int:
-    """Return how many windows begin before an earlier one of their task ends."""
-    n, until_us = 0, 0
+) -> tuple[int, int]:
+    """Return how many windows begin before an earlier one of their task ends, and far after."""
+    overlaps, far, until_us = 0, 0, 0
     for i in range(len(start_us)):
         if i > 0 and collection[i] == collection[i - 1] and index[i] == index[i - 1]:
-            n += start_us[i] < until_us
+            overlaps += start_us[i] < until_us
+            far += start_us[i] - until_us >= 100 * (end_us[i] - start_us[i])
             until_us = max(until_us, end_us[i])
         else:
             until_us = end_us[i]
-    return n
+    return overlaps, far

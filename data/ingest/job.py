@@ -22,7 +22,7 @@ from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.ingest.bucket import TABLES as REST
 from reclaim.data.ingest.bucket import BucketJob, TableJob, make_bucket, make_table, staged_schema
-from reclaim.data.ingest.defects import DEFECTS
+from reclaim.data.ingest.defects import DEFECTS, LEGITIMATE, warnings_of
 from reclaim.data.ingest.manifest import check_there, fingerprint_of, manifest_of
 from reclaim.data.ingest.shard import REJECTS, Damaged, Shard, ShardJob, take_shard
 from reclaim.data.ingest.workers import ENGINES, Workers, plan_workers
@@ -209,8 +209,11 @@ def _make(
         if file.is_file() and file not in matched and file.name not in _COMPANIONS
     )
     defects = {name: counts.pop(name) for name in DEFECTS}
+    warnings = warnings_of(defects, counts["usage"])
+    for name in LEGITIMATE:
+        del defects[name]
     manifest = manifest_of(
-        source_folder, source, shards, repeated, damaged, counts, defects, rejects, not_read, buckets
+        source_folder, source, shards, repeated, damaged, counts, defects, warnings, rejects, not_read, buckets
     )
     write_json(finished / MANIFEST, manifest)
     os.replace(finished, out)

@@ -53,7 +53,9 @@ def of_ingest(report: IngestReport, dataset: Path) -> Result:
     if not counts["usage"]:
         lines.append("no usage windows: the dataset can be inspected, not trained on")
     if counts["windows_without_limit"]:
-        lines.append(f"{counts['windows_without_limit']:,} windows have no CPU limit: no event states it")
+        why = "no event gives one above 0" if counts["events"] else "the trace gives none"
+        lines.append(f"{counts['windows_without_limit']:,} windows have no CPU limit: {why}")
+    lines += [f"warning: {warning}" for warning in manifest.get("warnings", [])]
     if unread:
         lines.append(f"{len(unread)} files were not read: {', '.join(unread[:3])} …")
     facts = {"dataset": str(dataset), "already_there": report.already_there}

@@ -195,7 +195,7 @@ priority = true
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"t"', "{}")))
     with pytest.raises(ConfigError, match="time_unit must be one of s, ms, us, got 'min'"):
         load_mapping(given_mapping(tmp_path, MAPPING.replace('"s"', '"min"')))
-    with pytest.raises(ConfigError, match="no such file, and shipped are only azure, bitbrains"):
+    with pytest.raises(ConfigError, match="no such file, and shipped are only azure, bitbrains, google-2011-machines"):
         load_mapping(tmp_path / "none.toml")
 
 
@@ -220,7 +220,7 @@ def test_series_needs_a_mapping_and_other_traces_take_none() -> None:
         IngestConfig(mapping="azure")
 
 
-@pytest.mark.parametrize("name", ["azure", "bitbrains"])
+@pytest.mark.parametrize("name", ["azure", "bitbrains", "google-2011-machines"])
 def test_shipped_mappings_read(name: str) -> None:
     assert name in shipped_mappings()
     assert load_mapping(name).window_s == 300
@@ -339,18 +339,7 @@ def test_every_column_a_mapping_can_name_arrives_as_worked_by_hand(tmp_path: Pat
     assert dataset.manifest["lacks"] == sorted({*s.USAGE.names} - {*GOLDEN_WINDOWS[0]})
 
 
-MACHINES = """
-task = "machine_id"
-time = "time_s"
-time_unit = "s"
-window_s = 300
-[columns]
-machine_id = "machine_id"
-cpu_mean = "cpu_used"
-memory_mean = "mem_used"
-cpu_limit = "cpu_capacity"
-memory_limit = "mem_capacity"
-"""
+MACHINES = "google-2011-machines"
 JOBS = """
 task = "job_id"
 time = { day = 86400, slot = 300 }
@@ -395,3 +384,28 @@ def test_a_real_series_arrives_whole_with_its_gaps_and_the_exact_sums_of_each_ta
                                                                            expected.index)  # fmt: skip
     arrived = dataset.usage(0, [s.CPU_LIMIT])[s.CPU_LIMIT].to_pandas().astype(np.float64)
     assert np.array_equal(arrived, limits, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "warning"),
+    [
+        ({"window_s = 300": "window_s = 600"}, "1,{t},0.1\n", "a window begins before an earlier one"),
+        ({}, "1,{t}000,0.1\n", "finer unit than the mapping says"),
+        ({"cpu_limit = 4.0": "cpu_limit = 0.01"}, "1,{t},0.1\n", "cpu_mean is more than twice its limit"),
+        ({"cpu_mean =": "cpu_max = 0.05\ncpu_mean ="}, "1,{t},0.1\n", "cpu_mean and cpu_max are swapped"),
+        ({}, "1,{t},0.1\n", None),
+    ],
+)
+def test_a_wrong_mapping_is_warned_of_with_its_share_and_likely_cause(
+    changes: dict[str, str], rows: str, warning: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    text = "vm,t,used\n" + "".join(rows.format(t=300 * k) for k in range(1, 40))
+    (tmp_path / "in" / "a.csv").write_text(text)
+    mapping = MAPPING
+    for old, new in changes.items():
+        mapping = mapping.replace(old, new)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, mapping))).dataset
+    warnings = dataset.manifest["warnings"]
+    assert len(warnings) == (warning is not None)
+    assert warning is None or warning in warnings[0]

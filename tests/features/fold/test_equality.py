@@ -260,11 +260,7 @@ def compare(dataset: Dataset, threads: int = 1, *, related: bool = True) -> tupl
 SERIES: Final = {
     "azure_2017": ("azure", "time_s"),
     "bitbrains_faststorage": ("bitbrains", "time_s"),
-    "google_2011_machines": (
-        'task = "machine_id"\ntime = "time_s"\ntime_unit = "s"\nwindow_s = 300\n[columns]\ncpu_mean = "cpu_used"\n'
-        'memory_mean = "mem_used"\ncpu_limit = "cpu_capacity"\nmemory_limit = "mem_capacity"\n',
-        "time_s",
-    ),
+    "google_2011_machines": ("google-2011-machines", "time_s"),
     "google_2011_jobs": (
         'task = "job_id"\ntime = { day = 86400, slot = 300 }\nwindow_s = 300\n[columns]\ncpu_mean = "cpu_pct"\n'
         'memory_mean = "mem_pct"\ncpu_limit = 100.0\nmemory_limit = 100.0\n',
