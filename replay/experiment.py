@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from reclaim.data.core.tables import Table
 from reclaim.data.dataset import Dataset
+from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ HEADLINE: Final = "aggressive"
 
 Results = Mapping[str, Any]
 """Content of ``results.json``: plain JSON, None for unknown values."""
+
+
+def judged(results: Results) -> list[str]:
+    """Return the resources that the dataset of some results has limits of; pages and figures show no other."""
+    return list(results["dataset"].get("judged") or RESOURCES)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 INK: Final = "#222222"
@@ -10,6 +11,8 @@ ON_COLOUR: Final = "#1F2328"
 USAGE_COLOUR: Final = "#B8B8B8"
 RESOURCE_WORDS: Final = {"cpu": "CPU", "memory": "memory"}
 """Names within a sentence or a column heading."""
+SUBJECTS: Final = {"cpu": re.compile(r"\bCPU\b"), "memory": re.compile(r"memory|\bOOM\b", re.IGNORECASE)}
+"""Words by which a text speaks of a resource."""
 RESOURCE_TITLES: Final = {"cpu": "CPU", "memory": "Memory"}
 """Names at the beginning of a line, or alone above a figure or a section."""
 STYLE: Final[dict[Any, Any]] = {

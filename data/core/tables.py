@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -48,6 +49,14 @@ class Table:
     def without(self, *columns: str) -> Table:
         """Return the table without the columns of these headings."""
         return self.of(k for k, column in enumerate(self.columns) if column not in columns)
+
+    def silent_on(self, subject: re.Pattern[str]) -> Table:
+        """Return the table without the columns whose heading names a subject, and the rows of which a cell does."""
+        rows = tuple(
+            row for row in self.rows if not any(isinstance(cell, str) and subject.search(cell) for cell in row)
+        )
+        columns = (k for k, column in enumerate(self.columns) if not subject.search(column))
+        return replace(self, rows=rows).of(columns)
 
     def known(self) -> Table:
         """Return the table without the columns that are null in all rows."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from reclaim.data import schema as s
 from reclaim.data.core.prose import amount, duration, percent
-from reclaim.data.core.style import RESOURCE_TITLES, RESOURCE_WORDS
+from reclaim.data.core.style import RESOURCE_TITLES, RESOURCE_WORDS, SUBJECTS
 from reclaim.data.core.tables import Cell, Table, show
 from reclaim.data.survey.query import ratio
 from reclaim.data.survey.usage import null_means
@@ -43,7 +43,17 @@ def summary(facts: Facts) -> Table:
         "rejected lines": show(rejected(facts)),
         "damaged files": show(len(quality["damaged"])),
     }
-    return Table(("figure", "value"), tuple(figures.items()), caption=f"{head['name']}: {head['nature']}")
+    return _told(facts, Table(("figure", "value"), tuple(figures.items()), caption=f"{head['name']}: {head['nature']}"))
+
+
+def has_memory(facts: Facts) -> bool:
+    """Return whether the source measures memory at all."""
+    return not {s.MEMORY_MEAN, s.MEMORY_MAX} <= set(facts["quality"]["lacks"])
+
+
+def _told(facts: Facts, table: Table) -> Table:
+    """Return a table without what it says of memory, where the source measures none."""
+    return table if has_memory(facts) else table.silent_on(SUBJECTS["memory"])
 
 
 def rejected(facts: Facts) -> int:
@@ -64,7 +74,8 @@ def tables(facts: Facts) -> dict[str, list[Table]]:
         "Machines": _machines(facts),
         "Input": [_input(facts), _faults(facts)],
     }
-    kept = {title: [table for table in of if table.rows] for title, of in made.items()}
+    told = {title: [_told(facts, table) for table in of] for title, of in made.items()}
+    kept = {title: [table for table in of if table.rows] for title, of in told.items()}
     return {title: of for title, of in kept.items() if of}
 
 

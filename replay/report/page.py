@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from reclaim.data.core.pages.render import render
-from reclaim.data.core.style import RESOURCE_WORDS
+from reclaim.data.core.style import RESOURCE_WORDS, SUBJECTS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import Column, Experiment, Results, Run
+from reclaim.replay.experiment import Column, Experiment, Results, Run, judged
 from reclaim.replay.open_loop.paired import ALONE, EXCEEDS, NOISE, Interval
 
 PAGE: Final = "report.html"
@@ -78,13 +79,32 @@ def render_page(experiment: Experiment, results: Results, figures: Mapping[str, 
     jinja2.UndefinedError
         The template shows a figure that is not among them.
     """
+    shown = judged(results)
+    subjects = [SUBJECTS[resource] for resource in RESOURCES if resource not in shown]
     values = {
-        "title": experiment.title, "name": results["dataset"]["name"], "results": results,
-        "settings": settings_table(results),
+        "title": experiment.title, "name": results["dataset"]["name"], "settings": settings_table(results),
+        "results": {**results, "definitions": _silent_on(subjects, results["definitions"])}, "judged": shown,
+        **experiment.page(results),
     }  # fmt: skip
+    for subject in subjects:
+        values |= {name: of.silent_on(subject) for name, of in values.items() if isinstance(of, Table)}
     template = f"experiments/{experiment.name.replace('-', '_')}/page.html"
     drawn = {name: path.read_text(encoding="utf-8") for name, path in figures.items()}
-    return render("reclaim.replay", template, values | dict(experiment.page(results)), drawn, {"verdict": verdict_of})
+    return render("reclaim.replay", template, values, drawn, {"verdict": verdict_of})
+
+
+def _silent_on(subjects: Sequence[re.Pattern[str]], definitions: Mapping[str, str]) -> dict[str, str]:
+    """Return definitions without those of a subject, and the others without their clauses about it."""
+    kept = {}
+    for term, meaning in definitions.items():
+        sentences = [
+            [clause for clause in sentence.split("; ") if not any(s.search(clause) for s in subjects)]
+            for sentence in re.split(r"(?<=[.]) ", meaning)
+        ]
+        told = " ".join("; ".join(clauses).rstrip(".") + "." for clauses in sentences if clauses)
+        if sentences[0] and not any(s.search(term.replace("_", " ")) for s in subjects):
+            kept[term] = told if subjects else meaning
+    return kept
 
 
 def settings_table(results: Results) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from reclaim.data.core.files import remove_left_behind, replaced_folder
 from reclaim.data.core.nested import flatten
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
-from reclaim.data.schema import AFTER_TRACE_US
+from reclaim.data.schema import AFTER_TRACE_US, RESOURCES
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.experiment import (
     ONLINE,
@@ -304,6 +305,7 @@ def _dataset_facts(dataset: Dataset, features: FeatureSet) -> dict[str, Any]:
         "features_fingerprint": features.fingerprint,
         "task_windows": int(features.bucket_start[-1]),
         "measured_by_mean": features.manifest["measured_by_mean"],
+        "judged": [r for r, mean in zip(RESOURCES, features.mean_limit, strict=True) if math.isfinite(mean)],
     }
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, Results
+from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, Results, judged
 from reclaim.replay.experiments.margins.page import summary_table
 from reclaim.replay.report.figures import (
     KIND_COLOURS,
@@ -102,13 +102,15 @@ def margins_over_time(results: Mapping[str, Any]) -> Figure:
     hours = np.array(timeline["hours"])
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 8.6), layout="constrained")
-        axes = figure.subplots(len(RESOURCES) + 1, 1, sharex=True, height_ratios=[1.0] * len(RESOURCES) + [0.75])
+        shown = judged(results)
+        events = [0.75] if "memory" in shown else []
+        heights = [1.0] * len(shown) + events
+        axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
         unit, end = time_unit(timeline["length_hours"])
         x = np.append(hours, timeline["length_hours"]) / unit
         for ax in axes:
             shade(ax, timeline["segments"], unit)
-        for r, resource in enumerate(RESOURCES):
-            ax = axes[r]
+        for ax, resource in zip(axes, shown, strict=False):
             usage, limit = (percent(timeline[name][resource]) for name in ("usage", "limit"))
             ax.stairs(usage, x, fill=True, color=USAGE_COLOUR, label="usage (mean)", alpha=0.9)
             ax.stairs(limit, x, color=INK, linewidth=1.4, linestyle=(0, (4, 2)), label="limit", baseline=None)
@@ -127,7 +129,8 @@ def margins_over_time(results: Mapping[str, Any]) -> Figure:
             ax.set_ylabel(timeline["unit"])
             ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} %"))
         label_segments(axes[0], timeline["segments"], unit)
-        _draw_events(axes[-1], drawn, colours, x, on_machines=timeline["machines"] > 0)
+        if events:
+            _draw_events(axes[-1], drawn, colours, x, on_machines=timeline["machines"] > 0)
         axes[-1].set_xlabel(f"{end} since the test period began")
         axes[-1].set_xlim(0, x[-1])
         if end == "hours" and x[-1] >= 12:
@@ -144,11 +147,11 @@ def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
     was set for on the validation rows.
     """
     bound = next(e for e in results["estimators"] if e["kind"] == ORACLE)
-    shown = leading(results, summary_table(results), _strength)
+    shown = leading(results, summary_table(results), lambda e: _strength(e, judged(results)))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11.5, 1.1 + 0.39 * max(len(shown), 1)), layout="constrained")
-        axes = figure.subplots(1, len(RESOURCES), sharey=True, squeeze=False)[0]
-        for resource, ax in zip(RESOURCES, axes, strict=True):
+        axes = figure.subplots(1, len(judged(results)), sharey=True, squeeze=False)[0]
+        for resource, ax in zip(judged(results), axes, strict=True):
             highest = _reclaimed(bound, "none", resource)["value"]
             ax.axvline(highest, color=INK, linewidth=1.3, linestyle=(0, (4, 2)))
             lowest = 0.0
@@ -184,8 +187,8 @@ def reclaimed_at_margins(results: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _strength(estimator: Mapping[str, Any]) -> float:
-    return sum(_reclaimed(estimator, HEADLINE, r)["value"] for r in RESOURCES)
+def _strength(estimator: Mapping[str, Any], resources: Sequence[str]) -> float:
+    return sum(_reclaimed(estimator, HEADLINE, r)["value"] for r in resources)
 
 
 def _reclaimed(estimator: Mapping[str, Any], margin: str, resource: str) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reclaim.data.core.style import SUBJECTS
 from reclaim.data.core.tables import Table
 
 WIDE = Table(
@@ -43,3 +44,12 @@ def test_columns_are_chosen_by_place_or_left_out_by_heading() -> None:
     assert table.of((2, 0)).as_strings() == [["300.00 %", "1"]]
     assert table.without("a", "b").columns == ("c",)
     assert table.known().columns == ("a", "c")
+
+
+def test_a_table_can_be_silent_on_a_subject() -> None:
+    table = Table(("resource", "CPU used", "memory used"), (("CPU", 0.5, None), ("memory", None, 0.5), ("OOM", 1, 2)))
+    assert table.silent_on(SUBJECTS["memory"]) == Table(("resource", "CPU used"), (("CPU", 0.5),))
+    assert table.silent_on(SUBJECTS["cpu"]).as_records() == [
+        {"resource": "memory", "memory used": 0.5},
+        {"resource": "OOM", "memory used": 2},
+    ]

@@ -1,6 +1,7 @@
 """An experiment from a dataset on disk to a folder of results: causal, repeatable, all or nothing."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError
+from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.schema import RESOURCES
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
@@ -372,3 +374,19 @@ def test_a_learned_estimator_may_not_take_the_name_of_another(dataset: Path, tmp
 def test_settings_out_of_range_are_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ReplayConfig(**setting)
+
+
+def test_the_page_of_a_dataset_without_memory_does_not_speak_of_it(
+    dataset: Path, config: MarginsConfig, tmp_path: Path
+) -> None:
+    raw = dataset.parent / "raw"
+    mapping = [line for line in (raw / "mapping.toml").read_text().splitlines() if "memory" not in line]
+    (tmp_path / "mapping.toml").write_text("\n".join(mapping))
+    ingested = IngestConfig(trace="series", mapping=str(tmp_path / "mapping.toml"), buckets=1)
+    build_features(ingest(raw, tmp_path / "cell", ingested).dataset)
+    out = run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
+    assert out.results["dataset"]["judged"] == ["cpu"]
+    page = re.sub(r"<(script|style).*?</\1>", "", out.page.read_text(), flags=re.DOTALL)
+    told = [line for line in re.sub(r"<[^>]+>", " ", page).splitlines() if re.search("[Mm]emory|OOM", line)]
+    assert [line.split()[:4] for line in told] == [["not", "in", "the", "trace"]]
+    assert "CPU reclaimed" in page
