@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.fitting.network import _one_cycle, choose_device, oom_loss, pinball_loss
+from reclaim.training.fitting.network import _one_cycle, choose_device, on_device, oom_loss, pinball_loss
 from reclaim.training.fitting.samples import Batch, Samples, column_bounds, column_moments
 from reclaim.training.fitting.sources import choose_rows
 from reclaim.training.fitting.trees import fit_trees
@@ -339,7 +339,9 @@ def build(train: Columns, candidate: Candidate, seed: int) -> QuantileNetwork:
 def fit(sets: Sets, candidate: Candidate, steps: int, seed: int) -> tuple[dict[str, QuantileNetwork], dict[str, Any]]:
     """Return the raw and the averaged weights, each of its lowest validation loss, and the cost of the run."""
     train, valid = sets.columns("train", candidate), sets.columns("valid", candidate)
-    config, device, n = candidate.fit, train.device, len(train)
+    device, n = train.device, len(train)
+    config = on_device(candidate.fit, device, n)
+    size = config.batch_size or n
     data = Objective(train, valid, config)
     network = build(train, candidate, seed)
     average = copy.deepcopy(network)
@@ -348,7 +350,7 @@ def fit(sets: Sets, candidate: Candidate, steps: int, seed: int) -> tuple[dict[s
     kept: dict[str, QuantileNetwork] = {}
     lowest = {"raw": np.inf, "ema": np.inf}
     history: list[dict[str, float]] = []
-    steps, per_epoch = round(steps * candidate.length), -(-n // config.batch_size)
+    steps, per_epoch = round(steps * candidate.length), -(-n // size)
     seconds = waited = 0.0
     for step in range(steps):
         if step % per_epoch == 0:
@@ -358,8 +360,8 @@ def fit(sets: Sets, candidate: Candidate, steps: int, seed: int) -> tuple[dict[s
         started = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * _one_cycle(step / steps, config.warmup_share)
-        at = step % per_epoch * config.batch_size
-        batch = train.take(order[at : at + config.batch_size])
+        at = step % per_epoch * size
+        batch = train.take(order[at : at + size])
         _wait(device)
         waited += time.perf_counter() - started
         loss = data.loss(network, batch)
@@ -379,7 +381,7 @@ def fit(sets: Sets, candidate: Candidate, steps: int, seed: int) -> tuple[dict[s
                     lowest[name], kept[name] = history[-1][name], copy.deepcopy(one)
     return kept, {
         "seed": seed, "parameters": sum(p.numel() for p in weights), "steps": steps, "seconds": round(seconds, 1),
-        "samples_per_s": round(steps * config.batch_size / seconds), "waiting_for_data": round(waited / seconds, 3),
+        "samples_per_s": round(steps * size / seconds), "waiting_for_data": round(waited / seconds, 3),
         "history": history,
     }  # fmt: skip
 

@@ -39,8 +39,8 @@ def compare(dataset: str, seed: int) -> dict[str, object]:
         for rows in (features.train_rows(), features.valid_rows())
     )
     h = HORIZONS_S.index(HORIZON_S)
-    value, oom = features.train_targets(train)
-    actual = features.valid_targets(valid)[0][:, :, h]
+    value, oom = features.targets(train)
+    actual = features.targets(valid)[0][:, :, h]
     task = np.unique(features.first[valid], return_inverse=True)[1]
     by_task, mean = [], []
     for width in (len(features.names), len(feature_names(related=False))):
