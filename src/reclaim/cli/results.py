@@ -45,7 +45,7 @@ def of_ingest(report: IngestReport, dataset: Path) -> Result:
     """Return the result of ``reclaim ingest``."""
     manifest = report.dataset.manifest
     counts, rejected, unread = manifest["counts"], sum(manifest["rejects"].values()), manifest["not_read"]
-    keys = ("fingerprint", "nature", "counts", "rejects", "damaged", "defects", "lacks", "notes")
+    keys = ("fingerprint", "nature", "counts", "rejects", "damaged", "defects", "warnings", "lacks", "notes")
     lines = [
         f"{dataset}: {counts['usage']:,} windows of {counts['tasks']:,} tasks, {manifest['nature']}; {rejected} lines "
         f"rejected, {len(manifest['damaged'])} files damaged{unchanged(report.already_there)}"
@@ -53,13 +53,13 @@ def of_ingest(report: IngestReport, dataset: Path) -> Result:
     if not counts["usage"]:
         lines.append("no usage windows: the dataset can be inspected, not trained on")
     if counts["windows_without_limit"]:
-        why = "no event gives one above 0" if counts["events"] else "the trace gives none"
+        why = "no event gives them one above 0" if counts["events"] else "the trace gives them none above 0"
         lines.append(f"{counts['windows_without_limit']:,} windows have no CPU limit: {why}")
     lines += [f"warning: {warning}" for warning in manifest.get("warnings", [])]
     if unread:
         lines.append(f"{len(unread)} files were not read: {', '.join(unread[:3])} …")
     facts = {"dataset": str(dataset), "already_there": report.already_there}
-    return facts | {key: manifest[key] for key in keys}, lines
+    return facts | {key: manifest.get(key, []) for key in keys}, lines
 
 
 def of_features(built: FeatureSet, already_there: bool) -> Result:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from reclaim.cli.results import of_ingest
 from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError, SchemaError
 from reclaim.data.ingest.job import IngestConfig, ingest
@@ -28,6 +29,10 @@ window_s = 300
 cpu_mean = "used"
 cpu_limit = 4.0
 """
+
+
+MEMORY = {"cpu_limit = 4.0": 'cpu_limit = 4.0\nmemory_mean = "memory"'}
+"""Change of the mapping that reads memory, too."""
 
 
 def given_mapping(folder: Path, text: str = MAPPING) -> str:
@@ -389,18 +394,28 @@ def test_a_real_series_arrives_whole_with_its_gaps_and_the_exact_sums_of_each_ta
 @pytest.mark.parametrize(
     ("changes", "rows", "warning"),
     [
-        ({"window_s = 300": "window_s = 600"}, "1,{t},0.1\n", "a window begins before an earlier one"),
-        ({}, "1,{t}000,0.1\n", "finer unit than the mapping says"),
-        ({"cpu_limit = 4.0": "cpu_limit = 0.01"}, "1,{t},0.1\n", "cpu_mean is more than twice its limit"),
-        ({"cpu_mean =": "cpu_max = 0.05\ncpu_mean ="}, "1,{t},0.1\n", "cpu_mean and cpu_max are swapped"),
-        ({}, "1,{t},0.1\n", None),
+        ({"window_s = 300": "window_s = 600"}, "1,{t},0.1,0\n", "a window begins before an earlier one"),
+        ({}, "1,{t}000,0.1,0\n", "finer unit than the mapping says"),
+        ({"cpu_limit = 4.0": "cpu_limit = 0.01"}, "1,{t},0.1,0\n", "cpu_mean is more than twice its limit"),
+        ({"cpu_mean =": "cpu_max = 0.05\ncpu_mean ="}, "1,{t},0.1,0\n", "cpu_mean and cpu_max are swapped"),
+        ({}, "1,{t},0.1,0\n", None),
+        (
+            MEMORY | {"cpu_mean =": "memory_limit = 100\ncpu_mean ="},
+            "1,{t},0.1,5224\n",
+            "memory_mean is more than twice",
+        ),
+        (
+            MEMORY | {"cpu_mean =": "memory_max = 7\ncpu_mean ="},
+            "1,{t},0.1,9\n",
+            "memory_mean and memory_max are swapped",
+        ),
     ],
 )
 def test_a_wrong_mapping_is_warned_of_with_its_share_and_likely_cause(
     changes: dict[str, str], rows: str, warning: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
-    text = "vm,t,used\n" + "".join(rows.format(t=300 * k) for k in range(1, 40))
+    text = "vm,t,used,memory\n" + "".join(rows.format(t=300 * k) for k in range(1, 40))
     (tmp_path / "in" / "a.csv").write_text(text)
     mapping = MAPPING
     for old, new in changes.items():
@@ -409,3 +424,15 @@ def test_a_wrong_mapping_is_warned_of_with_its_share_and_likely_cause(
     warnings = dataset.manifest["warnings"]
     assert len(warnings) == (warning is not None)
     assert warning is None or warning in warnings[0]
+
+
+def test_ingest_says_why_windows_have_no_limit_by_whether_there_are_events(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,0.5\n")
+    mapping = given_mapping(tmp_path, MAPPING.replace("cpu_limit = 4.0", ""))
+    report = ingest(tmp_path / "in", tmp_path / "out", config(mapping))
+    _, lines = of_ingest(report, tmp_path / "out")
+    assert "1 windows have no CPU limit: the trace gives them none above 0" in lines
+    report.dataset.manifest["counts"]["events"] = 3
+    _, lines = of_ingest(report, tmp_path / "out")
+    assert "1 windows have no CPU limit: no event gives them one above 0" in lines
