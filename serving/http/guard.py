@@ -180,6 +180,8 @@ class Guard:
                 fault = "a fault of the service, not of the request; its log has the details"
                 await reply.refuse(RequestError(INTERNAL, "internal", fault))
         finally:
+            if not reply.status:
+                await reply.end_unanswered()
             seconds = time.perf_counter() - begin
             if bounds is not None:
                 method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -404,6 +406,11 @@ class _Reply:
         if error.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
         await self.respond(error.status, error.body.model_dump_json().encode(), headers)
+
+    async def end_unanswered(self) -> None:
+        """Send an answer that a client which left never gets: BentoML waits for one until its time limit."""
+        await self._send({"type": "http.response.start", "status": _GONE, "headers": [(b"content-length", b"0")]})
+        await self._send({"type": "http.response.body", "body": b""})
 
     async def respond(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers]

@@ -153,7 +153,8 @@ class Watch:
     def _later(self, act: Callable[[], None]) -> None:
         """Run it in the thread; wait where the thread is far behind."""
         while self._ahead and (self._ahead[0].done() or len(self._ahead) >= _MOST_QUEUED):
-            self._fault = self._fault or self._ahead.popleft().exception()
+            fault = self._ahead.popleft().exception()
+            self._fault = self._fault or fault
         self._ahead.append(self._thread.submit(act))
 
     def _shown(self) -> Shown:
