@@ -34,8 +34,8 @@ class BoundedProtocol(H11Protocol):
 
     most: ClassVar[int] = ServingSettings.model_fields["max_connections"].default
     """Connections of this process at once at most."""
-    _idle: ClassVar[dict[BoundedProtocol, None]] = {}
-    """Connections without a request under way, the longest idle first."""
+    _idle: dict[BoundedProtocol, None]
+    """The server's connections without a request under way, the longest idle first."""
     reading_s: ClassVar[float] = ServingSettings.model_fields["reading_timeout_s"].default
     """How long the client may take to read what is in the connection's buffer, in seconds."""
     _unread: asyncio.TimerHandle | None = None
@@ -46,6 +46,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Start the timer of the first head; where there are too many connections, close an idle one."""
         super().connection_made(transport)
+        self._idle = vars(self.server_state).setdefault("idle", {})
         self._start_timer()
         if len(self.connections) > self.most:
             if self._idle:
