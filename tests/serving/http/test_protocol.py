@@ -223,9 +223,8 @@ def test_a_connection_too_many_is_refused_where_all_have_requests_under_way(
 ) -> None:
     monkeypatch.setattr(wire.BoundedProtocol, "most", 1)
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as busy:
-        busy.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n")
-        while asked(port)[0] == 0:  # until its head has arrived
-            time.sleep(0.01)
+        busy.sendall(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n")
+        assert busy.recv(100).startswith(b"HTTP/1.1 100")  # its request is under way
         status, body = asked(port)
         assert (status, json.loads(body)["error"]["code"]) == (503, "busy")
         busy.sendall(b"well")
