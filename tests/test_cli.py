@@ -197,6 +197,7 @@ def test_mlflow_shows_the_store_of_the_folder_until_it_is_interrupted(tmp_path: 
     server = subprocess.Popen(
         [sys.executable, "-c", code, "mlflow", "--port", str(free_port)], cwd=tmp_path, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )  # fmt: skip
     url = f"http://127.0.0.1:{free_port}/api/2.0/mlflow/experiments/get-by-name?experiment_name=shown"
     try:
@@ -209,7 +210,10 @@ def test_mlflow_shows_the_store_of_the_folder_until_it_is_interrupted(tmp_path: 
                 time.sleep(0.5)
         assert found["experiment"]["name"] == "shown"
     finally:
-        server.send_signal(signal.SIGINT)
-        output, _ = server.communicate(timeout=60)
+        server.send_signal(signal.SIGINT)  # ignored until the command asks for it, as where a shell began it with "&"
+        try:
+            output, _ = server.communicate(timeout=60)
+        finally:
+            server.terminate()
     assert server.returncode == 0
     assert "Traceback" not in output

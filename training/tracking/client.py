@@ -98,7 +98,8 @@ def run_interface(port: int) -> None:
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # workers for tasks that are not ours
     # of a session of its own: at Ctrl-C it is ended in order, where a signal to all its processes prints tracebacks
     command = [sys.executable, "-W", "ignore", "-m", "mlflow", *words]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for ending in (signal.SIGINT, signal.SIGTERM):  # the first is ignored where a shell began this in the background
+        signal.signal(ending, signal.default_int_handler)
     with subprocess.Popen(command, start_new_session=True) as server:
         try:
             code = server.wait()
