@@ -20,7 +20,7 @@ from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, permitted
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
 FOLDER: Final = "features"
-"""Where a dataset keeps its feature set."""
+"""Folder of a dataset that holds its feature set."""
 
 _ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     "y": (np.float32, (len(TARGETS), len(HORIZONS_S))),

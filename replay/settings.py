@@ -23,7 +23,7 @@ class ReplayConfig:
     """Estimators without a model, by their names in ``training.estimators.registry``; learned ones come as bundles. By
     default Borg's, Resource Central's, the EuroSys'21 study's, Autopilot's, VPA's and Koordinator's."""
     tune: bool = True
-    """Whether the settings of each estimator without a model are chosen on validation rows, of its ``CANDIDATES``, for
+    """Chooses the settings of each estimator without a model on validation rows, of its ``CANDIDATES``, for
     each budget and resource; else they are the published ones."""
     budgets: Budgets = field(default_factory=Budgets)
     """Shares of validation task-windows that may violate, for the baseline and the aggressive margin."""

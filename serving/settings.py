@@ -60,7 +60,7 @@ class ServingSettings(BaseSettings):
     request_timeout_s: float = Field(default=60.0, gt=0)
     """Time in seconds within which an answer has to be given after the body is complete."""
     reading_timeout_s: float = Field(default=30.0, gt=0)
-    """How long a client may take to read a MiB of an answer, in seconds; it is cut off then."""
+    """Time in seconds within which a client has to read a MiB of an answer; it is cut off then."""
     allowed_hosts: str = ""
     """Names that clients may call this service by where no token is asked for, separated by commas. localhost and
     addresses are always allowed; other names may be a web page's that resolves them to this machine."""

@@ -40,6 +40,7 @@ _PARSED = {
     "reclaim ingest traces/alibaba": "it needs the trace",
     "reclaim ingest usage/": "the README's commands have run it",
     "reclaim tune": "it takes minutes",
+    "reclaim promote": "it may say no, with exit code 2: test_promote",
     "reclaim serve": "it runs until it is stopped; test_readme_lines runs it",
 }
 """Beginnings of commands in the pages about a dataset that are parsed alone, and the reasons."""

@@ -34,6 +34,17 @@ def test_a_file_states_its_purpose_in_one_sentence(path: Path) -> None:
     assert first.split()[0] not in TOPICS, f"{path.name} names a topic, not a responsibility: {first!r}"
 
 
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    begun = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value.value.split()[0]}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if node.value.value.split()[0] in TOPICS
+    ]
+    assert begun == []
+
+
 @pytest.mark.parametrize("folder", sorted({path.parent for path in SOURCES}), ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_folder_holds_at_most_thirteen_modules_and_states_its_purpose(folder: Path) -> None:
     modules = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")

@@ -172,7 +172,7 @@ class TrainConfig:
     budgets: Budgets = field(default_factory=Budgets)
     """Shares of task-windows that may violate, for the baseline and the aggressive margin."""
     by_group: bool = False
-    """Whether each group of tasks (tier, age) keeps the budgets for itself, with a margin of its own."""
+    """Makes each group of tasks (tier, age) keep the budgets for itself, with a margin of its own."""
     seed: int = 1
     """Seed of every random choice."""
     fit: FitConfig = field(default_factory=FitConfig)

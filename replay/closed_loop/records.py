@@ -127,13 +127,13 @@ class LoopState(NamedTuple):
     random: NDArray[np.uint64]
     pending: NDArray[Any]
     served: NDArray[np.int64]
-    """How many waiting runs have been placed; and for each user how many had been at the user's last one."""
+    """Number of waiting runs that have been placed; and for each user how many had been at the user's last one."""
     left: NDArray[np.int64]
-    """How many runs of each collection have not ended."""
+    """Number of runs of each collection that have not ended."""
     before: NDArray[np.int64]
     """Collections that must end before another may start, one after the other, shape (n_pairs,)."""
     before_of: NDArray[np.int64]
-    """Where in ``before`` those of each collection begin, shape (n_collections + 1,)."""
+    """Begin of those of each collection in ``before``, shape (n_collections + 1,)."""
     held: NDArray[np.int64]
     """Runs that wait for another collection's end; the first entry is their number."""
     kills: NDArray[Any]

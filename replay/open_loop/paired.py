@@ -77,12 +77,12 @@ class Interval:
 
     @property
     def known(self) -> bool:
-        """Whether value and bounds are."""
+        """True if value and bounds are known."""
         return all(map(math.isfinite, (self.value, self.low, self.high)))
 
     @property
     def verdict(self) -> str:
-        """Whether more of it, beyond the noise, is reached: ``BETTER``, ``WORSE``, ``NOISE`` or ``UNKNOWN``."""
+        """Verdict on more of it, beyond the noise: ``BETTER``, ``WORSE``, ``NOISE`` or ``UNKNOWN``."""
         return {1: BETTER, -1: WORSE, 0: NOISE}[self.sign] if self.known else UNKNOWN
 
 

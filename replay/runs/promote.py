@@ -61,7 +61,7 @@ class Promotion:
 
     @property
     def refused(self) -> bool:
-        """Whether the version is not served after all."""
+        """True if the version is not served after all."""
         return not self.moved and self.version != self.before
 
     @property

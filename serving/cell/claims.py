@@ -60,12 +60,12 @@ class Claims:
 
     @property
     def majority(self) -> bool:
-        """Whether more tasks were refused than had a window taken."""
+        """True if more tasks were refused than had a window taken."""
         return self.refused > self.taken
 
     @property
     def lasting(self) -> bool:
-        """Whether that has been so for a whole period."""
+        """True if that has been so for a whole period."""
         return self._since_s is not None and self._passed_s() - self._since_s >= PERIOD_S
 
     def take(self, slot: Ids) -> None:

@@ -88,7 +88,7 @@ class CellClock:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong between the clock and the windows that come, and what to do; None: nothing."""
+        """Fault between the clock and the windows that come, and its remedy; None: no fault."""
         claims = self.claims
         if claims.majority:
             return (

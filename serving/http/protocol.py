@@ -37,7 +37,7 @@ class BoundedProtocol(H11Protocol):
     _idle: dict[BoundedProtocol, None]
     """The server's connections without a request under way, the longest idle first."""
     reading_s: ClassVar[float] = ServingSettings.model_fields["reading_timeout_s"].default
-    """How long the client may take to read what is in the connection's buffer, in seconds."""
+    """Time in seconds within which the client has to read what is in the connection's buffer."""
     _unread: asyncio.TimerHandle | None = None
     """Runs while the client does not read."""
     _timer: asyncio.TimerHandle | None = None

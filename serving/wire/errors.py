@@ -17,7 +17,8 @@ from reclaim.serving.wire.schemas import ROW, ErrorBody, ErrorResponse, Reservat
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED, TIMEOUT = 400, 401, 403, 404, 405, 408
 TOO_LARGE, UNKNOWN_TYPE, INVALID, BUSY, INTERNAL, UNAVAILABLE, DISK_FULL = 413, 415, 422, 429, 500, 503, 507
 RETRY_S: Final = 1
-"""When a request that met a full or a starting service may be sent again, in seconds; most take milliseconds."""
+"""Time in seconds after which a request that met a full or a starting service may be sent again; most take
+milliseconds."""
 
 _SHOWN_CHARACTERS: Final = 60
 """Characters of a caller's own text that an error repeats."""

@@ -64,7 +64,7 @@ class Grid:
 
     @cached_property
     def start(self) -> NDArray[np.float64]:
-        """Where each bucket begins, shape (n_buckets,)."""
+        """Begin of each bucket, shape (n_buckets,)."""
         if self.ratio == 1:
             return self.first * np.arange(math.ceil(self.largest / self.first) + 1, dtype=np.float64)
         power = math.log(self.largest * (self.ratio - 1) / self.first + 1) / math.log(self.ratio)

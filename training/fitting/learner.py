@@ -62,7 +62,7 @@ class Learner(ABC):
     settings: ClassVar[type]
     """The dataclass of its settings, ``max_samples`` among them: training rows at most."""
     served: ClassVar[bool] = False
-    """Whether its models are served by default: registered under the plain model name."""
+    """True if its models are served by default: registered under the plain model name."""
 
     shared: ClassVar[bool] = False
     """True if all processes that torchrun started fit one model; else the first alone fits."""

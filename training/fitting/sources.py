@@ -42,7 +42,7 @@ class Source:
 
     @property
     def facts(self) -> DatasetFacts:
-        """What a run records of it as its input."""
+        """Record of it as the input of a run."""
         return DatasetFacts(self.name, self.dataset.fingerprint, str(self.dataset.path.resolve()))
 
     @property

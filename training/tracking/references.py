@@ -39,7 +39,7 @@ class ModelLocation:
 
     @property
     def registered(self) -> bool:
-        """Whether it is a version of the registry, not a folder."""
+        """True if it is a version of the registry, not a folder."""
         return self.version != LOCAL_VERSION
 
     @property

@@ -136,7 +136,7 @@ def test_now_is_the_one_slot_before_and_no_older_one(history: History, fold: Fol
         assert math.isnan(value(x, "sibling_memory_now", row))
         assert math.isnan(value(x, "sibling_memory_now_max", row))
         assert value(x, "sibling_memory_mean", row) == pytest.approx(0.2)
-    x = fold(together(mine.take(np.array([0, 3])), other)).x  # nor where nobody looked in between
+    x = fold(together(mine.take(np.array([0, 3])), other)).x  # nor where no row lies in between
     assert math.isnan(value(x, "sibling_memory_now", 1))
     assert value(x, "sibling_memory_mean", 1) == pytest.approx(0.2)
 
