@@ -3,15 +3,17 @@
     python benchmarks/bar.py DATASET --work FOLDER --markdown
     python benchmarks/bar.py DATASET --work FOLDER --transfer OTHER
 
-The dataset has its features built. One network, for all horizons, and the trees, for one hour, are trained with the
-default settings and kept in the work folder, so that a second call only measures. With `--transfer` the network trained
-on DATASET is measured on OTHER, its plans and margins chosen on OTHER's validation rows, next to one trained there.
+The dataset has its features built. One network, for all horizons, is trained with the default settings and kept in the
+work folder, so that a second call only measures. With `--transfer` the network trained on DATASET is measured on OTHER,
+its prices set on OTHER's validation rows, next to one trained there. With `--trees` the boosted trees are trained, for
+one hour, and measured beside it, alone and mixed with the network (the mean of both curves): minutes per 100,000 rows.
 
-Every estimator has one free number per resource, horizon and budget: its margin. It is set in three ways:
+Every estimator has one free number per resource, horizon and budget: the price of a violation, or a margin. It is set
+in three ways:
 
 - on the validation rows, as in service. Where the load drifts, violations on the test rows differ from the budget, and
   an estimator with more violations reclaims more: read both.
-- online: from there it follows the workload (`training.estimators.online`), so that violations stay near the
+- online: from there it follows the workload (`training.margins.online`), so that violations stay near the
   budget. The learned ones are measured under it, and of the statistical ones those that are best in hindsight.
 - in hindsight, on the test rows themselves: the narrowest with which no more than the budget is violated. No service
   can do this, but it favours all estimators alike and makes them comparable.
@@ -51,7 +53,7 @@ from reclaim.data.windows import Windows
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop import metrics
-from reclaim.replay.open_loop.estimates import Bases, CandidateFold, fold_dataset
+from reclaim.replay.open_loop.estimates import CandidateFold, fold_dataset
 from reclaim.replay.open_loop.history import History, oracle, previous_rows
 from reclaim.replay.open_loop.paired import (
     CONFIDENCE,
@@ -63,20 +65,22 @@ from reclaim.replay.open_loop.paired import (
     Paired,
 )
 from reclaim.training.bundle import Bundle, load_bundle
-from reclaim.training.estimators.base import Estimator
-from reclaim.training.estimators.fixed import LimitEstimator
+from reclaim.training.estimators.base import Estimator, Forecast
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator, candidates
-from reclaim.training.fitting.held_out import HeldOut, choose_plans, held_out
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.train import run_training
-from reclaim.training.margins.calibrate import calibrate, choose_best, guarded_reservations
-from reclaim.training.margins.margin import Budgets, Margin
-from reclaim.training.margins.online import OnlineMargin
+from reclaim.training.margins.answers import Answers, Setting
+from reclaim.training.margins.calibrate import calibrate, guarded_reservations
+from reclaim.training.margins.margin import Budgets
+from reclaim.training.margins.online import OnlineMargins
+from reclaim.training.margins.price import Price
 from reclaim.training.margins.tune import TunedEstimator, tuning_facts
+from reclaim.training.models.forecaster import Forecaster
+from reclaim.training.models.survival import forecast_of
 from reclaim.training.settings import TrainConfig
 from reclaim.training.tracking import runs as tracking
 
-ONE_LEVEL, TREES, LIMIT = "network, one level", "trees", "limit"
+TREES, MIX, LIMIT = "trees", "mix", "limit"
 NAMES = tuple(name for name in ESTIMATORS if name != LIMIT)
 STATISTICAL = (*NAMES, *(name + PUBLISHED for name in NAMES if len(candidates(name)) > 1))
 LEAST_ROWS = 1_000
@@ -112,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, metavar="DATASET")
     parser.add_argument("--transfer", type=Path, metavar="OTHER", help="Measure there what was trained on DATASET.")
+    parser.add_argument("--trees", action="store_true", help="Measure the trees, too, and the mean of both curves.")
     parser.add_argument("--work", type=Path, required=True, help="Folder of the trained models, kept and used again.")
     parser.add_argument("--out", type=Path, help="By default benchmarks/results/bar-NAME.json.")
     parser.add_argument("--markdown", action="store_true", help="Print the tables.")
@@ -126,12 +131,16 @@ def main() -> None:
         models[other] = _train(origin, "network")
         pairs = [(NETWORK, BEST), (NETWORK, BORG), (other, BEST), (other, NETWORK)]
     else:
+        pairs = [(NETWORK, BEST), (NETWORK, BORG)]
+    if arguments.trees:
         models[TREES] = _train(source, "trees")
-        pairs = [(NETWORK, BEST), (NETWORK, BORG), (TREES, BEST), (NETWORK, TREES), (NETWORK, ONE_LEVEL)]
+        models[MIX] = replace(models[NETWORK], forecaster=Mix(models[NETWORK].forecaster, models[TREES].forecaster))
+        pairs += [(TREES, BEST), (MIX, BEST), (NETWORK, TREES), (MIX, NETWORK)]
     seconds: dict[str, float] = {}
     content = {
         "command": f"python benchmarks/bar.py {arguments.dataset.name}"
-        + (f" --transfer {arguments.transfer.name}" if arguments.transfer else ""),
+        + (f" --transfer {arguments.transfer.name}" if arguments.transfer else "")
+        + " --trees" * arguments.trees,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "commit": tracking.git_commit(),
         "device": platform.processor() or platform.machine(),
@@ -173,23 +182,27 @@ def _train(source: Source, estimator: str) -> Bundle:
     return load_bundle(tracking.fetch_bundle(f"{report.model}/{report.version}")[0])
 
 
-def _at_horizon(bundle: Bundle, valid: HeldOut, horizon_s: int) -> Bundle:
-    """Return the model with the plans that reclaim most of the validation rows at a horizon."""
-    config = TrainConfig(estimator=bundle.kind, horizon_s=horizon_s)
-    plans, calibration = choose_plans(valid, bundle.forecaster.quantile_levels, config)
-    return replace(bundle, horizon_s=horizon_s, plans=plans, margins=calibration.margins)
+class Mix:
+    """The mean of the curves of two forecasters."""
 
+    threads = 1
 
-def _one_level(bundle: Bundle, valid: HeldOut, horizon_s: int) -> Bundle:
-    """Return the model that reserves one level for all tasks, per resource and budget the best one there is."""
-    levels = bundle.forecaster.quantile_levels
-    config = TrainConfig(estimator=bundle.kind, horizon_s=horizon_s)
-    tried = {level: choose_plans(valid, levels, replace(config, level=level)) for level in levels}
-    plans = {}
-    for margin in BUDGETS:
-        best = choose_best({level: calibration for level, (_, calibration) in tried.items()}, margin)
-        plans[margin] = tuple(tried[level][0][margin][r] for r, level in enumerate(best))
-    return replace(bundle, horizon_s=horizon_s, plans={name: plans[name] for name in bundle.plans})
+    def __init__(self, first: Forecaster, second: Forecaster) -> None:
+        self.both = first, second
+        self.quantile_levels = first.quantile_levels
+        self.horizons_s = tuple(h for h in first.horizons_s if h in second.horizons_s)
+
+    def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
+        """Return the mean."""
+        one, other = (forecaster.predict(x, horizon_s) for forecaster in self.both)
+        survival = np.float32(0.5) * (one.survival + other.survival)
+        return forecast_of(survival, x, one.oom_probability, one.horizons_s, self.quantile_levels)
+
+    def input_ranges(self) -> None:
+        """Return None."""
+
+    def save(self, folder: Path) -> None:
+        """Keep nothing."""
 
 
 def _measure(
@@ -215,29 +228,28 @@ def _measure(
         makers[f"{name}@{horizon_s}"] = partial(TunedEstimator, name, tuning)
         settings[f"{name}@{horizon_s}"] = tuning_facts(tuning)
     del tried
-    plans: dict[str, Any] = {}
     for name, model in models.items():
-        valid = held_out([source], model.forecaster, [source.features.valid_rows()])
         for horizon_s in set(by_horizon) & set(model.forecaster.horizons_s):
-            learned = {name: _at_horizon(model, valid, horizon_s)}
-            if (name, ONE_LEVEL) in pairs:
-                learned[ONE_LEVEL] = _one_level(model, valid, horizon_s)
-            for called, bundle in learned.items():
-                makers[f"{called}@{horizon_s}"] = partial(bundle.bare_estimator, mean_limit=source.features.mean_limit)
-                plans[f"{called}@{horizon_s}"] = {k: [vars(b) for b in plan] for k, plan in bundle.plans.items()}
-    del valid
-    bases = fold(horizon_s=HORIZONS_S[0], makers=makers)[1]
+            makers[f"{name}@{horizon_s}"] = partial(
+                model.bare_estimator, horizon_s=horizon_s, mean_limit=source.features.mean_limit
+            )
+    answers = fold(horizon_s=HORIZONS_S[0], makers=makers)[1]
+    prices: dict[str, Any] = {}
     for horizon_s, rows in by_horizon.items():
         started = time.perf_counter()
-        own = {name.partition("@")[0]: b for name, b in bases.items() if name.partition("@")[2] in ("", str(horizon_s))}
-        sums = _judge(rows, own, horizon_s)
+        named = ((*name.partition("@")[::2], of) for name, of in answers.items())
+        own = {name: of for name, at, of in named if at in ("", str(horizon_s))}
+        sums, settings_of = _judge(rows, own, horizon_s)
+        for name, of in settings_of.items():
+            values = {margin: one.value for margin, one in of.items() if isinstance(one, Price)}
+            prices |= {f"{name}@{horizon_s}": values} if values else {}
         for r, resource in enumerate(RESOURCES):
             at = {"horizon_s": horizon_s, "resource": resource}
             for kind, units in (("all", np.ones_like(rows.unseen)), ("unseen", rows.unseen)):
                 if rows.known(r)["measured"] and units.sum() > 1:
                     _compare({k: v[units] for k, v in sums.items()}, r, pairs, at | {"collections": kind}, found)
         seconds[f"judge/{horizon_s}"] = time.perf_counter() - started
-    return {"plans": plans, "settings": settings, **found}
+    return {"prices": prices, "settings": settings, **found}
 
 
 def _rows(history: History) -> Rows:
@@ -249,31 +261,31 @@ def _rows(history: History) -> Rows:
     return Rows(history, np.flatnonzero((history.period == VALID) & outside), test, unit.astype(np.int64), unseen)
 
 
-def _judge(rows: Rows, bases: Mapping[str, Bases], horizon_s: int) -> dict[Key, Sums]:
-    """Set every estimator's margins in all ways, and return the results on the test rows."""
-    history = rows.history
+def _judge(
+    rows: Rows, answers: Mapping[str, Answers], horizon_s: int
+) -> tuple[dict[Key, Sums], dict[str, Mapping[str, Setting]]]:
+    """Set every estimator's number in all ways; return the results on the test rows, and those set in validation."""
+    history, budgets = rows.history, Budgets()
     windows, target = history.windows.take(rows.test), history.target[rows.test]
     valid_windows, valid_target = history.windows.take(rows.valid), history.target[rows.valid]
     sums: dict[Key, Sums] = {}
-    margins: dict[str, Mapping[str, Margin]] = {}
-    for name, both in bases.items():
-        of_test = {margin: base.take(rows.test) for margin, base in both.items()}
-        of_valid = {margin: base.take(rows.valid) for margin, base in both.items()}
-        margins[name] = calibrate(of_valid, valid_windows, valid_target).margins
-        for setting, these in ((FIXED, margins[name]), (HINDSIGHT, calibrate(of_test, windows, target).margins)):
+    settings: dict[str, Mapping[str, Setting]] = {}
+    for name, of in answers.items():
+        of_test = of.take(rows.test)
+        settings[name] = calibrate(of.take(rows.valid), valid_windows, valid_target, budgets).settings
+        for way, these in ((FIXED, settings[name]), (HINDSIGHT, calibrate(of_test, windows, target, budgets).settings)):
             held = guarded_reservations(of_test, windows, these)
-            sums |= {(setting, margin, name): _sums(held[margin], rows, windows) for margin in BUDGETS}
+            sums |= {(way, margin, name): _sums(held[margin], rows, windows) for margin in BUDGETS}
     leading = {_leader(sums, margin, r) for margin in BUDGETS for r in range(len(RESOURCES))}
     slot = history.windows.task_numbers()
-    for name, margin in product(bases, BUDGETS):
+    for name, of in answers.items():
         if name in leading or name not in STATISTICAL:
-            online = OnlineMargin(LimitEstimator(), margins[name][margin], getattr(Budgets(), margin), horizon_s)
-            held_online = online.hold(slot, bases[name][margin], history.windows)  # which asks no base
-            sums[ONLINE, margin, name] = _sums(held_online.reservation[rows.test], rows, windows)
+            held = OnlineMargins(settings[name], budgets, horizon_s).hold(slot, of, history.windows)
+            sums |= {(ONLINE, margin, name): _sums(held[margin][rows.test], rows, windows) for margin in BUDGETS}
     for name, reservation in ((LIMIT, windows.limit), (ORACLE, oracle(history.take(rows.test)).reservation)):
         fixed = _sums(reservation, rows, windows)
-        sums |= {(setting, margin, name): fixed for setting in SETTINGS for margin in BUDGETS}
-    return sums
+        sums |= {(way, margin, name): fixed for way in SETTINGS for margin in BUDGETS}
+    return sums, settings
 
 
 def _leader(sums: Mapping[Key, Sums], margin: str, r: int) -> str:

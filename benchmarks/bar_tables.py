@@ -87,7 +87,7 @@ def markdown(content: Mapping[str, Any]) -> Iterator[str]:
             yield f"\n{rows['resource']}, {HOURS[rows['horizon_s']]}: left out, the target is known of {known} only."
     yield from _of_settings(content.get("settings", {}))
     yield from _head(
-        "Cold start: by the time that a task has been known; reclaimed at violation, margins set in validation",
+        "Cold start: by the time that a task has been known; reclaimed at violation, set in validation",
         ["horizon", "resource", "budget", "age", "task-windows", "limit", BORG, BEST, NETWORK, ORACLE],
     )
     for a in content["ages"]:
@@ -151,7 +151,7 @@ def _of_estimators(rows: Mapping[str, Any], estimators: list[dict[str, Any]]) ->
     found = {tuple(e[k] for k in ("collections", "budget", "margin_set", "estimator")): e for e in here}
     columns = [f"{b}, {setting}" for b in BUDGETS.values() for setting in SETTINGS]
     yield from _head(
-        f"{rows['resource']}, {HOURS[rows['horizon_s']]}: reclaimed at violation, by budget and how the margin is set "
+        f"{rows['resource']}, {HOURS[rows['horizon_s']]}: reclaimed at violation, by budget and where it is set "
         f"({rows['valid']:,} validation and {rows['test']:,} test rows)",
         ["estimator", *columns],
     )

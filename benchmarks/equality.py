@@ -1,8 +1,8 @@
 """Feeds datasets to the live features slot by slot, and counts the rows equal to those of the batch, to the bit.
 
-    python benchmarks/equality.py DATASET ...          # with their features built by `reclaim features DATASET`
+    python benchmarks/equality.py DATASET ...
 
-Of the context the last row of each task in a slot is compared: the live state is the one after it.
+Their features were built by `reclaim features DATASET`.
 """
 
 from __future__ import annotations
@@ -50,17 +50,13 @@ def compare(path: Path, threads: int) -> dict[str, object]:
     state = FeatureState(cell, threads, related=features.related)
     slot = (features.end_us - 1) // (SLOT_S * 1_000_000)
     order = np.argsort(slot, kind="stable")  # a task's own rows stay in their order
-    equal = equal_contexts = contexts = 0
+    equal = 0
     for rows in np.split(order, np.flatnonzero(np.diff(slot[order])) + 1):
         x = state.advance(task[rows], windows.take(rows))
         equal += int((x.view(np.uint32) == features.x[rows].view(np.uint32)).all(axis=1).sum())
-        last = rows[np.append(np.diff(task[rows]) != 0, True)]
-        there, here = state.context(task[last], windows.limit[last]), features.context_of(last)
-        equal_contexts += int(((there == here) | (np.isnan(there) & np.isnan(here))).all(axis=(1, 2)).sum())
-        contexts += len(last)
     return {
         "dataset": dataset.manifest["name"], "nature": dataset.manifest["nature"], "tasks": int(task[-1]) + 1,
-        "rows": len(windows), "equal_rows": equal, "contexts": contexts, "equal_contexts": equal_contexts,
+        "rows": len(windows), "equal_rows": equal,
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@
 Contenders, each a process of its own, in turn, round after round, on two threads, on the same dataset (a synthetic
 cell, ingested once), from its parquet files to files with the result:
 
-- reclaim: `build_features` as shipped: every feature, and targets, contexts and splits, too;
+- reclaim: `build_features` as shipped: every feature, and targets and splits, too;
 - polars: 30 rolling features, from a lazy scan to an uncompressed parquet file. Tasks lie one after another on one time
   axis, far apart, so that every window function runs once over all of them: faster than `.over` or `rolling` by group;
 - duckdb: 27 of them (it has no mean with weights that decay in time), RANGE frames in one WINDOW per width, a query for

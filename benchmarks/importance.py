@@ -1,12 +1,12 @@
-"""Finds which features carry the baseline model's forecast one hour ahead, by permutation, one at a time and in groups.
+"""Finds which features carry the network's forecast one hour ahead, by permutation, one at a time and in groups.
 
     python benchmarks/importance.py DATASET [DATASET ...]
 
-Gradient-boosted trees (`training.trees`) are fitted on training rows. Then, among validation rows, a feature's values
-are permuted, and the pinball loss rises by as much as the forecast rested on it: importance is the rise over the loss,
-the mean of the repeats. A feature looks unimportant where others carry the same. So groups are permuted together, too,
-and the trees are fitted again without the features of other tasks (siblings, earlier runs), compared on all validation
-rows and on those of young tasks; the interval is a bootstrap over tasks.
+A network is fitted on training rows. Then, among validation rows, a feature's values are permuted, and the CRPS of its
+curves rises by as much as the forecast rested on it: importance is the rise over the loss, the mean of the repeats. A
+feature looks unimportant where others carry the same. So groups are permuted together, too, and the network is fitted
+again without the features of other tasks (siblings, earlier runs), compared on all validation rows and on those of
+young tasks; the interval is a bootstrap over tasks.
 
 Breiman, "Random Forests", Machine Learning 2001 (permutation importance).
 """
@@ -17,7 +17,7 @@ import argparse
 import json
 import os
 import platform
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -44,19 +44,20 @@ from reclaim.training.evaluation.importance import (
     draw_bars,
     group_of,
     permutation_importance,
-    pinball,
 )
-from reclaim.training.fitting.trees import fit_trees
-from reclaim.training.models.trees import Rows, TreeForecaster
-from reclaim.training.settings import TreeConfig
+from reclaim.training.fitting.network import fit_network
+from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.survival import crps
+from reclaim.training.models.trees import Rows
+from reclaim.training.settings import FitConfig
 
 HORIZON_S = 3_600
-CONFIG = TreeConfig(levels=(0.5, 0.95), max_samples=200_000, threads=2)
+CONFIG = FitConfig()
+THREADS = 2
 YOUNG = {"all": 1e9, "first hour": 12, "first 15 minutes": 3}
 """Validation rows of tasks of which no more windows than this had been seen."""
 OTHERS = ("siblings", "earlier runs")
 _H = HORIZONS_S.index(HORIZON_S)
-_LEVELS = np.array(CONFIG.levels)
 _TOP = 10
 _RESAMPLES = 500
 
@@ -77,9 +78,8 @@ def main() -> None:
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("reclaim", "scikit-learn", "numpy")},
+        "versions": {name: version(name) for name in ("reclaim", "torch", "numpy")},
         "horizon_s": HORIZON_S,
-        "levels": CONFIG.levels,
         "datasets": results,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -99,12 +99,14 @@ def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]
     known = np.isfinite(y).any(axis=1)
     valid, y = valid[known], y[known]
     rows = Rows(features.x[train], *features.targets(train))
-    model = _fit(rows, seed)
+    chosen = _draw_rows(valid, CONFIG.max_valid_samples, rng)
+    rows_of_valid = Rows(features.x[chosen], *features.targets(chosen))
+    model = _fit(rows, rows_of_valid, (), seed)
 
     def dealt(columns: Columns) -> Importance:
         return permutation_importance(
             model, features.x[valid], features.targets(valid)[0], horizon_s=HORIZON_S, columns=columns,
-            rows=n_rows, repeats=repeats, seed=seed, threads=CONFIG.threads,
+            rows=n_rows, repeats=repeats, seed=seed, threads=THREADS,
         )  # fmt: skip
 
     single, together = dealt(columns_alone(features.names)), dealt(groups)
@@ -118,7 +120,7 @@ def _measure(path: Path, n_rows: int, repeats: int, seed: int) -> dict[str, Any]
         "features": single.to_dict(),
         "top": {target: _top(single.to_dict(), target) for target in ("mean", *TARGETS)},
         "groups": grouped,
-        "without_others": _ablation(features, rows, model, valid, y, seed),
+        "without_others": _ablation(features, (rows, rows_of_valid), model, valid, y, seed),
     }
     _print(result)
     return result
@@ -128,25 +130,24 @@ def _draw_rows(rows: NDArray[np.int64], n: int, rng: np.random.Generator) -> NDA
     return np.sort(rng.choice(rows, min(n, len(rows)), replace=False))
 
 
-def _fit(rows: Rows, seed: int) -> TreeForecaster:
-    """Return the fitted quantiles; the OOM label has no part in this."""
-    rows = replace(rows, oom=np.full_like(rows.oom, np.nan))
-    return fit_trees(rows, CONFIG, horizon_s=HORIZON_S, seed=seed)
+def _fit(train: Rows, valid: Rows, hidden: Sequence[int], seed: int) -> NetworkForecaster:
+    result = fit_network(train, valid, CONFIG, seed=seed, hidden=hidden)
+    return NetworkForecaster.of(result.network, result.heads)
 
 
-def _losses(model: TreeForecaster, x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the pinball loss of each row and target, the mean of the levels; NaN unknown; shape (n, n_targets)."""
-    return pinball(model.predict(x).quantiles[:, :, _H], y, _LEVELS)
+def _losses(model: NetworkForecaster, x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the CRPS of each row and target; NaN unknown; shape (n, n_targets)."""
+    forecast = model.predict(x, HORIZON_S)
+    return crps(forecast.survival, forecast.thresholds, y[:, :, None])[..., 0]
 
 
 def _ablation(
-    features: FeatureSet, rows: Rows, model: TreeForecaster, valid: NDArray[np.int64], y: NDArray[np.float32], seed: int
-) -> dict[str, Any]:
+    features: FeatureSet, fitted_on: tuple[Rows, Rows], model: NetworkForecaster, valid: NDArray[np.int64],
+    y: NDArray[np.float32], seed: int,
+) -> dict[str, Any]:  # fmt: skip
     """Return the rise of the loss of a model fitted without the features of other tasks."""
     columns = [k for group in OTHERS for k in columns_by_group(features.names).get(group, [])]
-    x = rows.x.copy()
-    x[:, columns] = np.nan  # a feature that is never known is never split on
-    without = _fit(replace(rows, x=x), seed)
+    without = _fit(*fitted_on, columns, seed)
     x = features.x[valid]
     losses, losses_without = _losses(model, x, y), _losses(without, x, y)
     windows = 2.0 ** x[:, FEATURE_NAMES.index("seen")] - 1.0
@@ -228,7 +229,7 @@ def _draw(results: list[dict[str, Any]], path: Path) -> None:
             for axis, one in zip(axes[:, column], drawn[column], strict=True):
                 draw_bars(axis, one, widest)
             axes[0, column].set_title(result["dataset"])
-        figure.supxlabel("rise of the pinball loss when dealt to other rows; the bar is the mean", fontsize=9.5)
+        figure.supxlabel("rise of the CRPS when dealt to other rows; the bar is the mean", fontsize=9.5)
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(TARGETS))
         figure.savefig(path, metadata={"Date": None})
         plt.close(figure)

@@ -31,7 +31,7 @@ from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.estimators.base import Estimator
 from reclaim.training.estimators.registry import build_estimator
-from reclaim.training.margins.margin import NO_MARGIN, Guarded
+from reclaim.training.margins.margin import NO_MARGIN, Guarded, Margin
 from reclaim.training.margins.tune import TunedEstimator
 
 MARGIN = "aggressive"
@@ -57,7 +57,8 @@ def main() -> None:
     windows = estimates.history.windows.take(workload.row)
     lines = []
     for name in arguments.estimators:
-        margins = estimates.calibrations[name].margins
+        settings = estimates.calibrations[name].settings
+        margins = {margin: of for margin, of in settings.items() if isinstance(of, Margin)}
         estimator = (
             Guarded(TunedEstimator(name, estimates.tunings[name], margins, MARGIN), NO_MARGIN)
             if name in estimates.tunings

@@ -44,7 +44,7 @@ from reclaim.features.groups import known_seconds
 from reclaim.features.splits import TEST, VALID
 from reclaim.features.targets import HORIZONS_S, TARGETS, targets
 from reclaim.replay.experiments.frontier.machines import lay_out_machines
-from reclaim.replay.experiments.frontier.sweep import FACTORS, Guards, TaskRows
+from reclaim.replay.experiments.frontier.sweep import FACTORS, Bare, Guards, TaskRows
 from reclaim.replay.machine_peaks.predictors import PREDICTORS
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.estimates import answer_stored, run_base, set_margins
@@ -52,8 +52,8 @@ from reclaim.replay.open_loop.history import History, oracle, previous_rows, win
 from reclaim.replay.open_loop.period import Period, lay_out_period
 from reclaim.replay.open_loop.scoring import score
 from reclaim.training.bundle import load_bundle
-from reclaim.training.estimators.base import Estimate
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
+from reclaim.training.margins.answers import Widened
 from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.margin import Budgets
 
@@ -132,25 +132,28 @@ def _measured(period: Period, only: list[str], calls: int) -> Iterator[Line]:
         )
     yield "oracle", rows, _best(lambda: oracle(history), calls)
     base = run_base(build_estimator("borg"), history.windows)
-    bases = {"baseline": base, "aggressive": base}
-    calibration, how = set_margins(bases, period, Budgets()), Bootstrap(draws=1_000, seed=1, confidence=0.95)
-    three = _best(lambda: guarded_reservations(bases, history.windows, calibration.margins), calls)
+    answers = Widened.alike(base)
+    calibration, how = set_margins(answers, period, Budgets()), Bootstrap(draws=1_000, seed=1, confidence=0.95)
+    three = _best(lambda: guarded_reservations(answers, history.windows, calibration.settings), calls)
     guards = three[0] / 3, three[1] / 3
-    held = guarded_reservations(bases, history.windows, calibration.margins)["medium"]
+    held = guarded_reservations(answers, history.windows, calibration.settings)["medium"]
     judging = _best(lambda: score(held, period, how), calls)
     yield "guards of a margin", rows, guards
     yield "every metric of a margin", rows, judging
     yield "a margin replayed", rows, (guards[0] + judging[0], guards[1] + judging[1])
-    guards_of_rows, test, bare = Guards.from_windows(history.windows), period.rows, base.reservation[period.rows]
-    seconds = window_seconds(history.windows)[test]
-    laid_out = TaskRows.lay_out(
-        guards_of_rows.take(test), history.target[test], seconds, period.unit, len(period.unseen_units)
+    guards_of_rows, seconds, (bare,) = (
+        Guards.from_windows(history.windows),
+        window_seconds(history.windows),
+        Bare.of(answers),
     )
-    yield f"sweep of {len(FACTORS)} margins", len(bare), _best(lambda: laid_out.sweep(bare), calls)
-    yield from _of_machines(period, guards_of_rows, base, calls)
+    laid_out = TaskRows.lay_out(
+        period.rows, guards_of_rows, history.target, seconds, period.unit, len(period.unseen_units)
+    )
+    yield f"sweep of {len(FACTORS)} margins", len(period.rows), _best(lambda: laid_out.sweep(bare), calls)
+    yield from _of_machines(period, guards_of_rows, bare, calls)
 
 
-def _of_machines(period: Period, guards: Guards, base: Estimate, calls: int) -> Iterator[Line]:
+def _of_machines(period: Period, guards: Guards, bare: Bare, calls: int) -> Iterator[Line]:
     """Time machines' peaks, one resource: the oracle alone, and each predictor with it."""
     history, several = period.history, ("nsigma5", "rc_p99", "machine_p100", "peak_max")
     for chosen in ((), *((name,) for name in several), several):
@@ -159,7 +162,7 @@ def _of_machines(period: Period, guards: Guards, base: Estimate, calls: int) -> 
         yield " + ".join(["machines, oracle of 1 h", *chosen]), len(history), took
     machines = lay_out_machines(period, guards, 1, HORIZON_S, {})
     assert machines is not None
-    yield "machines, sweep", len(machines.rows), _best(lambda: machines.sweep(base.reservation), calls)
+    yield "machines, sweep", len(machines.rows), _best(lambda: machines.sweep(bare), calls)
 
 
 def _learned(made: Windows, folder: Path) -> Line:

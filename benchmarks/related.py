@@ -1,9 +1,9 @@
-"""Compares the pinball loss of trees with the features of related tasks and without, on validation rows, 1 hour ahead.
+"""Compares the log-loss of trees with the features of related tasks and without, on validation rows, 1 hour ahead.
 
     reclaim features DATASET --set related=true
     python benchmarks/related.py DATASET [DATASET ...]
 
-Loss is over the limit. The interval of its rise without them is a bootstrap over tasks. Test rows are not read.
+The interval of its rise without them is a bootstrap over tasks. Test rows are not read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import feature_names
 from reclaim.features.targets import HORIZONS_S
-from reclaim.training.evaluation.importance import pinball
 from reclaim.training.fitting.trees import fit_trees
+from reclaim.training.models.survival import log_loss
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import TreeConfig
 
@@ -29,7 +29,7 @@ DRAWS = 500
 
 def compare(dataset: str, seed: int) -> dict[str, object]:
     """Return the mean loss with and without, and the relative rise without with its 95 % interval."""
-    config = TreeConfig(levels=(0.5, 0.95), iterations=60, threads=1)
+    config = TreeConfig(iterations=60, threads=1)
     features = FeatureSet.open(dataset)
     if not features.related:
         raise SystemExit(f"{dataset}: build its features with --set related=true")
@@ -50,8 +50,8 @@ def compare(dataset: str, seed: int) -> dict[str, object]:
             horizon_s=HORIZON_S,
             seed=seed,
         )
-        foreseen = model.predict(features.x[valid][:, :width]).quantiles[:, :, h]
-        loss = pinball(foreseen, actual, np.array(config.levels))
+        foreseen = model.predict(features.x[valid][:, :width], HORIZON_S)
+        loss = log_loss(foreseen.survival, foreseen.thresholds, actual[:, :, None])[..., 0]
         mean.append(np.nanmean(loss, axis=0).tolist())
         by_task.append(np.bincount(task, np.nansum(loss, axis=1)))
     of, without = by_task

@@ -74,8 +74,8 @@ def main() -> None:
     measured: dict[str, tuple[Callable[[], object], int]] = {
         "one task, from its window, by a fresh estimator": (lambda: bundle.estimator("medium").update(slot, one), 300),
         "one task, forecast of its features": (lambda: bundle.forecaster.predict(of_one), 300),
-        f"{len(cell)} tasks, both plans and the OOM probability at one horizon, from features": (
-            lambda: estimator.bare(x, cell, all_horizons=False), 5,
+        f"{len(cell)} tasks, every price and the OOM probability at one horizon, from features": (
+            lambda: estimator.ladder(x, cell, all_horizons=False), 5,
         ),
         f"features after {len(histories)} windows of {arguments.tasks} tasks": (
             lambda: features_of_histories(histories, threads=arguments.threads, related=bundle.related), 5,

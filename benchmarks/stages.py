@@ -37,10 +37,9 @@ from reclaim.features.targets import HORIZONS_S
 from reclaim.training.fitting.network import choose_device, fit_network, on_device
 from reclaim.training.fitting.samples import Batch, Samples
 from reclaim.training.fitting.sources import Source, rows_in_memory
-from reclaim.training.margins.plan import Basis
+from reclaim.training.margins.price import Price
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.models.forecaster import NetworkForecaster
-from reclaim.training.models.network import inverse_transform
 from reclaim.training.settings import FitConfig
 
 TASKS = 250_000
@@ -82,7 +81,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def score_on_device(forecaster: NetworkForecaster, x: np.ndarray, device: torch.device, *, bfloat16: bool) -> float:
-    """Return the median seconds from features to every quantile and OOM probability, all of them on the device.
+    """Return the median seconds from features to every curve and OOM probability, all of them on the device.
 
     One pass for the whole cell; copies to the device and back are not in it. The served path is exact to the bit
     whatever else is in the batch, which this is not.
@@ -93,8 +92,8 @@ def score_on_device(forecaster: NetworkForecaster, x: np.ndarray, device: torch.
         for _ in range(REPEATS + 1):
             synchronise(device)
             started = time.perf_counter()
-            z, logits = network(features)
-            inverse_transform(z, forecaster.transform), torch.sigmoid(logits)
+            steps, logits = network(features)
+            torch.sigmoid(steps).cumprod(-1), torch.sigmoid(logits)
             synchronise(device)
             seconds.append(time.perf_counter() - started)
     return float(np.median(seconds[1:]))
@@ -187,16 +186,12 @@ def main() -> None:
         share = {"waiting_for_data": round(clock.waiting_share(steps), 4)} if steps > 1 else {}
         note(f"training on {device}", "samples", len(train), len(train) / rate, **share)
 
-        forecaster = NetworkForecaster.of(fitted.network, fit.transform)  # of random heads where a target is unknown
+        forecaster = NetworkForecaster.of(fitted.network)  # of random heads where a target is unknown
         forecaster.threads = arguments.threads
         x = np.ascontiguousarray(features.x[np.random.default_rng(0).integers(0, len(features), TASKS)])
         cell = empty_windows(TASKS)
         cell.limit[:] = np.random.default_rng(1).lognormal(-4.0, 1.0, cell.limit.shape)
-        plans = {
-            name: (Basis(price=price, level=0.9, anchor=0.25),) * 2
-            for name, price in (("baseline", 30.0), ("aggressive", 3.0))
-        }
-        estimator = ForecastEstimator(forecaster, HORIZONS_S[1], plans, margin="medium", mean_limit=(0.03, 0.03))
+        estimator = ForecastEstimator(forecaster, HORIZONS_S[1], Price("medium", (10.0, 10.0)), (0.03, 0.03))
         peak = peak_mib(lambda: estimator.answer(x, cell))  # compiles, too
         seconds = median_seconds(lambda: estimator.answer(x, cell))
         note(

@@ -23,8 +23,9 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError, TraceError
 from reclaim.data.oom import OOM_COLUMNS, OOM_DEFINITION, oom_events
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, measured_by_mean
-from reclaim.features.feature_set import CONTEXT_FILE, FOLDER, FeatureSet, array_path, array_shapes
+from reclaim.features.feature_set import FOLDER, FeatureSet, array_path, array_shapes
 from reclaim.features.fold.batch import fold_tasks
+from reclaim.features.fold.collection_ooms import fold_collection_ooms
 from reclaim.features.fold.related import Tasks, fold_related
 from reclaim.features.registry import PIPELINE_VERSION, SIGNALS, feature_names
 from reclaim.features.splits import SplitConfig, cuts_us, groups, inside_period, periods, split_counts
@@ -156,7 +157,8 @@ def _fill(
     bucket_start = np.cumsum([0, *(_n_rows(dataset, b) for b in range(dataset.n_buckets))])
     n = int(bucket_start[-1])
     published = n if config.related else 0
-    passing = {"moment": (np.int32, (published,)), "share": (np.int32, (published, len(SIGNALS)))}
+    passing: dict[str, tuple[Any, tuple[int, ...]]] = {name: (np.int32, (n,)) for name in ("moment", "died")}
+    passing["share"] = (np.int32, (published, len(SIGNALS)))
     shapes = array_shapes(n, len(feature_names(related=config.related))) | passing
     arrays = {name: _new_array(array_path(work, name), dtype, shape) for name, (dtype, shape) in shapes.items()}
     cell = dataset.cell(config.monday_s * 1_000_000)
@@ -172,8 +174,9 @@ def _fill(
             return filled
 
         buckets = list(pool.map(fill, range(dataset.n_buckets)))
+    tasks = Tasks(*(np.concatenate(column) for column in zip(*(b.tasks for b in buckets), strict=True)))
+    fold_collection_ooms(tasks, arrays["moment"], arrays["died"], arrays["x"])
     if config.related:
-        tasks = Tasks(*(np.concatenate(column) for column in zip(*(b.tasks for b in buckets), strict=True)))
         fold_related(tasks, arrays["moment"], arrays["share"], arrays["x"], workers)
     for name in passing:
         del arrays[name]
@@ -211,8 +214,8 @@ def _fill_bucket(
             low, high = int(part[0]), int(part[-1])
             here = slice(first + low, first + high)
             fold_tasks(
-                windows.take(slice(low, high)), part - low, cell, first + low, x[: high - low], arrays[CONTEXT_FILE],
-                arrays["last"][here], arrays[s.END_US][here], arrays["moment"][here], arrays["share"][here],
+                windows.take(slice(low, high)), part - low, cell, x[: high - low], arrays[s.END_US][here],
+                arrays["moment"][here], arrays["died"][here], arrays["share"][here],
             )  # fmt: skip
             file.write(x[: high - low].data.cast("B"))
     oom_task, oom_us = oom_events(windows, dataset.events(bucket, OOM_COLUMNS))

@@ -14,8 +14,7 @@ from reclaim.data import schema as s
 from reclaim.data.dataset import MANIFEST, Dataset, read_manifest
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
-from reclaim.features.fold.batch import divisors
-from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, PIPELINE_VERSION, feature_names
+from reclaim.features.registry import PIPELINE_VERSION, feature_names
 from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, permitted
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
@@ -31,12 +30,8 @@ _ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     "group": (np.uint8, ()),
     "limit": (np.float32, (len(RESOURCES),)),
     "first": (np.int64, ()),
-    "last": (np.int64, ()),
 }
-"""File name → type, and shape of one row, of all arrays of fixed width with a row for each window."""
-
-CONTEXT_FILE: Final = "context"
-"""Name of the one array that has no row for each usage row: float32, a contiguous row for each of ``CONTEXT``."""
+"""File name → type, and shape of one row, of all arrays of fixed width."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +56,8 @@ class FeatureSet:
         Positions in ``splits.PERIODS`` and ``splits.GROUPS``.
     limit : float32, shape (n, n_resources)
         In force at the row, in the trace's unit; NaN unknown.
-    first, last : int64, shape (n,)
-        Positions in ``context`` of the first window of the row's task, and of the last one taken at or before the row.
-    context : float32, shape (len(CONTEXT), n)
-        The channels of every window that a task's state took, in the trace's unit, each task's one after another; NaN
-        behind them where late and repeated windows were not taken.
+    first : int64, shape (n,)
+        First row of the row's task.
     bucket_start : int64, shape (n_buckets + 1,)
         First row of each bucket, and ``n``.
     """
@@ -81,8 +73,6 @@ class FeatureSet:
     group: NDArray[np.uint8]
     limit: NDArray[np.float32]
     first: NDArray[np.int64]
-    last: NDArray[np.int64]
-    context: NDArray[np.float32]
     bucket_start: NDArray[np.int64]
 
     @classmethod
@@ -171,17 +161,6 @@ class FeatureSet:
         y = np.where(inside[:, None, :], self.y[rows], np.float32(np.nan))
         return y, np.where(inside, self.oom[rows], np.float32(np.nan))
 
-    def context_of(self, rows: NDArray[np.int64], windows: int = CONTEXT_WINDOWS) -> NDArray[np.float32]:
-        """Return the last windows that were known at each row, oldest first; float32, (n, windows, len(CONTEXT)).
-
-        A channel is over the limit in force at the row where ``registry.CONTEXT`` says so. NaN where the task's
-        history does not reach, or the limit is unknown or zero.
-        """
-        position = self.last[rows][:, None] + np.arange(1 - windows, 1)  # (n, windows)
-        reached = position >= self.first[rows][:, None]
-        values = self.context[:, np.where(reached, position, 0)].transpose(1, 2, 0)  # (n, windows, C)
-        return np.where(reached[..., None], values / divisors(self.limit[rows])[:, None], np.float32(np.nan))
-
     def _rows_of(self, period: int) -> NDArray[np.int64]:
         return np.flatnonzero((self.period == period) & permitted(period, self.group))
 
@@ -189,7 +168,7 @@ class FeatureSet:
 def array_shapes(n: int, n_features: int) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Return file name → type and shape of every array of ``n`` rows."""
     shapes = {name: (dtype, (n, *row)) for name, (dtype, row) in _ARRAYS.items()}
-    return shapes | {"x": (np.float32, (n, n_features)), CONTEXT_FILE: (np.float32, (len(CONTEXT), n))}
+    return shapes | {"x": (np.float32, (n, n_features))}
 
 
 def array_path(folder: Path, name: str) -> Path:

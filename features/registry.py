@@ -41,43 +41,15 @@ class Feature:
     missing: str = "NaN"
 
 
-@dataclass(frozen=True)
-class Channel:
-    """One number per window that a model of sequences may look at.
-
-    Attributes
-    ----------
-    name, formula : str
-    over : int or None
-        Position in ``RESOURCES`` of the limit it is divided by, the one in force at t; None: it has no such unit.
-    """
-
-    name: str
-    formula: str
-    over: int | None
-
-
-_CPU, _MEMORY = range(len(RESOURCES))
-
-CONTEXT_WINDOWS: Final = 24
+RECENT_WINDOWS: Final = 24
 """Windows kept one by one, the "recent" ones: 2 hours of 5-minute windows."""
 
-CONTEXT: Final = (
-    Channel("cpu", "CPU that the reservation had to cover", _CPU),
-    Channel("memory", "memory that the reservation had to cover", _MEMORY),
-    Channel("peak_cpu", "largest CPU usage", _CPU),
-    Channel("cpu_mean", "mean CPU usage", _CPU),
-    Channel("cpu_p10", "10th percentile of CPU usage", _CPU),
-    Channel("cpu_p50", "50th percentile of CPU usage", _CPU),
-    Channel("cpu_p99", "99th percentile of CPU usage", _CPU),
-    Channel("memory_mean", "mean memory usage", _MEMORY),
-    Channel("page_cache", "page cache", _MEMORY),
-    Channel("cpi", "cycles per instruction", None),
-    Channel("mai", "memory accesses per instruction", None),
-    Channel("length", "length of the window over 300 s", None),
+SAME_HOUR_DAYS: Final = (1, 2, 7)
+"""Days ago of which a task's maximum around the same time of day is a feature."""
+_SAME_HOUR: Final = (
+    "largest in the clock hours {from_h} and {to_h} before this one, which hold the hour that began {from_h} h ago; "
+    "kept in 16 steps to a doubling, rounded up, from 1/1024 to 60 times the first limit"
 )
-"""The context: what is kept of each recent window. The signals stand first, in their order. Percentiles that a window
-lacks are interpolated as for the features (``shape_known``)."""
 
 _STATISTICS: Final = (
     Feature("last", "the last window's value", "of limit"),
@@ -94,7 +66,10 @@ _STATISTICS: Final = (
     Feature("ewm_12h", "mean with weights that halve every 12 hours", "of limit"),
     Feature("p99_12h", "99th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
     Feature("p90_12h", "90th percentile with weights that halve every 12 hours, in steps of 6 to 12 %", "of limit"),
-    Feature("yesterday", "largest in the clock hour 23 hours ago and the two around it", "of limit"),
+    *(
+        Feature(f"same_hour_{days}d", _SAME_HOUR.format(from_h=24 * days, to_h=24 * days - 1), "of limit")
+        for days in SAME_HOUR_DAYS
+    ),
     Feature(
         "change_1h",
         "last value minus that of the recent window nearest to one hour ago",
@@ -153,6 +128,38 @@ _SINGLE: Final = (
     *(Feature(f"tier_{tier}", f"whether the tier is {tier}", "0 or 1", "0") for tier in TIERS),
 )
 
+_RATE: Final = "slope of memory over {over}, over what is left to the limit, 0.5 % of it at least; from -64 to 64"
+_OOM: Final = (
+    Feature("memory_rate_30m", _RATE.format(over="the windows of this run that ended within 30 minutes (2 hours, "
+            "where those are fewer than two)"), "per h"),
+    Feature("memory_rate_2h", _RATE.format(over="the windows of this run that ended within 2 hours"), "per h"),
+    Feature("memory_rate_6h", _RATE.format(over="the maxima of this clock hour and the 5 before it that lie within "
+            "this run (its windows of 2 hours, where those are fewer than two)"), "per h"),
+    Feature("memory_rate_run", _RATE.format(over="all windows of this run"), "per h"),
+    Feature("memory_run_max", "largest memory of this run", "of limit"),
+    Feature("memory_over_mean", "largest over mean memory of the last window", "ratio"),
+    Feature("memory_above", "log2(1 + windows of this run with memory above the limit, which then does not bind)",
+            "log2", "0"),
+    Feature("ooms", "log2(1 + out-of-memory ends of runs): the first window of a later run brings to light that one "
+            "ended, out of memory where the memory of its last window was at least 98 % of the limit and that of at "
+            "most one of its windows above it", "log2", "0"),
+    Feature("oom_since", "log2(1 + hours since the last of them)", "log2 h"),
+    Feature("oom_age", "age less log2(1 + hours that the last of those runs had lasted)", "log2"),
+    Feature("oom_age_least", "age less log2(1 + hours of the shortest of those runs)", "log2"),
+    Feature("oom_limit", "log2 of the limit over that at the last of them", "log2"),
+)  # fmt: skip
+
+_COLLECTION_OOM: Final = (
+    Feature("collection_ooms", "log2(1 + out-of-memory ends of runs of all tasks of its collection, known before this "
+            "slot of the clock; 14 days after the last they are forgotten)", "log2", "0"),
+    Feature("collection_oom_since", "log2(1 + hours since the slot of the last of them)", "log2 h"),
+    Feature("collection_oom_age", "age less log2(1 + mean hours of those runs)", "log2"),
+    Feature("collection_oom_age_least", "age less log2(1 + hours of the shortest of those runs)", "log2"),
+    Feature("collection_oom_rate", "log2 of their number over (1 + hours of windows of all tasks of its collection "
+            "since the slot of the first of them)", "log2 per h"),
+)  # fmt: skip
+"""Features of what a task's collection met; its own ends are among them."""
+
 CALENDAR: Final = ("hour_sin", "hour_cos", "day")
 """Features of the clock alone."""
 
@@ -192,6 +199,8 @@ FEATURES: Final = (
     *(Feature(f"{resource}_{f.name}", f.formula, f.unit, f.missing) for resource in RESOURCES for f in _RESOURCE),
     *_SHAPE,
     *_SINGLE,
+    *_OOM,
+    *_COLLECTION_OOM,
     *_related_features(),
 )
 """All features, in the order of a model's input; those of related tasks, from ``FIRST_RELATED`` on, are optional."""
@@ -223,9 +232,11 @@ N_RESOURCE: Final = len(_RESOURCE)
 FIRST_RESOURCE: Final = len(SIGNALS) * N_STATISTICS
 FIRST_SHAPE: Final = FIRST_RESOURCE + len(RESOURCES) * N_RESOURCE
 FIRST_SINGLE: Final = FIRST_SHAPE + len(_SHAPE)
-FIRST_RELATED: Final = FIRST_SINGLE + len(_SINGLE)
+FIRST_OOM: Final = FIRST_SINGLE + len(_SINGLE)
+FIRST_COLLECTION: Final = FIRST_OOM + len(_OOM)
+FIRST_RELATED: Final = FIRST_COLLECTION + len(_COLLECTION_OOM)
 
-_DEFINITIONS: Final = ("4", LARGEST, SLOT_S, SIGNALS, CONTEXT_WINDOWS, CONTEXT, FEATURES)
+_DEFINITIONS: Final = ("4", LARGEST, SLOT_S, SIGNALS, RECENT_WINDOWS, FEATURES)
 PIPELINE_VERSION: Final = hashlib.sha256(repr(_DEFINITIONS).encode()).hexdigest()[:12]
 """Names the definitions. A model remembers it and is refused by another. The leading literal is raised by hand when
 the computation of a feature changes but its words do not."""

@@ -8,6 +8,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.registry import ESTIMATORS
 from reclaim.training.margins.margin import Budgets
+from reclaim.training.margins.value import Value
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,11 @@ class ReplayConfig:
     each budget and resource; else they are the published ones."""
     budgets: Budgets = field(default_factory=Budgets)
     """Shares of validation task-windows that may violate, for the baseline and the aggressive margin."""
-    by_group: bool = False
-    """Makes each group of tasks (tier, age) keep the budgets by itself, with its own margin."""
+    by_tier: bool = False
+    """Makes each tier keep the budgets for itself, with a margin or price of its own."""
+    value: Value = field(default_factory=Value)
+    """Money instead of a budget, for learned estimators: what is reclaimed earns it, a violation costs it, and the
+    price follows."""
     draws: int = 1_000
     """Bootstrap resamples behind each interval."""
     confidence: float = 0.95

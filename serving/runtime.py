@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from reclaim.data.core.parallel import THREADS
 from reclaim.data.errors import ModelError, StoreError
+from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.tracker import FORMAT, Tracker
 from reclaim.serving.models.keeper import ModelKeeper
 from reclaim.serving.models.scorer import Scorer, violations_of
-from reclaim.serving.monitoring.metrics import Metrics
+from reclaim.serving.monitoring.metrics import Metrics, prices_shown
 from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.settings import cell_folder
 from reclaim.serving.warm_up import warm_up
-from reclaim.serving.wire.cell_schemas import StateInfo
+from reclaim.serving.wire.cell_schemas import CellPrice, StateInfo
 from reclaim.serving.wire.readiness import Readiness
 from reclaim.serving.wire.schemas import Units
 from reclaim.serving.writing.queue import SmallCallMonitor
@@ -122,7 +123,12 @@ class Runtime:
             snapshot_bytes=0 if store is None else store.snapshot_bytes,
             snapshot_age_s=None if saved is None else time.time() - saved,
             waiting=self.writer.waiting,
+            follows=self.settings.follow,
+            prices=self._cell_prices(),
         )
+
+    def _cell_prices(self) -> list[CellPrice]:
+        return cell_prices(self.tracker.prices) if self.writer.state == "ok" else []
 
     @property
     def _store_status(self) -> str:
@@ -203,6 +209,7 @@ class Runtime:
             "model_loaded_timestamp_seconds": loaded_at,
             "registry_reachable": float(not model.registry.startswith("unreachable")),
             "margin_budget_ratio": {(name,): float(budgets[name]) for name in MARGIN_NAMES if name in budgets},
+            **prices_shown(info.prices),
             "clock_ok": float(self.tracker.clock.problem is None),
             "clock_refused_ratio": self.tracker.clock.claims.refused_share,
             "clock_timestamp_seconds": clock_s,

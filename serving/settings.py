@@ -35,6 +35,9 @@ class ServingSettings(BaseSettings):
     """Time in seconds between two reads of the aliases."""
     margin: str = MARGIN_NAMES[0]
     """Margin of a request that names none."""
+    follow: bool = True
+    """Lets the prices of the tracked cell follow the outcomes of its answers, between a 64th of what the model has and
+    the limit, so that each tier keeps its budget as the load drifts; ``off``: the model's own prices stay."""
     max_tasks: int = Field(default=1_000, ge=1)
     """Tasks per stateless JSON request at most."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1_024)

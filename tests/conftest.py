@@ -17,8 +17,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 from reclaim.data.schema import RESOURCES
 from reclaim.training.bundle import Bundle
-from reclaim.training.margins.margin import MARGIN_NAMES, Margin, three_margins
-from reclaim.training.margins.plan import Basis
+from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.margins.price import Price, three_prices
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
@@ -134,28 +134,22 @@ def _drawn_bundle(*, related: bool) -> Bundle:
     from reclaim.features.registry import feature_names
     from reclaim.features.targets import HORIZONS_S, TARGETS
     from reclaim.training.models.forecaster import NetworkForecaster
-    from reclaim.training.models.network import QuantileNetwork, Scaling
-    from reclaim.training.settings import QUANTILE_LEVELS
+    from reclaim.training.models.network import Scaling, SurvivalNetwork
 
     generator = torch.Generator().manual_seed(7)
-    network = QuantileNetwork(
+    network = SurvivalNetwork(
         Scaling(*(torch.full((len(feature_names(related=related)),), v) for v in (0.3, 1.0, -8.0, 8.0))),
-        n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), n_levels=len(QUANTILE_LEVELS), width=32, depth=2,
+        n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), width=32, depth=2,
     )  # fmt: skip
     network.initialise(generator)
     with torch.no_grad():
-        network.line.weight.normal_(0.0, 0.01, generator=generator)
-        first_levels = network.head.bias[: -len(HORIZONS_S)].view(network.shape)[..., 0]
-        first_levels.fill_(0.4)  # the lowest quantiles near 0.4 squared of the limit
+        network.head.weight.normal_(0.0, 0.3, generator=generator)
+        network.head.bias.fill_(2.0)  # curves that fall over all thresholds
     return Bundle(
         kind="network",
-        forecaster=NetworkForecaster.of(network, "sqrt"),
+        forecaster=NetworkForecaster.of(network),
         horizon_s=3_600,
-        plans={
-            "baseline": (Basis(0.95, 30.0, 0.25), Basis(0.99)),
-            "aggressive": (Basis(0.9, 3.0), Basis(0.9, None, 0.5)),
-        },
-        margins=three_margins(Margin("baseline", (0.3, 0.2)), Margin("aggressive", (0.1, 0.05))),
+        prices=three_prices(Price("baseline", (12.0, 6.0)), Price("aggressive", (1.5, 0.75))),
         dataset_fingerprint="0" * 64,
         related=related,
         trained={

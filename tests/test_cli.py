@@ -35,9 +35,9 @@ def reclaim(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_settings_come_from_the_defaults_then_the_file_then_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text("seed = 7\n[fit]\nepochs = 3\nlearning_rate = 1\n")
-    config = load_config(TrainConfig, file, ["fit.epochs=4", "estimator=trees", "level=0.98"])
+    config = load_config(TrainConfig, file, ["fit.epochs=4", "estimator=trees", "by_tier=true"])
     assert (config.seed, config.fit.epochs, config.fit.learning_rate) == (7, 4, 1.0)
-    assert (config.estimator, config.level, config.fit.width) == ("trees", 0.98, TrainConfig().fit.width)
+    assert (config.estimator, config.by_tier, config.fit.width) == ("trees", True, TrainConfig().fit.width)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from reclaim.training.tracking.runs import fetch_bundle
 
 
 @pytest.mark.slow
-def test_the_demo_ends_with_a_champion_whose_replayed_margins_are_the_ones_it_serves(
+def test_the_demo_ends_with_a_champion_whose_replayed_prices_are_the_ones_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -24,8 +24,8 @@ def test_the_demo_ends_with_a_champion_whose_replayed_margins_are_the_ones_it_se
     champion = load_bundle(fetch_bundle("reclaim@champion")[0])
     assert champion.kind == "network"
     for name in MARGIN_NAMES:
-        replayed = results["reclaim/1"]["margins"][name]
-        assert list(replayed.values()) == pytest.approx(champion.margins[name].share, rel=1e-9)
+        replayed = results["reclaim/1"]["prices"][name]
+        assert list(replayed.values()) == pytest.approx(champion.prices[name].value, rel=1e-9)
     measured = {name: results["reclaim/1"]["results"][name]["all"] for name in MARGIN_NAMES}
     for resource in ("cpu", "memory"):
         reclaimed = [measured[name]["reclaimed_share"][resource]["value"] for name in MARGIN_NAMES]

@@ -70,7 +70,7 @@ WIRE = (
 
 
 def _is_feature(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id in ("Feature", "Channel")
+    return isinstance(call.func, ast.Name) and call.func.id == "Feature"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,11 +16,12 @@ from reclaim.data.core.files import replaced_folder
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell
+from reclaim.features.groups import TIER_LABELS
 from reclaim.features.registry import PIPELINE_VERSION, feature_names
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.registry import LEARNED, imported
-from reclaim.training.margins.margin import MARGIN_GROUPS, MARGIN_NAMES, NO_MARGIN, Guarded, Margin
-from reclaim.training.margins.plan import Basis, Plan
+from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Guarded
+from reclaim.training.margins.price import Price
 from reclaim.training.models.estimator import UNKNOWN_LIMITS, ForecastEstimator
 from reclaim.training.models.oom_calibration import Calibrated
 from reclaim.training.tracking.references import ModelLocation, find_model
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 BUNDLE_FILE: Final = "bundle.json"
 ORIGIN_FILE: Final = "origin.json"
 """In a copied bundle: name, version and training run of the registered model that it is a copy of."""
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Of the files; a model of another one is refused, and its finished run does not count as a new one."""
 
 
@@ -48,11 +49,9 @@ class Bundle:
     forecaster : Forecaster
         With its OOM probability calibrated.
     horizon_s : int
-        The horizon the margins were set for, in seconds.
-    plans : mapping of ``baseline`` and ``aggressive`` to Plan
-        What is reserved of a forecast under each of the two; ``medium`` is half way between the two reservations.
-    margins : mapping of name to Margin
-        What is added to it.
+        The horizon the prices were set for, in seconds.
+    prices : mapping of name to Price
+        One for each of ``margins.margin.MARGIN_NAMES``.
     dataset_fingerprint : str
         Of the dataset it was trained on.
     mean_limit : tuple of float, in the order ``schema.RESOURCES``
@@ -72,8 +71,7 @@ class Bundle:
     kind: str
     forecaster: Forecaster
     horizon_s: int
-    plans: Mapping[str, Plan]
-    margins: Mapping[str, Margin]
+    prices: Mapping[str, Price]
     dataset_fingerprint: str
     mean_limit: tuple[float, ...] = UNKNOWN_LIMITS
     related: bool = False
@@ -97,7 +95,7 @@ class Bundle:
         mean_limit: tuple[float, ...] | None = None,
         cell: Cell = Cell(),  # noqa: B008 - frozen
     ) -> ForecastEstimator:
-        """Return the estimator of both plans, without margins or guards, with fresh state, for the tasks of one cell.
+        """Return the estimator without a price or guards, with fresh state, for the tasks of one cell.
 
         Parameters
         ----------
@@ -109,19 +107,16 @@ class Bundle:
         """
         horizon_s = self.horizon_s if horizon_s is None else horizon_s
         mean_limit = self.mean_limit if mean_limit is None else mean_limit
-        return ForecastEstimator(
-            self.forecaster, horizon_s, self.plans, mean_limit=mean_limit, cell=cell, related=self.related
-        )
+        return ForecastEstimator(self.forecaster, horizon_s, mean_limit=mean_limit, cell=cell, related=self.related)
 
     def estimator(self, margin: str, cell: Cell = Cell()) -> Guarded:  # noqa: B008 - frozen
-        """Return the guarded estimator at a named margin, with fresh state; ConfigError for an unknown name."""
-        if margin not in self.margins:
-            raise ConfigError(f"unknown margin {margin!r}; expected one of {', '.join(self.margins)}")
-        between = ForecastEstimator(
-            self.forecaster, self.horizon_s, self.plans, self.margins, margin, self.mean_limit, cell,
-            related=self.related,
-        )  # fmt: skip
-        return Guarded(between, NO_MARGIN)
+        """Return the guarded estimator at the price of a margin, with fresh state; ConfigError for an unknown name."""
+        if margin not in self.prices:
+            raise ConfigError(f"unknown margin {margin!r}; expected one of {', '.join(self.prices)}")
+        priced = ForecastEstimator(
+            self.forecaster, self.horizon_s, self.prices[margin], self.mean_limit, cell, related=self.related
+        )
+        return Guarded(priced, NO_MARGIN)
 
 
 def save_bundle(bundle: Bundle, folder: Path) -> None:
@@ -130,8 +125,8 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
         "format": FORMAT,
         "kind": bundle.kind,
         "horizon_s": bundle.horizon_s,
-        "plans": {name: _named([asdict(basis) for basis in plan]) for name, plan in bundle.plans.items()},
-        "margins": {name: _margin_facts(margin) for name, margin in bundle.margins.items()},
+        "prices": {name: price_facts(price) for name, price in bundle.prices.items()},
+        "prices_given": _named(bundle.prices[MARGIN_NAMES[0]].given),
         "mean_limit": _named([limit if math.isfinite(limit) else None for limit in bundle.mean_limit]),
         "pipeline_version": bundle.pipeline_version,
         "features": list(bundle.features),
@@ -172,8 +167,7 @@ def load_bundle(folder: Path) -> Bundle:
         kind=facts["kind"],
         forecaster=Calibrated.load(imported(LEARNED[facts["kind"]].forecaster).load(Path(folder)), Path(folder)),
         horizon_s=facts["horizon_s"],
-        plans={name: tuple(Basis(**facts["plans"][name][r]) for r in RESOURCES) for name in facts["plans"]},
-        margins={name: _margin_of(name, facts["margins"][name]) for name in MARGIN_NAMES},
+        prices={name: _price_of(name, facts["prices"][name], facts["prices_given"]) for name in MARGIN_NAMES},
         dataset_fingerprint=facts["dataset_fingerprint"],
         mean_limit=tuple(math.nan if (v := facts["mean_limit"][r]) is None else v for r in RESOURCES),
         related=facts["features"] == list(feature_names(related=True)),
@@ -213,20 +207,22 @@ def _named(values: Sequence[Any]) -> dict[str, Any]:
     return dict(zip(RESOURCES, values, strict=True))
 
 
-def _margin_facts(margin: Margin) -> dict[str, Any]:
-    groups = margin.by_group
+def price_facts(price: Price) -> dict[str, Any]:
+    """Return a price as plain values by resource: ``value``, and ``by_tier`` or None."""
+    tiers = price.by_tier
     return {
-        "share": _named(margin.share),
-        "by_group": None if groups is None else dict(zip(MARGIN_GROUPS, map(_named, groups), strict=True)),
+        "value": _named(price.value),
+        "by_tier": None if tiers is None else dict(zip(TIER_LABELS, map(_named, tiers), strict=True)),
     }
 
 
-def _margin_of(name: str, facts: Mapping[str, Any]) -> Margin:
-    groups = facts["by_group"]
-    return Margin(
+def _price_of(name: str, facts: Mapping[str, Any], given: Mapping[str, bool]) -> Price:
+    tiers = facts["by_tier"]
+    return Price(
         name,
-        tuple(facts["share"][r] for r in RESOURCES),
-        None if groups is None else tuple(tuple(groups[group][r] for r in RESOURCES) for group in MARGIN_GROUPS),
+        tuple(facts["value"][r] for r in RESOURCES),
+        None if tiers is None else tuple(tuple(tiers[tier][r] for r in RESOURCES) for tier in TIER_LABELS),
+        tuple(given[r] for r in RESOURCES),
     )
 
 

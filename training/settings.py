@@ -13,10 +13,10 @@ from reclaim.data.errors import ConfigError
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.margins.margin import Budgets
-from reclaim.training.margins.plan import ANCHORS
+from reclaim.training.margins.value import Value
 
 QUANTILE_LEVELS: Final = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995)
-"""Levels the network answers with; dense at the top, where reservations are chosen (budgets of 1 % and 0.1 %)."""
+"""Levels that are read off a curve; dense at the top, where reservations lie (budgets of 1 % and 0.1 %)."""
 
 BATCH_SIZE: Final = 1_024
 """Rows per step on a CPU, and at least on CUDA."""
@@ -35,9 +35,6 @@ _NAME_LETTERS: Final = 200
 
 CONFIGS: Final = Path(__file__).parent / "configs"
 """Folder of the settings that come with the package, one TOML per kind of data."""
-
-TRANSFORMS: Final = ("identity", "sqrt", "log1p")
-"""Monotone maps of a target before the loss; quantiles are equivariant under them, the weight of errors is not."""
 
 
 def shipped_configs() -> list[str]:
@@ -73,8 +70,6 @@ class FitConfig:
     """Units of each hidden layer."""
     depth: int = 2
     """Hidden layers."""
-    transform: str = "identity"
-    """Map of a target before the loss: ``identity``, ``sqrt`` or ``log1p``."""
     dropout: float = 0.1
     """Share of hidden units left out at each step. Rows of one task are much alike, so a network soon knows the
     tasks it has seen by heart, and is then far too sure of others in the tail."""
@@ -93,7 +88,7 @@ class FitConfig:
     patience: int = 5
     """Epochs without a better validation loss after which fitting stops."""
     oom_weight: float = 0.1
-    """Weight of the out-of-memory loss next to the pinball loss."""
+    """Weight of the out-of-memory loss next to that of the curves."""
     max_samples: int = 400_000
     """Training rows at most; a seeded choice when there are more."""
     max_valid_samples: int = 60_000
@@ -120,7 +115,6 @@ class FitConfig:
         ):
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         _check(self.batch_size is None or self.batch_size >= 1, "batch_size", "at least 1", self.batch_size)
-        _check(self.transform in TRANSFORMS, "transform", f"one of {', '.join(TRANSFORMS)}", self.transform)
         _check(0 <= self.dropout < 1, "dropout", "in [0, 1)", self.dropout)
         _check(self.learning_rate > 0, "learning_rate", "above 0", self.learning_rate)
         _check(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
@@ -132,25 +126,23 @@ class FitConfig:
 class TreeConfig:
     """Settings of the fit of the gradient-boosted trees."""
 
-    levels: tuple[float, ...] = (0.9, 0.95, 0.98, 0.99, 0.995)
-    """Quantile levels, one model for each level and target."""
-    iterations: int = 100
-    """Trees per model."""
+    iterations: int = 150
+    """Trees per target."""
     leaves: int = 31
     """Leaves per tree at most."""
     learning_rate: float = 0.1
     """Shrinkage."""
-    min_leaf: int = 50
-    """Rows per leaf at least."""
-    max_samples: int = 60_000
+    min_leaf: int = 200
+    """Pairs of a row and a threshold per leaf at least."""
+    max_samples: int = 100_000
     """Training rows at most; a seeded choice when there are more."""
+    max_pairs: int = 500_000
+    """Pairs of a row and a threshold per target at most, chosen likewise."""
     threads: int = 1
     """CPU threads; more help only where the cores are idle."""
 
     def __post_init__(self) -> None:
-        _check(len(self.levels) > 0 and all(0 < q < 1 for q in self.levels), "levels", "between 0 and 1", self.levels)
-        _check(tuple(sorted(set(self.levels))) == tuple(self.levels), "levels", "increasing", self.levels)
-        for name in ("iterations", "min_leaf", "max_samples", "threads"):
+        for name in ("iterations", "min_leaf", "max_samples", "max_pairs", "threads"):
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         _check(self.leaves >= 2, "leaves", "at least 2", self.leaves)
         _check(self.learning_rate > 0, "learning_rate", "above 0", self.learning_rate)
@@ -164,16 +156,12 @@ class TrainConfig:
     """``network`` or ``trees``, or another of ``estimators.registry.LEARNED``."""
     horizon_s: int = 3_600
     """The horizon a reservation is promised for, in seconds: 300, 3600 or 86400."""
-    level: float | None = None
-    """Quantile level reserved for all tasks alike; None spends the budget instead (``estimators.plan.Basis``), at
-    the price that reclaims most of the validation rows, per resource and budget."""
-    anchor: float | None = None
-    """Weight of the task's own past next to the quantile, one of ``estimators.plan.ANCHORS``; None chooses
-    likewise."""
     budgets: Budgets = field(default_factory=Budgets)
-    """Shares of task-windows that may violate, for the baseline and the aggressive margin."""
-    by_group: bool = False
-    """Makes each group of tasks (tier, age) keep the budgets for itself, with a margin of its own."""
+    """Shares of task-windows that may violate, for the baseline and the aggressive price."""
+    by_tier: bool = False
+    """Makes each tier keep the budgets for itself, at a price of its own."""
+    value: Value = field(default_factory=Value)
+    """Money instead of a budget: what is reclaimed earns it, a violation costs it, and the price follows."""
     seed: int = 1
     """Seed of every random choice."""
     fit: FitConfig = field(default_factory=FitConfig)
@@ -190,10 +178,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _check(self.estimator in LEARNED, "estimator", f"one of {', '.join(LEARNED)}", self.estimator)
         _check(self.horizon_s in HORIZONS_S, "horizon_s", f"one of {HORIZONS_S} seconds", self.horizon_s)
-        if self.level is not None and not isinstance(self.own, Mapping):
-            offered = getattr(self.own, "levels", QUANTILE_LEVELS)
-            _check(self.level in offered, "level", f"one of {offered}", self.level)
-        _check(self.anchor is None or self.anchor in ANCHORS, "anchor", f"one of {ANCHORS}", self.anchor)
         _check(bool(self.experiment) and bool(self.model_name), "experiment and model_name", "named", "")
 
     def settings(self) -> Mapping[str, Any]:

@@ -68,3 +68,10 @@ def lent(*columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     for view in views:
         view.flags.writeable = False
     return views
+
+
+def mean_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean over the first axis of what is finite; NaN where nothing is."""
+    known = np.isfinite(values)
+    n = known.sum(axis=0)
+    return np.where(n > 0, np.where(known, values, 0.0).sum(axis=0) / np.maximum(n, 1), np.nan)

@@ -23,7 +23,7 @@ NAVIGATION = {
                   "docs/reference": "Columns and settings"},
     "Extend it": {"docs/add-a-trace-or-an-estimator": None, "CONTRIBUTING": None, "CONVENTIONS": None,
                   "CHANGELOG": None},
-    "Records": {"benchmarks/results/bar": None, "benchmarks/results/replay-200x28": "All tables of a cell replayed",
+    "Records": {"benchmarks/results/bar": None, "benchmarks/results/replay-60x14": "All tables of a cell replayed",
                 "benchmarks/LOG": None},
 }  # fmt: skip
 """Caption, page and, where its own title would be too long or unclear, the name that the navigation shows."""

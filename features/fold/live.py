@@ -21,6 +21,7 @@ from reclaim.data.core.state import MADE_BY, adopt
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell, Windows, empty_windows
 from reclaim.features.fold.batch import fold_columns, made_by, room_to_publish
+from reclaim.features.fold.collection_ooms import CollectionOoms
 from reclaim.features.fold.live_kernel import (
     LATE,
     PENDING,
@@ -87,6 +88,7 @@ class TolerantState:
         self._settled = blank_records((late,), STATE)  # without the windows that are held
         self._held = np.zeros(late * PENDING, np.bool_)
         self._pending = blank_records((late * PENDING,), _PENDING)
+        self._collections = CollectionOoms()
         self._related = RelatedState(self._threads, most_idle=self._most_idle) if self._with_related else None
 
     def classify(self, slot: Slots, windows: Windows) -> NDArray[np.uint8]:
@@ -146,24 +148,27 @@ class TolerantState:
         self._make_room(int(slots[-1]) + 1 if k else 0)
         x = np.empty((k, len(feature_names(related=self._with_related))), np.float32)
         end_us, row, refused = np.empty(k, np.int64), np.empty(k, np.int64), np.zeros(k, np.bool_)
-        place, (moment, share) = np.empty(n, np.int64), room_to_publish(n, self._with_related)
+        place, (moment, died, share) = np.empty(n, np.int64), room_to_publish(n, self._with_related)
         columns, largest = fold_columns(windows), np.array(self._cell.largest_machine)
 
         def advance(part: int, parts: int) -> None:
             advance_tasks(
                 self._live, self._settled, self._held, self._pending, slots, edges, order, part * k // parts,
                 (part + 1) * k // parts, columns, self._lateness_us, largest, self._cell.monday_us, x, end_us, row,
-                refused, place, moment, share, np.empty(N_LEVELS),
+                refused, place, moment, died, share, np.empty(N_LEVELS),
             )  # fmt: skip
 
         in_parts(advance, k, self._threads)
         if refused.any():
             raise ValueError(f"windows of {refused.sum()} tasks are repeated or too late: give those classify lets in")
-        if self._related is not None:
-            day = int(moment.max(initial=0)) // _SLOTS_A_DAY
-            if day > self._day:
-                self._day = day
+        self._collections.advance(windows.collection_id, moment, died, x, order, place)
+        day = int(moment.max(initial=0)) // _SLOTS_A_DAY
+        if day > self._day:
+            self._day = day
+            self._collections.drop_idle(day * _SLOTS_A_DAY)
+            if self._related is not None:
                 self._related.drop_idle(day * _SLOTS_A_DAY - IDLE_SLOTS)
+        if self._related is not None:
             self._related.advance(slot, windows, moment, share, x, order, place)
         return slots, x, end_us, row
 
@@ -190,6 +195,7 @@ class TolerantState:
             "task": (self._settled if self._lateness_us else self._live)[: self._tasks],
             "held": self._held[:late],
             "pending": self._pending[:late],
+            **self._collections.memory(),
             **{name: a[: self._tasks] if name == "member" else a for name, a in related.items()},
         }
 
@@ -219,6 +225,7 @@ class TolerantState:
             raw(self._settled)[: tasks * STATE.itemsize] = raw(ours["task"])
             self._held[: len(held)] = held
             raw(self._pending)[: pending.nbytes] = raw(pending)
+        self._collections.recall({name: copy_of(ours[name]) for name in self._collections.memory()})
         if self._related is not None:
             self._related.recall({name: copy_of(array) for name, array in ours.items()})
 

@@ -10,7 +10,7 @@ from reclaim.data.core.jit import LENT, copy_row, fetch_line
 from reclaim.features.fold.task_read import write
 from reclaim.features.fold.task_record import READ_FROM, STATE, TAKEN_FROM
 from reclaim.features.fold.task_update import publish_to_group, take
-from reclaim.features.registry import CONTEXT_WINDOWS
+from reclaim.features.registry import RECENT_WINDOWS
 
 NEW, LATE, REPEATED, TOO_LATE = range(4)
 """Kinds of windows: see ``live.TolerantState.classify``."""
@@ -60,8 +60,9 @@ def advance_tasks(
     last_row: Any,  # (k,) int64, written
     refused: Any,  # (k,) bool, set
     place: Any,  # (n,) int64, written
-    moment: Any,  # (n,) int32, written; (0,) without related tasks
-    share: Any,  # (n, N_SIGNALS) int32, written
+    moment: Any,  # (n,) int32, written
+    died: Any,  # (n,) int32, written
+    share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> None:
     """Take the rows of some tasks, each task's in time order, and write its own features after its last window."""
@@ -74,7 +75,7 @@ def advance_tasks(
         for at in range(edges[k], edges[k + 1]):
             i = order[at]
             kind = _kind(live, settled, task, columns.end_us[i], lateness_us)
-            taken = kind <= LATE
+            taken, ooms = kind <= LATE, s.ooms
             if not taken:
                 refused[k] = True
             elif lateness_us > 0:
@@ -85,7 +86,7 @@ def advance_tasks(
                 last_row[k] = i
             elif kind == LATE:
                 _catch_up(live, settled, held, pending, task, shape)
-            publish_to_group(s.end_us, taken, columns, moment, share, i)
+            publish_to_group(s, ooms, taken, columns, moment, died, share, i)
             place[i] = k
         last_us[k] = s.end_us
         _fetch(live[following], _RECORD_BYTES)
@@ -132,7 +133,7 @@ def _kind(
     s = live[task]
     if s.count == 0 or end_us > s.end_us:
         return NEW
-    for k in range(min(s.count, CONTEXT_WINDOWS)):
+    for k in range(min(s.count, RECENT_WINDOWS)):
         if s.recent_us[k] == end_us:
             return REPEATED
     if lateness_us == 0 or end_us < s.end_us - lateness_us:

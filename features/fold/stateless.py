@@ -12,6 +12,7 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.windows import Cell, Windows
 from reclaim.features.fold.batch import fold_columns, room_to_publish
+from reclaim.features.fold.collection_ooms import fold_collection_ooms
 from reclaim.features.fold.related import Tasks, fold_related
 from reclaim.features.fold.task_read import write
 from reclaim.features.fold.task_record import STATE
@@ -50,7 +51,7 @@ def features_of_histories(
     starts = windows.task_starts()
     n, n_tasks = len(windows), len(starts) - 1
     x = np.empty((n_tasks, len(feature_names(related=related))), np.float32)
-    moment, share = room_to_publish(n, related)
+    moment, died, share = room_to_publish(n, related)
     largest = np.array(cell.largest_machine)
 
     def fold(part: int, parts: int) -> None:
@@ -60,13 +61,14 @@ def features_of_histories(
             rows = slice(mine[0], mine[-1])
             _fold_to_last(
                 state, mine - mine[0], fold_columns(windows.take(rows)), largest, cell.monday_us,
-                x[first : first + _TASKS_AT_ONCE], moment[rows], share[rows], np.empty(N_LEVELS),
+                x[first : first + _TASKS_AT_ONCE], moment[rows], died[rows], share[rows], np.empty(N_LEVELS),
             )  # fmt: skip
 
     in_parts(fold, n, threads)
+    first = starts[:-1]
+    tasks = Tasks(windows.collection_id[first], windows.user[first], windows.name[first], first, starts[1:])
+    fold_collection_ooms(tasks, moment, died, x, last_only=True)
     if related:
-        first = starts[:-1]
-        tasks = Tasks(windows.collection_id[first], windows.user[first], windows.name[first], first, starts[1:])
         fold_related(tasks, moment, share, x, threads, last_only=True)
     return x
 
@@ -79,16 +81,17 @@ def _fold_to_last(
     largest: Any,  # (R,) float64
     monday_us: int,
     out: Any,  # (n_tasks, n_features) float32, written
-    moment: Any,  # (n,) int32, written; (0,) without related tasks
-    share: Any,  # (n, N_SIGNALS) int32, written
+    moment: Any,  # (n,) int32, written
+    died: Any,  # (n,) int32, written
+    share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> None:
     for task in range(len(starts) - 1):
         state[0] = state[1]  # a blank one
         s = state[0]
         for i in range(starts[task], starts[task + 1]):
-            taken = s.count == 0 or columns.end_us[i] > s.end_us
+            taken, ooms = s.count == 0 or columns.end_us[i] > s.end_us, s.ooms
             if taken:
                 take(s, columns, shape, i)
-            publish_to_group(s.end_us, taken, columns, moment, share, i)
+            publish_to_group(s, ooms, taken, columns, moment, died, share, i)
         write(s, columns, starts[task + 1] - 1, largest, monday_us, out, task)

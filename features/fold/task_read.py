@@ -10,15 +10,8 @@ import numpy as np
 
 from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES, TIERS
+from reclaim.features.fold.task_oom import began_us, write_oom
 from reclaim.features.fold.task_record import (
-    AT_CPI,
-    AT_CPU_MEAN,
-    AT_CPU_P10,
-    AT_CPU_P50,
-    AT_CPU_P99,
-    AT_MAI,
-    AT_MEMORY_MEAN,
-    AT_PAGE_CACHE,
     BIN_FIRST,
     BINS,
     HOUR_US,
@@ -29,16 +22,17 @@ from reclaim.features.fold.task_record import (
     USAGE,
     WINDOW_US,
 )
-from reclaim.features.fold.task_update import resource_of
+from reclaim.features.fold.task_update import hour_of, resource_of
 from reclaim.features.registry import (
     AT,
-    CONTEXT_WINDOWS,
     FIRST_RELATED,
     FIRST_RESOURCE,
     LARGEST,
     N_RESOURCE,
     N_STATISTICS,
     OF_RESOURCE,
+    RECENT_WINDOWS,
+    SAME_HOUR_DAYS,
     STATISTIC,
 )
 
@@ -50,6 +44,7 @@ _BEYOND_LONG_AT: Final = np.array([OF_RESOURCE.p98_48h])
 _BEYOND_USAGE: Final = np.array([0.01, 0.10, 0.50])
 _BEYOND_USAGE_AT: Final = np.array([AT.usage_p99_12h, AT.usage_p90_12h, AT.usage_p50_12h])
 """Shares above percentiles, rising, and the positions of those percentiles."""
+_SAME_HOUR_AT: Final = np.array([STATISTIC[f"same_hour_{days}d"] for days in SAME_HOUR_DAYS])
 _TIER_AT: Final = np.array([AT[f"tier_{tier}"] for tier in TIERS])
 _LOG_GAP: Final = math.log2(1.0 + WINDOW_US / 60e6)
 _PER_HOUR: Final = 1.0 / HOUR_US
@@ -104,9 +99,9 @@ def write(
     i: int,
 ) -> None:
     """Write a task's own features after the window of ``row`` into row ``i`` of ``out``, in the registry's order."""
-    n, within_30m, within_1h, within_2h, hour_ago = min(s.count, CONTEXT_WINDOWS), 0, 0, 0, 0
+    n, within_30m, within_1h, within_2h, hour_ago = min(s.count, RECENT_WINDOWS), 0, 0, 0, 0
     nearest = 4 * HOUR_US
-    place = (s.count - 1) % CONTEXT_WINDOWS
+    place = (s.count - 1) % RECENT_WINDOWS
     for k in range(n):  # from the last window back
         back_us = s.end_us - s.recent_us[place]
         if back_us >= 2 * HOUR_US:
@@ -117,7 +112,7 @@ def write(
         if abs(back_us - HOUR_US) <= nearest:
             nearest = abs(back_us - HOUR_US)
             hour_ago = k
-        place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
+        place = place - 1 if place > 0 else RECENT_WINDOWS - 1
     for j in range(N_SIGNALS):
         _statistics(s, j, w.limit[row, resource_of(j)], within_30m, within_1h, within_2h, hour_ago, out, i)
     for r in range(2):
@@ -136,6 +131,7 @@ def write(
             out[i, o + OF_RESOURCE.limit_change] = math.log2(limit / s.reference[r])
     _shape(s, w.limit[row, 0], out, i)
     _singles(s, w.limit[row, 1], within_2h, w.tier[row], w.scheduling_class[row], w.in_alloc[row], monday_us, out, i)
+    write_oom(s, w.limit[row, 1], out, i)
     for k in range(FIRST_RELATED):
         if out[i, k] > LARGEST:
             out[i, k] = LARGEST
@@ -157,9 +153,9 @@ def _statistics(
 ) -> None:
     """Write the statistics of one signal; ``within`` counts the recent windows, ``hour_ago`` counts back to one."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
-    place = (s.count - 1) % CONTEXT_WINDOWS
+    place = (s.count - 1) % RECENT_WINDOWS
     last = float(s.recent[place, j])
-    then = float(s.recent[(place - hour_ago) % CONTEXT_WINDOWS, j])
+    then = float(s.recent[(place - hour_ago) % RECENT_WINDOWS, j])
     centre = last if last == last else 0.0  # sums of small differences lose no digits
     count, total, square, largest = 0, 0.0, 0.0, -1.0
     count_30m, total_30m, max_1h = 0, 0.0, -1.0
@@ -168,7 +164,7 @@ def _statistics(
         stop = within_30m if part == 0 else within_1h if part == 1 else within_2h
         while k < stop:
             v = float(s.recent[place, j])
-            place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
+            place = place - 1 if place > 0 else RECENT_WINDOWS - 1
             k += 1
             if v == v:
                 away = v - centre
@@ -180,7 +176,7 @@ def _statistics(
             count_30m, total_30m = count, total
         elif part == 1:
             max_1h = largest
-    this_hour = float(s.hour_max[((s.end_us - 1) // HOUR_US + 1) % HOURS, j])
+    this_hour = float(s.hour_max[hour_of(s.end_us) % HOURS, j])
     max_6h, max_24h = float(s.rest[j, 0]), float(s.rest[j, 1])
     if not max_6h >= this_hour:
         max_6h = this_hour if this_hour == this_hour else max_6h
@@ -202,7 +198,8 @@ def _statistics(
     out[i, o + STATISTIC.ewm_1h] = s.mean_short[j] * scale if s.weight_short[j] > 0.0 else math.nan
     out[i, o + STATISTIC.ewm_12h] = s.mean_long[j] * scale if s.weight_long[j] > 0.0 else math.nan
     _percentiles(s, j, _BEYOND, _BEYOND_AT, s.reference[resource_of(j)] * scale, out, i, o)
-    out[i, o + STATISTIC.yesterday] = s.rest[j, 2] * scale
+    for k in range(len(SAME_HOUR_DAYS)):
+        out[i, o + _SAME_HOUR_AT[k]] = s.rest[j, 2 + k] * scale
     out[i, o + STATISTIC.change_1h] = (last - then) * scale
 
 
@@ -215,10 +212,9 @@ def _shape(
 ) -> None:
     """Write what the distribution of CPU says, of the last window and of half a day."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
-    ring = (s.count - 1) % CONTEXT_WINDOWS
-    last, kept = s.recent[ring], s.context[ring]
-    p10, p50, p90, p99 = float(kept[AT_CPU_P10]), float(kept[AT_CPU_P50]), float(s.p90), float(kept[AT_CPU_P99])
-    out[i, AT.cpu_mean] = kept[AT_CPU_MEAN] * scale
+    last = s.recent[(s.count - 1) % RECENT_WINDOWS]
+    p10, p50, p90, p99 = float(s.p10), float(s.p50), float(s.p90), float(s.p99)
+    out[i, AT.cpu_mean] = s.cpu_mean * scale
     out[i, AT.cpu_p50] = p50 * scale
     out[i, AT.cpu_low] = (p50 - p10) * scale
     out[i, AT.cpu_spread] = (p90 - p50) * scale
@@ -244,22 +240,19 @@ def _singles(
 ) -> None:
     """Write the features that are no statistic of a signal."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
-    ring = (s.count - 1) % CONTEXT_WINDOWS
-    last, kept = s.recent[ring], s.context[ring]
-    hour = (s.end_us - 1) // HOUR_US + 1
+    last, hour = s.recent[(s.count - 1) % RECENT_WINDOWS], hour_of(s.end_us)
     least = math.nan
     for back in range(1, 7):
-        b = (hour - back) % HOURS
-        v = s.hour_max[b, 1]
-        if hour > back and s.hour[b] == hour - back and v == v and not least <= v:
+        v = s.hour_max[(hour - back) % HOURS, 1]
+        if v == v and not least <= v:
             least = v
     count, covered, sum_x, sum_y, sum_xx, sum_xy = 0, 0.0, 0.0, 0.0, 0.0, 0.0
-    place = (s.count - 1) % CONTEXT_WINDOWS
+    place = (s.count - 1) % RECENT_WINDOWS
     for _ in range(within_2h):
         v = float(s.recent[place, 1])
         covered += min(s.recent[place, RECENT_LENGTH], 1.0)
         hours = (s.recent_us[place] - s.end_us) * _PER_HOUR
-        place = place - 1 if place > 0 else CONTEXT_WINDOWS - 1
+        place = place - 1 if place > 0 else RECENT_WINDOWS - 1
         if v == v:
             count += 1
             sum_x += hours
@@ -267,25 +260,24 @@ def _singles(
             sum_xx += hours * hours
             sum_xy += hours * v
     around = count * sum_xx - sum_x * sum_x
-    began_us = s.run_us if s.run_us >= 0 else s.first_us
-    age_h = max(s.end_us - began_us, 0) / HOUR_US
+    age_h = max(s.end_us - began_us(s), 0) / HOUR_US
     time_us = (s.end_us - monday_us) % _WEEK_US
     day = np.float32(2.0 * math.pi * (time_us % _DAY_US) / _DAY_US)
-    out[i, AT.memory_mean] = kept[AT_MEMORY_MEAN] * scale
+    out[i, AT.memory_mean] = s.memory_mean * scale
     out[i, AT.memory_growth_6h] = (last[1] - least) * scale
     out[i, AT.memory_slope_2h] = (
         (count * sum_xy - sum_x * sum_y) / around * scale if count > 1 and around > 0.0 else math.nan
     )
-    out[i, AT.page_cache] = kept[AT_PAGE_CACHE] * scale
-    out[i, AT.page_cache_share] = kept[AT_PAGE_CACHE] / kept[AT_MEMORY_MEAN] if kept[AT_MEMORY_MEAN] > 0.0 else math.nan
-    out[i, AT.cpi] = kept[AT_CPI]
-    out[i, AT.cpi_change] = kept[AT_CPI] / s.cpi_mean if s.cpi_weight > 0.0 and s.cpi_mean > 0.0 else math.nan
-    out[i, AT.mai] = kept[AT_MAI]
+    out[i, AT.page_cache] = s.page_cache * scale
+    out[i, AT.page_cache_share] = s.page_cache / s.memory_mean if s.memory_mean > 0.0 else math.nan
+    out[i, AT.cpi] = s.cpi
+    out[i, AT.cpi_change] = s.cpi / s.cpi_mean if s.cpi_weight > 0.0 and s.cpi_mean > 0.0 else math.nan
+    out[i, AT.mai] = s.mai
     out[i, AT.age] = math.log2(np.float32(1.0 + age_h))
     out[i, AT.seen] = math.log2(np.float32(1.0 + s.count))
     out[i, AT.restarts] = math.log2(1.0 + s.restarts) if s.restarts > 0 else 0.0
     out[i, AT.gap] = math.log2(1.0 + s.gap_us / 60e6) if s.gap_us != WINDOW_US else _LOG_GAP
-    out[i, AT.coverage_2h] = min(covered / CONTEXT_WINDOWS, 1.0)
+    out[i, AT.coverage_2h] = min(covered / RECENT_WINDOWS, 1.0)
     out[i, AT.length] = last[RECENT_LENGTH]
     out[i, AT.hour_sin] = math.sin(day)
     out[i, AT.hour_cos] = math.cos(day)

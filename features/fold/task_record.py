@@ -10,19 +10,25 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.jit import code_field
 from reclaim.data.schema import RESOURCES
-from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, SIGNALS
+from reclaim.features.registry import RECENT_WINDOWS, SAME_HOUR_DAYS, SIGNALS
 
 COMPILED_FILES: Final = (
-    "data/schema.py", "data/windows.py", "data/core/jit.py", "features/registry.py",
-    *(f"features/fold/{name}.py" for name in ("task_record", "task_update", "task_read", "related_record")),
+    "data/schema.py", "data/windows.py", "data/oom.py", "data/core/jit.py", "features/registry.py",
+    *(f"features/fold/{name}.py" for name in ("task_record", "task_update", "task_oom", "task_read", "related_record")),
 )  # fmt: skip
 """All files that the folds of ``batch`` and ``related`` rest on, compiled into them in addition to those two."""
 CODE: Final = code_field(*COMPILED_FILES)
 """A field of the folds' records, other when one of those files is."""
 
 
-HOURS: Final = 26
-"""Clock hours of which the maximum is kept: a day, and the hours around the same time yesterday."""
+HOURS: Final = 24
+"""Clock hours of which the maximum is kept as it is: this one and those that ``max_24h`` reaches back to."""
+WEEK_DAYS: Final = 7
+WEEK_STEP_BITS: Final = 4
+"""log2 of the steps to a doubling in which the maximum of a clock hour is kept for a week."""
+WEEK_FIRST: Final = -10
+"""log2 of the first of these steps over the first limit seen; the last of 255, all that fit a byte, is 60 times it."""
+WEEK_STEPS: Final = 255
 BINS: Final = 64
 """Bins of a decayed histogram: eight to each doubling, evenly spaced in between, so each is 6 to 12 % wide."""
 BIN_FIRST: Final = -7
@@ -30,7 +36,6 @@ BIN_FIRST: Final = -7
 virtual machines idle near 1 % of their CPU: an edge at 1.6 % cost the network 10 % of its loss there."""
 
 N_SIGNALS: Final = len(SIGNALS)
-N_CHANNELS: Final = len(CONTEXT)
 USAGE: Final = N_SIGNALS
 """Position of the histogram of CPU over time among the histograms: after the signals'."""
 LONG: Final = N_SIGNALS + 1
@@ -54,22 +59,18 @@ class FoldColumns(NamedTuple):
 
 RECENT_LENGTH: Final = N_SIGNALS
 """Position of the length in ``STATE["recent"]``, after the signals."""
-(
-    AT_CPU_MEAN, AT_CPU_P10, AT_CPU_P50, AT_CPU_P99, AT_MEMORY_MEAN, AT_PAGE_CACHE, AT_CPI, AT_MAI
-) = range(N_CHANNELS - N_SIGNALS - 1)  # fmt: skip
-"""Positions in ``STATE["context"]``: the channels between the signals and the length."""
 
 HOUR_US: Final = 3_600_000_000
 WINDOW_US: Final = 300_000_000
 
 STATE: Final = np.dtype(
     [
-        ("context", "f4", (CONTEXT_WINDOWS, N_CHANNELS - N_SIGNALS - 1)),  # the rest of what the network sees of them
+        ("week", "u1", (HOURS, WEEK_DAYS, N_SIGNALS)),  # steps of the maxima of the clock hours of a week; 0 unknown
         ("histogram", "f4", (BINS, LONG + len(RESOURCES))),  # weights by value over reference
         ("octave", "f4", (BINS // 8, LONG + len(RESOURCES))),  # their sums over eight bins each, for speed
-        ("hour_max", "f4", (HOURS, N_SIGNALS)),  # ring of maxima by clock hour
-        ("hour", "i4", HOURS),  # which clock hour each holds, plus one; 0 is none
-        ("rest", "f4", (N_SIGNALS, 3)),  # largest of the hours before this one that max_6h, max_24h and yesterday cover
+        ("hour_max", "f4", (HOURS, N_SIGNALS)),  # ring of maxima by clock hour; NaN unknown
+        # largest of the hours before this one that max_6h, max_24h and each of same_hour cover
+        ("rest", "f4", (N_SIGNALS, 2 + len(SAME_HOUR_DAYS))),
         ("total", "f8", LONG + len(RESOURCES)),  # their sums
         ("gain", "f8", 2),  # weight of a full window now: half-life of 12 hours, of 48
         ("reference", "f8", len(RESOURCES)),  # the first limit known: what the bins are relative to
@@ -81,18 +82,35 @@ STATE: Final = np.dtype(
         ("max_ever", "f8", N_SIGNALS),
         ("cpi_weight", "f8"),
         ("cpi_mean", "f8"),
-        ("p90", "f4"),  # of CPU in the last window, not capped
-        ("over_limit", "f4"),  # share of the last window above the limit
+        # of the last window: percentiles of CPU, not capped, means, and the share of it above the limit
+        *((name, "f4") for name in ("p10", "p50", "p90", "p99")),
+        ("cpu_mean", "f4"),
+        ("memory_mean", "f4"),
+        ("page_cache", "f4"),
+        ("cpi", "f4"),
+        ("mai", "f4"),
+        ("over_limit", "f4"),
         ("known", "f4"),  # how much of its distribution was measured
         ("restarts", "i4"),
+        ("ooms", "i4"),  # runs that ended out of memory
+        ("near", "i4"),  # whether memory was near the limit in the last window
+        ("above", "i4"),  # windows of this run with memory above the limit
+        ("run_max", "f4"),  # largest memory of this run
+        # sums over its windows: number, hours since it began, memory, squares and products
+        *((name, "f8") for name in ("run_n", "run_x", "run_y", "run_xx", "run_xy")),
+        ("memory_limit", "f8"),  # of the last window
+        ("oom_limit", "f8"),  # the same of the last run that ended out of memory
+        ("oom_us", "i8"),  # end of its last window
+        ("oom_age_us", "i8"),  # how long it had lasted by then
+        ("oom_least_us", "i8"),  # least of all such
         ("run_us", "i8"),  # start of the current run
         ("gap_us", "i8"),  # between the ends of the last two windows
         ("count", "i8"),
         ("first_us", "i8"),
         ("end_us", "i8"),
-        ("recent", "f4", (CONTEXT_WINDOWS, N_SIGNALS + 1)),  # ring of recent windows: signals, length over 5 minutes
-        ("recent_us", "i8", CONTEXT_WINDOWS),  # their ends
-        ("spare", "i8"),  # makes it a whole number of cache lines
+        ("recent", "f4", (RECENT_WINDOWS, N_SIGNALS + 1)),  # ring of recent windows: signals, length over 5 minutes
+        ("recent_us", "i8", RECENT_WINDOWS),  # their ends
+        ("spare", "i8", 7),  # makes it a whole number of cache lines
         CODE,
     ],
     align=True,
@@ -100,8 +118,9 @@ STATE: Final = np.dtype(
 """The record. Usage is kept in the trace's unit and divided by the current limit when a feature is read, so a
 changed limit changes the features and not the history. Its size is ``STATE.itemsize`` bytes, whole cache lines.
 
-It is read from memory far slower than it is worked on. So what a feature reads of the last window alone stands first,
-then the bins of small values, which few tasks use: the rest is fetched ahead, its end only to read features off it."""
+It is read from memory far slower than it is worked on. So what is used once an hour stands first, then the bins of
+small values, which few tasks use: the rest is fetched ahead, its end only to read features off it. The week is kept by
+time of day, so that the hours which one step reads and writes lie next to each other."""
 
 _FIELDS: Final[Mapping[str, Any]] = STATE.fields or {}
 TAKEN_FROM: Final = _FIELDS["histogram"][1] + STATE["histogram"].itemsize // 2

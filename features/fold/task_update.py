@@ -24,15 +24,8 @@ from reclaim.data.windows import (
     PAGE_CACHE,
 )
 from reclaim.features.fold.related_record import SCALE
+from reclaim.features.fold.task_oom import LIVES, NOT_TAKEN, add_memory, end_run
 from reclaim.features.fold.task_record import (
-    AT_CPI,
-    AT_CPU_MEAN,
-    AT_CPU_P10,
-    AT_CPU_P50,
-    AT_CPU_P99,
-    AT_MAI,
-    AT_MEMORY_MEAN,
-    AT_PAGE_CACHE,
     BIN_FIRST,
     BINS,
     HOUR_US,
@@ -41,13 +34,23 @@ from reclaim.features.fold.task_record import (
     N_SIGNALS,
     RECENT_LENGTH,
     USAGE,
+    WEEK_DAYS,
+    WEEK_FIRST,
+    WEEK_STEP_BITS,
+    WEEK_STEPS,
     WINDOW_US,
 )
-from reclaim.features.registry import CONTEXT_WINDOWS, SLOT_S
+from reclaim.features.registry import RECENT_WINDOWS, SAME_HOUR_DAYS, SLOT_S
 
 _SLOT_US: Final = SLOT_S * 1_000_000
-_BIN_BITS: Final = (127 + BIN_FIRST) * 8
-"""The leading bits, down to eighths of a doubling, of the first edge as a single-precision number."""
+_BIN_BITS: Final = 3
+"""log2 of the bins to a doubling."""
+_WEEK_VALUES: Final = np.array(
+    [math.nan, *(2.0 ** (WEEK_FIRST + k // 16) * (1 + k % 16 / 16) for k in range(WEEK_STEPS))]
+)
+"""Maximum of a clock hour, over the first limit, of each number in ``week``."""
+_SAME_HOUR_DAYS: Final = np.array(SAME_HOUR_DAYS)
+_WEEK_HOURS: Final = WEEK_DAYS * HOURS
 _LAST_SLOT: Final = 2**31 - 2
 """Slots are counted in 32 bits: 20 thousand years; whatever is later is as late as that."""
 _LEVEL_SHARES: Final = np.array(LEVELS) / 100.0
@@ -74,20 +77,24 @@ def resource_of(signal: int) -> int:
 
 @numba.njit(forceinline=True, **LENT)
 def publish_to_group(
-    end_us: int,
+    s: Any,  # a record of STATE
+    ooms: int,
     taken: bool,
     w: Any,  # FoldColumns, or records of the same fields
-    moment: Any,  # (n,) int32, written; (0,) without related tasks
-    share: Any,  # (n, N_SIGNALS) int32, written
+    moment: Any,  # (n,) int32, written
+    died: Any,  # (n,) int32, written
+    share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     i: int,
 ) -> None:
-    """Write the slot and the signals of a window for the features of related tasks, if ``moment`` has a place for it.
+    """Write what other tasks' features need of a window: its slot, an out-of-memory end of a run, and its signals.
 
-    ``end_us`` is the task's last end. Signals are over the limit, in whole parts of ``SCALE``; -1 unknown.
+    ``ooms`` is how many such ends the record had before the window. ``died`` is the run's age in seconds where there is
+    one more. Signals are over the limit, in whole parts of ``SCALE``, -1 unknown, if ``share`` has a place for them.
     """
-    if len(moment) == 0:
+    moment[i] = min(max((s.end_us - 1) // _SLOT_US, 0), _LAST_SLOT)
+    died[i] = NOT_TAKEN if not taken else min(s.oom_age_us // 1_000_000, _LAST_SLOT) if s.ooms > ooms else LIVES
+    if len(share) == 0:
         return
-    moment[i] = min(max((end_us - 1) // _SLOT_US, 0), _LAST_SLOT)
     for j in range(N_SIGNALS):
         limit = w.limit[i, resource_of(j)]
         v = w.signals[i, j] / limit if limit > 0.0 else math.nan
@@ -112,6 +119,10 @@ def take(
         for j in range(N_SIGNALS):
             s.max_ever[j] = math.nan
             s.slow_max[j] = math.nan
+            for b in range(HOURS):
+                s.hour_max[b, j] = math.nan
+            for k in range(2 + len(SAME_HOUR_DAYS)):
+                s.rest[j, k] = math.nan
     else:
         s.gap_us = w.end_us[i] - s.end_us
         keep_short, keep_long = _KEEP_SHORT, _KEEP_LONG
@@ -119,35 +130,38 @@ def take(
             keep_short = 0.5 ** (s.gap_us / _HALF_LIFE_SHORT_US)
             keep_long = 0.5 ** (s.gap_us / _HALF_LIFE_LONG_US)
         if w.scheduled_us[i] > s.run_us:
+            end_run(s)
             if s.run_us >= 0:
                 s.restarts += 1
             s.run_us = w.scheduled_us[i]
         _age_histograms(s, keep_long)
+        if hour_of(w.end_us[i]) > hour_of(s.end_us):
+            _open_hour(s, hour_of(w.end_us[i]))
     length = (w.end_us[i] - w.start_us[i]) / WINDOW_US
     weight = min(length, 1.0)
     for r in range(2):
         if not s.reference[r] > 0.0 and w.limit[i, r] > 0.0:
             s.reference[r] = w.limit[i, r]
     s.known = _complete(w.percentiles, i, w.usage[i, CPU_MEAN], w.usage[i, CPU_MAX], shape)
+    s.p10 = shape[P10]
+    s.p50 = shape[P50]
     s.p90 = shape[P90]
+    s.p99 = shape[P99]
+    s.cpu_mean = w.usage[i, CPU_MEAN]
+    s.memory_mean = w.usage[i, MEMORY_MEAN]
+    s.page_cache = w.usage[i, PAGE_CACHE]
+    s.cpi = w.usage[i, CPI]
+    s.mai = w.usage[i, MAI]
     s.over_limit = _above(shape, w.limit[i, 0])
-    ring = s.count % CONTEXT_WINDOWS
+    ring = s.count % RECENT_WINDOWS
     s.recent_us[ring] = w.end_us[i]
     for j in range(N_SIGNALS):
         s.recent[ring, j] = w.signals[i, j]
     s.recent[ring, RECENT_LENGTH] = length
-    kept = s.context[ring]
-    kept[AT_CPU_MEAN] = w.usage[i, CPU_MEAN]
-    kept[AT_CPU_P10] = shape[P10]
-    kept[AT_CPU_P50] = shape[P50]
-    kept[AT_CPU_P99] = shape[P99]
-    kept[AT_MEMORY_MEAN] = w.usage[i, MEMORY_MEAN]
-    kept[AT_PAGE_CACHE] = w.usage[i, PAGE_CACHE]
-    kept[AT_CPI] = w.usage[i, CPI]
-    kept[AT_MAI] = w.usage[i, MAI]
     s.end_us = w.end_us[i]
     s.count += 1
-    block = _open_hour(s)
+    add_memory(s, w.signals[i, 1], w.limit[i, 1])
+    block = hour_of(s.end_us) % HOURS
     for j in range(N_SIGNALS):
         v = w.signals[i, j]
         s.weight_short[j] *= keep_short
@@ -213,30 +227,46 @@ def _age_histograms(
 @numba.njit(**LENT)
 def _open_hour(
     s: Any,  # a record of STATE, changed
-) -> int:
-    """Return the place of the clock hour of the last window; in a new hour, look once at those before it."""
-    hour = (s.end_us - 1) // HOUR_US + 1
-    block = hour % HOURS
-    if s.hour[block] != hour:
-        s.hour[block] = hour
-        for j in range(N_SIGNALS):
-            s.hour_max[block, j] = math.nan
-            max_6h, max_24h, yesterday = math.nan, math.nan, math.nan
-            for b in range(HOURS):
-                v = s.hour_max[b, j]
-                back = hour - s.hour[b]
-                if s.hour[b] == 0 or back < 1 or v != v:
-                    continue
-                if back < 6 and not max_6h >= v:
-                    max_6h = v
-                if back < 24 and not max_24h >= v:
-                    max_24h = v
-                if 22 <= back <= 24 and not yesterday >= v:
-                    yesterday = v
-            s.rest[j, 0] = max_6h
-            s.rest[j, 1] = max_24h
-            s.rest[j, 2] = yesterday
-    return int(block)
+    hour: int,
+) -> None:
+    """Keep the maximum of the last window's clock hour for a week, and look once at the hours before a new one."""
+    last = hour_of(s.end_us)
+    for j in range(N_SIGNALS):
+        reference, v = s.reference[resource_of(j)], float(s.hour_max[last % HOURS, j])
+        known = v == v and reference > 0.0
+        s.week[last % HOURS, _day_of(last), j] = (
+            1 + _step(v / reference, WEEK_STEP_BITS, WEEK_FIRST, WEEK_STEPS) if known else 0
+        )
+        for without in range(max(last + 1, hour - _WEEK_HOURS), hour):
+            s.week[without % HOURS, _day_of(without), j] = 0
+        for without in range(max(last, hour - HOURS) + 1, hour + 1):
+            s.hour_max[without % HOURS, j] = math.nan
+        max_6h, max_24h = math.nan, math.nan
+        for back in range(1, HOURS):
+            v = float(s.hour_max[(hour - back) % HOURS, j])
+            if back < 6 and v == v and not max_6h >= v:
+                max_6h = v
+            if v == v and not max_24h >= v:
+                max_24h = v
+        s.rest[j, 0] = max_6h
+        s.rest[j, 1] = max_24h
+        for k in range(len(SAME_HOUR_DAYS)):
+            first = hour - HOURS * _SAME_HOUR_DAYS[k]
+            step = max(
+                s.week[first % HOURS, _day_of(first), j], s.week[(first + 1) % HOURS, _day_of(first + 1), j]
+            )  # fmt: skip
+            s.rest[j, 2 + k] = _WEEK_VALUES[step] * reference
+
+
+@numba.njit(inline="always", **LENT)
+def hour_of(end_us: int) -> int:
+    """Return the clock hour in which a window ends; one that ends on the hour belongs to the hour before."""
+    return (end_us - 1) // HOUR_US
+
+
+@numba.njit(inline="always", **LENT)
+def _day_of(hour: int) -> int:
+    return hour // HOURS % WEEK_DAYS
 
 
 @numba.njit(**LENT)
@@ -319,5 +349,11 @@ def _fill(
 @numba.njit(inline="always", **LENT)
 def _bin(ratio: float) -> int:
     """Return the bin of a value, its upper edge included: from the leading bits of the number, no logarithm."""
-    b = ((np.float32(ratio).view(np.int32) - 1) >> 20) - _BIN_BITS + 1
-    return max(0, min(int(b), BINS - 1))
+    return int(_step(ratio, _BIN_BITS, BIN_FIRST, BINS))
+
+
+@numba.njit(inline="always", **LENT)
+def _step(ratio: float, bits: int, first: int, steps: int) -> int:
+    """Return the first step no less than a value, or the last: ``2 ** bits`` to a doubling, from ``2 ** first`` on."""
+    step = ((np.float32(ratio).view(np.int32) - 1) >> (23 - bits)) - ((127 + first) << bits) + 1
+    return max(0, min(int(step), steps - 1))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from reclaim.data.core.arrays import blank_records
 from reclaim.data.dataset import Dataset
 from reclaim.data.schema import MACHINES, RESOURCES
 from reclaim.data.windows import Windows, concatenate, empty_windows, what_is_judged
@@ -31,8 +32,10 @@ from reclaim.replay.open_loop.period import Period, lay_out_period
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.estimators.base import Estimate, Estimator
 from reclaim.training.estimators.registry import build_estimator, candidates
+from reclaim.training.margins.answers import Answers, Priced, Widened, scores_of
 from reclaim.training.margins.calibrate import Calibration, calibrate, guarded_reservations
 from reclaim.training.margins.margin import Budgets
+from reclaim.training.margins.price import N_RUNGS
 from reclaim.training.margins.tune import TunedEstimator, Tuning, choose_settings, tuning_facts
 from reclaim.training.models.estimator import ForecastEstimator
 
@@ -42,15 +45,12 @@ if TYPE_CHECKING:
 LIMIT: Final = "limit"
 """The estimator that takes no margin: it reserves the limit."""
 ROWS_PER_CALL: Final = 65_536
-"""Rows given to an estimator at once; bounds the memory of a learned one, 0.5 kB of quantiles a row."""
+"""Rows given to an estimator at once; bounds the memory of a learned one, 2 kB of curves a row."""
 TUNED_ROWS: Final = 150_000
 """Validation rows that settings are chosen by, about: 150 of them may violate at a budget of 0.1 %. Of a larger dataset
 the first buckets are taken; tasks fall into buckets by their collection's hash."""
 _NEXT_S: Final = 300
 """The shortest horizon, in seconds: the next window."""
-
-Bases = Mapping[str, Estimate]
-"""Answers without margin, for the ``baseline`` and the ``aggressive`` margin; most estimators have one for both."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ class Estimates:
         Validation and test rows, and the windows just before them.
     period : Period
         The test period of it.
-    bases : mapping of estimator to Bases
-        Answers without margin, learned estimators first.
+    answers : mapping of estimator to Answers
+        Before any margin or price, learned estimators first; those of ``LIMIT``, too.
     calibrations : mapping of estimator to Calibration
-        The margins of each, set on validation rows; none for ``LIMIT``.
+        The margins or prices of each, set on validation rows; none for ``LIMIT``.
     tunings : mapping of estimator to Tuning
         The settings of each statistical one that has any to choose, chosen on validation rows.
     """
 
     history: History
     period: Period
-    bases: Mapping[str, Bases]
+    answers: Mapping[str, Answers]
     calibrations: Mapping[str, Calibration]
     tunings: Mapping[str, Tuning] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class Estimates:
         """
         if name == LIMIT:
             return {"none": self.history.windows.limit}
-        return guarded_reservations(self.bases[name], self.history.windows, self.calibrations[name].margins)
+        return guarded_reservations(self.answers[name], self.history.windows, self.calibrations[name].settings)
 
 
 def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
@@ -105,17 +105,20 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
             tunings = {name: fold.choose(name, config.horizon_s, config.budgets) for name in names}
         source.settings.update({name: tuning_facts(tuning) for name, tuning in tunings.items()})
     makers = estimator_makers(config, source.bundles, source.features.mean_limit, tunings)
-    history, bases = fold_dataset(
+    history, answers = fold_dataset(
         source.dataset, source.features, config.horizon_s, makers, source.seconds, progress=source.progress
     )
     table = source.dataset.table("machines")
     period = lay_out_period(history, {name: table[name].to_numpy() for name in MACHINES.names})
+    given = scores_of(config.value.prices(source.features.mean_limit, config.horizon_s))
     calibrations = {
-        name: set_margins(both, period, config.budgets, by_group=config.by_group)
-        for name, both in bases.items()
+        name: set_margins(
+            of, period, config.budgets, by_tier=config.by_tier, given=given if isinstance(of, Priced) else None
+        )
+        for name, of in answers.items()
         if name != LIMIT
     }
-    return Estimates(history, period, bases, calibrations, tunings)
+    return Estimates(history, period, answers, calibrations, tunings)
 
 
 def estimator_makers(
@@ -216,23 +219,32 @@ class CandidateFold:
         return choose_settings(self.answers[name], candidates(name), self.windows, target, budgets)
 
 
-def set_margins(bases: Bases, period: Period, budgets: Budgets, *, by_group: bool = False) -> Calibration:
-    """Set an estimator's margins on the validation rows.
+def set_margins(
+    answers: Answers,
+    period: Period,
+    budgets: Budgets,
+    *,
+    by_tier: bool = False,
+    given: tuple[float, ...] | None = None,
+) -> Calibration:
+    """Set an estimator's margins or prices on the validation rows.
 
     Parameters
     ----------
-    bases : mapping of margin name to Estimate
-        Its answers to every row of the history, for the baseline and for the aggressive margin.
+    answers : Answers
+        To every row of the history.
     period : Period
     budgets : Budgets
         Shares of task-windows that may violate, for the baseline and the aggressive margin.
-    by_group : bool
-        Whether each group of tasks (tier, age) keeps the budgets for itself.
+    by_tier : bool
+        Whether each tier keeps the budgets for itself.
+    given : tuple of float or None
+        Of ``calibrate``: what is known without a budget.
     """
     history = period.history
     valid = np.flatnonzero(history.period == VALID)
-    of_valid = {margin: base.take(valid) for margin, base in bases.items()}
-    return calibrate(of_valid, history.windows.take(valid), history.target[valid], budgets, by_group=by_group)
+    windows, target = history.windows.take(valid), history.target[valid]
+    return calibrate(answers.take(valid), windows, target, budgets, by_tier=by_tier, given=given)
 
 
 def fold_dataset(
@@ -243,7 +255,7 @@ def fold_dataset(
     seconds: dict[str, float],
     *,
     progress: bool,
-) -> tuple[History, dict[str, Bases]]:
+) -> tuple[History, dict[str, Answers]]:
     """Fold every bucket through every estimator; return the rows that are judged, and the answers to them.
 
     Each bucket is read once and dropped. Kept are the rows of the validation and the test period, and the window of
@@ -266,7 +278,7 @@ def fold_dataset(
     """
     future = _Future(features, horizon_s)
     kept: list[History] = []
-    answers: dict[str, list[Bases]] = {name: [] for name in makers}
+    answers: dict[str, list[Answers]] = {name: [] for name in makers}
     total = int(features.bucket_start[-1])
     quiet = None if progress else True
     with (
@@ -298,8 +310,11 @@ def fold_dataset(
                 answers[name].append(part)
                 seconds[f"fold/{name}"] = seconds.get(f"fold/{name}", 0.0) + took
                 bar.update(len(windows))
-    bases = {name: joined(answers.pop(name)) for name in makers}
-    return join_histories(kept), {name: {"baseline": both["aggressive"]} | both for name, both in bases.items()}
+    joined = {}
+    for name in makers:
+        parts = answers.pop(name)
+        joined[name] = type(parts[0]).joined(parts)
+    return join_histories(kept), joined
 
 
 def _answer(
@@ -309,20 +324,20 @@ def _answer(
     keep: NDArray[np.int64],
     features: FeatureSet,
     rows: NDArray[np.int64],
-) -> tuple[Bases, float]:
+) -> tuple[Answers, float]:
     """Return a fresh estimator's answers to the kept windows of a bucket, and the seconds taken."""
     started = time.perf_counter()
     estimator = make()
-    bases: Bases
+    answers: Answers
     if isinstance(estimator, ForecastEstimator):  # its fold is the features', and those are stored
-        bases = answer_stored(estimator, features.x[rows[keep]], windows.take(keep))
+        answers = answer_stored(estimator, features.x[rows[keep]], windows.take(keep))
     elif isinstance(estimator, TunedEstimator):
         slot = windows.task_numbers()
-        each = _in_parts(windows, lambda part: estimator.answer_each(slot[part], windows.take(part)))
-        bases = {name: said.take(keep) for name, said in each.items()}
+        each = [estimator.answer_each(slot[part], windows.take(part)) for part in _parts(len(windows))]
+        answers = Widened.joined(each).take(keep)
     else:
-        bases = {"aggressive": run_base(estimator, windows).take(keep)}  # and baseline
-    return bases, time.perf_counter() - started
+        answers = Widened.alike(run_base(estimator, windows).take(keep))
+    return answers, time.perf_counter() - started
 
 
 def _answer_timed(
@@ -369,12 +384,15 @@ def run_base(estimator: Estimator, windows: Windows) -> Estimate:
     Estimate
         Before any margin; shape (n, n_resources).
     """
-    slot = windows.task_numbers()
-    return _in_parts(windows, lambda part: {"": estimator.update(slot[part], windows.take(part))})[""]
+    slot, out = windows.task_numbers(), []
+    for part in _parts(len(windows)):
+        said = estimator.update(slot[part], windows.take(part))
+        out.append(Widened.alike(Estimate(said.reservation, said.rule)))
+    return Widened.joined(out).of["aggressive"]
 
 
-def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows: Windows) -> dict[str, Estimate]:
-    """Return the answers of each plan of an estimator to chosen rows, from their stored features.
+def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows: Windows) -> Priced:
+    """Return the ladders of chosen rows, from their stored features.
 
     Stored features are equal to the bit to those of the estimator's own fold, so the answers are the same.
 
@@ -385,25 +403,12 @@ def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows:
     windows : Windows
         The ``n`` rows.
     """
-    return _in_parts(windows, lambda part: estimator.answer_each(x[part], windows.take(part)))
+    out = blank_records((len(windows), len(RESOURCES), N_RUNGS), np.dtype(np.float32))
+    for part in _parts(len(windows)):
+        out[part] = estimator.ladder(x[part], windows.take(part), all_horizons=False)[0]
+    return Priced(out)
 
 
-def _in_parts(windows: Windows, answer: Callable[[slice], dict[str, Estimate]]) -> dict[str, Estimate]:
-    out: dict[str, Estimate] = {}
-    for start in range(0, max(len(windows), 1), ROWS_PER_CALL):
-        part = slice(start, start + ROWS_PER_CALL)
-        for name, estimate in answer(part).items():
-            if name not in out:
-                shape = windows.limit.shape
-                out[name] = Estimate(np.empty(shape), np.empty(shape, np.uint8))
-            out[name].reservation[part], out[name].rule[part] = estimate.reservation, estimate.rule
-    return out
-
-
-def joined(parts: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
-    """Return named answers to the rows of all parts, in the order given, without forecasts; at least one part."""
-    out = {}
-    for name in parts[0]:
-        reservation = np.concatenate([part[name].reservation for part in parts])
-        out[name] = Estimate(reservation, np.concatenate([part[name].rule for part in parts]))
-    return out
+def _parts(n: int) -> list[slice]:
+    """Return the rows of each call; at least one."""
+    return [slice(start, start + ROWS_PER_CALL) for start in range(0, max(n, 1), ROWS_PER_CALL)]

@@ -23,8 +23,8 @@ from reclaim.training.tracking.runs import RunRecord
 
 _MARGINS: Final = "margins"
 """The experiment whose runs keep their sums by unit."""
-_PROMISE: Final = ("horizon_s", "budgets.baseline", "budgets.aggressive", "by_group")
-"""Settings that runs must share to be comparable: horizon, budgets, and whether each group keeps them."""
+_PROMISE: Final = ("horizon_s", "budgets.baseline", "budgets.aggressive", "by_tier")
+"""Settings that runs must share to be comparable: horizon, budgets, and whether each tier keeps them."""
 _RESAMPLING: Final = {"draws": int, "seed": int, "confidence": float}
 """Settings of a replay that are options of ``Paired``."""
 _NUMBERS: Final = tuple(f"{of} {what}" for of in ("reclaimed", "violation") for what in ("difference", "low", "high"))

@@ -75,7 +75,7 @@ def promote(
 ) -> Promotion:
     """Point ``champion`` to a version when it is not worse than the one that it points to.
 
-    Both have margins set anew on the validation rows, at the budgets that the candidate was trained for, so that they
+    Both have prices set anew on the validation rows, at the budgets that the candidate was trained for, so that they
     violate alike; it is worse where it reclaims less beyond the noise, of any resource, at either budget. The first
     version of a name is promoted without a comparison. No test row is read.
 
@@ -145,9 +145,8 @@ def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) ->
         estimator = make()
         assert isinstance(estimator, ForecastEstimator)
         answers = answer_stored(estimator, x, windows)
-        bases = {"baseline": answers["aggressive"]} | answers
-        made = calibrate(bases, windows, target, budgets, by_group=settings.get("by_group", False))
-        reserved[name] = guarded_reservations(bases, windows, made.margins)
+        made = calibrate(answers, windows, target, budgets, by_tier=settings.get("by_tier", False))
+        reserved[name] = guarded_reservations(answers, windows, made.settings)
 
     def unit_sums(reservation: NDArray[np.float64]) -> NDArray[np.float64]:
         nothing = np.full(target.shape, np.nan)

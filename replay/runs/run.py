@@ -193,13 +193,15 @@ def _inputs(
 
 
 def _bundle_facts(bundle: Bundle, dataset: Dataset) -> dict[str, Any]:
+    from reclaim.training.bundle import price_facts  # loaded already, as there is one
+
     # a model is identified by its answers: its files may differ from one saving to the next
     asked = np.random.default_rng(0).random((256, len(bundle.features)), np.float32)
     answered = bundle.forecaster.predict(asked)
     digest = hashlib.sha256(answered.quantiles.tobytes() + answered.oom_probability.tobytes())
     return {
         "kind": bundle.kind,
-        "plans": {name: [asdict(basis) for basis in plan] for name, plan in bundle.plans.items()},
+        "prices": {name: price_facts(price) for name, price in bundle.prices.items()},
         "answers_sha256": digest.hexdigest(),
         "pipeline_version": bundle.pipeline_version,
         "trained_on_fingerprint": bundle.dataset_fingerprint,

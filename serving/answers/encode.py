@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
+from reclaim.features.groups import TIER_LABELS
 from reclaim.features.targets import TARGETS
+from reclaim.serving.wire.cell_schemas import CellPrice
 from reclaim.serving.wire.schemas import ModelName, Quantiles, ResourceRules, Resources
 from reclaim.training.estimators.base import RULES
+from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.margins.online import BUDGETED
 
 if TYPE_CHECKING:
+    from reclaim.serving.cell.following import Prices
     from reclaim.serving.models.loader import LoadedModel
 
 SERVED_RULES: Final = (*RULES, "stale", "opt_out")
@@ -57,6 +62,22 @@ def by_target(quantiles: NDArray[np.float64]) -> Quantiles:
 def peak_position(levels: Sequence[float]) -> int:
     """Return the position of the level that the single number for peak CPU is taken at."""
     return min(range(len(levels)), key=lambda k: abs(levels[k] - _PEAK_LEVEL))
+
+
+def cell_prices(prices: Prices) -> list[CellPrice]:
+    """Return the prices of a moment by margin, tier and resource."""
+    out = []
+    for margin in MARGIN_NAMES:
+        start, now = prices.start[margin].of_tiers, prices.now[margin].of_tiers
+        violated, budget = None, prices.budgets.of(margin)
+        if prices.violated is not None and margin in BUDGETED:
+            violated = prices.violated[BUDGETED.index(margin)]
+        for t, tier in enumerate(TIER_LABELS):
+            for r, resource in enumerate(RESOURCES):
+                share = None if violated is None else finite(float(violated[t, r]))
+                of: dict[str, Any] = {"margin": margin, "tier": tier, "resource": resource, "budget": budget}
+                out.append(CellPrice(**of, start=start[t][r], now=now[t][r], violated=share))
+    return out
 
 
 def finite(value: float) -> float | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CHANNELS, demand
+from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.features.targets import HORIZONS_S
 from reclaim.serving.answers.encode import (
     OPT_OUT,
@@ -24,13 +25,19 @@ from reclaim.serving.answers.encode import (
 )
 from reclaim.serving.answers.stateful import Answers, one_task
 from reclaim.serving.answers.stateless import under_current_limit
+from reclaim.serving.models.scorer import priced, reserved
 from reclaim.serving.wire.cell_schemas import HorizonQuantiles, Step, TaskExplanation
 from reclaim.serving.wire.schemas import Resources, Window
 from reclaim.training.estimators.base import CAP, JUMP, STARTUP
 from reclaim.training.margins.margin import MARGIN_NAMES, STARTUP_HOLD_S
+from reclaim.training.margins.online import BUDGETED
+from reclaim.training.margins.price import price_of
+from reclaim.training.models.survival import exceedance
 
 if TYPE_CHECKING:
+    from reclaim.serving.cell.task_record import Known
     from reclaim.serving.wire.schemas import Units
+    from reclaim.training.estimators.base import Forecast
 
 
 def explain(found: Answers, units: Units) -> TaskExplanation:
@@ -41,14 +48,17 @@ def explain(found: Answers, units: Units) -> TaskExplanation:
     by_margin: dict[str, Resources] = {}
     steps: list[Step] = []
     forecast: list[HorizonQuantiles] = []
+    likely: Resources | None = None
     if seen and known.x is not None:
         last = known.last
         overruled = np.isin(found.estimate.rule, (STALE, OPT_OUT))  # whatever the margin
         for name in MARGIN_NAMES:
-            under = under_current_limit(scorer.estimate(name, known.scores.bare, last), found.limit)
+            under = under_current_limit(reserved(known.prices.now[name], known.scores.ladder, last), found.limit)
             by_margin[name] = resources(np.where(overruled, found.limit, under.reservation)[0])
-        steps = _steps(found)
         whole = scorer.model.bundle.forecaster.predict(known.x)
+        before_guards = priced(known.prices.now[MARGIN_NAMES[found.margin[0]]], known.scores.ladder, last)[0]
+        steps = _steps(found, before_guards, _exceeded(found, whole, before_guards))
+        likely = _by_resource(_exceeded(found, whole, found.estimate.reservation[0]))
         for horizon_s in scorer.model.bundle.forecaster.horizons_s:
             h = HORIZONS_S.index(horizon_s)
             forecast.append(
@@ -64,33 +74,32 @@ def explain(found: Answers, units: Units) -> TaskExplanation:
         limit_since_us=known_or_none(int(task["limit_us"])), scheduled_us=known_or_none(int(task[s.SCHEDULED_US])),
         scheduling_class=known_or_none(int(task[s.SCHEDULING_CLASS])), in_alloc=bool(task["in_alloc"]),
         estimation=not known.opted_out[0], last_window=_window(found) if seen else None,
-        by_margin=by_margin, steps=steps, forecast=forecast,
+        by_margin=by_margin, steps=steps, exceedance=likely, forecast=forecast,
     )  # fmt: skip
 
 
-def _steps(found: Answers) -> list[Step]:
-    """Return the steps from the plans to the answer, in words with numbers."""
+def _steps(found: Answers, bare: NDArray[np.float64], exceeded: NDArray[np.float64]) -> list[Step]:
+    """Return the steps from the price to the answer, in words with numbers.
+
+    Parameters
+    ----------
+    found : Answers
+        Of one task.
+    bare, exceeded : float64, shape (n_resources,)
+        What the price reserves before any guard, and the probability that a demand exceeds it.
+    """
     known, scorer = found.known, found.known.scorer
     last, name = known.last, MARGIN_NAMES[found.margin[0]]
-    plans = dict(zip(scorer.plans, known.scores.bare[0], strict=True))
-    margins: Mapping[str, tuple[float, ...]] = {n: m.share for n, m in scorer.model.bundle.margins.items()}
-    steps = [
-        Step(
-            rule="model",
-            amounts=resources(amounts),
-            why=f"the reservation of the {plan} margin's plan for the forecast",
+    if np.isfinite(bare).all():
+        likely = " and ".join(f"{p:.2g} for {r}" for p, r in zip(exceeded, RESOURCES, strict=True))
+        why = (
+            f"the least cost at the price of the {name} margin, {_price_in_words(known, name)}; demand exceeds it "
+            f"within {scorer.horizon_s} s with a probability of {likely}"
         )
-        for plan, amounts in plans.items()
-        if np.isfinite(amounts).all()
-    ]
-    if not steps:
-        steps.append(
-            Step(rule="unknown", amounts=resources(found.limit[0]), why="the limit, as the model has no forecast")
-        )
-    elif known.scores.bare.shape:
-        widened = scorer.widened(name, known.scores.bare, last)[0]
-        shares = " and ".join(f"{share:+.1%} of {r}" for share, r in zip(margins[name], RESOURCES, strict=True))
-        steps.append(Step(rule="model", amounts=resources(widened), why=f"under the {name} margin, {shares} over all"))
+        steps = [Step(rule="model", amounts=resources(bare), why=why)]
+    else:
+        why = "the limit, as the model has no forecast"
+        steps = [Step(rule="unknown", amounts=resources(found.limit[0]), why=why)]
     now = demand(last)[0]
     for rule, amounts, why in (
         (JUMP, now, "no less than the last window demanded"),
@@ -103,6 +112,42 @@ def _steps(found: Answers) -> list[Step]:
         if won:
             steps.append(Step(rule=SERVED_RULES[rule], amounts=resources(amounts), why=f"{why} ({', '.join(won)})"))
     return steps
+
+
+def _price_in_words(known: Known, margin: str) -> str:
+    """Return the price that a task is reserved at, and, where it follows the outcomes, why it is not the model's."""
+    prices, tier = known.prices, int(tier_key(known.last.tier)[0])
+    start, now = (price_of(of[margin].rung(known.last))[0] for of in (prices.start, prices.now))
+    said = []
+    for r, resource in enumerate(RESOURCES):
+        given = prices.start[margin].given[r]
+        if prices.violated is None or given:
+            said.append(f"{start[r]:.3g} for {resource}{', as given' if given else ''}")
+            continue
+        words = f"{start[r]:.3g} for {resource} set on validation, now {now[r]:.3g}"
+        if margin in BUDGETED:
+            share, budget = prices.violated[BUDGETED.index(margin), tier, r], prices.budgets.of(margin)
+            if np.isfinite(share):
+                words += f" because {share:.2%} of recent answers of tier {TIER_LABELS[tier]} were exceeded for a "
+                words += f"budget of {budget:.2%}"
+            else:
+                words += f", as no answer of tier {TIER_LABELS[tier]} has been judged yet"
+        else:
+            words += f", between those of {' and '.join(BUDGETED)}"
+        said.append(words)
+    return ", and ".join(said) + " (limits of a task of mean size per violated window)"
+
+
+def _exceeded(found: Answers, forecast: Forecast, reservation: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the probability that a demand within the horizon exceeds a reservation; shape (n_resources,)."""
+    h = forecast.horizons_s.index(found.known.scorer.horizon_s)
+    of_resources = slice(len(RESOURCES))
+    share = reservation / found.known.last.limit[0]
+    return exceedance(forecast.survival[0, of_resources, h], forecast.thresholds[0, of_resources], share)
+
+
+def _by_resource(values: NDArray[np.float64]) -> Resources | None:
+    return resources(values) if np.isfinite(values).all() else None
 
 
 def _window(found: Answers) -> Window:

@@ -1,4 +1,4 @@
-"""Answers from task state: applies margins, guards and the service's own rules; encodes as JSON or as a table."""
+"""Answers from task state: applies prices, guards and the service's own rules; encodes as JSON or as a table."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from reclaim.serving.answers.encode import (
 )
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateless import under_current_limit
+from reclaim.serving.models.scorer import reserved
 from reclaim.serving.wire.cell_schemas import CellAnswer, CellReservation
 from reclaim.serving.wire.schemas import History, Resources, Units
 from reclaim.training.estimators.base import UNKNOWN, Estimate
@@ -94,9 +95,9 @@ def answers(
     for number in np.flatnonzero(np.bincount(margin[seen])):
         rows = np.flatnonzero(seen & (margin == number))
         if len(rows) == n:
-            estimate = known.scorer.estimate(MARGIN_NAMES[number], known.scores.bare, last)
+            estimate = reserved(known.prices.now[MARGIN_NAMES[number]], known.scores.ladder, last)
             break
-        made = known.scorer.estimate(MARGIN_NAMES[number], known.scores.bare[rows], last.take(rows))
+        made = reserved(known.prices.now[MARGIN_NAMES[number]], known.scores.ladder[rows], last.take(rows))
         estimate.reservation[rows], estimate.rule[rows] = made.reservation, made.rule
     estimate = under_current_limit(estimate, limit)
     stale_us = _stale_us(settings, known.scorer)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import windows as w
 from reclaim.data.oom import OOM_DEFINITION
-from reclaim.data.schema import RESOURCES, TIERS, UNKNOWN_ID
+from reclaim.data.schema import TIERS, UNKNOWN_ID
 from reclaim.data.windows import Cell, Windows
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.serving.answers.encode import amounts_of, by_target, finite, model_name, peak_position, resources, rules
@@ -21,16 +21,15 @@ from reclaim.serving.wire.rows import vectors_of
 from reclaim.serving.wire.schemas import (
     History,
     HorizonForecast,
-    MarginShares,
+    MarginPrice,
     ModelInfo,
-    Plan,
     ReservationRequest,
     ReservationResponse,
-    ResourceBasis,
     ResourceLimit,
     Task,
     TaskReservation,
 )
+from reclaim.training.bundle import price_facts
 from reclaim.training.estimators.base import CAP, LIMIT, RULES, STARTUP, UNKNOWN, Estimate
 
 if TYPE_CHECKING:
@@ -109,9 +108,9 @@ def answer(model: LoadedModel, request: ReservationRequest, settings: ServingSet
         )  # fmt: skip
     bundle = model.bundle
     name = settings.margin if request.margin is None else request.margin
-    if name not in bundle.margins:
+    if name not in bundle.prices:
         raise RequestError(
-            INVALID, "unknown_margin", f"margin: expected one of {', '.join(bundle.margins)}, got {name!r}",
+            INVALID, "unknown_margin", f"margin: expected one of {', '.join(bundle.prices)}, got {name!r}",
             field="margin",
         )  # fmt: skip
     limit = np.array([_pair(task.limit) for task in request.tasks])
@@ -158,7 +157,7 @@ def model_info(model: LoadedModel, settings: ServingSettings) -> ModelInfo:
         horizon_s=bundle.horizon_s,
         horizons_s=list(bundle.forecaster.horizons_s),
         levels=list(bundle.forecaster.quantile_levels),
-        margins=[_margin(bundle, name) for name in bundle.margins],
+        margins=[_margin(bundle, name) for name in bundle.prices],
         default_margin=settings.margin,
         pipeline_version=bundle.pipeline_version,
         dataset_fingerprint=bundle.dataset_fingerprint,
@@ -211,15 +210,6 @@ def _pair(limit: ResourceLimit) -> tuple[float, float]:
     return limit.cpu, limit.memory
 
 
-def _margin(bundle: Bundle, name: str) -> MarginShares:
-    margin = bundle.margins[name]
-    plans = [bundle.plans[name]] if name in bundle.plans else list(bundle.plans.values())
-    return MarginShares(
-        name=name,
-        share=resources(margin.share),
-        by_group=margin.by_group is not None,
-        plans=[
-            Plan(**{r: ResourceBasis(**vars(basis)) for r, basis in zip(RESOURCES, plan, strict=True)})
-            for plan in plans
-        ],
-    )
+def _margin(bundle: Bundle, name: str) -> MarginPrice:
+    facts = price_facts(bundle.prices[name])
+    return MarginPrice(name=name, price=facts["value"], by_tier=facts["by_tier"])

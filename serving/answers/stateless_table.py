@@ -15,6 +15,7 @@ from reclaim.data.windows import Windows, sort_windows
 from reclaim.features.fold.stateless import features_of_histories
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateful import Answers, answers, as_table
+from reclaim.serving.cell.following import Prices
 from reclaim.serving.cell.task_record import UNKNOWN_TASK, Known, keep_last, key_of
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.wire.rows import UsageRows, usage_from_arrow
@@ -93,7 +94,7 @@ def answers_at(
     task["limit"], task["limit_us"], task[s.SCHEDULED_US] = last.limit, last.start_us, last.scheduled_us
     task["windows"], task["first_us"] = seen, first_us
     never = np.zeros(len(last), np.bool_)
-    known = Known(scorer, key_of(last), ~never, task, scorer.score(x, last), None, never, -1, -1, 0)
+    known = Known(scorer, Prices.of(scorer), key_of(last), ~never, task, scorer.score(x, last), None, never, -1, -1, 0)
     return answers(known, margin_of_tier, settings)
 
 

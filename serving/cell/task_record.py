@@ -16,6 +16,7 @@ from reclaim.data.schema import RESOURCES, UNKNOWN_ID
 from reclaim.data.windows import Windows
 
 if TYPE_CHECKING:
+    from reclaim.serving.cell.following import Prices
     from reclaim.serving.models.scorer import Scorer, Scores
 
 Ids = NDArray[np.int64]
@@ -138,6 +139,8 @@ class Known:
     ----------
     scorer : Scorer
         Model of all scores.
+    prices : Prices
+        Of the moment.
     key : int64, shape (n, 2)
     there : bool, shape (n,)
         Whether the task is tracked.
@@ -153,6 +156,7 @@ class Known:
     """
 
     scorer: Scorer
+    prices: Prices
     key: Ids
     there: NDArray[np.bool_]
     task: NDArray[Any]

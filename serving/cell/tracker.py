@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.core.arrays import copy_of, room_for
 from reclaim.data.core.parallel import in_pieces
-from reclaim.data.errors import StoreError
+from reclaim.data.errors import ConfigError, StoreError
 from reclaim.data.windows import Windows
 from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW
 from reclaim.features.registry import feature_names
+from reclaim.serving.cell.following import Following, Prices, named_in
 from reclaim.serving.cell.outcomes import (
     ENDED,
     IN_THE_FUTURE,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from reclaim.serving.cell.clock import CellClock
     from reclaim.serving.models.scorer import Scorer
     from reclaim.serving.settings import ServingSettings
+
+log = logging.getLogger(__name__)
 
 _Made = TypeVar("_Made")
 _US: Final = 1_000_000
@@ -82,6 +86,8 @@ class Tracker:
         self._ended = EndedTasks(settings.max_tracked)
         self._scorer: Scorer | None = None
         self._scores: Scores | None = None
+        self._following: Following | None = None
+        self._prices: Prices | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -147,12 +153,32 @@ class Tracker:
             last = chosen(row >= 0, last, before)
         return Taken(slot, windows, touched, x, row, last, np.isin(self._slots.key[touched, 0], self._opted_out))
 
-    def publish(self, taken: Taken, scores: Scores | None) -> None:
-        """Publish facts, last windows and scores of touched tasks, all at once.
+    @property
+    def following(self) -> Following | None:
+        """The follower of the outcomes of answers, by which prices move, or None."""
+        return self._following
 
-        Without scores the old ones stay until ``promote`` computes all.
+    @property
+    def prices(self) -> Prices:
+        """The prices of the moment."""
+        assert self._prices is not None
+        return self._prices
+
+    def follow(self, following: Following | None) -> None:
+        """Let the prices of a model follow outcomes while the log is read; readers see them after ``promote``."""
+        self._following = following
+
+    def publish(self, taken: Taken, scores: Scores | None) -> None:
+        """Publish facts, last windows and scores of touched tasks, and the prices of the moment, all at once.
+
+        Without scores the old ones stay until ``promote`` computes all; they are needed where prices follow.
         """
+        if self._following is not None:
+            assert scores is not None
+            self._following.take(taken, scores)
         with self._lock:
+            if self._following is not None and self._scorer is not None:
+                self._prices = self._following.prices
             self._reserve()
             keep(taken, scores, self._tasks, self._x, self._scores, self._threads)
             begins = self.clock.latest_us < 0
@@ -208,8 +234,11 @@ class Tracker:
         met = (slot >= 0) & (failed_us >= 0)
         return slot[met], failed_us[met]
 
-    def promote(self, scorer: Scorer) -> None:
-        """Change the model: all tasks are scored again, then all answers change at once."""
+    def promote(self, scorer: Scorer, following: Following | None = None) -> None:
+        """Change the model: all tasks are scored again, then all answers change at once.
+
+        Its prices follow outcomes from there on, or are the model's own.
+        """
         scores = scorer.nothing(len(self._tasks))
         slot = self._slots.all()
         slot = slot[self._tasks[s.END_US][slot] >= 0]
@@ -218,6 +247,8 @@ class Tracker:
             scores.put(slot, scorer.score(self._x[slot], last))
         with self._lock:
             self._scorer, self._scores = scorer, scores
+            self._following = following
+            self._prices = Prices.of(scorer) if following is None else following.prices
 
     def look(self, key: Ids, *, with_x: bool = False, with_quantiles: bool = True) -> Known:
         """Return the state of named tasks, key (n, 2), all as of one moment.
@@ -273,20 +304,21 @@ class Tracker:
         """Return the state of slots, -1 for unknown tasks; the lock is held."""
         assert self._scorer is not None
         assert self._scores is not None
+        assert self._prices is not None
         there, kept, n = slot >= 0, self._scores, len(slot)
         x = self._x[slot] if with_x else None
         if there.all():
             task = copy_rows(self._tasks, slot)
             quantiles = copy_rows(kept.quantiles, slot) if with_quantiles else np.zeros((n, 0, 0))
-            scores = Scores(copy_rows(kept.bare, slot), quantiles, copy_rows(kept.oom, slot))
+            scores = Scores(copy_rows(kept.ladder, slot), quantiles, copy_rows(kept.oom, slot))
         else:
             task, scores = np.full(n, UNKNOWN_TASK), self._scorer.nothing(n)
             task[there] = self._tasks[slot[there]]
             scores.put(np.flatnonzero(there), kept.take(slot[there]))
         opted_out = np.isin(key[:, 0], self._opted_out)
         return Known(
-            self._scorer, key, there, task, scores, x, opted_out, self.clock.shown_us, self.clock.present_us,
-            len(self._slots),
+            self._scorer, self._prices, key, there, task, scores, x, opted_out, self.clock.shown_us,
+            self.clock.present_us, len(self._slots),
         )  # fmt: skip
 
     def names(self, machines: list[int] | None = None, collections: list[int] | None = None) -> Ids:
@@ -306,7 +338,8 @@ class Tracker:
     @property
     def bytes_per_task(self) -> int:
         """Memory of a task without its name and scores (bytes)."""
-        return self._state.bytes_per_task + TASK.itemsize + self._x.itemsize * self._x.shape[1]
+        followed = 0 if self._following is None else self._following.bytes_per_task
+        return self._state.bytes_per_task + TASK.itemsize + self._x.itemsize * self._x.shape[1] + followed
 
     @property
     def groups(self) -> RelatedGroups:
@@ -326,6 +359,8 @@ class Tracker:
             "tasks": self._tasks[:n], "x": self._x[:n], "opted_out": self._opted_out,
             "clock_us": np.array([self.clock.latest_us]),
         }  # fmt: skip
+        if self._following is not None:
+            parts |= {f"following.{name}": array for name, array in self._following.memory().items()}
         return {name: copied(array) for name, array in parts.items()}
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
@@ -354,8 +389,18 @@ class Tracker:
             self._ended.recall(part("ended."))
             self._opted_out = memory["opted_out"].copy()
             self.clock.move(int(memory["clock_us"][0]))
+            self._recall_prices(part("following."))
         except KeyError as error:
             raise StoreError(f"the state lacks {error}; start afresh with another --state folder") from error
+
+    def _recall_prices(self, memory: Mapping[str, NDArray[Any]]) -> None:
+        """Let the prices go on where they are of the model that is followed and of this release."""
+        if self._following is None or named_in(memory) != self._following.of:
+            return
+        try:
+            self._following.recall(memory)
+        except ConfigError as error:
+            log.warning("prices begin again where the model has them: %s", error)
 
     def _give(self, key: Ids) -> Ids:
         """Return the slots of tasks; a new one is hidden from readers until something is stored in it."""
@@ -398,6 +443,8 @@ class Tracker:
         with self._lock:
             self._state.forget(gone)
             self._slots.free(gone)
+            if self._following is not None:
+                self._following.forget(gone)
             self._tasks[gone] = UNKNOWN_TASK  # a reader that holds the slots already skips these
             if self._scorer is not None and self._scores is not None:
                 self._scores.put(gone, self._scorer.nothing(len(gone)))

@@ -112,7 +112,7 @@ def check_answers(bundle: Bundle) -> None:
     Raises
     ------
     ModelError
-        An answer is not finite or out of its bounds, a wider margin reserves less, or two calls answer differently than
+        An answer is not finite or out of its bounds, a higher price reserves less, or two calls answer differently than
         one; the message names the check.
     """
     slot, windows = canary_batch()
@@ -133,6 +133,9 @@ def check_answers(bundle: Bundle) -> None:
 
 def _check_forecast(forecast: Forecast, horizons: list[int]) -> None:
     quantiles, oom = forecast.quantiles[:, :, horizons], forecast.oom_probability[:, horizons]
+    survival = forecast.survival[:, :, horizons]
+    _expect("probabilities of a demand between 0 and 1", (survival >= 0) & (survival <= 1))
+    _expect("curves that do not rise", np.diff(survival, axis=-1) <= 0)
     _expect("finite quantiles", np.isfinite(quantiles))
     _expect("quantiles that rise with their level", np.diff(quantiles, axis=-1) >= 0)
     _expect("out-of-memory probabilities between 0 and 1", (oom >= 0) & (oom <= 1))
@@ -149,8 +152,10 @@ def _same(whole: Estimate, parts: list[Estimate]) -> NDArray[np.bool_]:
 
     def arrays(estimate: Estimate) -> list[NDArray[np.generic]]:
         forecast = estimate.forecast
-        more = [] if forecast is None else [forecast.quantiles, forecast.oom_probability]
-        return [estimate.reservation, estimate.rule, *more]
+        of_estimate: list[NDArray[np.generic]] = [estimate.reservation, estimate.rule]
+        if forecast is None:
+            return of_estimate
+        return [*of_estimate, forecast.survival, forecast.quantiles, forecast.oom_probability]
 
     joined = [np.concatenate(pieces) for pieces in zip(*map(arrays, parts), strict=True)]
     return np.array([a.tobytes() == b.tobytes() for a, b in zip(arrays(whole), joined, strict=True)])

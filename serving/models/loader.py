@@ -50,7 +50,7 @@ def load_location(location: ModelLocation, margin: str) -> LoadedModel:
     ModelError
         There is no such model, or another feature pipeline made it.
     ConfigError
-        The model has no margin of that name.
+        The model has no price for a margin of that name.
     """
     from safetensors import SafetensorError
 
@@ -61,8 +61,8 @@ def load_location(location: ModelLocation, margin: str) -> LoadedModel:
         bundle = replace(load_bundle(location.folder), origin=location)
     except damages as error:
         raise ModelError(f"{location.folder}: the files of the model are damaged ({error!r}); train again") from error
-    if margin not in bundle.margins:
-        raise ConfigError(f"RECLAIM_MARGIN: expected one of {', '.join(bundle.margins)}, got {margin!r}")
+    if margin not in bundle.prices:
+        raise ConfigError(f"RECLAIM_MARGIN: expected one of {', '.join(bundle.prices)}, got {margin!r}")
     return LoadedModel(location.name, location.version, location.source, bundle)
 
 

@@ -1,4 +1,4 @@
-"""Scores tasks of a cell with a loaded model, and applies a margin and the guards to the scores."""
+"""Scores tasks of a cell with a loaded model, and applies a price and the guards to the scores."""
 
 from __future__ import annotations
 
@@ -13,38 +13,50 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, Windows
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Estimate
-from reclaim.training.margins.margin import MARGIN_NAMES, Guarded
+from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded
+from reclaim.training.margins.price import N_RUNGS, Ladder, Price
+from reclaim.training.models.estimator import at_price
 
 if TYPE_CHECKING:
     from reclaim.serving.models.loader import LoadedModel
-    from reclaim.training.models.estimator import ForecastEstimator
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Output of a model for ``n`` tasks, before any margin.
+    """Output of a model for ``n`` tasks, before any price.
 
     Attributes
     ----------
-    bare : float64, shape (n, n_plans, n_resources), unit of the limit
-        Reservation of each plan; NaN where the model has no forecast.
+    ladder : float32, shape (n, n_resources, N_RUNGS)
+        What is reserved at each price, over the limit of the last window (``margins.price``): 488 bytes a task. NaN
+        where the model has no forecast.
     quantiles : float64, shape (n, n_targets, n_levels)
         Over the limit of the last window, at the model's horizon.
     oom : float64, shape (n,)
         Probability of the derived out-of-memory label within that horizon.
     """
 
-    bare: NDArray[np.float64]
+    ladder: Ladder
     quantiles: NDArray[np.float64]
     oom: NDArray[np.float64]
 
     def take(self, rows: NDArray[np.int64] | slice) -> Scores:
         """Return the chosen rows."""
-        return Scores(self.bare[rows], self.quantiles[rows], self.oom[rows])
+        return Scores(self.ladder[rows], self.quantiles[rows], self.oom[rows])
 
     def put(self, rows: NDArray[np.int64], scores: Scores) -> None:
         """Replace the chosen rows."""
-        self.bare[rows], self.quantiles[rows], self.oom[rows] = scores.bare, scores.quantiles, scores.oom
+        self.ladder[rows], self.quantiles[rows], self.oom[rows] = scores.ladder, scores.quantiles, scores.oom
+
+
+def priced(price: Price, ladder: Ladder, last: Windows) -> NDArray[np.float64]:
+    """Return what a price reserves of tasks before any guard, shape (n, n_resources); ``ladder`` of ``Scores``."""
+    return at_price(price, ladder, last).reservation
+
+
+def reserved(price: Price, ladder: Ladder, last: Windows) -> Estimate:
+    """Return the guarded reservations of ``n`` tasks at a price; ``ladder`` of ``Scores``."""
+    return guarded(at_price(price, ladder, last), last)
 
 
 def violations_of(model: LoadedModel, tier: str | None = None) -> dict[str, float]:
@@ -69,7 +81,7 @@ def violations_of(model: LoadedModel, tier: str | None = None) -> dict[str, floa
 
 
 class Scorer:
-    """The same estimator as in a replay, split in two steps: score, then estimate.
+    """The same estimator as in a replay, split in two steps: score, then ``reserved`` at a price.
 
     Parameters
     ----------
@@ -84,31 +96,23 @@ class Scorer:
         self.horizon_s = model.bundle.horizon_s
         self.levels = model.bundle.forecaster.quantile_levels
         model.bundle.forecaster.threads = threads
-        self._guarded: dict[str, Guarded] = {name: model.bundle.estimator(name, cell) for name in MARGIN_NAMES}
-        self._estimator: ForecastEstimator = self._guarded[MARGIN_NAMES[0]].base  # type: ignore[assignment]  # a bundle's
-        self.plans = tuple(self._estimator.plans)
+        self.prices = model.bundle.prices
+        self.budgets = Budgets(**model.bundle.trained.get("settings", {}).get("budgets", {}))
+        self._estimator = model.bundle.bare_estimator(cell=cell)
 
     def nothing(self, n: int) -> Scores:
         """Return empty scores of ``n`` tasks."""
         return Scores(
-            np.full((n, len(self.plans), len(RESOURCES)), np.nan),
+            np.full((n, len(RESOURCES), N_RUNGS), np.nan, np.float32),
             np.full((n, len(TARGETS), len(self.levels)), np.nan),
             np.full(n, np.nan),
         )
 
     def score(self, x: NDArray[np.float32], last: Windows) -> Scores:
         """Return the model's scores of ``n`` tasks from their features after their last windows; x (n, n_features)."""
-        bare, forecast = self._estimator.bare(x, last, all_horizons=False)
+        ladder, forecast = self._estimator.ladder(x, last, all_horizons=False)
         quantiles, oom = forecast.at(self.horizon_s)
-        return Scores(bare, quantiles, oom)
-
-    def estimate(self, margin: str, bare: NDArray[np.float64], last: Windows) -> Estimate:
-        """Return the guarded reservations under a margin; ``bare`` of ``Scores``, shape (n, n_plans, n_resources)."""
-        return self._guarded[margin].adjust(self._estimator.under_margin(margin, bare, last), last)
-
-    def widened(self, margin: str, bare: NDArray[np.float64], last: Windows) -> NDArray[np.float64]:
-        """Return the reservations under a margin before any guard; shape (n, n_resources)."""
-        return self._estimator.under_margin(margin, bare, last).reservation
+        return Scores(ladder, quantiles, oom)
 
     def within_budget(self, budget: float, tier: str | None = None) -> str:
         """Return the margin that reclaims most among those within a budget on validation data.

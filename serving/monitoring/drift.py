@@ -104,7 +104,7 @@ class Drift:
         known, outside, total = (np.zeros(len(self._watched)) for _ in range(3))
         for start in range(0, len(sample), _BLOCK_ROWS):
             block = sample[start : start + _BLOCK_ROWS, self._watched]
-            z = (np.sign(block) * np.sqrt(np.abs(block)) - self._mean) / self._scale
+            z = (np.sign(block) * np.sqrt(np.sqrt(np.abs(block))) - self._mean) / self._scale
             z[~np.isfinite(z)] = np.nan
             seen = np.fmin(np.fmax(z, self._low), self._high)  # one extreme value must not dominate the mean of a day
             seen[np.isnan(z)] = 0.0

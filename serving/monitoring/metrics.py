@@ -27,6 +27,7 @@ from reclaim.features.groups import TIER_LABELS
 from reclaim.serving.cell import outcomes
 from reclaim.serving.monitoring.drift import DriftNumbers
 from reclaim.serving.monitoring.quality import QualityNumbers
+from reclaim.serving.wire.cell_schemas import CellPrice
 from reclaim.serving.wire.errors import BAD_REQUEST, INTERNAL
 
 PREFIX: Final = "reclaim_"
@@ -70,6 +71,7 @@ class Family:
     labels: tuple[str, ...] = ()
 
 
+_PRICED: Final = ("margin", "tier", "resource")
 _BY_TIER: Final = ("role", "tier", "resource")
 _JUDGED: Final = "whose horizon has passed and in it something was measured"
 
@@ -92,6 +94,13 @@ SHOWN: Final[Mapping[str, Family]] = {
     "model_loaded_timestamp_seconds": Family("gauge", "When the model was loaded, since 1970.", ("role",)),
     "registry_reachable": Family("gauge", "1 while the model registry answers, else 0."),
     "margin_budget_ratio": Family("gauge", "Share of answers that may be violated under a margin.", ("margin",)),
+    "price_limits": Family(
+        "gauge", "Price of a violation that reservations are made at, in limits of a task of mean size.", _PRICED
+    ),
+    "price_moved_ratio": Family("gauge", "Price over the model's own one, as it follows the outcomes.", _PRICED),
+    "price_budget_spent_ratio": Family(
+        "gauge", "Violated share of the answers of the last day or so, over the budget.", _PRICED
+    ),
     "clock_ok": Family("gauge", "1 while windows and the clock agree, 0 when /readyz names what is wrong."),
     "clock_refused_ratio": Family(
         "gauge", "Of the tasks with windows in the last minutes, the share whose windows were refused as in the future."
@@ -259,6 +268,21 @@ def quality_shown(role: str, numbers: QualityNumbers) -> Shown:
         "quality_oom_brier_total": _labelled(role, n.oom_brier, TIER_LABELS),
         "quality_failures_total": {(role,): float(n.failures[0])},
     }
+
+
+def prices_shown(prices: Iterable[CellPrice]) -> Shown:
+    """Return the prices of the moment, what they are over the model's, and the violations over the budgets."""
+    out: dict[str, dict[tuple[str, ...], float]] = {
+        name: {} for name in ("price_limits", "price_moved_ratio", "price_budget_spent_ratio")
+    }
+    for price in prices:
+        labels = price.margin, price.tier, price.resource
+        out["price_limits"][labels] = price.now
+        if price.start > 0:
+            out["price_moved_ratio"][labels] = price.now / price.start
+        if price.violated is not None and price.budget is not None:
+            out["price_budget_spent_ratio"][labels] = price.violated / price.budget
+    return out
 
 
 def drift_shown(role: str, numbers: DriftNumbers) -> Shown:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
+from reclaim.serving.models.scorer import reserved
 from reclaim.serving.monitoring.drift import Drift
 from reclaim.serving.monitoring.metrics import drift_shown, quality_shown
 from reclaim.serving.monitoring.quality import LiveQuality
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from reclaim.serving.cell.task_record import Taken
     from reclaim.serving.models.scorer import Scorer, Scores
     from reclaim.serving.monitoring.metrics import Shown
+    from reclaim.training.margins.price import Price
 
 log = logging.getLogger(__name__)
 Ids = NDArray[np.int64]
@@ -39,8 +41,8 @@ class _Watched:
         ranges = bundle.forecaster.input_ranges()
         self.drift = None if ranges is None else Drift(ranges, bundle.features)
 
-    def answered(self, taken: Taken, scores: Scores | None, clock_us: int) -> None:
-        """Record windows and answers; those of a shadow are computed here."""
+    def answered(self, taken: Taken, scores: Scores | None, clock_us: int, prices: Mapping[str, Price]) -> None:
+        """Record windows and the answers at prices; those of a shadow are computed here."""
         self.quality.observe(taken.slot, taken.windows)
         self.quality.settle(clock_us)
         estimated = np.flatnonzero(~taken.opted_out)
@@ -48,7 +50,7 @@ class _Watched:
         if len(rows):
             last = taken.last.take(rows)
             scores = self.scorer.score(taken.x[rows], last) if scores is None else scores.take(rows)
-            held = np.stack([self.scorer.estimate(m, scores.bare, last).reservation for m in MARGIN_NAMES], axis=1)
+            held = np.stack([reserved(prices[m], scores.ladder, last).reservation for m in MARGIN_NAMES], axis=1)
             self.quality.expect(
                 taken.touched[rows], last.end_us, last.tier, last.limit, scores.quantiles[:, : len(RESOURCES)], held,
                 scores.oom,
@@ -100,15 +102,15 @@ class Watch:
 
         self._later(shadow)
 
-    def answered(self, taken: Taken, scores: Scores, clock_us: int) -> None:
-        """Record windows and the answers made from them."""
+    def answered(self, taken: Taken, scores: Scores, clock_us: int, prices: Mapping[str, Price]) -> None:
+        """Record windows and the answers made from them at the prices of the moment; a shadow has its own."""
 
         def answered() -> None:
             if self._served is not None:
-                self._served.answered(taken, scores, clock_us)
+                self._served.answered(taken, scores, clock_us, prices)
             if self._shadow is not None:
                 try:
-                    self._shadow.answered(taken, None, clock_us)
+                    self._shadow.answered(taken, None, clock_us, self._shadow.scorer.prices)
                 except Exception as error:  # a shadow may fail in any way, and must not stop the service
                     log.exception("the shadow fails and is no longer watched")
                     self._shadow, self.shadow_problem = None, f"it fails on the tasks of this cell: {error!r}"

@@ -18,6 +18,7 @@ from reclaim.serving.wire.schemas import (
     ResourceRules,
     Resources,
     TaskId,
+    TierLabel,
     TierName,
     TimeUs,
     Units,
@@ -221,6 +222,10 @@ class TaskExplanation(Answer):
     last_window: Window | None
     by_margin: dict[str, Resources] = Field(description="Its reservation under every margin.")
     steps: list[Step] = Field(description="From the forecast to the reservation under the margin asked for.")
+    exceedance: Resources | None = Field(
+        description="Probability that the demand within the horizon exceeds the reservation, read off the forecast's "
+        "curve; at the limit, that it exceeds the limit, which is no violation. Null without a forecast."
+    )
     forecast: list[HorizonQuantiles]
 
 
@@ -230,6 +235,20 @@ class HorizonQuantiles(Answer):
     horizon_s: int
     oom_probability: float | None
     quantiles: Quantiles
+
+
+class CellPrice(Answer):
+    """Price of a violation for a tier under a margin, which may follow the outcomes of the answers."""
+
+    margin: MarginName
+    tier: TierLabel
+    resource: str
+    start: float = Field(description="The model's own, set on validation data.")
+    now: float = Field(description="The one that reservations are made at.")
+    budget: float | None = Field(description="Share of answers that may be violated; null for `medium`.")
+    violated: float | None = Field(
+        description="Share of the answers of the last day or so that were; null before the first, and for `medium`."
+    )
 
 
 class StateInfo(Answer):
@@ -251,6 +270,8 @@ class StateInfo(Answer):
     snapshot_bytes: int
     snapshot_age_s: float | None
     waiting: int = Field(description="Writes in the queue.")
+    follows: bool = Field(description="Whether prices follow the outcomes of the answers (RECLAIM_FOLLOW).")
+    prices: list[CellPrice] = Field(description="By margin, tier and resource; empty before the state is restored.")
 
 
 TaskExplanation.model_rebuild()

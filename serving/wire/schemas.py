@@ -37,6 +37,7 @@ ROW: Final = "row"
 """Key, in the context of a refusal, of the row of a list that broke a rule over the whole list."""
 
 TierName = Literal["free", "beb", "mid", "prod", "mon"]
+TierLabel = Literal["unknown", "free", "beb", "mid", "prod", "mon"]
 RuleName = Literal["limit", "model", "statistic", "startup", "jump", "cap", "unknown", "stale", "opt_out"]
 
 TaskId = Annotated[int, Field(ge=0, le=MAX_ID)]
@@ -264,7 +265,7 @@ class Quantiles(Answer):
 
     cpu: list[float] | None = Field(description="Of the CPU that a reservation must cover.")
     memory: list[float] | None = Field(description="Of the memory that a reservation must cover.")
-    peak_cpu: list[float] | None = Field(description="Of the largest CPU usage, which may pass the limit.")
+    peak_cpu: list[float] | None = Field(description="Of the largest CPU usage; the limit means the limit or more.")
 
 
 class HorizonForecast(Answer):
@@ -274,7 +275,9 @@ class HorizonForecast(Answer):
     oom_probability: float | None = Field(
         description="Probability of an out-of-memory event, as the model info defines it."
     )
-    peak_cpu: float | None = Field(description="Predicted largest CPU usage, at the level 0.99; not capped.")
+    peak_cpu: float | None = Field(
+        description="Predicted largest CPU usage, at the level 0.99; the limit means the limit or more."
+    )
     quantiles: Quantiles
 
 
@@ -297,41 +300,25 @@ class ModelName(Answer):
     version: str
 
 
-class ResourceBasis(Answer):
-    """The part of a task's predicted distribution that is reserved."""
+class MarginPrice(Answer):
+    """A named margin: the price of a violation, which chooses what is reserved of each task's forecast.
 
-    level: float = Field(description="The quantile level; with a price, the lowest that may be chosen.")
-    price: float | None = Field(
-        description="Cost of one violated task-window, in limits of a task of mean size, which chooses the level for "
-        "each task. Null: the level is the same for all."
-    )
-    anchor: float = Field(description="Weight of the largest demand of the task's own past against the quantile.")
-    past: str = Field(
-        description="The past that counts: the last 24 hours (`24h`), or since the task was first seen (`ever`)."
-    )
-
-
-class Plan(Answer):
-    """A basis for each resource."""
-
-    cpu: ResourceBasis
-    memory: ResourceBasis
-
-
-class MarginShares(Answer):
-    """The part of a prediction that is reserved, and the addition to it, as a share of it."""
+    A price is the cost of one violated task-window, in limits of a task of mean size. A higher price never reserves
+    less of any task.
+    """
 
     name: str
-    share: Resources = Field(description="Where margins differ by tier and age, the share of all tasks together.")
-    by_group: bool = Field(description="Whether margins differ by tier and age.")
-    plans: list[Plan] = Field(description="One, or two, with the reservation half way between theirs.")
+    price: Resources = Field(description="The price of all tasks together.")
+    by_tier: dict[TierLabel, Resources] | None = Field(
+        description="The price of each tier, where each keeps the budget for itself."
+    )
 
 
 class ReservationResponse(Answer):
     """Reservations in the order of the request, with their model, margin and levels."""
 
     model: ModelName
-    margin: MarginShares
+    margin: MarginPrice
     horizon_s: int = Field(description="The horizon that a reservation is promised for, in seconds.")
     levels: list[float] = Field(description="The levels of all quantiles.")
     units: Units
@@ -347,7 +334,7 @@ class ModelInfo(Answer):
     horizon_s: int
     horizons_s: list[int] = Field(description="All horizons of the forecast, in seconds.")
     levels: list[float]
-    margins: list[MarginShares]
+    margins: list[MarginPrice]
     default_margin: str
     pipeline_version: str = Field(description="Version of the feature definitions; a model of another one is refused.")
     dataset_fingerprint: str = Field(description="Fingerprint of the training dataset; a hash over those of several.")

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.errors import StoreError
+from reclaim.serving.cell.following import Following, named_in, of_same
 from reclaim.serving.writing import log_records
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.tracker import Tracker
+    from reclaim.serving.models.scorer import Scorer
     from reclaim.serving.settings import ServingSettings
     from reclaim.serving.storage.store import Store
+
+_PRICES: Final = "prices"
+"""In a record of settings: ``Following.of``, or null."""
+_SAVED: Final = "following."
+"""In the names of the arrays of a snapshot."""
 
 
 def facts_of(settings: ServingSettings) -> dict[str, Any]:
@@ -23,8 +30,16 @@ def facts_of(settings: ServingSettings) -> dict[str, Any]:
     }
 
 
-def replay_log(store: Store, tracker: Tracker, settings: ServingSettings) -> int:
+def recorded(settings: ServingSettings, following: Following | None) -> dict[str, Any]:
+    """Return what the records of the log from here on depend on: the settings, and whose prices follow them."""
+    return {**facts_of(settings), _PRICES: None if following is None else following.of}
+
+
+def replay_log(store: Store, tracker: Tracker, settings: ServingSettings, scorer: Scorer, threads: int = 1) -> int:
     """Restore a tracker from a store, under the current settings; return the number of windows folded.
+
+    Prices that followed the outcomes of the same model go on from there, to the bit: the windows since the snapshot are
+    scored again. Those of another model begin where that model has them.
 
     Raises
     ------
@@ -34,22 +49,39 @@ def replay_log(store: Store, tracker: Tracker, settings: ServingSettings) -> int
         It belongs to another cell.
     """
     found, rows = store.recovered, 0
-    last = _apply(found.facts, tracker, settings)
+    arrays = found.arrays or {}
+    saved = named_in({name.removeprefix(_SAVED): a for name, a in arrays.items() if name.startswith(_SAVED)})
+    last: Mapping[str, Any] = {**found.facts, _PRICES: saved} if found.facts else {}
+    number = _number(saved)
+
+    def apply(facts: Mapping[str, Any]) -> None:
+        _apply(facts, tracker, settings)
+        if facts.get(_PRICES) != last.get(_PRICES):
+            tracker.follow(of_same(scorer, facts.get(_PRICES), threads))
+
+    _apply(last, tracker, settings)
+    tracker.follow(of_same(scorer, saved, threads))
     if found.arrays is not None:
         tracker.recall(found.arrays)
         found.arrays.clear()
     for record in store.records():
         if record.kind == log_records.WINDOWS:
-            windows = log_records.read_windows(record.payload)
-            tracker.publish(tracker.take(windows), None)
-            rows += len(windows)
+            taken = tracker.take(log_records.read_windows(record.payload))
+            tracker.publish(taken, None if tracker.following is None else scorer.score(taken.x, taken.last))
+            rows += len(taken.windows)
         elif record.kind == log_records.FACTS:
             tracker.store_facts(log_records.read_facts(record.payload))
         elif record.kind == log_records.GONE:
             tracker.remove(tracker.find(log_records.read_names(record.payload)))
         else:
-            last = _apply(json.loads(bytes(record.payload)), tracker, settings)
-    now = facts_of(settings)
+            facts = json.loads(bytes(record.payload))
+            apply(facts)
+            last, number = facts, max(number, _number(facts.get(_PRICES)))
+    if not settings.follow:
+        tracker.follow(None)
+    elif tracker.following is None:
+        tracker.follow(Following(scorer, number + 1, threads))
+    now = recorded(settings, tracker.following)
     if last != now:
         store.append(log_records.SETTINGS, json.dumps(now).encode())
         store.sync()
@@ -57,7 +89,11 @@ def replay_log(store: Store, tracker: Tracker, settings: ServingSettings) -> int
     return rows
 
 
-def _apply(facts: Mapping[str, Any], tracker: Tracker, settings: ServingSettings) -> Mapping[str, Any]:
+def _number(of: str | None) -> int:
+    return 0 if of is None else int(of.partition(" ")[0])
+
+
+def _apply(facts: Mapping[str, Any], tracker: Tracker, settings: ServingSettings) -> None:
     """Apply recorded settings to the records that follow: windows that were in time then may be too late by today's."""
     if facts:
         theirs, ours = facts["units"], facts_of(settings)["units"]
@@ -67,4 +103,3 @@ def _apply(facts: Mapping[str, Any], tracker: Tracker, settings: ServingSettings
                 f"and {ours['memory']}: put RECLAIM_CPU_UNIT and RECLAIM_MEMORY_UNIT back, or take another --state"
             )
         tracker.tolerate(facts["lateness_s"])
-    return facts

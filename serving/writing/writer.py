@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -9,15 +10,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.parallel import THREADS
 from reclaim.data.errors import ModelError, ReclaimError, StoreError
 from reclaim.data.windows import Windows, concatenate
 from reclaim.features.fold.live_kernel import LATE, REPEATED
 from reclaim.features.fold.live_kernel import NEW as TAKEN
+from reclaim.serving.cell.following import Following
 from reclaim.serving.cell.outcomes import OUTCOMES, dated, why
 from reclaim.serving.cell.tracker import Tracker
 from reclaim.serving.wire.cell_schemas import WriteAnswer
@@ -25,7 +28,7 @@ from reclaim.serving.wire.errors import DISK_FULL, RETRY_S, TOO_LARGE, UNAVAILAB
 from reclaim.serving.wire.rows import FactRows, Refusals, UsageRows
 from reclaim.serving.writing import log_records, snapshotter
 from reclaim.serving.writing.queue import Command, FactWrite, UsageWrite, WriteQueue
-from reclaim.serving.writing.replay_log import replay_log
+from reclaim.serving.writing.replay_log import recorded, replay_log
 from reclaim.serving.writing.snapshotter import Snapshotter
 
 if TYPE_CHECKING:
@@ -71,6 +74,8 @@ class Writer:
         self._syncer = ThreadPoolExecutor(1, "sync")
         self.snapshotter = None if store is None else Snapshotter(store, tracker, settings, self._wake)
         self._evict_at = 0.0
+        self._recorded: dict[str, Any] = {}
+        """Settings that the log has last."""
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self.state = "recovering"
         """``recovering``, ``ok``, or why there is no state to answer from."""
@@ -130,7 +135,7 @@ class Writer:
 
     def promote(self, scorer: Scorer) -> None:
         """Answer with another model; returns once all answers are of that model."""
-        self._between_writes(lambda: self._take_over(scorer))
+        self._between_writes(lambda: self._promote(scorer))
 
     def shadow(self, scorer: Scorer | None) -> None:
         """Also score tasks with a second model, which gives no answers; None ends that."""
@@ -243,10 +248,18 @@ class Writer:
             return admitted.outcome, self._synced()
         with self.timed("log"):
             if self._store is not None:
+                self._record_settings(self._store)
                 self._store.append(log_records.WINDOWS, log_records.write_windows(admitted.windows))
         synced = self._synced()  # while it is folded
         self._fold(admitted.windows)
         return admitted.outcome, synced
+
+    def _record_settings(self, store: Store) -> None:
+        """Record whose prices follow from here on, where a model was promoted since the last windows."""
+        now = recorded(self._settings, self._tracker.following)
+        if now != self._recorded:
+            store.append(log_records.SETTINGS, json.dumps(now).encode())
+            self._recorded = now
 
     def _synced(self) -> Future[None]:
         if self._store is None:
@@ -263,7 +276,7 @@ class Writer:
             scores = self._scorer.score(taken.x, taken.last)
         with self.timed("publish"):
             self._tracker.publish(taken, scores)
-        self._watch.answered(taken, scores, self._tracker.clock_us)
+        self._watch.answered(taken, scores, self._tracker.clock_us, self._tracker.prices.now)
 
     def _take_fact_write(self, write: FactWrite) -> None:
         try:
@@ -317,17 +330,27 @@ class Writer:
             durable=self._store is not None, reservations=None,
         )  # fmt: skip
 
-    def _take_over(self, scorer: Scorer) -> None:
-        self._tracker.promote(scorer)
+    def _promote(self, scorer: Scorer) -> None:
+        """Answer with a model that was just loaded; prices that follow begin where it has them."""
+        before = self._tracker.following
+        number = 1 if before is None else before.number + 1
+        self._take_over(scorer, Following(scorer, number, THREADS) if self._settings.follow else None)
+
+    def _take_over(self, scorer: Scorer, following: Following | None) -> None:
+        self._tracker.promote(scorer, following)
         self._scorer = scorer
         self._watch.serve(scorer)
 
     def _recover(self) -> None:
         assert self._scorer is not None
+        tracker, settings = self._tracker, self._settings
         if self._store is not None:
-            self.recovered_rows = replay_log(self._store, self._tracker, self._settings)
-        self._tracker.clock.start()
-        self._take_over(self._scorer)
+            self.recovered_rows = replay_log(self._store, tracker, settings, self._scorer, THREADS)
+        elif settings.follow:
+            tracker.follow(Following(self._scorer, threads=THREADS))
+        self._recorded = recorded(settings, tracker.following)
+        tracker.clock.start()
+        self._take_over(self._scorer, tracker.following)
         self.state = "ok"
         log.info("%d tasks restored, %d windows read from the log", len(self._tracker), self.recovered_rows)
 

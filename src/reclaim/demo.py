@@ -54,7 +54,7 @@ def run_demo(
     say(f"features  of {dataset.n_windows:,} windows")
     build_features(dataset)
     # few trees: those of `reclaim train` take longer than all other stages together
-    trees = TreeConfig(levels=(0.9, 0.98, 0.995), iterations=25, learning_rate=0.2, max_samples=20_000)
+    trees = TreeConfig(iterations=25, learning_rate=0.2, max_samples=20_000, max_pairs=100_000)
     models = []
     for estimator in ("trees", "network"):
         say(f"train     the {estimator}")

@@ -11,8 +11,6 @@ from reclaim.data import schema
 from reclaim.data.oom import OOM_DEFINITION
 from reclaim.features.build import FeatureConfig
 from reclaim.features.registry import (
-    CONTEXT,
-    CONTEXT_WINDOWS,
     FEATURE_NAMES,
     FEATURES,
     FIRST_RELATED,
@@ -76,12 +74,6 @@ def render() -> str:
         "| feature | formula | unit | where missing |",
         "|---|---|---|---|",
         *(f"| `{f.name}` | {f.formula} | {f.unit} | {f.missing} |" for f in FEATURES),
-        "",
-        f"The context, for models of sequences: of each of the last {CONTEXT_WINDOWS} windows,",
-        "",
-        "| channel | formula | over |",
-        "|---|---|---|",
-        *(f"| `{c.name}` | {c.formula} | {_over(c.over)} |" for c in CONTEXT),
         "",
         "## Targets and splits",
         "",
@@ -154,10 +146,6 @@ def _settings(config: type[Any], without: type[Any] | None = None) -> list[str]:
         f"| `{s.name}` | {s.default} | {s.meaning} |" for s in settings_of(config) if (s.name, s.default) not in known
     ]
     return ["| setting | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
-
-
-def _over(resource: int | None) -> str:
-    return "" if resource is None else f"the {schema.RESOURCES[resource]} limit at t"
 
 
 def _columns(title: str, fields: Iterable[Any]) -> list[str]:

@@ -15,8 +15,9 @@ from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.windows import CHANNELS, P90, P100, Cell, Windows, empty_windows, sort_windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold.batch import fold_tasks, room_to_publish
+from reclaim.features.fold.collection_ooms import fold_collection_ooms
 from reclaim.features.fold.related import Tasks, fold_related
-from reclaim.features.registry import CONTEXT, feature_names
+from reclaim.features.registry import feature_names
 
 S = 1_000_000
 
@@ -38,8 +39,8 @@ def _history(
 def _random(seed: int, n_tasks: int = 7, longest: int = 60) -> Windows:
     """Return tasks of a few collections, users and names that overlap in time, with all that a trace does to them.
 
-    Gaps up to weeks, short, long, late and repeated windows, restarts, changed, unknown and zero limits, missing values
-    and percentiles, usage far above the limit; half of the tasks are off the 5-minute grid.
+    Gaps up to weeks, short, long, late and repeated windows, restarts, ends out of memory, changed, unknown and zero
+    limits, missing values and percentiles, usage far above the limit; half of the tasks are off the 5-minute grid.
     """
     rng = np.random.default_rng(seed)
     length = rng.integers(1, longest, n_tasks)
@@ -53,7 +54,7 @@ def _random(seed: int, n_tasks: int = 7, longest: int = 60) -> Windows:
         owner[:] = rng.choice(known, n_tasks)[collection[task]]
     began_s = 600 + 300 * (rng.integers(0, 24, n_tasks)[collection] + rng.integers(0, 4, n_tasks))
     began_s += np.where(rng.random(n_tasks) < 0.5, 0, rng.integers(1, 300, n_tasks))
-    steps = rng.choice([0, 1, 2, 13, 280, 2016 * 3], n, p=[0.04, 0.85, 0.06, 0.03, 0.015, 0.005])
+    steps = rng.choice([0, 1, 2, 13, 280, 2010, 2016 * 3], n, p=[0.04, 0.85, 0.06, 0.03, 0.01, 0.005, 0.005])
     step_s = steps * 300 + rng.choice([0, 7], n, p=[0.97, 0.03])
     run = np.cumsum(rng.random(n) < 0.06)
     limits = rng.choice([0.5, 1.0, 1.0, 2.5, 0.0, np.nan], (n, 2))
@@ -72,6 +73,8 @@ def _random(seed: int, n_tasks: int = 7, longest: int = 60) -> Windows:
     windows.percentiles[rng.random(n) < 0.5, P90 + 1 : P100] = np.nan
     windows.percentiles[rng.random(n) < 0.2] = np.nan
     windows.usage[rng.random(windows.usage.shape) < 0.1] = np.nan
+    last_of_run = (np.diff(run, append=-1) != 0) & (rng.random(n) < 0.7)  # out of memory
+    windows.usage[last_of_run, CHANNELS.index("memory_max")] = windows.limit[last_of_run, 1]
     windows.tier[:] = rng.integers(-1, 5, n)
     windows.scheduling_class[:] = rng.integers(-1, 4, n)
     windows.in_alloc[:] = rng.random(n) < 0.2
@@ -79,20 +82,20 @@ def _random(seed: int, n_tasks: int = 7, longest: int = 60) -> Windows:
 
 
 def _fold(windows: Windows, cell: Cell = Cell(), threads: int = 1, *, related: bool = True) -> FeatureSet:  # noqa: B008 - frozen
-    """Return whole histories folded as ``build`` does, in memory; features and contexts, no targets and no splits."""
+    """Return whole histories folded as ``build`` does, in memory; features, no targets and no splits."""
     n, starts, none = len(windows), windows.task_starts(), np.zeros(0, np.uint8)
     first, stop = starts[:-1], starts[1:]
     features = FeatureSet(
         path=Path(), manifest={}, end_us=np.empty(n, np.int64), limit=windows.limit.astype(np.float32),
         x=np.empty((n, len(feature_names(related=related))), np.float32),
-        context=np.empty((len(CONTEXT), n), np.float32),
-        first=np.repeat(first, stop - first), last=np.empty(n, np.int64),
+        first=np.repeat(first, stop - first),
         y=none.astype(np.float32), oom=none.astype(np.float32), inside=none.astype(bool), period=none, group=none,
         bucket_start=np.array([0, n]),
     )  # fmt: skip
-    moment, share = room_to_publish(n, related)
-    fold_tasks(windows, starts, cell, 0, features.x, features.context, features.last, features.end_us, moment, share)
+    moment, died, share = room_to_publish(n, related)
+    fold_tasks(windows, starts, cell, features.x, features.end_us, moment, died, share)
     tasks = Tasks(windows.collection_id[first], windows.user[first], windows.name[first], first, stop)
+    fold_collection_ooms(tasks, moment, died, features.x)
     if related:
         fold_related(tasks, moment, share, features.x, threads)
     return features

@@ -25,8 +25,8 @@ from reclaim.data.oom import oom_events
 from reclaim.data.windows import Windows, concatenate, measured_by_mean
 from reclaim.features import build
 from reclaim.features.build import FeatureConfig, build_features
-from reclaim.features.feature_set import CONTEXT_FILE, FOLDER, FeatureSet, array_path, array_shapes
-from reclaim.features.registry import CONTEXT, FEATURE_NAMES, FIRST_RELATED
+from reclaim.features.feature_set import FOLDER, FeatureSet, array_path, array_shapes
+from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED
 from reclaim.features.splits import split_counts
 
 Maker = Callable[..., dict[str, Any]]
@@ -74,7 +74,7 @@ def test_how_many_buckets_the_tasks_are_spread_over_makes_no_difference_to_a_row
         dataset = ingest(tmp_path / "cell", folder, IngestConfig(buckets=buckets)).dataset
         features, windows = build_features(dataset, FeatureConfig(related=True))[0], windows_of(dataset)
         order = np.lexsort((windows.end_us, windows.instance_index, windows.collection_id))
-        found.append((features.x[order], features.y[order], features.context_of(order)))
+        found.append((features.x[order], features.y[order]))
     assert np.nanmax(found[0][0][:, FEATURE_NAMES.index("sibling_cpu_mean")]) > 0
     for one, five in zip(*found, strict=True):
         assert np.array_equal(one, five, equal_nan=True)
@@ -207,7 +207,7 @@ def test_a_damaged_set_is_built_anew(damage: str, synthetic_cell: Dataset) -> No
     expected = contents(features)
     match damage:
         case "gone":
-            array_path(features.path, CONTEXT_FILE).unlink()
+            array_path(features.path, "first").unlink()
         case "cut":
             os.truncate(array_path(features.path, "x"), 1_000)
         case "no manifest":
@@ -220,15 +220,12 @@ def test_a_damaged_set_is_built_anew(damage: str, synthetic_cell: Dataset) -> No
     assert build_features(synthetic_cell)[1]
 
 
-def test_rows_contexts_and_counts_are_those_of_the_windows(synthetic_cell: Dataset) -> None:
+def test_rows_and_counts_are_those_of_the_windows(synthetic_cell: Dataset) -> None:
     features, windows = build_features(synthetic_cell)[0], windows_of(synthetic_cell)
     assert np.array_equal(features.end_us, windows.end_us)
     assert np.array_equal(features.limit, windows.limit.astype(np.float32), equal_nan=True)
     for first, stop in pairwise(windows.task_starts()):
         assert (features.first[first:stop] == first).all()
-        assert features.last[first:stop].tolist() == list(range(first, stop))  # none was late
-    mean = [channel.name for channel in CONTEXT].index("cpu_mean")
-    assert np.array_equal(features.context[mean], windows.usage[:, 0].astype(np.float32), equal_nan=True)
     buckets = [(synthetic_cell.windows(b), synthetic_cell.events(b)) for b in range(synthetic_cell.n_buckets)]
     assert features.manifest["oom_events"] == sum(len(oom_events(w, events)[0]) for w, events in buckets)
     by_mean, measured = measured_by_mean(windows)

@@ -17,9 +17,9 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.features import build
 from reclaim.features.build import FeatureConfig, build_features
-from reclaim.features.feature_set import CONTEXT_FILE, FOLDER, FeatureSet, array_path, array_shapes
-from reclaim.features.fold.batch import FeatureState, divisors
-from reclaim.features.registry import CONTEXT, CONTEXT_WINDOWS, FIRST_RELATED, PIPELINE_VERSION, feature_names
+from reclaim.features.feature_set import FOLDER, FeatureSet, array_path, array_shapes
+from reclaim.features.fold.batch import FeatureState
+from reclaim.features.registry import FIRST_RELATED, PIPELINE_VERSION, feature_names
 from reclaim.features.splits import GROUPS, IN_ALLOC, PERIODS, SEEN, TEST_UNSEEN, TRAIN, VALID, SplitConfig
 from reclaim.features.targets import HORIZONS_S
 
@@ -216,9 +216,8 @@ def test_a_dataset_only_trained_on_has_no_test(dataset: Dataset) -> None:
     assert np.array_equal(features.targets(rows)[0], features.y[rows], equal_nan=True)
 
 
-def _write_feature_set(folder: Path, context: Any, **arrays: Any) -> FeatureSet:
-    """Write by hand what ``build_features`` would, in a dataset of that name alone; what is not given is zero."""
-    n = len(arrays["first"])
+def _write_feature_set(folder: Path, n: int) -> FeatureSet:
+    """Write by hand what ``build_features`` would of ``n`` rows, in a dataset of that name alone: all zero."""
     (folder / FOLDER).mkdir(parents=True)
     write_json(folder / MANIFEST, {"format_version": FORMAT_VERSION, "fingerprint": "abc"})
     manifest = {
@@ -227,32 +226,8 @@ def _write_feature_set(folder: Path, context: Any, **arrays: Any) -> FeatureSet:
     }  # fmt: skip
     write_json(folder / FOLDER / MANIFEST, manifest)
     for name, (dtype, shape) in array_shapes(n, FIRST_RELATED).items():
-        array = (arrays | {CONTEXT_FILE: context}).get(name, np.zeros(shape))
-        np.save(array_path(folder / FOLDER, name), np.asarray(array, dtype))
+        np.save(array_path(folder / FOLDER, name), np.zeros(shape, dtype))
     return FeatureSet.open(folder)
-
-
-def test_a_context_is_the_windows_taken_so_far_oldest_first_over_the_limit_at_the_row(tmp_path: Path) -> None:
-    # two tasks; the second has three rows, of which the middle one came late and was not taken
-    taken = np.arange(1, len(CONTEXT) + 1)[:, None] * np.array([1.0, 10.0, 20.0, 30.0, np.nan])
-    features = _write_feature_set(
-        tmp_path / "dataset", taken, first=[0, 1, 1, 1, 1], last=[0, 1, 2, 2, 3],
-        limit=[[1, 1], [2, 4], [2, 4], [2, 0], [5, np.nan]],
-    )  # fmt: skip
-    got = features.context_of(np.array([4, 0, 3]), windows=3)
-    assert got.shape == (3, 3, len(CONTEXT))
-    assert got.dtype == np.float32
-    cpu, memory = (next(i for i, c in enumerate(CONTEXT) if c.over == r) for r in (0, 1))
-    bare = next(i for i, c in enumerate(CONTEXT) if c.over is None)
-    none = np.nan
-    np.testing.assert_array_equal(got[0, :, cpu], (cpu + 1) * np.array([2.0, 4.0, 6.0]))  # over the limit of now
-    np.testing.assert_array_equal(got[1, :, cpu], [none, none, cpu + 1])
-    np.testing.assert_array_equal(got[2, :, cpu], (cpu + 1) * np.array([none, 5.0, 10.0]))  # the last one taken
-    np.testing.assert_array_equal(got[1, :, memory], [none, none, memory + 1])
-    assert np.isnan(got[[0, 2]][..., memory]).all()  # the limit is unknown, or zero
-    np.testing.assert_array_equal(got[0, :, bare], (bare + 1) * np.array([10.0, 20.0, 30.0]))
-    assert features.context_of(np.array([4])).shape == (1, CONTEXT_WINDOWS, len(CONTEXT))
-    assert isinstance(features.context, np.memmap)
 
 
 def _cut(path: Path) -> None:
@@ -271,12 +246,12 @@ def _other_type(path: Path) -> None:
     np.save(path, np.load(path).astype(np.float64))
 
 
-@pytest.mark.parametrize("name", ["x", "last", CONTEXT_FILE])
+@pytest.mark.parametrize("name", ["x", "first"])
 @pytest.mark.parametrize("damage", [Path.unlink, _cut, _empty, _fewer_rows, _other_type])
 def test_a_damaged_array_is_one_error_that_names_the_file_and_the_command(
     tmp_path: Path, damage: Callable[[Path], None], name: str
 ) -> None:
-    folder = _write_feature_set(tmp_path / "dataset", np.zeros((len(CONTEXT), 3)), first=[0] * 3, last=[0, 1, 2]).path
+    folder = _write_feature_set(tmp_path / "dataset", 3).path
     damage(folder / f"{name}.npy")
     with pytest.raises(ConfigError, match=rf"features/{name}\.npy: .*; run `reclaim features .*dataset` again"):
         FeatureSet.open(tmp_path / "dataset")
@@ -284,18 +259,10 @@ def test_a_damaged_array_is_one_error_that_names_the_file_and_the_command(
 
 @pytest.mark.parametrize("key", ["pipeline", "dataset", "bucket_start", "features"])
 def test_a_manifest_that_lacks_something_is_refused_with_the_command(tmp_path: Path, key: str) -> None:
-    path = _write_feature_set(tmp_path / "dataset", np.zeros((len(CONTEXT), 1)), first=[0]).path / MANIFEST
+    path = _write_feature_set(tmp_path / "dataset", 1).path / MANIFEST
     write_json(path, {k: v for k, v in json.loads(path.read_text()).items() if k != key})
     with pytest.raises(ConfigError, match=r"run `reclaim features .*dataset` again"):
         FeatureSet.open(tmp_path / "dataset")
-
-
-def test_a_limit_too_small_for_the_files_is_no_limit_live_and_on_disk(tmp_path: Path) -> None:
-    tiny = np.array([[1e-60, 2.0]])
-    features = _write_feature_set(tmp_path / "dataset", np.ones((len(CONTEXT), 1)), first=[0], last=[0], limit=tiny)
-    stored = features.context_of(np.array([0]), 1)[0, 0]
-    assert np.array_equal(stored, 1 / divisors(tiny)[0], equal_nan=True)
-    assert [np.isnan(v) for v in stored] == [channel.over == 0 for channel in CONTEXT]
 
 
 def test_the_arrays_of_a_built_feature_set_are_those_declared(dataset: Dataset) -> None:
@@ -304,6 +271,3 @@ def test_the_arrays_of_a_built_feature_set_are_those_declared(dataset: Dataset) 
         array = getattr(features, name)
         assert (array.dtype, array.shape) == (dtype, shape)
         assert isinstance(array, np.memmap)
-    assert (features.first <= features.last).all()
-    assert features.last.max() < features.context.shape[1]
-    assert np.isfinite(features.context_of(np.arange(len(features)), 1)[:, 0, 0]).any()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from reclaim.data.windows import Cell, Windows, empty_windows
+from reclaim.data.windows import MEMORY_MAX, Cell, Windows, empty_windows
 from reclaim.features.fold.stateless import features_of_histories
 from reclaim.features.registry import FEATURE_NAMES
 
@@ -21,7 +21,7 @@ import numpy as np
 
 spec = importlib.util.find_spec("reclaim.features.registry")
 tree = ast.parse(open(spec.origin).read())
-groups = {"_STATISTICS", "_RESOURCE", "_SHAPE", "_SINGLE"}
+groups = {"_STATISTICS", "_RESOURCE", "_SHAPE", "_SINGLE", "_OOM", "_COLLECTION_OOM"}
 for node in tree.body:
     if isinstance(node, ast.AnnAssign) and node.target.id in groups:
         groups.remove(node.target.id)
@@ -40,17 +40,18 @@ np.savez(sys.argv[2], **dict(zip(module.FEATURE_NAMES, _features().T)))
 
 def _histories() -> Windows:
     rng = np.random.default_rng(3)
-    n = 1_400
+    n = 8_400  # four tasks of a week each
     windows = empty_windows(n)
-    windows.collection_id[:] = np.arange(n) // 700
-    windows.instance_index[:] = np.arange(n) // 350 % 2
+    windows.collection_id[:] = np.arange(n) // 4_200
+    windows.instance_index[:] = np.arange(n) // 2_100 % 2
     windows.user[:], windows.name[:] = 1, 1
-    windows.start_us[:] = np.arange(n) % 350 * 300_000_000
+    windows.start_us[:] = np.arange(n) % 2_100 * 300_000_000
     windows.end_us[:] = windows.start_us + 300_000_000
     windows.scheduled_us[:] = windows.start_us // 9_000_000_000 * 9_000_000_000
     windows.usage[:] = rng.uniform(0.01, 0.9, windows.usage.shape)
     windows.percentiles[:] = np.sort(rng.uniform(0.01, 0.9, windows.percentiles.shape), axis=1)
-    windows.limit[:] = rng.uniform(0.5, 1.0, windows.limit.shape)
+    windows.limit[:] = rng.uniform(0.9, 1.0, windows.limit.shape)
+    windows.usage[29::30, MEMORY_MAX] = windows.limit[29::30, 1]  # every run ends out of memory
     windows.tier[:], windows.scheduling_class[:] = windows.instance_index, 2
     return windows
 

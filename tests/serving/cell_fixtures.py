@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.windows import CHANNELS, LEVELS, Windows, empty_windows
 from reclaim.features.registry import SLOT_S
+from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.answers.stateful import Answers, answers
 from reclaim.serving.cell.clock import CellClock
+from reclaim.serving.cell.following import Following
 from reclaim.serving.cell.outcomes import dated
 from reclaim.serving.cell.task_record import Taken
 from reclaim.serving.cell.tracker import Tracker
@@ -152,7 +154,7 @@ class Memory:
         self.now_us = now_us
         clock = CellClock(settings, lambda: self.now_us, passed_s=lambda: 0.0)
         self.tracker = Tracker(settings, clock, related=bundle.related)
-        self.tracker.promote(self.scorer)
+        self.tracker.promote(self.scorer, Following(self.scorer) if settings.follow else None)
 
     def write(self, windows: Windows, in_alloc: NDArray[np.int8] | None = None) -> list[int]:
         """Take windows, and return the outcome of each."""
@@ -195,6 +197,7 @@ class Told:
     oom: NDArray[np.float64]
     x: NDArray[np.float32]
     facts: NDArray[Any]
+    prices: NDArray[np.float64]
 
 
 def told_by(tracker: Tracker, settings: ServingSettings) -> Told:
@@ -206,6 +209,7 @@ def told_by(tracker: Tracker, settings: ServingSettings) -> Told:
     return Told(
         known.key, np.stack([a.estimate.reservation for a in every]), np.stack([a.estimate.rule for a in every]),
         known.scores.quantiles, known.scores.oom, np.where(seen[:, None], known.x, np.nan), known.task,
+        np.array([price.now for price in cell_prices(tracker.prices)]),
     )  # fmt: skip
 
 

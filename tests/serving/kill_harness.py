@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CHANNELS, Windows, concatenate, empty_windows
-from reclaim.serving.answers.encode import SERVED_RULES
+from reclaim.serving.answers.encode import SERVED_RULES, cell_prices
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.arrow import MEDIA_TYPE
 from reclaim.training.bundle import Bundle
@@ -94,7 +94,7 @@ def _named(task: int) -> Json:
 
 
 Answer = dict[str, NDArray[Any]]
-"""Columns of the answers for all tasks, in order."""
+"""Columns of the answers for all tasks, in order, and the prices that they are made at."""
 
 
 def never_killed(cell: Cell, bundle: Bundle) -> Answer:
@@ -109,6 +109,7 @@ def never_killed(cell: Cell, bundle: Bundle) -> Answer:
     out: Answer = {
         "key": known.key, "windows": known.task["windows"].copy(), "end_us": known.task[s.END_US].copy(),
         "oom_probability": known.scores.oom,
+        "prices": np.array([price.now for price in cell_prices(memory.tracker.prices)]),
     }  # fmt: skip
     for margin, answers in found.items():
         for r, resource in enumerate(RESOURCES):
@@ -122,9 +123,11 @@ def different(ours: Answer, theirs: Answer) -> int:
     if not np.array_equal(ours["key"], theirs["key"]):
         keys = [{tuple(key) for key in answer["key"].tolist()} for answer in (ours, theirs)]
         return len(keys[0] ^ keys[1])
+    if not np.array_equal(ours["prices"], theirs["prices"]):
+        return len(ours["key"])  # all of them rest on these
     wrong = np.zeros(len(ours["key"]), np.bool_)
     for name, column in ours.items():
-        if name != "key":
+        if name not in ("key", "prices"):
             both = column == theirs[name]
             if np.issubdtype(column.dtype, np.floating):
                 both |= np.isnan(column) & np.isnan(theirs[name])
@@ -201,7 +204,8 @@ class Server:
 
     def answer(self) -> Answer:
         """Return its answers for the whole cell."""
-        out: Answer = {}
+        state = httpx.get(f"{self.url}/v1/cell", timeout=_ANSWER_S).raise_for_status().json()
+        out: Answer = {"prices": np.array([price["now"] for price in state["prices"]])}
         for margin in MARGIN_NAMES:
             accept = {"accept": MEDIA_TYPE}
             answer = httpx.get(

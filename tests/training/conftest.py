@@ -24,8 +24,7 @@ from reclaim.data.windows import (
 from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.models.forecaster import NetworkForecaster
-from reclaim.training.models.network import QuantileNetwork, Scaling
-from reclaim.training.settings import QUANTILE_LEVELS
+from reclaim.training.models.network import Scaling, SurvivalNetwork
 
 WINDOW_US = 300_000_000
 FIRST_US = 600_000_000
@@ -82,15 +81,16 @@ def related_forecaster() -> NetworkForecaster:
 
 def _random_forecaster(n: int) -> NetworkForecaster:
     generator = torch.Generator().manual_seed(5)
-    network = QuantileNetwork(
+    network = SurvivalNetwork(
         Scaling(*(torch.full((n,), v) for v in (0.3, 0.5, -8.0, 8.0))),
-        n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), n_levels=len(QUANTILE_LEVELS), width=128, depth=3,
+        n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), width=128, depth=3,
     )  # fmt: skip
     network.initialise(generator)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.03 * torch.randn(parameter.shape, generator=generator))
-    return NetworkForecaster.of(network, "sqrt")
+        network.head.bias.add_(2.0)  # curves that fall over all thresholds
+    return NetworkForecaster.of(network)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.windows import Windows
+from reclaim.features.groups import TIER_LABELS
 from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, PIPELINE_VERSION, feature_names
 from reclaim.training import bundle as module
 from reclaim.training.bundle import (
@@ -25,8 +26,7 @@ from reclaim.training.bundle import (
     output_names,
     save_bundle,
 )
-from reclaim.training.margins.margin import MARGIN_GROUPS, Margin, three_margins
-from reclaim.training.margins.plan import Basis
+from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
 from reclaim.training.settings import QUANTILE_LEVELS
@@ -40,11 +40,7 @@ def bundle(random_forecaster: NetworkForecaster) -> Bundle:
         kind="network",
         forecaster=random_forecaster,
         horizon_s=3_600,
-        plans={
-            "baseline": (Basis(0.95, 30.0, 0.25), Basis(0.99)),
-            "aggressive": (Basis(0.9, 3.0), Basis(0.9, None, 0.5)),
-        },
-        margins=three_margins(Margin("baseline", (0.3, 0.2)), Margin("aggressive", (0.1, 0.0))),
+        prices=three_prices(Price("baseline", (40.0, 200.0)), Price("aggressive", (4.0, 2.0))),
         dataset_fingerprint="abc",
         mean_limit=(0.5, 0.25),
         trained={"rows": 5, "notes": ["few rows"]},
@@ -60,7 +56,7 @@ def test_a_saved_bundle_comes_back_and_answers_the_same(
     assert np.isnan(_saved_and_loaded(replace(bundle, mean_limit=(0.5, float("nan"))), tmp_path).mean_limit[1])
     windows = make_windows(np.linspace(0.1, 0.6, 40))
     slot = np.zeros(40, np.int64)
-    for margin in bundle.margins:
+    for margin in bundle.prices:
         mine = bundle.estimator(margin).update(slot, windows)
         theirs = loaded.estimator(margin).update(slot, windows)
         assert mine.reservation.tobytes() == theirs.reservation.tobytes()
@@ -79,28 +75,30 @@ def _saved_and_loaded(bundle: Bundle, tmp_path: Path) -> Bundle:
     return load_bundle(tmp_path / "again")
 
 
-def test_margins_by_group_and_the_calibration_of_the_risk_come_back(bundle: Bundle, tmp_path: Path) -> None:
-    shares = tuple((0.01 * g, 0.02 * g) for g in range(len(MARGIN_GROUPS)))
-    grouped = {name: replace(margin, by_group=shares) for name, margin in bundle.margins.items()}
+def test_prices_by_tier_and_the_calibration_of_the_risk_come_back(bundle: Bundle, tmp_path: Path) -> None:
+    values = tuple((1.0 + tier, 2.0 + tier) for tier in range(len(TIER_LABELS)))
+    tiered = {name: replace(price, by_tier=values) for name, price in bundle.prices.items()}
     calibrated = Calibrated(bundle.forecaster, ProbabilityCalibration((0.5,) * 3, (-1.0,) * 3))
-    loaded = _saved_and_loaded(replace(bundle, margins=grouped, forecaster=calibrated), tmp_path)
-    assert loaded.margins == grouped
+    loaded = _saved_and_loaded(replace(bundle, prices=tiered, forecaster=calibrated), tmp_path)
+    assert loaded.prices == tiered
     x = np.random.default_rng(0).random((5, FIRST_RELATED)).astype(np.float32)
     answer = loaded.forecaster.predict(x).oom_probability
     assert answer.tobytes() == calibrated.predict(x).oom_probability.tobytes()
     assert not np.allclose(answer, bundle.forecaster.predict(x).oom_probability)
 
 
-def test_medium_reserves_half_way_and_a_wider_margin_never_less(
+def test_mediums_price_is_the_geometric_mean_and_its_reservation_lies_between(
     bundle: Bundle, make_windows: Callable[..., Windows]
 ) -> None:
-    windows, slot = make_windows(np.full(40, 0.01)), np.zeros(40, np.int64)
+    assert bundle.prices["medium"].value == pytest.approx((np.sqrt(40.0 * 4.0), np.sqrt(200.0 * 2.0)))
+    windows, slot = make_windows(np.linspace(0.01, 0.6, 40)), np.zeros(40, np.int64)
     baseline, medium, aggressive = (
         bundle.estimator(name).base.update(slot, windows).reservation for name in ("baseline", "medium", "aggressive")
     )
-    assert (medium == (baseline + aggressive) / 2).all()
-    assert (baseline >= aggressive).all()
-    assert (baseline > aggressive).any()
+    assert (baseline >= medium).all()
+    assert (medium >= aggressive).all()
+    assert (baseline > medium).any()
+    assert (medium > aggressive).any()
 
 
 def test_each_estimator_of_a_bundle_starts_fresh(bundle: Bundle, make_windows: Callable[..., Windows]) -> None:
@@ -128,6 +126,18 @@ def test_a_folder_that_holds_no_bundle_is_refused(bundle: Bundle, tmp_path: Path
     (folder / BUNDLE_FILE).write_text("{")
     with pytest.raises(ModelError, match="damaged"):
         load_bundle(folder)
+
+
+def test_a_bundle_of_an_earlier_format_is_refused_with_what_to_do(bundle: Bundle, tmp_path: Path) -> None:
+    save_bundle(bundle, tmp_path / "bundle")
+    path = tmp_path / "bundle" / BUNDLE_FILE
+    facts = json.loads(path.read_text())
+    plan = {"level": 0.98, "price": 30.0, "anchor": 0.25}
+    earlier = {k: v for k, v in facts.items() if k != "prices"} | {"format": 3, "plans": {"baseline": plan}}
+    path.write_text(json.dumps(earlier))
+    with pytest.raises(ModelError, match=r"format 4.*got 3 and 'network'; train again with `reclaim train`") as refused:
+        load_bundle(tmp_path / "bundle")
+    assert "\n" not in str(refused.value)
 
 
 def test_saving_again_replaces_the_older_bundle_whole(bundle: Bundle, tmp_path: Path) -> None:

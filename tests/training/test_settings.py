@@ -60,5 +60,5 @@ def test_reclaim_train_trains_with_a_shipped_configuration_by_its_name(
     report = json.loads(result.stdout.splitlines()[-1])
     recorded = find_run(report["run_id"]).params
     expected = load_config(TrainConfig, config_file(Path("vm-series"))).fit
-    for name in ("dropout", "learning_rate", "batch_size"):
+    for name in ("dropout", "learning_rate"):
         assert recorded[f"fit.{name}"] == str(getattr(expected, name))

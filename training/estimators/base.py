@@ -48,14 +48,21 @@ class Forecast:
 
     Attributes
     ----------
+    survival : float32, shape (n, n_targets, n_horizons, n_thresholds)
+        Probability that the demand over the horizon exceeds each threshold, falling along the last axis; targets in the
+        order ``features.targets.TARGETS``; NaN for what is not fitted.
+    thresholds : float32, shape (n, n_targets, n_thresholds)
+        Over the limit, rising: those of ``models.survival.thresholds_of``.
     quantiles : float64, shape (n, n_targets, n_horizons, n_levels)
-        Over the limit; targets in the order ``features.targets.TARGETS``, non-decreasing along the last axis.
+        Over the limit, read off the same curve, rising along the last axis; 1 stands for the limit and all above it.
     oom_probability : float64, shape (n, n_horizons)
         Probability of the derived out-of-memory label within each horizon.
     horizons_s : tuple of int
         Those of the axes of horizons, in seconds: all of ``features.targets.HORIZONS_S``, or the one asked for.
     """
 
+    survival: NDArray[np.float32]
+    thresholds: NDArray[np.float32]
     quantiles: NDArray[np.float64]
     oom_probability: NDArray[np.float64]
     horizons_s: tuple[int, ...] = HORIZONS_S
@@ -67,7 +74,10 @@ class Forecast:
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Forecast:
         """Return the chosen rows."""
-        return Forecast(self.quantiles[rows], self.oom_probability[rows], self.horizons_s)
+        return replace(
+            self, survival=self.survival[rows], thresholds=self.thresholds[rows], quantiles=self.quantiles[rows],
+            oom_probability=self.oom_probability[rows],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

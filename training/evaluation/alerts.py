@@ -111,7 +111,8 @@ def score_alerts(rows: AlertRows, horizon_s: int) -> dict[str, float]:
     -------
     dict of str to float
         ``events`` and ``task_days``; and for each rate k: ``alerts_at_k`` raised, at ``threshold_at_k``;
-        ``recall_at_k``, share of the events caught; ``precision_at_k``, share of the alerts before an out-of-memory;
+        ``recall_at_k``, share of the events caught; ``recall_bound_at_k``, the most that as many alerts can catch;
+        ``precision_at_k``, share of the alerts before an out-of-memory;
         ``lead_s_at_k``, median lead of the caught events in seconds. What has no denominator is NaN.
     """
     event = events(rows, horizon_s)
@@ -129,6 +130,7 @@ def score_alerts(rows: AlertRows, horizon_s: int) -> dict[str, float]:
             f"alerts_at_{rate}": float(len(raised)),
             f"threshold_at_{rate}": threshold,
             f"recall_at_{rate}": len(caught) / n if n else np.nan,
+            f"recall_bound_at_{rate}": min(rate / 1_000 * rows.task_days / n, 1.0) if n else np.nan,
             f"precision_at_{rate}": len(hits) / len(raised) if len(raised) else np.nan,
             f"lead_s_at_{rate}": float(np.median(lead_s)) if len(caught) else np.nan,
         }

@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema
+from reclaim.data.core.arrays import mean_known
 from reclaim.data.core.style import INK, STYLE, USAGE_COLOUR
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES, FIRST_SHAPE, FIRST_SINGLE
 from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.models.survival import crps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +67,7 @@ def columns_by_group(names: Sequence[str]) -> Columns:
 
 @dataclass(frozen=True)
 class Importance:
-    """Rises of the pinball loss.
+    """Rises of the CRPS: the likelihood compares no curves whose thresholds differ, which go with features, too.
 
     Attributes
     ----------
@@ -74,7 +76,7 @@ class Importance:
     rise : float64, shape (len(names), n_targets)
         Loss after dealing over loss before, less 1; NaN where a target has no known row or no loss.
     loss : float64, shape (n_targets,)
-        Before dealing, mean over rows and levels, in shares of the limit.
+        Before dealing, mean over rows, in shares of the limit.
     rows : int
         Rows dealt.
     """
@@ -123,7 +125,7 @@ def permutation_importance(
     seed: int = 1,
     threads: int = 1,
 ) -> Importance:
-    """Deal features to other rows and measure the loss, mean over the levels of the forecast, at one horizon.
+    """Deal features to other rows and measure the CRPS of the curves at one horizon.
 
     Parameters
     ----------
@@ -143,14 +145,15 @@ def permutation_importance(
     threads : int
         Deals at once; more than 1 only for a forecaster that keeps to one core.
     """
-    h, levels = HORIZONS_S.index(horizon_s), np.array(forecaster.quantile_levels)
+    h = HORIZONS_S.index(horizon_s)
     rng = np.random.default_rng(seed)
     known = np.flatnonzero(np.isfinite(y[:, :, h]).any(axis=1))
     some = np.sort(rng.choice(known, rows, replace=False)) if len(known) > rows else known
     x, y = x[some], y[some]
 
     def loss(dealt: NDArray[np.float32]) -> NDArray[np.float64]:
-        return _mean_known(pinball(forecaster.predict(dealt).quantiles[:, :, h], y[:, :, h], levels))
+        forecast = forecaster.predict(dealt, horizon_s)
+        return mean_known(crps(forecast.survival, forecast.thresholds, y[:, :, h : h + 1])[..., 0])
 
     def dealt_loss(together: Sequence[int]) -> NDArray[np.float64]:
         deal = np.random.default_rng([seed, *together])  # its own: the numbers do not depend on whose turn it is
@@ -167,22 +170,6 @@ def permutation_importance(
     return Importance(tuple(columns), after / np.where(before > 0, before, np.nan) - 1.0, before, len(some))
 
 
-def pinball(quantiles: NDArray[np.float64], y: NDArray[np.float32], levels: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the pinball loss of each row and target, mean over levels; NaN unknown.
-
-    From (n, n_targets, n_levels) and (n, n_targets) to (n, n_targets).
-    """
-    error = y[:, :, None] - quantiles
-    loss: NDArray[np.float64] = np.maximum(levels * error, (levels - 1.0) * error).mean(axis=-1)
-    return loss
-
-
-def _mean_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    known = np.isfinite(values)
-    n = known.sum(axis=0)
-    return np.where(n > 0, np.where(known, values, 0.0).sum(axis=0) / np.maximum(n, 1), np.nan)
-
-
 def importance_figure(importance: Importance, groups: Importance | None = None, *, top: int = 15) -> Figure:
     """Return a figure of the features of highest rise, and below them of groups: a bar the mean, a mark each target."""
     import matplotlib as mpl
@@ -195,7 +182,7 @@ def importance_figure(importance: Importance, groups: Importance | None = None, 
         widest = max(one.widest for one in shown)
         for axis, one in zip(axes, shown, strict=True):
             draw_bars(axis, one, widest)
-        figure.supxlabel(f"rise of the pinball loss, dealt among {importance.rows} rows; the bar is the mean", size=9.5)
+        figure.supxlabel(f"rise of the CRPS, dealt among {importance.rows} rows; the bar is the mean", size=9.5)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=len(TARGETS))
     return figure
 

@@ -21,6 +21,7 @@ LONGEST: Final = 5_000
 
 _QUANTILE_SCORES: Final = {
     "rows": "rows",
+    "log loss": "log_loss",
     "pinball / usage": "pinball_over_usage",
     "coverage error": "coverage_error",
     "width": "width",
@@ -32,11 +33,13 @@ _OOM_SCORES: Final = {
     "ECE": "ece",
     "average precision": "average_precision",
     "recall at 10 alerts": "recall_at_10",
+    "at most": "recall_bound_at_10",
+    "precision": "precision_at_10",
     "lead, s": "lead_s_at_10",
 }
 
 _LIMITS: Final = (
-    "Workloads drift, and margins were set on one stretch of time: watch the violation rate; train again if it rises.",
+    "Workloads drift, and prices were set on one stretch of time: watch the violation rate; train again if it rises.",
     "Of a task younger than an hour little is known: the guards hold its limit at first. Judge young tasks by the "
     "scores by age.",
     "CPU is compressible: the CPU that a reservation covers is the largest 90th percentile within a window, capped at "
@@ -97,18 +100,18 @@ def _card(
     horizons = ", ".join(f"{h} s" for h in HORIZONS_S)
     sections = [
         f"# {report['model']}: {report['estimator']}, {report['horizon_s']} s ahead",
-        f"Predicts, for a task of a cluster, quantiles of {', '.join(t.replace('_', ' ') for t in TARGETS)} over the "
+        f"Predicts, for a task of a cluster, curves of {', '.join(t.replace('_', ' ') for t in TARGETS)} over the "
         f"limit and the probability of out-of-memory, within {horizons}; and from them what to reserve. It reads "
         f"{n_features} features of feature pipeline `{PIPELINE_VERSION}`.",
         "## Data",
         _tight(_datasets(report)),
-        "Fitted on the training period of seen collections. Levels, margins and probabilities were set on the "
+        "Fitted on the training period of seen collections. Prices and probabilities were set on the "
         "validation period after it, which a gap of one horizon parts from it. Nothing was set on test rows.",
         "## Reservations",
         _tight(_margins(report)),
-        "On validation rows, at the margin added to the quantile chosen for each task: `violation`, share of "
-        "task-windows whose demand passes the reservation; `reclaimed`, share of the limits. They met the budget there "
-        "by construction: what they do later, a replay tells.",
+        "On validation rows: `price` of a violated task-window, in limits of a task of mean size; `violation`, share "
+        "of task-windows whose demand passes the reservation; `reclaimed`, share of the limits. They met the budget "
+        "there by construction: what they do later, a replay tells.",
         "## Forecast",
         _tight(_scores(report["scores"], test_scores, TARGETS, _QUANTILE_SCORES, (report["horizon_s"],))),
         "## Out-of-memory",
@@ -142,21 +145,12 @@ def _datasets(report: Mapping[str, Any]) -> Table:
 
 def _margins(report: Mapping[str, Any]) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for margin, share in report["margins"].items():
+    for margin, price in report["prices"].items():
         for r in RESOURCES:
             of = (report[what][margin][r] for what in ("violation", "reclaimed"))
-            rows.append((margin, r, _basis(report["plans"].get(margin, {}).get(r)), share[r], *of))
-    columns = ("margin", "resource", "reserves", "share", "violation", "reclaimed")
+            rows.append((margin, r, f"{price['value'][r]:.3g}", *of))
+    columns = ("margin", "resource", "price", "violation", "reclaimed")
     return Table(columns, tuple(rows), percent=frozenset(columns[3:]))
-
-
-def _basis(basis: Mapping[str, Any] | None) -> str:
-    if basis is None:
-        return "half way"
-    own_past = f", own past ({basis['past']}) {basis['anchor']:g}" if basis["anchor"] else ""
-    if basis["price"] is None:
-        return f"q{basis['level']:g}{own_past}"
-    return f"price {basis['price']:g}, at least q{basis['level']:g}{own_past}"
 
 
 def _scores(

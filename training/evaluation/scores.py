@@ -1,4 +1,4 @@
-"""Scores a forecast on rows of known future: its quantiles and its out-of-memory probability."""
+"""Scores a forecast on rows of known future: its curves, their quantiles and its out-of-memory probability."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.evaluation.alerts import score_alerts, sorted_rows
 from reclaim.training.margins.violation import violates
+from reclaim.training.models.survival import crps, log_loss
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,11 +61,12 @@ def score_forecast(
     Returns
     -------
     Scores
-        Of a target: ``rows``; ``pinball``, the mean over rows and levels in shares of the limit;
-        ``pinball_over_usage``, the same over the mean of the target; ``crps``, twice the pinball loss integrated over
-        the levels, over their span; for each level ``pinball_over_usage_0.98``, ``coverage_0.98`` (share of rows at or
-        below that quantile) and ``coverage_error_0.98`` (that less the level); ``coverage_error``, the mean of their
-        sizes; ``width``, the mean distance of the highest from the lowest quantile in shares of the limit.
+        Of a target: ``rows``; ``log_loss``, in nats, and ``crps``, in shares of the limit, of the curve (see
+        ``models.survival``); ``pinball``, the mean over rows and levels in shares of the limit;
+        ``pinball_over_usage``, the same over the mean of the target; for each level ``pinball_over_usage_0.98``,
+        ``coverage_0.98`` (share of rows at or below that quantile) and ``coverage_error_0.98`` (that less the level);
+        ``coverage_error``, the mean of their sizes; ``width``, the mean distance of the highest from the lowest
+        quantile in shares of the limit. Quantiles end at the limit, so a demand above it counts as the limit.
 
         Of ``oom``: ``rows``, ``positives`` and ``base_rate`` of the label; ``brier``; ``brier_skill``, 1 less the
         Brier score over that of always saying the base rate; ``log_loss`` in nats; ``ece``, the expected calibration
@@ -75,7 +77,7 @@ def score_forecast(
     cell = np.zeros(len(y), np.int64) if keys is None else keys.tier * n_ages + keys.age
     cells = np.arange(len(TIER_LABELS) * n_ages).reshape(-1, n_ages)
     sums = {
-        (target, f"{horizon_s}s"): _quantile_sums(y[:, t, h], forecast.quantiles[:, t, h], levels, cell, cells.size)
+        (target, f"{horizon_s}s"): _curve_sums(forecast, y, levels, (t, h), cell, cells.size)
         for t, target in enumerate(TARGETS)
         for h, horizon_s in enumerate(HORIZONS_S)
     }
@@ -86,7 +88,7 @@ def score_forecast(
         for (target, horizon), by_cell in sums.items():
             of_group = by_cell.of(group)
             if of_group.rows:
-                scores.setdefault(target, {})[horizon] = _quantile_scores(of_group, levels)
+                scores.setdefault(target, {})[horizon] = _curve_scores(of_group, levels)
         inside = np.isin(np.arange(cells.size), group)[cell]
         for h, horizon_s in enumerate(HORIZONS_S):
             probability = forecast.oom_probability[:, h]
@@ -113,36 +115,43 @@ def overall(scores: Scores) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _QuantileSums:
+class _CurveSums:
     """Sums over known rows, of each cell of a split or of all.
 
     Attributes
     ----------
-    rows, usage, width : float64, shape (n_cells,) or ()
+    rows, usage, width, log_loss, crps : float64, shape (n_cells,) or ()
     pinball, covered : float64, shape (n_cells, n_levels) or (n_levels,)
     """
 
     rows: NDArray[np.float64]
     usage: NDArray[np.float64]
     width: NDArray[np.float64]
+    log_loss: NDArray[np.float64]
+    crps: NDArray[np.float64]
     pinball: NDArray[np.float64]
     covered: NDArray[np.float64]
 
-    def of(self, cells: NDArray[np.int64]) -> _QuantileSums:
+    def of(self, cells: NDArray[np.int64]) -> _CurveSums:
         """Return the sums over some of the cells."""
-        return _QuantileSums(*(column[cells].sum(axis=0) for column in vars(self).values()))
+        return _CurveSums(*(column[cells].sum(axis=0) for column in vars(self).values()))
 
 
-def _quantile_sums(
+def _curve_sums(
+    forecast: Forecast,
     y: NDArray[np.float32],
-    quantiles: NDArray[np.float64],
     levels: tuple[float, ...],
+    at: tuple[int, int],
     cell: NDArray[np.int64],
     n_cells: int,
-) -> _QuantileSums:
-    """Sum level by level: next to the forecast, only a few numbers a row are held."""
-    known = np.isfinite(y) & np.isfinite(quantiles[:, 0])
-    key, truth = cell[known], y[known].astype(np.float64)
+) -> _CurveSums:
+    """Sum level by level at one target and horizon: next to the forecast, only a few numbers a row are held."""
+    t, h = at
+    target, of = slice(t, t + 1), y[:, t : t + 1, h : h + 1]
+    curve = forecast.survival[:, target, h : h + 1], forecast.thresholds[:, target]
+    quantiles = forecast.quantiles[:, t, h]
+    known = np.isfinite(of[:, 0, 0]) & np.isfinite(quantiles[:, 0])
+    key, truth = cell[known], np.minimum(of[known, 0, 0].astype(np.float64), 1.0)
 
     def summed(values: NDArray[Any]) -> NDArray[np.float64]:
         return np.bincount(key, weights=values, minlength=n_cells).astype(np.float64)
@@ -153,27 +162,29 @@ def _quantile_sums(
         error = truth - quantile
         pinball.append(summed(np.maximum(level * error, (level - 1) * error)))
         covered.append(summed(~violates(truth, quantile)))
-    return _QuantileSums(
+    return _CurveSums(
         rows=np.bincount(key, minlength=n_cells).astype(np.float64),
         usage=summed(truth),
         width=summed(quantiles[known, -1] - quantiles[known, 0]),
+        log_loss=summed(log_loss(*curve, of)[known, 0, 0]),
+        crps=summed(crps(*curve, of)[known, 0, 0]),
         pinball=np.stack(pinball, axis=1),
         covered=np.stack(covered, axis=1),
     )
 
 
-def _quantile_scores(sums: _QuantileSums, levels: tuple[float, ...]) -> dict[str, float]:
+def _curve_scores(sums: _CurveSums, levels: tuple[float, ...]) -> dict[str, float]:
     n = float(sums.rows)
     pinball, covered, usage = sums.pinball / n, sums.covered / n, float(sums.usage) / n
     error = covered - np.array(levels)
-    span = levels[-1] - levels[0]
     with np.errstate(divide="ignore", invalid="ignore"):
         over_usage = pinball / usage
     values = {
         "rows": n,
+        "log_loss": float(sums.log_loss) / n,
+        "crps": float(sums.crps) / n,
         "pinball": pinball.mean(),
         "pinball_over_usage": over_usage.mean(),
-        "crps": 2 * np.trapezoid(pinball, levels) / span if span else 2 * pinball[0],
         "coverage_error": np.abs(error).mean(),
         "width": float(sums.width) / n,
     }

@@ -1,4 +1,4 @@
-"""Collects rows that a model was not fitted on, with its forecasts, and chooses plans and margins by them."""
+"""Collects rows that a model was not fitted on, with its forecasts, and sets prices by them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,11 @@ from reclaim.data.windows import Windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import RowKeys, join_keys, row_keys
 from reclaim.features.targets import HORIZONS_S
-from reclaim.training.estimators.base import MODEL, Estimate, Forecast
+from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.sources import Source, windows_of
-from reclaim.training.margins.calibrate import Calibration, calibrate, choose_best
-from reclaim.training.margins.plan import (
-    ANCHORS,
-    PASTS,
-    PRICES,
-    SAFEST,
-    Basis,
-    Plan,
-    plan_for_all,
-    reserved,
-)
-from reclaim.training.models.estimator import UNKNOWN_LIMITS
+from reclaim.training.margins.answers import Priced, scores_of
+from reclaim.training.margins.calibrate import Calibration, calibrate
+from reclaim.training.models.estimator import UNKNOWN_LIMITS, ladder_at
 from reclaim.training.models.oom_calibration import ProbabilityCalibration
 from reclaim.training.settings import TrainConfig
 
@@ -37,8 +28,6 @@ if TYPE_CHECKING:
 TEST_ROWS: Final = 200_000
 """Test rows of a source that a model is scored on at the end of training, about; whole tasks are drawn when there are
 more, for alerts and their lead time are scored along a task."""
-_CHOICE_ROWS: Final = 150_000
-"""Validation rows that plans are chosen by, at most: 150 of them may violate at a budget of 0.1 %."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +70,8 @@ class HeldOut:
 
     def calibrated(self, calibration: ProbabilityCalibration) -> HeldOut:
         """Return the same rows with their OOM probability calibrated."""
-        forecast = Forecast(self.forecast.quantiles, calibration.apply(self.forecast.oom_probability))
-        return replace(self, forecast=forecast)
+        probability = calibration.apply(self.forecast.oom_probability)
+        return replace(self, forecast=replace(self.forecast, oom_probability=probability))
 
     def target(self, horizon_s: int) -> NDArray[np.float64]:
         """Return what a reservation had to cover, over the limit; shape (n, n_resources)."""
@@ -136,46 +125,11 @@ def _of_whole_tasks(features: FeatureSet, seed: int) -> NDArray[np.int64]:
     return rows[np.isin(task, drawn[:enough])]
 
 
-def choose_plans(valid: HeldOut, levels: tuple[float, ...], config: TrainConfig) -> tuple[dict[str, Plan], Calibration]:
-    """Choose per resource and budget what is reserved of a forecast, then set the margins around it.
-
-    Parameters
-    ----------
-    valid : HeldOut
-        Validation rows.
-    levels : tuple of float
-        Quantile levels of the forecasts.
-    config : TrainConfig
-    """
-    if config.anchor is None:
-        leanings = [(anchor, past) for anchor in ANCHORS for past in (PASTS if anchor else PASTS[:1])]
-    else:
-        leanings = [(config.anchor, PASTS[0])]
-    if config.level is not None:
-        offered = [Basis(config.level, None, *leaning) for leaning in leanings]
-    else:
-        lowest = min(levels, key=lambda level: abs(level - SAFEST))
-        # where the past alone is reserved, no price matters
-        prices = {leaning: PRICES[-1:] if leaning[0] == 1 else PRICES for leaning in leanings}
-        offered = [Basis(lowest, price, *leaning) for leaning in leanings for price in prices[leaning]]
-    some = valid
-    if len(valid) > _CHOICE_ROWS and len(offered) > 1:
-        rows = np.random.default_rng(config.seed).choice(len(valid), _CHOICE_ROWS, replace=False)
-        some = valid.take(np.sort(rows))
-
-    def calibrated(rows: HeldOut, plans: dict[str, Plan], *, by_group: bool) -> Calibration:
-        bases = {name: _bare(rows, levels, plan, config.horizon_s) for name, plan in plans.items()}
-        return calibrate(bases, rows.windows, rows.target(config.horizon_s), config.budgets, by_group=by_group)
-
-    candidates = {
-        basis: calibrated(some, dict.fromkeys(("baseline", "aggressive"), plan_for_all(basis)), by_group=False)
-        for basis in offered
-    }
-    plans = {name: tuple(choose_best(candidates, name)) for name in ("baseline", "aggressive")}
-    return plans, calibrated(valid, plans, by_group=config.by_group)
-
-
-def _bare(rows: HeldOut, levels: tuple[float, ...], plan: Plan, horizon_s: int) -> Estimate:
-    quantiles = rows.forecast.quantiles[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)]
-    reservation = reserved((plan,), quantiles, levels, rows.x, rows.windows.limit, rows.mean_limit)[:, 0]
-    return Estimate(reservation, np.full(reservation.shape, MODEL, np.uint8))
+def set_prices(valid: HeldOut, config: TrainConfig) -> Calibration:
+    """Set, per resource and budget, the price of a violation that keeps the budget on validation rows, or its value."""
+    ladder = ladder_at(valid.forecast, config.horizon_s, valid.windows.limit, valid.mean_limit)
+    given = scores_of(config.value.prices(valid.mean_limit, config.horizon_s))
+    return calibrate(
+        Priced(ladder), valid.windows, valid.target(config.horizon_s), config.budgets, by_tier=config.by_tier,
+        given=given,
+    )  # fmt: skip

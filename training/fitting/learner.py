@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.arrays import mean_known
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.registry import LEARNED, imported
 from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, rows_in_memory
+from reclaim.training.models.survival import log_loss
 from reclaim.training.settings import TrainConfig
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Learner(ABC):
 
 
 class RowsLearner(Learner):
-    """Fits on a copy of the training rows in memory; a search compares pinball losses on validation rows."""
+    """Fits on a copy of the training rows in memory; a search compares log-losses of validation rows."""
 
     @abstractmethod
     def fit_rows(self, rows: Rows, config: TrainConfig) -> Forecaster:
@@ -134,7 +135,12 @@ class RowsLearner(Learner):
             )
 
         def objective(tried: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:  # noqa: ARG001 - none
-            return pinball(self.fit_rows(train, tried), train, valid.x, valid.y, tried.horizon_s)
+            h, forecast = (
+                HORIZONS_S.index(tried.horizon_s),
+                self.fit_rows(train, tried).predict(valid.x, tried.horizon_s),
+            )
+            losses = log_loss(forecast.survival, forecast.thresholds, valid.y[:, :, h : h + 1])
+            return float(mean_known(mean_known(losses)[:, 0]))
 
         return objective
 
@@ -180,30 +186,3 @@ def _unknown(features: FeatureSet, resource: int, horizon_s: int) -> Counter[str
         f"have nothing measured within {horizon_s} s after them": limited & ~measured & ~past,
     }
     return Counter({reason: int(rows.sum()) for reason, rows in found.items() if rows.any()})
-
-
-def pinball(
-    forecaster: Forecaster, train: Rows, x: NDArray[np.float32], y: NDArray[np.float32], horizon_s: int
-) -> float:
-    """Return the pinball loss at one horizon, averaged over levels, and over targets each in its own spread.
-
-    Parameters
-    ----------
-    forecaster : Forecaster
-    train : Rows
-        Their targets give the spreads.
-    x : float32, shape (n, n_features)
-    y : float32, shape (n, n_targets, n_horizons)
-        Over the limit; NaN unknown.
-    horizon_s : int
-    """
-    h = HORIZONS_S.index(horizon_s)
-    quantiles, levels = forecaster.predict(x).quantiles[:, :, h], np.array(forecaster.quantile_levels)
-    losses = []
-    for t in range(y.shape[1]):
-        known = np.isfinite(y[:, t, h]) & np.isfinite(quantiles[:, t]).all(axis=-1)
-        if known.any():
-            error = y[known, t, h, None] - quantiles[known, t]
-            spread = max(float(np.nanstd(train.y[:, t, h].astype(np.float64))), 1e-3)
-            losses.append(float(np.maximum(levels * error, (levels - 1) * error).mean()) / spread)
-    return float(np.mean(losses)) if losses else math.nan

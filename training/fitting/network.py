@@ -31,13 +31,20 @@ from reclaim.training.fitting.recorded import Step, recorded_step, set_rate
 from reclaim.training.fitting.samples import Batch, Samples, column_bounds, column_moments
 from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, rows_in_memory
 from reclaim.training.models.forecaster import Heads, NetworkForecaster
-from reclaim.training.models.network import QuantileNetwork, Scaling, cpu_threads, squash, transform
+from reclaim.training.models.network import (
+    Scaling,
+    SurvivalNetwork,
+    cpu_threads,
+    squash,
+    survival_loss,
+    thresholds_from,
+)
+from reclaim.training.models.survival import ABOVE, BELOW, CEILING, FLOOR, LAST, NOW
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import (
     BATCH_SIZE,
     FEWEST_STEPS,
     LARGEST_BATCH,
-    QUANTILE_LEVELS,
     FitConfig,
     TrainConfig,
 )
@@ -47,7 +54,7 @@ log = logging.getLogger(__name__)
 _CHECKPOINT: Final = "checkpoint.safetensors"
 _RARE: Final = 0.001
 """Share of the training rows at either end of each feature whose values are cut off. Of later tasks, unlike those
-learned from, far values made the network far too sure: cut off, the pinball loss at 0.99 fell by a tenth."""
+learned from, far values made the network far too sure."""
 _EVALUATION_ROWS: Final = 16_384
 """Validation rows per pass, to bound memory."""
 
@@ -58,7 +65,7 @@ class FitResult:
 
     Attributes
     ----------
-    network : QuantileNetwork
+    network : SurvivalNetwork
         On the CPU, with the weights of the epoch of the lowest validation loss.
     history : list of dict
         Per epoch: ``train_loss``, ``valid_loss``, ``learning_rate``, ``rows_per_second`` (of training, over all
@@ -70,7 +77,7 @@ class FitResult:
     device : str
     """
 
-    network: QuantileNetwork
+    network: SurvivalNetwork
     history: list[dict[str, float]]
     heads: Heads
     best_epoch: int
@@ -117,7 +124,7 @@ class NetworkLearner(Learner):
             "epochs": len(result.history),
             "best_epoch": result.best_epoch,
         }
-        forecaster = NetworkForecaster.of(result.network, config.fit.transform, result.heads)
+        forecaster = NetworkForecaster.of(result.network, result.heads)
         return Fitted(forecaster, [len(rows) for rows in train], facts, result.history)
 
     def objective(self, sources: Sequence[Source], config: TrainConfig) -> Objective:
@@ -136,12 +143,12 @@ class NetworkLearner(Learner):
         return objective
 
     def space(self) -> Space:
-        """Return the settings that are searched; ``transform`` and ``oom_weight`` change the meaning of the loss."""
+        """Return the settings that are searched; ``oom_weight`` changes the meaning of the loss."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         return {
             "fit.width": (IntDistribution(64, 256, step=64), "the time to answer goes with its square"),
-            "fit.depth": (IntDistribution(1, 4), "the time to answer goes with it; a linear path is there anyway"),
+            "fit.depth": (IntDistribution(1, 4), "the time to answer goes with it"),
             "fit.dropout": (FloatDistribution(0.0, 0.4), "none at all, to where little is left of a narrow layer"),
             "fit.epochs": (IntDistribution(2, 10), "few: rows of one task are alike, more passes learn tasks by heart"),
             "fit.learning_rate": (
@@ -274,9 +281,9 @@ def _fit(
     data = _Data(train, valid, config, ranks)
     _, n_targets, n_horizons = train.widths
     generator = torch.Generator().manual_seed(seed)
-    network = QuantileNetwork(
-        _scaling(train, hidden), n_targets=n_targets, n_horizons=n_horizons, n_levels=len(QUANTILE_LEVELS),
-        width=config.width, depth=config.depth, dropout=config.dropout,
+    network = SurvivalNetwork(
+        _scaling(train, hidden), n_targets=n_targets, n_horizons=n_horizons, width=config.width, depth=config.depth,
+        dropout=config.dropout,
     )  # fmt: skip
     network.initialise(generator)
     network.to(device)
@@ -331,22 +338,17 @@ class _Data:
 
     def __init__(self, train: Samples, valid: Samples, config: FitConfig, ranks: Ranks) -> None:
         self.train, self.valid, self.config, self.ranks = train, valid, config, ranks
-        self.levels = torch.tensor(QUANTILE_LEVELS, device=train.device)
-        # each target and horizon weighs the same, whatever its spread
-        _, spread = column_moments(
-            train, lambda positions: transform(train.targets(positions)[0], config.transform).flatten(1)
-        )
-        self.weight = (1 / spread.clamp(min=1e-3)).reshape(train.widths[1:])
+        self.now = torch.tensor(NOW, device=train.device)
 
     def loss(self, network: nn.Module, batch: Batch, ranks: Ranks) -> Tensor:
         """Return the loss of a batch, averaged over what is known; its mean over the ranks is that of all rows."""
         kind = batch.x.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=self.config.bfloat16 and kind == "cuda", cache_enabled=False):
-            quantiles, logits = network(batch.x)
-        z = transform(batch.y, self.config.transform)
+            steps, logits = network(batch.x)
+        now = torch.nan_to_num(batch.x[:, self.now], nan=FLOOR).clamp(FLOOR, CEILING)
         of_targets, of_oom = ranks.shares(batch.y, batch.oom)
-        pinball = (pinball_loss(quantiles.float(), z, self.levels) * self.weight * of_targets).mean()
-        return pinball + self.config.oom_weight * (oom_loss(logits.float(), batch.oom) * of_oom).mean()
+        curves = (survival_loss(steps, batch.y, thresholds_from(now)) * of_targets).mean()
+        return curves + self.config.oom_weight * (oom_loss(logits, batch.oom) * of_oom).mean()
 
 
 def _step_of(network: nn.Module, optimizer: torch.optim.Optimizer, data: _Data) -> Step:
@@ -395,7 +397,7 @@ def _one_cycle(done: float, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
 
 
-def _validate(network: QuantileNetwork, data: _Data) -> float:
+def _validate(network: SurvivalNetwork, data: _Data) -> float:
     network.eval()
     ranks, device = data.ranks, data.valid.device
     total = torch.zeros((), dtype=torch.float64, device=device)  # the device is waited for once
@@ -419,13 +421,14 @@ class _Progress:
 
 def _identity(train: Samples, config: FitConfig, seed: int) -> str:
     """Return what a checkpoint must share with the run that goes on from it."""
-    digest = sha256(json.dumps([asdict(config), seed, len(train), train.widths], sort_keys=True).encode())
+    grid = [BELOW, ABOVE, LAST, FLOOR, CEILING]  # what the outputs stand for
+    digest = sha256(json.dumps([asdict(config), seed, len(train), train.widths, grid], sort_keys=True).encode())
     some = torch.arange(0, len(train), max(1, len(train) // 4096), device=train.device)
     digest.update(train.targets(some)[0].cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
-def _save_checkpoint(path: Path, network: QuantileNetwork, optimizer: torch.optim.Optimizer, state: _Progress) -> None:
+def _save_checkpoint(path: Path, network: SurvivalNetwork, optimizer: torch.optim.Optimizer, state: _Progress) -> None:
     tensors = {f"now.{k}": v.detach().cpu().contiguous() for k, v in network.state_dict().items()}
     tensors |= {f"best.{k}": v.contiguous() for k, v in state.best.items()}
     for i, moments in optimizer.state_dict()["state"].items():
@@ -437,7 +440,7 @@ def _save_checkpoint(path: Path, network: QuantileNetwork, optimizer: torch.opti
 
 
 def _load_checkpoint(
-    path: Path, network: QuantileNetwork, optimizer: torch.optim.Optimizer, identity: str
+    path: Path, network: SurvivalNetwork, optimizer: torch.optim.Optimizer, identity: str
 ) -> _Progress:
     parts: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}, "optimizer": {}}
     with safe_open(path, framework="pt") as file:
@@ -454,26 +457,6 @@ def _load_checkpoint(
         moments.setdefault(int(number), {})[name] = value
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     return _Progress(**facts, best=parts["best"])
-
-
-def pinball_loss(quantiles: Tensor, y: Tensor, levels: Tensor) -> Tensor:
-    """Return the pinball loss of every target and horizon, averaged over known rows and levels.
-
-    Parameters
-    ----------
-    quantiles : Tensor, shape (B, T, H, Q)
-    y : Tensor, shape (B, T, H)
-        NaN where unknown.
-    levels : Tensor, shape (Q,)
-
-    Returns
-    -------
-    Tensor, shape (T, H); 0 where no row is known. Koenker and Bassett, "Regression Quantiles", 1978.
-    """
-    known = torch.isfinite(y)
-    error = torch.where(known, y, torch.zeros_like(y))[..., None] - quantiles  # (B, T, H, Q)
-    loss = (levels * error + torch.relu(-error)).mean(-1)
-    return (loss * known).sum(0) / known.sum(0).clamp(min=1)
 
 
 def oom_loss(logits: Tensor, label: Tensor) -> Tensor:

@@ -16,14 +16,18 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CPU_MAX, CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, PAGE_CACHE, Windows, concatenate
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.registry import CALENDAR, FEATURE_NAMES
+from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS
 from reclaim.training.tracking.runs import DatasetFacts
 
 if TYPE_CHECKING:
     from reclaim.training.models.trees import Rows
 
-_CALENDAR_S: Final = 14 * 86_400
-"""Least training time, in seconds, that the calendar is learned from: two of each weekday."""
+_WEEK_DAYS: Final = 7
+_SPAN_DAYS: Final = {name: _WEEK_DAYS for name in (*CALENDAR, "age", "seen")} | {
+    f"{signal}_same_hour_{days}d": days for signal in SIGNALS for days in SAME_HOUR_DAYS
+}
+"""Days in which a feature takes its values once: a week of hours and days, a lag. One of age or history counts as a
+week, though it grows for good: past a fortnight on a logarithmic scale, what is later is close to what was learned."""
 
 RowIndex = NDArray[np.int64]
 
@@ -93,13 +97,14 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
 
 
 def hidden_features(sources: Sequence[Source]) -> list[int]:
-    """Return the positions of features that say nothing yet: those of the calendar, where training was too short.
+    """Return the positions of features that training was too short for: shorter than twice their span.
 
-    In a few days every hour and weekday means what happened to happen in it. On four days of the Google 2011
-    machines a network that saw them had a quarter more pinball loss on the day after.
+    In a few days every hour and weekday, every age and every length of history means what happened to happen then, and
+    the days to come have others; a lag is known in the last rows alone, or in none. On four days of the Google 2011
+    machines a network that saw the calendar had a quarter more pinball loss on the day after.
     """
     learned_s = min(source.features.cuts_us[0] - int(source.features.end_us.min()) for source in sources) / 1e6
-    return [FEATURE_NAMES.index(name) for name in CALENDAR] if learned_s < _CALENDAR_S else []
+    return [FEATURE_NAMES.index(name) for name, days in _SPAN_DAYS.items() if learned_s < 2 * days * 86_400]
 
 
 def choose_rows(rows: RowIndex, limit: int, seed: int) -> RowIndex:

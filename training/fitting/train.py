@@ -8,11 +8,11 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +21,18 @@ from reclaim.data.core.files import content_sha256
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.oom import OOM_DEFINITION
 from reclaim.data.schema import RESOURCES
-from reclaim.features.registry import PIPELINE_VERSION
+from reclaim.features.registry import PIPELINE_VERSION, feature_names
 from reclaim.features.targets import TARGETS
-from reclaim.training.bundle import FORMAT, Bundle, output_names, save_bundle
+from reclaim.training.bundle import FORMAT, Bundle, output_names, price_facts, save_bundle
 from reclaim.training.evaluation.importance import columns_alone, importance_figure, permutation_importance
 from reclaim.training.evaluation.model_card import model_card
 from reclaim.training.evaluation.scores import Scores, coverage_figure, overall, reliability_figure, score_forecast
-from reclaim.training.fitting.held_out import choose_plans, held_out, sampled_test_rows
+from reclaim.training.fitting.held_out import held_out, sampled_test_rows, set_prices
 from reclaim.training.fitting.learner import learner_of
+from reclaim.training.fitting.oom_fit import fit_oom
 from reclaim.training.fitting.sources import Source, open_sources
-from reclaim.training.models.oom_calibration import Calibrated, fit_probability
+from reclaim.training.margins.price import Price
+from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration, fit_probability
 from reclaim.training.settings import TrainConfig
 from reclaim.training.tracking import runs as tracking
 
@@ -40,11 +42,10 @@ _REPORT: Final = "report.json"
 SCORES: Final = "scores.json"
 """File of a run with every score of validation and test rows, of tiers and ages, too (``scores.Scores``)."""
 _COMPARED: Final = {"oom": ("average_precision", "brier_skill")} | dict.fromkeys(
-    TARGETS, ("pinball_over_usage", "coverage_error")
+    TARGETS, ("log_loss", "pinball_over_usage", "coverage_error")
 )
 """Scores at the promised horizon that are metrics of the run; thousands would make MLflow's comparison useless."""
 _KEY_TAG: Final = "reclaim.key"
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ class TrainReport:
         Registered name and version.
     estimator : str
     horizon_s : int
-    plans : dict of margin name to dict of resource to dict
-        What is reserved of a forecast, the fields of ``estimators.plan.Basis``; ``medium`` is half way.
-    margins, violation, reclaimed : dict of margin name to dict of resource to float
-        The margin's share; the share of validation rows that violate, and the share of limits reclaimed, under it: None
-        for a resource without limits.
+    prices : dict of margin name to dict
+        ``value`` and ``by_tier`` of each price (``margins.price.Price``), by resource.
+    violation, reclaimed : dict of margin name to dict of resource to float
+        The share of validation rows that violate, and the share of limits reclaimed, at that price: None for a resource
+        without limits.
     scores, test_scores : dict
         See ``scores.Scores``, without those of tiers and ages; of validation and of test rows. Nothing is chosen by the
         latter, which are empty where there is no test period.
@@ -87,8 +88,7 @@ class TrainReport:
     version: str
     estimator: str
     horizon_s: int
-    plans: dict[str, dict[str, dict[str, float | None]]]
-    margins: dict[str, dict[str, float]]
+    prices: dict[str, dict[str, Any]]
     violation: dict[str, dict[str, float | None]]
     reclaimed: dict[str, dict[str, float | None]]
     scores: dict[str, Any]
@@ -169,21 +169,24 @@ def run_training(
         fitting = time.perf_counter()
         with learner.together(config, go=True):
             fitted = learner.fit(sources, config, checkpoints)
+        oom = fit_oom(sources, config.seed, len(feature_names(related=sources[0].features.related)))
         fit_seconds = time.perf_counter() - fitting
-        say("setting margins on the validation rows")
+        say("setting prices on the validation rows")
         levels = fitted.forecaster.quantile_levels
-        valid = held_out(sources, fitted.forecaster, _validation_rows(sources))
+        uncalibrated = Calibrated(fitted.forecaster, ProbabilityCalibration(), oom)
+        valid = held_out(sources, uncalibrated, _validation_rows(sources))
         raw = valid.forecast.oom_probability
-        forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task))
+        forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task), oom)
         valid = valid.calibrated(forecaster.calibration)
-        plans, calibration = choose_plans(valid, levels, config)
+        calibration = set_prices(valid, config)
+        prices = {name: price for name, price in calibration.settings.items() if isinstance(price, Price)}
         say("scoring on validation and test rows")
         scores = score_forecast(valid.forecast, valid.y, valid.oom, levels, keys=valid.keys)
         test_rows = sampled_test_rows(sources, config.seed)
         test_scores: Scores = {}
         as_forecast, calibrated, label = raw, valid.forecast.oom_probability, valid.oom
         if sum(map(len, test_rows)):
-            test = held_out(sources, fitted.forecaster, test_rows)
+            test = held_out(sources, uncalibrated, test_rows)
             as_forecast, label = test.forecast.oom_probability, test.oom
             test = test.calibrated(forecaster.calibration)
             calibrated = test.forecast.oom_probability
@@ -194,8 +197,7 @@ def run_training(
             version="",
             estimator=config.estimator,
             horizon_s=config.horizon_s,
-            plans={k: _by_name(map(asdict, plan)) for k, plan in plans.items()},
-            margins={k: _by_name(m.share) for k, m in calibration.margins.items()},
+            prices={name: price_facts(price) for name, price in prices.items()},
             violation={k: _by_resource(v) for k, v in calibration.violation.items()},
             reclaimed={k: _by_resource(v) for k, v in calibration.reclaimed.items()},
             scores=_without_nan(overall(scores)),
@@ -223,8 +225,7 @@ def run_training(
             kind=config.estimator,
             forecaster=forecaster,
             horizon_s=config.horizon_s,
-            plans=plans,
-            margins=calibration.margins,
+            prices=prices,
             dataset_fingerprint=fingerprints[0] if len(fingerprints) == 1 else content_sha256(fingerprints),
             mean_limit=valid.mean_limit,
             related=sources[0].features.related,
@@ -245,7 +246,7 @@ def run_training(
         run.log_history(fitted.history)
         run.log_metrics(
             {
-                "margin": report.margins,
+                "price": {name: of["value"] for name, of in report.prices.items()},
                 "violation": report.violation,
                 "reclaimed": report.reclaimed,
                 "fit_seconds": fit_seconds,
@@ -254,11 +255,12 @@ def run_training(
         run.log_figure(coverage_figure(scores, levels), "coverage.png")
         shown = {"as forecast": as_forecast, "calibrated": calibrated}  # of test rows, where there are any
         run.log_figure(reliability_figure(shown, label), "oom_reliability.png")
-        importance = permutation_importance(
-            forecaster, valid.x, valid.y, horizon_s=config.horizon_s, columns=columns_alone(bundle.features)
-        )
-        run.log_figure(importance_figure(importance), "importance.png")
-        run.log_dict(importance.to_dict(), "importance.json")
+        if learner.served:  # trees are asked at every threshold of every row, which would take minutes
+            importance = permutation_importance(
+                forecaster, valid.x, valid.y, horizon_s=config.horizon_s, columns=columns_alone(bundle.features)
+            )
+            run.log_figure(importance_figure(importance), "importance.png")
+            run.log_dict(importance.to_dict(), "importance.json")
         with tempfile.TemporaryDirectory() as folder:
             save_bundle(bundle, Path(folder) / "bundle")
             registered = tracking.register_bundle(
@@ -323,10 +325,6 @@ def _checkpoints(sources: Sequence[Source], key: str) -> Path:
 def _compared(scores: Scores, horizon_s: int) -> dict[str, dict[str, float]]:
     of = {name: scores.get(name, {}).get(f"{horizon_s}s", {}) for name in _COMPARED}
     return {name: {k: of[name][k] for k in kept if k in of[name]} for name, kept in _COMPARED.items()}
-
-
-def _by_name(values: Iterable[Value]) -> dict[str, Value]:
-    return dict(zip(RESOURCES, values, strict=True))
 
 
 def _by_resource(values: tuple[float, ...]) -> dict[str, float | None]:

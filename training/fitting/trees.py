@@ -1,4 +1,4 @@
-"""Fits the baseline model: gradient-boosted trees for each target and quantile level, at one horizon."""
+"""Fits the yardstick: survival curves by gradient-boosted trees, for each target, at one horizon."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.fitting.learner import RowsLearner, Space
-from reclaim.training.models.trees import Rows, TreeForecaster, thread_limit
+from reclaim.training.models.survival import thresholds_of
+from reclaim.training.models.trees import Rows, TreeForecaster, step_inputs, thread_limit
 from reclaim.training.settings import TrainConfig, TreeConfig
 
 log = logging.getLogger(__name__)
@@ -28,22 +30,19 @@ class TreeLearner(RowsLearner):
         return fit_trees(rows, config.trees, horizon_s=config.horizon_s, seed=config.seed)
 
     def space(self) -> Space:
-        """Return the settings that are searched; ``levels`` change the meaning of the loss."""
+        """Return the settings that are searched."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         return {
             "trees.iterations": (IntDistribution(50, 400, log=True), "the times to fit and to answer go with it"),
             "trees.leaves": (IntDistribution(7, 127, log=True), "the default and a factor of four to each side"),
             "trees.learning_rate": (FloatDistribution(0.02, 0.3, log=True), "goes against the number of trees"),
-            "trees.min_leaf": (
-                IntDistribution(10, 500, log=True),
-                "a leaf's 0.99 quantile wants a hundred rows or more",
-            ),
+            "trees.min_leaf": (IntDistribution(20, 2_000, log=True), "the default, a factor of ten to each side"),
         }
 
 
 def fit_trees(train: Rows, config: TreeConfig, *, horizon_s: int, seed: int) -> TreeForecaster:
-    """Fit every target and level at one horizon, and the OOM label.
+    """Fit the steps of every target at one horizon, and the OOM label.
 
     Parameters
     ----------
@@ -66,7 +65,7 @@ def fit_trees(train: Rows, config: TreeConfig, *, horizon_s: int, seed: int) -> 
 
 
 def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeForecaster:
-    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    from sklearn.ensemble import HistGradientBoostingClassifier
 
     h = HORIZONS_S.index(horizon_s)
     shared = {
@@ -75,23 +74,19 @@ def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeFore
     }  # fmt: skip
     # scikit-learn cannot bin a feature that is never known (a trace without CPI, say)
     every = np.where(np.isfinite(train.x).any(axis=0), train.x, np.float32(0.0))
-    regressors: list[list[Any]] = []
-    bar = tqdm(total=len(TARGETS) * len(config.levels) + 1, desc="fit", unit="model", disable=None, leave=False)
+    thresholds = thresholds_of(train.x)
+    steps: list[Any] = []
+    bar = tqdm(total=len(TARGETS) + 1, desc="fit", unit="model", disable=None, leave=False)
     for t, target in enumerate(TARGETS):
-        y = train.y[:, t, h].astype(np.float64)
-        known = np.isfinite(y)
-        if not known.any():
-            regressors.append([None] * len(config.levels))
-            bar.update(len(config.levels))
-            continue
-        started = time.perf_counter()
-        x, y = every[known], y[known]
-        regressors.append([])
-        for q in config.levels:
-            model = HistGradientBoostingRegressor(loss="quantile", quantile=q, **shared)
-            regressors[-1].append(model.fit(x, y))
-            bar.update()
-        log.info("trees: %s fitted on %d rows in %.1f s", target, len(y), time.perf_counter() - started)
+        row, step, passed = step_pairs(train.y[:, t, h], thresholds[:, t], config.max_pairs, seed)
+        model: Any = None
+        if len(np.unique(passed)) > 1:
+            started = time.perf_counter()
+            x = step_inputs(every[row], thresholds[row, t], step)
+            model = HistGradientBoostingClassifier(**shared).fit(x, passed)
+            log.info("trees: %s fitted on %d pairs in %.1f s", target, len(row), time.perf_counter() - started)
+        steps.append(model)
+        bar.update()
     label = train.oom[:, h]
     known = np.isfinite(label)
     classes = np.unique(label[known])
@@ -99,4 +94,26 @@ def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeFore
     if len(classes) > 1:
         classifier = HistGradientBoostingClassifier(**shared).fit(every[known], label[known].astype(np.int8))
     bar.close()
-    return TreeForecaster(regressors, classifier, levels=config.levels, horizon_s=horizon_s)
+    return TreeForecaster(steps, classifier, horizon_s=horizon_s)
+
+
+def step_pairs(
+    y: NDArray[np.float32], thresholds: NDArray[np.float32], most: int, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]:
+    """Return pairs of a row and a step at risk, and whether the step was passed; a seeded choice of ``most`` at most.
+
+    Parameters
+    ----------
+    y : float32, shape (n,)
+        NaN unknown.
+    thresholds : float32, shape (n, N_THRESHOLDS)
+    most, seed : int
+    """
+    known = np.flatnonzero(np.isfinite(y))
+    above = y[known, None] > thresholds[known]
+    at_risk = np.concatenate([np.ones((len(known), 1), np.bool_), above[:, :-1]], axis=1)
+    pair = np.flatnonzero(at_risk)
+    if len(pair) > most:
+        pair = np.sort(np.random.default_rng(seed).choice(pair, most, replace=False))
+    row, step = np.divmod(pair, thresholds.shape[1])
+    return known[row], step, above.ravel()[pair].astype(np.int8)

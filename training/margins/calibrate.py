@@ -1,9 +1,10 @@
-"""Sets the margins: on validation rows, the narrowest that keep a violation budget, and what goes under them."""
+"""Sets margins and prices: on validation rows, the least that keep a violation budget, and what goes under them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -14,35 +15,24 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate
-from reclaim.training.margins.margin import (
-    MARGIN_GROUPS,
-    MARGIN_NAMES,
-    Budgets,
-    Margin,
-    guarded,
-    margin_group,
-    three_margins,
-    under,
-)
+from reclaim.training.margins.answers import Answers, Setting
+from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded
+from reclaim.training.margins.price import Price
 from reclaim.training.margins.violation import needed, violates
 
-LOWEST_SHARE: Final = -0.95
-"""Narrowest margin looked at: a twentieth of what the estimator said."""
-HIGHEST_SHARE: Final = 1e3
-"""Widest margin looked at: in effect the limit, for every task that uses anything at all."""
-GROUP_VIOLATIONS: Final = 20
-"""Rows that a group must be able to spend before it gets a margin of its own: with fewer, one task decides."""
+TIER_VIOLATIONS: Final = 20
+"""Rows that a tier must be able to spend before it gets a setting of its own: with fewer, one task decides."""
 TIER_ROWS: Final = 10_000
 """Rows from which the violation rate of a tier is reported: of fewer, a budget of 0.1 % means ten at most."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Margins, and what they do to the rows they were set on.
+    """Margins or prices, and what they do to the rows they were set on.
 
     Attributes
     ----------
-    margins : mapping of name to Margin
+    settings : mapping of name of margin to Setting
     violation : mapping of margin name to tuple of float, in the order ``schema.RESOURCES``
         Share of rows that violate.
     violation_by_tier : mapping of margin name to mapping of ``groups.TIER_LABELS`` to tuple of float
@@ -55,7 +45,7 @@ class Calibration:
         Where a budget could not be met, or rests on few rows.
     """
 
-    margins: Mapping[str, Margin]
+    settings: Mapping[str, Setting]
     violation: Mapping[str, tuple[float, ...]]
     violation_by_tier: Mapping[str, Mapping[str, tuple[float, ...]]]
     reclaimed: Mapping[str, tuple[float, ...]]
@@ -103,38 +93,41 @@ def needed_reservation(windows: Windows, target: NDArray[np.float64]) -> NDArray
 
 
 def calibrate(
-    bases: Mapping[str, Estimate],
+    answers: Answers,
     windows: Windows,
     target: NDArray[np.float64],
     budgets: Budgets | None = None,
     *,
-    by_group: bool = False,
+    by_tier: bool = False,
+    given: tuple[float, ...] | None = None,
 ) -> Calibration:
-    """Find, per resource, the narrowest margins whose guarded reservations keep the budgets on these rows.
+    """Find, per resource, the least margins or prices whose guarded reservations keep the budgets on these rows.
 
-    A row violates at every margin below the one that lifts its reservation to what it needs, and at none above. Of
-    ``n`` rows a budget lets ``floor(budget * n)`` violate, so the margin is the one that the next needy row asks for:
-    split-conformal prediction with the ratio of need to reservation as the score (Papadopoulos et al., 2002; Vovk).
+    A row violates at every setting below the one that lifts its reservation to what it needs, and at none above. Of
+    ``n`` rows a budget lets ``floor(budget * n)`` violate, so the setting is the one that the next needy row asks for:
+    split-conformal prediction with that setting as the score (Papadopoulos et al., 2002; Vovk).
 
     Parameters
     ----------
-    bases : mapping of margin name to Estimate
-        What the bare estimator said of ``n`` rows, for ``baseline`` and for ``aggressive``; most say the same.
+    answers : Answers
+        To ``n`` rows.
     windows : Windows
         The rows themselves.
     target : float64, shape (n, n_resources)
         Demand over the horizon, over the limit of the row; NaN unknown.
     budgets : Budgets or None
         The defaults when None.
-    by_group : bool
-        Whether each group of ``margin.MARGIN_GROUPS`` keeps the budgets for itself (Mondrian conformal prediction).
-        Groups with fewer than ``GROUP_VIOLATIONS`` rows to spend are put together.
+    by_tier : bool
+        Whether each tier keeps the budgets for itself (Mondrian conformal prediction). Tiers with fewer than
+        ``TIER_VIOLATIONS`` rows to spend are put together.
+    given : tuple of float, in the order ``schema.RESOURCES``, or None
+        Scores that are known and set by no budget (``Answers.score``), for all three margins; NaN for the others.
 
     Raises
     ------
     HistoryTooShortError
         A resource that has limits has no row with a known target. One without any limit, which a trace need not have,
-        gets a margin of 0 and a note.
+        gets a score of 0 and a note.
     """
     budgets = budgets or Budgets()
     needed = needed_reservation(windows, np.asarray(target, np.float64))
@@ -148,39 +141,47 @@ def calibrate(
             )
     n = rows.sum(axis=0)
     notes = [
-        f"{resource}: no row has a limit, so nothing is reserved, judged or reclaimed; the margin is 0"
+        f"{resource}: no row has a limit, so nothing is reserved, judged or reclaimed"
         for r, resource in enumerate(RESOURCES)
         if not granted[r]
     ]
-    group = margin_group(windows) if by_group else np.zeros(len(windows), np.int64)
-    found: list[Margin] = []
+    tier = tier_key(windows.tier)
+    found: dict[str, NDArray[np.float64]] = {}
+    of_tiers: dict[str, NDArray[np.float64]] = {}
     for name, budget in (("baseline", budgets.baseline), ("aggressive", budgets.aggressive)):
-        shares = np.zeros((len(MARGIN_GROUPS), len(RESOURCES)))
-        pooled = np.zeros(len(RESOURCES))
+        found[name], of_tiers[name] = np.zeros(len(RESOURCES)), np.zeros((len(TIER_LABELS), len(RESOURCES)))
+        score = answers.score(name, needed, windows.limit)
         for r, resource in enumerate(RESOURCES):
             if not granted[r]:
                 continue
+            if given is not None and not np.isnan(given[r]):
+                found[name][r] = of_tiers[name][:, r] = given[r]
+                continue
             known = rows[:, r]
-            scores = _scores(needed[known, r], bases[name].reservation[known, r])
-            pooled[r] = _narrowest(scores, budget)
-            shares[:, r] = _of_groups(scores, group[known], budget) if by_group else pooled[r]
-            lost = float((scores > HIGHEST_SHARE).mean())
+            scores = np.maximum(score[known, r], answers.LOWEST)
+            lost = float((scores > answers.HIGHEST).mean())
+            np.minimum(scores, answers.HIGHEST, out=scores)
+            found[name][r] = _least(scores, budget)
+            if by_tier:
+                of_tiers[name][:, r] = _of_tiers(scores, tier[known], budget)
             if lost > budget:
                 notes.append(
-                    f"{resource}, {name}: even a margin of {HIGHEST_SHARE:g} violates in {lost:.3%} of {n[r]} rows, "
-                    f"above the budget of {budget:.3%}"
+                    f"{resource}, {name}: even the highest setting violates in {lost:.3%} of {n[r]} rows, above the "
+                    f"budget of {budget:.3%}"
                 )
             if n[r] * budget < 1:
                 notes.append(
                     f"{resource}, {name}: a budget of {budget:.3%} of {n[r]} rows is less than one row; "
-                    "the margin allows none"
+                    "none may violate"
                 )
-        found.append(Margin(name, _floats(pooled), tuple(map(_floats, shares)) if by_group else None))
-    margins = three_margins(*found)
-    held = guarded_reservations(bases, windows, margins)
+    settings = answers.settings(found, of_tiers if by_tier else None)
+    if given is not None:
+        fixed = tuple(not math.isnan(score) for score in given)
+        settings = {name: replace(of, given=fixed) if isinstance(of, Price) else of for name, of in settings.items()}
+    held = guarded_reservations(answers, windows, settings)
     counted = np.where(rows, windows.limit, np.nan)
     return Calibration(
-        margins=margins,
+        settings=settings,
         violation={k: _floats(violation_share(v, windows.limit, target)) for k, v in held.items()},
         violation_by_tier={k: _by_tier(v, windows, target, rows) for k, v in held.items()},
         reclaimed={k: _floats(reclaimed_share(v, counted)) for k, v in held.items()},
@@ -190,15 +191,15 @@ def calibrate(
 
 
 def guarded_reservations(
-    bases: Mapping[str, Estimate], windows: Windows, margins: Mapping[str, Margin]
+    answers: Answers, windows: Windows, settings: Mapping[str, Setting]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return what is reserved under each of the three margins, shape (n, n_resources) each, in trace units.
-
-    Before the guards they are those of ``margin.under``.
-    """
-    bare = {k: bases[k].reservation * margins[k].factor(windows) for k in ("baseline", "aggressive")}
-    rule = np.where(np.isnan(bare["aggressive"]), np.uint8(UNKNOWN), np.uint8(MODEL))
-    return {k: guarded(Estimate(under(k, bare), rule), windows).reservation for k in MARGIN_NAMES}
+    """Return what is reserved under each of the three margins, shape (n, n_resources) each, in trace units."""
+    held = {}
+    for margin in MARGIN_NAMES:
+        bare = answers.under(settings, margin, windows)
+        rule = np.where(np.isnan(bare), np.uint8(UNKNOWN), np.uint8(MODEL))
+        held[margin] = guarded(Estimate(bare, rule), windows).reservation
+    return held
 
 
 def _by_tier(
@@ -214,32 +215,22 @@ def _by_tier(
     return out
 
 
-def _of_groups(scores: NDArray[np.float64], group: NDArray[np.int64], budget: float) -> NDArray[np.float64]:
-    """Return the margin of each group, shape (n_groups,), from the scores of rows and their groups, shape (n,)."""
-    shares = np.empty(len(MARGIN_GROUPS))
-    spendable = np.bincount(group, minlength=len(MARGIN_GROUPS)) * budget
-    small = spendable < GROUP_VIOLATIONS
-    together = scores[small[group]]
-    # few rows even together: then they get the margin of all
-    shares[small] = _narrowest(together if len(together) * budget >= GROUP_VIOLATIONS else scores, budget)
-    for g in np.flatnonzero(~small):
-        shares[g] = _narrowest(scores[group == g], budget)
-    return shares
+def _of_tiers(scores: NDArray[np.float64], tier: NDArray[np.int64], budget: float) -> NDArray[np.float64]:
+    """Return the score of each tier, shape (n_tiers,), from the scores of rows and their tiers, shape (n,)."""
+    found = np.empty(len(TIER_LABELS))
+    small = np.bincount(tier, minlength=len(TIER_LABELS)) * budget < TIER_VIOLATIONS
+    together = scores[small[tier]]
+    # few rows even together: then they get the score of all
+    found[small] = _least(together if len(together) * budget >= TIER_VIOLATIONS else scores, budget)
+    for t in np.flatnonzero(~small):
+        found[t] = _least(scores[tier == t], budget)
+    return found
 
 
-def _scores(needed: NDArray[np.float64], reservation: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the margin's share that lifts each row to its need; both of shape (n,), rows of known need."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.where(needed > 0, needed / reservation - 1.0, -np.inf)
-    share[np.isnan(reservation)] = -np.inf  # nothing was estimated: the guards give the limit
-    return share
-
-
-def _narrowest(scores: NDArray[np.float64], budget: float) -> float:
-    """Return the narrowest share with which at most the budget's rows violate."""
+def _least(scores: NDArray[np.float64], budget: float) -> float:
+    """Return the least setting with which at most the budget's rows violate."""
     allowed = min(int(budget * len(scores) * (1 + 1e-12)), len(scores) - 1)
-    narrowest = float(np.partition(scores, len(scores) - 1 - allowed)[len(scores) - 1 - allowed])
-    return min(max(narrowest, LOWEST_SHARE), HIGHEST_SHARE)
+    return float(np.partition(scores, len(scores) - 1 - allowed)[len(scores) - 1 - allowed])
 
 
 Key = TypeVar("Key")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Final
 
 import numba
 import numpy as np
@@ -44,12 +44,6 @@ MARGIN_NAMES: Final = ("baseline", "medium", "aggressive")
 STARTUP_HOLD_S: Final = 300.0
 """Time in seconds for which a new task keeps its limit, to let start-up transients pass (EuroSys'15, section 5.5)."""
 
-_AGES_S: Final = (0.0, 7_200.0, 86_400.0)
-MARGIN_GROUPS: Final = tuple(
-    f"{tier}, {age}" for tier in TIER_LABELS for age in ("age unknown", "up to 2 h", "up to 24 h", "older")
-)
-"""Groups of tasks that may have a margin of their own: tier, and time since the run began."""
-
 
 @dataclass(frozen=True)
 class Margin:
@@ -60,18 +54,21 @@ class Margin:
     name : str
     share : tuple of float, in the order ``schema.RESOURCES``
         0.15 adds 15 %; below zero where the bare estimator is more careful than the budget asks.
-    by_group : tuple of tuple of float, or None
-        The same for each of ``MARGIN_GROUPS``; None: ``share`` holds for all tasks.
+    by_tier : tuple of tuple of float, or None
+        The same for each of ``groups.TIER_LABELS``; None: ``share`` holds for all tasks.
     """
 
     name: str
     share: tuple[float, ...]
-    by_group: tuple[tuple[float, ...], ...] | None = None
+    by_tier: tuple[tuple[float, ...], ...] | None = None
+    rate: ClassVar[float] = 0.5
+    """Speed at which one follows the workload (``online.OnlineMargins``). At 0.1 a drift took weeks to be followed, at
+    1 the margin swung and reclaimed 2 to 3 points of the limit less."""
 
     def __post_init__(self) -> None:
-        if self.by_group is not None and len(self.by_group) != len(MARGIN_GROUPS):
-            raise ConfigError(f"margin {self.name!r}: expected {len(MARGIN_GROUPS)} groups, got {len(self.by_group)}")
-        for shares in (self.share, *(self.by_group or ())):
+        if self.by_tier is not None and len(self.by_tier) != len(TIER_LABELS):
+            raise ConfigError(f"margin {self.name!r}: expected {len(TIER_LABELS)} tiers, got {len(self.by_tier)}")
+        for shares in (self.share, *(self.by_tier or ())):
             if len(shares) != len(RESOURCES):
                 raise ConfigError(f"margin {self.name!r}: expected one share for each of {RESOURCES}, got {shares}")
             for resource, share in zip(RESOURCES, shares, strict=True):
@@ -80,28 +77,33 @@ class Margin:
 
     def factor(self, windows: Windows) -> NDArray[np.float64]:
         """Return what a prediction is multiplied with; float64, shape (n_resources,) or (n, n_resources)."""
-        if self.by_group is None:
+        if self.by_tier is None:
             return 1.0 + np.array(self.share)
-        shares: NDArray[np.float64] = 1.0 + np.array(self.by_group)
-        return shares[margin_group(windows)]
+        shares: NDArray[np.float64] = 1.0 + np.array(self.by_tier)
+        return shares[tier_key(windows.tier)]
+
+    @property
+    def bounds(self) -> NDArray[np.float64]:
+        """Least and largest logarithm that ``moved`` is for; shape (2, n_tiers, n_resources)."""
+        log = np.log([0.05, 1e3])  # those of a margin that is set (``answers.LOWEST_SHARE``)
+        return np.broadcast_to(log[:, None, None], (2, len(TIER_LABELS), len(RESOURCES)))
+
+    def moved(self, log: NDArray[np.float64]) -> Margin:
+        """Return it with what a prediction is multiplied with raised by a logarithm, shape (n_tiers, n_resources)."""
+        shares = np.broadcast_to(self.share if self.by_tier is None else self.by_tier, log.shape)
+        return replace(self, by_tier=tuple(map(tuple, ((1.0 + shares) * np.exp(log) - 1.0).tolist())))
 
 
 NO_MARGIN: Final = Margin("none", (0.0,) * len(RESOURCES))
 """Adds nothing."""
 
 
-def margin_group(windows: Windows) -> NDArray[np.int64]:
-    """Return the position in ``MARGIN_GROUPS`` of each row: its tier, and the time since its run began; shape (n,)."""
-    age_s = np.where(windows.scheduled_us > 0, (windows.end_us - windows.scheduled_us) / 1e6, -1.0)
-    return tier_key(windows.tier) * (len(_AGES_S) + 1) + np.searchsorted(_AGES_S, age_s)
-
-
 def three_margins(baseline: Margin, aggressive: Margin) -> Mapping[str, Margin]:
     """Return the three named margins; ``medium`` is exactly half way between the other two."""
-    groups = None
-    if baseline.by_group is not None and aggressive.by_group is not None:
-        groups = tuple(map(_half_way, baseline.by_group, aggressive.by_group))
-    medium = Margin("medium", _half_way(baseline.share, aggressive.share), groups)
+    tiers = None
+    if baseline.by_tier is not None and aggressive.by_tier is not None:
+        tiers = tuple(map(_half_way, baseline.by_tier, aggressive.by_tier))
+    medium = Margin("medium", _half_way(baseline.share, aggressive.share), tiers)
     return dict(zip(MARGIN_NAMES, (baseline, medium, aggressive), strict=True))
 
 

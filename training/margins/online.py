@@ -1,192 +1,259 @@
-"""Adapts a margin to the workload: it widens where violations exceed the budget, and narrows again."""
+"""Moves prices and margins with the workload: up where violations exceed the budget, and down again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.arrays import room_for
+from reclaim.data.core.arrays import blank_rows, copy_of, room_for
 from reclaim.data.core.jit import LENT
-from reclaim.data.core.state import memory_of, state_of
+from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_parts
+from reclaim.data.core.state import adopt, memory_of, state_of
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.features.registry import SLOT_S
-from reclaim.training.estimators.base import Estimate, Estimator
-from reclaim.training.margins.margin import Margin, guarded
+from reclaim.training.margins.answers import Answers, Setting, three_of
+from reclaim.training.margins.calibrate import guarded_reservations
+from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.violation import violates_in_kernel
 
+BUDGETED: Final = ("baseline", "aggressive")
+"""Margins that have a budget, in the order of their axis; ``medium`` lies between the two."""
+LOOP: Final = 0.5
+"""Largest rate, per horizon in days: outcomes are a horizon late, and a faster one overshoots."""
+FEWEST: Final = 40.0
+"""Violations a day by which those of a tier with a smaller budget are measured: a spike of one task violates twelve
+answers at 1 hour, and must not decide alone. Such a tier moves more slowly, in proportion to its budget."""
 _TAKEN: Final = 12
 """Answers of a task that are waited for within one horizon, at even distances: at 1 hour every 5-minute window's."""
-PENDING: Final = 16
-"""Room for answers of a task whose outcome is not counted yet: those of a horizon, and of the slots after it."""
-RATE: Final = 0.5
-"""By how much the logarithm of a reservation rises for a day's budget of violations that are too many. At 0.1 a drift
-took weeks to be followed, at 1 the margin swung and reclaimed 2 to 3 points of the limit less."""
+PENDING: Final = _TAKEN + 1
+"""Room for answers of a task whose horizon is not over."""
 _DAY_SLOTS: Final = 86_400 // SLOT_S
-_BOUNDS: Final = (np.log(0.05), np.log(1e3))
-"""Of the logarithm: those of a margin (``calibrate.LOWEST_SHARE``, ``HIGHEST_SHARE``)."""
+_FADE: Final = 1 - 1 / _DAY_SLOTS
+"""Weight of a slot relative to the next one in what counts as the answers of a day."""
+_SLOT_US: Final = SLOT_S * 1_000_000
 _TASK: Final = np.dtype(
     [
         ("last_us", "i8"),  # end of the task's last window
         ("taken_us", "i8"),  # end of the window whose answer was the last one to be waited for
-        ("tier", "i8"),
         ("end_us", "i8", PENDING),  # 0: free
-        ("held", "f8", (PENDING, len(RESOURCES))),  # infinite: cannot be violated; NaN: not to be counted
+        ("held", "f4", (PENDING, len(BUDGETED), len(RESOURCES))),  # infinite: the limit; NaN: not to be counted
+        ("tier", "u1", PENDING),
         ("known", "u1", (PENDING, len(RESOURCES))),  # whether any demand within the horizon was measured
-        ("violated", "u1", (PENDING, len(RESOURCES))),
-    ]
-)
-_CELL: Final = np.dtype(
-    [
-        ("log", "f8", len(RESOURCES)),  # of what reservations are multiplied with
-        ("per_day", "f8", len(RESOURCES)),  # outcomes of a day, by the last days
-        ("rows", "i8", len(RESOURCES)),  # outcomes of the slots just passed
-        ("violated", "i8", len(RESOURCES)),
+        ("violated", "u1", (PENDING, len(BUDGETED), len(RESOURCES))),
     ]
 )
 
 
-class OnlineMargin(Estimator):
-    """Keeps a violation budget as the workload drifts, for each tier by itself.
+class OnlineMargins:
+    """Keeps violation budgets as the workload drifts, for each tier by itself: prices or margins that follow it.
 
     Every answer is held against what its task then demands. A slot of the trace's clock (``features.registry.SLOT_S``)
     after its horizon it counts as kept or violated, whether its task is still there or not, unless nothing was measured
-    of it; and the reservations of all tasks of the tier are multiplied with ``exp(g)``, where g sums up
+    of it. The logarithm of the tier's price, or of what its reservations are multiplied with, moves by
     ``rate * (violated - budget * answers) / (budget * answers a day)``. So in the long run the share of answers that
-    are violated is the budget, as long as g stays within its bounds: adaptive conformal inference (Gibbs and Candes,
-    NeurIPS 2021) on the scale of a margin. Outcomes are a horizon late, so a budget at 24 hours is followed by days.
+    are violated is the budget, as long as the price stays within its bounds: adaptive conformal inference (Gibbs and
+    Candes, NeurIPS 2021) on the scale of a price. Baseline and aggressive keep a budget each, and ``medium`` lies
+    between what they come to.
 
     Answers of one slot rest on outcomes in the slots before it, so the order of tasks within one makes no difference.
 
+    A replay calls ``hold``. A service that prices answers when it is asked for them calls ``reach`` with the latest end
+    of a write's windows, ``wait`` with what is held at the prices of the moment, and prices by ``settings``.
+
     Parameters
     ----------
-    base : Estimator
-        A bare one.
-    margin : Margin
-        Where it begins, set on validation rows.
-    budget : float
-        Share of answers that may be violated within the horizon.
+    settings : mapping of name of margin to Setting
+        Where the three begin, set on validation rows.
+    budgets : Budgets
+        Shares of answers that may be violated within the horizon.
     horizon_s : int
         In seconds.
-    rate : float
+    rate : float or None
+        By how much the logarithm rises for a day's budget of violations that are too many; None: the setting's own
+        (``Price.rate``, ``Margin.rate``).
     """
 
+    threads: int = 1
+    """For large calls; the answers do not depend on it."""
+
     def __init__(
-        self, base: Estimator, margin: Margin, budget: float, horizon_s: int = 3_600, rate: float = RATE
+        self,
+        settings: Mapping[str, Setting],
+        budgets: Budgets,
+        horizon_s: int = 3_600,
+        rate: float | None = None,
     ) -> None:
-        if not 0 < budget < 1:
-            raise ConfigError(f"budget must be between 0 and 1, got {budget}")
-        if not rate > 0:
+        if rate is not None and not rate > 0:
             raise ConfigError(f"rate must be above 0, got {rate}")
-        self.base = base
-        self.margin = margin
-        self.budget = budget
+        self.start = dict(settings)
+        self.budgets = budgets
         self.horizon_s = horizon_s
-        self.rate = rate
-        self._tasks = np.zeros(0, _TASK)
-        self._tiers = np.zeros(len(TIER_LABELS), _CELL)
-        self._slot = np.full(1, -1, np.int64)  # of the clock, under way
+        first = self.start[BUDGETED[0]]
+        self.rate = min(first.rate if rate is None else rate, LOOP * 86_400 / horizon_s)
+        self._budget = np.array([asdict(budgets)[name] for name in BUDGETED])[:, None, None]
+        self._bounds = np.stack([self.start[name].bounds for name in BUDGETED], axis=1)  # (2, n_budgets, n_tiers, R)
+        self._tasks, self._n_slots = np.zeros(0, _TASK), 0
+        kept, of_tiers = -(-horizon_s // SLOT_S) + 3, (len(TIER_LABELS), len(RESOURCES))
+        self._cells: dict[str, NDArray[Any]] = {
+            "log": np.zeros((len(BUDGETED), *of_tiers)),
+            # outcomes of the last days, and the slots they are of: each slot weighs a little less than the one after it
+            "outcomes": np.zeros(of_tiers),
+            "exceeded": np.zeros((len(BUDGETED), *of_tiers)),
+            "slots": np.zeros(of_tiers),
+            # outcomes by the slot of their answers, in a ring
+            "answered": np.zeros((kept, *of_tiers), np.int64),
+            "violated": np.zeros((kept, len(BUDGETED), *of_tiers), np.int64),
+            # of the clock: under way, and the last one whose answers have counted
+            "clock": np.full(2, -1, np.int64),
+        }
+        self._settings = self._moved()
 
-    def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
-        """Take windows, ask the base, and hold what it says."""
-        return self.hold(slot, self.base.update(slot, windows), windows)
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """The three prices or margins of the moment, each by tier."""
+        return self._settings
 
-    def hold(self, slot: NDArray[np.int64], bare: Estimate, windows: Windows) -> Estimate:
-        """Return guarded answers under the margin of the moment, and wait for their outcomes.
+    @property
+    def log(self) -> NDArray[np.float64]:
+        """Logarithm of the settings over where they began; shape (len(BUDGETED), n_tiers, n_resources)."""
+        return self._cells["log"].copy()
+
+    @property
+    def violated(self) -> NDArray[np.float64]:
+        """Share of the answers of the last day or so that were violated, as ``log``; NaN where none has counted."""
+        outcomes = self._cells["outcomes"]
+        share = np.full(self._cells["exceeded"].shape, np.nan)
+        np.divide(self._cells["exceeded"], outcomes, out=share, where=outcomes > 0)
+        return share
+
+    def hold(self, slot: NDArray[np.int64], answers: Answers, windows: Windows) -> dict[str, NDArray[np.float64]]:
+        """Return guarded reservations under the settings of the moment, and wait for their outcomes.
 
         Parameters
         ----------
         slot : int64, shape (n,)
             The task of each row.
-        bare : Estimate
-            What the base says.
+        answers : Answers
+            Before any margin or price.
         windows : Windows
             ``n`` rows, those of one task in time order; calls come in time order.
+
+        Returns
+        -------
+        mapping of name of margin to float64, shape (n, n_resources), unit of the limit
         """
-        self._tasks = room_for(self._tasks, int(slot.max(initial=-1)) + 1)
-        moment = windows.end_us // (SLOT_S * 1_000_000)
+        moment = windows.end_us // _SLOT_US
         order = np.argsort(moment, kind="stable")
         starts = np.flatnonzero(np.diff(moment[order], prepend=-1))
-        factor = np.broadcast_to(self.margin.factor(windows), windows.limit.shape)
-        tier, now = tier_key(windows.tier), demand(windows)
-        reservation, rule = np.empty_like(windows.limit), np.empty(windows.limit.shape, np.uint8)
+        held: dict[str, NDArray[np.float64]] = {name: np.empty(windows.limit.shape) for name in self.start}
         for rows in np.split(order, starts[1:]) if len(order) else ():
-            self._reach(int(moment[rows[0]]))
-            some = windows.take(rows)
-            follow = np.exp(self._tiers["log"])[tier[rows]]
-            wanted = Estimate(bare.reservation[rows] * factor[rows] * follow, bare.rule[rows])
-            held = guarded(wanted, some)
-            reservation[rows], rule[rows] = held.reservation, held.rule
-            _wait(
-                self._tasks, slot[rows], some.start_us, some.end_us, tier[rows], now[rows],
-                held.reservation, some.limit, self.horizon_s * 1_000_000,
-            )  # fmt: skip
-        return Estimate(reservation, rule, bare.forecast)
+            self.reach(int(windows.end_us[rows[0]]))
+            here = slice(None) if len(rows) == len(order) else rows
+            some = windows if len(rows) == len(order) else windows.take(rows)
+            for name, reservation in guarded_reservations(answers.take(here), some, self._settings).items():
+                held[name][here] = reservation
+            self.wait(slot[here], np.stack([held[name][here] for name in BUDGETED], axis=1), some)
+        return held
 
-    def _reach(self, moment: int) -> None:
-        """Let the outcomes of the slot under way count, when a later one begins."""
-        if moment <= self._slot[0]:
+    def wait(self, slot: NDArray[np.int64], held: NDArray[np.float64], windows: Windows) -> None:
+        """Hold windows against their tasks' earlier answers, and wait for what comes of these.
+
+        Parameters
+        ----------
+        slot : int64, shape (n,)
+        held : float64, shape (n, len(BUDGETED), n_resources)
+            The guarded reservations just given; NaN where none was: such a row is held against earlier answers alone.
+        windows : Windows
+            Of slots that ``reach`` was called with, or earlier ones.
+        """
+        self._n_slots = max(self._n_slots, int(slot.max(initial=-1)) + 1)
+        self._tasks = room_for(self._tasks, self._n_slots)
+        columns = slot, windows.start_us, windows.end_us, tier_key(windows.tier), demand(windows), held, windows.limit
+        horizon_us, cells = self.horizon_s * 1_000_000, self._cells
+        once = len(slot) >= ROWS_WORTH_A_THREAD and bool((slot[:-1] < slot[1:]).all())  # no two threads meet a task
+        threads = self.threads if once else 1
+        if threads == 1:
+            _wait(self._tasks, *columns, horizon_us, cells["answered"], cells["violated"], cells["clock"][1])
             return
-        passed, tiers = moment - self._slot[0], self._tiers
-        self._slot[0] = moment
-        _settle(self._tasks, tiers, (moment - 1) * SLOT_S * 1_000_000 - self.horizon_s * 1_000_000)
-        n = tiers["rows"].astype(np.float64)
-        # a mean over the last day or so, in which each slot weighs a little less than the one after it
-        fade = 1 - 1 / _DAY_SLOTS
-        first = np.where(tiers["per_day"] > 0, tiers["per_day"] * fade**passed, n * _DAY_SLOTS * fade)
-        tiers["per_day"] = first + n * _DAY_SLOTS * (1 - fade)
-        spent = tiers["violated"] - self.budget * n
-        with np.errstate(invalid="ignore", divide="ignore"):
-            step = self.rate * spent / (self.budget * np.maximum(tiers["per_day"], n * _DAY_SLOTS))
-        tiers["log"] = np.clip(tiers["log"] + np.where(n > 0, step, 0.0), *_BOUNDS)
-        tiers["rows"] = 0
-        tiers["violated"] = 0
+        counted = [[np.zeros_like(cells[name]) for name in ("answered", "violated")] for _ in range(threads)]
+
+        def wait(part: int, parts: int) -> None:
+            some = slice(len(slot) * part // parts, len(slot) * (part + 1) // parts)
+            cut = (column[some] for column in columns)
+            _wait(self._tasks, *cut, horizon_us, *counted[part], cells["clock"][1])
+
+        in_parts(wait, len(slot), threads)
+        for answered, violated in counted:
+            cells["answered"] += answered
+            cells["violated"] += violated
+
+    def forget(self, slots: NDArray[np.int64]) -> None:
+        """Free the slots of tasks that have ended; their answers count by what was measured."""
+        blank_rows(self._tasks, slots[slots < len(self._tasks)])
+
+    def reach(self, end_us: int) -> None:
+        """Let the outcomes that are known when a slot begins move the settings; nothing where it is under way."""
+        moment, cells = end_us // _SLOT_US, self._cells
+        if moment <= cells["clock"][0]:
+            return
+        passed = moment - cells["clock"][0]
+        # an answer given at the end of a window of slot k, at latest just before k + 1, waits for windows that begin
+        # within its horizon, of which the last may end a slot later
+        settled, kept = moment - 1 - -(-self.horizon_s // SLOT_S), len(cells["answered"])
+        done = np.arange(max(cells["clock"][1] + 1, settled - kept + 1), settled + 1) % kept
+        n, violated = cells["answered"][done].sum(axis=0), cells["violated"][done].sum(axis=0)
+        cells["answered"][done], cells["violated"][done] = 0, 0
+        cells["clock"][:] = moment, settled
+        fade, known = _FADE**passed, cells["slots"] > 0
+        cells["outcomes"] = cells["outcomes"] * fade + n
+        cells["exceeded"] = cells["exceeded"] * fade + violated
+        cells["slots"] = np.where(known, cells["slots"] * fade + (1 - fade) / (1 - _FADE), n > 0)
+        a_day = cells["outcomes"] / np.maximum(cells["slots"], 1.0) * _DAY_SLOTS
+        spent = (violated - self._budget * n) / np.maximum(self._budget * a_day, FEWEST)
+        cells["log"] = np.clip(cells["log"] + self.rate * spent, *self._bounds)
+        self._settings = self._moved()
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return what it and its base remember."""
-        base = {f"base.{name}": array for name, array in self.base.state().items()}
-        return state_of(self._made_by, self._arrays()) | base
+        """Return all it remembers, as plain arrays that ``np.savez`` takes without pickle."""
+        return state_of(self._made_by, self.memory())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from there; ``ConfigError`` where another kind, other parameters or other code made it."""
-        arrays = memory_of(self._made_by, self._arrays(), state)
-        base = {name.removeprefix("base."): array for name, array in state.items() if name.startswith("base.")}
-        self.base.restore(base)
-        self._tasks, self._tiers, self._slot = (arrays[name] for name in ("tasks", "tiers", "slot"))
+        """Go on from there, to the bit; ``ConfigError`` where other settings or other code made it."""
+        self._go_on(memory_of(self._made_by, self.memory(), state))
 
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        return {"tasks": self._tasks, "tiers": self._tiers, "slot": self._slot}
+    def memory(self) -> dict[str, NDArray[Any]]:
+        """Return its arrays as they are, for a caller that copies them at once and knows the settings."""
+        return {"tasks": self._tasks[: self._n_slots], **self._cells}
+
+    def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from copies of ``memory``; ``ConfigError`` where other code made it."""
+        self._go_on({name: copy_of(adopt(name, array, memory)) for name, array in self.memory().items()})
+
+    @property
+    def bytes_per_task(self) -> int:
+        """Memory of a task."""
+        return _TASK.itemsize
+
+    def _go_on(self, memory: dict[str, NDArray[Any]]) -> None:
+        self._tasks = memory.pop("tasks")
+        self._n_slots, self._cells = len(self._tasks), memory
+        self._settings = self._moved()
+
+    def _moved(self) -> Mapping[str, Setting]:
+        return three_of(*(self.start[name].moved(log) for name, log in zip(BUDGETED, self._cells["log"], strict=True)))
 
     @property
     def _made_by(self) -> str:
-        return f"OnlineMargin({self.margin}, budget={self.budget}, horizon_s={self.horizon_s}, rate={self.rate})"
-
-
-@numba.njit(**LENT)
-def _settle(
-    tasks: Any,  # (n_tasks,) _TASK
-    tiers: Any,  # (n_tiers,) _CELL
-    until_us: int,
-) -> None:
-    """Count every answer given by then: all windows that began within its horizon have come."""
-    for i in range(len(tasks)):
-        task = tasks[i]
-        if task.taken_us == 0:
-            continue
-        cell = tiers[task.tier]
-        for k in range(PENDING):
-            if 0 < task.end_us[k] <= until_us:
-                task.end_us[k] = 0
-                for r in range(len(cell.rows)):
-                    if task.known[k, r] and not np.isnan(task.held[k, r]):
-                        cell.rows[r] += 1
-                        cell.violated[r] += task.violated[k, r]
+        start = [self.start[name] for name in BUDGETED]
+        return f"OnlineMargins({start}, {self.budgets}, horizon_s={self.horizon_s}, rate={self.rate})"
 
 
 @numba.njit(**LENT)
@@ -197,34 +264,55 @@ def _wait(
     end_us: Any,  # (n,) int64
     tier: Any,  # (n,) int64
     now: Any,  # (n, R) float64, demand of the window
-    held: Any,  # (n, R) float64, the reservations just given
+    held: Any,  # (n, B, R) float64, the reservations just given
     limit: Any,  # (n, R) float64
     horizon_us: int,
+    answered: Any,  # (n_slots, n_tiers, R) int64, ring
+    violated: Any,  # (n_slots, B, n_tiers, R) int64, ring
+    settled: int,  # slot of the clock, whose ring entry is free
 ) -> None:
-    """Hold each window against its task's earlier answers, and wait for what comes of this one."""
+    """Hold each window against its task's earlier answers, and wait for what comes of this one.
+
+    An answer counts as soon as any demand within its horizon is known, and as violated as soon as it is; both in the
+    ring's place of its slot, or of the earliest that has not counted yet.
+    """
     for i in range(len(slot)):
         task = tasks[slot[i]]
         if end_us[i] <= task.last_us:  # a repeated or late window changes nothing
             continue
         task.last_us = end_us[i]
-        task.tier = tier[i]
         free = -1
         for k in range(PENDING):
-            if task.end_us[k] == 0:
+            given_us = task.end_us[k]
+            if given_us == 0 or start_us[i] >= given_us + horizon_us:
+                task.end_us[k] = 0
                 free = k
-            elif start_us[i] < task.end_us[k] + horizon_us:
-                for r in range(now.shape[1]):
-                    if not np.isnan(now[i, r]):
-                        task.known[k, r] = 1
-                        if violates_in_kernel(now[i, r], task.held[k, r]):
-                            task.violated[k, r] = 1
-        if free >= 0 and end_us[i] - task.taken_us >= horizon_us // _TAKEN:
+                continue
+            place, of = max(-(-given_us // _SLOT_US), settled + 1) % len(answered), task.tier[k]
+            for r in range(now.shape[1]):
+                if np.isnan(now[i, r]) or np.isnan(task.held[k, 0, r]):
+                    continue
+                if not task.known[k, r]:
+                    task.known[k, r] = 1
+                    answered[place, of, r] += 1
+                for b in range(held.shape[1]):
+                    if not task.violated[k, b, r] and violates_in_kernel(now[i, r], task.held[k, b, r]):
+                        task.violated[k, b, r] = 1
+                        violated[place, b, of, r] += 1
+        given = False
+        for r in range(now.shape[1]):
+            given = given or not np.isnan(held[i, 0, r])
+        if given and free >= 0 and end_us[i] - task.taken_us >= horizon_us // _TAKEN:
             task.taken_us = end_us[i]
             task.end_us[free] = end_us[i]
+            task.tier[free] = tier[i]
             for r in range(now.shape[1]):
                 task.known[free, r] = 0
-                task.violated[free, r] = 0
-                if not limit[i, r] > 0.0:
-                    task.held[free, r] = np.nan
-                else:
-                    task.held[free, r] = held[i, r] if held[i, r] < limit[i, r] else np.inf
+                for b in range(held.shape[1]):
+                    task.violated[free, b, r] = 0
+                    if np.isnan(held[i, b, r]) or not limit[i, r] > 0.0:
+                        task.held[free, b, r] = np.nan
+                    elif held[i, b, r] < limit[i, r]:
+                        task.held[free, b, r] = held[i, b, r]
+                    else:
+                        task.held[free, b, r] = np.inf

@@ -13,8 +13,9 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.training.estimators.base import STATISTIC, Estimate, Estimator, Settings
 from reclaim.training.estimators.registry import build_estimator
+from reclaim.training.margins.answers import Widened
 from reclaim.training.margins.calibrate import calibrate, choose_best
-from reclaim.training.margins.margin import NO_MARGIN, Budgets, Margin, under
+from reclaim.training.margins.margin import NO_MARGIN, Budgets, Margin
 
 Tuning = Mapping[str, tuple[Settings, ...]]
 """Settings of an estimator for ``baseline`` and ``aggressive``, of each of ``schema.RESOURCES``."""
@@ -42,7 +43,7 @@ def choose_settings(
     """
     rule = np.full(target.shape, STATISTIC, np.uint8)
     tried = {
-        k: calibrate(dict.fromkeys(_BUDGETS, Estimate(answer, rule)), windows, target, budgets)
+        k: calibrate(Widened.alike(Estimate(answer, rule)), windows, target, budgets)
         for k, answer in enumerate(answers)
     }
     return {name: tuple(candidates[k] for k in choose_best(tried, name)) for name in _BUDGETS}
@@ -69,7 +70,7 @@ class TunedEstimator(Estimator):
     ) -> None:
         self.name = name
         self.tuning = {budget: tuple(map(dict, tuning[budget])) for budget in _BUDGETS}
-        self.margins = {budget: NO_MARGIN if margins is None else margins[budget] for budget in _BUDGETS}
+        self.margins = dict.fromkeys(_BUDGETS, NO_MARGIN) if margins is None else dict(margins)
         self.margin = margin
         different: list[Settings] = []
         for settings in (*self.tuning["baseline"], *self.tuning["aggressive"]):
@@ -81,10 +82,9 @@ class TunedEstimator(Estimator):
     def update(self, slot: NDArray[np.int64], windows: Windows) -> Estimate:
         """Take windows and answer for each under the margin."""
         said = self.answer_each(slot, windows)
-        widened = {name: bare.reservation * self.margins[name].factor(windows) for name, bare in said.items()}
-        return Estimate(under(self.margin, widened), said["aggressive"].rule)
+        return Estimate(said.under(self.margins, self.margin, windows), said.of["aggressive"].rule)
 
-    def answer_each(self, slot: NDArray[np.int64], windows: Windows) -> dict[str, Estimate]:
+    def answer_each(self, slot: NDArray[np.int64], windows: Windows) -> Widened:
         """Take windows and return the answer for each budget, before any margin."""
         for part in self._parts:
             part.threads = self.threads
@@ -96,7 +96,7 @@ class TunedEstimator(Estimator):
                 for field in ("reservation", "rule")
             )
             found[budget] = Estimate(reservation, rule)
-        return found
+        return Widened(found)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what its parts remember, each under its number."""

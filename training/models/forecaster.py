@@ -1,4 +1,4 @@
-"""Forecasters: features in, quantiles of every target and the OOM probability out; a row's answer is its own alone."""
+"""Forecasters: features in, curves of every target and the OOM probability out; a row's answer is its own alone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from safetensors.numpy import save_file
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.models.forward import ForwardPass
+from reclaim.training.models.survival import N_THRESHOLDS, forecast_of
 from reclaim.training.settings import QUANTILE_LEVELS
 
 if TYPE_CHECKING:  # torch is behind it, whose import takes longer than all else that a server needs to start
-    from reclaim.training.models.network import QuantileNetwork
+    from reclaim.training.models.network import SurvivalNetwork
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ class Forecaster(Protocol):
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
         """Return the forecast of each row of features, shape (n, n_features); NaN for what is not fitted.
 
+        The curves are those at the thresholds of ``survival.thresholds_of``, with what ``survival.forecast_of`` reads
+        off them.
+
         With ``horizon_s``, one of ``features.targets.HORIZONS_S``, the forecast is of that horizon alone: the same
         bits, sooner.
         """
@@ -92,9 +96,7 @@ class NetworkForecaster:
     Parameters
     ----------
     tensors : mapping
-        The ``state_dict`` of a ``network.QuantileNetwork``, as arrays; see ``of``. Not changed from then on.
-    transform : str
-        The space it was fitted in, one of ``settings.TRANSFORMS``.
+        The ``state_dict`` of a ``network.SurvivalNetwork``, as arrays; see ``of``. Not changed from then on.
     heads : Heads
         What was fitted; the forecast of all else is NaN.
 
@@ -106,30 +108,29 @@ class NetworkForecaster:
 
     _FILE: Final = "network.safetensors"
 
-    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], transform: str, heads: Heads = ALL_HEADS) -> None:
+    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], heads: Heads = ALL_HEADS) -> None:
         self.tensors = dict(tensors)
-        self.transform = transform
         self.heads = heads
         self.threads = 1
         self._passes: dict[tuple[int, ...], ForwardPass] = {}
 
     @classmethod
-    def of(cls, network: QuantileNetwork, transform: str, heads: Heads = ALL_HEADS) -> NetworkForecaster:
+    def of(cls, network: SurvivalNetwork, heads: Heads = ALL_HEADS) -> NetworkForecaster:
         """Return what answers with a network's weights."""
-        return cls({name: tensor.numpy() for name, tensor in network.cpu().state_dict().items()}, transform, heads)
+        return cls({name: tensor.numpy() for name, tensor in network.cpu().state_dict().items()}, heads)
 
     @property
-    def network(self) -> QuantileNetwork:
+    def network(self) -> SurvivalNetwork:
         """A network of these weights, for who wants more of it than answers."""
         import torch
 
-        from reclaim.training.models.network import QuantileNetwork, Scaling
+        from reclaim.training.models.network import Scaling, SurvivalNetwork
 
         tensors = {name: torch.from_numpy(values) for name, values in self.tensors.items()}
         width, depth = _size(self.tensors)
-        network = QuantileNetwork(
+        network = SurvivalNetwork(
             Scaling(*(tensors[name] for name in Scaling._fields)), n_targets=len(TARGETS), n_horizons=len(HORIZONS_S),
-            n_levels=len(QUANTILE_LEVELS), width=width, depth=depth,
+            width=width, depth=depth,
         )  # fmt: skip
         network.load_state_dict(tensors)
         return network.eval()
@@ -150,29 +151,28 @@ class NetworkForecaster:
         return InputRanges(*(self.tensors[name] for name in InputRanges._fields))
 
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
-        """Return the forecast of each row; shape (n, n_features) to (n, T, H, Q) and (n, H); NaN where not fitted."""
+        """Return the forecast of each row; shape (n, n_features); NaN where not fitted."""
         horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
         if horizons_s not in self._passes:
             self._passes[horizons_s] = self._pass_to(horizons_s)
         curves, probability = self._passes[horizons_s].run(x, self.threads)
-        quantiles = curves.reshape(len(x), len(TARGETS), len(horizons_s), len(QUANTILE_LEVELS))
-        return Forecast(quantiles, probability, horizons_s)
+        survival = curves.reshape(len(x), len(TARGETS), len(horizons_s), N_THRESHOLDS)
+        return forecast_of(survival, x, probability, horizons_s, QUANTILE_LEVELS, self.threads)
 
     def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
-        outputs = np.arange(_N_QUANTILES).reshape(len(TARGETS), len(HORIZONS_S), len(QUANTILE_LEVELS))
+        outputs = np.arange(_N_STEPS).reshape(len(TARGETS), len(HORIZONS_S), N_THRESHOLDS)
         places = _places(horizons_s)
         return ForwardPass.of(
             self.tensors,
-            curves=outputs[:, places].reshape(-1, len(QUANTILE_LEVELS)),
+            curves=outputs[:, places].reshape(-1, N_THRESHOLDS),
             logits=outputs.size + places,
             fitted=np.concatenate([self.heads.targets[:, places].ravel(), self.heads.oom[places]]),
-            transform=self.transform,
         )
 
     def save(self, folder: Path) -> None:
         """Write the weights, the shape of the network and what of it was fitted."""
         width, depth = _size(self.tensors)
-        shape = {"width": width, "depth": depth, "transform": self.transform}
+        shape = {"width": width, "depth": depth}
         tensors = {name: np.ascontiguousarray(values) for name, values in self.tensors.items()}
         heads = {"targets": self.heads.targets.tolist(), "oom": self.heads.oom.tolist()}
         save_file(tensors, folder / self._FILE, metadata={"facts": json.dumps({"shape": shape, "heads": heads})})
@@ -188,10 +188,10 @@ class NetworkForecaster:
         expected = _shapes(len(tensors["mean"]), shape["width"], shape["depth"])
         if (found := {name: values.shape for name, values in tensors.items()}) != expected:
             raise ValueError(f"{cls._FILE}: expected tensors of shapes {expected}, got {found}")
-        return cls(tensors, shape["transform"], heads)
+        return cls(tensors, heads)
 
 
-_N_QUANTILES: Final = len(TARGETS) * len(HORIZONS_S) * len(QUANTILE_LEVELS)
+_N_STEPS: Final = len(TARGETS) * len(HORIZONS_S) * N_THRESHOLDS
 
 
 def _size(tensors: Mapping[str, NDArray[np.float32]]) -> tuple[int, int]:
@@ -200,15 +200,13 @@ def _size(tensors: Mapping[str, NDArray[np.float32]]) -> tuple[int, int]:
 
 
 def _shapes(n_features: int, width: int, depth: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor of a ``network.QuantileNetwork``."""
-    outputs = _N_QUANTILES + len(HORIZONS_S)
+    """Return the shape of each tensor of a ``network.SurvivalNetwork``."""
+    outputs = _N_STEPS + len(HORIZONS_S)
     shapes: dict[str, tuple[int, ...]] = {name: (n_features,) for name in InputRanges._fields}
     for layer in range(depth):  # behind each come its activation and its dropout, which have no weights
         shapes[f"body.{3 * layer}.weight"] = (width, width if layer else n_features)
         shapes[f"body.{3 * layer}.bias"] = (width,)
-    return shapes | {
-        "head.weight": (outputs, width), "head.bias": (outputs,), "line.weight": (outputs, n_features),
-    }  # fmt: skip
+    return shapes | {"head.weight": (outputs, width), "head.bias": (outputs,)}
 
 
 def _places(horizons_s: tuple[int, ...]) -> NDArray[np.int64]:

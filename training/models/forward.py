@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
-from reclaim.training.settings import TRANSFORMS
 
 CHUNK_ROWS: Final = 64
 """Rows that go through all layers together: what they need stays in a core's own cache."""
@@ -37,7 +36,6 @@ _WHOLE_ROWS: Final = 8
 _LINE: Final = 64
 """Bytes of a cache line, and of a vector: one that lies across two lines takes two loads."""
 
-_SQRT, _LOG1P = TRANSFORMS.index("sqrt"), TRANSFORMS.index("log1p")
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 # exp(x) = 2^n exp(r): n is the whole number next to x / log 2, which adding 1.5 * 2^23 rounds to; log 2 in two parts,
@@ -63,15 +61,11 @@ class ForwardPass:
     deeper : float32, shape (depth - 1, W / 64, W, 64)
     bias : float32, shape (depth, W)
     head : float32, shape (J / 32, W, 32)
-        To the quantile levels of each curve, then to the logits.
-    line : float32, shape (J / 32, n_features, 32)
-    head_bias : float32, shape (2, J)
-        Of the head, and of the line: none.
+        To the steps of each curve, then to the other log-odds.
+    head_bias : float32, shape (J,)
     fitted : bool, shape (n_curves + n_logits,)
         The other curves and probabilities are NaN.
-    n_logits, n_levels : int
-    transform : int
-        Position in ``settings.TRANSFORMS``.
+    n_logits, n_steps : int
     """
 
     scaling: NDArray[np.float32]
@@ -79,12 +73,10 @@ class ForwardPass:
     deeper: NDArray[np.float32]
     bias: NDArray[np.float32]
     head: NDArray[np.float32]
-    line: NDArray[np.float32]
     head_bias: NDArray[np.float32]
     fitted: NDArray[np.bool_]
     n_logits: int
-    n_levels: int
-    transform: int
+    n_steps: int
 
     @classmethod
     def of(
@@ -93,43 +85,38 @@ class ForwardPass:
         curves: NDArray[np.int64],
         logits: NDArray[np.int64],
         fitted: NDArray[np.bool_],
-        transform: str,
     ) -> ForwardPass:
         """Return the pass to chosen outputs of a network.
 
         Parameters
         ----------
         tensors : mapping
-            The ``state_dict`` of a ``network.QuantileNetwork``, as arrays.
-        curves : int64, shape (n_curves, n_levels)
-            Outputs that are the levels of a curve, lowest first.
+            The ``state_dict`` of a ``network.SurvivalNetwork``, as arrays.
+        curves : int64, shape (n_curves, n_steps)
+            Outputs that are the steps of a curve, lowest threshold first.
         logits : int64, shape (n_logits,)
-            Outputs that are log-odds.
+            Outputs that are log-odds of their own.
         fitted : bool, shape (n_curves + n_logits,)
-        transform : str
-            One of ``settings.TRANSFORMS``.
         """
         layers = sorted({name.rsplit(".", 1)[0] for name in tensors if name.startswith("body.")}, key=_number)
         chosen = np.concatenate([curves.ravel(), logits])
         n_features, width = len(tensors["mean"]), _up(len(tensors[f"{layers[0]}.bias"]), _WIDE[1])
         first, *deeper = (tensors[f"{layer}.weight"].T for layer in layers)
-        head_bias = _filled(tensors["head.bias"][None, chosen], 2, _up(len(chosen), _NARROW[1]))
+        head_bias = _filled(tensors["head.bias"][None, chosen], 1, _up(len(chosen), _NARROW[1]))[0]
         return cls(
             scaling=np.stack([tensors[name] for name in ("mean", "scale", "low", "high")]),
             first=_panels([first], n_features, _WIDE[1])[0],
             deeper=_panels(deeper, width, _WIDE[1]),
             bias=np.concatenate([_filled(tensors[f"{layer}.bias"][None], 1, width) for layer in layers]),
             head=_panels([tensors["head.weight"][chosen].T], width, _NARROW[1])[0],
-            line=_panels([tensors["line.weight"][chosen].T], n_features, _NARROW[1])[0],
             head_bias=head_bias,
             fitted=fitted,
             n_logits=len(logits),
-            n_levels=curves.shape[1],
-            transform=TRANSFORMS.index(transform),
+            n_steps=curves.shape[1],
         )
 
-    def run(self, x: NDArray[np.float32], threads: int = 1) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return curves that rise and are not negative, as no usage is, and probabilities.
+    def run(self, x: NDArray[np.float32], threads: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Return survival curves and probabilities.
 
         Parameters
         ----------
@@ -140,22 +127,23 @@ class ForwardPass:
 
         Returns
         -------
-        curves : float64, shape (n, n_curves, n_levels)
+        survival : float32, shape (n, n_curves, n_steps)
+            Product of the probabilities of the steps so far, so it never rises.
         probability : float64, shape (n, n_logits)
         """
         n = len(x)
-        curves = np.empty((n, len(self.fitted) - self.n_logits, self.n_levels))
+        survival = np.empty((n, len(self.fitted) - self.n_logits, self.n_steps), np.float32)
         probability = np.empty((n, self.n_logits))
         features = np.ascontiguousarray(x, np.float32)
-        weights = (self.scaling, self.first, self.deeper, self.bias, self.head, self.line, self.head_bias, self.fitted)
-        widest = max(_up(self.scaling.shape[1], _LANES), self.bias.shape[1], self.head_bias.shape[1])
+        weights = (self.scaling, self.first, self.deeper, self.bias, self.head, self.head_bias, self.fitted)
+        widest = max(_up(self.scaling.shape[1], _LANES), self.bias.shape[1], len(self.head_bias))
 
         def run(part: int, parts: int) -> None:
-            room = _zeros(5, min(CHUNK_ROWS, _up(n, _WHOLE_ROWS)), widest)
-            _run(features, part, parts, weights, self.transform, room, curves, probability)
+            room = _zeros(4, min(CHUNK_ROWS, _up(n, _WHOLE_ROWS)), widest)
+            _run(features, part, parts, weights, room, survival, probability)
 
         in_parts(run, n, threads)
-        return curves, probability
+        return survival, probability
 
 
 def _number(layer: str) -> int:
@@ -224,15 +212,15 @@ def _exponential(builder: Any, x: Any) -> Any:
 
 
 @_in_llvm
-def _exp(_: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
+def exp32(_: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
     """Return exp(x)."""
     return x(x), lambda _context, builder, _signature, args: _exponential(builder, args[0])
 
 
-def _silu(builder: Any, x: Any) -> Any:
-    """Return x / (1 + exp(-x)) of a vector."""
+def _sigmoid(builder: Any, x: Any, share_of: Any = None) -> Any:
+    """Return 1 / (1 + exp(-x)) of a vector, or that share of another one."""
     one = ir.Constant(x.type, [1.0] * x.type.count)
-    return builder.fdiv(x, builder.fadd(one, _exponential(builder, builder.fneg(x))))
+    return builder.fdiv(share_of or one, builder.fadd(one, _exponential(builder, builder.fneg(x))))
 
 
 def _tile(n_rows: int, n_columns: int, activation: Callable[[Any, Any], Any]) -> Any:
@@ -292,17 +280,15 @@ def _tile(n_rows: int, n_columns: int, activation: Callable[[Any, Any], Any]) ->
     return tile
 
 
-_hidden_tile = _tile(*_WIDE, _silu)
-_output_tile = _tile(*_NARROW, lambda _, total: total)
+_hidden_tile = _tile(*_WIDE, lambda builder, total: _sigmoid(builder, total, total))
+_output_tile = _tile(*_NARROW, _sigmoid)
 
 
 @numba.njit(**LENT)
-def _run(
-    x: Any, part: int, parts: int, weights: Any, transform: int, room: Any, curves: Any, probability: Any
-) -> None:  # fmt: skip
-    scaling, first, deeper, bias, head, line, head_bias, fitted = weights
-    z, hidden, other, raw, step = room[0], room[1], room[2], room[3], room[4]
-    outputs = head_bias.shape[1]
+def _run(x: Any, part: int, parts: int, weights: Any, room: Any, survival: Any, probability: Any) -> None:
+    scaling, first, deeper, bias, head, head_bias, fitted = weights
+    z, hidden, other, step = room[0], room[1], room[2], room[3]
+    n_curves, n_steps = survival.shape[1], survival.shape[2]
     for start in range(part * CHUNK_ROWS, len(x), parts * CHUNK_ROWS):
         n = min(CHUNK_ROWS, len(x) - start)
         whole = -(-n // _WHOLE_ROWS) * _WHOLE_ROWS  # what lies in the rows behind them changes nothing
@@ -311,26 +297,27 @@ def _run(
         for layer in range(len(deeper)):
             _layer(hidden, deeper[layer], bias[layer + 1], other, whole)
             hidden, other = other, hidden
-        _layer(hidden, head, head_bias[0], raw, whole)
-        _layer(z, line, head_bias[1], step, whole)
-        _steps(raw, step, n, outputs)
+        _layer(hidden, head, head_bias, step, whole)
         for i in range(n):
-            _add_up(raw[i], step[i], fitted, transform, curves[start + i])
-            logit = curves.shape[1] * curves.shape[2]
+            for curve in range(n_curves):
+                left = _ONE if fitted[curve] else np.float32(math.nan)
+                for j in range(n_steps):
+                    left *= step[i, curve * n_steps + j]
+                    survival[start + i, curve, j] = left
             for h in range(probability.shape[1]):
-                p = _ONE / (_ONE + _exp(-raw[i, logit + h]))
-                probability[start + i, h] = p if fitted[curves.shape[1] + h] else math.nan
+                p = step[i, n_curves * n_steps + h]
+                probability[start + i, h] = p if fitted[n_curves + h] else math.nan
 
 
 @numba.njit(**LENT)
 def _standardise(x: Any, start: int, n: int, scaling: Any, z: Any) -> None:
-    """Square root of the size, mean and scale, NaN to the mean, then cut off: as ``network.QuantileNetwork.raw``."""
+    """Fourth root, mean and scale, NaN to the mean, then cut off: as ``network.SurvivalNetwork.forward``."""
     mean, scale, low, high = scaling[0], scaling[1], scaling[2], scaling[3]
     for i in range(n):
         values, out = x[start + i], z[i]
         for k in range(len(mean)):
             v = values[k]
-            root = math.sqrt(abs(v))
+            root = math.sqrt(math.sqrt(abs(v)))
             v = ((root if v >= _ZERO else -root) - mean[k]) / scale[k]
             v = v if v == v else _ZERO  # only NaN differs from itself
             v = v if v > low[k] else low[k]
@@ -347,31 +334,3 @@ def _layer(inputs: Any, weight: Any, bias: Any, out: Any, n: int) -> None:
                 _hidden_tile(inputs, weight, bias, out, i, panel)
             else:
                 _output_tile(inputs, weight, bias, out, i, panel)
-
-
-@numba.njit(**LENT)
-def _steps(raw: Any, step: Any, n: int, width: int) -> None:
-    """Add the line, which ``step`` holds, and write increments in its place, never below zero: ``network.steps``."""
-    for i in range(n):
-        values, out = raw[i], step[i]
-        for j in range(width):
-            value = values[j] + out[j]
-            values[j] = value
-            out[j] = value + _ONE if value > _ZERO else _exp(value)
-
-
-@numba.njit(**LENT)
-def _add_up(raw: Any, step: Any, fitted: Any, transform: int, out: Any) -> None:
-    """Write the curves of a row, transformed back; ``raw`` and ``step`` have the levels of one after another."""
-    n_levels = out.shape[1]
-    for curve in range(len(out)):
-        total = np.float64(raw[curve * n_levels])
-        for q in range(n_levels):
-            if q > 0:
-                total += np.float64(step[curve * n_levels + q])
-            share = max(total, 0.0)
-            if transform == _SQRT:
-                share *= share
-            elif transform == _LOG1P:
-                share = math.expm1(share)
-            out[curve, q] = share if fitted[curve] else math.nan

@@ -1,26 +1,24 @@
-"""The network: one pass from a task's features to every quantile of every target and horizon, and the OOM logits."""
+"""The network: one pass from a task's features to the survival curve of every target and horizon, and OOM logits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from reclaim.training.settings import TRANSFORMS
-
-_FIRST_INCREMENT: Final = -3.0
-"""Bias of the increments at the start: elu(-3) + 1 is 0.05, so that the quantiles begin close together."""
+from reclaim.training.models.survival import ABOVE, BELOW, LAST, N_THRESHOLDS
 
 
 class Scaling(NamedTuple):
     """Shift and scale that turn squashed features into inputs; each float32, shape (F,).
 
     ``mean`` and ``scale`` standardise; ``low`` and ``high`` cut off, in standard deviations, what training hardly saw:
-    a straight line goes on for ever, and one absurd measurement must not move a reservation beyond what was learned.
+    one absurd measurement must not move a reservation beyond what was learned.
     """
 
     mean: Tensor
@@ -29,18 +27,18 @@ class Scaling(NamedTuple):
     high: Tensor
 
 
-class QuantileNetwork(nn.Module):
-    """A multi-layer perceptron whose quantiles cannot cross.
+class SurvivalNetwork(nn.Module):
+    """A multi-layer perceptron whose outputs are the steps of survival curves, which therefore cannot rise.
 
-    The lowest level is a free number; each next level adds an increment that is never below zero. A straight line
-    from the features to the output runs next to the hidden layers, because the best forecast of a steady task is close
-    to a linear function of its recent usage.
+    A step is the log-odds of P(demand > r_k | demand > r_k-1), for each threshold of ``survival.thresholds_of``: the
+    curve is the product of the steps so far (discrete-time survival; Gensheimer and Narasimhan, "A scalable
+    discrete-time survival model for neural networks", 2019).
 
     Parameters
     ----------
     scaling : Scaling
         Kept with the weights.
-    n_targets, n_horizons, n_levels : int
+    n_targets, n_horizons : int
     width, depth : int
         Units per hidden layer, hidden layers.
     dropout : float
@@ -53,25 +51,21 @@ class QuantileNetwork(nn.Module):
     high: Tensor
 
     def __init__(
-        self, scaling: Scaling, *, n_targets: int, n_horizons: int, n_levels: int, width: int, depth: int,
-        dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+        self, scaling: Scaling, *, n_targets: int, n_horizons: int, width: int, depth: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.shape = (n_targets, n_horizons, n_levels)
-        n_features = len(scaling.mean)
-        n_quantiles = n_targets * n_horizons * n_levels
+        self.shape = (n_targets, n_horizons, N_THRESHOLDS)
         for name, values in zip(Scaling._fields, scaling, strict=True):
             self.register_buffer(name, values)
-        sizes = [n_features] + [width] * depth
+        sizes = [len(scaling.mean)] + [width] * depth
         layers: list[nn.Module] = []
         for i, o in pairwise(sizes):
             layers += [nn.Linear(i, o), nn.SiLU(), nn.Dropout(dropout)]
         self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(width, n_quantiles + n_horizons)
-        self.line = nn.Linear(n_features, n_quantiles + n_horizons, bias=False)
+        self.head = nn.Linear(width, n_targets * n_horizons * N_THRESHOLDS + n_horizons)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Draw the weights: He's for the hidden layers, small ones for the head, zero for the straight line."""
+        """Draw the weights: He's for the hidden layers, small ones for the head."""
         with torch.no_grad():
             for layer in self.body:
                 if isinstance(layer, nn.Linear):
@@ -80,36 +74,13 @@ class QuantileNetwork(nn.Module):
                     layer.bias.zero_()
             self.head.weight.normal_(0.0, 0.01, generator=generator)
             self.head.bias.zero_()
-            n_targets, n_horizons, n_levels = self.shape
-            bias = self.head.bias[: n_targets * n_horizons * n_levels].view(self.shape)
-            bias[..., 1:] = _FIRST_INCREMENT
-            self.line.weight.zero_()
-
-    def raw(self, x: Tensor) -> Tensor:
-        """Return lowest quantiles and increments before ``steps``, and the OOM logits; (B, F) to (B, T*H*Q + H).
-
-        What is not finite in ``x`` counts as the mean.
-        """
-        z = torch.nan_to_num((squash(x) - self.mean) / self.scale, nan=0.0).clamp(self.low, self.high)  # (B, F)
-        out: Tensor = self.head(self.body(z)) + self.line(z)
-        return out.float()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return quantiles in the space of the transform, shape (B, T, H, Q), and OOM logits, shape (B, H)."""
-        n_targets, n_horizons, n_levels = self.shape
-        out = self.raw(x)
-        raw = out[:, : n_targets * n_horizons * n_levels].reshape(-1, n_targets, n_horizons, n_levels)
-        first = torch.arange(n_levels, device=x.device) == 0
-        added = torch.where(first, raw, steps(raw))
-        with torch.autocast(x.device.type, enabled=False):  # it would add up in bfloat16
-            # a product with a triangle of ones: torch's cumsum over so few takes longer than all else
-            quantiles = added @ torch.ones(n_levels, n_levels, device=x.device).triu()
-        return quantiles, out[:, n_targets * n_horizons * n_levels :]
-
-
-def steps(raw: Tensor) -> Tensor:
-    """Return increments, never below zero; elu + 1 grows like softplus and costs a tenth of it on a CPU."""
-    return nn.functional.elu(raw) + 1.0
+        """Return the steps, shape (B, T, H, J), and OOM logits, shape (B, H); what is not finite counts as the mean."""
+        z = torch.nan_to_num((squash(x) - self.mean) / self.scale, nan=0.0).clamp(self.low, self.high)  # (B, F)
+        out: Tensor = self.head(self.body(z)).float()
+        n_horizons = self.shape[1]
+        return out[:, :-n_horizons].reshape(-1, *self.shape), out[:, -n_horizons:]
 
 
 @contextmanager
@@ -128,33 +99,41 @@ def cpu_threads(n: int) -> Iterator[None]:
 
 
 def squash(x: Tensor) -> Tensor:
-    """Return the square root of the size with the sign of ``x``.
+    """Return the fourth root of the size with the sign of ``x``.
 
-    Shares of the limit crowd near zero with a long tail; spread out like this, tasks that were not trained on are
-    foreseen better.
+    Shares of the limit crowd near zero with a long tail. The fourth root spreads them out nearly as the logarithm does,
+    is defined at zero, and is exact everywhere: two square roots.
     """
-    return x.sign() * x.abs().sqrt()
+    return x.sign() * x.abs().sqrt().sqrt()
 
 
-def transform(y: Tensor, name: str) -> Tensor:
-    """Return the target mapped to the space in which it is fitted; NaN stays. Assumes ``y`` is not negative."""
-    if name == "sqrt":
-        return y.clamp(min=0).sqrt()
-    if name == "log1p":
-        return y.clamp(min=0).log1p()
-    return _same(y, name)
+def thresholds_from(now: Tensor) -> Tensor:
+    """Return ``survival.thresholds_of``, but for rounding, of ``survival.used_now``; (B, T) to (B, T, J)."""
+    left = torch.tensor([1 - u for u in ABOVE], device=now.device)
+    above = torch.exp(now.log()[..., None] * left + (1 - left) * math.log(LAST))
+    above[..., 0] = now
+    return torch.cat([now[..., None] * torch.tensor(BELOW, device=now.device), above], dim=-1)
 
 
-def inverse_transform(z: Tensor, name: str) -> Tensor:
-    """Return what ``transform`` was given; never negative, as no usage is."""
-    z = z.clamp(min=0)
-    if name == "sqrt":
-        return z.square()
-    if name == "log1p":
-        return z.expm1()
-    return _same(z, name)
+def survival_loss(steps: Tensor, y: Tensor, thresholds: Tensor) -> Tensor:
+    """Return the negative log-likelihood of the demand of every target and horizon, averaged over known rows.
 
+    A demand is a chain of answers: above the first threshold, above the second given the first, … until it is not. The
+    steps behind that say nothing of it and are left out.
 
-def _same(y: Tensor, name: str) -> Tensor:
-    assert name in TRANSFORMS, name  # settings.py checks what a user may say
-    return y
+    Parameters
+    ----------
+    steps : Tensor, shape (B, T, H, J)
+    y : Tensor, shape (B, T, H)
+        NaN where unknown.
+    thresholds : Tensor, shape (B, T, J)
+
+    Returns
+    -------
+    Tensor, shape (T, H); 0 where no row is known.
+    """
+    known = torch.isfinite(y)
+    above = (torch.where(known, y, torch.zeros_like(y))[..., None] > thresholds[:, :, None]).float()
+    at_risk = torch.cat([torch.ones_like(above[..., :1]), above[..., :-1]], dim=-1) * known[..., None]
+    loss = nn.functional.binary_cross_entropy_with_logits(steps, above, reduction="none") * at_risk
+    return loss.sum(-1).sum(0) / known.sum(0).clamp(min=1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ModelError
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.estimators.base import Forecast
+from reclaim.training.models.oom_model import OomModel
 
 if TYPE_CHECKING:
     from reclaim.training.models.forecaster import Forecaster, InputRanges
@@ -193,13 +194,24 @@ def _fit(z: NDArray[np.float64], label: NDArray[np.bool_], slope: float | None =
 
 
 class Calibrated:
-    """A forecaster whose OOM probability has been calibrated; a forecaster itself."""
+    """A forecaster whose OOM probability has been calibrated; a forecaster itself.
+
+    Parameters
+    ----------
+    forecaster : Forecaster
+    calibration : ProbabilityCalibration
+    oom : OomModel or None
+        Model of the probability, instead of the forecaster's own.
+    """
 
     _FILE: Final = "oom.json"
 
-    def __init__(self, forecaster: Forecaster, calibration: ProbabilityCalibration) -> None:
+    def __init__(
+        self, forecaster: Forecaster, calibration: ProbabilityCalibration, oom: OomModel | None = None
+    ) -> None:
         self.bare = forecaster
         self.calibration = calibration
+        self.oom = oom
 
     @property
     def quantile_levels(self) -> tuple[float, ...]:
@@ -227,18 +239,22 @@ class Calibrated:
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
         """Return the forecast of each row, shape (n, n_features), or of one horizon of each."""
         forecast = self.bare.predict(x, horizon_s)
-        probability = self.calibration.apply(forecast.oom_probability, forecast.horizons_s)
-        return Forecast(forecast.quantiles, probability, forecast.horizons_s)
+        raw = forecast.oom_probability
+        if self.oom is not None:
+            raw = self.oom.predict(x, forecast.horizons_s, self.threads)
+        return replace(forecast, oom_probability=self.calibration.apply(raw, forecast.horizons_s))
 
     def save(self, folder: Path) -> None:
-        """Write the forecaster and the calibration."""
+        """Write the forecaster, the model of the probability and the calibration."""
         self.bare.save(folder)
+        if self.oom is not None:
+            self.oom.save(folder)
         (folder / self._FILE).write_text(json.dumps(self.calibration.to_dict(), indent=2))
 
     @classmethod
     def load(cls, forecaster: Forecaster, folder: Path) -> Calibrated:
-        """Return a forecaster with the calibration that ``save`` wrote next to it; without one, as it is."""
-        path = folder / cls._FILE
+        """Return a forecaster with what ``save`` wrote next to it of the probability; without it, as it is."""
+        path, oom = folder / cls._FILE, OomModel.load(folder)
         if not path.is_file():
-            return cls(forecaster, ProbabilityCalibration())
-        return cls(forecaster, ProbabilityCalibration.from_dict(json.loads(path.read_text())))
+            return cls(forecaster, ProbabilityCalibration(), oom)
+        return cls(forecaster, ProbabilityCalibration.from_dict(json.loads(path.read_text())), oom)

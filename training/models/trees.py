@@ -1,4 +1,4 @@
-"""The baseline model: gradient-boosted trees, one for each target and quantile level, at one horizon."""
+"""The yardstick: survival curves by gradient-boosted trees, one model for each target, at one horizon."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ModelError
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
+from reclaim.training.models.survival import N_THRESHOLDS, forecast_of, thresholds_of
+from reclaim.training.settings import QUANTILE_LEVELS
+
+_ROWS_AT_ONCE: Final = 8_192
+"""Rows that are asked for together, each at all thresholds, to bound memory: 100 MB."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +64,18 @@ def _thread_pools() -> Any:
 
 
 class TreeForecaster:
-    """Gradient-boosted quantiles behind the same interface as the network.
+    """Boosted survival curves behind the same interface as the network: for each target one model of its steps.
 
-    Targets are fitted at one horizon; the forecast is NaN at the others. Quantiles are made monotone by a running
-    maximum over levels.
+    A model answers P(demand > r_k | demand > r_k-1) from the features of a row, the position k and the logarithm of the
+    threshold. It is asked at every threshold of every row, which takes too long to be served to a large cell: a
+    yardstick. Targets are fitted at one horizon; the forecast is NaN at the others.
 
     Parameters
     ----------
-    regressors : sequence over targets of sequence over levels of HistGradientBoostingRegressor or None
+    steps : sequence over targets of HistGradientBoostingClassifier or None
         None where no row was known.
     classifier : HistGradientBoostingClassifier, float or None
         A number where the training rows had one class only, None where no row was known.
-    levels : tuple of float
     horizon_s : int
 
     Attributes
@@ -83,13 +88,15 @@ class TreeForecaster:
     _FILE: Final = "trees.skops"
     _FACTS: Final = "trees.json"
 
-    def __init__(
-        self, regressors: Sequence[Sequence[Any]], classifier: Any, *, levels: tuple[float, ...], horizon_s: int
-    ) -> None:
-        self.regressors = [list(row) for row in regressors]
+    def __init__(self, steps: Sequence[Any], classifier: Any, *, horizon_s: int) -> None:
+        self.steps = list(steps)
         self.classifier = classifier
-        self.quantile_levels = levels
         self.horizons_s: tuple[int, ...] = (horizon_s,)
+
+    @property
+    def quantile_levels(self) -> tuple[float, ...]:
+        """Levels that are read off the curves."""
+        return QUANTILE_LEVELS
 
     def input_ranges(self) -> None:
         """Return None: trees split, they do not standardise."""
@@ -98,30 +105,27 @@ class TreeForecaster:
         """Return the forecast of each row, or of one horizon of each; NaN for what was not fitted."""
         n = len(x)
         horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
-        quantiles = np.full((n, len(TARGETS), len(horizons_s), len(self.quantile_levels)), np.nan)
+        survival = np.full((n, len(TARGETS), len(horizons_s), N_THRESHOLDS), np.nan, np.float32)
         probability = np.full((n, len(horizons_s)), np.nan)
-        if n == 0 or self.horizons_s[0] not in horizons_s:
-            return Forecast(quantiles, probability, horizons_s)
-        h = horizons_s.index(self.horizons_s[0])
-        with thread_limit(1):
-            for t, row in enumerate(self.regressors):
-                for q, model in enumerate(row):
+        if n > 0 and self.horizons_s[0] in horizons_s:
+            h = horizons_s.index(self.horizons_s[0])
+            thresholds = thresholds_of(x)
+            with thread_limit(1):
+                for t, model in enumerate(self.steps):
                     if model is not None:
-                        quantiles[:, t, h, q] = np.maximum(model.predict(x), 0.0)
-            if isinstance(self.classifier, float):
-                probability[:, h] = self.classifier
-            elif self.classifier is not None:
-                probability[:, h] = self.classifier.predict_proba(x)[:, 1]
-        np.maximum.accumulate(quantiles, axis=-1, out=quantiles)
-        return Forecast(quantiles, probability, horizons_s)
+                        survival[:, t, h] = _curves(model, x, thresholds[:, t])
+                if isinstance(self.classifier, float):
+                    probability[:, h] = self.classifier
+                elif self.classifier is not None:
+                    probability[:, h] = self.classifier.predict_proba(x)[:, 1]
+        return forecast_of(survival, x, probability, horizons_s, QUANTILE_LEVELS)
 
     def save(self, folder: Path) -> None:
         """Write the models with skops, which holds data and type names, no code."""
         import skops.io
 
-        facts = {"levels": self.quantile_levels, "horizon_s": self.horizons_s[0]}
-        (folder / self._FACTS).write_text(json.dumps(facts))
-        skops.io.dump({"regressors": self.regressors, "classifier": self.classifier}, folder / self._FILE)
+        (folder / self._FACTS).write_text(json.dumps({"horizon_s": self.horizons_s[0]}))
+        skops.io.dump({"steps": self.steps, "classifier": self.classifier}, folder / self._FILE)
 
     @classmethod
     def load(cls, folder: Path) -> TreeForecaster:
@@ -139,6 +143,28 @@ class TreeForecaster:
         if strange:
             raise ModelError(f"{folder / cls._FILE} holds types that no tree model has: {', '.join(strange)}")
         models = skops.io.load(folder / cls._FILE, trusted=list(_TRUSTED))
-        return cls(
-            models["regressors"], models["classifier"], levels=tuple(facts["levels"]), horizon_s=facts["horizon_s"]
-        )
+        return cls(models["steps"], models["classifier"], horizon_s=facts["horizon_s"])
+
+
+def step_inputs(
+    x: NDArray[np.float32], thresholds: NDArray[np.float32], step: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Return what a model of steps reads: features, position of the step, logarithm of its threshold; (n, F + 2).
+
+    ``x`` (n, F), ``thresholds`` (n, N_THRESHOLDS) and ``step`` (n,) are of the same rows.
+    """
+    own = np.take_along_axis(thresholds, step[:, None], axis=1)
+    return np.concatenate([x, step[:, None].astype(np.float32), np.log(own)], axis=1)
+
+
+def _curves(model: Any, x: NDArray[np.float32], thresholds: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the survival of each row at its thresholds: the product of its steps so far; (n, N_THRESHOLDS)."""
+    out = np.empty(thresholds.shape, np.float32)
+    for start in range(0, len(x), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        n = len(x[rows])
+        step = np.tile(np.arange(N_THRESHOLDS), n)
+        every = np.repeat(x[rows], N_THRESHOLDS, axis=0), np.repeat(thresholds[rows], N_THRESHOLDS, axis=0)
+        passed = model.predict_proba(step_inputs(*every, step))[:, 1]
+        out[rows] = np.cumprod(passed.reshape(n, N_THRESHOLDS), axis=1)
+    return out

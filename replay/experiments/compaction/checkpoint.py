@@ -210,14 +210,14 @@ def _reservations(estimates: Estimates, rows: NDArray[np.int64]) -> dict[tuple[s
     few = replace(
         estimates,
         history=history,
-        bases={name: {m: base.take(around) for m, base in both.items()} for name, both in estimates.bases.items()},
+        answers={name: of.take(around) for name, of in estimates.answers.items()},
     )
     at = np.searchsorted(around, rows)
     reserved = {
         (ORACLE, "none"): current_reservations(oracle(history).reservation, history)[at],
         (LIMIT, "none"): estimates.history.windows.limit[rows],
     }
-    for name in estimates.bases:
+    for name in estimates.answers:
         for margin, reservation in few.reservations(name).items():
             reserved[name, margin] = current_reservations(reservation, history)[at]
     return reserved

@@ -189,7 +189,7 @@ def _estimators(
     source: Source, estimates: Estimates, compacted: list[dict[Key, dict[str, Any]]]
 ) -> list[dict[str, Any]]:
     """Return every estimator's results over all checkpoints, and at each of them."""
-    kinds = {name: source.kind(name) for name in estimates.bases}
+    kinds = {name: source.kind(name) for name in estimates.answers}
     kinds |= {LIMIT: LIMIT, ORACLE: ORACLE}
     return [
         {

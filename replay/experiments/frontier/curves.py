@@ -67,23 +67,23 @@ class Curve:
     at: Floats
 
 
-def draw_curve(plans: Sequence[Sweep], units: JudgedUnits) -> Curve:
+def draw_curve(sweeps: Sequence[Sweep], units: JudgedUnits) -> Curve:
     """Return the curve of a contender.
 
     Parameters
     ----------
-    plans : sequence of Sweep
+    sweeps : sequence of Sweep
         One, or one for each of ``units.rates``, of the contender's bare answer for that rate. The curve follows each
         on its side of the geometric mean of two rates, so nothing is chosen on the rows judged.
     units : JudgedUnits
     """
-    flat = np.hstack([np.hstack(plan) for plan in plans] + [units.count[:, None], units.granted[:, None]])
+    flat = np.hstack([np.hstack(sweep) for sweep in sweeps] + [units.count[:, None], units.granted[:, None]])
     draws = units.bootstrap.sums(flat)
     count, granted = draws[:, -2:-1], draws[:, -1:]
-    n = plans[0][0].shape[1]
+    n = sweeps[0][0].shape[1]
     shares = [
         (ratio(two[:, :n], count), ratio(two[:, n:], granted))
-        for two in (draws[:, 2 * n * i : 2 * n * (i + 1)] for i in range(len(plans)))
+        for two in (draws[:, 2 * n * i : 2 * n * (i + 1)] for i in range(len(sweeps)))
     ]
     per_rate = shares * len(units.rates) if len(shares) == 1 else shares
     at = np.stack([at_rate(*share, rate) for share, rate in zip(per_rate, units.rates, strict=True)])

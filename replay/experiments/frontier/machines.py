@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reclaim.data.schema import RESOURCES, UNKNOWN_ID
 from reclaim.data.windows import demand
 from reclaim.features.splits import TEST
-from reclaim.replay.experiments.frontier.sweep import FACTORS, Guards, sweep_machines
+from reclaim.replay.experiments.frontier.sweep import FACTORS, Bare, Guards, sweep_machines
 from reclaim.replay.machine_peaks.predictors import Limit, MachineSamples, Oracle, Predictor
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.period import Period
@@ -81,18 +81,18 @@ class MachinePeaks:
         of_rows = reservation[self.rows, self.resource]
         return np.bincount(self.snapshot, of_rows, len(self.machine)).astype(np.float64)
 
-    def sweep(self, bare: Floats, factors: Floats = FACTORS) -> tuple[Floats, Floats]:
-        """Return violations and reclaimed volume at every factor of bare answers; shape (n_machines, n_factors)."""
+    def sweep(self, bare: Bare) -> tuple[Floats, Floats]:
+        """Return violations and reclaimed volume at every step of bare answers; shape (n_machines, n_steps) each."""
         return sweep_machines(
-            bare[self.rows, self.resource], self.low, self.high, self.snapshot, self.machine, self.oracle,
-            self.n_machines, factors,
+            bare.answers[:, self.resource], self.rows, self.low, self.high, self.snapshot, self.machine, self.oracle,
+            self.n_machines, bare.steps,
         )  # fmt: skip
 
-    def sweep_peak(self, peak: Floats, factors: Floats = FACTORS) -> tuple[Floats, Floats]:
-        """Return the same of a predictor's peaks, shape (n_snapshots,): each times the factor, at most the limit."""
-        nothing = np.full(len(peak), -np.inf)
+    def sweep_peak(self, peak: Floats) -> tuple[Floats, Floats]:
+        """Return the same of a predictor's peaks, shape (n_snapshots,): each times a factor, at most the limit."""
+        nothing, each = np.full(len(peak), -np.inf), np.arange(len(peak))
         return sweep_machines(
-            peak, nothing, self.limit, np.arange(len(peak)), self.machine, self.oracle, self.n_machines, factors
+            peak, each, nothing, self.limit, each, self.machine, self.oracle, self.n_machines, FACTORS
         )
 
     def totals(self) -> Floats:

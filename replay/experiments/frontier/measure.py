@@ -21,10 +21,10 @@ from reclaim.replay.experiments.frontier.machines import (
     lay_out_machines,
 )
 from reclaim.replay.experiments.frontier.page import AS_PUBLISHED, COLUMNS, page, runs, summary_table
-from reclaim.replay.experiments.frontier.sweep import Guards, TaskRows
+from reclaim.replay.experiments.frontier.sweep import Bare, Guards, TaskRows
 from reclaim.replay.machine_peaks.predictors import PREDICTORS, Oracle
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
-from reclaim.replay.open_loop.estimates import LIMIT, Bases, estimate_all
+from reclaim.replay.open_loop.estimates import LIMIT, estimate_all
 from reclaim.replay.open_loop.history import window_seconds
 from reclaim.replay.open_loop.metrics import POSITION, STATS
 from reclaim.replay.open_loop.paired import VERDICT_DEFINITION, Paired
@@ -56,7 +56,7 @@ class FrontierConfig(ReplayConfig):
 
 
 def measure(source: Source, config: FrontierConfig) -> Measured:
-    """Sweep the margin of every estimator, and a factor of every predictor, over the test period.
+    """Sweep the margin or price of every estimator, and a factor of every predictor, over the test period.
 
     Raises
     ------
@@ -68,9 +68,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
     bootstrap = Bootstrap(config.draws, config.seed, config.confidence)
     rates = (config.budgets.baseline, config.budgets.aggressive)
     guards, test, seconds = Guards.from_windows(history.windows), period.rows, window_seconds(history.windows)
-    rows = TaskRows.lay_out(
-        guards.take(test), history.target[test], seconds[test], period.unit, len(period.unseen_units)
-    )
+    rows = TaskRows.lay_out(test, guards, history.target, seconds, period.unit, len(period.unseen_units))
     of_tasks = {
         name: JudgedUnits.from_totals(rows.totals()[..., r], rates, bootstrap) for r, name in enumerate(RESOURCES)
     }
@@ -82,10 +80,10 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
     points: dict[str, Any] = {}
     of_margins: dict[str, Any] = {}
     of_units: dict[tuple[str, str], Floats] = {}
-    names = [name for name in estimates.bases if name != LIMIT]
+    names = [name for name in estimates.answers if name != LIMIT]
     for name in source.each(names, "sweeping", "sweep"):
-        plans = _plans(estimates.bases[name])
-        sweeps = [rows.sweep(plan[test]) for plan in plans]
+        bare = Bare.of(estimates.answers[name])
+        sweeps = [rows.sweep(one) for one in bare]
         reserved = estimates.reservations(name)
         at_margins = {margin: rows.at(r[test]) for margin, r in reserved.items()}
         points[name] = {margin: _shares(totals, of_tasks) for margin, totals in at_margins.items()}
@@ -94,7 +92,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
             ours = [(violations[..., r], reclaimed[..., r]) for violations, reclaimed in sweeps]
             task_curves[resource][name] = draw_curve(ours, units)
         for resource, m in machines.items():
-            machine_curves[resource][name] = draw_curve([m.sweep(plan) for plan in plans], of_machines[resource])
+            machine_curves[resource][name] = draw_curve([m.sweep(one) for one in bare], of_machines[resource])
             of_margins.setdefault(name, {})[resource] = {
                 k: judge_peaks(m.total(v), m, bootstrap) for k, v in reserved.items()
             }
@@ -125,12 +123,6 @@ def _lay_out(period: Period, guards: Guards, config: FrontierConfig) -> dict[str
     horizon_s = config.horizon_s
     found = {name: lay_out_machines(period, guards, r, horizon_s, predictors) for r, name in enumerate(RESOURCES)}
     return {name: machines for name, machines in found.items() if machines is not None}
-
-
-def _plans(bases: Bases) -> list[Floats]:
-    """Return the bare answers, those for the baseline first; one where both margins share them."""
-    baseline, aggressive = (bases[name].reservation for name in ("baseline", "aggressive"))
-    return [baseline] if baseline is aggressive else [baseline, aggressive]
 
 
 def _shares(totals: Floats, units: Mapping[str, JudgedUnits]) -> dict[str, dict[str, float | None]]:
@@ -216,16 +208,18 @@ def definitions(config: FrontierConfig, *, machines: bool) -> dict[str, str]:
         "reservation: of CPU the largest 90th percentile of any window, capped at the limit; of memory the largest "
         "usage. A window counts where its whole horizon is known.",
         "reclaimed share": "Limit less reservation over limit, each task-window weighted by limit and duration.",
-        "curve": "Every bare answer is multiplied with one factor after another, the same for all tasks, and guarded "
-        "as it is served (jump, cap, start-up hold). Between two factors the curve is a straight line. A learned "
-        "estimator has a bare answer for each budget, chosen on validation rows: the curve follows the one for "
+        "curve": "Of a learned estimator, what is reserved at one price after another, the same for all tasks; of a "
+        "statistical one, every bare answer times one factor after another. All is guarded as it is served (jump, cap, "
+        "start-up hold). Between two prices or factors the curve is a straight line. An estimator whose settings were "
+        "chosen for each budget on validation rows has a bare answer for each: the curve follows the one for "
         f"{config.budgets.baseline:.2%} below the geometric mean of the budgets, and the other above.",
         "verdict": "At equal violation. Better or worse: what the two curves come to at the rate differs, and the "
         "interval of the difference leaves out zero.",
-        "at the budget": "The comparison of the margins that were set on validation rows. " + VERDICT_DEFINITION,
+        "at the budget": "The comparison of the margins and prices that were set on validation rows. "
+        + VERDICT_DEFINITION,
         "reclaimed at a rate": "What the curve comes to where that share of the test rows violates. It compares "
-        "estimators, not calibrations: the factor that leads there is known afterwards only. The marked points are "
-        "those of the margins that were set on validation rows.",
+        "estimators, not calibrations: the price or factor that leads there is known afterwards only. The marked "
+        "points are those of the prices and margins that were set on validation rows.",
         "oracle": "Reserves exactly what will be used within the horizon; it sees the future, and bounds what never "
         "violates.",
         **(of_machines if machines else {}),
@@ -239,7 +233,7 @@ def definitions(config: FrontierConfig, *, machines: bool) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="frontier",
     title="Frontier: reclaimed at equal violation",
-    version=4,
+    version=5,
     config=FrontierConfig,
     measure=measure,
     page=page,

@@ -1,4 +1,4 @@
-"""Sweeps an estimator over every margin at once: compiled guards of ``margins.margin`` over rows and factors."""
+"""Sweeps an estimator over every margin or price at once: compiled guards of ``margins.margin`` over rows and steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.replay.open_loop.rows import sums_by
-from reclaim.training.margins.calibrate import HIGHEST_SHARE, LOWEST_SHARE
+from reclaim.training.margins.answers import HIGHEST_SHARE, LOWEST_SHARE, Answers, Priced, Widened
 from reclaim.training.margins.margin import guard, young_runs
+from reclaim.training.margins.price import TOP_RUNG, Ladder, at_rung
 from reclaim.training.margins.violation import needed, violates, violates_in_kernel
 
 Floats = NDArray[np.float64]
@@ -28,8 +29,36 @@ FACTORS: Final = np.unique(
 """Factors of a bare answer, rising: one plus the margin, from the narrowest to the widest that calibration tries; in
 steps of 3 % where the margins of good estimators lie."""
 
+PLACES: Final = np.arange(TOP_RUNG + 1.0)
+"""Places on the ladders of a learned estimator: all rungs."""
+
 UNGUARDED: Final = np.inf
 """In place of an unknown bare answer; it is capped to the limit, as in ``margin.guarded``."""
+
+
+@dataclass(frozen=True)
+class Bare:
+    """Answers to rows before margin or price, with the steps that they are swept over.
+
+    Attributes
+    ----------
+    answers : float64, shape (n, n_resources), or Ladder
+    steps : float64, shape (n_steps,)
+        Rising: factors of the answers, or places on the ladders.
+    """
+
+    answers: Floats | Ladder
+    steps: Floats
+
+    @classmethod
+    def of(cls, answers: Answers) -> list[Bare]:
+        """Return the answers of an estimator, those for the baseline first; one where both budgets share them."""
+        if isinstance(answers, Priced):
+            assert answers.rows is None
+            return [cls(answers.ladder, PLACES)]
+        assert isinstance(answers, Widened)
+        both = ("baseline",) if answers.is_alike else ("baseline", "aggressive")
+        return [cls(answers.of[name].reservation, FACTORS) for name in both]
 
 
 @dataclass(frozen=True)
@@ -68,6 +97,8 @@ class TaskRows:
 
     Attributes
     ----------
+    rows : int64, shape (n,)
+        Of the history.
     guards : Guards
     need : float64, shape (n, n_resources), unit of the limit
         The least reservation that does not violate (``violation.needed``); NaN for a row that does not count.
@@ -77,6 +108,7 @@ class TaskRows:
     n_units : int
     """
 
+    rows: NDArray[np.int64]
     guards: Guards
     need: Floats
     seconds: Floats
@@ -85,12 +117,17 @@ class TaskRows:
 
     @classmethod
     def lay_out(
-        cls, guards: Guards, target: Floats, seconds: Floats, unit: NDArray[np.int64], n_units: int
-    ) -> TaskRows:
-        """Lay out rows: their guards, targets over the limit, (n, n_resources), lengths in seconds and units, (n,)."""
-        limit = guards.high
-        need = np.where((limit > 0) & np.isfinite(limit), needed(target, limit), np.nan)
-        return cls(guards, need, seconds, unit, n_units)
+        cls, rows: NDArray[np.int64], guards: Guards, target: Floats, seconds: Floats, unit: NDArray[np.int64],
+        n_units: int,
+    ) -> TaskRows:  # fmt: skip
+        """Lay out rows of the history, whose guards, targets over the limit and lengths in seconds are given.
+
+        ``unit``, shape (n,), is of the rows alone.
+        """
+        mine = guards.take(rows)
+        limit = mine.high
+        need = np.where((limit > 0) & np.isfinite(limit), needed(target[rows], limit), np.nan)
+        return cls(rows, mine, need, seconds[rows], unit, n_units)
 
     def totals(self) -> Floats:
         """Return rows, granted volume and oracle's reclaimed volume per unit; shape (n_units, 3, n_resources)."""
@@ -105,23 +142,18 @@ class TaskRows:
         spared = np.where(np.isfinite(self.need), self.guards.high - reservation, 0.0) * self.seconds[:, None]
         return np.stack([self._by_unit(above.astype(np.float64)), self._by_unit(spared)], axis=1)
 
-    def sweep(self, bare: Floats, factors: Floats = FACTORS) -> tuple[Floats, Floats]:
-        """Return violations and the volume reclaimed at every factor, shape (n_units, n_factors, n_resources) each.
+    def sweep(self, bare: Bare) -> tuple[Floats, Floats]:
+        """Return violations and the volume reclaimed at every step, shape (n_units, n_steps, n_resources) each.
 
-        Parameters
-        ----------
-        bare : float64, shape (n, n_resources)
-            Answers before margin and guards.
-        factors : float64, shape (n_factors,)
-            Rising.
+        ``bare`` has the answers to every row of the history.
         """
-        violations = np.zeros((len(RESOURCES), self.n_units, len(factors)))
+        violations = np.zeros((len(RESOURCES), self.n_units, len(bare.steps)))
         reclaimed = np.zeros_like(violations)
 
         def one(r: int) -> None:
             _sweep_rows(
-                bare[:, r], self.guards.low[:, r], self.guards.high[:, r], self.need[:, r], self.seconds, self.unit,
-                factors, violations[r], reclaimed[r],
+                bare.answers[:, r], self.rows, self.guards.low[:, r], self.guards.high[:, r], self.need[:, r],
+                self.seconds, self.unit, bare.steps, violations[r], reclaimed[r],
             )  # fmt: skip
 
         _for_each_resource(one)
@@ -132,31 +164,35 @@ class TaskRows:
 
 
 def sweep_machines(
-    bare: Floats, low: Floats, high: Floats, snapshot: NDArray[np.int64], machine: NDArray[np.int64],
-    oracle: Floats, n_machines: int, factors: Floats = FACTORS,
+    bare: Floats | Ladder, rows: NDArray[np.int64], low: Floats, high: Floats, snapshot: NDArray[np.int64],
+    machine: NDArray[np.int64], oracle: Floats, n_machines: int, steps: Floats,
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """Return violations of machines' peaks and reclaimed volume at every factor; shape (n_machines, n_factors) each.
+    """Return violations of machines' peaks and reclaimed volume at every step; shape (n_machines, n_steps) each.
 
     Parameters
     ----------
-    bare, low, high : float64, shape (n,)
-        Of one resource, the bare answers to rows and their guards.
+    bare : float64, shape (n_history,), or float32, shape (n_history, N_RUNGS)
+        Of one resource as all below: the bare answers to factors, or the ladders.
+    rows, low, high : shape (n,)
+        Rows with an answer that count, and their guards.
     snapshot : int64, shape (n,)
         Number of each row's machine and time, from 0, rising without a gap.
     machine, oracle : shape (n_snapshots,)
         Machine of each snapshot, and its peak within the horizon.
+    steps : float64, shape (n_steps,)
+        As in ``Bare``.
     """
-    violations = np.zeros((n_machines, len(factors)))
+    violations = np.zeros((n_machines, len(steps)))
     reclaimed = np.zeros_like(violations)
-    _sweep_snapshots(bare, low, high, snapshot, machine, oracle, factors, violations, reclaimed)
+    _sweep_snapshots(bare, rows, low, high, snapshot, machine, oracle, steps, violations, reclaimed)
     return violations, reclaimed
 
 
 def at_rate(violation: Floats, reclaimed: Floats, rate: float) -> Floats:
-    """Return the reclaimed share where the violation rate is ``rate``; from shape (..., n_factors) to (...).
+    """Return the reclaimed share where the violation rate is ``rate``; from shape (..., n_steps) to (...).
 
-    Between two factors the curve is a straight line. NaN where even the widest margin violates more often. Where the
-    narrowest one violates less often, its reclaimed share.
+    Between two steps the curve is a straight line. NaN where even the last violates more often. Where the first one
+    violates less often, its reclaimed share.
     """
     within = violation <= rate
     last = np.argmax(within, axis=-1)[..., None]
@@ -173,57 +209,69 @@ def _for_each_resource(work: Any) -> None:
         list(pool.map(work, resources))
 
 
+@numba.njit(nogil=True, error_model="numpy")
+def _answer(bare: Any, row: int, step: float, limit: float) -> Any:
+    """Return the answer of a row at a step; NaN where there is none."""
+    if bare.ndim == 1:
+        return bare[row] * step
+    return at_rung(bare[row], step) * limit
+
+
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _sweep_rows(
-    bare: Any,  # (n,) float64, of one resource as all below
+    bare: Any,  # (n_history,) float64 or (n_history, N_RUNGS) float32, of one resource as all below
+    rows: Any,  # (n,) int64
     low: Any,  # (n,) float64
     high: Any,  # (n,) float64
     need: Any,  # (n,) float64
     seconds: Any,  # (n,) float64
     unit: Any,  # (n,) int64
-    factors: Any,  # (F,) float64
+    steps: Any,  # (F,) float64
     violations: Any,  # (n_units, F) float64, added to
     reclaimed: Any,  # (n_units, F) float64, added to
 ) -> None:
-    for i in range(len(bare)):
-        if np.isnan(need[i]) or np.isnan(bare[i]):  # an unknown answer is the limit: nothing reclaimed, no violation
+    for i in range(len(rows)):
+        lo, hi, wanted, weight = low[i], high[i], need[i], seconds[i]
+        # an unknown answer is the limit: nothing reclaimed, no violation
+        if np.isnan(wanted) or np.isnan(_answer(bare, rows[i], steps[0], hi)):
             continue
-        b, lo, hi, wanted, weight = bare[i], low[i], high[i], need[i], seconds[i]
         some = violations[unit[i]]
         spared = reclaimed[unit[i]]
-        # beyond, the answer is the limit
-        end = np.searchsorted(factors, hi / b, side="right") if b > 0.0 else len(factors)
-        for k in range(end):
-            reserved = guard(b * factors[k], lo, hi, False)
+        for k in range(len(steps)):
+            answer = _answer(bare, rows[i], steps[k], hi)
+            if answer >= hi:  # and so at every later step
+                break
+            reserved = guard(answer, lo, hi, False)
             some[k] += violates_in_kernel(wanted, reserved)
             spared[k] += (hi - reserved) * weight
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def _sweep_snapshots(
-    bare: Any,  # (n,) float64, of one resource as all below
+    bare: Any,  # (n_history,) float64 or (n_history, N_RUNGS) float32, of one resource as all below
+    rows: Any,  # (n,) int64
     low: Any,  # (n,) float64
     high: Any,  # (n,) float64
     snapshot: Any,  # (n,) int64
     machine: Any,  # (n_snapshots,) int64
     oracle: Any,  # (n_snapshots,) float64
-    factors: Any,  # (F,) float64
+    steps: Any,  # (F,) float64
     violations: Any,  # (n_machines, F) float64, added to
     reclaimed: Any,  # (n_machines, F) float64, added to
 ) -> None:
-    total = np.zeros(len(factors))
+    total = np.zeros(len(steps))
     limit = 0.0
-    for i in range(len(bare)):
-        b = np.inf if np.isnan(bare[i]) else bare[i]
+    for i in range(len(rows)):
         lo, hi = low[i], high[i]
         limit += hi
-        for k in range(len(factors)):
-            total[k] += guard(b * factors[k], lo, hi, False)
+        unknown = np.isnan(_answer(bare, rows[i], steps[0], hi))
+        for k in range(len(steps)):
+            total[k] += guard(np.inf if unknown else _answer(bare, rows[i], steps[k], hi), lo, hi, False)
         t = snapshot[i]
-        if i + 1 == len(bare) or snapshot[i + 1] != t:
+        if i + 1 == len(rows) or snapshot[i + 1] != t:
             peak = oracle[t]
             some, spared = violations[machine[t]], reclaimed[machine[t]]
-            for k in range(len(factors)):
+            for k in range(len(steps)):
                 some[k] += violates_in_kernel(peak, total[k])
                 spared[k] += limit - total[k]
             total[:] = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
@@ -17,7 +17,7 @@ from reclaim.replay.closed_loop.outcome import over_time, summary
 from reclaim.replay.closed_loop.records import MACHINE, OWN_LIMIT, PREEMPTED
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
 from reclaim.replay.closed_loop.workload import CellMachines, NoMachinesError, Workload, machines_of, workload_of
-from reclaim.replay.experiment import LEARNED, ORACLE, STATISTICAL, Source
+from reclaim.replay.experiment import LEARNED, ONLINE, ORACLE, STATISTICAL, Source
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates
 from reclaim.replay.open_loop.history import current_reservations, oracle
 from reclaim.replay.open_loop.period import SEQUENCE, segment_slots
@@ -32,7 +32,12 @@ _THREADS: Final = 2
 
 
 def run_cells(
-    source: Source, estimates: Estimates, scheduling: Scheduling, chosen: Sequence[str], orders: int = 1
+    source: Source,
+    estimates: Estimates,
+    scheduling: Scheduling,
+    chosen: Sequence[str],
+    orders: int = 1,
+    follow: Callable[[str], Mapping[str, NDArray[np.float64]]] | None = None,
 ) -> dict[str, Any]:
     """Run the cell under every margin of chosen estimators, and under the sequence of them.
 
@@ -43,9 +48,13 @@ def run_cells(
         Of the same dataset.
     scheduling : Scheduling
     chosen : sequence of str
-        Names of estimators; the limit and the oracle are run as well.
+        Names of estimators, with ``ONLINE`` behind them for those that follow the workload; the limit and the oracle
+        are run as well.
     orders : int
         Runs of each, with another seed of ``scheduling`` each time; every number returned is their mean.
+    follow : callable or None
+        Returns the reservations under each margin of a named estimator that follows the workload; shape
+        (n, n_resources) each.
 
     Returns
     -------
@@ -62,12 +71,12 @@ def run_cells(
     turns = np.concatenate([np.full(b - a, MARGIN_NAMES.index(m), np.int8) for m, (a, b) in segments])
     names = [LIMIT, *(name for name in chosen if name != LIMIT), ORACLE]
     kinds = {LIMIT: LIMIT, ORACLE: ORACLE} | {
-        name: LEARNED if name in source.bundles else STATISTICAL for name in chosen
+        name: LEARNED if name.removesuffix(ONLINE) in source.bundles else STATISTICAL for name in chosen
     }
     estimators = []
     for name in tqdm(names, desc="closed loop", unit="estimator", disable=None if source.progress else True):
         started = time.perf_counter()
-        margins, reserved = _reservations(name, estimates, workload)
+        margins, reserved = _reservations(name, estimates, workload, follow)
         plans = {m: np.full(slots.count, k, np.int8) for k, m in enumerate(margins)}
         if len(margins) > 1:
             plans[IN_TURN] = turns
@@ -125,10 +134,20 @@ def most_reclaiming(estimates: Estimates, names: Sequence[str], count: int) -> l
     return sorted(reclaimed, key=lambda n: -reclaimed[n])[:count]
 
 
-def _reservations(name: str, estimates: Estimates, workload: Workload) -> tuple[list[str], NDArray[np.float64]]:
+def _reservations(
+    name: str,
+    estimates: Estimates,
+    workload: Workload,
+    follow: Callable[[str], Mapping[str, NDArray[np.float64]]] | None,
+) -> tuple[list[str], NDArray[np.float64]]:
     """Return the margins, and under each the reservation current as each window begins; (n_margins, n_rows, R)."""
     history = estimates.history
-    reservations = dict({"none": oracle(history).reservation} if name == ORACLE else estimates.reservations(name))
+    if name == ORACLE:
+        reservations = {"none": oracle(history).reservation}
+    elif name.endswith(ONLINE) and follow is not None:
+        reservations = dict(follow(name.removesuffix(ONLINE)))
+    else:
+        reservations = dict(estimates.reservations(name))
     margins = list(reservations)
     reserved = np.empty((len(margins), len(workload.row), len(RESOURCES)))
     for k, margin in enumerate(margins):  # one at a time, each released: they are the largest arrays

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -13,37 +13,19 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CPU_MEAN, MEMORY_MEAN
 from reclaim.replay.open_loop import timeline
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
-from reclaim.replay.open_loop.estimates import Bases
 from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.open_loop.period import SEQUENCE, Period, positive, segment_slots
 from reclaim.replay.open_loop.scoring import per_resource, score, unit_sums
 from reclaim.replay.report.units import HINDSIGHT
-from reclaim.training.estimators.base import Estimate
-from reclaim.training.estimators.fixed import LimitEstimator
+from reclaim.training.margins.answers import Answers
 from reclaim.training.margins.calibrate import Calibration, calibrate, guarded_reservations
-from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Margin, under
-from reclaim.training.margins.online import OnlineMargin
+from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Margin
+from reclaim.training.margins.price import Price
 
 MARGIN_BINS: Final = 200
 """Most points of a line in the figure over time."""
 
 _MEMORY: Final = RESOURCES.index("memory")
-
-
-def follow(
-    bases: Bases, period: Period, margins: Mapping[str, Margin], budgets: Budgets, horizon_s: int
-) -> dict[str, NDArray[np.float64]]:
-    """Return reservations whose margins follow the workload from the first validation row on; shape (n, n_resources).
-
-    Each of the two keeps its own budget (``margins.online``) on what all tasks do; ``margin.under`` combines them.
-    """
-    windows = period.history.windows
-    slot = windows.task_numbers()
-    reserved = {}
-    for name, budget in asdict(budgets).items():
-        online = OnlineMargin(LimitEstimator(), margins[name], budget, horizon_s)  # hold asks no base
-        reserved[name] = online.hold(slot, bases[name], windows).reservation
-    return {name: under(name, reserved) for name in MARGIN_NAMES}
 
 
 def judge(
@@ -91,23 +73,24 @@ def judge(
 
 
 def in_hindsight(
-    bases: Bases, period: Period, budgets: Budgets, *, by_group: bool = False
+    answers: Answers, period: Period, budgets: Budgets, *, by_tier: bool = False
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the sums of each unit under margins that keep the budgets on the test rows themselves, by name of margin.
+    """Return the sums of each unit under settings that keep the budgets on the test rows themselves, by name of margin.
 
     They compare estimators at equal violation; no service can set them.
     """
     windows, rows = period.history.windows, period.rows
-    of_test = {name: base.take(rows) for name, base in bases.items()}
     target = period.history.target[rows]
-    margins = calibrate(of_test, windows.take(rows), target, budgets, by_group=by_group).margins
-    reserved = guarded_reservations(bases, windows, margins)
+    settings = calibrate(answers.take(rows), windows.take(rows), target, budgets, by_tier=by_tier).settings
+    reserved = guarded_reservations(answers, windows, settings)
     return {name + HINDSIGHT: unit_sums(reserved[name], period) for name in asdict(budgets)}
 
 
-def judge_fixed(name: str, kind: str, estimate: Estimate, period: Period, *, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Report the effect of answers that take no margin: those of the limit and of the oracle."""
-    measured = score(estimate.reservation, period, bootstrap)
+def judge_fixed(
+    name: str, kind: str, reservation: NDArray[np.float64], period: Period, *, bootstrap: Bootstrap
+) -> dict[str, Any]:
+    """Report the effect of reservations that take no margin: those of the limit and of the oracle."""
+    measured = score(reservation, period, bootstrap)
     return {
         "name": name,
         "kind": kind,
@@ -183,8 +166,10 @@ def _slots_per_bin(slots: timeline.SlotGrid) -> int:
 
 
 def _calibrated(calibration: Calibration) -> dict[str, Any]:
-    return {
-        "margins": {m: dict(zip(RESOURCES, calibration.margins[m].share, strict=True)) for m in MARGIN_NAMES},
+    settings = calibration.settings
+    return _NOT_SET | {
+        "margins": {m: _named(of.share) for m, of in settings.items() if isinstance(of, Margin)},
+        "prices": {m: _named(of.value) for m, of in settings.items() if isinstance(of, Price)},
         "validation": {
             m: {
                 "violation_rate": per_resource(calibration.violation[m]),
@@ -196,4 +181,8 @@ def _calibrated(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-_NOT_SET: Final[Mapping[str, Any]] = {"margins": {}, "validation": {}, "notes": []}
+def _named(values: Sequence[float]) -> dict[str, float]:
+    return dict(zip(RESOURCES, values, strict=True))
+
+
+_NOT_SET: Final[dict[str, Any]] = {"margins": {}, "prices": {}, "validation": {}, "notes": []}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any, Final
 
@@ -26,8 +27,15 @@ from reclaim.replay.experiment import (
 )
 from reclaim.replay.experiments.margins.closed_loop import most_reclaiming, run_cells
 from reclaim.replay.experiments.margins.figures import FIGURES, cell_in_turn
-from reclaim.replay.experiments.margins.judge import cell_over_time, follow, in_hindsight, judge, judge_fixed
+from reclaim.replay.experiments.margins.following import (
+    FOLLOWING_DEFINITIONS,
+    by_part,
+    cost_of_following,
+    follow,
+)
+from reclaim.replay.experiments.margins.judge import cell_over_time, in_hindsight, judge, judge_fixed
 from reclaim.replay.experiments.margins.models import against_first, models_summary
+from reclaim.replay.experiments.margins.money import MONEY_DEFINITIONS, money
 from reclaim.replay.experiments.margins.page import EQUAL, page, summary_table
 from reclaim.replay.experiments.margins.runs import COLUMNS, runs
 from reclaim.replay.open_loop.bootstrap import Bootstrap
@@ -47,7 +55,7 @@ class MarginsConfig(ReplayConfig):
     """Settings of the replay of margins."""
 
     online: bool = True
-    """Replays learned estimators a second time, under margins that follow the workload."""
+    """Replays learned estimators a second time, at prices that follow the workload, but for those of ``value``."""
     closed_loop: bool = True
     """Runs the cell by the reservations, too, where the trace has machines: by those of the learned ones, of
     Borg's, and of the ``beside`` others that reclaim most on the validation rows."""
@@ -70,7 +78,8 @@ class MarginsConfig(ReplayConfig):
 def measure(source: Source, config: MarginsConfig) -> Measured:
     """Judge every estimator at every margin, and under the sequence of them.
 
-    Margins are set on the validation rows; all results are of the test rows. ``units.parquet`` has their sums.
+    Margins and prices are set on the validation rows; all results are of the test rows. ``units.parquet`` has their
+    sums.
 
     Raises
     ------
@@ -78,7 +87,8 @@ def measure(source: Source, config: MarginsConfig) -> Measured:
         The validation or the test period is shorter than the horizon.
     """
     estimates = estimate_all(source, config)
-    judged = list(_judged(estimates, source, config))
+    kept: dict[str, Any] = {}
+    judged = list(_judged(estimates, source, config, kept))
     units = UnitSums(
         unit=np.unique(estimates.history.windows.collection_id[estimates.period.rows]),
         unseen=estimates.period.unseen_units,
@@ -92,38 +102,55 @@ def measure(source: Source, config: MarginsConfig) -> Measured:
         "against_first": against_first(list(source.bundles), units, config),
     }
     definitions = _definitions(config)
+    if config.value.known:
+        results["money"] = money(units, config, estimates.period)
+        definitions |= MONEY_DEFINITIONS
+    if kept:
+        cost = {name + ONLINE: cost_of_following(name, units, config) for name in source.bundles}
+        results["following"] = {"by_part": kept, "cost": cost}
+        definitions |= FOLLOWING_DEFINITIONS
     if config.closed_loop:
         chosen = _run_in_cells(estimates, source, config)
-        results["closed_loop"] = run_cells(source, estimates, config.scheduling, chosen, config.orders)
+        followed = partial(follow, estimates=estimates, config=config)
+        results["closed_loop"] = run_cells(source, estimates, config.scheduling, chosen, config.orders, followed)
         definitions |= {"run": RUN_DEFINITION, **DEFINITIONS}
     return Measured(results, definitions, lambda folder: write_units(units, folder))
 
 
-def _judged(estimates: Estimates, source: Source, config: MarginsConfig) -> Iterator[dict[str, Any]]:
+def _judged(
+    estimates: Estimates, source: Source, config: MarginsConfig, kept: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield what is reported of each estimator; ``kept`` is filled with how well the learned ones keep the budgets."""
     period, bundles = estimates.period, source.bundles
     bootstrap = Bootstrap(config.draws, config.seed, config.confidence)
     drawn = _drawn(config, list(bundles))
-    for name in source.each(estimates.bases, "judging", "judge"):
-        both = estimates.bases[name]
+    for name in source.each(estimates.answers, "judging", "judge"):
         if name == LIMIT:
-            yield judge_fixed(name, LIMIT, both["baseline"], period, bootstrap=bootstrap)
+            yield judge_fixed(name, LIMIT, period.history.windows.limit, period, bootstrap=bootstrap)
         else:
             kind, made = source.kind(name), estimates.calibrations[name]
             reserved = estimates.reservations(name)
             found = judge(name, kind, made, reserved, period, bootstrap=bootstrap, drawn=name in drawn)
-            found["units"] |= in_hindsight(both, period, config.budgets, by_group=config.by_group)
+            answers = estimates.answers[name]
+            found["units"] |= in_hindsight(answers, period, config.budgets, by_tier=config.by_tier)
             yield found
             if name in bundles and config.online:
-                reserved = follow(both, period, made.margins, config.budgets, config.horizon_s)
+                kept[name] = by_part(reserved, period, config)
+                reserved = follow(name, estimates, config)
+                kept[name + ONLINE] = by_part(reserved, period, config)
                 yield judge(name + ONLINE, kind, None, reserved, period, bootstrap=bootstrap, drawn=False)
-    yield judge_fixed(ORACLE, ORACLE, oracle(estimates.history), period, bootstrap=bootstrap)
+    yield judge_fixed(ORACLE, ORACLE, oracle(estimates.history).reservation, period, bootstrap=bootstrap)
 
 
 def _run_in_cells(estimates: Estimates, source: Source, config: MarginsConfig) -> list[str]:
     """Return the estimators of the closed loop: learned, Borg's, and the best of the others by the validation rows."""
     others = [n for n in config.estimators if n not in (LIMIT, "borg")]
-    mine = [*source.bundles, *(n for n in config.estimators if n == "borg")]
-    return [*mine, *most_reclaiming(estimates, others, config.beside)]
+    learned = [n + suffix for n in source.bundles for suffix in ("", ONLINE) if config.online or not suffix]
+    return [
+        *learned,
+        *(n for n in config.estimators if n == "borg"),
+        *most_reclaiming(estimates, others, config.beside),
+    ]
 
 
 def _drawn(config: ReplayConfig, learned: Sequence[str]) -> list[str]:
@@ -171,13 +198,19 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
             "limit; of memory the largest usage. Where the trace has neither, the mean of the window stands in."
         ),
         "margin": (
-            "A share of the estimate that is added to it, per resource. It is the narrowest with which at most "
-            f"{budgets.baseline:.3%} (baseline) or {budgets.aggressive:.3%} (aggressive) of the validation "
-            "task-windows violate; medium reserves exactly half way between the two. Nothing is set on test rows."
+            "Of a statistical estimator a share of the estimate that is added to it, per resource; of a learned one a "
+            f"price. It is the least with which at most {budgets.baseline:.3%} (baseline) or {budgets.aggressive:.3%} "
+            "(aggressive) of the validation task-windows violate; medium reserves half way between the two, of a "
+            "learned estimator at the geometric mean of the prices. Nothing is set on test rows."
+        ),
+        "price": (
+            "Limits of a task of mean size that one violated task-window costs, per resource. Reserved is the r for "
+            "which weight * r + price * P(demand > r) is least, r as a share of the task's limit, the weight its limit "
+            "over the mean one. A higher price never reserves less."
         ),
         "online": (
-            "Begins with the same margins on the first validation row and then follows the workload: as answers turn "
-            "out violated or kept, each tier's margin moves so that the share violated stays at the budget. Unseen "
+            "Begins with the same prices on the first validation row and then follows the workload: as answers turn "
+            "out violated or kept, each tier's price moves so that the share violated stays at the budget. Unseen "
             "collections are among the tasks that it follows."
         ),
         "oracle": "Reserves exactly what will be used within the horizon; it sees the future, and bounds what never "
@@ -206,7 +239,7 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=8,
+    version=9,
     config=MarginsConfig,
     measure=measure,
     page=page,

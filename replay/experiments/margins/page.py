@@ -11,7 +11,9 @@ from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import COMPARED, HEADLINE, LEARNED, ORACLE, REFERENCE, STATISTICAL, Results
 from reclaim.replay.experiments.margins import tables
+from reclaim.replay.experiments.margins.following import following_table, parts_table
 from reclaim.replay.experiments.margins.models import models_table
+from reclaim.replay.experiments.margins.money import money_table
 from reclaim.replay.experiments.margins.runs import COLUMNS, UNSEEN_COLUMNS, runs
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.open_loop.paired import ALONE, BETTER, EXCEEDS, RECLAIMED, VIOLATION, WORSE
@@ -43,6 +45,9 @@ def page(results: Results) -> dict[str, Any]:
         "ages": tables.split_table(results, "ages", "medium"),
         "detail": tables.detail_table(results),
         "margins": tables.margins_table(results),
+        "following": following_table(results),
+        "following_parts": parts_table(results),
+        "money": money_table(results),
         "cell": loop,
         "cells": tables.cells_table(loop) if loop else None,
         "by_part": tables.parts_table(loop) if loop else None,

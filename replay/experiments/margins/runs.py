@@ -80,6 +80,7 @@ def _run(
         metrics=flatten(numbers),
         params={
             "margin_share": estimator["margins"].get(margin, {}),
+            "price": estimator["prices"].get(margin, {}),
             "settings": settings,
         },
         tags={"kind": estimator["kind"], **verdicts},

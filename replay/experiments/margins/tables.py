@@ -103,17 +103,18 @@ def detail_table(results: Results) -> Table:
 
 
 def margins_table(results: Results) -> Table:
-    """Return the margins, and their violation rate and reclaimed share on the validation rows they were set on."""
+    """Return the margins or prices, and their violation rate and reclaimed share on the rows they were set on."""
     columns = ["estimator", "margin"]
-    columns += [f"{RESOURCE_WORDS[r]} {k}" for r in RESOURCES for k in ("share", "violation", "reclaimed")]
+    columns += [f"{RESOURCE_WORDS[r]} {k}" for r in RESOURCES for k in ("share", "price", "violation", "reclaimed")]
     rows: list[tuple[Cell, ...]] = []
     for e in results["estimators"]:
-        for name, share in e["margins"].items():
-            seen = e["validation"][name]
+        for name, seen in e["validation"].items():
             row: list[Cell] = [e["name"], name]
-            row += [v for r in RESOURCES for v in (share[r], seen["violation_rate"][r], seen["reclaimed_share"][r])]
+            for r in RESOURCES:
+                row += [e[kind].get(name, {}).get(r) for kind in ("margins", "prices")]
+                row += [seen["violation_rate"][r], seen["reclaimed_share"][r]]
             rows.append(tuple(row))
-    return Table(tuple(columns), tuple(rows), percent=frozenset(columns[2:]))
+    return Table(tuple(columns), tuple(rows), percent=frozenset(c for c in columns[2:] if not c.endswith("price")))
 
 
 def sequence_table(results: Results) -> Table:

@@ -111,7 +111,7 @@ def measure(source: Source, config: RatiosConfig) -> Measured:
     estimates = estimate_all(source, config)
     history, means = estimates.history, TaskMeans.lay_out(estimates.period, alike=config.alike)
     estimators = []
-    names = [name for name in estimates.bases if name != LIMIT]
+    names = [name for name in estimates.answers if name != LIMIT]
     for name in source.each(names, "ratios", "ratios"):
         margins = {
             margin: describe_reservations(current_reservations(reservation, history)[estimates.period.rows], means)

@@ -183,7 +183,7 @@ def _reservations(estimates: Estimates, workload: Workload, config: WhatIfConfig
     """Return the current reservation at every row of the tape by estimator, ``LIMIT`` last; 0 where unknown."""
     reserved = {
         name: current_reservations(estimates.reservations(name)[config.margin], estimates.history)[workload.row]
-        for name in estimates.bases
+        for name in estimates.answers
         if name != LIMIT
     }
     reserved[LIMIT] = estimates.history.windows.limit[workload.row]

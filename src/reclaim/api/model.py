@@ -145,19 +145,19 @@ class Model:
         return self._loaded.bundle
 
     def margins(self) -> pd.DataFrame:
-        """Return each margin and what it came to on validation data, by margin and resource, as shares of one.
+        """Return the price of each margin, and the shares it came to on validation data, by margin and resource.
 
         Examples
         --------
         >>> import reclaim
         >>> list(reclaim.load().margins())
-        ['share', 'violation', 'reclaimed']
+        ['price', 'violation', 'reclaimed']
         """
         trained = self.bundle.trained
         rows = {
-            (name, resource): {"share": share, **{k: trained.get(k, {}).get(name, {}).get(resource) for k in _MEASURED}}
-            for name, margin in self.bundle.margins.items()
-            for resource, share in zip(RESOURCES, margin.share, strict=True)
+            (name, resource): {"price": value, **{k: trained.get(k, {}).get(name, {}).get(resource) for k in _MEASURED}}
+            for name, price in self.bundle.prices.items()
+            for resource, value in zip(RESOURCES, price.value, strict=True)
         }
         return _indexed(rows, ("margin", "resource"))
 

@@ -84,7 +84,7 @@ def of_train(report: TrainReport, folders: list[Path], promotion: Promotion | No
         f"in {report.seconds:.0f} s, run {report.run_id}{unchanged(report.reused)}"
     ]
     if len(report.datasets) > 1:
-        lines += [f"{d['name']}: {d['train']:,} rows for training, {d['valid']:,} for margins" for d in report.datasets]
+        lines += [f"{d['name']}: {d['train']:,} rows for training, {d['valid']:,} for prices" for d in report.datasets]
     served = f"{report.model}/{report.champion} is champion" if report.champion else "there is no champion"
     if report.champion != report.version:
         served += f"; `reclaim promote {datasets} --model {report.model}/{report.version}` serves this one if not worse"

@@ -17,7 +17,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold.batch import FeatureState
 from reclaim.features.fold.related_record import MEMBER
 from reclaim.features.fold.task_record import READ_FROM, STATE, TAKEN_FROM
-from reclaim.features.registry import CONTEXT, FEATURE_NAMES, FEATURES, PIPELINE_VERSION
+from reclaim.features.registry import FEATURE_NAMES, FEATURES, PIPELINE_VERSION
 
 History = Callable[..., Windows]
 S = 1_000_000
@@ -93,13 +93,10 @@ def test_hourly_maxima_reach_back_by_clock_hours(history: History) -> None:
     per_hour[2] = 0.8
     cpu = [v for v in per_hour for _ in range(12)]
     x = features_of(history(cpu, start_s=0))
-    six, day, yesterday = (FEATURE_NAMES.index(f"cpu_{n}") for n in ("max_6h", "max_24h", "yesterday"))
+    six, day = (FEATURE_NAMES.index(f"cpu_{n}") for n in ("max_6h", "max_24h"))
     ends = np.arange(12, len(cpu) + 1, 12) - 1  # the last window of each hour
     assert x[ends, six].tolist() == pytest.approx([0.8 if 2 <= h <= 7 else 0.1 for h in range(27)])
     assert x[ends, day].tolist() == pytest.approx([0.8 if 2 <= h <= 25 else 0.1 for h in range(27)])
-    assert x[ends[24:], yesterday].tolist() == pytest.approx([0.8] * 3)
-    assert x[ends[22], yesterday] == pytest.approx(0.1)
-    assert math.isnan(x[ends[21], yesterday])
 
 
 def test_decayed_statistics_halve_in_their_half_life(history: History) -> None:
@@ -182,7 +179,7 @@ def test_age_counts_from_the_run_and_else_from_the_first_window(history: History
 def test_what_is_unknown_is_nan_and_never_zero(history: History) -> None:
     x = features_of(history([0.1]))
     unknown = ("cpu_tail_weight", "page_cache", "page_cache_share", "cpi", "cpi_change", "mai", "scheduling_class",
-               "memory_growth_6h", "memory_slope_2h", "cpu_yesterday", "cpu_limit", "memory_limit",
+               "memory_growth_6h", "memory_slope_2h", "cpu_same_hour_1d", "cpu_limit", "memory_limit",
                "sibling_cpu_now", "name_cpu_mean", "user_memory_max")  # fmt: skip
     for name in unknown:
         assert math.isnan(value(x, name)), name
@@ -281,19 +278,6 @@ def test_a_late_window_reads_as_the_one_before_it(history: History) -> None:
     assert same_bits(state.advance(slot, late), before)
 
 
-def test_the_context_holds_the_recent_windows_over_the_limit_of_now(history: History) -> None:
-    windows = history([0.1 * (k % 7) for k in range(30)])
-    windows.limit[25:] = 2.0
-    state = FeatureState(related=True)
-    state.advance(np.zeros(30, np.int64), windows)
-    context = state.context(np.zeros(1, np.int64), windows.limit[-1:])[0]
-    assert context[:, 0].tolist() == pytest.approx([0.05 * (k % 7) for k in range(6, 30)])
-    assert context[:, [c.name for c in CONTEXT].index("length")].tolist() == [1.0] * 24
-    young = FeatureState(related=True)
-    young.advance(np.zeros(3, np.int64), windows.take(slice(0, 3)))
-    assert np.isnan(young.context(np.zeros(1, np.int64), windows.limit[:1])[0, :21]).all()
-
-
 def test_the_record_is_bounded_and_the_registry_is_complete() -> None:
     assert STATE.itemsize + MEMBER.itemsize < 4096
     assert len(set(FEATURE_NAMES)) == len(FEATURES)
@@ -338,5 +322,5 @@ def test_a_slot_for_each_window_is_asked_for(history: History) -> None:
 def test_a_record_is_whole_cache_lines_and_what_is_fetched_ahead_is_its_end() -> None:
     assert STATE.itemsize % 64 == 0
     begins = {name: of[1] for name, of in (STATE.fields or {}).items()}
-    assert list(begins)[:3] == ["context", "histogram", "octave"]
+    assert list(begins)[:3] == ["week", "histogram", "octave"]
     assert begins["histogram"] < TAKEN_FROM < begins["octave"] < begins["end_us"] < READ_FROM == begins["recent"]

@@ -23,7 +23,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold import batch as state_fold
 from reclaim.features.fold import related as related_fold
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, SLOT_S, feature_names
+from reclaim.features.registry import FEATURE_NAMES, FIRST_COLLECTION, FIRST_RELATED, SLOT_S, feature_names
 
 Rows = NDArray[np.int64]
 CELL: Final = Cell((4.0, 8.0), 12_345_000_000)
@@ -175,7 +175,7 @@ def test_windows_of_a_slot_that_is_over_leave_a_whole_state_and_the_lonely_untou
     x, state = live(windows, np.array_split(order, max(len(order) // 9, 1)), CELL)
     assert not np.isinf(x).any()
     assert_same_bits(
-        x[:, :FIRST_RELATED], expected[:, :FIRST_RELATED]
+        x[:, :FIRST_COLLECTION], expected[:, :FIRST_COLLECTION]
     )  # a task's own features ask for its own order alone
     assert_same_bits(x[alone], expected[alone])
     counts = [FEATURE_NAMES.index(f"{kind}_tasks") for kind in ("sibling", "name", "user")]
@@ -208,53 +208,20 @@ def test_tasks_of_one_collection_that_name_two_owners_leave_no_impossible_number
 def test_a_call_without_a_window_is_answered_with_no_row() -> None:
     nothing = np.zeros(0, np.int64)
     assert FeatureState(CELL).advance(nothing, empty_windows(0)).shape == (0, FIRST_RELATED)
-    assert FeatureState(CELL).context(nothing, np.zeros((0, 2))).shape[0] == 0
 
 
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_the_context_of_a_random_cell_is_the_one_kept_on_the_side(
-    seed: int, random_histories: Callable[..., Windows], fold: Callable[..., FeatureSet]
-) -> None:
-    windows = random_histories(seed)
-    folded, task = fold(windows, CELL), windows.task_numbers()
-    state = FeatureState(CELL)
-    for rows in calls_by_slot(windows):
-        state.advance(task[rows], windows.take(rows))
-        last = rows[np.append(np.diff(task[rows]) != 0, True)]  # the state stands after the last row of each task
-        assert same_bits(state.context(task[last], windows.limit[last]), folded.context_of(last)).all()
-
-
-def test_what_lies_behind_the_last_window_taken_is_unknown(
-    random_histories: Callable[..., Windows], fold: Callable[..., FeatureSet]
-) -> None:
-    windows = random_histories(3)
-    folded, starts = fold(windows, CELL), windows.task_starts()
-    kept = taken(windows)
-    assert not kept.all()
-    for first, stop in pairwise(starts):
-        n = int(kept[first:stop].sum())
-        assert folded.last[stop - 1] == first + n - 1
-        assert np.isnan(folded.context[:, first + n : stop]).all()
-        assert not np.isnan(folded.context[-1, first : first + n]).any()  # the length of a window is always known
-
-
-def compare(dataset: Dataset, threads: int = 1, *, related: bool = True) -> tuple[int, int, int]:
-    """Return rows, and how many of them have equal features and equal contexts, slot by slot against the batch."""
+def compare(dataset: Dataset, threads: int = 1, *, related: bool = True) -> tuple[int, int]:
+    """Return rows, and how many of them have equal features, slot by slot against the batch."""
     config = FeatureConfig(monday_s=86_400, related=related)
     features, _ = build_features(dataset, config)
     windows = concatenate([dataset.windows(b) for b in range(dataset.n_buckets)])
     cell, task = dataset.cell(config.monday_s * 1_000_000), windows.task_numbers()
     state = FeatureState(cell, threads, related=related)
-    same_x = same_context = 0
+    same = 0
     for rows in calls_by_slot(windows):
         x = state.advance(task[rows], windows.take(rows))
-        same_x += int(same_bits(x, features.x[rows]).all(axis=1).sum())
-        context = state.context(task[rows], windows.limit[rows])
-        equal = same_bits(context, features.context_of(rows)).all(axis=(1, 2))
-        last = np.append(np.diff(task[rows]) != 0, True)  # of its task in this slot: the state stands after it
-        same_context += int((equal | ~last).sum())
-    return len(windows), same_x, same_context
+        same += int(same_bits(x, features.x[rows]).all(axis=1).sum())
+    return len(windows), same
 
 
 SERIES: Final = {
@@ -291,26 +258,26 @@ def ingest_series(folder: Path, name: str, work: Path, most_tasks: int | None = 
 
 @pytest.mark.parametrize("name", SERIES)
 def test_a_real_series_slot_by_slot_equals_the_batch(name: str, real_data: Path, tmp_path: Path) -> None:
-    n, same_x, same_context = compare(ingest_series(real_data, name, tmp_path, most_tasks=12))
+    n, same = compare(ingest_series(real_data, name, tmp_path, most_tasks=12))
     assert n > 5_000
-    assert (same_x, same_context) == (n, n)
+    assert same == n
 
 
 @pytest.mark.slow
 def test_the_real_windows_of_google_2019_slot_by_slot_equal_the_batch(real_data: Path, tmp_path: Path) -> None:
     dataset = ingest(real_data / "google_2019", tmp_path / "dataset", IngestConfig(buckets=3)).dataset
-    n, same_x, same_context = compare(dataset)
+    n, same = compare(dataset)
     assert n > 4_000
-    assert (same_x, same_context) == (n, n)
+    assert same == n
 
 
 def test_a_synthetic_cell_slot_by_slot_equals_the_batch(synthetic_cell: Dataset) -> None:
-    n, *same = compare(synthetic_cell, threads=2, related=False)
-    assert same == [n, n]
+    n, same = compare(synthetic_cell, threads=2, related=False)
+    assert same == n
     own = np.array(FeatureSet.open(synthetic_cell.path).x)
-    n, same_x, same_context = compare(synthetic_cell, threads=2)
+    n, same = compare(synthetic_cell, threads=2)
     assert n > 5_000
-    assert (same_x, same_context) == (n, n)
+    assert same == n
     features = FeatureSet.open(synthetic_cell.path)
     assert_same_bits(np.array(features.x[:, :FIRST_RELATED]), own)
     for kind in ("sibling", "name", "user"):  # or the test would say nothing of them

@@ -20,7 +20,7 @@ from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW, PENDING, REPEATED, TOO_LATE
 from reclaim.features.fold.related_record import KEEP_IDLE_DAYS, MEMBER
 from reclaim.features.fold.task_record import STATE
-from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, SLOT_S
+from reclaim.features.registry import FEATURE_NAMES, FIRST_COLLECTION, SLOT_S
 
 History = Callable[..., Windows]
 Rows = NDArray[np.int64]
@@ -185,7 +185,7 @@ def test_what_comes_late_within_the_bound_counts_for_its_task_as_if_in_time_and_
                 continue
             x_in_order = FeatureState(CELL, related=True).advance(task[everything], windows.take(everything))
             last = np.searchsorted(task[everything], slots, side="right") - 1
-            assert same_bits(x[:, :FIRST_RELATED].copy(), x_in_order[last, :FIRST_RELATED].copy())
+            assert same_bits(x[:, :FIRST_COLLECTION].copy(), x_in_order[last, :FIRST_COLLECTION].copy())
             assert not np.isinf(x).any()
             assert end_us.tolist() == windows.end_us[everything[last]].tolist()
             for k, r in enumerate(row):

@@ -14,25 +14,26 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.experiment import Source
-from reclaim.replay.open_loop.estimates import Bases, CandidateFold, estimate_all, fold_dataset, run_base
+from reclaim.replay.open_loop.estimates import CandidateFold, estimate_all, fold_dataset, run_base
 from reclaim.replay.open_loop.history import History
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.registry import build_estimator
-from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Guarded
+from reclaim.training.margins.answers import Answers, Widened
+from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Guarded, Margin
 from reclaim.training.margins.tune import TunedEstimator, Tuning
 from reclaim.training.models.estimator import ForecastEstimator
 
 HOUR, NEXT = HORIZONS_S.index(3600), HORIZONS_S.index(300)
 
 
-def fold(path: Path, horizon_s: int = 3600) -> tuple[History, dict[str, Bases]]:
+def fold(path: Path, horizon_s: int = 3600) -> tuple[History, dict[str, Answers]]:
     makers = {"borg": lambda: build_estimator("borg")}
     return fold_dataset(Dataset.open(path), FeatureSet.open(path), horizon_s, makers, {}, progress=False)
 
 
 @pytest.fixture(scope="module")
-def folded(dataset: Path) -> tuple[History, dict[str, Bases]]:
+def folded(dataset: Path) -> tuple[History, dict[str, Answers]]:
     return fold(dataset)
 
 
@@ -50,7 +51,7 @@ def global_rows(path: Path, history: History) -> np.ndarray:
 
 
 def test_rows_after_training_are_kept_with_the_one_just_before_them(
-    dataset: Path, folded: tuple[History, dict[str, Bases]]
+    dataset: Path, folded: tuple[History, dict[str, Answers]]
 ) -> None:
     history, features = folded[0], FeatureSet.open(dataset)
     kept = np.bincount(history.period, minlength=3)
@@ -67,7 +68,7 @@ def test_rows_after_training_are_kept_with_the_one_just_before_them(
 
 
 def test_targets_are_those_of_the_features_and_stop_at_the_end_of_validation(
-    dataset: Path, folded: tuple[History, dict[str, Bases]]
+    dataset: Path, folded: tuple[History, dict[str, Answers]]
 ) -> None:
     history, features = folded[0], FeatureSet.open(dataset)
     y = features.y[global_rows(dataset, history)]
@@ -90,14 +91,19 @@ def test_another_horizon_has_its_own_targets(dataset: Path) -> None:
     np.testing.assert_array_equal(history.target, history.next_target)
 
 
-def test_answers_are_those_of_the_whole_history(dataset: Path, folded: tuple[History, dict[str, Bases]]) -> None:
+def widened(answers: Answers) -> Widened:
+    assert isinstance(answers, Widened)
+    return answers
+
+
+def test_answers_are_those_of_the_whole_history(dataset: Path, folded: tuple[History, dict[str, Answers]]) -> None:
     opened = Dataset.open(dataset)
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
     whole = run_base(build_estimator("borg"), everything)
     history, answers = folded
     rows = global_rows(dataset, history)
-    np.testing.assert_array_equal(answers["borg"]["baseline"].reservation, whole.reservation[rows])
-    np.testing.assert_array_equal(answers["borg"]["aggressive"].rule, whole.rule[rows])
+    np.testing.assert_array_equal(widened(answers["borg"]).of["baseline"].reservation, whole.reservation[rows])
+    np.testing.assert_array_equal(widened(answers["borg"]).of["aggressive"].rule, whole.rule[rows])
 
 
 @pytest.mark.parametrize(("stored", "read"), [(False, False), (True, False), (True, True)])
@@ -108,18 +114,18 @@ def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_f
     opened = Dataset.open(dataset)
     build_features(opened, FeatureConfig(related=stored))
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
-    history, answers = fold_dataset(
+    history, priced = fold_dataset(
         opened, FeatureSet.open(dataset), 3600, {"network": bundle.bare_estimator}, {}, progress=False
     )
     rows = global_rows(dataset, history)
-    for margin, plan in bundle.plans.items():
+    answers = priced["network"]
+    for margin in MARGIN_NAMES:
         alone = ForecastEstimator(
-            bundle.forecaster, 3600, dict.fromkeys(bundle.plans, plan), margin="aggressive", cell=opened.cell(),
-            related=read,
+            bundle.forecaster, 3600, bundle.prices[margin], cell=opened.cell(), related=read,
         )  # fmt: skip
         whole = run_base(alone, everything)  # siblings stand in one call
-        np.testing.assert_array_equal(answers["network"][margin].reservation, whole.reservation[rows])
-        np.testing.assert_array_equal(answers["network"][margin].rule, whole.rule[rows])
+        held = answers.under(bundle.prices, margin, history.windows)
+        np.testing.assert_array_equal(held, whole.reservation[rows])
         assert len(np.unique(whole.reservation)) > 100
 
 
@@ -147,7 +153,8 @@ def test_what_was_tuned_is_what_replays_and_what_could_be_served(dataset: Path) 
     opened = Dataset.open(dataset)
     source = Source(opened, FeatureSet.open(dataset), {}, progress=False)
     estimates = estimate_all(source, ReplayConfig(estimators=("borg", "limit")))
-    tuning, margins = estimates.tunings["borg"], estimates.calibrations["borg"].margins
+    tuning = estimates.tunings["borg"]
+    margins = {k: of for k, of in estimates.calibrations["borg"].settings.items() if isinstance(of, Margin)}
     assert tuning != {"baseline": ({}, {}), "aggressive": ({}, {})}
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
     rows = global_rows(dataset, estimates.history)
@@ -161,7 +168,8 @@ def test_untuned_estimators_have_the_published_settings(dataset: Path) -> None:
     estimates = estimate_all(source, ReplayConfig(estimators=("borg",), tune=False))
     assert not estimates.tunings
     np.testing.assert_array_equal(
-        estimates.bases["borg"]["baseline"].reservation, fold(dataset)[1]["borg"]["baseline"].reservation
+        widened(estimates.answers["borg"]).of["baseline"].reservation,
+        widened(fold(dataset)[1]["borg"]).of["baseline"].reservation,
     )
 
 

@@ -19,8 +19,8 @@ from reclaim.replay.runs.promote import promote
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.sources import windows_of
-from reclaim.training.margins.margin import Margin, three_margins
-from reclaim.training.margins.plan import Basis
+from reclaim.training.margins.price import Price, three_prices
+from reclaim.training.models.survival import N_BELOW
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.runs import ModelVersion
 
@@ -39,9 +39,13 @@ class Guess:
         largest = x[:, [FEATURE_NAMES.index(f"{t}_max_24h") for t in TARGETS]].astype(np.float64)
         largest *= 1 + self.noise * np.random.default_rng(0).random((len(x), 1))
         horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
-        shape = (len(x), len(TARGETS), len(horizons_s), len(self.quantile_levels))
-        quantiles = np.broadcast_to(largest[:, :, None, None], shape)
-        return Forecast(quantiles, np.zeros((len(x), len(horizons_s))), horizons_s)
+        times = np.geomspace(0.1, 8.0, N_BELOW + 24)  # of the largest; a higher price goes further beyond it
+        survival = np.empty((len(x), len(TARGETS), len(horizons_s), len(times)), np.float32)
+        survival[:] = np.geomspace(0.9, 1e-6, len(times))
+        shares = np.minimum(times * largest[..., None], 1.0)
+        quantiles = np.broadcast_to(largest[:, :, None, None], (*survival.shape[:3], len(self.quantile_levels)))
+        oom = np.zeros((len(x), len(horizons_s)))
+        return Forecast(survival, shares.astype(np.float32), quantiles, oom, horizons_s)
 
     def input_ranges(self) -> None:
         """Return None: it learned from none."""
@@ -51,11 +55,10 @@ class Guess:
 
 
 def guessing(noise: float) -> Bundle:
-    settings = {"budgets": {"baseline": 0.01, "aggressive": 0.05}, "by_group": False}
+    settings = {"budgets": {"baseline": 0.01, "aggressive": 0.05}, "by_tier": False}
     return Bundle(
         kind="trees", forecaster=Guess(noise), horizon_s=3600,
-        plans=dict.fromkeys(("baseline", "aggressive"), (Basis(0.9),) * 2),
-        margins=three_margins(Margin("baseline", (0.1, 0.1)), Margin("aggressive", (0.0, 0.0))),
+        prices=three_prices(Price("baseline", (8.0, 8.0)), Price("aggressive", (0.5, 0.5))),
         dataset_fingerprint="another", trained={"settings": settings},
     )  # fmt: skip
 

@@ -23,11 +23,13 @@ from reclaim.features.fold.batch import FeatureState
 from reclaim.features.registry import FEATURE_NAMES
 from reclaim.features.splits import IN_ALLOC, TEST, SplitConfig
 from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.replay.experiments.margins.following import following_table
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
 from reclaim.replay.experiments.margins.models import models_summary
 from reclaim.replay.experiments.margins.tables import margins_table
 from reclaim.replay.open_loop import estimates
 from reclaim.replay.open_loop.estimates import answer_stored, estimator_makers
+from reclaim.replay.open_loop.metrics import POSITION
 from reclaim.replay.open_loop.paired import Paired
 from reclaim.replay.report import figures
 from reclaim.replay.report.page import ReplayReport, brief
@@ -41,15 +43,17 @@ from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.sources import Source
 from reclaim.training.margins.calibrate import guarded_reservations
-from reclaim.training.margins.margin import MARGIN_NAMES, Margin, three_margins
-from reclaim.training.margins.plan import Basis
+from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.margins.price import Price, three_prices
+from reclaim.training.margins.value import Value
 from reclaim.training.models.estimator import ForecastEstimator
+from reclaim.training.models.survival import N_BELOW
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.references import ModelLocation
 
 
 class LargestOfTheDay:
-    """A ten-line model: every quantile of every target is the largest demand of the last day."""
+    """A ten-line model: nothing exceeds the largest demand of the last day."""
 
     quantile_levels = (0.5, 0.9)
     horizons_s = HORIZONS_S
@@ -58,9 +62,13 @@ class LargestOfTheDay:
     def predict(self, x: np.ndarray, horizon_s: int | None = None) -> Forecast:  # noqa: D102 - see training.forecaster
         largest = x[:, [FEATURE_NAMES.index(f"{t}_max_24h") for t in TARGETS]].astype(np.float64)
         horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
-        shape = (len(x), len(TARGETS), len(horizons_s), len(self.quantile_levels))
-        quantiles = np.broadcast_to(largest[:, :, None, None], shape)
-        return Forecast(quantiles, np.zeros((len(x), len(horizons_s))), horizons_s)
+        times = np.geomspace(0.1, 8.0, N_BELOW + 24)  # of the largest; a higher price goes further beyond it
+        survival = np.empty((len(x), len(TARGETS), len(horizons_s), len(times)), np.float32)
+        survival[:] = np.geomspace(0.9, 1e-6, len(times))
+        shares = np.minimum(times * largest[..., None], 1.0)
+        quantiles = np.broadcast_to(largest[:, :, None, None], (*survival.shape[:3], len(self.quantile_levels)))
+        oom = np.zeros((len(x), len(horizons_s)))
+        return Forecast(survival, shares.astype(np.float32), quantiles, oom, horizons_s)
 
     def input_ranges(self) -> None:
         """Return None: it learned from none."""
@@ -69,11 +77,18 @@ class LargestOfTheDay:
         (folder / "model.txt").write_text("largest of the day")
 
 
+class HalfOfIt(LargestOfTheDay):
+    """One that takes what it read for half of what it is."""
+
+    def predict(self, x: np.ndarray, horizon_s: int | None = None) -> Forecast:  # noqa: D102 - likewise
+        forecast = super().predict(x, horizon_s)
+        return replace(forecast, thresholds=np.sqrt(forecast.thresholds), quantiles=np.sqrt(forecast.quantiles))
+
+
 def learned() -> Bundle:
     return Bundle(
         kind="trees", forecaster=LargestOfTheDay(), horizon_s=3600,
-        plans=dict.fromkeys(("baseline", "aggressive"), (Basis(0.9, None, 0.5), Basis(0.9, None, 0.25))),
-        margins=three_margins(Margin("baseline", (0.1, 0.1)), Margin("aggressive", (0.0, 0.0))),
+        prices=three_prices(Price("baseline", (8.0, 8.0)), Price("aggressive", (0.5, 0.5))),
         dataset_fingerprint="another",
     )  # fmt: skip
 
@@ -83,8 +98,8 @@ def test_the_learned_estimator_replayed_is_the_one_served(dataset: Path, bundle:
     cell, slot = Dataset.open(dataset).cell(), windows.task_numbers()
     estimator = estimator_makers(ReplayConfig(), {"network": bundle}, bundle.mean_limit)["network"]()
     assert isinstance(estimator, ForecastEstimator)
-    bases = answer_stored(estimator, FeatureState(cell).advance(slot, windows), windows)
-    replayed = guarded_reservations(bases, windows, bundle.margins)
+    answers = answer_stored(estimator, FeatureState(cell).advance(slot, windows), windows)
+    replayed = guarded_reservations(answers, windows, bundle.prices)
     for margin in MARGIN_NAMES:
         served = bundle.estimator(margin, cell).update(slot, windows)
         np.testing.assert_array_equal(replayed[margin], served.reservation)
@@ -224,7 +239,15 @@ def test_a_learned_estimator_is_replayed_with_the_others_and_has_its_own_margins
     assert estimators["trees-online"]["validation"] == estimators["trees-online"]["margins"] == {}  # nothing was set
     assert {r["estimator"] for r in margins_table(out.results).as_records()} == {"trees", "borg", "percentile"}
     assert estimators["trees"]["kind"] == "learned"
-    assert estimators["trees"]["margins"]["baseline"] != {"cpu": 0.1, "memory": 0.1}
+    assert not estimators["trees"]["margins"]
+    assert estimators["trees"]["prices"]["baseline"] != {"cpu": 8.0, "memory": 8.0}  # set on these validation rows
+    assert list(out.results["following"]["by_part"]) == ["trees", "trees-online"]
+    kept = following_table(out.results).as_records()
+    assert {(row["estimator"], row["by"], row["number"]) for row in kept} == {
+        (n, "days", 1) for n in out.results["following"]["by_part"]
+    }
+    assert [row["interval"] for row in kept if row["estimator"] == "trees"] == [None] * 4
+    assert "Budgets kept over time" in (out.folder / "report.html").read_text()
     assert estimators["borg"]["results"] == by_name_of(report.results)["borg"]["results"]
     assert [e["name"] for e in out.results["estimators"] if e["sequence"] and e["sequence"]["drawn"]] == [
         "trees",
@@ -236,6 +259,38 @@ def test_a_learned_estimator_is_replayed_with_the_others_and_has_its_own_margins
     assert out.results["command"].endswith(
         '--model NAME@ALIAS --set estimators=\'["borg", "percentile", "limit"]\' --set draws=50'
     )
+
+
+def test_with_a_value_the_price_is_known_and_does_not_follow_and_the_report_says_the_money(
+    dataset: Path, config: MarginsConfig, tmp_path: Path
+) -> None:
+    config = replace(config, value=Value(core_hour=0.05, violation=3.0), closed_loop=False)
+    out = run_experiment(
+        EXPERIMENT, dataset, tmp_path / "out", config, bundles={"trees": learned()}, tracking=False, progress=False
+    )
+    estimators = by_name_of(out.results)
+    of_cpu, of_memory = (
+        [estimators[name]["results"]["aggressive"]["all"]["violation_rate"][r] for name in ("trees", "trees-online")]
+        for r in RESOURCES
+    )
+    assert of_cpu[0] == of_cpu[1]
+    assert of_memory[0] != of_memory[1]
+    prices = estimators["trees"]["prices"]
+    mean_limit = FeatureSet.open(dataset).mean_limit
+    assert {margin: price["cpu"] for margin, price in prices.items()} == pytest.approx(
+        dict.fromkeys(MARGIN_NAMES, 3.0 / (0.05 * mean_limit[0]))
+    )
+    assert prices["baseline"]["memory"] > prices["aggressive"]["memory"]
+    money = {(of["estimator"], of["margin"]): of for of in out.results["money"]}
+    assert {of["resource"] for of in money.values()} == {"cpu"}
+    assert money["oracle", "none"]["cost"] == 0
+    assert money["limit", "none"]["earned"] == 0
+    one, days = money["trees", "medium"], out.results["timeline"]["length_hours"] / 24
+    measured = read_units(out.folder / UNITS).sums["trees", "medium"].sum(axis=0)
+    assert one["earned"] == pytest.approx(measured[POSITION["reclaimed"], 0] / 3600 * 0.05 / days)
+    assert one["cost"] == pytest.approx(measured[POSITION["violating_s"], 0] / 3600 * 3.0 / days)
+    assert one["net"] == pytest.approx(one["earned"] - one["cost"])
+    assert "Money a day" in (out.folder / "report.html").read_text()
 
 
 def of_version(version: str, folder: str = "") -> Bundle:
@@ -253,8 +308,7 @@ def test_two_versions_of_a_model_are_replayed_together_and_named_and_compared(
     dataset: Path, config: MarginsConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     champion, candidate = of_version("1"), of_version("2")
-    anchored = dict.fromkeys(("baseline", "aggressive"), (Basis(0.9, None, 1.0),) * 2)  # the task's own past alone
-    bundles = by_name([champion, replace(candidate, plans=anchored)])
+    bundles = by_name([champion, replace(candidate, forecaster=HalfOfIt())])
     out = run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, bundles=bundles, tracking=False, progress=False)
     facts = {"kind": "trees", "name": "reclaim", "version": "2", "run_id": "run2", "reference": "reclaim@2"}
     assert out.results["models"]["reclaim/2"] == facts

@@ -46,7 +46,7 @@ CELL = Cell((8.0, 16e9), 345_600_000_000)
 SETTINGS = ServingSettings(
     clock="trace",
     largest_cpu=8.0, largest_memory=16e9, monday_us=345_600_000_000, stale_s=1e9, forget_s=1e9, ahead_s=1e9,
-    cpu_unit="NCU", memory_unit="NMU",
+    cpu_unit="NCU", memory_unit="NMU", follow=False,
 )  # fmt: skip
 """Of a cell whose tasks may be silent for as long as they like, as a replay lets them."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -213,7 +213,7 @@ def test_a_limit_changed_after_the_last_window_binds_the_answer() -> None:
 def test_a_missing_forecast_is_null_and_its_task_keeps_the_limit(model: LoadedModel, history: History) -> None:
     from reclaim.training.models.trees import TreeForecaster
 
-    nothing = TreeForecaster([[None, None, None]] * len(TARGETS), 0.25, levels=(0.9, 0.95, 0.99), horizon_s=3_600)
+    nothing = TreeForecaster([None] * len(TARGETS), 0.25, horizon_s=3_600)
     trees = replace(model, bundle=replace(model.bundle, kind="trees", forecaster=nothing))
     (task,) = ask(trees, history.tasks[:1])
     (foreseen,) = task["forecast"]
@@ -228,7 +228,7 @@ def test_a_target_without_a_fit_is_null_and_its_resource_keeps_the_limit(model: 
     whole = model.bundle.forecaster
     assert isinstance(whole, NetworkForecaster)
     heads = Heads(np.array([[True] * 3, [False] * 3, [True] * 3]), np.zeros(3, np.bool_))
-    partly = NetworkForecaster(whole.tensors, whole.transform, heads)
+    partly = NetworkForecaster(whole.tensors, heads)
     tasks = [dict(task, scheduled_us=None, windows=_without(task["windows"])) for task in history.tasks]
     before = ask(model, tasks)
     after = ask(replace(model, bundle=replace(model.bundle, forecaster=partly)), tasks)
@@ -255,12 +255,8 @@ def test_an_answer_names_model_margin_and_levels(model: LoadedModel, history: Hi
         "model": {"name": "reclaim", "version": "3"},
         "margin": {
             "name": "medium",
-            "share": {"cpu": 0.2, "memory": 0.125},
-            "by_group": False,
-            "plans": [
-                {r: asdict(basis) for r, basis in zip(("cpu", "memory"), plan, strict=True)}
-                for plan in model.bundle.plans.values()
-            ],
+            "price": {"cpu": 18.0**0.5, "memory": 4.5**0.5},  # the geometric mean of the two others
+            "by_tier": None,
         },
         "horizon_s": 3_600,
         "levels": list(model.bundle.forecaster.quantile_levels),

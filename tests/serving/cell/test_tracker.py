@@ -33,7 +33,8 @@ from reclaim.serving.wire.cell_schemas import CellQuery
 from reclaim.serving.wire.errors import RequestError
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import UNKNOWN
-from reclaim.training.margins.margin import MARGIN_NAMES, Margin, three_margins
+from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.margins.price import Price, three_prices
 from tests.serving.cell_fixtures import (
     Memory,
     S,
@@ -405,7 +406,7 @@ def test_saved_state_continues_elsewhere_to_the_bit(bundle: Bundle, history: His
         if k % 7 == 0:
             copy = Memory(settings, bundle)
             copy.tracker.recall(theirs.tracker.memory())
-            copy.tracker.promote(copy.scorer)
+            copy.tracker.promote(copy.scorer, copy.tracker.following)
             theirs = copy
         if k % 20 == 0:
             task = {"task": int(windows.collection_id[0]), "index": int(windows.instance_index[0]), "ended_us": 1}
@@ -430,9 +431,11 @@ def test_state_of_another_release_is_refused(memory: Memory, bundle: Bundle) -> 
 
 
 def doubled(bundle: Bundle) -> Bundle:
-    """Return a model whose every answer differs: its margins are twice as wide."""
-    margins = three_margins(Margin("baseline", (0.9, 0.9)), Margin("aggressive", (0.5, 0.5)))
-    return replace(bundle, margins=margins)
+    """Return a model whose every answer may differ: its prices are twice as high."""
+    baseline, aggressive = (
+        Price(name, tuple(2 * p for p in bundle.prices[name].value)) for name in ("baseline", "aggressive")
+    )
+    return replace(bundle, prices=three_prices(baseline, aggressive))
 
 
 class Told(Scorer):
@@ -445,7 +448,7 @@ class Told(Scorer):
     def score(self, x: NDArray[np.float32], last: Any) -> Scores:
         """Return the scores of the scorer, and the number."""
         scores = super().score(x, last)
-        return Scores(scores.bare, scores.quantiles, np.full(len(x), self.number))
+        return Scores(scores.ladder, scores.quantiles, np.full(len(x), self.number))
 
 
 def test_a_promotion_scores_all_tasks_again_at_once(bundle: Bundle) -> None:
@@ -641,7 +644,7 @@ def test_a_cell_is_visited_in_pieces_and_all_of_one_model(bundle: Bundle, monkey
         parts = [known for known, _ in found]
         assert_same_bits(np.concatenate([p.key for p in parts]), whole.key)
         assert b"".join(p.task.tobytes() for p in parts) == whole.task.tobytes()
-        for name in ("bare", "quantiles", "oom"):
+        for name in ("ladder", "quantiles", "oom"):
             joined = np.concatenate([getattr(p.scores, name) for p in parts])
             assert_same_bits(joined, getattr(whole.scores, name), name)
     bare = memory.tracker.visit(lambda known, _: known.scores.quantiles.shape, with_quantiles=False)

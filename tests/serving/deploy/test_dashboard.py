@@ -77,8 +77,11 @@ def test_every_metric_and_label_of_an_expression_exists(labels: dict[str, set[st
 
 
 def test_a_service_shows_every_metric_of_an_expression(make_app: Any, tmp_path: Path) -> None:
-    of_its_time = {"reclaim_clock_lag_seconds", "reclaim_snapshot_age_seconds", "reclaim_snapshot_duration_seconds"}
-    """Metrics only with a clock that is the machine's, and after the first snapshot; drift only of a network."""
+    of_its_time = {
+        "reclaim_clock_lag_seconds", "reclaim_snapshot_age_seconds", "reclaim_snapshot_duration_seconds",
+        "reclaim_price_budget_spent_ratio",
+    }  # fmt: skip
+    """Metrics only with the machine's clock, after a snapshot, after outcomes; drift only of a network."""
     with make_app(state=tmp_path) as (_, runtime):
         runtime.metrics.request("/v1/usage", "POST", 429, 0.001)
         shown = {family.name for family in text_string_to_metric_families(runtime.metrics.text())}

@@ -54,14 +54,18 @@ class _Answers:
     def estimator(self, margin: str) -> Any:
         def update(slot: NDArray[np.int64], windows: Windows) -> Estimate:
             n = len(slot)
+            thresholds = np.tile(np.linspace(0.05, 1.0, 20, dtype=np.float32), (n, len(TARGETS), 1))
             parts: dict[str, NDArray[Any]] = {
                 "reservation": _SHARE[margin] * windows.limit,
+                "survival": np.tile(np.linspace(0.9, 0.1, 20, dtype=np.float32), (n, len(TARGETS), len(HORIZONS_S), 1)),
                 "quantiles": np.tile(np.linspace(0.1, 0.9, 9), (n, len(TARGETS), len(HORIZONS_S), 1)),
                 "oom": np.full((n, len(HORIZONS_S)), 0.5),
             }
             self._change(margin, parts)
             rule = np.full(windows.limit.shape, MODEL, np.uint8)
-            return Estimate(parts["reservation"], rule, Forecast(parts["quantiles"], parts["oom"]))
+            return Estimate(
+                parts["reservation"], rule, Forecast(parts["survival"], thresholds, parts["quantiles"], parts["oom"])
+            )
 
         return SimpleNamespace(update=update)
 
@@ -90,6 +94,8 @@ def test_answers_within_their_bounds_pass() -> None:
         (_set("aggressive", "reservation", 1e12), "aggressive reservations of at most the limit"),
         (_set("baseline", "reservation", 0.0), "no baseline reservation below the medium one"),
         (_set("medium", "reservation", 0.0), "no medium reservation below the aggressive one"),
+        (_set("medium", "survival", -0.1), "probabilities of a demand between 0 and 1"),
+        (_set("medium", "survival", 0.95), "curves that do not rise"),
         (_set("medium", "quantiles", np.inf), "finite quantiles"),
         (_set("medium", "quantiles", 0.0), "quantiles that rise with their level"),
         (_set("medium", "oom", 1.01), "out-of-memory probabilities between 0 and 1"),

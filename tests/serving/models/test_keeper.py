@@ -243,7 +243,7 @@ def test_a_model_that_answers_nonsense_is_refused_by_the_name_of_the_check(regis
     refused = keeper.status().refused
     assert refused is not None
     assert refused.version == "2"
-    assert refused.why.startswith("the canary batch: expected finite quantiles, got ")
+    assert refused.why.startswith("the canary batch: expected probabilities of a demand between 0 and 1, got ")
     assert (keeper.served.version, registry.promoted) == ("1", [])
 
 

@@ -25,8 +25,8 @@ def _x(*rows: tuple[float, float, float]) -> np.ndarray:
 
 def test_means_and_shares_are_of_the_squashed_features_in_standard_deviations() -> None:
     drift = Drift(_ranges(mean=0.5, scale=0.5, low=-2.0, high=2.0), NAMES)
-    # a: sqrt is 0.5, z = 0; b: 1, z = 1, and unknown; c: 3, z = 5, outside and seen as 2, and -1, z = -3, seen as -2
-    drift.observe(_x((0.25, 1.0, 9.0), (0.25, np.nan, -1.0)), 0)
+    # a: the root is 0.5, z = 0; b: 1, z = 1, and unknown; c: 3, z = 5, outside and seen as 2; -1, z = -3, seen as -2
+    drift.observe(_x((0.0625, 1.0, 81.0), (0.0625, np.nan, -1.0)), 0)
     n = drift.numbers()
     assert (n.rows, n.mean) == (2.0, 1.0)
     assert n.outside == pytest.approx(2 / 5)
@@ -95,13 +95,13 @@ def test_nothing_is_known_before_the_first_row() -> None:
 
 def test_a_feature_that_moved_is_named() -> None:
     ranges = InputRanges(*(np.full(len(FEATURE_NAMES), v, np.float32) for v in (0.5, 0.2, -3.0, 3.0)))
-    x = np.random.default_rng(2).normal(0.5, 0.2, (5_000, len(FEATURE_NAMES))).clip(0).astype(np.float32) ** 2
+    x = np.random.default_rng(2).normal(0.5, 0.2, (5_000, len(FEATURE_NAMES))).clip(0).astype(np.float32) ** 4
     drift = Drift(ranges, FEATURE_NAMES)
     drift.observe(x, 0)
     still = drift.numbers()
     assert still.outside < 0.01
     assert still.mean < 0.2
-    x[:, FEATURE_NAMES.index("memory_last")] *= 4
+    x[:, FEATURE_NAMES.index("memory_last")] *= 16
     drift.observe(x, 10 * int(FADE_S) * S)
     assert drift.numbers().most[0].name == "memory_last"
     assert drift.numbers().mean > 1.0

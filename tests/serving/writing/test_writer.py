@@ -24,6 +24,7 @@ from reclaim.data.errors import ModelError, StoreError
 from reclaim.data.windows import Windows
 from reclaim.features.fold.live_kernel import LATE, NEW, REPEATED
 from reclaim.features.groups import tier_key
+from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.tracker import FORMAT, Tracker
 from reclaim.serving.models.scorer import Scorer
@@ -735,3 +736,66 @@ def test_an_estimation_choice_beyond_the_limit_is_refused(start: Callable[..., S
     assert service.tracker.n_opted_out == 2
     assert service.facts(estimation={5: True}).taken == 1
     assert service.facts(estimation={1: False}).taken == 1
+
+
+def follow_some(service: Service, slots: range) -> None:
+    """Tell windows of two tiers whose usage goes up and down, so that some answers are violated."""
+    for at in slots:
+        cpu = 0.1 if at % 3 else 0.7
+        service.told(*({"task": t, "at": at, "cpu": cpu, "memory": cpu, "tier": t % 2} for t in range(8)))
+
+
+def prices_of(service: Service) -> list[float]:
+    return [price.now for price in cell_prices(service.tracker.prices)]
+
+
+@pytest.mark.parametrize("saved_at", [None, 5, 17, 29])
+def test_prices_that_follow_come_back_to_the_bit_from_a_snapshot_and_the_log_behind_it(
+    service: Service, start: Callable[..., Service], saved_at: int | None
+) -> None:
+    follow_some(service, range(saved_at or 0))
+    if saved_at is not None:
+        service.save()
+    follow_some(service, range(saved_at or 0, 30))
+    assert prices_of(service) != [price.start for price in cell_prices(service.tracker.prices)]
+    after = crashed(service, start)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+    ours, theirs = service.tracker.memory(), after.tracker.memory()
+    for name in ours:
+        if name.startswith("following."):
+            assert_same_bits(ours[name], theirs[name], name)
+    follow_some(service, range(30, 50))
+    follow_some(after, range(30, 50))
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+
+
+def test_prices_begin_again_with_another_model_and_those_of_each_stretch_of_the_log_stay_apart(
+    service: Service, start: Callable[..., Service], scorer: Scorer, bundle: Bundle
+) -> None:
+    other = Scorer(loaded(bundle, "2"), SETTINGS.cell)
+    follow_some(service, range(30))
+    moved = prices_of(service)
+    service.writer.promote(other)
+    assert prices_of(service) == pytest.approx([price.start for price in cell_prices(service.tracker.prices)])
+    service.writer.promote(scorer)  # no window was taken under the other
+    assert prices_of(service) != moved
+    follow_some(service, range(30, 50))
+    after = crashed(service, start)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+    service.writer.promote(other)
+    follow_some(service, range(50, 70))
+    of_another = crashed(service, start)  # is started with the first model
+    assert prices_of(of_another) == pytest.approx([p.start for p in cell_prices(of_another.tracker.prices)])
+
+
+def test_prices_of_windows_taken_while_they_did_not_follow_are_not_made_up(
+    service: Service, start: Callable[..., Service]
+) -> None:
+    follow_some(service, range(20))
+    fixed = crashed(service, start, follow=False)
+    assert prices_of(fixed) == [price.start for price in cell_prices(fixed.tracker.prices)]
+    follow_some(fixed, range(20, 40))
+    again = crashed(fixed, start)
+    assert prices_of(again) == pytest.approx([price.start for price in cell_prices(again.tracker.prices)])
+    follow_some(again, range(40, 60))
+    assert_same(told_by(crashed(again, start).tracker, SETTINGS), told_by(again.tracker, SETTINGS))

@@ -22,10 +22,10 @@ from reclaim.features.fold.batch import FeatureState
 from reclaim.training.estimators import base
 from reclaim.training.estimators.base import RULES, STARTUP, UNKNOWN, Estimate, Estimator
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator, candidates
-from reclaim.training.margins.margin import MARGIN_NAMES, Guarded, Margin, three_margins
-from reclaim.training.margins.plan import Basis, Plan, plan_for_all
+from reclaim.training.margins.margin import Guarded, Margin
+from reclaim.training.margins.price import Price
 from reclaim.training.margins.tune import TunedEstimator
-from reclaim.training.models.estimator import ForecastEstimator
+from reclaim.training.models.estimator import ForecastEstimator, at_price
 from reclaim.training.models.forecaster import NetworkForecaster
 
 RELATED = "forecast with related"
@@ -33,10 +33,7 @@ NAMES = (*sorted(ESTIMATORS), "tuned", "forecast", RELATED)
 WINDOW_US = 300_000_000
 MARGIN = Margin("baseline", (0.2, 0.1))
 
-SPENDING = {
-    "baseline": (Basis(0.98, anchor=0.25), Basis(0.9, 3.0, 0.5)),
-    "aggressive": (Basis(0.9, 1.0), Basis(0.9, anchor=0.5)),
-}
+PRICE = Price("medium", (5.0, 20.0))
 
 TUNING = {
     "baseline": ({"half_life_s": 3_600.0, "margin": 0.5}, {}),
@@ -52,8 +49,8 @@ def makers(random_forecaster: NetworkForecaster, related_forecaster: NetworkFore
     return {
         **{name: partial(build_estimator, name) for name in ESTIMATORS},
         "tuned": partial(TunedEstimator, "borg", TUNING),
-        "forecast": lambda: ForecastEstimator(random_forecaster, 3_600, SPENDING),
-        RELATED: lambda: ForecastEstimator(related_forecaster, 3_600, SPENDING, related=True),
+        "forecast": lambda: ForecastEstimator(random_forecaster, 3_600, PRICE),
+        RELATED: lambda: ForecastEstimator(related_forecaster, 3_600, PRICE, related=True),
     }
 
 
@@ -61,10 +58,6 @@ def makers(random_forecaster: NetworkForecaster, related_forecaster: NetworkFore
 def make(request: pytest.FixtureRequest, makers: dict[str, Make]) -> Make:
     """Return each maker in turn."""
     return makers[request.param]
-
-
-def _both(plan: Plan) -> dict[str, Plan]:
-    return {"baseline": plan, "aggressive": plan}
 
 
 def _histories(seed: int, n_tasks: int = 4, longest: int = 80, *, related: bool = False) -> Windows:
@@ -213,7 +206,7 @@ def test_the_cell_reaches_the_features(random_forecaster: NetworkForecaster) -> 
     windows = _histories(12)
     slot = windows.task_numbers()
     plain, large = (
-        ForecastEstimator(random_forecaster, 3_600, _both(plan_for_all(Basis(0.98))), cell=cell).update(slot, windows)
+        ForecastEstimator(random_forecaster, 3_600, PRICE, cell=cell).update(slot, windows)
         for cell in (Cell(), Cell((64.0, 64.0)))
     )
     assert _bits(plain) != _bits(large)
@@ -344,34 +337,34 @@ def test_parameters_reach_the_estimator() -> None:
     assert _bits(short.update(slot, windows)) != _bits(long.update(slot, windows))
 
 
-def test_the_forecast_goes_with_the_answer_and_the_level_picks_from_it(random_forecaster: NetworkForecaster) -> None:
+def test_the_forecast_goes_with_the_answer_and_the_price_picks_from_it(random_forecaster: NetworkForecaster) -> None:
     windows = _histories(10)
     slot = windows.task_numbers()
-    estimate = ForecastEstimator(random_forecaster, 3_600, _both((Basis(0.9), Basis(0.99)))).update(slot, windows)
-    assert estimate.forecast is not None
-    levels = random_forecaster.quantile_levels
-    for r, level in enumerate((0.9, 0.99)):
-        quantile = estimate.forecast.quantiles[:, r, 1, levels.index(level)]
-        assert np.array_equal(estimate.reservation[:, r], quantile * windows.limit[:, r])
+    free, dear = (
+        ForecastEstimator(random_forecaster, 3_600, Price("p", (price,) * 2)).update(slot, windows)
+        for price in (0.0, 1e9)
+    )
+    for estimate in (free, dear):
+        assert estimate.forecast is not None
+        assert estimate.forecast.survival.tobytes() == free.forecast.survival.tobytes()  # type: ignore[union-attr]
+    assert np.array_equal(dear.reservation, windows.limit)  # whose violation costs everything
+    assert (free.reservation < dear.reservation).any()
 
 
-@pytest.mark.parametrize("margin", MARGIN_NAMES)
-def test_what_is_kept_before_the_margin_comes_to_the_same_bits_under_any(
-    margin: str, random_forecaster: NetworkForecaster
+@pytest.mark.parametrize("price", [PRICE, Price("tiers", (1.0, 2.0), tuple((k + 1.0, k + 2.0) for k in range(6)))])
+def test_a_ladder_that_is_kept_comes_to_the_same_bits_at_any_price(
+    price: Price, random_forecaster: NetworkForecaster
 ) -> None:
     windows = _histories(13)
-    margins = three_margins(Margin("baseline", (0.3, 0.2)), Margin("aggressive", (0.1, -0.05)))
-    estimator = ForecastEstimator(random_forecaster, 3_600, SPENDING, margins, margin, (0.5, 2.0))
+    estimator = ForecastEstimator(random_forecaster, 3_600, price, (0.5, 2.0))
     x = FeatureState().advance(windows.task_numbers(), windows)
     expected = estimator.update(windows.task_numbers(), windows)
-    every, only = estimator.bare(x, windows), estimator.bare(x, windows, all_horizons=False)
-    kept = every[0].copy()
-    assert _bits(estimator.under_margin(margin, every[0], windows, every[1])) == _bits(expected)
-    for bare, forecast in (every, only):
-        estimate = estimator.under_margin(margin, bare, windows, forecast)
+    every, only = estimator.ladder(x, windows), estimator.ladder(x, windows, all_horizons=False)
+    assert _bits(at_price(price, every[0], windows, every[1])) == _bits(expected)
+    for ladder, forecast in (every, only):
+        estimate = at_price(price, ladder, windows, forecast)
         assert estimate.reservation.tobytes() == expected.reservation.tobytes()
         assert estimate.forecast is forecast
-        assert bare.tobytes() == kept.tobytes()  # as it was
     assert only[1].horizons_s == (3_600,)
     for mine, theirs in zip(only[1].at(3_600), every[1].at(3_600), strict=True):
         assert np.array_equal(mine, theirs)
@@ -379,13 +372,9 @@ def test_what_is_kept_before_the_margin_comes_to_the_same_bits_under_any(
     assert np.array_equal(taken.at(3_600)[1], every[1].at(3_600)[1][[3, 1]])
 
 
-def test_a_level_or_horizon_the_model_lacks_is_refused(random_forecaster: NetworkForecaster) -> None:
-    with pytest.raises(ConfigError, match=r"level must be one of .* got 0\.97"):
-        ForecastEstimator(random_forecaster, 3_600, _both(plan_for_all(Basis(0.97))))
-    with pytest.raises(ConfigError, match=r"anchor must be one of .* got 0\.3"):
-        Basis(0.98, anchor=0.3)
+def test_a_horizon_the_model_lacks_is_refused(random_forecaster: NetworkForecaster) -> None:
     with pytest.raises(ConfigError, match=r"horizon_s must be one of .* got 60"):
-        ForecastEstimator(random_forecaster, 60, _both(plan_for_all(Basis(0.98))))
+        ForecastEstimator(random_forecaster, 60, PRICE)
 
 
 def _same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> bool:

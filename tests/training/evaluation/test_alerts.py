@@ -76,6 +76,8 @@ def test_recall_precision_and_lead_of_three_tasks_by_hand() -> None:
     assert scores["recall_at_100"] == 2 / 4
     assert scores["precision_at_100"] == pytest.approx(2 / 34)
     assert scores["lead_s_at_100"] == 7 * 300  # from row 103 to row 110
+    assert scores["recall_bound_at_10"] == 1.0  # six alerts could catch four events
+    assert score_alerts(replace(twice, task_days=200.0), HOUR_S)["recall_bound_at_10"] == 2 / 4
     assert scores["recall_at_10"] == 0  # six alerts are too few for the first threshold
 
 

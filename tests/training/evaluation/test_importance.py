@@ -17,13 +17,14 @@ from reclaim.training.evaluation.importance import (
     permutation_importance,
 )
 from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.survival import quantiles_of
 
 T, H, F = len(TARGETS), len(HORIZONS_S), len(FEATURE_NAMES)
 SINGLE, GROUPS = columns_alone(FEATURE_NAMES), columns_by_group(FEATURE_NAMES)
 
 
 class Copies:
-    """Forecasts the first feature for every target, at two levels."""
+    """Is sure of the first feature for every target."""
 
     quantile_levels = (0.5, 0.9)
     horizons_s = HORIZONS_S
@@ -31,8 +32,12 @@ class Copies:
 
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:  # noqa: D102 - the protocol's
         horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
-        q = np.broadcast_to(x[:, 0].astype(np.float64)[:, None, None, None], (len(x), T, len(horizons_s), 2))
-        return Forecast(q.copy(), np.zeros((len(x), len(horizons_s))), horizons_s)
+        first = x[:, 0].astype(np.float32)
+        thresholds = np.stack([first, first * np.float32(1 + 1e-6), np.ones_like(first)], axis=-1)
+        thresholds = np.repeat(thresholds[:, None], T, axis=1)
+        survival = np.tile(np.array([1.0, 0.0, 0.0], np.float32), (len(x), T, len(horizons_s), 1))
+        quantiles = quantiles_of(survival, thresholds, self.quantile_levels)
+        return Forecast(survival, thresholds, quantiles, np.zeros((len(x), len(horizons_s))), horizons_s)
 
     def input_ranges(self) -> None:
         """Return None: there are none."""
@@ -52,7 +57,7 @@ def test_only_what_the_forecast_rests_on_is_important() -> None:
     x, y = rows(500)
     found = permutation_importance(Copies(), x, y, horizon_s=3_600, columns=SINGLE)
     assert found.names == FEATURE_NAMES
-    assert found.loss == pytest.approx(np.full(T, 0.1 * (0.5 + 0.9) / 2), rel=1e-5)
+    assert found.loss == pytest.approx(np.full(T, np.minimum(0.1, 1 - x[:, 0]).mean()), rel=1e-4)
     assert (found.rise[0] > 0.5).all()
     assert (found.rise[1:] == 0).all()
     assert found.top(1).names == (FEATURE_NAMES[0],)
@@ -60,15 +65,13 @@ def test_only_what_the_forecast_rests_on_is_important() -> None:
 
 
 def test_the_importance_of_two_permuted_rows_by_hand() -> None:
-    # forecasts 0.2 and 0.8 of the truths 0.3 and 0.9: 0.1 short each; dealt, 0.5 too high... and 0.7 short
+    # who is sure pays the distance: 0.2 and 0.8 of the truths 0.3 and 0.9 are 0.1 off; dealt, 0.5 and 0.7
     x = np.zeros((2, F), np.float32)
     x[:, 0] = [0.2, 0.8]
     y = np.broadcast_to(np.array([0.3, 0.9], np.float32)[:, None, None], (2, T, H)).copy()
     seed = next(s for s in range(50) if np.random.default_rng([s, 0]).permutation(2).tolist() == [1, 0])
     found = permutation_importance(Copies(), x, y, horizon_s=300, columns={"first": [0]}, seed=seed)
-    before = 0.1 * (0.5 + 0.9) / 2
-    after = ((0.5 * 0.5 + 0.1 * 0.5) / 2 + 0.7 * (0.5 + 0.9) / 2) / 2
-    assert found.rise[0] == pytest.approx(np.full(T, after / before - 1), rel=1e-5)
+    assert found.rise[0] == pytest.approx(np.full(T, (0.5 + 0.7) / (0.1 + 0.1) - 1), rel=1e-4)
 
 
 def test_every_feature_is_in_one_group_and_a_group_is_permuted_together() -> None:

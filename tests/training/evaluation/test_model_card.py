@@ -13,16 +13,11 @@ def report(**changed: Any) -> dict[str, Any]:
     of_target = {"rows": 12_345.0, "pinball_over_usage": 0.0421, "coverage_error": 0.003, "width": 0.31}
     of_oom = {"positives": 31.0, "base_rate": 0.0009, "brier_skill": 0.05, "ece": 0.0002, "recall_at_10": 0.5}
     both = {"cpu": 0.01, "memory": None}
-    plan = {
-        "cpu": {"level": 0.9, "price": 30.0, "anchor": 0.0, "past": "24h"},
-        "memory": {"level": 0.98, "price": None, "anchor": 0.25, "past": "24h"},
-    }  # fmt: skip
     horizons = [f"{h}s" for h in HORIZONS_S]
     names = ("baseline", "medium", "aggressive")
     facts: dict[str, Any] = {
         "run_id": "0123456789abcdef", "model": "reclaim", "version": "7", "estimator": "network", "horizon_s": 3_600,
-        "plans": {"baseline": plan, "aggressive": plan},
-        "margins": {m: {"cpu": 0.1, "memory": -0.05} for m in names},
+        "prices": {m: {"value": {"cpu": 31.25, "memory": 0.5}, "by_tier": None} for m in names},
         "violation": dict.fromkeys(names, both), "reclaimed": {m: {"cpu": 0.75, "memory": 0.5} for m in names},
         "scores": {t: dict.fromkeys(horizons, of_target) for t in TARGETS} | {"oom": dict.fromkeys(horizons, of_oom)},
         "rows": {"train": 1000, "valid": 100},
@@ -40,8 +35,9 @@ def test_the_card_names_model_data_scores_and_how_to_load_it() -> None:
     )
     for text in (
         "# reclaim: network, 3600 s ahead", "| cell_a | synthetic | ffffffffffff | 1,000 | 100 |",
-        "price 30, at least q0.9", "q0.98, own past (24h) 0.25", "half way", "75.00 %",
-        "-5.00 %", "0.0555", "| test ", "12345", "0.0009", OOM_DEFINITION, "86400s: slope 2, intercept -0.25",
+        "| medium | cpu | 31.2 | 1.00 % | 75.00 % |",
+        "| baseline | memory | 0.5 | - | 50.00 % |", "0.0555",
+        "| test ", "12345", "0.0009", OOM_DEFINITION, "86400s: slope 2, intercept -0.25",
         "compressible", "drift", "reclaim serve --model reclaim/7", "0123456789abcdef", "fit.width=128",
         "memory: no row has a limit",
     ):  # fmt: skip

@@ -1,5 +1,7 @@
 """Scores of forecasts, each formula by hand; the parts of a split add up to the whole."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -8,6 +10,7 @@ from reclaim.features.groups import AGES, TIER_LABELS, RowKeys
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.evaluation.scores import coverage_figure, overall, reliability, reliability_figure, score_forecast
+from reclaim.training.models.survival import crps
 
 LEVELS = (0.5, 0.9)
 T, H = len(TARGETS), len(HORIZONS_S)
@@ -15,10 +18,18 @@ NAN = float("nan")
 
 
 def forecast_of(quantiles: list[list[float]], probability: list[float]) -> Forecast:
-    """Return the same quantiles for every target and horizon."""
+    """Return curves of two quantiles, the same for every target and horizon."""
+    of_all = np.broadcast_to(np.array(quantiles)[:, None, None, :], (len(quantiles), T, H, len(LEVELS)))
+    return of_quantiles(of_all.copy(), np.repeat(np.array(probability)[:, None], H, axis=1))
+
+
+def of_quantiles(quantiles: NDArray[np.float64], probability: NDArray[np.float64]) -> Forecast:
+    """Return a forecast whose curves go through the quantiles of the first horizon, and reach 0 at the limit."""
     n = len(quantiles)
-    q = np.broadcast_to(np.array(quantiles)[:, None, None, :], (n, T, H, len(LEVELS)))
-    return Forecast(q.copy(), np.repeat(np.array(probability)[:, None], H, axis=1))
+    survival = np.tile(np.array([*(1 - np.array(LEVELS)), 0.0], np.float32), (n, T, H, 1))
+    survival[np.isnan(quantiles[..., 0])] = NAN
+    thresholds = np.concatenate([quantiles[:, :, 0], np.ones((n, T, 1))], axis=-1).astype(np.float32)
+    return Forecast(survival, thresholds, quantiles, probability)
 
 
 def truth_of(y: list[float], oom: list[float]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -45,7 +56,8 @@ def test_the_scores_of_quantiles_by_hand() -> None:
         "rows": 3,
         "pinball": (at_50 + at_90) / 2,
         "pinball_over_usage": (at_50 + at_90) / 2 / usage,
-        "crps": 2 * (at_50 + at_90) / 2,  # two levels: the trapezoid over the span is their mean
+        "log_loss": -np.log(0.4 * 0.5 * 0.1) / 3,  # between the two quantiles, below both, above both
+        "crps": crps(FORECAST.survival, FORECAST.thresholds, Y)[:3, 0, 0].mean(),
         "coverage_error": ((0.5 - 1 / 3) + (0.9 - 2 / 3)) / 2,
         "width": (0.2 + 0.6 + 0.2) / 3,
         "pinball_over_usage_0.5": at_50 / usage,
@@ -56,6 +68,14 @@ def test_the_scores_of_quantiles_by_hand() -> None:
         "coverage_error_0.9": 2 / 3 - 0.9,
     }
     assert scores == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_demand_above_the_limit_counts_as_the_limit() -> None:
+    at_the_limit, above = (
+        score_forecast(FORECAST, *truth_of([y] * 4, [0.0] * 4), LEVELS)["cpu"]["300s"] for y in (1.0, 9.0)
+    )
+    del at_the_limit["log_loss"], above["log_loss"]  # beyond the limit is an answer of its own to the curve
+    assert at_the_limit == above
 
 
 def test_the_scores_of_the_probability_by_hand() -> None:
@@ -85,7 +105,7 @@ def test_unknown_targets_and_horizons_that_were_not_forecast_have_no_scores() ->
     y[:, :, 0] = NAN
     probability = FORECAST.oom_probability.copy()
     probability[:, 1] = NAN
-    scores = score_forecast(Forecast(FORECAST.quantiles, probability), y, OOM, LEVELS)
+    scores = score_forecast(replace(FORECAST, oom_probability=probability), y, OOM, LEVELS)
     assert set(scores["memory"]) == {"3600s", "86400s"}
     assert set(scores["oom"]) == {"300s", "86400s"}
 
@@ -99,7 +119,7 @@ def test_every_group_has_the_scores_that_its_rows_have_alone() -> None:
     rng = np.random.default_rng(2)
     n = 300
     q = np.sort(rng.random((n, T, H, 2)), axis=-1)
-    forecast = Forecast(q, rng.random((n, H)))
+    forecast = of_quantiles(q, rng.random((n, H)))
     y, oom = rng.random((n, T, H)).astype(np.float32), (rng.random((n, H)) < 0.2).astype(np.float32)
     y[rng.random(y.shape) < 0.1] = NAN
     tier, age = rng.choice([0, 1, 4], n), rng.integers(0, 3, n)

@@ -23,9 +23,10 @@ from reclaim.training.fitting.distributed import Ranks, joined, own_device
 from reclaim.training.fitting.network import fit_network
 from reclaim.training.fitting.samples import Samples
 from reclaim.training.fitting.train import assists
-from reclaim.training.models.network import QuantileNetwork, Scaling
+from reclaim.training.models.network import Scaling, SurvivalNetwork
+from reclaim.training.models.survival import NOW
 from reclaim.training.models.trees import Rows
-from reclaim.training.settings import QUANTILE_LEVELS, FitConfig
+from reclaim.training.settings import FitConfig
 
 CONFIG = FitConfig(width=16, depth=1, epochs=3, batch_size=128, learning_rate=1e-2, dropout=0.0, device="cpu")
 
@@ -70,7 +71,9 @@ class _KilledError(Exception):
 def rows(n: int, seed: int) -> Rows:
     """Return rows of which the ranks know different numbers: every other one lacks most targets."""
     rng = np.random.default_rng(seed)
-    x = rng.random((n, 3)).astype(np.float32)
+    x = np.zeros((n, NOW.max() + 1), np.float32)
+    x[:, :3] = rng.random((n, 3))
+    x[:, NOW] = x[:, :1]
     y = 0.5 * x[:, 0, None, None] + 0.5 * x[:, 1, None, None] * rng.random((n, 3, 3))
     y[::2][rng.random(y[::2].shape) < 0.8] = np.nan
     x[rng.random(n) < 0.2, 2] = np.nan
@@ -82,8 +85,8 @@ def gradients() -> dict[str, Tensor]:
     """Return the loss's gradients over a batch, of which each rank takes every other row."""
     ranks, samples = Ranks.current(), Samples.of_rows(rows(101, 5))
     generator = torch.Generator().manual_seed(1)
-    scaling = Scaling(*(torch.full((3,), v) for v in (0.3, 0.5, -8.0, 8.0)))
-    network = QuantileNetwork(scaling, n_targets=3, n_horizons=3, n_levels=len(QUANTILE_LEVELS), width=8, depth=1)
+    scaling = Scaling(*(torch.full((samples.widths[0],), v) for v in (0.3, 0.5, -8.0, 8.0)))
+    network = SurvivalNetwork(scaling, n_targets=3, n_horizons=3, width=8, depth=1)
     network.initialise(generator)
     data = fit._Data(samples, samples, CONFIG, ranks)
     batch = samples.take(torch.arange(101)[ranks.rank :: ranks.size])

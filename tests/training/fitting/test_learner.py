@@ -20,7 +20,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.open_loop.estimates import run_base
 from reclaim.serving.models.canary import check_answers
 from reclaim.serving.models.loader import find_model, load_location
-from reclaim.serving.models.scorer import Scorer
+from reclaim.serving.models.scorer import Scorer, reserved
 from reclaim.training.bundle import Bundle, load_bundle
 from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.fitting.learner import check_known
@@ -88,7 +88,7 @@ def test_its_bundle_holds_what_was_fitted_and_which_settings(bundle: Bundle, dat
     bare = bundle.forecaster.bare  # type: ignore[attr-defined]  # a Calibrated
     assert isinstance(bare, ConstantForecaster)
     assert bare.horizons_s == (300, 3_600)  # of a day nothing is known
-    np.testing.assert_allclose(bare.quantiles[0, 1], np.nanquantile(y[:, 0, 1], (0.9, 0.98)) * 1.25, rtol=1e-6)
+    assert bare.demands[0, 1, 500] == pytest.approx(np.nanmedian(y[:, 0, 1]) * 1.25)
 
 
 @pytest.mark.parametrize("margin", MARGIN_NAMES)
@@ -99,7 +99,8 @@ def test_replay_and_service_give_the_same_bits(bundle: Bundle, report: TrainRepo
     model = load_location(find_model(f"{report.model}/{report.version}"), margin)
     check_answers(model.bundle)
     scorer = Scorer(model, opened.cell())
-    served = scorer.estimate(margin, scorer.score(features.x[: len(windows)], windows).bare, windows)
+    ladder = scorer.score(features.x[: len(windows)], windows).ladder
+    served = reserved(scorer.prices[margin], ladder, windows)
     assert served.reservation.tobytes() == replayed.reservation.tobytes()
     assert served.rule.tobytes() == replayed.rule.tobytes()
     assert (served.reservation < windows.limit).any()

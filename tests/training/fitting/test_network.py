@@ -18,17 +18,21 @@ from reclaim.training.fitting.distributed import Ranks
 from reclaim.training.fitting.network import FitResult, choose_device, fit_network, on_device
 from reclaim.training.fitting.recorded import Step, recorded_step
 from reclaim.training.fitting.samples import Samples
-from reclaim.training.models.network import QuantileNetwork, inverse_transform
+from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network import SurvivalNetwork
+from reclaim.training.models.survival import NOW, thresholds_of
 from reclaim.training.models.trees import Rows
-from reclaim.training.settings import QUANTILE_LEVELS, FitConfig, TrainConfig, TreeConfig
+from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 
 CONFIG = FitConfig(width=16, depth=1, epochs=4, batch_size=128, learning_rate=1e-2, device="cpu")
 
 
 def _rows(n: int, seed: int) -> Rows:
-    """Demand is the first feature plus noise that grows with the second; the third is sometimes unknown."""
+    """Demand is what is used now plus noise that grows with the second feature; the third is sometimes unknown."""
     rng = np.random.default_rng(seed)
-    x = rng.random((n, 3)).astype(np.float32)
+    x = np.zeros((n, NOW.max() + 1), np.float32)
+    x[:, :3] = rng.random((n, 3))
+    x[:, NOW] = x[:, :1]
     noise = rng.random((n, 3, 3)).astype(np.float32)
     y = 0.5 * x[:, 0, None, None] + 0.5 * x[:, 1, None, None] * noise
     y[rng.random(n) < 0.2, 0] = np.nan
@@ -85,18 +89,17 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
         fit_network(_rows(600, 2), valid, replace(CONFIG, epochs=1), seed=3, checkpoints=tmp_path)
 
 
-def test_the_fitted_quantiles_cover_what_they_promise_where_noise_is_small_and_where_it_is_large() -> None:
-    # dropout and a strong decay serve tasks that were not seen, of which there are none here; they cost coverage
+def test_the_fitted_curves_hold_where_noise_is_small_and_where_it_is_large() -> None:
+    # dropout and a strong decay serve tasks that were not seen, of which there are none here; they cost calibration
     config = replace(CONFIG, epochs=12, dropout=0.0, weight_decay=0.01)
     result = fit_network(_rows(6000, 0), _rows(1000, 1), config, seed=1)
     test = _rows(4000, 2)
-    with torch.no_grad():
-        quantiles = inverse_transform(result.network(torch.from_numpy(test.x))[0], config.transform).numpy()
+    survival = NetworkForecaster.of(result.network).predict(test.x).survival[:, 0, 0]
+    above = test.y[:, 0, 0, None] > thresholds_of(test.x)[:, 0]
     known = np.isfinite(test.y[:, 0, 0])
     for half in (test.x[:, 1] < 0.5, test.x[:, 1] >= 0.5):
-        covered = (test.y[known & half, 0, 0, None] <= quantiles[known & half, 0, 0]).mean(0)
-        for level, far in ((0.5, 0.06), (0.9, 0.04), (0.99, 0.01)):
-            assert covered[QUANTILE_LEVELS.index(level)] == pytest.approx(level, abs=far)
+        foreseen, came = survival[known & half].mean(axis=0), above[known & half].mean(axis=0)
+        np.testing.assert_allclose(foreseen, came, atol=0.04)
 
 
 def test_dropout_is_off_in_evaluation() -> None:
@@ -120,8 +123,10 @@ def test_what_training_hardly_saw_is_cut_off() -> None:
 
     def answer(first: float) -> torch.Tensor:
         with torch.no_grad():
-            quantiles: torch.Tensor = result.network(torch.tensor([[first, 0.5, 0.5]]))[0]
-        return quantiles
+            x = torch.full((1, rows.x.shape[1]), 0.5)
+            x[0, 0] = first
+            steps: torch.Tensor = result.network(x)[0]
+        return steps
 
     assert torch.equal(answer(1.01), answer(1e6))
     assert torch.equal(answer(-0.01), answer(-1e6))
@@ -248,8 +253,8 @@ def test_recorded_steps_end_with_the_weights_of_steps_one_by_one(monkeypatch: py
 
     def weights(*, by_recording: bool) -> tuple[list[torch.Tensor], dict[str, float]]:
         torch.manual_seed(7)
-        network = QuantileNetwork(
-            fit._scaling(rows, ()), n_targets=3, n_horizons=3, n_levels=len(QUANTILE_LEVELS), width=8, depth=1,
+        network = SurvivalNetwork(
+            fit._scaling(rows, ()), n_targets=3, n_horizons=3, width=8, depth=1,
             dropout=0.2,
         )  # fmt: skip
         network.initialise(torch.Generator().manual_seed(1))
@@ -309,10 +314,8 @@ def test_what_no_training_row_knows_is_not_counted_as_fitted() -> None:
     ("make", "message"),
     [
         (lambda: FitConfig(width=0), "width must be at least 1, got 0"),
-        (lambda: FitConfig(transform="cube"), "transform must be one of"),
         (lambda: FitConfig(learning_rate=0.0), "learning_rate must be above 0"),
-        (lambda: TreeConfig(levels=(0.9, 0.5)), "levels must be increasing"),
-        (lambda: TreeConfig(levels=(1.5,)), "levels must be between 0 and 1"),
+        (lambda: TreeConfig(leaves=1), "leaves must be at least 2, got 1"),
     ],
 )
 def test_settings_out_of_range_are_refused_with_the_value(make: object, message: str) -> None:
@@ -330,3 +333,13 @@ def test_a_hidden_feature_moves_nothing() -> None:
     assert torch.equal(network(x)[0], network(moved)[0])
     moved[:, 1] += 0.5
     assert not torch.equal(network(x)[0], network(moved)[0])
+
+
+def test_a_feature_that_no_training_row_had_moves_nothing() -> None:
+    train = _rows(2_000, 0)
+    train.x[:, 0] = np.nan
+    network = fit_network(train, _rows(500, 1), CONFIG, seed=1).network
+    x = torch.from_numpy(train.x[:10].copy())
+    known = x.clone()
+    known[:, 0] = 0.7
+    assert torch.equal(network(x)[0], network(known)[0])

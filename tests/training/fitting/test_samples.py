@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from reclaim.features.feature_set import CONTEXT_FILE, FeatureSet, array_path
-from reclaim.features.registry import CONTEXT
+from reclaim.features.feature_set import FeatureSet, array_path
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.fitting.samples import Samples, column_bounds, column_moments
 from reclaim.training.fitting.sources import Source, rows_in_memory
@@ -26,15 +25,10 @@ Maker = Callable[[int], FeatureSet]
 
 
 def write_feature_set(folder: Path, seed: int) -> FeatureSet:
-    """Write a feature set of random numbers: ten tasks, of which some windows were not taken, some hours long."""
+    """Write a feature set of random numbers: ten tasks, some hours long."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 60, 10)
     n = int(lengths.sum())
-    taken = rng.random(n) < 0.9
-    starts = np.cumsum(lengths) - lengths
-    taken[starts] = True  # a task's first window always is
-    place = np.cumsum(taken) - 1
-    values = rng.random((len(CONTEXT), int(taken.sum())))
     arrays: dict[str, Any] = {
         "x": rng.normal(size=(n, 5)).astype(np.float32),
         "y": np.where(rng.random((n, 3, 3)) < 0.2, np.nan, rng.random((n, 3, 3))).astype(np.float32),
@@ -44,9 +38,7 @@ def write_feature_set(folder: Path, seed: int) -> FeatureSet:
         "period": rng.integers(0, 3, n).astype(np.uint8),
         "group": rng.integers(0, 4, n).astype(np.uint8),
         "limit": rng.choice([0.0, 0.3, 0.7, np.nan], (n, 2)).astype(np.float32),
-        "first": np.repeat(place[starts], lengths),
-        "last": place,
-        CONTEXT_FILE: np.where(rng.random(values.shape) < 0.1, np.nan, values).astype(np.float32),
+        "first": np.repeat(np.cumsum(lengths) - lengths, lengths),
     }
     arrays["x"][rng.random((n, 5)) < 0.1] = np.nan
     folder.mkdir(exist_ok=True)
@@ -92,8 +84,8 @@ def test_samples_of_several_feature_sets_stand_one_after_another_and_each_keeps_
     assert samples.heads().oom.tolist() == np.isfinite(oom).any(axis=0).tolist()
 
 
-def test_only_the_rows_that_are_used_are_placed_and_the_context_is_not_read(make: Maker) -> None:
-    features = replace(make(4), context=cast(Any, None), limit=cast(Any, None))
+def test_only_the_rows_that_are_used_are_placed_and_the_limits_are_not_read(make: Maker) -> None:
+    features = replace(make(4), limit=cast(Any, None))
     few = np.flatnonzero(features.period == 0)[:3]
     rows = rows_in_memory([_source(features)], [few])
     assert rows.x.shape == (3, 5)

@@ -13,7 +13,7 @@ import pytest
 
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, demand
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.registry import CALENDAR, FEATURE_NAMES
+from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SIGNALS
 from reclaim.training.fitting import held_out as heldout
 from reclaim.training.fitting import sources
 from reclaim.training.fitting.sources import Source, choose_rows, chosen_rows, rows_in_memory
@@ -97,14 +97,27 @@ def test_limits_of_several_traces_are_counted_in_the_mean_of_each(make_windows: 
     assert np.array_equal(alone.limit, cores.limit)  # one trace stays in its own unit
 
 
-def test_the_calendar_is_hidden_where_training_was_shorter_than_two_weeks() -> None:
+@pytest.mark.parametrize(
+    ("days", "hidden"),
+    [
+        (14, []),
+        (13, [*CALENDAR, "age", "seen", "same_hour_7d"]),
+        (4, [*CALENDAR, "age", "seen", "same_hour_7d"]),
+        (3, [*CALENDAR, "age", "seen", "same_hour_2d", "same_hour_7d"]),
+        (1, [*CALENDAR, "age", "seen", "same_hour_1d", "same_hour_2d", "same_hour_7d"]),
+    ],
+)
+def test_a_feature_is_hidden_where_the_shortest_training_was_shorter_than_twice_its_span(
+    days: int, hidden: list[str]
+) -> None:
     def trained_for(days: int) -> Source:
         end_us = np.array([0, 5_000_000], np.int64)
         features = SimpleNamespace(cuts_us=(days * 86_400_000_000, 2**60), end_us=end_us)
         return cast(Source, SimpleNamespace(features=features))
 
-    assert [FEATURE_NAMES[k] for k in sources.hidden_features([trained_for(20), trained_for(3)])] == list(CALENDAR)
-    assert sources.hidden_features([trained_for(20), trained_for(14)]) == []
+    lags = [name for name in hidden if name.startswith("same_hour")]
+    expected = {*hidden, *(f"{signal}_{lag}" for signal in SIGNALS for lag in lags)} - {*lags}
+    assert {FEATURE_NAMES[k] for k in sources.hidden_features([trained_for(20), trained_for(days)])} == expected
 
 
 def _four_rows(inside: list[bool]) -> Source:
@@ -114,7 +127,7 @@ def _four_rows(inside: list[bool]) -> Source:
         Path(), {}, inside=np.array(inside)[:, None].repeat(3, axis=1),
         x=np.zeros((4, 1), np.float32), y=np.ones((4, 1, 3), np.float32), oom=np.ones((4, 3), np.float32),
         end_us=none, limit=np.ones((4, 2), np.float32), first=none,
-        last=none, period=small, group=small, context=np.zeros((0, 4), np.float32), bucket_start=np.array([0, 4]),
+        period=small, group=small, bucket_start=np.array([0, 4]),
     )  # fmt: skip
     part: Any = None
     return Source(part, features)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
+from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.fitting import tune as tuning
-from reclaim.training.fitting.learner import Objective, Space, learner_of, pinball
+from reclaim.training.fitting.learner import Objective, Space, learner_of
 from reclaim.training.fitting.sources import Source, open_sources
+from reclaim.training.fitting.trees import TreeLearner
 from reclaim.training.fitting.tune import EXPERIMENT, TuneReport, objective_of, tune
 from reclaim.training.fitting.tune_space import (
     as_toml,
@@ -49,9 +52,7 @@ cpu_limit = 1.0
 memory_mean = "memory"
 memory_limit = 1.0
 """
-TREES = TrainConfig(
-    estimator="trees", trees=TreeConfig(levels=(0.9,), iterations=50, max_samples=400), fit=FitConfig(epochs=2)
-)
+TREES = TrainConfig(estimator="trees", trees=TreeConfig(iterations=50, max_samples=400), fit=FitConfig(epochs=2))
 NETWORK = TrainConfig(fit=FitConfig(epochs=2, batch_size=512, max_samples=600, max_valid_samples=200))
 
 
@@ -182,25 +183,26 @@ def test_neither_test_rows_nor_their_targets_are_read(
         tune([dataset], replace(config, seed=9), trials=1, config_file=tmp_path / "best.toml")
 
 
-def test_the_trees_are_judged_by_their_pinball_loss_on_validation_rows(dataset: Path) -> None:
+def test_the_trees_are_judged_by_the_likelihood_of_validation_rows(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources = open_sources([dataset])
     objective = objective_of(sources, TREES)
     loss = objective(TREES, lambda _epoch, _loss: None)
     again = objective(with_settings(TREES, {"trees.iterations": 1}), lambda _epoch, _loss: None)
-    assert 0 < loss < 1
+    assert loss > 0
     assert loss != again
 
-    class Constant:
-        horizons_s, quantile_levels = (3_600,), (0.9,)
+    class Halves:
+        def predict(self, x: Any, horizon_s: int) -> Any:
+            assert horizon_s == 3_600
+            survival = np.full((len(x), len(TARGETS), 1, 2), np.nan, np.float32)
+            survival[:, :2, 0] = 0.5, 0.0  # of CPU and memory half exceed the threshold, none the limit
+            thresholds = np.tile(np.array([0.3, 1.0], np.float32), (len(x), len(TARGETS), 1))
+            return SimpleNamespace(survival=survival, thresholds=thresholds)
 
-        def predict(self, x: Any) -> Any:
-            return type("Forecast", (), {"quantiles": np.full((len(x), 3, 3, 1), 0.5)})
-
-    y = np.full((2, 3, 3), np.nan, np.float32)
-    y[:, 0, 1] = [0.3, 0.7]  # of one target, an hour ahead: 0.1 * 0.2 above, 0.9 * 0.2 below
-    train = type("Rows", (), {"y": np.stack([y[0] * 0, y[0] * 0 + 4])})  # a spread of 2
-    loss = pinball(Constant(), train, np.zeros((2, 1)), y, 3_600)  # type: ignore[arg-type]  # look like both
-    assert loss == pytest.approx((0.1 * 0.2 + 0.9 * 0.2) / 2 / 2)
+    monkeypatch.setattr(TreeLearner, "fit_rows", lambda *_: Halves())
+    assert objective(TREES, lambda _epoch, _loss: None) == pytest.approx(np.log(2))
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
@@ -349,6 +351,6 @@ def test_what_is_held_stays_as_it_is(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_settings_go_through_toml_unchanged(tmp_path: Path) -> None:
-    config = TrainConfig(level=0.98, seed=3, fit=FitConfig(learning_rate=1e-5, bfloat16=True), model_name='a "b"')
+    config = TrainConfig(by_tier=True, seed=3, fit=FitConfig(learning_rate=1e-5, bfloat16=True), model_name='a "b"')
     (tmp_path / "c.toml").write_text(as_toml(asdict(config)))
     assert load_config(TrainConfig, tmp_path / "c.toml") == config

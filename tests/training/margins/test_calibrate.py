@@ -14,16 +14,17 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.windows import MEMORY_MAX, P90, Windows, empty_windows
 from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
+from reclaim.training.margins.answers import HIGHEST_SHARE, LOWEST_SHARE, Priced, Widened, scores_of
 from reclaim.training.margins.calibrate import (
-    HIGHEST_SHARE,
-    LOWEST_SHARE,
+    Calibration,
     calibrate,
     choose_best,
     guarded_reservations,
     reclaimed_share,
     violation_share,
 )
-from reclaim.training.margins.margin import Budgets, Guarded, Margin
+from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Guarded, Margin
+from reclaim.training.margins.price import N_RUNGS, TOP_RUNG, Price, price_of, rung_of
 
 
 def _windows(n: int, limit: float = 10.0) -> Windows:
@@ -38,9 +39,17 @@ def _estimate(reservation: NDArray[np.float64]) -> Estimate:
     return Estimate(reservation, np.full(reservation.shape, MODEL, np.uint8))
 
 
-def _both(reservation: NDArray[np.float64]) -> dict[str, Estimate]:
+def _both(reservation: NDArray[np.float64]) -> Widened:
     """Return one bare estimate under both margins."""
-    return dict.fromkeys(("baseline", "aggressive"), _estimate(reservation))
+    return Widened.alike(_estimate(reservation))
+
+
+def _margins(found: Calibration) -> dict[str, Margin]:
+    return {name: of for name, of in found.settings.items() if isinstance(of, Margin)}
+
+
+def _prices(found: Calibration) -> dict[str, Price]:
+    return {name: of for name, of in found.settings.items() if isinstance(of, Price)}
 
 
 def test_margins_of_ten_rows_worked_by_hand() -> None:
@@ -50,9 +59,9 @@ def test_margins_of_ten_rows_worked_by_hand() -> None:
     target = np.stack([demand, demand], axis=1) / 10
     budgets = Budgets(baseline=0.1, aggressive=0.5)
     found = calibrate(_both(np.full((10, 2), 2.0)), _windows(10), target, budgets)
-    assert found.margins["baseline"].share == pytest.approx((0.3, 0.3))
-    assert found.margins["aggressive"].share == pytest.approx((-0.1, -0.1))
-    assert found.margins["medium"].share == pytest.approx((0.1, 0.1))
+    assert _margins(found)["baseline"].share == pytest.approx((0.3, 0.3))
+    assert _margins(found)["aggressive"].share == pytest.approx((-0.1, -0.1))
+    assert _margins(found)["medium"].share == pytest.approx((0.1, 0.1))
     assert found.violation["baseline"] == (0.1, 0.1)
     assert found.violation["aggressive"] == (0.5, 0.5)
     assert found.reclaimed["baseline"] == pytest.approx((0.74, 0.74))  # 1 - 2 * 1.3 / 10
@@ -74,15 +83,13 @@ def test_a_narrower_margin_breaks_the_budget_and_this_one_keeps_it(seed: int, bu
     base.reservation[rng.random((n, 2)) < 0.1] = np.nan
     target = rng.random((n, 2)) * 1.2
     target[rng.random((n, 2)) < 0.1] = np.nan
-    found = calibrate(
-        {"baseline": base, "aggressive": base}, windows, target, Budgets(baseline=budget, aggressive=budget)
-    )
+    found = calibrate(Widened.alike(base), windows, target, Budgets(baseline=budget, aggressive=budget))
 
     def violation(share: tuple[float, ...]) -> NDArray[np.float64]:
         held = Guarded(LimitEstimator(), Margin("tried", share)).adjust(base, windows).reservation
         return violation_share(held, windows.limit, target)
 
-    share = found.margins["baseline"].share
+    share = _margins(found)["baseline"].share
     assert (violation(share) <= budget).all()
     for r in range(2):
         if share[r] > LOWEST_SHARE:
@@ -96,21 +103,21 @@ def test_what_the_guards_prevent_is_not_paid_for() -> None:
     windows.usage[:, MEMORY_MAX] = 5.0
     target = np.full((4, 2), 0.5)
     found = calibrate(_both(np.full((4, 2), 1.0)), windows, target, Budgets(0.001, 0.01))
-    assert found.margins["baseline"].share == pytest.approx((4.0, LOWEST_SHARE))
+    assert _margins(found)["baseline"].share == pytest.approx((4.0, LOWEST_SHARE))
 
 
 def test_a_budget_that_no_margin_can_meet_is_noted() -> None:
     # an estimate of zero stays zero under any margin
     found = calibrate(_both(np.zeros((2000, 2))), _windows(2000), np.full((2000, 2), 0.5))
-    assert found.margins["baseline"].share == (HIGHEST_SHARE, HIGHEST_SHARE)
+    assert _margins(found)["baseline"].share == (HIGHEST_SHARE, HIGHEST_SHARE)
     assert found.violation["baseline"] == (1.0, 1.0)
-    assert any("cpu, baseline: even a margin of 1000 violates in 100.000%" in note for note in found.notes)
+    assert any("cpu, baseline: even the highest setting violates in 100.000%" in note for note in found.notes)
 
 
 def test_too_few_rows_for_the_budget_are_noted_and_none_may_violate() -> None:
     target = np.linspace(0.1, 0.4, 20)[:, None].repeat(2, axis=1)
     found = calibrate(_both(np.full((20, 2), 2.0)), _windows(20), target)
-    assert found.margins["baseline"].share == pytest.approx((1.0, 1.0))
+    assert _margins(found)["baseline"].share == pytest.approx((1.0, 1.0))
     assert found.violation["baseline"] == (0.0, 0.0)
     assert any("0.100% of 20 rows is less than one row" in note for note in found.notes)
 
@@ -156,7 +163,7 @@ def test_a_resource_the_trace_has_no_limits_of_gets_no_margin_and_a_note_and_doe
     target[:, 1] = np.nan
     estimate = _both(windows.limit * 0.25)
     made = calibrate(estimate, windows, target)
-    assert made.margins["aggressive"].share == pytest.approx((1.0, 0.0))
+    assert _margins(made)["aggressive"].share == pytest.approx((1.0, 0.0))
     assert any(note.startswith("memory: no row has a limit") for note in made.notes)
     windows.limit[:] = np.nan
     with pytest.raises(HistoryTooShortError, match="cpu: 0 of 5 validation rows"):
@@ -166,31 +173,31 @@ def test_a_resource_the_trace_has_no_limits_of_gets_no_margin_and_a_note_and_doe
 def test_each_margin_rests_on_its_own_base_and_medium_is_half_way_between_their_reservations() -> None:
     # limit 10, every row needs 3: from a base of 4 that takes a quarter less, from a base of 2 half as much again
     target = np.full((50, 2), 0.3)
-    bases = {"baseline": _estimate(np.full((50, 2), 4.0)), "aggressive": _estimate(np.full((50, 2), 2.0))}
+    bases = Widened({"baseline": _estimate(np.full((50, 2), 4.0)), "aggressive": _estimate(np.full((50, 2), 2.0))})
     found = calibrate(bases, _windows(50), target)
-    assert found.margins["baseline"].share == pytest.approx((-0.25, -0.25))
-    assert found.margins["aggressive"].share == pytest.approx((0.5, 0.5))
-    wide = {name: replace(margin, share=(1.0, 0.0)) for name, margin in found.margins.items()}
+    assert _margins(found)["baseline"].share == pytest.approx((-0.25, -0.25))
+    assert _margins(found)["aggressive"].share == pytest.approx((0.5, 0.5))
+    wide = {name: replace(margin, share=(1.0, 0.0)) for name, margin in _margins(found).items()}
     held = guarded_reservations(bases, _windows(50), wide)
     assert held["medium"][0].tolist() == [6.0, 3.0]
-    crossed = {"baseline": bases["aggressive"], "aggressive": bases["baseline"]}
+    crossed = Widened({"baseline": bases.of["aggressive"], "aggressive": bases.of["baseline"]})
     held = guarded_reservations(crossed, _windows(50), wide)
     assert held["baseline"].tolist() == held["aggressive"].tolist()  # a wider margin never reserves less
 
 
-def test_groups_with_rows_enough_keep_the_budget_for_themselves_and_small_ones_together() -> None:
+def test_tiers_with_rows_enough_keep_the_budget_for_themselves_and_small_ones_together() -> None:
     # tiers 0 and 1 have 1,000 rows each and a budget of 2 %: 20 rows to spend; tiers 2 and 3 have 500, so 20 together
     windows = _windows(3_000)
     windows.tier[:] = np.repeat([0, 1, 2, 3], [1_000, 1_000, 500, 500])
     need = np.concatenate([np.full(1_000, 0.1), np.full(1_000, 0.2), np.full(500, 0.3), np.full(500, 0.4)])
     target = np.stack([need, need], axis=1)
     target[[0, 1_000, 2_000], 0] = 0.9  # one row of three groups: within the budget, wherever it is
-    found = calibrate(_both(np.full((3_000, 2), 1.0)), windows, target, Budgets(0.02, 0.02), by_group=True)
-    margin = found.margins["baseline"]
-    assert margin.by_group is not None
+    found = calibrate(_both(np.full((3_000, 2), 1.0)), windows, target, Budgets(0.02, 0.02), by_tier=True)
+    margin = _margins(found)["baseline"]
+    assert margin.by_tier is not None
     factor = margin.factor(windows)
     assert factor[[0, 1_000, 2_000, 2_500], 0].tolist() == pytest.approx([1.0, 2.0, 4.0, 4.0])
-    assert found.margins["medium"].by_group == margin.by_group
+    assert _margins(found)["medium"].by_tier == margin.by_tier
 
 
 def test_a_margin_for_each_tier_keeps_every_tiers_budget_where_one_for_all_does_not(
@@ -203,12 +210,12 @@ def test_a_margin_for_each_tier_keeps_every_tiers_budget_where_one_for_all_does_
     spread = np.repeat([0.05, 0.5], 2_000)
     need = np.clip(0.2 * np.exp(spread * rng.normal(size=4_000)), 0.0, 1.0)
     target = np.stack([need, need], axis=1)
-    for by_group in (False, True):
+    for by_tier in (False, True):
         bases = _both(np.full((4_000, 2), 2.0))
-        found = calibrate(bases, windows, target, Budgets(0.01, 0.01), by_group=by_group)
-        held = guarded_reservations(bases, windows, found.margins)["baseline"]
+        found = calibrate(bases, windows, target, Budgets(0.01, 0.01), by_tier=by_tier)
+        held = guarded_reservations(bases, windows, found.settings)["baseline"]
         rates = [violation_share(held[t], windows.limit[t], target[t])[0] for t in (slice(2_000), slice(2_000, None))]
-        assert (max(rates) <= 0.01) == by_group
+        assert (max(rates) <= 0.01) == by_tier
         told = found.violation_by_tier["baseline"]
         assert list(told) == ["free", "beb"]
         assert [told[tier][0] for tier in told] == rates
@@ -224,3 +231,75 @@ def test_the_rate_of_a_tier_of_few_rows_is_not_reported(monkeypatch: pytest.Monk
     assert told["unknown"] == (0.0, 0.0)
     assert told["beb"][0] == 0.0
     assert np.isnan(told["beb"][1])
+
+
+def _ladders(low: NDArray[np.float64]) -> Priced:
+    """Return ladders from these shares of the limit, shape (n, n_resources), evenly up to the limit."""
+    steps = np.linspace(0.0, 1.0, N_RUNGS)
+    return Priced((low[..., None] + (1 - low[..., None]) * steps).astype(np.float32))
+
+
+def test_prices_of_ten_rows_worked_by_hand() -> None:
+    # limit 10, ladders from 0 to it in even steps, so rung k of TOP_RUNG reserves 10 k / TOP_RUNG; demands 1, 2, … 10
+    target = np.linspace(0.1, 1.0, 10)[:, None].repeat(2, axis=1)
+    found = calibrate(_ladders(np.zeros((10, 2))), _windows(10), target, Budgets(baseline=0.1, aggressive=0.5))
+    rungs = {name: rung_of(np.array(price.value)) for name, price in _prices(found).items()}
+    assert rungs["baseline"] == pytest.approx([0.9 * TOP_RUNG] * 2, rel=1e-5)  # all but the one in need of 10
+    assert rungs["aggressive"] == pytest.approx([0.5 * TOP_RUNG] * 2, rel=1e-5)
+    assert rungs["medium"] == pytest.approx([0.7 * TOP_RUNG] * 2, rel=1e-5)
+    assert found.violation["baseline"] == (0.1, 0.1)
+    assert found.violation["aggressive"] == (0.5, 0.5)
+    assert found.reclaimed["baseline"] == pytest.approx((0.1, 0.1), rel=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), budget=st.sampled_from([0.01, 0.05, 0.3]), by_tier=st.booleans())
+def test_a_lower_price_breaks_the_budget_and_this_one_keeps_it(seed: int, budget: float, by_tier: bool) -> None:
+    rng = np.random.default_rng(seed)
+    n = 80
+    windows = _windows(n)
+    windows.usage[:, MEMORY_MAX] = rng.random(n) * 10  # the jump protects some rows
+    windows.limit[rng.random(n) < 0.1] = np.nan
+    ladder = np.sort(rng.random((n, 2, N_RUNGS)).astype(np.float32), axis=-1)
+    ladder[..., -1] = 1.0
+    ladder[rng.random((n, 2)) < 0.1] = np.nan
+    target = rng.random((n, 2)) * 1.2
+    target[rng.random((n, 2)) < 0.1] = np.nan
+    answers = Priced(ladder)
+    found = calibrate(answers, windows, target, Budgets(budget, budget), by_tier=by_tier)
+
+    def violation(rung: NDArray[np.float64]) -> NDArray[np.float64]:
+        price = Price("tried", tuple(price_of(rung).tolist()))
+        held = guarded_reservations(answers, windows, dict.fromkeys(MARGIN_NAMES, price))["baseline"]
+        return violation_share(held, windows.limit, target)
+
+    rung = rung_of(np.array(_prices(found)["baseline"].value))
+    assert (violation(rung) <= budget).all()
+    for r in range(2):
+        if rung[r] > 0:
+            assert violation(np.maximum(rung - 1e-3, 0.0))[r] > budget
+
+
+def test_prices_of_tiers_reserve_what_each_needs() -> None:
+    windows = _windows(3_000)
+    windows.tier[:] = np.repeat([0, 1, 2], 1_000)
+    target = np.repeat([2 / TOP_RUNG, 5 / TOP_RUNG, 10 / TOP_RUNG], 1_000)[:, None].repeat(2, axis=1)
+    found = calibrate(_ladders(np.zeros((3_000, 2))), windows, target, Budgets(0.02, 0.02), by_tier=True)
+    rungs = _prices(found)["baseline"].rung(windows)
+    assert rungs[[0, 1_000, 2_000], 0] == pytest.approx([2, 5, 10], rel=1e-4)
+    assert found.violation["medium"] == (0.0, 0.0)
+
+
+def test_a_price_that_is_given_is_that_of_all_margins_and_the_other_resource_keeps_its_budget() -> None:
+    target = np.linspace(0.1, 1.0, 10)[:, None].repeat(2, axis=1)
+    answers, budgets = _ladders(np.zeros((10, 2))), Budgets(baseline=0.1, aggressive=0.5)
+    given = scores_of((8.0, float("nan")))
+    for by_tier in (False, True):
+        found = calibrate(answers, _windows(10), target, budgets, by_tier=by_tier, given=given)
+        alone = calibrate(answers, _windows(10), target, budgets, by_tier=by_tier)
+        for name, price in _prices(found).items():
+            assert price.value[0] == pytest.approx(8.0)
+            assert price.given == (True, False)
+            assert price.value[1] == _prices(alone)[name].value[1]
+            assert price.rung(_windows(10))[0, 0] == pytest.approx(rung_of(np.array(8.0)))
+        assert found.violation["aggressive"][0] == found.violation["baseline"][0]

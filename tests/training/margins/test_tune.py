@@ -9,7 +9,7 @@ import numpy as np
 from reclaim.data.windows import P90, Windows, concatenate, empty_windows
 from reclaim.training.estimators.registry import build_estimator
 from reclaim.training.margins.calibrate import calibrate, guarded_reservations
-from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Budgets, Guarded
+from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Budgets, Guarded, Margin
 from reclaim.training.margins.tune import TunedEstimator, choose_settings, tuning_facts
 
 A, B = {"half_life_s": 600.0, "margin": 0.5}, {"half_life_s": 43_200.0}
@@ -46,7 +46,7 @@ def test_each_resource_is_answered_by_the_settings_chosen_for_it(make_windows: C
     windows = concatenate([make_windows(rng.random(30), rng.random(30), task=task) for task in range(3)])
     slot = windows.task_numbers()
     a, b = (build_estimator("borg", settings).update(slot, windows).reservation for settings in (A, B))
-    found = TunedEstimator("borg", TUNING).answer_each(slot, windows)
+    found = TunedEstimator("borg", TUNING).answer_each(slot, windows).of
     np.testing.assert_array_equal(found["baseline"].reservation, np.stack([a[:, 0], b[:, 1]], axis=1))
     np.testing.assert_array_equal(found["aggressive"].reservation, b)
 
@@ -58,7 +58,8 @@ def test_the_guarded_estimator_under_a_margin_reserves_what_was_calibrated(
     windows = concatenate([make_windows(rng.random(30), rng.random(30), task=task) for task in range(3)])
     slot = windows.task_numbers()
     bases = TunedEstimator("borg", TUNING).answer_each(slot, windows)
-    margins = calibrate(bases, windows, rng.random((90, 2)), Budgets(0.05, 0.2)).margins
+    made = calibrate(bases, windows, rng.random((90, 2)), Budgets(0.05, 0.2))
+    margins = {name: of for name, of in made.settings.items() if isinstance(of, Margin)}
     replayed = guarded_reservations(bases, windows, margins)
     for name in MARGIN_NAMES:
         served = Guarded(TunedEstimator("borg", TUNING, margins, name), NO_MARGIN)

@@ -18,6 +18,7 @@ from reclaim.training.fitting.trees import fit_trees
 from reclaim.training.models.forecaster import Forecaster, Heads, NetworkForecaster
 from reclaim.training.models.forward import CHUNK_ROWS
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
+from reclaim.training.models.survival import N_THRESHOLDS
 from reclaim.training.models.trees import Rows, TreeForecaster
 from reclaim.training.settings import QUANTILE_LEVELS, TreeConfig
 
@@ -31,15 +32,19 @@ def _features(n: int, seed: int = 0) -> NDArray[np.float32]:
 
 
 def _same_bits(a: Forecast, b: Forecast) -> bool:
-    return a.quantiles.tobytes() == b.quantiles.tobytes() and a.oom_probability.tobytes() == b.oom_probability.tobytes()
+    names = ("survival", "thresholds", "quantiles", "oom_probability")
+    return all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in names)
 
 
-def test_answers_have_their_shape_rise_with_the_level_and_stay_possible(random_forecaster: NetworkForecaster) -> None:
+def test_answers_have_their_shape_and_stay_possible(random_forecaster: NetworkForecaster) -> None:
     forecast = random_forecaster.predict(_features(300))
     assert forecast.quantiles.shape == (300, len(TARGETS), len(HORIZONS_S), len(QUANTILE_LEVELS))
     assert forecast.oom_probability.shape == (300, len(HORIZONS_S))
+    assert forecast.survival.shape == (300, len(TARGETS), len(HORIZONS_S), N_THRESHOLDS)
+    assert forecast.thresholds.shape == (300, len(TARGETS), N_THRESHOLDS)
+    assert (np.diff(forecast.survival, axis=-1) <= 0).all()
     assert (np.diff(forecast.quantiles, axis=-1) >= 0).all()
-    assert (forecast.quantiles >= 0).all()
+    assert ((forecast.quantiles >= 0) & (forecast.quantiles <= 1)).all()
     assert ((forecast.oom_probability >= 0) & (forecast.oom_probability <= 1)).all()
 
 
@@ -48,7 +53,12 @@ def test_the_batch_a_row_stands_in_makes_no_difference(random_forecaster: Networ
     x = _features(600)[: max(20 * batch, 50)]
     whole = random_forecaster.predict(x)
     parts = [random_forecaster.predict(x[i : i + batch]) for i in range(0, len(x), batch)]
-    joined = Forecast(np.concatenate([p.quantiles for p in parts]), np.concatenate([p.oom_probability for p in parts]))
+    joined = Forecast(
+        survival=np.concatenate([part.survival for part in parts]),
+        thresholds=np.concatenate([part.thresholds for part in parts]),
+        quantiles=np.concatenate([part.quantiles for part in parts]),
+        oom_probability=np.concatenate([part.oom_probability for part in parts]),
+    )
     assert _same_bits(whole, joined)
 
 
@@ -73,13 +83,13 @@ def test_a_network_file_whose_tensors_do_not_fit_its_shape_is_refused(
     random_forecaster: NetworkForecaster, tmp_path: Path
 ) -> None:
     tensors = random_forecaster.tensors
-    NetworkForecaster({**tensors, "line.weight": tensors["line.weight"][:, 1:]}, "sqrt").save(tmp_path)
-    with pytest.raises(ValueError, match=r"network\.safetensors: expected tensors of shapes .*line\.weight"):
+    NetworkForecaster({**tensors, "head.weight": tensors["head.weight"][1:]}).save(tmp_path)
+    with pytest.raises(ValueError, match=r"network\.safetensors: expected tensors of shapes .*head\.weight"):
         NetworkForecaster.load(tmp_path)
 
 
 def test_a_forecaster_gives_back_the_network_that_it_was_made_of(random_forecaster: NetworkForecaster) -> None:
-    again = NetworkForecaster.of(random_forecaster.network, random_forecaster.transform)
+    again = NetworkForecaster.of(random_forecaster.network)
     x = _features(20)
     assert _same_bits(random_forecaster.predict(x), again.predict(x))
 
@@ -90,13 +100,14 @@ def test_what_was_not_fitted_is_nan_also_when_loaded_and_the_rest_keeps_its_bits
     targets = np.ones((len(TARGETS), len(HORIZONS_S)), np.bool_)
     targets[1], targets[:, 2] = False, False  # no memory, and a trace of less than a day
     heads = Heads(targets, np.array([False, True, False]))
-    partly = NetworkForecaster(random_forecaster.tensors, "sqrt", heads)
+    partly = NetworkForecaster(random_forecaster.tensors, heads)
     partly.save(tmp_path)
     x = _features(300)
     whole = random_forecaster.predict(x)
     for forecaster in (partly, NetworkForecaster.load(tmp_path)):
         forecast = forecaster.predict(x)
         assert forecaster.horizons_s == HORIZONS_S[:2]
+        assert np.isnan(forecast.survival[:, ~targets]).all()
         assert np.isnan(forecast.quantiles[:, ~targets]).all()
         assert np.isnan(forecast.oom_probability[:, [0, 2]]).all()
         assert np.array_equal(forecast.quantiles[:, targets], whole.quantiles[:, targets])
@@ -133,7 +144,7 @@ def _rows(n: int) -> Rows:
 @pytest.fixture(scope="module")
 def trees() -> TreeForecaster:
     """Return small trees fitted at one hour."""
-    config = TreeConfig(levels=(0.5, 0.9, 0.99), iterations=20, min_leaf=20)
+    config = TreeConfig(iterations=20, min_leaf=20)
     return fit_trees(_rows(3000), config, horizon_s=3_600, seed=1)
 
 
@@ -141,14 +152,15 @@ def test_trees_answer_where_they_were_fitted_and_say_nan_elsewhere(trees: TreeFo
     x = _rows(500).x
     forecast = trees.predict(x)
     assert trees.horizons_s == (3_600,)
-    assert forecast.quantiles.shape == (500, len(TARGETS), len(HORIZONS_S), 3)
+    assert forecast.quantiles.shape == (500, len(TARGETS), len(HORIZONS_S), len(QUANTILE_LEVELS))
     fitted = forecast.quantiles[:, :2, HOUR]
     assert (np.diff(fitted, axis=-1) >= 0).all()
     assert (fitted >= 0).all()
+    assert (np.diff(forecast.survival[:, :2, HOUR], axis=-1) <= 0).all()
     assert np.isnan(np.delete(forecast.quantiles, HOUR, axis=2)).all()
     assert np.isnan(forecast.quantiles[:, 2]).all()
     assert np.isnan(np.delete(forecast.oom_probability, HOUR, axis=1)).all()
-    covered = (_rows(500).y[:, 0, HOUR] <= fitted[:, 0, 1]).mean()
+    covered = (_rows(500).y[:, 0, HOUR] <= fitted[:, 0, QUANTILE_LEVELS.index(0.9)]).mean()
     assert 0.8 < covered < 0.98
     likely, unlikely = x[:, 1] > 0.8, x[:, 1] < 0.7
     assert forecast.oom_probability[likely, HOUR].mean() > forecast.oom_probability[unlikely, HOUR].mean() + 0.2
@@ -158,7 +170,6 @@ def test_saved_trees_come_back_with_the_same_bits(trees: TreeForecaster, tmp_pat
     trees.save(tmp_path)
     loaded = TreeForecaster.load(tmp_path)
     x = _features(300)
-    assert loaded.quantile_levels == (0.5, 0.9, 0.99)
     assert _same_bits(trees.predict(x), loaded.predict(x))
 
 
@@ -180,7 +191,7 @@ def test_a_tree_file_with_a_strange_type_is_refused(trees: TreeForecaster, tmp_p
     class Strange(LinearRegression):  # type: ignore[misc]  # scikit-learn is untyped
         pass
 
-    skops_io.dump({"regressors": [], "classifier": Strange()}, tmp_path / "trees.skops")
+    skops_io.dump({"steps": [], "classifier": Strange()}, tmp_path / "trees.skops")
     with pytest.raises(ModelError, match="types that no tree model has"):
         TreeForecaster.load(tmp_path)
 
@@ -188,14 +199,14 @@ def test_a_tree_file_with_a_strange_type_is_refused(trees: TreeForecaster, tmp_p
 def test_one_class_of_labels_becomes_a_constant_probability() -> None:
     rows = _rows(200)
     never = Rows(rows.x, rows.y, np.zeros_like(rows.oom))
-    forest = fit_trees(never, TreeConfig(levels=(0.9,), iterations=2), horizon_s=300, seed=1)
+    forest = fit_trees(never, TreeConfig(iterations=2), horizon_s=300, seed=1)
     assert (forest.predict(rows.x).oom_probability[:, 0] == 0.0).all()
 
 
 def test_trees_without_a_known_label_foresee_no_probability(tmp_path: Path) -> None:
     rows = _rows(200)
     unknown = Rows(rows.x, rows.y, np.full_like(rows.oom, np.nan))
-    forest = fit_trees(unknown, TreeConfig(levels=(0.9,), iterations=2), horizon_s=300, seed=1)
+    forest = fit_trees(unknown, TreeConfig(iterations=2), horizon_s=300, seed=1)
     forest.save(tmp_path)
     for forecaster in (forest, TreeForecaster.load(tmp_path)):
         assert np.isnan(forecaster.predict(rows.x).oom_probability).all()

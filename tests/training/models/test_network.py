@@ -1,22 +1,22 @@
-"""The network: quantiles never cross, absurd input stays harmless, one batch can be learned by heart."""
+"""The network: its loss by hand, absurd input stays harmless, one batch can be learned by heart."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from reclaim.training.fitting.network import oom_loss, pinball_loss
-from reclaim.training.models.network import QuantileNetwork, Scaling, inverse_transform, transform
-from reclaim.training.settings import QUANTILE_LEVELS, TRANSFORMS
+from reclaim.training.fitting.network import oom_loss
+from reclaim.training.models.network import Scaling, SurvivalNetwork, survival_loss, thresholds_from
+from reclaim.training.models.survival import N_THRESHOLDS
 
 
-def _network(n_features: int = 4, *, seed: int = 0, width: int = 32, depth: int = 2) -> QuantileNetwork:
-    network = QuantileNetwork(
+def _network(n_features: int = 4, *, seed: int = 0, width: int = 32, depth: int = 2) -> SurvivalNetwork:
+    network = SurvivalNetwork(
         Scaling(*(torch.full((n_features,), v) for v in (0.0, 1.0, -8.0, 8.0))),
         n_targets=3,
         n_horizons=3,
-        n_levels=len(QUANTILE_LEVELS),
         width=width,
         depth=depth,
     )
@@ -24,17 +24,10 @@ def _network(n_features: int = 4, *, seed: int = 0, width: int = 32, depth: int 
     return network
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_quantiles_do_not_cross_whatever_the_weights(seed: int) -> None:
-    network = _network(seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator))
-    quantiles, logits = network(torch.randn(500, 4, generator=generator) * 100)
-    assert quantiles.shape == (500, 3, 3, len(QUANTILE_LEVELS))
-    assert logits.shape == (500, 3)
-    assert (quantiles.diff(dim=-1) >= 0).all()
+def test_steps_of_every_curve_and_a_logit_of_every_horizon_come_out() -> None:
+    steps, logits = _network()(torch.randn(5, 4))
+    assert steps.shape == (5, 3, 3, N_THRESHOLDS)
+    assert logits.shape == (5, 3)
 
 
 def test_what_is_not_finite_counts_as_the_mean_of_the_feature() -> None:
@@ -45,29 +38,56 @@ def test_what_is_not_finite_counts_as_the_mean_of_the_feature() -> None:
     assert torch.isfinite(network(torch.full((1, 4), float("inf")))[0]).all()
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms_are_undone_and_keep_what_is_unknown(name: str) -> None:
-    y = torch.tensor([0.0, 0.01, 0.5, 1.0, 30.0, float("nan")])
-    back = inverse_transform(transform(y, name), name)
-    assert torch.allclose(back[:5], y[:5], rtol=1e-5, atol=1e-7)
-    assert torch.isnan(back[5])
-    assert inverse_transform(torch.tensor([-1.0]), name).item() == 0.0
+THRESHOLDS = torch.tensor([0.2, 0.5, 1.0])[None, None]
 
 
-def test_pinball_loss_worked_by_hand() -> None:
-    # level 0.9: 0.5 below the truth costs 0.9 * 0.5, 0.5 above costs 0.1 * 0.5; the unknown row has no part
-    quantiles = torch.tensor([0.5, 1.5, 9.0]).reshape(3, 1, 1, 1)
-    y = torch.tensor([1.0, 1.0, float("nan")]).reshape(3, 1, 1)
-    loss = pinball_loss(quantiles, y, torch.tensor([0.9]))
+def _steps(*passed: float) -> Tensor:
+    """Return the log-odds of passing each threshold, of one row, target and horizon."""
+    p = torch.tensor(passed)
+    return torch.log(p / (1 - p))[None, None, None]
+
+
+def test_survival_loss_worked_by_hand() -> None:
+    # 0.3 passed the first of probability 0.8 and not the second of 0.5; the third says nothing of it
+    loss = survival_loss(_steps(0.8, 0.5, 0.1), torch.full((1, 1, 1), 0.3), THRESHOLDS)
     assert loss.shape == (1, 1)
-    assert loss.item() == pytest.approx((0.45 + 0.05) / 2)
+    assert loss.item() == pytest.approx(-np.log(0.8 * 0.5), rel=1e-6)
+    above_the_limit = survival_loss(_steps(0.8, 0.5, 0.1), torch.full((1, 1, 1), 1.2), THRESHOLDS)
+    assert above_the_limit.item() == pytest.approx(-np.log(0.8 * 0.5 * 0.1), rel=1e-6)
+    equal = survival_loss(_steps(0.8, 0.5, 0.1), torch.full((1, 1, 1), 0.2), THRESHOLDS)
+    assert equal.item() == pytest.approx(-np.log(0.2), rel=1e-5)  # a demand equal to a threshold does not exceed it
 
 
-def test_pinball_loss_is_least_at_the_quantile() -> None:
-    y = torch.arange(1000).float().reshape(-1, 1, 1) / 1000
-    losses = [pinball_loss(torch.full((1000, 1, 1, 1), q), y, torch.tensor([0.95])).item() for q in (0.9, 0.95, 0.99)]
-    assert losses[1] < losses[0]
-    assert losses[1] < losses[2]
+def test_survival_loss_is_least_at_the_true_distribution() -> None:
+    # of ten demands four stay below 0.2, four below 0.5, two above: 6 of 10 pass the first step, 2 of 6 the second
+    y = torch.tensor([0.1] * 4 + [0.4] * 4 + [0.8] * 2)[:, None, None]
+
+    def loss(first: float, second: float) -> float:
+        return survival_loss(_steps(first, second, 1e-6).expand(10, 1, 1, 3), y, THRESHOLDS.expand(10, 1, 3)).item()
+
+    true = loss(0.6, 1 / 3)
+    for first, second in ((0.55, 1 / 3), (0.65, 1 / 3), (0.6, 0.3), (0.6, 0.4)):
+        assert true < loss(first, second)
+
+
+def test_every_known_row_teaches_up_to_the_first_step_it_did_not_pass_and_an_unknown_one_nothing() -> None:
+    steps = torch.zeros(3, 1, 1, 3, requires_grad=True)
+    y = torch.tensor([0.3, float("nan"), 0.1])[:, None, None]
+    loss = survival_loss(steps, y, THRESHOLDS.expand(3, 1, 3))
+    assert loss.item() == pytest.approx(3 * np.log(2) / 2)  # two steps of one row, one of another: a mean over two rows
+    loss.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    assert steps.grad is not None
+    taught = steps.grad[:, 0, 0] != 0
+    assert taught.tolist() == [[True, True, False], [False] * 3, [True, False, False]]
+
+
+def test_a_target_of_no_known_row_costs_nothing_and_has_no_gradient() -> None:
+    steps = torch.zeros(2, 1, 1, 3, requires_grad=True)
+    loss = survival_loss(steps, torch.full((2, 1, 1), float("nan")), THRESHOLDS.expand(2, 1, 3))
+    assert loss.item() == 0.0
+    loss.sum().backward()  # type: ignore[no-untyped-call]
+    assert steps.grad is not None
+    assert (steps.grad == 0).all()
 
 
 def test_oom_loss_of_an_unknown_horizon_is_zero_and_has_no_gradient() -> None:
@@ -86,25 +106,25 @@ def test_one_batch_is_overfitted() -> None:
     x = torch.randn(32, 4, generator=generator)
     y = torch.rand(32, 3, 3, generator=generator)
     label = (torch.rand(32, 3, generator=generator) > 0.5).float()
+    thresholds = thresholds_from(torch.full((32, 3), 0.3))
     network = _network(width=64)
-    levels = torch.tensor(QUANTILE_LEVELS)
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
     first = 0.0
-    for _ in range(600):
-        quantiles, logits = network(x)
-        loss = pinball_loss(quantiles, y, levels).mean() + oom_loss(logits, label).mean()
+    for _ in range(400):
+        steps, logits = network(x)
+        loss = survival_loss(steps, y, thresholds).mean() + oom_loss(logits, label).mean()
         first = first or loss.item()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         optimizer.step()
-    assert loss.item() < 0.1 * first
+    assert loss.item() < 0.02 * first
     assert ((torch.sigmoid(logits) > 0.5).float() == label).all()
-    assert (quantiles[..., 0] - y).abs().mean() < 0.05
+    survival = torch.sigmoid(steps).cumprod(-1)
+    assert ((survival > 0.5) == (y[..., None] > thresholds[:, :, None])).all()
 
 
-def test_quantiles_add_up_in_full_precision_where_the_rest_runs_in_bfloat16() -> None:
+def test_steps_come_out_in_full_precision_where_the_rest_runs_in_bfloat16() -> None:
     network = _network(n_features=5)
     with torch.autocast("cpu", torch.bfloat16):
-        quantiles, logits = network(torch.rand(4, 5))
-    assert quantiles.dtype == torch.float32 == logits.dtype
-    assert (quantiles.diff(dim=-1) > 0).all()
+        steps, logits = network(torch.rand(4, 5))
+    assert steps.dtype == torch.float32 == logits.dtype

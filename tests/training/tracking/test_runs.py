@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from reclaim.data.errors import ModelError
 from reclaim.features.registry import feature_names
 from reclaim.training.bundle import Bundle, load_bundle, output_names, save_bundle
-from reclaim.training.margins.margin import Margin, three_margins
-from reclaim.training.margins.plan import Basis, plan_for_all
+from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.settings import QUANTILE_LEVELS
 from reclaim.training.tracking import runs as tracking
@@ -36,9 +35,8 @@ def _in_store(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def bundle(random_forecaster: NetworkForecaster) -> Bundle:
     """Return a bundle of the random network."""
-    margins = three_margins(Margin("baseline", (0.3, 0.2)), Margin("aggressive", (0.1, 0.0)))
-    plans = dict.fromkeys(("baseline", "aggressive"), plan_for_all(Basis(0.98)))
-    return Bundle("network", random_forecaster, 3_600, plans, margins, dataset_fingerprint="abc")
+    prices = three_prices(Price("baseline", (40.0, 200.0)), Price("aggressive", (4.0, 2.0)))
+    return Bundle("network", random_forecaster, 3_600, prices, dataset_fingerprint="abc")
 
 
 def _register(run: tracking.Run, bundle: Bundle, folder: Path, name: str, alias: str | None) -> tracking.ModelVersion:

@@ -15,7 +15,7 @@ from reclaim.data.windows import Windows, empty_windows
 from reclaim.features.groups import known_seconds
 from reclaim.features.splits import TEST, VALID
 from reclaim.replay.experiments.frontier.machines import MachinePeaks, judge_peaks, lay_out_machines
-from reclaim.replay.experiments.frontier.sweep import Guards
+from reclaim.replay.experiments.frontier.sweep import FACTORS, Bare, Guards
 from reclaim.replay.machine_peaks.predictors import PREDICTORS
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.estimates import run_base
@@ -196,16 +196,17 @@ def test_a_sweep_adds_up_what_the_guards_make_of_each_answer(make_windows: Maker
     period = period_of(make_windows(*tasks, machines=[i % 3 for i in range(9)]))
     machines, windows = laid_out(period), period.history.windows
     bare, factors = run_base(build_estimator("percentile"), windows).reservation, np.array([0.3, 0.8, 1.3])
-    violations, reclaimed = machines.sweep(bare, factors)
+    violations, reclaimed = machines.sweep(Bare(bare, factors))
     for k, factor in enumerate(factors):
         total = machines.total(Guards.from_windows(windows).reservation(bare, factor))
         over = machines.oracle > total * (1 + 1e-9)
         np.testing.assert_array_equal(violations[:, k], np.bincount(machines.machine, over, 3))
         np.testing.assert_allclose(reclaimed[:, k], np.bincount(machines.machine, machines.limit - total, 3))
     assert violations.any()
-    alone = machines.sweep_peak(total, np.array([1.0]))
-    np.testing.assert_array_equal(alone[0][:, 0], violations[:, -1])
-    np.testing.assert_allclose(alone[1][:, 0], reclaimed[:, -1])
+    at_one = int(np.searchsorted(FACTORS, 1.0))
+    alone = machines.sweep_peak(total / FACTORS[at_one])
+    np.testing.assert_array_equal(alone[0][:, at_one], violations[:, -1])
+    np.testing.assert_allclose(alone[1][:, at_one], reclaimed[:, -1])
 
 
 def test_the_sum_of_what_tasks_will_use_covers_their_machine_and_the_limit_never_fails(make_windows: Maker) -> None:

@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.data.windows import MEMORY_MAX, P90, Windows, demand, empty_windows
-from reclaim.replay.experiments.frontier.sweep import FACTORS, Guards, TaskRows, at_rate, sweep_machines
+from reclaim.replay.experiments.frontier.sweep import FACTORS, PLACES, Bare, Guards, TaskRows, at_rate, sweep_machines
 from reclaim.replay.open_loop.history import window_seconds
 from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
-from reclaim.training.margins.calibrate import needed_reservation, violation_share
-from reclaim.training.margins.margin import STARTUP_HOLD_S, Guarded, Margin
+from reclaim.training.margins.answers import Priced
+from reclaim.training.margins.calibrate import guarded_reservations, needed_reservation, violation_share
+from reclaim.training.margins.margin import MARGIN_NAMES, STARTUP_HOLD_S, Guarded, Margin
+from reclaim.training.margins.price import N_RUNGS, Price, price_of
 
 Maker = Callable[..., Windows]
 
@@ -42,7 +44,8 @@ def random_rows(seed: int, n: int = 60) -> tuple[Windows, np.ndarray, np.ndarray
 
 
 def laid_out(windows: Windows, target: np.ndarray, unit: np.ndarray, n_units: int) -> TaskRows:
-    return TaskRows.lay_out(Guards.from_windows(windows), target, window_seconds(windows), unit, n_units)
+    every = np.arange(len(windows))
+    return TaskRows.lay_out(every, Guards.from_windows(windows), target, window_seconds(windows), unit, n_units)
 
 
 def guarded(bare: np.ndarray, windows: Windows, share: float) -> np.ndarray:
@@ -67,7 +70,7 @@ def test_a_sweep_equals_guarding_and_counting_at_every_margin(seed: int, shares:
     factors = 1.0 + np.sort(shares)
     unit = np.random.default_rng(seed).integers(0, 3, len(windows))
     rows = laid_out(windows, target, unit, 4)
-    violations, reclaimed = rows.sweep(bare, factors)
+    violations, reclaimed = rows.sweep(Bare(bare, factors))
     assert violations.shape == reclaimed.shape == (4, len(factors), 2)
     seconds = (windows.end_us - windows.start_us) / 1e6
     known = np.isfinite(target) & (windows.limit > 0)
@@ -90,12 +93,57 @@ def test_a_sweep_equals_guarding_and_counting_at_every_margin(seed: int, shares:
 def test_a_row_violates_below_the_factor_that_lifts_it_to_its_need_and_at_none_above(seed: int) -> None:
     windows, bare, target = random_rows(seed)
     rows = laid_out(windows, target, np.arange(len(windows)), len(windows))
-    violations, _ = rows.sweep(bare)
+    violations, _ = rows.sweep(Bare(bare, FACTORS))
     needed = needed_reservation(windows, target)
     for i, r in np.argwhere(np.isfinite(rows.need) & np.isfinite(bare)):
         expected = bare[i, r] * FACTORS * (1 + 1e-6) < needed[i, r]
         close = np.isclose(bare[i, r] * FACTORS, needed[i, r], rtol=1e-5)
         np.testing.assert_array_equal(violations[i, ~close, r] > 0, expected[~close])
+
+
+def random_ladders(seed: int, n: int) -> np.ndarray:
+    """Return ladders that rise to the limit; some know nothing."""
+    rng = np.random.default_rng(seed)
+    ladder = np.sort(rng.random((n, 2, N_RUNGS)).astype(np.float32), axis=-1)
+    ladder[..., -1] = 1.0
+    ladder[rng.random((n, 2)) < 0.1] = np.nan
+    return ladder
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_a_sweep_of_ladders_equals_pricing_guarding_and_counting_at_every_price(seed: int) -> None:
+    windows, _, target = random_rows(seed)
+    answers = Priced(random_ladders(seed, len(windows)))
+    some = np.random.default_rng(seed).permutation(len(windows))[: len(windows) // 2]
+    unit = np.random.default_rng(seed).integers(0, 3, len(some))
+    rows = TaskRows.lay_out(some, Guards.from_windows(windows), target, window_seconds(windows), unit, 4)
+    violations, reclaimed = rows.sweep(*Bare.of(answers))
+    for k in range(0, len(PLACES), 7):
+        value = float(price_of(PLACES[k]))
+        price = dict.fromkeys(MARGIN_NAMES, Price("any", (value, value)))
+        at = rows.at(guarded_reservations(answers, windows, price)["medium"][some])
+        np.testing.assert_array_equal(at[:, 0], violations[:, k])
+        np.testing.assert_allclose(at[:, 1], reclaimed[:, k], rtol=1e-9, atol=1e-6)
+    assert not violations[:, -1].any()
+
+
+def test_machines_add_up_what_ladders_reserve_at_each_price() -> None:
+    rng = np.random.default_rng(4)
+    ladder, limit = random_ladders(4, 6)[:, 0], np.array([2.0, 4.0, 3.0, 1.0, 1.0, 2.0])
+    rows, low = np.array([0, 2, 3, 5]), np.array([0.5, -np.inf, 0.2, 1.9])
+    snapshot, machine, peak = np.array([0, 0, 1, 2]), np.array([0, 0, 1]), rng.uniform(0.5, 4.0, 3)
+    violations, reclaimed = sweep_machines(
+        ladder, rows, low, limit[rows], snapshot, machine, peak, 2, np.array([0.0, 3.5, 19.0])
+    )
+    for k, place in enumerate((0.0, 3.5, 19.0)):
+        share = np.array([np.interp(place, np.arange(N_RUNGS), rungs) for rungs in ladder[rows].astype(np.float64)])
+        held = np.minimum(np.maximum(np.where(np.isnan(share), 1.0, share) * limit[rows], low), limit[rows])
+        total = np.bincount(snapshot, held)
+        assert violations[:, k].tolist() == np.bincount(machine, peak > total, 2).tolist()
+        np.testing.assert_allclose(
+            reclaimed[:, k], np.bincount(machine, np.bincount(snapshot, limit[rows]) - total, 2), atol=1e-9
+        )
 
 
 def test_totals_by_hand(make_windows: Maker) -> None:
@@ -110,14 +158,14 @@ def test_a_machines_reservations_are_added_up_before_they_are_held_against_its_p
     # machine 0 at two times: answers 1 and 2 of limits 2 and 4, then one answer that is unknown; machine 1: nothing low
     bare, limit = np.array([1.0, 2.0, np.nan, 0.5]), np.array([2.0, 4.0, 3.0, 1.0])
     violations, reclaimed = sweep_machines(
-        bare, np.full(4, -np.inf), limit, np.array([0, 0, 1, 2]), np.array([0, 0, 1]), np.array([3.0, 3.0, 0.9]), 2,
-        np.array([0.5, 1.0, 2.0]),
+        bare, np.arange(4), np.full(4, -np.inf), limit, np.array([0, 0, 1, 2]), np.array([0, 0, 1]),
+        np.array([3.0, 3.0, 0.9]), 2, np.array([0.5, 1.0, 2.0]),
     )  # fmt: skip
     assert violations.tolist() == [[1, 0, 0], [1, 1, 0]]
     assert reclaimed.tolist() == [[4.5, 3.0, 0.0], [0.75, 0.5, 0.0]]
     # what its window demanded is the least: 2.5 of the first
     violations, _ = sweep_machines(
-        bare[:2], np.array([2.5, -np.inf]), np.array([4.0, 4.0]), np.array([0, 0]), np.zeros(1, np.int64),
+        bare[:2], np.arange(2), np.array([2.5, -np.inf]), np.array([4.0, 4.0]), np.array([0, 0]), np.zeros(1, np.int64),
         np.array([3.0]), 1, np.array([0.5]),
     )  # fmt: skip
     assert violations.tolist() == [[0]]

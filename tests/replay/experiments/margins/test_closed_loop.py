@@ -1,10 +1,12 @@
 """The margins experiment in the closed loop: each margin throughout, all in turn, and its tables."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
@@ -110,6 +112,22 @@ def test_a_mean_keeps_words_and_is_unknown_where_one_of_its_numbers_is() -> None
 
 def test_the_same_seed_gives_the_same_numbers(loop: dict[str, Any], cell_dataset: Path, estimates: Estimates) -> None:
     assert run_cells(source_of(cell_dataset), estimates, Scheduling(), ["borg"]) == loop
+
+
+def test_what_follows_runs_the_cell_by_what_it_reserves(
+    loop: dict[str, Any], cell_dataset: Path, estimates: Estimates
+) -> None:
+    asked = []
+
+    def follow(name: str) -> Mapping[str, NDArray[np.float64]]:
+        asked.append(name)
+        return estimates.reservations(name)
+
+    followed = run_cells(source_of(cell_dataset), estimates, Scheduling(), ["borg-online"], 1, follow)
+    assert asked == ["borg"]
+    ran = {e["name"]: e for e in followed["estimators"]}
+    assert ran["borg-online"]["kind"] == "statistical"
+    assert ran["borg-online"]["runs"] == {e["name"]: e for e in loop["estimators"]}["borg"]["runs"]
 
 
 def test_a_trace_without_machines_is_not_run_and_says_why(dataset: Path) -> None:

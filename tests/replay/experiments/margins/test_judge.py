@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,18 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import known_seconds
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, TRAIN, VALID
-from reclaim.replay.experiments.margins.judge import cell_over_time, follow, judge, over_time
+from reclaim.replay.experiments.margins.following import by_part, follow
+from reclaim.replay.experiments.margins.judge import cell_over_time, judge, over_time
 from reclaim.replay.open_loop.bootstrap import Bootstrap
-from reclaim.replay.open_loop.estimates import run_base, set_margins
+from reclaim.replay.open_loop.estimates import Estimates, run_base, set_margins
 from reclaim.replay.open_loop.history import History, oracle, previous_rows
 from reclaim.replay.open_loop.period import SEQUENCE, Period, lay_out_period
 from reclaim.replay.open_loop.scoring import score
+from reclaim.replay.settings import ReplayConfig
 from reclaim.training.estimators.base import Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
 from reclaim.training.estimators.registry import build_estimator
+from reclaim.training.margins.answers import Widened
 from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Guarded, Margin
 
@@ -71,9 +75,9 @@ def judged(period: Period) -> Judged:
 
 
 def _judge(base: Estimate, period: Period) -> Judged:
-    bases = {"baseline": base, "aggressive": base}
-    made = set_margins(bases, period, BUDGETS)
-    reserved = guarded_reservations(bases, period.history.windows, made.margins)
+    answers = Widened.alike(base)
+    made = set_margins(answers, period, BUDGETS)
+    reserved = guarded_reservations(answers, period.history.windows, made.settings)
     return judge("percentile", "statistical", made, reserved, period, bootstrap=HOW, drawn=True)
 
 
@@ -146,7 +150,7 @@ def test_each_quarter_of_the_test_period_is_under_its_own_margin(period: Period,
     base = run_base(build_estimator("percentile"), windows)
     for quarter, name in enumerate(SEQUENCE):
         margins = {m: Margin(m, tuple(shares.values())) for m, shares in judged["margins"].items()}
-        reserved = guarded_reservations({"baseline": base, "aggressive": base}, windows, margins)
+        reserved = guarded_reservations(Widened.alike(base), windows, margins)
         alone = over_time(reserved[name], period)
         assert judged["sequence"]["segments"][quarter] == alone["segments"][quarter] | {"margin": name}
     drawn = judged["sequence"]
@@ -225,14 +229,23 @@ def test_margins_that_follow_violate_nearer_to_the_budget_than_those_that_do_not
         replace(history, windows=windows, target=np.where(later[:, None], target * 1.5, target)),
         {name: values.copy() for name, values in NO_MACHINES.items()},
     )
-    base = run_base(build_estimator("borg"), history.windows)  # as if it had not noticed
-    bases = {"baseline": base, "aggressive": base}
-    made = set_margins(bases, period, BUDGETS)
-    fixed = score(guarded_reservations(bases, windows, made.margins)["aggressive"], period, HOW)["all"]
-    reserved = follow(bases, period, made.margins, BUDGETS, 900)
-    followed = score(reserved["aggressive"], period, HOW)["all"]
-    assert (reserved["medium"] == (reserved["baseline"] + reserved["aggressive"]) / 2).all()
+    answers = Widened.alike(run_base(build_estimator("borg"), history.windows))  # as if it had not noticed
+    made = set_margins(answers, period, BUDGETS)
+    estimates = Estimates(period.history, period, {"borg": answers}, {"borg": made})
+    config = ReplayConfig(horizon_s=3600, budgets=BUDGETS, draws=50)
+    within: Any = SimpleNamespace(budgets=BUDGETS, horizon_s=900)  # that of the history's targets
+    fixed, followed = estimates.reservations("borg"), follow("borg", estimates, within)
+    kept = [by_part(of, period, config) for of in (fixed, followed)]
+    assert (followed["baseline"] >= followed["medium"]).all()
+    assert (followed["medium"] >= followed["aggressive"]).all()
     for resource in RESOURCES:
-        violation = [way["violation_rate"][resource]["value"] for way in (fixed, followed)]
+        violation = [
+            score(of["aggressive"], period, HOW)["all"]["violation_rate"][resource]["value"] for of in (fixed, followed)
+        ]
         assert violation[0] > 1.5 * BUDGETS.aggressive
         assert abs(violation[1] - BUDGETS.aggressive) < abs(violation[0] - BUDGETS.aggressive)
+        (day,) = kept[1]["aggressive"][resource]
+        low, value, high = (day[k] or 0.0 for k in ("low", "value", "high"))
+        assert value == pytest.approx(violation[1] / BUDGETS.aggressive)
+        assert low <= value <= high
+        assert value < (kept[0]["aggressive"][resource][0]["value"] or 0.0)

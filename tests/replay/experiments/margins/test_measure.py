@@ -185,7 +185,8 @@ def test_the_runs_have_the_numbers_of_the_results_and_how_they_stand_to_the_best
         **{f"against_best.{r}": f"{of['verdict']}, against percentile"
            for r, of in report.results["against_best"]["medium"]["borg"].items()},
     }  # fmt: skip
-    assert medium.params == {"margin_share": report.results["estimators"][0]["margins"]["medium"], "settings": {}}
+    shares = report.results["estimators"][0]["margins"]["medium"]
+    assert medium.params == {"margin_share": shares, "price": {}, "settings": {}}
     aggressive = recorded["borg/aggressive"]
     assert set(aggressive.params["settings"]["cpu"]) == {"half_life_s", "margin"}
     equal = report.results["against_best"]["aggressive"]["borg"]["cpu"]["at_equal_violation"]

@@ -1,0 +1,183 @@
+"""Lets the prices of the served model follow what comes of its answers, as in a replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.jit import LENT, code_field
+from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Windows, demand
+from reclaim.features.groups import TIER_LABELS, tier_key
+from reclaim.training.bundle import price_facts
+from reclaim.training.margins.margin import Budgets, guard, young_runs
+from reclaim.training.margins.online import BUDGETED, OnlineMargins
+from reclaim.training.margins.price import Ladder, Price, at_rung
+
+if TYPE_CHECKING:
+    from reclaim.serving.cell.task_record import Ids, Taken
+    from reclaim.serving.models.scorer import Scorer, Scores
+
+
+_OF: Final = "of"
+_RUNGS: Final = np.dtype(
+    [
+        ("place", "f8", (len(BUDGETED), len(TIER_LABELS), len(RESOURCES))),  # of each price on a ladder
+        code_field("training/margins/price.py", "training/margins/margin.py"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices of the three margins at one moment; never changed.
+
+    Attributes
+    ----------
+    now : mapping of name to Price
+        Those that answers are made at.
+    start : mapping of name to Price
+        The model's own, set on validation rows.
+    budgets : Budgets
+    violated : float64, shape (len(BUDGETED), n_tiers, n_resources), or None
+        Share of the answers of the last day or so that were violated; NaN where none has counted. None: the prices do
+        not follow.
+    """
+
+    now: Mapping[str, Price]
+    start: Mapping[str, Price]
+    budgets: Budgets
+    violated: NDArray[np.float64] | None = None
+
+    @classmethod
+    def of(cls, scorer: Scorer) -> Prices:
+        """Return a model's own prices."""
+        return cls(scorer.prices, scorer.prices, scorer.budgets)
+
+
+def whose(scorer: Scorer) -> str:
+    """Return the model and the settings that prices begin with, in one line."""
+    model = scorer.model
+    facts = {name: price_facts(price) for name, price in scorer.prices.items()}
+    settings = {"prices": facts, "budgets": asdict(scorer.budgets), "horizon_s": scorer.horizon_s}
+    return f"{model.name}/{model.version} {json.dumps(settings, sort_keys=True)}"
+
+
+def named_in(memory: Mapping[str, NDArray[Any]]) -> str | None:
+    """Return ``Following.of`` of saved arrays; None where there are none."""
+    return None if _OF not in memory else memory[_OF].tobytes().decode()
+
+
+def of_same(scorer: Scorer, of: str | None, threads: int = 1) -> Following | None:
+    """Return what goes on from ``Following.of`` where it is of this model with these settings, else None."""
+    number, _, begun = (of or "").partition(" ")
+    return Following(scorer, int(number), threads) if begun == whose(scorer) else None
+
+
+class Following:
+    """Prices that follow the answers of one model; ``training.margins.online`` in the service.
+
+    Nothing here depends on the machine's clock: the same writes in the same order end in the same bits.
+
+    Parameters
+    ----------
+    scorer : Scorer
+    number : int
+        How many took their place one after another, with this one: a model that is served again begins anew.
+    threads : int
+        For large writes; nothing depends on it.
+
+    Attributes
+    ----------
+    of : str
+        Number, model and settings, of one line: the log and a snapshot name whose prices they are.
+    prices : Prices
+        Of the moment.
+    """
+
+    def __init__(self, scorer: Scorer, number: int = 1, threads: int = 1) -> None:
+        self._scorer, self.number = scorer, number
+        self._online = OnlineMargins(scorer.prices, scorer.budgets, scorer.horizon_s)
+        self._online.threads = threads
+        self.of = f"{number} {whose(scorer)}"
+        self._rungs = np.zeros(1, _RUNGS)
+        self.prices = self._moved()
+
+    def take(self, taken: Taken, scores: Scores) -> None:
+        """Hold windows against earlier answers, move the prices, and wait for the outcomes of the answers just made.
+
+        Parameters
+        ----------
+        taken : Taken
+        scores : Scores
+            Of the ``k`` tasks that were touched.
+        """
+        before = self._online.settings
+        self._online.reach(int(taken.windows.end_us[-1]))
+        if self._online.settings is not before:
+            self.prices = self._moved()
+        held = self._held(scores.ladder, taken.last)
+        held[taken.opted_out] = np.nan  # they keep their limit
+        slot, windows = taken.touched, taken.last
+        if len(taken.windows) > len(slot) or (taken.row < 0).any():  # only the last window of a task has an answer
+            answered, slot, windows = taken.row >= 0, taken.slot, taken.windows
+            of_rows = np.full((len(windows), *held.shape[1:]), np.nan)
+            of_rows[taken.row[answered]] = held[answered]
+            held = of_rows
+        self._online.wait(slot, held, windows)
+
+    def _held(self, ladder: Ladder, last: Windows) -> NDArray[np.float64]:
+        """Return the guarded reservations; shape (k, len(BUDGETED), n_resources)."""
+        out = np.empty((len(last), len(BUDGETED), last.limit.shape[1]))
+        limit = np.ascontiguousarray(last.limit)
+        _hold(ladder, self._rungs, tier_key(last.tier), demand(last), limit, young_runs(last), out)
+        return out
+
+    def forget(self, slots: Ids) -> None:
+        """Free the slots of tasks that have ended; their answers have counted by what was measured."""
+        self._online.forget(slots)
+
+    def memory(self) -> dict[str, NDArray[Any]]:
+        """Return its arrays as they are; ``named_in`` reads whose they are."""
+        return {_OF: np.frombuffer(self.of.encode(), np.uint8), **self._online.memory()}
+
+    def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from saved arrays; ``ConfigError`` where other code made them."""
+        self._online.recall(memory)
+        self.prices = self._moved()
+
+    @property
+    def bytes_per_task(self) -> int:
+        """Memory of a task."""
+        return self._online.bytes_per_task
+
+    def _moved(self) -> Prices:
+        now = cast("Mapping[str, Price]", self._online.settings)
+        self._rungs["place"][0] = [now[name].rungs for name in BUDGETED]
+        return Prices(now, self._scorer.prices, self._scorer.budgets, self._online.violated)
+
+
+@numba.njit(**LENT)
+def _hold(
+    ladder: Any,  # (k, R, N_RUNGS) float32
+    rungs: Any,  # (1,) _RUNGS
+    tier: Any,  # (k,) int64
+    now: Any,  # (k, R) float64, demand of the last windows
+    limit: Any,  # (k, R) float64
+    young: Any,  # (k,) bool
+    out: Any,  # (k, B, R) float64, written
+) -> None:
+    """Write what ``price.reserved_at`` and ``margin.guarded`` come to, for all budgets at once."""
+    for i in range(len(out)):
+        for r in range(out.shape[2]):
+            most = limit[i, r]
+            for b in range(out.shape[1]):
+                answer = at_rung(ladder[i, r], rungs[0].place[b, tier[i], r]) * most
+                held = guard(answer, now[i, r], most, young[i] and not np.isnan(most))
+                out[i, b, r] = most if np.isnan(held) else held

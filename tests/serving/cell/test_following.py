@@ -1,0 +1,247 @@
+"""Prices that follow: the service moves them as a replay does, to the bit, once for each outcome, within bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from reclaim.data.windows import Windows, concatenate
+from reclaim.features.fold.batch import FeatureState
+from reclaim.serving.answers.encode import cell_prices
+from reclaim.serving.answers.explain import explain
+from reclaim.serving.cell.following import Following, of_same
+from reclaim.serving.models.scorer import Scorer
+from reclaim.serving.settings import ServingSettings
+from reclaim.serving.wire.schemas import Units
+from reclaim.training.bundle import Bundle
+from reclaim.training.margins.answers import Priced
+from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
+from reclaim.training.margins.online import BUDGETED, OnlineMargins
+from reclaim.training.margins.price import Price, three_prices
+from tests.serving.cell_fixtures import Memory, W, assert_same_bits, fact_rows, loaded, windows_of
+from tests.serving.kill_harness import made_up
+
+if TYPE_CHECKING:
+    from tests.serving.kill_harness import Cell
+
+SETTINGS = ServingSettings(clock="trace", stale_s=1e9, forget_s=1e9)
+FIXED = SETTINGS.model_copy(update={"follow": False})
+SLOTS = 30
+"""Two and a half hours: outcomes of the first hour and a half have counted."""
+
+
+@cache
+def cell() -> Cell:
+    """Return a cell whose tasks come and go."""
+    return made_up(tasks=40, slots=SLOTS, pieces=3)
+
+
+def key_of(windows: Windows) -> NDArray[np.int64]:
+    return np.column_stack([windows.collection_id, windows.instance_index])
+
+
+def served(bundle: Bundle, cell: Cell, settings: ServingSettings = SETTINGS, *, times: int = 1) -> Memory:
+    """Return a service that took a cell piece by piece, each as many times."""
+    memory = Memory(settings, bundle)
+    for pieces in cell.slots:
+        for piece in pieces:
+            for _ in range(times):
+                memory.write(piece)
+    return memory
+
+
+def assert_same_prices(ours: Memory, theirs: Memory) -> None:
+    for name in MARGIN_NAMES:
+        assert ours.tracker.prices.now[name] == theirs.tracker.prices.now[name]
+    ours_of, theirs_of = (m.tracker.following for m in (ours, theirs))
+    assert ours_of is not None
+    assert theirs_of is not None
+    for name, array in ours_of.memory().items():
+        if name not in ("tasks", "of"):  # slots are given in another order
+            assert_same_bits(array, theirs_of.memory()[name], name)
+
+
+@pytest.mark.parametrize("how", ["whole", "shuffled", "in parts"])
+def test_a_history_in_time_order_is_served_as_it_is_replayed(how: str, bundle: Bundle) -> None:
+    windows = concatenate([piece for pieces in cell().slots for piece in pieces])
+    slot = np.unique(key_of(windows), axis=0, return_inverse=True)[1].reshape(-1)
+    x = FeatureState(SETTINGS.cell).advance(slot, windows)
+    ladder, _ = bundle.bare_estimator(cell=SETTINGS.cell).ladder(x, windows, all_horizons=False)
+    replay = OnlineMargins(bundle.prices, Budgets(), bundle.horizon_s)
+    held = replay.hold(slot, Priced(ladder), windows)
+
+    memory, random, first = Memory(SETTINGS, bundle), np.random.default_rng(1), 0
+    for pieces in cell().slots:
+        part = concatenate(pieces)
+        rows = np.arange(first, first + len(part))
+        first += len(part)
+        order = random.permutation(len(part)) if how == "shuffled" else np.arange(len(part))
+        for some in np.array_split(order, 3) if how == "in parts" else (order,):
+            memory.write(part.take(some))
+        for margin in MARGIN_NAMES:
+            found = memory.answers(*map(tuple, key_of(part).tolist()), margin=margin)
+            assert_same_bits(found.estimate.reservation, held[margin][rows], margin)
+    prices = memory.tracker.prices
+    assert prices.now["baseline"] == replay.settings["baseline"]
+    assert any(price.now > 1.1 * price.start for price in cell_prices(prices))
+
+
+def test_switched_off_the_prices_of_the_model_stay(bundle: Bundle) -> None:
+    memory = served(bundle, cell(), FIXED)
+    assert memory.tracker.prices.now == bundle.prices
+    assert memory.tracker.following is None
+    assert not any(name.startswith("following") for name in memory.tracker.memory())
+    assert memory.tracker.bytes_per_task + 419 == Memory(SETTINGS, bundle).tracker.bytes_per_task
+
+
+def test_no_outcome_counts_twice_where_windows_are_repeated(bundle: Bundle) -> None:
+    assert_same_prices(served(bundle, cell(), times=2), served(bundle, cell()))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(2, 5))
+def test_the_order_of_writes_within_a_slot_and_late_windows_make_no_difference(
+    bundle: Bundle, random: object, cuts: int
+) -> None:
+    plain, disordered = Memory(SETTINGS, bundle), Memory(SETTINGS, bundle)
+    generator = np.random.default_rng(random.getrandbits(32))  # type: ignore[attr-defined]  # of hypothesis
+    before: Windows | None = None
+    for pieces in cell().slots:
+        part = concatenate(pieces)
+        plain.write(part)
+        for some in np.array_split(generator.permutation(len(part)), cuts):
+            disordered.write(part.take(some))
+            if before is not None:
+                disordered.write(before.take(generator.integers(0, len(before), 3)))
+        before = part
+    assert_same_prices(disordered, plain)
+
+
+def test_a_late_window_changes_no_price(bundle: Bundle) -> None:
+    memory, without = Memory(SETTINGS, bundle), Memory(SETTINGS, bundle)
+    for at in range(20):
+        if at == 10:
+            continue
+        for m in (memory, without):
+            m.write(windows_of({"task": 1, "at": at, "cpu": 0.2 + 0.01 * at}))
+        if at == 12:
+            assert memory.write(windows_of({"task": 1, "at": 10, "cpu": 0.9})) == [1]  # late
+    ours = memory.tracker.following
+    theirs = without.tracker.following
+    assert ours is not None
+    assert theirs is not None
+    assert_same_bits(ours.memory()["log"], theirs.memory()["log"])
+
+
+def test_outcomes_of_tasks_that_end_count_and_their_slot_is_free_of_them(bundle: Bundle) -> None:
+    memory = Memory(SETTINGS, bundle)
+    for at in range(3):
+        memory.write(windows_of({"task": 1, "at": at, "cpu": 0.1 + 0.4 * at}, {"task": 2, "at": at}))
+    memory.tell(fact_rows({"task": 1, "ended_us": 3 * W}))
+    memory.write(windows_of({"task": 3, "at": 3}, {"task": 2, "at": 3}))  # takes the slot of the first
+    following = memory.tracker.following
+    assert following is not None
+    state = following.memory()
+    (slot,) = memory.tracker.find(np.array([[3, 0]]))
+    assert slot == 0
+    waiting = state["tasks"][slot]["end_us"]
+    assert waiting[waiting > 0].tolist() == [4 * W]
+    # of the answers at 1, 2 and 3 windows of the first task two were followed by a window of it, of the other all three
+    assert state["answered"][..., 0].sum() == 2 + 3
+
+
+def test_a_task_without_estimation_moves_no_price(bundle: Bundle) -> None:
+    memory = Memory(SETTINGS, bundle)
+    memory.tell(fact_rows(estimation={1: False}))
+    for at in range(30):
+        memory.write(windows_of({"task": 1, "at": at, "cpu": 0.03 * at}))
+    following = memory.tracker.following
+    assert following is not None
+    assert not following.memory()["outcomes"].any()
+    assert not following.memory()["log"].any()
+
+
+def test_only_the_last_window_of_a_write_has_an_answer_and_all_are_held_against_earlier_ones(bundle: Bundle) -> None:
+    cheap = replace(bundle, prices=three_prices(Price("baseline", (0.3, 0.3)), Price("aggressive", (0.25, 0.25))))
+    memory = Memory(SETTINGS, cheap)  # at which less than the limit is held
+    memory.write(windows_of({"task": 1, "at": 0, "cpu": 0.1}))
+    memory.write(windows_of(*({"task": 1, "at": at, "cpu": 0.99 if at == 2 else 0.1} for at in range(1, 5))))
+    following = memory.tracker.following
+    assert following is not None
+    task = following.memory()["tasks"][0]
+    assert sorted(task["end_us"][task["end_us"] > 0].tolist()) == [W, 5 * W]
+    assert task["violated"][task["end_us"] == W][0, :, 0].all()  # by the second of the four, for either budget
+
+
+def test_a_promotion_begins_again_at_the_prices_of_the_new_model(bundle: Bundle) -> None:
+    memory = served(bundle, cell())
+    other = replace(bundle, prices=three_prices(Price("baseline", (50.0, 50.0)), Price("aggressive", (5.0, 5.0))))
+    scorer = Scorer(loaded(other, "2"), SETTINGS.cell)
+    memory.tracker.promote(scorer, Following(scorer, 2))
+    prices = memory.tracker.prices
+    for price in cell_prices(prices):
+        assert price.now == pytest.approx(price.start)
+        assert price.violated is None
+    assert prices.start == other.prices
+
+
+def test_prices_go_on_under_the_same_model_and_settings_alone(bundle: Bundle) -> None:
+    scorer = Scorer(loaded(bundle), SETTINGS.cell)
+    of = Following(scorer, 3).of
+    assert "\n" not in of
+    same = of_same(scorer, of)
+    assert same is not None
+    assert same.number == 3
+    assert of_same(Scorer(loaded(bundle, "2"), SETTINGS.cell), of) is None
+    dearer = replace(bundle, prices=three_prices(Price("baseline", (9.0, 9.0)), Price("aggressive", (1.0, 1.0))))
+    assert of_same(Scorer(loaded(dearer), SETTINGS.cell), of) is None
+    assert of_same(scorer, None) is None
+
+
+def test_prices_stay_within_their_bounds_however_much_is_violated(bundle: Bundle) -> None:
+    cheap = replace(bundle, prices=three_prices(Price("baseline", (0.1, 0.1)), Price("aggressive", (0.1, 0.1))))
+    memory = Memory(SETTINGS, cheap)
+    random = np.random.default_rng(1)
+    for at in range(300):
+        memory.write(windows_of(*({"task": t, "at": at, "cpu": random.uniform(0, 0.99)} for t in range(20))))
+    prices = [p for p in cell_prices(memory.tracker.prices) if p.tier == "unknown" and p.resource == "cpu"]
+    for price in prices:
+        assert price.start < price.now <= 2.0**20
+    quiet = Memory(SETTINGS, bundle)
+    for at in range(300):
+        quiet.write(windows_of(*({"task": t, "at": at} for t in range(20))))
+    for price in cell_prices(quiet.tracker.prices):
+        assert price.start / 64.001 <= price.now
+
+
+def test_a_task_is_told_why_its_price_is_not_the_one_of_the_model(bundle: Bundle) -> None:
+    memory = served(bundle, cell())
+    key = tuple(key_of(cell().slots[-1][0])[0].tolist())
+    for margin in MARGIN_NAMES:
+        told = explain(memory.answers(key, margin=margin), Units()).steps[0].why
+        assert "set on validation, now" in told
+        if margin in BUDGETED:
+            budget = {"baseline": "0.10%", "aggressive": "1.00%"}[margin]
+            assert f"were exceeded for a budget of {budget}" in told
+        else:
+            assert "between those of baseline and aggressive" in told
+    fixed = served(bundle, cell(), FIXED)
+    assert "now" not in explain(fixed.answers(key), Units()).steps[0].why
+
+
+def test_the_exceedance_of_a_reservation_is_that_of_the_curve(bundle: Bundle) -> None:
+    memory = served(bundle, cell(), FIXED)
+    key = tuple(key_of(cell().slots[-1][0])[0].tolist())
+    likely = [explain(memory.answers(key, margin=margin), Units()).exceedance for margin in MARGIN_NAMES]
+    assert all(p is not None and 0 <= p.cpu <= 1 for p in likely)
+    baseline, _, aggressive = likely
+    assert baseline is not None
+    assert aggressive is not None
+    assert baseline.cpu <= aggressive.cpu  # a higher price is exceeded less

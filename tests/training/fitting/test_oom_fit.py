@@ -1,0 +1,90 @@
+"""The out-of-memory model is fitted to rows chosen by weight, and learns what announces an end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reclaim.features.registry import AT, FIRST_RELATED
+from reclaim.features.splits import IN_ALLOC, SEEN, TEST_UNSEEN, TRAIN, VALID, VALID_UNSEEN
+from reclaim.features.targets import HORIZONS_S
+from reclaim.training.fitting import oom_fit
+from reclaim.training.fitting.oom_fit import FEWEST, choose, fit_oom, rows_of
+
+H = len(HORIZONS_S)
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oom_fit, "_LEAST_STEPS", 400)
+
+
+def source(x: NDArray[np.float32], oom: NDArray[np.float32]) -> Any:
+    """Return all that a fit asks of a source: every row is of training."""
+    n = len(x)
+    features = SimpleNamespace(
+        x=x, targets=lambda rows: (None, oom[rows]), period=np.full(n, TRAIN), group=np.full(n, SEEN)
+    )
+    return SimpleNamespace(features=features)
+
+
+def cell(n: int, seed: int = 0, rare: float = 0.004) -> Any:
+    """Return rows of which those above 97 % of the limit meet an end within the hour, rarely."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros((n, FIRST_RELATED), np.float32)
+    x[:, AT.memory_mean_2h] = rng.random(n)
+    x[:, AT.memory_last] = np.where(rng.random(n) < rare, rng.uniform(0.97, 1, n), rng.uniform(0, 0.97, n))
+    oom = np.repeat((x[:, AT.memory_last] >= 0.97).astype(np.float32)[:, None], H, axis=1)
+    return source(x, oom)
+
+
+def test_rows_before_an_end_are_all_kept_and_the_weights_add_up_to_the_rest() -> None:
+    rng, n = np.random.default_rng(3), 60_000
+    x = rng.random((n, FIRST_RELATED)).astype(np.float32)
+    x[:, [AT.ooms, AT.collection_ooms]] = rng.random((n, 2)) < 0.01
+    oom = (rng.random((n, H)) < 0.003).astype(np.float32)
+    oom[:, 0] = np.minimum(oom[:, 0], oom[:, 1])
+    oom[rng.random(n) < 0.1] = np.nan
+    chosen = choose(source(x, oom), np.arange(n), seed=1)
+    soon = (oom[:, :2] == 1).any(axis=1)
+    kept_soon = (chosen.oom[:, :2] == 1).any(axis=1)
+    assert kept_soon.sum() == soon.sum()
+    assert (chosen.weight[kept_soon] == 1).all()
+    assert np.isfinite(chosen.oom).all()
+    assert sorted(set(chosen.weight.tolist())) == [1.0, 4.0, 10.0, 50.0]
+    assert chosen.weight.sum() == pytest.approx(np.isfinite(oom).all(axis=1).sum(), rel=0.05)
+
+
+def test_tasks_inside_an_alloc_instance_are_learned_from_too() -> None:
+    group = np.array([SEEN, VALID_UNSEEN, TEST_UNSEEN, IN_ALLOC] * 2)
+    features: Any = SimpleNamespace(period=np.repeat([TRAIN, VALID], 4), group=group)
+    assert rows_of(features, TRAIN).tolist() == [0, 3]
+    assert rows_of(features, VALID).tolist() == [4, 5, 7]
+
+
+def test_it_learns_what_announces_an_end_from_several_cells() -> None:
+    cells = [cell(30_000, seed) for seed in (1, 2)]
+    model = fit_oom(cells, seed=0, n_features=FIRST_RELATED)
+    assert model is not None
+    unseen = cell(5_000, 9, rare=0.05).features
+    p, label = model.predict(unseen.x)[:, 1], unseen.targets(slice(None))[1][:, 1] > 0.5
+    assert np.mean(p[label][:, None] > p[~label][None, :300]) > 0.95
+    again = fit_oom(cells, seed=0, n_features=FIRST_RELATED)
+    assert again is not None
+    np.testing.assert_array_equal(again.predict(unseen.x), model.predict(unseen.x))
+
+
+def test_too_few_ends_make_no_model() -> None:
+    few = cell(2_000)
+    x = few.features.x
+    oom = np.zeros((len(x), H), np.float32)
+    oom[: FEWEST - 1, 1:] = 1
+    assert fit_oom([source(x, oom)], 0, FIRST_RELATED) is None
+    oom[FEWEST - 1, 1] = 1
+    model = fit_oom([source(x, oom)], 0, FIRST_RELATED)
+    assert model is not None
+    assert model.fitted.tolist() == [False, True, False]

@@ -1,0 +1,55 @@
+"""Boosted survival: which pairs of a row and a step the trees are fitted to, and that they learn the curve."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reclaim.features.registry import FIRST_RELATED
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.fitting.trees import fit_trees, step_pairs
+from reclaim.training.models.survival import NOW
+from reclaim.training.models.trees import Rows
+from reclaim.training.settings import TreeConfig
+
+NAN = float("nan")
+
+
+def test_a_row_is_a_pair_with_every_step_it_passed_and_with_the_first_it_did_not() -> None:
+    thresholds = np.tile(np.array([0.2, 0.5, 1.0], np.float32), (4, 1))
+    y = np.array([0.3, NAN, 0.2, 1.5], np.float32)  # passes one step; unknown; none, for it equals it; all
+    row, step, passed = step_pairs(y, thresholds, 100, seed=1)
+    assert row.tolist() == [0, 0, 2, 3, 3, 3]
+    assert step.tolist() == [0, 1, 0, 0, 1, 2]
+    assert passed.tolist() == [1, 0, 0, 1, 1, 1]
+
+
+def test_of_too_many_pairs_a_seeded_choice_is_taken() -> None:
+    thresholds = np.tile(np.array([0.2, 0.5, 1.0], np.float32), (50, 1))
+    y = np.linspace(0, 1, 50, dtype=np.float32)
+
+    def pairs(most: int, seed: int) -> list[tuple[int, int]]:
+        row, step, _ = step_pairs(y, thresholds, most, seed)
+        return list(zip(row.tolist(), step.tolist(), strict=True))
+
+    some = pairs(20, seed=1)
+    assert len(set(some)) == 20
+    assert set(some) < set(pairs(1_000, seed=1))
+    assert some == pairs(20, seed=1) != pairs(20, seed=2)
+
+
+def test_trees_learn_how_often_each_threshold_is_exceeded() -> None:
+    # half of the tasks go on as they are, the others double: of those that use 0.2 half exceed 0.3, none exceeds 0.5
+    rng = np.random.default_rng(0)
+    x = rng.random((2_000, FIRST_RELATED)).astype(np.float32)
+    x[:, NOW] = 0.2
+    y = np.full((2_000, len(TARGETS), len(HORIZONS_S)), NAN, np.float32)
+    y[:, 0, 1] = np.where(rng.random(2_000) < 0.5, 0.2, 0.4)
+    oom = np.zeros((2_000, len(HORIZONS_S)), np.float32)
+    trees = fit_trees(Rows(x, y, oom), TreeConfig(iterations=30, min_leaf=50), horizon_s=3_600, seed=1)
+    forecast = trees.predict(x, 3_600)
+    curve, thresholds = forecast.survival[:, 0, 0].mean(axis=0), forecast.thresholds[0, 0]
+    between = (thresholds >= np.float32(0.2)) & (thresholds < 0.4)
+    assert curve[thresholds < np.float32(0.2)].min() > 0.97
+    assert curve[between] == pytest.approx(0.5, abs=0.05)
+    assert curve[thresholds > 0.4].max() < 0.02
