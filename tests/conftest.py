@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,14 @@ _LONG = ("test_demo", "test_crash", "test_distributed", "test_train", "test_surv
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the long ones."""
     items.sort(key=lambda item: item.path.stem not in _LONG)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_store_of_another_file() -> Iterator[None]:
+    """Take the tracking store that an earlier file used out of the environment, where MLflow writes it."""
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    yield
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
 
 
 @pytest.fixture
