@@ -41,12 +41,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in _LONG)
 
 
+_STORES = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_store_of_another_file() -> Iterator[None]:
-    """Take the tracking store that an earlier file used out of the environment, where MLflow writes it."""
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    """Take the store that an earlier file used out of the environment, where MLflow itself writes it."""
+    for name in _STORES:
+        os.environ.pop(name, None)
     yield
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    for name in _STORES:
+        os.environ.pop(name, None)
 
 
 @pytest.fixture
