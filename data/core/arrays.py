@@ -75,3 +75,17 @@ def mean_known(values: NDArray[np.float64]) -> NDArray[np.float64]:
     known = np.isfinite(values)
     n = known.sum(axis=0)
     return np.where(n > 0, np.where(known, values, 0.0).sum(axis=0) / np.maximum(n, 1), np.nan)
+
+
+def is_last(*keys: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which rows are the last ones of a run of rows with equal keys, shape (n,) each; shape (n,)."""
+    out = np.ones(len(keys[0]), np.bool_)
+    out[:-1] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return out
+
+
+def is_first(*keys: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which rows are the first ones of a run of rows with equal keys, shape (n,) each; shape (n,)."""
+    out = np.ones(len(keys[0]), np.bool_)
+    out[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return out

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.core.arrays import is_first, is_last
 from reclaim.data.dataset import Dataset
 from reclaim.data.windows import identities
-from reclaim.replay.open_loop.rows import is_first, is_last
 
 NO_SET: Final = 0
 """The constraint set of a task without constraints."""

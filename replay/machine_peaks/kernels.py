@@ -11,8 +11,6 @@ from typing import Any
 import numba
 import numpy as np
 
-from reclaim.features.targets import future_max
-
 
 @numba.njit(cache=True, nogil=True)
 def add_histories(
@@ -128,58 +126,3 @@ def so_far(
     for i in range(len(age)):
         total = value[i] if age[i] == 1 else total + value[i] if mean else max(total, value[i])
         value[i] = total / age[i] if mean else total
-
-
-@numba.njit(cache=True, nogil=True)
-def future_peaks(
-    times_us: Any,  # (T,) int64
-    starts: Any,  # (T + 1,) int64, of each snapshot in by_snapshot
-    by_snapshot: Any,  # (n,) int64, samples in order of snapshots
-    task: Any,  # (n,) int64
-    snapshot: Any,  # (n,) int64
-    usage: Any,  # (n,) float64
-    limit: Any,  # (n,) float64
-    horizon_us: int,
-    total: Any,  # (T,) float64, changed
-    queue: Any,  # (T,) int64, changed
-    largest: Any,  # (T,) float64, changed
-    peak: Any,  # (T,) float64, written
-) -> None:
-    """Write each snapshot's clairvoyant peak, NaN where undefined; left as it is where no snapshot follows in time.
-
-    As long as the same tasks stay at the same limits, the usage to come is one series, summed once, and the peak its
-    moving maximum: near to linear where tasks live long, samples times horizon at worst.
-    """
-    n_snapshots = len(times_us)
-    first = 0
-    while first < n_snapshots:
-        stop = first + 1
-        while stop < n_snapshots and _goes_on(starts, by_snapshot, task, limit, stop):
-            stop += 1
-        end = np.searchsorted(times_us, times_us[stop - 1] + horizon_us, side="right")
-        total[first:end] = 0.0
-        for i in by_snapshot[starts[first] : starts[first + 1]]:
-            later = i + 1
-            while later < len(task) and task[later] == task[i] and snapshot[later] < end:
-                total[snapshot[later]] += min(usage[later], limit[i])
-                later += 1
-        future_max(first, stop, end, times_us, times_us, total, horizon_us + 1, queue, largest)
-        for t in range(first, stop):
-            if times_us[t] + horizon_us > times_us[-1]:
-                peak[t] = np.nan
-            elif not np.isnan(largest[t]):
-                peak[t] = largest[t]
-        first = stop
-
-
-@numba.njit(cache=True, nogil=True)
-def _goes_on(starts: Any, by_snapshot: Any, task: Any, limit: Any, t: int) -> bool:
-    """Say whether snapshot ``t`` has the tasks and limits of the one before."""
-    before, now, n = starts[t - 1], starts[t], starts[t + 1] - starts[t]
-    if starts[t] - starts[t - 1] != n:
-        return False
-    for k in range(n):
-        i, j = by_snapshot[before + k], by_snapshot[now + k]
-        if task[i] != task[j] or limit[i] != limit[j]:
-            return False
-    return True

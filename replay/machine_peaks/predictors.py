@@ -25,60 +25,21 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ConfigError
 from reclaim.replay.machine_peaks.kernels import (
     add_histories,
-    future_peaks,
     mean_and_sigmas,
     moving_percentiles,
     percentiles,
     so_far,
 )
+from reclaim.training.machines.samples import TaskSamples
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class MachineSamples:
-    """Samples of one machine: ``n`` samples of tasks in ``T`` snapshots.
+class MachineSamples(TaskSamples):
+    """Samples of one machine, with what predictors share of them."""
 
-    Attributes
-    ----------
-    times_us : int64, shape (T,)
-        Times of the snapshots, ascending.
-    task, snapshot : int64, shape (n,)
-        Of each sample, in order of (task, snapshot): a task's history stands together.
-    usage, limit : float64, shape (n,)
-    capped : float64, shape (n,)
-        The usage, at most the limit.
-    age : int64, shape (n,)
-        Snapshots in a row that have seen the task, this one among them.
-    """
-
-    times_us: NDArray[np.int64]
-    task: NDArray[np.int64]
-    snapshot: NDArray[np.int64]
-    usage: Floats
-    limit: Floats
-    capped: Floats
-    age: NDArray[np.int64]
     _known: dict[Hashable, Any] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def lay_out(
-        cls, time_us: NDArray[np.int64], task: NDArray[np.int64], usage: Floats, limit: Floats
-    ) -> MachineSamples:
-        """Lay out samples, shape (n,) each.
-
-        They are in order of (task, time), no pair of which is there twice; usage and limit are finite, not negative.
-        """
-        times_us, snapshot = np.unique(time_us, return_inverse=True)
-        here = np.arange(len(task))
-        goes_on = np.zeros(len(task), np.bool_)
-        goes_on[1:] = (task[1:] == task[:-1]) & (snapshot[1:] == snapshot[:-1] + 1)
-        age = here - np.maximum.accumulate(np.where(goes_on, 0, here)) + 1
-        return cls(times_us, task, snapshot.astype(np.int64), usage, limit, np.minimum(usage, limit), age)
-
-    def total(self, of_samples: Floats) -> Floats:
-        """Sum over the tasks of each snapshot; shape (n,) to (T,)."""
-        return np.bincount(self.snapshot, weights=of_samples, minlength=len(self.times_us)).astype(np.float64)
 
     def warm(self, warm_up: int) -> NDArray[np.bool_]:
         """Return which samples are of warm tasks, shape (n,)."""
@@ -274,16 +235,7 @@ class Oracle(Predictor):
 
     def peak(self, samples: MachineSamples) -> Floats:
         """Return the peak of each snapshot."""
-        n_snapshots = len(samples.times_us)
-        by_snapshot = np.argsort(samples.snapshot, kind="stable")
-        starts = np.searchsorted(samples.snapshot[by_snapshot], np.arange(n_snapshots + 1))
-        peak = samples.total(samples.limit)
-        future_peaks(
-            samples.times_us, starts, by_snapshot, samples.task, samples.snapshot, samples.usage, samples.limit,
-            self.horizon_s * 1_000_000, np.empty(n_snapshots), np.empty(n_snapshots, np.int64), np.empty(n_snapshots),
-            peak,
-        )  # fmt: skip
-        return peak
+        return samples.peak_within(self.horizon_s)
 
 
 PREDICTORS: Final[Mapping[str, Predictor]] = {

@@ -1,4 +1,4 @@
-"""Sums of rows by key, ratios of sums, and the ends of runs of equal keys."""
+"""Sums rows by key, and divides sums."""
 
 from __future__ import annotations
 
@@ -18,17 +18,3 @@ def ratio(above: Any, below: Any) -> NDArray[np.float64]:
     """Return one over the other, arrays that broadcast; NaN where ``below`` is 0 or unknown."""
     above, below = np.broadcast_arrays(np.asarray(above, np.float64), np.asarray(below, np.float64))
     return np.asarray(np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0))
-
-
-def is_last(*keys: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which rows are the last ones of a run of rows with equal keys, shape (n,) each; shape (n,)."""
-    out = np.ones(len(keys[0]), np.bool_)
-    out[:-1] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    return out
-
-
-def is_first(*keys: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which rows are the first ones of a run of rows with equal keys, shape (n,) each; shape (n,)."""
-    out = np.ones(len(keys[0]), np.bool_)
-    out[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    return out

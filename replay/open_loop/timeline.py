@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data import schema
+from reclaim.data.core.arrays import is_last
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows
-from reclaim.replay.open_loop.rows import is_last, sums_by
+from reclaim.replay.open_loop.rows import sums_by
 from reclaim.training.margins.violation import violates
 
 SLOT_S: Final = 300

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.arrays import is_last
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import DAY_US, RESOURCES, TIERS, UNKNOWN_ID
@@ -21,7 +22,6 @@ from reclaim.replay.experiments.compaction.packing import MachineSet, TaskSet
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates
 from reclaim.replay.open_loop.history import current_reservations, oracle
 from reclaim.replay.open_loop.period import Period
-from reclaim.replay.open_loop.rows import is_last
 
 HOUR_OF_DAY: Final = 14.0
 """Hour of Borg's checkpoints, in the cell's own time (EuroSys'15, section 5.1)."""

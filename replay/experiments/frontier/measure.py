@@ -97,7 +97,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
                 k: judge_peaks(m.total(v), m, bootstrap) for k, v in reserved.items()
             }
     for resource, m in machines.items():
-        for name, peak in m.predicted.items():
+        for name, peak in m.at.foreseen.items():
             machine_curves[resource][name] = draw_curve([m.sweep_peak(peak)], of_machines[resource])
             of_margins.setdefault(name, {})[resource] = {AS_PUBLISHED: judge_peaks(peak, m, bootstrap)}
     learned = list(source.bundles)
@@ -110,7 +110,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
         "tasks": _side(task_curves, of_tasks, learned)
         | {"margins": points, "at_budget": _at_budget(of_units, kinds, config)},
         "machines": _side(machine_curves, of_machines, learned)
-        | {"machines": max(m.n_machines for m in machines.values()), "margins": _by_margin(of_margins)}
+        | {"machines": max(m.at.n_machines for m in machines.values()), "margins": _by_margin(of_margins)}
         if machines
         else None,
     }

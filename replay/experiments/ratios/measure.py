@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.arrays import is_first
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, demand
 from reclaim.replay.experiment import LEARNED, Experiment, Measured, Source
@@ -17,7 +18,7 @@ from reclaim.replay.open_loop.bootstrap import number
 from reclaim.replay.open_loop.estimates import LIMIT, estimate_all
 from reclaim.replay.open_loop.history import current_reservations, oracle, window_seconds
 from reclaim.replay.open_loop.period import Period, period_facts
-from reclaim.replay.open_loop.rows import is_first, sums_by
+from reclaim.replay.open_loop.rows import sums_by
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.margins.violation import violates
 

@@ -22,6 +22,7 @@ from reclaim.replay.open_loop.estimates import run_base
 from reclaim.replay.open_loop.history import History, oracle, previous_rows
 from reclaim.replay.open_loop.period import Period, lay_out_period
 from reclaim.training.estimators.registry import build_estimator
+from reclaim.training.machines.snapshots import Snapshots
 
 Maker = Callable[..., Windows]
 
@@ -76,11 +77,11 @@ def test_the_golden_predictors_come_out_of_a_cell_as_they_are(real_data: Path) -
     assert machines is not None
     wide = expected.pivot_table(index=["machine", "time_us"], columns="predictor", values="predicted_peak")
     judged = wide[wide["oracle_24h"].notna()]
-    assert len(judged) == len(machines.oracle) > 1000
-    np.testing.assert_array_equal(judged.index.get_level_values("time_us"), machines.start_us)
-    np.testing.assert_allclose(machines.oracle, judged["oracle_24h"], rtol=0, atol=1e-12)
+    assert len(judged) == len(machines.at.peak) > 1000
+    np.testing.assert_array_equal(judged.index.get_level_values("time_us"), machines.at.start_us)
+    np.testing.assert_allclose(machines.at.peak, judged["oracle_24h"], rtol=0, atol=1e-12)
     for name in names:
-        np.testing.assert_allclose(machines.predicted[name], judged[name], rtol=0, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(machines.at.foreseen[name], judged[name], rtol=0, atol=1e-12, err_msg=name)
 
 
 @pytest.fixture
@@ -96,10 +97,10 @@ def test_a_machines_peak_is_the_largest_sum_to_come_and_only_where_the_whole_hor
 ) -> None:
     machines = laid_out(two_tasks)
     # sums by slot: 0.4, 0.5, 0.7, 0.3, 0.2, 0.4; the two slots to come, and none of the last two
-    np.testing.assert_allclose(machines.oracle, [0.7, 0.7, 0.3, 0.4])
-    np.testing.assert_allclose(machines.limit, 2.0)
-    assert machines.n_machines == 1
-    assert sorted(machines.rows.tolist()) == [0, 1, 2, 3, 6, 7, 8, 9]
+    np.testing.assert_allclose(machines.at.peak, [0.7, 0.7, 0.3, 0.4])
+    np.testing.assert_allclose(machines.at.limit, 2.0)
+    assert machines.at.n_machines == 1
+    assert sorted(machines.at.rows.tolist()) == [0, 1, 2, 3, 6, 7, 8, 9]
     reserved = np.arange(18.0)[:, None].repeat(2, axis=1)
     assert machines.total(reserved).tolist() == [6, 8, 10, 12]
 
@@ -122,20 +123,18 @@ def test_what_happened_on_a_machine_by_hand(two_tasks: Period) -> None:
 def test_episodes_end_with_a_gap_or_a_machine_and_percentiles_are_of_each_machines_own_violations() -> None:
     # machine 0 at slots 0, 1 and 3, machine 1 at slots 4 and 5; too little is foreseen at slots 1, 3 and 4
     nothing = np.zeros(0)
-    machines = MachinePeaks(
+    at = Snapshots(
         resource=MEMORY,
         rows=np.zeros(0, np.int64),
         snapshot=np.zeros(0, np.int64),
         machine=np.array([0, 0, 0, 1, 1]),
         start_us=np.array([0, 1, 3, 4, 5]) * SLOT_US,
-        oracle=np.full(5, 0.6),
+        peak=np.full(5, 0.6),
         limit=np.full(5, 2.0),
-        predicted={},
-        low=nothing,
-        high=nothing,
+        foreseen={},
         n_machines=2,
-        slot_s=300,
     )
+    machines = MachinePeaks(at, low=nothing, high=nothing, slot_s=300)
     report = judge_peaks(np.array([0.6, 0.3, 0.3, 0.6 / 1.005, 0.6]), machines, HOW)
     assert report["violation_s"] == pytest.approx(300)  # three violations, each an episode of its own
     # of machine 0 2/3 of the times, of machine 1 half: on the straight line between; loosely machine 1 has none
@@ -157,10 +156,10 @@ def test_times_before_the_test_warm_the_predictors_up_and_are_not_judged(two_tas
     history = two_tasks.history
     tested = np.tile(np.arange(6) >= 2, 3)
     later = laid_out(period_of(history.windows, tested), 600, "peak_max")
-    np.testing.assert_allclose(later.oracle, [0.3, 0.4])
-    assert later.predicted["peak_max"].shape == (2,)
+    np.testing.assert_allclose(later.at.peak, [0.3, 0.4])
+    assert later.at.foreseen["peak_max"].shape == (2,)
     whole = laid_out(two_tasks, 600, "peak_max")
-    np.testing.assert_array_equal(later.predicted["peak_max"], whole.predicted["peak_max"][2:])
+    np.testing.assert_array_equal(later.at.foreseen["peak_max"], whole.at.foreseen["peak_max"][2:])
 
 
 def test_no_prediction_changes_with_what_comes_after(two_tasks: Period) -> None:
@@ -169,9 +168,9 @@ def test_no_prediction_changes_with_what_comes_after(two_tasks: Period) -> None:
     usage[[4, 5, 10, 11]] *= 3.0
     names = ("nsigma5", "rc_p99", "machine_p100", "peak_max")
     before, after = (laid_out(period_of(each), 600, *names) for each in (windows, replace(windows, usage=usage)))
-    assert (before.oracle != after.oracle).any()
+    assert (before.at.peak != after.at.peak).any()
     for name in names:
-        np.testing.assert_array_equal(before.predicted[name], after.predicted[name])
+        np.testing.assert_array_equal(before.at.foreseen[name], after.at.foreseen[name])
 
 
 def test_of_two_windows_of_a_task_in_one_slot_the_later_counts(make_windows: Maker) -> None:
@@ -181,8 +180,8 @@ def test_of_two_windows_of_a_task_in_one_slot_the_later_counts(make_windows: Mak
     windows.start_us[2:] -= SLOT_US
     windows.end_us[2:] -= SLOT_US
     machines = laid_out(period_of(windows), 300)
-    assert machines.rows.tolist() == [1, 2]
-    np.testing.assert_allclose(machines.oracle, [0.3, 0.1])
+    assert machines.at.rows.tolist() == [1, 2]
+    np.testing.assert_allclose(machines.at.peak, [0.3, 0.1])
 
 
 def test_without_machines_or_a_whole_horizon_there_is_nothing_to_judge(make_windows: Maker, two_tasks: Period) -> None:
@@ -199,9 +198,9 @@ def test_a_sweep_adds_up_what_the_guards_make_of_each_answer(make_windows: Maker
     violations, reclaimed = machines.sweep(Bare(bare, factors))
     for k, factor in enumerate(factors):
         total = machines.total(Guards.from_windows(windows).reservation(bare, factor))
-        over = machines.oracle > total * (1 + 1e-9)
-        np.testing.assert_array_equal(violations[:, k], np.bincount(machines.machine, over, 3))
-        np.testing.assert_allclose(reclaimed[:, k], np.bincount(machines.machine, machines.limit - total, 3))
+        over = machines.at.peak > total * (1 + 1e-9)
+        np.testing.assert_array_equal(violations[:, k], np.bincount(machines.at.machine, over, 3))
+        np.testing.assert_allclose(reclaimed[:, k], np.bincount(machines.at.machine, machines.at.limit - total, 3))
     assert violations.any()
     at_one = int(np.searchsorted(FACTORS, 1.0))
     alone = machines.sweep_peak(total / FACTORS[at_one])

@@ -1,0 +1,1 @@
+"""Reserves for a machine what its tasks need together."""

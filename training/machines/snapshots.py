@@ -1,0 +1,148 @@
+"""Lays the machines of a cell out by time, with the tasks on each and the peak that these came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.arrays import is_last
+from reclaim.data.schema import RESOURCES, UNKNOWN_ID
+from reclaim.data.windows import Windows, demand
+from reclaim.training.machines.samples import TaskSamples
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+Foresee = Callable[[TaskSamples], Mapping[str, Floats]]
+"""Predicts the peaks of one machine's snapshots, by the name of the predictor."""
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """Machines of a cell, one resource, at every time that is judged.
+
+    Attributes
+    ----------
+    resource : int
+    rows : int64, shape (n,)
+        Rows of the windows with known usage and limit on a machine, in order of (machine, time).
+    snapshot : int64, shape (n,)
+        Machine and time of each, from 0, rising.
+    machine : int64, shape (n_snapshots,)
+        From 0.
+    start_us : int64, shape (n_snapshots,)
+    peak, limit : float64, shape (n_snapshots,)
+        Largest usage within the horizon of the tasks that are there, each up to its limit now; sum of the limits.
+    foreseen : mapping of predictor to float64, shape (n_snapshots,)
+    n_machines : int
+    """
+
+    resource: int
+    rows: Ids
+    snapshot: Ids
+    machine: Ids
+    start_us: Ids
+    peak: Floats
+    limit: Floats
+    foreseen: Mapping[str, Floats]
+    n_machines: int
+
+    def __len__(self) -> int:
+        return len(self.machine)
+
+    def total(self, of_rows: Floats) -> Floats:
+        """Sum values of the rows, shape (n,) or (n, k), at each time; shape (n_snapshots,) or (n_snapshots, k)."""
+        columns = of_rows.reshape(len(self.rows), -1).T
+        sums = [np.bincount(self.snapshot, column, len(self)) for column in columns]
+        return np.stack(sums, axis=1).reshape(len(self), *of_rows.shape[1:]).astype(np.float64, copy=False)
+
+
+def lay_out_cell(
+    windows: Windows,
+    resource: int,
+    slot_us: int,
+    horizon_s: int,
+    *,
+    judged: NDArray[np.bool_] | None = None,
+    foresee: Foresee | None = None,
+    kind: type[TaskSamples] = TaskSamples,
+) -> Snapshots | None:
+    """Return the machines of a cell with their peaks; None where no time can be judged.
+
+    Usage is ``demand``. Of a task's two windows in one slot the later one counts. A peak is unknown, and not judged,
+    where the windows of its machine do not reach over the whole horizon.
+
+    Parameters
+    ----------
+    windows : Windows
+        Rows of a task together and in time order.
+    resource : int
+    slot_us : int
+        Time from one snapshot to the next.
+    horizon_s : int
+    judged : bool, shape (n,), or None
+        Rows at whose times machines are judged, where all their rows are; None: all. The others are a machine's record.
+    foresee : callable or None
+        Asked once for each machine, for what is kept in ``Snapshots.foreseen``.
+    kind : type of TaskSamples
+        What ``foresee`` is given.
+    """
+    usage, limit = demand(windows)[:, resource], windows.limit[:, resource]
+    known = np.flatnonzero((windows.machine_id != UNKNOWN_ID) & np.isfinite(usage) & np.isfinite(limit))
+    machines, machine = np.unique(windows.machine_id[known], return_inverse=True)
+    by_machine = np.argsort(machine.astype(np.int32), kind="stable")
+    rows, cuts = known[by_machine], np.searchsorted(machine[by_machine], np.arange(len(machines) + 1))
+    task, slot = windows.task_numbers()[rows], windows.start_us[rows] // slot_us
+
+    def one(number: int) -> _Machine | None:
+        here = np.arange(cuts[number], cuts[number + 1])
+        here = here[is_last(task[here], slot[here])]
+        mine = rows[here]
+        samples = kind.lay_out(slot[here] * slot_us, task[here], usage[mine], limit[mine])
+        peak, whole = samples.peak_within(horizon_s), np.ones(len(samples.times_us), np.bool_)
+        if judged is not None:
+            whole = samples.total(judged[mine].astype(np.float64)) == samples.total(np.ones(len(mine)))
+        chosen = np.flatnonzero(whole & np.isfinite(peak))
+        if len(chosen) == 0:
+            return None
+        foreseen = {} if foresee is None else foresee(samples)
+        number_of = np.full(len(whole), -1, np.int64)
+        number_of[chosen] = np.arange(len(chosen))
+        by_time = np.argsort(samples.snapshot, kind="stable")
+        by_time = by_time[number_of[samples.snapshot[by_time]] >= 0]
+        return _Machine(
+            mine[by_time], number_of[samples.snapshot[by_time]], samples.times_us[chosen], peak[chosen],
+            samples.total(samples.limit)[chosen], {name: values[chosen] for name, values in foreseen.items()},
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(len(RESOURCES)) as pool:
+        parts = [m for m in pool.map(one, range(len(machines))) if m is not None]
+    if not parts:
+        return None
+    offsets = np.cumsum([0, *(len(m.start_us) for m in parts)])
+    return Snapshots(
+        resource=resource,
+        rows=np.concatenate([m.rows for m in parts]),
+        snapshot=np.concatenate([m.snapshot + first for m, first in zip(parts, offsets, strict=False)]),
+        machine=np.repeat(np.arange(len(parts)), np.diff(offsets)),
+        start_us=np.concatenate([m.start_us for m in parts]),
+        peak=np.concatenate([m.peak for m in parts]),
+        limit=np.concatenate([m.limit for m in parts]),
+        foreseen={name: np.concatenate([m.foreseen[name] for m in parts]) for name in parts[0].foreseen},
+        n_machines=len(parts),
+    )
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """One machine's part of ``Snapshots``, its snapshots numbered from 0."""
+
+    rows: Ids
+    snapshot: Ids
+    start_us: Ids
+    peak: Floats
+    limit: Floats
+    foreseen: Mapping[str, Floats]
