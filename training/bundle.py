@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,8 @@ from reclaim.features.groups import TIER_LABELS
 from reclaim.features.registry import PIPELINE_VERSION, feature_names
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.registry import LEARNED, imported
+from reclaim.training.machines.curve import MachineCurve
+from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
 from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Guarded
 from reclaim.training.margins.price import Price
 from reclaim.training.models.estimator import UNKNOWN_LIMITS, ForecastEstimator
@@ -58,6 +60,8 @@ class Bundle:
         Of that dataset's tasks, in its unit; NaN unknown.
     related : bool
         Whether it reads the features of related tasks, too (``features.build.FeatureConfig``).
+    machines : mapping of int to Curves
+        Curves of machines for each horizon, in seconds; of a horizon that is missing, those of no peak seen.
     pipeline_version : str
         Of the features it reads.
     trained : mapping
@@ -75,6 +79,7 @@ class Bundle:
     dataset_fingerprint: str
     mean_limit: tuple[float, ...] = UNKNOWN_LIMITS
     related: bool = False
+    machines: Mapping[int, Curves] = field(default_factory=dict)
     pipeline_version: str = PIPELINE_VERSION
     trained: Mapping[str, Any] = field(default_factory=dict)
     origin: ModelLocation | None = None
@@ -109,6 +114,14 @@ class Bundle:
         mean_limit = self.mean_limit if mean_limit is None else mean_limit
         return ForecastEstimator(self.forecaster, horizon_s, mean_limit=mean_limit, cell=cell, related=self.related)
 
+    def machine_estimator(
+        self, *, horizon_s: int | None = None, mean_limit: tuple[float, ...] | None = None
+    ) -> MachineEstimator:
+        """Return the estimator of machines; arguments as for ``bare_estimator``."""
+        horizon_s = self.horizon_s if horizon_s is None else horizon_s
+        mean_limit = self.mean_limit if mean_limit is None else mean_limit
+        return MachineEstimator(self.machines.get(horizon_s, BOUND), horizon_s, mean_limit)
+
     def estimator(self, margin: str, cell: Cell = Cell()) -> Guarded:  # noqa: B008 - frozen
         """Return the guarded estimator at the price of a margin, with fresh state; ConfigError for an unknown name."""
         if margin not in self.prices:
@@ -128,6 +141,7 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
         "prices": {name: price_facts(price) for name, price in bundle.prices.items()},
         "prices_given": _named(bundle.prices[MARGIN_NAMES[0]].given),
         "mean_limit": _named([limit if math.isfinite(limit) else None for limit in bundle.mean_limit]),
+        "machines": {str(h): _named([asdict(c) for c in curves]) for h, curves in bundle.machines.items()},
         "pipeline_version": bundle.pipeline_version,
         "features": list(bundle.features),
         "dataset_fingerprint": bundle.dataset_fingerprint,
@@ -171,6 +185,7 @@ def load_bundle(folder: Path) -> Bundle:
         dataset_fingerprint=facts["dataset_fingerprint"],
         mean_limit=tuple(math.nan if (v := facts["mean_limit"][r]) is None else v for r in RESOURCES),
         related=facts["features"] == list(feature_names(related=True)),
+        machines={int(h): tuple(_curve_of(of[r]) for r in RESOURCES) for h, of in facts["machines"].items()},
         pipeline_version=facts["pipeline_version"],
         trained=facts["trained"],
     )
@@ -224,6 +239,11 @@ def _price_of(name: str, facts: Mapping[str, Any], given: Mapping[str, bool]) ->
         None if tiers is None else tuple(tuple(tiers[tier][r] for r in RESOURCES) for tier in TIER_LABELS),
         tuple(given[r] for r in RESOURCES),
     )
+
+
+def _curve_of(facts: Mapping[str, Any]) -> MachineCurve:
+    weights = facts["weights"]
+    return MachineCurve(tuple(facts["margins"]), None if weights is None else tuple(weights))
 
 
 def output_names(forecaster: Forecaster) -> list[str]:

@@ -29,6 +29,7 @@ from reclaim.training.evaluation.model_card import model_card
 from reclaim.training.evaluation.scores import Scores, coverage_figure, overall, reliability_figure, score_forecast
 from reclaim.training.fitting.held_out import held_out, sampled_test_rows, set_prices
 from reclaim.training.fitting.learner import learner_of
+from reclaim.training.fitting.machine_fit import fit_machines
 from reclaim.training.fitting.oom_fit import fit_oom
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.margins.price import Price
@@ -180,6 +181,8 @@ def run_training(
         valid = valid.calibrated(forecaster.calibration)
         calibration = set_prices(valid, config)
         prices = {name: price for name, price in calibration.settings.items() if isinstance(price, Price)}
+        say("fitting the machines")
+        machines = fit_machines(valid, forecaster.horizons_s, config.budgets)
         say("scoring on validation and test rows")
         scores = score_forecast(valid.forecast, valid.y, valid.oom, levels, keys=valid.keys)
         test_rows = sampled_test_rows(sources, config.seed)
@@ -229,6 +232,7 @@ def run_training(
             dataset_fingerprint=fingerprints[0] if len(fingerprints) == 1 else content_sha256(fingerprints),
             mean_limit=valid.mean_limit,
             related=sources[0].features.related,
+            machines=machines,
             trained={
                 "settings": dict(config.settings()),
                 "datasets": report.datasets,

@@ -65,6 +65,17 @@ class MachineRows:
         return 1.0 - float(curve.peak(self.sums, margin, self.mean_limit).sum() / limit.sum())
 
 
+def join_rows(parts: Sequence[MachineRows]) -> MachineRows:
+    """Return the snapshots of all parts, whose machines are different ones; they share a mean limit."""
+    firsts = np.cumsum([0, *(int(part.machine.max(initial=-1)) + 1 for part in parts)])
+    return MachineRows(
+        np.concatenate([part.sums for part in parts]),
+        np.concatenate([part.peak for part in parts]),
+        np.concatenate([part.machine + first for part, first in zip(parts, firsts, strict=False)]),
+        parts[0].mean_limit,
+    )
+
+
 def fit_curve(rows: MachineRows, budgets: Sequence[float]) -> MachineCurve:
     """Return the curve that reclaims most of these machines within the budgets, on average over them.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Final
@@ -36,6 +37,15 @@ class Budgets:
     def of(self, margin: str) -> float | None:
         """Return the budget of a named margin; None for one that has none, as ``medium``."""
         return asdict(self).get(margin)
+
+    @property
+    def of_machines(self) -> Mapping[str, float]:
+        """The same shares of machines' times by the name of the margin; ``medium`` is the geometric mean."""
+        return {
+            "baseline": self.baseline,
+            "medium": math.sqrt(self.baseline * self.aggressive),
+            "aggressive": self.aggressive,
+        }
 
 
 MARGIN_NAMES: Final = ("baseline", "medium", "aggressive")

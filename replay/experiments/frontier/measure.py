@@ -14,6 +14,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import STATISTICAL, Experiment, Measured, Source
 from reclaim.replay.experiments.frontier.curves import Curve, JudgedUnits, draw_curve, report_curves
 from reclaim.replay.experiments.frontier.figures import frontier_of_machines, frontier_of_tasks
+from reclaim.replay.experiments.frontier.learned import ForeseenMachines, foresee_machines
 from reclaim.replay.experiments.frontier.machines import (
     MACHINE_DEFINITIONS,
     MachinePeaks,
@@ -36,6 +37,8 @@ Floats = NDArray[np.float64]
 
 MACHINE: Final = "machine"
 """Kind of a contender that predicts the peak of a machine, without reservations of tasks."""
+LEARNED_MACHINE: Final = "learned machine"
+"""Kind of a model's estimator of machines: of the sums over the forecasts of the tasks on each."""
 Curves = dict[str, dict[str, Curve]]
 """By resource, then by contender."""
 
@@ -100,8 +103,18 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
         for name, peak in m.at.foreseen.items():
             machine_curves[resource][name] = draw_curve([m.sweep_peak(peak)], of_machines[resource])
             of_margins.setdefault(name, {})[resource] = {AS_PUBLISHED: judge_peaks(peak, m, bootstrap)}
-    learned = list(source.bundles)
+    of_models = _foresee(source, period, machines, config)
+    for name, by_resource in of_models.items():
+        for resource, one in by_resource.items():
+            m = machines[resource]
+            machine_curves[resource][name] = draw_curve([one.sweep(m.at.limit)], of_machines[resource])
+            of_margins.setdefault(name, {})[resource] = {
+                margin: judge_peaks(one.peak(budget), m, bootstrap)
+                for margin, budget in config.budgets.of_machines.items()
+            }
+    learned = [*source.bundles, *of_models]
     kinds = {n: source.kind(n) for n in names} | dict.fromkeys(config.predictors, MACHINE)
+    kinds |= dict.fromkeys(of_models, LEARNED_MACHINE)
     results = {
         "dataset": period_facts(period),
         "horizon_s": config.horizon_s,
@@ -115,6 +128,18 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
         else None,
     }
     return Measured(results, definitions(config, machines=bool(machines)))
+
+
+def _foresee(
+    source: Source, period: Period, machines: Mapping[str, MachinePeaks], config: FrontierConfig
+) -> dict[str, dict[str, ForeseenMachines]]:
+    """Return what each model foresees of the machines, by its name and the kind of its estimator."""
+    found: dict[str, dict[str, ForeseenMachines]] = {}
+    for name in source.each(source.bundles if machines else (), "foreseeing", "foresee"):
+        bundle, features = source.bundles[name], source.features
+        by_kind = foresee_machines(bundle, features, period, machines, config.horizon_s, config.budgets)
+        found |= {f"{name} ({kind})": by_resource for kind, by_resource in by_kind.items()}
+    return found
 
 
 def _lay_out(period: Period, guards: Guards, config: FrontierConfig) -> dict[str, MachinePeaks]:
@@ -201,6 +226,9 @@ def definitions(config: FrontierConfig, *, machines: bool) -> dict[str, str]:
         **MACHINE_DEFINITIONS,
         "predictors of machines": "Those of the EuroSys'21 study, with its parameters; their curve multiplies the peak "
         "they foresee, at most to the sum of the limits. They know the machine, not what each task would reserve.",
+        "machine": "`NAME (machine)` is a model's estimator of machines: it foresees the peak of all tasks on one "
+        "together, from the sums of what it forecasts of each. `NAME (bound)` is Chernoff's bound on the same "
+        "forecasts, without a fit. The margins of both are set on the peaks of the validation period.",
     }
     drawn = "whole collections" + (" (task-windows) or machines (peaks)" if machines else "")
     return {
@@ -233,7 +261,7 @@ def definitions(config: FrontierConfig, *, machines: bool) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="frontier",
     title="Frontier: reclaimed at equal violation",
-    version=5,
+    version=6,
     config=FrontierConfig,
     measure=measure,
     page=page,
