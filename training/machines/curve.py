@@ -27,9 +27,8 @@ from reclaim.training.machines.terms import (
 
 Floats = NDArray[np.float64]
 
-INPUTS: Final = ("limit", "usage", "mean", "newcomers", "size", *(f"bandwidth{rate:g}" for rate in RATES[:7]))
-"""Sums that a fitted location is linear in, over the sum of limits; ``size`` is the root of ``squares``. The bandwidths
-of the largest rates are nearly the limits of the largest tasks."""
+INPUTS: Final = ("limit", "usage", "mean", "newcomers", "size", *(f"bandwidth{rate:g}" for rate in RATES))
+"""Sums that a fitted location is linear in, over the sum of limits; ``size`` is the root of ``squares``."""
 N_INPUTS: Final = len(INPUTS)
 EXCEEDED: Final = tuple(float(f"{p:.3g}") for p in np.geomspace(0.5, 1e-4, 38))
 """Probabilities at which a curve is kept, falling."""

@@ -13,9 +13,10 @@ from reclaim.data.core.jit import LENT
 
 Floats = NDArray[np.float64]
 
-RATES: Final = tuple(0.25 * 2.0**k for k in range(9))
+RATES: Final = tuple(0.25 * 2.0**k for k in range(7))
 """Rates t of the effective bandwidths, over the cell's mean limit; each the double of the one before. A small one tells
-of the mean, a large one of the largest that may come; the least reservation of a dozen tasks lies between."""
+of the mean, a large one of the largest that may come. Machines of a dozen tasks take those from 1 to 8; closer ones
+reclaimed no more, and ones twice as far apart half a point less at 0.1 %."""
 TERMS: Final = ("limit", "usage", "mean", "newcomers", "squares", "held", *(f"bandwidth{rate:g}" for rate in RATES))
 """Names of the terms of a task, in the unit of the limit, or its square.
 

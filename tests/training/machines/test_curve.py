@@ -1,0 +1,134 @@
+"""Tests of the curve of a set of tasks: Chernoff's bound by hand, its inverse, its guards, and its sums."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.training.machines.curve import EXCEEDED, INPUTS, N_INPUTS, MachineCurve, inputs_of
+from reclaim.training.machines.terms import (
+    N_TERMS,
+    RATES,
+    T_BAND,
+    T_HELD,
+    T_LIMIT,
+    T_MEAN,
+    T_NEW,
+    T_SQUARES,
+    T_USAGE,
+    terms_of,
+)
+
+Floats = NDArray[np.float64]
+FITTED = MachineCurve(
+    margins=tuple(np.linspace(0.0, 0.5, len(EXCEEDED)).tolist()), weights=(0.0, 0.5, 0.5) + (0.0,) * 9
+)
+
+
+def tasks(n: int, seed: int = 0) -> Floats:
+    """Return the terms of drawn tasks, one resource, mean limit 1."""
+    rng = np.random.default_rng(seed)
+    survival = np.sort(rng.random((n, 1, 5)).astype(np.float32) ** 3, axis=2)[..., ::-1]
+    thresholds = np.sort(rng.random((n, 1, 5)).astype(np.float32), axis=2)
+    limit = rng.gamma(2.0, 0.5, (n, 1))
+    usage, seen = limit * rng.random((n, 1)) * 0.3, rng.integers(1, 99, n)
+    terms = terms_of(np.ascontiguousarray(survival), thresholds, usage, limit, seen, (1.0,))
+    of_tasks: Floats = terms[:, 0]
+    return of_tasks
+
+
+def test_the_bound_by_hand() -> None:
+    # two tasks of limit 1 at 0.1 or, in a tenth of the time, at 1; of both together B_t = 2 log(E[exp(tX)]) / t
+    survival, thresholds = np.full((2, 1, 1), 0.1, np.float32), np.full((2, 1, 1), 0.1, np.float32)
+    terms = terms_of(survival, thresholds, np.full((2, 1), 0.1), np.ones((2, 1)), np.full(2, 99), (1.0,))
+    sums = terms.sum(axis=0)
+    p = float(np.float32(0.1))
+    b = {t: 2 * math.log((1 - p) * math.exp(t * p) + p * math.exp(t)) / t for t in RATES}
+    curve = MachineCurve()
+    for exponent in (0.5, 2.0):
+        expected = min(b[t] + exponent / t for t in RATES)
+        assert curve.peak(sums, exponent, 1.0) == pytest.approx(expected)
+        assert curve.score(sums, np.array([expected]), 1.0) == pytest.approx(exponent)
+    assert curve.margin(0.01) == pytest.approx(math.log(100))
+    # the bound holds: both at 1 happens in 1 %, and what is reserved at 1 % is not less than that needs
+    assert curve.peak(sums, curve.margin(0.0099), 1.0) >= 1.1
+
+
+def test_a_fitted_location_by_hand_and_its_guards() -> None:
+    sums = np.zeros((3, N_TERMS))
+    sums[:, T_LIMIT], sums[:, T_USAGE], sums[:, T_MEAN] = 10.0, [2.0, 2.0, 4.0], [4.0, 4.0, 2.0]
+    sums[:, T_HELD] = [0.0, 5.0, 0.0]
+    np.testing.assert_allclose(FITTED.peak(sums, 0.0, 1.0), [3.0, 8.0, 4.0])  # held at the limit; never below usage
+    np.testing.assert_allclose(FITTED.peak(sums, 0.5, 1.0), [4.5, 9.5, 4.5])
+    np.testing.assert_allclose(FITTED.peak(sums, 9.0, 1.0), [10.0, 15.0, 10.0])  # never above the limits
+    np.testing.assert_allclose(FITTED.score(sums, np.array([4.5, 9.5, 4.5]), 1.0), 0.5)
+
+
+def test_inputs_are_over_the_limits() -> None:
+    sums = np.zeros((2, N_TERMS))
+    sums[0, [T_LIMIT, T_USAGE, T_MEAN, T_NEW, T_SQUARES]] = [4.0, 1.0, 2.0, 3.0, 4.0]
+    sums[0, T_BAND:] = 2.0
+    expected = [1.0, 0.25, 0.5, 0.75, 0.5] + [0.5] * len(RATES)
+    np.testing.assert_allclose(inputs_of(sums), [expected, [0.0] * N_INPUTS])  # of no tasks nothing
+    assert len(INPUTS) == N_INPUTS
+
+
+@pytest.mark.parametrize("curve", [MachineCurve(), FITTED], ids=["bound", "fitted"])
+@given(n=st.integers(1, 30), seed=st.integers(0, 99), budgets=st.tuples(st.floats(1e-4, 0.5), st.floats(1e-4, 0.5)))
+def test_a_smaller_budget_never_reserves_less_and_the_probability_of_what_it_reserves_is_the_budget(
+    curve: MachineCurve, n: int, seed: int, budgets: tuple[float, float]
+) -> None:
+    sums = tasks(n, seed).sum(axis=0, keepdims=True)
+    small, large = min(budgets), max(budgets)
+    careful, bold = (curve.peak(sums, curve.margin(b), 1.0) for b in (small, large))
+    assert careful >= bold
+    assert sums[0, T_USAGE] <= bold <= careful <= sums[0, T_LIMIT]
+    if sums[0, T_USAGE] < bold < sums[0, T_LIMIT]:  # no guard
+        assert curve.exceedance(sums, bold, 1.0) == pytest.approx(large, rel=1e-6)
+    assert curve.exceedance(sums, sums[:, T_LIMIT], 1.0) == 0
+
+
+@given(seed=st.integers(0, 99), cut=st.integers(0, 12))
+def test_a_set_and_a_candidate_cost_one_addition(seed: int, cut: int) -> None:
+    terms = tasks(12, seed)
+    together = MachineCurve().peak(terms.sum(axis=0, keepdims=True), 2.0, 1.0)
+    parts = terms[:cut].sum(axis=0, keepdims=True) + terms[cut:].sum(axis=0, keepdims=True)
+    np.testing.assert_allclose(MachineCurve().peak(parts, 2.0, 1.0), together, rtol=1e-12)
+    # tasks together need no more than each for itself
+    alone = sum(MachineCurve().peak(one[None], 2.0, 1.0)[0] for one in terms)
+    assert together[0] <= alone * (1 + 1e-12)
+
+
+def test_margins_let_no_more_than_the_budget_pass() -> None:
+    sums = np.stack([tasks(10, seed).sum(axis=0) for seed in range(500)])
+    peak = np.random.default_rng(1).uniform(sums[:, T_USAGE], sums[:, T_LIMIT])
+    curve = MachineCurve().with_margins(MachineCurve().score(sums, peak, 1.0))
+    for budget in EXCEEDED:
+        over = peak > curve.peak(sums, curve.margin(budget), 1.0) * (1 + 1e-9)
+        assert over.sum() <= math.floor(budget * 500 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": (1.0,)}, "expected 12 weights, all finite"),
+        ({"weights": (math.nan,) * N_INPUTS}, "all finite"),
+        ({"margins": (1.0, 0.5)}, "finite and rising"),
+        ({"margins": tuple(-float(k) for k in range(len(EXCEEDED)))}, "finite and rising"),
+    ],
+)
+def test_a_curve_that_is_none_is_refused(arguments: dict[str, tuple[float, ...]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MachineCurve(**arguments)
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0, -1.0, math.nan])
+def test_a_budget_is_a_probability(probability: float) -> None:
+    with pytest.raises(ConfigError, match="a budget of machine peaks must be above 0 and below 1"):
+        MachineCurve().margin(probability)

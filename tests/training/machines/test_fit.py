@@ -1,0 +1,82 @@
+"""Tests that a location is fitted where it reclaims more on other machines, and the bound kept where it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reclaim.training.machines import fit
+from reclaim.training.machines.curve import MachineCurve
+from reclaim.training.machines.fit import MachineRows, fit_curve, join_rows
+from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_LIMIT, T_MEAN, T_SQUARES, T_USAGE
+
+BUDGETS = (0.001, 0.01)
+
+
+def machines(n: int, peak_of: NDArray[np.float64] | None = None, seed: int = 0) -> MachineRows:
+    """Return snapshots of ten machines whose peak is 1.3 times the usage and some noise, or as given."""
+    rng = np.random.default_rng(seed)
+    sums = np.zeros((n, N_TERMS))
+    sums[:, T_LIMIT] = rng.uniform(8, 12, n)
+    sums[:, T_USAGE] = sums[:, T_LIMIT] * rng.uniform(0.1, 0.5, n)
+    sums[:, T_MEAN] = sums[:, T_LIMIT] * 0.6
+    sums[:, T_SQUARES] = sums[:, T_LIMIT]
+    sums[:, T_BAND:] = sums[:, T_LIMIT, None] * np.linspace(0.62, 0.9, len(RATES))
+    peak = sums[:, T_USAGE] * 1.3 + rng.uniform(0, 0.2, n) if peak_of is None else peak_of
+    return MachineRows(sums, peak, np.arange(n) % 10, 1.0)
+
+
+def test_a_location_that_the_sums_tell_is_found_and_chosen() -> None:
+    rows = machines(8_000)
+    curve = fit_curve(rows, BUDGETS)
+    assert curve.weights is not None
+    unseen = machines(20_000, seed=1)
+    for budget in BUDGETS:
+        reserved = curve.peak(unseen.sums, curve.margin(budget), 1.0)
+        assert (unseen.peak > reserved).mean() <= 2 * budget + 0.002  # eight of 8,000 peaks set the margin
+        # the best there is: 1.3 times the usage, and all of the noise
+        best = unseen.sums[:, T_USAGE] * 1.3 + 0.2
+        assert reserved.sum() < 1.06 * best.sum()
+    again = fit_curve(rows, BUDGETS)
+    assert again == curve
+
+
+def test_a_fit_that_foresees_nothing_on_other_machines_is_not_chosen() -> None:
+    # every machine has a peak of its own, which the sums cannot tell
+    own = np.random.default_rng(2).uniform(3, 7, 10)[np.arange(8_000) % 10]
+    curve = fit_curve(machines(8_000, own), BUDGETS)
+    bound = fit_curve(machines(fit.FEWEST - 1, own[: fit.FEWEST - 1]), BUDGETS)
+    assert bound.weights is None
+    if curve.weights is not None:  # then it reclaims more, margins and all
+        rows = machines(8_000, own)
+        gain = [rows.reclaimed(curve, curve.margin(b)) - rows.reclaimed(bound, bound.margin(b)) for b in BUDGETS]
+        assert sum(gain) > 0
+
+
+def test_margins_are_those_that_the_peaks_asked_for() -> None:
+    rows = machines(2_000)
+    curve = fit_curve(rows, BUDGETS)
+    assert curve.weights is None
+    for budget in BUDGETS:
+        over = rows.peak > curve.peak(rows.sums, curve.margin(budget), 1.0) * (1 + 1e-9)
+        assert over.sum() <= budget * 2_000
+
+
+def test_with_too_few_peaks_for_the_smallest_budget_the_bound_keeps_its_own_exponents() -> None:
+    assert fit_curve(machines(999), BUDGETS) == MachineCurve()
+    assert fit_curve(machines(1_000), BUDGETS) != MachineCurve()
+
+
+def test_machines_of_two_sources_stay_different_ones() -> None:
+    both = join_rows([machines(30), machines(20, seed=1)])
+    assert both.machine.tolist() == [*(np.arange(30) % 10), *(np.arange(20) % 10 + 10)]
+    assert len(both) == 50
+    np.testing.assert_array_equal(both.take(np.arange(30, 50)).peak, machines(20, seed=1).peak)
+
+
+def test_the_pinball_loss_is_least_where_a_fiftieth_is_above() -> None:
+    rows = machines(20_000)
+    weights = fit._weights(rows)
+    location = MachineCurve(weights=weights)
+    assert (rows.scores(location) > 0).mean() == pytest.approx(1 - fit.LEVEL, abs=0.01)  # rounded off
