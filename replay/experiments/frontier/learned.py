@@ -17,8 +17,9 @@ from reclaim.replay.open_loop.period import Period
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.curve import MachineCurve
 from reclaim.training.machines.estimator import BOUND, MachineEstimator
-from reclaim.training.machines.fit import MachineRows
-from reclaim.training.machines.snapshots import lay_out_cell
+from reclaim.training.machines.fit import MachineRows, join_rows
+from reclaim.training.machines.following import follow
+from reclaim.training.machines.snapshots import Snapshots, lay_out_cell
 from reclaim.training.machines.terms import N_TERMS
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.violation import violates
@@ -41,16 +42,26 @@ class ForeseenMachines:
         Its margins are those of validation peaks.
     rows : MachineRows
         The judged times.
-    n_machines : int
+    at : Snapshots
+        Of the same times.
+    warm_up : tuple of MachineRows and int64 array, or None
+        The validation period's snapshots and their times.
     """
 
     curve: MachineCurve
     rows: MachineRows
-    n_machines: int
+    at: Snapshots
+    warm_up: tuple[MachineRows, NDArray[np.int64]] | None
 
     def peak(self, budget: float) -> Floats:
         """Return what is reserved at each time within a budget; shape (n_snapshots,)."""
         return self.curve.peak(self.rows.sums, self.curve.margin(budget), self.rows.mean_limit)
+
+    def following(self, budget: float, horizon_s: int, slot_s: int) -> Floats:
+        """Return the same where the margin follows the peaks that came, from the first validation snapshot on."""
+        parts = [*([self.warm_up] if self.warm_up is not None else []), (self.rows, self.at.start_us)]
+        rows, time_us = join_rows([rows for rows, _ in parts]), np.concatenate([times for _, times in parts])
+        return follow(self.curve, rows, time_us, horizon_s, slot_s * 1_000_000, budget)[-len(self.rows) :]
 
     def sweep(self, limit: Floats) -> tuple[Floats, Floats]:
         """Return violations and reclaimed volume at margin after margin, rising; shape (n_machines, n_steps) each.
@@ -61,12 +72,12 @@ class ForeseenMachines:
         scores = self.rows.scores(self.curve)
         shares = np.concatenate([np.geomspace(1.0, 1e-5, _STEPS - 1), [0.0]])
         steps = np.unique(np.quantile(scores, 1.0 - shares))
-        violations, reclaimed = np.empty((2, self.n_machines, len(steps)))
+        violations, reclaimed = np.empty((2, self.at.n_machines, len(steps)))
         for k, margin in enumerate(steps):
             peak = self.curve.peak(self.rows.sums, margin, self.rows.mean_limit)
             above = violates(self.rows.peak, peak)
-            violations[:, k] = np.bincount(self.rows.machine, above, self.n_machines)
-            reclaimed[:, k] = np.bincount(self.rows.machine, limit - peak, self.n_machines)
+            violations[:, k] = np.bincount(self.rows.machine, above, self.at.n_machines)
+            reclaimed[:, k] = np.bincount(self.rows.machine, limit - peak, self.at.n_machines)
         return violations, reclaimed
 
 
@@ -94,11 +105,14 @@ def foresee_machines(
         judged, mean_limit = machines[resource].at, own.mean_limit[r]
         rows = MachineRows(judged.total(terms[judged.rows, r]), judged.peak, judged.machine, mean_limit)
         before = lay_out_cell(windows, r, period.slots.slot_us, horizon_s)
+        seen = None
+        if before is not None:
+            sums = before.total(terms[valid[before.rows], r])
+            seen = MachineRows(sums, before.peak, before.machine, mean_limit), before.start_us
         for kind, curve in ((FITTED, own.curves[r]), (UNFITTED, BOUND[r])):
-            if before is not None and len(before) * budgets.baseline >= 1:
-                sums = before.total(terms[valid[before.rows], r])
-                curve = curve.with_margins(curve.score(sums, before.peak, mean_limit))
-            found[kind][resource] = ForeseenMachines(curve, rows, judged.n_machines)
+            if seen is not None and len(seen[0]) * budgets.baseline >= 1:
+                curve = curve.with_margins(seen[0].scores(curve))
+            found[kind][resource] = ForeseenMachines(curve, rows, judged, seen)
     return found
 
 

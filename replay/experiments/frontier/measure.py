@@ -108,9 +108,12 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
         for resource, one in by_resource.items():
             m = machines[resource]
             machine_curves[resource][name] = draw_curve([one.sweep(m.at.limit)], of_machines[resource])
+            budgets = config.budgets.of_machines
             of_margins.setdefault(name, {})[resource] = {
-                margin: judge_peaks(one.peak(budget), m, bootstrap)
-                for margin, budget in config.budgets.of_machines.items()
+                margin: judge_peaks(one.peak(budget), m, bootstrap) for margin, budget in budgets.items()
+            } | {
+                f"{margin}, following": judge_peaks(one.following(budget, config.horizon_s, m.slot_s), m, bootstrap)
+                for margin, budget in budgets.items()
             }
     learned = [*source.bundles, *of_models]
     kinds = {n: source.kind(n) for n in names} | dict.fromkeys(config.predictors, MACHINE)
@@ -228,7 +231,8 @@ def definitions(config: FrontierConfig, *, machines: bool) -> dict[str, str]:
         "they foresee, at most to the sum of the limits. They know the machine, not what each task would reserve.",
         "machine": "`NAME (machine)` is a model's estimator of machines: it foresees the peak of all tasks on one "
         "together, from the sums of what it forecasts of each. `NAME (bound)` is Chernoff's bound on the same "
-        "forecasts, without a fit. The margins of both are set on the peaks of the validation period.",
+        "forecasts, without a fit. Their margins are set on the peaks of the validation period; those that follow "
+        "move from there with the peaks that came.",
     }
     drawn = "whole collections" + (" (task-windows) or machines (peaks)" if machines else "")
     return {
