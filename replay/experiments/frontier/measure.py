@@ -112,7 +112,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
             of_margins.setdefault(name, {})[resource] = {
                 margin: judge_peaks(one.peak(budget), m, bootstrap) for margin, budget in budgets.items()
             } | {
-                f"{margin}, following": judge_peaks(one.following(budget, config.horizon_s, m.slot_s), m, bootstrap)
+                f"{margin} following": judge_peaks(one.following(budget, config.horizon_s, m.slot_s), m, bootstrap)
                 for margin, budget in budgets.items()
             }
     learned = [*source.bundles, *of_models]
