@@ -101,12 +101,14 @@ def halve(donors: Path, out: Path, half: int) -> Path:
     return out
 
 
-def compose(asked: argparse.Namespace, out: Path, donors: Path, machines: int, days: int, seed: int) -> None:
-    """Compose a cell; a half made one is thrown away."""
+def compose(
+    asked: argparse.Namespace, out: Path, donors: Path, machines: int, days: int, seed: int, *more: str
+) -> None:
+    """Compose a cell, with more words for the composer; a half made one is thrown away."""
     shutil.rmtree(out, ignore_errors=True)
     options = {"out": out, "donors": donors, "machines": machines, "days": days, "seed": seed, "format": "parquet"}
     words = [part for key, value in options.items() for part in (f"--{key}", str(value))]
-    run([sys.executable, str(asked.composer.resolve()), *words], out.parent, dict(os.environ))
+    run([sys.executable, str(asked.composer.resolve()), *words, *more], out.parent, dict(os.environ))
 
 
 def run(command: list[str], work: Path, environment: dict[str, str]) -> None:
