@@ -13,8 +13,9 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiment import STATISTICAL, Experiment, Measured, Source
 from reclaim.replay.experiments.frontier.curves import Curve, JudgedUnits, draw_curve, report_curves
+from reclaim.replay.experiments.frontier.day import machine_day, one_day
 from reclaim.replay.experiments.frontier.figures import frontier_of_machines, frontier_of_tasks
-from reclaim.replay.experiments.frontier.learned import ForeseenMachines, foresee_machines
+from reclaim.replay.experiments.frontier.learned import FITTED, ForeseenMachines, foresee_machines
 from reclaim.replay.experiments.frontier.machines import (
     MACHINE_DEFINITIONS,
     MachinePeaks,
@@ -25,7 +26,7 @@ from reclaim.replay.experiments.frontier.page import AS_PUBLISHED, COLUMNS, page
 from reclaim.replay.experiments.frontier.sweep import Bare, Guards, TaskRows
 from reclaim.replay.machine_peaks.predictors import PREDICTORS, Oracle
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
-from reclaim.replay.open_loop.estimates import LIMIT, estimate_all
+from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
 from reclaim.replay.open_loop.history import window_seconds
 from reclaim.replay.open_loop.metrics import POSITION, STATS
 from reclaim.replay.open_loop.paired import VERDICT_DEFINITION, Paired
@@ -115,6 +116,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
                 f"{margin} following": judge_peaks(one.following(budget, config.horizon_s, m.slot_s), m, bootstrap)
                 for margin, budget in budgets.items()
             }
+    days = _days(source, estimates, machines, of_models, config)
     learned = [*source.bundles, *of_models]
     kinds = {n: source.kind(n) for n in names} | dict.fromkeys(config.predictors, MACHINE)
     kinds |= dict.fromkeys(of_models, LEARNED_MACHINE)
@@ -126,7 +128,11 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
         "tasks": _side(task_curves, of_tasks, learned)
         | {"margins": points, "at_budget": _at_budget(of_units, kinds, config)},
         "machines": _side(machine_curves, of_machines, learned)
-        | {"machines": max(m.at.n_machines for m in machines.values()), "margins": _by_margin(of_margins)}
+        | {
+            "machines": max(m.at.n_machines for m in machines.values()),
+            "margins": _by_margin(of_margins),
+            "day": days,
+        }
         if machines
         else None,
     }
@@ -143,6 +149,28 @@ def _foresee(
         by_kind = foresee_machines(bundle, features, period, machines, config.horizon_s, config.budgets)
         found |= {f"{name} ({kind})": by_resource for kind, by_resource in by_kind.items()}
     return found
+
+
+def _days(
+    source: Source,
+    estimates: Estimates,
+    machines: Mapping[str, MachinePeaks],
+    of_models: Mapping[str, Mapping[str, ForeseenMachines]],
+    config: FrontierConfig,
+) -> dict[str, Any]:
+    """Return the day of one machine, by resource, as the first model reserves it at the aggressive margin."""
+    for name in source.bundles if of_models else ():
+        of_tasks = estimates.reservations(name)["aggressive"]
+        return {
+            resource: one_day(
+                m, estimates.history.windows, m.total(of_tasks),
+                of_models[f"{name} ({FITTED})"][resource].following(
+                    config.budgets.aggressive, config.horizon_s, m.slot_s
+                ),
+            )
+            for resource, m in machines.items()
+        }  # fmt: skip
+    return {}
 
 
 def _lay_out(period: Period, guards: Guards, config: FrontierConfig) -> dict[str, MachinePeaks]:
@@ -270,7 +298,7 @@ EXPERIMENT: Final = Experiment(
     measure=measure,
     page=page,
     summary=lambda results: summary_table(results).without("interval", "compared with", "at the budget"),
-    figures={"frontier": frontier_of_tasks, "frontier_machines": frontier_of_machines},
+    figures={"frontier": frontier_of_tasks, "frontier_machines": frontier_of_machines, "machine_day": machine_day},
     runs=runs,
     columns=COLUMNS,
 )
