@@ -23,19 +23,22 @@ FEWEST: Final = 40.0
 """Violations a day by which those of a smaller budget are measured: violations of one machine come together."""
 LARGEST: Final = 0.5
 """Largest probability that is asked: that of the first of ``EXCEEDED``."""
-SMALLEST: Final = 1e-9
+SMALLEST: Final = 1e-24
 """Smallest probability that is asked, far beyond the peaks seen: the margin goes on straight in its logarithm."""
 _DAY_US: Final = 86_400_000_000
 
 
 def margin_beyond(curve: MachineCurve, probability: float) -> float:
-    """Return the margin at a probability; below the last of ``EXCEEDED`` straight on in the logarithm."""
-    last = EXCEEDED[-1]
+    """Return the margin at a probability; below the last of ``EXCEEDED`` straight on in the logarithm.
+
+    As steeply as from the first to the last, on average: the end of a curve may be flat, where peaks had a bound that
+    those to come need not have.
+    """
+    first, last = EXCEEDED[0], EXCEEDED[-1]
     if probability >= last:
         return curve.margin(probability)
-    tenth = curve.margin(10 * last)
-    slope = (curve.margin(last) - tenth) / math.log(10)
-    return curve.margin(last) + slope * math.log(last / probability)
+    slope = (curve.margins[-1] - curve.margins[0]) / math.log(first / last)
+    return curve.margins[-1] + slope * math.log(last / probability)
 
 
 def follow(
