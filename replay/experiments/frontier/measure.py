@@ -136,7 +136,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
         if machines
         else None,
     }
-    return Measured(results, definitions(config, machines=bool(machines)))
+    return Measured(results, definitions(config, machines=bool(machines), models=bool(of_models)))
 
 
 def _foresee(
@@ -251,17 +251,20 @@ def _by_margin(judged: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[st
     }
 
 
-def definitions(config: FrontierConfig, *, machines: bool) -> dict[str, str]:
-    """Return what the results' words mean; those of machines where the trace has some."""
+def definitions(config: FrontierConfig, *, machines: bool, models: bool = False) -> dict[str, str]:
+    """Return what the results' words mean; those of machines where the trace has some, of models where there are."""
     of_machines = {
         **MACHINE_DEFINITIONS,
         "predictors of machines": "Those of the EuroSys'21 study, with its parameters; their curve multiplies the peak "
         "they foresee, at most to the sum of the limits. They know the machine, not what each task would reserve.",
-        "machine": "`NAME (machine)` is a model's estimator of machines: it foresees the peak of all tasks on one "
-        "together, from the sums of what it forecasts of each. `NAME (bound)` is Chernoff's bound on the same "
-        "forecasts, without a fit. Their margins are set on the peaks of the validation period; those that follow "
-        "move from there with the peaks that came.",
     }
+    if models:
+        of_machines["machine"] = (
+            "`NAME (machine)` is a model's estimator of machines: it foresees the peak of all tasks on one "
+            "together, from the sums of what it forecasts of each. `NAME (bound)` is Chernoff's bound on the same "
+            "forecasts, without a fit. Their margins are set on the peaks of the validation period; those that follow "
+            "move from there with the peaks that came."
+        )
     drawn = "whole collections" + (" (task-windows) or machines (peaks)" if machines else "")
     return {
         "violation rate": f"Share of task-windows of which the usage within the next {config.horizon_s} s passes the "

@@ -14,7 +14,7 @@ from reclaim.replay.experiment import Results, Source
 from reclaim.replay.experiments.frontier.day import machine_day
 from reclaim.replay.experiments.frontier.learned import foresee_machines
 from reclaim.replay.experiments.frontier.machines import lay_out_machines
-from reclaim.replay.experiments.frontier.measure import EXPERIMENT, LEARNED_MACHINE, FrontierConfig
+from reclaim.replay.experiments.frontier.measure import EXPERIMENT, LEARNED_MACHINE, FrontierConfig, definitions
 from reclaim.replay.experiments.frontier.sweep import Guards
 from reclaim.replay.open_loop.estimates import estimate_all
 from reclaim.training.bundle import Bundle
@@ -50,6 +50,12 @@ def test_a_model_stands_beside_its_sum_of_tasks_on_machines_alone(results: Resul
         ]  # fmt: skip
         saved = [margins[m]["cpu"]["savings"]["value"] for m in ("baseline", "medium", "aggressive")]
         assert saved == sorted(saved)
+
+
+def test_what_stands_behind_a_models_name_is_defined_where_there_is_one() -> None:
+    with_model, without = (definitions(CONFIG, machines=True, models=models) for models in (True, False))
+    assert set(with_model) - set(without) == {"machine"}
+    assert all(f"({kind})" in with_model["machine"] for kind in ("machine", "bound"))
 
 
 def test_sums_are_of_the_tasks_that_the_machine_runs_at_the_time(source: Source, bundle: Bundle) -> None:
