@@ -33,6 +33,8 @@ MACHINE_DEFINITIONS: Final = {
     "the validation period.",
     "machine violation rate": "Share of a machine's times at which its peak passes the sum of the reservations on it, "
     "or what a predictor foresaw; over machines: median, 90th and 99th percentile, and the mean over all times.",
+    "at once": "Share of the machines whose peak passes what was foreseen at the same time: its 99.9th percentile over "
+    "times, and the largest. Where tasks move together violations do, and work must then be evicted in the whole cell.",
     "machine severity": "Peak less what was foreseen, over the peak, at violations; 0 elsewhere.",
     "machine savings": "Sum of limits less sum of what was foreseen, over the sum of limits, over machines and times.",
 }
@@ -133,7 +135,10 @@ def judge_peaks(peak: Floats, machines: MachinePeaks, bootstrap: Bootstrap) -> d
     def share(above: str, below: str) -> Floats:
         return ratio(draws[:, position[above]], draws[:, position[below]])
 
+    _, moment = np.unique(machines.at.start_us, return_inverse=True)
+    at_once = np.bincount(moment, over) / np.bincount(moment)
     return {
+        "at_once": {"p99.9": number(np.quantile(at_once, 0.999)), "largest": number(at_once.max())},
         "violation_rate": bootstrap.interval(share("over", "times"))
         | {f"p{q}": number(np.quantile(rates, q / 100)) for q in (50, 90, 99)},
         "violation_rate_1pct": number(share("loosely", "times")[0]),

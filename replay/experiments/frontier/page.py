@@ -162,6 +162,8 @@ def machines_table(results: Results, resource: str) -> Table:
         "median machine": ("violation_rate", "p50"),
         "90th": ("violation_rate", "p90"),
         "99th": ("violation_rate", "p99"),
+        "at once": ("at_once", "p99.9"),
+        "most at once": ("at_once", "largest"),
         "by over 1 %": ("violation_rate_1pct",),
         "severity": ("severity", "mean"),
         "at violations": ("severity", "at_violation"),

@@ -137,6 +137,8 @@ def test_episodes_end_with_a_gap_or_a_machine_and_percentiles_are_of_each_machin
     machines = MachinePeaks(at, low=nothing, high=nothing, slot_s=300)
     report = judge_peaks(np.array([0.6, 0.3, 0.3, 0.6 / 1.005, 0.6]), machines, HOW)
     assert report["violation_s"] == pytest.approx(300)  # three violations, each an episode of its own
+    # each of the five times is another machine's alone, so that all there is then violates at once
+    assert report["at_once"] == {"p99.9": 1.0, "largest": 1.0}
     # of machine 0 2/3 of the times, of machine 1 half: on the straight line between; loosely machine 1 has none
     rates = report["violation_rate"]
     assert [rates[p] for p in ("p50", "p90", "p99")] == pytest.approx([1 / 2 + q / 6 for q in (0.5, 0.9, 0.99)])
