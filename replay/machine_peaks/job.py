@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -94,7 +94,7 @@ def predict_peaks(
         (machine, predictor, time): total usage is the sum of each task's up to its limit, limit the sum of the limits.
         A time at which a predictor is undefined has no row. The predictors' parameters are in the file's metadata.
     predictors : mapping of str to Predictor or None
-        By name; None is all of ``estimators.machine.PREDICTORS``.
+        By name; None is all of ``PREDICTORS``.
     progress : callable or None
         Called with the share of the rows done as each machine is.
 
@@ -167,12 +167,21 @@ def _check_columns(path: Path, schema: pa.Schema) -> pa.DataType:
 
 
 def _schema(machine_type: pa.DataType, predictors: Mapping[str, Predictor]) -> pa.Schema:
-    message = {name: {"kind": type(p).__name__, **asdict(p)} for name, p in predictors.items()}  # type: ignore[call-overload]  # each is a dataclass
+    message = {name: _described(predictor) for name, predictor in predictors.items()}
     columns = {
         "predictor": pa.string(), MACHINE: machine_type, s.TIME_US: pa.int64(), "predicted_peak": pa.float64(),
         "total_usage": pa.float64(), LIMIT: pa.float64(),
     }  # fmt: skip
     return pa.schema(list(columns.items()), metadata={"predictors": json.dumps(message)})
+
+
+def _described(value: Any) -> Any:
+    """Return a predictor's kind and parameters, those of predictors inside it as well; else the value."""
+    if isinstance(value, tuple):
+        return [_described(one) for one in value]
+    if not is_dataclass(value):
+        return value
+    return {"kind": type(value).__name__} | {f.name: _described(getattr(value, f.name)) for f in fields(value)}
 
 
 def _machines(path: Path, file: pq.ParquetFile, machine_type: pa.DataType) -> Iterator[tuple[int, pa.Table]]:

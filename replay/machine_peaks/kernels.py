@@ -42,21 +42,21 @@ def _add(values: Any, total: Any) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
-def mean_and_sigmas(
+def moments(
     ratio: Any,  # (T, history) float64
     counts: Any,  # (T,) int64
-    n: float,
-    out: Any,  # (T,) float64, written
+    means: Any,  # (T,) float64, written
+    deviations: Any,  # (T,) float64, written
 ) -> None:
-    """Write mean plus ``n`` sample deviations of the last ``counts`` of each row; rows of none stay as they are."""
+    """Write mean and sample deviation of the last ``counts`` of each row; rows of none stay as they are."""
     for t in range(len(counts)):
         if counts[t]:  # a warm task has two samples at least
             values = ratio[t, ratio.shape[1] - counts[t] :]
-            mean = values.sum() / counts[t]
+            means[t] = values.sum() / counts[t]
             square = 0.0
             for value in values:
-                square += (value - mean) ** 2
-            out[t] = mean + n * np.sqrt(square / (counts[t] - 1))
+                square += (value - means[t]) ** 2
+            deviations[t] = np.sqrt(square / (counts[t] - 1))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -89,6 +89,16 @@ def _interpolated(ascending: Any, n: int, percentile: float) -> float:
 
 
 @numba.njit(cache=True, nogil=True)
+def _insert(ascending: Any, n: int, value: float) -> None:
+    """Put a value among the first ``n``, which are in order."""
+    k = n
+    while k > 0 and ascending[k - 1] > value:
+        ascending[k] = ascending[k - 1]
+        k -= 1
+    ascending[k] = value
+
+
+@numba.njit(cache=True, nogil=True)
 def moving_percentiles(
     age: Any,  # (n,) int64
     value: Any,  # (n,) float64
@@ -106,11 +116,7 @@ def moving_percentiles(
             n -= 1
             for k in range(gone, n):
                 room[k] = room[k + 1]
-        k = n
-        while k > 0 and room[k - 1] > value[i]:
-            room[k] = room[k - 1]
-            k -= 1
-        room[k] = value[i]
+        _insert(room, n, value[i])
         n += 1
         out[i] = _interpolated(room, n, percentile)
 
@@ -126,3 +132,45 @@ def so_far(
     for i in range(len(age)):
         total = value[i] if age[i] == 1 else total + value[i] if mean else max(total, value[i])
         value[i] = total / age[i] if mean else total
+
+
+@numba.njit(cache=True, nogil=True)
+def needs_by_window(
+    age: Any,  # (n,) int64
+    window: Any,  # (n,) int64, of the day, from 0
+    day: Any,  # (n,) int64
+    value: Any,  # (n,) float64
+    guaranteed: float,  # 0 to 100
+    oversubscribed: float,  # 0 to 100
+    room: Any,  # (n_windows + 1, at least max(age)) float64, changed
+    out: Any,  # (n_ahead + 1, n) float64, written
+) -> None:
+    """Write the need of each task in its window of the day and in each of the next ones.
+
+    It is the oversubscribed percentile of the task's values in the window, and at least the guaranteed one of any
+    window. A window that the task was not seen in on an earlier day has the percentiles of all the task's values.
+    ``room`` keeps the values of each window in order, and in its last row all, as long as there is such a window.
+    """
+    n_windows = len(room) - 1
+    counts = np.zeros(n_windows + 1, np.int64)
+    first_day = np.zeros(n_windows, np.int64)
+    floor, ceiling = np.zeros(n_windows + 1), np.zeros(n_windows + 1)
+    source = np.zeros(n_windows, np.int64)
+    for i in range(len(age)):
+        if age[i] == 1:
+            counts[:] = 0
+        for w in range(n_windows):
+            source[w] = w if counts[w] and first_day[w] < day[i] else n_windows
+        if counts[window[i]] == 0:
+            first_day[window[i]] = day[i]
+        for w in (window[i], n_windows):
+            if w < n_windows or source.max() == n_windows:
+                _insert(room[w], counts[w], value[i])
+                counts[w] += 1
+                floor[w] = _interpolated(room[w], counts[w], guaranteed)
+                ceiling[w] = _interpolated(room[w], counts[w], oversubscribed)
+        least = 0.0
+        for w in range(n_windows):
+            least = max(least, floor[source[w]])
+        for k in range(len(out)):
+            out[k, i] = max(least, ceiling[source[(window[i] + k) % n_windows]])

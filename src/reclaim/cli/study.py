@@ -61,7 +61,7 @@ def peaks(
     no_oracle: Annotated[bool, typer.Option("--no-oracle", help="Without the oracle, which uses the future.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict each machine's peak usage over time with the predictors of EuroSys'21 and their oracle."""
+    """Predict each machine's peak usage over time with the predictors of EuroSys'21, Trimaran and Coach."""
     from reclaim.replay.machine_peaks.job import choose_predictors, predict_peaks
 
     chosen = choose_predictors(tuple(predictor or ()), oracle=not no_oracle)

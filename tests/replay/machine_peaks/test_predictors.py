@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -10,9 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import stats
 
 from reclaim.data.errors import ConfigError
 from reclaim.replay.machine_peaks.predictors import (
+    BetaQuantile,
+    Bridged,
+    Coach,
     FixedShare,
     Largest,
     Limit,
@@ -111,6 +117,99 @@ def test_a_task_is_cold_until_it_has_been_there_long_enough_in_a_row() -> None:
     assert peak(stays[:3] + stays[4:], TaskMaximum(warm_up=2)) == pytest.approx([1, 0.1, 0.1, 0.1, 0.1])
 
 
+def test_a_bridged_gap_counts_as_the_record_before_it_and_only_for_those_after_it() -> None:
+    there, grid = series(1, [0.1, 0.4, 9.0, 9.0, 0.2, 0.1]), series(2, [0.0] * 6, limit=0.0)
+    samples = [*there[:2], *there[4:], *grid]
+    # missing at 2 and 3, of a limit of 1: 0.4 stands in for both, so that the task is warm at 4; at 2 and 3 it is away
+    warm = {"warm_up": 2}
+    assert peak(samples, TaskMaximum(**warm)) == pytest.approx([1.0, 0.4, 0, 0, 1.0, 0.2])
+    assert peak(samples, Bridged(TaskMaximum(**warm))) == pytest.approx([1.0, 0.4, 0, 0, 0.4, 0.4])
+    assert peak(samples, Bridged(TaskMean(**warm))) == pytest.approx([1.0, 0.25, 0, 0, 1.5 / 5, 1.6 / 6])
+    assert peak(samples, Bridged(TaskMaximum(warm_up=5)))[4:] == pytest.approx([0.4, 0.4])  # at 4, its fifth snapshot
+    assert peak(samples, Bridged(TaskMaximum(warm_up=6)))[4:] == pytest.approx([1.0, 0.4])
+    # a gap of two is more than one
+    assert peak(samples, Bridged(TaskMaximum(**warm), gap=1)) == peak(samples, TaskMaximum(**warm))
+
+
+def test_a_bridged_task_is_in_the_ratios_of_its_machine_at_the_times_that_it_missed() -> None:
+    # task 1 (limit 2) misses 1, where task 2 (limit 1) has 0.6; ratios of both at 2: 0.3 / 3, (0.2 + 0.6) / 3, 0.6 / 3
+    samples = [(0, 1, 0.2, 2.0), (2, 1, 0.4, 2.0), *series(2, [0.1, 0.6, 0.2])]
+    assert peak(samples, Bridged(MachinePercentile(history=3, warm_up=2)))[2] == pytest.approx(0.8)
+    # unbridged, task 1 is cold at 2, and task 2 alone has had 0.6
+    assert peak(samples, MachinePercentile(history=3, warm_up=2))[2] == pytest.approx(0.6 + 2.0)
+    # at 1 only task 2 is there
+    assert peak(samples, Bridged(MachinePercentile(history=3, warm_up=2)))[1] == pytest.approx(0.6)
+
+
+def test_bridging_changes_nothing_of_what_has_no_history_and_gaps_within_gaps_are_the_inner_ones() -> None:
+    samples = [(0, 1, 0.2, 1.0), (2, 1, 0.4, 1.0), (5, 1, 0.3, 1.0), *series(2, [0.1] * 6)]
+    for predictor in (Limit(), FixedShare(0.5), Oracle(horizon_s=2)):
+        np.testing.assert_array_equal(peak(samples, Bridged(predictor)), peak(samples, predictor))
+    most = TaskMaximum(warm_up=2)
+    assert peak(samples, Bridged(Bridged(most, gap=1), gap=2)) == peak(samples, Bridged(most, gap=1))
+
+
+def test_samples_and_all_that_is_kept_of_them_are_freed_with_their_last_reference() -> None:
+    samples = lay_out([(0, 1, 0.2, 1.0), (2, 1, 0.4, 1.0), *series(2, [0.1] * 3)])
+    bridged = weakref.ref(samples.bridged(2))
+    samples.peak(Bridged(NSigma()))
+    assert bridged() is not None
+    gc.disable()  # a cycle of references would wait for the collector, machine after machine
+    try:
+        del samples
+        assert bridged() is None
+    finally:
+        gc.enable()
+
+
+def test_the_beta_quantile_by_hand() -> None:
+    # ratios 1/2 and 5/6: mean 2/3, variance 1/18, so beta(2, 1), whose distribution function is x^2
+    one = series(1, [1.0, 5 / 3], limit=2.0)
+    assert peak(one, BetaQuantile(0.81, smoothing=1.0, warm_up=2)) == pytest.approx([2.0, 0.9 * 2.0])
+    # the variance times 5: a fifth of it in the samples, 1/2 +- sqrt(1/120), gives that of beta(1, 1), uniform
+    apart = (1 / 120) ** 0.5
+    flat = [*series(1, [0.5 - apart, 0.5 + apart]), (1, 2, 0.0, 3.0)]  # task 2 is cold
+    assert peak(flat, BetaQuantile(0.7, warm_up=2)) == pytest.approx([1.0, 0.7 + 3.0])
+    # no deviation: the mean; no usage: none; all of the limit: all
+    for ratio in (0.25, 0.0, 1.0):
+        assert peak(series(1, [ratio, ratio]), BetaQuantile(0.7, warm_up=2))[1] == ratio
+    # 0 and 1 vary more than any beta distribution of their mean can: 99 % of that, 1/4, is beta(1/198, 1/198)
+    expected = stats.beta.ppf(0.6, 1 / 198, 1 / 198)
+    assert peak(series(1, [0.0, 1.0]), BetaQuantile(0.6, smoothing=1.0, warm_up=2))[1] == pytest.approx(expected)
+
+
+def hourly(task: int, usage: dict[int, float], limit: float = 1.0) -> list[Sample]:
+    return [(3600 * hour, task, u, limit) for hour, u in usage.items()]
+
+
+def test_coach_by_hand() -> None:
+    # two windows of 12 hours, a sample every 6: nights 0.1, 0.3 and 0.2, days 0.5 and 0.7; the limit is 2
+    usage = {0: 0.2, 6: 0.6, 12: 1.0, 18: 1.4, 24: 0.4}
+    samples = hourly(1, usage, limit=2.0)
+    # on the first day no window was seen on an earlier one: all so far. On the second: 0.3 of the nights so far, and
+    # 0.7 of the days; medians 0.2 and 0.6
+    alone, both = (Coach(50.0, 100.0, windows=2, ahead=ahead, warm_up=2) for ahead in (0, 1))
+    assert peak(samples, both) == pytest.approx([2.0, 0.3 * 2, 0.5 * 2, 0.7 * 2, 0.7 * 2])
+    assert peak(samples, alone) == pytest.approx([2.0, 0.3 * 2, 0.5 * 2, 0.7 * 2, 0.6 * 2])
+    assert peak(samples, Coach(0.0, 50.0, windows=2, ahead=0, warm_up=2))[4] == pytest.approx(0.5 * 2)
+    # a limit of now, a percentile of ratios
+    grown = [*samples[:4], (24 * 3600, 1, 0.8, 4.0)]
+    assert peak(grown, alone)[4] == pytest.approx(0.6 * 4)
+
+
+def test_coach_lets_tasks_of_different_times_share_and_adds_their_guarantees_up() -> None:
+    # task 1 works by night and task 2 by day, two windows; each has a small median
+    night, day = (
+        {0: 0.9, 3: 0.1, 6: 0.1, 12: 0.1, 18: 0.1, 24: 0.1},
+        {0: 0.2, 3: 0.2, 6: 0.2, 12: 0.8, 18: 0.2, 24: 0.2},
+    )
+    samples = [*hourly(1, night), *hourly(2, day)]
+    # medians: task 1 0.1 and 0.1; task 2 0.2, and by day 0.5. By night 0.9 + 0.5, by day 0.1 + 0.8
+    assert peak(samples, Coach(50.0, 100.0, windows=2, warm_up=2))[5] == pytest.approx(1.4)
+    # without guarantees, 0.9 + 0.2 by night and 0.1 + 0.8 by day
+    assert peak(samples, Coach(0.0, 100.0, windows=2, warm_up=2))[5] == pytest.approx(1.1)
+
+
 def test_the_oracle_counts_the_tasks_of_now_alone_and_says_nothing_of_the_last_horizon() -> None:
     samples = [*series(1, [0.1, 0.2, 0.7, 0.3]), *series(2, [0.9, 0.4, 0.1], start=1)]
     # at 0: of task 1, within 2 s, 0.2 and 0.7. At 1: 0.7 + 0.4 and 0.3 + 0.1; then the samples end within the horizon
@@ -125,7 +224,14 @@ def test_the_oracle_counts_the_tasks_of_now_alone_and_says_nothing_of_the_last_h
 
 def test_a_task_without_a_limit_needs_nothing() -> None:
     samples = series(1, [0.3, 0.5, 0.2], limit=0.0)
-    for predictor in (NSigma(warm_up=2), TaskPercentile(warm_up=2), MachinePercentile(warm_up=2), Oracle(1)):
+    for predictor in (
+        NSigma(warm_up=2),
+        TaskPercentile(warm_up=2),
+        MachinePercentile(warm_up=2),
+        BetaQuantile(warm_up=2),
+        Coach(warm_up=2),
+        Oracle(1),
+    ):
         assert peak(samples, predictor)[:2] == [0.0, 0.0]
 
 
@@ -139,6 +245,17 @@ def test_a_task_without_a_limit_needs_nothing() -> None:
         (lambda: FixedShare(0.0), "above 0 and at most 1, got 0.0"),
         (lambda: Oracle(0), "at least 1 second, got 0"),
         (lambda: Largest(()), "at least 1, got 0"),
+        (lambda: Bridged(Limit(), gap=0), "gap must be at least 1 snapshot, got 0"),
+        (lambda: BetaQuantile(1.0), "above 0 and below 1, got 1.0"),
+        (lambda: BetaQuantile(float("nan")), "above 0 and below 1, got nan"),
+        (lambda: BetaQuantile(smoothing=0.5), "at least 1 window and finite, got 0.5"),
+        (lambda: BetaQuantile(smoothing=float("inf")), "finite, got inf"),
+        (lambda: BetaQuantile(history=1), "history >= 2"),
+        (lambda: Coach(guaranteed=-1.0), "between 0 and 100, got -1.0"),
+        (lambda: Coach(oversubscribed=101.0), "between 0 and 100, got 101.0"),
+        (lambda: Coach(windows=2, ahead=2), "windows > ahead, got ahead=2, self.windows=2"),
+        (lambda: Coach(windows=0, ahead=-1), "ahead >= 0"),
+        (lambda: Coach(warm_up=0), "warm_up >= 1"),
     ],
 )
 def test_a_parameter_out_of_range_is_refused(make: Callable[[], Predictor], message: str) -> None:
@@ -155,16 +272,22 @@ class Simulator:
             self.snapshots.setdefault(time_s, {})[task] = (usage, limit)
 
     def run(
-        self, predict: Callable[[list[list[tuple[float, float]]]], float], warm_up: int, history: int
+        self, predict: Callable[[list[list[tuple[float, float]]]], float], warm_up: int, history: int, gap: int = 0
     ) -> list[float]:
-        """``predict`` is told of each warm task its (usage up to the limit, limit), newest first."""
-        peaks, known = [], dict[int, list[tuple[float, float]]]()
+        """``predict`` is told of each warm task its (usage up to the limit, limit), newest first.
+
+        A task that missed at most ``gap`` snapshots in a row has what it had before them, once more for each.
+        """
+        peaks, known, away = [], dict[int, list[tuple[float, float]]](), dict[int, int]()
         for snapshot in self.snapshots.values():
-            known = {task: known.get(task, []) for task in snapshot}
+            away = {task: 0 if task in snapshot else away[task] + 1 for task in {*away, *snapshot}}
+            known = {task: past for task, past in known.items() if away[task] <= gap}
             for task, (usage, limit) in snapshot.items():
-                known[task] = [(min(usage, limit), limit), *known[task]]
-            warm = [past[:history] for past in known.values() if len(past) >= max(warm_up, 2)]
-            cold = [past[0][1] for past in known.values() if len(past) < max(warm_up, 2)]
+                known[task] = [(min(usage, limit), limit), *known.get(task, [])]
+            there = [known[task] for task in snapshot]
+            known |= {task: [past[0], *past] for task, past in known.items() if task not in snapshot}
+            warm = [past[:history] for past in there if len(past) >= max(warm_up, 2)]
+            cold = [past[0][1] for past in there if len(past) < max(warm_up, 2)]
             peaks.append((predict(warm) if warm else 0.0) + sum(cold))
         return peaks
 
@@ -215,15 +338,32 @@ def machines(draw: st.DrawFn) -> list[Sample]:
     return samples or [(times[0], 0, 0.5, 1.0)]
 
 
+def beta_quantile(r: list[float], level: float) -> float:
+    """Return the quantile of the plugin's distribution of ratios, with its deviation taken as smoothed five times."""
+    mean = statistics.fmean(r)
+    deviation = min(statistics.stdev(r) * 5**0.5, (max(mean * (1 - mean), 0.0) * 0.99) ** 0.5)
+    if deviation < 1e-9:
+        return mean
+    size = mean * (1 - mean) / deviation**2 - 1
+    return float(stats.beta.ppf(level, mean * size, (1 - mean) * size))
+
+
 @settings(max_examples=150, deadline=None)
-@given(machines(), st.integers(1, 4), st.integers(2, 5), st.sampled_from([0.0, 37.5, 50.0, 95.0, 100.0]))
+@given(
+    machines(),
+    st.integers(1, 4),
+    st.integers(2, 5),
+    st.sampled_from([0.0, 37.5, 50.0, 95.0, 100.0]),
+    st.integers(0, 3),
+)
 def test_random_machines_get_what_the_simulator_says(
-    samples: list[Sample], warm_up: int, history: int, level: float
+    samples: list[Sample], warm_up: int, history: int, level: float, gap: int
 ) -> None:
     laid_out, simulator = lay_out(samples), Simulator(samples)
 
-    def check(predictor: Predictor, expected: list[float] | NDArray[np.float64]) -> None:
-        np.testing.assert_allclose(laid_out.peak(predictor), expected, rtol=0, atol=1e-12, err_msg=str(predictor))
+    def check(predictor: Predictor, expected: list[float] | NDArray[np.float64], atol: float = 1e-12) -> None:
+        predictor = Bridged(predictor, gap) if gap and not isinstance(predictor, Oracle) else predictor
+        np.testing.assert_allclose(laid_out.peak(predictor), expected, rtol=0, atol=atol, err_msg=str(predictor))
 
     def n_sigma(warm: list[list[tuple[float, float]]]) -> float:
         r = ratios(warm)
@@ -235,10 +375,10 @@ def test_random_machines_get_what_the_simulator_says(
     def task(warm: list[list[tuple[float, float]]]) -> float:
         return sum(percentile_of(past, level) for past in warm)
 
-    sigma = simulator.run(n_sigma, warm_up, history)
+    sigma = simulator.run(n_sigma, warm_up, history, gap)
     check(NSigma(2.0, history, warm_up), sigma)
-    check(MachinePercentile(level, history, warm_up), simulator.run(machine, warm_up, history))
-    per_task = simulator.run(task, warm_up, history)
+    check(MachinePercentile(level, history, warm_up), simulator.run(machine, warm_up, history, gap))
+    per_task = simulator.run(task, warm_up, history, gap)
     check(TaskPercentile(level, history, warm_up), per_task)
     check(
         Largest((NSigma(2.0, history, warm_up), TaskPercentile(level, history, warm_up))),
@@ -247,11 +387,90 @@ def test_random_machines_get_what_the_simulator_says(
     ever = 1_000
     check(
         TaskMaximum(warm_up),
-        simulator.run(lambda warm: sum(max(u for u, _ in past) for past in warm), warm_up, ever),
+        simulator.run(lambda warm: sum(max(u for u, _ in past) for past in warm), warm_up, ever, gap),
     )
     check(
         TaskMean(warm_up),
-        simulator.run(lambda warm: sum(statistics.fmean(u for u, _ in past) for past in warm), warm_up, ever),
+        simulator.run(lambda warm: sum(statistics.fmean(u for u, _ in past) for past in warm), warm_up, ever, gap),
     )
+
+    def beta(warm: list[list[tuple[float, float]]]) -> float:
+        return min(1.0, beta_quantile(ratios(warm), 0.9)) * limit_of(warm)
+
+    check(BetaQuantile(0.9, history=history, warm_up=warm_up), simulator.run(beta, warm_up, history, gap), 1e-9)
     for horizon_s in (1, history, 11):
         check(Oracle(horizon_s), simulator.oracle(horizon_s))
+
+
+def coach_of(samples: list[Sample], coach: Coach) -> list[float]:
+    """Return Coach's peaks one time and task at a time, from all that the task has used since it came."""
+    snapshots = Simulator(samples).snapshots
+    peaks, runs = [], dict[int, list[tuple[int, float]]]()
+    for now, snapshot in snapshots.items():
+        runs = {task: runs.get(task, []) for task in snapshot}
+        sums = [0.0] * (coach.ahead + 1)
+        for task, (usage, limit) in snapshot.items():
+            runs[task] = [*runs[task], (now, min(usage, limit) / limit if limit > 0 else 0.0)]
+            for k in range(len(sums)):
+                if len(runs[task]) >= max(coach.warm_up, 2):
+                    sums[k] += limit * coach_need(runs[task], now, k, coach)
+                else:
+                    sums[k] += limit
+        peaks.append(max(sums))
+    return peaks
+
+
+def coach_need(run: list[tuple[int, float]], now: int, k: int, coach: Coach) -> float:
+    def window(time_s: int) -> int:
+        return time_s % 86_400 * coach.windows // 86_400
+
+    def seen(w: int) -> list[float]:
+        known = any(window(t) == w and t // 86_400 < now // 86_400 for t, _ in run)
+        return [ratio for t, ratio in run if not known or window(t) == w]
+
+    guaranteed = max(float(np.percentile(seen(w), coach.guaranteed)) for w in range(coach.windows))
+    there = seen((window(now) + k) % coach.windows)
+    return max(guaranteed, float(np.percentile(there, coach.oversubscribed)))
+
+
+def stretched(samples: list[Sample], step_s: int = 5400) -> list[Sample]:
+    """Return samples over days instead of seconds."""
+    return [(time_s * step_s, *rest) for time_s, *rest in samples]  # type: ignore[misc]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    machines(),
+    st.sampled_from([(6, 1), (6, 5), (4, 0), (3, 2), (1, 0)]),
+    st.sampled_from([(95.0, 100.0), (0.0, 95.0), (50.0, 50.0)]),
+    st.integers(1, 3),
+)
+def test_random_machines_get_what_coach_says(
+    samples: list[Sample], windows: tuple[int, int], levels: tuple[float, float], warm_up: int
+) -> None:
+    coach, days = Coach(*levels, *windows, warm_up), stretched(samples)
+    np.testing.assert_allclose(lay_out(days).peak(coach), coach_of(days, coach), rtol=0, atol=1e-12)
+
+
+CAUSAL = [
+    NSigma(3.0, 4, 2),
+    TaskPercentile(60.0, 4, 2),
+    MachinePercentile(90.0, 4, 2),
+    TaskMaximum(2),
+    TaskMean(2),
+    BetaQuantile(0.9, history=4, warm_up=2),
+    Coach(warm_up=2),
+    Coach(0.0, 95.0, ahead=5, warm_up=2),
+]
+
+
+@settings(max_examples=80, deadline=None)
+@given(machines(), st.integers(1, 56), st.sampled_from([0, 1, 2, 3]))
+def test_no_prediction_changes_when_the_future_is_cut_off(samples: list[Sample], last: int, gap: int) -> None:
+    days = stretched(samples)
+    until = [sample for sample in days if sample[0] <= last * 5400] or days
+    whole, known = lay_out(days), lay_out(until)
+    for one in CAUSAL:
+        predictor = Bridged(one, gap) if gap else one
+        expected = whole.peak(predictor)[: len(known.times_us)]
+        np.testing.assert_array_equal(known.peak(predictor), expected, err_msg=str(predictor))
