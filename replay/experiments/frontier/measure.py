@@ -48,8 +48,13 @@ Curves = dict[str, dict[str, Curve]]
 class FrontierConfig(ReplayConfig):
     """Settings of the frontier: at the rates that ``budgets`` name, for the horizon ``horizon_s``."""
 
-    predictors: tuple[str, ...] = ("borg_default", "nsigma5", "rc_p99", "max_n5_rc99", "machine_p100", "peak_max")
-    """Predictors of whole machines, by their names in ``estimators.machine``."""
+    predictors: tuple[str, ...] = (
+        "borg_default", "nsigma5", "rc_p99", "max_n5_rc99", "machine_p100", "peak_max",
+        "rc_p99_bridged", "max_n5_rc99_bridged", "machine_p100_bridged",
+        "trimaran_p99", "coach_p95", "coach_shared_p95", "coach_shared_p99",
+    )  # fmt: skip
+    """Predictors of whole machines, by their names in ``replay.machine_peaks``: the EuroSys'21 study's as published and
+    with gaps bridged, Trimaran's and Coach's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -255,8 +260,10 @@ def definitions(config: FrontierConfig, *, machines: bool, models: bool = False)
     """Return what the results' words mean; those of machines where the trace has some, of models where there are."""
     of_machines = {
         **MACHINE_DEFINITIONS,
-        "predictors of machines": "Those of the EuroSys'21 study, with its parameters; their curve multiplies the peak "
-        "they foresee, at most to the sum of the limits. They know the machine, not what each task would reserve.",
+        "predictors of machines": "Those of the EuroSys'21 study, with its parameters, and later ones: Trimaran's beta "
+        "distribution and Coach's windows of the day. To the study, a task that misses one record begins again, at its "
+        "limit; 'bridged' forgives two, as Trimaran's and Coach's do. Their curve multiplies the peak they foresee, at "
+        "most to the sum of the limits. They know the machine, not what each task would reserve.",
     }
     if models:
         of_machines["machine"] = (
