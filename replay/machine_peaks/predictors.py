@@ -430,7 +430,10 @@ PREDICTORS: Final[Mapping[str, Predictor]] = {
     "coach_p95": Bridged(Coach()),
     "coach_shared_p95": Bridged(Coach(guaranteed=0.0, oversubscribed=95.0)),
     "coach_shared_p99": Bridged(Coach(guaranteed=0.0, oversubscribed=99.0)),
+    "coach_day_p95": Bridged(Coach(guaranteed=0.0, oversubscribed=95.0, ahead=5)),
+    "coach_day_p99": Bridged(Coach(guaranteed=0.0, oversubscribed=99.0, ahead=5)),
 }
 """Predictors by the name that reports use. With samples every 5 minutes: a history of 10 hours, where the name says
 nothing else, and 2 hours until a task is warm (the paper's settings as they are remembered, not verified); Trimaran's
-has 2 hours of both. Neither Trimaran nor Coach forgets a task for a lost record, so theirs are bridged."""
+has 2 hours of both. Coach's of the day take all its windows, for a horizon of 24 hours. Neither Trimaran nor Coach
+forgets a task for a lost record, so theirs are bridged."""

@@ -51,7 +51,7 @@ class FrontierConfig(ReplayConfig):
     predictors: tuple[str, ...] = (
         "borg_default", "nsigma5", "rc_p99", "max_n5_rc99", "machine_p100", "peak_max",
         "rc_p99_bridged", "max_n5_rc99_bridged", "machine_p100_bridged",
-        "trimaran_p99", "coach_p95", "coach_shared_p95", "coach_shared_p99",
+        "trimaran_p99", "coach_p95", "coach_shared_p95", "coach_shared_p99", "coach_day_p95", "coach_day_p99",
     )  # fmt: skip
     """Predictors of whole machines, by their names in ``replay.machine_peaks``: the EuroSys'21 study's as published and
     with gaps bridged, Trimaran's and Coach's."""
