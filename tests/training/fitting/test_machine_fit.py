@@ -1,0 +1,104 @@
+"""Tests that machines are fitted to the tasks of validation rows, of every source, and to nothing later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reclaim.data.dataset import Dataset
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.features.build import build_features
+from reclaim.features.feature_set import FeatureSet
+from reclaim.training.bundle import Bundle, load_bundle, save_bundle
+from reclaim.training.fitting.held_out import HeldOut, held_out
+from reclaim.training.fitting.machine_fit import fit_machines, machine_rows
+from reclaim.training.fitting.sources import Source
+from reclaim.training.machines.estimator import BOUND
+from reclaim.training.margins.margin import Budgets
+
+TASKS, WINDOWS, MACHINES = 24, 400, 3
+
+
+def source_of(folder: Path, seed: int, machine: str = 'machine_id = "machine"', later: float = 1.0) -> Source:
+    """Return a source of drawn tasks on three machines; usage after the validation period is times ``later``."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir()
+    lines = ["task,time_s,machine,cpu"]
+    for task in range(TASKS):
+        cpu = rng.uniform(0.1, 0.6) * rng.lognormal(0, 0.3, WINDOWS)
+        cpu[int(0.76 * WINDOWS) :] *= later
+        lines += [f"{task},{300 * i},{task % MACHINES},{min(c, 0.99):.6g}" for i, c in enumerate(cpu)]
+    (folder / "cell.csv").write_text("\n".join(lines) + "\n")
+    mapping = (
+        f'task = "task"\ntime = "time_s"\ntime_unit = "s"\nwindow_s = 300\n[columns]\ncpu_mean = "cpu"\n{machine}\n'
+    )
+    (folder / "mapping.toml").write_text(mapping + "cpu_limit = 1.0\n")
+    made = ingest(folder, folder / "set", IngestConfig(trace="series", mapping=str(folder / "mapping.toml"))).dataset
+    build_features(made)
+    return Source(Dataset.open(made.path), FeatureSet.open(made.path))
+
+
+def valid_of(bundle: Bundle, *sources: Source) -> HeldOut:
+    """Return the validation rows of sources and what a drawn network says of them."""
+    return held_out(sources, bundle.forecaster, [source.features.valid_rows() for source in sources])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return source_of(tmp_path_factory.mktemp("machines") / "raw", seed=1)
+
+
+def test_a_snapshot_is_of_all_tasks_of_a_machine_and_its_peak_lies_within_the_period(
+    source: Source, bundle: Bundle
+) -> None:
+    valid = valid_of(bundle, source)
+    cpu, memory = machine_rows(valid, 3_600)
+    assert memory is None  # no limit of it
+    assert cpu is not None
+    tasks = len({*valid.windows.collection_id.tolist()})
+    windows = len(valid) // tasks
+    assert len(cpu) == MACHINES * (windows - 12)  # the last hour's peaks are not over
+    assert set(cpu.machine.tolist()) == set(range(MACHINES))
+    np.testing.assert_allclose(cpu.sums[:, 0].reshape(MACHINES, -1)[:, 0].sum(), tasks)  # limits of one
+    assert (cpu.peak <= cpu.sums[:, 0]).all()
+
+
+def test_nothing_after_the_validation_period_changes_what_is_fitted(
+    source: Source, bundle: Bundle, tmp_path: Path
+) -> None:
+    other = source_of(tmp_path / "raw", seed=1, later=1.6)
+    (cpu, _), (changed, _) = (machine_rows(valid_of(bundle, one), 3_600) for one in (source, other))
+    assert cpu is not None
+    assert changed is not None
+    np.testing.assert_array_equal(cpu.peak, changed.peak)
+    np.testing.assert_array_equal(cpu.sums, changed.sums)
+
+
+def test_machines_of_two_sources_are_all_there_in_the_unit_of_their_mean_limits(
+    source: Source, bundle: Bundle, tmp_path: Path
+) -> None:
+    both = machine_rows(valid_of(bundle, source, source_of(tmp_path / "raw", seed=2)), 3_600)[0]
+    alone = machine_rows(valid_of(bundle, source), 3_600)[0]
+    assert both is not None
+    assert alone is not None
+    assert set(both.machine.tolist()) == set(range(2 * MACHINES))
+    assert both.mean_limit == 1.0
+    np.testing.assert_allclose(both.peak[: len(alone)], alone.peak)  # here the mean limit is one
+
+
+def test_without_machines_the_bound_keeps_its_own_exponents_and_a_bundle_keeps_the_curves(
+    source: Source, bundle: Bundle, tmp_path: Path
+) -> None:
+    alone = source_of(tmp_path / "raw", seed=1, machine="")
+    assert fit_machines(valid_of(bundle, alone), (3_600,), Budgets()) == {3_600: BOUND}
+    budgets = Budgets(baseline=0.05, aggressive=0.2)  # few peaks: larger budgets than usual
+    machines = fit_machines(valid_of(bundle, source), (300, 3_600), budgets)
+    assert machines[3_600][0] != BOUND[0]
+    assert machines[3_600][1] == BOUND[1]
+    save_bundle(Bundle(**{**vars(bundle), "machines": machines}), tmp_path / "saved")
+    loaded = load_bundle(tmp_path / "saved")
+    assert loaded.machines == machines
+    assert loaded.machine_estimator().curves == machines[3_600]
+    assert loaded.machine_estimator(horizon_s=86_400).curves == BOUND
