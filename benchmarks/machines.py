@@ -149,7 +149,7 @@ def on_machines(frame: pd.DataFrame, signal: str, *, alike: bool) -> dict[Any, i
 def keep(name: str, horizon: str, results: dict[str, Any], asked: argparse.Namespace) -> None:
     """Add the numbers of a replay to the results."""
     content = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"sets": {}}
-    of = results["machines"]
+    of, kinds = results["machines"], {one["name"]: one["kind"] for one in results["estimators"]}
     content["sets"][f"{name}-{horizon}"] = {
         "date": datetime.now(UTC).date().isoformat(),
         "command": f"python benchmarks/machines.py --sets {name} --horizons {horizon} --machines {asked.machines} "
@@ -158,9 +158,9 @@ def keep(name: str, horizon: str, results: dict[str, Any], asked: argparse.Names
         "rates": results["rates"],
         "oracle": of["oracle"],
         "count": of["count"],
-        "kinds": {one["name"]: one["kind"] for one in results["estimators"]},
+        "kinds": kinds,
         "contenders": {who: {r: line["at"] for r, line in by.items()} for who, by in of["contenders"].items()},
-        "margins": of["margins"],
+        "margins": {who: by for who, by in of["margins"].items() if kinds[who].startswith("learned")},
     }
     RESULTS.write_text(json.dumps(content, indent=1, sort_keys=True))
 
