@@ -17,8 +17,8 @@ from sphinx.errors import ExtensionError
 NAVIGATION = {
     "Use it": {"self": "Start here", "docs/notebook": "In a notebook", "docs/run-on-your-cluster": None,
                "docs/predict-to-a-file": None, "docs/settings-by-trace": None},
-    "Understand it": {"docs/how-it-works": None, "docs/glossary": None, "docs/results": None,
-                      "docs/results-cell-replay": None, "docs/performance": None, "docs/serving-performance": None},
+    "Understand it": {"docs/how-it-works": None, "docs/machines": None, "docs/glossary": None,
+                      "docs/results": None, "docs/results-cell-replay": None, "docs/performance": None, "docs/serving-performance": None},
     "Reference": {"docs/python": None, "docs/http-api": None, "docs/command-line": None,
                   "docs/reference": "Columns and settings"},
     "Extend it": {"docs/add-a-trace-or-an-estimator": None, "CONTRIBUTING": None, "CONVENTIONS": None,
