@@ -44,7 +44,7 @@ from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.trees import fit_trees
 from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.calibrate import calibrate, guarded_reservations
-from reclaim.training.margins.price import N_RUNGS
+from reclaim.training.margins.ladder import N_RUNGS
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import TreeConfig

@@ -34,8 +34,8 @@ from reclaim.training.estimators.base import Estimate, Estimator
 from reclaim.training.estimators.registry import build_estimator, candidates
 from reclaim.training.margins.answers import Answers, Priced, Widened, scores_of
 from reclaim.training.margins.calibrate import Calibration, calibrate, guarded_reservations
+from reclaim.training.margins.ladder import N_RUNGS
 from reclaim.training.margins.margin import Budgets
-from reclaim.training.margins.price import N_RUNGS
 from reclaim.training.margins.tune import TunedEstimator, Tuning, choose_settings, tuning_facts
 from reclaim.training.models.estimator import ForecastEstimator
 

@@ -29,9 +29,9 @@ from reclaim.serving.models.scorer import priced, reserved
 from reclaim.serving.wire.cell_schemas import HorizonQuantiles, Step, TaskExplanation
 from reclaim.serving.wire.schemas import Resources, Window
 from reclaim.training.estimators.base import CAP, JUMP, STARTUP
+from reclaim.training.margins.ladder import price_of
 from reclaim.training.margins.margin import MARGIN_NAMES, STARTUP_HOLD_S
 from reclaim.training.margins.online import BUDGETED
-from reclaim.training.margins.price import price_of
 from reclaim.training.models.survival import exceedance
 
 if TYPE_CHECKING:

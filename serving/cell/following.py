@@ -16,9 +16,10 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.training.bundle import price_facts
+from reclaim.training.margins.ladder import Ladder, at_rung
 from reclaim.training.margins.margin import Budgets, guard, young_runs
 from reclaim.training.margins.online import BUDGETED, OnlineMargins
-from reclaim.training.margins.price import Ladder, Price, at_rung
+from reclaim.training.margins.price import Price
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.task_record import Ids, Taken
@@ -173,7 +174,7 @@ def _hold(
     young: Any,  # (k,) bool
     out: Any,  # (k, B, R) float64, written
 ) -> None:
-    """Write what ``price.reserved_at`` and ``margin.guarded`` come to, for all budgets at once."""
+    """Write what ``ladder.reserved_at`` and ``margin.guarded`` come to, for all budgets at once."""
     for i in range(len(out)):
         for r in range(out.shape[2]):
             most = limit[i, r]

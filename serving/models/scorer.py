@@ -13,8 +13,9 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, Windows
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Estimate
+from reclaim.training.margins.ladder import N_RUNGS, Ladder
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded
-from reclaim.training.margins.price import N_RUNGS, Ladder, Price
+from reclaim.training.margins.price import Price
 from reclaim.training.models.estimator import at_price
 
 if TYPE_CHECKING:

@@ -13,17 +13,9 @@ from numpy.typing import NDArray
 from reclaim.data.core.arrays import blank_records
 from reclaim.data.windows import Windows
 from reclaim.training.estimators.base import Estimate
+from reclaim.training.margins.ladder import TOP_RUNG, Ladder, price_of, reserved_at, rung_for, rung_of
 from reclaim.training.margins.margin import Margin, three_margins, under
-from reclaim.training.margins.price import (
-    TOP_RUNG,
-    Ladder,
-    Price,
-    price_of,
-    reserved_at,
-    rung_for,
-    rung_of,
-    three_prices,
-)
+from reclaim.training.margins.price import Price, three_prices
 
 LOWEST_SHARE: Final = -0.95
 """Narrowest margin looked at: a twentieth of what the estimator said."""

@@ -14,7 +14,8 @@ from reclaim.data.windows import Cell, Windows
 from reclaim.features.fold.batch import FeatureState
 from reclaim.features.registry import feature_names
 from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate, Estimator, Forecast
-from reclaim.training.margins.price import Ladder, Price, ladder_of, reserved_at, size_weight
+from reclaim.training.margins.ladder import Ladder, ladder_of, reserved_at, size_weight
+from reclaim.training.margins.price import Price
 from reclaim.training.models.survival import N_BELOW
 
 if TYPE_CHECKING:  # a protocol; the network behind it needs torch, this file does not
@@ -35,7 +36,7 @@ class ForecastEstimator(Estimator):
         The horizon the reservation is promised for, in seconds.
     price : Price
     mean_limit : tuple of float in the order ``schema.RESOURCES``, unit of the limit
-        Mean limit of the cell's tasks, compared with which a task is large or small (``price.size_weight``).
+        Mean limit of the cell's tasks, compared with which a task is large or small (``ladder.size_weight``).
     cell : Cell
         What is known of the cell that the tasks run in.
     related : bool

@@ -7,7 +7,6 @@ place, on however many threads. A library's product promises none of that, and w
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,38 +14,28 @@ from typing import Any, Final
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import types
 from numpy.typing import NDArray
 
+from reclaim.data.core import vectors
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
+from reclaim.data.core.vectors import LANES, in_llvm, numba_tools
 
 CHUNK_ROWS: Final = 64
 """Rows that go through all layers together: what they need stays in a core's own cache."""
-_LANES: Final = 16
-_WIDE: Final = (4, 4 * _LANES)
-_NARROW: Final = (8, 2 * _LANES)
-"""Rows and columns of a tile of a layer: of a hidden one, and of outputs, of which there are fewer. Sixteen vectors of
-sums are enough for the multipliers of a core with AVX-512 never to wait for one, and as four by four they ask for the
-fewest loads; other cores take longer, to the same bits."""
+_WIDE: Final = (4, 4 * LANES)
+_NARROW: Final = (8, 2 * LANES)
+_NARROWEST: Final = (8, LANES)
+"""Rows and columns of a tile of a layer: of a hidden one, of the steps of curves, of which there are fewer, and of the
+few other log-odds. Sixteen vectors of sums are enough for the multipliers of a core with AVX-512 never to wait for one,
+and as four by four they ask for the fewest loads; other cores take longer, to the same bits."""
 _WHOLE_ROWS: Final = 8
-"""Rows are computed in whole tiles of either kind."""
+"""Rows are computed in whole tiles of every kind."""
 _LINE: Final = 64
 """Bytes of a cache line, and of a vector: one that lies across two lines takes two loads."""
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
-
-# exp(x) = 2^n exp(r): n is the whole number next to x / log 2, which adding 1.5 * 2^23 rounds to; log 2 in two parts,
-# the first of few digits; the polynomial is that of Cephes' expf (Moshier, netlib.org/cephes), right to 2e-7
-_LEAST, _MOST = np.float32(-87.0), np.float32(88.0)
-_PER_LOG2, _ROUND = np.float32(1.44269504), np.float32(12582912.0)
-_LOG2, _LOG2_REST = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_POLYNOMIAL = tuple(
-    np.float32(p)
-    for p in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-)
 
 
 @dataclass(frozen=True)
@@ -55,25 +44,33 @@ class ForwardPass:
 
     Attributes
     ----------
-    scaling : float32, shape (4, n_features)
+    read : int64, shape (n_read,)
+        The features with a weight that is not zero; the others would add nothing to any sum.
+    scaling : float32, shape (4, n_read)
         As ``network.Scaling``.
-    first : float32, shape (W / 64, n_features, 64)
+    first : float32, shape (W / 64, n_read, 64)
     deeper : float32, shape (depth - 1, W / 64, W, 64)
     bias : float32, shape (depth, W)
-    head : float32, shape (J / 32, W, 32)
-        To the steps of each curve, then to the other log-odds.
-    head_bias : float32, shape (J,)
+    steps : float32, shape (J / 32, W, 32)
+        To the steps of each curve.
+    step_bias : float32, shape (J,)
+    odds : float32, shape (K / 16, W, 16)
+        To the other log-odds.
+    odds_bias : float32, shape (K,)
     fitted : bool, shape (n_curves + n_logits,)
         The other curves and probabilities are NaN.
     n_logits, n_steps : int
     """
 
+    read: NDArray[np.int64]
     scaling: NDArray[np.float32]
     first: NDArray[np.float32]
     deeper: NDArray[np.float32]
     bias: NDArray[np.float32]
-    head: NDArray[np.float32]
-    head_bias: NDArray[np.float32]
+    steps: NDArray[np.float32]
+    step_bias: NDArray[np.float32]
+    odds: NDArray[np.float32]
+    odds_bias: NDArray[np.float32]
     fitted: NDArray[np.bool_]
     n_logits: int
     n_steps: int
@@ -99,17 +96,26 @@ class ForwardPass:
         fitted : bool, shape (n_curves + n_logits,)
         """
         layers = sorted({name.rsplit(".", 1)[0] for name in tensors if name.startswith("body.")}, key=_number)
-        chosen = np.concatenate([curves.ravel(), logits])
-        n_features, width = len(tensors["mean"]), _up(len(tensors[f"{layers[0]}.bias"]), _WIDE[1])
+        width = _up(len(tensors[f"{layers[0]}.bias"]), _WIDE[1])
         first, *deeper = (tensors[f"{layer}.weight"].T for layer in layers)
-        head_bias = _filled(tensors["head.bias"][None, chosen], 1, _up(len(chosen), _NARROW[1]))[0]
+        read = np.flatnonzero(first.any(axis=1))
+
+        def head(outputs: NDArray[np.int64], columns: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+            weight, bias = tensors["head.weight"][outputs].T, tensors["head.bias"][None, outputs]
+            return _panels([weight], width, columns)[0], _filled(bias, 1, _up(len(outputs), columns))[0]
+
+        steps, step_bias = head(curves.ravel(), _NARROW[1])
+        odds, odds_bias = head(logits, _NARROWEST[1])
         return cls(
-            scaling=np.stack([tensors[name] for name in ("mean", "scale", "low", "high")]),
-            first=_panels([first], n_features, _WIDE[1])[0],
+            read=read,
+            scaling=np.stack([tensors[name][read] for name in ("mean", "scale", "low", "high")]),
+            first=_panels([first[read]], len(read), _WIDE[1])[0],
             deeper=_panels(deeper, width, _WIDE[1]),
             bias=np.concatenate([_filled(tensors[f"{layer}.bias"][None], 1, width) for layer in layers]),
-            head=_panels([tensors["head.weight"][chosen].T], width, _NARROW[1])[0],
-            head_bias=head_bias,
+            steps=steps,
+            step_bias=step_bias,
+            odds=odds,
+            odds_bias=odds_bias,
             fitted=fitted,
             n_logits=len(logits),
             n_steps=curves.shape[1],
@@ -135,12 +141,13 @@ class ForwardPass:
         survival = np.empty((n, len(self.fitted) - self.n_logits, self.n_steps), np.float32)
         probability = np.empty((n, self.n_logits))
         features = np.ascontiguousarray(x, np.float32)
-        weights = (self.scaling, self.first, self.deeper, self.bias, self.head, self.head_bias, self.fitted)
-        widest = max(_up(self.scaling.shape[1], _LANES), self.bias.shape[1], len(self.head_bias))
+        inputs = (self.read, self.scaling)
+        layers = (self.first, self.deeper, self.bias, self.steps, self.step_bias, self.odds, self.odds_bias)
+        widest = max(_up(len(self.read), LANES), self.bias.shape[1], len(self.step_bias), len(self.odds_bias))
 
         def run(part: int, parts: int) -> None:
             room = _zeros(4, min(CHUNK_ROWS, _up(n, _WHOLE_ROWS)), widest)
-            _run(features, part, parts, weights, room, survival, probability)
+            _run(features, part, parts, inputs, layers, self.fitted, room, survival, probability)
 
         in_parts(run, n, threads)
         return survival, probability
@@ -176,60 +183,17 @@ def _panels(weights: Sequence[NDArray[np.float32]], depth: int, columns: int) ->
     return out
 
 
-_in_llvm: Final[Any] = intrinsic
-_numba: Final[Any] = cgutils
-"""Typed as anything: numba's own types say too little."""
-
-
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return ``a * b + c``, rounded once, of numbers or of vectors."""
-    name = f"llvm.fma.v{a.type.count}f32" if isinstance(a.type, ir.VectorType) else "llvm.fma.f32"
-    fma = _numba.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
-    return builder.call(fma, [a, b, c])
-
-
-def _exponential(builder: Any, x: Any) -> Any:
-    """Return exp(x) of a number or of a vector."""
-    count = x.type.count if isinstance(x.type, ir.VectorType) else 0
-    integers = ir.VectorType(ir.IntType(32), count) if count else ir.IntType(32)
-
-    def of(constant: Any, kind: Any = x.type) -> Any:
-        return ir.Constant(kind, [constant] * count if count else constant)
-
-    def fma(a: Any, b: Any, c: Any) -> Any:
-        return _fma(builder, a, b, c)
-
-    for sign, bound in ((">", of(float(_LEAST))), ("<", of(float(_MOST)))):
-        x = builder.select(builder.fcmp_ordered(sign, bound, x), bound, x)  # what is not a number stays so
-    shifted = fma(x, of(float(_PER_LOG2)), of(float(_ROUND)))
-    n = builder.fsub(shifted, of(float(_ROUND)))
-    r = fma(n, of(-float(_LOG2_REST)), fma(n, of(-float(_LOG2)), x))
-    highest, *others = (of(float(p)) for p in _POLYNOMIAL)
-    p = functools.reduce(lambda total, coefficient: fma(total, r, coefficient), others, highest)
-    biased = builder.add(builder.bitcast(shifted, integers), of(127, integers))
-    power = builder.bitcast(builder.shl(biased, of(23, integers)), x.type)
-    return builder.fmul(builder.fadd(fma(p, builder.fmul(r, r), r), of(1.0)), power)
-
-
-@_in_llvm
-def exp32(_: Any, x: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return exp(x)."""
-    return x(x), lambda _context, builder, _signature, args: _exponential(builder, args[0])
-
-
 def _sigmoid(builder: Any, x: Any, share_of: Any = None) -> Any:
     """Return 1 / (1 + exp(-x)) of a vector, or that share of another one."""
-    one = ir.Constant(x.type, [1.0] * x.type.count)
-    return builder.fdiv(share_of or one, builder.fadd(one, _exponential(builder, builder.fneg(x))))
+    one = vectors.constant(1.0)
+    return builder.fdiv(share_of or one, builder.fadd(one, vectors.exponential(builder, builder.fneg(x))))
 
 
 def _tile(n_rows: int, n_columns: int, activation: Callable[[Any, Any], Any]) -> Any:
     """Return what computes a tile of a layer; all of its arguments but the last two are C-contiguous float32."""
-    vector, int32 = ir.VectorType(ir.FloatType(), _LANES), ir.IntType(32)
-    undefined, first_lane = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(int32, _LANES), [0] * _LANES)
-    lanes = range(0, n_columns, _LANES)
+    lanes = range(0, n_columns, LANES)
 
-    @_in_llvm
+    @in_llvm
     def tile(_: Any, inputs: Any, weight: Any, bias: Any, out: Any, i: Any, p: Any) -> tuple[Any, Callable[..., Any]]:
         """Write the rows from i on, of the columns of the panel p of the weight.
 
@@ -238,41 +202,36 @@ def _tile(n_rows: int, n_columns: int, activation: Callable[[Any, Any], Any]) ->
         """
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            a, w, b, o = (
-                context.make_array(t)(context, builder, v) for t, v in zip(signature.args[:4], args[:4], strict=True)
-            )
-            a_width, o_width = (_numba.unpack_tuple(builder, array.shape)[1] for array in (a, o))
-            depth = _numba.unpack_tuple(builder, w.shape)[1]
+            a, w, b, o = vectors.arrays(context, builder, signature, args)
+            a_width, o_width = (vectors.shape_of(builder, array)[1] for array in (a, o))
+            depth = vectors.shape_of(builder, w)[1]
             integer = depth.type
             rows = [builder.add(args[4], integer(row)) for row in range(n_rows)]
             first = builder.mul(args[5], integer(n_columns))
             panel = builder.gep(w.data, [builder.mul(first, depth)])
             begins = [builder.gep(a.data, [builder.mul(row, a_width)]) for row in rows]
 
-            def at(start: Any, *way: Any) -> Any:
-                return builder.bitcast(builder.gep(start, [functools.reduce(builder.add, way)]), vector.as_pointer())
-
-            biases = [builder.load(at(b.data, first, integer(lane)), align=4) for lane in lanes]
-            sums = [_numba.alloca_once_value(builder, value) for _ in rows for value in biases]
+            biases = [vectors.load(builder, b.data, first, integer(lane)) for lane in lanes]
+            sums = [numba_tools.alloca_once_value(builder, value) for _ in rows for value in biases]
 
             def add(k: Any) -> None:
                 row_of_panel = builder.mul(k, integer(n_columns))
-                weights = [builder.load(at(panel, row_of_panel, integer(lane)), align=4) for lane in lanes]
+                weights = [vectors.load(builder, panel, row_of_panel, integer(lane)) for lane in lanes]
                 for n, begin in enumerate(begins):
-                    value = builder.insert_element(undefined, builder.load(builder.gep(begin, [k])), int32(0))
-                    spread = builder.shuffle_vector(value, undefined, first_lane)
+                    value = vectors.spread(builder, builder.load(builder.gep(begin, [k])))
                     for total, columns in zip(sums[n * len(weights) :], weights, strict=False):
-                        builder.store(_fma(builder, spread, columns, builder.load(total)), total)
+                        builder.store(vectors.fma(builder, value, columns, builder.load(total)), total)
 
             pairs = builder.sub(depth, builder.and_(depth, integer(1)))
-            with _numba.for_range_slice(builder, integer(0), pairs, integer(2)) as (k, _):
+            with numba_tools.for_range_slice(builder, integer(0), pairs, integer(2)) as (k, _):
                 add(k)
                 add(builder.add(k, integer(1)))
-            with _numba.for_range_slice(builder, pairs, depth, integer(1)) as (k, _):
+            with numba_tools.for_range_slice(builder, pairs, depth, integer(1)) as (k, _):
                 add(k)
-            places = [at(o.data, builder.mul(row, o_width), first, integer(lane)) for row in rows for lane in lanes]
+            places = [(builder.mul(row, o_width), first, integer(lane)) for row in rows for lane in lanes]
             for place, total in zip(places, sums, strict=True):
-                builder.store(activation(builder, builder.load(total)), place, align=4)
+                value = activation(builder, builder.load(total))
+                builder.store(value, vectors.at(builder, o.data, *place), align=4)
             return context.get_dummy_value()
 
         return types.void(inputs, weight, bias, out, i, p), generate
@@ -281,23 +240,27 @@ def _tile(n_rows: int, n_columns: int, activation: Callable[[Any, Any], Any]) ->
 
 
 _hidden_tile = _tile(*_WIDE, lambda builder, total: _sigmoid(builder, total, total))
-_output_tile = _tile(*_NARROW, _sigmoid)
+_step_tile = _tile(*_NARROW, _sigmoid)
+_odds_tile = _tile(*_NARROWEST, _sigmoid)
 
 
 @numba.njit(**LENT)
-def _run(x: Any, part: int, parts: int, weights: Any, room: Any, survival: Any, probability: Any) -> None:
-    scaling, first, deeper, bias, head, head_bias, fitted = weights
+def _run(
+    x: Any, part: int, parts: int, inputs: Any, layers: Any, fitted: Any, room: Any, survival: Any, probability: Any
+) -> None:
+    first, deeper, bias, steps, step_bias, odds, odds_bias = layers
     z, hidden, other, step = room[0], room[1], room[2], room[3]
     n_curves, n_steps = survival.shape[1], survival.shape[2]
     for start in range(part * CHUNK_ROWS, len(x), parts * CHUNK_ROWS):
         n = min(CHUNK_ROWS, len(x) - start)
         whole = -(-n // _WHOLE_ROWS) * _WHOLE_ROWS  # what lies in the rows behind them changes nothing
-        _standardise(x, start, n, scaling, z)
+        _standardise(x, start, n, inputs, z)
         _layer(z, first, bias[0], hidden, whole)
         for layer in range(len(deeper)):
             _layer(hidden, deeper[layer], bias[layer + 1], other, whole)
             hidden, other = other, hidden
-        _layer(hidden, head, head_bias, step, whole)
+        _layer(hidden, steps, step_bias, step, whole)
+        _layer(hidden, odds, odds_bias, other, whole)
         for i in range(n):
             for curve in range(n_curves):
                 left = _ONE if fitted[curve] else np.float32(math.nan)
@@ -305,18 +268,21 @@ def _run(x: Any, part: int, parts: int, weights: Any, room: Any, survival: Any, 
                     left *= step[i, curve * n_steps + j]
                     survival[start + i, curve, j] = left
             for h in range(probability.shape[1]):
-                p = step[i, n_curves * n_steps + h]
-                probability[start + i, h] = p if fitted[n_curves + h] else math.nan
+                probability[start + i, h] = other[i, h] if fitted[n_curves + h] else math.nan
 
 
 @numba.njit(**LENT)
-def _standardise(x: Any, start: int, n: int, scaling: Any, z: Any) -> None:
+def _standardise(x: Any, start: int, n: int, inputs: Any, z: Any) -> None:
     """Fourth root, mean and scale, NaN to the mean, then cut off: as ``network.SurvivalNetwork.forward``."""
+    read, scaling = inputs
     mean, scale, low, high = scaling[0], scaling[1], scaling[2], scaling[3]
+    every = len(read) == x.shape[1]
     for i in range(n):
         values, out = x[start + i], z[i]
-        for k in range(len(mean)):
-            v = values[k]
+        for k in range(len(read)):
+            out[k] = values[k if every else read[k]]
+        for k in range(len(read)):
+            v = out[k]
             root = math.sqrt(math.sqrt(abs(v)))
             v = ((root if v >= _ZERO else -root) - mean[k]) / scale[k]
             v = v if v == v else _ZERO  # only NaN differs from itself
@@ -326,11 +292,13 @@ def _standardise(x: Any, start: int, n: int, scaling: Any, z: Any) -> None:
 
 @numba.njit(**LENT)
 def _layer(inputs: Any, weight: Any, bias: Any, out: Any, n: int) -> None:
-    """Write the first n rows of a layer, n a multiple of ``_WHOLE_ROWS``: hidden where its panels are wide."""
-    hidden = weight.shape[2] == _WIDE[1]
+    """Write the first n rows of a layer, n a multiple of ``_WHOLE_ROWS``; the width of its panels says which it is."""
+    columns = weight.shape[2]
     for panel in range(len(weight)):
-        for i in range(0, n, _WIDE[0] if hidden else _NARROW[0]):
-            if hidden:
+        for i in range(0, n, _WIDE[0] if columns == _WIDE[1] else _NARROW[0]):
+            if columns == _WIDE[1]:
                 _hidden_tile(inputs, weight, bias, out, i, panel)
+            elif columns == _NARROW[1]:
+                _step_tile(inputs, weight, bias, out, i, panel)
             else:
-                _output_tile(inputs, weight, bias, out, i, panel)
+                _odds_tile(inputs, weight, bias, out, i, panel)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import numba
 import numpy as np
+from numba.core import types
 from numpy.typing import NDArray
 
+from reclaim.data.core import vectors
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
+from reclaim.data.core.vectors import INTEGERS, LANES, in_llvm, numba_tools
 from reclaim.features.registry import AT, SIGNALS
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.models.forward import exp32
 
 FLOOR: Final = 0.005
 """Least share of the limit that counts as used now, and what does where nothing is known: thresholds are even in the
@@ -36,9 +39,17 @@ NOW: Final = np.array([AT[f"{signal}_last"] for signal in SIGNALS])
 assert SIGNALS == TARGETS
 _LEAST: Final = 1e-7
 """Least probability that a loss is taken of: curves are float32."""
-_BELOW: Final = np.array(BELOW, np.float32)
-_LEFT: Final = np.array([1 - u for u in ABOVE], np.float32)
-_COVERED: Final = np.array([u * math.log(LAST) for u in ABOVE], np.float32)
+_TABLE: Final = np.array(
+    [
+        (*BELOW, 1.0, *(0.0 for _ in ABOVE[1:])),  # 1: what is used now is a threshold itself, to the bit
+        (*(0.0 for _ in BELOW), *(1 - u for u in ABOVE)),
+        (*(0.0 for _ in BELOW), *(u * math.log(LAST) for u in ABOVE)),
+    ],
+    np.float32,
+)
+"""Coefficients of the thresholds, a column each: row 0 times what is used now, or where that is 0, the exponential of
+row 1 times its logarithm plus row 2."""
+assert N_THRESHOLDS % LANES == 0
 
 
 def used_now(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -49,23 +60,37 @@ def used_now(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def thresholds_of(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the thresholds of each target over the limit; float32, shape (n, n_targets, N_THRESHOLDS), rising."""
-    now = used_now(x)
-    out = np.empty((*now.shape, N_THRESHOLDS), np.float32)
-    _thresholds(now, _BELOW, _LEFT, _COVERED, out)
+    out = np.empty((len(x), len(TARGETS), N_THRESHOLDS), np.float32)
+    _thresholds(used_now(x), _TABLE, out)
     return out
 
 
+@in_llvm
+def _rise(_: Any, used: Any, log: Any, table: Any, out: Any) -> tuple[Any, Callable[..., Any]]:
+    """Write the thresholds from what is used now and its logarithm; all are float32, the arrays C-contiguous."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        coefficients, to = vectors.arrays(context, builder, signature, args)
+        integer = vectors.shape_of(builder, to)[0].type
+        now, its_log = (vectors.spread(builder, value) for value in args[:2])
+        for lane in range(0, N_THRESHOLDS, LANES):
+            share, left, covered = (
+                vectors.load(builder, coefficients.data, integer(row * N_THRESHOLDS + lane)) for row in range(3)
+            )
+            above = vectors.exponential(builder, builder.fadd(builder.fmul(its_log, left), covered))
+            has_share = builder.fcmp_ordered(">", share, vectors.constant(0.0))
+            value = builder.select(has_share, builder.fmul(now, share), above)
+            builder.store(value, vectors.at(builder, to.data, integer(lane)), align=4)
+        return context.get_dummy_value()
+
+    return types.void(used, log, table, out), generate
+
+
 @numba.njit(**LENT)
-def _thresholds(now: Any, below: Any, left: Any, covered: Any, out: Any) -> None:
+def _thresholds(now: Any, table: Any, out: Any) -> None:
     for i in range(len(out)):
         for t in range(out.shape[1]):
-            rises, used = out[i, t], now[i, t]
-            log = np.float32(math.log(used))
-            for k in range(len(below)):
-                rises[k] = used * below[k]
-            for k in range(len(left)):
-                rises[len(below) + k] = exp32(log * left[k] + covered[k])
-            rises[len(below)] = used  # as it is: what stays the same does not exceed it
+            _rise(now[i, t], np.float32(math.log(now[i, t])), table, out[i, t])
 
 
 def forecast_of(
@@ -79,8 +104,8 @@ def forecast_of(
 
     def read(part: int, parts: int) -> None:
         rows = slice(n * part // parts, n * (part + 1) // parts)
-        thresholds[rows] = thresholds_of(x[rows])
-        quantiles[rows] = quantiles_of(survival[rows], thresholds[rows], levels)
+        _thresholds(used_now(x[rows]), _TABLE, thresholds[rows])
+        _quantiles(survival[rows], thresholds[rows], *_above(levels), quantiles[rows])
 
     in_parts(read, n, threads)
     return Forecast(survival, thresholds, quantiles, oom_probability, horizons_s)
@@ -103,21 +128,49 @@ def quantiles_of(
     float64, shape (n, n_targets, n_horizons, n_levels), rising; NaN where the curve is.
     """
     out = np.empty((*survival.shape[:3], len(levels)))
-    _quantiles(survival, thresholds, 1.0 - np.array(levels), out)
+    _quantiles(survival, thresholds, *_above(levels), out)
     return out
 
 
+def _above(levels: tuple[float, ...]) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.int32]]:
+    """Return the probabilities above the levels, the largest float32 that are not larger, and room to count in."""
+    above = 1.0 - np.array(levels)
+    bounds = np.zeros(-(-len(levels) // LANES) * LANES, np.float32)
+    near = above.astype(np.float32)
+    bounds[: len(levels)] = np.where(near > above, np.nextafter(near, np.float32(-1.0)), near)
+    return above, bounds, np.empty(len(bounds), np.int32)
+
+
+@in_llvm
+def _count(_: Any, values: Any, bounds: Any, counts: Any) -> tuple[Any, Callable[..., Any]]:
+    """Write how many values are larger than each bound; float32 both, and the bounds whole vectors."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        of, least, to = vectors.arrays(context, builder, signature, args)
+        (n,), (m,) = (vectors.shape_of(builder, array) for array in (of, least))
+        with numba_tools.for_range_slice(builder, n.type(0), m, n.type(LANES)) as (lane, _):
+            bound = vectors.load(builder, least.data, lane)
+            total = numba_tools.alloca_once_value(builder, vectors.constant(0, kind=INTEGERS))
+            with numba_tools.for_range(builder, n) as loop:
+                value = vectors.spread(builder, builder.load(builder.gep(of.data, [loop.index])))
+                more = builder.zext(builder.fcmp_ordered(">", value, bound), INTEGERS)
+                builder.store(builder.add(builder.load(total), more), total)
+            builder.store(builder.load(total), vectors.at(builder, to.data, lane, kind=INTEGERS), align=4)
+        return context.get_dummy_value()
+
+    return types.void(values, bounds, counts), generate
+
+
 @numba.njit(**LENT)
-def _quantiles(survival: Any, thresholds: Any, above: Any, out: Any) -> None:
+def _quantiles(survival: Any, thresholds: Any, above: Any, bounds: Any, counts: Any, out: Any) -> None:
     for i in range(len(out)):
         for t in range(out.shape[1]):
             r = thresholds[i, t]
             for h in range(out.shape[2]):
                 s = survival[i, t, h]
-                k = 0
+                _count(s, bounds, counts)
                 for q in range(len(above)):
-                    while k < len(s) and s[k] > above[q]:
-                        k += 1
+                    k = counts[q]
                     if np.isnan(s[0]):
                         out[i, t, h, q] = math.nan
                     elif k == len(s):

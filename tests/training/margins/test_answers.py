@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from reclaim.data.windows import Windows, empty_windows
 from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.margins.answers import Answers, Priced, Widened, three_of
+from reclaim.training.margins.ladder import N_RUNGS
 from reclaim.training.margins.margin import MARGIN_NAMES, Margin
-from reclaim.training.margins.price import N_RUNGS, Price
+from reclaim.training.margins.price import Price
 
 
 def _widened(rng: np.random.Generator, n: int) -> Widened:

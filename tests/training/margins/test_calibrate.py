@@ -23,8 +23,9 @@ from reclaim.training.margins.calibrate import (
     reclaimed_share,
     violation_share,
 )
+from reclaim.training.margins.ladder import N_RUNGS, TOP_RUNG, price_of, rung_of
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Guarded, Margin
-from reclaim.training.margins.price import N_RUNGS, TOP_RUNG, Price, price_of, rung_of
+from reclaim.training.margins.price import Price
 
 
 def _windows(n: int, limit: float = 10.0) -> Windows:

@@ -14,9 +14,10 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Windows, concatenate
 from reclaim.training.estimators.base import STATISTIC, Estimate
 from reclaim.training.margins.answers import Answers, Priced, Setting, Widened, three_of
+from reclaim.training.margins.ladder import N_RUNGS, TOP_RUNG, price_of
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Margin
 from reclaim.training.margins.online import FEWEST, PENDING, OnlineMargins
-from reclaim.training.margins.price import N_RUNGS, TOP_RUNG, Price, price_of
+from reclaim.training.margins.price import Price
 
 Maker = Callable[..., Windows]
 NONE = three_of(*(Margin(name, (0.0, 0.0)) for name in ("baseline", "aggressive")))

@@ -1,4 +1,4 @@
-"""Prices: the reservation of least cost, never less for a higher price, and the price that a need asks for."""
+"""Prices: between the two that are set stands a third, and each moves, is given and is refused as it must."""
 
 from __future__ import annotations
 
@@ -6,148 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import empty_windows
 from reclaim.features.groups import TIER_LABELS
-from reclaim.training.margins.price import (
-    DOUBLED,
-    LOWEST_PRICE,
-    N_RUNGS,
-    TOP_RUNG,
-    Price,
-    ladder_of,
-    price_of,
-    reserved_at,
-    rung_for,
-    rung_of,
-    size_weight,
-    three_prices,
-)
-
-J = 6
-LIMIT = np.array([[2.0, 8.0]])
-SHARES = st.floats(2.0**-10, 1, width=32)
-RISKS = st.just(0.0) | st.floats(2.0**-30, 1, width=32)
-
-
-@st.composite
-def curves(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return survival, thresholds and weights of one task: falling and rising, not necessarily strictly."""
-    survival = draw(arrays(np.float32, (1, 2, J), elements=RISKS))
-    thresholds = draw(arrays(np.float32, (1, 2, J), elements=SHARES))
-    weight = draw(arrays(np.float64, (1, 2), elements=st.floats(0.03, 30)))
-    return -np.sort(-survival, axis=-1), np.sort(thresholds, axis=-1), weight
-
-
-def _ladder(shares: list[float]) -> np.ndarray:
-    """Return the ladder of one task, alike for both resources: these shares, then the limit."""
-    rungs = np.array(shares + [1.0] * (N_RUNGS - len(shares)), np.float32)
-    return np.broadcast_to(rungs, (1, 2, N_RUNGS)).copy()
-
-
-def test_the_reservation_of_least_cost_is_found_by_hand() -> None:
-    # P(demand > 0.25) = 0.16, P(demand > 0.5) = 0.04
-    survival = np.array([[[0.16, 0.04]] * 2], np.float32)
-    thresholds = np.array([[[0.25, 0.5]] * 2], np.float32)
-    ladder = ladder_of(survival, thresholds, np.array([[1.0, 2.0]]))
-    # a step up pays from (0.5 - 0.25) / (0.16 - 0.04) = 2.08, and to the limit from 0.5 / 0.04 = 12.5
-    expected = [0.25 if p < 2.08 else 0.5 if p < 12.5 else 1.0 for p in _prices()]
-    assert ladder[0, 0, :TOP_RUNG].tolist() == pytest.approx(expected)
-    of_twice = [0.25 if p < 4.16 else 0.5 if p < 25 else 1.0 for p in _prices()]
-    assert ladder[0, 1, :TOP_RUNG].tolist() == pytest.approx(of_twice)  # what it holds costs twice as much
-    assert (ladder[..., TOP_RUNG] == 1.0).all()
-
-
-def _prices() -> list[float]:
-    return [LOWEST_PRICE * 2.0 ** (k / DOUBLED) for k in range(TOP_RUNG)]
-
-
-@given(curves())
-def test_at_each_rung_nothing_costs_less(curve: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-    survival, thresholds, weight = curve
-    ladder = ladder_of(survival, thresholds, weight).astype(np.float64)
-    for r in range(2):
-        s, share = survival[0, r].astype(np.float64), thresholds[0, r].astype(np.float64)
-        shares, risks = np.append(share, 1.0), np.append(s, 0.0)
-        risks[shares >= 1.0] = 0.0
-        for k, price in enumerate(_prices()):
-            costs = weight[0, r] * shares + price * risks
-            chosen = np.isclose(shares, ladder[0, r, k], rtol=1e-6, atol=0)
-            assert chosen.any()
-            assert costs[chosen].min() <= costs.min() * (1 + 1e-5) + 1e-9
-
-
-@given(curves(), st.floats(0, 1e6), st.floats(0, 1e6))
-def test_a_higher_price_never_reserves_less(
-    curve: tuple[np.ndarray, np.ndarray, np.ndarray], a: float, b: float
-) -> None:
-    ladder = ladder_of(*curve)
-    low, high = (reserved_at(ladder, rung_of(np.full((1, 2), p)), LIMIT) for p in sorted((a, b)))
-    assert (low <= high).all()
-    assert (high <= LIMIT).all()
-
-
-@given(
-    arrays(np.float32, (1, 2, N_RUNGS), elements=SHARES), arrays(np.float64, (1, 2), elements=st.floats(0, 1.2)),
-    st.floats(1e-6, 1),
-)  # fmt: skip
-def test_the_lowest_price_that_covers_a_need_is_enough_and_nothing_lower_is(
-    rungs: np.ndarray, share: np.ndarray, lower: float
-) -> None:
-    ladder, need = np.sort(rungs, axis=-1), share * LIMIT
-    found = rung_for(ladder, need, LIMIT)
-    for r in range(2):
-        if found[0, r] == np.inf:
-            assert need[0, r] > reserved_at(ladder, np.full((1, 2), float(TOP_RUNG)), LIMIT)[0, r]
-        elif found[0, r] == -np.inf:
-            assert need[0, r] <= reserved_at(ladder, np.zeros((1, 2)), LIMIT)[0, r] * (1 + 1e-12)
-        else:
-            assert reserved_at(ladder, found, LIMIT)[0, r] == pytest.approx(need[0, r], rel=1e-9)
-            below = reserved_at(ladder, np.maximum(found - lower, 0.0), LIMIT)[0, r]
-            assert below < need[0, r] or found[0, r] == 0.0 or below == pytest.approx(need[0, r], rel=1e-5)
-
-
-def test_between_two_rungs_lies_what_is_between_their_reservations_by_the_logarithm_of_the_price() -> None:
-    ladder = _ladder([0.2, 0.4, 0.4, 0.8])
-    a_rung = 2 ** (1 / DOUBLED)
-    between = LOWEST_PRICE * math.sqrt(a_rung)
-    assert reserved_at(ladder, rung_of(np.array([[between, LOWEST_PRICE * a_rung**2.5]])), LIMIT) == pytest.approx(
-        np.array([[0.3 * 2.0, 0.6 * 8.0]])
-    )
-    assert rung_for(ladder, np.array([[0.6, 0.5 * 8]]), LIMIT) == pytest.approx(np.array([[0.5, 2.25]]))
-    assert reserved_at(ladder, rung_of(np.array([[0.0, 1e12]])), LIMIT) == pytest.approx(np.array([[0.4, 8.0]]))
-
-
-def test_a_row_without_a_forecast_has_no_reservation_and_asks_for_no_price() -> None:
-    survival = np.array([[[np.nan] * J, [0.5] * J]], np.float32)
-    ladder = ladder_of(survival, np.full((1, 2, J), 0.5, np.float32), np.ones((1, 2)))
-    assert np.isnan(ladder[0, 0]).all()
-    assert np.isnan(reserved_at(ladder, np.full((1, 2), 3.0), LIMIT)).tolist() == [[True, False]]
-    assert np.isnan(reserved_at(ladder, np.full((1, 2), 3.0), np.array([[1.0, np.nan]]))).all()
-    assert rung_for(ladder, np.array([[1.0, np.nan]]), LIMIT).tolist() == [[-np.inf, -np.inf]]
-
-
-def test_threads_and_the_size_of_a_call_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reclaim.data.core.parallel.ROWS_WORTH_A_THREAD", 2)
-    rng = np.random.default_rng(0)
-    survival = -np.sort(-rng.random((50, 2, J), dtype=np.float32), axis=-1)
-    thresholds = np.sort(rng.random((50, 2, J), dtype=np.float32), axis=-1)
-    weight = rng.uniform(0.1, 3, (50, 2))
-    whole = ladder_of(survival, thresholds, weight)
-    assert ladder_of(survival, thresholds, weight, threads=3).tobytes() == whole.tobytes()
-    for i in range(50):
-        one = ladder_of(survival[i : i + 1], thresholds[i : i + 1], weight[i : i + 1])
-        assert one.tobytes() == whole[i : i + 1].tobytes()
-
-
-def test_places_and_prices_say_the_same() -> None:
-    rungs = np.linspace(0, TOP_RUNG, 77)
-    assert rung_of(price_of(rungs)) == pytest.approx(rungs)
-    assert rung_of(np.array([0.0, LOWEST_PRICE / 9, 1e30])).tolist() == [0.0, 0.0, float(TOP_RUNG)]
+from reclaim.training.margins.ladder import DOUBLED, TOP_RUNG, price_of, rung_of
+from reclaim.training.margins.price import Price, three_prices
 
 
 def test_the_baseline_costs_at_least_as_much_and_medium_is_the_geometric_mean() -> None:
@@ -179,11 +43,6 @@ def test_a_price_that_was_given_does_not_move() -> None:
     assert (given.bounds[:, :, 0] == 0).all()
     assert given.bounds[:, :, 1].tolist() == Price("baseline", (4.0, 4.0)).bounds[:, :, 1].tolist()
     assert all(price.given == (True, False) for price in three_prices(given, given).values())
-
-
-def test_large_tasks_weigh_more_within_bounds() -> None:
-    weight = size_weight(np.array([[2.0, 1e9], [np.nan, 1.0]]), (4.0, 1.0))
-    assert weight.tolist() == [[0.5, 30.0], [1.0, 1.0]]
 
 
 @pytest.mark.parametrize("value", [(-1.0, 1.0), (math.inf, 1.0), (math.nan, 1.0), (1.0,)])

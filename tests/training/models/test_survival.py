@@ -106,6 +106,36 @@ def test_quantiles_and_exceedance_by_hand() -> None:
     np.testing.assert_allclose(exceedance(*every, shares), expected, rtol=1e-6)
 
 
+@given(
+    arrays(np.float32, 20, elements=SHARES), st.lists(st.floats(0.01, 0.9999), min_size=1, max_size=20, unique=True),
+    st.integers(0, 16), st.sampled_from([-np.inf, np.inf, None]),
+)  # fmt: skip
+def test_a_quantile_lies_before_the_first_threshold_that_no_more_than_the_rest_exceed(
+    survival: NDArray[np.float32], levels: list[float], k: int, way: float | None
+) -> None:
+    levels = sorted(levels)
+    near = np.float32(1.0 - levels[0])  # float32 cannot tell it from the level, and the curve stays there
+    survival[k : k + 4] = near if way is None else np.nextafter(near, np.float32(way))
+    s, r = -np.sort(-survival), np.linspace(0.05, 1.0, 20, dtype=np.float32)
+    found = quantiles_of(s[None, None, None], r[None, None], tuple(levels))[0, 0, 0]
+    for level, quantile in zip(levels, found, strict=True):
+        left = [k for k in range(20) if np.float64(s[k]) <= 1.0 - level]  # of the thresholds, those exceeded seldom
+        if not left:
+            assert quantile == 1.0
+        else:
+            before = float(r[left[0] - 1]) if left[0] else 0.0
+            assert before <= quantile <= float(r[left[0]])
+
+
+@given(arrays(np.float32, (40, 3), elements=st.floats(0.0, 2.0, width=32)))
+def test_thresholds_of_a_task_have_the_same_bits_alone_and_among_others(now: NDArray[np.float32]) -> None:
+    x = using(*np.zeros(40))
+    x[:, NOW] = now
+    whole = thresholds_of(x)
+    for i in (0, 17, 39):
+        assert thresholds_of(x[i : i + 1]).tobytes() == whole[i].tobytes()
+
+
 def test_of_a_curve_or_a_share_that_is_not_known_nothing_is_read() -> None:
     s, r = curve(NAN, NAN), at(0.5, 1.0)
     assert np.isnan(quantiles_of(s, r, (0.5,))).all()

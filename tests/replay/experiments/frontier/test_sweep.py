@@ -14,8 +14,9 @@ from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.estimators.fixed import LimitEstimator
 from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.calibrate import guarded_reservations, needed_reservation, violation_share
+from reclaim.training.margins.ladder import N_RUNGS, price_of
 from reclaim.training.margins.margin import MARGIN_NAMES, STARTUP_HOLD_S, Guarded, Margin
-from reclaim.training.margins.price import N_RUNGS, Price, price_of
+from reclaim.training.margins.price import Price
 
 Maker = Callable[..., Windows]
 

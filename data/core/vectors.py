@@ -1,0 +1,92 @@
+"""Generates compiled code of vectors of sixteen float32, for loops that the compiler leaves one number at a time.
+
+Each operation is rounded once, as IEEE 754 says, wherever it is done: a number has the same bits in every lane and on
+every processor. The functions are called by the bodies of intrinsics (``in_llvm``); ``builder`` is LLVM's.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final
+
+from llvmlite import ir
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES: Final = 16
+"""Numbers of a vector: those of a register of AVX-512. Other cores take several registers, to the same bits."""
+VECTOR: Final = ir.VectorType(ir.FloatType(), LANES)
+INTEGERS: Final = ir.VectorType(ir.IntType(32), LANES)
+
+in_llvm: Final[Any] = intrinsic
+numba_tools: Final[Any] = cgutils
+"""Typed as anything: numba's own types say too little."""
+
+# exp(x) = 2^n exp(r): n is the whole number next to x / log 2, which adding 1.5 * 2^23 rounds to; log 2 in two parts,
+# the first of few digits; the polynomial is that of Cephes' expf (Moshier, netlib.org/cephes), right to 2e-7
+_LEAST, _MOST = -87.0, 88.0
+_PER_LOG2, _ROUND = 1.44269504, 12582912.0
+_LOG2, _LOG2_REST = 0.693359375, -2.12194440e-4
+_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+
+
+def constant(*values: float, kind: Any = VECTOR) -> Any:
+    """Return a vector of sixteen constants, or of one in every lane."""
+    return ir.Constant(kind, list(values) if len(values) == LANES else [*values] * LANES)
+
+
+def arrays(context: Any, builder: Any, signature: Any, values: Any) -> list[Any]:
+    """Return the arguments of an intrinsic that are arrays, with their ``data`` and ``shape``."""
+    both = zip(signature.args, values, strict=True)
+    return [context.make_array(kind)(context, builder, value) for kind, value in both if hasattr(kind, "ndim")]
+
+
+def shape_of(builder: Any, array: Any) -> Any:
+    """Return the lengths of an array."""
+    return numba_tools.unpack_tuple(builder, array.shape)
+
+
+def at(builder: Any, start: Any, *steps: Any, kind: Any = VECTOR) -> Any:
+    """Return the address of the vector that begins the sum of the steps behind a pointer, in numbers."""
+    return builder.bitcast(builder.gep(start, [functools.reduce(builder.add, steps)]), kind.as_pointer())
+
+
+def load(builder: Any, start: Any, *steps: Any) -> Any:
+    """Return the vector at that address, wherever it lies."""
+    return builder.load(at(builder, start, *steps), align=4)
+
+
+def spread(builder: Any, value: Any) -> Any:
+    """Return a vector of one number in every lane."""
+    undefined = ir.Constant(VECTOR, ir.Undefined)
+    return lanes(builder, builder.insert_element(undefined, value, ir.IntType(32)(0)), [0] * LANES)
+
+
+def lanes(builder: Any, vector: Any, places: list[int]) -> Any:
+    """Return a vector of the lanes at sixteen places of another one."""
+    return builder.shuffle_vector(vector, ir.Constant(VECTOR, ir.Undefined), constant(*places, kind=INTEGERS))
+
+
+def larger(builder: Any, a: Any, b: Any) -> Any:
+    """Return the larger number in each lane; that of ``b`` where either is NaN."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return ``a * b + c``, rounded once."""
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    return builder.call(numba_tools.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32"), [a, b, c])
+
+
+def exponential(builder: Any, x: Any) -> Any:
+    """Return exp(x); NaN stays so."""
+    x = larger(builder, constant(_LEAST), x)
+    x = builder.select(builder.fcmp_ordered("<", constant(_MOST), x), constant(_MOST), x)
+    shifted = fma(builder, x, constant(_PER_LOG2), constant(_ROUND))
+    n = builder.fsub(shifted, constant(_ROUND))
+    r = fma(builder, n, constant(-_LOG2_REST), fma(builder, n, constant(-_LOG2), x))
+    highest, *others = map(constant, _POLYNOMIAL)
+    p = functools.reduce(lambda total, coefficient: fma(builder, total, r, coefficient), others, highest)
+    biased = builder.add(builder.bitcast(shifted, INTEGERS), constant(127, kind=INTEGERS))
+    power = builder.bitcast(builder.shl(biased, constant(23, kind=INTEGERS)), VECTOR)
+    return builder.fmul(builder.fadd(fma(builder, p, builder.fmul(r, r), r), constant(1.0)), power)
