@@ -26,7 +26,7 @@ from reclaim.serving.answers.encode import (
 )
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateless import under_current_limit
-from reclaim.serving.models.scorer import reserved
+from reclaim.serving.models.scorer import TASK_PARTS, reserved
 from reclaim.serving.wire.cell_schemas import CellAnswer, CellReservation
 from reclaim.serving.wire.schemas import History, Resources, Units
 from reclaim.training.estimators.base import UNKNOWN, Estimate
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from reclaim.serving.answers.query import Page
     from reclaim.serving.cell.task_record import Known
     from reclaim.serving.cell.tracker import Tracker
-    from reclaim.serving.models.scorer import Scorer
     from reclaim.serving.settings import ServingSettings
     from reclaim.serving.wire.cell_schemas import CellQuery
 
@@ -100,17 +99,18 @@ def answers(
         made = reserved(known.prices.now[MARGIN_NAMES[number]], known.scores.ladder[rows], last.take(rows))
         estimate.reservation[rows], estimate.rule[rows] = made.reservation, made.rule
     estimate = under_current_limit(estimate, limit)
-    stale_us = _stale_us(settings, known.scorer)
-    stale = seen & (task[s.END_US] + stale_us < known.present_us)
-    for wrong, rule in ((stale, STALE), (known.opted_out, OPT_OUT)):
+    for wrong, rule in ((is_stale(known, settings), STALE), (known.opted_out, OPT_OUT)):
         if wrong.any():
             estimate = estimate.where(np.broadcast_to(wrong[:, None], limit.shape), limit, rule)
     return Answers(known, margin, estimate, limit)
 
 
-def _stale_us(settings: ServingSettings, scorer: Scorer) -> int:
-    stale_s = _HORIZONS_FRESH * scorer.horizon_s if settings.stale_s is None else settings.stale_s
-    return int(stale_s * _US)
+def is_stale(known: Known, settings: ServingSettings) -> NDArray[np.bool_]:
+    """Return which tasks had windows, and have had none for too long to rest a reservation on; shape (n,)."""
+    stale_s = _HORIZONS_FRESH * known.scorer.horizon_s if settings.stale_s is None else settings.stale_s
+    end_us = known.task[s.END_US]
+    stale: NDArray[np.bool_] = (end_us >= 0) & (end_us + int(stale_s * _US) < known.present_us)
+    return stale
 
 
 def as_json(found: Answers, units: Units, *, following: str | None = None) -> CellAnswer:
@@ -143,8 +143,9 @@ def table_of(tracker: Tracker, query: CellQuery, page: Page, settings: ServingSe
         some = None if page.limit is None else page.limit[piece]
         return as_table(answers(known, margin_of_tier, settings, some), units, quantiles=quantiles)
 
+    parts = TASK_PARTS if quantiles else tuple(name for name in TASK_PARTS if name != "quantiles")
     return pa.concat_tables(
-        tracker.visit(made, page.key, machines=query.machines, collections=query.collections, with_quantiles=quantiles)
+        tracker.visit(made, page.key, machines=query.machines, collections=query.collections, parts=parts)
     )
 
 

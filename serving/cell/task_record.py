@@ -146,7 +146,7 @@ class Known:
         Whether the task is tracked.
     task : structured array of ``TASK``, shape (n,)
     scores : Scores
-        Quantiles have shape (n, 0, 0) where they were not requested.
+        Of the requested parts; the others have a length of 0 in every axis but the first.
     x : float32, shape (n, n_features), or None
         Features after the last window, where they were requested.
     opted_out : bool, shape (n,)

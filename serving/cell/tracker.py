@@ -43,7 +43,7 @@ from reclaim.serving.cell.task_record import (
     key_of,
     last_windows,
 )
-from reclaim.serving.models.scorer import Scores
+from reclaim.serving.models.scorer import TASK_PARTS, Scores
 from reclaim.serving.wire.rows import ENDED_US, FAILED, FAILED_US, SINCE_US, FactRows
 
 if TYPE_CHECKING:
@@ -250,8 +250,8 @@ class Tracker:
             self._following = following
             self._prices = Prices.of(scorer) if following is None else following.prices
 
-    def look(self, key: Ids, *, with_x: bool = False, with_quantiles: bool = True) -> Known:
-        """Return the state of named tasks, key (n, 2), all as of one moment.
+    def look(self, key: Ids, *, with_x: bool = False, parts: tuple[str, ...] = TASK_PARTS) -> Known:
+        """Return the state of named tasks, key (n, 2), all as of one moment; ``parts`` of their scores.
 
         Unknown tasks have -1 as ``end_us`` and every other fact, and a limit of NaN.
         """
@@ -259,11 +259,11 @@ class Tracker:
             slot = self._slots.find(key)
             there = np.flatnonzero(slot >= 0)
             slot[there[self._tasks["heard_us"][slot[there]] == UNSEEN_US]] = -1
-            return self._copied(slot, key, with_x, with_quantiles)
+            return self._copied(slot, key, with_x, parts)
 
     def visit(
         self, make: Callable[[Known, slice], _Made], key: Ids | None = None, *, machines: list[int] | None = None,
-        collections: list[int] | None = None, with_quantiles: bool = True,
+        collections: list[int] | None = None, parts: tuple[str, ...] = TASK_PARTS,
     ) -> list[_Made]:  # fmt: skip
         """Apply a function to pieces of the named tasks, in that order, or of all tasks in any order; in threads.
 
@@ -277,8 +277,8 @@ class Tracker:
             Collection and instance index.
         machines, collections : list of int or None
             Restrict the tasks to these machines or collections.
-        with_quantiles : bool
-            Whether quantiles are copied.
+        parts : tuple of str
+            Fields of ``Scores`` that are copied; the others have a length of 0 in every axis but the first.
         """
         with self._lock:
             slots = self._chosen(self._slots.all(), machines, collections)
@@ -286,11 +286,11 @@ class Tracker:
 
         def made(piece: slice) -> _Made:
             if key is not None:
-                known = self.look(key[piece], with_quantiles=with_quantiles)
+                known = self.look(key[piece], parts=parts)
             else:
                 with self._lock:
                     slot = self._chosen(slots[piece], machines, collections)  # some may have been removed
-                    known = self._copied(slot, copy_rows(self._slots.key, slot), False, with_quantiles)
+                    known = self._copied(slot, copy_rows(self._slots.key, slot), False, parts)
             scorers.add(known.scorer)
             return make(known, piece)
 
@@ -300,7 +300,7 @@ class Tracker:
                 return pieces
             scorers.clear()
 
-    def _copied(self, slot: Ids, key: Ids, with_x: bool, with_quantiles: bool) -> Known:
+    def _copied(self, slot: Ids, key: Ids, with_x: bool, parts: tuple[str, ...]) -> Known:
         """Return the state of slots, -1 for unknown tasks; the lock is held."""
         assert self._scorer is not None
         assert self._scores is not None
@@ -309,8 +309,11 @@ class Tracker:
         x = self._x[slot] if with_x else None
         if there.all():
             task = copy_rows(self._tasks, slot)
-            quantiles = copy_rows(kept.quantiles, slot) if with_quantiles else np.zeros((n, 0, 0))
-            scores = Scores(copy_rows(kept.ladder, slot), quantiles, copy_rows(kept.oom, slot))
+            copied: dict[str, Any] = {
+                name: copy_rows(values, slot) if name in parts else np.zeros((n, *[0] * (values.ndim - 1)))
+                for name, values in vars(kept).items()
+            }
+            scores = Scores(**copied)
         else:
             task, scores = np.full(n, UNKNOWN_TASK), self._scorer.nothing(n)
             task[there] = self._tasks[slot[there]]
@@ -320,6 +323,13 @@ class Tracker:
             self._scorer, self._prices, key, there, task, scores, x, opted_out, self.clock.shown_us,
             self.clock.present_us, len(self._slots),
         )  # fmt: skip
+
+    def machines(self) -> tuple[Ids, int]:
+        """Return the machines of all tasks, sorted, shape (m,), and the number of tasks without a machine."""
+        with self._lock:
+            machine = self._tasks["machine"][self._seen(self._slots.all())]
+        placed = machine[machine >= 0]
+        return np.unique(placed), len(machine) - len(placed)
 
     def names(self, machines: list[int] | None = None, collections: list[int] | None = None) -> Ids:
         """Return collection and index of all tasks or of those on machines or in collections, sorted; shape (n, 2)."""

@@ -41,7 +41,7 @@ REFUSALS: Final = {
     BAD_REQUEST: "The body is not JSON, or no Arrow stream.",
     UNAUTHORIZED: "The bearer token is missing or wrong.",
     FORBIDDEN: "A web page of another origin, or a name that is not this service's, where no token is asked for.",
-    NOT_FOUND: "There is no such task.",
+    NOT_FOUND: "There is no such task, or no such machine with tasks.",
     TIMEOUT: "The body did not arrive in time.",
     TOO_LARGE: "The body is too large, or holds too many rows.",
     UNKNOWN_TYPE: "The body has a `Content-Encoding`, or is neither JSON nor an Arrow stream.",
@@ -145,6 +145,18 @@ class CellParameters(PageParameters):
     )
 
 
+class MachinesParameters(Parameters):
+    """Parameters of a question about machines."""
+
+    page_size: Annotated[PageSize, BeforeValidator(_digits)] = Field(
+        default=1_000, description="Machines on a JSON page."
+    )
+    after: Annotated[TaskId | None, BeforeValidator(_digits)] = Field(
+        default=None, description="`next` of the page before."
+    )
+
+
+Machine = Annotated[TaskId, BeforeValidator(_digits), Path(description="The machine.")]
 Collection = Annotated[TaskId, BeforeValidator(_digits), Path(description="Job or alloc set.")]
 Index = Annotated[TaskId, BeforeValidator(_digits), Path(description="Position of the task in its collection.")]
 
@@ -154,6 +166,12 @@ class TaskPath(Parameters):
 
     collection_id: Collection
     instance_index: Index
+
+
+class MachinePath(Parameters):
+    """The part of a path that names a machine."""
+
+    machine_id: Machine
 
 
 def table(description: str, columns: dict[str, arrow.Kind] | None = None) -> Json:
@@ -166,6 +184,9 @@ def table(description: str, columns: dict[str, arrow.Kind] | None = None) -> Jso
 USAGE_TABLE: Final = table("One row per window, not compressed.", rows.USAGE_COLUMNS)
 TASK_TABLE: Final = table("One row per task, not compressed.", rows.TASK_COLUMNS)
 ANSWER_TABLE: Final = table("One row per task; the schema's metadata has model, horizon, levels, units and clock.")
+MACHINE_TABLE: Final = table(
+    "One row per machine; the schema's metadata has model, horizon, units, clock, budgets and tasks without a machine."
+)
 
 
 def page(api: FastAPI, prefix: str) -> Json:

@@ -18,7 +18,12 @@ from starlette.exceptions import HTTPException
 from reclaim.data import schema as s
 from reclaim.data.core.parallel import THREADS
 from reclaim.serving.answers.explain import explain
-from reclaim.serving.answers.query import Page, margins_of, page_of
+from reclaim.serving.answers.machine_fit import fit
+from reclaim.serving.answers.machine_sums import MachineSums, sums_of
+from reclaim.serving.answers.machines import as_json as machines_as_json
+from reclaim.serving.answers.machines import as_table as machines_as_table
+from reclaim.serving.answers.machines import explain_machine
+from reclaim.serving.answers.query import Page, machines_from, margins_of, page_of
 from reclaim.serving.answers.stateful import answers, as_json, one_task, table_of
 from reclaim.serving.answers.stateless import answer, model_info
 from reclaim.serving.answers.stateless_table import answer_histories
@@ -27,6 +32,7 @@ from reclaim.serving.http.openapi import (
     ALWAYS,
     ANSWER_TABLE,
     BODIED,
+    MACHINE_TABLE,
     REFUSALS,
     TASK_TABLE,
     USAGE_TABLE,
@@ -35,6 +41,9 @@ from reclaim.serving.http.openapi import (
     Collection,
     HistoryParameters,
     Index,
+    Machine,
+    MachinePath,
+    MachinesParameters,
     Parameters,
     TaskPath,
     UsageParameters,
@@ -61,6 +70,7 @@ from reclaim.serving.wire.errors import (
     parse_body,
     parse_request,
 )
+from reclaim.serving.wire.machine_schemas import FitAnswer, FitRequest, MachineExplanation, MachinesAnswer
 from reclaim.serving.wire.schemas import ErrorResponse, ModelInfo, ReservationRequest, ReservationResponse
 
 PREFIX: Final = "/v1"
@@ -86,14 +96,14 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
 
     def add(
         path: str, method: str, handler: Handler, returns: type[BaseModel], *refusals: int,
-        takes: dict[str, Any] | None = None, gives_arrow: bool = False, **parameters: Any,
+        takes: dict[str, Any] | None = None, gives: dict[str, Any] | None = None, **parameters: Any,
     ) -> None:  # fmt: skip
         paths.setdefault(PREFIX + path, set()).add(method)
         responses: dict[int | str, dict[str, Any]] = {
             status: {"model": ErrorResponse, "description": REFUSALS[status]} for status in (*refusals, *ALWAYS)
         }
-        if gives_arrow:
-            responses[200] = {"content": ANSWER_TABLE}
+        if gives is not None:
+            responses[200] = {"content": gives}
         body = None if takes is None else {"requestBody": {"content": takes}}
         api.router.add_api_route(  # an included router would be built at the first request, in its thread
             path, _declared(handler, parameters), methods=[method], response_model=returns, responses=responses,
@@ -101,16 +111,20 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
             route_class_override=_handled_by(handler, runtime), openapi_extra=body,
         )  # fmt: skip
 
-    add("/reservations", "POST", _reservations, ReservationResponse, *BODIED, takes=USAGE_TABLE, gives_arrow=True,
+    add("/reservations", "POST", _reservations, ReservationResponse, *BODIED, takes=USAGE_TABLE, gives=ANSWER_TABLE,
         request=ReservationRequest, query=Annotated[HistoryParameters, Query()])  # fmt: skip
-    add("/usage", "POST", _usage, WriteAnswer, *BODIED, DISK_FULL, takes=USAGE_TABLE, gives_arrow=True,
+    add("/usage", "POST", _usage, WriteAnswer, *BODIED, DISK_FULL, takes=USAGE_TABLE, gives=ANSWER_TABLE,
         request=UsageRequest, query=Annotated[UsageParameters, Query()])  # fmt: skip
     add("/tasks", "POST", _tasks, WriteAnswer, *BODIED, DISK_FULL, takes=TASK_TABLE, request=TasksRequest)
     add("/tasks/{collection_id}/{instance_index}", "GET", _task, TaskExplanation, NOT_FOUND, INVALID,
         collection_id=Collection, instance_index=Index, query=Annotated[CertaintyParameters, Query()])  # fmt: skip
-    add("/cell/reservations", "GET", _cell, CellAnswer, INVALID, gives_arrow=True,
+    add("/cell/reservations", "GET", _cell, CellAnswer, INVALID, gives=ANSWER_TABLE,
         query=Annotated[CellParameters, Query()])  # fmt: skip
-    add("/cell/reservations", "POST", _query, CellAnswer, *BODIED, gives_arrow=True, request=CellQuery)
+    add("/cell/reservations", "POST", _query, CellAnswer, *BODIED, gives=ANSWER_TABLE, request=CellQuery)
+    add("/machines", "GET", _machines, MachinesAnswer, INVALID, gives=MACHINE_TABLE,
+        query=Annotated[MachinesParameters, Query()])  # fmt: skip
+    add("/machines/{machine_id}", "GET", _machine, MachineExplanation, NOT_FOUND, INVALID, machine_id=Machine)
+    add("/machines/fit", "POST", _fit, FitAnswer, *BODIED, request=FitRequest)
     add("/cell", "GET", _state, StateInfo)
     add("/model", "GET", _model, ModelInfo)
 
@@ -269,6 +283,68 @@ async def _query(runtime: Runtime, request: Request, body: bytes) -> Response:
     if query.tasks is not None and len(body) <= _INLINE_BYTES:
         runtime.small_calls.note()
     return await _reservations_response(runtime, request, query, None, None)
+
+
+async def _machines(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
+    """Answer for all machines that have tasks: their limits, their peaks and what can be reclaimed.
+
+    JSON in pages, in order of the machines' ids, Arrow in one stream.
+    """
+    runtime.writer.check_readable()
+    asked, whole = _parameters(request, MachinesParameters), _gives_arrow(request)
+
+    def respond(left: threading.Event | None = None) -> Response:
+        if left is not None and left.is_set():
+            raise ClientLeftError
+        if whole:
+            with runtime.metrics.answering("answer"):
+                table = machines_as_table(_sums(runtime), runtime.units)
+            return _table(runtime, table)
+        machines, without = runtime.tracker.machines()
+        page, following = machines_from(machines, asked.after, asked.page_size)
+        found = _sums(runtime, page)
+        return _json(machines_as_json(found, runtime.units, without_machine=without, following=following))
+
+    if len(runtime.tracker) <= SMALL_TASKS:
+        return await run_in_threadpool(respond)
+    return _large_of(runtime).answer(respond)
+
+
+async def _machine(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
+    """Explain one machine: what its tasks count, their peak under each margin, and the steps to it."""
+    runtime.writer.check_readable()
+    _parameters(request, Parameters)
+    machine = _read(MachinePath, request.path_params).machine_id
+    found = await run_in_threadpool(lambda: _sums(runtime, [machine]))
+    if len(found) == 0:
+        raise RequestError(NOT_FOUND, "unknown_machine", f"machine {machine} is unknown, or it has no tasks")
+    return _json(explain_machine(found, runtime.units, runtime.settings.margin))
+
+
+async def _fit(runtime: Runtime, request: Request, body: bytes) -> Response:
+    """Find machines with room for tasks, known or new, and what each would cost them.
+
+    A machine has room where the peak of its tasks and the candidate together is within its capacity, for CPU and
+    memory.
+    """
+    runtime.writer.check_readable()
+    _parameters(request, Parameters)
+
+    def respond(left: threading.Event | None = None) -> Response:
+        asked = parse_body(body, FitRequest)
+        with runtime.metrics.answering("answer"):
+            answered = fit(runtime.tracker, asked, runtime.settings, runtime.units, THREADS, left)
+        if left is not None and left.is_set():
+            raise ClientLeftError
+        return _json(answered)
+
+    if len(runtime.tracker) <= SMALL_TASKS and len(body) <= _INLINE_BYTES:
+        return await run_in_threadpool(respond)
+    return _large_of(runtime).answer(respond)
+
+
+def _sums(runtime: Runtime, machines: list[int] | None = None) -> MachineSums:
+    return sums_of(runtime.tracker, runtime.settings, machines)
 
 
 async def _state(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_pieces
 from reclaim.data.errors import ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, Windows
 from reclaim.features.targets import TARGETS
-from reclaim.training.estimators.base import Estimate
+from reclaim.training.estimators.base import Estimate, Forecast
+from reclaim.training.machines.terms import N_TERMS
 from reclaim.training.margins.ladder import N_RUNGS, Ladder
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded
 from reclaim.training.margins.price import Price
@@ -20,6 +22,11 @@ from reclaim.training.models.estimator import at_price
 
 if TYPE_CHECKING:
     from reclaim.serving.models.loader import LoadedModel
+
+TASK_PARTS: Final = ("ladder", "quantiles", "oom")
+"""Parts of ``Scores`` that answers about tasks rest on."""
+MACHINE_PARTS: Final = ("terms",)
+"""Those that answers about machines rest on."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +42,24 @@ class Scores:
         Over the limit of the last window, at the model's horizon.
     oom : float64, shape (n,)
         Probability of the derived out-of-memory label within that horizon.
+    terms : float64, shape (n, n_resources, N_TERMS)
+        What the task adds to the sums of its machine at the limit of the last window (``machines.terms``): 240 bytes a
+        task. Zero where nothing is scored; shape (n, 0, 0) where terms were not requested.
     """
 
     ladder: Ladder
     quantiles: NDArray[np.float64]
     oom: NDArray[np.float64]
+    terms: NDArray[np.float64]
 
     def take(self, rows: NDArray[np.int64] | slice) -> Scores:
         """Return the chosen rows."""
-        return Scores(self.ladder[rows], self.quantiles[rows], self.oom[rows])
+        return Scores(self.ladder[rows], self.quantiles[rows], self.oom[rows], self.terms[rows])
 
     def put(self, rows: NDArray[np.int64], scores: Scores) -> None:
         """Replace the chosen rows."""
         self.ladder[rows], self.quantiles[rows], self.oom[rows] = scores.ladder, scores.quantiles, scores.oom
+        self.terms[rows] = scores.terms
 
 
 def priced(price: Price, ladder: Ladder, last: Windows) -> NDArray[np.float64]:
@@ -99,7 +111,9 @@ class Scorer:
         model.bundle.forecaster.threads = threads
         self.prices = model.bundle.prices
         self.budgets = Budgets(**model.bundle.trained.get("settings", {}).get("budgets", {}))
+        self.machines = model.bundle.machine_estimator()
         self._estimator = model.bundle.bare_estimator(cell=cell)
+        self._threads = threads
 
     def nothing(self, n: int) -> Scores:
         """Return empty scores of ``n`` tasks."""
@@ -107,13 +121,32 @@ class Scorer:
             np.full((n, len(RESOURCES), N_RUNGS), np.nan, np.float32),
             np.full((n, len(TARGETS), len(self.levels)), np.nan),
             np.full(n, np.nan),
+            np.zeros((n, len(RESOURCES), N_TERMS)),
         )
 
-    def score(self, x: NDArray[np.float32], last: Windows) -> Scores:
-        """Return the model's scores of ``n`` tasks from their features after their last windows; x (n, n_features)."""
+    def score(self, x: NDArray[np.float32], last: Windows, *, terms: bool = True) -> Scores:
+        """Return the model's scores of ``n`` tasks from their features after their last windows.
+
+        Parameters
+        ----------
+        x : float32, shape (n, n_features)
+        last : Windows
+            The ``n`` last windows.
+        terms : bool
+            Whether terms are wanted, which take a fourth of the time.
+        """
         ladder, forecast = self._estimator.ladder(x, last, all_horizons=False)
         quantiles, oom = forecast.at(self.horizon_s)
-        return Scores(ladder, quantiles, oom)
+        added = self._terms(forecast, x, last) if terms else np.zeros((len(oom), 0, 0))
+        return Scores(ladder, quantiles, oom, added)
+
+    def _terms(self, forecast: Forecast, x: NDArray[np.float32], last: Windows) -> NDArray[np.float64]:
+        def made(piece: slice) -> NDArray[np.float64]:
+            return self.machines.terms(forecast.take(piece), x[piece], last.take(piece))
+
+        if len(x) < ROWS_WORTH_A_THREAD:
+            return self.machines.terms(forecast, x, last)
+        return np.concatenate(in_pieces(made, len(x), self._threads))
 
     def within_budget(self, budget: float, tier: str | None = None) -> str:
         """Return the margin that reclaims most among those within a budget on validation data.

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from reclaim.serving.wire import cell_schemas, schemas
+from reclaim.serving.wire import cell_schemas, machine_schemas, schemas
 from reclaim.serving.wire.schemas import ROW, ErrorBody, ErrorResponse, ReservationRequest
 
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED, TIMEOUT = 400, 401, 403, 404, 405, 408
@@ -225,6 +225,9 @@ _MODELS: Final[tuple[type[BaseModel], ...]] = (
     cell_schemas.TaskFacts,
     cell_schemas.TasksRequest,
     cell_schemas.CellQuery,
+    machine_schemas.FitRequest,
+    machine_schemas.Candidate,
+    machine_schemas.MachineCapacity,
     schemas.ReservationRequest,
     schemas.Task,
     schemas.Window,

@@ -27,7 +27,7 @@ from reclaim.serving.cell.outcomes import (
     why,
 )
 from reclaim.serving.cell.task_record import TASK, Known
-from reclaim.serving.models.scorer import Scorer, Scores
+from reclaim.serving.models.scorer import TASK_PARTS, Scorer, Scores
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.cell_schemas import CellQuery
 from reclaim.serving.wire.errors import RequestError
@@ -445,10 +445,10 @@ class Told(Scorer):
         super().__init__(loaded(bundle, f"{number:g}"), ServingSettings().cell)
         self.number = number
 
-    def score(self, x: NDArray[np.float32], last: Any) -> Scores:
+    def score(self, x: NDArray[np.float32], last: Any, *, terms: bool = True) -> Scores:
         """Return the scores of the scorer, and the number."""
-        scores = super().score(x, last)
-        return Scores(scores.ladder, scores.quantiles, np.full(len(x), self.number))
+        scores = super().score(x, last, terms=terms)
+        return replace(scores, oom=np.full(len(x), self.number))
 
 
 def test_a_promotion_scores_all_tasks_again_at_once(bundle: Bundle) -> None:
@@ -644,10 +644,10 @@ def test_a_cell_is_visited_in_pieces_and_all_of_one_model(bundle: Bundle, monkey
         parts = [known for known, _ in found]
         assert_same_bits(np.concatenate([p.key for p in parts]), whole.key)
         assert b"".join(p.task.tobytes() for p in parts) == whole.task.tobytes()
-        for name in ("ladder", "quantiles", "oom"):
+        for name in TASK_PARTS:
             joined = np.concatenate([getattr(p.scores, name) for p in parts])
             assert_same_bits(joined, getattr(whole.scores, name), name)
-    bare = memory.tracker.visit(lambda known, _: known.scores.quantiles.shape, with_quantiles=False)
+    bare = memory.tracker.visit(lambda known, _: known.scores.quantiles.shape, parts=("ladder",))
     assert bare == [(3, 0, 0), (3, 0, 0), (3, 0, 0), (1, 0, 0)]
     (nobody,) = memory.tracker.visit(lambda known, _: known, machines=[77])
     assert len(nobody.key) == 0

@@ -1,0 +1,199 @@
+"""Sums what the tasks of a cell count for their machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.core.jit import LENT
+from reclaim.data.schema import RESOURCES
+from reclaim.serving.answers.stateful import is_stale
+from reclaim.serving.models.scorer import MACHINE_PARTS
+from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_NEW, T_SQUARES, T_USAGE
+
+if TYPE_CHECKING:
+    from reclaim.serving.cell.task_record import Known
+    from reclaim.serving.cell.tracker import Tracker
+    from reclaim.serving.models.scorer import Scorer
+    from reclaim.serving.settings import ServingSettings
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MachineSums:
+    """Sums over the tasks of each of ``m`` machines.
+
+    Attributes
+    ----------
+    scorer : Scorer
+        Model of all terms.
+    machine : int64, shape (m,), ascending
+    sums : float64, shape (m, n_resources, N_TERMS)
+        Of the terms of its tasks, in the order of their slots.
+    usage : float64, shape (m, n_resources)
+        Of the last windows of tasks that are not stale, each up to its limit.
+    tasks, whole : int64, shape (m,)
+        Tasks, and those of them that count their limit whole.
+    without_machine : int
+        Tasks among those asked for whose machine is unknown.
+    clock_us, tracked : int
+        As in ``Known``.
+    """
+
+    scorer: Scorer
+    machine: Ids
+    sums: Floats
+    usage: Floats
+    tasks: Ids
+    whole: Ids
+    without_machine: int
+    clock_us: int
+    tracked: int
+
+    def __len__(self) -> int:
+        return len(self.machine)
+
+    @property
+    def limit(self) -> Floats:
+        """Sum of the limits; shape (m, n_resources)."""
+        return self.sums[..., T_LIMIT] + self.sums[..., T_HELD]
+
+    @property
+    def unforecast(self) -> Floats:
+        """Part of the limits that counts whole; shape (m, n_resources)."""
+        return self.sums[..., T_HELD]
+
+    @property
+    def newcomers(self) -> Floats:
+        """Limits of tasks seen for less than an hour; shape (m, n_resources)."""
+        return self.sums[..., T_NEW]
+
+    def peaks(self) -> Floats:
+        """Return what is reserved under each margin, in the order ``MARGIN_NAMES``; (n_margins, m, n_resources)."""
+        budgets = self.scorer.budgets.of_machines
+        return np.stack([self.scorer.machines.peak(self.sums, budget) for budget in budgets.values()])
+
+    def of(self, machine: Ids) -> Floats:
+        """Return the sums of named machines, zero for those without tasks; (k,) to (k, n_resources, N_TERMS)."""
+        out = np.zeros((len(machine), *self.sums.shape[1:]))
+        if len(self):
+            at = np.minimum(np.searchsorted(self.machine, machine), len(self) - 1)
+            there = self.machine[at] == machine
+            out[there] = self.sums[at[there]]
+        return out
+
+
+def sums_of(tracker: Tracker, settings: ServingSettings, machines: list[int] | None = None) -> MachineSums:
+    """Return the sums of all machines that have tasks, or of those among the named ones.
+
+    Each task is as of one moment; tasks that move meanwhile count once.
+    """
+
+    def made(known: Known, piece: slice) -> _Part:  # noqa: ARG001
+        used = np.fmin(known.scores.terms[..., T_USAGE], known.task["limit"])
+        used[is_stale(known, settings)] = 0.0
+        machine = known.task["machine"].copy()  # a view would hold the records of all tasks
+        return _Part(known.scorer, known.clock_us, known.tracked, machine, used, *counted(known, settings))
+
+    parts = tracker.visit(made, machines=machines, parts=MACHINE_PARTS)
+    found, place = np.unique(np.concatenate([part.machine for part in parts]), return_inverse=True)
+    nowhere = int(np.count_nonzero(found < 0))  # 1 where a task has no machine: ids are not negative
+    place = place.reshape(-1) - nowhere
+    m = len(found) - nowhere
+    sums, usage = np.zeros((m, len(RESOURCES), N_TERMS)), np.zeros((m, len(RESOURCES)))
+    tasks, whole = np.zeros((2, m), np.int64)
+    start = 0
+    for part in parts:  # in order: the sums do not depend on the threads
+        here = place[start : start + len(part.machine)]
+        _add(here, part.terms, part.used, part.whole, sums, usage, tasks, whole)
+        start += len(here)
+    of = parts[0]
+    without = int(np.count_nonzero(place < 0))
+    return MachineSums(of.scorer, found[nowhere:], sums, usage, tasks, whole, without, of.clock_us, of.tracked)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What ``n`` tasks count, and the machines that they are on."""
+
+    scorer: Scorer
+    clock_us: int
+    tracked: int
+    machine: Ids
+    used: Floats
+    terms: Floats
+    whole: NDArray[np.bool_]
+
+
+def counted(known: Known, settings: ServingSettings) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return what tasks count for their machines, and which of them count their limit whole.
+
+    A task without a window or a forecast, a stale one, and one whose collection opted out count their limit; one of
+    unknown limit counts nothing. Where the limit has changed since the last window, a smaller one bounds each term, and
+    of a larger one the addition counts whole until the next window.
+
+    Parameters
+    ----------
+    known : Known
+        ``n`` tasks, with their terms, which are changed.
+
+    Returns
+    -------
+    terms : float64, shape (n, n_resources, N_TERMS)
+    whole : bool, shape (n,)
+    """
+    terms = known.scores.terms
+    whole = known.opted_out | is_stale(known, settings) | (known.task[s.END_US] < 0)
+    _count(np.ascontiguousarray(known.task["limit"]), whole, terms)
+    return terms, whole
+
+
+@numba.njit(**LENT)
+def _count(
+    limit: Any,  # (n, R) float64, NaN unknown
+    whole: Any,  # (n,) bool, changed
+    terms: Any,  # (n, R, N_TERMS) float64, changed
+) -> None:
+    for i in range(len(terms)):
+        all_whole = whole[i]
+        for r in range(terms.shape[1]):
+            term, now = terms[i, r], limit[i, r]
+            if all_whole or not term[T_LIMIT] > 0.0 or not now > 0.0:
+                term[:] = 0.0
+                term[T_HELD] = now if now > 0.0 else 0.0
+                whole[i] = True
+            elif now > term[T_LIMIT]:
+                term[T_HELD] = now - term[T_LIMIT]
+            elif now < term[T_LIMIT]:
+                for k in range(len(term)):
+                    term[k] = min(term[k], now * now if k == T_SQUARES else now)
+
+
+@numba.njit(**LENT)
+def _add(
+    place: Any,  # (n,) int64, of the machine; -1 for none
+    terms: Any,  # (n, R, N_TERMS) float64
+    used: Any,  # (n, R) float64
+    held: Any,  # (n,) bool
+    sums: Any,  # (m, R, N_TERMS) float64, changed
+    usage: Any,  # (m, R) float64, changed
+    tasks: Any,  # (m,) int64, changed
+    whole: Any,  # (m,) int64, changed
+) -> None:
+    for i in range(len(place)):
+        m = place[i]
+        if m < 0:
+            continue
+        tasks[m] += 1
+        whole[m] += held[i]
+        for r in range(sums.shape[1]):
+            usage[m, r] += used[i, r]
+            for k in range(sums.shape[2]):
+                sums[m, r, k] += terms[i, r, k]

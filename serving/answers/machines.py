@@ -1,0 +1,138 @@
+"""Answers for machines from the sums of their tasks, as JSON models and as a table, and explains one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.schema import RESOURCES
+from reclaim.serving.answers.encode import known_or_none, model_name, resources
+from reclaim.serving.wire.cell_schemas import Step
+from reclaim.serving.wire.machine_schemas import (
+    BasisByResource,
+    MachineExplanation,
+    MachineReservation,
+    MachinesAnswer,
+)
+from reclaim.training.machines.terms import T_LIMIT
+from reclaim.training.margins.margin import MARGIN_NAMES
+
+if TYPE_CHECKING:
+    from reclaim.serving.answers.machine_sums import MachineSums
+    from reclaim.serving.wire.schemas import Units
+
+Floats = NDArray[np.float64]
+
+BASES: Final = ("fitted", "bound", "limit")
+_FITTED, _BOUND, _LIMIT = range(len(BASES))
+
+
+def as_json(found: MachineSums, units: Units, *, without_machine: int, following: str | None = None) -> MachinesAnswer:
+    """Return the JSON model of the answers, machines in order; ``following`` is the start of the next page."""
+    return MachinesAnswer(
+        **about(found, units), tracked=found.tracked, without_machine=without_machine, machines=_each(found),
+        next=following,
+    )  # fmt: skip
+
+
+def about(found: MachineSums, units: Units) -> dict[str, Any]:
+    """Return the fields that all answers about machines share."""
+    scorer = found.scorer
+    return {
+        "model": model_name(scorer.model), "horizon_s": scorer.machines.horizon_s, "units": units,
+        "clock_us": known_or_none(found.clock_us), "budgets": dict(scorer.budgets.of_machines),
+    }  # fmt: skip
+
+
+def as_table(found: MachineSums, units: Units) -> pa.Table:
+    """Return the answers as a table, one row per machine; the schema's metadata holds model, units and clock."""
+    peaks, limit, basis, scorer = found.peaks(), found.limit, _basis(found), found.scorer
+    columns: dict[str, pa.Array] = {s.MACHINE_ID: pa.array(found.machine), "tasks": pa.array(found.tasks)}
+    for r, resource in enumerate(RESOURCES):
+        columns[f"{resource}_limit"] = pa.array(limit[:, r])
+        columns[f"{resource}_usage"] = pa.array(found.usage[:, r])
+        for k, margin in enumerate(MARGIN_NAMES):
+            columns[f"{resource}_peak_{margin}"] = pa.array(peaks[k, :, r])
+            columns[f"{resource}_reclaimable_{margin}"] = pa.array(limit[:, r] - peaks[k, :, r])
+        columns[f"{resource}_basis"] = pa.DictionaryArray.from_arrays(pa.array(basis[:, r]), pa.array(BASES))
+        columns[f"{resource}_newcomers"] = pa.array(found.newcomers[:, r])
+        columns[f"{resource}_unforecast"] = pa.array(found.unforecast[:, r])
+    said = model_name(scorer.model)
+    budgets = ",".join(f"{name}={budget}" for name, budget in scorer.budgets.of_machines.items())
+    return pa.table(columns).replace_schema_metadata(
+        {
+            "model_name": said.name, "model_version": said.version, "horizon_s": str(scorer.machines.horizon_s),
+            "cpu_unit": units.cpu, "memory_unit": units.memory, "clock_us": str(found.clock_us), "budgets": budgets,
+            "tracked": str(found.tracked), "without_machine": str(found.without_machine),
+        }
+    )  # fmt: skip
+
+
+def explain_machine(found: MachineSums, units: Units, margin: str) -> MachineExplanation:
+    """Return the answer for one machine, and the steps to its peak under a margin."""
+    (machine,) = _each(found)
+    return MachineExplanation(**about(found, units), margin=margin, machine=machine, steps=_steps(found, margin))
+
+
+def _each(found: MachineSums) -> list[MachineReservation]:
+    peaks, limit, basis = found.peaks(), found.limit, _basis(found)
+    reclaimable, newcomers, unforecast = limit - peaks, found.newcomers, found.unforecast
+    return [
+        MachineReservation(
+            machine_id=int(found.machine[m]),
+            tasks=int(found.tasks[m]),
+            limit=resources(limit[m]),
+            usage=resources(found.usage[m]),
+            peak={name: resources(peaks[k, m]) for k, name in enumerate(MARGIN_NAMES)},
+            reclaimable={name: resources(reclaimable[k, m]) for k, name in enumerate(MARGIN_NAMES)},
+            basis=BasisByResource(**{name: BASES[basis[m, r]] for r, name in enumerate(RESOURCES)}),
+            newcomers=resources(newcomers[m]),
+            unforecast=resources(unforecast[m]),
+        )
+        for m in range(len(found))
+    ]
+
+
+def _basis(found: MachineSums) -> NDArray[np.int8]:
+    """Return what each peak rests on, as a position in ``BASES``; shape (m, n_resources)."""
+    curves = found.scorer.machines.curves
+    of_curve = np.array([_BOUND if curve.weights is None else _FITTED for curve in curves], np.int8)
+    return np.where(found.sums[..., T_LIMIT] > 0, of_curve, np.int8(_LIMIT))
+
+
+def _steps(found: MachineSums, margin: str) -> list[Step]:
+    """Return the steps from the limits of one machine to its peak, in words with numbers."""
+    scorer, limit, held = found.scorer, found.limit[0], found.unforecast[0]
+    peak, budget, basis = (
+        found.peaks()[MARGIN_NAMES.index(margin), 0],
+        scorer.budgets.of_machines[margin],
+        _basis(found)[0],
+    )
+    tasks, whole = int(found.tasks[0]), int(found.whole[0])
+    steps = [Step(rule="limit", amounts=resources(limit), why=f"the sum of the limits of {_tasks(tasks)}")]
+    for kind, how in (
+        (_FITTED, "by a fit to peaks of machines in training"),
+        (_BOUND, "by the bound over independent tasks, its margin set without peaks of machines"),
+    ):
+        ours = [r for k, r in enumerate(RESOURCES) if basis[k] == kind]
+        if ours:
+            why = (
+                f"the amount that the tasks' sum passes within {scorer.machines.horizon_s} s with a probability of "
+                f"{budget:.3g}, the budget of the {margin} margin, {how} ({', '.join(ours)})"
+            )
+            steps.append(Step(rule=BASES[kind], amounts=resources(peak), why=why))
+    if held.any():
+        why = f"counts whole in it: {_tasks(whole)} without a forecast, news or estimation, and limits raised of late"
+        steps.append(Step(rule="unforecast", amounts=resources(held), why=why))
+    if found.newcomers.any():
+        why = "the limits of tasks that have been seen for less than an hour, which foresee themselves badly"
+        steps.append(Step(rule="newcomers", amounts=resources(found.newcomers[0]), why=why))
+    return steps
+
+
+def _tasks(n: int) -> str:
+    return "1 task" if n == 1 else f"{n} tasks"

@@ -1,0 +1,152 @@
+"""Schemas of the routes about machines: what their tasks need together, and where a task fits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from reclaim.serving.wire.cell_schemas import Share, Step
+from reclaim.serving.wire.schemas import Answer, MarginName, ModelName, ResourceLimit, Resources, TaskId, Units, Wire
+
+MOST_CANDIDATES: Final = 1_000
+"""Candidates of one question at most."""
+MOST_CAPACITIES: Final = 100_000
+"""Machines that one question names at most."""
+MOST_PAIRS: Final = 10_000_000
+"""Candidates times machines at most, some 0.2 µs each: a thousand candidates on ten thousand machines."""
+MOST_PLACES: Final = 100
+"""Machines that are named for one candidate at most."""
+
+Basis = Literal["fitted", "bound", "limit"]
+"""``fitted``: by the model's fit to peaks of machines; ``bound``: by the bound that needs no fit; ``limit``: no task of
+the machine has a forecast."""
+
+
+class BasisByResource(Answer):
+    """Basis of the peaks of a machine."""
+
+    cpu: Basis
+    memory: Basis
+
+
+class MachineReservation(Answer):
+    """The answer for one machine: what its tasks are foreseen to need together within the horizon."""
+
+    machine_id: int
+    tasks: int = Field(description="Tasks on it, those that count their limit included.")
+    limit: Resources = Field(description="Sum of the limits.")
+    usage: Resources = Field(
+        description="Sum of what the tasks used in their last windows, each up to its limit; stale ones left out."
+    )
+    peak: dict[str, Resources] = Field(description="Amount that is reserved for all tasks together, by margin.")
+    reclaimable: dict[str, Resources] = Field(description="`limit` less `peak`, by margin.")
+    basis: BasisByResource
+    newcomers: Resources = Field(description="Limits of the tasks that have been seen for less than an hour.")
+    unforecast: Resources = Field(
+        description="Part of the limits that is reserved whole: of tasks without a forecast, stale tasks and those of "
+        "collections without estimation, and of a limit raised since the last window the addition."
+    )
+
+
+class _AboutMachines(Answer):
+    model: ModelName
+    horizon_s: int = Field(description="The horizon of the peaks, in seconds.")
+    units: Units
+    clock_us: int | None = Field(description="The cell's clock; µs.")
+    budgets: dict[str, float] = Field(
+        description="By margin, the share of machines' times at which the peak may pass what is reserved."
+    )
+
+
+class MachinesAnswer(_AboutMachines):
+    """Machines that have tasks, by id."""
+
+    tracked: int = Field(description="Tasks in memory.")
+    without_machine: int = Field(description="Tasks among them whose machine is unknown; they are on none of these.")
+    machines: list[MachineReservation]
+    next: str | None = Field(description="Cursor of the next page; null on the last one.")
+
+
+class MachineExplanation(_AboutMachines):
+    """A machine, and the steps to its peak under the service's default margin."""
+
+    margin: str
+    machine: MachineReservation
+    steps: list[Step]
+
+
+class MachineCapacity(Wire):
+    """A machine that a task may be placed on."""
+
+    machine_id: TaskId
+    capacity: ResourceLimit | None = Field(default=None, description="Absent: the `capacity` of the question.")
+
+
+class Candidate(Wire):
+    """A task to place: a known one, or a new one by its limit."""
+
+    collection_id: TaskId | None = Field(default=None, description="Absent: a task that the service does not know.")
+    instance_index: TaskId = 0
+    limit: ResourceLimit | None = Field(
+        default=None, description="Of a task that is not known, which counts whole; a known one has its own."
+    )
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Self:
+        if self.collection_id is None and self.limit is None:
+            raise PydanticCustomError("candidate_empty", "a candidate must have a limit, or be a task of the cell")
+        return self
+
+
+class FitRequest(Wire):
+    """Tasks to place, each by itself, and the machines that they may go to."""
+
+    candidates: list[Candidate] = Field(fail_fast=True, min_length=1, max_length=MOST_CANDIDATES)
+    machines: list[MachineCapacity] | None = Field(
+        default=None,
+        fail_fast=True,
+        max_length=MOST_CAPACITIES,
+        description="Only these, with tasks or without; absent: all that have.",
+    )
+    capacity: ResourceLimit | None = Field(default=None, description="Of each machine that has none of its own.")
+    margin: MarginName | None = Field(default=None, description="The service's default where absent.")
+    budget: Share | None = Field(
+        default=None,
+        description="In place of `margin`: the share of machines' times at which the peak may pass what is reserved.",
+    )
+    most: Annotated[int, Field(ge=1, le=MOST_PLACES)] = Field(
+        default=10, description="Machines that are named for a candidate at most."
+    )
+
+
+class Place(Answer):
+    """A machine with room for a candidate."""
+
+    machine_id: int
+    peak: Resources = Field(description="Amount reserved for its tasks and the candidate together.")
+    cost: Resources = Field(description="Amount by which that is more than without the candidate.")
+    share: float = Field(description="`cost` over the limit of the candidate, mean of the resources.")
+
+
+class CandidateFit(Answer):
+    """Machines with room for one candidate, at least cost first."""
+
+    collection_id: int | None
+    instance_index: int | None
+    limit: Resources
+    known: bool = Field(description="Whether it counts by its forecast; false: its limit counts whole.")
+    machine_id: int | None = Field(description="Machine that it is on, which is none of `places`.")
+    freed: Resources | None = Field(description="Amount by which the peak of that machine falls once it has left.")
+    with_room: int = Field(description="Machines with room.")
+    places: list[Place]
+
+
+class FitAnswer(_AboutMachines):
+    """Answers for the candidates, in their order; each is placed by itself, as if the others stayed away."""
+
+    margin: str | None = Field(description="Null where a budget was given.")
+    budget: float
+    machines: int = Field(description="Machines that were tried.")
+    candidates: list[CandidateFit]
