@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from reclaim.data.core.parallel import THREADS
 from reclaim.data.errors import ModelError, StoreError
 from reclaim.serving.answers.encode import cell_prices
+from reclaim.serving.answers.machine_sums import CellTotals
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.tracker import FORMAT, Tracker
 from reclaim.serving.models.keeper import ModelKeeper
 from reclaim.serving.models.scorer import Scorer, violations_of
-from reclaim.serving.monitoring.metrics import Metrics, prices_shown
+from reclaim.serving.monitoring.metrics import Metrics, machines_shown, prices_shown
 from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.settings import cell_folder
 from reclaim.serving.warm_up import warm_up
@@ -65,6 +66,7 @@ class Runtime:
         warm_up(model, settings)
         clock = CellClock(settings, lambda: time.time_ns() // 1_000)
         self.tracker = Tracker(settings, clock, THREADS, related=model.bundle.related)
+        self._totals = CellTotals(self.tracker, settings)
         self.store, self._store_error = self._open_store()
         self.writer = Writer(self.tracker, self.store, self.metrics, self.watch, settings, on_fault)
         if self._store_error is None:
@@ -210,6 +212,7 @@ class Runtime:
             "registry_reachable": float(not model.registry.startswith("unreachable")),
             "margin_budget_ratio": {(name,): float(budgets[name]) for name in MARGIN_NAMES if name in budgets},
             **prices_shown(info.prices),
+            **(machines_shown(*self._totals.now()) if self.writer.state == "ok" else {}),
             "clock_ok": float(self.tracker.clock.problem is None),
             "clock_refused_ratio": self.tracker.clock.claims.refused_share,
             "clock_timestamp_seconds": clock_s,

@@ -10,6 +10,9 @@ import pyarrow as pa
 from reclaim.data import schema as s
 from reclaim.data.core.parallel import THREADS
 from reclaim.serving.answers.explain import explain
+from reclaim.serving.answers.machine_fit import fit
+from reclaim.serving.answers.machine_sums import sums_of
+from reclaim.serving.answers.machines import explain_machine
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateful import answers
 from reclaim.serving.answers.stateless import answer
@@ -21,7 +24,8 @@ from reclaim.serving.monitoring.metrics import Metrics
 from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.wire.arrow import write_table
 from reclaim.serving.wire.cell_schemas import CellQuery
-from reclaim.serving.wire.errors import parse_request
+from reclaim.serving.wire.errors import parse_body, parse_request
+from reclaim.serving.wire.machine_schemas import FitRequest
 from reclaim.serving.wire.rows import facts_from_json, usage_from_json
 from reclaim.serving.wire.schemas import Units
 from reclaim.serving.writing.writer import Writer
@@ -33,8 +37,10 @@ if TYPE_CHECKING:
 _STATELESS: Final = b"""{"tasks": [{"collection_id": 0, "limit": {"cpu": 1, "memory": 1}, "windows": [
     {"start_us": 0, "end_us": 300000000, "cpu_mean": 0.1, "memory_max": 0.1},
     {"start_us": 300000000, "end_us": 600000000, "cpu_mean": 0.2, "memory_max": 0.2}]}]}"""
-_WINDOW: Final = """{"collection_id": %d, "limit": {"cpu": 1, "memory": 1}, "user": "u", "logical_name": "n",
-    "start_us": %d, "end_us": %d, "cpu_mean": 0.1, "cpu_max": 0.2, "memory_max": 0.999}"""
+_FIT: Final = b"""{"candidates": [{"collection_id": 1, "limit": {"cpu": 1, "memory": 1}}],
+    "capacity": {"cpu": 100, "memory": 100}}"""
+_WINDOW: Final = """{"collection_id": %d, "machine_id": 0, "limit": {"cpu": 1, "memory": 1}, "user": "u",
+    "logical_name": "n", "start_us": %d, "end_us": %d, "cpu_mean": 0.1, "cpu_max": 0.2, "memory_max": 0.999}"""
 _FACTS: Final = b"""{"tasks": [
     {"collection_id": 0, "ended_us": %d, "failed": true}, {"collection_id": 1, "failed_us": %d},
     {"collection_id": 2, "limit": {"cpu": 0.5, "memory": 1}}],
@@ -46,7 +52,7 @@ _TASKS: Final = 4
 
 
 def warm_up(model: LoadedModel, settings: ServingSettings) -> None:
-    """Answer from histories, take windows and facts, and explain a task, all in memory alone."""
+    """Answer from histories, take windows and facts, explain a task and a machine, place a task: all in memory."""
     end_us = (_SLOTS[-1] + 1) * _SLOT_US
     settings = settings.model_copy(update={"clock": "unix", "lateness_s": max(settings.lateness_s, 1.0)})
     units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
@@ -66,6 +72,8 @@ def warm_up(model: LoadedModel, settings: ServingSettings) -> None:
     writer.write(facts_from_json(_FACTS % (end_us, end_us), _TASKS)).result()
     known = tracker.look(tracker.names(), with_x=True)
     explain(answers(known, margins_of(CellQuery(), scorer, settings.margin), settings), units)
+    explain_machine(sums_of(tracker, settings), units, settings.margin)
+    fit(tracker, parse_body(_FIT, FitRequest), settings, units, THREADS)
     watch.shown()
     writer.close()
 

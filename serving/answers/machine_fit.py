@@ -76,8 +76,7 @@ def fit(
     Raises
     ------
     RequestError
-        A candidate is unknown, a machine has no capacity or is named twice, the margin is unknown, or there are too
-        many pairs.
+        A machine has no capacity or is named twice, the margin is unknown, or there are too many pairs.
     """
     machine, capacity = _capacities(request)
     found, candidates = _state(request, tracker, settings, machine)
@@ -175,12 +174,8 @@ def _candidates(request: FitRequest, tracker: Tracker, settings: ServingSettings
     known = tracker.look(np.array(names, np.int64), parts=MACHINE_PARTS)
     terms, _ = counted(known, settings)
     for k, candidate in enumerate(request.candidates):
-        if terms[k].any():
-            continue
-        if candidate.limit is None:
-            message = f"candidates[{k}]: task {names[k][0]}/{names[k][1]} or its limit is unknown: give a limit"
-            raise RequestError(INVALID, "unknown_task", message, field=f"candidates[{k}].limit", row=k)
-        terms[k, :, T_HELD] = _amounts(candidate.limit)
+        if not terms[k].any():  # it, or its limit, is unknown
+            terms[k, :, T_HELD] = _amounts(candidate.limit)
     return _Candidates(known.key, terms, np.where(known.there, known.task["machine"], -1)), known.scorer
 
 

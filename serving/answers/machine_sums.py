@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import threading
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numba
 import numpy as np
@@ -15,6 +18,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.serving.answers.stateful import is_stale
 from reclaim.serving.models.scorer import MACHINE_PARTS
 from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_NEW, T_SQUARES, T_USAGE
+from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.task_record import Known
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
+
+KEPT_S: Final = 10.0
+"""Age up to which totals are given again, in seconds: Prometheus asks every 15 s or so, and several may ask."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +126,38 @@ def sums_of(tracker: Tracker, settings: ServingSettings, machines: list[int] | N
     return MachineSums(of.scorer, found[nowhere:], sums, usage, tasks, whole, without, of.clock_us, of.tracked)
 
 
+class CellTotals:
+    """Totals over all machines of the cell, for those who ask often; threads may share one.
+
+    Parameters
+    ----------
+    tracker : Tracker
+    settings : ServingSettings
+    """
+
+    def __init__(self, tracker: Tracker, settings: ServingSettings) -> None:
+        self._tracker, self._settings = tracker, settings
+        self._lock = threading.Lock()
+        self._made_s = -math.inf
+        self._last = np.zeros(len(RESOURCES)), np.zeros((len(MARGIN_NAMES), len(RESOURCES)))
+
+    def now(self) -> tuple[Floats, Floats]:
+        """Return the limits, shape (n_resources,), and what is reclaimable of them, (n_margins, n_resources).
+
+        They are up to ``KEPT_S`` old.
+        """
+        with self._lock:
+            if time.monotonic() - self._made_s >= KEPT_S:
+                found = sums_of(self._tracker, self._settings)
+                limit = found.limit.sum(axis=0)
+                self._last = limit, limit - found.peaks().sum(axis=1)
+                self._made_s = time.monotonic()
+            return self._last
+
+
 @dataclass(frozen=True)
 class _Part:
-    """What ``n`` tasks count, and the machines that they are on."""
+    """Counts of ``n`` tasks, and the machines that they are on."""
 
     scorer: Scorer
     clock_us: int

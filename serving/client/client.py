@@ -30,6 +30,7 @@ from reclaim.serving.wire.cell_schemas import (
     WriteAnswer,
 )
 from reclaim.serving.wire.errors import UNAVAILABLE
+from reclaim.serving.wire.machine_schemas import FitAnswer, FitRequest, MachineExplanation, MachinesAnswer
 from reclaim.serving.wire.readiness import Readiness
 from reclaim.serving.wire.schemas import (
     ErrorBody,
@@ -252,6 +253,35 @@ class Client:
         """Return everything known about a task, and the steps to its reservation; ServiceError 404 if it is unknown."""
         path = f"/v1/tasks/{collection_id}/{instance_index}"
         return self._ask("GET", path, TaskExplanation, query={"margin": margin, "budget": budget})
+
+    def machines(self, *, page_size: int = 1_000) -> Iterator[MachinesAnswer]:
+        """Yield pages of machines that have tasks, by id; each page is of its own moment."""
+        after: str | None = None
+        while True:
+            asked = {"page_size": page_size, "after": after}
+            page = self._ask("GET", "/v1/machines", MachinesAnswer, query=asked)
+            yield page
+            if page.next is None:
+                return
+            after = page.next
+
+    def machines_table(self) -> pa.Table:
+        """Return all machines at one moment, a row each; the schema's metadata has model, horizon, units and clock."""
+        response = self._send("GET", "/v1/machines", arrow=True)
+        try:
+            with pa.ipc.open_stream(pa.py_buffer(response.content)) as reader:
+                return reader.read_all()
+        except pa.ArrowException as error:
+            message = "the answer is not a table of machines: is the service of another release?"
+            raise ServiceError(message, 200) from error
+
+    def machine(self, machine_id: int) -> MachineExplanation:
+        """Return one machine, and the steps to its peak; ServiceError 404 if it has no tasks."""
+        return self._ask("GET", f"/v1/machines/{machine_id}", MachineExplanation)
+
+    def fit(self, request: FitRequest) -> FitAnswer:
+        """Return the machines with room for each candidate, at least cost first; ServiceError where it is refused."""
+        return self._ask("POST", "/v1/machines/fit", FitAnswer, body=request)
 
     def model(self) -> ModelInfo:
         """Return the served model."""

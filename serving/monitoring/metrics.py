@@ -29,6 +29,7 @@ from reclaim.serving.monitoring.drift import DriftNumbers
 from reclaim.serving.monitoring.quality import QualityNumbers
 from reclaim.serving.wire.cell_schemas import CellPrice
 from reclaim.serving.wire.errors import BAD_REQUEST, INTERNAL
+from reclaim.training.margins.margin import MARGIN_NAMES
 
 PREFIX: Final = "reclaim_"
 ROLES: Final = ("served", "shadow")
@@ -100,6 +101,14 @@ SHOWN: Final[Mapping[str, Family]] = {
     "price_moved_ratio": Family("gauge", "Price over the model's own one, as it follows the outcomes.", _PRICED),
     "price_budget_spent_ratio": Family(
         "gauge", "Violated share of the answers of the last day or so, over the budget.", _PRICED
+    ),
+    "machines_limit_amount": Family(
+        "gauge", "Sum of the limits of all tasks on machines, in the cell's unit.", ("resource",)
+    ),
+    "machines_reclaimable_amount": Family(
+        "gauge",
+        "Those limits less the peaks of the machines, in the cell's unit; up to ten seconds old.",
+        ("margin", "resource"),
     ),
     "clock_ok": Family("gauge", "1 while windows and the clock agree, 0 when /readyz names what is wrong."),
     "clock_refused_ratio": Family(
@@ -283,6 +292,17 @@ def prices_shown(prices: Iterable[CellPrice]) -> Shown:
         if price.violated is not None and price.budget is not None:
             out["price_budget_spent_ratio"][labels] = price.violated / price.budget
     return out
+
+
+def machines_shown(limit: NDArray[np.float64], reclaimable: NDArray[np.float64]) -> Shown:
+    """Return totals over all machines; limit (n_resources,), reclaimable (n_margins, n_resources)."""
+    margins = dict(zip(MARGIN_NAMES, reclaimable.tolist(), strict=True))
+    return {
+        "machines_limit_amount": {(r,): value for r, value in zip(RESOURCES, limit.tolist(), strict=True)},
+        "machines_reclaimable_amount": {
+            (margin, r): value for margin, of in margins.items() for r, value in zip(RESOURCES, of, strict=True)
+        },
+    }
 
 
 def drift_shown(role: str, numbers: DriftNumbers) -> Shown:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ConfigDict, Field
 
 from reclaim.serving.wire.cell_schemas import Share, Step
 from reclaim.serving.wire.schemas import Answer, MarginName, ModelName, ResourceLimit, Resources, TaskId, Units, Wire
@@ -89,19 +88,15 @@ class Candidate(Wire):
 
     collection_id: TaskId | None = Field(default=None, description="Absent: a task that the service does not know.")
     instance_index: TaskId = 0
-    limit: ResourceLimit | None = Field(
-        default=None, description="Of a task that is not known, which counts whole; a known one has its own."
+    limit: ResourceLimit = Field(
+        description="Counts whole for a task that the service does not know; a known one has its own, and a forecast."
     )
-
-    @model_validator(mode="after")
-    def _names_something(self) -> Self:
-        if self.collection_id is None and self.limit is None:
-            raise PydanticCustomError("candidate_empty", "a candidate must have a limit, or be a task of the cell")
-        return self
 
 
 class FitRequest(Wire):
-    """Tasks to place, each by itself, and the machines that they may go to."""
+    """Tasks to place, each by itself, and the machines that they may go to: named ones, or all that have tasks."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["capacity"]}, {"required": ["machines"]}]})
 
     candidates: list[Candidate] = Field(fail_fast=True, min_length=1, max_length=MOST_CANDIDATES)
     machines: list[MachineCapacity] | None = Field(

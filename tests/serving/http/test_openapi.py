@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,9 @@ OPERATIONS = [
     ("get", "/v1/tasks/{collection_id}/{instance_index}"),
     ("get", "/v1/cell/reservations"),
     ("post", "/v1/cell/reservations"),
+    ("get", "/v1/machines"),
+    ("get", "/v1/machines/{machine_id}"),
+    ("post", "/v1/machines/fit"),
     ("get", "/v1/cell"),
     ("get", "/v1/model"),
 ]
@@ -70,8 +74,8 @@ TAKES_THE_GOOD_ROWS = ("/v1/usage", "/v1/tasks")
 ACCEPTED = ("*/*", MEDIA_TYPE)
 TIMES = st.integers(0, 10**9)
 WINDOW: Json = {
-    "collection_id": 7, "instance_index": 3, "start_us": 0, "end_us": 300_000_000, "cpu_mean": 0.5, "memory_max": 1e9,
-    "limit": {"cpu": 1.0, "memory": 2e9},
+    "collection_id": 7, "instance_index": 3, "machine_id": 11, "start_us": 0, "end_us": 300_000_000,
+    "cpu_mean": 0.5, "memory_max": 1e9, "limit": {"cpu": 1.0, "memory": 2e9},
 }  # fmt: skip
 
 
@@ -145,7 +149,7 @@ def test_a_service_with_a_token_refuses_as_the_page_says(
     _, schema = asked
     with make_app(token_file=file) as (app, _), at_url(app) as url:
         for method, path in OPERATIONS:
-            parameters = dict.fromkeys(("collection_id", "instance_index"), 1) if "{" in path else {}
+            parameters = dict.fromkeys(re.findall(r"{(\w+)}", path), 1)
             case = schema[path][method].Case(path_parameters=parameters)
             response = case.call(base_url=url, timeout=120)
             assert response.status_code == (200 if path in PROBES else 401)

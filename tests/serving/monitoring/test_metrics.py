@@ -35,7 +35,7 @@ COUNTED = {
     "request_duration_seconds", "write_phase_duration_seconds", "answer_phase_duration_seconds", "requests_refused",
     "windows", "promotions",
 }  # fmt: skip
-UNITS = ("seconds", "bytes", "ratio", "info", "deviations", "limits")
+UNITS = ("seconds", "bytes", "ratio", "info", "deviations", "limits", "amount")
 COUNTS = ("_rows", "_tracked", "_room", "_under_way", "_waiting", "_notes", "_groups")
 """Ends of the names of gauges that count things, which have no unit."""
 STATES = ("_ready", "_ok", "_reachable")

@@ -1,0 +1,465 @@
+"""Answers for machines: sums of their tasks' terms as a replay adds them up, their peaks, and where a task fits."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from reclaim.data.core import parallel as pieces
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.serving.answers.machine_fit import fit
+from reclaim.serving.answers.machine_sums import CellTotals, MachineSums, sums_of
+from reclaim.serving.answers.machines import as_json, as_table, explain_machine
+from reclaim.serving.settings import ServingSettings
+from reclaim.serving.wire.arrow import MEDIA_TYPE
+from reclaim.serving.wire.errors import RequestError, parse_body
+from reclaim.serving.wire.machine_schemas import MOST_CANDIDATES, FitAnswer, FitRequest
+from reclaim.serving.wire.schemas import Units
+from reclaim.training.bundle import Bundle
+from reclaim.training.machines.curve import N_INPUTS, MachineCurve
+from reclaim.training.machines.terms import N_TERMS, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_NEW, T_SQUARES, T_USAGE
+from reclaim.training.margins.margin import MARGIN_NAMES
+from tests.serving.answers.test_served_is_replayed import CELL, SETTINGS, tellable
+from tests.serving.cell_fixtures import Json, Memory, S, by_slot, fact_rows, windows_of
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import History
+
+UNITS = Units()
+ALONE = ServingSettings(clock="trace", follow=False, ahead_s=1e9)
+E_BASELINE = -math.log(0.001)
+"""Exponent of the bound at the budget of the baseline margin."""
+FITTED = MachineCurve(tuple(0.01 * k for k in range(38)), (0.1, 0.9, 0.0, 0.1, *(0.0,) * (N_INPUTS - 4)))
+"""A location of a tenth of the limits, nine tenths of the usage and a tenth of the newcomers."""
+
+
+def constant(limit: float, amount: float, *, new: bool = False) -> NDArray[np.float64]:
+    """Return the terms of a task that uses an amount of each resource and is foreseen to go on so."""
+    terms = np.zeros((len(RESOURCES), N_TERMS))
+    terms[:, T_LIMIT], terms[:, T_USAGE], terms[:, T_MEAN], terms[:, T_SQUARES] = limit, amount, amount, limit**2
+    terms[:, T_NEW] = limit if new else 0.0
+    terms[:, T_BAND:] = amount
+    return terms
+
+
+def with_terms(memory: Memory, terms: dict[int, NDArray[np.float64]]) -> None:
+    """Replace the terms of tasks, by collection."""
+    scores = memory.tracker._scores
+    assert scores is not None
+    for collection, values in terms.items():
+        scores.terms[memory.tracker.find(np.array([[collection, 0]]))] = values
+
+
+@pytest.fixture
+def three(bundle: Bundle) -> Memory:
+    """Return a cell of tasks 1 and 2 on machine 7 and task 3 on machine 9: constant 0.2, 0.3 and 0.4 of limits of 1."""
+    memory = Memory(ALONE, bundle)
+    memory.write(windows_of(*({"task": task, "machine_id": m} for task, m in ((1, 7), (2, 7), (3, 9)))))
+    with_terms(memory, {1: constant(1, 0.2), 2: constant(1, 0.3, new=True), 3: constant(1, 0.4)})
+    return memory
+
+
+def sums(memory: Memory, machines: list[int] | None = None) -> MachineSums:
+    return sums_of(memory.tracker, memory.settings, machines)
+
+
+def fitted_to(memory: Memory, **request: Any) -> FitAnswer:
+    body = json.dumps(request).encode()
+    return fit(memory.tracker, parse_body(body, FitRequest), memory.settings, UNITS)
+
+
+def both(amount: float) -> Json:
+    return dict.fromkeys(RESOURCES, amount)
+
+
+def test_two_machines_with_three_tasks_by_hand(three: Memory) -> None:
+    # the bound at the largest rate, 64 over a mean limit of 1: the sum of the means and exponent / 64
+    more = E_BASELINE / 64
+    first, second = as_json(sums(three), UNITS, without_machine=0).machines
+    assert (first.machine_id, first.tasks, second.machine_id, second.tasks) == (7, 2, 9, 1)
+    for resource in RESOURCES:
+        assert getattr(first.limit, resource) == 2.0
+        assert getattr(first.usage, resource) == 0.5
+        assert getattr(first.peak["baseline"], resource) == pytest.approx(0.5 + more, rel=1e-12)
+        assert getattr(first.reclaimable["baseline"], resource) == pytest.approx(1.5 - more, rel=1e-12)
+        assert getattr(first.peak["aggressive"], resource) == pytest.approx(0.5 + math.log(100) / 64, rel=1e-12)
+        assert getattr(first.newcomers, resource) == 1.0
+        assert getattr(first.unforecast, resource) == 0.0
+        assert getattr(second.peak["baseline"], resource) == pytest.approx(0.4 + more, rel=1e-12)
+        assert getattr(first.basis, resource) == "bound"
+
+
+def test_a_fitted_curve_is_named_and_used(bundle: Bundle) -> None:
+    memory = Memory(ALONE, replace(bundle, machines={3_600: (FITTED, MachineCurve())}))
+    memory.write(windows_of({"machine_id": 7}, {"task": 2, "machine_id": 7}))
+    with_terms(memory, {1: constant(1, 0.2), 2: constant(1, 0.3, new=True)})
+    (machine,) = as_json(sums(memory), UNITS, without_machine=0).machines
+    assert (machine.basis.cpu, machine.basis.memory) == ("fitted", "bound")
+    location = 0.1 * 2 + 0.9 * 0.5 + 0.1 * 1
+    for name, budget in memory.scorer.budgets.of_machines.items():
+        assert machine.peak[name].cpu == pytest.approx(location * (1 + FITTED.margin(budget)), rel=1e-12)
+    steps = explain_machine(sums(memory), UNITS, "medium").steps
+    assert [step.rule for step in steps] == ["limit", "fitted", "bound", "newcomers"]
+    assert "(cpu)" in steps[1].why
+    assert "0.00316, the budget of the medium margin" in steps[1].why
+
+
+def test_sums_are_those_of_a_replay_to_the_bit(
+    history: History, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = tellable(history.windows)
+    windows = replace(windows, machine_id=windows.instance_index % 2)
+    memory = Memory(SETTINGS, bundle)
+    for part in by_slot(windows):
+        memory.write(part)
+    names = memory.tracker._slots.key[memory.tracker._slots.all()]  # tasks are summed in the order of their slots
+
+    key = np.column_stack([windows.collection_id, windows.instance_index])
+    order = np.argsort(windows.end_us, kind="stable")
+    slot = np.unique(key[order], axis=0, return_inverse=True)[1].reshape(-1)
+    x = bundle.bare_estimator(cell=CELL)._state.advance(slot, windows.take(order))
+    rows = [np.flatnonzero((key[order] == name).all(axis=1))[-1] for name in names]
+    last = windows.take(order[rows])
+    estimator = bundle.machine_estimator()
+    terms = estimator.terms(bundle.forecaster.predict(x[rows], estimator.horizon_s), x[rows], last)
+    wanted = np.zeros((2, len(RESOURCES), N_TERMS))
+    for machine, of_task in zip(last.machine_id, terms, strict=True):
+        wanted[machine] += of_task
+    assert len(names) > 3
+    assert (wanted[:, :, T_LIMIT] > 0).all()
+    np.testing.assert_array_equal(sums(memory).sums, wanted)
+    np.testing.assert_array_equal(sums(memory).peaks()[0], estimator.peak(wanted, 0.001))
+    monkeypatch.setattr(pieces, "_PIECE_ROWS", 2)
+    np.testing.assert_array_equal(sums(memory).sums, wanted, "whatever the pieces")
+    np.testing.assert_array_equal(sums(memory, [1]).sums, wanted[1:], "of one machine as of all")
+    memory.tracker.promote(memory.scorer)
+    np.testing.assert_array_equal(sums(memory).sums, wanted, "scored again, as after a restart")
+
+
+def test_tasks_that_are_stale_opted_out_or_without_windows_count_their_limit(three: Memory) -> None:
+    three.tell(
+        fact_rows({"task": 4, "limit": 5.0, "machine_id": 9}, {"task": 5, "machine_id": 9}, estimation={1: False})
+    )
+    found = sums(three)
+    assert found.tasks.tolist() == [2, 3]
+    assert found.whole.tolist() == [1, 2]
+    assert found.limit.tolist() == [[2.0, 2.0], [6.0, 6.0]]  # that of task 5 is unknown, and counts nothing
+    assert found.unforecast.tolist() == [[1.0, 1.0], [5.0, 5.0]]
+    assert found.peaks()[0, 0, 0] == pytest.approx(1.0 + 0.3 + E_BASELINE / 64, rel=1e-12)
+    assert found.usage.tolist() == [[0.5, 0.5], [0.4, 0.4]]
+    explained = explain_machine(sums(three, [7]), UNITS, "baseline")
+    assert [step.rule for step in explained.steps] == ["limit", "bound", "unforecast", "newcomers"]
+    assert "1 task without a forecast" in explained.steps[2].why
+
+    horizon_us = three.scorer.horizon_s * S
+    three.write(
+        windows_of({"task": 3, "machine_id": 9, "start_us": 2 * horizon_us, "end_us": 2 * horizon_us + 300 * S})
+    )
+    stale = sums(three)
+    assert stale.unforecast[0].tolist() == [1.0, 1.0]  # two horizons after its end, not more: task 2 still counts
+    three.write(
+        windows_of(
+            {"task": 3, "machine_id": 9, "start_us": 2 * horizon_us + 300 * S, "end_us": 2 * horizon_us + 301 * S}
+        )
+    )
+    stale = sums(three)
+    assert stale.unforecast[0].tolist() == [2.0, 2.0]
+    assert stale.usage[0].tolist() == [0.0, 0.0]
+    machine = as_json(sums(three, [7]), UNITS, without_machine=0).machines[0]
+    assert (machine.basis.cpu, machine.reclaimable["aggressive"].cpu) == ("limit", 0.0)
+
+
+def test_a_task_without_a_machine_is_left_out_and_counted_and_ended_tasks_leave(three: Memory) -> None:
+    three.write(windows_of({"task": 4}))
+    assert (sums(three).without_machine, sums(three).machine.tolist()) == (1, [7, 9])
+    machines, without = three.tracker.machines()
+    assert (machines.tolist(), without) == ([7, 9], 1)
+    three.tell(fact_rows({"task": 3, "ended_us": 300 * S}, {"task": 1, "machine_id": 8}))
+    assert sums(three).machine.tolist() == [7, 8]
+    assert sums(three).tasks.tolist() == [1, 1]
+    assert sums(three, [9]).machine.tolist() == []
+
+
+def test_a_smaller_limit_bounds_terms_and_of_a_larger_one_the_addition_counts_whole(three: Memory) -> None:
+    three.tell(fact_rows({"task": 3, "limit": 0.25}))
+    found = sums(three, [9])
+    assert found.limit.tolist() == [[0.25, 0.25]]
+    assert found.sums[0, 0, [T_USAGE, T_MEAN, T_SQUARES, T_BAND]].tolist() == [0.25, 0.25, 0.0625, 0.25]
+    assert found.peaks()[:, 0].tolist() == [[0.25, 0.25]] * len(MARGIN_NAMES)
+    three.tell(fact_rows({"task": 3, "limit": 3.0}))
+    found = sums(three, [9])
+    assert (found.limit.tolist(), found.unforecast.tolist()) == ([[3.0, 3.0]], [[2.0, 2.0]])
+    assert found.peaks()[0, 0, 0] == pytest.approx(2.0 + 0.4 + E_BASELINE / 64, rel=1e-12)
+    assert found.whole.tolist() == [0]
+
+
+def test_new_slots_hold_no_terms_of_tasks_that_left(three: Memory) -> None:
+    three.tell(fact_rows({"task": 1, "ended_us": 300 * S}))
+    three.tell(fact_rows({"task": 8, "limit": 2.0, "machine_id": 7}))
+    assert sums(three, [7]).unforecast.tolist() == [[2.0, 2.0]]
+
+
+def test_a_table_has_the_numbers_of_the_json(three: Memory) -> None:
+    three.tell(fact_rows({"task": 4, "limit": 5.0, "machine_id": 11}))
+    answer, table = as_json(sums(three), UNITS, without_machine=0), as_table(sums(three), UNITS)
+    for machine, row in zip(answer.machines, table.to_pylist(), strict=True):
+        assert (row.pop("machine_id"), row.pop("tasks")) == (machine.machine_id, machine.tasks)
+        for resource in RESOURCES:
+            for name in ("limit", "usage", "basis", "newcomers", "unforecast"):
+                assert row.pop(f"{resource}_{name}") == getattr(getattr(machine, name), resource)
+            for margin in MARGIN_NAMES:
+                assert row.pop(f"{resource}_peak_{margin}") == getattr(machine.peak[margin], resource)
+                assert row.pop(f"{resource}_reclaimable_{margin}") == getattr(machine.reclaimable[margin], resource)
+        assert row == {}
+    about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
+    assert (about["horizon_s"], about["cpu_unit"], about["without_machine"]) == ("3600", "cores", "0")
+
+
+def test_machines_with_room_come_by_what_a_candidate_costs_them(three: Memory) -> None:
+    # machine 9, at 0.4 + e / 64 of its 1, takes 0.5 of a new task; machine 7, at 0.5 + e / 64, is full with it
+    more = E_BASELINE / 64
+    answer = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity=both(0.95 + more))
+    (candidate,) = answer.candidates
+    assert (answer.margin, answer.budget, answer.machines, candidate.with_room) == ("baseline", 0.001, 2, 1)
+    (place,) = candidate.places
+    assert (place.machine_id, place.peak.cpu, place.cost.cpu) == (
+        9, pytest.approx(0.9 + more, rel=1e-12), pytest.approx(0.5, rel=1e-12),
+    )  # fmt: skip
+    assert place.share == pytest.approx(1.0, rel=1e-12)
+    assert (candidate.known, candidate.machine_id, candidate.freed) == (False, None, None)
+    nowhere = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity={"cpu": 9.0, "memory": 0.5})
+    assert (nowhere.candidates[0].with_room, nowhere.candidates[0].places) == (0, [])
+    exactly = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity=both(1.0 + more))
+    assert exactly.candidates[0].with_room == 2
+
+
+def test_a_known_task_costs_its_terms_and_frees_its_own_machine(three: Memory) -> None:
+    request: Json = {"candidates": [{"collection_id": 2, "limit": both(9.0)}], "capacity": both(5.0)}
+    (candidate,) = fitted_to(three, **request).candidates
+    assert (candidate.known, candidate.machine_id, candidate.limit.cpu) == (True, 7, 1.0)
+    assert candidate.freed is not None
+    assert candidate.freed.cpu == pytest.approx(0.3, rel=1e-9)
+    (place,) = candidate.places
+    assert (place.machine_id, place.cost.cpu, place.share) == (9, pytest.approx(0.3), pytest.approx(0.3))
+    named = [{"machine_id": 20, "capacity": both(1.0)}, {"machine_id": 9}]
+    (elsewhere,) = fitted_to(three, **request, machines=named).candidates
+    assert [p.machine_id for p in elsewhere.places] == [9, 20]  # 20 is empty, where the same task costs e / 64 more
+    assert elsewhere.freed == candidate.freed
+
+
+def test_a_candidate_that_is_unknown_or_held_at_its_limit_costs_its_limit(three: Memory) -> None:
+    three.tell(fact_rows(estimation={3: False}))
+    named = [{"collection_id": c, "limit": both(0.5)} for c in (3, 77)]
+    opted_out, unknown = fitted_to(three, candidates=named, capacity=both(5.0)).candidates
+    assert (opted_out.known, opted_out.limit.cpu, opted_out.places[0].cost.cpu) == (False, 1.0, pytest.approx(1.0))
+    assert (unknown.known, unknown.collection_id, unknown.places[0].cost.cpu) == (False, 77, pytest.approx(0.5))
+
+
+def test_most_names_the_cheapest_and_equal_costs_come_by_id(bundle: Bundle) -> None:
+    memory = Memory(ALONE, bundle)
+    memory.write(windows_of(*({"task": t, "machine_id": 100 - t} for t in range(1, 21))))
+    with_terms(memory, {t: constant(1, 0.2) for t in range(1, 21)})
+    (candidate,) = fitted_to(memory, candidates=[{"limit": both(1.0)}], capacity=both(9.0), most=3).candidates
+    assert (candidate.with_room, [p.machine_id for p in candidate.places]) == (20, [80, 81, 82])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.booleans(), st.floats(1e-4, 0.5))
+def test_fit_is_what_the_estimator_says_of_each_pair(bundle: Bundle, seed: int, fitted: bool, budget: float) -> None:
+    random = np.random.default_rng(seed)
+    curves = {3_600: (FITTED, FITTED)} if fitted else {}
+    memory = Memory(ALONE, replace(bundle, machines=curves))
+    tasks = range(1, 13)
+    memory.write(windows_of(*({"task": t, "machine_id": int(random.integers(4))} for t in tasks)))
+    with_terms(memory, {t: constant(1, float(random.uniform(0, 1)), new=random.random() < 0.3) for t in tasks})
+    found, estimator = sums(memory), memory.scorer.machines
+    capacity = float(random.uniform(0.5, 5))
+    answer = fitted_to(memory, candidates=[{"limit": both(0.7)}], capacity=both(capacity), budget=budget, most=100)
+    candidate = np.zeros((len(RESOURCES), N_TERMS))
+    candidate[:, T_HELD] = 0.7
+    wanted = {}
+    for machine, own in zip(found.machine.tolist(), found.sums, strict=True):
+        peak = estimator.peak((own + candidate)[None], budget)[0]
+        if (peak <= capacity).all():
+            wanted[machine] = peak - estimator.peak(own[None], budget)[0]
+    places = answer.candidates[0].places
+    assert {place.machine_id: [place.cost.cpu, place.cost.memory] for place in places} == {
+        machine: cost.tolist() for machine, cost in wanted.items()
+    }
+    shares = [place.share for place in places]
+    assert shares == sorted(shares)
+    peaks = found.peaks()
+    assert (peaks <= found.limit).all()
+    assert (peaks[:-1] >= peaks[1:]).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "field"),
+    [
+        ({"capacity": None}, "no_capacity", "capacity"),
+        ({"machines": [{"machine_id": 1}], "capacity": None}, "no_capacity", "machines[0].capacity"),
+        (
+            {"machines": [{"machine_id": 1}, {"machine_id": 2}, {"machine_id": 1}]},
+            "repeated_machine",
+            "machines[2].machine_id",
+        ),
+        ({"margin": "wide"}, "unknown_margin", "margin"),
+        ({"margin": "medium", "budget": 0.1}, "margin_and_budget", "budget"),
+    ],
+)
+def test_a_question_that_means_nothing_is_refused(three: Memory, wrong: Json, code: str, field: str) -> None:
+    request = {"candidates": [{"limit": both(0.5)}], "capacity": both(5.0), **wrong}
+    with pytest.raises(RequestError) as refused:
+        fitted_to(three, **request)
+    assert (refused.value.status, refused.value.body.error.code, refused.value.body.error.field) == (422, code, field)
+
+
+def test_too_many_pairs_are_refused(three: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reclaim.serving.answers.machine_fit.MOST_PAIRS", 3)
+    fitted_to(three, candidates=[{"limit": both(0.5)}], capacity=both(5.0))
+    with pytest.raises(RequestError, match="2 candidates on 2 machines: at most 3 pairs") as refused:
+        fitted_to(three, candidates=[{"limit": both(0.5)}] * 2, capacity=both(5.0))
+    assert refused.value.status == 413
+
+
+def test_totals_are_kept_for_a_while(three: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 50.0
+    monkeypatch.setattr("reclaim.serving.answers.machine_sums.time.monotonic", lambda: now_s)
+    totals = CellTotals(three.tracker, three.settings)
+    limit, reclaimable = totals.now()
+    assert limit.tolist() == [3.0, 3.0]
+    assert reclaimable[0, 0] == pytest.approx(3.0 - 0.9 - 2 * E_BASELINE / 64, rel=1e-12)
+    three.tell(fact_rows({"task": 3, "ended_us": 300 * S}))
+    assert totals.now()[0].tolist() == [3.0, 3.0]
+    now_s += 10.0
+    assert totals.now()[0].tolist() == [2.0, 2.0]
+
+
+def test_a_budget_is_above_0_and_below_1(three: Memory) -> None:
+    with pytest.raises(ConfigError, match="above 0 and below 1"):
+        three.scorer.machines.curves[0].margin(1.0)
+
+
+@pytest.fixture(scope="module")
+def url(make_app: Any, at_url: Any) -> Iterator[str]:
+    """Give a service with five machines of a task each, and a task without a machine."""
+    with make_app() as (app, _), at_url(app) as url:
+        _write(url)
+        yield url
+
+
+def _write(url: str) -> None:
+    told = [
+        {"collection_id": task, "start_us": 300 * S * at, "end_us": 300 * S * (at + 1), "cpu_mean": 0.1 * task,
+         "memory_max": 0.1 * task, "limit": both(2.0), **({} if task == 6 else {"machine_id": 10 * task})}
+        for at in range(3) for task in range(1, 7)
+    ]  # fmt: skip
+    assert httpx.post(f"{url}/v1/usage", json={"windows": told}, timeout=120).json()["taken"] == len(told)
+
+
+def test_pages_have_every_machine_once_and_equal_one_machine_and_the_stream(url: str) -> None:
+    machines, after = [], ""
+    while True:
+        page = httpx.get(f"{url}/v1/machines?page_size=2{after}", timeout=120).json()
+        assert (page["without_machine"], page["tracked"]) == (1, 6)
+        assert len(page["machines"]) == 2 or page["next"] is None
+        machines += page["machines"]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    assert [m["machine_id"] for m in machines] == [10, 20, 30, 40, 50]
+    assert httpx.get(f"{url}/v1/machines", timeout=120).json()["machines"] == machines
+    for machine in machines:
+        explained = httpx.get(f"{url}/v1/machines/{machine['machine_id']}", timeout=120).json()
+        assert (explained["machine"], explained["margin"]) == (machine, "baseline")
+    stream = httpx.get(f"{url}/v1/machines", headers={"accept": MEDIA_TYPE}, timeout=120)
+    assert stream.headers["content-type"] == MEDIA_TYPE
+    table = pa.ipc.open_stream(stream.content).read_all()
+    assert table["cpu_peak_medium"].to_pylist() == [m["peak"]["medium"]["cpu"] for m in machines]
+    assert table.schema.metadata[b"without_machine"] == b"1"
+    assert httpx.get(f"{url}/v1/machines?after=50", timeout=120).json()["machines"] == []
+
+
+def test_a_machine_without_tasks_is_unknown(url: str) -> None:
+    response = httpx.get(f"{url}/v1/machines/77", timeout=120)
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_machine")
+
+
+@pytest.mark.parametrize(
+    "query", ["/x", "/-1", f"/{2**63}", "?after=x", "?after=-1", "?page_size=0", "?more=1", "/10?more=1"]
+)
+def test_a_wrong_address_is_refused(url: str, query: str) -> None:
+    assert httpx.get(f"{url}/v1/machines{query}", timeout=120).status_code == 422
+
+
+GOOD: Json = {"candidates": [{"limit": both(0.5)}], "capacity": both(5.0)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b'{"candidates": [], "capacity": {"cpu": 1, "memory": 1}}',
+        json.dumps({**GOOD, "most": 0}).encode(), json.dumps({**GOOD, "most": 101}).encode(),
+        json.dumps({**GOOD, "capacity": both(0)}).encode(), json.dumps({**GOOD, "capacity": both(-1)}).encode(),
+        json.dumps({**GOOD, "capacity": both(math.nan)}).encode(),
+        json.dumps({**GOOD, "capacity": {"cpu": 1}}).encode(),
+        json.dumps({**GOOD, "budget": 1}).encode(), json.dumps({**GOOD, "budget": 0}).encode(),
+        json.dumps({**GOOD, "machines": [{"machine_id": -1}]}).encode(), json.dumps({**GOOD, "more": 1}).encode(),
+        json.dumps({**GOOD, "candidates": [{}]}).encode(),
+        json.dumps({**GOOD, "candidates": GOOD["candidates"] * (MOST_CANDIDATES + 1)}).encode(),
+        json.dumps({**GOOD, "candidates": [{"collection_id": 2**63, "limit": both(1)}]}).encode(),
+        json.dumps(GOOD).encode()[:-1] + b', "most": 3, "most": 4}',
+    ],
+)  # fmt: skip
+def test_a_hostile_body_is_refused_in_the_one_shape(url: str, body: bytes) -> None:
+    response = httpx.post(
+        f"{url}/v1/machines/fit", content=body, headers={"content-type": "application/json"}, timeout=120
+    )
+    assert response.status_code in (400, 422)
+    assert response.json()["error"]["message"]
+
+
+def test_fit_is_answered_over_http_and_a_stream_is_none_of_its_bodies(url: str) -> None:
+    answer = httpx.post(f"{url}/v1/machines/fit", json={**GOOD, "most": 2}, timeout=120)
+    assert answer.status_code == 200
+    (candidate,) = FitAnswer.model_validate_json(answer.content).candidates
+    assert (candidate.with_room, len(candidate.places)) == (5, 2)
+    arrow = httpx.post(f"{url}/v1/machines/fit", content=b"x", headers={"content-type": MEDIA_TYPE}, timeout=120)
+    assert arrow.status_code == 400
+
+
+def test_large_cells_are_answered_in_turn_and_alike(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [("GET", "/v1/machines", None), ("POST", "/v1/machines/fit", GOOD)]
+    small = [httpx.request(method, url + path, json=body, timeout=120).json() for method, path, body in asked]
+    monkeypatch.setattr("reclaim.serving.http.routes.SMALL_TASKS", 0)
+    large = [httpx.request(method, url + path, json=body, timeout=120).json() for method, path, body in asked]
+    assert large == small
+    refused = httpx.post(f"{url}/v1/machines/fit", json={**GOOD, "margin": "wide"}, timeout=120)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "unknown_margin")
+
+
+def test_the_answer_is_the_same_after_a_restart(make_app: Any, at_url: Any, tmp_path: Path) -> None:
+    said = []
+    for start in range(2):
+        with make_app(state=tmp_path, clock="trace") as (app, runtime), at_url(app) as url:
+            if start == 0:
+                _write(url)
+            said.append((httpx.get(f"{url}/v1/machines", timeout=120).json(), runtime._totals.now()[0].tolist()))
+            shown = runtime.metrics.text()
+            assert 'reclaim_machines_limit_amount{resource="cpu"} 10.0' in shown
+            assert 'reclaim_machines_reclaimable_amount{margin="medium",resource="memory"}' in shown
+    assert said[0] == said[1]
+    assert len(said[0][0]["machines"]) == 5
