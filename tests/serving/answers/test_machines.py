@@ -235,9 +235,9 @@ def test_machines_with_room_come_by_what_a_candidate_costs_them(three: Memory) -
     (candidate,) = answer.candidates
     assert (answer.margin, answer.budget, answer.machines, candidate.with_room) == ("baseline", 0.001, 2, 1)
     (place,) = candidate.places
-    assert (place.machine_id, place.peak.cpu, place.cost.cpu) == (
-        9, pytest.approx(0.9 + more, rel=1e-12), pytest.approx(0.5, rel=1e-12),
-    )  # fmt: skip
+    assert place.machine_id == 9
+    assert place.peak.cpu == pytest.approx(0.9 + more, rel=1e-12)
+    assert place.cost.cpu == pytest.approx(0.5, rel=1e-12)
     assert place.share == pytest.approx(1.0, rel=1e-12)
     assert (candidate.known, candidate.machine_id, candidate.freed) == (False, None, None)
     nowhere = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity={"cpu": 9.0, "memory": 0.5})
@@ -253,7 +253,8 @@ def test_a_known_task_costs_its_terms_and_frees_its_own_machine(three: Memory) -
     assert candidate.freed is not None
     assert candidate.freed.cpu == pytest.approx(0.3, rel=1e-9)
     (place,) = candidate.places
-    assert (place.machine_id, place.cost.cpu, place.share) == (9, pytest.approx(0.3), pytest.approx(0.3))
+    assert place.machine_id == 9
+    assert [place.cost.cpu, place.share] == pytest.approx([0.3, 0.3])
     named = [{"machine_id": 20, "capacity": both(1.0)}, {"machine_id": 9}]
     (elsewhere,) = fitted_to(three, **request, machines=named).candidates
     assert [p.machine_id for p in elsewhere.places] == [9, 20]  # 20 is empty, where the same task costs e / 64 more
@@ -264,8 +265,8 @@ def test_a_candidate_that_is_unknown_or_held_at_its_limit_costs_its_limit(three:
     three.tell(fact_rows(estimation={3: False}))
     named = [{"collection_id": c, "limit": both(0.5)} for c in (3, 77)]
     opted_out, unknown = fitted_to(three, candidates=named, capacity=both(5.0)).candidates
-    assert (opted_out.known, opted_out.limit.cpu, opted_out.places[0].cost.cpu) == (False, 1.0, pytest.approx(1.0))
-    assert (unknown.known, unknown.collection_id, unknown.places[0].cost.cpu) == (False, 77, pytest.approx(0.5))
+    assert (opted_out.known, opted_out.limit.cpu, unknown.known, unknown.collection_id) == (False, 1.0, False, 77)
+    assert [c.places[0].cost.cpu for c in (opted_out, unknown)] == pytest.approx([1.0, 0.5])
 
 
 def test_most_names_the_cheapest_and_equal_costs_come_by_id(bundle: Bundle) -> None:

@@ -19,6 +19,7 @@ from reclaim.data import schema as s
 from reclaim.data.errors import ReclaimError
 from reclaim.serving.client import Client, RefusedRowsError, ServiceError, transport
 from reclaim.serving.wire.cell_schemas import CellQuery, CollectionFacts, TaskFacts, TaskName, UsageWindow
+from reclaim.serving.wire.machine_schemas import Candidate, FitRequest, MachineCapacity
 from reclaim.serving.wire.schemas import (
     ErrorBody,
     ErrorResponse,
@@ -106,6 +107,26 @@ def test_facts_are_told_and_the_cell_is_asked(client: Client) -> None:
     assert (known.scheduling_class, known.scheduled_us, known.estimation) == (3, 0, False)
     unknown = client.cell_table(CellQuery(tasks=[TaskName(collection_id=9, limit=LIMIT)]))
     assert unknown.table["cpu_rule"].to_pylist() == ["unknown"]
+
+
+def test_machines_are_listed_explained_and_asked_for_room(client: Client) -> None:
+    client.usage([usage(61, 0), usage(62, 0)])
+    client.tasks([TaskFacts(collection_id=61, machine_id=71), TaskFacts(collection_id=62, machine_id=72)])
+    pages = list(client.machines(page_size=1))
+    assert [len(page.machines) for page in pages] == [1] * len(pages)
+    listed = [page.machines[0] for page in pages]
+    ids = [machine.machine_id for machine in listed]
+    assert {71, 72} <= set(ids)
+    assert client.machines_table()[s.MACHINE_ID].to_pylist() == ids
+    assert client.machine(71).machine == listed[ids.index(71)]
+    candidate = Candidate(collection_id=61, limit=LIMIT)
+    there = [MachineCapacity(machine_id=m, capacity=ResourceLimit(cpu=9.0, memory=9e9)) for m in (71, 72)]
+    answer = client.fit(FitRequest(candidates=[candidate], machines=there, margin="medium"))
+    assert (answer.margin, [place.machine_id for place in answer.candidates[0].places]) == ("medium", [72])
+    with pytest.raises(ServiceError, match="404 unknown_machine"):
+        client.machine(77)
+    with pytest.raises(ServiceError, match="no_capacity"):
+        client.fit(FitRequest(candidates=[candidate]))
 
 
 def test_all_pages_are_read(client: Client) -> None:
