@@ -14,7 +14,7 @@ MOST_CANDIDATES: Final = 1_000
 MOST_CAPACITIES: Final = 100_000
 """Machines that one question names at most."""
 MOST_PAIRS: Final = 10_000_000
-"""Candidates times machines at most, some 0.2 µs each: a thousand candidates on ten thousand machines."""
+"""Candidates times machines at most, some 0.3 µs each: a thousand candidates on ten thousand machines."""
 MOST_PLACES: Final = 100
 """Machines that are named for one candidate at most."""
 

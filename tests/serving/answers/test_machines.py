@@ -229,7 +229,7 @@ def test_a_table_has_the_numbers_of_the_json(three: Memory) -> None:
 
 
 def test_machines_with_room_come_by_what_a_candidate_costs_them(three: Memory) -> None:
-    # machine 9, at 0.4 + e / 64 of its 1, takes 0.5 of a new task; machine 7, at 0.5 + e / 64, is full with it
+    # machine 9, at 0.4 + e / 64, has room for a new task of 0.5; machine 7, at 0.5 + e / 64, would pass its capacity
     more = E_BASELINE / 64
     answer = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity=both(0.95 + more))
     (candidate,) = answer.candidates
