@@ -611,7 +611,7 @@ def test_a_model_or_a_shadow_that_fails_on_the_cells_tasks_is_refused_and_writes
     before = told_by(service.tracker, SETTINGS)
     bad = Scorer(scorer.model, SETTINGS.cell)
 
-    def fail(*_: object) -> NoReturn:
+    def fail(*_: object, **__: object) -> NoReturn:
         raise RuntimeError("not of these tasks")
 
     monkeypatch.setattr(bad, "score", fail)
