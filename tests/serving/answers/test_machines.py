@@ -261,6 +261,12 @@ def test_a_known_task_costs_its_terms_and_frees_its_own_machine(three: Memory) -
     assert elsewhere.freed == candidate.freed
 
 
+def test_each_named_machine_has_its_own_capacity_in_any_order(three: Memory) -> None:
+    named = [{"machine_id": m, "capacity": both(amount)} for m, amount in ((30, 0.6), (20, 0.1), (9, 5.0), (7, 0.6))]
+    (candidate,) = fitted_to(three, candidates=[{"limit": both(0.5)}], machines=named).candidates
+    assert sorted(place.machine_id for place in candidate.places) == [9, 30]
+
+
 def test_a_candidate_that_is_unknown_or_held_at_its_limit_costs_its_limit(three: Memory) -> None:
     three.tell(fact_rows(estimation={3: False}))
     named = [{"collection_id": c, "limit": both(0.5)} for c in (3, 77)]
