@@ -116,7 +116,7 @@ def _steps(found: MachineSums, margin: str) -> list[Step]:
     steps = [Step(rule="limit", amounts=resources(limit), why=f"the sum of the limits of {_tasks(tasks)}")]
     for kind, how in (
         (_FITTED, "by a fit to peaks of machines in training"),
-        (_BOUND, "by the bound over independent tasks, its margin set without peaks of machines"),
+        (_BOUND, "by the bound over independent tasks"),
     ):
         ours = [r for k, r in enumerate(RESOURCES) if basis[k] == kind]
         if ours:

@@ -30,7 +30,7 @@ from reclaim.serving.wire.machine_schemas import MOST_CANDIDATES, FitAnswer, Fit
 from reclaim.serving.wire.schemas import Units
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.curve import N_INPUTS, MachineCurve
-from reclaim.training.machines.terms import N_TERMS, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_NEW, T_SQUARES, T_USAGE
+from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_NEW, T_SQUARES, T_USAGE
 from reclaim.training.margins.margin import MARGIN_NAMES
 from tests.serving.answers.test_served_is_replayed import CELL, SETTINGS, tellable
 from tests.serving.cell_fixtures import Json, Memory, S, by_slot, fact_rows, windows_of
@@ -86,8 +86,8 @@ def both(amount: float) -> Json:
 
 
 def test_two_machines_with_three_tasks_by_hand(three: Memory) -> None:
-    # the bound at the largest rate, 64 over a mean limit of 1: the sum of the means and exponent / 64
-    more = E_BASELINE / 64
+    # the bound at the largest rate, over a mean limit of 1: the sum of the means and the exponent over the rate
+    more = E_BASELINE / RATES[-1]
     first, second = as_json(sums(three), UNITS, without_machine=0).machines
     assert (first.machine_id, first.tasks, second.machine_id, second.tasks) == (7, 2, 9, 1)
     for resource in RESOURCES:
@@ -95,7 +95,7 @@ def test_two_machines_with_three_tasks_by_hand(three: Memory) -> None:
         assert getattr(first.usage, resource) == 0.5
         assert getattr(first.peak["baseline"], resource) == pytest.approx(0.5 + more, rel=1e-12)
         assert getattr(first.reclaimable["baseline"], resource) == pytest.approx(1.5 - more, rel=1e-12)
-        assert getattr(first.peak["aggressive"], resource) == pytest.approx(0.5 + math.log(100) / 64, rel=1e-12)
+        assert getattr(first.peak["aggressive"], resource) == pytest.approx(0.5 + math.log(100) / RATES[-1], rel=1e-12)
         assert getattr(first.newcomers, resource) == 1.0
         assert getattr(first.unforecast, resource) == 0.0
         assert getattr(second.peak["baseline"], resource) == pytest.approx(0.4 + more, rel=1e-12)
@@ -158,7 +158,7 @@ def test_tasks_that_are_stale_opted_out_or_without_windows_count_their_limit(thr
     assert found.whole.tolist() == [1, 2]
     assert found.limit.tolist() == [[2.0, 2.0], [6.0, 6.0]]  # that of task 5 is unknown, and counts nothing
     assert found.unforecast.tolist() == [[1.0, 1.0], [5.0, 5.0]]
-    assert found.peaks()[0, 0, 0] == pytest.approx(1.0 + 0.3 + E_BASELINE / 64, rel=1e-12)
+    assert found.peaks()[0, 0, 0] == pytest.approx(1.0 + 0.3 + E_BASELINE / RATES[-1], rel=1e-12)
     assert found.usage.tolist() == [[0.5, 0.5], [0.4, 0.4]]
     explained = explain_machine(sums(three, [7]), UNITS, "baseline")
     assert [step.rule for step in explained.steps] == ["limit", "bound", "unforecast", "newcomers"]
@@ -202,7 +202,7 @@ def test_a_smaller_limit_bounds_terms_and_of_a_larger_one_the_addition_counts_wh
     three.tell(fact_rows({"task": 3, "limit": 3.0}))
     found = sums(three, [9])
     assert (found.limit.tolist(), found.unforecast.tolist()) == ([[3.0, 3.0]], [[2.0, 2.0]])
-    assert found.peaks()[0, 0, 0] == pytest.approx(2.0 + 0.4 + E_BASELINE / 64, rel=1e-12)
+    assert found.peaks()[0, 0, 0] == pytest.approx(2.0 + 0.4 + E_BASELINE / RATES[-1], rel=1e-12)
     assert found.whole.tolist() == [0]
 
 
@@ -229,8 +229,8 @@ def test_a_table_has_the_numbers_of_the_json(three: Memory) -> None:
 
 
 def test_machines_with_room_come_by_what_a_candidate_costs_them(three: Memory) -> None:
-    # machine 9, at 0.4 + e / 64, has room for a new task of 0.5; machine 7, at 0.5 + e / 64, would pass its capacity
-    more = E_BASELINE / 64
+    # machine 9, at 0.4 and the margin, has room for a new task of 0.5; machine 7, at 0.5, would pass its capacity
+    more = E_BASELINE / RATES[-1]
     answer = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity=both(0.95 + more))
     (candidate,) = answer.candidates
     assert (answer.margin, answer.budget, answer.machines, candidate.with_room) == ("baseline", 0.001, 2, 1)
@@ -257,7 +257,10 @@ def test_a_known_task_costs_its_terms_and_frees_its_own_machine(three: Memory) -
     assert [place.cost.cpu, place.share] == pytest.approx([0.3, 0.3])
     named = [{"machine_id": 20, "capacity": both(1.0)}, {"machine_id": 9}]
     (elsewhere,) = fitted_to(three, **request, machines=named).candidates
-    assert [p.machine_id for p in elsewhere.places] == [9, 20]  # 20 is empty, where the same task costs e / 64 more
+    assert [p.machine_id for p in elsewhere.places] == [
+        9,
+        20,
+    ]  # 20 is empty, where the same task costs e / RATES[-1] more
     assert elsewhere.freed == candidate.freed
 
 
@@ -348,7 +351,7 @@ def test_totals_are_kept_for_a_while(three: Memory, monkeypatch: pytest.MonkeyPa
     totals = CellTotals(three.tracker, three.settings)
     limit, reclaimable = totals.now()
     assert limit.tolist() == [3.0, 3.0]
-    assert reclaimable[0, 0] == pytest.approx(3.0 - 0.9 - 2 * E_BASELINE / 64, rel=1e-12)
+    assert reclaimable[0, 0] == pytest.approx(3.0 - 0.9 - 2 * E_BASELINE / RATES[-1], rel=1e-12)
     three.tell(fact_rows({"task": 3, "ended_us": 300 * S}))
     assert totals.now()[0].tolist() == [3.0, 3.0]
     now_s += 10.0
