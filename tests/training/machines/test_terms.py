@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from reclaim.data.errors import ConfigError
 from reclaim.training.machines.terms import (
     N_TERMS,
     NEWCOMER_WINDOWS,
@@ -24,6 +25,7 @@ from reclaim.training.machines.terms import (
     TERMS,
     terms_of,
 )
+from reclaim.training.models.survival import N_THRESHOLDS
 
 FLAT = np.array([[[0.5, 0.0]]], np.float32)  # half of the time below a quarter of the limit, else up to a half
 THRESHOLDS = np.array([[[0.25, 0.5]]], np.float32)
@@ -50,7 +52,7 @@ def test_the_terms_of_a_task_by_hand() -> None:
     assert terms[T_NEW] == terms[T_HELD] == 0
     for rate, bandwidth in zip(RATES, terms[T_BAND:], strict=True):
         t = rate / 2.0  # over the mean limit
-        assert bandwidth == pytest.approx(math.log((math.exp(t) + math.exp(1.5 * t)) / 2) / t)
+        assert bandwidth == pytest.approx(math.log((math.exp(t) + math.exp(1.5 * t)) / 2) / t, abs=2e-6 * 2)
     assert len(TERMS) == N_TERMS == T_BAND + len(RATES)
 
 
@@ -86,8 +88,35 @@ def test_bandwidths_rise_with_the_rate_from_the_mean_to_the_limit_and_scale_with
 
     terms = of(1.0)
     rising = terms[[T_MEAN, *range(T_BAND, N_TERMS)]]
-    slack = 1e-6 * limit
+    slack = 2e-6 * (limit + mean)  # single precision
     assert (np.diff(rising) >= -slack).all()
     assert rising[-1] <= limit + slack
     linear = np.delete(of(1000.0), T_SQUARES)
-    np.testing.assert_allclose(linear, 1000 * np.delete(terms, T_SQUARES), rtol=1e-9, atol=1e-6 * limit * 1000)
+    np.testing.assert_allclose(linear, 1000 * np.delete(terms, T_SQUARES), rtol=1e-9, atol=1000 * slack)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_terms_are_those_of_double_precision_and_a_task_alone_has_the_same_bits(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    survival = np.sort(rng.random((7, 2, N_THRESHOLDS)).astype(np.float32) ** 4, axis=2)[..., ::-1].copy()
+    thresholds = np.sort(rng.random((7, 2, N_THRESHOLDS)).astype(np.float32), axis=2)
+    limit, seen, mean = rng.gamma(2.0, 1.0, (7, 2)), rng.integers(1, 40, 7), (0.7, 3.0)
+    terms = terms_of(survival, thresholds, 0.2 * limit, limit, seen, mean)
+    for i in range(7):
+        rows = slice(i, i + 1)
+        alone = terms_of(survival[rows], thresholds[rows], 0.2 * limit[rows], limit[rows], seen[rows], mean)
+        np.testing.assert_array_equal(alone[0], terms[i])
+    s, at = survival.astype(np.float64), thresholds.astype(np.float64)
+    share = -np.diff(s, axis=2, prepend=1.0, append=0.0)
+    place = np.concatenate([at[..., :1], (at[..., 1:] + at[..., :-1]) / 2, np.ones((7, 2, 1))], axis=2)
+    for j, rate in enumerate(RATES):
+        t = rate / np.array(mean)[:, None] * limit[..., None]
+        exact = (limit[..., None] * np.log((share * np.exp(t * place)).sum(axis=2, keepdims=True)) / t)[..., 0]
+        assert (np.abs(terms[..., T_BAND + j] - exact) <= 2e-6 * (limit + np.array(mean))).all()
+    np.testing.assert_allclose(terms[..., T_MEAN], limit * (share * place).sum(axis=2), rtol=1e-5)
+
+
+def test_a_curve_of_more_thresholds_than_there_is_room_for_is_refused() -> None:
+    many = np.full((1, 1, 48), 0.5, np.float32)
+    with pytest.raises(ConfigError, match="expected fewer than 48 thresholds, got 48"):
+        terms_of(many, many, np.ones((1, 1)), np.ones((1, 1)), np.array([1]), (1.0,))
