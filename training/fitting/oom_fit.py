@@ -35,12 +35,17 @@ _MOST_ROWS: Final = 2_000_000
 """Rows that are learned from at most; more are thinned out alike."""
 
 _DROPOUT: Final = 0.3
+"""Share of hidden units left out at each step: more than of the curves' network, for a few hundred ends are few."""
 _EPOCHS: Final = 8
+"""Passes over the rows."""
 _LEAST_STEPS: Final = 2_000
 """Steps that are taken at least, by more epochs over few rows."""
 _BATCH: Final = 1_024
+"""Rows per step, as of the curves' network on a CPU."""
 _RATE: Final = 2e-3
+"""Highest rate of the one-cycle schedule."""
 _DECAY: Final = 1e-4
+"""AdamW's weight decay: dropout does the work."""
 _TAIL: Final = 5e-4
 """Share of the rows beyond each of the bounds that inputs are cut off at."""
 _BLOCK: Final = 1 << 17

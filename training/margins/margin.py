@@ -55,6 +55,20 @@ STARTUP_HOLD_S: Final = 300.0
 """Time in seconds for which a new task keeps its limit, to let start-up transients pass (EuroSys'15, section 5.5)."""
 
 
+def check_values(
+    whose: str, what: str, of_all: tuple[float, ...], by_tier: tuple[tuple[float, ...], ...] | None, *, least: float
+) -> None:
+    """Raise ConfigError where there is not one finite value of ``what`` for each resource, in every tier if by tier."""
+    if by_tier is not None and len(by_tier) != len(TIER_LABELS):
+        raise ConfigError(f"{whose}: expected {len(TIER_LABELS)} tiers, got {len(by_tier)}")
+    for values in (of_all, *(by_tier or ())):
+        if len(values) != len(RESOURCES):
+            raise ConfigError(f"{whose}: expected one {what} for each of {RESOURCES}, got {values}")
+        for resource, value in zip(RESOURCES, values, strict=True):
+            if not least <= value < math.inf:
+                raise ConfigError(f"{whose}: the {resource} {what} must be at least {least}, got {value}")
+
+
 @dataclass(frozen=True)
 class Margin:
     """Addition to a prediction, as a share of it, per resource.
@@ -76,14 +90,7 @@ class Margin:
     1 the margin swung and reclaimed 2 to 3 points of the limit less."""
 
     def __post_init__(self) -> None:
-        if self.by_tier is not None and len(self.by_tier) != len(TIER_LABELS):
-            raise ConfigError(f"margin {self.name!r}: expected {len(TIER_LABELS)} tiers, got {len(self.by_tier)}")
-        for shares in (self.share, *(self.by_tier or ())):
-            if len(shares) != len(RESOURCES):
-                raise ConfigError(f"margin {self.name!r}: expected one share for each of {RESOURCES}, got {shares}")
-            for resource, share in zip(RESOURCES, shares, strict=True):
-                if not -1.0 <= share < float("inf"):
-                    raise ConfigError(f"margin {self.name!r}: the {resource} share must be at least -1, got {share}")
+        check_values(f"margin {self.name!r}", "share", self.share, self.by_tier, least=-1)
 
     def factor(self, windows: Windows) -> NDArray[np.float64]:
         """Return what a prediction is multiplied with; float64, shape (n_resources,) or (n, n_resources)."""

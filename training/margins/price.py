@@ -10,12 +10,11 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.training.margins.ladder import DOUBLED, TOP_RUNG, price_of, rung_of
-from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.margins.margin import MARGIN_NAMES, check_values
 
 FOLLOWED_DOWN: Final = 6.0 * DOUBLED
 """Rungs by which a price that follows may fall below the one that was set: a 64th of it."""
@@ -48,14 +47,7 @@ class Price:
     limits."""
 
     def __post_init__(self) -> None:
-        if self.by_tier is not None and len(self.by_tier) != len(TIER_LABELS):
-            raise ConfigError(f"price {self.name!r}: expected {len(TIER_LABELS)} tiers, got {len(self.by_tier)}")
-        for values in (self.value, *(self.by_tier or ())):
-            if len(values) != len(RESOURCES):
-                raise ConfigError(f"price {self.name!r}: expected one value for each of {RESOURCES}, got {values}")
-            for resource, value in zip(RESOURCES, values, strict=True):
-                if not 0 <= value < math.inf:
-                    raise ConfigError(f"price {self.name!r}: the {resource} price must be at least 0, got {value}")
+        check_values(f"price {self.name!r}", "price", self.value, self.by_tier, least=0)
 
     def rung(self, windows: Windows) -> NDArray[np.float64]:
         """Return where the price stands on the ladders of tasks; float64, shape (n, n_resources)."""
