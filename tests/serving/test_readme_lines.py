@@ -29,7 +29,7 @@ PORT = ":3000/"
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_every_curl_line_of_the_documents_is_answered(bundle_folder: Path, free_port: int, tmp_path: Path) -> None:
-    assert len(LINES) >= 7
+    assert len(LINES) >= 10
     assert set(_lines("README.md")) <= set(LINES)
     command = [sys.executable, "-m", "reclaim", "serve", "--port", str(free_port), "--model", str(bundle_folder)]
     with (tmp_path / "log").open("wb") as log:
@@ -40,7 +40,7 @@ def test_every_curl_line_of_the_documents_is_answered(bundle_folder: Path, free_
         finally:
             server.terminate()
             server.wait(120)
-    stateless, written, told, on_machine, asked, explained, ready = answers
+    stateless, written, told, on_machine, asked, explained, ready, machines, machine, room = answers
     assert stateless["tasks"][0]["history"]["windows"] == 2
     assert (written["taken"], written["durable"], len(written["reservations"]["tasks"])) == (1, True, 1)
     assert (told["taken"], told["refused"]) == (2, {})
@@ -49,6 +49,9 @@ def test_every_curl_line_of_the_documents_is_answered(bundle_folder: Path, free_
     assert len(asked["tasks"]) == 1
     assert explained["steps"]
     assert ready["ready"] is True
+    assert [(one["machine_id"], one["tasks"]) for one in machines["machines"]] == [(7, 1)]
+    assert machine["machine"] == machines["machines"][0]
+    assert room["candidates"][0]["places"][0]["machine_id"] == 7
 
 
 def _run(line: str) -> dict[str, Any]:

@@ -53,11 +53,11 @@ class MachineEstimator:
         windows : Windows
             The last windows.
         """
-        of_resources = slice(len(RESOURCES))  # the first targets
-        survival = forecast.survival[:, of_resources, forecast.horizons_s.index(self.horizon_s)]
         seen = np.rint(np.exp2(x[:, _SEEN].astype(np.float64)) - 1.0).astype(np.int64)
-        thresholds = forecast.thresholds[:, of_resources]
-        return terms_of(survival, thresholds, demand(windows), windows.limit, seen, self.mean_limit)
+        return terms_of(
+            forecast.survival, forecast.thresholds, demand(windows), windows.limit, seen, self.mean_limit,
+            forecast.horizons_s.index(self.horizon_s),
+        )  # fmt: skip
 
     def peak(self, sums: Floats, budget: float) -> Floats:
         """Return what is reserved for sets, shape (n, n_resources, N_TERMS), within a budget; shape (n, n_resources).

@@ -46,27 +46,33 @@ def terms_of(
     limit: Floats,
     seen: NDArray[np.int64],
     mean_limit: tuple[float, ...],
+    horizon: int = 0,
 ) -> Floats:
     """Return the terms of tasks; shape (n, n_resources, N_TERMS).
 
     Parameters
     ----------
-    survival, thresholds : float32, shape (n, n_resources, n_thresholds)
-        Curve of the peak within the horizon, over the limit (``estimators.base.Forecast``); NaN where nothing is
-        forecast.
+    survival : float32, shape (n, n_targets, n_horizons, n_thresholds)
+    thresholds : float32, shape (n, n_targets, n_thresholds)
+        Curves of the peak, over the limit (``estimators.base.Forecast``), of which the first targets are those of the
+        resources; NaN where nothing is forecast.
     usage, limit : float64, shape (n, n_resources)
         Demand of the last window, and the limit. A task of unknown limit adds nothing, one of unknown usage its limit.
     seen : int64, shape (n,)
         Windows seen of the task.
     mean_limit : tuple of float, in the order ``schema.RESOURCES``
         Of the cell's tasks, which the rates are over; positive.
+    horizon : int
+        Place of the horizon on its axis.
     """
-    if survival.shape[2] >= _PADDED:
-        raise ConfigError(f"expected fewer than {_PADDED} thresholds, got {survival.shape[2]}")
+    if survival.shape[3] >= _PADDED:
+        raise ConfigError(f"expected fewer than {_PADDED} thresholds, got {survival.shape[3]}")
     out = np.zeros((*limit.shape, N_TERMS))
     room = np.zeros((2, _PADDED), np.float32)
     rate = RATES[0] / np.array(mean_limit)
-    _terms(survival, thresholds, usage, limit, seen, rate, room, np.empty(len(RATES), np.float32), out)
+    # in C order all, as a single row is, so that no call compiles another kernel
+    arrays = (np.ascontiguousarray(array) for array in (survival, thresholds, usage, limit, seen))
+    _terms(*arrays, rate, horizon, room, np.empty(len(RATES), np.float32), out)
     return out
 
 
@@ -102,22 +108,23 @@ def _moments(_: Any, share: Any, place: Any, t: Any, out: Any) -> tuple[Any, Cal
 
 @numba.njit(**LENT)
 def _terms(
-    survival: Any,  # (n, R, J) float32
-    thresholds: Any,  # (n, R, J) float32
+    survival: Any,  # (n, n_targets, n_horizons, J) float32
+    thresholds: Any,  # (n, n_targets, J) float32
     usage: Any,  # (n, R) float64
     limit: Any,  # (n, R) float64
     seen: Any,  # (n,) int64
     rate: Any,  # (R,) float64
+    horizon: int,
     room: Any,  # (2, _PADDED) float32, zeros behind J
     moments: Any,  # (n_rates,) float32, changed
     out: Any,  # (n, R, N_TERMS) float64, written
 ) -> None:
     """Write the terms: the peak lies in the middle between two thresholds, or at the first, or at the limit."""
     share, place = room[0], room[1]
-    last = survival.shape[2]
+    last = survival.shape[3]
     for i in range(len(out)):
         for r in range(out.shape[1]):
-            term, most, s, at = out[i, r], limit[i, r], survival[i, r], thresholds[i, r]
+            term, most, s, at = out[i, r], limit[i, r], survival[i, r, horizon], thresholds[i, r]
             if not most > 0:
                 continue
             if np.isnan(s[0]) or np.isnan(usage[i, r]):

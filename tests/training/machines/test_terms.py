@@ -36,7 +36,7 @@ def one(
 ) -> NDArray[np.float64]:
     """Return the terms of one task, one resource."""
     terms = terms_of(
-        survival, THRESHOLDS, np.array([[usage]]), np.array([[limit]]), np.array([seen]), (mean,)
+        survival[:, :, None], THRESHOLDS, np.array([[usage]]), np.array([[limit]]), np.array([seen]), (mean,)
     )  # fmt: skip
     of_task: NDArray[np.float64] = terms[0, 0]
     return of_task
@@ -83,7 +83,9 @@ def test_bandwidths_rise_with_the_rate_from_the_mean_to_the_limit_and_scale_with
 
     def of(unit: float) -> NDArray[np.float64]:
         usage, most, seen = np.array([[0.1 * limit * unit]]), np.array([[limit * unit]]), np.array([99])
-        of_task: NDArray[np.float64] = terms_of(survival, thresholds, usage, most, seen, (mean * unit,))[0, 0]
+        of_task: NDArray[np.float64] = terms_of(survival[:, :, None], thresholds, usage, most, seen, (mean * unit,))[
+            0, 0
+        ]
         return of_task
 
     terms = of(1.0)
@@ -101,10 +103,10 @@ def test_terms_are_those_of_double_precision_and_a_task_alone_has_the_same_bits(
     survival = np.sort(rng.random((7, 2, N_THRESHOLDS)).astype(np.float32) ** 4, axis=2)[..., ::-1].copy()
     thresholds = np.sort(rng.random((7, 2, N_THRESHOLDS)).astype(np.float32), axis=2)
     limit, seen, mean = rng.gamma(2.0, 1.0, (7, 2)), rng.integers(1, 40, 7), (0.7, 3.0)
-    terms = terms_of(survival, thresholds, 0.2 * limit, limit, seen, mean)
+    terms = terms_of(survival[:, :, None], thresholds, 0.2 * limit, limit, seen, mean)
     for i in range(7):
         rows = slice(i, i + 1)
-        alone = terms_of(survival[rows], thresholds[rows], 0.2 * limit[rows], limit[rows], seen[rows], mean)
+        alone = terms_of(survival[rows, :, None], thresholds[rows], 0.2 * limit[rows], limit[rows], seen[rows], mean)
         np.testing.assert_array_equal(alone[0], terms[i])
     s, at = survival.astype(np.float64), thresholds.astype(np.float64)
     share = -np.diff(s, axis=2, prepend=1.0, append=0.0)
@@ -119,4 +121,4 @@ def test_terms_are_those_of_double_precision_and_a_task_alone_has_the_same_bits(
 def test_a_curve_of_more_thresholds_than_there_is_room_for_is_refused() -> None:
     many = np.full((1, 1, 48), 0.5, np.float32)
     with pytest.raises(ConfigError, match="expected fewer than 48 thresholds, got 48"):
-        terms_of(many, many, np.ones((1, 1)), np.ones((1, 1)), np.array([1]), (1.0,))
+        terms_of(many[:, :, None], many, np.ones((1, 1)), np.ones((1, 1)), np.array([1]), (1.0,))
