@@ -75,7 +75,7 @@ from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.online import OnlineMargins
 from reclaim.training.margins.price import Price
 from reclaim.training.margins.tune import TunedEstimator, tuning_facts
-from reclaim.training.models.forecaster import Forecaster
+from reclaim.training.models.forecaster import ALL_HEADS, Forecaster
 from reclaim.training.models.survival import forecast_of
 from reclaim.training.settings import TrainConfig
 from reclaim.training.tracking import runs as tracking
@@ -185,6 +185,7 @@ def _train(source: Source, estimator: str) -> Bundle:
 class Mix:
     """The mean of the curves of two forecasters."""
 
+    heads = ALL_HEADS
     threads = 1
 
     def __init__(self, first: Forecaster, second: Forecaster) -> None:

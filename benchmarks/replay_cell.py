@@ -31,9 +31,11 @@ _SETTINGS = {
     "margins": {"estimators": _FEW, "online": "false"},
     "frontier": {},  # everyone's
     "frontier-24h": {"horizon_s": "86400", "estimators": _FEW},  # the horizon of the EuroSys'21 study
-    "compaction": {"estimators": _FEW},
+    "compaction": {"estimators": _FEW, "checkpoints": "8"},
+    "compaction-by-reservation": {"estimators": _FEW, "checkpoints": "8", "production_by_limit": "false"},
     "ratios": {"estimators": _FEW},
     "what-if": {},
+    "what-if-gives-way": {"scheduling.gives_way": "true"},
 }
 """Output folder, which begins with the experiment's name → options of that replay."""
 

@@ -9,6 +9,7 @@
         TraceError                  the trace is broken: damaged files, too many bad lines, nothing in it
       HistoryTooShortError          there is less data than the step needs; gives both numbers
       ModelError                    no such model, or another feature pipeline made it
+        ModelAbsentError            no such model, by the word of the registry
       StoreError                    the state of the service cannot be written or read back
 
 A message gives the expected value, the actual one, and the place. The caller can mend each of these: the command line
@@ -42,6 +43,10 @@ class HistoryTooShortError(ReclaimError):
 
 class ModelError(ReclaimError):
     """The model does not exist, or another feature pipeline made it."""
+
+
+class ModelAbsentError(ModelError):
+    """There is a registry, or none yet, and the model is not in it; not one that cannot be reached or read."""
 
 
 class StoreError(ReclaimError):

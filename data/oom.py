@@ -1,8 +1,9 @@
-"""The derived label of out-of-memory ends: which failures of tasks count as out of memory."""
+"""The label of out-of-memory ends: which failures of tasks count as out of memory, recorded or derived."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -26,29 +27,56 @@ OOM_DEFINITION: Final = (
     f"OOM is a derived label (no public trace records it): a FAIL of the task whose last window before it has a "
     f"maximum memory of at least {OOM_SHARE:.0%} of the limit"
 )
-"""Printed with every number that rests on the label."""
+"""Printed with every number that rests on the derived label."""
+OOM_RECORDED: Final = (
+    "OOM is a recorded label: a FAIL of the task, after its first window, of which the history says that it was out of "
+    "memory"
+)
+"""Printed with every number that rests on records, as kube-state-metrics has them (``OOMKilled``)."""
 
 _LAST_WINDOW_US: Final = 600_000_000
 """Largest time from the end of the last window to a failure: one missing window is forgiven."""
 
 
+def oom_is_recorded(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a dataset's events say which of them were out of memory."""
+    return s.OUT_OF_MEMORY in manifest.get("extras", {}).get("events", ())
+
+
+def oom_definition(manifest: Mapping[str, Any]) -> str:
+    """Return the definition of the label in a dataset."""
+    return OOM_RECORDED if oom_is_recorded(manifest) else OOM_DEFINITION
+
+
+def oom_columns(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the columns of a dataset's events that the label looks at."""
+    return [*OOM_COLUMNS, s.OUT_OF_MEMORY] if oom_is_recorded(manifest) else OOM_COLUMNS
+
+
 def oom_events(
     windows: Windows, events: pa.Table, *, share: float = OOM_SHARE, ends: tuple[int, ...] = OOM_ENDS
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return task number and time of each OOM event, sorted; see ``OOM_DEFINITION``. Two int64 arrays, (n_events,).
+    """Return task number and time of each OOM event, sorted. Two int64 arrays, (n_events,).
+
+    Events that say which of them were out of memory are taken at their word (``OOM_RECORDED``); of others it is derived
+    (``OOM_DEFINITION``).
 
     Parameters
     ----------
     windows : Windows
         Sorted by task, then time.
     events : pyarrow.Table
-        Of the same bucket: at least ``OOM_COLUMNS``.
+        Of the same bucket: at least ``oom_columns``.
     share : float
-        Of the limit, that memory must have reached.
+        Of the limit, that memory must have reached where the label is derived.
     ends : tuple of int
         Event types that may be an OOM.
     """
-    fails = events.select(OOM_COLUMNS).filter(pc.is_in(events[s.EVENT_TYPE], pa.array(ends, pa.int8()))).to_pandas()
+    may_be = pc.is_in(events[s.EVENT_TYPE], pa.array(ends, pa.int8()))
+    recorded = s.OUT_OF_MEMORY in events.column_names
+    if recorded:
+        may_be = pc.and_(may_be, pc.fill_null(events[s.OUT_OF_MEMORY], False))
+    fails = events.select(OOM_COLUMNS).filter(may_be).to_pandas()
     starts = windows.task_starts()[:-1]
     tasks = pd.MultiIndex.from_arrays([windows.collection_id[starts], windows.instance_index[starts]])
     number = tasks.get_indexer(pd.MultiIndex.from_arrays([fails[key] for key in s.TASK_KEY]))
@@ -58,13 +86,13 @@ def oom_events(
     if len(windows) == 0 or len(number) == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     row = _last_row_before(windows, number, time_us)
+    seen = row >= starts[number]  # else there is no window of this task before
     memory = windows.usage[row, MEMORY_MAX]
     memory = np.where(np.isnan(memory), windows.usage[row, MEMORY_MEAN], memory)
-    oom = (
-        (row >= starts[number])  # else nothing was seen of this task
-        & (windows.end_us[row] >= time_us - _LAST_WINDOW_US)
-        & (memory >= share * windows.limit[row, s.RESOURCES.index("memory")])
+    full = (windows.end_us[row] >= time_us - _LAST_WINDOW_US) & (
+        memory >= share * windows.limit[row, s.RESOURCES.index("memory")]
     )
+    oom = seen if recorded else seen & full
     number, time_us = number[oom], time_us[oom]
     by_task = np.lexsort((time_us, number))
     return number[by_task], time_us[by_task]

@@ -10,6 +10,7 @@ A dataset is a folder (see ``dataset.py``)::
     collections.parquet            lifecycle, names and settings of jobs and alloc sets
     machines.parquet               capacity changes;  attributes.parquet  machine attributes
     machine_usage.parquet          usage of whole machines, where a trace has it
+    names.parquet                  names of tasks that people gave them, only where a trace has some
     rejects/                       every rejected input line, with file, line number and reason
 
 Anything a trace lacks is null, never zero. Resources keep the trace's unit (normalised compute units and bytes for
@@ -97,6 +98,11 @@ MAI_MAX: Final = "mai_max"
 DISK_LIMIT: Final = "disk_limit"
 DIFFERENT_MACHINES: Final = "different_machines"
 CPUSET: Final = "cpuset"
+CPU_REQUEST: Final = "cpu_request"
+MEMORY_REQUEST: Final = "memory_request"
+CPU_ENFORCED: Final = "cpu_enforced"
+MEMORY_ENFORCED: Final = "memory_enforced"
+OUT_OF_MEMORY: Final = "out_of_memory"
 
 # Columns of collections and constraints.
 NAME_ID: Final = "name_id"
@@ -124,6 +130,17 @@ DISK_CAPACITY: Final = "disk_capacity"
 ATTRIBUTE_NAME: Final = "name"
 ATTRIBUTE_VALUE: Final = "value"
 ATTRIBUTE_DELETED: Final = "deleted"
+
+MACHINE_NAME: Final = "machine_name"
+
+# Columns of names.
+CLUSTER: Final = "cluster_name"
+NAMESPACE: Final = "namespace_name"
+WORKLOAD_KIND: Final = "workload_kind"
+WORKLOAD: Final = "workload_name"
+CONTAINER: Final = "container_name"
+POD: Final = "pod_name"
+AUTOSCALER: Final = "autoscaler_name"
 
 # Columns of rejects.
 REJECT_FILE: Final = "file"
@@ -306,6 +323,20 @@ ATTRIBUTES: Final = pa.schema(
     ]
 )
 
+NAMES: Final = pa.schema(
+    [
+        *_TASK_FIELDS,
+        _field(CLUSTER, pa.string(), "text", "cluster; null where the history does not name one"),
+        _field(NAMESPACE, pa.string(), "text", "namespace"),
+        _field(WORKLOAD_KIND, pa.string(), "text", "kind of the topmost owner: Deployment, CronJob, Pod for none"),
+        _field(WORKLOAD, pa.string(), "text", "its name"),
+        _field(CONTAINER, pa.string(), "text", "container"),
+        _field(POD, pa.string(), "text", "pod"),
+        _field(MACHINE_NAME, pa.string(), "text", "node, the last one"),
+        _field(AUTOSCALER, pa.string(), "text", "horizontal autoscaler that sets its number of pods; null for none"),
+    ]
+)
+
 REJECTS: Final = pa.schema(
     [
         _field(REJECT_FILE, pa.string(), "name", "input file"),
@@ -341,6 +372,12 @@ EXTRAS: Final[dict[str, pa.Field]] = {
         _field(INSTANCES, pa.int64(), "tasks", "number of tasks"),
         _field(DISK_CAPACITY, pa.float64(), "trace disk", "disk space the machine supplies"),
         _field(EVENT_DETAIL, pa.string(), "text", "the trace's own words on the event"),
+        _field(CPU_REQUEST, pa.float64(), "trace cpu", "CPU the scheduler sets aside; null for none"),
+        _field(MEMORY_REQUEST, pa.float64(), "trace memory", "memory the scheduler sets aside; null for none"),
+        _field(CPU_ENFORCED, pa.float64(), "trace cpu", "CPU limit the machine enforces; null for none"),
+        _field(MEMORY_ENFORCED, pa.float64(), "trace memory", "memory limit the machine enforces; null for none"),
+        _field(OUT_OF_MEMORY, pa.bool_(), "flag", "whether the trace says that the task was out of memory"),
+        _field(MACHINE_NAME, pa.string(), "text", "the machine's name"),
     )
 }
 """Columns that only some trace has; a source names those of its own, table by table, and they follow the table's."""
@@ -354,12 +391,16 @@ TABLES: Final = {
     "machines": MACHINES,
     "attributes": ATTRIBUTES,
     "machine_usage": MACHINE_USAGE,
+    "names": NAMES,
     "rejects": REJECTS,
 }
 """Every table of a dataset, by name."""
 
 BUCKETED: Final = ("usage", "events", "constraints")
 """Tables that are folders of buckets; every other one is a file."""
+
+OPTIONAL: Final = ("names",)
+"""Tables that are in datasets of those traces alone that have them."""
 
 
 def with_extras(table: str, extras: Sequence[str]) -> pa.Schema:
@@ -412,5 +453,6 @@ UNREAD: Final[Mapping[str, str]] = {
     CPUSET: "CPU is taken as divisible",
     INSTANCES: "tasks are counted as they come",
     EVENT_DETAIL: "the trace's own words",
+    MACHINE_NAME: "names are for people",
 }
 """Columns that no feature, estimator, replay or service reads, and the reason."""

@@ -20,7 +20,7 @@ from reclaim.data import schema as s
 from reclaim.data.core.files import content_sha256, remove_left_behind, replaced_folder, write_json
 from reclaim.data.dataset import MANIFEST, Dataset, bucket_name
 from reclaim.data.errors import ConfigError, HistoryTooShortError, TraceError
-from reclaim.data.oom import OOM_COLUMNS, OOM_DEFINITION, oom_events
+from reclaim.data.oom import oom_columns, oom_definition, oom_events
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, measured_by_mean
 from reclaim.features.feature_set import FOLDER, FeatureSet, array_path, array_shapes
@@ -64,7 +64,7 @@ class _Bucket:
     ----------
     tasks : Tasks
     n_oom : int
-        OOM events by the derived label.
+        OOM events by the label, recorded or derived.
     by_mean, measured : int64, shape (n_resources,)
         Windows whose demand had only the mean to go by, and those that had any.
     """
@@ -102,7 +102,7 @@ def build_features(
             "dataset": dataset.fingerprint,
             "pipeline": PIPELINE_VERSION,
             "config": dataclasses.asdict(config),
-            "labels": [TARGETS, HORIZONS_S, OOM_DEFINITION],
+            "labels": [TARGETS, HORIZONS_S, oom_definition(dataset.manifest)],
             "gap": "by the reach of each row",
         }
     )
@@ -122,7 +122,7 @@ def build_features(
             "config": dataclasses.asdict(config),
             "features": list(feature_names(related=config.related)),
             "horizons_s": list(HORIZONS_S),
-            "oom_definition": OOM_DEFINITION,
+            "oom_definition": oom_definition(dataset.manifest),
             "cuts_us": list(cuts),
             "span_us": list(span_us),
             **facts,
@@ -218,7 +218,7 @@ def _fill_bucket(
                 arrays["moment"][here], arrays["died"][here], arrays["share"][here],
             )  # fmt: skip
             file.write(x[: high - low].data.cast("B"))
-    oom_task, oom_us = oom_events(windows, dataset.events(bucket, OOM_COLUMNS))
+    oom_task, oom_us = oom_events(windows, dataset.events(bucket, oom_columns(dataset.manifest)))
     targets(windows, oom_task, oom_us, trace_end_us, arrays["y"][rows], arrays["oom"][rows])
     if not dataset.manifest["counts"]["events"]:
         arrays["oom"][rows] = np.nan

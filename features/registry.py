@@ -236,10 +236,16 @@ FIRST_OOM: Final = FIRST_SINGLE + len(_SINGLE)
 FIRST_COLLECTION: Final = FIRST_OOM + len(_OOM)
 FIRST_RELATED: Final = FIRST_COLLECTION + len(_COLLECTION_OOM)
 
-_DEFINITIONS: Final = ("4", LARGEST, SLOT_S, SIGNALS, RECENT_WINDOWS, FEATURES)
-PIPELINE_VERSION: Final = hashlib.sha256(repr(_DEFINITIONS).encode()).hexdigest()[:12]
+_DEFINITIONS: Final = ("4", LARGEST, SLOT_S, SIGNALS, RECENT_WINDOWS)
+PIPELINE_VERSION: Final = hashlib.sha256(repr((*_DEFINITIONS, FEATURES)).encode()).hexdigest()[:12]
 """Names the definitions. A model remembers it and is refused by another. The leading literal is raised by hand when
 the computation of a feature changes but its words do not."""
+
+
+def definitions_of(names: Iterable[str]) -> str:
+    """Return a name of the definitions of some features, as ``PIPELINE_VERSION`` is of all; their order makes none."""
+    chosen = tuple(FEATURES[FEATURE_NAMES.index(name)] for name in sorted(names))
+    return hashlib.sha256(repr((*_DEFINITIONS, chosen)).encode()).hexdigest()[:12]
 
 
 def feature_names(*, related: bool) -> tuple[str, ...]:

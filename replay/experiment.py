@@ -25,6 +25,12 @@ LEARNED: Final = "learned"
 STATISTICAL: Final = "statistical"
 COMPARED: Final = (LEARNED, STATISTICAL)
 """Kinds of estimators that are compared with each other; the limit and the oracle are the ends of the scale."""
+LEARNED_MACHINE: Final = "learned machine"
+"""Kind of a model's estimator of machines: of the sums over the forecasts of the tasks on each."""
+SUM_OF_TASKS: Final = "sum of tasks"
+"""Kind of an estimator of tasks whose margins are set by the sums of its reservations on machines."""
+BY_MACHINE: Final = (LEARNED_MACHINE, SUM_OF_TASKS)
+"""Kinds whose margins keep a budget of machine peaks."""
 ORACLE: Final = "oracle"
 """Kind and name of the estimator that sees the future."""
 ONLINE: Final = "-online"
@@ -173,6 +179,10 @@ class Experiment:
     models : callable or None
         From the results to the table of the console that compares each model with the first; without rows where there
         is one model. None where the experiment compares none.
+    command : str or None
+        Words of its command after ``reclaim``; None: ``replay`` and its name.
+    publish : callable or None
+        From the results to those that are written and shown; None leaves them as they are.
     """
 
     name: str
@@ -186,3 +196,10 @@ class Experiment:
     runs: Callable[[Results], Sequence[Run]]
     columns: tuple[Column, ...]
     models: Callable[[Results], Table] | None = None
+    command: str | None = None
+    publish: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+
+    @property
+    def words(self) -> str:
+        """Words of its command after ``reclaim``."""
+        return self.command or f"replay {self.name}"

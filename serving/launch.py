@@ -42,7 +42,7 @@ _LATER_S: Final = 5.0
 
 def serve(
     host: str = "127.0.0.1", port: int = 3000, model: str = DEFAULT_MODEL, *,
-    shadow: str = "", state: Path | None = DEFAULT_STATE, token_file: Path | None = None,
+    shadow: str = "", state: Path | None = DEFAULT_STATE, record: Path | None = None, token_file: Path | None = None,
     tls_cert: Path | None = None, tls_key: Path | None = None, log_json: bool = False, repair: bool = False,
     insecure: bool = False, clock: str = "",
 ) -> NoReturn:  # fmt: skip
@@ -61,6 +61,8 @@ def serve(
         References, see ``loader.find_model``; no shadow where empty.
     state : Path or None
         Folder for all that must outlive the process, made if missing; None keeps it in memory alone.
+    record : Path or None
+        Folder that every window is recorded in.
     token_file : Path or None
         File with the bearer token.
     tls_cert, tls_key : Path or None
@@ -84,10 +86,12 @@ def serve(
     tls = _checked_tls(tls_cert, tls_key)
     with _listening(host, port) as listening:
         given: dict[str, Any] = {"shadow": shadow, "token_file": token_file and token_file.absolute()}
-        given |= {"log_json": log_json, "repair": repair, "clock": clock}
+        given |= {"log_json": log_json, "repair": repair, "clock": clock, "record": record and record.absolute()}
         given = {name: value for name, value in given.items() if value}
         given |= {"model": model, "state": None if state is None else _checked_state(state)}
         settings = read_settings().model_copy(update=given)
+        if settings.record is not None:
+            _check_record(settings.record)
         address = str(listening.getsockname()[0])
         _check_access(address, settings.token_file, encrypted=tls[0] is not None, insecure=insecure)
         start = start_model(settings)  # a problem is one line here, and would be a traceback later
@@ -168,12 +172,27 @@ def _checked_tls(cert: Path | None, key: Path | None) -> Tls:
     return cert.absolute(), key.absolute()
 
 
+def _check_record(folder: Path) -> None:
+    """Refuse a folder that this process cannot write into: the first file is written an hour later."""
+    try:
+        _make_writable(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"windows cannot be recorded in {folder} ({error.strerror}); choose another folder with --record"
+        ) from error
+
+
+def _make_writable(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder where there is none; OSError where this process cannot write into it."""
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
 def _checked_state(folder: Path) -> Path:
     """Return the absolute path of a folder that this process may write into; a new one is its user's alone."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        _make_writable(folder, mode=0o700)
         if (cell := cell_folder(folder)).exists():
             os.close(take_lock(cell))
         return folder.absolute()

@@ -6,21 +6,22 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.core.parallel import THREADS
 from reclaim.data.errors import ModelError, StoreError
-from reclaim.serving.answers.encode import cell_prices
+from reclaim.serving.answers.encode import cell_prices, machine_margins
 from reclaim.serving.answers.machine_sums import CellTotals
+from reclaim.serving.cell.advice import prices_apart, worth_training
 from reclaim.serving.cell.clock import CellClock
 from reclaim.serving.cell.tracker import FORMAT, Tracker
 from reclaim.serving.models.keeper import ModelKeeper
 from reclaim.serving.models.scorer import Scorer, violations_of
-from reclaim.serving.monitoring.metrics import Metrics, machines_shown, prices_shown
+from reclaim.serving.monitoring.metrics import Metrics, machine_margins_shown, machines_shown, prices_shown
 from reclaim.serving.monitoring.watch import Watch
 from reclaim.serving.settings import cell_folder
 from reclaim.serving.warm_up import warm_up
-from reclaim.serving.wire.cell_schemas import CellPrice, StateInfo
+from reclaim.serving.wire.cell_schemas import CellPrice, MachineMargin, StateInfo
 from reclaim.serving.wire.readiness import Readiness
 from reclaim.serving.wire.schemas import Units
 from reclaim.serving.writing.queue import SmallCallMonitor
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from reclaim.serving.storage.store import Store
 
 log = logging.getLogger(__name__)
+
+_DAY_US: Final = 86_400_000_000
 
 
 class Runtime:
@@ -126,11 +129,27 @@ class Runtime:
             snapshot_age_s=None if saved is None else time.time() - saved,
             waiting=self.writer.waiting,
             follows=self.settings.follow,
+            advice=self._advice(),
             prices=self._cell_prices(),
+            machine_margins=self._machine_margins(),
         )
+
+    def _advice(self) -> list[str]:
+        """Return what to do about the model of this cell, in words."""
+        following = self.tracker.following
+        if self.writer.state != "ok" or following is None or following.begun_us < 0:
+            return []
+        if not self.keeper.served.bundle.portable:
+            return prices_apart(self.tracker.prices)
+        days = (self.tracker.clock_us - following.begun_us) / _DAY_US
+        advice = worth_training(days, len(self.tracker))
+        return [] if advice is None else [advice]
 
     def _cell_prices(self) -> list[CellPrice]:
         return cell_prices(self.tracker.prices) if self.writer.state == "ok" else []
+
+    def _machine_margins(self) -> list[MachineMargin]:
+        return machine_margins(self.tracker.prices.machines) if self.writer.state == "ok" else []
 
     @property
     def _store_status(self) -> str:
@@ -212,6 +231,7 @@ class Runtime:
             "registry_reachable": float(not model.registry.startswith("unreachable")),
             "margin_budget_ratio": {(name,): float(budgets[name]) for name in MARGIN_NAMES if name in budgets},
             **prices_shown(info.prices),
+            **machine_margins_shown(info.machine_margins),
             **(machines_shown(*self._totals.now()) if self.writer.state == "ok" else {}),
             "clock_ok": float(self.tracker.clock.problem is None),
             "clock_refused_ratio": self.tracker.clock.claims.refused_share,

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell
+from reclaim.training.machines.following import AT_ONCE
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 ENV_PREFIX: Final = "RECLAIM_"
@@ -37,7 +38,11 @@ class ServingSettings(BaseSettings):
     """Margin of a request that names none."""
     follow: bool = True
     """Lets the prices of the tracked cell follow the outcomes of its answers, between a 64th of what the model has and
-    the limit, so that each tier keeps its budget as the load drifts; ``off``: the model's own prices stay."""
+    the limit, so that each tier keeps its budget as the load drifts, and the margins of machines likewise; ``off``:
+    the model's own prices and margins stay."""
+    at_once: float = Field(default=AT_ONCE, gt=0, le=1)
+    """Share of the machines that may pass what was reserved for them at the same time, but for one time in a hundred;
+    margins of machines that follow hold it. 1: any share, as long as each machine keeps its budget of times."""
     max_tasks: int = Field(default=1_000, ge=1)
     """Tasks per stateless JSON request at most."""
     max_body_bytes: int = Field(default=32 * 2**20, ge=1_024)
@@ -72,6 +77,8 @@ class ServingSettings(BaseSettings):
     https://tools.example."""
     token_file: Path | None = None
     """File with the bearer token that every request except probes must carry; None: no token is asked for."""
+    record: Path | None = None
+    """Folder that every window is recorded in, a trace that ``--trace recorded`` reads; None: none is."""
     state: Path | None = None
     """Folder for all that must outlive the process; None keeps it in memory alone, and answers say so."""
     repair: bool = False

@@ -54,7 +54,9 @@ _TASKS: Final = 4
 def warm_up(model: LoadedModel, settings: ServingSettings) -> None:
     """Answer from histories, take windows and facts, explain a task and a machine, place a task: all in memory."""
     end_us = (_SLOTS[-1] + 1) * _SLOT_US
-    settings = settings.model_copy(update={"clock": "unix", "lateness_s": max(settings.lateness_s, 1.0)})
+    settings = settings.model_copy(
+        update={"clock": "unix", "record": None, "lateness_s": max(settings.lateness_s, 1.0)}
+    )
     units = Units(cpu=settings.cpu_unit, memory=settings.memory_unit)
     metrics, watch = Metrics(), Watch(settings.lateness_s)
     answer(model, parse_request(_STATELESS), settings)

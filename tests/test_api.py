@@ -43,7 +43,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         reclaim.synth("cell", machines=3, days=0.75)
         dataset = reclaim.ingest("cell", "dataset", settings={"buckets": 2})
         dataset.features(["cpu_last"])
-        reclaim.train(dataset, settings={"fit.epochs": 1})
+        reclaim.train(dataset, settings={"fit.epochs": 1, "against_builtin": False})
         yield folder
 
 

@@ -26,7 +26,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Guarded
 from reclaim.training.margins.price import Price
 from reclaim.training.models.estimator import UNKNOWN_LIMITS, ForecastEstimator
 from reclaim.training.models.oom_calibration import Calibrated
-from reclaim.training.tracking.references import ModelLocation, find_model
+from reclaim.training.tracking.references import ModelLocation, find_model, find_served
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ class Bundle:
     machines : mapping of int to Curves
         Curves of machines for each horizon, in seconds; of a horizon that is missing, those of no peak seen.
     pipeline_version : str
-        Of the features it reads.
+        Of the features it reads (``pipeline_of``).
     trained : mapping
         Facts for the reader: settings, rows, violation and reclaimed share at each margin; every number finite. Nothing
         that differs between two runs of the same settings on the same data, so that they end in the same bytes. Of each
@@ -89,6 +89,11 @@ class Bundle:
             raise ConfigError(f"kind must be one of {', '.join(LEARNED)}, got {self.kind!r}")
 
     @property
+    def portable(self) -> bool:
+        """True if it serves cells that it was not trained on, at its own price."""
+        return LEARNED[self.kind].portable
+
+    @property
     def features(self) -> tuple[str, ...]:
         """Names of the inputs, in order."""
         return feature_names(related=self.related)
@@ -112,7 +117,9 @@ class Bundle:
         """
         horizon_s = self.horizon_s if horizon_s is None else horizon_s
         mean_limit = self.mean_limit if mean_limit is None else mean_limit
-        return ForecastEstimator(self.forecaster, horizon_s, mean_limit=mean_limit, cell=cell, related=self.related)
+        return ForecastEstimator(
+            self.forecaster, horizon_s, mean_limit=mean_limit, cell=cell, related=self.related, own_price=self.portable
+        )
 
     def machine_estimator(
         self, *, horizon_s: int | None = None, mean_limit: tuple[float, ...] | None = None
@@ -130,6 +137,11 @@ class Bundle:
             self.forecaster, self.horizon_s, self.prices[margin], self.mean_limit, cell, related=self.related
         )
         return Guarded(priced, NO_MARGIN)
+
+
+def pipeline_of(kind: str) -> str:
+    """Return the version of the features that models of a kind read: of all, but where their class says of which."""
+    return str(getattr(imported(LEARNED[kind].forecaster), "PIPELINE", PIPELINE_VERSION))
 
 
 def save_bundle(bundle: Bundle, folder: Path) -> None:
@@ -172,10 +184,10 @@ def load_bundle(folder: Path) -> Bundle:
             f"{path}: expected format {FORMAT} and a kind of {', '.join(LEARNED)}, "
             f"got {facts.get('format')!r} and {facts.get('kind')!r}; train again with `reclaim train`"
         )
-    if facts["pipeline_version"] != PIPELINE_VERSION:
+    if facts["pipeline_version"] != (present := pipeline_of(facts["kind"])):
         raise ModelError(
             f"{folder}: the model was made by feature pipeline {facts['pipeline_version']}, this is "
-            f"{PIPELINE_VERSION}; run `reclaim features` and `reclaim train` again, or install the release it came from"
+            f"{present}; run `reclaim features` and `reclaim train` again, or install the release it came from"
         )
     return Bundle(
         kind=facts["kind"],
@@ -192,8 +204,11 @@ def load_bundle(folder: Path) -> Bundle:
 
 
 def load_model(reference: str) -> Bundle:
-    """Return the model of ``NAME@ALIAS``, ``NAME/VERSION`` or a folder; ModelError where there is none."""
-    origin = find_model(reference)
+    """Return the model of a reference, as ``references.find_model`` takes it; ModelError where there is none.
+
+    The built-in one for a champion that is not there.
+    """
+    origin = find_served(reference)
     return replace(load_bundle(origin.folder), origin=origin)
 
 
@@ -243,7 +258,9 @@ def _price_of(name: str, facts: Mapping[str, Any], given: Mapping[str, bool]) ->
 
 def _curve_of(facts: Mapping[str, Any]) -> MachineCurve:
     weights = facts["weights"]
-    return MachineCurve(tuple(facts["margins"]), None if weights is None else tuple(weights))
+    return MachineCurve(
+        tuple(facts["margins"]), None if weights is None else tuple(weights), facts.get("together", 0.0)
+    )
 
 
 def output_names(forecaster: Forecaster) -> list[str]:

@@ -162,6 +162,9 @@ class TrainConfig:
     """Makes each tier keep the budgets for itself, at a price of its own."""
     value: Value = field(default_factory=Value)
     """Money instead of a budget: what is reclaimed earns it, a violation costs it, and the price follows."""
+    against_builtin: bool = True
+    """Compares with the built-in model on validation rows: the first model of a name is served only if it is not
+    worse."""
     seed: int = 1
     """Seed of every random choice."""
     fit: FitConfig = field(default_factory=FitConfig)

@@ -6,6 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+import numba
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
@@ -13,6 +14,12 @@ from numba.extending import intrinsic, overload
 LENT: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
 """For functions that only borrow their arrays: reference counts, a fifth of the time, are off, so they cannot make
 arrays. Division by zero gives infinity or NaN and raises nothing."""
+
+
+@numba.njit(inline="always")
+def straight(x: float, x0: float, y0: float, x1: float, y1: float) -> Any:
+    """Return the height at x of the line through two points, of different x0 and x1."""
+    return y0 + (x - x0) / (x1 - x0) * (y1 - y0)
 
 
 def copy_row(source: Any, i: int, target: Any, j: int) -> None:

@@ -62,12 +62,13 @@ def check_url(url: str) -> str:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise ConfigError(f"{url}: not a URL ({error})") from error
-    if parsed.host and (parsed.scheme == "https" or (parsed.scheme == "http" and _is_loopback(parsed.host))):
+    if parsed.host and (parsed.scheme == "https" or (parsed.scheme == "http" and is_loopback(parsed.host))):
         return url
     raise ConfigError(f"{url}: expected an https:// URL (http:// only of this machine, as http://127.0.0.1:8000)")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -74,7 +74,7 @@ class BucketJob:
 def staged_schema(source: Source) -> pa.Schema:
     """Return the columns that a source's usage rows have before limits are joined."""
     schema = s.with_extras("usage", source.extras.get("usage", ()))
-    return schema if not _has_events(source) else _without(schema, (*POLICY, s.SCHEDULED_US))
+    return schema if not _joins_limits(source) else _without(schema, (*POLICY, s.SCHEDULED_US))
 
 
 def tasks_piece(staging: str, bucket: int) -> Path:
@@ -216,7 +216,7 @@ def _usage(
     connection: duckdb.DuckDBPyConnection, source: Source, usage: pa.Table, schema: pa.Schema, events: pa.Table
 ) -> pa.Table:
     """Return sorted windows with their limits."""
-    if _has_events(source):
+    if _joins_limits(source):
         policy = policy_of(events, *(usage[name].to_numpy() for name in (*s.TASK_KEY, s.START_US, s.END_US)))
         for name in policy.column_names:
             usage = usage.append_column(name, policy[name])
@@ -256,8 +256,9 @@ _TASKS: Final = f"""(
 )"""
 
 
-def _has_events(source: Source) -> bool:
-    return any(table.name == "events" for table in source.tables)
+def _joins_limits(source: Source) -> bool:
+    """Return whether limits and starts of windows are those of events."""
+    return not source.limits_in_usage and any(table.name == "events" for table in source.tables)
 
 
 def _events(
@@ -320,9 +321,15 @@ def _without(schema: pa.Schema, names: tuple[str, ...]) -> pa.Schema:
     return pa.schema([field for field in schema if field.name not in names])
 
 
-TABLES: Final = ("tasks", "collections", "machines", "attributes", "machine_usage")
+_TABLES: Final = ("tasks", "collections", "machines", "attributes", "machine_usage")
 _BATCH_ROWS: Final = 50_000
 _NAMES: Final = (s.USER_ID, s.LOGICAL_NAME_ID)
+
+
+def tables_of(source: Source) -> tuple[str, ...]:
+    """Return the tables of a source's datasets that are one file."""
+    read = {table.name for table in source.tables}
+    return (*_TABLES, *(name for name in s.OPTIONAL if name in read))
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from reclaim.data.core.duck import connect, literal, release
 from reclaim.data.core.files import discard_folder, locked, partial_of, retired_of, write_json
 from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, TraceError
-from reclaim.data.ingest.bucket import TABLES as REST
-from reclaim.data.ingest.bucket import BucketJob, TableJob, make_bucket, make_table, staged_schema
+from reclaim.data.ingest.bucket import BucketJob, TableJob, make_bucket, make_table, staged_schema, tables_of
 from reclaim.data.ingest.defects import DEFECTS, LEGITIMATE, warnings_of
 from reclaim.data.ingest.manifest import check_there, fingerprint_of, manifest_of
 from reclaim.data.ingest.shard import REJECTS, Damaged, Shard, ShardJob, take_shard
@@ -29,6 +28,8 @@ from reclaim.data.ingest.workers import ENGINES, Workers, plan_workers
 from reclaim.data.traces.alibaba_2017 import alibaba_2017
 from reclaim.data.traces.google_v2 import google_v2
 from reclaim.data.traces.google_v3 import google_v3
+from reclaim.data.traces.kubernetes.source import kubernetes
+from reclaim.data.traces.recorded import recorded
 from reclaim.data.traces.series import load_mapping, series
 from reclaim.data.traces.source import RawTable, Source, find_files
 
@@ -36,7 +37,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
-TRACES: Final = ("google-v3", "google-v2.1", "alibaba-2017", "series")
+TRACES: Final = ("google-v3", "google-v2.1", "alibaba-2017", "kubernetes", "recorded", "series")
 """Trace formats that can be read."""
 
 _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 100, ".parquet": 40, "": 40}
@@ -44,7 +45,7 @@ _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 1
 _ROWS_PER_BUCKET: Final = 100_000
 _COMPANIONS: Final = frozenset({
     "COMPOSED.json", "SYNTHETIC.json", "truth.parquet", "README", "README.txt", "README.md", "schema.csv",
-    "fetch.jsonl", "MD5SUM", "SHA1SUM", "SHA256SUM",
+    "fetch.jsonl", "history.json", "made.json", "MD5SUM", "SHA1SUM", "SHA256SUM",
 })  # fmt: skip
 """Files next to a trace's tables that are not tables."""
 _REJECTS_AT_ONCE: Final = 50_000
@@ -192,12 +193,13 @@ def _make(
             BucketJob(bucket, fingerprint, distinct, source, staged, str(finished), str(staging), memory_mib)
             for bucket in range(buckets)
         ]
+        rest = tables_of(source)
         made = _run(pool, make_bucket, bucket_jobs, [1] * buckets, "sorting", "bucket")
         table_jobs = [
-            TableJob(name, distinct, source, buckets, str(finished), str(staging), memory_mib) for name in REST
+            TableJob(name, distinct, source, buckets, str(finished), str(staging), memory_mib) for name in rest
         ]
-        lengths = _run(pool, make_table, table_jobs, [1] * len(REST), "listing", "table")
-        counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(REST, lengths, strict=True))
+        lengths = _run(pool, make_table, table_jobs, [1] * len(rest), "listing", "table")
+        counts = {key: sum(part[key] for part in made) for key in made[0]} | dict(zip(rest, lengths, strict=True))
     if not any(counts.values()):
         raise TraceError(f"{source_folder}: not one row in {len(shards)} files")
     repeated = [x.file for x in shards if firsts[x.reading, x.sha256] is not x]
@@ -250,6 +252,10 @@ def _source(source_folder: Path, config: IngestConfig) -> Source:
             return google_v2(source_folder)
         case "alibaba-2017":
             return alibaba_2017(source_folder)
+        case "kubernetes":
+            return kubernetes(source_folder)
+        case "recorded":
+            return recorded()
         case _:
             return series(load_mapping(config.mapping or ""))
 

@@ -10,9 +10,9 @@ from reclaim.data.core.files import write_text
 from reclaim.data.core.pages.render import render
 from reclaim.data.core.tables import show
 from reclaim.data.errors import ConfigError
-from reclaim.data.oom import OOM_DEFINITION
+from reclaim.data.oom import oom_definition
 from reclaim.data.survey.figures import draw
-from reclaim.data.survey.tables import has_memory, rejected, tables
+from reclaim.data.survey.tables import has_memory, oom_label, rejected, tables
 
 _FILTERS: Final = {"seconds": lambda us: f"{us / 1e6:,.0f}", "count_or_dash": show}
 
@@ -20,7 +20,8 @@ _FILTERS: Final = {"seconds": lambda us: f"{us / 1e6:,.0f}", "count_or_dash": sh
 def render_page(facts: Mapping[str, Any]) -> str:
     """Return the page with embedded figures; the same text for the same facts."""
     values = {"title": "Dataset", "name": facts["head"]["name"], "facts": facts, "tables": tables(facts),
-              "rejected": rejected(facts), "oom": OOM_DEFINITION, "has_memory": has_memory(facts)}  # fmt: skip
+              "rejected": rejected(facts), "oom": oom_definition(facts["quality"]), "oom_label": oom_label(facts),
+              "has_memory": has_memory(facts)}  # fmt: skip
     figures = {name: svg.decode() for name, svg in draw(facts).items()}
     return render("reclaim.data.survey", "page.html", values, figures, _FILTERS)
 

@@ -40,6 +40,8 @@ class Tables:
         self._connection = connection
         self.columns: dict[str, tuple[str, ...]] = {}
         for table in s.TABLES:
+            if table in s.OPTIONAL and not all(file.is_file() for file in self._files(table)):
+                continue
             self._view(table, self._files(table))
             described = connection.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()
             self.columns[table] = tuple(row[0] for row in described)

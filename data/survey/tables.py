@@ -9,6 +9,7 @@ from reclaim.data import schema as s
 from reclaim.data.core.prose import amount, duration, percent
 from reclaim.data.core.style import RESOURCE_TITLES, RESOURCE_WORDS, SUBJECTS
 from reclaim.data.core.tables import Cell, Table, show
+from reclaim.data.oom import oom_is_recorded
 from reclaim.data.survey.query import ratio
 from reclaim.data.survey.usage import null_means
 
@@ -39,11 +40,16 @@ def summary(facts: Facts) -> Table:
         "machines": show(facts["machines"]["distinct"] or facts["windows"]["machines"]),
         "time covered": duration(facts["span"]["hours"]),
         **{f"{RESOURCE_WORDS[r]} used, of the limits": percent(facts["used_of_limits"][r]) for r in s.RESOURCES},
-        "out-of-memory ends (derived)": show(facts["tasks"]["oom_ends"]),
+        f"out-of-memory ends ({oom_label(facts)})": show(facts["tasks"]["oom_ends"]),
         "rejected lines": show(rejected(facts)),
         "damaged files": show(len(quality["damaged"])),
     }
     return _told(facts, Table(("figure", "value"), tuple(figures.items()), caption=f"{head['name']}: {head['nature']}"))
+
+
+def oom_label(facts: Facts) -> str:
+    """Return where the label of out-of-memory ends comes from."""
+    return "recorded" if oom_is_recorded(facts["quality"]) else "derived"
 
 
 def has_memory(facts: Facts) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
-from reclaim.data.oom import OOM_COLUMNS, oom_events
+from reclaim.data.oom import oom_columns, oom_events
 from reclaim.data.survey.query import (
     HOUR_US,
     IN_TRACE,
@@ -101,12 +101,12 @@ def lives(tables: Tables) -> dict[str, Any]:
 
 
 def oom_ends(dataset: Dataset) -> int | None:
-    """Return the number of out-of-memory ends by the derived label; None without usage or events."""
+    """Return the number of out-of-memory ends, recorded or derived; None without usage or events."""
     counts = dataset.manifest["counts"]
     if not counts["usage"] or not counts["events"]:
         return None
     return sum(
-        len(oom_events(dataset.windows(bucket), dataset.events(bucket, OOM_COLUMNS))[0])
+        len(oom_events(dataset.windows(bucket), dataset.events(bucket, oom_columns(dataset.manifest)))[0])
         for bucket in range(dataset.n_buckets)
     )
 

@@ -16,8 +16,9 @@ from sphinx.errors import ExtensionError
 
 NAVIGATION = {
     "Use it": {"self": "Start here", "docs/notebook": "In a notebook", "docs/run-on-your-cluster": None,
-               "docs/predict-to-a-file": None, "docs/settings-by-trace": None},
-    "Understand it": {"docs/how-it-works": None, "docs/machines": None, "docs/glossary": None,
+               "docs/kubernetes": None, "docs/predict-to-a-file": None, "docs/recommend": None,
+               "docs/settings-by-trace": None},
+    "Understand it": {"docs/how-it-works": None, "docs/builtin": None, "docs/machines": None, "docs/glossary": None,
                       "docs/results": None, "docs/results-cell-replay": None, "docs/performance": None,
                       "docs/serving-performance": None},
     "Reference": {"docs/python": None, "docs/http-api": None, "docs/command-line": None,
@@ -25,6 +26,8 @@ NAVIGATION = {
     "Extend it": {"docs/add-a-trace-or-an-estimator": None, "CONTRIBUTING": None, "CONVENTIONS": None,
                   "CHANGELOG": None},
     "Records": {"benchmarks/results/bar": None, "benchmarks/results/replay-60x14": "All tables of a cell replayed",
+                "benchmarks/results/replay-60x14-machines": "Machines of that cell packed",
+                "benchmarks/results/replay-50x6-machines": "Machines of a smaller cell packed",
                 "benchmarks/LOG": None},
 }  # fmt: skip
 """Caption, page and, where its own title would be too long or unclear, the name that the navigation shows."""

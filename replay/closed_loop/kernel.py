@@ -11,6 +11,7 @@ from typing import Any, Final
 import numba
 import numpy as np
 
+from reclaim.replay.closed_loop.foreseen import add_terms, count_run, foresee
 from reclaim.replay.closed_loop.placement import (
     TOGETHER,
     any_may_fit,
@@ -69,6 +70,8 @@ def _leave(i: int, loop: Any, now_us: int) -> None:
     if run.next >= 0:
         runs[run.next].previous = run.previous
     _add_to_sums(machine, run, -1.0, now_us)
+    if len(loop.foreseen.terms):
+        count_run(run.machine, machine, run, loop.foreseen, -1.0)
     update_room(run.machine, loop)
     run.ran_us += now_us - run.placed_us
     run.machine = -1
@@ -197,6 +200,19 @@ def _relieve_memory(m: int, loop: Any, now_us: int) -> None:
 
 
 @numba.njit(**COMPILED)
+def _give_way(m: int, loop: Any, now_us: int) -> None:
+    """Preempt non-production, from the lowest priority up, while more memory is reserved than the machine has."""
+    runs, machine = loop.runs, loop.machines[m]
+    while overruns_in_kernel(machine.reserved[1], machine.capacity[1]):
+        i = machine.head
+        while i >= 0 and runs[i].band != NON_PRODUCTION:
+            i = runs[i].next
+        if i < 0:
+            return
+        _stop(i, PREEMPTED, loop, now_us)
+
+
+@numba.njit(**COMPILED)
 def _end_us(run: Any) -> Any:
     """Return when a placed run ends if nothing stops it; a service ends by the clock."""
     if run.service:
@@ -281,7 +297,7 @@ def _make_room(i: int, need: Any, loop: Any, now_us: int) -> int:
             continue
         if holds_its_most(run, machine, runs):
             continue
-        rank, lost_us = preemption_cost(run, machine, runs, need, settings, now_us)
+        rank, lost_us = preemption_cost(run, machine, runs, need, settings, now_us, m, loop.foreseen)
         if rank >= 0 and (rank < best_rank or (rank == best_rank and lost_us < best_lost)):
             best, best_rank, best_lost = m, rank, lost_us
         seen += rank >= 0
@@ -324,6 +340,9 @@ def _place(i: int, loop: Any, now_us: int) -> Any:
     _play(run, tape, now_us)
     _raise_to_usage(run)
     _add_to_sums(machine, run, 1.0, now_us)
+    run.held = not run.carried
+    if len(loop.foreseen.terms):
+        count_run(m, machine, run, loop.foreseen, 1.0)
     machine.lowest = min(machine.lowest, run.rank)
     update_room(m, loop)
     _relieve_memory(m, loop, now_us)
@@ -334,18 +353,23 @@ def _place(i: int, loop: Any, now_us: int) -> Any:
 def advance(loop: Any, live: bool, now_us: int) -> None:
     """Move every placed run to its window of now, with the reservation of the tape unless an estimator is ``live``.
 
-    A run that was placed less than ``settings.startup_us`` ago keeps its limit.
+    A run that was placed less than ``settings.startup_us`` ago keeps its limit; where machines are foreseen together,
+    one of best-effort work for ``settings.first_us``.
     """
     runs, machines, reserved = loop.runs, loop.machines, loop.reserved
+    together = len(loop.foreseen.terms) > 0
     for m in range(len(machines)):
         i = machines[m].head
         while i >= 0:
             run = runs[i]
             _play(run, loop.tape, now_us)
+            hold_us = loop.settings.startup_us
+            if together and run.band == NON_PRODUCTION:
+                hold_us = loop.settings.first_us
+            run.held = not run.carried and now_us - run.placed_us < hold_us
             if not live:
-                young = not run.carried and now_us - run.placed_us < loop.settings.startup_us
                 for r in range(2):
-                    run.reservation[r] = guard(reserved[run.cursor, r], -np.inf, run.limit[r], young)
+                    run.reservation[r] = guard(reserved[run.cursor, r], -np.inf, run.limit[r], run.held)
             i = run.next
 
 
@@ -353,6 +377,7 @@ def advance(loop: Any, live: bool, now_us: int) -> None:
 def settle(loop: Any, slot_s: float, now_us: int) -> None:
     """Recompute every machine's sums, relieve those out of memory, throttle those out of CPU, fill in ``loop.tick``."""
     runs, machines, tick = loop.runs, loop.machines, loop.tick
+    together = len(loop.foreseen.terms) > 0
     for m in range(len(machines)):
         machine = machines[m]
         if not machine.up:
@@ -363,15 +388,24 @@ def settle(loop: Any, slot_s: float, now_us: int) -> None:
                 machine.up_to_rank[k, r] = 0.0
         machine.lowest = 2**31 - 1
         busy_us, changed_us, count = machine.busy_us, machine.changed_us, machine.count
+        if together:
+            loop.foreseen.sums[m] = 0.0
         i = machine.head
         while i >= 0:
             _raise_to_usage(runs[i])
             _add_to_sums(machine, runs[i], 1.0, now_us)
+            if together:
+                add_terms(loop.foreseen.sums[m], runs[i], loop.foreseen, 1.0)
             machine.lowest = min(machine.lowest, runs[i].rank)
             i = runs[i].next
         machine.busy_us, machine.changed_us, machine.count = busy_us, changed_us, count
+        if together:
+            for r in range(2):
+                machine.reserved[r] = foresee(r, loop.foreseen.sums[m], machine.use[r], loop.foreseen)
         update_room(m, loop)
         _relieve_memory(m, loop, now_us)
+        if loop.settings.gives_way:
+            _give_way(m, loop, now_us)
         batch, latency = 0.0, 0.0
         i = machine.head
         while i >= 0:

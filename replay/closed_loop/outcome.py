@@ -31,7 +31,12 @@ DEFINITIONS: Final[Mapping[str, str]] = {
         "The cell's machines run the trace's workload anew. Production and monitoring tasks are placed by limit, and "
         "never on reclaimed resources; the others by limit into what the reservations of all tasks on a machine leave "
         "free, each at least what its task uses just now. A task may preempt what has a lower priority, production "
-        "never production."
+        "never production. An estimator of machines reserves for all tasks on one together, and no less than they use; "
+        "non-production counts its limit for the first hour, production for the first five minutes."
+    ),
+    "gives way": (
+        "With `--set scheduling.gives_way=true` non-production is preempted, from the lowest priority up, as soon as "
+        "more memory is reserved on a machine than it has."
     ),
     "kill, out of memory": (
         "At the start of a slot, and whenever a task is placed, a machine on which the largest memory of the tasks' "
@@ -42,7 +47,8 @@ DEFINITIONS: Final[Mapping[str, str]] = {
         "it was."
     ),
     "recorded out of memory": (
-        "Runs that ended in the trace's own derived out-of-memory label, and end so here, under any estimator."
+        "Runs that ended in the trace's own out-of-memory label, recorded or derived, and end so here, "
+        "under any estimator."
     ),
     "throttled": (
         "Mean CPU of the present windows above the machine's, times the slot: of batch work first, of "

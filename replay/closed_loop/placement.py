@@ -10,6 +10,7 @@ import numba
 import numpy as np
 
 from reclaim.data.core.jit import code_field
+from reclaim.replay.closed_loop.foreseen import add_terms, foresee
 from reclaim.replay.closed_loop.records import (
     BOTH,
     CAPACITY,
@@ -246,8 +247,14 @@ def is_preemptible(other: Any, run: Any) -> Any:
 
 
 @numba.njit(**COMPILED)
-def preemption_cost(run: Any, machine: Any, runs: Any, need: Any, settings: Any, now_us: int) -> tuple[int, int]:
+def preemption_cost(
+    run: Any, machine: Any, runs: Any, need: Any, settings: Any, now_us: int, m: int, foreseen: Any
+) -> tuple[int, int]:
     """Return the highest victim's rank, and the task-time lost in µs, for a run to fit; rank -1 where it cannot."""
+    together = len(foreseen.terms) > 0
+    used_cpu, used_memory = machine.use[0], machine.use[1]
+    if together:
+        foreseen.spare[:] = foreseen.sums[m]
     freed_cpu, freed_memory, production_cpu, production_memory = 0.0, 0.0, 0.0, 0.0
     lost_us = 0
     i = machine.head
@@ -256,8 +263,14 @@ def preemption_cost(run: Any, machine: Any, runs: Any, need: Any, settings: Any,
         i = gone.next
         if not is_preemptible(gone, run):
             continue
-        freed_cpu += gone.reservation[0]
-        freed_memory += gone.reservation[1]
+        if together:
+            add_terms(foreseen.spare, gone, foreseen, -1.0)
+            used_cpu, used_memory = used_cpu - gone.use[0], used_memory - gone.use[1]
+            freed_cpu = machine.reserved[0] - foresee(0, foreseen.spare, used_cpu, foreseen)
+            freed_memory = machine.reserved[1] - foresee(1, foreseen.spare, used_memory, foreseen)
+        else:
+            freed_cpu += gone.reservation[0]
+            freed_memory += gone.reservation[1]
         if gone.band > NON_PRODUCTION:
             production_cpu += gone.limit[0]
             production_memory += gone.limit[1]

@@ -29,7 +29,8 @@ those with room hold as many of its collection as may share one; most machines l
 ``none`` is a run that was stopped and not tried again yet."""
 
 _COMPILED_FILES: Final = (
-    *(f"replay/closed_loop/{name}.py" for name in ("records", "kernel", "placement")),
+    *(f"replay/closed_loop/{name}.py" for name in ("records", "kernel", "placement", "foreseen")),
+    *(f"training/machines/{name}.py" for name in ("curve", "terms")),
     "training/margins/margin.py",
     "training/margins/violation.py",
 )  # fmt: skip
@@ -38,8 +39,8 @@ RUN = np.dtype(
     [
         # read by a loop over the runs of a machine, adjacent in memory
         ("next", "i4"), ("previous", "i4"), ("rank", "i4"), ("band", "i1"), ("service", "?"), ("latency", "?"),
-        ("carried", "?"), ("placed_us", "i8"), ("offset_us", "i8"), ("reservation", "f8", (2,)), ("limit", "f8", (2,)),
-        ("use", "f8", (2,)),
+        ("carried", "?"), ("held", "?"), ("placed_us", "i8"), ("offset_us", "i8"), ("reservation", "f8", (2,)),
+        ("limit", "f8", (2,)), ("use", "f8", (2,)),
         # as submitted
         ("first", "i8"), ("stop", "i8"), ("arrival_us", "i8"), ("duration_us", "i8"), ("collection", "i8"),
         ("after", "i8"), ("then", "i8"), ("mask", "i4"), ("per_machine", "i4"), ("varies", "?"),
@@ -53,7 +54,8 @@ RUN = np.dtype(
 )  # fmt: skip
 """One run of a task, from its submission to its end; see ``workload.Workload``. ``varies`` says whether the limit
 is other than ``first_limit`` later. From ``ready_us`` on the run lacks nothing but a machine. ``offset_us`` is its
-progress when placed. ``next`` and ``previous`` chain the runs of a machine in the order of preemption. ``carried`` runs
+progress when placed. A ``held`` run counts its limit where machines are foreseen together. ``next`` and ``previous``
+chain the runs of a machine in the order of preemption. ``carried`` runs
 were going on when the period began."""
 
 WAITING = np.dtype(
@@ -74,11 +76,13 @@ MACHINE_STATE = np.dtype(
     [
         ("capacity", "f8", (2,)), ("up", "?"), ("open", "?"), ("head", "i4"), ("count", "i4"), ("lowest", "i4"),
         ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reserved", "f8", (2,)),
-        ("production", "f8", (2,)), ("busy_us", "i8"), ("changed_us", "i8"), ("up_to_rank", "f8", (RANKS, 2)),
+        ("production", "f8", (2,)), ("busy_us", "i8"), ("changed_us", "i8"),
+        ("up_to_rank", "f8", (RANKS, 2)),
     ]
 )  # fmt: skip
-"""Sums over a machine's runs: ``reserved`` of reservations; ``production`` of the limits of production; ``up_to_rank``
-of the reservations of non-production of at most each rank. ``lowest`` is the lowest rank among them."""
+"""Sums over a machine's runs: ``reserved`` of reservations, or what is foreseen of them together; ``production`` of the
+limits of production; ``up_to_rank`` of the reservations of non-production of at most each rank. ``lowest`` is the
+lowest rank among them."""
 
 CAPACITY, FREE, UNPROMISED, LOWEST, FREED = 0, 2, 4, 6, 7
 """First rows of each part of ``LoopState.rooms``, with a row for each resource: the capacity; what reservations leave;
@@ -140,3 +144,5 @@ class LoopState(NamedTuple):
     """The first entry's ``run`` is the position of the next one."""
     tick: Any
     """``TICK`` of this slot."""
+    foreseen: Any
+    """``foreseen.State``."""

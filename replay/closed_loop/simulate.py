@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
+from reclaim.replay.closed_loop.foreseen import ByMachine, no_state
 from reclaim.replay.closed_loop.kernel import advance, pass_slot, schedule, settle
 from reclaim.replay.closed_loop.live import Live
 from reclaim.replay.closed_loop.placement import POLICIES, update_all_rooms
@@ -17,9 +18,12 @@ from reclaim.replay.closed_loop.workload import CellMachines, Workload
 from reclaim.training.margins.margin import STARTUP_HOLD_S
 
 SETTINGS: Final = np.dtype(
-    [("stranding", "f8"), ("leftover", "f8"), ("enough", "i8"), ("checkpoint_us", "i8"), ("startup_us", "i8")]
-)
-"""``Scheduling`` for compiled code, and for how long a run that was just placed keeps its limit."""
+    [
+        ("stranding", "f8"), ("leftover", "f8"), ("enough", "i8"), ("checkpoint_us", "i8"), ("startup_us", "i8"),
+        ("first_us", "i8"), ("gives_way", "?"),
+    ]
+)  # fmt: skip
+"""``Scheduling`` for compiled code, for how long a run that was just placed keeps its limit, and the period's start."""
 
 _LONGEST_S: Final = 1e9
 """Longer than any trace: 31 years."""
@@ -36,6 +40,9 @@ class Scheduling:
     checkpoint_s: float = 3_600.0
     """Stopped batch work goes back to the last whole multiple of this many seconds of its running time. With 0 it goes
     back to its beginning, or to where it was when the period began."""
+    gives_way: bool = False
+    """Preempts non-production, from the lowest priority up, as soon as more memory is reserved on a machine than it
+    has, before it runs out. Without it runs are stopped when it has."""
     seed: int = 1
     """Seed of the order in which machines are searched."""
 
@@ -80,6 +87,7 @@ def simulate(
     scheduling: Scheduling | None = None,
     *,
     live: Live | None = None,
+    by_machine: ByMachine | None = None,
 ) -> Outcome:
     """Run a workload on machines; the same arguments give the same outcome.
 
@@ -101,7 +109,10 @@ def simulate(
         The defaults when None.
     live : Live or None
         An estimator that answers as time passes, instead of ``reserved``.
+    by_machine : ByMachine or None
+        An estimator of machines, by which they reserve for all runs on them together; ``reserved`` is its ``alone``.
     """
+    assert live is None or by_machine is None, "machines are foreseen by the tape"
     scheduling = scheduling or Scheduling()
     order = np.random.default_rng(scheduling.seed).permutation(len(machines))  # of searches
     place = np.argsort(order)
@@ -120,7 +131,11 @@ def simulate(
         scheduling.enough,
         int(scheduling.checkpoint_s * 1e6),
         int(STARTUP_HOLD_S * 1e6),
+        int((0.0 if by_machine is None else by_machine.first_s) * 1e6),
+        scheduling.gives_way,
     )
+    margins = None if by_machine is None else by_machine.margins()
+    foreseen = no_state() if by_machine is None else by_machine.state(len(machines))
     at = np.zeros(2, np.int64)
     collections = 1 + int(runs["collection"].max(initial=0))
     pairs = workload.predecessors[np.argsort(workload.predecessors[:, 0], kind="stable")]
@@ -141,6 +156,7 @@ def simulate(
         held=np.zeros(len(runs) + 1, np.int64),
         kills=kills,
         tick=ticks[0],
+        foreseen=foreseen if margins is None else foreseen._replace(margins=margins[margin[0]]),
     )
     update_all_rooms(loop)
     # runs that went on when the period began are placed before the first slot
@@ -150,6 +166,8 @@ def simulate(
         if len(kills) - kills[0]["run"] <= len(runs):  # a slot may need more
             kills = np.concatenate([kills, np.zeros(len(kills), KILL)])
         loop = loop._replace(reserved=reserved[margin[t]], kills=kills, tick=ticks[t])
+        if by_machine is not None and margins is not None:
+            loop = loop._replace(foreseen=foreseen._replace(margins=margins[margin[t]]))
         advance(loop, live is not None, now_us)
         if live is not None:
             live.answer(runs, now_us)

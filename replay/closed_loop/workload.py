@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
-from reclaim.data.oom import OOM_COLUMNS, oom_events
+from reclaim.data.oom import oom_columns, oom_events
 from reclaim.data.schema import TIER_FLOORS, TIERS, UNKNOWN_ID
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, Windows
 from reclaim.replay.closed_loop.constraints import Constraints, most_per_machine
@@ -72,7 +72,7 @@ class Workload:
     slot_s : int
         Length of a slot, in seconds: that of a measurement window.
     ends_out_of_memory : bool, shape (n_runs,)
-        Whether the recorded run ended in the derived out-of-memory label.
+        Whether the recorded run ended out of memory (``data.oom``).
     predecessors : int64, shape (n_pairs, 2)
         A collection, and one that must end before it may start; numbers as in ``runs``.
     """
@@ -240,7 +240,9 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
     runs["state"], runs["machine"], runs["next"], runs["previous"] = AHEAD, -1, -1, -1
     runs["first_placed_us"] = runs["ready_us"] = -1
     dataset = source.dataset
-    events = pa.concat_tables([dataset.events(bucket, OOM_COLUMNS) for bucket in range(dataset.n_buckets)])
+    events = pa.concat_tables(
+        [dataset.events(bucket, oom_columns(dataset.manifest)) for bucket in range(dataset.n_buckets)]
+    )
     submitted = np.clip(_submitted_us(events, windows), start_us, windows.start_us)
     resumed = np.where(runs["carried"], start_us, windows.start_us)  # after a gap in the record
     runs["arrival_us"] = np.where(same_run[first], resumed, submitted)
@@ -326,7 +328,7 @@ def _submitted_us(events: pa.Table, windows: Windows) -> NDArray[np.int64]:
 
 
 def _ends_out_of_memory(events: pa.Table, last: Windows) -> NDArray[np.bool_]:
-    """Return which runs end in the derived out-of-memory label (``features.targets``), from their last windows."""
+    """Return which runs end out of memory (``data.oom``), recorded or derived from their last windows."""
     task, time_us = oom_events(last, events)
     starts = last.task_starts()
     ends = np.zeros(len(last), np.bool_)

@@ -69,6 +69,8 @@ class Estimates:
         The margins or prices of each, set on validation rows; none for ``LIMIT``.
     tunings : mapping of estimator to Tuning
         The settings of each statistical one that has any to choose, chosen on validation rows.
+    began_us : int
+        Begin of the cell's record.
     """
 
     history: History
@@ -76,6 +78,7 @@ class Estimates:
     answers: Mapping[str, Answers]
     calibrations: Mapping[str, Calibration]
     tunings: Mapping[str, Tuning] = field(default_factory=dict)
+    began_us: int = 0
 
     def reservations(self, name: str) -> Mapping[str, NDArray[np.float64]]:
         """Return an estimator's reservations under each margin, guards included; shape (n, n_resources) each.
@@ -118,7 +121,7 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
         for name, of in answers.items()
         if name != LIMIT
     }
-    return Estimates(history, period, answers, calibrations, tunings)
+    return Estimates(history, period, answers, calibrations, tunings, int(source.features.manifest["span_us"][0]))
 
 
 def estimator_makers(
@@ -129,14 +132,15 @@ def estimator_makers(
 ) -> dict[str, Callable[[], Estimator]]:
     """Return a factory of each estimator without margin; a learned one is as served, with the horizon of ``config``.
 
-    ``mean_limit`` is that of the dataset replayed. A model of several datasets, whose units differ, takes none.
+    ``mean_limit`` is that of the dataset replayed. A model of several datasets, whose units differ, takes none, but for
+    a portable one.
     Statistical estimators have the settings of ``tunings``, the published ones where it has none.
     """
     makers: dict[str, Callable[[], Estimator]] = {
         name: partial(
             b.bare_estimator,
             horizon_s=config.horizon_s,
-            mean_limit=b.mean_limit if np.isnan(b.mean_limit).all() else mean_limit,
+            mean_limit=mean_limit if b.portable else b.mean_limit if np.isnan(b.mean_limit).all() else mean_limit,
         )
         for name, b in bundles.items()
     }
@@ -403,10 +407,15 @@ def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows:
     windows : Windows
         The ``n`` rows.
     """
-    out = blank_records((len(windows), len(RESOURCES), N_RUNGS), np.dtype(np.float32))
+    shape = (len(windows), len(RESOURCES), N_RUNGS)
+    out = blank_records(shape, np.dtype(np.float32))
+    risk = blank_records(shape, np.dtype(np.uint16)) if estimator.own_price else None
     for part in _parts(len(windows)):
-        out[part] = estimator.ladder(x[part], windows.take(part), all_horizons=False)[0]
-    return Priced(out)
+        some = windows.take(part)
+        out[part], forecast = estimator.ladder(x[part], some, all_horizons=False)
+        if risk is not None:
+            risk[part] = estimator.risk(out[part], forecast, some)
+    return Priced(out, None, risk)
 
 
 def _parts(n: int) -> list[slice]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.style import STYLE
 from reclaim.data.core.tables import Table
-from reclaim.replay.experiment import COMPARED, LEARNED, STATISTICAL
+from reclaim.replay.experiment import COMPARED, LEARNED, LEARNED_MACHINE, STATISTICAL, SUM_OF_TASKS
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 PALETTE: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
@@ -28,7 +28,7 @@ SEGMENT_SHADES: Final = {"baseline": "#FFFFFF", "medium": "#F3F3F3", "aggressive
 DPI: Final = 120
 SHOWN: Final = 9
 """Estimators in the first chart of a page: the tables have all."""
-KIND_COLOURS: Final = {LEARNED: "#0072B2", STATISTICAL: "#D55E00"}
+KIND_COLOURS: Final = {LEARNED: "#0072B2", STATISTICAL: "#D55E00", LEARNED_MACHINE: "#009E73", SUM_OF_TASKS: "#B5799F"}
 _NAMES: Final = {"limit": "no reclamation"}
 
 
@@ -64,7 +64,7 @@ def name_estimators(ax: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
     """Label the rows of a chart with the names of estimators, the learned ones in bold, the first on top."""
     ax.set_yticks(range(len(shown)), [_NAMES.get(e["name"], e["name"]) for e in shown])
     for label, estimator in zip(ax.get_yticklabels(), shown, strict=True):
-        label.set_fontweight("bold" if estimator["kind"] == LEARNED else "normal")
+        label.set_fontweight("bold" if estimator["kind"] in (LEARNED, LEARNED_MACHINE) else "normal")
     ax.tick_params(axis="y", length=0)
     ax.set_ylim(len(shown) - 0.5, -0.5)
 

@@ -19,10 +19,13 @@ EXPERIMENTS: Final[Mapping[str, str]] = {
     "what-if": "what_if",
 }
 """Name of an experiment to its folder, whose ``measure.py`` defines ``EXPERIMENT``."""
+RECOMMEND: Final = "recommend"
+"""Experiment with a verb of its own: its answer is a request for each workload, not a comparison to record."""
 
 
 def load_experiment(name: str) -> Experiment:
-    """Return the experiment of a name of ``EXPERIMENTS``; ConfigError for an unknown one."""
-    if name not in EXPERIMENTS:
+    """Return the experiment of a name of ``EXPERIMENTS``, or of ``RECOMMEND``; ConfigError for an unknown one."""
+    folders = {**EXPERIMENTS, RECOMMEND: RECOMMEND}
+    if name not in folders:
         raise ConfigError(f"no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
-    return cast("Experiment", import_module(f"reclaim.replay.experiments.{EXPERIMENTS[name]}.measure").EXPERIMENT)
+    return cast("Experiment", import_module(f"reclaim.replay.experiments.{folders[name]}.measure").EXPERIMENT)

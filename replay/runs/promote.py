@@ -27,6 +27,7 @@ from reclaim.training.margins.calibrate import calibrate, guarded_reservations
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.tracking import runs as tracking
+from reclaim.training.tracking.references import BUILTIN
 from reclaim.training.tracking.runs import ModelVersion
 
 _COLUMNS: Final = ("margin", "budget", "resource", "reclaimed", "champion", "difference", "low", "high", "verdict")
@@ -77,7 +78,7 @@ def promote(
 
     Both have prices set anew on the validation rows, at the budgets that the candidate was trained for, so that they
     violate alike; it is worse where it reclaims less beyond the noise, of any resource, at either budget. The first
-    version of a name is promoted without a comparison. No test row is read.
+    version of a name is compared with the built-in model, or with none where no dataset is named. No test row is read.
 
     Parameters
     ----------
@@ -98,21 +99,23 @@ def promote(
     found = tracking.resolve_model(reference)
     champion = tracking.find_version(f"{found.name}@{tracking.CHAMPION}")
     before = champion.version if champion else None
-    if champion is None or force:
+    if force or (champion is None and not datasets):
         why = f"promoted by --force over version {before}" if champion else "the first one to be served"
         return _moved(found, before, why, [])
-    if champion.version == found.version:
+    if champion is not None and champion.version == found.version:
         return Promotion(found.name, found.version, before, False, "served already", [])
     if not datasets:
         raise ConfigError(f"name the dataset whose validation rows {reference} is judged on; {_FORCE}")
-    models = {of: load_model(f"{found.name}/{of.version}") for of in (found, champion)}
-    rows = _compared(open_sources(datasets), models[found], models[champion])
+    served = BUILTIN if champion is None else f"{found.name}/{before}"
+    candidate, of_served = (load_model(reference) for reference in (f"{found.name}/{found.version}", served))
+    rows = _compared(open_sources(datasets), candidate, of_served)
     failed = [f"{row['resource']} at {row['margin']}" for row in rows if row["verdict"] in (WORSE, UNKNOWN)]
     if not failed:
-        return _moved(found, before, f"not worse than version {before} on validation rows", rows)
+        what = "the built-in model" if champion is None else f"version {before}"
+        return _moved(found, before, f"not worse than {what} on validation rows", rows)
     unknown = all(row["verdict"] != WORSE for row in rows)
     how = "cannot be told from" if unknown else "reclaims less than"
-    why = f"{found.name}/{found.version} {how} {found.name}/{before} on validation rows ({', '.join(failed)}); {_FORCE}"
+    why = f"{found.name}/{found.version} {how} {served} on validation rows ({', '.join(failed)}); {_FORCE}"
     return Promotion(found.name, found.version, before, False, why, rows)
 
 

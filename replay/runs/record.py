@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -21,6 +22,8 @@ TAG_WORDS: Final = "told_apart_by"
 TAG_PLACE: Final = "place"
 """Tag of a run of one contender: its place in the table of the experiment, from 0."""
 _MLFLOW_PARENT: Final = "mlflow.parentRunId"
+_NOT_ALLOWED: Final = re.compile(r"[^\w\-. :/]")
+"""Characters that MLflow has no name of a metric with."""
 
 
 def record(experiment: Experiment, report: ReplayReport) -> str:
@@ -88,7 +91,7 @@ def _record_whole(experiment: Experiment, report: ReplayReport, tags: Mapping[st
         run.log_params({k: v for k, v in report.results["inputs"].items() if k != "version"})
         if commit := tracking.git_commit():
             run.set_tags({"git_commit": commit})
-        run.log_metrics({"seconds": report.seconds})
+        run.log_metrics({"seconds": {_NOT_ALLOWED.sub("", part): of for part, of in report.seconds.items()}})
         for path in sorted(report.folder.iterdir()):
             if path.is_file():
                 run.log_artifact(path)

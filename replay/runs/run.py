@@ -118,6 +118,8 @@ def run_experiment(
             "made_with": _made_with(bundles),
             "inputs": inputs,
         }
+        if experiment.publish is not None:
+            made = experiment.publish(made)
         results = json.loads(json.dumps(made, allow_nan=False))  # equal to what is read back from the file
         with replaced_folder(out) as folder:
             write_folder(experiment, results, folder, measured.write)
@@ -218,6 +220,11 @@ def _model_facts(bundle: Bundle) -> dict[str, str | None]:
     return {**kind, **known, "reference": origin.source}
 
 
+def check_unseen(name: str, bundle: Bundle, dataset: Path) -> None:
+    """Raise ConfigError where a model has seen what is tested on a dataset with features."""
+    _refuse_seen_tests(name, bundle, Dataset.open(dataset), FeatureSet.open(dataset))
+
+
 def _trained_on(bundle: Bundle, dataset: Dataset) -> bool:
     several = (source["fingerprint"] for source in bundle.trained.get("datasets", ()))
     return dataset.fingerprint in {bundle.dataset_fingerprint, *several}
@@ -278,7 +285,7 @@ def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | Non
 def _command(experiment: Experiment, dataset: Dataset, config: ReplayConfig, bundles: Mapping[str, Bundle]) -> str:
     """Return the command that repeats the experiment, of the same versions of its models."""
     default = flatten(asdict(experiment.config()))
-    words = [f"reclaim replay {experiment.name}", dataset.path.name, "--out DIR"]
+    words = [f"reclaim {experiment.words}", dataset.path.name, "--out DIR"]
     of = [bundle.origin for bundle in bundles.values()]
     words += [f"--model {_reference(origin)}" for origin in of] or ["--no-model"]
     words += [f"--set {k}={_setting(v)}" for k, v in flatten(asdict(config)).items() if v != default.get(k)]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from reclaim.data.schema import RESOURCES
 from reclaim.features.groups import TIER_LABELS
 from reclaim.features.targets import TARGETS
-from reclaim.serving.wire.cell_schemas import CellPrice
+from reclaim.serving.wire.cell_schemas import CellPrice, MachineMargin
 from reclaim.serving.wire.schemas import ModelName, Quantiles, ResourceRules, Resources
 from reclaim.training.estimators.base import RULES
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -19,6 +19,7 @@ from reclaim.training.margins.online import BUDGETED
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.following import Prices
+    from reclaim.serving.cell.machine_peaks import MachineMargins
     from reclaim.serving.models.loader import LoadedModel
 
 SERVED_RULES: Final = (*RULES, "stale", "opt_out")
@@ -69,15 +70,31 @@ def cell_prices(prices: Prices) -> list[CellPrice]:
     out = []
     for margin in MARGIN_NAMES:
         start, now = prices.start[margin].of_tiers, prices.now[margin].of_tiers
-        violated, budget = None, prices.budgets.of(margin)
-        if prices.violated is not None and margin in BUDGETED:
-            violated = prices.violated[BUDGETED.index(margin)]
+        violated, own, budget = None, None, prices.budgets.of(margin)
+        if prices.violated is not None and prices.own is not None and margin in BUDGETED:
+            violated, own = (of[BUDGETED.index(margin)] for of in (prices.violated, prices.own))
         for t, tier in enumerate(TIER_LABELS):
             for r, resource in enumerate(RESOURCES):
                 share = None if violated is None else finite(float(violated[t, r]))
+                expected = None if own is None else finite(float(own[t, r]))
                 of: dict[str, Any] = {"margin": margin, "tier": tier, "resource": resource, "budget": budget}
-                out.append(CellPrice(**of, start=start[t][r], now=now[t][r], violated=share))
+                out.append(CellPrice(**of, start=start[t][r], now=now[t][r], violated=share, own=expected))
     return out
+
+
+def machine_margins(margins: MachineMargins) -> list[MachineMargin]:
+    """Return the margins of machines of a moment, with their outcomes, by margin and resource."""
+    return [
+        MachineMargin(
+            margin=margin, resource=resource, budget=budget, asked=float(margins.asked[b, r]),
+            lowered=float(margins.lowered[b, r]),
+            judged=int(margins.judged[r]), violated=int(margins.violated[b, r]),
+            recent=finite(float(margins.recent[b, r])), at_once=finite(float(margins.at_once[b, r])),
+            most_at_once=finite(float(margins.most_at_once[b, r])),
+        )
+        for b, (margin, budget) in enumerate(margins.budgets.items())
+        for r, resource in enumerate(RESOURCES)
+    ]  # fmt: skip
 
 
 def finite(value: float) -> float | None:

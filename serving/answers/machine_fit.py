@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from reclaim.serving.answers.machines import about
 from reclaim.serving.models.scorer import MACHINE_PARTS
 from reclaim.serving.wire.errors import INVALID, TOO_LARGE, RequestError
 from reclaim.serving.wire.machine_schemas import MOST_PAIRS, CandidateFit, FitAnswer, Place
+from reclaim.training.machines.following import margin_beyond
 from reclaim.training.machines.terms import T_HELD, T_LIMIT
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.margins.violation import overruns
@@ -90,7 +91,9 @@ def fit(
         )
         raise RequestError(TOO_LARGE, "too_many_pairs", message, field="candidates")
     margin, budget = _budget_of(request, found.scorer, settings)
-    places = _Places(found, machine, capacity, budget)
+    asked = _asked(found, margin, budget)
+    each = zip(found.scorer.machines.curves, asked, strict=True)
+    places = _Places(found, machine, capacity, [margin_beyond(curve, probability) for curve, probability in each])
     answers: list[CandidateFit | None] = [None] * len(candidates.key)
 
     def run(part: int, parts: int) -> None:
@@ -100,7 +103,7 @@ def fit(
 
     in_parts(run, len(machine) * len(answers), threads)
     return FitAnswer(
-        **about(found, units), margin=margin, budget=budget, machines=len(machine),
+        **about(found, units), margin=margin, budget=budget, asked=resources(asked), machines=len(machine),
         candidates=[answer for answer in answers if answer is not None],
     )  # fmt: skip
 
@@ -108,10 +111,9 @@ def fit(
 class _Places:
     """Machines with their sums and capacities; shapes (m,), (m, n_resources, N_TERMS), (m, n_resources)."""
 
-    def __init__(self, found: MachineSums, machine: Ids, capacity: Floats, budget: float) -> None:
+    def __init__(self, found: MachineSums, machine: Ids, capacity: Floats, margins: Sequence[float]) -> None:
         self._machine, self._capacity, self._found = machine, capacity, found
         estimator = found.scorer.machines
-        margins = [curve.margin(budget) for curve in estimator.curves]
         self._peak: Callable[[Floats], Floats] = lambda sums: estimator.at(margins, sums)
         self._sums = found.of(machine)
         self._now = self._peak(self._sums)
@@ -216,6 +218,13 @@ def _budget_of(request: FitRequest, scorer: Scorer, settings: ServingSettings) -
         message = f"margin: expected one of {', '.join(MARGIN_NAMES)}, got {margin!r}"
         raise RequestError(INVALID, "unknown_margin", message, field="margin")
     return margin, scorer.budgets.of_machines[margin]
+
+
+def _asked(found: MachineSums, margin: str | None, budget: float) -> tuple[float, ...]:
+    """Return the probabilities, by resource, that a margin or a budget is asked at now."""
+    if margin is None:
+        return found.margins.probability(budget)
+    return tuple(found.margins.asked[MARGIN_NAMES.index(margin)].tolist())
 
 
 def _amounts(limit: ResourceLimit) -> Floats:

@@ -21,6 +21,7 @@ from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_NEW, T_S
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
+    from reclaim.serving.cell.machine_peaks import MachineMargins
     from reclaim.serving.cell.task_record import Known
     from reclaim.serving.cell.tracker import Tracker
     from reclaim.serving.models.scorer import Scorer
@@ -41,6 +42,8 @@ class MachineSums:
     ----------
     scorer : Scorer
         Model of all terms.
+    margins : MachineMargins
+        Of the moment.
     machine : int64, shape (m,), ascending
     sums : float64, shape (m, n_resources, N_TERMS)
         Of the terms of its tasks, in the order of their slots.
@@ -55,6 +58,7 @@ class MachineSums:
     """
 
     scorer: Scorer
+    margins: MachineMargins
     machine: Ids
     sums: Floats
     usage: Floats
@@ -84,8 +88,7 @@ class MachineSums:
 
     def peaks(self) -> Floats:
         """Return what is reserved under each margin, in the order ``MARGIN_NAMES``; (n_margins, m, n_resources)."""
-        budgets = self.scorer.budgets.of_machines
-        return np.stack([self.scorer.machines.peak(self.sums, budget) for budget in budgets.values()])
+        return np.stack([self.scorer.machines.at(margins, self.sums) for margins in self.margins.margins.tolist()])
 
     def of(self, machine: Ids) -> Floats:
         """Return the sums of named machines, zero for those without tasks; (k,) to (k, n_resources, N_TERMS)."""
@@ -107,7 +110,8 @@ def sums_of(tracker: Tracker, settings: ServingSettings, machines: list[int] | N
         used = np.fmin(known.scores.terms[..., T_USAGE], known.task["limit"])
         used[is_stale(known, settings)] = 0.0
         machine = known.task["machine"].copy()  # a view would hold the records of all tasks
-        return _Part(known.scorer, known.clock_us, known.tracked, machine, used, *counted(known, settings))
+        of = known.scorer, known.prices.machines
+        return _Part(*of, known.clock_us, known.tracked, machine, used, *counted(known, settings))
 
     parts = tracker.visit(made, machines=machines, parts=MACHINE_PARTS)
     found, place = np.unique(np.concatenate([part.machine for part in parts]), return_inverse=True)
@@ -123,7 +127,9 @@ def sums_of(tracker: Tracker, settings: ServingSettings, machines: list[int] | N
         start += len(here)
     of = parts[0]
     without = int(np.count_nonzero(place < 0))
-    return MachineSums(of.scorer, found[nowhere:], sums, usage, tasks, whole, without, of.clock_us, of.tracked)
+    return MachineSums(
+        of.scorer, of.margins, found[nowhere:], sums, usage, tasks, whole, without, of.clock_us, of.tracked
+    )
 
 
 class CellTotals:
@@ -160,6 +166,7 @@ class _Part:
     """Counts of ``n`` tasks, and the machines that they are on."""
 
     scorer: Scorer
+    margins: MachineMargins
     clock_us: int
     tracked: int
     machine: Ids

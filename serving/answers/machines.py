@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from reclaim.data import schema as s
 from reclaim.data.schema import RESOURCES
-from reclaim.serving.answers.encode import known_or_none, model_name, resources
-from reclaim.serving.wire.cell_schemas import Step
+from reclaim.serving.answers.encode import known_or_none, machine_margins, model_name, resources
+from reclaim.serving.wire.cell_schemas import MachineMargin, Step
 from reclaim.serving.wire.machine_schemas import (
     BasisByResource,
+    Counts,
     MachineExplanation,
+    MachineOutcomes,
     MachineReservation,
     MachinesAnswer,
 )
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+_MARGINS: Final = TypeAdapter(list[MachineMargin])
 BASES: Final = ("fitted", "bound", "limit")
 _FITTED, _BOUND, _LIMIT = range(len(BASES))
 
@@ -34,8 +38,8 @@ _FITTED, _BOUND, _LIMIT = range(len(BASES))
 def as_json(found: MachineSums, units: Units, *, without_machine: int, following: str | None = None) -> MachinesAnswer:
     """Return the JSON model of the answers, machines in order; ``following`` is the start of the next page."""
     return MachinesAnswer(
-        **about(found, units), tracked=found.tracked, without_machine=without_machine, machines=_each(found),
-        next=following,
+        **about(found, units), margins=machine_margins(found.margins), tracked=found.tracked,
+        without_machine=without_machine, machines=_each(found), next=following,
     )  # fmt: skip
 
 
@@ -51,6 +55,7 @@ def about(found: MachineSums, units: Units) -> dict[str, Any]:
 def as_table(found: MachineSums, units: Units) -> pa.Table:
     """Return the answers as a table, one row per machine; the schema's metadata holds model, units and clock."""
     peaks, limit, basis, scorer = found.peaks(), found.limit, _basis(found), found.scorer
+    judged, violated = found.margins.outcomes_of(found.machine)
     columns: dict[str, pa.Array] = {s.MACHINE_ID: pa.array(found.machine), "tasks": pa.array(found.tasks)}
     for r, resource in enumerate(RESOURCES):
         columns[f"{resource}_limit"] = pa.array(limit[:, r])
@@ -61,6 +66,9 @@ def as_table(found: MachineSums, units: Units) -> pa.Table:
         columns[f"{resource}_basis"] = pa.DictionaryArray.from_arrays(pa.array(basis[:, r]), pa.array(BASES))
         columns[f"{resource}_newcomers"] = pa.array(found.newcomers[:, r])
         columns[f"{resource}_unforecast"] = pa.array(found.unforecast[:, r])
+        columns[f"{resource}_judged"] = pa.array(judged[:, r])
+        for k, margin in enumerate(MARGIN_NAMES):
+            columns[f"{resource}_violated_{margin}"] = pa.array(violated[:, k, r])
     said = model_name(scorer.model)
     budgets = ",".join(f"{name}={budget}" for name, budget in scorer.budgets.of_machines.items())
     return pa.table(columns).replace_schema_metadata(
@@ -68,6 +76,7 @@ def as_table(found: MachineSums, units: Units) -> pa.Table:
             "model_name": said.name, "model_version": said.version, "horizon_s": str(scorer.machines.horizon_s),
             "cpu_unit": units.cpu, "memory_unit": units.memory, "clock_us": str(found.clock_us), "budgets": budgets,
             "tracked": str(found.tracked), "without_machine": str(found.without_machine),
+            "margins": _MARGINS.dump_json(machine_margins(found.margins)).decode(),
         }
     )  # fmt: skip
 
@@ -75,7 +84,15 @@ def as_table(found: MachineSums, units: Units) -> pa.Table:
 def explain_machine(found: MachineSums, units: Units, margin: str) -> MachineExplanation:
     """Return the answer for one machine, and the steps to its peak under a margin."""
     (machine,) = _each(found)
-    return MachineExplanation(**about(found, units), margin=margin, machine=machine, steps=_steps(found, margin))
+    judged, violated = found.margins.outcomes_of(found.machine)
+    outcomes = MachineOutcomes(
+        judged=_counts(judged[0]),
+        violated={name: _counts(of) for name, of in zip(MARGIN_NAMES, violated[0], strict=True)},
+    )
+    return MachineExplanation(
+        **about(found, units), margins=machine_margins(found.margins), margin=margin, machine=machine,
+        outcomes=outcomes, steps=_steps(found, margin),
+    )  # fmt: skip
 
 
 def _each(found: MachineSums) -> list[MachineReservation]:
@@ -97,6 +114,10 @@ def _each(found: MachineSums) -> list[MachineReservation]:
     ]
 
 
+def _counts(of: NDArray[np.int64]) -> Counts:
+    return Counts(**{resource: int(n) for resource, n in zip(RESOURCES, of, strict=True)})
+
+
 def _basis(found: MachineSums) -> NDArray[np.int8]:
     """Return what each peak rests on, as a position in ``BASES``; shape (m, n_resources)."""
     curves = found.scorer.machines.curves
@@ -107,11 +128,7 @@ def _basis(found: MachineSums) -> NDArray[np.int8]:
 def _steps(found: MachineSums, margin: str) -> list[Step]:
     """Return the steps from the limits of one machine to its peak, in words with numbers."""
     scorer, limit, held = found.scorer, found.limit[0], found.unforecast[0]
-    peak, budget, basis = (
-        found.peaks()[MARGIN_NAMES.index(margin), 0],
-        scorer.budgets.of_machines[margin],
-        _basis(found)[0],
-    )
+    peak, basis = found.peaks()[MARGIN_NAMES.index(margin), 0], _basis(found)[0]
     tasks, whole = int(found.tasks[0]), int(found.whole[0])
     steps = [Step(rule="limit", amounts=resources(limit), why=f"the sum of the limits of {_tasks(tasks)}")]
     for kind, how in (
@@ -122,7 +139,7 @@ def _steps(found: MachineSums, margin: str) -> list[Step]:
         if ours:
             why = (
                 f"the amount that the tasks' sum passes within {scorer.machines.horizon_s} s with a probability of "
-                f"{budget:.3g}, the budget of the {margin} margin, {how} ({', '.join(ours)})"
+                f"{_asked_in_words(found, margin, ours)}, {how} ({', '.join(ours)})"
             )
             steps.append(Step(rule=BASES[kind], amounts=resources(peak), why=why))
     if held.any():
@@ -132,6 +149,24 @@ def _steps(found: MachineSums, margin: str) -> list[Step]:
         why = "the limits of tasks that have been seen for less than an hour, which foresee themselves badly"
         steps.append(Step(rule="newcomers", amounts=resources(found.newcomers[0]), why=why))
     return steps
+
+
+def _asked_in_words(found: MachineSums, margin: str, resources_of: list[str]) -> str:
+    """Return the probability that is asked, and why it is not the budget where it follows the outcomes."""
+    margins, b, said = found.margins, MARGIN_NAMES.index(margin), []
+    budget = margins.budgets[margin]
+    for resource in resources_of:
+        r = RESOURCES.index(resource)
+        if margins.asked[b, r] == budget:
+            continue
+        words = f"{margins.asked[b, r]:.3g} for {resource}"
+        if np.isfinite(margins.recent[b, r]):
+            words += f", because {margins.recent[b, r]:.2%} of the recent answers for all machines were passed"
+        if margins.lowered[b, r] < 1:
+            words += f", and by many machines at once, for which it is lowered to {margins.lowered[b, r]:.2g} of itself"
+        said.append(words)
+    whole = f"{budget:.3g}, the budget of the {margin} margin"
+    return whole if not said else f"{whole}, now {' and '.join(said)}"
 
 
 def _tasks(n: int) -> str:

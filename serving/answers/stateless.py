@@ -161,7 +161,7 @@ def model_info(model: LoadedModel, settings: ServingSettings) -> ModelInfo:
         default_margin=settings.margin,
         pipeline_version=bundle.pipeline_version,
         dataset_fingerprint=bundle.dataset_fingerprint,
-        oom_definition=OOM_DEFINITION,
+        oom_definition=str(bundle.trained.get("oom_definition", OOM_DEFINITION)),
         rules=list(RULES),
         max_tasks=settings.max_tasks,
         max_body_bytes=settings.max_body_bytes,

@@ -1,4 +1,4 @@
-"""Lets the prices of the served model follow what comes of its answers, as in a replay."""
+"""Lets prices and margins of machines of the served model follow what comes of its answers, as in a replay."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from reclaim.data.core.jit import LENT, code_field
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
+from reclaim.serving.cell.machine_peaks import MachineMargins, MachinePeaks
 from reclaim.training.bundle import price_facts
-from reclaim.training.margins.ladder import Ladder, at_rung
+from reclaim.training.machines.following import AT_ONCE
+from reclaim.training.margins.ladder import Ladder, at_rung, price_of
 from reclaim.training.margins.margin import Budgets, guard, young_runs
 from reclaim.training.margins.online import BUDGETED, OnlineMargins
 from reclaim.training.margins.price import Price
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _OF: Final = "of"
+_MACHINES: Final = "machines."
 _RUNGS: Final = np.dtype(
     [
         ("place", "f8", (len(BUDGETED), len(TIER_LABELS), len(RESOURCES))),  # of each price on a ladder
@@ -37,36 +40,42 @@ _RUNGS: Final = np.dtype(
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of the three margins at one moment; never changed.
+    """Prices of the three margins, and margins of machines, at one moment; never changed.
 
     Attributes
     ----------
     now : mapping of name to Price
         Those that answers are made at.
     start : mapping of name to Price
-        The model's own, set on validation rows.
+        Where those began: the model's, set on validation rows, or the own price of a model of other cells.
     budgets : Budgets
+    machines : MachineMargins
     violated : float64, shape (len(BUDGETED), n_tiers, n_resources), or None
         Share of the answers of the last day or so that were violated; NaN where none has counted. None: the prices do
         not follow.
+    own : float64, shape (len(BUDGETED), n_tiers, n_resources), or None
+        Prices at which the model itself expects the budgets, solved at the last hour; NaN until known. None: the
+        prices do not follow.
     """
 
     now: Mapping[str, Price]
     start: Mapping[str, Price]
     budgets: Budgets
+    machines: MachineMargins
     violated: NDArray[np.float64] | None = None
+    own: NDArray[np.float64] | None = None
 
     @classmethod
     def of(cls, scorer: Scorer) -> Prices:
-        """Return a model's own prices."""
-        return cls(scorer.prices, scorer.prices, scorer.budgets)
+        """Return a model's own prices and margins."""
+        return cls(scorer.prices, scorer.prices, scorer.budgets, MachineMargins.of(scorer))
 
 
-def whose(scorer: Scorer) -> str:
+def whose(scorer: Scorer, at_once: float = AT_ONCE) -> str:
     """Return the model and the settings that prices begin with, in one line."""
     model = scorer.model
     facts = {name: price_facts(price) for name, price in scorer.prices.items()}
-    settings = {"prices": facts, "budgets": asdict(scorer.budgets), "horizon_s": scorer.horizon_s}
+    settings = {"prices": facts, "budgets": asdict(scorer.budgets), "horizon_s": scorer.horizon_s, "at_once": at_once}
     return f"{model.name}/{model.version} {json.dumps(settings, sort_keys=True)}"
 
 
@@ -75,14 +84,16 @@ def named_in(memory: Mapping[str, NDArray[Any]]) -> str | None:
     return None if _OF not in memory else memory[_OF].tobytes().decode()
 
 
-def of_same(scorer: Scorer, of: str | None, threads: int = 1) -> Following | None:
+def of_same(scorer: Scorer, of: str | None, threads: int = 1, at_once: float = AT_ONCE) -> Following | None:
     """Return what goes on from ``Following.of`` where it is of this model with these settings, else None."""
     number, _, begun = (of or "").partition(" ")
-    return Following(scorer, int(number), threads) if begun == whose(scorer) else None
+    return Following(scorer, int(number), threads, at_once) if begun == whose(scorer, at_once) else None
 
 
 class Following:
-    """Prices that follow the answers of one model; ``training.margins.online`` in the service.
+    """Prices, and margins of machines, that follow the answers of one model.
+
+    ``training.margins.online`` and ``training.machines.following`` in the service.
 
     Nothing here depends on the machine's clock: the same writes in the same order end in the same bits.
 
@@ -93,6 +104,8 @@ class Following:
         How many took their place one after another, with this one: a model that is served again begins anew.
     threads : int
         For large writes; nothing depends on it.
+    at_once : float
+        Share of the machines that may pass what was reserved at once (``machines.following``); 1: any.
 
     Attributes
     ----------
@@ -102,11 +115,12 @@ class Following:
         Of the moment.
     """
 
-    def __init__(self, scorer: Scorer, number: int = 1, threads: int = 1) -> None:
+    def __init__(self, scorer: Scorer, number: int = 1, threads: int = 1, at_once: float = AT_ONCE) -> None:
         self._scorer, self.number = scorer, number
-        self._online = OnlineMargins(scorer.prices, scorer.budgets, scorer.horizon_s)
+        self._online = OnlineMargins(scorer.prices, scorer.budgets, scorer.horizon_s, own=scorer.own_price)
         self._online.threads = threads
-        self.of = f"{number} {whose(scorer)}"
+        self._machines = MachinePeaks(scorer, at_once=at_once)
+        self.of = f"{number} {whose(scorer, at_once)}"
         self._rungs = np.zeros(1, _RUNGS)
         self.prices = self._moved()
 
@@ -119,19 +133,23 @@ class Following:
         scores : Scores
             Of the ``k`` tasks that were touched.
         """
-        before = self._online.settings
+        before = self._online.settings, self._machines.margins
         self._online.reach(int(taken.windows.end_us[-1]))
-        if self._online.settings is not before:
+        self._machines.take(taken, scores)
+        if self._online.settings is not before[0] or self._machines.margins is not before[1]:
             self.prices = self._moved()
         held = self._held(scores.ladder, taken.last)
         held[taken.opted_out] = np.nan  # they keep their limit
         slot, windows = taken.touched, taken.last
+        rows = np.where(taken.opted_out, -1, np.arange(len(slot)))
         if len(taken.windows) > len(slot) or (taken.row < 0).any():  # only the last window of a task has an answer
             answered, slot, windows = taken.row >= 0, taken.slot, taken.windows
             of_rows = np.full((len(windows), *held.shape[1:]), np.nan)
             of_rows[taken.row[answered]] = held[answered]
             held = of_rows
-        self._online.wait(slot, held, windows)
+            rows, of_tasks = np.full(len(windows), -1), rows
+            rows[taken.row[answered]] = of_tasks[answered]
+        self._online.wait(slot, held, windows, None if scores.risk is None else (scores.risk, rows))
 
     def _held(self, ladder: Ladder, last: Windows) -> NDArray[np.float64]:
         """Return the guarded reservations; shape (k, len(BUDGETED), n_resources)."""
@@ -140,28 +158,42 @@ class Following:
         _hold(ladder, self._rungs, tier_key(last.tier), demand(last), limit, young_runs(last), out)
         return out
 
+    @property
+    def begun_us(self) -> int:
+        """The time of the first window that was followed; -1 before."""
+        return self._online.begun_us
+
+    def resize(self, scorer: Scorer) -> None:
+        """Go on with the scorer of another mean limit, of the same model."""
+        self._machines.resize(scorer)
+
     def forget(self, slots: Ids) -> None:
         """Free the slots of tasks that have ended; their answers have counted by what was measured."""
         self._online.forget(slots)
+        self._machines.forget(slots)
 
     def memory(self) -> dict[str, NDArray[Any]]:
         """Return its arrays as they are; ``named_in`` reads whose they are."""
-        return {_OF: np.frombuffer(self.of.encode(), np.uint8), **self._online.memory()}
+        machines = {_MACHINES + name: array for name, array in self._machines.memory().items()}
+        return {_OF: np.frombuffer(self.of.encode(), np.uint8), **self._online.memory(), **machines}
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
         """Go on from saved arrays; ``ConfigError`` where other code made them."""
         self._online.recall(memory)
+        machines = {name.removeprefix(_MACHINES): of for name, of in memory.items() if name.startswith(_MACHINES)}
+        self._machines.recall(machines)
         self.prices = self._moved()
 
     @property
     def bytes_per_task(self) -> int:
         """Memory of a task."""
-        return self._online.bytes_per_task
+        return self._online.bytes_per_task + self._machines.bytes_per_task
 
     def _moved(self) -> Prices:
         now = cast("Mapping[str, Price]", self._online.settings)
         self._rungs["place"][0] = [now[name].rungs for name in BUDGETED]
-        return Prices(now, self._scorer.prices, self._scorer.budgets, self._online.violated)
+        begin, own = cast("Mapping[str, Price]", self._online.begin), price_of(self._online.own_rungs)
+        return Prices(now, begin, self._scorer.budgets, self._machines.margins, self._online.violated, own)
 
 
 @numba.njit(**LENT)

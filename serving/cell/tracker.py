@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW
 from reclaim.features.registry import feature_names
 from reclaim.serving.cell.following import Following, Prices, named_in
+from reclaim.serving.cell.machine_peaks import MachinePeaks
 from reclaim.serving.cell.outcomes import (
     ENDED,
     IN_THE_FUTURE,
@@ -28,6 +30,7 @@ from reclaim.serving.cell.outcomes import (
     set_facts,
     without_room,
 )
+from reclaim.serving.cell.size import CellSize
 from reclaim.serving.cell.slots import KEPT_US, EndedTasks, Slots
 from reclaim.serving.cell.task_kernels import copy_rows, filled, keep
 from reclaim.serving.cell.task_record import (
@@ -55,7 +58,7 @@ log = logging.getLogger(__name__)
 
 _Made = TypeVar("_Made")
 _US: Final = 1_000_000
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Version of the arrays of ``memory``."""
 
 
@@ -87,6 +90,8 @@ class Tracker:
         self._scorer: Scorer | None = None
         self._scores: Scores | None = None
         self._following: Following | None = None
+        self._watched: MachinePeaks | None = None  # where nothing follows: outcomes of machines, not saved
+        self._size = CellSize()
         self._prices: Prices | None = None
         self._lock = threading.Lock()
 
@@ -153,6 +158,26 @@ class Tracker:
             last = chosen(row >= 0, last, before)
         return Taken(slot, windows, touched, x, row, last, np.isin(self._slots.key[touched, 0], self._opted_out))
 
+    def sized(self, scorer: Scorer, taken: Taken) -> Scorer:
+        """Return the scorer for windows just taken: one of other cells knows the mean limit of this one.
+
+        Where that has changed, all tasks are scored again.
+        """
+        mean_limit = self._size.reach(int(taken.windows.end_us[-1]), taken.last.limit, self._tasks)
+        if not scorer.own_price or mean_limit is None:
+            return scorer
+        scorer = scorer.resized(mean_limit)
+        if self._following is not None:
+            self._following.resize(scorer)
+        if self._scorer is not None:
+            self.promote(scorer, self._following)
+        return scorer
+
+    @property
+    def mean_limit(self) -> tuple[float, ...]:
+        """Mean limit of the cell's tasks, to a factor of two; NaN until something is known."""
+        return self._size.mean_limit
+
     @property
     def following(self) -> Following | None:
         """The follower of the outcomes of answers, by which prices move, or None."""
@@ -176,9 +201,13 @@ class Tracker:
         if self._following is not None:
             assert scores is not None
             self._following.take(taken, scores)
+        elif self._watched is not None and scores is not None:
+            self._watched.take(taken, scores)
         with self._lock:
             if self._following is not None and self._scorer is not None:
                 self._prices = self._following.prices
+            elif self._watched is not None and self._prices is not None:
+                self._prices = replace(self._prices, machines=self._watched.margins)
             self._reserve()
             keep(taken, scores, self._tasks, self._x, self._scores, self._threads)
             begins = self.clock.latest_us < 0
@@ -248,6 +277,7 @@ class Tracker:
         with self._lock:
             self._scorer, self._scores = scorer, scores
             self._following = following
+            self._watched = MachinePeaks(scorer, at_once=1.0, moves=False) if following is None else None
             self._prices = Prices.of(scorer) if following is None else following.prices
 
     def look(self, key: Ids, *, with_x: bool = False, parts: tuple[str, ...] = TASK_PARTS) -> Known:
@@ -312,6 +342,7 @@ class Tracker:
             copied: dict[str, Any] = {
                 name: copy_rows(values, slot) if name in parts else np.zeros((n, *[0] * (values.ndim - 1)))
                 for name, values in vars(kept).items()
+                if values is not None
             }
             scores = Scores(**copied)
         else:
@@ -348,8 +379,9 @@ class Tracker:
     @property
     def bytes_per_task(self) -> int:
         """Memory of a task without its name and scores (bytes)."""
-        followed = 0 if self._following is None else self._following.bytes_per_task
-        return self._state.bytes_per_task + TASK.itemsize + self._x.itemsize * self._x.shape[1] + followed
+        followed = self._following or self._watched
+        followed_bytes = 0 if followed is None else followed.bytes_per_task
+        return self._state.bytes_per_task + TASK.itemsize + self._x.itemsize * self._x.shape[1] + followed_bytes
 
     @property
     def groups(self) -> RelatedGroups:
@@ -367,7 +399,7 @@ class Tracker:
             **{f"state.{name}": array for name, array in self._state.memory().items()},
             **{f"ended.{name}": array for name, array in self._ended.memory().items()},
             "tasks": self._tasks[:n], "x": self._x[:n], "opted_out": self._opted_out,
-            "clock_us": np.array([self.clock.latest_us]),
+            "clock_us": np.array([self.clock.latest_us]), "size": self._size.memory,
         }  # fmt: skip
         if self._following is not None:
             parts |= {f"following.{name}": array for name, array in self._following.memory().items()}
@@ -399,6 +431,7 @@ class Tracker:
             self._ended.recall(part("ended."))
             self._opted_out = memory["opted_out"].copy()
             self.clock.move(int(memory["clock_us"][0]))
+            self._size.recall(memory["size"])
             self._recall_prices(part("following."))
         except KeyError as error:
             raise StoreError(f"the state lacks {error}; start afresh with another --state folder") from error
@@ -455,6 +488,8 @@ class Tracker:
             self._slots.free(gone)
             if self._following is not None:
                 self._following.forget(gone)
+            elif self._watched is not None:
+                self._watched.forget(gone)
             self._tasks[gone] = UNKNOWN_TASK  # a reader that holds the slots already skips these
             if self._scorer is not None and self._scores is not None:
                 self._scores.put(gone, self._scorer.nothing(len(gone)))

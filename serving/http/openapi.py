@@ -185,7 +185,8 @@ USAGE_TABLE: Final = table("One row per window, not compressed.", rows.USAGE_COL
 TASK_TABLE: Final = table("One row per task, not compressed.", rows.TASK_COLUMNS)
 ANSWER_TABLE: Final = table("One row per task; the schema's metadata has model, horizon, levels, units and clock.")
 MACHINE_TABLE: Final = table(
-    "One row per machine; the schema's metadata has model, horizon, units, clock, budgets and tasks without a machine."
+    "One row per machine; the schema's metadata has model, horizon, units, clock, budgets, tasks without a machine and "
+    "`margins`, as JSON."
 )
 
 

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from reclaim.data import schema as s
 from reclaim.data.core.parallel import THREADS
@@ -82,6 +83,8 @@ _WRITE: Final = b"write"
 _JSON: Final = "application/json"
 _NO_TASKS: Final = '"tasks":[]'
 """In the JSON of an answer without tasks, where its tasks belong; in a text, quotes are escaped."""
+_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+"""Methods that are refused where a path is unknown, or known to others alone."""
 _LISTS: Final = (s.MACHINE_ID, s.COLLECTION_ID)
 """Parameters that may be given many times."""
 
@@ -92,13 +95,13 @@ Handler = Callable[[Runtime, Request, bytes], Coroutine[Any, Any, Response]]
 def routes(runtime: Callable[[], Runtime]) -> FastAPI:
     """Return the application; ``runtime`` is called once for each request."""
     api = FastAPI(title="reclaim", openapi_url=None, docs_url=None, redoc_url=None)  # BentoML's page describes them
-    paths: dict[str, set[str]] = {}
+    paths: set[str] = set()
 
     def add(
         path: str, method: str, handler: Handler, returns: type[BaseModel], *refusals: int,
         takes: dict[str, Any] | None = None, gives: dict[str, Any] | None = None, **parameters: Any,
     ) -> None:  # fmt: skip
-        paths.setdefault(PREFIX + path, set()).add(method)
+        paths.add(PREFIX + path)
         responses: dict[int | str, dict[str, Any]] = {
             status: {"model": ErrorResponse, "description": REFUSALS[status]} for status in (*refusals, *ALWAYS)
         }
@@ -123,16 +126,21 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
     add("/cell/reservations", "POST", _query, CellAnswer, *BODIED, gives=ANSWER_TABLE, request=CellQuery)
     add("/machines", "GET", _machines, MachinesAnswer, INVALID, gives=MACHINE_TABLE,
         query=Annotated[MachinesParameters, Query()])  # fmt: skip
-    add("/machines/{machine_id}", "GET", _machine, MachineExplanation, NOT_FOUND, INVALID, machine_id=Machine)
     add("/machines/fit", "POST", _fit, FitAnswer, *BODIED, request=FitRequest)
+
+    async def not_found(request: Request) -> Response:
+        known = [of for of in api.routes if isinstance(of, APIRoute) and of.matches(request.scope)[0] is Match.PARTIAL]
+        if known:  # in the order of their declaration
+            methods = sorted({method for of in known if of.path == known[0].path for method in of.methods or ()})
+            raise HTTPException(METHOD_NOT_ALLOWED, f"use {' or '.join(methods)}", {"Allow": ", ".join(methods)})
+        raise RequestError(NOT_FOUND, "not_found", f"no such path; the paths are {', '.join(sorted(paths))}")
+
+    api.api_route("/machines/fit", methods=_METHODS, include_in_schema=False)(not_found)  # it is no machine's id
+    add("/machines/{machine_id}", "GET", _machine, MachineExplanation, NOT_FOUND, INVALID, machine_id=Machine)
     add("/cell", "GET", _state, StateInfo)
     add("/model", "GET", _model, ModelInfo)
 
-    @api.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False)
-    async def unknown_path(request: Request) -> Response:
-        if request.url.path in paths:
-            raise HTTPException(METHOD_NOT_ALLOWED, f"use {' or '.join(sorted(paths[request.url.path]))}")
-        raise RequestError(NOT_FOUND, "not_found", f"no such path; the paths are {', '.join(sorted(paths))}")
+    api.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)(not_found)
 
     @api.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:  # noqa: ARG001 - the handler's signature
@@ -143,7 +151,9 @@ def routes(runtime: Callable[[], Runtime]) -> FastAPI:
     async def refuse_http(request: Request, error: HTTPException) -> Response:
         code = "method_not_allowed" if error.status_code == METHOD_NOT_ALLOWED else "refused"
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return await refuse(request, RequestError(error.status_code, code, message))
+        response = await refuse(request, RequestError(error.status_code, code, message))
+        response.headers.update(error.headers or {})
+        return response
 
     @api.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the guard logs it

@@ -17,7 +17,7 @@ from reclaim.data.errors import ConfigError, ModelError
 from reclaim.serving.models.canary import check_answers
 from reclaim.serving.models.loader import LoadedModel, load_location, named_location
 from reclaim.serving.settings import ServingSettings
-from reclaim.training.tracking.references import ModelLocation
+from reclaim.training.tracking.references import ModelLocation, builtin_model, is_champion
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +186,8 @@ class StartModel:
 def start_model(settings: ServingSettings) -> StartModel:
     """Return the model that the settings name, checked; else the last one that was served under that reference.
 
+    Where there is neither and the settings name a champion, the built-in model serves until there is one.
+
     A worker that starts again takes the latest cached model: it may have been promoted after ``launch`` cached its own.
 
     Raises
@@ -216,7 +218,11 @@ def start_model(settings: ServingSettings) -> StartModel:
                 log.warning("%s version %s, kept on disk: %s", location.name, location.version, unfit)
                 continue
             return StartModel(model, add_if_possible(cache, location, from_disk=True), from_disk=True, refused=refused)
-        raise
+        if not is_champion(settings.model):
+            raise
+        log.warning("%s: %s; the built-in model serves until there is one", settings.model, refused.why)
+        location = builtin_model(settings.model)
+        return StartModel(checked_model(location, settings), location, refused=refused)
 
 
 def model_cache(settings: ServingSettings) -> ModelCache | None:
@@ -228,7 +234,7 @@ def add_if_possible(
     cache: ModelCache | None, location: ModelLocation, *, run_id: str = "", from_disk: bool = False
 ) -> ModelLocation:
     """Add a served model to the cache, where there is one; return its location."""
-    if cache is None:
+    if cache is None or location.builtin:
         return location
     try:
         return cache.add(location, run_id=run_id, from_disk=from_disk)

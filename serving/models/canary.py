@@ -11,12 +11,12 @@ from reclaim.data import windows as w
 from reclaim.data.errors import ModelError
 from reclaim.data.schema import TIERS, UNKNOWN_ID
 from reclaim.data.windows import Windows, empty_windows
-from reclaim.features.targets import HORIZONS_S
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
     from reclaim.training.bundle import Bundle
     from reclaim.training.estimators.base import Estimate, Forecast
+    from reclaim.training.models.forecaster import Heads
 
 _SEED: Final = 20_150_421
 _WINDOW_US: Final = 300_000_000
@@ -123,7 +123,7 @@ def check_answers(bundle: Bundle) -> None:
         _expect(f"{name} reservations of at least 0", reserved >= 0)
         _expect(f"{name} reservations of at most the limit", reserved <= windows.limit)
         if estimate.forecast is not None:
-            _check_forecast(estimate.forecast, [HORIZONS_S.index(h) for h in bundle.forecaster.horizons_s])
+            _check_forecast(estimate.forecast.take(_measured(slot, windows)), bundle.forecaster.heads)
     baseline, medium, aggressive = (answers[name].reservation for name in MARGIN_NAMES)
     _expect("no baseline reservation below the medium one", baseline >= medium)
     _expect("no medium reservation below the aggressive one", medium >= aggressive)
@@ -131,9 +131,17 @@ def check_answers(bundle: Bundle) -> None:
         _expect(f"the same {name} answers when asked again", _same(estimate, _in_two(bundle, name, slot, windows)))
 
 
-def _check_forecast(forecast: Forecast, horizons: list[int]) -> None:
-    quantiles, oom = forecast.quantiles[:, :, horizons], forecast.oom_probability[:, horizons]
-    survival = forecast.survival[:, :, horizons]
+def _measured(slot: NDArray[np.int64], windows: Windows) -> NDArray[np.int64]:
+    """Return the rows up to which something was measured of their tasks: of the others a model may say nothing."""
+    known = np.isfinite(windows.usage).any(axis=1)
+    first = np.full(int(slot.max()) + 1, len(slot))
+    np.minimum.at(first, slot[known], np.flatnonzero(known))
+    return np.flatnonzero(np.arange(len(slot)) >= first[slot])
+
+
+def _check_forecast(forecast: Forecast, heads: Heads) -> None:
+    survival, quantiles = forecast.survival[:, heads.targets], forecast.quantiles[:, heads.targets]
+    oom = forecast.oom_probability[:, heads.oom]
     _expect("probabilities of a demand between 0 and 1", (survival >= 0) & (survival <= 1))
     _expect("curves that do not rise", np.diff(survival, axis=-1) <= 0)
     _expect("finite quantiles", np.isfinite(quantiles))

@@ -25,6 +25,7 @@ from reclaim.serving.models.cache import (
 from reclaim.serving.models.loader import LoadedModel, find_model
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.tracking.aliases import RegistryReader
+from reclaim.training.tracking.client import default_tracking_uri, missing
 from reclaim.training.tracking.references import LOCAL_VERSION, ModelLocation, is_alias, is_folder
 from reclaim.training.tracking.runs import ModelVersion, fetch_bundle
 
@@ -51,7 +52,8 @@ class ModelStatus:
     from_disk : bool
         Whether it comes from the cache because the reference could not be resolved.
     registry : str
-        ``reachable``, ``not asked``, or ``unreachable: …`` with the reason and the time.
+        ``reachable``, ``not asked``, ``unreachable: …`` with the reason and the time, or ``not there yet`` while the
+        built-in model serves.
     refused : Refusal or None
         The version that the reference resolves to by now, where it was refused.
     shadow_name, shadow_version : str or None
@@ -210,6 +212,10 @@ class ModelKeeper:
             shadow_problem=None if problem is None else problem.why,
         )
 
+    def _serves_builtin(self) -> bool:
+        origin = self._served().model.bundle.origin
+        return origin is not None and origin.builtin
+
     def _served(self) -> _Current:
         assert self._main.current is not None, "load() comes first"
         return self._main.current
@@ -241,6 +247,9 @@ class ModelKeeper:
     def _find(self, reference: str) -> ModelVersion | None:
         if is_folder(reference):
             return ModelVersion(Path(reference).name, LOCAL_VERSION, "")
+        if self._serves_builtin() and missing(default_tracking_uri()):
+            self._registry = "not there yet"  # a cell's first day
+            return None
         self._asked_at = time.monotonic()
         try:
             found = self._reader.find(reference)

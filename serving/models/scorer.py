@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -12,11 +13,14 @@ from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_pieces
 from reclaim.data.errors import ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell, Windows
+from reclaim.features.groups import tier_key
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Estimate, Forecast
 from reclaim.training.machines.terms import N_TERMS
 from reclaim.training.margins.ladder import N_RUNGS, Ladder
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded
+from reclaim.training.margins.online import own_prices
+from reclaim.training.margins.own_price import Risk
 from reclaim.training.margins.price import Price
 from reclaim.training.models.estimator import at_price
 
@@ -45,12 +49,15 @@ class Scores:
     terms : float64, shape (n, n_resources, N_TERMS)
         What the task adds to the sums of its machine at the limit of the last window (``machines.terms``): 208 bytes a
         task. Zero where nothing is scored; shape (n, 0, 0) where terms were not requested.
+    risk : Risk or None
+        What the model expects of each price. Only of tasks just scored: it is not kept.
     """
 
     ladder: Ladder
     quantiles: NDArray[np.float64]
     oom: NDArray[np.float64]
     terms: NDArray[np.float64]
+    risk: Risk | None = None
 
     def take(self, rows: NDArray[np.int64] | slice) -> Scores:
         """Return the chosen rows."""
@@ -102,18 +109,34 @@ class Scorer:
     cell : Cell
     threads : int
         For large calls; answers do not depend on it.
+    mean_limit : tuple of float, in the order ``schema.RESOURCES``, or None
+        Of the cell's tasks; None: that of the tasks that the model was trained on.
     """
 
-    def __init__(self, model: LoadedModel, cell: Cell, threads: int = 1) -> None:
-        self.model = model
+    def __init__(
+        self, model: LoadedModel, cell: Cell, threads: int = 1, mean_limit: tuple[float, ...] | None = None
+    ) -> None:
+        self.model, self._cell = model, cell
+        self.mean_limit = model.bundle.mean_limit if mean_limit is None else mean_limit
         self.horizon_s = model.bundle.horizon_s
         self.levels = model.bundle.forecaster.quantile_levels
         model.bundle.forecaster.threads = threads
         self.prices = model.bundle.prices
         self.budgets = Budgets(**model.bundle.trained.get("settings", {}).get("budgets", {}))
-        self.machines = model.bundle.machine_estimator()
-        self._estimator = model.bundle.bare_estimator(cell=cell)
+        self.own_price = model.bundle.portable
+        self.machines = model.bundle.machine_estimator(mean_limit=self.mean_limit)
+        self._estimator = model.bundle.bare_estimator(mean_limit=self.mean_limit, cell=cell)
         self._threads = threads
+
+    def resized(self, mean_limit: tuple[float, ...]) -> Scorer:
+        """Return the scorer for a cell whose tasks have another mean limit; every task is to be scored again."""
+        return Scorer(self.model, self._cell, self._threads, mean_limit)
+
+    def priced_for(self, windows: Windows, risk: Risk, age_us: int) -> Scorer:
+        """Return the scorer at its own price for tasks that were just scored, of a cell of an age; (n, …) each."""
+        made = copy(self)
+        made.prices = own_prices(self.prices, self.budgets, tier_key(windows.tier), risk, age_us)
+        return made
 
     def nothing(self, n: int) -> Scores:
         """Return empty scores of ``n`` tasks."""
@@ -133,12 +156,12 @@ class Scorer:
         last : Windows
             The ``n`` last windows.
         terms : bool
-            Whether terms are wanted, which take a fourth of the time.
+            Whether what a cell needs is wanted, too: terms, which take a fourth of the time, and risks.
         """
         ladder, forecast = self._estimator.ladder(x, last, all_horizons=False)
         quantiles, oom = forecast.at(self.horizon_s)
         added = self._terms(forecast, x, last) if terms else np.zeros((len(oom), 0, 0))
-        return Scores(ladder, quantiles, oom, added)
+        return Scores(ladder, quantiles, oom, added, self._estimator.risk(ladder, forecast, last) if terms else None)
 
     def _terms(self, forecast: Forecast, x: NDArray[np.float32], last: Windows) -> NDArray[np.float64]:
         def made(piece: slice) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ from reclaim.features.groups import TIER_LABELS
 from reclaim.serving.cell import outcomes
 from reclaim.serving.monitoring.drift import DriftNumbers
 from reclaim.serving.monitoring.quality import QualityNumbers
-from reclaim.serving.wire.cell_schemas import CellPrice
+from reclaim.serving.wire.cell_schemas import CellPrice, MachineMargin
 from reclaim.serving.wire.errors import BAD_REQUEST, INTERNAL
 from reclaim.training.margins.margin import MARGIN_NAMES
 
@@ -110,6 +110,28 @@ SHOWN: Final[Mapping[str, Family]] = {
         "Those limits less the peaks of the machines, in the cell's unit; up to ten seconds old.",
         ("margin", "resource"),
     ),
+    "machines_answers_total": Family(
+        "counter", "Answers for machines whose horizon has passed and in it the machine was measured.", ("resource",)
+    ),
+    "machines_violations_total": Family(
+        "counter", "Those of them whose peak passed what was reserved.", ("margin", "resource")
+    ),
+    "machines_budget_spent_ratio": Family(
+        "gauge",
+        "Violated share of the answers for machines of the last day or so, over the budget.",
+        ("margin", "resource"),
+    ),
+    "machines_asked_ratio": Family(
+        "gauge",
+        "Probability that is asked for machines over the budget, as it follows the outcomes.",
+        ("margin", "resource"),
+    ),
+    "machines_at_once_ratio": Family(
+        "gauge",
+        "Share of the machines that passed what was reserved at the last time that is known.",
+        ("margin", "resource"),
+    ),
+    "machines_most_at_once_ratio": Family("gauge", "The largest such share of the last day.", ("margin", "resource")),
     "clock_ok": Family("gauge", "1 while windows and the clock agree, 0 when /readyz names what is wrong."),
     "clock_refused_ratio": Family(
         "gauge", "Of the tasks with windows in the last minutes, the share whose windows were refused as in the future."
@@ -303,6 +325,21 @@ def machines_shown(limit: NDArray[np.float64], reclaimable: NDArray[np.float64])
             (margin, r): value for margin, of in margins.items() for r, value in zip(RESOURCES, of, strict=True)
         },
     }
+
+
+def machine_margins_shown(margins: Iterable[MachineMargin]) -> Shown:
+    """Return the margins of machines of the moment, and what came of earlier answers."""
+    names = ("answers_total", "violations_total", "budget_spent_ratio", "asked_ratio", "at_once_ratio",
+             "most_at_once_ratio")  # fmt: skip
+    out: dict[str, dict[tuple[str, ...], float]] = {f"machines_{name}": {} for name in names}
+    for of in margins:
+        labels, spent = (of.margin, of.resource), None if of.recent is None else of.recent / of.budget
+        out["machines_answers_total"][of.resource,] = of.judged
+        values = (of.violated, spent, of.asked / of.budget, of.at_once, of.most_at_once)
+        for name, value in zip(names[1:], values, strict=True):
+            if value is not None:
+                out[f"machines_{name}"][labels] = value
+    return out
 
 
 def drift_shown(role: str, numbers: DriftNumbers) -> Shown:

@@ -14,7 +14,7 @@ from reclaim.data.core.parallel import THREADS, in_pieces
 from reclaim.data.core.parquet import ROW_GROUP_ROWS
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
-from reclaim.data.windows import Cell, Windows
+from reclaim.data.windows import Cell, Windows, concatenate
 from reclaim.features.feature_set import FeatureSet
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateful import as_table
@@ -55,6 +55,20 @@ def cell_of(dataset: Dataset, features: FeatureSet) -> Cell:
     return dataset.cell(features.manifest["config"]["monday_s"] * 1_000_000)
 
 
+def _at_own_price(scorer: Scorer, dataset: Dataset, features: FeatureSet) -> Scorer:
+    """Return the scorer at the price that it solves for the latest window of every task."""
+    kept, risks = [], []
+    for bucket in range(dataset.n_buckets):
+        windows = dataset.windows(bucket)
+        last = windows.task_starts()[1:] - 1
+        kept.append(windows.take(last))
+        scores = scorer.score(features.x[int(features.bucket_start[bucket]) + last], kept[-1])
+        assert scores.risk is not None
+        risks.append(scores.risk)
+    begin_us, end_us = features.manifest["span_us"]
+    return scorer.priced_for(concatenate(kept), np.concatenate(risks), end_us - begin_us)
+
+
 def predictions(
     model: LoadedModel,
     dataset: Path,
@@ -68,7 +82,8 @@ def predictions(
     Arguments and errors are those of ``job.predict``.
 
     Rows are in the order of the dataset: bucket by bucket, in each by task, then time. They rest on the stored
-    features, which are equal to the bit to those of the service's own state.
+    features, which are equal to the bit to those of the service's own state. A portable model answers at the price that
+    it solves for the latest window of every task.
 
     Yields
     ------
@@ -77,7 +92,10 @@ def predictions(
     """
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
     features.check_holds(related=model.bundle.related)
-    scorer, settings = Scorer(model, cell_of(opened, features), THREADS), ServingSettings()
+    settings, portable = ServingSettings(), model.bundle.portable
+    scorer = Scorer(model, cell_of(opened, features), THREADS, features.mean_limit if portable else None)
+    if portable:
+        scorer = _at_own_price(scorer, opened, features)
     margin_of_tier = margins_of(CellQuery(), scorer, check_margin(margin))
     for bucket in range(opened.n_buckets):
         windows = opened.windows(bucket)

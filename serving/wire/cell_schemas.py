@@ -243,12 +243,35 @@ class CellPrice(Answer):
     margin: MarginName
     tier: TierLabel
     resource: str
-    start: float = Field(description="The model's own, set on validation data.")
+    start: float = Field(
+        description="Where it began: as set on validation data, or the own price of a model of other cells."
+    )
     now: float = Field(description="The one that reservations are made at.")
     budget: float | None = Field(description="Share of answers that may be violated; null for `medium`.")
+    own: float | None = Field(
+        description="The price at which the model itself expects the budget, of the last hour's answers. Far from "
+        "`start`, the load is another one than that of the validation data, or there was too little of that."
+    )
     violated: float | None = Field(
         description="Share of the answers of the last day or so that were; null before the first, and for `medium`."
     )
+
+
+class MachineMargin(Answer):
+    """Probability that the peaks of machines are asked for under a margin, and what came of earlier answers."""
+
+    margin: MarginName
+    resource: str
+    budget: float = Field(description="Share of machines' times that may be violated.")
+    asked: float = Field(description="Probability that is asked of the estimator, by which the budget is kept.")
+    lowered: float = Field(description="Factor in `asked` by which too many machines at once lower it; 1: none.")
+    judged: int = Field(description="Answers whose peak is known, of all machines since the model began to answer.")
+    violated: int = Field(description="Those of them whose peak passed what was reserved.")
+    recent: float | None = Field(
+        description="Share of the answers of the last day or so that were violated; null before the first is known."
+    )
+    at_once: float | None = Field(description="Share of the machines that passed at the last time that is known.")
+    most_at_once: float | None = Field(description="The largest such share of the last day.")
 
 
 class StateInfo(Answer):
@@ -270,8 +293,16 @@ class StateInfo(Answer):
     snapshot_bytes: int
     snapshot_age_s: float | None
     waiting: int = Field(description="Writes in the queue.")
-    follows: bool = Field(description="Whether prices follow the outcomes of the answers (RECLAIM_FOLLOW).")
+    follows: bool = Field(
+        description="Whether prices, and margins of machines, follow the outcomes of the answers (RECLAIM_FOLLOW)."
+    )
+    advice: list[str] = Field(
+        description="What to do about the model: train one of this cell's own, or train again. Empty: nothing."
+    )
     prices: list[CellPrice] = Field(description="By margin, tier and resource; empty before the state is restored.")
+    machine_margins: list[MachineMargin] = Field(
+        description="By margin and resource, of machines; empty before the state is restored."
+    )
 
 
 TaskExplanation.model_rebuild()

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from reclaim.serving.wire.cell_schemas import Share, Step
+from reclaim.serving.wire.cell_schemas import MachineMargin, Share, Step
 from reclaim.serving.wire.schemas import Answer, MarginName, ModelName, ResourceLimit, Resources, TaskId, Units, Wire
 
 MOST_CANDIDATES: Final = 1_000
@@ -62,17 +62,34 @@ class _AboutMachines(Answer):
 class MachinesAnswer(_AboutMachines):
     """Machines that have tasks, by id."""
 
+    margins: list[MachineMargin] = Field(description="By margin and resource, over all machines.")
     tracked: int = Field(description="Tasks in memory.")
     without_machine: int = Field(description="Tasks among them whose machine is unknown; they are on none of these.")
     machines: list[MachineReservation]
     next: str | None = Field(description="Cursor of the next page; null on the last one.")
 
 
+class Counts(Answer):
+    """Counts by resource."""
+
+    cpu: int
+    memory: int
+
+
+class MachineOutcomes(Answer):
+    """Number of answers for one machine that were held against its peak, and of those that it passed."""
+
+    judged: Counts = Field(description="Answers whose horizon is over and in it the machine was measured.")
+    violated: dict[str, Counts] = Field(description="Those of them whose peak passed what was reserved, by margin.")
+
+
 class MachineExplanation(_AboutMachines):
     """A machine, and the steps to its peak under the service's default margin."""
 
+    margins: list[MachineMargin] = Field(description="By margin and resource, over all machines.")
     margin: str
     machine: MachineReservation
+    outcomes: MachineOutcomes
     steps: list[Step]
 
 
@@ -143,5 +160,6 @@ class FitAnswer(_AboutMachines):
 
     margin: str | None = Field(description="Null where a budget was given.")
     budget: float
+    asked: Resources = Field(description="Probability that was asked of the estimator, by which the budget is kept.")
     machines: int = Field(description="Machines that were tried.")
     candidates: list[CandidateFit]

@@ -57,16 +57,21 @@ def replay_log(store: Store, tracker: Tracker, settings: ServingSettings, scorer
     def apply(facts: Mapping[str, Any]) -> None:
         _apply(facts, tracker, settings)
         if facts.get(_PRICES) != last.get(_PRICES):
-            tracker.follow(of_same(scorer, facts.get(_PRICES), threads))
+            tracker.follow(of_same(scorer, facts.get(_PRICES), threads, settings.at_once))
 
     _apply(last, tracker, settings)
-    tracker.follow(of_same(scorer, saved, threads))
+    tracker.follow(of_same(scorer, saved, threads, settings.at_once))
     if found.arrays is not None:
         tracker.recall(found.arrays)
         found.arrays.clear()
+    if scorer.own_price:
+        scorer = scorer.resized(tracker.mean_limit)
+        if tracker.following is not None:
+            tracker.following.resize(scorer)
     for record in store.records():
         if record.kind == log_records.WINDOWS:
             taken = tracker.take(log_records.read_windows(record.payload))
+            scorer = tracker.sized(scorer, taken)
             tracker.publish(taken, None if tracker.following is None else scorer.score(taken.x, taken.last))
             rows += len(taken.windows)
         elif record.kind == log_records.FACTS:
@@ -80,7 +85,7 @@ def replay_log(store: Store, tracker: Tracker, settings: ServingSettings, scorer
     if not settings.follow:
         tracker.follow(None)
     elif tracker.following is None:
-        tracker.follow(Following(scorer, number + 1, threads))
+        tracker.follow(Following(scorer, number + 1, threads, settings.at_once))
     now = recorded(settings, tracker.following)
     if last != now:
         store.append(log_records.SETTINGS, json.dumps(now).encode())

@@ -28,6 +28,7 @@ from reclaim.serving.wire.errors import DISK_FULL, RETRY_S, TOO_LARGE, UNAVAILAB
 from reclaim.serving.wire.rows import FactRows, Refusals, UsageRows
 from reclaim.serving.writing import log_records, snapshotter
 from reclaim.serving.writing.queue import Command, FactWrite, UsageWrite, WriteQueue
+from reclaim.serving.writing.recorder import Recorder
 from reclaim.serving.writing.replay_log import recorded, replay_log
 from reclaim.serving.writing.snapshotter import Snapshotter
 
@@ -73,6 +74,7 @@ class Writer:
         self._scorer: Scorer | None = None
         self._syncer = ThreadPoolExecutor(1, "sync")
         self.snapshotter = None if store is None else Snapshotter(store, tracker, settings, self._wake)
+        self._recorder = None if settings.record is None else Recorder(settings.record)
         self._evict_at = 0.0
         self._recorded: dict[str, Any] = {}
         """Settings that the log has last."""
@@ -101,6 +103,8 @@ class Writer:
         self._queue.close()
         if self._thread.is_alive():
             self._thread.join()
+        if self._recorder is not None:
+            self._recorder.close()
         self._watch.close()
         if self.snapshotter is not None:
             self.snapshotter.close()
@@ -252,6 +256,8 @@ class Writer:
                 self._store.append(log_records.WINDOWS, log_records.write_windows(admitted.windows))
         synced = self._synced()  # while it is folded
         self._fold(admitted.windows)
+        if self._recorder is not None:
+            self._recorder.take(admitted.windows)
         return admitted.outcome, synced
 
     def _record_settings(self, store: Store) -> None:
@@ -273,6 +279,7 @@ class Writer:
         with self.timed("fold"):
             taken = self._tracker.take(windows)
         with self.timed("score"):
+            self._scorer = self._tracker.sized(self._scorer, taken)
             scores = self._scorer.score(taken.x, taken.last)
         with self.timed("publish"):
             self._tracker.publish(taken, scores)
@@ -334,9 +341,14 @@ class Writer:
         """Answer with a model that was just loaded; prices that follow begin where it has them."""
         before = self._tracker.following
         number = 1 if before is None else before.number + 1
-        self._take_over(scorer, Following(scorer, number, THREADS) if self._settings.follow else None)
+        settings = self._settings
+        self._take_over(scorer, Following(scorer, number, THREADS, settings.at_once) if settings.follow else None)
 
     def _take_over(self, scorer: Scorer, following: Following | None) -> None:
+        if scorer.own_price:
+            scorer = scorer.resized(self._tracker.mean_limit)
+            if following is not None:
+                following.resize(scorer)
         self._tracker.promote(scorer, following)
         self._scorer = scorer
         self._watch.serve(scorer)
@@ -347,7 +359,7 @@ class Writer:
         if self._store is not None:
             self.recovered_rows = replay_log(self._store, tracker, settings, self._scorer, THREADS)
         elif settings.follow:
-            tracker.follow(Following(self._scorer, threads=THREADS))
+            tracker.follow(Following(self._scorer, threads=THREADS, at_once=settings.at_once))
         self._recorded = recorded(settings, tracker.following)
         tracker.clock.start()
         self._take_over(self._scorer, tracker.following)

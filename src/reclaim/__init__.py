@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reclaim.api.dataset import Dataset, ingest, open, synth
     from reclaim.api.model import Model, load, train
-    from reclaim.api.replay import Replay
+    from reclaim.api.replay import Recommendations, Replay
     from reclaim.data.traces.series import task_id
 
 __version__ = "0.1.0"
 
-__all__ = ["Dataset", "Model", "Replay", "ingest", "load", "open", "synth", "task_id", "train"]
+__all__ = ["Dataset", "Model", "Recommendations", "Replay", "ingest", "load", "open", "synth", "task_id", "train"]
 
 _API = {
     "Dataset": "api.dataset", "ingest": "api.dataset", "open": "api.dataset", "synth": "api.dataset",
     "Model": "api.model", "load": "api.model", "train": "api.model",
-    "Replay": "api.replay",
+    "Replay": "api.replay", "Recommendations": "api.replay",
     "task_id": "data.traces.series",
 }  # fmt: skip
 

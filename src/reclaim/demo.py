@@ -1,4 +1,4 @@
-"""Demo: every stage on a small synthetic cell, called as its command calls it, with smaller trees."""
+"""Demo: every stage on a small synthetic cell, as its command calls it: the built-in model next to a trained one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_demo(
     say: Callable[[str], None],
     synth_progress: Callable[[float], None] | None = None,
 ) -> ReplayReport:
-    """Synthesise, ingest, build features, train the network and the trees, and replay every margin.
+    """Synthesise, ingest, build features, train the network, and replay it next to the built-in model at every margin.
 
     Each stage keeps output that exists, so that an interrupted demo continues.
 
@@ -45,7 +45,8 @@ def run_demo(
     from reclaim.replay.runs.run import by_name, run_experiment
     from reclaim.training.bundle import load_model
     from reclaim.training.fitting.train import run_training
-    from reclaim.training.settings import TrainConfig, TreeConfig
+    from reclaim.training.settings import TrainConfig
+    from reclaim.training.tracking.references import BUILTIN
 
     say(f"synth     a cell of {machines} machines and {days:g} days, in the Google v3 layout")
     write_cell(out / "cell", SyntheticCellConfig(machines=machines, days=days, seed=seed), progress=synth_progress)
@@ -53,13 +54,9 @@ def run_demo(
     dataset = ingest(out / "cell", out / "dataset", IngestConfig()).dataset
     say(f"features  of {dataset.n_windows:,} windows")
     build_features(dataset)
-    # few trees: those of `reclaim train` take longer than all other stages together
-    trees = TreeConfig(iterations=25, learning_rate=0.2, max_samples=20_000, max_pairs=100_000)
-    models = []
-    for estimator in ("trees", "network"):
-        say(f"train     the {estimator}")
-        config = TrainConfig(estimator=estimator, seed=seed, trees=trees)
-        trained = run_training(dataset.path, config, progress=lambda stage: say(f"          {stage}"))
-        models.append(load_model(f"{trained.model}/{trained.version}"))
-    say("replay    baseline, medium and aggressive margins")
+    say("builtin   would serve this cell from its first hour: `reclaim serve --model builtin`")
+    say("train     a network of this cell")
+    trained = run_training(dataset.path, TrainConfig(seed=seed), progress=lambda stage: say(f"          {stage}"))
+    models = [load_model(BUILTIN), load_model(f"{trained.model}/{trained.version}")]
+    say("replay    both, and the statistical estimators: baseline, medium and aggressive margins")
     return run_experiment(load_experiment(DEMONSTRATED), dataset.path, out / DEMONSTRATED, bundles=by_name(models))

@@ -19,7 +19,7 @@ from reclaim.features.registry import (
 )
 from reclaim.features.splits import GROUPS, PERIODS, ROLES
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.replay.runs.catalogue import EXPERIMENTS, load_experiment
+from reclaim.replay.runs.catalogue import EXPERIMENTS, RECOMMEND, load_experiment
 from reclaim.replay.settings import ReplayConfig
 from reclaim.serving.predictions.columns import schema_of
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings
@@ -93,6 +93,7 @@ def render() -> str:
         *_predictions(),
         *_stages(),
         *_experiments(),
+        *_recommendation(),
         *_service(),
     ]
     return "\n".join(lines)
@@ -126,6 +127,13 @@ def _experiments() -> list[str]:
         lines[-1] += f"Columns of its table, with their metrics in MLflow: {columns}."
         lines += ["", *_settings(experiment.config, without=ReplayConfig)]
     return lines
+
+
+def _recommendation() -> list[str]:
+    config = load_experiment(RECOMMEND).config
+    lines = ["## Settings of `reclaim recommend`", ""]
+    lines += ["Besides those of all experiments, of which these have other defaults or are its own:", ""]
+    return [*lines, *_settings(config, without=ReplayConfig)]
 
 
 def _service() -> list[str]:

@@ -258,7 +258,7 @@ def test_a_monday_beyond_any_clock_is_refused() -> None:
 
 def test_another_label_makes_another_feature_set(synthetic_cell: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     before = build_features(synthetic_cell)[0].fingerprint
-    monkeypatch.setattr(build, "OOM_DEFINITION", "another")
+    monkeypatch.setattr(build, "oom_definition", lambda _: "another")
     built, there = build_features(synthetic_cell)
     assert not there
     assert built.fingerprint != before

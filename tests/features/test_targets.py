@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.oom import OOM_SHARE, oom_events
+from reclaim.data.oom import OOM_SHARE, oom_columns, oom_definition, oom_events
 from reclaim.data.windows import CHANNELS, LEVELS, Windows, concatenate, demand, peak_cpu
 from reclaim.features.targets import HORIZONS_S, TARGETS, measured_by, targets
 
@@ -144,6 +144,20 @@ def test_oom_is_a_failure_with_memory_at_the_limit_and_no_other_failure(history:
     missing = history([0.1] * 3, [0.2, 0.3, 1.0])
     missing.usage[:, CHANNELS.index("memory_mean")] = np.nan
     assert len(oom_events(missing, fail(1500))[0]) == 0
+
+
+def test_a_record_of_an_oom_is_taken_at_its_word(history: History) -> None:
+    windows = history([0.1] * 3, [0.2, 0.3, 0.5])  # half of the limit when last seen: a derived label says no
+    for recorded, expected in ((True, 1), (False, 0), (None, 0)):
+        said = fail(1500).append_column(s.OUT_OF_MEMORY, pa.array([recorded], pa.bool_()))
+        assert len(oom_events(windows, said)[0]) == expected
+    full = history([0.1] * 3, [0.2, 0.3, 1.0])
+    denied = fail(1500).append_column(s.OUT_OF_MEMORY, pa.array([False]))
+    assert len(oom_events(full, denied)[0]) == 0
+    manifest = {"extras": {"events": [s.OUT_OF_MEMORY]}}
+    assert "recorded" in oom_definition(manifest)
+    assert "derived" in oom_definition({"extras": {}})
+    assert oom_columns(manifest) == [*oom_columns({}), s.OUT_OF_MEMORY]
 
 
 def test_the_last_window_of_a_failure_is_looked_up_within_its_own_task(history: History) -> None:

@@ -162,6 +162,7 @@ class Memory:
         admitted = self.tracker.admit(told.windows, told.in_alloc)
         if len(admitted.windows):
             taken: Taken = self.tracker.take(admitted.windows)
+            self.scorer = self.tracker.sized(self.scorer, taken)
             self.tracker.publish(taken, self.scorer.score(taken.x, taken.last))
         return [int(outcome) for outcome in admitted.outcome]
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import CHANNELS, Windows, concatenate, empty_windows
-from reclaim.serving.answers.encode import SERVED_RULES, cell_prices
+from reclaim.serving.answers.encode import SERVED_RULES, cell_prices, machine_margins
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.arrow import MEDIA_TYPE
 from reclaim.training.bundle import Bundle
@@ -70,7 +70,7 @@ def made_up(tasks: int, slots: int, pieces: int, seed: int = 1) -> Cell:
         windows = empty_windows(len(who))
         windows.collection_id[:], windows.instance_index[:] = 1 + who // 4, who % 4
         windows.start_us[:], windows.end_us[:] = slot * W, (slot + 1) * W
-        windows.limit[:], windows.tier[:] = limit[who], who % 5
+        windows.limit[:], windows.tier[:], windows.machine_id[:] = limit[who], who % 5, who % 6
         windows.user[:], windows.name[:] = who // 4 % 7, who // 4 % 11
         usage = level[who] * random.uniform(0.5, 1.2, (len(who), len(RESOURCES)))
         for name, resource in (("cpu_mean", 0), ("cpu_max", 0), ("memory_mean", 1), ("memory_max", 1)):
@@ -94,7 +94,9 @@ def _named(task: int) -> Json:
 
 
 Answer = dict[str, NDArray[Any]]
-"""Columns of the answers for all tasks, in order, and the prices that they are made at."""
+"""Columns of the answers for all tasks, in order, the prices that they are made at, and the margins of machines."""
+_OF_CELL = ("prices", "machines")
+"""Columns among them that all answers rest on."""
 
 
 def never_killed(cell: Cell, bundle: Bundle) -> Answer:
@@ -110,6 +112,7 @@ def never_killed(cell: Cell, bundle: Bundle) -> Answer:
         "key": known.key, "windows": known.task["windows"].copy(), "end_us": known.task[s.END_US].copy(),
         "oom_probability": known.scores.oom,
         "prices": np.array([price.now for price in cell_prices(memory.tracker.prices)]),
+        "machines": _outcomes([of.model_dump() for of in machine_margins(memory.tracker.prices.machines)]),
     }  # fmt: skip
     for margin, answers in found.items():
         for r, resource in enumerate(RESOURCES):
@@ -118,16 +121,20 @@ def never_killed(cell: Cell, bundle: Bundle) -> Answer:
     return out
 
 
+def _outcomes(margins: list[Json]) -> NDArray[np.float64]:
+    return np.array([[of["asked"], of["judged"], of["violated"]] for of in margins])
+
+
 def different(ours: Answer, theirs: Answer) -> int:
     """Return the number of tasks with different bits, or in one answer only."""
     if not np.array_equal(ours["key"], theirs["key"]):
         keys = [{tuple(key) for key in answer["key"].tolist()} for answer in (ours, theirs)]
         return len(keys[0] ^ keys[1])
-    if not np.array_equal(ours["prices"], theirs["prices"]):
-        return len(ours["key"])  # all of them rest on these
+    if not all(np.array_equal(ours[name], theirs[name]) for name in _OF_CELL):
+        return len(ours["key"])
     wrong = np.zeros(len(ours["key"]), np.bool_)
     for name, column in ours.items():
-        if name not in ("key", "prices"):
+        if name not in ("key", *_OF_CELL):
             both = column == theirs[name]
             if np.issubdtype(column.dtype, np.floating):
                 both |= np.isnan(column) & np.isnan(theirs[name])
@@ -205,7 +212,10 @@ class Server:
     def answer(self) -> Answer:
         """Return its answers for the whole cell."""
         state = httpx.get(f"{self.url}/v1/cell", timeout=_ANSWER_S).raise_for_status().json()
-        out: Answer = {"prices": np.array([price["now"] for price in state["prices"]])}
+        out: Answer = {
+            "prices": np.array([price["now"] for price in state["prices"]]),
+            "machines": _outcomes(state["machine_margins"]),
+        }
         for margin in MARGIN_NAMES:
             accept = {"accept": MEDIA_TYPE}
             answer = httpx.get(

@@ -144,6 +144,15 @@ def test_a_state_that_cannot_be_kept_is_refused(taken_over: list[Taken], free_po
     assert not taken_over
 
 
+def test_a_folder_that_windows_cannot_be_recorded_in_is_refused_before_the_first_hour_is_lost(
+    taken_over: list[Taken], free_port: int, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"windows cannot be recorded in .*file/seen .*--record"):
+        launch.serve(port=free_port, model="./nowhere", state=None, record=tmp_path / "file" / "seen")
+    assert not taken_over
+
+
 def test_other_machines_are_let_in_with_a_token_alone(
     taken_over: list[Taken], bundle_folder: Path, free_port: int, tmp_path: Path, token_file: Path,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,

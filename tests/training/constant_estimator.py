@@ -13,7 +13,7 @@ from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.estimators.registry import Learned
 from reclaim.training.fitting.learner import RowsLearner, Space
-from reclaim.training.models.forecaster import Forecaster
+from reclaim.training.models.forecaster import Forecaster, Heads
 from reclaim.training.models.survival import N_THRESHOLDS, forecast_of, thresholds_of
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import TrainConfig
@@ -36,6 +36,7 @@ class ConstantForecaster:
     def __init__(self, demands: NDArray[np.float32], oom: NDArray[np.float64], levels: tuple[float, ...]) -> None:
         self.demands, self.oom = demands, oom  # (T, H, N), rising, and (H,)
         self.quantile_levels = levels
+        self.heads = Heads(np.logical_and.reduce(np.isfinite(demands), axis=-1), np.isfinite(oom))
         self.horizons_s = tuple(s for h, s in enumerate(HORIZONS_S) if np.isfinite(demands[:, h]).all())
 
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:

@@ -20,7 +20,7 @@ from tests.training.fitting.test_train import write_cell
 
 
 def test_a_configuration_comes_with_the_package_for_each_kind_of_data() -> None:
-    assert shipped_configs() == ["alibaba-2017", "google-v2", "google-v3", "vm-series"]
+    assert shipped_configs() == ["alibaba-2017", "google-v2", "google-v3", "portable", "vm-series"]
 
 
 @pytest.mark.parametrize("name", shipped_configs())

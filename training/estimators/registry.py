@@ -60,12 +60,16 @@ class Learned:
         The table of ``settings.TrainConfig`` that holds its settings.
     packages : tuple of str
         Packages whose versions a replay records.
+    portable : bool
+        Whether its models serve cells that they were not trained on: they solve their own price, and reserve for
+        machines by the bound that needs no fit.
     """
 
     forecaster: str
     learner: str
     settings: str = "params"
     packages: tuple[str, ...] = ()
+    portable: bool = False
 
 
 LEARNED: Final[dict[str, Learned]] = {
@@ -79,6 +83,13 @@ LEARNED: Final[dict[str, Learned]] = {
         "reclaim.training.models.trees:TreeForecaster",
         "reclaim.training.fitting.trees:TreeLearner",
         settings="trees",
+    ),
+    "portable": Learned(
+        "reclaim.training.models.portable:PortableForecaster",
+        "reclaim.training.fitting.portable:PortableLearner",
+        settings="fit",
+        packages=("torch",),
+        portable=True,
     ),
 }
 """Every estimator that can be trained; a bundle names its own as ``kind``."""

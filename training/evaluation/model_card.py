@@ -16,6 +16,8 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import PIPELINE_VERSION
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
+OOM_NOTE: Final = "OOM label: "
+"""Beginning of a training's note that defines the out-of-memory label of its datasets."""
 LONGEST: Final = 5_000
 """Characters that MLflow's store keeps of a version's description."""
 
@@ -98,6 +100,8 @@ def _card(
 ) -> str:
     reference = f"{report['model']}/{report['version']}" if report["version"] else f"{report['model']}@champion"
     horizons = ", ".join(f"{h} s" for h in HORIZONS_S)
+    noted = (note.removeprefix(OOM_NOTE) for note in report["notes"] if note.startswith(OOM_NOTE))
+    definition = next(noted, OOM_DEFINITION)
     sections = [
         f"# {report['model']}: {report['estimator']}, {report['horizon_s']} s ahead",
         f"Predicts, for a task of a cluster, curves of {', '.join(t.replace('_', ' ') for t in TARGETS)} over the "
@@ -115,7 +119,7 @@ def _card(
         "## Forecast",
         _tight(_scores(report["scores"], test_scores, TARGETS, _QUANTILE_SCORES, (report["horizon_s"],))),
         "## Out-of-memory",
-        f"{OOM_DEFINITION}.",
+        f"{definition}.",
         _tight(_scores(report["scores"], test_scores, ("oom",), _OOM_SCORES, HORIZONS_S)),
         _probability(probability),
         "Alerts are per 1,000 task-days; the lead is the median of the events caught.",
@@ -125,7 +129,7 @@ def _card(
         f"`reclaim serve --model {reference}`, `reclaim replay margins DATASET --out DIR --model {reference}`, or in "
         f'Python `load_bundle(fetch_bundle("{reference}")[0]).estimator("medium")`.',
         "## Notes and settings",
-        "\n".join(f"- {note}" for note in report["notes"] if OOM_DEFINITION not in note),
+        "\n".join(f"- {note}" for note in report["notes"] if not note.startswith(OOM_NOTE)),
         f"Run {report['run_id']}. {settings}",
     ]
     return "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"

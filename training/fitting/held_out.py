@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -14,17 +14,25 @@ from reclaim.data.windows import Windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import RowKeys, join_keys, row_keys
 from reclaim.features.targets import HORIZONS_S
+from reclaim.training.bundle import load_bundle
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.sources import Source, windows_of
 from reclaim.training.margins.answers import Priced, scores_of
 from reclaim.training.margins.calibrate import Calibration, calibrate
-from reclaim.training.models.estimator import UNKNOWN_LIMITS, ladder_at
+from reclaim.training.margins.margin import Budgets
+from reclaim.training.margins.online import own_prices
+from reclaim.training.margins.own_price import FAR
+from reclaim.training.margins.price import Price
+from reclaim.training.models.estimator import UNKNOWN_LIMITS, ladder_at, risk_at
 from reclaim.training.models.oom_calibration import ProbabilityCalibration
 from reclaim.training.settings import TrainConfig
+from reclaim.training.tracking.references import BUILTIN_FOLDER
 
 if TYPE_CHECKING:
     from reclaim.training.models.forecaster import Forecaster
 
+NOISE: Final = 0.01
+"""Share of the limits by which two seeds of one model differ."""
 TEST_ROWS: Final = 200_000
 """Test rows of a source that a model is scored on at the end of training, about; whole tasks are drawn when there are
 more, for alerts and their lead time are scored along a task."""
@@ -123,6 +131,54 @@ def _of_whole_tasks(features: FeatureSet, seed: int) -> NDArray[np.int64]:
     drawn = np.random.default_rng(seed).permutation(len(count))
     enough = int(np.searchsorted(np.cumsum(count[drawn]), TEST_ROWS)) + 1  # the one that passes it, too
     return rows[np.isin(task, drawn[:enough])]
+
+
+def builtin_calibration(valid: HeldOut, config: TrainConfig) -> Calibration:
+    """Return the prices of the built-in model for the same rows and budgets, and what it does at them."""
+    model = load_bundle(BUILTIN_FOLDER)
+    forecast = model.forecaster.predict(valid.x, config.horizon_s)
+    ladder = ladder_at(forecast, config.horizon_s, valid.windows.limit, valid.mean_limit)
+    return calibrate(
+        Priced(ladder), valid.windows, valid.target(config.horizon_s), config.budgets, by_tier=config.by_tier
+    )
+
+
+def worse_than_builtin(calibration: Calibration, builtin: Calibration, budgets: Budgets) -> list[str]:
+    """Return where a model reclaims less than the built-in one at the same budget, in words; beyond ``NOISE``."""
+    return [
+        f"{resource} at {budget:g}: {mine:.1%} for {theirs:.1%}"
+        for margin, budget in asdict(budgets).items()
+        for resource, mine, theirs in zip(
+            RESOURCES, calibration.reclaimed[margin], builtin.reclaimed[margin], strict=True
+        )
+        if mine < theirs - NOISE
+    ]
+
+
+def own_price_notes(valid: HeldOut, config: TrainConfig, calibration: Calibration) -> list[str]:
+    """Return where the price that was set and the one that the curves expect differ by more than ``FAR``, in words."""
+    ladder = ladder_at(valid.forecast, config.horizon_s, valid.windows.limit, valid.mean_limit)
+    risk = risk_at(valid.forecast, config.horizon_s, ladder, valid.windows)
+    tier = np.zeros(len(valid), np.int64)
+    own = own_prices(
+        {n: p for n, p in calibration.settings.items() if isinstance(p, Price)}, config.budgets, tier, risk
+    )
+    notes = []
+    for margin in asdict(config.budgets):
+        setting = calibration.settings[margin]
+        assert isinstance(setting, Price)
+        for r, resource in enumerate(RESOURCES):
+            ratio = setting.value[r] / own[margin].of_tiers[0][r]
+            if (
+                not setting.given[r]
+                and not 1 / FAR < ratio < FAR
+                and np.isfinite(valid.target(config.horizon_s)[:, r]).any()
+            ):
+                notes.append(
+                    f"{resource}, {margin}: the price set on validation rows is {ratio:.2g} times the one at which the "
+                    "model itself expects the budget: a sign of drift, or of too little training"
+                )
+    return notes
 
 
 def set_prices(valid: HeldOut, config: TrainConfig) -> Calibration:

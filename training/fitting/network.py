@@ -25,9 +25,9 @@ from tqdm import tqdm
 from reclaim.data.core.files import replaced_file
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.features.feature_set import FeatureSet
-from reclaim.training.fitting.distributed import Ranks, joined, own_device
+from reclaim.training.fitting.devices.distributed import Ranks, joined, own_device
+from reclaim.training.fitting.devices.recorded import Step, recorded_step, set_rate
 from reclaim.training.fitting.learner import Fitted, Learner, Objective, Space, check_known
-from reclaim.training.fitting.recorded import Step, recorded_step, set_rate
 from reclaim.training.fitting.samples import Batch, Samples, column_bounds, column_moments
 from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, rows_in_memory
 from reclaim.training.models.forecaster import Heads, NetworkForecaster
@@ -224,6 +224,7 @@ def fit_network(
     checkpoints: Path | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
     hidden: Sequence[int] = (),
+    now: NDArray[np.int64] = NOW,
 ) -> FitResult:
     """Fit the network by AdamW under a one-cycle schedule, stopping when validation no longer improves.
 
@@ -249,6 +250,8 @@ def fit_network(
         Receives the epoch, from 0, and its validation loss, on every rank; what it raises ends the fit.
     hidden : sequence of int
         Positions of features that the network is not to see.
+    now : int64, shape (n_targets,)
+        Positions of what is used now.
 
     Raises
     ------
@@ -266,7 +269,7 @@ def fit_network(
     config = on_device(config, train.device, len(train))
     own = [train.device] if train.device.type == "cuda" else []  # the generators of other GPUs are left alone
     with cpu_threads(config.threads), torch.random.fork_rng(own):
-        return _fit(train, valid, config, seed, checkpoints, on_epoch, hidden)
+        return _fit(_Data(train, valid, config, Ranks.current(), now), seed, checkpoints, on_epoch, hidden)
 
 
 def _placed(samples: Samples | Rows, config: FitConfig) -> Samples:
@@ -274,11 +277,11 @@ def _placed(samples: Samples | Rows, config: FitConfig) -> Samples:
 
 
 def _fit(
-    train: Samples, valid: Samples, config: FitConfig, seed: int, checkpoints: Path | None,
-    on_epoch: Callable[[int, float], None] | None, hidden: Sequence[int],
+    data: _Data, seed: int, checkpoints: Path | None, on_epoch: Callable[[int, float], None] | None,
+    hidden: Sequence[int],
 ) -> FitResult:  # fmt: skip
-    device, ranks = train.device, Ranks.current()
-    data = _Data(train, valid, config, ranks)
+    train, config, ranks = data.train, data.config, data.ranks
+    device = train.device
     _, n_targets, n_horizons = train.widths
     generator = torch.Generator().manual_seed(seed)
     network = SurvivalNetwork(
@@ -336,9 +339,11 @@ def _scaling(train: Samples, hidden: Sequence[int]) -> Scaling:
 class _Data:
     """The samples, and what turns them into a loss."""
 
-    def __init__(self, train: Samples, valid: Samples, config: FitConfig, ranks: Ranks) -> None:
+    def __init__(
+        self, train: Samples, valid: Samples, config: FitConfig, ranks: Ranks, now: NDArray[np.int64] = NOW
+    ) -> None:
         self.train, self.valid, self.config, self.ranks = train, valid, config, ranks
-        self.now = torch.tensor(NOW, device=train.device)
+        self.now = torch.tensor(now, device=train.device)
 
     def loss(self, network: nn.Module, batch: Batch, ranks: Ranks) -> Tensor:
         """Return the loss of a batch, averaged over what is known; its mean over the ranks is that of all rows."""

@@ -19,15 +19,22 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.files import content_sha256
 from reclaim.data.errors import HistoryTooShortError
-from reclaim.data.oom import OOM_DEFINITION
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import PIPELINE_VERSION, feature_names
 from reclaim.features.targets import TARGETS
-from reclaim.training.bundle import FORMAT, Bundle, output_names, price_facts, save_bundle
+from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, price_facts, save_bundle
+from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.evaluation.importance import columns_alone, importance_figure, permutation_importance
-from reclaim.training.evaluation.model_card import model_card
+from reclaim.training.evaluation.model_card import OOM_NOTE, model_card
 from reclaim.training.evaluation.scores import Scores, coverage_figure, overall, reliability_figure, score_forecast
-from reclaim.training.fitting.held_out import held_out, sampled_test_rows, set_prices
+from reclaim.training.fitting.held_out import (
+    builtin_calibration,
+    held_out,
+    own_price_notes,
+    sampled_test_rows,
+    set_prices,
+    worse_than_builtin,
+)
 from reclaim.training.fitting.learner import learner_of
 from reclaim.training.fitting.machine_fit import fit_machines
 from reclaim.training.fitting.oom_fit import fit_oom
@@ -154,12 +161,13 @@ def run_training(
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     name = config.model_name + ("" if learner.served else f"-{config.estimator}")
     checkpoints = _checkpoints(sources, key)
+    oom_definition = "; ".join(dict.fromkeys(str(source.features.manifest["oom_definition"]) for source in sources))
     tags = {
         _KEY_TAG: key,
         "dataset": ",".join(fingerprints),
         "features": ",".join(source.features.fingerprint for source in sources),
         "pipeline_version": PIPELINE_VERSION,
-        "oom_definition": OOM_DEFINITION,
+        "oom_definition": oom_definition,
         "git_commit": tracking.git_commit() or "none",
     }
     run_name = config.run_name(source.name for source in sources)
@@ -181,8 +189,13 @@ def run_training(
         valid = valid.calibrated(forecaster.calibration)
         calibration = set_prices(valid, config)
         prices = {name: price for name, price in calibration.settings.items() if isinstance(price, Price)}
-        say("fitting the machines")
-        machines = fit_machines(valid, forecaster.horizons_s, config.budgets)
+        machines = {}
+        if not LEARNED[config.estimator].portable:
+            say("fitting the machines")
+            machines = fit_machines(valid, forecaster.horizons_s, config.budgets)
+        worse = []
+        if config.against_builtin and learner.served and not config.value.known:
+            worse = worse_than_builtin(calibration, builtin_calibration(valid, config), config.budgets)
         say("scoring on validation and test rows")
         scores = score_forecast(valid.forecast, valid.y, valid.oom, levels, keys=valid.keys)
         test_rows = sampled_test_rows(sources, config.seed)
@@ -219,8 +232,14 @@ def run_training(
             ],
             notes=[
                 *calibration.notes,
+                *(
+                    f"less than the built-in model reclaims of validation rows at a budget ({one}): the history is "
+                    "short, and the built-in serves on unless another model does"
+                    for one in worse
+                ),
+                *own_price_notes(valid, config, calibration),
                 *forecaster.calibration.notes,
-                *([f"OOM label: {OOM_DEFINITION}"] if np.isfinite(valid.oom).any() else []),
+                *([f"{OOM_NOTE}{oom_definition}"] if np.isfinite(valid.oom).any() else []),
             ],
             seconds=0.0,
         )
@@ -233,6 +252,7 @@ def run_training(
             mean_limit=valid.mean_limit,
             related=sources[0].features.related,
             machines=machines,
+            pipeline_version=pipeline_of(config.estimator),
             trained={
                 "settings": dict(config.settings()),
                 "datasets": report.datasets,
@@ -242,6 +262,7 @@ def run_training(
                     for k, of in calibration.violation_by_tier.items()
                 },
                 "reclaimed": report.reclaimed,
+                "oom_definition": oom_definition,
                 "notes": report.notes,
                 **fitted.facts,
             },
@@ -253,6 +274,7 @@ def run_training(
                 "price": {name: of["value"] for name, of in report.prices.items()},
                 "violation": report.violation,
                 "reclaimed": report.reclaimed,
+                "oom_definition": oom_definition,
                 "fit_seconds": fit_seconds,
             }
         )
@@ -282,7 +304,7 @@ def run_training(
         run.log_text(card, "model_card.md")
         run.log_dict(asdict(report), _REPORT)
         tracking.move_alias(registered, tracking.CANDIDATE)
-        if tracking.find_version(f"{name}@{tracking.CHAMPION}") is None:
+        if not worse and tracking.find_version(f"{name}@{tracking.CHAMPION}") is None:
             tracking.move_alias(registered, tracking.CHAMPION)
     shutil.rmtree(checkpoints, ignore_errors=True)
     with suppress(OSError):  # another run's checkpoint may be next to it

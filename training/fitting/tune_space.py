@@ -28,9 +28,11 @@ def ranges_of(estimator: str, held: Collection[str] = ()) -> Ranges:
     Raises
     ------
     ConfigError
-        Nothing is left to search.
+        Nothing is searched of it, or all of that is held.
     """
     space = learner_of(estimator).space()
+    if not space:
+        raise ConfigError(f"estimator {estimator!r} has no settings that are searched")
     ranges = {name: range_ for name, (range_, _) in space.items() if name not in held}
     if not ranges:
         raise ConfigError(f"every setting that is searched is held: let go of one of {', '.join(space)}")

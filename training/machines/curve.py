@@ -11,16 +11,17 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.jit import LENT
+from reclaim.data.core.jit import LENT, code_field, straight
 from reclaim.data.errors import ConfigError
 from reclaim.training.machines.terms import (
-    N_TERMS,
+    PASSED,
     RATES,
     T_BAND,
     T_HELD,
     T_LIMIT,
     T_MEAN,
     T_NEW,
+    T_PASSED,
     T_SQUARES,
     T_USAGE,
 )
@@ -34,16 +35,28 @@ EXCEEDED: Final = tuple(float(f"{p:.3g}") for p in np.geomspace(0.5, 1e-4, 38))
 """Probabilities at which a curve is kept, falling."""
 _FLOOR: Final = 0.01
 """Least location, as a share of the limits, that a margin is a share of."""
+COMPILED: Final = np.dtype(
+    [
+        ("rate", "f8"), ("together", "f8"), ("fitted", "?"), ("weights", "f8", (N_INPUTS,)),
+        code_field("training/machines/curve.py", "training/machines/terms.py"),
+    ]
+)  # fmt: skip
+"""A curve without its margins, for compiled code: first rate, share of peaks together, and the weights of a fit."""
+_CERTAIN: Final = 1e-8
+"""Probability at which tasks that peak together are taken to pass their limits: beyond the last of ``PASSED``."""
+_EXPONENTS: Final = -np.log(np.array([1.0, *PASSED, _CERTAIN]))
 
 
 @dataclass(frozen=True)
 class MachineCurve:
     """Distribution of the peak within the horizon of a set of tasks, one resource, by the sums of their terms.
 
-    Without weights it is Chernoff's bound over independent tasks: with ``B_t`` the sum of their effective bandwidths at
-    rate t, an amount r has the exponent ``max over t of t * (r - B_t)``, and at an exponent the least amount is ``min
-    over t of B_t + exponent / t``. The bound says that r is passed with probability exp(-exponent). The tasks of a
-    machine do not peak at the same time, and are not independent; so the exponents at ``EXCEEDED`` are of peaks seen.
+    Without weights an amount lies between two bounds, a share ``together`` of the way from the first to the second. The
+    first is Chernoff's for independent tasks: with ``B_t`` the sum of their effective bandwidths at rate t, at an
+    exponent the amount is ``min over t of B_t + exponent / t``. The second is of tasks that peak at the same time: the
+    sum of what each passes with probability exp(-exponent), straight between ``PASSED``, and of their limits at a
+    probability of 1e-8. Either says that the amount is
+    passed with that probability. The tasks of a machine do neither; so the exponents at ``EXCEEDED`` are of peaks seen.
 
     With weights the amount is ``location * (1 + margin)``, the location linear in ``INPUTS``.
 
@@ -52,12 +65,17 @@ class MachineCurve:
     margins : tuple of float
         Exponents, or margins, at ``EXCEEDED``; rising.
     weights : tuple of float, in the order ``INPUTS``, or None
+    together : float
+        From 0, independent tasks, to 1, tasks that peak at the same time; 0 with weights.
     """
 
     margins: tuple[float, ...] = tuple(-math.log(p) for p in EXCEEDED)
     weights: tuple[float, ...] | None = None
+    together: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.together <= (1 if self.weights is None else 0):
+            raise ConfigError(f"expected a share from 0 to 1 of peaks together, 0 with weights, got {self.together}")
         if self.weights is not None and not (len(self.weights) == N_INPUTS and all(map(math.isfinite, self.weights))):
             raise ConfigError(f"expected {N_INPUTS} weights, all finite, got {self.weights}")
         rising = all(a <= b for a, b in pairwise(self.margins))
@@ -84,13 +102,13 @@ class MachineCurve:
         """
         out = np.empty(len(sums))
         each = np.ascontiguousarray(np.broadcast_to(np.asarray(margin, np.float64), out.shape))
-        _peaks(sums, each, self._weights, RATES[0] / mean_limit, out)
+        _peaks(sums, each, self.compiled(mean_limit)[0], out)
         return out
 
     def score(self, sums: Floats, amount: Floats, mean_limit: float) -> Floats:
         """Return the margin at which an amount, shape (n,), is reserved for each set, before the guards; shape (n,)."""
         out = np.empty(len(sums))
-        _scores(sums, np.ascontiguousarray(amount, np.float64), self._weights, RATES[0] / mean_limit, out)
+        _scores(sums, np.ascontiguousarray(amount, np.float64), self.compiled(mean_limit)[0], out)
         return out
 
     def exceedance(self, sums: Floats, amount: Floats, mean_limit: float) -> Floats:
@@ -107,9 +125,12 @@ class MachineCurve:
         allowed = [min(int(p * len(falling) * (1 + 1e-12)), len(falling) - 1) for p in EXCEEDED]
         return replace(self, margins=tuple(float(falling[k]) for k in allowed))
 
-    @property
-    def _weights(self) -> Floats:
-        return np.array(self.weights or (), np.float64)
+    def compiled(self, mean_limit: float) -> NDArray[np.void]:
+        """Return what ``reserve`` takes, of ``COMPILED``; shape (1,)."""
+        made = np.zeros(1, COMPILED)
+        made["rate"], made["fitted"] = RATES[0] / mean_limit, self.weights is not None
+        made["weights"], made["together"] = self.weights or 0.0, self.together
+        return made
 
 
 def inputs_of(sums: Floats) -> Floats:
@@ -142,41 +163,79 @@ def _inputs(sums: Any, out: Any) -> None:
 
 
 @numba.njit(inline="always")
-def _location(s: Any, weights: Any) -> Any:
+def _location(s: Any, of: Any) -> Any:
     total = 0.0
-    for k in range(len(weights)):
-        total += weights[k] * _input(s, k)
+    for k in range(len(of.weights)):
+        total += of.weights[k] * _input(s, k)
     return max(total, _FLOOR * s[T_LIMIT])
 
 
+@numba.njit(inline="always")
+def reserve(s: Any, margin: float, of: Any) -> Any:
+    """Return what is reserved for one set at a margin: the one rule of it, for kernels.
+
+    Parameters
+    ----------
+    s : float64, shape (N_TERMS,)
+        Its sums.
+    margin : float
+    of : record of COMPILED
+    """
+    if of.fitted:
+        peak = _location(s, of) * (1.0 + margin)
+    else:
+        peak, t = math.inf, of.rate
+        for j in range(T_BAND, len(s)):
+            peak = min(peak, s[j] + margin / t)
+            t *= 2.0
+        if of.together > 0:
+            k = 1
+            while k < len(_EXPONENTS) - 1 and margin > _EXPONENTS[k]:
+                k += 1
+            at_once = straight(margin, _EXPONENTS[k - 1], _at_once(s, k - 1), _EXPONENTS[k], _at_once(s, k))
+            peak += of.together * (at_once - peak)
+    return s[T_HELD] + min(max(peak, s[T_USAGE]), s[T_LIMIT])
+
+
 @numba.njit(**LENT)
-def _peaks(sums: Any, margin: Any, weights: Any, rate: float, out: Any) -> None:
+def _peaks(sums: Any, margin: Any, of: Any, out: Any) -> None:
     for i in range(len(sums)):
-        s = sums[i]
-        if len(weights):
-            peak = _location(s, weights) * (1.0 + margin[i])
-        else:
-            peak, t = math.inf, rate
-            for j in range(T_BAND, sums.shape[1]):
-                peak = min(peak, s[j] + margin[i] / t)
-                t *= 2.0
-        out[i] = s[T_HELD] + min(max(peak, s[T_USAGE]), s[T_LIMIT])
+        out[i] = reserve(sums[i], margin[i], of)
 
 
 @numba.njit(**LENT)
-def _scores(sums: Any, amount: Any, weights: Any, rate: float, out: Any) -> None:
+def _scores(sums: Any, amount: Any, of: Any, out: Any) -> None:
     for i in range(len(sums)):
         s = sums[i]
         wanted = amount[i] - s[T_HELD]
-        if len(weights):
-            place = _location(s, weights)
+        if of.fitted:
+            place = _location(s, of)
             out[i] = wanted / place - 1.0 if place > 0 else 0.0
         else:
-            score, t = -math.inf, rate
-            for j in range(T_BAND, sums.shape[1]):
-                score = max(score, t * (wanted - s[j]))
-                t *= 2.0
-            out[i] = score
+            out[i] = _exponent(s, wanted, of)
 
 
-assert T_BAND + len(RATES) == N_TERMS
+@numba.njit(inline="always")
+def _at_once(s: Any, k: int) -> Any:
+    """Return what tasks that peak together come to at the k-th of ``_EXPONENTS``: nothing at the first one."""
+    if k == 0:
+        return 0.0
+    return s[T_PASSED + k - 1] if k <= len(PASSED) else s[T_LIMIT]
+
+
+@numba.njit(inline="always")
+def _exponent(s: Any, wanted: float, of: Any) -> Any:
+    """Return the least margin at which an amount is reserved: both bounds are straight between ``_EXPONENTS``."""
+    score = -math.inf
+    for k in range(1, len(_EXPONENTS)):
+        e0, e1, low, high = _EXPONENTS[k - 1], _EXPONENTS[k], _at_once(s, k - 1), _at_once(s, k)
+        slope = of.together * (high - low) / (e1 - e0)
+        level, score, t = of.together * low - slope * e0, -math.inf, of.rate
+        for j in range(T_BAND, len(s)):
+            rise = (1.0 - of.together) / t + slope
+            here = (wanted - (1.0 - of.together) * s[j] - level) / rise if rise > 0 else e0
+            score = max(score, here)
+            t *= 2.0
+        if of.together == 0 or score <= e1:
+            break
+    return score

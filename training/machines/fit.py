@@ -1,4 +1,4 @@
-"""Fits the location of machine peaks by quantile regression, and chooses between it and the bound without a fit."""
+"""Fits the location of machine peaks by quantile regression, and chooses between it and bounds without a fit."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ _SMOOTH: Final = (0.02, 0.004, 0.001)
 """Half widths, in limits, within which the pinball loss is rounded off, one fit after another."""
 _RIDGE: Final = 1e-4
 """Weight of the squared weights of standardised inputs, beside a loss of some thousandths."""
+TOGETHER: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of peaks together that are tried."""
 _GAIN: Final = 0.002
-"""Share of the limits that the fitted location must reclaim more than the bound, on average over the budgets."""
+"""Share of the limits that another curve must reclaim more than the bound of independent tasks, on average over the
+budgets."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +85,15 @@ def fit_curve(rows: MachineRows, budgets: Sequence[float]) -> MachineCurve:
     The fitted location is judged by peaks of machines that it was not fitted to. With fewer than ``FEWEST`` snapshots
     nothing is fitted; with too few for the smallest budget the bound keeps its own exponents.
     """
-    bound = MachineCurve()
     if len(rows) * min(budgets) < 1:
-        return bound
-    bound = bound.with_margins(rows.scores(bound))
-    if len(rows) < FEWEST:
-        return bound
-    fitted = _cross_fitted(rows)
-    gains = [rows.reclaimed(fitted, fitted.margin(b)) - rows.reclaimed(bound, bound.margin(b)) for b in budgets]
-    return fitted if sum(gains) / len(gains) > _GAIN else bound
+        return MachineCurve()
+    bounds = [MachineCurve(together=share) for share in TOGETHER]
+    curves = [bound.with_margins(rows.scores(bound)) for bound in bounds]
+    if len(rows) >= FEWEST:
+        curves.append(_cross_fitted(rows))
+    gains = [sum(rows.reclaimed(curve, curve.margin(b)) for b in budgets) / len(budgets) for curve in curves]
+    best = int(np.argmax(gains))
+    return curves[best] if gains[best] > gains[0] + _GAIN else curves[0]
 
 
 def _cross_fitted(rows: MachineRows) -> MachineCurve:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Self
 
 import numpy as np
@@ -15,6 +15,7 @@ from reclaim.data.windows import Windows
 from reclaim.training.estimators.base import Estimate
 from reclaim.training.margins.ladder import TOP_RUNG, Ladder, price_of, reserved_at, rung_for, rung_of
 from reclaim.training.margins.margin import Margin, three_margins, under
+from reclaim.training.margins.own_price import Risk
 from reclaim.training.margins.price import Price, three_prices
 
 LOWEST_SHARE: Final = -0.95
@@ -153,10 +154,13 @@ class Priced(Answers):
     rows : int64, shape (n,), or None
         Their ladders, where these are not all of them in order: chosen rows are not copied, as a ladder is the largest
         thing that is known of a row.
+    risk : Risk or None
+        Of the same ladders; for a model that solves its own price.
     """
 
     ladder: Ladder
     rows: NDArray[np.int64] | None = None
+    risk: Risk | None = None
 
     LOWEST = 0.0
     HIGHEST = float(TOP_RUNG)
@@ -164,23 +168,32 @@ class Priced(Answers):
     def take(self, rows: Rows) -> Priced:
         """Return those of the chosen rows."""
         if self.rows is not None:
-            return Priced(self.ladder, self.rows[rows])
+            return replace(self, rows=self.rows[rows])
         if isinstance(rows, np.ndarray) and rows.dtype != np.bool_:
-            return Priced(self.ladder, rows.astype(np.int64, copy=False))
-        return Priced(self.ladder, np.arange(len(self.ladder))[rows])
+            return replace(self, rows=rows.astype(np.int64, copy=False))
+        return replace(self, rows=np.arange(len(self.ladder))[rows])
+
+    def risk_of_rows(self) -> tuple[Risk, NDArray[np.int64]] | None:
+        """Return risks, and the place of each row's; None where they are not known."""
+        if self.risk is None:
+            return None
+        return self.risk, np.arange(len(self.risk)) if self.rows is None else self.rows
 
     @classmethod
     def joined(cls, parts: list[Self]) -> Self:
         """Return the ladders of all parts: the memory of a part is returned when it has been copied."""
-        count = sum(len(part.ladder) for part in parts)
-        ladder = blank_records((count, *parts[0].ladder.shape[1:]), parts[0].ladder.dtype)
-        end = count
+        end = sum(len(part.ladder) for part in parts)
+        ladder = blank_records((end, *parts[0].ladder.shape[1:]), parts[0].ladder.dtype)
+        risk = None if parts[0].risk is None else blank_records(ladder.shape, parts[0].risk.dtype)
         while parts:
             part = parts.pop()
             assert part.rows is None
-            ladder[end - len(part.ladder) : end] = part.ladder
-            end -= len(part.ladder)
-        return cls(ladder)
+            here = slice(end - len(part.ladder), end)
+            ladder[here] = part.ladder
+            if risk is not None and part.risk is not None:
+                risk[here] = part.risk
+            end = here.start
+        return cls(ladder, None, risk)
 
     def score(self, budget: str, need: NDArray[np.float64], limit: NDArray[np.float64]) -> NDArray[np.float64]:  # noqa: ARG002 - the same ladder for both
         """Return the place on the ladder that lifts each row to its need."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, Final
+from dataclasses import asdict, replace
+from typing import Any, Final, cast
 
 import numba
 import numpy as np
@@ -19,9 +19,12 @@ from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.features.registry import SLOT_S
-from reclaim.training.margins.answers import Answers, Setting, three_of
+from reclaim.training.margins.answers import Answers, Priced, Setting, three_of
 from reclaim.training.margins.calibrate import guarded_reservations
+from reclaim.training.margins.ladder import N_RUNGS, price_of
 from reclaim.training.margins.margin import Budgets
+from reclaim.training.margins.own_price import Risk, add_risk, rungs_within, share_at
+from reclaim.training.margins.price import Price
 from reclaim.training.margins.violation import violates_in_kernel
 
 BUDGETED: Final = ("baseline", "aggressive")
@@ -38,6 +41,7 @@ PENDING: Final = _TAKEN + 1
 _DAY_SLOTS: Final = 86_400 // SLOT_S
 _FADE: Final = 1 - 1 / _DAY_SLOTS
 """Weight of a slot relative to the next one in what counts as the answers of a day."""
+_HOUR_SLOTS: Final = 3_600 // SLOT_S
 _SLOT_US: Final = SLOT_S * 1_000_000
 _TASK: Final = np.dtype(
     [
@@ -79,6 +83,12 @@ class OnlineMargins:
     rate : float or None
         By how much the logarithm rises for a day's budget of violations that are too many; None: the setting's own
         (``Price.rate``, ``Margin.rate``).
+    own : bool
+        Whether prices begin at the model's own price (``own_price``), solved at every hour of the clock from the risks
+        of the answers of the hour before, in the first hour at every slot; ``settings`` hold until the first. What
+        follows the outcomes is a factor of it.
+    since_us : int or None
+        When the cell began, by which ``own_price.share_at`` is cautious; None: with the first call of ``reach``.
     """
 
     threads: int = 1
@@ -90,6 +100,9 @@ class OnlineMargins:
         budgets: Budgets,
         horizon_s: int = 3_600,
         rate: float | None = None,
+        *,
+        own: bool = False,
+        since_us: int | None = None,
     ) -> None:
         if rate is not None and not rate > 0:
             raise ConfigError(f"rate must be above 0, got {rate}")
@@ -99,7 +112,7 @@ class OnlineMargins:
         first = self.start[BUDGETED[0]]
         self.rate = min(first.rate if rate is None else rate, LOOP * 86_400 / horizon_s)
         self._budget = np.array([asdict(budgets)[name] for name in BUDGETED])[:, None, None]
-        self._bounds = np.stack([self.start[name].bounds for name in BUDGETED], axis=1)  # (2, n_budgets, n_tiers, R)
+        self.own = own
         self._tasks, self._n_slots = np.zeros(0, _TASK), 0
         kept, of_tiers = -(-horizon_s // SLOT_S) + 3, (len(TIER_LABELS), len(RESOURCES))
         self._cells: dict[str, NDArray[Any]] = {
@@ -113,6 +126,13 @@ class OnlineMargins:
             "violated": np.zeros((kept, len(BUDGETED), *of_tiers), np.int64),
             # of the clock: under way, and the last one whose answers have counted
             "clock": np.full(2, -1, np.int64),
+            # of the hour under way: risks of its answers, in parts of ``own_price.UNIT``, and their number
+            "expected": np.zeros((*of_tiers, N_RUNGS), np.int64),
+            "priced": np.zeros(of_tiers, np.int64),
+            # own prices, as places on ladders: those that the factor begins at, and those of the whole budget
+            "own": np.full((2, len(BUDGETED), *of_tiers), np.nan),
+            # begin of the cell, and whether an hour has been over, in which own prices were solved
+            "begun": np.array([-1 if since_us is None else since_us, 0]),
         }
         self._settings = self._moved()
 
@@ -133,6 +153,23 @@ class OnlineMargins:
         share = np.full(self._cells["exceeded"].shape, np.nan)
         np.divide(self._cells["exceeded"], outcomes, out=share, where=outcomes > 0)
         return share
+
+    @property
+    def begin(self) -> Mapping[str, Setting]:
+        """The three prices or margins that the factor moves: as set, or the model's own price at its caution."""
+        begin = self._begin()
+        return three_of(*(begin[name] for name in BUDGETED)) if self.own else self.start
+
+    @property
+    def begun_us(self) -> int:
+        """Begin of the cell, or what was first seen of it; -1 before."""
+        return int(self._cells["begun"][0])
+
+    @property
+    def own_rungs(self) -> NDArray[np.float64]:
+        """Own prices of the whole budget at the last hour, as places on ladders, shape as ``log``; NaN until known."""
+        rungs: NDArray[np.float64] = self._cells["own"][1].copy()
+        return rungs
 
     def hold(self, slot: NDArray[np.int64], answers: Answers, windows: Windows) -> dict[str, NDArray[np.float64]]:
         """Return guarded reservations under the settings of the moment, and wait for their outcomes.
@@ -160,10 +197,17 @@ class OnlineMargins:
             some = windows if len(rows) == len(order) else windows.take(rows)
             for name, reservation in guarded_reservations(answers.take(here), some, self._settings).items():
                 held[name][here] = reservation
-            self.wait(slot[here], np.stack([held[name][here] for name in BUDGETED], axis=1), some)
+            risk = answers.take(here).risk_of_rows() if isinstance(answers, Priced) else None
+            self.wait(slot[here], np.stack([held[name][here] for name in BUDGETED], axis=1), some, risk)
         return held
 
-    def wait(self, slot: NDArray[np.int64], held: NDArray[np.float64], windows: Windows) -> None:
+    def wait(
+        self,
+        slot: NDArray[np.int64],
+        held: NDArray[np.float64],
+        windows: Windows,
+        risk: tuple[Risk, NDArray[np.int64]] | None = None,
+    ) -> None:
         """Hold windows against their tasks' earlier answers, and wait for what comes of these.
 
         Parameters
@@ -173,7 +217,11 @@ class OnlineMargins:
             The guarded reservations just given; NaN where none was: such a row is held against earlier answers alone.
         windows : Windows
             Of slots that ``reach`` was called with, or earlier ones.
+        risk : tuple of Risk and int64, shape (n,), or None
+            Risks of answers, and the place of each row's; negative for a row without an answer.
         """
+        if risk is not None:
+            add_risk(*risk, tier_key(windows.tier), self._cells["expected"], self._cells["priced"])
         self._n_slots = max(self._n_slots, int(slot.max(initial=-1)) + 1)
         self._tasks = room_for(self._tasks, self._n_slots)
         columns = slot, windows.start_us, windows.end_us, tier_key(windows.tier), demand(windows), held, windows.limit
@@ -204,6 +252,7 @@ class OnlineMargins:
         moment, cells = end_us // _SLOT_US, self._cells
         if moment <= cells["clock"][0]:
             return
+        self._solve(end_us, moment)
         passed = moment - cells["clock"][0]
         # an answer given at the end of a window of slot k, at latest just before k + 1, waits for windows that begin
         # within its horizon, of which the last may end a slot later
@@ -218,8 +267,36 @@ class OnlineMargins:
         cells["slots"] = np.where(known, cells["slots"] * fade + (1 - fade) / (1 - _FADE), n > 0)
         a_day = cells["outcomes"] / np.maximum(cells["slots"], 1.0) * _DAY_SLOTS
         spent = (violated - self._budget * n) / np.maximum(self._budget * a_day, FEWEST)
-        cells["log"] = np.clip(cells["log"] + self.rate * spent, *self._bounds)
+        begin = self._begin()
+        bounds = np.stack([begin[name].bounds for name in BUDGETED], axis=1)  # (2, n_budgets, n_tiers, R)
+        cells["log"] = np.clip(cells["log"] + self.rate * spent, *bounds)
         self._settings = self._moved()
+
+    def _solve(self, end_us: int, moment: int) -> None:
+        """Solve own prices where an hour is over, or in the first one a slot."""
+        cells = self._cells
+        if cells["begun"][0] < 0:
+            cells["begun"][0] = end_us
+        over = moment // _HOUR_SLOTS != cells["clock"][0] // _HOUR_SLOTS
+        if not cells["priced"].any() or not (over or not cells["begun"][1]):
+            return
+        caution = share_at(end_us - int(cells["begun"][0])) if self.own else 1.0
+        expected, priced = cells["expected"], cells["priced"]
+        for b, budget in enumerate(self._budget.ravel()):
+            for k, share in enumerate((caution, 1.0)):
+                of_all = rungs_within(expected.sum(axis=0), priced.sum(axis=0), share * budget)
+                known, before = rungs_within(expected, priced, share * budget), cells["own"][k, b]
+                # a tier without an answer keeps its price, and has that of all before its first one
+                cells["own"][k, b] = np.where(priced > 0, known, np.where(np.isnan(before), of_all, before))
+        if over:
+            cells["expected"], cells["priced"] = np.zeros_like(expected), np.zeros_like(priced)
+            cells["begun"][1] = 1
+
+    def _begin(self) -> Mapping[str, Setting]:
+        """Return where the prices begin that the factor moves: as set, or the model's own."""
+        if not self.own:
+            return self.start
+        return {name: _at_rungs(self.start[name], self._cells["own"][0, b]) for b, name in enumerate(BUDGETED)}
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return all it remembers, as plain arrays that ``np.savez`` takes without pickle."""
@@ -248,12 +325,34 @@ class OnlineMargins:
         self._settings = self._moved()
 
     def _moved(self) -> Mapping[str, Setting]:
-        return three_of(*(self.start[name].moved(log) for name, log in zip(BUDGETED, self._cells["log"], strict=True)))
+        begin = self._begin()
+        return three_of(*(begin[name].moved(log) for name, log in zip(BUDGETED, self._cells["log"], strict=True)))
 
     @property
     def _made_by(self) -> str:
         start = [self.start[name] for name in BUDGETED]
-        return f"OnlineMargins({start}, {self.budgets}, horizon_s={self.horizon_s}, rate={self.rate})"
+        return f"OnlineMargins({start}, {self.budgets}, horizon_s={self.horizon_s}, rate={self.rate}, own={self.own})"
+
+
+def own_prices(
+    settings: Mapping[str, Price], budgets: Budgets, tier: NDArray[np.int64], risk: Risk, age_us: int = 2**60
+) -> Mapping[str, Price]:
+    """Return a model's own prices for the risks of answers to tasks of tiers, (n, …) each, in a cell of an age.
+
+    Without an age the whole budget is spent.
+    """
+    online = OnlineMargins(settings, budgets, own=True, since_us=0)
+    add_risk(risk, np.arange(len(risk)), tier, online._cells["expected"], online._cells["priced"])
+    online._solve(age_us, 0)
+    return cast("Mapping[str, Price]", online.begin)
+
+
+def _at_rungs(setting: Setting, rungs: NDArray[np.float64]) -> Setting:
+    """Return a price that stands at places on ladders, (n_tiers, n_resources); as it is where they are unknown."""
+    assert isinstance(setting, Price)
+    kept = np.isnan(rungs) | np.array(setting.given)
+    by_tier = np.where(kept, np.array(setting.of_tiers), price_of(np.nan_to_num(rungs)))
+    return replace(setting, by_tier=tuple(map(tuple, by_tier.tolist())))
 
 
 @numba.njit(**LENT)

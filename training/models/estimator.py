@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import Cell, Windows
+from reclaim.data.windows import Cell, Windows, demand
 from reclaim.features.fold.batch import FeatureState
 from reclaim.features.registry import feature_names
 from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate, Estimator, Forecast
 from reclaim.training.margins.ladder import Ladder, ladder_of, reserved_at, size_weight
+from reclaim.training.margins.own_price import Risk, risk_of
 from reclaim.training.margins.price import Price
 from reclaim.training.models.survival import N_BELOW
 
@@ -41,6 +42,8 @@ class ForecastEstimator(Estimator):
         What is known of the cell that the tasks run in.
     related : bool
         Whether the forecaster reads the features of related tasks, too.
+    own_price : bool
+        Whether the model's price is solved from its curves (``margins.own_price``).
 
     Raises
     ------
@@ -57,6 +60,7 @@ class ForecastEstimator(Estimator):
         cell: Cell = Cell(),  # noqa: B008 - frozen
         *,
         related: bool = False,
+        own_price: bool = False,
     ) -> None:
         if horizon_s not in forecaster.horizons_s:
             raise ConfigError(f"horizon_s must be one of {forecaster.horizons_s} for this model, got {horizon_s}")
@@ -64,6 +68,7 @@ class ForecastEstimator(Estimator):
         self.horizon_s = horizon_s
         self.price = price
         self.mean_limit = mean_limit
+        self.own_price = own_price
         self._names = feature_names(related=related)
         self._state = FeatureState(cell, related=related)
 
@@ -99,6 +104,10 @@ class ForecastEstimator(Estimator):
         ladder = ladder_at(forecast, self.horizon_s, windows.limit, self.mean_limit, self.forecaster.threads)
         return ladder, forecast
 
+    def risk(self, ladder: Ladder, forecast: Forecast, windows: Windows) -> Risk:
+        """Return the risk at each price of what ``ladder`` gave."""
+        return risk_at(forecast, self.horizon_s, ladder, windows, self.forecaster.threads)
+
     def answer(self, x: NDArray[np.float32], windows: Windows) -> Estimate:
         """Answer for windows whose features are known already; arguments as for ``ladder``, remembers nothing."""
         ladder, forecast = self.ladder(x, windows)
@@ -116,9 +125,20 @@ def ladder_at(
 
     Thresholds below what is used now are left out, for a guard lifts to that.
     """
-    of_resources = slice(len(RESOURCES))  # the first targets
+    return ladder_of(*_from_now(forecast, horizon_s), size_weight(limit, mean_limit), threads)
+
+
+def risk_at(forecast: Forecast, horizon_s: int, ladder: Ladder, windows: Windows, threads: int = 1) -> Risk:
+    """Return the risk at each price of what ``ladder_at`` gave."""
+    used = demand(windows) / np.where(windows.limit > 0, windows.limit, np.nan)
+    return risk_of(ladder, *_from_now(forecast, horizon_s), used, threads)
+
+
+def _from_now(forecast: Forecast, horizon_s: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the curves of the resources, the first targets, over a horizon, and their thresholds from used now on."""
+    of_resources = slice(len(RESOURCES))
     survival = forecast.survival[:, of_resources, forecast.horizons_s.index(horizon_s), N_BELOW:]
-    return ladder_of(survival, forecast.thresholds[:, of_resources, N_BELOW:], size_weight(limit, mean_limit), threads)
+    return survival, forecast.thresholds[:, of_resources, N_BELOW:]
 
 
 def at_price(price: Price, ladder: Ladder, windows: Windows, forecast: Forecast | None = None) -> Estimate:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # torch is behind it, whose import takes longer than all else
 
 @dataclass(frozen=True)
 class Heads:
-    """Outputs of a network that were fitted; the others never had a gradient, so their values mean nothing.
+    """Outputs that were fitted; the others mean nothing.
 
     Attributes
     ----------
@@ -61,11 +61,16 @@ class Forecaster(Protocol):
         Last axis of ``Forecast.quantiles``, increasing.
     horizons_s : tuple of int
         Horizons it was fitted for, in seconds; at the others its answers are NaN.
+    heads : Heads
+        What it was fitted for; all else is NaN.
     threads : int
         For large calls; the answers do not depend on it.
     """
 
     threads: int
+
+    @property
+    def heads(self) -> Heads: ...  # noqa: D102 - see the class
 
     @property
     def quantile_levels(self) -> tuple[float, ...]: ...  # noqa: D102 - see the class

@@ -29,7 +29,7 @@ from reclaim.training.estimators.base import Forecast
 from reclaim.training.models.oom_model import OomModel
 
 if TYPE_CHECKING:
-    from reclaim.training.models.forecaster import Forecaster, InputRanges
+    from reclaim.training.models.forecaster import Forecaster, Heads, InputRanges
 
 FEW: Final = 20
 """Positive tasks (rows, where tasks are unknown) below which the slope is at most 1: that a forecast should be
@@ -222,6 +222,11 @@ class Calibrated:
     def horizons_s(self) -> tuple[int, ...]:
         """Those that it was fitted for."""
         return self.bare.horizons_s
+
+    @property
+    def heads(self) -> Heads:
+        """Outputs that the forecaster and the model of the probability were fitted for."""
+        return self.bare.heads if self.oom is None else replace(self.bare.heads, oom=self.oom.fitted)
 
     @property
     def threads(self) -> int:

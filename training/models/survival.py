@@ -12,7 +12,7 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from reclaim.data.core import vectors
-from reclaim.data.core.jit import LENT
+from reclaim.data.core.jit import LENT, straight
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.core.vectors import INTEGERS, LANES, in_llvm, numba_tools
 from reclaim.features.registry import AT, SIGNALS
@@ -178,7 +178,7 @@ def _quantiles(survival: Any, thresholds: Any, above: Any, bounds: Any, counts: 
                     else:
                         s0, r0 = (np.float64(s[k - 1]), np.float64(r[k - 1])) if k > 0 else (1.0, 0.0)
                         s1, r1 = np.float64(s[k]), np.float64(r[k])
-                        out[i, t, h, q] = min(r0 + (s0 - above[q]) / (s0 - s1) * (r1 - r0), r1)
+                        out[i, t, h, q] = min(straight(above[q], s0, r0, s1, r1), r1)
 
 
 def exceedance(
@@ -210,7 +210,7 @@ def _exceed(survival: Any, thresholds: Any, share: Any, out: Any) -> None:
             out[i] = s[len(r) - 1]
         else:
             s0, r0 = (np.float64(s[k - 1]), np.float64(r[k - 1])) if k > 0 else (1.0, 0.0)
-            out[i] = s0 + (share[i] - r0) / (r[k] - r0) * (s[k] - s0)
+            out[i] = straight(share[i], r0, s0, r[k], s[k])
 
 
 def log_loss(
@@ -270,7 +270,7 @@ def _crps(survival: Any, thresholds: Any, y: Any, out: Any) -> None:
                 for k in range(len(r)):
                     r1, s1 = np.float64(r[k]), np.float64(s[k])
                     if r0 < demand < r1:
-                        middle = s0 + (demand - r0) / (r1 - r0) * (s1 - s0)
+                        middle = straight(demand, r0, s0, r1, s1)
                         total += (demand - r0) * _squares(1 - s0, 1 - middle) + (r1 - demand) * _squares(middle, s1)
                     elif r1 <= demand:
                         total += (r1 - r0) * _squares(1 - s0, 1 - s1)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from reclaim.data.errors import ModelError
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
+from reclaim.training.models.forecaster import Heads
 from reclaim.training.models.survival import N_THRESHOLDS, forecast_of, thresholds_of
 from reclaim.training.settings import QUANTILE_LEVELS
 
@@ -97,6 +98,13 @@ class TreeForecaster:
     def quantile_levels(self) -> tuple[float, ...]:
         """Levels that are read off the curves."""
         return QUANTILE_LEVELS
+
+    @property
+    def heads(self) -> Heads:
+        """The targets that have a model, at its horizon."""
+        at = np.array(HORIZONS_S) == self.horizons_s[0]
+        fitted = np.array([model is not None for model in self.steps])
+        return Heads(fitted[:, None] & at, at & (self.classifier is not None))
 
     def input_ranges(self) -> None:
         """Return None: trees split, they do not standardise."""

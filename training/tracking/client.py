@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from reclaim.data.errors import ModelError
+from reclaim.data.errors import ModelAbsentError, ModelError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,9 +33,9 @@ def default_tracking_uri() -> str:
 
 
 def store_reader(wanted: str) -> MlflowClient:
-    """Return a client of the current store; ModelError that names what is wanted where there is no store."""
+    """Return a client of the current store; ModelAbsentError that names what is wanted where there is no store."""
     if missing(default_tracking_uri()):
-        raise ModelError(f"no {wanted} in {default_tracking_uri()}; train one with `reclaim train`")
+        raise ModelAbsentError(f"no {wanted} in {default_tracking_uri()}; train one with `reclaim train`")
     return store_client()
 
 

@@ -1,18 +1,27 @@
-"""Finds the model that a reference names: a registered version, fetched, or a folder."""
+"""Finds the model that a reference names: a registered version, fetched, a folder, or the built-in one."""
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from reclaim.data.errors import ModelError
-from reclaim.training.tracking.runs import fetch_bundle, resolve_model
+from reclaim.data.errors import ModelAbsentError, ModelError
+from reclaim.training.tracking.runs import CHAMPION, fetch_bundle, resolve_model
+
+log = logging.getLogger(__name__)
 
 _REGISTERED: Final = re.compile(r"(?P<name>[\w.-]+)(?:@(?P<alias>[\w.-]+)|/(?P<version>\d+))")
 LOCAL_VERSION: Final = "local"
 """Version of a bundle from a folder rather than the registry."""
+BUILTIN: Final = "builtin"
+"""Reference and name of the model that comes with the package; a folder of that name is ``./builtin``."""
+BUILTIN_VERSION: Final = "1"
+"""Its version: raised with every change of its files."""
+BUILTIN_FOLDER: Final = Path(__file__).parents[1] / "builtin"
+"""Its bundle."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,11 @@ class ModelLocation:
         return self.version != LOCAL_VERSION
 
     @property
+    def builtin(self) -> bool:
+        """True if it came with the package."""
+        return self.folder == BUILTIN_FOLDER
+
+    @property
     def label(self) -> str:
         """``NAME/VERSION`` of a registered model, the name of a folder."""
         return f"{self.name}/{self.version}" if self.registered else self.name
@@ -54,24 +68,51 @@ def find_model(reference: str) -> ModelLocation:
     Parameters
     ----------
     reference : str
-        ``NAME@ALIAS`` or ``NAME/VERSION`` of a registered model, or the folder of a bundle.
+        ``NAME@ALIAS`` or ``NAME/VERSION`` of a registered model, the folder of a bundle, or ``BUILTIN``.
 
     Raises
     ------
     ModelError
         There is no such model; the message says how to make one.
     """
+    if reference == BUILTIN:
+        return builtin_model()
     if is_folder(reference):
         folder = Path(reference).expanduser().resolve()
         if not folder.is_dir():
             raise ModelError(
-                f"no model {reference!r}: neither NAME@ALIAS, NAME/VERSION nor an existing folder; "
+                f"no model {reference!r}: neither NAME@ALIAS, NAME/VERSION, builtin nor an existing folder; "
                 "`reclaim train DATASET` or `reclaim demo` registers reclaim@champion"
             )
         return ModelLocation(folder.name, LOCAL_VERSION, folder, reference)
     found = resolve_model(reference)
     folder, _ = fetch_bundle(f"{found.name}/{found.version}")
     return ModelLocation(found.name, found.version, folder.resolve(), reference, found.run_id)
+
+
+def builtin_model(reference: str = BUILTIN) -> ModelLocation:
+    """Return the location of the built-in model, as what ``reference`` resolved to."""
+    return ModelLocation(BUILTIN, BUILTIN_VERSION, BUILTIN_FOLDER, reference)
+
+
+def is_champion(reference: str) -> bool:
+    """Return whether a reference is that of the model that is served: the built-in one serves where it has none yet."""
+    registered = _REGISTERED.fullmatch(reference)
+    return registered is not None and registered["alias"] == CHAMPION
+
+
+def find_served(reference: str) -> ModelLocation:
+    """Return the location of a model as ``find_model`` does, of the built-in one where there is no champion.
+
+    A champion that is damaged, or in a store that cannot be reached, is an error.
+    """
+    try:
+        return find_model(reference)
+    except ModelAbsentError as error:
+        if not is_champion(reference):
+            raise
+        log.warning("%s; the built-in model answers", error)
+        return builtin_model(reference)
 
 
 def is_alias(reference: str) -> bool:
@@ -81,5 +122,5 @@ def is_alias(reference: str) -> bool:
 
 
 def is_folder(reference: str) -> bool:
-    """Return whether a reference is the path of a folder."""
+    """Return whether a reference is that of a folder, the built-in model's included: no registry knows it."""
     return _REGISTERED.fullmatch(reference) is None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from reclaim.data.core.nested import flatten
-from reclaim.data.errors import ModelError
+from reclaim.data.errors import ModelAbsentError, ModelError
 from reclaim.training.tracking.client import (
     artifact_folder,
     default_tracking_uri,
@@ -278,8 +278,10 @@ def resolve_model(reference: str) -> ModelVersion:
 
     Raises
     ------
-    ModelError
+    ModelAbsentError
         There is no such model, alias or version.
+    ModelError
+        The store cannot be used or does not answer.
     """
     from mlflow.exceptions import MlflowException
 
@@ -287,7 +289,8 @@ def resolve_model(reference: str) -> ModelVersion:
     try:
         return version_of(client, reference)
     except MlflowException as error:
-        raise ModelError(
+        kind = ModelAbsentError if error.error_code in ABSENT else ModelError
+        raise kind(
             f"no model {reference} in {default_tracking_uri()} ({error.message}); train one with `reclaim train`"
         ) from error
 

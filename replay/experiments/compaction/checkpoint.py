@@ -18,9 +18,11 @@ from reclaim.data.windows import demand
 from reclaim.replay.closed_loop.constraints import Constraints, most_per_machine
 from reclaim.replay.closed_loop.workload import machines_of, priorities
 from reclaim.replay.experiment import ORACLE, Source
-from reclaim.replay.experiments.compaction.packing import MachineSet, TaskSet
+from reclaim.replay.experiments.compaction.contenders import Key, foreseen
+from reclaim.replay.experiments.compaction.packing import Booked, MachineSet, TaskSet
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates
 from reclaim.replay.open_loop.history import current_reservations, oracle
+from reclaim.replay.open_loop.machines import MachineContenders
 from reclaim.replay.open_loop.period import Period
 
 HOUR_OF_DAY: Final = 14.0
@@ -41,8 +43,8 @@ class Checkpoint:
         ``n`` tasks, without those inside alloc instances, which use the instance's resources.
     machines : MachineSet
         Of the period, those that take work.
-    reserved : mapping of (estimator, margin) to float64, shape (n, n_resources)
-        The current reservations; the limit where they are unknown.
+    reserved : mapping of (estimator, margin) to Booked
+        The current reservations, the limit where they are unknown; or what an estimator of machines foresees.
     used : float64, shape (n, n_slots, n_resources)
         Demand of each task in each slot of the horizon that begins now (``data.windows.demand``); 0 after its end.
     too_large : int
@@ -52,7 +54,7 @@ class Checkpoint:
     time_us: int
     workload: TaskSet
     machines: MachineSet
-    reserved: Mapping[tuple[str, str], NDArray[np.float64]]
+    reserved: Mapping[Key, Booked]
     used: NDArray[np.float64]
     too_large: int
 
@@ -108,9 +110,16 @@ def check_times(period: Period, times: Sequence[int], horizon_s: int) -> None:
 
 
 def take_checkpoint(
-    source: Source, estimates: Estimates, constraints: Constraints, time_us: int, horizon_s: int
+    source: Source,
+    estimates: Estimates,
+    constraints: Constraints,
+    time_us: int,
+    horizon_s: int,
+    contenders: MachineContenders | None = None,
 ) -> Checkpoint:
     """Take a checkpoint of the test period, with what every estimator reserves under each of its margins.
+
+    ``contenders`` are further ones.
 
     Raises
     ------
@@ -141,13 +150,15 @@ def take_checkpoint(
             "capacities and placement constraints, or name other moments: `--set 'at_us=[...]'`"
         )
     workload, rows = replace(workload, picky=hosts <= HANDFUL).take(kept), rows[kept]
+    contenders = contenders or MachineContenders()
+    reserved = _reservations(estimates, rows, contenders)
     return Checkpoint(
         time_us=time_us,
         workload=workload,
         machines=machines,
         reserved={
-            key: np.where(np.isnan(reserved), workload.limit, reserved)
-            for key, reserved in _reservations(estimates, rows).items()
+            **{key: np.where(np.isnan(of), workload.limit, of) for key, of in reserved.items()},
+            **foreseen(contenders, rows),
         },
         used=_used(estimates, rows, number, time_us, horizon_s),
         too_large=int((~kept).sum()),
@@ -202,7 +213,9 @@ def _workload_at(
     )
 
 
-def _reservations(estimates: Estimates, rows: NDArray[np.int64]) -> dict[tuple[str, str], NDArray[np.float64]]:
+def _reservations(
+    estimates: Estimates, rows: NDArray[np.int64], contenders: MachineContenders
+) -> dict[Key, NDArray[np.float64]]:
     """Return the reservations current as the windows of rows began, from these and their previous windows alone."""
     before = estimates.history.previous[rows]
     around = np.union1d(rows, before[before >= 0])
@@ -217,9 +230,9 @@ def _reservations(estimates: Estimates, rows: NDArray[np.int64]) -> dict[tuple[s
         (ORACLE, "none"): current_reservations(oracle(history).reservation, history)[at],
         (LIMIT, "none"): estimates.history.windows.limit[rows],
     }
-    for name in estimates.answers:
-        for margin, reservation in few.reservations(name).items():
-            reserved[name, margin] = current_reservations(reservation, history)[at]
+    answered = {(name, margin): of for name in estimates.answers for margin, of in few.reservations(name).items()}
+    for key, reservation in (answered | contenders.reserved(few)).items():
+        reserved[key] = current_reservations(reservation, history)[at]
     return reserved
 
 

@@ -12,8 +12,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reclaim.data.core.style import INK, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, Results
-from reclaim.replay.experiments.compaction.page import summary_table
+from reclaim.replay.experiment import BY_MACHINE, HEADLINE, ORACLE, Results
+from reclaim.replay.experiments.compaction.page import answers, summary_table
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.report.figures import KIND_COLOURS, leading, name_estimators
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -26,14 +26,16 @@ _BAR: Final = 0.26
 
 def machines_needed(results: Results) -> Figure:
     """Draw machines needed (EuroSys'15, Figure 10), and the tasks and machines over what is reserved or available."""
-    fixed_ends = {e["kind"]: e for e in results["estimators"] if e["kind"] not in COMPARED}
+    fixed_ends = {e["kind"]: e for e in results["estimators"] if e["kind"] in (LIMIT, ORACLE)}
     best = leading(results, summary_table(results), lambda e: -e["results"][HEADLINE]["share"]["value"])
-    shown = [fixed_ends[LIMIT], fixed_ends[ORACLE], *best]
+    named = {name for _, name, *_ in answers(results)}
+    by_machine = [e for e in results["estimators"] if e["kind"] in BY_MACHINE and e["name"] in named]
+    shown = [fixed_ends[LIMIT], fixed_ends[ORACLE], *by_machine, *best]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.5, 1.4 + 0.46 * len(shown)), layout="constrained")
         panels = figure.subplots(1, 1 + len(RESOURCES), sharey=True, width_ratios=[1.8] + [1.0] * len(RESOURCES))
         for row, estimator in enumerate(shown):
-            fixed = estimator["kind"] not in COMPARED
+            fixed = estimator["kind"] in fixed_ends
             colour = USAGE_COLOUR if fixed else KIND_COLOURS[estimator["kind"]]
             for margin, one in estimator["results"].items():
                 y = row if fixed else row + (MARGIN_NAMES.index(margin) - 1) * _BAR
@@ -46,10 +48,13 @@ def machines_needed(results: Results) -> Figure:
                     beyond = 100 * (share or 0.0)
                     ax.barh(y, beyond, 0.9 * _BAR, color=colour, alpha=_OPACITY[margin], linewidth=0, zorder=2)
                     ax.barh(y, over, 0.5 * _BAR, color=INK, linewidth=0, zorder=3)
-                    tasks = "not known" if share is None else f"{beyond:.1f}"
-                    _label(ax, max(beyond, over), y, tasks + (f", machines {over:.1f}" if over else ""))
+                    tasks = (
+                        f"{beyond:.1f}" if share is not None else "" if estimator["kind"] in BY_MACHINE else "not known"
+                    )
+                    machines = f"machines {over:.1f}" if over else ""
+                    _label(ax, max(beyond, over), y, ", ".join(part for part in (tasks, machines) if part))
         for estimator in shown:
-            if estimator["kind"] not in COMPARED:
+            if estimator["kind"] in fixed_ends:
                 value = 100 * estimator["results"]["none"]["share"]["value"]
                 panels[0].axvline(value, color=INK, linewidth=1.1, linestyle=(0, (4, 2)), zorder=1)
         panels[0].axvline(100, color=INK, linewidth=1.0, zorder=1)

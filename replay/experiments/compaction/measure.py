@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +29,9 @@ from reclaim.replay.experiments.compaction.checkpoint import (
     checkpoint_times,
     take_checkpoint,
 )
+from reclaim.replay.experiments.compaction.contenders import Key
 from reclaim.replay.experiments.compaction.figures import machines_needed
-from reclaim.replay.experiments.compaction.packing import LOOK_BELOW, PENDING_SHARE
+from reclaim.replay.experiments.compaction.packing import LOOK_BELOW, PENDING_SHARE, Foreseen
 from reclaim.replay.experiments.compaction.page import (
     CHANCE,
     COLUMNS,
@@ -39,8 +40,9 @@ from reclaim.replay.experiments.compaction.page import (
     runs,
     summary_table,
 )
-from reclaim.replay.experiments.compaction.trials import Key, Trial, compact
+from reclaim.replay.experiments.compaction.trials import Trial, compact
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
+from reclaim.replay.open_loop.machines import BY_MACHINE_DEFINITION, MachineContenders
 from reclaim.replay.open_loop.period import period_facts
 from reclaim.replay.open_loop.scoring import per_resource
 from reclaim.replay.settings import ReplayConfig
@@ -62,6 +64,9 @@ class CompactionConfig(ReplayConfig):
     """Orders in which machines are removed at each checkpoint, each drawn by a seed of its own."""
     policy: str = "hybrid"
     """Rule that picks one of the machines with room for a task; one of ``placement.POLICIES``."""
+    production_by_limit: bool = True
+    """Places production by its limits, as Borg does: on no machine do these sum to more than the capacity. Without, all
+    tasks are placed by what is reserved alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,9 +96,15 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
     times = list(config.at_us) or checkpoint_times(estimates.period, config.checkpoints, config.horizon_s, monday_us)
     check_times(estimates.period, times, config.horizon_s)
     compacted, facts = [], []
+    with source.timed("machines"):
+        contenders = MachineContenders.set_on_validation(source, estimates, config)
     with source.timed("compaction"):
         for time_us in tqdm(times, desc="compacting", unit="checkpoint", disable=None if source.progress else True):
-            checkpoint = take_checkpoint(source, estimates, constraints, time_us, config.horizon_s)
+            checkpoint = take_checkpoint(source, estimates, constraints, time_us, config.horizon_s, contenders)
+            production = checkpoint.workload.production
+            if not config.production_by_limit:
+                nothing = replace(checkpoint.workload, production=np.zeros_like(production))
+                checkpoint = replace(checkpoint, workload=nothing)
             clones, trials = compact(checkpoint, count=config.trials, policy=config.policy, seed=config.seed)
             compacted.append(summarise(checkpoint, trials))
             limits = checkpoint.workload.limit.sum(axis=0)
@@ -101,7 +112,7 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
                 "time_us": time_us,
                 "hours": (time_us - estimates.period.slots.first_us) / 3.6e9,
                 "tasks": len(checkpoint.workload),
-                "production": int(checkpoint.workload.production.sum()),
+                "production": int(production.sum()),
                 "machines": len(checkpoint.machines),
                 "clones": clones,
                 "too_large": checkpoint.too_large,
@@ -113,7 +124,7 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
     results = {
         "dataset": period_facts(estimates.period),
         "checkpoints": facts,
-        "estimators": _estimators(source, estimates, compacted),
+        "estimators": _estimators(source, estimates, contenders, compacted),
         "trials": config.trials,
         "horizon_s": config.horizon_s,
         "policy": config.policy,
@@ -125,10 +136,14 @@ def summarise(checkpoint: Checkpoint, trials: Mapping[Key, list[Trial]]) -> dict
     """Return the results of a checkpoint's trials by contender; ``LIMIT`` is one of them."""
     most = checkpoint.used.max(axis=1)
     known = _limit_known(checkpoint)
-    beyond = {key: known & violates(most, checkpoint.reserved[key]) for key in trials}  # (n, R) each
+    beyond = {
+        key: known & violates(most, of)  # (n, R) each
+        for key in trials
+        if not isinstance(of := checkpoint.reserved[key], Foreseen)
+    }
     return {
         key: _counted(checkpoint, trials[key], trials[LIMIT, "none"])
-        | _failed(beyond[key], beyond.get((REFERENCE, key[1])), known.sum(axis=0))
+        | _failed(beyond.get(key), beyond.get((REFERENCE, key[1])), known.sum(axis=0))
         for key in trials
     }
 
@@ -140,13 +155,15 @@ def _limit_known(checkpoint: Checkpoint) -> NDArray[np.bool_]:
 
 
 def _failed(
-    beyond: NDArray[np.bool_], of_reference: NDArray[np.bool_] | None, known: NDArray[np.int64]
+    beyond: NDArray[np.bool_] | None, of_reference: NDArray[np.bool_] | None, known: NDArray[np.int64]
 ) -> dict[str, Any]:
     """Return share and number of the tasks beyond their reservation, and the numbers only one of two estimators fails.
 
     The share is of tasks with a ``known`` limit, None without any. ``beyond_alone`` is [the contender's, the
-    reference's] at the same margin, None without a reference.
+    reference's] at the same margin, None without a reference. All are None where no task has a reservation of its own.
     """
+    if beyond is None:
+        return {"beyond": dict.fromkeys(RESOURCES), "beyond_tasks": dict.fromkeys(RESOURCES), "beyond_alone": None}
     alone = {}
     if of_reference is not None:
         pairs = ((beyond & ~of_reference).sum(axis=0), (of_reference & ~beyond).sum(axis=0))
@@ -171,6 +188,7 @@ def _counted(checkpoint: Checkpoint, trials: list[Trial], without: list[Trial]) 
         "additional_share": of_limit / needed - 1,
         "over": _spread([t.over for t in trials]),
         "used": _spread([t.used for t in trials]),
+        "passed": _spread([t.passed for t in trials]),
         "pending": max(t.pending for t in trials),
         "trials": counts,
     }
@@ -186,11 +204,11 @@ def _spread(values: list[NDArray[np.float64]]) -> dict[str, dict[str, float]]:
 
 
 def _estimators(
-    source: Source, estimates: Estimates, compacted: list[dict[Key, dict[str, Any]]]
+    source: Source, estimates: Estimates, contenders: MachineContenders, compacted: list[dict[Key, dict[str, Any]]]
 ) -> list[dict[str, Any]]:
     """Return every estimator's results over all checkpoints, and at each of them."""
     kinds = {name: source.kind(name) for name in estimates.answers}
-    kinds |= {LIMIT: LIMIT, ORACLE: ORACLE}
+    kinds |= contenders.kinds | {LIMIT: LIMIT, ORACLE: ORACLE}
     return [
         {
             "name": name,
@@ -209,10 +227,11 @@ def _over_checkpoints(at: list[dict[str, Any]]) -> dict[str, Any]:
     """Return means over the checkpoints with minimum and maximum of all trials; and each checkpoint's results."""
     saved = {key: float(np.mean([one[key] for one in at])) for key in ("saved_share", "additional_share")}
     counted = {key: _joined([one[key] for one in at]) for key in ("machines", "share")}
-    used = {key: {r: _joined([one[key][r] for one in at]) for r in RESOURCES} for key in ("over", "used")}
+    used = {key: {r: _joined([one[key][r] for one in at]) for r in RESOURCES} for key in ("over", "used", "passed")}
     shares = {r: [share for one in at if (share := one["beyond"][r]) is not None] for r in RESOURCES}
     beyond = {r: float(np.mean(of)) if of else None for r, of in shares.items()}
-    tasks = {r: sum(one["beyond_tasks"][r] for one in at) for r in RESOURCES}
+    counts = {r: [one["beyond_tasks"][r] for one in at] for r in RESOURCES}
+    tasks = {r: None if None in of else sum(of) for r, of in counts.items()}
     pairs = [one["beyond_alone"] for one in at]
     alone = None if None in pairs else {r: [sum(p[r][i] for p in pairs) for i in range(2)] for r in RESOURCES}
     failed = {"beyond": beyond, "beyond_tasks": tasks, "beyond_alone": alone}
@@ -247,9 +266,15 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
         ),
         "rules of the packing": (
             "Priorities from high to low, large tasks first; of the machines with room, the one that the policy "
-            f"({config.policy}) likes best. Production (tiers prod and mon) is placed by limit: on no machine do its "
-            "limits sum to more than the capacity. The reservations of all tasks sum to no more than the capacity "
-            "either. Placement constraints and the most tasks of a job on one machine hold; for jobs of more tasks "
+            f"({config.policy}) likes best. "
+            + (
+                "Production (tiers prod and mon) is placed by limit: on no machine do its limits sum to more than the "
+                "capacity. The reservations of all tasks sum to no more than the capacity either. "
+                if config.production_by_limit
+                else "All tasks are placed by what is reserved, production too; it sums to no more than the capacity. "
+            )
+            + "An estimator of machines reserves for all tasks on a machine and the one to be placed together. "
+            "Placement constraints and the most tasks of a job on one machine hold; for jobs of more tasks "
             "than half the cell has machines they are preferences. A bound on the tasks behind one switch is not kept."
         ),
         "picky tasks": (
@@ -269,6 +294,11 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
             f"slot of the next {config.horizon_s} s exceeds the capacity: each task's largest memory within the slot, "
             "summed. Tasks that start later are not among them."
         ),
+        "sum of tasks; learned machine": BY_MACHINE_DEFINITION,
+        "machines beyond": (
+            "Of the machines left, the share on which the tasks together use more within the horizon than is reserved "
+            "for them: for their sum, or by the estimator of machines. A machine that is not full has room beyond that."
+        ),
         "machines over CPU": (
             "The same for CPU: the sum of each task's 90th percentile within the slot, capped at its limit. Tasks "
             "there are throttled, none dies."
@@ -283,7 +313,7 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
             f"Measured by `{REFERENCE}` at the same margin, for CPU and for memory. Of the tasks beyond their "
             f"reservation only those count that one of the two fails and the other does not: no more than {CHANCE:g} "
             "times the square root of their number apart, they may differ by chance. Of the machines, by no more than "
-            f"{100 * SAME_SHARE:g} % of those left."
+            f"{100 * SAME_SHARE:g} % of those left. What keeps a budget of machines is judged by machines alone."
         ),
         "used": "What is so used of the capacity of all machines left, the mean over the slots of the horizon.",
         "saved": "The share of the machines needed without reclamation that is not needed.",
@@ -297,7 +327,7 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="compaction",
     title="Compaction: how few machines hold the workload",
-    version=3,
+    version=4,
     config=CompactionConfig,
     measure=measure,
     page=page,

@@ -2,7 +2,7 @@
 
 Production is placed by its limits and never relies on reclaimed resources: on no machine do these limits sum to more
 than the capacity. What is booked of all tasks sums to no more than the capacity either: of each its reservation, or its
-limit without reclamation.
+limit without reclamation. An estimator of machines books for all tasks on a machine together (``Foreseen``).
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from reclaim.data.core.jit import LENT
 from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.placement import POLICIES, POLICY, score
+from reclaim.training.machines.curve import COMPILED, reserve
+from reclaim.training.machines.estimator import MachineEstimator
+from reclaim.training.machines.terms import N_TERMS, T_HELD, T_USAGE
 from reclaim.training.margins.violation import room as room_of
 
 PENDING_SHARE: Final = 0.002
@@ -99,14 +102,52 @@ class MachineSet:
         return MachineSet(np.ascontiguousarray(self.capacity[rows]), np.ascontiguousarray(self.allowed[:, rows]))
 
 
+@dataclass(frozen=True)
+class Foreseen:
+    """Books for the tasks of a machine together what an estimator of machines reserves for them.
+
+    Attributes
+    ----------
+    terms : float64, shape (n, n_resources, N_TERMS)
+        What each task adds to the sums of its machine.
+    estimator : MachineEstimator
+    margins : tuple of float, in the order ``schema.RESOURCES``
+    """
+
+    terms: NDArray[np.float64]
+    estimator: MachineEstimator
+    margins: tuple[float, ...]
+
+    def of_sets(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what is booked for sets, shape (n, n_resources, N_TERMS); shape (n, n_resources)."""
+        return self.estimator.at(self.margins, sums)
+
+    def compiled(self) -> tuple[NDArray[np.float64], NDArray[Any]]:
+        """Return margins and curves by resource, as kernels take them; shape (n_resources,) each."""
+        curves = zip(self.estimator.curves, self.estimator.mean_limit, strict=True)
+        return np.array(self.margins), np.concatenate([curve.compiled(mean_limit) for curve, mean_limit in curves])
+
+
+Booked = NDArray[np.float64] | Foreseen
+"""Resources booked for each task, shape (n, n_resources), without NaN; or for the tasks of a machine together."""
+
+
+def booked_on(booked: Booked, placed: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+    """Return what is booked on ``n`` machines for the tasks placed there, -1 for nowhere; shape (n, n_resources)."""
+    here = placed >= 0
+    each = booked.terms if isinstance(booked, Foreseen) else booked
+    sums = np.zeros((n, *each.shape[1:]))
+    np.add.at(sums, placed[here], each[here])
+    return booked.of_sets(sums) if isinstance(booked, Foreseen) else sums
+
+
 class Packer:
     """Packs a workload under one set of reservations onto any number of machines.
 
     Parameters
     ----------
     workload : TaskSet
-    booked : float64, shape (n, n_resources)
-        Resources booked for each task; no NaN.
+    booked : Booked
     policy : str
         One of ``placement.POLICIES``: which of the machines with room takes a task.
 
@@ -116,12 +157,13 @@ class Packer:
         The policy is unknown.
     """
 
-    def __init__(self, workload: TaskSet, booked: NDArray[np.float64], policy: str = "hybrid") -> None:
+    def __init__(self, workload: TaskSet, booked: Booked, policy: str = "hybrid") -> None:
         if policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy}")
         self._policy = np.zeros(1, POLICY)
         self._policy["stranding"], self._policy["leftover"] = POLICIES[policy]
-        self._order = workload.order(booked)
+        alone = booked.of_sets(booked.terms) if isinstance(booked, Foreseen) else booked
+        self._order = workload.order(alone)
         jobs, job = np.unique(workload.job[self._order], return_inverse=True)
         bounded = np.unique(job[workload.most[self._order] > 0])
         bounded_job = np.full(len(jobs), -1, np.int64)
@@ -129,7 +171,7 @@ class Packer:
         self._n_bounded = len(bounded)
         self._columns = (
             np.ascontiguousarray(workload.limit[self._order]),
-            np.ascontiguousarray(booked[self._order]),
+            np.ascontiguousarray(np.zeros_like(alone) if isinstance(booked, Foreseen) else booked[self._order]),
             workload.production[self._order],
             workload.constraint_set[self._order],
             bounded_job[job],
@@ -137,8 +179,14 @@ class Packer:
             workload.soft[self._order],
             workload.picky[self._order],
         )
+        if isinstance(booked, Foreseen):
+            self._together = np.ascontiguousarray(booked.terms[self._order]), *booked.compiled()
+            least = booked.terms[..., T_USAGE] + booked.terms[..., T_HELD]
+        else:
+            self._together = np.zeros((0, alone.shape[1], N_TERMS)), np.zeros(0), np.zeros(0, COMPILED)
+            least = booked
         must, by_limit = ~workload.picky, ~workload.picky & workload.production
-        self._least = np.stack([booked[must].sum(axis=0), workload.limit[by_limit].sum(axis=0)])  # (2, R)
+        self._least = np.stack([least[must].sum(axis=0), workload.limit[by_limit].sum(axis=0)])  # (2, R)
         self._pending = int(PENDING_SHARE * len(workload))
 
     def place(self, machines: MachineSet, n: int) -> NDArray[np.int64] | None:
@@ -146,9 +194,10 @@ class Packer:
         room = room_of(machines.capacity[:n])
         placed = np.full(len(self._order), -1, np.int64)
         together = np.zeros((self._n_bounded, n), np.int32)
+        sums = np.zeros((n, *self._together[0].shape[1:]))
         fits = _place(
-            *self._columns, machines.capacity, machines.allowed, self._policy[0],
-            self._pending, room, room.copy(), together, placed,
+            *self._columns, *self._together, machines.capacity, machines.allowed, self._policy[0],
+            self._pending, room, room.copy(), together, sums, np.empty(N_TERMS), placed,
         )  # fmt: skip
         if not fits:
             return None
@@ -197,6 +246,9 @@ def _place(
     most: Any,  # (n,) int64
     soft: Any,  # (n,) bool
     picky: Any,  # (n,) bool
+    terms: Any,  # (n, R, N_TERMS) float64, or (0, R, N_TERMS) where each task has something booked for itself
+    margins: Any,  # (R,) float64, or (0,)
+    curves: Any,  # (R,) of curve.COMPILED, or (0,)
     capacity: Any,  # (m, R) float64
     allowed: Any,  # (n_sets, m) bool
     policy: Any,  # record of placement.POLICY
@@ -204,22 +256,25 @@ def _place(
     room: Any,  # (m, R) float64, changed
     limit_room: Any,  # (m, R) float64, changed
     together: Any,  # (n_bounded, m) int32, changed
+    sums: Any,  # (m, R, N_TERMS) float64, changed
+    both: Any,  # (N_TERMS,) float64, changed
     placed: Any,  # (n,) int64, written
 ) -> bool:
     """Place tasks in their order; returns False as soon as one does not fit that must.
 
     ``room`` is what is left of the machines' capacity after all that is booked, ``limit_room`` after production's
-    limits, ``together`` how many tasks of each bounded job a machine has.
+    limits, ``together`` how many tasks of each bounded job a machine has, ``sums`` those of the terms of its tasks.
     """
     for i in range(len(placed)):
+        its_terms = terms[i : i + 1]
         at = _best(
-            limit[i], booked[i], production[i], allowed[constraint_set[i]], bounded_job[i], most[i], capacity,
-            policy, room, limit_room, together, True,
+            limit[i], booked[i], production[i], allowed[constraint_set[i]], bounded_job[i], most[i], its_terms,
+            margins, curves, capacity, policy, room, limit_room, together, sums, both, True,
         )  # fmt: skip
         if at < 0 and soft[i]:
             at = _best(
-                limit[i], booked[i], production[i], allowed[constraint_set[i]], bounded_job[i], most[i], capacity,
-                policy, room, limit_room, together, False,
+                limit[i], booked[i], production[i], allowed[constraint_set[i]], bounded_job[i], most[i], its_terms,
+                margins, curves, capacity, policy, room, limit_room, together, sums, both, False,
             )  # fmt: skip
         if at < 0:
             may_wait -= 1
@@ -233,13 +288,17 @@ def _place(
             room[at, r] -= booked[i, r]
             if production[i]:
                 limit_room[at, r] -= limit[i, r]
+            if len(its_terms):
+                for k in range(sums.shape[2]):
+                    sums[at, r, k] += its_terms[0, r, k]
     return True
 
 
 @numba.njit(**LENT)
 def _best(
-    limit: Any, booked: Any, production: bool, allowed: Any, bounded_job: int, most: int, capacity: Any,
-    policy: Any, room: Any, limit_room: Any, together: Any, hard: bool,
+    limit: Any, booked: Any, production: bool, allowed: Any, bounded_job: int, most: int, terms: Any, margins: Any,
+    curves: Any, capacity: Any, policy: Any, room: Any, limit_room: Any, together: Any, sums: Any, both: Any,
+    hard: bool,
 ) -> int:  # fmt: skip
     """Return the machine that takes one task, -1 for none; constraints and ``most`` count only if ``hard``."""
     best, least = -1, np.inf
@@ -254,7 +313,20 @@ def _best(
             cpu, memory = min(cpu, limit_cpu), min(memory, limit_memory)
         if hard and (not allowed[m] or (most > 0 and together[bounded_job, m] >= most)):
             continue
+        if len(terms):
+            cpu = min(cpu, room[m, 0] - _with(sums[m, 0], terms[0, 0], margins[0], curves[0], both))
+            memory = min(memory, room[m, 1] - _with(sums[m, 1], terms[0, 1], margins[1], curves[1], both))
+            if cpu < 0 or memory < 0:
+                continue
         its_score = score(cpu / capacity[m, 0], memory / capacity[m, 1], policy)
         if its_score < least:
             best, least = m, its_score
     return best
+
+
+@numba.njit(inline="always")
+def _with(sums: Any, terms: Any, margin: float, curve: Any, both: Any) -> Any:
+    """Return what is reserved for a machine's tasks and one more."""
+    for k in range(len(both)):
+        both[k] = sums[k] + terms[k]
+    return reserve(both, margin, curve)

@@ -10,7 +10,17 @@ from typing import Any, Final
 from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import COMPARED, HEADLINE, ORACLE, REFERENCE, Column, Results, Run
+from reclaim.replay.experiment import (
+    BY_MACHINE,
+    COMPARED,
+    HEADLINE,
+    LEARNED_MACHINE,
+    ORACLE,
+    REFERENCE,
+    Column,
+    Results,
+    Run,
+)
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.report.page import runs_table
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -21,6 +31,8 @@ COLUMNS: Final = (
     Column("saved", "saved_share", percent=True),
     Column("out of memory", "over_memory", percent=True),
     Column("over CPU", "over_cpu", percent=True),
+    Column("machines beyond, memory", "passed_memory", percent=True),
+    Column("machines beyond, CPU", "passed_cpu", percent=True),
     Column("tasks beyond, memory", "beyond_memory", percent=True),
     Column("tasks beyond, CPU", "beyond_cpu", percent=True),
     Column("memory used", "used_memory", percent=True),
@@ -47,7 +59,7 @@ def runs(results: Results) -> list[Run]:
                 "machines_share_high": one["share"]["high"],
                 "saved_share": one["saved_share"],
                 "additional_share": one["additional_share"],
-                **{f"{key}_{r}": one[key][r]["value"] for key in ("over", "used") for r in RESOURCES},
+                **{f"{key}_{r}": one[key][r]["value"] for key in ("over", "passed", "used") for r in RESOURCES},
                 **{f"beyond_{r}": one["beyond"][r] for r in RESOURCES},
             },
             tags={"kind": kind},
@@ -61,11 +73,13 @@ def page(results: Results) -> dict[str, Any]:
     return {
         "margin": HEADLINE,
         "kinds": COMPARED,
-        "answers": _answers(results),
+        "by_machine_kinds": BY_MACHINE,
+        "answers": answers(results),
         "tasks": sum(c["tasks"] for c in results["checkpoints"]),
         "copies": max(c["clones"] for c in results["checkpoints"]),
         "summary": summary_table(results),
         "fewest": fewest_table(results),
+        "by_machine": by_machine_table(results),
         "runs": runs_table(runs(results), COLUMNS),
         "unexpected": unexpected(results),
         "checkpoints": _checkpoints(results),
@@ -78,24 +92,25 @@ def summary_table(results: Results) -> Table:
     columns = ("role", "estimator", "machines", "of the cell", "saved", "machines out of memory",
                "tasks beyond, memory", f"compared with {REFERENCE}")  # fmt: skip
     rows = tuple(
-        (role, name, *_needed(one), one["over"]["memory"]["value"], one["beyond"]["memory"], verdict)
-        for role, name, one, verdict in _answers(results)
-    )
+        (role, name.rpartition(" (")[0] if role in BY_MACHINE else name, *_needed(one), one["over"]["memory"]["value"],
+         one["beyond"]["memory"], verdict)
+        for role, name, one, verdict in answers(results)
+    )  # fmt: skip
     return Table(columns, rows, frozenset(columns[3:7]), _CAPTION)
 
 
-def _answers(results: Results) -> list[tuple[str, str, Mapping[str, Any], str | None]]:
+def answers(results: Results) -> list[tuple[str, str, Mapping[str, Any], str | None]]:
     """Return role, name, results and verdict of what the console and the large figures show."""
     found: list[tuple[str, str, Mapping[str, Any], str | None]] = [
         ("no reclamation", LIMIT, _of(results, LIMIT)["none"], None)
     ]
     at = {name: (kind, one) for name, kind, margin, one in _contenders(results) if margin == HEADLINE}
     reference = at.get(REFERENCE, (None, None))[1]
-    for kind in COMPARED:
+    for kind in (*COMPARED, *BY_MACHINE):
         mine = {name: one for name, (of, one) in at.items() if of == kind}
         if mine:
             name = min(mine, key=lambda n: _rank(mine[n]))
-            found.append((kind, name, mine[name], risk_verdict(mine[name], reference)))
+            found.append((kind, name, mine[name], risk_verdict(mine[name], reference, tasks=kind in COMPARED)))
     if reference is not None and all(name != REFERENCE for _, name, *_ in found):
         found.append(("Borg", REFERENCE, reference, None))
     return [*found, (ORACLE, ORACLE, _of(results, ORACLE)["none"], None)]
@@ -125,6 +140,26 @@ def fewest_table(results: Results) -> Table:
     return Table(columns, tuple(rows), frozenset(columns[4 : 6 + len(RESOURCES)]))
 
 
+def by_machine_table(results: Results) -> Table:
+    """Return what keeps a budget of machine peaks, at each budget the fewest machines first.
+
+    The trials compare the same orders of removal with the first model's estimator of machines.
+    """
+    rows: list[tuple[Cell, ...]] = []
+    for margin in MARGIN_NAMES:
+        found = [(name, kind, one) for name, kind, m, one in _contenders(results) if m == margin and kind in BY_MACHINE]
+        model = next((one for _, kind, one in found if kind == LEARNED_MACHINE), None)
+        for name, kind, one in sorted(found, key=lambda of: _rank(of[2])):
+            trials = (None, None, None) if model in (None, one) else _paired(one, model)
+            risks = (one[key][r]["value"] for key in ("passed", "over") for r in RESOURCES)
+            rows.append((margin, kind, name, *_needed(one), *risks, *trials))
+    columns = ("budget of", "role", "estimator", "machines", "of the cell", "saved",
+               *(f"machines beyond, {RESOURCE_WORDS[r]}" for r in RESOURCES),
+               *(f"machines out of {RESOURCE_WORDS[r]}" for r in RESOURCES),
+               "trials with fewer", "trials with more", "trials")  # fmt: skip
+    return Table(columns, tuple(rows), frozenset(columns[4 : 6 + 2 * len(RESOURCES)]))
+
+
 def _row(
     margin: str, role: str, name: str, one: Mapping[str, Any], reference: Mapping[str, Any] | None, tasks: int
 ) -> tuple[Cell, ...]:
@@ -138,11 +173,14 @@ def _needed(one: Mapping[str, Any]) -> tuple[Cell, ...]:
     return one["machines"]["value"], one["share"]["value"], one["saved_share"]
 
 
-def risk_verdict(one: Mapping[str, Any], reference: Mapping[str, Any] | None) -> str | None:
-    """Return whether one risks more than the reference beyond chance; None without a reference."""
+def risk_verdict(one: Mapping[str, Any], reference: Mapping[str, Any] | None, *, tasks: bool = True) -> str | None:
+    """Return whether one risks more than the reference beyond chance; None without a reference.
+
+    Without ``tasks`` machines alone are judged.
+    """
     if reference is None:
         return None
-    return "no more risk" if _no_riskier(one, reference) else "more risk"
+    return "no more risk" if _no_riskier(one, reference, tasks=tasks) else "more risk"
 
 
 def _paired(one: Mapping[str, Any], reference: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -207,12 +245,13 @@ def _rank(one: Mapping[str, Any]) -> tuple[float, ...]:
     return one["share"]["value"], *(of["value"] for of in over), *(share or 0.0 for share in beyond)
 
 
-def _no_riskier(one: Mapping[str, Any], reference: Mapping[str, Any]) -> bool:
+def _no_riskier(one: Mapping[str, Any], reference: Mapping[str, Any], *, tasks: bool = True) -> bool:
     """Return whether one fails no more tasks than the reference beyond chance, nor machines beyond ``SAME_SHARE``."""
     for r in RESOURCES:
-        mine, its = one["beyond_alone"][r]
-        if mine - its > CHANCE * sqrt(mine + its):
-            return False
+        if tasks:
+            mine, its = one["beyond_alone"][r]
+            if mine - its > CHANCE * sqrt(mine + its):
+                return False
         if one["over"][r]["value"] - reference["over"][r]["value"] > SAME_SHARE:
             return False
     return True

@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint
-from reclaim.replay.experiments.compaction.packing import Packer
+from reclaim.replay.experiments.compaction.contenders import Key
+from reclaim.replay.experiments.compaction.packing import Booked, Packer, booked_on
 from reclaim.replay.open_loop.estimates import LIMIT
-from reclaim.training.margins.violation import overruns
+from reclaim.training.margins.violation import overruns, violates
 
 MOST_CLONES: Final = 8
 """Most clones of a cell; Borg's paper says "a few times"."""
-
-Key = tuple[str, str]
-"""A contender: estimator and margin."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,15 @@ class Trial:
         Share of the machines whose usage exceeds the capacity.
     used : float64, shape (n_resources,)
         Mean usage over the capacity of all.
+    passed : float64, shape (n_resources,)
+        Share of the machines whose usage exceeds what is reserved on them.
     """
 
     machines: int
     pending: int
     over: NDArray[np.float64]
     used: NDArray[np.float64]
+    passed: NDArray[np.float64]
 
 
 def compact(checkpoint: Checkpoint, *, count: int, policy: str, seed: int) -> tuple[int, dict[Key, list[Trial]]]:
@@ -62,9 +63,7 @@ def compact(checkpoint: Checkpoint, *, count: int, policy: str, seed: int) -> tu
     for clones in range(1, MOST_CLONES + 1):
         found: dict[Key, list[Trial]] = {}
         for key in sorted(checkpoint.reserved, key=lambda k: k[0] != LIMIT):  # first the one that needs most
-            trials = _trials(
-                checkpoint, Packer(checkpoint.workload, checkpoint.reserved[key], policy), clones, count, seed
-            )
+            trials = _trials(checkpoint, checkpoint.reserved[key], policy, clones, count, seed)
             if trials is None:
                 break
             found[key] = trials
@@ -76,7 +75,10 @@ def compact(checkpoint: Checkpoint, *, count: int, policy: str, seed: int) -> tu
     )
 
 
-def _trials(checkpoint: Checkpoint, packer: Packer, clones: int, count: int, seed: int) -> list[Trial] | None:
+def _trials(
+    checkpoint: Checkpoint, booked: Booked, policy: str, clones: int, count: int, seed: int
+) -> list[Trial] | None:
+    packer = Packer(checkpoint.workload, booked, policy)
     cell = np.tile(np.arange(len(checkpoint.machines)), clones)
     trials = []
     for trial in range(count):
@@ -84,11 +86,13 @@ def _trials(checkpoint: Checkpoint, packer: Packer, clones: int, count: int, see
         fewest = packer.fewest(machines)
         if fewest is None:
             return None
-        trials.append(_risked(*fewest, checkpoint, machines.capacity))
+        trials.append(_risked(*fewest, checkpoint, booked, machines.capacity))
     return trials
 
 
-def _risked(n: int, placed: NDArray[np.int64], checkpoint: Checkpoint, capacity: NDArray[np.float64]) -> Trial:
+def _risked(
+    n: int, placed: NDArray[np.int64], checkpoint: Checkpoint, booked: Booked, capacity: NDArray[np.float64]
+) -> Trial:
     """Return the trial of tasks packed onto ``n`` machines, with their real usage within the horizon."""
     here = placed >= 0
     used = np.zeros((n, *checkpoint.used.shape[1:]))  # (n, n_slots, R)
@@ -98,4 +102,5 @@ def _risked(n: int, placed: NDArray[np.int64], checkpoint: Checkpoint, capacity:
         pending=int(np.count_nonzero(~here)),
         over=overruns(used.max(axis=1), capacity[:n]).mean(axis=0),
         used=used.mean(axis=1).sum(axis=0) / capacity[:n].sum(axis=0),
+        passed=violates(used.max(axis=1), booked_on(booked, placed, n)).mean(axis=0),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,23 +12,18 @@ from numpy.typing import NDArray
 from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.experiments.frontier.machines import MachinePeaks
-from reclaim.replay.open_loop.estimates import ROWS_PER_CALL
+from reclaim.replay.open_loop.machines import KINDS, Foreseer, ValidationMachines, curves_of
 from reclaim.replay.open_loop.period import Period
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.curve import MachineCurve
-from reclaim.training.machines.estimator import BOUND, MachineEstimator
 from reclaim.training.machines.fit import MachineRows, join_rows
-from reclaim.training.machines.following import follow
-from reclaim.training.machines.snapshots import Snapshots, lay_out_cell
-from reclaim.training.machines.terms import N_TERMS
+from reclaim.training.machines.following import follow, follow_all
+from reclaim.training.machines.snapshots import Snapshots
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.violation import violates
 
 Floats = NDArray[np.float64]
 
-FITTED, UNFITTED = KINDS = ("machine", "bound")
-"""Of a model's two estimators of machines, what stands behind its name: the one it comes with, and the bound that needs
-no fit, on the same forecasts."""
 _STEPS: Final = 200
 
 
@@ -59,9 +54,17 @@ class ForeseenMachines:
 
     def following(self, budget: float, horizon_s: int, slot_s: int) -> Floats:
         """Return the same where the margin follows the peaks that came, from the first validation snapshot on."""
-        parts = [*([self.warm_up] if self.warm_up is not None else []), (self.rows, self.at.start_us)]
-        rows, time_us = join_rows([rows for rows, _ in parts]), np.concatenate([times for _, times in parts])
+        rows, time_us = self._from_validation()
         return follow(self.curve, rows, time_us, horizon_s, slot_s * 1_000_000, budget)[-len(self.rows) :]
+
+    def held(self, budgets: Sequence[float], horizon_s: int, slot_s: int) -> Floats:
+        """Return the same for rising budgets as a service does, which holds the second budget; (B, n_snapshots)."""
+        rows, time_us = self._from_validation()
+        return follow_all(self.curve, rows, time_us, horizon_s, slot_s * 1_000_000, budgets)[:, -len(self.rows) :]
+
+    def _from_validation(self) -> tuple[MachineRows, NDArray[np.int64]]:
+        parts = [*([self.warm_up] if self.warm_up is not None else []), (self.rows, self.at.start_us)]
+        return join_rows([rows for rows, _ in parts]), np.concatenate([times for _, times in parts])
 
     def sweep(self, limit: Floats) -> tuple[Floats, Floats]:
         """Return violations and reclaimed volume at margin after margin, rising; shape (n_machines, n_steps) each.
@@ -91,38 +94,19 @@ def foresee_machines(
 ) -> dict[str, dict[str, ForeseenMachines]]:
     """Return, by ``KINDS`` and resource, what a model foresees of the machines laid out for the test period.
 
-    Margins are those of the validation peaks of the same machines, whose tasks are those of collections that are not
-    kept for the test; the model's own where there are too few for the smallest budget.
+    Margins are those of the validation peaks of the same machines (``open_loop.machines.curves_of``).
     """
-    history, own = period.history, bundle.machine_estimator(horizon_s=horizon_s, mean_limit=features.mean_limit)
-    terms = _terms(bundle, own, features, period, horizon_s)
-    valid = np.flatnonzero(np.isin(history.source_row, features.valid_rows()))
-    windows = history.windows.take(valid)
-    found: dict[str, dict[str, ForeseenMachines]] = {kind: {} for kind in KINDS}
-    for r, resource in enumerate(RESOURCES):
-        if resource not in machines:
-            continue
-        judged, mean_limit = machines[resource].at, own.mean_limit[r]
-        rows = MachineRows(judged.total(terms[judged.rows, r]), judged.peak, judged.machine, mean_limit)
-        before = lay_out_cell(windows, r, period.slots.slot_us, horizon_s)
-        seen = None
-        if before is not None:
-            sums = before.total(terms[valid[before.rows], r])
-            seen = MachineRows(sums, before.peak, before.machine, mean_limit), before.start_us
-        for kind, curve in ((FITTED, own.curves[r]), (UNFITTED, BOUND[r])):
-            if seen is not None and len(seen[0]) * budgets.baseline >= 1:
-                curve = curve.with_margins(seen[0].scores(curve))
-            found[kind][resource] = ForeseenMachines(curve, rows, judged, seen)
-    return found
-
-
-def _terms(bundle: Bundle, estimator: MachineEstimator, features: FeatureSet, period: Period, horizon_s: int) -> Floats:
-    """Return the terms of every row of the history; shape (n, n_resources, N_TERMS)."""
     history = period.history
-    terms = np.empty((len(history), len(RESOURCES), N_TERMS))
-    for start in range(0, len(history), ROWS_PER_CALL):
-        part = np.arange(start, min(start + ROWS_PER_CALL, len(history)))
-        x = features.x[history.source_row[part]]
-        forecast = bundle.forecaster.predict(x[:, : len(bundle.features)], horizon_s)
-        terms[part] = estimator.terms(forecast, x, history.windows.take(part))
-    return terms
+    foreseer = Foreseer(bundle, features, history, horizon_s)
+    own, terms = foreseer.estimator, foreseer.terms(np.arange(len(history)))
+    before = ValidationMachines.lay_out(features, history, period.slots.slot_us, horizon_s)
+    seen = before.seen(terms[before.rows], own)
+    found: dict[str, dict[str, ForeseenMachines]] = {kind: {} for kind in KINDS}
+    for kind in KINDS:
+        curves = curves_of(kind, own, seen, budgets)
+        for r, resource in enumerate(RESOURCES):
+            if resource in machines:
+                at = machines[resource].at
+                rows = MachineRows(at.total(terms[at.rows, r]), at.peak, at.machine, own.mean_limit[r])
+                found[kind][resource] = ForeseenMachines(curves[r], rows, at, seen[r])
+    return found

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import STATISTICAL, Experiment, Measured, Source
+from reclaim.replay.experiment import LEARNED_MACHINE, STATISTICAL, Experiment, Measured, Source
 from reclaim.replay.experiments.frontier.curves import Curve, JudgedUnits, draw_curve, report_curves
 from reclaim.replay.experiments.frontier.day import machine_day, one_day
 from reclaim.replay.experiments.frontier.figures import frontier_of_machines, frontier_of_tasks
-from reclaim.replay.experiments.frontier.learned import FITTED, ForeseenMachines, foresee_machines
+from reclaim.replay.experiments.frontier.learned import ForeseenMachines, foresee_machines
 from reclaim.replay.experiments.frontier.machines import (
     MACHINE_DEFINITIONS,
     MachinePeaks,
@@ -28,18 +28,18 @@ from reclaim.replay.machine_peaks.predictors import PREDICTORS, Oracle
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
 from reclaim.replay.open_loop.history import window_seconds
+from reclaim.replay.open_loop.machines import FITTED
 from reclaim.replay.open_loop.metrics import POSITION, STATS
 from reclaim.replay.open_loop.paired import VERDICT_DEFINITION, Paired
 from reclaim.replay.open_loop.period import Period, period_facts
 from reclaim.replay.open_loop.rows import ratio
 from reclaim.replay.settings import ReplayConfig
+from reclaim.training.machines.following import AT_ONCE, TIMES
 
 Floats = NDArray[np.float64]
 
 MACHINE: Final = "machine"
 """Kind of a contender that predicts the peak of a machine, without reservations of tasks."""
-LEARNED_MACHINE: Final = "learned machine"
-"""Kind of a model's estimator of machines: of the sums over the forecasts of the tasks on each."""
 Curves = dict[str, dict[str, Curve]]
 """By resource, then by contender."""
 
@@ -120,6 +120,10 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
             } | {
                 f"{margin} following": judge_peaks(one.following(budget, config.horizon_s, m.slot_s), m, bootstrap)
                 for margin, budget in budgets.items()
+            }
+            held = one.held(tuple(budgets.values()), config.horizon_s, m.slot_s)
+            of_margins[name][resource] |= {
+                f"{margin} held": judge_peaks(peak, m, bootstrap) for margin, peak in zip(budgets, held, strict=True)
             }
     days = _days(source, estimates, machines, of_models, config)
     learned = [*source.bundles, *of_models]
@@ -270,7 +274,8 @@ def definitions(config: FrontierConfig, *, machines: bool, models: bool = False)
             "`NAME (machine)` is a model's estimator of machines: it foresees the peak of all tasks on one "
             "together, from the sums of what it forecasts of each. `NAME (bound)` is Chernoff's bound on the same "
             "forecasts, without a fit. Their margins are set on the peaks of the validation period; those that follow "
-            "move from there with the peaks that came."
+            "move from there with the peaks that came. Those that are held are a service's: they move further where "
+            f"more than {AT_ONCE:.0%} of the machines pass at once at more than {TIMES:.0%} of the times."
         )
     drawn = "whole collections" + (" (task-windows) or machines (peaks)" if machines else "")
     return {

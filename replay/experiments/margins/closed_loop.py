@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data.schema import RESOURCES
+from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.outcome import over_time, summary
 from reclaim.replay.closed_loop.records import MACHINE, OWN_LIMIT, PREEMPTED
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
 from reclaim.replay.closed_loop.workload import CellMachines, NoMachinesError, Workload, machines_of, workload_of
-from reclaim.replay.experiment import LEARNED, ONLINE, ORACLE, STATISTICAL, Source
+from reclaim.replay.experiment import LEARNED, ONLINE, ORACLE, STATISTICAL, SUM_OF_TASKS, Source
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates
 from reclaim.replay.open_loop.history import current_reservations, oracle
+from reclaim.replay.open_loop.machines import MachineContenders
 from reclaim.replay.open_loop.period import SEQUENCE, segment_slots
 from reclaim.training.margins.margin import MARGIN_NAMES
 
@@ -38,8 +40,9 @@ def run_cells(
     chosen: Sequence[str],
     orders: int = 1,
     follow: Callable[[str], Mapping[str, NDArray[np.float64]]] | None = None,
+    contenders: MachineContenders | None = None,
 ) -> dict[str, Any]:
-    """Run the cell under every margin of chosen estimators, and under the sequence of them.
+    """Run the cell under every margin of chosen estimators, and under the sequence of them; sums without the sequence.
 
     Parameters
     ----------
@@ -55,6 +58,8 @@ def run_cells(
     follow : callable or None
         Returns the reservations under each margin of a named estimator that follows the workload; shape
         (n, n_resources) each.
+    contenders : MachineContenders or None
+        Further ones, which keep budgets of machine peaks.
 
     Returns
     -------
@@ -69,21 +74,31 @@ def run_cells(
     workload = workload_of(source, estimates.period, machines)
     segments = list(zip(SEQUENCE, segment_slots(slots), strict=True))
     turns = np.concatenate([np.full(b - a, MARGIN_NAMES.index(m), np.int8) for m, (a, b) in segments])
-    names = [LIMIT, *(name for name in chosen if name != LIMIT), ORACLE]
-    kinds = {LIMIT: LIMIT, ORACLE: ORACLE} | {
-        name: LEARNED if name.removesuffix(ONLINE) in source.bundles else STATISTICAL for name in chosen
-    }
+    contenders = contenders or MachineContenders()
+    names = [LIMIT, *(name for name in chosen if name != LIMIT), *contenders.kinds, ORACLE]
+    kinds = (
+        {LIMIT: LIMIT, ORACLE: ORACLE}
+        | contenders.kinds
+        | {name: LEARNED if name.removesuffix(ONLINE) in source.bundles else STATISTICAL for name in chosen}
+    )
     estimators = []
     for name in tqdm(names, desc="closed loop", unit="estimator", disable=None if source.progress else True):
         started = time.perf_counter()
-        margins, reserved = _reservations(name, estimates, workload, follow)
+        by_machine = None
+        if name in contenders.machines:
+            foreseer, estimator = contenders.machines[name]
+            budgets = contenders.budgets.of_machines
+            by_machine = ByMachine(foreseer.current_terms(workload.row), estimator, list(budgets.values()))
+            margins, reserved = list(budgets), by_machine.alone()
+        else:
+            margins, reserved = _reservations(name, estimates, workload, follow, contenders)
         plans = {m: np.full(slots.count, k, np.int8) for k, m in enumerate(margins)}
-        if len(margins) > 1:
+        if len(margins) > 1 and kinds[name] != SUM_OF_TASKS:
             plans[IN_TURN] = turns
         seeds = [replace(scheduling, seed=scheduling.seed + k) for k in range(orders)]
         with ThreadPoolExecutor(_THREADS) as pool:
             begun = {
-                m: [pool.submit(_run, workload, machines, reserved, plan, s, segments) for s in seeds]
+                m: [pool.submit(_run, workload, machines, reserved, plan, s, segments, by_machine) for s in seeds]
                 for m, plan in plans.items()
             }
             ran = {m: [future.result() for future in of] for m, of in begun.items()}
@@ -139,6 +154,7 @@ def _reservations(
     estimates: Estimates,
     workload: Workload,
     follow: Callable[[str], Mapping[str, NDArray[np.float64]]] | None,
+    contenders: MachineContenders,
 ) -> tuple[list[str], NDArray[np.float64]]:
     """Return the margins, and under each the reservation current as each window begins; (n_margins, n_rows, R)."""
     history = estimates.history
@@ -146,6 +162,8 @@ def _reservations(
         reservations = {"none": oracle(history).reservation}
     elif name.endswith(ONLINE) and follow is not None:
         reservations = dict(follow(name.removesuffix(ONLINE)))
+    elif name in contenders.kinds:
+        reservations = contenders.reserved_by(name, estimates)
     else:
         reservations = dict(estimates.reservations(name))
     margins = list(reservations)
@@ -157,10 +175,10 @@ def _reservations(
 
 def _run(
     workload: Workload, machines: CellMachines, reserved: NDArray[np.float64], plan: NDArray[np.int8],
-    scheduling: Scheduling, segments: Sequence[tuple[str, tuple[int, int]]],
+    scheduling: Scheduling, segments: Sequence[tuple[str, tuple[int, int]]], by_machine: ByMachine | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Run the cell once; return its summary, that of each segment, and its course over time."""
-    outcome = simulate(workload, machines, reserved, plan, scheduling)
+    outcome = simulate(workload, machines, reserved, plan, scheduling, by_machine=by_machine)
     return {
         "summary": summary(outcome), "weeks": _weeks(outcome, segments), "over_time": over_time(outcome, BINS),
     }  # fmt: skip

@@ -21,6 +21,7 @@ from reclaim.replay.open_loop.period import Period
 from reclaim.replay.open_loop.rows import ratio, sums_by
 from reclaim.replay.report.units import HINDSIGHT, UnitSums
 from reclaim.replay.settings import ReplayConfig
+from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.online import OnlineMargins
 from reclaim.training.margins.violation import needed, violates
 
@@ -54,9 +55,13 @@ def follow(name: str, estimates: Estimates, config: ReplayConfig) -> dict[str, F
 
     Baseline and aggressive keep their own budgets on what all tasks do (``margins.online``).
     """
-    windows = estimates.history.windows
-    online = OnlineMargins(estimates.calibrations[name].settings, config.budgets, config.horizon_s)
-    return online.hold(windows.task_numbers(), estimates.answers[name], windows)
+    windows, answers = estimates.history.windows, estimates.answers[name]
+    own = isinstance(answers, Priced) and answers.risk is not None
+    online = OnlineMargins(
+        estimates.calibrations[name].settings, config.budgets, config.horizon_s, own=own,
+        since_us=estimates.began_us,
+    )  # fmt: skip
+    return online.hold(windows.task_numbers(), answers, windows)
 
 
 def by_part(

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from reclaim.data.errors import ConfigError
-from reclaim.data.oom import OOM_DEFINITION
+from reclaim.data.oom import oom_definition
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.closed_loop.outcome import DEFINITIONS
 from reclaim.replay.closed_loop.simulate import Scheduling
@@ -41,6 +41,7 @@ from reclaim.replay.experiments.margins.runs import COLUMNS, runs
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
 from reclaim.replay.open_loop.history import oracle
+from reclaim.replay.open_loop.machines import BY_MACHINE_DEFINITION, MachineContenders
 from reclaim.replay.open_loop.metrics import METRICS
 from reclaim.replay.open_loop.paired import EQUAL_DEFINITION, VERDICT_DEFINITION, Paired
 from reclaim.replay.open_loop.period import period_facts
@@ -101,7 +102,7 @@ def measure(source: Source, config: MarginsConfig) -> Measured:
         "against_best": against_best(judged, units, config),
         "against_first": against_first(list(source.bundles), units, config),
     }
-    definitions = _definitions(config)
+    definitions = _definitions(config, source.dataset.manifest)
     if config.value.known:
         results["money"] = money(units, config, estimates.period)
         definitions |= MONEY_DEFINITIONS
@@ -112,8 +113,13 @@ def measure(source: Source, config: MarginsConfig) -> Measured:
     if config.closed_loop:
         chosen = _run_in_cells(estimates, source, config)
         followed = partial(follow, estimates=estimates, config=config)
-        results["closed_loop"] = run_cells(source, estimates, config.scheduling, chosen, config.orders, followed)
+        contenders = MachineContenders.set_on_validation(source, estimates, config, chosen)
+        results["closed_loop"] = run_cells(
+            source, estimates, config.scheduling, chosen, config.orders, followed, contenders
+        )
         definitions |= {"run": RUN_DEFINITION, **DEFINITIONS}
+        if contenders.kinds:
+            definitions |= {"sum of tasks; learned machine": BY_MACHINE_DEFINITION}
     return Measured(results, definitions, lambda folder: write_units(units, folder))
 
 
@@ -189,7 +195,7 @@ def _paired(units: UnitSums, names: Iterable[str], margin: str, config: ReplayCo
     return Paired(sums, draws=config.draws, seed=config.seed, confidence=config.confidence)
 
 
-def _definitions(config: ReplayConfig) -> dict[str, str]:
+def _definitions(config: ReplayConfig, manifest: Mapping[str, Any]) -> dict[str, str]:
     budgets = config.budgets
     return {
         **{name: metric.meaning for name, metric in METRICS.items()},
@@ -217,7 +223,7 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
         "violates.",
         "would-be out-of-memory event": EVENT_DEFINITION,
         "task over its reservation": OVER_DEFINITION,
-        "out-of-memory label of the features (not used in these numbers)": OOM_DEFINITION,
+        "out-of-memory label of the features (not used in these numbers)": oom_definition(manifest),
         "interval": (
             f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples of whole collections, "
             f"seed {config.seed}. Of one collection alone there is none."
@@ -239,7 +245,7 @@ def _definitions(config: ReplayConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="margins",
     title="Margins: what could have been reclaimed",
-    version=9,
+    version=10,
     config=MarginsConfig,
     measure=measure,
     page=page,

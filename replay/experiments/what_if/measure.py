@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
+from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.outcome import DEFINITIONS, summary
 from reclaim.replay.closed_loop.simulate import Scheduling, simulate
 from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
@@ -25,6 +26,7 @@ from reclaim.replay.experiments.what_if.page import (
 )
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
 from reclaim.replay.open_loop.history import current_reservations
+from reclaim.replay.open_loop.machines import BY_MACHINE_DEFINITION, MachineContenders, sum_of
 from reclaim.replay.open_loop.period import period_facts
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -86,7 +88,9 @@ class Cells:
         self._masks = workload.masks[:, order]
         self._scheduling = config.scheduling
 
-    def run(self, n: int, reserved: NDArray[np.float64]) -> dict[str, float | None]:
+    def run(
+        self, n: int, reserved: NDArray[np.float64], by_machine: ByMachine | None = None
+    ) -> dict[str, float | None]:
         """Return ``outcome.summary`` of a run on ``n`` machines.
 
         Parameters
@@ -94,13 +98,18 @@ class Cells:
         n : int
         reserved : float64, shape (n_rows, n_resources)
             The current reservation when each window of the workload's tape begins.
+        by_machine : ByMachine or None
+            As in ``simulate``.
         """
         times = -(-n // len(self._machines))
         first = self._machines.tiled(times).take(np.arange(n))
         masks = np.ascontiguousarray(np.tile(self._masks, (1, times))[:, :n])
         return summary(
-            simulate(replace(self._workload, masks=masks), first, reserved[None], scheduling=self._scheduling)
-        )
+            simulate(
+                replace(self._workload, masks=masks), first, reserved[None], scheduling=self._scheduling,
+                by_machine=by_machine,
+            )
+        )  # fmt: skip
 
 
 def measure(source: Source, config: WhatIfConfig) -> Measured:
@@ -119,13 +128,20 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     workload = workload_of(source, estimates.period, machines)
     grown = workload if config.growth == 1 else workload.grown(config.growth, config.seed)
     cells = Cells(grown, machines, config)
-    contenders = _reservations(estimates, workload, config)
+    by_machine = MachineContenders.set_on_validation(source, estimates, config)
+    contenders = _reservations(estimates, by_machine, workload, config)
     answers = []
-    for name in source.each(contenders, "what if", "closed loop"):
-        tried = _try(cells, contenders[name], len(machines), config)
+    for name in source.each([*contenders, *by_machine.machines], "what if", "closed loop"):
+        together = None
+        if name in by_machine.machines:
+            foreseer, estimator = by_machine.machines[name]
+            budget = config.budgets.of_machines[config.margin]
+            together = ByMachine(foreseer.current_terms(workload.row), estimator, (budget,))
+        reserved = contenders[name] if together is None else together.alone()[0]
+        tried = _try(cells, reserved, together, len(machines), config)
         answers.append({
             "name": name,
-            "kind": LIMIT if name == LIMIT else source.kind(name),
+            "kind": LIMIT if name == LIMIT else by_machine.kinds.get(name) or source.kind(name),
             "margin": "none" if name == LIMIT else config.margin,
             "fewest": fewest_within(tried, config),
             "points": [{"machines": n, "share": n / len(machines), **tried[n]} for n in sorted(tried)],
@@ -163,11 +179,11 @@ def fewest_within(tried: Mapping[int, Mapping[str, float | None]], config: WhatI
 
 
 def _try(
-    cells: Cells, reserved: NDArray[np.float64], cell: int, config: WhatIfConfig
+    cells: Cells, reserved: NDArray[np.float64], by_machine: ByMachine | None, cell: int, config: WhatIfConfig
 ) -> dict[int, dict[str, float | None]]:
     """Return the summary on each number of machines named; else on the grid and in a search for the fewest."""
     numbers = config.machines or tuple(max(1, round(share * config.growth * cell)) for share in GRID)
-    tried = {n: cells.run(n, reserved) for n in dict.fromkeys(numbers)}
+    tried = {n: cells.run(n, reserved, by_machine) for n in dict.fromkeys(numbers)}
     if config.machines:
         return tried
     while (high := fewest_within(tried, config)) is not None:
@@ -175,17 +191,21 @@ def _try(
         if high - low <= 1:
             break
         middle = (low + high) // 2
-        tried[middle] = cells.run(middle, reserved)
+        tried[middle] = cells.run(middle, reserved, by_machine)
     return tried
 
 
-def _reservations(estimates: Estimates, workload: Workload, config: WhatIfConfig) -> dict[str, NDArray[np.float64]]:
+def _reservations(
+    estimates: Estimates, by_machine: MachineContenders, workload: Workload, config: WhatIfConfig
+) -> dict[str, NDArray[np.float64]]:
     """Return the current reservation at every row of the tape by estimator, ``LIMIT`` last; 0 where unknown."""
-    reserved = {
-        name: current_reservations(estimates.reservations(name)[config.margin], estimates.history)[workload.row]
-        for name in estimates.answers
-        if name != LIMIT
-    }
+
+    def current(reservations: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+        return current_reservations(reservations[config.margin], estimates.history)[workload.row]
+
+    reserved = {name: current(estimates.reservations(name)) for name in estimates.answers if name != LIMIT}
+    summed = map(sum_of, by_machine.sums)
+    reserved |= {name: current(by_machine.reserved_by(name, estimates)) for name in summed}
     reserved[LIMIT] = estimates.history.windows.limit[workload.row]
     return {name: np.nan_to_num(of, copy=False) for name, of in reserved.items()}
 
@@ -216,6 +236,7 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
             "with its original."
         ),
         "no reclamation": "Every task's limit is reserved for it.",
+        "sum of tasks; learned machine": BY_MACHINE_DEFINITION,
         **DEFINITIONS,
     }
 
@@ -223,7 +244,7 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="what-if",
     title="What if: would the workload fit, on how many machines",
-    version=3,
+    version=4,
     config=WhatIfConfig,
     measure=measure,
     page=page,

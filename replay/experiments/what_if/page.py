@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from reclaim.data.core.style import INK, STYLE
 from reclaim.data.core.tables import Table
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import COMPARED, REFERENCE, Column, Results, Run
+from reclaim.replay.experiment import BY_MACHINE, COMPARED, REFERENCE, Column, Results, Run
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.report.figures import estimator_colours
 from reclaim.replay.report.page import runs_table
@@ -97,8 +97,10 @@ def summary_table(results: Results) -> Table:
     columns = {"machines": "fewest", "of the cell": "share", "saved": "saved", "kills per 1,000 task-days": KILLS,
                "waiting": PENDING, "verdict": "verdict"}  # fmt: skip
     rows = tuple(
-        (role, one["name"], one["margin"], *(one[key] for key in columns.values())) for role, one in _answers(results)
-    )
+        (role, one["name"].rpartition(" (")[0] if role in BY_MACHINE else one["name"], one["margin"],
+         *(one[key] for key in columns.values()))
+        for role, one in _answers(results)
+    )  # fmt: skip
     caption = f"Fewest machines within both budgets, of {results['cell']['machines']:,} in the cell"
     return Table(
         ("role", "estimator", "margin", *columns), rows, frozenset({"of the cell", "saved", "waiting"}), caption
@@ -113,6 +115,7 @@ def _answers(results: Results) -> list[tuple[str, dict[str, Any]]]:
         kind: next((one for one in ranked if one["kind"] == kind), None) for kind in COMPARED
     }
     roles["Borg"] = next((one for one in every if one["name"] == REFERENCE), None)
+    roles |= {kind: next((one for one in ranked if one["kind"] == kind), None) for kind in BY_MACHINE}
     roles["no reclamation"] = next((one for one in every if one["kind"] == LIMIT), None)
     told = {one["name"]: (role, one) for role, one in reversed(roles.items()) if one is not None}
     return list(reversed(told.values()))

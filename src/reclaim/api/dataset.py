@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from reclaim.api.model import Model
-    from reclaim.api.replay import Replay
+    from reclaim.api.replay import Recommendations, Replay
     from reclaim.data.windows import Cell
 
 
@@ -302,6 +302,39 @@ class Dataset:
         from reclaim.api.replay import replay as run
 
         return run(self.path, experiment, Path(out), models=models, settings=settings)
+
+    def recommend(
+        self, out: Path | str, *, models: Sequence[Model] = (), settings: Mapping[str, Any] | None = None
+    ) -> Recommendations:
+        """Recommend a request for every workload, as ``reclaim recommend``; results that are there are read.
+
+        Parameters
+        ----------
+        out : Path or str
+            Folder to write.
+        models : sequence of Model
+            Learned estimators that take part.
+        settings : mapping or None
+            Fields of ``RecommendConfig``, as ``{"hold_days": 7}``; ``docs/reference.md`` has them.
+
+        Raises
+        ------
+        ConfigError
+            A setting is unknown, the features are missing, or ``out`` holds something else.
+        HistoryTooShortError
+            No window of the validation or of the test period can be judged.
+
+        Examples
+        --------
+        >>> import reclaim
+        >>> dataset = reclaim.open("dataset")
+        >>> found = dataset.recommend("requests", settings={"estimators": ["max-so-far"], "hold_days": 0.1})
+        >>> {"name", "cpu_request", "cpu_recommended", "cpu_violation"} < set(found.workloads)
+        True
+        """
+        from reclaim.api.replay import recommend as run
+
+        return run(self.path, Path(out), models=models, settings=settings)
 
 
 def _table_of(tasks: pd.DataFrame | None) -> pa.Table | None:

@@ -29,6 +29,18 @@ def replay(
     return Replay(loaded, run_experiment(loaded, dataset, out, config, bundles=by_name([m.bundle for m in models])))
 
 
+def recommend(
+    dataset: Path, out: Path, *, models: Sequence[Model], settings: Mapping[str, Any] | None
+) -> Recommendations:
+    """Recommend requests; arguments and errors as for ``Dataset.recommend``."""
+    from reclaim.replay.runs.catalogue import RECOMMEND, load_experiment
+    from reclaim.replay.runs.run import by_name, run_experiment
+
+    loaded = load_experiment(RECOMMEND)
+    config, bundles = config_from(loaded.config, settings or {}), by_name([m.bundle for m in models])
+    return Recommendations(loaded, run_experiment(loaded, dataset, out, config, bundles=bundles, tracking=False))
+
+
 class Replay:
     """A finished replay; a notebook shows its summary and its figures.
 
@@ -76,3 +88,16 @@ class Replay:
         """The figures of the page by name, each shown inline by a notebook."""
         drawn = {name: self._report.folder / f"{name}.svg" for name in self._experiment.figures}
         return {name: Figure(path) for name, path in drawn.items() if path.is_file()}
+
+
+class Recommendations(Replay):
+    """Requests for every workload, with the back-test of each; a notebook shows their summary."""
+
+    @property
+    def workloads(self) -> pd.DataFrame:
+        """One row per workload: the columns of ``recommendations.csv``."""
+        import pandas as pd
+
+        from reclaim.replay.experiments.recommend.formats import records
+
+        return pd.DataFrame(records(self.results))

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
-from reclaim.cli import models, results, study
+from reclaim.cli import fetching, models, results, study
+from reclaim.cli import recommend as recommendations
 from reclaim.cli import replay as replays
 from reclaim.cli.console import (
     AsJson,
@@ -41,7 +42,7 @@ app = typer.Typer(
     name="reclaim",
     help="Predict what every task in a cluster will need, so that the rest can be lent out.\n\n"
     "Order of the commands: synth (or your own trace) → ingest → features → train → replay → compare, promote, "
-    "predict, serve. "
+    "predict, recommend, serve. "
     "`reclaim demo` runs all of them on a small synthetic cell.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -71,17 +72,29 @@ def _options(
         warnings.simplefilter("ignore")
 
 
-@app.command(epilog="Example: `reclaim synth cell --machines 30 --days 4 --seed 1`")
+@app.command(
+    epilog="Examples: `reclaim synth cell --machines 30 --days 4 --seed 1` · "
+    "`reclaim synth cluster --format openmetrics --machines 6 --days 2`"
+)
 def synth(
     out: Annotated[Path, typer.Argument(help="Folder to write the cell into.", metavar="OUT")],
     machines: Annotated[int, typer.Option(help="Machines of the cell.")] = 30,
     days: Annotated[float, typer.Option(help="Length of the trace, in days.")] = 4.0,
     seed: Annotated[int, typer.Option(help="Seed; the same options and seed give the same bytes.")] = 1,
     tasks_per_machine: Annotated[float, typer.Option(help="Tasks running on a machine, on average.")] = 12.0,
-    format_: Annotated[str, typer.Option("--format", help="`json` (lines, gzipped) or `parquet`.")] = "json",
+    format_: Annotated[
+        str, typer.Option("--format", help="`json` (lines, gzipped), `parquet`, or `openmetrics` (Kubernetes).")
+    ] = "json",
     as_json: AsJson = False,
 ) -> None:
-    """Write a synthetic cell in the Google v3 layout."""
+    """Write a synthetic cell in the Google v3 layout, or a synthetic Kubernetes history for `promtool`."""
+    if format_ == "openmetrics":
+        from reclaim.data.synthetic.kubernetes.job import SyntheticHistoryConfig, write_history
+
+        asked = SyntheticHistoryConfig(machines=machines, days=days, seed=seed, tasks_per_machine=tasks_per_machine)
+        with Progress("synthesising") as progress:
+            print_result(results.of_synthetic_history(write_history(out, asked, progress=progress)), as_json)
+        return
     from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 
     config = SyntheticCellConfig(
@@ -92,37 +105,25 @@ def synth(
     print_result(results.of_synth(report), as_json)
 
 
-@app.command(epilog="Example: `reclaim fetch google-v3 cell_a --cell a --table instance_usage --shards 0-3`")
-def fetch(
-    trace: Annotated[str, typer.Argument(help="`google-v3`, `google-v2.1` or `alibaba-2017`.", metavar="TRACE")],
-    out: Annotated[Path, typer.Argument(help="Folder for the trace's files.", metavar="OUT")],
-    cell: Annotated[str | None, typer.Option(help="Cell of `google-v3`, `a` to `h`.")] = None,
-    table: Annotated[list[str] | None, typer.Option(help="Table; repeatable. Default: all.")] = None,
-    shards: Annotated[str | None, typer.Option(help="Shards of each table, as `0-3,7`. Default: all.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="Address of a mirror.", metavar="URL")] = None,
-    parallel: Annotated[int, typer.Option(help="Files fetched at once.")] = 4,
-    as_json: AsJson = False,
-) -> None:
-    """Download a public trace and verify it; an interrupted download continues when run again."""
-    from reclaim.data.fetch.job import FetchConfig
-    from reclaim.data.fetch.job import fetch as run
-
-    config = FetchConfig(
-        trace=trace, cell=cell, tables=tuple(table or ()), shards=shards, base_url=base_url, parallel=parallel
-    )
-    print_result(results.of_fetch(run(config, out), out), as_json)
+app.command(
+    epilog="Examples: `reclaim fetch google-v3 cell_a --cell a --table instance_usage --shards 0-3` · "
+    "`reclaim fetch prometheus history --url https://prometheus.example --days 14 --namespace 'shop|pay'` · "
+    "`reclaim fetch prometheus history --url http://127.0.0.1:9090 --probe`"
+)(fetching.fetch)
 
 
 @app.command(
     epilog="Examples: `reclaim ingest cell dataset` · "
     "`reclaim ingest traces/bitbrains vms --trace series --mapping bitbrains` · "
+    "`reclaim ingest history dataset --trace kubernetes` · "
     "`reclaim ingest clusterdata-2011-2 dataset --trace google-v2.1 --memory-limit-mib 16384`"
 )
 def ingest(
     source: Annotated[Path, typer.Argument(help="Folder with the trace's files.", metavar="SOURCE")],
     dataset: Annotated[Path, typer.Argument(help="Dataset folder to write.", metavar="DATASET")],
     trace: Annotated[
-        str, typer.Option(help="Format: `google-v3`, `google-v2.1`, `alibaba-2017` or `series`.")
+        str,
+        typer.Option(help="Format: `google-v3`, `google-v2.1`, `alibaba-2017`, `kubernetes`, `recorded` or `series`."),
     ] = "google-v3",
     mapping: Annotated[
         str | None, typer.Option(help="For `series`: mapping TOML, or `azure`, `bitbrains`.", metavar="FILE")
@@ -258,6 +259,15 @@ app.command(
 )(replays.compare)
 
 
+app.command(
+    cls=with_settings("reclaim.replay.experiments.recommend.measure:RecommendConfig"),
+    epilog="Examples: `reclaim recommend dataset --out recommendations` · "
+    "`reclaim recommend dataset --out recommendations -f krr-json > krr.json` · "
+    "`reclaim recommend dataset --out recommendations --patches patches --min-change 20%` · "
+    "`reclaim recommend dataset --out recommendations --fail-above 0`, in a pipeline",
+)(recommendations.recommend)
+
+
 @app.command(
     epilog="Examples: `reclaim predict dataset --out reservations.parquet` · "
     "`reclaim predict dataset --out reservations.csv --margin medium` · "
@@ -290,6 +300,7 @@ def predict(
 @app.command(
     epilog="Examples: `reclaim serve` · `reclaim serve --model reclaim/3 --shadow reclaim@candidate` · "
     "`reclaim serve --state /var/lib/reclaim` · `reclaim serve --model ./bundle --in-memory` · "
+    "`reclaim serve --record seen`, then `reclaim ingest seen dataset --trace recorded` · "
     "`reclaim serve --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem`"
 )
 def serve(
@@ -302,6 +313,10 @@ def serve(
     state: Annotated[
         Path, typer.Option(help="Folder of the persistent state.", metavar="DIR", envvar="RECLAIM_STATE")
     ] = Path("reclaim-state"),
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Record every window in DIR, a trace for training.", metavar="DIR", envvar="RECLAIM_RECORD"),
+    ] = None,
     in_memory: Annotated[bool, typer.Option("--in-memory", help="Keep no state across restarts.")] = False,
     token_file: Annotated[
         Path | None,
@@ -333,8 +348,8 @@ def serve(
 
     run(
         host, port, model,
-        shadow=shadow, state=None if in_memory else state, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key,
-        log_json=log_json, repair=repair, insecure=insecure, clock=clock,
+        shadow=shadow, state=None if in_memory else state, record=record, token_file=token_file,
+        tls_cert=tls_cert, tls_key=tls_key, log_json=log_json, repair=repair, insecure=insecure, clock=clock,
     )  # fmt: skip
 
 
@@ -359,7 +374,7 @@ def demo(
         *(f"figure  {path}" for path in sorted(report.folder.glob("*.png"))),
         *(f"replay  reclaim replay {name} {out / 'dataset'} --out {out / name}"
           for name in EXPERIMENTS if name != DEMONSTRATED),
-        "serve   reclaim serve --model reclaim@champion",
+        "serve   reclaim serve",
         as_json=as_json, verbose=verbose,
     )  # fmt: skip
 

@@ -105,9 +105,13 @@ DatasetFolders = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print all tables, not the summary alone.")]
+NoModel = Annotated[bool, typer.Option("--no-model", help="Only estimators without a model.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings in TOML.", metavar="FILE")]
 ServedModel = Annotated[
-    str, typer.Option(help="NAME@ALIAS, NAME/VERSION or a bundle's folder.", metavar="MODEL", envvar="RECLAIM_MODEL")
+    str,
+    typer.Option(
+        help="NAME@ALIAS, NAME/VERSION, a bundle's folder or `builtin`.", metavar="MODEL", envvar="RECLAIM_MODEL"
+    ),
 ]
 TrainConfigFile = Annotated[
     Path | None,

@@ -12,6 +12,7 @@ from reclaim.cli.console import (
     Assignments,
     ConfigFile,
     DatasetFolder,
+    NoModel,
     Verbose,
     print_result,
     print_table,
@@ -35,12 +36,12 @@ def _add(name: str, does: str, *examples: str) -> None:
         model: Annotated[
             list[str] | None,
             typer.Option(
-                help="NAME@ALIAS, NAME/VERSION or a bundle's folder; repeatable, each is compared with the first. "
-                "Default: reclaim@champion.",
+                help="NAME@ALIAS, NAME/VERSION, a bundle's folder or `builtin`; repeatable, each is compared with the "
+                "first. Default: reclaim@champion, or `builtin` where there is none.",
                 metavar="MODEL",
             ),
         ] = None,
-        no_model: Annotated[bool, typer.Option("--no-model", help="Only estimators without a model.")] = False,
+        no_model: NoModel = False,
         config: ConfigFile = None,
         assignments: Assignments = None,
         as_json: AsJson = False,

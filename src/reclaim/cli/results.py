@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,10 @@ from reclaim.cli.console import unchanged
 
 if TYPE_CHECKING:
     from reclaim.data.fetch.job import FetchReport
+    from reclaim.data.fetch.prometheus.job import HistoryReport
     from reclaim.data.ingest.job import IngestReport
     from reclaim.data.synthetic.job import SyntheticCellReport
+    from reclaim.data.synthetic.kubernetes.job import SyntheticHistoryReport
     from reclaim.features.feature_set import FeatureSet
     from reclaim.replay.machine_peaks.job import PeaksReport
     from reclaim.replay.runs.promote import Promotion
@@ -41,6 +44,41 @@ def of_fetch(report: FetchReport, out: Path) -> Result:
     ]
 
 
+def of_synthetic_history(report: SyntheticHistoryReport) -> Result:
+    """Return the result of ``reclaim synth --format openmetrics``."""
+    return {**asdict(report), "out": str(report.out)}, [
+        f"{report.out}: {report.samples:,} samples of {report.series:,} series, {report.containers:,} containers of "
+        f"{report.pods:,} pods; {report.ends['OOMKilled']} out-of-memory kills{unchanged(not report.wrote)}",
+        "make blocks of each day: promtool tsdb create-blocks-from openmetrics DAY.om DATA",
+    ]
+
+
+def of_history(report: HistoryReport, out: Path) -> Result:
+    """Return the result of ``reclaim fetch prometheus``."""
+    found = report.plan.found if report.plan is not None else ()
+    listed = {one.metric.name: {"series": one.series, "samples": one.samples} for one in found}
+    facts = {"folder": str(out), **{k: v for k, v in asdict(report).items() if k != "plan"}, "found": listed}
+    start, end = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}" for at in (report.start_s, report.end_s))
+    if report.plan is not None and not report.fetched:
+        plan = report.plan
+        facts |= {"transport": plan.transport, "server": plan.server, "bytes": plan.n_bytes, "seconds": plan.seconds}
+        lines = [f"{start} to {end} UTC, by {plan.transport}, server {plan.server}"]
+        lines += [f"  {one.metric.name}: {one.series:,} series, about {one.samples:,} samples" for one in found]
+        lines += [f"  {name}: none" for name in report.missing]
+        lines.append(
+            f"about {plan.samples:,} samples in {plan.pieces} pieces, {plan.n_bytes / 1e6:,.0f} MB, "
+            f"{plan.seconds / 60:,.1f} minutes; nothing was fetched"
+        )
+        return facts, lines
+    lines = [
+        f"{out}: {start} to {end} UTC in {report.pieces} pieces, {report.fetched} of them new ({report.samples:,} "
+        f"samples, {report.n_bytes / 1e6:,.1f} MB){unchanged(not report.fetched)}"
+    ]
+    if report.missing:
+        lines.append(f"the server has no {', '.join(report.missing)}")
+    return facts, lines
+
+
 def of_ingest(report: IngestReport, dataset: Path) -> Result:
     """Return the result of ``reclaim ingest``."""
     manifest = report.dataset.manifest
@@ -66,10 +104,13 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
     """Return the result of ``reclaim features``."""
     keys = ("fingerprint", "pipeline", "rows", "targets", "oom_events", "oom_definition")
     facts = {"features": str(built.path), "already_there": already_there, "role": built.role}
+    from reclaim.data.oom import OOM_RECORDED
+
+    label = "recorded" if built.manifest["oom_definition"] == OOM_RECORDED else "derived"
     lines = [
         f"{built.path}: {len(built):,} rows of {built.x.shape[1]} features; {len(built.train_rows()):,} for training, "
         f"{len(built.valid_rows()):,} for margins, {len(built.test_rows()):,} for tests; "
-        f"{built.manifest['oom_events']} OOM events by the derived label{unchanged(already_there)}"
+        f"{built.manifest['oom_events']} OOM events by the {label} label{unchanged(already_there)}"
     ]
     if built.role == "test":
         lines.append("held out (split.role=test): for models trained on other datasets")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.data.errors import ConfigError
+from reclaim.replay.closed_loop.foreseen import no_state
 from reclaim.replay.closed_loop.placement import (
     POLICIES,
     TOGETHER,
@@ -100,7 +101,7 @@ def test_a_machine_is_passed_over_only_where_no_preemption_makes_room(cell: Smal
     for machine in outcome.machines:
         for asking in runs[runs["state"] != RUNNING]:
             asked = asking["first_limit"]
-            rank, _ = preemption_cost(asking, machine, runs, asked, how, cell.slots * SLOT_US)
+            rank, _ = preemption_cost(asking, machine, runs, asked, how, cell.slots * SLOT_US, 0, no_state())
             assert rank < 0 or all(could_fit(asking, machine, r, asked[r]) for r in range(2))
 
 
@@ -166,6 +167,7 @@ def crowd(seed: int, n: int) -> tuple[LoopState, Any, np.ndarray]:
         served,
         nothing,
         nothing,
+        no_state(),
     )
     update_all_rooms(loop)
     return loop, runs[0], rng.uniform(0.0, 0.6, 2) ** rng.uniform(0.5, 4.0)
@@ -239,4 +241,4 @@ def test_what_a_preemption_costs_is_the_last_of_its_victims_and_the_work_of_all(
                     done_us = batch["offset_us"] + now_us - batch["placed_us"]
                     expected = (int(gone["rank"][-1]), int(done_us.sum()))
                     break
-            assert preemption_cost(asking, machine, runs, asking["first_limit"], how, now_us) == expected
+            assert preemption_cost(asking, machine, runs, asking["first_limit"], how, now_us, m, no_state()) == expected

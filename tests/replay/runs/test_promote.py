@@ -20,6 +20,7 @@ from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.fitting.sources import windows_of
 from reclaim.training.margins.price import Price, three_prices
+from reclaim.training.models.forecaster import ALL_HEADS
 from reclaim.training.models.survival import N_BELOW
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.runs import ModelVersion
@@ -30,6 +31,7 @@ class Guess:
 
     quantile_levels = (0.5, 0.9)
     horizons_s = HORIZONS_S
+    heads = ALL_HEADS
     threads = 1
 
     def __init__(self, noise: float) -> None:

@@ -47,6 +47,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.margins.value import Value
 from reclaim.training.models.estimator import ForecastEstimator
+from reclaim.training.models.forecaster import ALL_HEADS
 from reclaim.training.models.survival import N_BELOW
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.references import ModelLocation
@@ -57,6 +58,7 @@ class LargestOfTheDay:
 
     quantile_levels = (0.5, 0.9)
     horizons_s = HORIZONS_S
+    heads = ALL_HEADS
     threads = 1
 
     def predict(self, x: np.ndarray, horizon_s: int | None = None) -> Forecast:  # noqa: D102 - see training.forecaster

@@ -212,6 +212,21 @@ def test_new_slots_hold_no_terms_of_tasks_that_left(three: Memory) -> None:
     assert sums(three, [7]).unforecast.tolist() == [[2.0, 2.0]]
 
 
+def test_an_arrival_takes_its_limit_from_the_room_at_once_and_nothing_of_it_is_reclaimable(three: Memory) -> None:
+    more, limit = E_BASELINE / RATES[-1], {"cpu": 0.5, "memory": 0.5}
+    room = {"candidates": [{"limit": limit}], "machines": [{"machine_id": 9, "capacity": both(1.3 + more)}]}
+    before = as_json(sums(three, [9]), UNITS, without_machine=0).machines[0]
+    assert fitted_to(three, **room).candidates[0].with_room == 1  # 0.4 of its task and 0.5 of the candidate
+    three.tell(fact_rows({"task": 4, "limit": 0.5, "machine_id": 9}))  # placed there, without a window yet
+    after = as_json(sums(three, [9]), UNITS, without_machine=0).machines[0]
+    assert after.reclaimable["baseline"].cpu == pytest.approx(before.reclaimable["baseline"].cpu, rel=1e-12)
+    assert after.peak["baseline"].cpu == pytest.approx(before.peak["baseline"].cpu + 0.5, rel=1e-12)
+    assert fitted_to(three, **room).candidates[0].with_room == 0
+    three.write(windows_of({"task": 4, "machine_id": 9, "limit": 0.5, "cpu": 0.1}))
+    seen = as_json(sums(three, [9]), UNITS, without_machine=0).machines[0]  # a first forecast, and still a newcomer
+    assert (seen.newcomers.cpu, seen.unforecast.cpu) == (0.5, 0.0)
+
+
 def test_a_table_has_the_numbers_of_the_json(three: Memory) -> None:
     three.tell(fact_rows({"task": 4, "limit": 5.0, "machine_id": 11}))
     answer, table = as_json(sums(three), UNITS, without_machine=0), as_table(sums(three), UNITS)
@@ -220,7 +235,9 @@ def test_a_table_has_the_numbers_of_the_json(three: Memory) -> None:
         for resource in RESOURCES:
             for name in ("limit", "usage", "basis", "newcomers", "unforecast"):
                 assert row.pop(f"{resource}_{name}") == getattr(getattr(machine, name), resource)
+            assert row.pop(f"{resource}_judged") == 0
             for margin in MARGIN_NAMES:
+                assert row.pop(f"{resource}_violated_{margin}") == 0
                 assert row.pop(f"{resource}_peak_{margin}") == getattr(machine.peak[margin], resource)
                 assert row.pop(f"{resource}_reclaimable_{margin}") == getattr(machine.reclaimable[margin], resource)
         assert row == {}

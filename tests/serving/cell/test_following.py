@@ -64,7 +64,8 @@ def assert_same_prices(ours: Memory, theirs: Memory) -> None:
     assert ours_of is not None
     assert theirs_of is not None
     for name, array in ours_of.memory().items():
-        if name not in ("tasks", "of"):  # slots are given in another order
+        # slots and places are given in another order, in which floats add up to other last bits
+        if name not in ("tasks", "of") and (not name.startswith("machines.") or "online" in name):
             assert_same_bits(array, theirs_of.memory()[name], name)
 
 
@@ -203,6 +204,7 @@ def test_prices_go_on_under_the_same_model_and_settings_alone(bundle: Bundle) ->
     dearer = replace(bundle, prices=three_prices(Price("baseline", (9.0, 9.0)), Price("aggressive", (1.0, 1.0))))
     assert of_same(Scorer(loaded(dearer), SETTINGS.cell), of) is None
     assert of_same(scorer, None) is None
+    assert of_same(scorer, of, at_once=0.5) is None
 
 
 def test_prices_stay_within_their_bounds_however_much_is_violated(bundle: Bundle) -> None:

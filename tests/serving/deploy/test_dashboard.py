@@ -79,7 +79,8 @@ def test_every_metric_and_label_of_an_expression_exists(labels: dict[str, set[st
 def test_a_service_shows_every_metric_of_an_expression(make_app: Any, tmp_path: Path) -> None:
     of_its_time = {
         "reclaim_clock_lag_seconds", "reclaim_snapshot_age_seconds", "reclaim_snapshot_duration_seconds",
-        "reclaim_price_budget_spent_ratio",
+        "reclaim_price_budget_spent_ratio", "reclaim_machines_budget_spent_ratio", "reclaim_machines_at_once_ratio",
+        "reclaim_machines_most_at_once_ratio",
     }  # fmt: skip
     """Metrics only with the machine's clock, after a snapshot, after outcomes; drift only of a network."""
     with make_app(state=tmp_path) as (_, runtime):

@@ -50,7 +50,7 @@ def lend_kernels(source: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_bento_is_built_and_serves_the_model_that_it_carries_and_without_one_ends_with_a_line(
+def test_a_bento_is_built_and_serves_the_model_that_it_carries_and_without_one_the_built_in(
     bundle_folder: Path, free_port: int, tmp_path: Path
 ) -> None:
     home = tmp_path / "bentoml"
@@ -65,35 +65,31 @@ def test_a_bento_is_built_and_serves_the_model_that_it_carries_and_without_one_e
     assert not [path for path in source.rglob("*") if path.is_symlink() or "tests" in path.parts]
     lend_kernels(source)
     environment |= {"BENTOML_CONTAINERIZED": "True", "PYTHONDONTWRITEBYTECODE": ""}
-    without = subprocess.run(
-        [*bentoml, "serve", tag, "--port", str(free_port)], env=environment, cwd=tmp_path, capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert without.returncode == 1
-    (line,) = (line for line in without.stderr.splitlines() if line.startswith("error"))
-    assert re.search(r"this bento has no model \(no model reclaim@champion .*`reclaim bundle MODEL model`", line)
-    assert "Traceback" not in without.stderr
     shutil.copytree(bundle_folder, source / "model")  # as the build does with model/ of the checkout
     (source / "model" / "origin.json").write_text(json.dumps({"name": "reclaim", "version": "7", "run_id": "1"}))
-    with (tmp_path / "log").open("w+") as log:
-        server = subprocess.Popen(
-            [*bentoml, "serve", tag, "--host", "127.0.0.1", "--port", str(free_port)],
-            env=environment, cwd=tmp_path, stdout=log, stderr=log,
-        )  # fmt: skip
-        try:
-            wait_until_ready(server, free_port)
-            task = {"collection_id": 1, "limit": {"cpu": 2.0, "memory": 4e9}}
-            status, content = call(free_port, "POST", "/v1/reservations", json.dumps({"tasks": [task]}).encode())
-            assert status == 200, content
-            answer = json.loads(content)
-            assert answer["tasks"][0]["reservation"] == task["limit"]  # nothing is known of the task yet
-            assert answer["model"] == {"name": "reclaim", "version": "7"}
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(timeout=120)
-            log.seek(0)
-            output = log.read()
-    assert "Traceback" not in output, output
+    carried, aside = source / "model", source / "aside"
+    for model in ({"name": "reclaim", "version": "7"}, {"name": "builtin", "version": "1"}):
+        if model["name"] == "builtin":
+            carried.rename(aside)
+        with (tmp_path / "log").open("w+") as log:
+            server = subprocess.Popen(
+                [*bentoml, "serve", tag, "--host", "127.0.0.1", "--port", str(free_port)],
+                env=environment, cwd=tmp_path, stdout=log, stderr=log,
+            )  # fmt: skip
+            try:
+                wait_until_ready(server, free_port)
+                task = {"collection_id": 1, "limit": {"cpu": 2.0, "memory": 4e9}}
+                status, content = call(free_port, "POST", "/v1/reservations", json.dumps({"tasks": [task]}).encode())
+                assert status == 200, content
+                answer = json.loads(content)
+                assert answer["tasks"][0]["reservation"] == task["limit"]  # nothing is known of the task yet
+                assert answer["model"] == model
+            finally:
+                server.send_signal(signal.SIGTERM)
+                server.wait(timeout=120)
+                log.seek(0)
+                output = log.read()
+        assert "Traceback" not in output, output
     assert list((source / "serving" / "__pycache__").glob("service.*.pyc")), "the code was another's than the bento's"
 
 

@@ -105,8 +105,10 @@ def test_a_start_without_the_model_falls_back_on_the_cache_and_gives_the_reason(
                                         "train one with `reclaim train`")  # fmt: skip
     with pytest.raises(ModelError, match=r"holds no bundle\.json"):
         start_model(settings.model_copy(update={"bundle": tmp_path / "gone", "model": "reclaim@another"}))
-    with pytest.raises(ModelError, match=r"holds no bundle\.json"):
-        start_model(settings.model_copy(update={"bundle": tmp_path / "gone", "state": None}))
+    # nothing is kept without a state folder; of a champion alone there is one that comes with the package
+    stand_in = start_model(settings.model_copy(update={"bundle": tmp_path / "gone", "state": None}))
+    assert (stand_in.location.builtin, stand_in.model.name, stand_in.from_disk) == (True, "builtin", False)
+    assert stand_in.refused == gone.refused
     # a worker that starts again: what was promoted since its launch goes on, not what the launch found
     save_bundle(replace(bundle, dataset_fingerprint="promoted"), tmp_path / "promoted")
     ModelCache(tmp_path / "models").add(ModelLocation("reclaim", "4", tmp_path / "promoted", ALIAS))

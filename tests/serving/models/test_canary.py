@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.serving.models.canary import canary_batch, check_answers
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import CAP, MODEL, RULES, STARTUP, Estimate, Forecast
+from reclaim.training.models.forecaster import ALL_HEADS
 
 _SHARE = {"baseline": 0.9, "medium": 0.8, "aggressive": 0.7}
 
@@ -49,7 +51,7 @@ class _Answers:
 
     def __init__(self, change: Callable[[str, dict[str, NDArray[Any]]], None]) -> None:
         self._change = change
-        self.forecaster = SimpleNamespace(horizons_s=HORIZONS_S)
+        self.forecaster = SimpleNamespace(heads=ALL_HEADS)
 
     def estimator(self, margin: str) -> Any:
         def update(slot: NDArray[np.int64], windows: Windows) -> Estimate:
@@ -119,7 +121,7 @@ def test_answers_that_differ_between_two_calls_are_found() -> None:
         _check(change)
 
 
-def test_horizons_without_a_forecast_are_not_checked() -> None:
+def test_what_a_model_was_not_fitted_for_is_not_checked() -> None:
     fake = _Answers(lambda _margin, parts: parts["oom"].__setitem__((slice(None), 0), np.nan))
-    fake.forecaster.horizons_s = HORIZONS_S[1:]
+    fake.forecaster.heads = replace(ALL_HEADS, oom=np.array([False, True, True]))
     check_answers(cast(Bundle, fake))

@@ -16,7 +16,7 @@ from reclaim.training.evaluation.importance import (
     importance_figure,
     permutation_importance,
 )
-from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.forecaster import ALL_HEADS, NetworkForecaster
 from reclaim.training.models.survival import quantiles_of
 
 T, H, F = len(TARGETS), len(HORIZONS_S), len(FEATURE_NAMES)
@@ -28,6 +28,7 @@ class Copies:
 
     quantile_levels = (0.5, 0.9)
     horizons_s = HORIZONS_S
+    heads = ALL_HEADS
     threads = 1
 
     def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:  # noqa: D102 - the protocol's

@@ -13,10 +13,10 @@ import torch
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.training.fitting import network as fit
-from reclaim.training.fitting import recorded as module
-from reclaim.training.fitting.distributed import Ranks
+from reclaim.training.fitting.devices import recorded as module
+from reclaim.training.fitting.devices.distributed import Ranks
+from reclaim.training.fitting.devices.recorded import Step, recorded_step
 from reclaim.training.fitting.network import FitResult, choose_device, fit_network, on_device
-from reclaim.training.fitting.recorded import Step, recorded_step
 from reclaim.training.fitting.samples import Samples
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.network import SurvivalNetwork

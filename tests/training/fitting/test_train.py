@@ -43,6 +43,7 @@ memory_limit = 2.0
 machine_id = "machine"
 """
 CONFIG = TrainConfig(
+    against_builtin=False,  # which these networks of a second lose to
     budgets=Budgets(0.01, 0.05),
     fit=FitConfig(width=16, depth=1, epochs=3, batch_size=256),
     trees=TreeConfig(iterations=5, max_pairs=20_000),
@@ -146,8 +147,8 @@ def test_the_run_holds_settings_fingerprint_losses_scores_and_figure(place: Path
     assert not any(name.startswith("trees.") for name in run.params)
     assert run.tags["oom_definition"] == OOM_DEFINITION
     assert len(run.tags["dataset"]) == 64
-    assert run.name == "network dataset budgets.baseline=0.01 budgets.aggressive=0.05 fit.width=16 fit.depth=1 " + (
-        "fit.epochs=3 fit.batch_size=256"
+    assert run.name == "network dataset budgets.baseline=0.01 budgets.aggressive=0.05 against_builtin=False " + (
+        "fit.width=16 fit.depth=1 fit.epochs=3 fit.batch_size=256"
     )
     assert 0 < run.metrics["valid.memory.pinball_over_usage"] < 1
     assert 0 < run.metrics["test.cpu.log_loss"] < 32
@@ -281,6 +282,14 @@ def test_the_first_model_is_served_and_a_later_one_is_the_candidate(place: Path)
     assert versions == ["1", "2"]
 
 
+def test_a_model_that_reclaims_less_than_the_built_in_one_is_a_candidate_alone(place: Path) -> None:
+    config = replace(CONFIG, model_name="short", against_builtin=True, fit=replace(CONFIG.fit, width=1, epochs=1))
+    report = run_training(place / "dataset", config)
+    assert (report.version, report.champion) == ("1", None)
+    assert any(note.startswith("less than the built-in model reclaims of validation rows") for note in report.notes)
+    assert tracking.resolve_model("short@candidate").version == "1"
+
+
 def test_trees_are_registered_under_their_own_name(place: Path, trained: TrainReport) -> None:
     report = run_training(place / "dataset", replace(CONFIG, estimator="trees"))
     assert report.model == "reclaim-trees"
@@ -371,7 +380,7 @@ def test_a_horizon_that_no_training_row_spans_is_an_error(place: Path) -> None:
 
 
 def test_settings_that_no_model_has_are_refused() -> None:
-    with pytest.raises(ConfigError, match="estimator must be one of network, trees, got 'forest'"):
+    with pytest.raises(ConfigError, match="estimator must be one of network, trees, portable, got 'forest'"):
         TrainConfig(estimator="forest")
     with pytest.raises(ConfigError, match="horizon_s must be one of"):
         TrainConfig(horizon_s=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,14 @@ from reclaim.data.errors import ConfigError
 from reclaim.training.machines.curve import EXCEEDED, INPUTS, N_INPUTS, MachineCurve, inputs_of
 from reclaim.training.machines.terms import (
     N_TERMS,
+    PASSED,
     RATES,
     T_BAND,
     T_HELD,
     T_LIMIT,
     T_MEAN,
     T_NEW,
+    T_PASSED,
     T_SQUARES,
     T_USAGE,
     terms_of,
@@ -60,6 +63,39 @@ def test_the_bound_by_hand() -> None:
     assert curve.peak(sums, curve.margin(0.0099), 1.0) >= 1.1
 
 
+def test_tasks_that_peak_at_the_same_time_by_hand() -> None:
+    sums = np.zeros((1, N_TERMS))
+    sums[0, T_LIMIT], sums[0, T_PASSED:T_BAND], sums[0, T_BAND:] = 10.0, [2.0, 4.0, 5.0, 6.0, 8.0], 3.0
+    curve = MachineCurve(together=1.0)
+
+    def at(probability: float) -> float:
+        return float(curve.peak(sums, -math.log(probability), 1.0)[0])
+
+    assert [at(p) for p in PASSED] == pytest.approx([2, 4, 5, 6, 8])
+    assert at(0.1) == pytest.approx(3)  # half of the way from 0.2 to 0.05, by the logarithm
+    assert at(math.sqrt(0.2)) == pytest.approx(1)  # nothing at a probability of 1
+    assert at(math.sqrt(0.0003 * 1e-8)) == pytest.approx(9)  # the limits at 1e-8
+    assert at(1e-20) == 10
+    # independent tasks: at exponent 2 the least of 3 + 2 / t, which is that of the largest t, 16
+    assert MachineCurve().peak(sums, 2.0, 1.0) == pytest.approx(3 + 2 / RATES[-1])
+    halfway = (3 - math.log(0.01) / RATES[-1] + 5) / 2
+    assert MachineCurve(together=0.5).peak(sums, -math.log(0.01), 1.0) == pytest.approx(halfway)
+    assert MachineCurve(together=0.5).score(sums, np.array([halfway]), 1.0) == pytest.approx(-math.log(0.01))
+
+
+@given(st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(1, 30), st.integers(0, 99), st.floats(0.0, 20.0))
+def test_the_score_of_an_amount_is_the_least_margin_at_which_it_is_reserved(
+    share: float, n: int, seed: int, margin: float
+) -> None:
+    curve = MachineCurve(together=share)
+    sums = tasks(n, seed).sum(axis=0, keepdims=True)
+    sums[0, T_USAGE] = 0.0  # no guard
+    amount = curve.peak(sums, margin, 1.0)
+    score = curve.score(sums, amount, 1.0)
+    assert score[0] <= margin + 1e-9
+    np.testing.assert_allclose(curve.peak(sums, score[0], 1.0), amount, rtol=1e-9)
+
+
 def test_a_fitted_location_by_hand_and_its_guards() -> None:
     sums = np.zeros((3, N_TERMS))
     sums[:, T_LIMIT], sums[:, T_USAGE], sums[:, T_MEAN] = 10.0, [2.0, 2.0, 4.0], [4.0, 4.0, 2.0]
@@ -79,7 +115,10 @@ def test_inputs_are_over_the_limits() -> None:
     assert len(INPUTS) == N_INPUTS
 
 
-@pytest.mark.parametrize("curve", [MachineCurve(), FITTED], ids=["bound", "fitted"])
+@pytest.mark.parametrize(
+    "curve", [MachineCurve(), MachineCurve(together=0.5), MachineCurve(together=1.0), FITTED],
+    ids=["independent", "halfway", "together", "fitted"],
+)  # fmt: skip
 @given(n=st.integers(1, 30), seed=st.integers(0, 99), budgets=st.tuples(st.floats(1e-4, 0.5), st.floats(1e-4, 0.5)))
 def test_a_smaller_budget_never_reserves_less_and_the_probability_of_what_it_reserves_is_the_budget(
     curve: MachineCurve, n: int, seed: int, budgets: tuple[float, float]
@@ -119,11 +158,13 @@ def test_margins_let_no_more_than_the_budget_pass() -> None:
     [
         ({"weights": (1.0,)}, "expected 12 weights, all finite"),
         ({"weights": (math.nan,) * N_INPUTS}, "all finite"),
+        ({"together": 1.5}, "expected a share from 0 to 1 of peaks together"),
+        ({"together": 0.5, "weights": (1.0,) * N_INPUTS}, "0 with weights, got 0.5"),
         ({"margins": (1.0, 0.5)}, "finite and rising"),
         ({"margins": tuple(-float(k) for k in range(len(EXCEEDED)))}, "finite and rising"),
     ],
 )
-def test_a_curve_that_is_none_is_refused(arguments: dict[str, tuple[float, ...]], message: str) -> None:
+def test_a_curve_that_is_none_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MachineCurve(**arguments)
 

@@ -9,7 +9,18 @@ from numpy.typing import NDArray
 from reclaim.training.machines import fit
 from reclaim.training.machines.curve import MachineCurve
 from reclaim.training.machines.fit import MachineRows, fit_curve, join_rows
-from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_LIMIT, T_MEAN, T_SQUARES, T_USAGE
+from reclaim.training.machines.terms import (
+    N_TERMS,
+    PASSED,
+    RATES,
+    T_BAND,
+    T_LIMIT,
+    T_MEAN,
+    T_PASSED,
+    T_SQUARES,
+    T_USAGE,
+    terms_of,
+)
 
 BUDGETS = (0.001, 0.01)
 
@@ -22,6 +33,7 @@ def machines(n: int, peak_of: NDArray[np.float64] | None = None, seed: int = 0) 
     sums[:, T_USAGE] = sums[:, T_LIMIT] * rng.uniform(0.1, 0.5, n)
     sums[:, T_MEAN] = sums[:, T_LIMIT] * 0.6
     sums[:, T_SQUARES] = sums[:, T_LIMIT]
+    sums[:, T_PASSED:T_BAND] = sums[:, T_LIMIT, None] * np.linspace(0.6, 0.95, len(PASSED))
     sums[:, T_BAND:] = sums[:, T_LIMIT, None] * np.linspace(0.62, 0.9, len(RATES))
     peak = sums[:, T_USAGE] * 1.3 + rng.uniform(0, 0.2, n) if peak_of is None else peak_of
     return MachineRows(sums, peak, np.arange(n) % 10, 1.0)
@@ -52,6 +64,24 @@ def test_a_fit_that_foresees_nothing_on_other_machines_is_not_chosen() -> None:
         rows = machines(8_000, own)
         gain = [rows.reclaimed(curve, curve.margin(b)) - rows.reclaimed(bound, bound.margin(b)) for b in BUDGETS]
         assert sum(gain) > 0
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_share_of_peaks_together_is_found(at_once: bool) -> None:
+    # tasks of limit 1 whose peak is even between 0.1 and 0.2, or has one time in ten more than that, up to the limit;
+    # machines of some tasks of either kind, where each peaks by itself or all are at the same level of their curves
+    n, rng = 4_000, np.random.default_rng(3)
+    survival = np.array([[1.0, 0.0, 0.0], [1.0, 0.1, 0.0]], np.float32)[:, None, None]
+    at = np.tile(np.array([0.1, 0.2, 1.0], np.float32), (2, 1, 1))
+    of_kinds = terms_of(survival, at, np.full((2, 1), 0.1), np.ones((2, 1)), np.full(2, 99), (1.0,))[:, 0]
+    tasks = rng.integers(1, 20, (n, 2))
+    level = np.tile(rng.random((n, 1, 1)), (1, 2, 20)) if at_once else rng.random((n, 2, 20))
+    peak_of = np.where(level > 0.1, 0.1 + 0.1 * (1 - level) / 0.9, 0.2 + 0.8 * (0.1 - level) / 0.1)
+    peak_of[:, 0] = 0.1 + 0.1 * (1 - level[:, 0])
+    peak = np.where(np.arange(20) < tasks[:, :, None], peak_of, 0.0).sum(axis=(1, 2))
+    curve = fit_curve(MachineRows(tasks @ of_kinds, peak, np.arange(n) % 10, 1.0), BUDGETS)
+    assert curve.weights is None
+    assert curve.together == float(at_once)
 
 
 def test_margins_are_those_that_the_peaks_asked_for() -> None:

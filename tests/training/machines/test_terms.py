@@ -14,18 +14,20 @@ from reclaim.data.errors import ConfigError
 from reclaim.training.machines.terms import (
     N_TERMS,
     NEWCOMER_WINDOWS,
+    PASSED,
     RATES,
     T_BAND,
     T_HELD,
     T_LIMIT,
     T_MEAN,
     T_NEW,
+    T_PASSED,
     T_SQUARES,
     T_USAGE,
     TERMS,
     terms_of,
 )
-from reclaim.training.models.survival import N_THRESHOLDS
+from reclaim.training.models.survival import N_THRESHOLDS, quantiles_of
 
 FLAT = np.array([[[0.5, 0.0]]], np.float32)  # half of the time below a quarter of the limit, else up to a half
 THRESHOLDS = np.array([[[0.25, 0.5]]], np.float32)
@@ -50,10 +52,13 @@ def test_the_terms_of_a_task_by_hand() -> None:
     assert terms[T_MEAN] == pytest.approx(1.25)
     assert terms[T_SQUARES] == 16
     assert terms[T_NEW] == terms[T_HELD] == 0
+    # 0.2 of the times are above 0.25 + (0.5 - 0.2) / (0.5 - 0) * 0.25 = 0.4 of the limit
+    assert terms[T_PASSED] == pytest.approx(4 * 0.4)
+    np.testing.assert_allclose(terms[T_PASSED:T_BAND], [4 * (0.5 - p / 2) for p in PASSED])
     for rate, bandwidth in zip(RATES, terms[T_BAND:], strict=True):
         t = rate / 2.0  # over the mean limit
         assert bandwidth == pytest.approx(math.log((math.exp(t) + math.exp(1.5 * t)) / 2) / t, abs=2e-6 * 2)
-    assert len(TERMS) == N_TERMS == T_BAND + len(RATES)
+    assert len(TERMS) == N_TERMS == T_BAND + len(RATES) == T_PASSED + len(PASSED) + len(RATES)
 
 
 def test_a_task_without_a_forecast_or_usage_holds_its_limit_and_one_without_a_limit_adds_nothing() -> None:
@@ -100,7 +105,7 @@ def test_bandwidths_rise_with_the_rate_from_the_mean_to_the_limit_and_scale_with
 @given(st.integers(0, 2**32 - 1))
 def test_terms_are_those_of_double_precision_and_a_task_alone_has_the_same_bits(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    survival = np.sort(rng.random((7, 2, N_THRESHOLDS)).astype(np.float32) ** 4, axis=2)[..., ::-1].copy()
+    survival = np.sort(rng.random((7, 2, N_THRESHOLDS)) ** rng.integers(2, 20), axis=2)[..., ::-1].astype(np.float32)
     thresholds = np.sort(rng.random((7, 2, N_THRESHOLDS)).astype(np.float32), axis=2)
     limit, seen, mean = rng.gamma(2.0, 1.0, (7, 2)), rng.integers(1, 40, 7), (0.7, 3.0)
     terms = terms_of(survival[:, :, None], thresholds, 0.2 * limit, limit, seen, mean)
@@ -116,6 +121,8 @@ def test_terms_are_those_of_double_precision_and_a_task_alone_has_the_same_bits(
         exact = (limit[..., None] * np.log((share * np.exp(t * place)).sum(axis=2, keepdims=True)) / t)[..., 0]
         assert (np.abs(terms[..., T_BAND + j] - exact) <= 2e-6 * (limit + np.array(mean))).all()
     np.testing.assert_allclose(terms[..., T_MEAN], limit * (share * place).sum(axis=2), rtol=1e-5)
+    quantiles = quantiles_of(survival[:, :, None], thresholds, tuple(1 - p for p in PASSED))[:, :, 0]
+    np.testing.assert_allclose(terms[..., T_PASSED:T_BAND], limit[..., None] * quantiles, rtol=1e-12)
 
 
 def test_a_curve_of_more_thresholds_than_there_is_room_for_is_refused() -> None:

@@ -10,7 +10,7 @@ import mlflow
 import pytest
 from matplotlib.figure import Figure
 
-from reclaim.data.errors import ModelError
+from reclaim.data.errors import ModelAbsentError, ModelError
 from reclaim.features.registry import feature_names
 from reclaim.training.bundle import Bundle, load_bundle, output_names, save_bundle
 from reclaim.training.margins.price import Price, three_prices
@@ -136,8 +136,9 @@ def test_a_registered_bundle_loads_through_the_generic_interface(bundle: Bundle,
     ],
 )
 def test_a_model_that_does_not_exist_is_an_error_with_the_remedy(reference: str, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
+    with pytest.raises(ModelError, match=message) as found:
         tracking.fetch_bundle(reference)
+    assert isinstance(found.value, ModelAbsentError) == (reference != "nobody")
 
 
 def test_reading_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,7 @@ def test_a_checkpoint_holds_what_runs_and_what_is_reserved_and_used(source: Sour
         soon = (task == task[row]) & (windows.start_us >= time_us) & (windows.start_us < time_us + HORIZON_S * 10**6)
         np.testing.assert_array_equal(taken.used[i], demand(windows.take(soon)))
     oracle = taken.reserved[ORACLE, "none"]
+    assert isinstance(oracle, np.ndarray)
     np.testing.assert_allclose(oracle, np.minimum(taken.used.max(axis=1), taken.workload.limit), rtol=1e-6)
 
 

@@ -18,10 +18,11 @@ from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint
+from reclaim.replay.experiments.compaction.contenders import Key
 from reclaim.replay.experiments.compaction.measure import EXPERIMENT, CompactionConfig, measure, summarise
 from reclaim.replay.experiments.compaction.packing import MachineSet, TaskSet
 from reclaim.replay.experiments.compaction.page import fewest_table, summary_table, unexpected
-from reclaim.replay.experiments.compaction.trials import Key, Trial, compact
+from reclaim.replay.experiments.compaction.trials import Trial, compact
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.replay.report.page import ReplayReport, render_page
 from reclaim.replay.runs.run import run_experiment
@@ -107,7 +108,7 @@ def test_every_trial_removes_machines_in_an_order_of_its_own_and_the_same_for_al
 
 def test_the_result_of_eleven_trials_is_the_tenth() -> None:
     def trials(*machines: int) -> list[Trial]:
-        return [Trial(n, 0, np.zeros(2), np.zeros(2)) for n in machines]
+        return [Trial(n, 0, *np.zeros((3, 2))) for n in machines]
 
     taken = checkpoint(20, [(0.1, 0.3), (0.2, 0.1)])
     both = {("half", "none"): trials(*range(11, 0, -1)), (LIMIT, "none"): trials(*[40] * 11)}
@@ -126,9 +127,7 @@ def test_tasks_that_only_one_of_two_fails_are_counted() -> None:
     mine, borg = np.full((4, 2), 0.25), np.full((4, 2), 0.4)
     mine[0], borg[3], borg[2, 1] = 0.4, 0.2, 0.2
     reserved = {("mine", "medium"): mine, ("borg", "medium"): borg, (LIMIT, "none"): taken.workload.limit}
-    found = summarise(
-        replace(taken, reserved=reserved), {key: [Trial(1, 0, np.zeros(2), np.zeros(2))] for key in reserved}
-    )
+    found = summarise(replace(taken, reserved=reserved), {key: [Trial(1, 0, *np.zeros((3, 2)))] for key in reserved})
     assert found["mine", "medium"]["beyond_tasks"] == {"cpu": 3, "memory": 3}
     assert found["mine", "medium"]["beyond_alone"] == {"cpu": [2, 0], "memory": [1, 0]}
     assert found["borg", "medium"]["beyond_alone"] == {"cpu": [0, 0], "memory": [0, 0]}
@@ -138,7 +137,7 @@ def test_only_tasks_whose_limit_is_known_can_be_beyond_their_reservation() -> No
     taken = checkpoint(3, [(0.3, 0.3)])
     limit = taken.workload.limit
     limit[:3, 1] = 0.0  # as where none is known
-    trials = {key: [Trial(1, 0, np.zeros(2), np.zeros(2))] for key in taken.reserved}
+    trials = {key: [Trial(1, 0, *np.zeros((3, 2)))] for key in taken.reserved}
 
     def beyond() -> tuple[dict[str, float | None], dict[str, int], dict[str, int]]:
         reserved = {("half", "none"): limit / 2, (LIMIT, "none"): limit}

@@ -14,7 +14,19 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.placement import POLICIES
-from reclaim.replay.experiments.compaction.packing import LOOK_BELOW, PENDING_SHARE, MachineSet, Packer, TaskSet
+from reclaim.replay.experiments.compaction.packing import (
+    LOOK_BELOW,
+    PENDING_SHARE,
+    Foreseen,
+    MachineSet,
+    Packer,
+    TaskSet,
+    _with,
+    booked_on,
+)
+from reclaim.training.machines.curve import INPUTS, MachineCurve
+from reclaim.training.machines.estimator import BOUND, MachineEstimator
+from reclaim.training.machines.terms import N_TERMS, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_USAGE
 from reclaim.training.margins.violation import SUM_ROUNDING
 
 
@@ -45,6 +57,17 @@ def placed(workload: TaskSet, onto: MachineSet, booked: Any = None, policy: str 
     reserved = workload.limit if booked is None else np.array(booked, np.float64)
     found = Packer(workload, reserved, policy).place(onto, len(onto))
     return None if found is None else found.tolist()
+
+
+MEAN = MachineCurve(weights=tuple(float(name == "mean") for name in INPUTS))
+"""Reserves the sum of means times one plus the margin."""
+
+
+def foreseen(n: int, limit: float = 0.5, mean: float = 0.2, margin: float = 0.0, usage: float = 0.0) -> Foreseen:
+    """Make tasks of one limit and mean, of both resources, for an estimator that reserves the sum of means."""
+    terms = np.zeros((n, 2, N_TERMS))
+    terms[..., T_LIMIT], terms[..., T_MEAN], terms[..., T_USAGE] = limit, mean, usage
+    return Foreseen(terms, MachineEstimator((MEAN, MEAN), 3_600, (1.0, 1.0)), (margin, margin))
 
 
 ONE, TWO = machines((1, 1)), machines((1, 1), (1, 1))
@@ -227,3 +250,58 @@ def test_whatever_is_placed_keeps_every_rule(
         assert together.sum() <= workload.most[together].max()
     for fewer in range(max(1, n - LOOK_BELOW), n):
         assert packer.place(onto, fewer) is None
+
+
+def test_an_estimator_of_machines_books_for_all_tasks_together() -> None:
+    # the means of five tasks of 0.2 sum to 1; with a quarter more on top four of them do
+    five = tasks(*[(0.5, 0.5)] * 5)
+    assert Packer(five, foreseen(5)).place(ONE, 1) is not None
+    assert Packer(five, foreseen(5, margin=0.25)).place(ONE, 1) is None
+    assert Packer(five.take(np.arange(4)), foreseen(4, margin=0.25)).place(ONE, 1) is not None
+    # never below what the tasks use
+    assert Packer(five, foreseen(5, usage=0.21)).place(ONE, 1) is None
+    found = Packer(five, foreseen(5, margin=0.25)).fewest(machines(*[(1.0, 1.0)] * 5))
+    assert found is not None
+    assert found[0] == 2
+    assert booked_on(foreseen(5, margin=0.25), found[1], 2).sum(axis=0) == pytest.approx([1.25, 1.25])
+    # production is placed by its limits under it, too
+    assert Packer(replace(five, production=np.ones(5, np.bool_)), foreseen(5)).place(ONE, 1) is None
+
+
+def test_each_resource_of_an_estimator_of_machines_must_fit() -> None:
+    three = tasks(*[(0.5, 0.5)] * 3)
+    for r in range(2):
+        booked = foreseen(3)
+        booked.terms[:, r, T_MEAN] = 0.4
+        assert Packer(three, booked).place(ONE, 1) is None
+        assert Packer(three, booked).place(TWO, 2) is not None
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.sampled_from(sorted(POLICIES)))
+def test_tasks_without_a_forecast_are_packed_as_by_the_sum_of_what_they_hold(
+    problem: tuple[TaskSet, NDArray[np.float64], MachineSet], policy: str
+) -> None:
+    workload, booked, onto = problem
+    terms = np.zeros((*booked.shape, N_TERMS))
+    terms[..., T_HELD] = booked
+    for curves in (BOUND, (MEAN, MEAN)):
+        packed = Packer(workload, Foreseen(terms, MachineEstimator(curves, 3_600, (1.0, 1.0)), (1.0, 1.0)), policy)
+        expected, found = Packer(workload, booked, policy).place(onto, len(onto)), packed.place(onto, len(onto))
+        assert (found is None) == (expected is None)
+        if found is not None:
+            np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("curve", [MachineCurve(), MachineCurve(weights=tuple(0.1 * k for k in range(len(INPUTS))))])
+def test_a_kernel_reserves_to_the_same_bits_as_the_estimator(curve: MachineCurve) -> None:
+    rng = np.random.default_rng(5)
+    sums, terms = rng.random((2, 200, 1, N_TERMS))
+    sums[..., T_LIMIT] *= 5
+    sums[..., T_BAND:] = np.sort(sums[..., T_BAND:], axis=-1)
+    one = Foreseen(terms, MachineEstimator((curve,), 3_600, (0.3,)), (0.4,))
+    expected = one.of_sets(sums + terms)[:, 0]
+    margins, curves = one.compiled()
+    found = [_with(sums[i, 0], terms[i, 0], margins[0], curves[0], np.empty(N_TERMS)) for i in range(len(sums))]
+    assert found == expected.tolist()
+    assert len(set(found)) == len(found)

@@ -10,11 +10,11 @@ import pytest
 from reclaim.data.dataset import Dataset
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
-from reclaim.replay.experiment import Results, Source
+from reclaim.replay.experiment import LEARNED_MACHINE, Results, Source
 from reclaim.replay.experiments.frontier.day import machine_day
 from reclaim.replay.experiments.frontier.learned import foresee_machines
 from reclaim.replay.experiments.frontier.machines import lay_out_machines
-from reclaim.replay.experiments.frontier.measure import EXPERIMENT, LEARNED_MACHINE, FrontierConfig, definitions
+from reclaim.replay.experiments.frontier.measure import EXPERIMENT, FrontierConfig, definitions
 from reclaim.replay.experiments.frontier.sweep import Guards
 from reclaim.replay.open_loop.estimates import estimate_all
 from reclaim.training.bundle import Bundle
@@ -45,9 +45,8 @@ def test_a_model_stands_beside_its_sum_of_tasks_on_machines_alone(results: Resul
     assert [kinds[name] for name in OURS] == [LEARNED_MACHINE] * 2
     for name in OURS:
         margins = results["machines"]["margins"][name]
-        assert list(margins) == [
-            *("baseline", "medium", "aggressive"), *(f"{m} following" for m in ("baseline", "medium", "aggressive"))
-        ]  # fmt: skip
+        names = ("baseline", "medium", "aggressive")
+        assert list(margins) == [*names, *(f"{m} {how}" for how in ("following", "held") for m in names)]
         saved = [margins[m]["cpu"]["savings"]["value"] for m in ("baseline", "medium", "aggressive")]
         assert saved == sorted(saved)
 

@@ -1,6 +1,7 @@
 """The margins experiment in the closed loop: each margin throughout, all in turn, and its tables."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,20 @@ from numpy.typing import NDArray
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.features.feature_set import FeatureSet
+from reclaim.replay.closed_loop.foreseen import ByMachine
+from reclaim.replay.closed_loop.outcome import summary
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
-from reclaim.replay.closed_loop.workload import CellMachines, Workload
-from reclaim.replay.experiment import Source
+from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
+from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source
 from reclaim.replay.experiments.margins.closed_loop import mean, most_reclaiming, run_cells
 from reclaim.replay.experiments.margins.figures import cell_in_turn
 from reclaim.replay.experiments.margins.page import most_in_reclaimed
 from reclaim.replay.experiments.margins.tables import cells_table, kills_table, parts_table, waiting_table
 from reclaim.replay.open_loop.estimates import Estimates, estimate_all
+from reclaim.replay.open_loop.machines import MachineContenders
 from reclaim.replay.settings import ReplayConfig
-from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.bundle import Bundle
+from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 
 
 def source_of(path: Path) -> Source:
@@ -61,7 +66,10 @@ def test_tasks_are_held_to_the_answer_to_the_window_before_under_the_margin_whos
     marks = {m: (np.arange(1, n + 1) + k * n)[:, None] * [1e-9, 1e-9] for k, m in enumerate(MARGIN_NAMES)}
     told: list[tuple[Workload, np.ndarray, list[int]]] = []
 
-    def remember(work: Workload, on: CellMachines, reserved: np.ndarray, plan: np.ndarray, how: Scheduling) -> Outcome:
+    def remember(
+        work: Workload, on: CellMachines, reserved: np.ndarray, plan: np.ndarray, how: Scheduling, by_machine: None
+    ) -> Outcome:
+        assert by_machine is None
         told.append((work, reserved, plan.tolist()))
         return simulate(work, on, reserved, plan, how)
 
@@ -194,3 +202,33 @@ def test_the_tables_have_a_row_for_every_run_and_every_part(loop: dict[str, Any]
     most = most_in_reclaimed(loop)
     assert most is not None
     assert most["name"] == "borg"
+
+
+def test_models_foresee_machines_together_next_to_sums_at_the_same_budgets(cell_dataset: Path, bundle: Bundle) -> None:
+    source = replace(source_of(cell_dataset), bundles={"network": bundle})
+    config = ReplayConfig(estimators=("borg", "percentile", "limit"), budgets=Budgets(0.02, 0.1))
+    estimates = estimate_all(source, config)
+    contenders = MachineContenders.set_on_validation(source, estimates, config, ["network", "borg"])
+    found = run_cells(source, estimates, Scheduling(), ["borg"], contenders=contenders)
+    ran = {e["name"]: e for e in found["estimators"]}
+    assert list(ran) == ["limit", "borg", "network (sum)", "borg (sum)", "network (machine)", "oracle"]
+    assert [ran[name]["kind"] for name in list(ran)[2:5]] == [SUM_OF_TASKS, SUM_OF_TASKS, LEARNED_MACHINE]
+    assert [ran[name]["sequence"] is None for name in list(ran)[1:5]] == [False, True, True, False]
+    machine = ran["network (machine)"]["runs"]
+    reserved = [machine[m]["reserved_memory"] for m in MARGIN_NAMES]
+    assert reserved == sorted(reserved, reverse=True)
+    assert ran["network (sum)"]["runs"] != ran["borg (sum)"]["runs"]
+    # the cell is large enough for all, so each slot reserves what is foreseen of the tasks that the scheduler put
+    # together: less than their limits, and no less than they use
+    for run in machine.values():
+        assert run["utilisation_cpu"] <= run["reserved_cpu"] <= run["granted_cpu"]
+    workload = workload_of(source, estimates.period, machines_of(source.dataset, *_period(estimates)))
+    foreseer, estimator = contenders.machines["network (machine)"]
+    by = ByMachine(foreseer.current_terms(workload.row), estimator, (config.budgets.baseline,))
+    outcome = simulate(workload, machines_of(source.dataset, *_period(estimates)), by.alone(), by_machine=by)
+    assert machine["baseline"] == summary(outcome)
+    assert len(cells_table(found).rows) == 1 + 3 * 4 + 1
+
+
+def _period(estimates: Estimates) -> tuple[int, int]:
+    return estimates.period.slots.first_us, estimates.period.slots.stop_us

@@ -13,10 +13,11 @@ import pytest
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.features.feature_set import FeatureSet
+from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.outcome import summary
 from reclaim.replay.closed_loop.simulate import Scheduling, simulate
 from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
-from reclaim.replay.experiment import Source
+from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source
 from reclaim.replay.experiments.what_if.measure import (
     EXPERIMENT,
     GRID,
@@ -29,8 +30,12 @@ from reclaim.replay.experiments.what_if.measure import (
 )
 from reclaim.replay.experiments.what_if.page import KILLS, PENDING, summary_table
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
+from reclaim.replay.open_loop.machines import MachineContenders
 from reclaim.replay.report.page import ReplayReport, render_page
 from reclaim.replay.runs.run import run_experiment
+from reclaim.training.bundle import Bundle
+from reclaim.training.margins.margin import Budgets
+from reclaim.training.tracking import runs as tracking
 
 CONFIG = WhatIfConfig(estimators=("borg",), margin="aggressive")
 
@@ -271,3 +276,33 @@ def test_a_smaller_workload_is_a_part_of_it_and_needs_no_more_machines(
 def test_settings_out_of_range_are_refused(setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         WhatIfConfig(**setting)
+
+
+def test_a_model_is_asked_by_machine_too_next_to_sums_at_the_same_budgets(
+    cell_dataset: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = replace(_source(cell_dataset), bundles={"network": bundle})
+    config = replace(CONFIG, machines=(3, 4), budgets=Budgets(0.02, 0.1), tune=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    report = run_experiment(
+        EXPERIMENT, cell_dataset, tmp_path / "out", config, bundles=dict(source.bundles), progress=False
+    )
+    results = report.results
+    assert "network (machine)/aggressive" in {run.name for run in tracking.find_runs("what-if")}
+    assert [(e["name"], e["kind"]) for e in results["estimators"]] == [
+        ("network", "learned"), ("borg", "statistical"), ("network (sum)", SUM_OF_TASKS), ("borg (sum)", SUM_OF_TASKS),
+        (LIMIT, LIMIT), ("network (machine)", LEARNED_MACHINE),
+    ]  # fmt: skip
+    machine = results["estimators"][-1]
+    estimates = estimate_all(source, config)
+    contenders = MachineContenders.set_on_validation(source, estimates, config)
+    slots = estimates.period.slots
+    machines = machines_of(source.dataset, slots.first_us, slots.stop_us)
+    workload = workload_of(source, estimates.period, machines)
+    foreseer, estimator = contenders.machines["network (machine)"]
+    by = ByMachine(foreseer.current_terms(workload.row), estimator, (config.budgets.aggressive,))
+    expected = Cells(workload, machines, config).run(3, by.alone()[0], by)
+    assert machine["points"][0] == {"machines": 3, "share": 0.75, **expected}
+    rows = [row["role"] for row in summary_table(results).as_records()]
+    assert rows == ["learned", "statistical", LEARNED_MACHINE, SUM_OF_TASKS, "no reclamation"]
+    assert "sum of tasks; learned machine" in definitions(config)

@@ -19,7 +19,7 @@ from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.features.build import build_features
 from reclaim.training.fitting import network as fit
-from reclaim.training.fitting.distributed import Ranks, joined, own_device
+from reclaim.training.fitting.devices.distributed import Ranks, joined, own_device
 from reclaim.training.fitting.network import fit_network
 from reclaim.training.fitting.samples import Samples
 from reclaim.training.fitting.train import assists
@@ -39,7 +39,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 from safetensors.torch import save_file
-from reclaim.training.fitting.distributed import Ranks, joined
+from reclaim.training.fitting.devices.distributed import Ranks, joined
 from reclaim.training.fitting.network import fit_network
 
 sys.path.insert(0, TESTS)

@@ -1,0 +1,278 @@
+"""Fetches the history of a cluster from a Prometheus into a folder, piece by piece; a repeated run goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from reclaim.data.core.files import write_json
+from reclaim.data.errors import ConfigError
+from reclaim.data.fetch.ledger import Ledger
+from reclaim.data.fetch.prometheus.client import Access, Client
+from reclaim.data.fetch.prometheus.probe import AUTO, Plan, choose, plan
+from reclaim.data.fetch.prometheus.reading import read_series
+from reclaim.data.fetch.prometheus.transports import TRANSPORTS
+from reclaim.data.traces.dialect import Dialect, Matcher, Metric, load_dialect
+from reclaim.data.traces.history import FORMAT, PIECE_S, RECORD, History, piece_path, read_piece, split, write_piece
+
+SAMPLES_AT_ONCE: Final = 6_000_000
+"""Samples that are asked for at once, and held in memory: 100 MB, three times as much while they are decoded."""
+PIECES_AT_ONCE: Final = 84
+"""Pieces that are asked for at once at most: a week, so that progress is seen."""
+SYNTHETIC: Final = "SYNTHETIC.json"
+"""Marker by which reports call a dataset synthetic."""
+_LATE_S: Final = 600
+"""Seconds after which a piece is complete at the server."""
+_COMPARED_MS: Final = 600_000
+"""Length at a piece's end of which series are compared: one that is scraped at all has a sample."""
+
+
+@dataclass(frozen=True)
+class HistoryConfig:
+    """Settings of a fetch from a Prometheus."""
+
+    access: Access
+    """Address and credentials."""
+    days: float = 14.0
+    """Length of the history."""
+    end: str | None = None
+    """Its end, as 2026-11-02 or 2026-11-02T14:00 (UTC); None: now."""
+    namespace: str | None = None
+    """Namespaces, a regular expression as in PromQL; None: all."""
+    cluster: str | None = None
+    """Condition on the cluster, as label=value; None: none."""
+    dialect: str = "kubernetes"
+    """Names of metrics and labels: a file, or the name of a shipped one."""
+    transport: str = AUTO
+    """Way of reading, one of ``TRANSPORTS``, or ``auto``."""
+    probe: bool = False
+    """Only looks what there is."""
+
+    def __post_init__(self) -> None:
+        if not PIECE_S / 86_400 <= self.days <= 3660:
+            raise ConfigError(f"--days must be between {PIECE_S / 86_400:.3f} and 3660, got {self.days}")
+        if self.transport not in (AUTO, *TRANSPORTS):
+            raise ConfigError(f"--transport must be one of {', '.join((AUTO, *TRANSPORTS))}, got {self.transport!r}")
+        if self.cluster is not None and not all(self.cluster.partition("=")):
+            raise ConfigError(f"--cluster: expected label=value, got {self.cluster!r}")
+        self.end_s()
+
+    def end_s(self) -> int | None:
+        """Return the end asked for, in seconds of Unix time."""
+        if self.end is None:
+            return None
+        try:
+            moment = datetime.fromisoformat(self.end)
+        except ValueError as error:
+            raise ConfigError(f"--end: expected a time as 2026-11-02 or 2026-11-02T14:00, got {self.end!r}") from error
+        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+
+    def asked(self) -> dict[str, Any]:
+        """Return what decides the samples, besides the range's place in time; no address and no secret."""
+        return {"namespace": self.namespace, "cluster": self.cluster, "days": self.days, "end": self.end}
+
+
+@dataclass(frozen=True)
+class HistoryReport:
+    """The result of a fetch; ``plan`` is that of a probe or of a first run.
+
+    Attributes
+    ----------
+    start_s, end_s : int
+        Range of the history.
+    pieces, fetched : int
+        Pieces it has, and those that this run fetched.
+    missing : tuple of str
+        Metrics of which the whole history has nothing; of a probe, those not seen at the times looked at.
+    samples, n_bytes, requests, received : int
+        Of this run: samples, bytes written, requests, bytes of answers.
+    transport : str
+        Way of reading; empty where nothing was left to fetch.
+    """
+
+    start_s: int
+    end_s: int
+    pieces: int
+    fetched: int = 0
+    samples: int = 0
+    n_bytes: int = 0
+    requests: int = 0
+    received: int = 0
+    transport: str = ""
+    plan: Plan | None = None
+    missing: tuple[str, ...] = field(default=())
+
+
+def fetch_history(
+    config: HistoryConfig, out: Path, *, progress: Callable[[float], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> HistoryReport:  # fmt: skip
+    """Fetch raw samples into ``out``, one file for each two hours; a piece that is there is not fetched again.
+
+    One request at a time, of a week at most; about ``SAMPLES_AT_ONCE`` samples in memory. The range is fixed by the
+    first run, so a run after a kill ends with the same bytes.
+
+    Parameters
+    ----------
+    progress : callable or None
+        Called with the share of pieces that are there.
+    say : callable or None
+        Called with a line about the plan.
+
+    Raises
+    ------
+    ConfigError
+        Options are wrong, or ``out`` holds a history of other options or of another server, or another process
+        fetches into it.
+    TraceError
+        The server has nothing, answers in part, or fails; what came is kept.
+    """
+    dialect = load_dialect(config.dialect)
+    if config.probe:
+        start_s, end_s = _range(config)
+        with Client(config.access) as client:
+            found = plan(client, _metrics(dialect, config), start_s, end_s, config.transport)
+            return HistoryReport(start_s, end_s, found.pieces, plan=found, requests=client.requests,
+                                 received=client.bytes, missing=_absent(found.missing))  # fmt: skip
+    with Ledger(out) as ledger:
+        history = _begin(config, dialect, out)
+        start_s, end_s = history.range_s
+        starts = list(history.starts_s())
+        left = [k for k in starts if not piece_path(out, k).is_file()]
+        report = HistoryReport(start_s, end_s, len(starts))
+        if not left:
+            return report
+        with Client(config.access) as client:
+            metrics = _metrics(dialect, config)
+            if len(left) == len(starts):
+                made = plan(client, metrics, start_s, end_s, config.transport)
+                ledger.put("plan", "", transport=made.transport, samples=made.samples)
+                report = replace(report, plan=made)
+                if say is not None:
+                    say(in_words(made))
+                transport = made.transport
+            else:
+                transport = choose(client, metrics[0], start_s, end_s, config.transport)
+                _check_same(client, metrics[0], transport, piece_path(out, max(set(starts).difference(left))))
+            at_once = pieces_at_once(ledger.get("plan", "").get("samples", 0) / len(starts))
+            seen: set[str] = set()
+            for group in _groups(left, at_once):
+                first_ms, past_ms = group[0] * 1000, (group[-1] + PIECE_S) * 1000
+                series = {m.role: read_series(client, m, transport, first_ms, past_ms) for m in metrics}
+                seen |= {role for role, rows in series.items() if rows}
+                if series.get("synthetic"):
+                    write_json(out / SYNTHETIC, {"statement": "Made up, as the server's history says of itself."})
+                parts = {role: split(rows, group) for role, rows in series.items()}
+                for at, k in enumerate(group):
+                    piece = {role: rows[at] for role, rows in parts.items()}
+                    n_bytes = write_piece(piece_path(out, k), piece)
+                    n = sum(len(row.value) for rows in piece.values() for row in rows)
+                    ledger.put("piece", piece_path(out, k).name, samples=n, bytes=n_bytes, transport=transport)
+                    report = replace(report, fetched=report.fetched + 1, samples=report.samples + n,
+                                     n_bytes=report.n_bytes + n_bytes)  # fmt: skip
+                if progress is not None:
+                    progress(1 - (len(left) - report.fetched) / len(starts))
+            absent = _absent(m for m in metrics if m.role not in seen) if len(left) == len(starts) else ()
+            return replace(report, requests=client.requests, received=client.bytes, transport=transport, missing=absent)
+
+
+def pieces_at_once(samples: float) -> int:
+    """Return how many pieces, each of so many samples, one request asks for: requests cost more than samples do."""
+    return int(min(max(SAMPLES_AT_ONCE / max(samples, 1), 1), PIECES_AT_ONCE))
+
+
+def _groups(left: list[int], at_once: int) -> Iterator[list[int]]:
+    """Yield the missing pieces, so many together at most; those of a group follow each other."""
+    group: list[int] = []
+    for k in left:
+        if group and (k != group[-1] + PIECE_S or len(group) == at_once):
+            yield group
+            group = []
+        group.append(k)
+    if group:
+        yield group
+
+
+def _absent(metrics: Iterable[Metric]) -> tuple[str, ...]:
+    """Return the names of missing metrics; a real cluster has no mark of a synthetic one."""
+    return tuple(metric.name for metric in metrics if metric.role != "synthetic")
+
+
+def in_words(found: Plan) -> str:
+    """Return a plan in one line."""
+    minutes = found.seconds / 60
+    return (
+        f"{found.pieces} pieces of two hours by {found.transport} (server {found.server}): about "
+        f"{found.samples:,} samples, {found.n_bytes / 1e6:,.0f} MB, {max(minutes, 0.1):,.1f} minutes"
+    )
+
+
+def _begin(config: HistoryConfig, dialect: Dialect, out: Path) -> History:
+    """Return the history of a folder, begun now or before; ConfigError where it is another one.
+
+    One of other options without a piece yet is begun again: its server had nothing for them.
+    """
+    history = History.begun(out)
+    other = set() if history is None else _other(config, dialect, history)
+    if history is None or (other and not any(path.is_file() for path in history.pieces())):
+        start_s, end_s = _range(config)
+        record = {"format": FORMAT, "start_s": start_s, "end_s": end_s, "dialect": dialect.text,
+                  "asked": config.asked()}  # fmt: skip
+        write_json(out / RECORD, record)
+        return History(out, record)
+    if other:
+        listed = ", ".join(f"--{name}" for name in sorted(other))
+        raise ConfigError(f"{out}: holds a history with other {listed}; give the same options, or another folder")
+    return history
+
+
+def _other(config: HistoryConfig, dialect: Dialect, history: History) -> set[str]:
+    """Return the options that are not those of a history."""
+    other = {key for key, value in config.asked().items() if history.record["asked"].get(key) != value}
+    return other | ({"dialect"} if history.record["dialect"] != dialect.text else set())
+
+
+def _check_same(client: Client, metric: Metric, transport: str, piece: Path) -> None:
+    """Raise ConfigError where a server has not one series of a piece that is there.
+
+    An address says little: behind a forwarded port each cluster has the same one, and one server has several.
+    """
+    rows = read_piece(piece, {metric.role}).get(metric.role, [])
+    if not rows:
+        return
+    past_ms = max(int(row.time_ms[-1]) for row in rows) + 1
+    known = {row.labels for row in rows}
+    found = read_series(client, metric, transport, past_ms - _COMPARED_MS, past_ms)
+    if not any(row.labels in known for row in found):
+        raise ConfigError(
+            f"{client.url}: has no series of {metric.name} that {piece} holds, so it is another server, or keeps that "
+            "time no longer; pass the address that the history is from, or fetch into another folder"
+        )
+
+
+def _range(config: HistoryConfig) -> tuple[int, int]:
+    """Return the range of a new history: whole pieces up to its end, or to what is complete now."""
+    asked = config.end_s()
+    latest = int(time.time()) - _LATE_S
+    end_s = min(asked, latest) if asked is not None else latest
+    end_s -= end_s % PIECE_S
+    n = max(1, round(config.days * 86_400 / PIECE_S))
+    return end_s - n * PIECE_S, end_s
+
+
+def _metrics(dialect: Dialect, config: HistoryConfig) -> list[Metric]:
+    """Return the dialect's metrics, of the namespaces and the cluster asked for."""
+    out = []
+    for metric in dialect.metrics:
+        where = list(metric.where)
+        if config.namespace is not None and not metric.cell:
+            where.append(Matcher(dialect.labels["namespace"], "=~", config.namespace))
+        if config.cluster is not None:
+            label, _, value = config.cluster.partition("=")
+            where.append(Matcher(label, "=", value))
+        out.append(replace(metric, where=tuple(where)))
+    return out

@@ -1,0 +1,185 @@
+"""Finds out what a Prometheus has and how it is read best, before anything is fetched."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from reclaim.data.errors import ConfigError, TraceError
+from reclaim.data.fetch.prometheus.client import Client, RefusedError, TooMuchError
+from reclaim.data.fetch.prometheus.reading import read_series
+from reclaim.data.fetch.prometheus.transports import (
+    HEADERS,
+    STREAM_TYPE,
+    TRANSPORTS,
+    WHOLE,
+    OtherEncodingError,
+    remote_read_request,
+)
+from reclaim.data.traces.dialect import USAGE, Metric
+from reclaim.data.traces.history import PIECE_S
+
+log = logging.getLogger(__name__)
+
+AUTO: Final = "auto"
+_INSTANTS: Final = (0.98, 0.5, 0.02)
+"""Places in the range at which series are counted: all of them for usage, the first with a series for the rest."""
+_LOOKED_S: Final = 600
+"""Seconds of samples that are counted at each of them."""
+_BYTES_PER_SAMPLE: Final = 4.0
+"""Bytes of a sample in a piece, as measured on a synthetic history (docs/kubernetes.md): for planning only."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Series of a role: how many there were at most at an instant, and samples in all, an estimate."""
+
+    metric: Metric
+    series: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Series that will be fetched, and an estimate of what they take.
+
+    Attributes
+    ----------
+    server : str
+        What the server says that it is.
+    transport : str
+        One of ``TRANSPORTS``.
+    found : tuple of Found
+        One for each role that the server has.
+    missing : tuple of Metric
+        Those it has not.
+    pieces, samples, n_bytes : int
+        Pieces of two hours, samples, bytes on disk.
+    seconds : float
+        Time it takes, from a timed read.
+    """
+
+    server: str
+    transport: str
+    found: tuple[Found, ...]
+    missing: tuple[Metric, ...]
+    pieces: int
+    samples: int
+    n_bytes: int
+    seconds: float
+
+
+def plan(client: Client, metrics: Sequence[Metric], start_s: int, end_s: int, transport: str) -> Plan:
+    """Return what a server has of the metrics in a range, and how it will be read.
+
+    Raises
+    ------
+    ConfigError
+        The server does not speak Prometheus' API, or the transport asked for is not there.
+    TraceError
+        It has nothing of a metric that is needed.
+    """
+    server = _server(client)
+    found, missing = [], []
+    for metric in metrics:
+        counted = _count(client, metric, start_s, end_s)
+        if counted is None:
+            missing.append(metric)
+        else:
+            found.append(counted)
+    if absent := [metric for metric in missing if metric.needed]:
+        raise TraceError(
+            f"{client.url}: no series of {' and of '.join(metric.selector for metric in absent)} in the range; check "
+            "--days, --end, --namespace and --cluster, or name the metrics in a --dialect of your own"
+        )
+    first = found[0].metric
+    chosen = choose(client, first, start_s, end_s, transport)
+    read, took_s = 0, 0.0
+    for _ in range(2):  # the first time, decoders are compiled
+        begun = time.perf_counter()
+        looked = read_series(client, first, chosen, (end_s - _LOOKED_S) * 1000, end_s * 1000)
+        read, took_s = sum(len(series.value) for series in looked), time.perf_counter() - begun
+    samples = sum(one.samples for one in found)
+    return Plan(
+        server=server,
+        transport=chosen,
+        found=tuple(found),
+        missing=tuple(missing),
+        pieces=-(-(end_s - start_s) // PIECE_S),
+        samples=samples,
+        n_bytes=round(samples * _BYTES_PER_SAMPLE),
+        seconds=took_s / max(read, 1) * samples,
+    )
+
+
+def choose(client: Client, metric: Metric, start_s: int, end_s: int, transport: str) -> str:
+    """Return the transport to use: the one asked for if it is there, else the lightest that is."""
+    names = [transport] if transport != AUTO else list(TRANSPORTS)
+    # an answer that is no more than a moment of samples
+    moment_ms = (start_s + end_s) // 2 * 1000
+    for name in names:
+        if _knows(client, name, metric, moment_ms):
+            return name
+    if transport != AUTO:
+        raise ConfigError(f"{client.url}: has no --transport {transport}; leave it out")
+    raise ConfigError(f"{client.url}: knows no way to read raw samples (tried {', '.join(names)}); check --url")
+
+
+def _knows(client: Client, name: str, metric: Metric, moment_ms: int) -> bool:
+    try:
+        if name == "chunks":  # a server without streams answers with samples
+            body = remote_read_request(metric, moment_ms, moment_ms + 1000, streamed=True)
+            with client.stream("POST", "/api/v1/read", content=body, headers=HEADERS) as parts:
+                for _ in parts:
+                    pass
+            return bool(client.content_type.startswith(STREAM_TYPE))
+        TRANSPORTS[name](client, metric, moment_ms, moment_ms + 1000)
+    except (RefusedError, TooMuchError, OtherEncodingError, TraceError, ConfigError) as error:
+        log.info("%s: not read as %s: %s", client.url, name, error)
+        return False  # a gateway may forbid a path, too; that it lets us in at all, a query has shown
+    return True
+
+
+def _server(client: Client) -> str:
+    """Return what a server says that it is; ConfigError where it does not answer queries."""
+    try:
+        client.json("/api/v1/query", {"query": "vector(1)"})
+    except RefusedError as error:
+        raise ConfigError(f"{client.url}: no API of Prometheus there ({error}); check --url, and its path") from error
+    except TooMuchError as error:
+        raise TraceError(f"{client.url}: does not answer the smallest query ({error}); run again later") from error
+    try:
+        info = client.json("/api/v1/status/buildinfo")
+    except (RefusedError, TooMuchError, ConfigError):
+        return "unknown"  # a gateway may forbid the path
+    return f"version {info['version']}" if isinstance(info, dict) and info.get("version") else "unknown"
+
+
+def _count(client: Client, metric: Metric, start_s: int, end_s: int) -> Found | None:
+    """Return series and samples of a metric, from a few instants; None where there are none."""
+    series, samples = [], []
+    for share in _INSTANTS:
+        at = str(round(start_s + share * (end_s - start_s)))
+        looked = f"count_over_time({metric.selector}[{_LOOKED_S}s])"
+        series.append(_scalar(client, f"count({looked})", at))
+        samples.append(_scalar(client, f"sum({looked})", at) if series[-1] else 0.0)
+        if series[-1] and metric.role not in USAGE:
+            series, samples = series[-1:], samples[-1:]
+            break
+    if not any(series):
+        return None
+    mean = sum(samples) / len(samples)
+    return Found(metric, round(max(series)), round(mean / _LOOKED_S * (end_s - start_s)))
+
+
+def _scalar(client: Client, query: str, at: str) -> float:
+    try:
+        data: Any = client.json("/api/v1/query", {"query": query, "time": at, **WHOLE})
+        return float(data["result"][0]["value"][1]) if data["result"] else 0.0
+    except TooMuchError as error:
+        raise TraceError(f"{client.url}: cannot count {query} ({error}); narrow it by --namespace") from error
+    except (RefusedError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise TraceError(f"{client.url}: cannot count {query} ({error})") from error

@@ -1,0 +1,367 @@
+"""Folds a history into windows and events, piece by piece in the order of time, looking back only."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.samples import SampledWindows, windows_of
+from reclaim.data.traces.dialect import USAGE, Dialect
+from reclaim.data.traces.history import RawSeries
+from reclaim.data.traces.kubernetes.owners import Facts, Owners, PodKey, Workload, machine_id
+from reclaim.data.traces.kubernetes.series import AsOf, ContainerKey, Tails, by_container
+from reclaim.data.traces.series import task_id
+
+USAGE_EXTRAS: Final = (s.CPU_REQUEST, s.MEMORY_REQUEST, s.CPU_ENFORCED, s.MEMORY_ENFORCED)
+EVENT_EXTRAS: Final = (s.OUT_OF_MEMORY, s.EVENT_DETAIL)
+MACHINE_EXTRAS: Final = (s.MACHINE_NAME,)
+OOM_REASON: Final = "OOMKilled"
+GONE_US: Final = 600_000_000
+"""Time without a sample after which a container has ended: ten minutes, twice what a scrape may be late."""
+_SKEW_US: Final = 60_000_000
+"""Time by which recorded starts and ends may differ from the samples': clocks differ, and so do scrapes."""
+_RATIO: Final = 2.0
+"""The limit of what has none, over the largest usage so far."""
+_ENDS: Final = {"Completed": s.EventType.FINISH, "Evicted": s.EventType.EVICT}
+"""Recorded reason of an end → event; any other is a failure."""
+_JOBS: Final = ("Job", "CronJob")
+
+
+@dataclass
+class Task:
+    """One container of one pod, as far as it is known.
+
+    Attributes
+    ----------
+    collection, index, tier : int
+    key : ContainerKey
+    workload : Workload
+    starts_us : list of int
+        Starts of its runs, rising.
+    seen_us : int
+        End of its last window; 0 for none.
+    ended_us : int
+        Time of its last end; 0 for none.
+    restarts, request, enforced : float, or float by resource
+        Last values; NaN for none.
+    machine : str
+        Name of its node.
+    """
+
+    collection: int
+    index: int
+    tier: int
+    key: ContainerKey
+    workload: Workload
+    starts_us: list[int] = field(default_factory=list)
+    seen_us: int = 0
+    ended_us: int = 0
+    restarts: dict[str, float] = field(default_factory=dict)
+    request: dict[str, float] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, np.nan))
+    enforced: dict[str, float] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, np.nan))
+    machine: str = ""
+
+
+class Fold:
+    """Makes the rows of usage and events; one piece after the other."""
+
+    def __init__(self, dialect: Dialect, owners: Owners) -> None:
+        self._dialect, self._owners = dialect, owners
+        self.tasks: dict[ContainerKey, Task] = {}
+        self.first_seen_us: dict[int, tuple[int, Task]] = {}
+        self.machines: list[dict[str, Any]] = []
+        self._largest: dict[int, NDArray[np.float64]] = {}
+        self._tails = {role: Tails() for role in USAGE}
+        self._nodes: dict[str, dict[str, float]] = {}
+        self._start_us = -1
+
+    def piece(
+        self, piece: dict[str, list[RawSeries]], start_us: int, end_us: int
+    ) -> tuple[pa.Table, list[dict[str, Any]]]:
+        """Return the windows and the events that a piece adds."""
+        if self._start_us < 0:
+            self._start_us = start_us
+        self._allot(piece, start_us)
+        grouped = {role: by_container(piece.get(role, ()), self._dialect) for role in self._tails}
+        keys = sorted({key for series in grouped.values() for key in series})
+        numbers = {key: k for k, key in enumerate(keys)}
+        samples = {role: self._tails[role].samples(grouped[role], numbers, start_us, end_us) for role in self._tails}
+        found = windows_of(
+            samples["cpu"], samples["memory"], samples[s.PAGE_CACHE],
+            n_tasks=len(keys), start_us=start_us, end_us=end_us,
+        )  # fmt: skip
+        tasks = [self._task(key) for key in keys]
+        facts = {role: by_container(piece.get(role, ()), self._dialect) for role in (
+            "restarts", "started", "started_usage", "ended_reason", "ended_time", "terminated")}  # fmt: skip
+        amounts = {role: self._amounts(piece.get(role, ())) for role in ("request", "limit")}
+        events: list[dict[str, Any]] = []
+        edges = np.searchsorted(found.task, np.arange(len(keys) + 1))
+        columns = {name: np.full(len(found), np.nan) for name in (*USAGE_EXTRAS, "node_cpu", "node_memory")}
+        scheduled, machine = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
+        for k, (key, task) in enumerate(zip(keys, tasks, strict=True)):
+            rows = slice(int(edges[k]), int(edges[k + 1]))
+            self._place(task, grouped["cpu"].get(key) or grouped["memory"].get(key) or [])
+            of = {role: facts[role].get(key, []) for role in facts}
+            events += self._starts(task, of, [*grouped["cpu"].get(key, []), *grouped["memory"].get(key, [])])
+            events += self._recorded_ends(task, of)
+            ends = found.end_us[rows]
+            if not len(ends):
+                continue
+            events += self._gaps(task, found.start_us[rows], ends)
+            starts = np.array(task.starts_us, np.int64)
+            run = np.searchsorted(starts, ends, side="left") - 1
+            scheduled[rows] = np.where(run >= 0, starts[run], found.start_us[rows])
+            machine[rows] = machine_id(task.machine) if task.machine else s.UNKNOWN_ID
+            node = self._nodes.get(task.machine, {})
+            for resource, request, enforced in zip(s.RESOURCES, USAGE_EXTRAS[:2], USAGE_EXTRAS[2:], strict=True):
+                for role, column, known in (("request", request, task.request), ("limit", enforced, task.enforced)):
+                    amount = AsOf(amounts[role].get((key, resource), []), known[resource])
+                    columns[column][rows] = amount.at(ends)
+                    known[resource] = amount.last
+                columns[f"node_{resource}"][rows] = node.get(resource, np.nan)
+            first = self.first_seen_us.setdefault(task.collection, (int(found.start_us[rows][0]), task))
+            if found.start_us[rows][0] < first[0]:
+                self.first_seen_us[task.collection] = (int(found.start_us[rows][0]), task)
+        for key in sorted({key for said in facts.values() for key in said} - numbers.keys()):
+            if key in self.tasks:  # it has ended, and its end is recorded later
+                of = {role: facts[role].get(key, []) for role in facts}
+                events += self._recorded_ends(self.tasks[key], of)
+        limits = self._limits(found, tasks, columns)
+        return _usage(found, tasks, columns, limits, scheduled, machine), events
+
+    def ends(self, end_us: int) -> Iterator[dict[str, Any]]:
+        """Yield the ends of the tasks that are gone at the history's end."""
+        for task in self.tasks.values():
+            if task.seen_us and end_us - task.seen_us > GONE_US:
+                yield from self._gone(task, task.seen_us)
+
+    def _task(self, key: ContainerKey) -> Task:
+        if key not in self.tasks:
+            pod: PodKey = (key.cluster, key.namespace, key.pod)
+            workload = self._owners.workload(pod)
+            collection = task_id(workload.collection_name(key.container))
+            index, tier = self._owners.index(pod, workload), self._owners.tier(pod)
+            self.tasks[key] = Task(collection, index, tier, key, workload)
+        return self.tasks[key]
+
+    def _place(self, task: Task, series: list[RawSeries]) -> None:
+        """Set a task's node: that of its latest series, else that of its pod."""
+        latest = max(series, key=lambda one: int(one.time_ms[-1]), default=None)
+        named = latest.named if latest is not None else {}
+        pod = self._owners.pods.get(task.key[:3], Facts())
+        task.machine = self._dialect.named(named, "node") or pod.node or named.get("instance") or task.machine
+
+    def _allot(self, piece: dict[str, list[RawSeries]], start_us: int) -> None:
+        """Record what nodes allot to pods, where it changed."""
+        found: dict[str, dict[str, tuple[int, float]]] = {}
+        for one in piece.get("allocatable", ()):
+            of = one.named
+            resource, node = of.get("resource", ""), self._dialect.named(of, "node")
+            if resource in s.RESOURCES and node:
+                found.setdefault(node, {})[resource] = (int(one.time_ms[0]) * 1000, float(one.value[-1]))
+        for node, amounts in sorted(found.items()):
+            now = {resource: amount for resource, (_, amount) in amounts.items()}
+            before = self._nodes.get(node)
+            if before is not None and all(before.get(resource) == amount for resource, amount in now.items()):
+                continue
+            self._nodes[node] = (before or {}) | now
+            time_us = min(time for time, _ in amounts.values())
+            at_start = start_us == self._start_us and time_us - start_us < GONE_US
+            self.machines.append({
+                s.TIME_US: s.BEFORE_TRACE_US if at_start else time_us, s.MACHINE_ID: machine_id(node),
+                s.EVENT_TYPE: s.MachineEventType.ADD if before is None else s.MachineEventType.UPDATE,
+                s.CPU_CAPACITY: self._nodes[node].get("cpu"), s.MEMORY_CAPACITY: self._nodes[node].get("memory"),
+                s.MACHINE_NAME: node,
+            })  # fmt: skip
+
+    def _amounts(self, series: Any) -> dict[tuple[ContainerKey, str], list[RawSeries]]:
+        """Return the series of requests, or of limits, by container and resource."""
+        found: dict[tuple[ContainerKey, str], list[RawSeries]] = {}
+        for resource in s.RESOURCES:
+            of_it = [one for one in series if one.named.get("resource") == resource]
+            for key, rows in by_container(of_it, self._dialect).items():
+                found[key, resource] = rows
+        return found
+
+    def _starts(
+        self, task: Task, facts: dict[str, list[RawSeries]], usage: list[RawSeries]
+    ) -> Iterator[dict[str, Any]]:
+        """Add the starts of a task's container, and yield an event for each new one."""
+        first_us = min((int(one.time_ms[0]) * 1000 for one in usage), default=0)
+        said = facts["started"] or facts["started_usage"]
+        if said:
+            starts = {round(value) * 1_000_000 for one in said for value in np.unique(one.value).tolist() if value > 0}
+        else:  # a series that begins after the last window is a container that was started
+            starts = {int(one.time_ms[0]) * 1000 for one in usage if int(one.time_ms[0]) * 1000 > task.seen_us}
+        if usage and not task.starts_us and min(starts, default=first_us + 2 * _SKEW_US) > first_us + _SKEW_US:
+            starts.add(first_us)  # nothing is said of the first run that was seen
+        for start_us in sorted(starts):
+            at = bisect_left(task.starts_us, start_us)
+            if at == len(task.starts_us) or task.starts_us[at] != start_us:
+                task.starts_us.insert(at, start_us)
+                yield _event(task, start_us, s.EventType.SCHEDULE)
+
+    def _recorded_ends(self, task: Task, facts: dict[str, list[RawSeries]]) -> Iterator[dict[str, Any]]:
+        """Yield the ends that the history records: restarts with their reasons, and ends without a restart."""
+        ended, started = AsOf(facts["ended_time"]), AsOf(facts["started"])
+        by_uid: dict[str, list[RawSeries]] = {}
+        for one in facts["restarts"]:  # an exporter that moved, or has a second copy, says the same in another series
+            by_uid.setdefault(one.named.get("uid", ""), []).append(one)
+        for uid, series in by_uid.items():
+            said = AsOf(series)
+            counts = np.concatenate([[task.restarts.get(uid, said.value[0])], said.value])
+            if uid:  # a pod's own count never falls; under a name alone it may be another pod's
+                counts = np.maximum.accumulate(counts)
+            task.restarts[uid] = float(counts[-1])
+            for k in np.flatnonzero(np.diff(counts) > 0).tolist():
+                sample_us = int(said.time_us[k])
+                earliest_us = (int(said.time_us[k - 1]) if k else sample_us - GONE_US) - _SKEW_US
+                times = [float(a.at(np.array([sample_us]))[0]) * 1e6 for a in (ended, started)]
+                time_us = next((round(t) for t in times if earliest_us <= t <= sample_us), sample_us)
+                yield self._end(task, time_us, _reason(facts["ended_reason"], sample_us))
+        for one in facts["terminated"]:
+            if one.value[0] == 1 and (seen := self._ended_at(task, int(one.time_ms[0]) * 1000)):
+                yield self._end(task, seen, one.named.get("reason", ""))
+
+    def _ended_at(self, task: Task, sample_us: int) -> int:
+        """Return when a task without a restart ended; 0 if its end is known."""
+        completed_s = self._owners.pods.get(task.key[:3], Facts()).completed_s
+        if task.ended_us and (not task.starts_us or task.ended_us >= task.starts_us[-1]):
+            return 0
+        return round(completed_s * 1e6) if 0 < completed_s * 1e6 <= sample_us else sample_us
+
+    def _gaps(self, task: Task, start_us: NDArray[np.int64], end_us: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
+        """Yield the ends before long gaps in a task's windows, which are in the order of time."""
+        before = np.concatenate([[task.seen_us or start_us[0]], end_us[:-1]])
+        for k in np.flatnonzero(start_us - before > GONE_US).tolist():
+            yield from self._gone(task, int(before[k]))
+        task.seen_us = int(end_us[-1])
+
+    def _gone(self, task: Task, time_us: int) -> Iterator[dict[str, Any]]:
+        """Yield the end of a task that was last seen at a time, unless it is recorded."""
+        if task.ended_us >= time_us - GONE_US:
+            return
+        facts = self._owners.pods.get(task.key[:3], Facts())
+        if facts.evicted:
+            kind = s.EventType.EVICT
+        elif facts.completed_s or task.workload.kind in _JOBS:
+            kind = s.EventType.FINISH
+        else:
+            kind = s.EventType.KILL
+        task.ended_us = time_us
+        yield _event(task, time_us, kind, oom=False)
+
+    def _end(self, task: Task, time_us: int, reason: str) -> dict[str, Any]:
+        task.ended_us = max(task.ended_us, time_us)
+        kind = _ENDS.get(reason, s.EventType.FAIL)
+        return _event(task, time_us, kind, oom=reason == OOM_REASON if reason else None, detail=reason or None)
+
+    def _limits(
+        self, found: SampledWindows, tasks: list[Task], columns: dict[str, NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Return the limit of each window, (n, n_resources): the enforced one, else a power of two by what was seen."""
+        collection = np.array([task.collection for task in tasks], np.int64)[found.task]
+        usage = np.stack([found.cpu_max, found.memory_max], axis=1)
+        order = np.lexsort((found.end_us, collection))
+        largest = np.full(usage.shape, np.nan)
+        edges = np.flatnonzero(np.diff(collection[order], prepend=-1, append=-1)).tolist() if len(order) else []
+        for low, high in pairwise(edges):
+            rows = order[low:high]
+            known = self._largest.get(int(collection[rows[0]]), np.zeros(2))
+            so_far = np.maximum.accumulate(np.fmax(np.nan_to_num(usage[rows]), known), axis=0)
+            # windows that end together know of each other
+            last = np.searchsorted(found.end_us[rows], found.end_us[rows], side="right") - 1
+            largest[rows] = so_far[last]
+            self._largest[int(collection[rows[0]])] = so_far[-1]
+        request = np.stack([columns[name] for name in USAGE_EXTRAS[:2]], axis=1)
+        enforced = np.stack([columns[name] for name in USAGE_EXTRAS[2:]], axis=1)
+        node = np.stack([columns[f"node_{resource}"] for resource in s.RESOURCES], axis=1)
+        of_open = open_limit(request, largest)
+        return np.where(enforced > 0, enforced, np.where(of_open > node, node, of_open))
+
+
+def open_limit(request: NDArray[np.float64], largest: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the limit of what has none: the smallest power of two at or above request and twice the largest usage.
+
+    NaN where there is neither; same shapes.
+    """
+    least = np.fmax(request, _RATIO * largest)
+    exponent = np.ceil(np.log2(np.where(least > 0, least, np.nan)))
+    power = np.exp2(exponent)
+    return np.where(power < least, 2 * power, np.where(power / 2 >= least, power / 2, power))  # log2 may be off by one
+
+
+def _reason(series: list[RawSeries], sample_us: int) -> str:
+    """Return the reason that is said at a time, by the latest sample at or before it; empty for none."""
+    best, found = -1, ""
+    for one in series:
+        at = int(np.searchsorted(one.time_ms * 1000, sample_us, side="right")) - 1
+        if at >= 0 and one.value[at] == 1 and int(one.time_ms[at]) > best:
+            best, found = int(one.time_ms[at]), one.named.get("reason", "")
+    return found
+
+
+def _event(task: Task, time_us: int, kind: int, oom: bool | None = None, detail: str | None = None) -> dict[str, Any]:
+    return {
+        s.COLLECTION_ID: task.collection, s.INSTANCE_INDEX: task.index, s.TIME_US: time_us, s.EVENT_TYPE: kind,
+        s.MACHINE_ID: machine_id(task.machine) if task.machine else None, s.COLLECTION_TYPE: 0,
+        s.TIER: task.tier, s.OUT_OF_MEMORY: oom, s.EVENT_DETAIL: detail,
+    }  # fmt: skip
+
+
+def _usage(
+    found: SampledWindows,
+    tasks: list[Task],
+    columns: dict[str, NDArray[np.float64]],
+    limits: NDArray[np.float64],
+    scheduled: NDArray[np.int64],
+    machine: NDArray[np.int64],
+) -> pa.Table:
+    """Return windows as rows of usage."""
+    n = len(found)
+    own = {name: np.array([getattr(t, name) for t in tasks], np.int64) for name in ("collection", "index", "tier")}
+    seconds = (found.end_us - found.start_us) / 1e6
+    known: dict[str, Any] = {
+        s.COLLECTION_ID: own["collection"][found.task],
+        s.INSTANCE_INDEX: own["index"][found.task],
+        s.TIER: own["tier"][found.task].astype(np.int8),
+        s.START_US: found.start_us,
+        s.END_US: found.end_us,
+        s.MACHINE_ID: pa.array(machine, mask=machine == s.UNKNOWN_ID),
+        s.COLLECTION_TYPE: np.zeros(n, np.int8),
+        s.SCHEDULED_US: scheduled,
+        s.CPU_PERCENTILES: _vectors(found.percentiles),
+        s.CPU_TAIL_PERCENTILES: _vectors(found.tail),
+        **{name: _nullable(getattr(found, name)) for name in (
+            s.CPU_MEAN, s.CPU_MAX, s.MEMORY_MEAN, s.MEMORY_MAX, s.PAGE_CACHE)},
+        s.SAMPLE_RATE_HZ: _nullable(np.where(found.rates > 0, found.rates / seconds, np.nan)),
+        s.CPU_LIMIT: _nullable(limits[:, 0]),
+        s.MEMORY_LIMIT: _nullable(limits[:, 1]),
+        **{name: _nullable(columns[name]) for name in USAGE_EXTRAS},
+    }  # fmt: skip
+    schema = s.with_extras("usage", USAGE_EXTRAS)
+    return pa.table([
+        pa.nulls(n, f.type) if f.name not in known else
+        (known[f.name] if isinstance(known[f.name], pa.Array) else pa.array(known[f.name])).cast(f.type)
+        for f in schema
+    ], schema=schema)  # fmt: skip
+
+
+def _nullable(values: NDArray[np.float64]) -> pa.Array:
+    return pa.array(values, mask=np.isnan(values))
+
+
+def _vectors(values: NDArray[np.float64]) -> pa.Array:
+    """Return percentile vectors, (n, levels), as lists; null where unknown."""
+    known = ~np.isnan(values[:, 0])
+    ends = np.concatenate([[0], np.cumsum(known)]).astype(np.int32) * np.int32(values.shape[1])
+    flat = pa.array(np.ascontiguousarray(values[known]).ravel().astype(np.float32))
+    return pa.ListArray.from_arrays(pa.array(ends), flat, mask=pa.array(~known))

@@ -1,0 +1,163 @@
+"""Finds out what each pod is: its workload, node, tier and scaler, as the history last says it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from reclaim.data import schema as s
+from reclaim.data.traces.dialect import Dialect
+from reclaim.data.traces.history import RawSeries
+from reclaim.data.traces.series import task_id
+
+PodKey = tuple[str, str, str]
+"""Cluster, namespace and pod."""
+
+ROLES: Final = (
+    "pod", "owner", "replicaset_owner", "job_owner", "quality", "completed", "evicted", "autoscaler",
+)  # fmt: skip
+"""Roles that say what a pod is."""
+_LETTERS: Final = "[bcdfghjklmnpqrstvwxz2456789]"
+"""Letters of the random parts of names."""
+_OF_DEPLOYMENT: Final = re.compile(rf"(.+)-{_LETTERS}{{6,10}}-{_LETTERS}{{5}}")
+_OF_SET: Final = re.compile(r"(.+)-([0-9]+)")
+_REPLICASET: Final = re.compile(rf"(.+)-{_LETTERS}{{6,10}}")
+_CRON_RUN: Final = re.compile(r"(.+)-[0-9]{8,10}")
+_NUMBERS: Final = re.compile(r"(?:[-.]?[0-9]+)+$")
+_PROD, _FREE = s.TIERS.index("prod"), s.TIERS.index("free")
+
+
+def machine_id(node: str) -> int:
+    """Return the id under which a dataset keeps a node."""
+    return task_id(f"node/{node}")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Topmost owner of pods."""
+
+    cluster: str
+    namespace: str
+    kind: str
+    name: str
+
+    def collection_name(self, container: str) -> str:
+        """Return the full name of a container of it, which is a collection."""
+        parts = [self.cluster] if self.cluster else []
+        return "/".join((*parts, self.namespace, self.kind, self.name, container))
+
+    def logical_name(self, container: str) -> str:
+        """Return the name that runs of one program share: without the number of a job's run."""
+        name = (_NUMBERS.sub("", self.name) or self.name) if self.kind == "Job" else self.name
+        return "/".join((self.kind, name, container))
+
+
+@dataclass
+class Facts:
+    """Statements about one pod; empty where there are none."""
+
+    owner_kind: str = ""
+    owner_name: str = ""
+    node: str = ""
+    priority_class: str = ""
+    quality: str = ""
+    completed_s: float = 0.0
+    evicted: bool = False
+
+
+@dataclass
+class Owners:
+    """Facts of pods and of their owners, of a whole history.
+
+    An identity does not change with time, so the last word on it counts, whenever it came.
+    """
+
+    dialect: Dialect
+    pods: dict[PodKey, Facts] = field(default_factory=dict)
+    sets: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
+    jobs: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
+    scalers: dict[tuple[str, str, str, str], str] = field(default_factory=dict)
+
+    def add(self, piece: dict[str, list[RawSeries]]) -> None:
+        """Take what a later piece says."""
+        for role in ROLES:
+            for series in piece.get(role, ()):
+                of = series.named
+                cluster, namespace, pod = (self.dialect.named(of, thing) for thing in ("cluster", "namespace", "pod"))
+                if role in ("replicaset_owner", "job_owner"):
+                    owned, label = (self.sets, "replicaset") if role[0] == "r" else (self.jobs, "job_name")
+                    if of.get("owner_kind") and of.get("owner_name") and of["owner_kind"] != "<none>":
+                        owned[cluster, namespace, of.get(label, "")] = (of["owner_kind"], of["owner_name"])
+                    continue
+                if role == "autoscaler":
+                    target = (cluster, namespace, of.get("scaletargetref_kind", ""), of.get("scaletargetref_name", ""))
+                    self.scalers[target] = of.get("horizontalpodautoscaler", "")
+                    continue
+                facts = self.pods.setdefault((cluster, namespace, pod), Facts())
+                _add(facts, role, of, self.dialect.named(of, "node"), float(series.value[-1]))
+
+    def workload(self, pod: PodKey) -> Workload:
+        """Return the topmost owner of a pod; read off its name, where nothing is said."""
+        cluster, namespace, name = pod
+        facts = self.pods.get(pod, Facts())
+        if facts.owner_kind == "ReplicaSet":
+            match = _REPLICASET.fullmatch(facts.owner_name)
+            guessed = ("Deployment", match[1]) if match else ("ReplicaSet", facts.owner_name)
+            return Workload(cluster, namespace, *self.sets.get((cluster, namespace, facts.owner_name), guessed))
+        if facts.owner_kind == "Job":
+            match = _CRON_RUN.fullmatch(facts.owner_name)
+            guessed = ("CronJob", match[1]) if match else ("Job", facts.owner_name)
+            return Workload(cluster, namespace, *self.jobs.get((cluster, namespace, facts.owner_name), guessed))
+        if facts.owner_kind:
+            return Workload(cluster, namespace, facts.owner_kind, facts.owner_name)
+        if pod in self.pods:
+            return Workload(cluster, namespace, "Pod", name)
+        for kind, form in (("Deployment", _OF_DEPLOYMENT), ("StatefulSet", _OF_SET)):
+            if match := form.fullmatch(name):
+                return Workload(cluster, namespace, kind, match[1])
+        return Workload(cluster, namespace, "Pod", name)
+
+    def index(self, pod: PodKey, workload: Workload) -> int:
+        """Return the index of a pod's task: the ordinal of a StatefulSet's pod, else a hash of its name."""
+        match = _OF_SET.fullmatch(pod[2])
+        if workload.kind == "StatefulSet" and match and len(match[2]) <= 9:
+            return int(match[2])
+        return task_id(f"pod/{pod[2]}")
+
+    def tier(self, pod: PodKey) -> int:
+        """Return the position of a pod's tier in ``schema.TIERS``."""
+        facts = self.pods.get(pod, Facts())
+        if facts.priority_class in self.dialect.tiers:
+            return s.TIERS.index(self.dialect.tiers[facts.priority_class])
+        return _FREE if facts.quality == "BestEffort" and not facts.priority_class else _PROD
+
+    def autoscaler(self, workload: Workload) -> str | None:
+        """Return the scaler of a workload; None for none."""
+        return self.scalers.get((workload.cluster, workload.namespace, workload.kind, workload.name))
+
+
+def _add(facts: Facts, role: str, of: dict[str, str], node: str, value: float) -> None:
+    """Add a series to the facts of its pod."""
+    if role == "pod":
+        facts.node = node or facts.node
+        facts.priority_class = of.get("priority_class", facts.priority_class)
+        if not facts.owner_kind and of.get("created_by_kind", "<none>") != "<none>":
+            facts.owner_kind, facts.owner_name = of["created_by_kind"], of.get("created_by_name", "")
+    elif role == "owner" and of.get("owner_kind", "<none>") not in ("<none>", ""):
+        facts.owner_kind, facts.owner_name = of["owner_kind"], of.get("owner_name", "")
+    elif role == "quality" and value == 1:
+        facts.quality = of.get("qos_class", "")
+    elif role == "completed":
+        facts.completed_s = value
+    elif role == "evicted" and value == 1:
+        facts.evicted = True
+
+
+def owners_of(pieces: Iterable[dict[str, list[RawSeries]]], dialect: Dialect) -> Owners:
+    """Return what a whole history says of pods."""
+    owners = Owners(dialect)
+    for piece in pieces:
+        owners.add(piece)
+    return owners

@@ -1,0 +1,112 @@
+"""Groups series by container: takes one of several scrapers, and answers what a series said as of a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.samples import LONGEST_STEP_US, NO_SAMPLES, Samples
+from reclaim.data.traces.dialect import Dialect
+from reclaim.data.traces.history import RawSeries
+
+_MS_US: Final = 1000
+
+
+class ContainerKey(NamedTuple):
+    """Names that identify a container of a pod."""
+
+    cluster: str
+    namespace: str
+    pod: str
+    container: str
+
+
+def by_container(series: Iterable[RawSeries], dialect: Dialect) -> dict[ContainerKey, list[RawSeries]]:
+    """Return the series of each container, as one scraper has them: the preferred one, else that of most samples."""
+    found: dict[ContainerKey, dict[tuple[str, ...], list[RawSeries]]] = {}
+    names = ("cluster", "namespace", "pod", "container")
+    for one in series:
+        of = one.named
+        key = ContainerKey(*(dialect.named(of, name) for name in names))
+        if key.pod and key.container:
+            scraper = tuple(of.get(label, "") for label in dialect.scraper)
+            found.setdefault(key, {}).setdefault(scraper, []).append(one)
+    return {key: _taken(scrapers, dialect) for key, scrapers in found.items()}
+
+
+def _taken(scrapers: dict[tuple[str, ...], list[RawSeries]], dialect: Dialect) -> list[RawSeries]:
+    if len(scrapers) == 1:
+        return next(iter(scrapers.values()))
+
+    def rank(scraper: tuple[str, ...]) -> tuple[bool, int, tuple[str, ...]]:
+        of = scrapers[scraper][0].named
+        preferred = all(of.get(label) == value for label, value in dialect.preferred.items())
+        return not preferred, -sum(len(one.value) for one in scrapers[scraper]), scraper
+
+    return scrapers[min(scrapers, key=rank)]
+
+
+class Tails:
+    """Samples of the last five minutes of a piece, which the first rates of the next one begin at."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[tuple[str, str], ...], RawSeries] = {}
+
+    def samples(
+        self, grouped: dict[ContainerKey, list[RawSeries]], tasks: dict[ContainerKey, int], start_us: int, end_us: int
+    ) -> Samples:
+        """Return a piece's samples, each series with its last samples before, by task; remember those of its end."""
+        rows = [(tasks[key], one) for key, series in grouped.items() for one in series]
+        if not rows:
+            self._last = {}
+            return NO_SAMPLES
+        rows.sort(key=lambda row: (row[0], row[1].labels))
+        whole = [self._with_last(one, start_us) for _, one in rows]
+        self._last = {}
+        for (_, one), (time, value) in zip(rows, whole, strict=True):
+            kept = time >= end_us - LONGEST_STEP_US
+            if kept.any():
+                self._last[one.labels] = RawSeries(one.labels, time[kept] // _MS_US, value[kept])
+        return Samples(
+            task=np.array([task for task, _ in rows], np.int64),
+            offsets=np.cumsum([0, *(len(time) for time, _ in whole)]).astype(np.int64),
+            time_us=np.concatenate([time for time, _ in whole]),
+            value=np.concatenate([value for _, value in whole]),
+        )
+
+    def _with_last(self, one: RawSeries, start_us: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        last = self._last.get(one.labels)
+        if last is None:
+            return one.time_ms * _MS_US, one.value
+        recent = last.time_ms * _MS_US >= start_us - LONGEST_STEP_US
+        time = np.concatenate([last.time_ms[recent], one.time_ms]) * _MS_US
+        return time, np.concatenate([last.value[recent], one.value])
+
+
+class AsOf:
+    """Values of one thing over time, out of several series; the latest of them at a time counts."""
+
+    def __init__(self, series: Iterable[RawSeries], before: float = np.nan) -> None:
+        parts = list(series)
+        time = np.concatenate([np.zeros(0, np.int64), *(one.time_ms for one in parts)]) * _MS_US
+        value = np.concatenate([np.zeros(0), *(one.value for one in parts)])
+        order = np.argsort(time, kind="stable")
+        self.time_us: NDArray[np.int64] = time[order]
+        self.value: NDArray[np.float64] = value[order]
+        self._before = before
+
+    def at(self, time_us: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the values as of times, (n,); before the first sample, the value from before, else the first one."""
+        if not len(self.value):
+            return np.full(len(time_us), self._before)
+        place = np.searchsorted(self.time_us, time_us, side="right") - 1
+        first = self.value[0] if np.isnan(self._before) else self._before
+        return np.where(place >= 0, self.value[place], first)
+
+    @property
+    def last(self) -> float:
+        """The last value; that from before, where there is none."""
+        return float(self.value[-1]) if len(self.value) else self._before

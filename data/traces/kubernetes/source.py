@@ -1,0 +1,157 @@
+"""Describes a fetched Kubernetes history as a trace; its tables are made of the raw samples where they are not yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from tqdm import tqdm
+
+from reclaim.data import schema as s
+from reclaim.data.core.files import content_sha256, file_sha256, replaced_folder, write_json
+from reclaim.data.core.parquet import TableWriter
+from reclaim.data.errors import TraceError
+from reclaim.data.samples import WINDOW_US
+from reclaim.data.traces.dialect import Dialect, parse_dialect
+from reclaim.data.traces.history import PIECE_S, History, read_piece
+from reclaim.data.traces.kubernetes.fold import EVENT_EXTRAS, MACHINE_EXTRAS, USAGE_EXTRAS, Fold, Task
+from reclaim.data.traces.kubernetes.owners import ROLES, Owners, owners_of
+from reclaim.data.traces.source import RawTable, Source
+
+FOLDER: Final = "tables"
+DONE: Final = "made.json"
+GENERATION: Final = 2
+"""Raised when the same samples give other tables."""
+_PIECES_PER_FILE: Final = 12
+"""A day of usage in a file."""
+
+_EXTRAS: Final = {"usage": USAGE_EXTRAS, "events": EVENT_EXTRAS, "machines": MACHINE_EXTRAS}
+_TYPES: Final = {
+    pa.int8(): "TINYINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "VARCHAR",
+    pa.bool_(): "BOOLEAN", pa.list_(pa.float32()): "FLOAT[]", pa.list_(pa.int64()): "BIGINT[]",
+}  # fmt: skip
+NOTES: Final = (
+    "Times are microseconds of Unix time; windows are slots of five minutes of it, made of raw samples.",
+    "A limit is the enforced one; where there is none, the smallest power of two that is at least the request and "
+    "twice the largest usage of the collection so far, no more than the node allots. Requests are apart from limits.",
+    "Out-of-memory kills are recorded (restarts whose reason is OOMKilled), not derived.",
+    "Usage between two scrapes is averaged: spikes shorter than a scrape are not seen.",
+)
+
+
+def kubernetes(folder: Path) -> Source:
+    """Return the source of a history in ``folder``; makes its tables in ``tables/`` there, unless they are made.
+
+    Raises
+    ------
+    ConfigError
+        There is no history, it is not complete, or its dialect is of another version.
+    TraceError
+        A piece cannot be read, or there is no usage in it.
+    """
+    history = History.open(folder)
+    dialect = parse_dialect(history.record["dialect"], f"of {folder}")
+    pieces = [[path.name, file_sha256(path)] for path in history.pieces()]
+    identity = content_sha256([GENERATION, WINDOW_US, history.record["dialect"], pieces])
+    made = folder / FOLDER / DONE
+    if not (made.is_file() and identity in made.read_text(encoding="utf-8")):
+        with replaced_folder(folder / FOLDER) as work:
+            write_json(work / DONE, {"identity": identity, "counts": _make(history, dialect, work)})
+    return Source(
+        trace="kubernetes",
+        tables=tuple(_table(name) for name in ("usage", "events", "collections", "machines", "names")),
+        lacks=(
+            s.ALLOC_COLLECTION_ID, s.ALLOC_INSTANCE_INDEX, s.CPU_SAMPLE, s.MEMORY_ASSIGNED, s.CPI, s.MAI, s.PRIORITY,
+            s.SCHEDULING_CLASS,
+        ),
+        options={"history": identity},
+        extras=_EXTRAS,
+        limits_in_usage=True,
+        longest_window_us=WINDOW_US,
+        notes=NOTES,
+    )  # fmt: skip
+
+
+def _table(name: str) -> RawTable:
+    """Return the reading of a table that is canonical already."""
+    schema = s.with_extras(name, _EXTRAS.get(name, ()))
+    return RawTable(
+        name=name,
+        patterns=(f"{FOLDER}/{name}-*.parquet",),
+        columns={field.name: _TYPES[field.type] for field in schema},
+        select=", ".join(schema.names),
+        needs=tuple(schema.names),
+    )
+
+
+def _make(history: History, dialect: Dialect, work: Path) -> dict[str, int]:
+    """Write the tables of a history; return their rows."""
+    pieces = list(history.pieces())
+    counts = dict.fromkeys(("usage", "events", "collections", "machines", "names"), 0)
+    known = {*ROLES}
+    owners = owners_of((read_piece(path, known) for path in pieces), dialect)
+    fold = Fold(dialect, owners)
+    usage_schema = s.with_extras("usage", USAGE_EXTRAS)
+    starts = list(history.starts_s())
+    with TableWriter(work / "events-0.parquet", s.with_extras("events", EVENT_EXTRAS)) as events:
+        for first in tqdm(range(0, len(pieces), _PIECES_PER_FILE), desc="making windows", disable=None, leave=False):
+            rows: list[pa.Table] = []
+            for k in range(first, min(first + _PIECES_PER_FILE, len(pieces))):
+                begin_us = starts[k] * 1_000_000
+                windows, found = fold.piece(read_piece(pieces[k]), begin_us, begin_us + PIECE_S * 1_000_000)
+                rows.append(windows)
+                events.write(_rows(found, s.with_extras("events", EVENT_EXTRAS)))
+            if sum(map(len, rows)):
+                with TableWriter(work / f"usage-{first // _PIECES_PER_FILE:04d}.parquet", usage_schema) as usage:
+                    usage.write(pa.concat_tables(rows))
+                    counts["usage"] += usage.rows
+        events.write(_rows(list(fold.ends(history.range_s[1] * 1_000_000)), s.with_extras("events", EVENT_EXTRAS)))
+        counts["events"] = events.rows
+    if not counts["usage"]:
+        raise TraceError(f"{history.folder}: not one window in {len(pieces)} pieces")
+    for name, found in (
+        ("collections", _collections(fold)), ("machines", fold.machines), ("names", _names(fold, owners)),
+    ):  # fmt: skip
+        schema = s.with_extras(name, _EXTRAS.get(name, ()))
+        with TableWriter(work / f"{name}-0.parquet", schema) as writer:
+            writer.write(_rows(found, schema))
+            counts[name] = len(found)
+    return counts
+
+
+def _rows(found: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    return pa.table([pa.array([row.get(f.name) for row in found], f.type) for f in schema], schema=schema)
+
+
+def _collections(fold: Fold) -> list[dict[str, Any]]:
+    return [
+        {
+            s.COLLECTION_ID: collection, s.TIME_US: time_us, s.EVENT_TYPE: s.EventType.SUBMIT, s.COLLECTION_TYPE: 0,
+            s.TIER: task.tier, s.USER_ID: _user(task.key.cluster, task.key.namespace),
+            s.NAME_ID: task.workload.collection_name(task.key.container),
+            s.LOGICAL_NAME_ID: task.workload.logical_name(task.key.container),
+        }
+        for collection, (time_us, task) in sorted(fold.first_seen_us.items())
+    ]  # fmt: skip
+
+
+def _user(cluster: str, namespace: str) -> str:
+    return f"{cluster}/{namespace}" if cluster else namespace
+
+
+def _names(fold: Fold, owners: Owners) -> list[dict[str, Any]]:
+    latest: dict[tuple[int, int], Task] = {}
+    for task in fold.tasks.values():  # a pod of a set that came again under its name is the same task
+        before = latest.get((task.collection, task.index))
+        if task.seen_us and (before is None or task.seen_us > before.seen_us):
+            latest[task.collection, task.index] = task
+    return [
+        {
+            s.COLLECTION_ID: task.collection, s.INSTANCE_INDEX: task.index, s.CLUSTER: task.key.cluster or None,
+            s.NAMESPACE: task.key.namespace, s.WORKLOAD_KIND: task.workload.kind, s.WORKLOAD: task.workload.name,
+            s.CONTAINER: task.key.container, s.POD: task.key.pod, s.MACHINE_NAME: task.machine or None,
+            s.AUTOSCALER: owners.autoscaler(task.workload),
+        }
+        for _, task in sorted(latest.items())
+    ]  # fmt: skip

@@ -1,0 +1,23 @@
+"""Books for the tasks of a checkpoint what models' estimators of machines foresee."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.replay.experiments.compaction.packing import Foreseen
+from reclaim.replay.open_loop.machines import MachineContenders
+
+Key = tuple[str, str]
+"""A contender: estimator and margin."""
+
+
+def foreseen(contenders: MachineContenders, rows: NDArray[np.int64]) -> dict[Key, Foreseen]:
+    """Return what the estimators of machines rest on as the windows of rows of the history began."""
+    found: dict[Key, Foreseen] = {}
+    for name, (foreseer, estimator) in contenders.machines.items():
+        terms = foreseer.current_terms(rows)
+        for margin, budget in contenders.budgets.of_machines.items():
+            at = tuple(curve.margin(budget) for curve in estimator.curves)
+            found[name, margin] = Foreseen(terms, estimator, at)
+    return found

@@ -1,0 +1,207 @@
+"""Answers of estimators to the question of a request, and the settings and margins that validation rows choose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from reclaim.data.schema import DAY_US, RESOURCES
+from reclaim.data.windows import Windows, empty_windows
+from reclaim.features.splits import VALID
+from reclaim.replay.experiment import LEARNED, STATISTICAL, Source
+from reclaim.replay.experiments.recommend.decisions import Decisions
+from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
+from reclaim.replay.open_loop.estimates import answer_stored, estimator_makers, run_base
+from reclaim.replay.settings import ReplayConfig
+from reclaim.training.estimators.base import STATISTIC, UNKNOWN, Estimate, Settings
+from reclaim.training.estimators.registry import build_estimator, candidates
+from reclaim.training.margins.answers import Answers, Priced, Widened, scores_of
+from reclaim.training.margins.calibrate import Calibration, calibrate, choose_best
+from reclaim.training.margins.ladder import N_RUNGS
+from reclaim.training.margins.margin import Margin
+from reclaim.training.models.estimator import ForecastEstimator
+
+RECENT_US: Final = DAY_US
+"""A model answers for the tasks of the workload's last day; of one that runs weekly, of the last day it ran."""
+
+
+Margins = tuple[str, ...]
+"""Name of the margin of each of ``schema.RESOURCES``, whose budget its requests keep."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An estimator's answers to all decisions, under the settings and the margin that validation rows chose.
+
+    Attributes
+    ----------
+    name, kind : str
+    answer : float64, shape (n_decisions, n_resources)
+        NaN unknown.
+    settings : tuple of mapping, in the order ``schema.RESOURCES``
+        Empty for a model.
+    margin : tuple of float
+        What a bare answer is multiplied with; the price of a violation for a model.
+    violation, reclaimed : tuple of float
+        Shares of the validation rows under it, of the limit what is reclaimed.
+    notes : tuple of str
+        Where the budget could not be met.
+    """
+
+    name: str
+    kind: str
+    answer: Floats
+    settings: tuple[Settings, ...]
+    margin: tuple[float, ...]
+    violation: tuple[float, ...]
+    reclaimed: tuple[float, ...]
+    notes: tuple[str, ...]
+
+
+def ask_all(
+    source: Source, config: ReplayConfig, margins: Margins, rows: TaskRows, series: Series, decisions: Decisions
+) -> list[Contender]:
+    """Return every estimator of a configuration and every model, set on the validation rows for margins' budgets."""
+    answers = ask_statistics(source, config, series, decisions)
+    found = [
+        _chosen(name, STATISTICAL, [candidates(name)[k] for k in range(len(of))], of, config, margins, rows, decisions)
+        for name, of in answers.items()
+    ]
+    prices = scores_of(config.value.prices(source.features.mean_limit, config.horizon_s))
+    for name in source.bundles:
+        with source.timed(f"ask/{name}"):
+            asked = [ask_model(source, config, name, rows, decisions)]
+        found.append(_chosen(name, LEARNED, [{}], asked, config, margins, rows, decisions, given=prices))
+    return found
+
+
+def ask_statistics(
+    source: Source, config: ReplayConfig, series: Series, decisions: Decisions
+) -> dict[str, list[Answers]]:
+    """Return what every candidate of the estimators says of the series of the largest task, at each decision."""
+    tried = {name: candidates(name) if config.tune else candidates(name)[:1] for name in config.estimators}
+    makers = [(name, partial(build_estimator, name, one)) for name, of in tried.items() for one in of]
+    said = [np.full((len(decisions), len(RESOURCES)), np.nan) for _ in makers]
+    asked = np.flatnonzero(decisions.known >= 0)
+
+    def answer(k: int, part: slice, windows: Windows) -> None:
+        estimate = run_base(makers[k][1](), windows)
+        mine = asked[(decisions.known[asked] >= part.start) & (decisions.known[asked] < part.stop)]
+        row = decisions.known[mine] - part.start
+        known = estimate.rule[row] != UNKNOWN
+        said[k][mine] = np.where(known, estimate.reservation[row], np.nan)
+
+    quiet = None if source.progress else True
+    total = len(series.workload) * len(makers)
+    with (
+        source.timed("ask"),
+        tqdm(total=total, desc="recommend", unit="window", unit_scale=True, disable=quiet) as bar,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        for part, windows in series.chunks():
+            for _ in pool.map(partial(answer, part=part, windows=windows), range(len(makers))):
+                bar.update(len(windows))
+    rule = np.full((len(decisions), len(RESOURCES)), STATISTIC, np.uint8)
+    answers: dict[str, list[Answers]] = {name: [] for name in tried}
+    for (name, _), one in zip(makers, said, strict=True):
+        answers[name].append(Widened.alike(Estimate(one, rule)))
+    return answers
+
+
+def ask_model(source: Source, config: ReplayConfig, name: str, rows: TaskRows, decisions: Decisions) -> Priced:
+    """Return what a model reserves at every price at each decision: the largest of what it says of the tasks.
+
+    The tasks are those of ``RECENT_US``; a model that knows no task of a workload says nothing of it.
+    """
+    decision, row = _recent_tasks(rows, decisions)
+    asked, at = np.unique(row, return_inverse=True)
+    make = estimator_makers(config, {name: source.bundles[name]}, source.features.mean_limit)[name]
+    amounts = np.full((len(asked), len(RESOURCES), N_RUNGS), np.nan, np.float32)
+    of_features = rows.source_row[asked]
+    for bucket in range(source.dataset.n_buckets):
+        begin, end = source.features.bucket_start[bucket : bucket + 2]
+        mine = np.flatnonzero((of_features >= begin) & (of_features < end))
+        if len(mine):
+            estimator = make()
+            assert isinstance(estimator, ForecastEstimator)
+            windows = source.dataset.windows(bucket).take(of_features[mine] - begin)
+            ladder = answer_stored(estimator, source.features.x[of_features[mine]], windows).ladder
+            amounts[mine] = ladder * windows.limit[:, :, None]
+    most = np.full((len(decisions), len(RESOURCES), N_RUNGS), np.nan, np.float32)
+    starts = np.flatnonzero(np.diff(decision, prepend=-1))
+    if len(starts):
+        most[decision[starts]] = np.fmax.reduceat(amounts[at], starts)
+    share = most / decisions.limit[:, :, None]
+    return Priced(np.minimum(share, np.float32(1.0)).astype(np.float32))
+
+
+def _recent_tasks(rows: TaskRows, decisions: Decisions) -> tuple[Integers, Integers]:
+    """Return pairs of a decision and the last row of a task that it rests on, in the order of the decisions."""
+    found_decisions, found_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for time_us in np.unique(decisions.time_us):
+        here = np.flatnonzero(decisions.time_us == time_us)
+        last = rows.last_at(int(time_us))
+        workload, ended = rows.workload[last], rows.end_us[last]
+        latest = np.full(len(rows.ids), -1, np.int64)
+        np.maximum.at(latest, workload, ended)
+        last = last[ended > latest[workload] - RECENT_US]
+        for period in np.unique(decisions.period[here]):  # the end of the history is a time of the test, too
+            number = np.full(len(rows.ids), -1, np.int64)
+            mine = here[decisions.period[here] == period]
+            number[decisions.workload[mine]] = mine
+            of = number[rows.workload[last]]
+            found_decisions.append(of[of >= 0])
+            found_rows.append(last[of >= 0])
+    decision, row = np.concatenate(found_decisions), np.concatenate(found_rows)
+    order = np.argsort(decision, kind="stable")
+    return decision[order], row[order]
+
+
+def _chosen(
+    name: str, kind: str, settings: Sequence[Settings], answers: Sequence[Answers], config: ReplayConfig,
+    margins: Margins, rows: TaskRows, decisions: Decisions, given: tuple[float, ...] | None = None,
+) -> Contender:  # fmt: skip
+    """Return a contender under the candidate that reclaims most of a resource within its budget on validation rows."""
+    held = decisions.held[VALID]
+    windows = _as_windows(decisions.limit[held], decisions.tier[held])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        target = rows.demand[decisions.judged[VALID]] / decisions.limit[held]
+    set_to: Mapping[int, Calibration] = {
+        k: calibrate(of.take(held), windows, target, config.budgets, by_tier=config.by_tier, given=given)
+        for k, of in enumerate(answers)
+    }
+    best = [choose_best(set_to, margin)[r] for r, margin in enumerate(margins)]
+    asked = _as_windows(decisions.limit, decisions.tier)
+    chosen = [(r, set_to[k], margins[r]) for r, k in enumerate(best)]
+    columns = [answers[k].under(set_to[k].settings, margins[r], asked)[:, r] for r, k in enumerate(best)]
+    return Contender(
+        name=name, kind=kind, answer=np.stack(columns, axis=1),
+        settings=() if kind == LEARNED else tuple(settings[k] for k in best),
+        margin=tuple(_number_of(of, margin, r) for r, of, margin in chosen),
+        violation=tuple(of.violation[margin][r] for r, of, margin in chosen),
+        reclaimed=tuple(of.reclaimed[margin][r] for r, of, margin in chosen),
+        notes=tuple(dict.fromkeys(note for k in best for note in set_to[k].notes)),
+    )  # fmt: skip
+
+
+def _number_of(calibration: Calibration, margin: str, resource: int) -> float:
+    setting = calibration.settings[margin]
+    return 1 + setting.share[resource] if isinstance(setting, Margin) else setting.value[resource]
+
+
+def _as_windows(limit: Floats, tier: NDArray[np.int8]) -> Windows:
+    """Return windows of a limit and a tier in which nothing was measured: no guard of an estimator applies to them."""
+    return replace(empty_windows(len(limit)), limit=np.ascontiguousarray(limit), tier=tier)
+
+
+def settings_in_words(settings: Mapping[str, Any]) -> str:
+    """Return settings as ``level 98, min_samples 12``; those that are left to the estimator are left out."""
+    return ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None)

@@ -1,0 +1,144 @@
+"""Lays out when requests are set, for which workloads, and which later windows each of them is judged on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import HistoryTooShortError
+from reclaim.data.schema import DAY_US, RESOURCES
+from reclaim.features.splits import PERMITTED, TEST, VALID
+from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
+
+NOW: Final = -1
+"""In place of a period: the end of the history, for which the recommendation is made."""
+_MEMORY: Final = RESOURCES.index("memory")
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The ``n`` requests that are set: one per workload and time, in the order of time.
+
+    Attributes
+    ----------
+    workload : int64, shape (n,)
+        Position in ``TaskRows.ids``.
+    time_us : int64, shape (n,)
+        When it is set; nothing that ends later is known.
+    period : int64, shape (n,)
+        ``VALID``, ``TEST`` or ``NOW``.
+    before : int64, shape (n,)
+        The workload's decision before it in the same period, -1 for none.
+    known : int64, shape (n,)
+        Row of the series that is the last one known, -1 for none.
+    request, limit, enforced : float64, shape (n, n_resources)
+        Those of the workload when it is set.
+    age_days : float64, shape (n,)
+        Days since the first window of the workload began.
+    killed_at : float64, shape (n,)
+        Largest memory limit at which a task of the workload has ended out of memory by then; NaN for none.
+    tier : int8, shape (n,)
+    judged : mapping of ``VALID`` and ``TEST`` to int64, shape (n_judged,)
+        Rows of ``TaskRows`` that begin while a request holds, and end in its period.
+    held : mapping of the same to int64, shape (n_judged,)
+        The decision whose request holds then.
+    """
+
+    workload: Integers
+    time_us: Integers
+    period: Integers
+    before: Integers
+    known: Integers
+    request: Floats
+    limit: Floats
+    enforced: Floats
+    age_days: Floats
+    killed_at: Floats
+    tier: NDArray[np.int8]
+    judged: Mapping[int, Integers]
+    held: Mapping[int, Integers]
+
+    def __len__(self) -> int:
+        return len(self.workload)
+
+    def of(self, period: int) -> Integers:
+        """Return the decisions of a period."""
+        return np.flatnonzero(self.period == period)
+
+
+def lay_out(
+    rows: TaskRows, series: Series, cuts_us: tuple[int, int], *, hold_days: float, seen_days: float
+) -> Decisions:
+    """Lay out the decisions: one for each stretch of ``hold_days`` of the validation and of the test period, and now.
+
+    Parameters
+    ----------
+    rows, series
+        Of the same dataset.
+    cuts_us : tuple of int
+        Ends of the training and of the validation period.
+    hold_days : float
+        Days for which a request holds.
+    seen_days : float
+        The recommendation is for workloads of which a task ran in this many days before the end.
+
+    Raises
+    ------
+    HistoryTooShortError
+        No window of the validation or of the test period can be judged.
+    """
+    hold_us = int(hold_days * DAY_US)
+    end_us = int(series.end_us.max(initial=0))
+    asked, judged, number = [], {}, {}
+    for part, begins_us in ((VALID, cuts_us[0]), (TEST, cuts_us[1])):
+        inside = (rows.period == part) & np.isin(rows.group, PERMITTED[part]) & (rows.start_us >= begins_us)
+        judged[part] = np.flatnonzero(inside)
+        if not len(judged[part]):
+            name = "validation" if part == VALID else "test"
+            raise HistoryTooShortError(
+                f"no window begins and ends in the {name} period; recommend on a longer history, or build the features "
+                "with other shares, `reclaim features DATASET --set split.train_share=0.4`"
+            )
+        workload, start = rows.workload[judged[part]], rows.start_us[judged[part]]
+        time_us = begins_us + (start - begins_us) // hold_us * hold_us
+        keys, number[part] = np.unique(np.stack([time_us, workload]), axis=1, return_inverse=True)
+        asked.append((keys[1], keys[0], np.full(keys.shape[1], part)))
+    last_us = np.full(series.n_workloads, -1, np.int64)
+    last_us[series.workload] = series.end_us  # of several rows the last one
+    current = np.flatnonzero(last_us >= end_us - seen_days * DAY_US)
+    asked.append((current, np.full(len(current), end_us), np.full(len(current), NOW)))
+    workload, time_us, period = (np.concatenate(of).astype(np.int64) for of in zip(*asked, strict=True))
+    known = series.last_before(workload, time_us)
+    first = np.searchsorted(series.workload, workload)
+    at = np.where(known >= 0, known, first)  # a workload that is new is known by what it asks for
+    offset = {VALID: 0, TEST: len(asked[0][0])}
+    return Decisions(
+        workload=workload, time_us=time_us, period=period, before=_before(workload, period), known=known,
+        request=series.request[at], limit=series.limit[at], enforced=series.enforced[at],
+        age_days=(time_us - series.start_us[first]) / DAY_US,
+        killed_at=_killed_at(rows, workload, time_us),
+        tier=series.tier[at], judged=judged,
+        held={p: (number[p].ravel() + offset[p]).astype(np.int64) for p in judged},
+    )  # fmt: skip
+
+
+def _before(workload: Integers, period: Integers) -> Integers:
+    """Return the decision before each of the same workload and period, -1 for none; decisions are in order of time."""
+    order = np.lexsort((np.arange(len(workload)), workload, period))
+    same = (np.diff(workload[order]) == 0) & (np.diff(period[order]) == 0)
+    before = np.full(len(workload), -1, np.int64)
+    before[order[1:][same]] = order[:-1][same]
+    return before
+
+
+def _killed_at(rows: TaskRows, workload: Integers, time_us: Integers) -> Floats:
+    """Return the largest memory limit at which a task of each workload has ended out of memory; NaN for none."""
+    killed = np.full(len(workload), np.nan)
+    for of, when, limit in zip(rows.oom_workload, rows.oom_us, rows.oom_limit, strict=True):
+        mine = (workload == of) & (time_us >= when)
+        killed[mine] = np.fmax(killed[mine], limit)
+    return killed

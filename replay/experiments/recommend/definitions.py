@@ -1,0 +1,61 @@
+"""Says what the words of a recommendation mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from reclaim.replay.experiments.recommend.policy import Policy
+
+if TYPE_CHECKING:
+    from reclaim.replay.experiments.recommend.measure import RecommendConfig
+
+PRESENT: Final = "present request"
+"""Contender that leaves every request as it is."""
+
+
+def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) -> dict[str, str]:
+    """Return what the words of the results mean."""
+    days = f"{config.hold_days:g} day{'s' * (config.hold_days != 1)}"
+    of_request = "What a task asks for and is placed by"
+    return {
+        "workload": "A collection: tasks that share one request. In Kubernetes, one container of a Deployment, "
+        "StatefulSet, DaemonSet or Job, and its pods are the tasks." if kubernetes else "A collection: tasks that "
+        "share one request.",
+        "request": f"{of_request}; the limit caps it." if kubernetes else f"{of_request}. This dataset has no requests "
+        "apart from limits, so the limit is taken as the request.",
+        "recommended request": f"One number for all tasks of a workload, for the next {days}; run the command again "
+        f"after {days}. A statistical estimator sees one series per workload: of each slot of five minutes, or of the "
+        "usual window where that is longer, the largest demand of any task. A model answers for each task that ran in "
+        f"the last day, {config.horizon_s / 3600:.0f} h ahead, and the largest answer counts. Every "
+        "answer is multiplied with a margin, or made at a price, found on the validation part: the least with which "
+        f"{config.of_requests[0]:.2%} of its task-windows need more CPU than their request, "
+        f"and {config.of_requests[1]:.2%} more memory.",
+        "the estimator that won": "Of each resource, the one that reclaims most of the limits on the validation part, "
+        "where what it does not know counts as the limit. Its settings were chosen there, too. The test part chooses "
+        "nothing.",
+        "violation": "Share of the task-windows of the test part in which a task needs more than its request: of CPU "
+        "the 90th percentile within the window, of memory the largest usage, each at most the limit. It is the "
+        f"back-test: the request of each workload set at the beginning of the test part and every {days} after, from "
+        "what was known then, and judged until it was set again. Tasks that began later have the same request. "
+        "Where an autoscaler keeps the request, the violations of a workload are in its own line and in no total.",
+        "set once": "The same back-test with the request of the first time kept to the end of the test part.",
+        "reclaimable": "Request less recommended request, of one task; totals are over the tasks that run "
+        "at the end of the history; of a workload that is not running, those that ran last.",
+        "unknown": "A request stays where there is no answer yet, and is not lowered before the workload has "
+        f"{config.history_days:g} days of history. Where the test part has no window of a workload, its request is not "
+        "judged.",
+        "within the noise": "More than the budget violates, and the interval reaches down to the budget.",
+        "least change": f"A request stays where the recommended one is less than {config.min_change:.0%} away.",
+        "out of memory": "After a task ended out of memory the memory request is at least "
+        f"{config.oom_bump:.3g} times the limit that it had"
+        + (" and 100 MiB more than it" if policy.oom_bump_by else "")
+        + ", as long as the history remembers it. A request above the limit asks for a limit that is raised as well.",
+        "spread": "Largest peak of a task over the median one, of the tasks of the last day: 1 where all are alike. "
+        "One request for all is wasteful where it is large.",
+        "oracle": "Requests, each time, the largest demand until the next time. It sees the future, and bounds what "
+        "never violates.",
+        PRESENT: "Every request as it is.",
+        "interval": f"{config.confidence:.0%} percentile interval of {config.draws} bootstrap resamples, seed "
+        f"{config.seed}: of whole workloads for all together, of whole days for one workload. Fewer than ten days "
+        "make it too narrow, and where no window violates it is zero: that is no proof of none.",
+    }  # fmt: skip

@@ -1,0 +1,115 @@
+"""Puts together what is said of each workload: its tasks, its requests, the rule that made them, and the totals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.experiment import LEARNED
+from reclaim.replay.experiments.recommend.answers import RECENT_US, Contender, settings_in_words
+from reclaim.replay.experiments.recommend.decisions import Decisions
+from reclaim.replay.experiments.recommend.policy import Policy
+from reclaim.replay.experiments.recommend.series import Floats, Integers, TaskRows, peaks_by_task
+from reclaim.replay.open_loop.bootstrap import number
+
+if TYPE_CHECKING:
+    from reclaim.replay.experiments.recommend.measure import RecommendConfig
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of the workloads that are recommended for: tasks that run, ends out of memory, spread, largest peak.
+
+    A list of ``n`` and arrays of shape (n,) and (n, n_resources).
+    """
+
+    tasks: list[Integers]
+    kills: Integers
+    spread: Floats
+    largest: Floats
+
+    @classmethod
+    def of(cls, rows: TaskRows, decisions: Decisions, now: Integers) -> Facts:
+        """Find the tasks that run, compare the peaks of those of the last day, count all ends out of memory."""
+        end_us = int(decisions.time_us[now].max(initial=0))
+        last_us = np.full(len(rows.ids), -1, np.int64)
+        np.maximum.at(last_us, rows.workload, rows.end_us)
+        recent = np.flatnonzero(rows.end_us > np.minimum(last_us, end_us)[rows.workload] - RECENT_US)
+        task, peak = peaks_by_task(rows, recent)
+        first = np.searchsorted(rows.task, task)
+        of = rows.workload[first]
+        order = np.argsort(of, kind="stable")
+        edges = np.searchsorted(of[order], np.arange(len(rows.ids) + 1))
+        spread, largest = np.full((2, len(now), len(RESOURCES)), np.nan)
+        for i, workload in enumerate(decisions.workload[now]):
+            mine = peak[order[edges[workload] : edges[workload + 1]]]
+            for r in range(len(RESOURCES)):
+                found = mine[np.isfinite(mine[:, r]), r]
+                if len(found):
+                    largest[i, r] = found.max()
+                    middle = np.median(found)
+                    spread[i, r] = found.max() / middle if middle > 0 else np.nan
+        running_us = last_us - 2 * int(np.median(rows.end_us - rows.start_us))  # one missing window is forgiven
+        latest = np.full(int(rows.task.max(initial=-1)) + 1, -1, np.int64)
+        latest[rows.task] = rows.end_us  # of several rows the last one
+        members = (task[order[edges[k] : edges[k + 1]]] for k in decisions.workload[now])
+        return cls(
+            [
+                mine[latest[mine] > running_us[k]] for k, mine in zip(decisions.workload[now], members, strict=True)
+            ],
+            np.bincount(rows.oom_workload, minlength=len(rows.ids))[decisions.workload[now]],
+            spread, largest,
+        )  # fmt: skip
+
+
+def amounts(decisions: Decisions, chosen: Floats, k: int, r: int) -> dict[str, float | None]:
+    """Return the request that is set now and the recommended one of a decision, and their difference."""
+    request, limit, wanted = decisions.request[k, r], decisions.enforced[k, r], chosen[k, r]
+    change = wanted / request - 1 if request > 0 else np.nan
+    return {
+        "request": number(request), "limit": number(limit), "recommended": number(wanted), "change": number(change),
+        "reclaimable": number(request - wanted),
+    }  # fmt: skip
+
+
+def totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return, per resource, sums over the tasks that ran last, and the number of requests to change."""
+    found: dict[str, dict[str, Any]] = {}
+    for resource in RESOURCES:
+        known = [
+            (line["tasks"], line[resource]) for line in lines
+            if line[resource]["request"] is not None and line[resource]["recommended"] is not None
+        ]  # fmt: skip
+        requested = sum(n * one["request"] for n, one in known)
+        reclaimable = sum(n * one["reclaimable"] for n, one in known)
+        found[resource] = {
+            "requested": requested, "reclaimable": reclaimable,
+            "share": reclaimable / requested if requested else None,
+            "changes": sum(one["recommended"] != one["request"] for one in (line[resource] for line in lines)),
+            "raises": sum(one["reclaimable"] < 0 for _, one in known),
+        }  # fmt: skip
+    return found
+
+
+def in_words(winner: Contender, r: int, rule: str, config: RecommendConfig, policy: Policy) -> str:
+    """Return the rule that made a request as a sentence."""
+    if winner.kind == LEARNED:
+        basis = f"{winner.name} over {config.horizon_s / 3600:.0f} h, the largest of the tasks' quantiles"
+    else:
+        settings = settings_in_words(winner.settings[r])
+        basis = f"{winner.name}{f' ({settings})' if settings else ''} of the largest task, times {winner.margin[r]:.3g}"
+    return {
+        "estimate": basis,
+        "floor": f"the least request; {basis} is below it",
+        "limit": f"the limit; {basis} is above it",
+        "out of memory": f"a task ended out of memory: {config.oom_bump:.3g} times the limit it had"
+        + (f", at least {policy.oom_bump_by / 2**20:.0f} MiB more" if policy.oom_bump_by else ""),
+        "small change": f"kept: {basis} is less than {config.min_change:.0%} away",
+        "unknown": f"kept: no answer yet, or less than {config.history_days:g} days of history for a lower request",
+        "autoscaler": "kept: a horizontal autoscaler scales on it",
+        "no request": "none is set and nothing was measured",
+    }[rule]

@@ -1,0 +1,314 @@
+"""Recommend experiment: a request for each workload, by the estimator that the validation rows chose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import DAY_US, RESOURCES
+from reclaim.features.splits import TEST, TEST_UNSEEN, VALID
+from reclaim.replay.experiment import ORACLE, STATISTICAL, Experiment, Measured, Source
+from reclaim.replay.experiments.recommend import formats, names
+from reclaim.replay.experiments.recommend.answers import Contender, ask_all, settings_in_words
+from reclaim.replay.experiments.recommend.decisions import NOW, Decisions, lay_out
+from reclaim.replay.experiments.recommend.definitions import PRESENT, definitions
+from reclaim.replay.experiments.recommend.lines import Facts, amounts, in_words, totals
+from reclaim.replay.experiments.recommend.page import COLUMNS, page, runs, summary_table
+from reclaim.replay.experiments.recommend.picture import Pictures
+from reclaim.replay.experiments.recommend.policy import NONE, RULES, UNKNOWN, Policy
+from reclaim.replay.experiments.recommend.score import (
+    Judged,
+    of_each_workload,
+    set_once,
+    shares,
+    with_intervals,
+)
+from reclaim.replay.experiments.recommend.series import (
+    Floats,
+    Integers,
+    TaskRows,
+    largest_task,
+    read_rows,
+)
+from reclaim.replay.open_loop.bootstrap import Bootstrap, number
+from reclaim.replay.open_loop.paired import Paired
+from reclaim.replay.settings import ReplayConfig
+
+_STEPS: Final = (0.001, 2.0**20)
+"""Requests in Kubernetes are whole millicores and mebibytes."""
+_LEAST: Final = (0.01, 100e6)
+"""Least recommendation of Robusta's KRR, in cores and bytes: its ``--cpu-min 10`` (millicores) and ``--mem-min 100``
+(megabytes). VPA's, 25 millicores and 250 MiB, are of a whole pod."""
+_OOM_BUMP_BYTES: Final = 100 * 2.0**20
+"""Least raise after an end out of memory of VPA's recommender, its ``--oom-min-bump-up-bytes``."""
+
+
+@dataclass(frozen=True)
+class RecommendConfig(ReplayConfig):
+    """Settings of the recommendation."""
+
+    horizon_s: int = 86_400
+    """The horizon of learned estimators, in seconds; a request holds for a day or longer."""
+    estimators: tuple[str, ...] = (
+        "krr", "vpa", "koordinator", "autopilot-percentile", "percentile", "max-so-far", "moving-max", "seasonal",
+    )  # fmt: skip
+    """Estimators without a model, by their names in ``training.estimators.registry``: Robusta's KRR, Kubernetes' VPA,
+    Koordinator's, Autopilot's, a percentile, the largest so far, that of the last windows, and of the same hour."""
+    cpu_margin: str = "aggressive"
+    """Margin whose budget CPU requests keep, ``baseline`` or ``aggressive``: CPU that is short slows a task down."""
+    memory_margin: str = "baseline"
+    """Margin whose budget memory requests keep: a task above its request is among the first to be evicted."""
+    hold_days: float = 1.0
+    """Days for which a request holds until it is set again."""
+    min_change: float = 0.10
+    """Least change, as a share of the present request; below it the request stays."""
+    cpu_min: float | None = None
+    """Least CPU request, in the dataset's unit; none: 0.01 cores for Kubernetes (KRR's), 0 elsewhere."""
+    memory_min: float | None = None
+    """Least memory request, in the dataset's unit; none: 100 MB for Kubernetes (KRR's), 0 elsewhere."""
+    oom_bump: float = 1.2
+    """Factor of the memory limit at which a task ended out of memory: the request is at least that (VPA's), and, in
+    Kubernetes, at least 100 MiB more than that limit."""
+    history_days: float = 1.0
+    """Days of a workload's history below which its requests are not lowered; raised they are."""
+    seen_days: float = 7.0
+    """Days before the end of the history in which a task of the workload must have run."""
+    anonymise: bool = False
+    """Replaces the names of workloads and of the dataset by numbers, so that the files can be shared."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("cpu_margin", "memory_margin"):
+            if self.budgets.of(getattr(self, name)) is None:
+                raise ConfigError(f"{name} must be baseline or aggressive, got {getattr(self, name)!r}")
+        for name, least in (("hold_days", 1 / 24), ("seen_days", 0.0), ("history_days", 0.0), ("oom_bump", 1.0)):
+            if not getattr(self, name) >= least:
+                raise ConfigError(f"{name} must be at least {least:.4g}, got {getattr(self, name)}")
+        if not 0 <= self.min_change < 1:
+            raise ConfigError(f"min_change must be 0 or more and less than 1, got {self.min_change}")
+        for name in ("cpu_min", "memory_min"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if not self.estimators:
+            raise ConfigError("estimators must name one at least")
+
+    @property
+    def margins(self) -> tuple[str, ...]:
+        """Name of the margin of each resource."""
+        return self.cpu_margin, self.memory_margin
+
+    @property
+    def of_requests(self) -> tuple[float, ...]:
+        """Budget of each resource."""
+        return tuple(float(self.budgets.of(margin) or 0.0) for margin in self.margins)
+
+    def policy(self, *, kubernetes: bool) -> Policy:
+        """Return what is done with an estimator's answer, in the units of a dataset."""
+        least = _LEAST if kubernetes else (0.0, 0.0)
+        given = zip((self.cpu_min, self.memory_min), least, strict=True)
+        return Policy(
+            least=tuple(default if own is None else own for own, default in given),
+            step=_STEPS if kubernetes else (0.0, 0.0),
+            min_change=self.min_change,
+            history_days=self.history_days,
+            oom_bump=self.oom_bump,
+            oom_bump_by=_OOM_BUMP_BYTES if kubernetes else 0.0,
+        )
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """Requests that each contender sets.
+
+    Attributes
+    ----------
+    contenders : sequence of Contender
+    requests, rules : mapping of name to array, shape (n_decisions, n_resources)
+    winner : tuple of int, in the order ``schema.RESOURCES``
+        Of ``contenders``, the one that reclaims most on the validation windows.
+    """
+
+    contenders: Sequence[Contender]
+    requests: Mapping[str, Floats]
+    rules: Mapping[str, Integers]
+    winner: tuple[int, ...]
+
+    def of_winner(self, values: Mapping[str, Any]) -> Any:
+        """Return, of each resource, the column of the estimator that won."""
+        return np.stack([values[self.contenders[k].name][:, r] for r, k in enumerate(self.winner)], axis=1)
+
+
+def measure(source: Source, config: RecommendConfig) -> Measured:
+    """Set the request of every workload, as estimators would have in the past and as the best of them does now.
+
+    Raises
+    ------
+    HistoryTooShortError
+        No window of the validation or of the test period can be judged.
+    """
+    kubernetes = names.is_kubernetes(source.dataset)
+    policy = config.policy(kubernetes=kubernetes)
+    with source.timed("read"):
+        rows = read_rows(source.dataset, source.features, progress=source.progress)
+        series = largest_task(rows)
+    cuts_us = source.features.cuts_us
+    decisions = lay_out(rows, series, cuts_us, hold_days=config.hold_days, seen_days=config.seen_days)
+    workloads = names.workloads_of(source.dataset, rows.ids)
+    autoscaled = np.array([one.autoscaler is not None for one in workloads], np.bool_)
+    withheld = np.stack([autoscaled[decisions.workload], np.zeros(len(decisions), np.bool_)], axis=1)
+    contenders = ask_all(source, config, config.margins, rows, series, decisions)
+    set_by = {one.name: policy.requests(one.answer, decisions, withheld) for one in contenders}
+    judged = {
+        period: Judged.of(rows, decisions, period, begins).without(withheld)
+        for period, begins in zip((VALID, TEST), cuts_us, strict=True)
+    }
+    requests = {name: request for name, (request, _) in set_by.items()}
+    on_valid = {name: judged[VALID].by_workload(request) for name, request in requests.items()}
+    backtest = Backtest(contenders, requests, {name: rule for name, (_, rule) in set_by.items()}, _winner(contenders))
+    bootstrap = Bootstrap(config.draws, config.seed, config.confidence)
+    chosen = backtest.of_winner(requests)
+    rule = backtest.of_winner(backtest.rules)
+    tested = {name: judged[TEST].by_workload(request) for name, request in requests.items()}
+    kept = set_once(chosen, np.isin(rule, (UNKNOWN, NONE)), decisions)
+    most = judged[TEST].most(len(decisions))
+    others = {
+        "recommendation": judged[TEST].by_workload(chosen),
+        "set once": judged[TEST].by_workload(kept),
+        PRESENT: judged[TEST].sums(judged[TEST].request, judged[TEST].workload, judged[TEST].n_workloads),
+        ORACLE: judged[TEST].by_workload(most),
+    }
+    of_workloads = of_each_workload(Judged.of(rows, decisions, TEST, cuts_us[1]), chosen, bootstrap)
+    now = decisions.of(NOW)
+    shown = [workloads[decisions.workload[k]] for k in now]
+    if config.anonymise:
+        shown = names.anonymous(shown)
+    pictures = Pictures.draw(rows, series, decisions, chosen)
+    facts = Facts.of(rows, decisions, now)
+    pods = [[] for _ in now] if config.anonymise else _pods(source, rows, facts.tasks)
+    lines = [
+        {
+            "cluster": one.cluster, "namespace": one.namespace, "kind": one.kind, "name": one.name,
+            "container": one.container,
+            "collection_id": None if config.anonymise else int(rows.ids[decisions.workload[k]]),
+            "autoscaler": one.autoscaler, "tasks": len(facts.tasks[i]), "pods": pods[i],
+            "oom_kills": int(facts.kills[i]),
+            **{
+                resource: {
+                    **amounts(decisions, chosen, k, r),
+                    "rule": RULES[rule[k, r]],
+                    "words": in_words(backtest.contenders[backtest.winner[r]], r, RULES[rule[k, r]], config, policy),
+                    "violation": of_workloads[decisions.workload[k]][resource],
+                    "spread": number(facts.spread[i, r]),
+                    "largest_task": number(facts.largest[i, r]),
+                    "picture": pictures.of(int(decisions.workload[k]), r),
+                }
+                for r, resource in enumerate(RESOURCES)
+            },
+        }
+        for i, (k, one) in enumerate(zip(now, shown, strict=True))
+    ]  # fmt: skip
+    paired = Paired(tested, draws=config.draws, seed=config.seed, confidence=config.confidence)
+    results = {
+        "dataset": _period_facts(rows, decisions, cuts_us),
+        "kubernetes": kubernetes,
+        "hold_days": config.hold_days,
+        "budget": dict(zip(RESOURCES, config.of_requests, strict=True)),
+        "policy": {"least": list(policy.least), "step": list(policy.step), "oom_bump_by": policy.oom_bump_by},
+        "estimators": [
+            _of_contender(one, on_valid[one.name], tested[one.name], bootstrap, paired, backtest) for one in contenders
+        ],
+        "test": {name: with_intervals(sums, bootstrap) for name, sums in others.items()},
+        "totals": totals(lines),
+        "workloads": lines,
+        "left_out": len(rows.ids) - len(now),
+    }
+    return Measured(
+        results, definitions(config, policy, kubernetes=kubernetes), lambda folder: formats.write(results, folder)
+    )
+
+
+def _pods(source: Source, rows: TaskRows, tasks: Sequence[Integers]) -> list[list[str]]:
+    """Return the names of the tasks of each workload."""
+    every = np.concatenate([np.zeros(0, np.int64), *tasks])
+    workload = rows.workload[np.searchsorted(rows.task, every)]
+    keys = zip(rows.ids[workload].tolist(), rows.index[every].tolist(), strict=True)
+    found = iter(names.pods_of(source.dataset, list(keys)))
+    return [[next(found) for _ in of] for of in tasks]
+
+
+def _winner(contenders: Sequence[Contender]) -> tuple[int, ...]:
+    """Return, per resource, the contender that reclaims most on the validation windows; the first of equals.
+
+    All are under margins that keep the budget there, so more reclaimed is better without a second look. What a
+    contender does not know counts as the limit: one that leaves requests as they are wins nothing by it.
+    """
+    reclaimed = np.array([one.reclaimed for one in contenders])
+    return tuple(int(k) for k in np.argmax(np.where(np.isnan(reclaimed), -np.inf, reclaimed), axis=0))
+
+
+def _of_contender(
+    one: Contender, on_valid: Floats, tested: Floats, bootstrap: Bootstrap, paired: Paired, backtest: Backtest
+) -> dict[str, Any]:
+    violation, reclaimed = shares(on_valid.sum(axis=0))
+    of = {}
+    for r, resource in enumerate(RESOURCES):
+        winner = backtest.contenders[backtest.winner[r]].name
+        behind = None if one.name == winner else paired.difference(one.name, winner, r)
+        of[resource] = {
+            "won": one.name == winner,
+            "margin": number(one.margin[r]),
+            "settings": settings_in_words(one.settings[r]) if one.kind == STATISTICAL else "",
+            "chosen_by": {"violation_rate": number(one.violation[r]), "reclaimed_share": number(one.reclaimed[r])},
+            "valid": {"violation_rate": number(violation[r]), "reclaimed_share": number(reclaimed[r])},
+            "less_reclaimed": None if behind is None else behind.reclaimed.report(),
+        }
+    return {
+        "name": one.name, "kind": one.kind, "notes": list(one.notes), "resources": of,
+        "test": with_intervals(tested, bootstrap),
+    }  # fmt: skip
+
+
+def _period_facts(rows: TaskRows, decisions: Decisions, cuts_us: tuple[int, int]) -> dict[str, Any]:
+    test = decisions.judged[TEST]
+    times = np.unique(decisions.time_us[decisions.of(TEST)])
+    end_us = int(rows.end_us.max())
+    return {
+        "test_task_windows": len(test),
+        "test_hours": (end_us - cuts_us[1]) / 3.6e9,
+        "valid_hours": (cuts_us[1] - cuts_us[0]) / 3.6e9,
+        "history_hours": (end_us - int(rows.start_us.min())) / 3.6e9,
+        "test_collections": len(np.unique(rows.workload[test])),
+        "unseen_collections": len(np.unique(rows.workload[test][rows.group[test] == TEST_UNSEEN])),
+        "test_decisions": len(times),
+        "days": (end_us - cuts_us[1]) / DAY_US,
+    }
+
+
+def _published(results: dict[str, Any]) -> dict[str, Any]:
+    """Return results without the names of the dataset and its folder, if they are to be anonymous."""
+    if not results["inputs"]["config"]["anonymise"]:
+        return results
+    dataset = results["dataset"] | {"name": "anonymous", "folder": "dataset"}
+    models = {name: of | {"reference": None} for name, of in results["models"].items()}
+    command = results["command"].replace(f" {results['dataset']['folder']} ", " dataset ")
+    return results | {"dataset": dataset, "models": models, "command": command}
+
+
+EXPERIMENT: Final = Experiment(
+    name="recommend",
+    title="Recommended requests",
+    version=1,
+    config=RecommendConfig,
+    measure=measure,
+    page=page,
+    summary=summary_table,
+    figures={},
+    runs=runs,
+    columns=COLUMNS,
+    command="recommend",
+    publish=_published,
+)

@@ -1,0 +1,87 @@
+"""Names workloads and says what a dataset knows of them besides their windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from reclaim.data import schema as s
+from reclaim.data.dataset import Dataset
+from reclaim.replay.experiments.recommend.series import Integers
+
+KUBERNETES: Final = "kubernetes"
+"""Trace whose units are cores and bytes, and whose workloads have names."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A workload, as people name it; None for what a dataset does not know.
+
+    Attributes
+    ----------
+    name : str
+    namespace, kind, container, cluster : str or None
+    autoscaler : str or None
+        Horizontal autoscaler that sets its number of tasks.
+    """
+
+    name: str
+    namespace: str | None = None
+    kind: str | None = None
+    container: str | None = None
+    cluster: str | None = None
+    autoscaler: str | None = None
+
+
+def is_kubernetes(dataset: Dataset) -> bool:
+    """Return whether a dataset is of Kubernetes: in cores and bytes, with names."""
+    return bool(dataset.manifest.get("options", {}).get("trace") == KUBERNETES)
+
+
+def workloads_of(dataset: Dataset, ids: Integers) -> list[Workload]:
+    """Return the workload of each collection; under its number where the dataset has no names."""
+    if s.OPTIONAL[0] not in dataset.manifest["counts"]:
+        return [Workload(str(one)) for one in ids.tolist()]
+    names = dataset.table(s.OPTIONAL[0]).to_pandas().drop_duplicates(s.COLLECTION_ID, keep="last")
+    by_id = names.set_index(s.COLLECTION_ID)
+    found = []
+    for one in ids.tolist():
+        if one not in by_id.index:
+            found.append(Workload(str(one)))
+            continue
+        of = by_id.loc[one]
+        text = {key: of[key] if isinstance(of[key], str) else None for key in by_id.columns}
+        found.append(Workload(
+            name=text[s.WORKLOAD] or str(one), namespace=text[s.NAMESPACE], kind=text[s.WORKLOAD_KIND],
+            container=text[s.CONTAINER], cluster=text[s.CLUSTER], autoscaler=text[s.AUTOSCALER],
+        ))  # fmt: skip
+    return found
+
+
+def pods_of(dataset: Dataset, keys: Sequence[tuple[int, int]]) -> list[str]:
+    """Return a text for each task, given as collection and index: its pod where the dataset has names."""
+    if s.OPTIONAL[0] not in dataset.manifest["counts"]:
+        return [str(index) for _, index in keys]
+    table = dataset.table(s.OPTIONAL[0]).select([*s.TASK_KEY, s.POD]).to_pydict()
+    pods = dict(zip(zip(*(table[key] for key in s.TASK_KEY), strict=True), table[s.POD], strict=True))
+    return [pods.get(key) or str(key[1]) for key in keys]
+
+
+def anonymous(workloads: list[Workload]) -> list[Workload]:
+    """Return the workloads under numbers, in the order given; what is alike in two of them stays alike."""
+    numbers: dict[str, dict[str, int]] = {}
+
+    def number(what: str, name: str) -> str:
+        known = numbers.setdefault(what, {})
+        return f"{what}-{known.setdefault(name, len(known) + 1)}"
+
+    found = []
+    for one in workloads:
+        space = None if one.namespace is None else number("namespace", one.namespace)
+        name = number("workload", f"{one.cluster}/{one.namespace}/{one.kind}/{one.name}")
+        container = None if one.container is None else number("container", one.container)
+        cluster = None if one.cluster is None else number("cluster", one.cluster)
+        scaler = None if one.autoscaler is None else number("autoscaler", f"{one.namespace}/{one.autoscaler}")
+        found.append(Workload(name, space, one.kind, container, cluster, scaler))
+    return found

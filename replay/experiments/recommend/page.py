@@ -1,0 +1,186 @@
+"""Computes what the page of recommendations, the console table and the recorded runs show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from reclaim.data.core.prose import interval
+from reclaim.data.core.style import RESOURCE_TITLES, RESOURCE_WORDS
+from reclaim.data.core.tables import Cell, Table
+from reclaim.replay.experiment import Column, Results, Run, judged
+from reclaim.replay.experiments.recommend.picture import svg_of
+from reclaim.replay.open_loop.paired import EXCEEDS, NOISE
+
+WITHIN: Final = "within the budget"
+_MIB: Final = 2.0**20
+_NAME: Final = 30
+"""Characters of a workload's name on a console of 80 columns; the end is what tells names apart."""
+_CONSOLE_ROWS: Final = 12
+
+COLUMNS: Final = tuple(
+    Column(f"{RESOURCE_WORDS[r]} {heading}", f"{r}.{key}", percent=True)
+    for r in ("cpu", "memory")
+    for heading, key in (("reclaimed", "reclaimed_share"), ("violation", "violation_rate"))
+)
+
+
+def page(results: Results) -> dict[str, Any]:
+    """Return the values of ``page.html``."""
+    shown = judged(results)
+    return {
+        "judged": shown,
+        "units": {r: unit(results, r) for r in shown},
+        "winners": {r: winner(results, r) for r in shown},
+        "verdicts": {r: verdict_of(results, r) for r in shown},
+        "workloads": {RESOURCE_TITLES[r]: workload_table(results, r) for r in shown},
+        "estimators": {RESOURCE_TITLES[r]: estimator_table(results, r) for r in shown},
+        "kills": sum(line["oom_kills"] for line in results["workloads"]),
+        "autoscaled": sum(line["autoscaler"] is not None for line in results["workloads"]),
+        "changes": sum(results["totals"][r]["changes"] for r in shown),
+        "raises": sum(results["totals"][r]["raises"] for r in shown),
+        "notes": [f"{e['name']}: {note}" for e in results["estimators"] for note in e["notes"]
+                  if any(e["resources"][r]["won"] for r in shown)],
+    }  # fmt: skip
+
+
+def verdict_of(results: Results, resource: str) -> str:
+    """Return whether the back-test violates more than the budget, beyond the noise; empty where nothing is known."""
+    rate, budget = results["test"]["recommendation"]["violation_rate"][resource], results["budget"][resource]
+    if rate["value"] is None:
+        return ""
+    if rate["value"] <= budget:
+        return WITHIN
+    return EXCEEDS if rate["low"] is not None and rate["low"] > budget else NOISE
+
+
+def unit(results: Results, resource: str) -> str:
+    """Return the unit of a resource in tables; empty where a dataset's units are its own."""
+    return {"cpu": "cores", "memory": "MiB"}[resource] if results["kubernetes"] else ""
+
+
+def winner(results: Results, resource: str) -> str:
+    """Return the name of the estimator that won."""
+    return next(str(e["name"]) for e in results["estimators"] if e["resources"][resource]["won"])
+
+
+def label_of(line: Mapping[str, Any]) -> str:
+    """Return one text for a workload's names."""
+    return "/".join(part for part in (line["cluster"], line["namespace"], line["name"], line["container"]) if part)
+
+
+def summary_table(results: Results) -> Table:
+    """Return, of each resource, the estimator that won and what the back-test of its requests came to."""
+    rows: list[tuple[Cell, ...]] = []
+    for r in judged(results):
+        of, totals = results["test"]["recommendation"], results["totals"][r]
+        rate = of["violation_rate"][r]
+        rows.append((
+            RESOURCE_WORDS[r], winner(results, r), totals["share"], of["reclaimed_share"][r]["value"], rate["value"],
+            interval(rate), results["test"]["set once"]["violation_rate"][r]["value"],
+        ))  # fmt: skip
+    shares = ("now", "in the test", "violation", "set once")
+    caption = f"Reclaimable of the requests, now and in the back-test of {results['dataset']['days']:.3g} days"
+    return Table(
+        ("resource", "estimator", *shares[:3], "interval", "set once"), tuple(rows), frozenset(shares), caption
+    )
+
+
+def console_table(results: Results, most: int | None = _CONSOLE_ROWS) -> Table:
+    """Return the requests that are to change, those that reclaim or add most first; the first ``most`` of them."""
+    found: list[tuple[float, tuple[Cell, ...]]] = []
+    for r in judged(results):
+        requested = results["totals"][r]["requested"]
+        for line in results["workloads"]:
+            of = line[r]
+            if of["recommended"] is None or of["recommended"] == of["request"]:
+                continue
+            weight = abs(of["reclaimable"] or 0.0) * line["tasks"] / requested if requested else 0.0
+            name = label_of(line)
+            name = name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
+            amounts = (_amount(results, r, of[key]) for key in ("request", "recommended"))
+            found.append((weight, (name, RESOURCE_WORDS[r], line["tasks"], *amounts, of["change"],
+                                   of["violation"]["value"])))  # fmt: skip
+    found.sort(key=lambda one: -one[0])
+    units = ", ".join(f"{RESOURCE_WORDS[r]} in {unit(results, r)}" for r in judged(results) if unit(results, r))
+    caption = f"Requests to change{f', {units}' * bool(units)}"
+    if most is not None and len(found) > most:
+        caption += f": {most} of {len(found)}, the largest first"
+    rows = tuple(row for _, row in found[:most])
+    columns = ("workload", "resource", "tasks", "request", "recommended", "change", "violation")
+    return Table(columns, rows, frozenset(("change", "violation")), caption)
+
+
+def workload_table(results: Results, resource: str) -> Table:
+    """Return one row per workload, those that reclaim or add most first."""
+    rows: list[tuple[float, tuple[Cell, ...]]] = []
+    for line in results["workloads"]:
+        of = line[resource]
+        reclaimable = None if of["reclaimable"] is None else of["reclaimable"] * line["tasks"]
+        request, recommended, limit, all_tasks = (
+            _amount(results, resource, value) for value in (of["request"], of["recommended"], of["limit"], reclaimable)
+        )
+        rate, known = of["violation"], line["oom_kills"] if resource == "memory" else line["autoscaler"]
+        picture = svg_of(of["picture"], f"{line['name']}, {resource}")
+        rows.append((-abs(reclaimable or 0.0), (
+            label_of(line), picture, line["tasks"], request, recommended, of["change"], all_tasks, rate["value"],
+            interval(rate), of["rule"], limit, of["spread"], known, line["kind"], of["words"],
+        )))  # fmt: skip
+    unit_of = f", {unit(results, resource)}" if unit(results, resource) else ""
+    share = round(100 * results["inputs"]["config"]["confidence"])
+    columns = (
+        "workload", "two weeks", "tasks", f"request{unit_of}", f"recommended{unit_of}", "change",
+        f"reclaimable{unit_of}", "violation", f"{share} % interval", "rule", f"limit{unit_of}", "spread",
+        "out-of-memory ends" if resource == "memory" else "autoscaler", "kind", "in words",
+    )  # fmt: skip
+    rows.sort(key=lambda one: one[0])
+    return Table(columns, tuple(row for _, row in rows), frozenset(("change", "violation"))).known()
+
+
+def estimator_table(results: Results, resource: str) -> Table:
+    """Return every estimator on the validation and on the test part, the one that won first, and the bounds."""
+    rows: list[tuple[Cell, ...]] = []
+    ranked = sorted(
+        results["estimators"], key=lambda e: -(e["resources"][resource]["chosen_by"]["reclaimed_share"] or -1.0)
+    )
+    for e in ranked:
+        of, test = e["resources"][resource], e["test"]
+        rows.append((
+            e["name"], e["kind"], "won" if of["won"] else None, of["chosen_by"]["reclaimed_share"],
+            of["valid"]["reclaimed_share"],
+            of["valid"]["violation_rate"], *_of_test(test, resource), of["margin"], of["settings"] or None,
+        ))  # fmt: skip
+    for name, test in results["test"].items():
+        if name != "recommendation":
+            rows.append((name, None, None, None, None, None, *_of_test(test, resource), None, None))
+    shares = (
+        "validation: of the limit",
+        "validation: reclaimed",
+        "validation: violation",
+        "test: reclaimed",
+        "test: violation",
+    )
+    columns = ("estimator", "kind", "chosen", *shares[:4], "interval", shares[4], "its interval", "margin or price",
+               "settings")  # fmt: skip
+    return Table(columns, tuple(rows), frozenset(shares))
+
+
+def _of_test(test: Mapping[str, Any], resource: str) -> tuple[Cell, ...]:
+    reclaimed, rate = test["reclaimed_share"][resource], test["violation_rate"][resource]
+    return reclaimed["value"], interval(reclaimed), rate["value"], interval(rate)
+
+
+def runs(results: Results) -> Sequence[Run]:
+    """Return a run of each estimator, on the test part."""
+    return [
+        Run(
+            e["name"], {"estimator": e["name"]},
+            {f"{r}.{metric}": e["test"][metric][r]["value"] for r in ("cpu", "memory") for metric in e["test"]},
+            tags={"kind": e["kind"]},
+        )
+        for e in results["estimators"]
+    ]  # fmt: skip
+
+
+def _amount(results: Results, resource: str, value: float | None) -> float | None:
+    return value / _MIB if value is not None and resource == "memory" and results["kubernetes"] else value

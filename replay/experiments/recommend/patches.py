@@ -1,0 +1,146 @@
+"""Writes recommended requests as patches for kustomize: one component per namespace, requests alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from reclaim.data.core.files import replaced_folder
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.experiment import Results
+
+KUSTOMIZATION: Final = "kustomization.yaml"
+MADE_BY: Final = "# written by `reclaim recommend --patches`, whole each time"
+_POD: Final = ("spec", "template", "spec")
+_KINDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "Deployment": ("apps/v1", _POD),
+    "StatefulSet": ("apps/v1", _POD),
+    "DaemonSet": ("apps/v1", _POD),
+    "ReplicaSet": ("apps/v1", _POD),
+    "Job": ("batch/v1", _POD),
+    "CronJob": ("batch/v1", ("spec", "jobTemplate", *_POD)),
+}
+"""Version of each kind, and the place of the pod in it. Containers of another kind cannot be merged by their names:
+kustomize would replace the whole list, so there are no patches for those."""
+_MIB: Final = 2**20
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+"""Names of objects in Kubernetes: DNS subdomains. They become names of files here."""
+_OTHER: Final = re.compile(r"[^A-Za-z0-9_-]+")
+"""Characters of a cluster's name, which may be any, that the name of its folder does not have."""
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Patches that were written.
+
+    Attributes
+    ----------
+    folder : Path
+    workloads : int
+        Objects that are patched.
+    left_out : tuple of str
+        Objects with requests to change, of kinds that cannot be patched.
+    """
+
+    folder: Path
+    workloads: int
+    left_out: tuple[str, ...]
+
+
+def check_target(folder: Path, *, kubernetes: bool, anonymise: bool) -> None:
+    """Raise ConfigError where patches cannot be written: of workloads without names, or in place of something else."""
+    if not kubernetes or anonymise:
+        why = "anonymous" if kubernetes else "not named: patches need a dataset ingested by --trace kubernetes"
+        raise ConfigError(f"--patches {folder}: the workloads are {why}")
+    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or _is_ours(folder))):
+        raise ConfigError(f"--patches {folder}: exists and was not written by this command; choose another folder")
+
+
+def write_patches(results: Results, folder: Path) -> Patches:
+    """Write a folder with a kustomize component for each namespace, and replace one that was written before.
+
+    Namespaces of a cluster that has a name are in a folder of the cluster.
+
+    A patch sets requests that are to change and nothing else; where a memory request passes the limit, which no
+    container may have, it raises the limit to the request.
+
+    Raises
+    ------
+    ConfigError
+        The workloads have no names, or the folder holds something else.
+    """
+    check_target(folder, kubernetes=results["kubernetes"], anonymise=results["inputs"]["config"]["anonymise"])
+    by_object: dict[tuple[Path, str, str], list[Mapping[str, Any]]] = {}
+    for line in results["workloads"]:
+        if _resources(line):
+            for name in (line["namespace"], line["name"]):
+                if not _NAME.fullmatch(name or ""):
+                    raise ConfigError(f"--patches {folder}: {name!r} is no name of Kubernetes; is the history damaged?")
+            place = Path(_OTHER.sub("-", line["cluster"] or "")) / line["namespace"]
+            by_object.setdefault((place, line["kind"], line["name"]), []).append(line)
+    left_out = tuple(f"{space}/{name}, a {kind}" for space, kind, name in by_object if kind not in _KINDS)
+    components: dict[Path, list[dict[str, Any]]] = {}
+    with replaced_folder(folder) as fresh:
+        for (space, kind, name), lines in sorted(by_object.items()):
+            if kind in _KINDS:
+                path = fresh / space / f"{kind.lower()}-{name}.yaml"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(_text(_patch(kind, name, lines)), encoding="utf-8")
+                patch = {"path": path.name, "target": {"kind": kind, "name": f"^{name.replace('.', '[.]')}$"}}
+                components.setdefault(space, []).append(patch)
+        for space, patches in components.items():
+            content = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "patches": patches}
+            (fresh / space / KUSTOMIZATION).write_text(f"{MADE_BY}\n{_text(content)}", encoding="utf-8")
+        (fresh / "README").write_text(f"{MADE_BY}\n", encoding="utf-8")
+    return Patches(folder, sum(map(len, components.values())), left_out)
+
+
+def _is_ours(folder: Path) -> bool:
+    readme = folder / "README"
+    return readme.is_file() and readme.read_text(encoding="utf-8", errors="replace").startswith(MADE_BY)
+
+
+def _patch(kind: str, name: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    version, place = _KINDS[kind]
+    content: dict[str, Any] = {
+        "containers": [{"name": line["container"], "resources": _resources(line)} for line in lines]
+    }
+    for key in reversed(place):
+        content = {key: content}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **content}
+
+
+def _resources(line: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the requests of a container that are to change, and limits where a request passes one."""
+    requests, limits = {}, {}
+    for r in RESOURCES:
+        of = line[r]
+        if of["recommended"] is None or of["recommended"] == of["request"]:
+            continue
+        requests[r] = quantity(r, of["recommended"])
+        if of["limit"] is not None and of["recommended"] > of["limit"]:
+            limits[r] = requests[r]
+    return ({"requests": requests} | ({"limits": limits} if limits else {})) if requests else {}
+
+
+def quantity(resource: str, amount: float) -> str:
+    """Return cores or bytes as Kubernetes writes them.
+
+    >>> quantity("cpu", 0.25), quantity("cpu", 2.0), quantity("memory", 256 * 2.0**20), quantity("memory", 1e8)
+    ('250m', '2', '256Mi', '100000000')
+    """
+    if resource == "cpu":
+        milli = round(amount * 1000)
+        return str(milli // 1000) if milli % 1000 == 0 else f"{milli}m"
+    whole = round(amount)
+    return f"{whole // _MIB}Mi" if whole % _MIB == 0 else str(whole)
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    return str(yaml.safe_dump(content, sort_keys=False))

@@ -1,0 +1,238 @@
+"""Reads the windows of all tasks by workload, and makes one series of the largest task of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from reclaim.data import schema as s
+from reclaim.data import windows as w
+from reclaim.data.core.arrays import is_first
+from reclaim.data.dataset import Dataset
+from reclaim.data.oom import oom_columns, oom_events
+from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Windows, demand, empty_windows
+from reclaim.features.feature_set import FeatureSet
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_SLOT_US: Final = 300_000_000
+"""Shortest slot of the series, in µs: the measurement window of most traces."""
+_AT_ONCE: Final = 500_000
+"""Windows of the series that are laid out at once, about: 120 MB."""
+_MEMORY: Final = RESOURCES.index("memory")
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """The ``n`` windows of all tasks at top level, those of one task together and in time order.
+
+    Attributes
+    ----------
+    ids : int64, shape (n_workloads,)
+        Collection of each workload, rising.
+    workload, task : int64, shape (n,)
+        Position in ``ids``; number of the task, from 0.
+    start_us, end_us : int64, shape (n,), µs on the trace's clock
+    demand, limit, enforced, request : float64, shape (n, n_resources), trace's unit
+        NaN unknown. Where a dataset has no requests and enforced limits apart from limits, both are the limit.
+    tier : int8, shape (n,)
+    period, group : uint8, shape (n,)
+        As in ``features.splits``.
+    source_row : int64, shape (n,)
+        Row of the feature set.
+    index : int64, shape (n_tasks,)
+        Instance index of each task.
+    oom_workload, oom_us : int64, shape (n_events,)
+        Workload and time of each out-of-memory end.
+    oom_limit : float64, shape (n_events,)
+        Memory limit that the task had then.
+    """
+
+    ids: Integers
+    workload: Integers
+    task: Integers
+    start_us: Integers
+    end_us: Integers
+    demand: Floats
+    limit: Floats
+    enforced: Floats
+    request: Floats
+    tier: NDArray[np.int8]
+    period: NDArray[np.uint8]
+    group: NDArray[np.uint8]
+    source_row: Integers
+    index: Integers
+    oom_workload: Integers
+    oom_us: Integers
+    oom_limit: Floats
+
+    def __len__(self) -> int:
+        return len(self.end_us)
+
+    @property
+    def seconds(self) -> Floats:
+        """Length of each window; shape (n,)."""
+        return (self.end_us - self.start_us) / 1e6
+
+    def last_at(self, time_us: int) -> Integers:
+        """Return the last row of each task that has one up to a time."""
+        starts = np.flatnonzero(is_first(self.task))
+        count = np.add.reduceat((self.end_us <= time_us).astype(np.int64), starts) if len(starts) else starts
+        return (starts + count - 1)[count > 0]
+
+
+def read_rows(dataset: Dataset, features: FeatureSet, *, progress: bool) -> TaskRows:
+    """Read the rows of a dataset, bucket by bucket; tasks inside an alloc instance are left out, their alloc is not."""
+    parts: list[dict[str, NDArray[np.generic]]] = []
+    kills: list[tuple[Integers, Integers, Floats]] = []
+    index: list[Integers] = []
+    tasks = 0
+    for bucket in tqdm(range(dataset.n_buckets), desc="read", unit="bucket", disable=None if progress else True):
+        windows = dataset.windows(bucket)
+        rows = np.arange(features.bucket_start[bucket], features.bucket_start[bucket + 1], dtype=np.int64)
+        task, when = oom_events(windows, dataset.events(bucket, oom_columns(dataset.manifest)))
+        kills.append(_kills(windows, task, when))
+        keep = np.flatnonzero(~windows.in_alloc)
+        enforced, request = _enforced_and_requested(dataset, bucket, windows)
+        windows = windows.take(keep)
+        parts.append({
+            "collection": windows.collection_id, "task": windows.task_numbers() + tasks, "start_us": windows.start_us,
+            "end_us": windows.end_us, "demand": demand(windows), "limit": windows.limit,
+            "enforced": enforced[keep], "request": request[keep],
+            "tier": windows.tier,
+            "period": features.period[rows[keep]], "group": features.group[rows[keep]], "source_row": rows[keep],
+        })  # fmt: skip
+        index.append(windows.instance_index[windows.task_starts()[:-1]])
+        tasks += len(index[-1])
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    of_kills = [np.concatenate(of) for of in zip(*kills, strict=True)]
+    ids, workload = np.unique(joined.pop("collection"), return_inverse=True)
+    at = np.searchsorted(ids, of_kills[0])
+    return TaskRows(
+        ids=ids.astype(np.int64), workload=workload.astype(np.int64),
+        index=np.concatenate(index), oom_workload=at.astype(np.int64), oom_us=of_kills[1],
+        oom_limit=of_kills[2], **joined,
+    )  # fmt: skip
+
+
+def _enforced_and_requested(dataset: Dataset, bucket: int, windows: Windows) -> tuple[Floats, Floats]:
+    """Return enforced limits and requests of a bucket's windows; both the limit where a dataset has neither."""
+    found = []
+    for names in ((s.CPU_ENFORCED, s.MEMORY_ENFORCED), (s.CPU_REQUEST, s.MEMORY_REQUEST)):
+        if set(names) <= set(dataset.manifest.get("extras", {}).get("usage", ())):
+            table = dataset.usage(bucket, list(names))
+            found.append(np.stack([table[name].to_numpy().astype(np.float64) for name in names], axis=1))
+        else:
+            found.append(windows.limit)
+    return found[0], found[1]
+
+
+def _kills(windows: Windows, task: Integers, when_us: Integers) -> tuple[Integers, Integers, Floats]:
+    """Return collection, time and memory limit of out-of-memory ends of tasks at top level."""
+    starts = windows.task_starts()
+    row = np.array(
+        [
+            starts[k] + max(np.searchsorted(windows.start_us[starts[k] : starts[k + 1]], t) - 1, 0)
+            for k, t in zip(task, when_us, strict=True)
+        ],
+        np.int64,
+    )
+    top = ~windows.in_alloc[row]
+    row = row[top]
+    return windows.collection_id[row], when_us[top], windows.limit[row, _MEMORY]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series per workload: in each slot of time the largest demand of any of its tasks.
+
+    Rows stand by workload, then time.
+
+    Attributes
+    ----------
+    workload : int64, shape (n,)
+    start_us, end_us : int64, shape (n,)
+        From the first start to the last end of the windows that end in the slot; the row is known at ``end_us``.
+    demand, limit, enforced, request : float64, shape (n, n_resources)
+        The largest of any task.
+    tier : int8, shape (n,)
+    n_workloads : int
+    """
+
+    workload: Integers
+    start_us: Integers
+    end_us: Integers
+    demand: Floats
+    limit: Floats
+    enforced: Floats
+    request: Floats
+    tier: NDArray[np.int8]
+    n_workloads: int
+
+    def last_before(self, workload: Integers, time_us: Integers) -> Integers:
+        """Return the last row of each workload that is known at each time, -1 for none; shape (n_asked,)."""
+        starts = np.searchsorted(self.workload, np.arange(self.n_workloads + 1))
+        out = np.full(len(workload), -1, np.int64)
+        for at in np.unique(time_us):
+            asked = np.flatnonzero(time_us == at)
+            known = np.concatenate([[0], np.cumsum(self.end_us <= at)])
+            count = known[starts[1:]] - known[starts[:-1]]  # ends rise within a workload
+            mine = workload[asked]
+            out[asked] = np.where(count[mine] > 0, starts[mine] + count[mine] - 1, -1)
+        return out
+
+    def chunks(self) -> Iterator[tuple[slice, Windows]]:
+        """Yield whole workloads as windows, each as if it were one task, with their rows."""
+        edges = [*np.flatnonzero(is_first(self.workload)).tolist(), len(self.workload)]
+        first = 0
+        for edge in edges[1:]:
+            if edge - first >= _AT_ONCE or edge == edges[-1]:
+                rows = slice(first, edge)
+                yield rows, self._windows(rows)
+                first = edge
+
+    def _windows(self, rows: slice) -> Windows:
+        made = empty_windows(rows.stop - rows.start)
+        made.collection_id[:] = self.workload[rows]
+        made.start_us[:], made.end_us[:] = self.start_us[rows], self.end_us[rows]
+        made.usage[:, w.CPU_MEAN] = self.demand[rows, 0]
+        made.usage[:, w.MEMORY_MEAN] = made.usage[:, w.MEMORY_MAX] = self.demand[rows, _MEMORY]
+        made.limit[:], made.tier[:] = self.limit[rows], self.tier[rows]
+        return made
+
+
+def largest_task(rows: TaskRows) -> Series:
+    """Return the series of the largest task of each workload."""
+    lengths = rows.end_us - rows.start_us
+    slot_us = max(_SLOT_US, int(np.median(lengths)) if len(rows) else 0)
+    slot = (rows.end_us - 1) // slot_us
+    order = np.lexsort((slot, rows.workload))
+    starts = np.flatnonzero(is_first(rows.workload[order], slot[order]))
+
+    def most(values: Floats) -> Floats:
+        return np.asarray(np.fmax.reduceat(values[order], starts))
+
+    return Series(
+        workload=rows.workload[order][starts],
+        start_us=np.minimum.reduceat(rows.start_us[order], starts),
+        end_us=np.maximum.reduceat(rows.end_us[order], starts),
+        demand=most(rows.demand), limit=most(rows.limit),
+        enforced=most(rows.enforced), request=most(rows.request),
+        tier=np.maximum.reduceat(rows.tier[order], starts),
+        n_workloads=len(rows.ids),
+    )  # fmt: skip
+
+
+def peaks_by_task(rows: TaskRows, chosen: Integers) -> tuple[Integers, Floats]:
+    """Return the tasks that chosen rows are of, and the largest demand of each in them; (n_tasks,), (n_tasks, R)."""
+    tasks, at = np.unique(rows.task[chosen], return_inverse=True)
+    peak = np.full((len(tasks), len(RESOURCES)), np.nan)
+    np.fmax.at(peak, at, rows.demand[chosen])
+    return tasks.astype(np.int64), peak

@@ -1,0 +1,239 @@
+"""Foresees the machines of a replayed cell by a model's estimator, with margins set on validation peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.schema import RESOURCES
+from reclaim.features.feature_set import FeatureSet
+from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source
+from reclaim.replay.open_loop.estimates import LIMIT, ROWS_PER_CALL, Estimates
+from reclaim.replay.open_loop.history import History
+from reclaim.replay.settings import ReplayConfig
+from reclaim.training.bundle import Bundle
+from reclaim.training.estimators.base import MODEL, Estimate
+from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
+from reclaim.training.machines.fit import MachineRows
+from reclaim.training.machines.snapshots import Snapshots, lay_out_cell
+from reclaim.training.machines.terms import N_TERMS, T_HELD
+from reclaim.training.margins.answers import Answers
+from reclaim.training.margins.calibrate import guarded_reservations
+from reclaim.training.margins.margin import Budgets, Margin, guarded
+from reclaim.training.margins.price import Price
+from reclaim.training.margins.violation import violates
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+FITTED, UNFITTED = KINDS = ("machine", "bound")
+"""Of a model's two estimators of machines, what stands behind its name: the one it comes with, and the bound that needs
+no fit, on the same forecasts."""
+BY_MACHINE_DEFINITION: Final = (
+    "Their margins keep the budgets as shares of machines' times, not of task-windows, on the machines of the "
+    "validation period. `NAME (sum)` sums an estimator's reservations of tasks under the least margin or price "
+    "with which that sum keeps the budget. `NAME (machine)` is a model's estimator of machines: it foresees "
+    "the peak of all tasks on a machine together. It has no reservation of a task."
+)
+"""Meaning of the kinds ``experiment.BY_MACHINE``."""
+_SUM: Final = " (sum)"
+"""Behind the name of an estimator of tasks whose reservations are summed."""
+_HALVINGS: Final = 40
+"""Steps of the search for a setting: to a millionth of a millionth of the range."""
+
+
+@dataclass(frozen=True)
+class Foreseer:
+    """A model's estimator of machines on the rows of a history.
+
+    Attributes
+    ----------
+    bundle : Bundle
+    features : FeatureSet
+        Of the dataset replayed.
+    history : History
+    horizon_s : int
+    """
+
+    bundle: Bundle
+    features: FeatureSet
+    history: History
+    horizon_s: int
+
+    @property
+    def estimator(self) -> MachineEstimator:
+        """The estimator that the model comes with, in the unit of the dataset."""
+        return self.bundle.machine_estimator(horizon_s=self.horizon_s, mean_limit=self.features.mean_limit)
+
+    def terms(self, rows: Ids) -> Floats:
+        """Return the terms of rows of the history, after their windows; shape (n, n_resources, N_TERMS)."""
+        estimator, terms = self.estimator, np.empty((len(rows), len(RESOURCES), N_TERMS))
+        for start in range(0, len(rows), ROWS_PER_CALL):
+            part = rows[start : start + ROWS_PER_CALL]
+            x = self.features.x[self.history.source_row[part]]
+            forecast = self.bundle.forecaster.predict(x[:, : len(self.bundle.features)], self.horizon_s)
+            terms[start : start + len(part)] = estimator.terms(forecast, x, self.history.windows.take(part))
+        return terms
+
+    def current_terms(self, rows: Ids) -> Floats:
+        """Return the terms current as the windows of rows began; shape (n, n_resources, N_TERMS).
+
+        They are those after the task's previous window. A task's first window, the first one of a new run, and the
+        first one under another limit began under the limit.
+        """
+        windows, before = self.history.windows, self.history.previous[rows]
+        known = (before >= 0) & (windows.scheduled_us[rows] <= windows.scheduled_us[before])
+        known &= (windows.limit[rows] == windows.limit[before]).all(axis=1)
+        terms = np.zeros((len(rows), len(RESOURCES), N_TERMS))
+        terms[..., T_HELD] = np.nan_to_num(windows.limit[rows])
+        terms[known] = self.terms(before[known])
+        return terms
+
+
+@dataclass(frozen=True)
+class ValidationMachines:
+    """Machines of the validation period by resource, None where no time can be judged.
+
+    Their tasks are those of collections that are not kept for the test.
+
+    Attributes
+    ----------
+    rows : int64, shape (n,)
+        Validation rows of the history.
+    at : list of Snapshots or None
+        Their rows are positions in ``rows``.
+    """
+
+    rows: Ids
+    at: Sequence[Snapshots | None]
+
+    @classmethod
+    def lay_out(cls, features: FeatureSet, history: History, slot_us: int, horizon_s: int) -> ValidationMachines:
+        """Lay out the machines of a history."""
+        rows = np.flatnonzero(np.isin(history.source_row, features.valid_rows()))
+        windows = history.windows.take(rows)
+        return cls(rows, [lay_out_cell(windows, r, slot_us, horizon_s) for r in range(len(RESOURCES))])
+
+    def seen(self, terms: Floats, estimator: MachineEstimator) -> list[tuple[MachineRows, Ids] | None]:
+        """Return, by resource, snapshots with the sums of their tasks' terms, and their times.
+
+        ``terms`` are those of ``rows``, shape (n, n_resources, N_TERMS).
+        """
+        return [
+            None
+            if at is None
+            else (MachineRows(at.total(terms[at.rows, r]), at.peak, at.machine, estimator.mean_limit[r]), at.start_us)
+            for r, at in enumerate(self.at)
+        ]
+
+    def settings_within(self, answers: Answers, history: History, budgets: Budgets) -> Mapping[str, Price | Margin]:
+        """Return the margins or prices of tasks with which sums of reservations keep the budgets of machine peaks.
+
+        The budgets are shares of machines' times. Each setting is the least that keeps its budget on the validation
+        rows, per resource; the highest there is where no machine is known.
+        """
+        mine, windows = answers.take(self.rows), history.windows.take(self.rows)
+        found = {}
+        for name, budget in (("baseline", budgets.baseline), ("aggressive", budgets.aggressive)):
+            low, high = np.full(len(RESOURCES), mine.LOWEST), np.full(len(RESOURCES), mine.HIGHEST)
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2
+                settings = mine.settings({"baseline": middle, "aggressive": middle}, None)
+                bare = mine.under(settings, name, windows)
+                held = guarded(Estimate(bare, np.full(bare.shape, MODEL, np.uint8)), windows).reservation
+                kept = np.array([
+                    at is not None and violates(at.peak, at.total(held[at.rows, r])).mean() <= budget
+                    for r, at in enumerate(self.at)
+                ])  # fmt: skip
+                low, high = np.where(kept, low, middle), np.where(kept, middle, high)
+            found[name] = high
+        return mine.settings(found, None)
+
+
+def curves_of(
+    kind: str, estimator: MachineEstimator, seen: Sequence[tuple[MachineRows, Ids] | None], budgets: Budgets
+) -> Curves:
+    """Return a model's curves of a kind with the margins of validation peaks.
+
+    The model's own margins where there are too few peaks for the smallest budget.
+    """
+    curves = estimator.curves if kind == FITTED else BOUND
+    return tuple(
+        curve if of is None or len(of[0]) * budgets.baseline < 1 else curve.with_margins(of[0].scores(curve))
+        for curve, of in zip(curves, seen, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class MachineContenders:
+    """Contenders whose margins keep budgets of machine peaks on validation rows.
+
+    Attributes
+    ----------
+    budgets : Budgets
+        Shares of machines' times.
+    sums : mapping of str to the settings by margin
+        Of estimators of tasks, whose reservations are summed; by the estimator's name.
+    machines : mapping of str to Foreseer and MachineEstimator
+        By the contender's name; with the margins of validation peaks.
+    """
+
+    budgets: Budgets = field(default_factory=Budgets)
+    sums: Mapping[str, Mapping[str, Price | Margin]] = field(default_factory=dict)
+    machines: Mapping[str, tuple[Foreseer, MachineEstimator]] = field(default_factory=dict)
+
+    @classmethod
+    def set_on_validation(
+        cls, source: Source, estimates: Estimates, config: ReplayConfig, sums: Sequence[str] | None = None
+    ) -> MachineContenders:
+        """Set the margins of estimators on the machines of the validation period; none without a model.
+
+        ``sums`` are the estimators of tasks that are summed, all when None. Without a validation peak of either
+        resource there is no sum, and models keep their own margins.
+        """
+        if not source.bundles:
+            return cls(config.budgets)
+        history, horizon_s = estimates.history, config.horizon_s
+        before = ValidationMachines.lay_out(source.features, history, estimates.period.slots.slot_us, horizon_s)
+        summed = {
+            name: before.settings_within(answers, history, config.budgets)
+            for name, answers in estimates.answers.items()
+            if name != LIMIT and (sums is None or name in sums) and all(at is not None for at in before.at)
+        }
+        machines = {}
+        for name, bundle in source.bundles.items():
+            foreseer = Foreseer(bundle, source.features, history, horizon_s)
+            own = foreseer.estimator
+            curves = curves_of(FITTED, own, before.seen(foreseer.terms(before.rows), own), config.budgets)
+            machines[f"{name} ({FITTED})"] = foreseer, MachineEstimator(curves, horizon_s, own.mean_limit)
+        return cls(config.budgets, summed, machines)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each contender."""
+        return {sum_of(name): SUM_OF_TASKS for name in self.sums} | dict.fromkeys(self.machines, LEARNED_MACHINE)
+
+    def reserved(self, estimates: Estimates) -> dict[tuple[str, str], Floats]:
+        """Return what the sums add up by contender and margin, of every row of the estimates' history.
+
+        Shape (n, n_resources) each.
+        """
+        return {
+            (name, margin): reserved
+            for name in map(sum_of, self.sums)
+            for margin, reserved in self.reserved_by(name, estimates).items()
+        }
+
+    def reserved_by(self, name: str, estimates: Estimates) -> dict[str, Floats]:
+        """Return the same of one contender, by margin."""
+        of = name.removesuffix(_SUM)
+        return guarded_reservations(estimates.answers[of], estimates.history.windows, self.sums[of])
+
+
+def sum_of(name: str) -> str:
+    """Return the name of the contender that sums an estimator's reservations."""
+    return name + _SUM

@@ -1,0 +1,65 @@
+"""Keeps the mean limit of a cell's tasks, for models that were trained on other cells."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data import schema as s
+from reclaim.data.schema import RESOURCES
+
+_HOUR_US: Final = 3_600_000_000
+_APART: Final = 1.5
+"""Factor by which the mean limit must differ from the one in use: every task is scored again when it changes."""
+
+
+class CellSize:
+    """The mean limit by resource, looked at once an hour of the cell's clock, and rounded to a power of two.
+
+    It only matters up to a factor: it says which tasks are much larger or smaller than others. Nothing here depends on
+    the machine's clock: the same writes in the same order end in the same bits.
+    """
+
+    def __init__(self) -> None:
+        self.memory = np.concatenate([[-1.0], np.full(len(RESOURCES), np.nan)])
+        """The last hour looked at, and the mean limits."""
+
+    @property
+    def mean_limit(self) -> tuple[float, ...]:
+        """The mean limits in use; NaN where no task has a limit yet."""
+        return tuple(self.memory[1:].tolist())
+
+    def recall(self, memory: NDArray[np.float64]) -> None:
+        """Go on from a copy of ``memory``."""
+        self.memory = np.array(memory, np.float64)
+
+    def reach(self, end_us: int, limit: NDArray[np.float64], tasks: NDArray[Any]) -> tuple[float, ...] | None:
+        """Return the mean limits where they change with the hour of a write; None where they stay.
+
+        Parameters
+        ----------
+        end_us : int
+            Latest end of the write's windows.
+        limit : float64, shape (n, n_resources)
+            Of the tasks that were written.
+        tasks : structured array of ``task_record.TASK``
+            All that was kept before.
+        """
+        hour = float(end_us // _HOUR_US)
+        if hour <= self.memory[0] and not (np.isnan(self.memory[1:]) & (limit > 0).any(axis=0)).any():
+            return None
+        self.memory[0] = max(hour, self.memory[0])
+        before, changed = self.memory[1:].copy(), False
+        kept = tasks["limit"][tasks[s.END_US] >= 0]
+        for r, of in enumerate(np.concatenate([kept, limit]).T):
+            granted = of[of > 0]
+            if len(granted) == 0:
+                continue
+            mean = float(granted.mean())
+            if math.isnan(before[r]) or not 1 / _APART < mean / before[r] < _APART:
+                self.memory[1 + r] = 2.0 ** round(math.log2(mean))
+                changed |= self.memory[1 + r] != before[r]
+        return self.mean_limit if changed else None

@@ -1,0 +1,88 @@
+"""Command `fetch`: public traces, and the history of a cluster from a Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reclaim.cli import results
+from reclaim.cli.console import AsJson, Progress, print_result, print_status
+
+PROMETHEUS = "prometheus"
+_PANEL = "Of a Prometheus"
+_TRACES = "Of a public trace"
+
+
+def _option(text: str, metavar: str | None = None, panel: str = _PANEL) -> typer.models.OptionInfo:
+    info: typer.models.OptionInfo = typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
+    return info
+
+
+def fetch(
+    trace: Annotated[
+        str,
+        typer.Argument(help="`google-v3`, `google-v2.1`, `alibaba-2017`, or `prometheus`.", metavar="TRACE"),
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder for the files.", metavar="OUT")],
+    cell: Annotated[str | None, _option("Cell of `google-v3`, `a` to `h`.", panel=_TRACES)] = None,
+    table: Annotated[list[str] | None, _option("Table; repeatable. Default: all.", panel=_TRACES)] = None,
+    shards: Annotated[str | None, _option("Shards of each table, as `0-3,7`. Default: all.", panel=_TRACES)] = None,
+    base_url: Annotated[str | None, _option("Address of a mirror.", "URL", _TRACES)] = None,
+    parallel: Annotated[int, _option("Files fetched at once.", panel=_TRACES)] = 4,
+    url: Annotated[str | None, _option("Address, before `/api/v1`.", "URL")] = None,
+    days: Annotated[float, _option("Days of history.")] = 14.0,
+    end: Annotated[str | None, _option("End of the history, as `2026-11-02` (UTC). Default: now.", "TIME")] = None,
+    namespace: Annotated[
+        str | None, _option("Namespaces, a regular expression as in PromQL. Default: all.", "REGEX")
+    ] = None,
+    cluster: Annotated[str | None, _option("Only series with this label.", "LABEL=VALUE")] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Print what there is and what it takes; fetch nothing.",
+                           rich_help_panel=_PANEL)
+    ] = False,
+    dialect: Annotated[
+        str, _option("Names of metrics and labels: a TOML, or `kubernetes`.", "FILE")
+    ] = "kubernetes",
+    transport: Annotated[
+        str, _option("`auto`, `chunks`, `samples` (remote read), `export` (VictoriaMetrics) or `query`.")
+    ] = "auto",
+    header_file: Annotated[Path | None, _option("Lines `Name: value`, as a tenant's header.", "FILE")] = None,
+    token_file: Annotated[Path | None, _option("Bearer token.", "FILE")] = None,
+    ca: Annotated[Path | None, _option("Certificates that the server's may be signed by, PEM.", "FILE")] = None,
+    cert: Annotated[Path | None, _option("Client certificate, PEM.", "FILE")] = None,
+    key: Annotated[Path | None, _option("Its key, PEM.", "FILE")] = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Download a public trace, or a cluster's history from a Prometheus; a run that was interrupted continues."""
+    from reclaim.data.errors import ConfigError
+
+    of_traces = {"--cell": cell, "--table": table, "--shards": shards, "--base-url": base_url}
+    of_prometheus = {"--url": url, "--end": end, "--namespace": namespace, "--cluster": cluster, "--probe": probe,
+                     "--header-file": header_file, "--token-file": token_file, "--ca": ca, "--cert": cert,
+                     "--key": key}  # fmt: skip
+    other = of_traces if trace == PROMETHEUS else of_prometheus
+    if given := [name for name, value in other.items() if value]:
+        raise ConfigError(f"{', '.join(given)}: not an option of `reclaim fetch {trace}`")
+    if trace != PROMETHEUS:
+        from reclaim.data.fetch.job import FetchConfig
+        from reclaim.data.fetch.job import fetch as run
+
+        config = FetchConfig(
+            trace=trace, cell=cell, tables=tuple(table or ()), shards=shards, base_url=base_url, parallel=parallel
+        )
+        print_result(results.of_fetch(run(config, out), out), as_json)
+        return
+    from reclaim.data.fetch.prometheus.client import Access
+    from reclaim.data.fetch.prometheus.job import HistoryConfig, fetch_history
+
+    if url is None:
+        raise ConfigError("prometheus: pass its address, as --url https://prometheus.example")
+    asked = HistoryConfig(
+        Access(url, header_file, token_file, ca, cert, key), days=days, end=end, namespace=namespace, cluster=cluster,
+        dialect=dialect, transport=transport, probe=probe,
+    )  # fmt: skip
+    with Progress("fetching") as progress:
+        report = fetch_history(asked, out, progress=progress, say=print_status)
+    print_result(results.of_history(report, out), as_json)

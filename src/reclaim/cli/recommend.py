@@ -1,0 +1,172 @@
+"""The command that recommends requests, its formats and its exit code for a pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from reclaim.cli.console import (
+    AsJson,
+    Assignments,
+    ConfigFile,
+    DatasetFolder,
+    NoModel,
+    Verbose,
+    print_result,
+    print_status,
+    print_table,
+    unchanged,
+)
+
+if TYPE_CHECKING:
+    from reclaim.replay.report.page import ReplayReport
+    from reclaim.training.bundle import Bundle
+
+TOO_MANY = 3
+"""Exit code where more requests are to change than ``--fail-above``: 2 is a mistake of the caller."""
+
+
+def recommend(
+    dataset: DatasetFolder,
+    out: Annotated[Path, typer.Option(help="Folder for report.html and the files of all formats.", metavar="DIR")],
+    format_: Annotated[
+        Literal["table", "csv", "json", "krr-json", "html"],
+        typer.Option("--format", "-f", help="What to print; all are in the folder."),
+    ] = "table",
+    patches: Annotated[
+        Path | None, typer.Option(help="Folder for kustomize patches, a component per namespace.", metavar="DIR")
+    ] = None,
+    min_change: Annotated[
+        str | None, typer.Option(help="Least change of a request, as `10%`, which is the default.", metavar="SHARE")
+    ] = None,
+    fail_above: Annotated[
+        int | None, typer.Option(min=0, help="Exit with 3 if more workloads than this are to change.", metavar="N")
+    ] = None,
+    anonymise: Annotated[bool, typer.Option("--anonymise", help="Numbers for names, to share the files.")] = False,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME@ALIAS, NAME/VERSION, a bundle's folder or `builtin`; repeatable. Default: reclaim@champion, "
+            "where there is one, and `builtin`.",
+            metavar="MODEL",
+        ),
+    ] = None,
+    no_model: NoModel = False,
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Recommend a CPU and memory request for every workload, by the estimator that won on its own history.
+
+    Needs the dataset's features (`reclaim features`). Every request comes with a back-test: what would have happened in
+    the test part of the history had it been set then.
+    """
+    from reclaim.config import load_config
+    from reclaim.replay.runs.catalogue import RECOMMEND, load_experiment
+    from reclaim.replay.runs.run import run_experiment
+
+    experiment = load_experiment(RECOMMEND)
+    given = [*(assignments or ()), *_given(min_change, anonymise=anonymise)]
+    settings = load_config(experiment.config, config, given)
+    if patches is not None:
+        _check_patches(dataset, patches, anonymise=settings.anonymise)
+    report = run_experiment(
+        experiment, dataset, out, settings, bundles=_bundles(dataset, model or [], no_model), tracking=False
+    )
+    written = _write_patches(report, patches)
+    _print(report, format_, written, as_json=as_json, verbose=verbose)
+    _fail_above(report, fail_above)
+
+
+def _given(min_change: str | None, *, anonymise: bool) -> list[str]:
+    """Return settings of the options."""
+    from reclaim.data.errors import ConfigError
+
+    found = ["anonymise=true"] if anonymise else []
+    if min_change is not None:
+        number = min_change.strip()
+        try:
+            share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+        except ValueError as error:
+            raise ConfigError(f"--min-change: expected a share as 10% or 0.1, got {min_change!r}") from error
+        found.append(f"min_change={share}")
+    return found
+
+
+def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bundle]:
+    """Return name → model of the references; without any, the champion where there is one, and the built-in one."""
+    from reclaim.data.errors import ConfigError, ModelError
+    from reclaim.replay.runs.run import by_name, check_unseen
+    from reclaim.training.bundle import load_model
+    from reclaim.training.tracking.references import BUILTIN
+
+    if no_model and models:
+        raise ConfigError(f"--no-model and --model {models[0]} contradict each other; leave one of them out")
+    if models or no_model:
+        return by_name([load_model(reference) for reference in models])
+    found: list[Bundle] = []
+    for reference in ("reclaim@champion", BUILTIN):
+        try:
+            bundle = load_model(reference)
+            if reference == BUILTIN:
+                check_unseen(reference, bundle, dataset)
+        except (ModelError, ConfigError) as error:
+            print_status(f"{reference} takes no part: {error}")
+            continue
+        if reference == BUILTIN or (bundle.origin is not None and bundle.origin.name != BUILTIN):
+            found.append(bundle)  # of a champion that is not there the built-in model takes the place
+    return by_name(found)
+
+
+def _check_patches(dataset: Path, folder: Path, *, anonymise: bool) -> None:
+    """Raise ConfigError where patches cannot be written, before anything is computed."""
+    from reclaim.data.dataset import Dataset
+    from reclaim.replay.experiments.recommend.names import is_kubernetes
+    from reclaim.replay.experiments.recommend.patches import check_target
+
+    check_target(folder, kubernetes=is_kubernetes(Dataset.open(dataset)), anonymise=anonymise)
+
+
+def _write_patches(report: ReplayReport, folder: Path | None) -> list[str]:
+    """Write patches where they are asked for; return the lines about them."""
+    from reclaim.replay.experiments.recommend.patches import write_patches
+
+    if folder is None:
+        return []
+    written = write_patches(report.results, folder)
+    lines = [f"{folder}: patches of {written.workloads} workloads"]
+    return lines + [f"no patch for {name}: its containers cannot be merged by name" for name in written.left_out]
+
+
+def _print(report: ReplayReport, format_: str, lines: list[str], *, as_json: bool, verbose: bool) -> None:
+    from reclaim.replay.experiments.recommend.formats import FORMATS, changes
+    from reclaim.replay.experiments.recommend.page import console_table, summary_table
+
+    if format_ != "table" and not as_json:
+        for line in lines:
+            print_status(line)
+    if format_ in FORMATS and not as_json:
+        typer.echo(FORMATS[format_](report.results), nl=False)
+    elif format_ == "html" and not as_json:
+        typer.echo(report.page.read_text(encoding="utf-8"), nl=False)
+    else:
+        if not as_json:
+            print_table(summary_table(report.results))
+            typer.echo("")
+            print_table(console_table(report.results, None) if verbose else console_table(report.results))
+        facts: dict[str, Any] = {"report": str(report.page), "already_there": report.already_there}
+        facts |= {"changes": changes(report.results), "totals": report.results["totals"]}
+        facts |= {"summary": summary_table(report.results).as_records()}
+        print_result((facts, [*lines, f"{report.page}{unchanged(report.already_there)}"]), as_json)
+
+
+def _fail_above(report: ReplayReport, most: int | None) -> None:
+    """End with exit code 3 where more workloads are to change than ``most``."""
+    from reclaim.replay.experiments.recommend.formats import changes
+
+    if most is not None and changes(report.results) > most:
+        typer.echo(f"{changes(report.results)} workloads are to change, more than --fail-above {most}", err=True)
+        raise typer.Exit(TOO_MANY)

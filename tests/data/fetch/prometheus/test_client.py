@@ -1,0 +1,357 @@
+"""Client and job, on a server of this file: credentials, answers in part, failures that pass, redirections."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from reclaim.data.errors import ConfigError, TraceError
+from reclaim.data.fetch.prometheus import client as client_module
+from reclaim.data.fetch.prometheus import job
+from reclaim.data.fetch.prometheus.client import Access, Client, RefusedError, TooMuchError
+from reclaim.data.fetch.prometheus.job import HistoryConfig, fetch_history
+
+Answer = tuple[int, dict[str, str], bytes]
+Respond = Callable[[str, dict[str, str], int], Answer]
+"""Path, headers and number of the request → status, headers and body."""
+SECRET = "s3cr3t-t0ken"
+
+
+def ok(data: Any, **more: Any) -> Answer:
+    return 200, {"Content-Type": "application/json"}, json.dumps({"status": "success", "data": data, **more}).encode()
+
+
+def _always(answer: Answer, *_: object) -> Answer:
+    return answer
+
+
+@contextmanager
+def serving(respond: Respond) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Answer requests on loopback; yield the address, and the headers that came."""
+    came: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode("latin-1")
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            came.append(dict(self.headers) | {"body": getattr(self, "body", "")})
+            status, headers, body = respond(self.path, came[-1], len(came))
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", came
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_an_answer_with_warnings_is_a_failed_read() -> None:
+    """Half a cluster's usage is an underestimate."""
+    answer = ok({"resultType": "vector", "result": []}, warnings=["store b is down"])
+    with (
+        serving(lambda *_: answer) as (url, _),
+        Client(Access(url)) as client,
+        pytest.raises(TraceError, match="answers in part: store b is down"),
+    ):
+        client.json("/api/v1/query", {"query": "up"})
+
+
+def test_headers_and_token_go_along_and_never_into_a_log_or_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "headers").write_text("# the tenant\nX-Scope-OrgID: team-a\n\n")
+    (tmp_path / "token").write_text(f"{SECRET}\n")
+    caplog.set_level(logging.DEBUG)
+
+    def respond(_: str, headers: dict[str, str], number: int) -> Answer:
+        return (500, {}, b"later") if number == 1 else ok(headers["Authorization"] == f"Bearer {SECRET}")
+
+    with serving(respond) as (url, came):
+        access = Access(url, tmp_path / "headers", tmp_path / "token", pause_s=0.01)
+        with Client(access) as client:
+            assert client.json("/api/v1/query", {}) is True
+            assert "500" in caplog.text or "later" in caplog.text
+    assert {headers["X-Scope-OrgID"] for headers in came} == {"team-a"}
+    assert SECRET not in caplog.text
+    assert SECRET not in repr(access)
+
+
+def test_a_token_is_read_again_when_it_is_refused_and_only_once(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+
+    def respond(_: str, headers: dict[str, str], number: int) -> Answer:
+        token.write_text(SECRET)  # something renews the file
+        return ok(1) if headers["Authorization"] == f"Bearer {SECRET}" and number > 1 else (401, {}, b"expired")
+
+    with serving(respond) as (url, came), Client(Access(url, token_file=token)) as client:
+        assert client.json("/api/v1/query", {}) == 1
+        assert len(came) == 2
+    with serving(lambda *_: (401, {}, b"no")) as (url, came), Client(Access(url, token_file=token)) as client:
+        with pytest.raises(ConfigError, match="HTTP 401: no; check --token-file") as error:
+            client.json("/api/v1/query", {})
+        assert SECRET not in str(error.value)
+        assert len(came) == 2
+
+
+def test_a_redirection_is_named_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(SECRET)
+    with serving(lambda *_: ok(1)) as (other, came), serving(lambda *_: (302, {"Location": other}, b"")) as (url, _):
+        redirected = pytest.raises(RefusedError, match=f"redirects to {other}; pass that as --url")
+        with Client(Access(url, token_file=tmp_path / "token")) as client, redirected:
+            client.json("/api/v1/query", {})
+        assert came == []
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("https://user:pw@prometheus.example", "holds a password"),
+        ("https://prometheus.example?token=pw", "without \\? and #"),
+        ("ftp://prometheus.example", "expected http"),
+        ("prometheus", "expected http"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_and_its_password_not_repeated(url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        Access(url)
+    assert "pw" not in str(error.value)
+
+
+def test_credentials_go_to_no_other_machine_in_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(SECRET)
+    (tmp_path / "headers").write_text(f"Authorization: Basic {SECRET}\n")
+    (tmp_path / "tenant").write_text("X-Scope-OrgID: a\n")
+    (tmp_path / "other").write_text(f"X-Auth-Token: {SECRET}\n")
+    for headers, token in ((None, tmp_path / "token"), (tmp_path / "headers", None), (tmp_path / "other", None)):
+        with pytest.raises(ConfigError, match="in plain text; use https") as error:
+            Access("http://prometheus.monitoring:9090", headers, token)
+        assert SECRET not in str(error.value)
+    Access("http://prometheus.monitoring:9090", header_file=tmp_path / "tenant")  # a tenant is no secret
+    Access("https://prometheus.example", token_file=tmp_path / "token")
+
+
+def test_a_wrong_header_file_is_named_by_its_line_alone(tmp_path: Path) -> None:
+    (tmp_path / "headers").write_text(f"X-Scope-OrgID: a\n{SECRET}\n")
+    with pytest.raises(ConfigError, match="headers line 2: expected `Name: value`") as error:
+        Client(Access("https://prometheus.example", tmp_path / "headers"))
+    assert SECRET not in str(error.value)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Access("https://prometheus.example", token_file=tmp_path / "missing").token()
+    with pytest.raises(ConfigError, match="--cert and --key go together"):
+        Access("https://prometheus.example", cert=tmp_path / "cert")
+    (tmp_path / "ca").write_text("no certificate")
+    with pytest.raises(ConfigError, match="not certificates in PEM"):
+        Client(Access("https://prometheus.example", ca=tmp_path / "ca"))
+
+
+def test_failures_that_pass_are_tried_again_and_the_others_are_not() -> None:
+    with serving(lambda _, __, n: ok(7) if n == 3 else (502, {}, b"bad gateway")) as (url, came):
+        with Client(Access(url, pause_s=0.01)) as client:
+            assert client.json("/api/v1/query", {}) == 7
+        assert len(came) == 3
+    with serving(lambda *_: (404, {}, b"no such page")) as (url, came), Client(Access(url)) as client:
+        with pytest.raises(RefusedError, match="HTTP 404: no such page"):
+            client.json("/api/v1/query", {})
+        assert len(came) == 1
+    limit = json.dumps({"status": "error", "errorType": "execution", "error": "query processing would load"}).encode()
+    refusals: list[Answer] = [
+        (422, {}, limit),
+        (503, {}, b"timed out"),
+        (400, {}, b"exceeded sample limit (5)"),
+        (504, {}, b""),
+    ]
+    for answer in refusals:
+        with serving(partial(_always, answer)) as (url, came), Client(Access(url)) as client:
+            with pytest.raises(TooMuchError):
+                client.json("/api/v1/query", {})
+            assert len(came) == 1
+    with serving(lambda *_: (500, {}, b"")) as (url, came), Client(Access(url, pause_s=0.001)) as client:
+        with pytest.raises(TraceError, match=f"given up after {client_module.TRIES} tries"):
+            client.json("/api/v1/query", {})
+        assert len(came) == client_module.TRIES
+
+
+def test_a_server_that_has_not_started_yet_is_waited_for() -> None:
+    with serving(lambda _, __, n: ok(7) if n == 3 else (503, {}, b"Service Unavailable")) as (url, came):
+        with Client(Access(url, pause_s=0.01)) as client:
+            assert client.json("/api/v1/query", {}) == 7
+        assert len(came) == 3
+
+
+@pytest.mark.parametrize("token", [f"{SECRET}\n{SECRET}", f"{SECRET} {SECRET}", f"{SECRET}\x00", f"{SECRET}é", " \n"])
+def test_a_token_that_cannot_be_sent_is_named_by_its_file_alone(
+    token: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The HTTP library refuses such a header with an error that repeats it."""
+    (tmp_path / "token").write_text(token)
+    caplog.set_level(logging.DEBUG)
+    named = pytest.raises(ConfigError, match="token: expected one token")
+    with serving(lambda *_: ok(1)) as (url, came):
+        with Client(Access(url, token_file=tmp_path / "token", pause_s=0.001)) as client, named as error:
+            client.json("/api/v1/query", {})
+        assert SECRET not in f"{error.value}{caplog.text}"
+        assert came == []
+    (tmp_path / "headers").write_text(f"X-Api-Key: {SECRET}é\n")
+    with pytest.raises(ConfigError, match="headers line 1") as wrong:
+        Access(url, header_file=tmp_path / "headers").headers()
+    assert SECRET not in str(wrong.value)
+
+
+def test_requests_to_this_machine_pass_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy of the environment would see the token in plain text."""
+    (tmp_path / "token").write_text(SECRET)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with serving(lambda *_: ok(2)) as (proxy, came), serving(lambda *_: ok(1)) as (url, _):
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        with Client(Access(url, token_file=tmp_path / "token")) as client:
+            assert client.json("/api/v1/query", {}) == 1
+        assert came == []
+
+
+def test_an_answer_that_cannot_be_unpacked_is_asked_for_in_parts() -> None:
+    with (
+        serving(lambda *_: (200, {"Content-Encoding": "gzip"}, b"not packed")) as (url, _),
+        Client(Access(url)) as client,
+        pytest.raises(TooMuchError, match="the answer broke off"),
+    ):
+        client.post("/api/v1/read")
+
+
+def test_a_server_that_answers_no_query_in_time_is_named(tmp_path: Path) -> None:
+    late = pytest.raises(TraceError, match=r"does not answer the smallest query.*run again later")
+    with serving(lambda *_: (504, {}, b"")) as (url, _), late:
+        fetch_history(HistoryConfig(Access(url), end="2026-11-02"), tmp_path / "out")
+
+
+def test_an_answer_is_not_read_past_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "LARGEST_ANSWER", 1000)
+    with (
+        serving(lambda *_: (200, {}, b"x" * 2000)) as (url, _),
+        Client(Access(url)) as client,
+        pytest.raises(TooMuchError, match="an answer of more than"),
+    ):
+        client.post("/api/v1/read")
+
+
+def test_a_server_that_is_no_prometheus_is_named(tmp_path: Path) -> None:
+    none = pytest.raises(ConfigError, match=r"no API of Prometheus there.*check --url")
+    with serving(lambda *_: (200, {}, b"<html>login</html>")) as (url, _), none:
+        fetch_history(HistoryConfig(Access(url), end="2026-11-02"), tmp_path / "out")
+
+
+def test_an_answer_in_part_ends_a_fetch_and_keeps_the_pieces_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A querier over many servers, one of which goes down while the second piece is read."""
+    monkeypatch.setattr(job, "PIECES_AT_ONCE", 1)
+    start_s = 1_793_570_400  # 2026-11-01 22:00 UTC, the second piece of two
+    reads: list[str] = []
+
+    def respond(path: str, headers: dict[str, str], _: int) -> Answer:
+        if path != "/api/v1/query":
+            return 404, {}, b"not here"
+        if "count" in headers["body"] or "vector" in headers["body"]:
+            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        reads.append(headers["body"])
+        labels = {"__name__": "x", "pod": "a", "container": "b"}
+        down = {"warnings": ["store b is down"]} if "time=1793577599.999" in reads[-1] and len(reads) > 10 else {}
+        return ok({"resultType": "matrix", "result": [{"metric": labels, "values": [[start_s - 10, "1"]]}]}, **down)
+
+    with serving(respond) as (url, _):
+        config = HistoryConfig(Access(url), days=1 / 6, end="2026-11-02", transport="query")
+        with pytest.raises(TraceError, match="answers in part: store b is down"):
+            fetch_history(config, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out" / "samples").iterdir()] == ["2026-11-01T20.parquet"]
+
+
+def test_a_history_goes_on_from_no_other_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clusters with series of the same metric at the same times, and other pods."""
+    monkeypatch.setattr(job, "PIECES_AT_ONCE", 1)
+    past_s = 1_793_577_600  # 2026-11-02
+
+    def respond(pod: str, path: str, headers: dict[str, str], _: int) -> Answer:
+        if path != "/api/v1/query":
+            return 404, {}, b"not here"
+        if "count" in headers["body"] or "vector" in headers["body"]:
+            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        values = [[moment, "1"] for moment in range(past_s - 14_400, past_s, 60)]
+        return ok({"resultType": "matrix", "result": [{"metric": {"pod": pod, "container": "b"}, "values": values}]})
+
+    out = tmp_path / "out"
+    with serving(partial(respond, "a")) as (url, _), serving(partial(respond, "z")) as (other, _):
+        config = HistoryConfig(Access(url), days=1 / 6, end="2026-11-02", transport="query")
+        fetch_history(config, out)
+        first, last = sorted((out / "samples").iterdir())
+        expected = last.read_bytes()
+        last.unlink()
+        named = pytest.raises(
+            ConfigError, match=rf"{other}: has no series of container_cpu.*{first.name}.*another server"
+        )
+        with named:
+            fetch_history(replace(config, access=Access(other)), out)
+        assert not last.exists()
+        fetch_history(config, out)
+    assert last.read_bytes() == expected
+
+
+def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path) -> None:
+    """The first run ends before its first piece; the folder is not bound to its options."""
+
+    def respond(path: str, headers: dict[str, str], _: int) -> Answer:
+        if path != "/api/v1/query":
+            return 404, {}, b"not here"
+        there = "vector" in headers["body"] or "nowhere" not in headers["body"]
+        result = [{"metric": {}, "value": [1, "3"], "values": [[1_793_577_500, "1"]]}] if there else []
+        return ok({"resultType": "matrix", "result": result})
+
+    with serving(respond) as (url, _):
+        config = HistoryConfig(Access(url), days=1 / 12, end="2026-11-02", namespace="nowhere", transport="query")
+        with pytest.raises(TraceError, match="no series of"):
+            fetch_history(config, tmp_path / "out")
+        assert fetch_history(replace(config, namespace="shop"), tmp_path / "out").fetched == 1
+        with pytest.raises(ConfigError, match="other --namespace"):
+            fetch_history(config, tmp_path / "out")
+
+
+def test_pieces_are_asked_for_together_as_far_as_memory_allows() -> None:
+    """A request costs a server more than its samples: a week at once of a small cluster, one piece of a large one."""
+    assert [job.pieces_at_once(samples) for samples in (0, 1e3, 1e6, 3e6, 1e9)] == [84, 84, 6, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"days": 0.01}, "--days must be between"),
+        ({"end": "yesterday"}, "--end: expected a time"),
+        ({"transport": "pigeon"}, "--transport must be one of"),
+        ({"cluster": "eu"}, "--cluster: expected label=value"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        HistoryConfig(Access("https://prometheus.example"), **options)

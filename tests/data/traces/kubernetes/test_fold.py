@@ -1,0 +1,403 @@
+"""Kubernetes tables of hand-made series: owners, scrapers, runs, ends, limits; what comes later changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reclaim.data import schema as s
+from reclaim.data.core.files import write_json
+from reclaim.data.errors import ConfigError, TraceError
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.oom import OOM_RECORDED
+from reclaim.data.survey.facts import survey
+from reclaim.data.survey.page import render_page
+from reclaim.data.survey.tables import summary
+from reclaim.data.traces.dialect import load_dialect, parse_dialect
+from reclaim.data.traces.history import FORMAT, PIECE_S, RECORD, RawSeries, piece_path, read_piece, write_piece
+from reclaim.data.traces.kubernetes.fold import Fold, open_limit
+from reclaim.data.traces.kubernetes.owners import Owners, Workload, machine_id, owners_of
+from reclaim.data.traces.kubernetes.source import kubernetes
+from reclaim.data.traces.series import task_id
+
+DIALECT = load_dialect("kubernetes")
+T0 = 1_793_520_000
+"""Start of every history here, in seconds."""
+US = 1_000_000
+Samples = Sequence[tuple[float, float]]
+Piece = dict[str, list[RawSeries]]
+POD = {"namespace": "shop", "pod": "cart-7d9f8b6c5x-abcde"}
+APP = POD | {"container": "app"}
+
+
+def one(labels: Mapping[str, str], samples: Samples) -> RawSeries:
+    """Return a series; times in seconds since ``T0``."""
+    times = np.array([round((T0 + time) * 1000) for time, _ in samples], np.int64)
+    return RawSeries(tuple(sorted(labels.items())), times, np.array([value for _, value in samples], np.float64))
+
+
+def beat(start_s: float, end_s: float, value: float = 1.0, step_s: float = 30) -> Samples:
+    """Return samples of one value."""
+    return [(time, value) for time in np.arange(start_s, end_s, step_s).tolist()]
+
+
+def counter(start_s: float, end_s: float, cores: float, step_s: float = 30) -> Samples:
+    """Return samples of a counter that rises by so many seconds a second."""
+    return [(time, (time - start_s) * cores) for time in np.arange(start_s, end_s, step_s).tolist()]
+
+
+def cut(piece: Piece, k: int) -> Piece:
+    """Return the part of series in the k-th two hours."""
+    low, high = ((T0 + n * PIECE_S) * 1000 for n in (k, k + 1))
+    found: Piece = {}
+    for role, rows in piece.items():
+        for row in rows:
+            kept = (row.time_ms >= low) & (row.time_ms < high)
+            if kept.any():
+                found.setdefault(role, []).append(RawSeries(row.labels, row.time_ms[kept], row.value[kept]))
+    return found
+
+
+def fold(series: Piece, pieces: int = 1) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Fold]:
+    """Return windows and events by time, and the fold, of a history of so many pieces."""
+    parts = [cut(series, k) for k in range(pieces)]
+    made = Fold(DIALECT, owners_of(parts, DIALECT))
+    tables, events = [], []
+    for k, part in enumerate(parts):
+        table, found = made.piece(part, (T0 + k * PIECE_S) * US, (T0 + (k + 1) * PIECE_S) * US)
+        tables.append(table)
+        events += found
+    events += made.ends((T0 + pieces * PIECE_S) * US)
+    rows = pa.concat_tables(tables).to_pylist()
+    return sorted(rows, key=lambda row: row[s.START_US]), sorted(events, key=lambda event: event[s.TIME_US]), made
+
+
+def told(events: list[dict[str, Any]]) -> list[tuple[float, int, bool | None]]:
+    """Return time since ``T0``, type and recorded out-of-memory of events."""
+    return [(event[s.TIME_US] / US - T0, event[s.EVENT_TYPE], event[s.OUT_OF_MEMORY]) for event in events]
+
+
+def owners(**roles: list[dict[str, str]]) -> Owners:
+    """Return the owners that series of value 1 tell."""
+    return owners_of([{role: [one(labels, [(0, 1)]) for labels in rows] for role, rows in roles.items()}], DIALECT)
+
+
+def test_a_pods_workload_is_its_topmost_owner() -> None:
+    pod = ("", "shop", POD["pod"])
+    of_set = POD | {"owner_kind": "ReplicaSet", "owner_name": "cart-7d9f8b6c5x", "owner_is_controller": "true"}
+    set_owner = {"namespace": "shop", "replicaset": "cart-7d9f8b6c5x", "owner_kind": "Deployment", "owner_name": "cart"}
+    cart = Workload("", "shop", "Deployment", "cart")
+    assert owners(owner=[of_set], replicaset_owner=[set_owner]).workload(pod) == cart
+    rollout = set_owner | {"owner_kind": "Rollout"}
+    assert owners(owner=[of_set], replicaset_owner=[rollout]).workload(pod).kind == "Rollout"
+    assert owners(owner=[of_set]).workload(pod) == cart  # off the set's name
+    assert owners(owner=[of_set | {"owner_name": "own-set"}]).workload(pod).kind == "ReplicaSet"
+    created = POD | {"created_by_kind": "DaemonSet", "created_by_name": "agent"}
+    assert owners(pod=[created]).workload(pod) == Workload("", "shop", "DaemonSet", "agent")
+    alone = POD | {"created_by_kind": "<none>", "created_by_name": "<none>"}
+    assert owners(pod=[alone]).workload(pod) == Workload("", "shop", "Pod", POD["pod"])
+
+
+def test_a_job_belongs_to_its_cron_job_and_runs_share_a_name() -> None:
+    pod = ("", "batch", "report-29892000-xk2pq")
+    of_job = {"namespace": "batch", "pod": pod[2], "owner_kind": "Job", "owner_name": "report-29892000"}
+    owner = {"namespace": "batch", "job_name": "report-29892000", "owner_kind": "CronJob", "owner_name": "nightly"}
+    assert owners(owner=[of_job], job_owner=[owner]).workload(pod) == Workload("", "batch", "CronJob", "nightly")
+    assert owners(owner=[of_job]).workload(pod) == Workload("", "batch", "CronJob", "report")
+    job = Workload("", "batch", "Job", "migrate-2026-11-02")
+    assert job.logical_name("app") == "Job/migrate/app"
+    assert job.collection_name("app") == "batch/Job/migrate-2026-11-02/app"
+    assert Workload("eu", "a", "Job", "7").collection_name("c") == "eu/a/Job/7/c"
+    assert Workload("eu", "a", "Job", "7").logical_name("c") == "Job/7/c"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "workload"),
+    [("cart-7d9f8b6c5x-abcde", "Pod", None), ("cart-7d9f8b6c5x-bcdfg", "Deployment", "cart"),
+     ("ledger-12", "StatefulSet", "ledger"), ("debug", "Pod", "debug")],
+)  # fmt: skip
+def test_without_facts_a_workload_is_read_off_the_pods_name(name: str, kind: str, workload: str | None) -> None:
+    """Random parts of names have no vowels: `abcde` is none."""
+    found = Owners(DIALECT).workload(("", "a", name))
+    assert (found.kind, found.name) == (kind, workload or name)
+
+
+def test_tiers_come_from_the_table_of_priority_classes() -> None:
+    b, c = {"namespace": "a", "pod": "b"}, {"namespace": "a", "pod": "c"}
+    said = owners(
+        pod=[POD | {"priority_class": "system-node-critical"}, b | {"priority_class": "other"}, c],
+        quality=[b | {"qos_class": "BestEffort"}, c | {"qos_class": "BestEffort"}],
+    )
+    tiers = [s.TIERS[said.tier(("", *pod))] for pod in (("shop", POD["pod"]), ("a", "b"), ("a", "c"), ("a", "unknown"))]
+    assert tiers == ["mon", "prod", "free", "prod"]
+    assert said.index(("", "a", "ledger-3"), Workload("", "a", "StatefulSet", "ledger")) == 3
+    assert said.index(("", "a", "web-3"), Workload("", "a", "Deployment", "web")) == task_id("pod/web-3")
+
+
+def test_labels_that_a_scrape_renamed_are_read() -> None:
+    """Without `honor_labels`, the namespace and pod of kube-state-metrics stand where the pod's should."""
+    renamed = {"exported_namespace": "shop", "exported_pod": POD["pod"], "exported_container": "app",
+               "namespace": "monitoring", "pod": "kube-state-metrics-0", "container": "kube-state-metrics"}  # fmt: skip
+    usage = {"cpu": [one(APP, counter(0, 7200, 0.3))]}
+    owner = one(renamed | {"owner_kind": "DaemonSet", "owner_name": "agent"}, beat(0, 7200))
+    request = one(renamed | {"resource": "cpu"}, beat(0, 7200, 1.5))
+    rows, _, made = fold(usage | {"owner": [owner], "request": [request]})
+    assert {row[s.CPU_REQUEST] for row in rows} == {1.5}
+    assert [task.workload.kind for task in made.tasks.values()] == ["DaemonSet"]
+
+
+def test_of_several_scrapers_one_is_taken_and_they_are_not_added() -> None:
+    kubelet = APP | {"job": "kubelet", "metrics_path": "/metrics/cadvisor"}
+    other = APP | {"job": "cadvisor", "metrics_path": "/metrics"}
+    pair = [kubelet | {"prometheus_replica": name} for name in "ab"]
+    dense, sparse = counter(0, 3600, 0.5, 15), counter(0, 3600, 0.5, 60)
+    (first, *_), _, _ = fold({"cpu": [one(other, dense), one(kubelet, sparse)]})
+    assert first[s.CPU_MEAN] == pytest.approx(0.5)
+    assert first[s.SAMPLE_RATE_HZ] == pytest.approx(4 / 300)  # the kubelet's, though the other has more samples
+    (first, *_), _, _ = fold({"cpu": [one(pair[0], sparse), one(pair[1], dense)]})
+    assert first[s.CPU_MEAN] == pytest.approx(0.5)
+    assert first[s.SAMPLE_RATE_HZ] == pytest.approx(19 / 300)
+
+
+def test_a_kill_for_memory_is_recorded_with_its_time_and_begins_a_new_run() -> None:
+    runs = [one(APP | {"id": "1"}, counter(0, 1000, 1.0)), one(APP | {"id": "2"}, counter(1030, 3000, 1.0))]
+    restarts = one(APP | {"uid": "u"}, [*beat(0, 1020, 0, 60), *beat(1020, 7200, 1, 60)])
+    reason = one(APP | {"uid": "u", "reason": "OOMKilled"}, beat(1020, 7200, 1, 60))
+    ended = one(APP | {"uid": "u"}, beat(1020, 7200, T0 + 1003, 60))
+    started = one(APP | {"uid": "u"}, [*beat(0, 1020, T0 - 500, 60), *beat(1020, 7200, T0 + 1015, 60)])
+    facts = {"cpu": runs, "restarts": [restarts], "ended_reason": [reason]}
+    rows, events, _ = fold(facts | {"started": [started], "ended_time": [ended]})
+    kinds = s.EventType
+    assert told(events) == [
+        (-500, kinds.SCHEDULE, None), (1003, kinds.FAIL, True), (1015, kinds.SCHEDULE, None), (3000, kinds.KILL, False),
+    ]  # fmt: skip
+    assert [row[s.SCHEDULED_US] // US - T0 for row in rows[:5]] == [-500, -500, -500, 1015, 1015]
+    assert all(row[s.CPU_MEAN] == pytest.approx(1.0) for row in rows)
+    # without the time of the end, the start after it is the time
+    _, events, _ = fold(facts | {"started": [started]})
+    assert (1015, kinds.FAIL, True) in told(events)
+    # without any time, the sample that shows it; a series that begins is a run
+    rows, events, _ = fold(facts)
+    assert (1020, kinds.FAIL, True) in told(events)
+    assert [row[s.SCHEDULED_US] // US - T0 for row in rows[:5]] == [0, 0, 0, 1030, 1030]
+
+
+@pytest.mark.parametrize("moved_s", [600, 1500])
+@pytest.mark.parametrize("until_s", [0, 3 * 60, 2 * PIECE_S])
+def test_an_exporter_that_moves_or_has_a_copy_adds_no_end(moved_s: int, until_s: int) -> None:
+    """The series of the new address stands before that of the old one, and goes on in the next piece."""
+    usage = {"cpu": [one(APP, counter(0, 2 * PIECE_S, 1.0))]}
+    counts = [*beat(0, 1020, 0, 60), *beat(1020, 2 * PIECE_S, 1, 60)]
+    old = [(time, value) for time, value in counts if time < moved_s + until_s]
+    new = [(time, value) for time, value in counts if time >= moved_s]
+    labels = [APP | {"uid": "u", "instance": address} for address in ("10.0.0.10:8080", "10.0.0.9:8080")]
+    said = [one(labels[0], new), one(labels[1], old)]
+    _, events, _ = fold(usage | {"restarts": said}, pieces=2)
+    assert [event for event in told(events) if event[1] == s.EventType.FAIL] == [(1020, s.EventType.FAIL, None)]
+
+
+def test_an_error_is_a_failure_that_was_not_out_of_memory_and_an_unknown_end_says_nothing() -> None:
+    usage = {"cpu": [one(APP, counter(0, 7200, 1.0))]}
+    restarts = [one(APP, [*beat(0, 600, 3, 60), *beat(600, 7200, 4, 60)])]
+    for reason, expected in (("Error", False), (None, None), ("OOMKilled", True)):
+        said = [one(APP | {"reason": reason}, beat(600, 7200, 1, 60))] if reason else []
+        _, events, _ = fold(usage | {"restarts": restarts, "ended_reason": said})
+        assert (600, s.EventType.FAIL, expected) in told(events)
+    said = [one(APP | {"reason": "Completed"}, beat(600, 7200, 1, 60))]
+    _, events, _ = fold(usage | {"restarts": restarts, "ended_reason": said})
+    assert (600, s.EventType.FINISH, False) in told(events)
+
+
+def test_a_pod_that_is_gone_ended_and_how_is_told_by_what_it_was() -> None:
+    usage = {"cpu": [one(APP, counter(0, 3600, 1.0))]}
+    last = 3600.0  # end of the last window
+
+    def end(**roles: RawSeries) -> list[tuple[float, int, bool | None]]:
+        _, events, _ = fold(usage | {role: [row] for role, row in roles.items()})
+        return told(events)[1:]
+
+    assert end() == [(last, s.EventType.KILL, False)]
+    assert end(evicted=one(POD | {"reason": "Evicted"}, beat(3600, 4000))) == [(last, s.EventType.EVICT, False)]
+    job = one(POD | {"owner_kind": "Job", "owner_name": "migrate"}, beat(0, 3600))
+    assert end(owner=job) == [(last, s.EventType.FINISH, False)]
+    of = APP | {"reason": "OOMKilled"}
+    killed = {"terminated": one(of, beat(3600, 4000)), "completed": one(POD, beat(3600, 4000, T0 + 3580))}
+    assert end(owner=job, **killed) == [(3580, s.EventType.FAIL, True)]  # a job's pod is not restarted
+    _, events, _ = fold({"cpu": [one(APP, counter(0, 7000, 1.0))]})
+    assert [kind for _, kind, _ in told(events)] == [s.EventType.SCHEDULE]  # too near to the end of the history
+
+
+def test_a_record_that_comes_after_the_last_window_counts() -> None:
+    job = one(POD | {"owner_kind": "Job", "owner_name": "migrate"}, beat(0, 7000))
+    late = one(APP | {"reason": "Error"}, beat(7260, 7600))
+    _, events, _ = fold({"cpu": [one(APP, counter(0, 7000, 1.0))], "owner": [job], "terminated": [late]}, pieces=2)
+    assert [kind for _, kind, _ in told(events)] == [s.EventType.SCHEDULE, s.EventType.FAIL]
+
+
+def test_a_limit_is_the_enforced_one_else_a_power_of_two_of_what_was_seen_so_far() -> None:
+    memory = [one(APP, [*beat(0, 600, 3e8), *beat(600, 900, 6e8), *beat(900, 7200, 1e8)])]
+    usage = {"cpu": [one(APP, counter(0, 7200, 0.3))], "memory": memory}
+    request = [one(APP | {"resource": "cpu", "unit": "core"}, beat(0, 7200, 1.5))]
+    rows, _, _ = fold(usage | {"request": request})
+    assert {row[s.CPU_LIMIT] for row in rows} == {2.0}  # at least the request of 1.5
+    assert {row[s.CPU_REQUEST] for row in rows} == {1.5}
+    assert [row[s.MEMORY_LIMIT] for row in rows[:4]] == [2**30, 2**30, 2**31, 2**31]  # 2 x 3e8, then 2 x 6e8
+    assert rows[0][s.MEMORY_REQUEST] is None
+    assert rows[0][s.CPU_ENFORCED] is None
+    limit = [one(APP | {"resource": "memory", "unit": "byte"}, beat(0, 7200, 7e8))]
+    rows, _, _ = fold(usage | {"limit": limit})
+    assert {(row[s.MEMORY_LIMIT], row[s.MEMORY_ENFORCED]) for row in rows} == {(7e8, 7e8)}
+    node = [one({"node": "n1", "resource": "memory"}, beat(0, 7200, 1.5e9))]
+    rows, _, made = fold(usage | {"allocatable": node, "pod": [one(POD | {"node": "n1"}, beat(0, 7200))]})
+    assert [row[s.MEMORY_LIMIT] for row in rows[:3]] == [2**30, 2**30, 1.5e9]  # no more than the node allots
+    assert made.machines[0][s.MEMORY_CAPACITY] == 1.5e9
+    assert {row[s.MACHINE_ID] for row in rows} == {machine_id("n1")}
+
+
+def test_siblings_share_the_limit_of_what_has_none() -> None:
+    other = APP | {"pod": "cart-7d9f8b6c5x-zzzzz"}
+    owner = {"owner_kind": "ReplicaSet", "owner_name": "cart-7d9f8b6c5x"}
+    said = [one(labels | owner, beat(0, 7200)) for labels in (APP, other)]
+    cpu = [
+        one(APP, counter(0, 7200, 0.1)),
+        one(other, [(t, 0.1 * t + 0.9 * max(t - 900, 0)) for t in range(0, 7200, 30)]),
+    ]
+    rows, _, _ = fold({"cpu": cpu, "owner": said})
+    by_start: dict[int, set[float]] = {}
+    for row in rows:
+        by_start.setdefault(row[s.START_US], set()).add(row[s.CPU_LIMIT])
+    limits = [by_start[key] for key in sorted(by_start)]
+    assert limits[:5] == [{0.25}, {0.25}, {0.25}, {2.0}, {2.0}]  # 2 x 0.1, and 2 x 1.0 once the other has used it
+
+
+@given(st.floats(1e-6, 1e15), st.floats(0, 1e15))
+def test_an_open_limit_is_the_smallest_power_of_two(largest: float, request: float) -> None:
+    (found,) = open_limit(np.array([request or np.nan]), np.array([largest]))
+    least = max(request, 2 * largest)
+    assert np.frexp(found)[0] == 0.5
+    assert found / 2 < least <= found
+
+
+@given(st.integers(1, 4), st.lists(st.floats(0.01, 3), min_size=4, max_size=4))
+def test_what_comes_later_changes_no_window(pieces: int, cores: list[float]) -> None:
+    """A history of fewer pieces has the same windows as the beginning of a longer one."""
+    cpu, total = [], 0.0
+    for time in range(0, 4 * PIECE_S, 30):
+        total += 30 * cores[time // PIECE_S]
+        cpu.append((float(time), total))
+    series = {"cpu": [one(APP, cpu)], "memory": [one(APP, [(time, 1e8 * (1 + value)) for time, value in cpu])]}
+    whole, _, _ = fold(series, pieces=4)
+    early, _, _ = fold(series, pieces=pieces)
+    assert early == [row for row in whole if row[s.END_US] <= (T0 + pieces * PIECE_S) * US]
+
+
+def write_history(folder: Path, series: Piece, pieces: int = 1) -> Path:
+    """Write a history of so many pieces."""
+    folder.mkdir()
+    for k in range(pieces):
+        write_piece(piece_path(folder, T0 + k * PIECE_S), cut(series, k))
+    write_json(folder / RECORD, {"format": FORMAT, "start_s": T0, "end_s": T0 + pieces * PIECE_S,
+                                 "dialect": DIALECT.text, "asked": {}})  # fmt: skip
+    return folder
+
+
+def test_usage_alone_makes_a_dataset(tmp_path: Path) -> None:
+    """Without kube-state-metrics there are usage, names off the pods, and limits by what was seen."""
+    usage = {"cpu": [one(APP | {"instance": "10.0.0.1:10250"}, counter(0, 7200, 0.3))]}
+    folder = write_history(tmp_path / "history", usage)
+    report = ingest(folder, tmp_path / "dataset", IngestConfig(trace="kubernetes", buckets=2))
+    (name,) = report.dataset.table("names").to_pylist()
+    assert (name[s.WORKLOAD_KIND], name[s.MACHINE_NAME]) == ("Pod", "10.0.0.1:10250")
+    assert report.dataset.table("collections")[s.NAME_ID].to_pylist() == [f"shop/Pod/{POD['pod']}/app"]
+    assert report.dataset.manifest["nature"] == "recorded"
+    assert report.dataset.n_windows == 24
+    again = ingest(folder, tmp_path / "dataset", IngestConfig(trace="kubernetes", buckets=2))
+    assert again.already_there
+    made = (folder / "tables" / "usage-0000.parquet").stat().st_mtime_ns
+    kubernetes(folder)
+    assert (folder / "tables" / "usage-0000.parquet").stat().st_mtime_ns == made  # not made again
+    (folder / "tables" / "made.json").write_text("{}")
+    kubernetes(folder)
+    assert (folder / "tables" / "usage-0000.parquet").stat().st_mtime_ns > made
+
+
+def test_recorded_kills_are_those_of_the_survey(tmp_path: Path) -> None:
+    """Its memory is unknown, so the derived label has none."""
+    restarts = one(APP | {"uid": "u"}, [*beat(0, 1020, 0, 60), *beat(1020, 7200, 1, 60)])
+    reason = one(APP | {"uid": "u", "reason": "OOMKilled"}, beat(1020, 7200, 1, 60))
+    series = {"cpu": [one(APP, counter(0, 7200, 0.3))], "restarts": [restarts], "ended_reason": [reason]}
+    folder = write_history(tmp_path / "history", series)
+    facts = survey(ingest(folder, tmp_path / "dataset", IngestConfig(trace="kubernetes", buckets=2)).dataset)
+    assert facts["tasks"]["oom_ends"] == 1
+    assert ("out-of-memory ends (recorded)", "1") in summary(facts).rows
+    assert OOM_RECORDED in render_page(facts)
+
+
+def test_a_history_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    config = IngestConfig(trace="kubernetes")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"no history.json in it; `reclaim fetch prometheus"):
+        ingest(tmp_path / "empty", tmp_path / "dataset", config)
+    folder = write_history(tmp_path / "history", {"cpu": [one(APP, [(0, 1)])]})
+    with pytest.raises(TraceError, match="not one window in 1 pieces"):
+        ingest(folder, tmp_path / "dataset", config)
+    assert not (folder / "tables").exists()
+    piece_path(folder, T0).write_bytes(b"PAR1 and no more")
+    with pytest.raises(TraceError, match=r"cannot be read .* delete it and run `reclaim fetch` again"):
+        ingest(folder, tmp_path / "dataset", config)
+    piece_path(folder, T0).unlink()
+    with pytest.raises(ConfigError, match="1 of 1 pieces are missing"):
+        ingest(folder, tmp_path / "dataset", config)
+
+
+def test_a_piece_is_read_as_it_was_written(tmp_path: Path) -> None:
+    series = {
+        "cpu": [one(APP, counter(0, 900, 0.3)), one(POD | {"container": "ü"}, [(0, 1)])],
+        "pod": [one(POD, [(5, 1)])],
+    }
+    write_piece(tmp_path / "a.parquet", series)
+    write_piece(tmp_path / "b.parquet", series | {"owner": []})
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    found = read_piece(tmp_path / "a.parquet")
+    assert [(row.labels, row.time_ms.tolist(), row.value.tolist()) for row in found["cpu"]] == [
+        (row.labels, row.time_ms.tolist(), row.value.tolist()) for row in series["cpu"]
+    ]
+    assert set(found) == {"cpu", "pod"}
+    assert set(read_piece(tmp_path / "a.parquet", {"pod"})) == {"pod"}
+    write_piece(tmp_path / "c.parquet", {})
+    assert read_piece(tmp_path / "c.parquet") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("[labels]\n[usage]\n", ["labels.namespace must be", "usage.cpu is missing"]),
+        ("[other]\n", [r"unknown section \[other\]", r"missing section \[labels\]"]),
+        ("x =", ["not valid TOML"]),
+        (DIALECT.text.replace('container!=\\"\\"', "container"), []),
+        (DIALECT.text.replace("'container!=\"\"'", "'container'"), ["usage.cpu: 'container' is no matcher"]),
+        (DIALECT.text.replace('= "mon"', '= "gold"'), ["tiers.system-node-critical must be one of"]),
+        (DIALECT.text + '\n[usage.gpu]\nmetric = "x"\n', ["usage.gpu is unknown"]),
+    ],
+)
+def test_a_dialect_names_all_its_faults(text: str, faults: list[str]) -> None:
+    if not faults:
+        assert parse_dialect(text, "x").metrics[0].selector == (
+            'container_cpu_usage_seconds_total{container!="",container!="POD"}'
+        )
+        return
+    for fault in faults[:1]:
+        with pytest.raises(ConfigError, match=fault):
+            parse_dialect(text, "x")
+
+
+def test_there_is_no_such_dialect() -> None:
+    with pytest.raises(ConfigError, match="no such file, and shipped are only kubernetes"):
+        load_dialect("mesos")

@@ -1,0 +1,192 @@
+"""A dataset of Kubernetes: names, requests, autoscalers and recorded kills go into recommendation and patches."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from reclaim.data import schema as s
+from reclaim.data.dataset import Dataset
+from reclaim.features.build import build_features
+from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig
+from reclaim.replay.experiments.recommend.patches import write_patches
+from reclaim.replay.report.page import ReplayReport
+from reclaim.replay.runs.run import run_experiment
+
+GIB = 2.0**30
+MIB = 2.0**20
+KUBECTL = shutil.which("kubectl")
+CONFIG = RecommendConfig(estimators=("max-so-far", "krr"), hold_days=0.25, draws=20)
+REQUEST = (0.8, 1.5 * GIB)
+"""Requests of every task; limits are 1 core and 2 GiB, and no CPU limit is enforced."""
+
+
+def in_gibibytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.multiply(column, GIB)
+
+
+@pytest.fixture(scope="module")
+def cluster(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the dataset of ten services one of Kubernetes: synthetic usage, under names, requests and two kills."""
+    copy = tmp_path_factory.mktemp("cluster") / "cluster"
+    shutil.copytree(dataset, copy)
+    shutil.rmtree(copy / "features")
+    for path in (copy / "usage").iterdir():
+        table = pq.read_table(path)
+        for name in (s.MEMORY_MEAN, s.MEMORY_MAX, s.MEMORY_LIMIT):
+            at = table.column_names.index(name)
+            table = table.set_column(at, table.schema.field(name), in_gibibytes(table[name]))
+        n = len(table)
+        extras = {
+            s.CPU_REQUEST: np.full(n, REQUEST[0]), s.MEMORY_REQUEST: np.full(n, REQUEST[1]),
+            s.CPU_ENFORCED: np.full(n, np.nan), s.MEMORY_ENFORCED: np.full(n, 2 * GIB),
+        }  # fmt: skip
+        for name, values in extras.items():
+            table = table.append_column(name, pa.array(values, pa.float64(), from_pandas=True))
+        pq.write_table(table, path)
+    tasks = pq.read_table(copy / "tasks.parquet").select([*s.TASK_KEY]).to_pandas()
+    number = {one: k for k, one in enumerate(sorted(tasks[s.COLLECTION_ID].unique()))}
+    rows = [
+        {
+            s.COLLECTION_ID: c, s.INSTANCE_INDEX: i, s.NAMESPACE: "shop" if number[c] < 5 else "pay",
+            s.WORKLOAD_KIND: "Deployment", s.WORKLOAD: f"svc-{number[c] // 2}",
+            s.CONTAINER: ("app", "proxy")[number[c] % 2],
+            s.POD: f"svc-{number[c] // 2}-{i % 97}", s.AUTOSCALER: "web-scaler" if number[c] == 3 else None,
+        }
+        for c, i in tasks.itertuples(index=False)
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows, schema=s.NAMES), copy / "names.parquet")
+    _kill(copy, int(tasks[s.COLLECTION_ID].min()))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["options"]["trace"] = "kubernetes"
+    manifest["counts"] |= {"names": len(rows), "events": 2}
+    manifest["extras"] = {
+        "usage": [s.CPU_REQUEST, s.MEMORY_REQUEST, s.CPU_ENFORCED, s.MEMORY_ENFORCED], "events": [s.OUT_OF_MEMORY],
+    }  # fmt: skip
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    build_features(Dataset.open(copy))
+    return copy
+
+
+def _kill(folder: Path, collection: int) -> None:
+    """Let one task of a collection end out of memory after four hours, and once more for another reason."""
+    done = False
+    for path in sorted((folder / "events").iterdir()):
+        usage = pq.read_table(folder / "usage" / path.name).to_pandas()
+        mine = usage[usage[s.COLLECTION_ID] == collection]
+        rows: list[dict[str, Any]] = []
+        for key, of in list(mine.groupby(list(s.TASK_KEY)))[: 0 if done else 1]:
+            done = True
+            at = int(of[s.END_US].iloc[48])
+            rows = [
+                {**dict(zip(s.TASK_KEY, key, strict=True)), s.TIME_US: at + k, s.EVENT_TYPE: s.EventType.FAIL,
+                 s.OUT_OF_MEMORY: killed}
+                for k, killed in ((0, True), (1, False))
+            ]  # fmt: skip
+        pq.write_table(pa.Table.from_pylist(rows, schema=s.with_extras("events", [s.OUT_OF_MEMORY])), path)
+
+
+@pytest.fixture(scope="module")
+def report(cluster: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
+    """Make the recommendation of that cluster; to be read only."""
+    out = tmp_path_factory.mktemp("requests") / "out"
+    return run_experiment(EXPERIMENT, cluster, out, CONFIG, tracking=False, progress=False)
+
+
+def lines_of(report: ReplayReport) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(line["name"], line["container"]): line for line in report.results["workloads"]}
+
+
+def test_a_workload_is_named_and_its_request_is_not_its_limit(report: ReplayReport) -> None:
+    lines = lines_of(report)
+    assert len(lines) == 10
+    line = lines["svc-2", "app"]
+    assert (line["namespace"], line["kind"], line["autoscaler"]) == ("shop", "Deployment", None)
+    assert (line["cpu"]["request"], line["memory"]["request"]) == REQUEST
+    assert (line["cpu"]["limit"], line["memory"]["limit"]) == (None, 2 * GIB)  # no CPU limit is enforced
+    assert sorted(line["pods"])[0].startswith("svc-2-")
+    for one in lines.values():
+        assert one["cpu"]["recommended"] * 1000 == pytest.approx(round(one["cpu"]["recommended"] * 1000))
+        assert one["memory"]["recommended"] % MIB == 0 or one["memory"]["recommended"] == REQUEST[1]
+
+
+def test_an_autoscaler_keeps_the_cpu_request_and_not_that_of_memory(report: ReplayReport) -> None:
+    line = lines_of(report)["svc-1", "proxy"]
+    assert line["autoscaler"] == "web-scaler"
+    assert (line["cpu"]["recommended"], line["cpu"]["rule"]) == (REQUEST[0], "autoscaler")
+    assert line["memory"]["rule"] != "autoscaler"
+    # its request stands where it stood, so what it violates is its own and in no total
+    assert line["cpu"]["violation"]["windows"] > 0
+    windows = [one["cpu"]["violation"]["windows"] for one in report.results["workloads"]]
+    violations = [one["cpu"]["violation"]["violations"] for one in report.results["workloads"] if one is not line]
+    of_all = report.results["test"]["recommendation"]["violation_rate"]["cpu"]["value"]
+    assert of_all == pytest.approx(sum(violations) / (sum(windows) - line["cpu"]["violation"]["windows"]))
+    others = [one["cpu"]["rule"] for one in report.results["workloads"] if one is not line]
+    assert "autoscaler" not in others
+
+
+def test_a_recorded_kill_raises_the_request_above_the_limit_and_no_other_end_does(report: ReplayReport) -> None:
+    line = lines_of(report)["svc-0", "app"]
+    assert line["oom_kills"] == 1
+    assert sum(one["oom_kills"] for one in report.results["workloads"]) == 1
+    assert len(line["memory"]["picture"]["killed"]) == 1
+    assert line["cpu"]["picture"]["killed"] == []
+    # killed at 2 GiB: 1.2 times are 2457.6 MiB, up to a whole one 2458
+    assert (line["memory"]["recommended"], line["memory"]["rule"]) == (2458 * MIB, "out of memory")
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")
+def test_kustomize_takes_the_patches_of_every_workload(report: ReplayReport, tmp_path: Path) -> None:
+    written = write_patches(report.results, tmp_path / "patches")
+    lines = report.results["workloads"]
+    patched = {line["name"] for line in lines if any(line[r]["recommended"] != line[r]["request"] for r in s.RESOURCES)}
+    assert written.workloads == len({(line["namespace"], line["name"]) for line in lines if line["name"] in patched})
+    for space in ("shop", "pay"):
+        here = [line for line in lines if line["namespace"] == space]
+        base = [
+            _deployment(name, [one for one in here if one["name"] == name]) for name in {one["name"] for one in here}
+        ]
+        (tmp_path / "base.yaml").write_text(yaml.safe_dump_all(base))
+        content = {"resources": ["base.yaml"], "components": [f"patches/{space}"]}
+        (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
+        done = subprocess.run([str(KUBECTL), "kustomize", str(tmp_path)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        for made in yaml.safe_load_all(done.stdout):
+            for container in made["spec"]["template"]["spec"]["containers"]:
+                memory = lines_of(report)[made["metadata"]["name"], container["name"]]["memory"]
+                resources = container["resources"]
+                assert resources["requests"]["memory"] == f"{memory['recommended'] / MIB:.0f}Mi"
+                above = memory["recommended"] > memory["limit"]
+                assert resources["limits"]["memory"] == (resources["requests"]["memory"] if above else "2Gi")
+
+
+def _deployment(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    resources = {"requests": {"cpu": "800m", "memory": "1536Mi"}, "limits": {"memory": "2Gi"}}
+    containers = [{"name": line["container"], "image": "image", "resources": dict(resources)} for line in lines]
+    labels = {"app": name}
+    return {
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
+        "spec": {"selector": {"matchLabels": labels},
+                 "template": {"metadata": {"labels": labels}, "spec": {"containers": containers}}},
+    }  # fmt: skip
+
+
+def test_anonymous_files_have_no_name_of_the_cluster(cluster: Path, tmp_path: Path) -> None:
+    config = RecommendConfig(estimators=("max-so-far",), hold_days=0.25, draws=20, anonymise=True)
+    found = run_experiment(EXPERIMENT, cluster, tmp_path / "out", config, tracking=False, progress=False)
+    for path in found.folder.iterdir():
+        text = path.read_text()
+        assert [name for name in ("svc-", "shop", "web-scaler", "proxy") if name in text] == [], path.name
+    lines = found.results["workloads"]
+    assert len({line["name"] for line in lines}) == 6  # svc-2 is in both namespaces
+    assert {line["kind"] for line in lines} == {"Deployment"}

@@ -1,0 +1,278 @@
+"""The recommendation of a small cell: judged on the weeks after, set from what was known, the same again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from reclaim.cli import app as cli
+from reclaim.data import schema as s
+from reclaim.data.dataset import Dataset, bucket_name
+from reclaim.data.errors import ConfigError
+from reclaim.data.windows import demand
+from reclaim.features.build import build_features
+from reclaim.features.feature_set import FeatureSet
+from reclaim.features.splits import TEST
+from reclaim.replay.experiments.recommend.formats import KRR_FILE, changes
+from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig
+from reclaim.replay.experiments.recommend.page import console_table, summary_table
+from reclaim.replay.experiments.recommend.patches import write_patches
+from reclaim.replay.report.page import ReplayReport
+from reclaim.replay.runs.run import run_experiment
+from tests.browser import found_in
+
+HOLD_DAYS = 0.25
+CONFIG = RecommendConfig(estimators=("max-so-far", "percentile", "krr"), hold_days=HOLD_DAYS, draws=50, min_change=0.05)
+
+
+def recommend(dataset: Path, out: Path, config: RecommendConfig = CONFIG) -> ReplayReport:
+    return run_experiment(EXPERIMENT, dataset, out, config, tracking=False, progress=False)
+
+
+@pytest.fixture(scope="module")
+def report(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplayReport:
+    """Make the recommendation of thirty tasks of ten services over two days; to be read only."""
+    return recommend(dataset, tmp_path_factory.mktemp("recommend") / "out")
+
+
+def test_every_workload_has_a_request_and_the_totals_are_their_sums(report: ReplayReport) -> None:
+    lines = report.results["workloads"]
+    assert len(lines) == 10
+    assert {line["tasks"] for line in lines} == {3}
+    for r, limit in (("cpu", 1.0), ("memory", 2.0)):
+        assert {line[r]["request"] for line in lines} == {limit}  # the request is taken to be the limit
+        reclaimable = sum(3 * (limit - line[r]["recommended"]) for line in lines)
+        assert report.results["totals"][r]["reclaimable"] == pytest.approx(reclaimable)
+        assert report.results["totals"][r]["share"] == pytest.approx(reclaimable / (30 * limit))
+        assert 0.1 < report.results["totals"][r]["share"] < 0.9
+
+
+def test_the_backtest_is_what_happened_while_each_request_held(report: ReplayReport, dataset: Path) -> None:
+    # counted once more from the windows: the requests that the pictures show, in force from their times on
+    stored, features = Dataset.open(dataset), FeatureSet.open(dataset)
+    begins, end = features.cuts_us[1], 0
+    counted: dict[tuple[int, str], list[int]] = {}
+    windows = [stored.windows(bucket) for bucket in range(stored.n_buckets)]
+    end = max(int(of.end_us.max()) for of in windows)
+    by_id = {line["collection_id"]: line for line in report.results["workloads"]}
+    bin_us = 14 * s.DAY_US // 84
+    for bucket, of in enumerate(windows):
+        rows = np.arange(features.bucket_start[bucket], features.bucket_start[bucket + 1])
+        mine = np.flatnonzero((features.period[rows] == TEST) & (of.start_us >= begins))
+        need = demand(of)
+        for row in mine:
+            line = by_id[int(of.collection_id[row])]
+            for k, r in enumerate(("cpu", "memory")):
+                held = line[r]["picture"]["held"]
+                hold = int((of.start_us[row] - begins) // (HOLD_DAYS * s.DAY_US))
+                at, value = held[hold]
+                assert at == pytest.approx(
+                    (begins + hold * HOLD_DAYS * s.DAY_US - (end - 84 * bin_us)) / bin_us, abs=0.01
+                )
+                top = line[r]["request"] / line[r]["picture"]["request"]
+                of_line = counted.setdefault((line["collection_id"], r), [0, 0, 0])
+                of_line[0] += 1
+                of_line[1] += need[row, k] > (value + 1) * top  # pictures are rounded to a thousandth
+                of_line[2] += need[row, k] > (value - 1) * top
+    for (collection, r), (n, least, most) in counted.items():
+        found = by_id[collection][r]["violation"]
+        assert found["windows"] == n
+        assert least <= found["violations"] <= most
+        assert found["value"] == pytest.approx(found["violations"] / n)
+    for r in ("cpu", "memory"):
+        total = sum(by_id[c][r]["violation"]["violations"] for c, of_r in counted if of_r == r)
+        n = sum(of[0] for (_, of_r), of in counted.items() if of_r == r)
+        assert report.results["test"]["recommendation"]["violation_rate"][r]["value"] == pytest.approx(total / n)
+
+
+def test_the_oracle_never_violates_and_nothing_that_does_not_reclaims_more(report: ReplayReport) -> None:
+    test = report.results["test"]
+    for r in ("cpu", "memory"):
+        assert test["oracle"]["violation_rate"][r]["value"] == 0
+        assert test["present request"]["reclaimed_share"][r]["value"] == 0
+        assert test["present request"]["violation_rate"][r]["value"] == 0  # the request is taken to be the limit
+        assert (
+            test["oracle"]["reclaimed_share"][r]["value"] > test["recommendation"]["reclaimed_share"][r]["value"] > 0.1
+        )
+
+
+def test_the_estimator_that_won_reclaims_most_on_the_validation_part_within_the_budget(report: ReplayReport) -> None:
+    assert [e["name"] for e in report.results["estimators"]] == list(CONFIG.estimators)
+    for r in ("cpu", "memory"):
+        of = [e["resources"][r] for e in report.results["estimators"]]
+        won = [one for one in of if one["won"]]
+        assert len(won) == 1
+        assert won[0]["chosen_by"]["reclaimed_share"] == max(one["chosen_by"]["reclaimed_share"] for one in of)
+        assert all(one["chosen_by"]["violation_rate"] <= report.results["budget"][r] for one in of)
+        assert won[0]["less_reclaimed"] is None
+    assert report.results["budget"] == {"cpu": 0.01, "memory": 0.001}
+    cpu, memory = (report.results["estimators"][0]["resources"][r]["chosen_by"] for r in ("cpu", "memory"))
+    assert memory["violation_rate"] <= 0.001 < cpu["violation_rate"]  # CPU spends its larger budget
+
+
+def changed_future(dataset: Path, folder: Path, after_us: int) -> Path:
+    """Return a copy of a dataset in which every task uses half after a time."""
+    copy = folder / "cell"
+    shutil.copytree(dataset, copy)
+    shutil.rmtree(copy / "features")
+    for path in (copy / "usage").iterdir():
+        table = pq.read_table(path)
+        half = np.where(table[s.START_US].to_numpy() >= after_us, 0.5, 1.0)
+        for name in (s.CPU_MEAN, s.MEMORY_MEAN, s.MEMORY_MAX):
+            at = table.column_names.index(name)
+            table = table.set_column(at, table.schema.field(name), pa.array(table[name].to_numpy() * half))
+        pq.write_table(table, path)
+    build_features(Dataset.open(copy))
+    return copy
+
+
+def test_a_request_rests_on_nothing_after_it_was_set(dataset: Path, report: ReplayReport, tmp_path: Path) -> None:
+    features = FeatureSet.open(dataset)
+    hold_us = int(HOLD_DAYS * s.DAY_US)
+    other = recommend(changed_future(dataset, tmp_path, features.cuts_us[1] + hold_us), tmp_path / "out")
+    by_id = {line["collection_id"]: line for line in other.results["workloads"]}
+    differ = 0
+    for line in report.results["workloads"]:
+        for r in ("cpu", "memory"):
+            here, there = line[r], by_id[line["collection_id"]][r]
+            scale = [one["request"] / one["picture"]["request"] for one in (here, there)]
+            first = [one["picture"]["held"][:2] for one in (here, there)]
+            for (_, a), (_, b) in zip(*first, strict=True):  # set at the cut and one hold later, from the past alone
+                assert a * scale[0] == pytest.approx(b * scale[1], abs=2e-3)
+            differ += here["recommended"] != there["recommended"]
+    assert differ > 5  # the change is seen, later
+    for one, two in zip(report.results["estimators"], other.results["estimators"], strict=True):
+        for r in ("cpu", "memory"):
+            assert one["resources"][r]["margin"] == two["resources"][r]["margin"]
+            assert one["resources"][r]["settings"] == two["resources"][r]["settings"]
+            assert one["resources"][r]["valid"] == two["resources"][r]["valid"]
+
+
+def test_the_same_again_gives_the_same_bytes_and_a_finished_folder_is_left(
+    dataset: Path, report: ReplayReport, tmp_path: Path
+) -> None:
+    again = recommend(dataset, tmp_path / "again")
+    for path in sorted(report.folder.iterdir()):
+        assert (again.folder / path.name).read_bytes() == path.read_bytes(), path.name
+    assert recommend(dataset, report.folder).already_there
+    with pytest.raises(ConfigError, match="differs in config"):
+        recommend(dataset, report.folder, replace(CONFIG, min_change=0.2))
+
+
+def test_the_files_agree_with_the_results(report: ReplayReport) -> None:
+    lines = report.results["workloads"]
+    rows = list(csv.DictReader(io.StringIO((report.folder / "recommendations.csv").read_text())))
+    assert [int(row["collection_id"]) for row in rows] == [line["collection_id"] for line in lines]
+    assert [float(row["memory_recommended"]) for row in rows] == [line["memory"]["recommended"] for line in lines]
+    krr = json.loads((report.folder / KRR_FILE).read_text())
+    assert [scan["recommended"]["requests"]["cpu"]["value"] for scan in krr["scans"]] == [
+        line["cpu"]["recommended"] for line in lines
+    ]
+    assert json.loads((report.folder / "recommendations.json").read_text())["totals"] == report.results["totals"]
+
+
+def test_the_console_tables_fit_eighty_columns(report: ReplayReport) -> None:
+    for table in (summary_table(report.results), console_table(report.results)):
+        assert max(map(len, table.as_text(80).splitlines())) <= 80
+        assert table.as_text(80) == table.as_text()
+    assert len(console_table(report.results, None).rows) == sum(
+        line[r]["recommended"] != line[r]["request"] for line in report.results["workloads"] for r in ("cpu", "memory")
+    )
+
+
+def test_anonymous_files_name_no_collection_and_no_dataset(dataset: Path, tmp_path: Path) -> None:
+    named = tmp_path / "our-cluster"
+    shutil.copytree(dataset, named)
+    found = recommend(named, tmp_path / "out", replace(CONFIG, anonymise=True))
+    secret = [str(one) for one in Dataset.open(dataset).read("tasks", [s.COLLECTION_ID])[s.COLLECTION_ID].to_pylist()]
+    secret += ["our-cluster", str(tmp_path)]
+    for path in found.folder.iterdir():
+        text = path.read_text()
+        assert [one for one in secret if one in text] == [], path.name
+    assert [line["name"] for line in found.results["workloads"]][:2] == ["workload-1", "workload-2"]
+    assert found.results["dataset"]["name"] == "anonymous"
+
+
+FILTERED = """() => {
+  const field = document.querySelector(".filter input"), rows = [...document.querySelectorAll("tbody")[0].rows];
+  const shown = () => rows.filter((row) => row.getClientRects().length > 0).length;
+  const before = shown();
+  field.value = rows[0].cells[0].textContent;
+  field.dispatchEvent(new Event("input"));
+  return {before, after: shown(), fields: document.querySelectorAll(".filter input").length,
+          wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+          pictures: document.querySelectorAll("td svg").length,
+          said: document.querySelector(".filter output").textContent};
+}"""
+
+
+@pytest.mark.slow
+def test_a_browser_filters_the_rows_and_shows_a_picture_in_each(report: ReplayReport, tmp_path: Path) -> None:
+    seen = found_in(report.page.read_text(), FILTERED, tmp_path)
+    assert seen == {"before": 10, "after": 1, "fields": 2, "wide": 0, "pictures": 20, "said": "1 of 10"}
+
+
+def test_patches_of_a_dataset_without_names_are_refused(report: ReplayReport, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not named"):
+        write_patches(report.results, tmp_path / "patches")
+
+
+def test_patches_are_refused_before_anything_is_computed(dataset: Path, tmp_path: Path) -> None:
+    done = run(str(dataset), "--out", str(tmp_path / "out"), "--no-model", "--patches", str(tmp_path / "patches"))
+    assert isinstance(done.exception, ConfigError)
+    assert not (tmp_path / "out").exists()
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(cli.app, ["recommend", *words])
+
+
+def test_the_command_prints_a_format_and_ends_with_three_above_the_number(
+    dataset: Path, report: ReplayReport, tmp_path: Path
+) -> None:
+    words = [str(dataset), "--out", str(tmp_path / "out"), "--no-model", "--min-change", "5%", "--set", "draws=50"]
+    words += ["--set", f"hold_days={HOLD_DAYS}", "--set", 'estimators=["max-so-far", "percentile", "krr"]']
+    done = run(*words, "-f", "csv")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == (report.folder / "recommendations.csv").read_text()
+    n = changes(report.results)
+    assert run(*words, "--fail-above", str(n)).exit_code == 0
+    above = run(*words, "--fail-above", str(n - 1))
+    assert above.exit_code == 3
+    assert f"{n} workloads are to change" in above.stderr
+    facts = json.loads(run(*words, "--json").stdout)
+    assert (facts["changes"], facts["already_there"]) == (n, True)
+    assert facts["totals"] == report.results["totals"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cpu_margin": "medium"}, "cpu_margin must be baseline or aggressive"),
+        ({"hold_days": 0.0}, "hold_days must be at least"),
+        ({"min_change": 1.0}, "min_change must be 0 or more and less than 1"),
+        ({"oom_bump": 0.5}, "oom_bump must be at least 1"),
+        ({"memory_min": -1.0}, "memory_min must be 0 or more"),
+        ({"estimators": ()}, "estimators must name one"),
+    ],
+)
+def test_a_wrong_setting_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RecommendConfig(**change)
+
+
+def test_the_recommendation_has_the_buckets_of_the_dataset_read_once_each(dataset: Path, report: ReplayReport) -> None:
+    stored = Dataset.open(dataset)
+    windows = sum(pq.read_metadata(stored.path / "usage" / bucket_name(b)).num_rows for b in range(stored.n_buckets))
+    assert report.results["dataset"]["task_windows"] == windows

@@ -1,0 +1,209 @@
+"""Formats for programs: KRR's JSON by its rules, and patches that kustomize applies to requests and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from reclaim.data.errors import ConfigError
+from reclaim.replay.experiments.recommend.formats import as_csv, as_krr_json
+from reclaim.replay.experiments.recommend.page import verdict_of
+from reclaim.replay.experiments.recommend.patches import write_patches
+
+MIB = 2.0**20
+KUBECTL = shutil.which("kubectl")
+
+
+def of_resource(request: float | None, limit: float | None, recommended: float | None, rule: str) -> dict[str, Any]:
+    return {
+        "request": request, "limit": limit, "recommended": recommended, "change": None, "reclaimable": None,
+        "rule": rule, "words": rule, "spread": 1.0,
+        "violation": {"value": 0.001, "low": 0.0, "high": 0.002, "windows": 1000, "violations": 1},
+    }  # fmt: skip
+
+
+def line(name: str, container: str, cpu: dict[str, Any], memory: dict[str, Any], **of: Any) -> dict[str, Any]:
+    return {
+        "namespace": "shop", "kind": "Deployment", "name": name, "container": container, "collection_id": 7,
+        "tasks": 2, "pods": ["web-a", "web-b"], "oom_kills": 0, "autoscaler": None, "cluster": None,
+        "cpu": cpu, "memory": memory, **of,
+    }  # fmt: skip
+
+
+SAME = of_resource(0.1, None, 0.1, "small change")
+
+
+def results_of(*lines: dict[str, Any], kubernetes: bool = True, anonymise: bool = False) -> dict[str, Any]:
+    return {
+        "workloads": list(lines), "kubernetes": kubernetes, "hold_days": 1.0, "budget": {"cpu": 0.01, "memory": 0.001},
+        "inputs": {"config": {"anonymise": anonymise}},
+    }  # fmt: skip
+
+
+RESULTS = results_of(
+    line(
+        "web", "app", of_resource(1.0, 2.0, 0.25, "estimate"), of_resource(512 * MIB, 1024 * MIB, 300 * MIB, "estimate")
+    ),
+    line("web", "proxy", SAME, of_resource(64 * MIB, 64 * MIB, 164 * MIB, "out of memory"), oom_kills=3),
+    line("batch", "run", SAME, of_resource(64 * MIB, None, 1024 * MIB, "estimate"), kind="CronJob", namespace="jobs"),
+    line("canary", "app", of_resource(1.0, None, 0.5, "estimate"), SAME, kind="Rollout"),
+)
+
+BASE = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, labels: {app: web}}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      containers:
+      - {name: app, image: web, resources: {requests: {cpu: "1", memory: 512Mi}, limits: {cpu: "2", memory: 1Gi}}}
+      - {name: proxy, image: proxy, resources: {requests: {cpu: 100m, memory: 64Mi}, limits: {memory: 64Mi}}}
+      - {name: other, image: other}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web-2}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec: {containers: [{name: app, image: web}]}
+"""
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")
+def test_kustomize_applies_the_patches_to_requests_alone(tmp_path: Path) -> None:
+    written = write_patches(RESULTS, tmp_path / "patches")
+    assert (written.workloads, written.left_out) == (2, ("shop/canary, a Rollout",))
+    (tmp_path / "base.yaml").write_text(BASE)
+    content = {"resources": ["base.yaml"], "namespace": "shop-prod", "components": ["patches/shop"]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    done = subprocess.run([str(KUBECTL), "kustomize", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    web, other = yaml.safe_load_all(done.stdout)
+    assert web["metadata"]["namespace"] == "shop-prod"
+    app, proxy, untouched = web["spec"]["template"]["spec"]["containers"]
+    assert app == {
+        "name": "app", "image": "web",
+        "resources": {"requests": {"cpu": "250m", "memory": "300Mi"}, "limits": {"cpu": "2", "memory": "1Gi"}},
+    }  # fmt: skip
+    # killed at its limit of 64 MiB: no container may request more than its limit, so that is raised
+    assert proxy["resources"] == {"requests": {"cpu": "100m", "memory": "164Mi"}, "limits": {"memory": "164Mi"}}
+    assert untouched == {"name": "other", "image": "other"}
+    assert other["spec"]["template"]["spec"]["containers"] == [{"name": "app", "image": "web"}]
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")
+def test_a_cron_job_is_patched_where_its_pods_are(tmp_path: Path) -> None:
+    write_patches(RESULTS, tmp_path / "patches")
+    job = {"containers": [{"name": "run", "image": "run"}], "restartPolicy": "Never"}
+    base: dict[str, Any] = {
+        "apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "batch"},
+        "spec": {"schedule": "0 * * * *", "jobTemplate": {"spec": {"template": {"spec": job}}}},
+    }  # fmt: skip
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    content = {"resources": ["base.yaml"], "components": ["patches/jobs"]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    done = subprocess.run([str(KUBECTL), "kustomize", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (container,) = yaml.safe_load(done.stdout)["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert container == {"name": "run", "image": "run", "resources": {"requests": {"memory": "1Gi"}}} or (
+        container["resources"] == {"requests": {"memory": "1024Mi"}}
+    )
+
+
+def test_patches_replace_what_they_wrote_before_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "patches"
+    write_patches(RESULTS, folder)
+    write_patches(results_of(RESULTS["workloads"][0]), folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["README", "shop"]
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "kustomization.yaml").write_text("resources: []\n")
+    with pytest.raises(ConfigError, match="was not written by this command"):
+        write_patches(RESULTS, mine)
+    assert (mine / "kustomization.yaml").read_text() == "resources: []\n"
+
+
+def test_workloads_of_two_clusters_are_kept_apart(tmp_path: Path) -> None:
+    web = RESULTS["workloads"][0]
+    folder = tmp_path / "patches"
+    write_patches(results_of({**web, "cluster": "arn:aws/../eu"}, {**web, "cluster": "us"}), folder)
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("deployment-web.yaml"))
+    assert found == ["arn-aws-eu/shop/deployment-web.yaml", "us/shop/deployment-web.yaml"]
+    assert (folder / "us" / "shop" / "kustomization.yaml").is_file()
+
+
+def test_anonymous_workloads_are_not_patched(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="anonymous"):
+        write_patches(results_of(*RESULTS["workloads"], anonymise=True), tmp_path / "patches")
+
+
+def test_a_name_is_no_path(tmp_path: Path) -> None:
+    evil = line("../../web", "app", of_resource(1.0, 2.0, 0.25, "estimate"), SAME, namespace="../up")
+    with pytest.raises(ConfigError, match="no name of Kubernetes"):
+        write_patches(results_of(evil), tmp_path / "patches")
+    assert not (tmp_path / "patches").exists()
+
+
+def test_the_krr_report_has_its_shape_severities_and_score() -> None:
+    report = json.loads(as_krr_json(RESULTS))
+    assert set(report) == {
+        "scans", "score", "resources", "description", "strategy", "errors", "clusterSummary", "config"
+    }  # fmt: skip
+    web, proxy, batch, canary = report["scans"]
+    assert set(web["object"]) == {
+        "cluster", "name", "container", "pods", "hpa", "namespace", "kind", "allocations", "warnings", "labels",
+        "annotations",
+    }  # fmt: skip
+    assert web["object"]["allocations"]["requests"] == {"cpu": 1.0, "memory": 512 * MIB}
+    assert web["object"]["pods"] == [{"name": "web-a", "deleted": False}, {"name": "web-b", "deleted": False}]
+    assert web["recommended"]["requests"] == {
+        "cpu": {"value": 0.25, "severity": "CRITICAL"},  # 0.75 cores less
+        "memory": {"value": 300 * MIB, "severity": "OK"},  # 212 MiB less
+    }
+    assert web["recommended"]["limits"]["memory"] == {"value": 1024 * MIB, "severity": "GOOD"}
+    assert web["severity"] == "CRITICAL"
+    assert proxy["recommended"]["requests"]["memory"]["severity"] == "CRITICAL"  # it was killed
+    assert proxy["recommended"]["limits"]["memory"] == {"value": 164 * MIB, "severity": "OK"}
+    assert batch["recommended"]["requests"]["memory"]["severity"] == "CRITICAL"  # 960 MiB more
+    assert canary["recommended"]["limits"]["cpu"] == {"value": None, "severity": "GOOD"}
+    assert report["score"] == 0  # all four are critical
+    assert web["reclaim"]["cpu_violation"] == 0.001
+
+
+def test_what_is_unknown_is_a_question_mark_and_a_request_that_is_missing_a_warning() -> None:
+    unknown = line("new", "app", of_resource(0.5, None, 0.5, "unknown"), of_resource(None, None, 64 * MIB, "estimate"))
+    report = json.loads(as_krr_json(results_of(unknown)))
+    requests = report["scans"][0]["recommended"]["requests"]
+    assert requests["cpu"] == {"value": "?", "severity": "UNKNOWN"}
+    assert requests["memory"] == {"value": 64 * MIB, "severity": "WARNING"}
+    assert report["score"] == 30  # a warning costs 0.7 of one scan
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "verdict"),
+    [
+        (0.001, 0.0, "within the budget"), (0.002, 0.0005, "within the noise"), (0.002, 0.0015, "exceeds the budget"),
+        (0.002, None, "within the noise"), (None, None, ""),
+    ],
+)  # fmt: skip
+def test_a_rate_above_the_budget_exceeds_it_only_beyond_the_noise(
+    value: float | None, low: float | None, verdict: str
+) -> None:
+    rate = {"violation_rate": {"memory": {"value": value, "low": low, "high": None}}}
+    assert verdict_of(RESULTS | {"test": {"recommendation": rate}}, "memory") == verdict
+
+
+def test_a_cell_of_the_csv_is_no_formula() -> None:
+    text = as_csv(results_of(line("=cmd()", "app", SAME, SAME)))
+    assert "'=cmd()" in text

@@ -1,0 +1,125 @@
+"""From an answer to a request: whole steps, the floor, the limit, out-of-memory ends, and the least change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reclaim.features.splits import TEST
+from reclaim.replay.experiments.recommend.decisions import Decisions
+from reclaim.replay.experiments.recommend.policy import RULES, Policy
+
+MIB = 2.0**20
+KUBERNETES = Policy(
+    least=(0.01, 100e6), step=(0.001, MIB), min_change=0.1, history_days=1.0, oom_bump=1.2, oom_bump_by=100 * MIB
+)
+NAN = float("nan")
+
+
+def decisions(n: int = 1, *, request: tuple[float, float] = (1.0, 1024 * MIB), killed_at: float = NAN) -> Decisions:
+    """Return ``n`` decisions of one workload, one after another, under limits of 2 cores and 2 GiB."""
+    return Decisions(
+        workload=np.zeros(n, np.int64), time_us=np.arange(n), period=np.full(n, TEST), before=np.arange(n) - 1,
+        known=np.arange(n), request=np.tile(request, (n, 1)), limit=np.tile((2.0, 2048 * MIB), (n, 1)),
+        enforced=np.tile((2.0, 2048 * MIB), (n, 1)),
+        age_days=np.full(n, 9.0), killed_at=np.full(n, killed_at), tier=np.zeros(n, np.int8), judged={}, held={},
+    )  # fmt: skip
+
+
+def settled(
+    answer: tuple[float, float], of: Decisions | None = None, *, withheld: bool = False
+) -> list[tuple[Any, str]]:
+    of = of or decisions()
+    request, rule = KUBERNETES.requests(np.array([answer]), of, np.array([[withheld, False]]))
+    return [(float(request[0, r]), RULES[rule[0, r]]) for r in range(2)]
+
+
+def test_an_answer_is_rounded_up_to_a_millicore_and_a_mebibyte() -> None:
+    cpu, memory = settled((0.2341, 300.2 * MIB))
+    assert cpu == (pytest.approx(0.235), "estimate")
+    assert memory == (301 * MIB, "estimate")
+    assert settled((0.25, 300 * MIB)) == [(pytest.approx(0.25), "estimate"), (300 * MIB, "estimate")]
+
+
+def test_nothing_is_requested_below_the_floor_or_above_the_limit() -> None:
+    assert settled((0.0001, 5.0)) == [(0.01, "floor"), (96 * MIB, "floor")]  # 100 MB are 95.4 MiB
+    assert settled((2.5, 4096 * MIB)) == [(2.0, "limit"), (2048 * MIB, "limit")]
+
+
+def test_a_limit_that_is_not_enforced_is_no_bound_below_the_floor() -> None:
+    # the history allows 32 MiB, twice the largest usage so far
+    free = replace(decisions(), enforced=np.full((1, 2), NAN), limit=np.array([[0.004, 32 * MIB]]))
+    assert settled((0.002, 20 * MIB), free) == [(0.01, "floor"), (96 * MIB, "floor")]
+    tight = replace(free, enforced=free.limit)
+    assert settled((0.002, 20 * MIB), tight) == [(0.004, "limit"), (32 * MIB, "limit")]
+
+
+def test_a_change_of_less_than_a_tenth_is_not_made_in_either_direction() -> None:
+    assert settled((0.901, 1126 * MIB)) == [(1.0, "small change"), (1024 * MIB, "small change")]  # 102 of 1024 MiB
+    assert settled((0.89, 1127 * MIB)) == [(pytest.approx(0.89), "estimate"), (1127 * MIB, "estimate")]  # 103 of them
+
+
+def test_after_an_end_out_of_memory_the_request_is_above_the_limit_of_then_even_for_a_small_change() -> None:
+    # killed at 1024 MiB: 1.2 times are 1228.8, up to a whole one 1229; 100 MiB more would be 1124
+    assert settled((0.5, 300 * MIB), decisions(killed_at=1024 * MIB))[1] == (1229 * MIB, "out of memory")
+    # killed at 256 MiB: 1.2 times are 307.2, 100 MiB more are 356
+    assert settled((0.5, 300 * MIB), decisions(killed_at=256 * MIB))[1] == (356 * MIB, "out of memory")
+    # a present request of 1200 MiB is 2.4 % below 1229, and yet raised
+    small = decisions(request=(1.0, 1200 * MIB), killed_at=1024 * MIB)
+    assert settled((0.5, 300 * MIB), small)[1] == (1229 * MIB, "out of memory")
+    # more is answered than that
+    assert settled((0.5, 1500 * MIB), decisions(killed_at=1024 * MIB))[1] == (1500 * MIB, "estimate")
+    # the limit does not hold it: it was too low
+    assert settled((0.5, 300 * MIB), decisions(killed_at=2048 * MIB))[1] == (2458 * MIB, "out of memory")
+
+
+def test_without_an_answer_the_request_stays_and_without_a_request_there_is_none() -> None:
+    assert settled((NAN, NAN)) == [(1.0, "unknown"), (1024 * MIB, "unknown")]
+    found = settled((NAN, 300 * MIB), decisions(request=(NAN, NAN)))
+    assert np.isnan(found[0][0])
+    assert found[0][1] == "no request"
+    assert found[1] == (300 * MIB, "estimate")
+
+
+def test_a_young_workload_is_given_more_and_not_less() -> None:
+    young = replace(decisions(), age_days=np.array([0.9]))
+    assert settled((0.5, 1500 * MIB), young) == [(1.0, "unknown"), (1500 * MIB, "estimate")]
+    none = replace(young, request=np.full((1, 2), NAN))
+    assert settled((0.5, 1500 * MIB), none) == [(0.5, "estimate"), (1500 * MIB, "estimate")]
+    assert settled((0.5, 1500 * MIB), replace(young, age_days=np.array([1.0])))[0] == (0.5, "estimate")
+
+
+def test_a_request_that_an_autoscaler_uses_stays() -> None:
+    assert settled((0.2, 300 * MIB), withheld=True) == [(1.0, "autoscaler"), (300 * MIB, "estimate")]
+
+
+def test_a_small_change_is_measured_from_the_request_set_before_and_not_from_the_first() -> None:
+    answer = np.array([[0.5, NAN], [0.54, NAN], [0.58, NAN], [NAN, NAN]])
+    request, rule = KUBERNETES.requests(answer, decisions(4), np.zeros((4, 2), np.bool_))
+    # 1 → 0.5; 0.54 is 8 % more, so it stays; 0.58 is 16 % more; nothing is known, so that stays
+    np.testing.assert_allclose(request[:, 0], [0.5, 0.5, 0.58, 0.58])
+    assert [RULES[k] for k in rule[:, 0]] == ["estimate", "small change", "estimate", "unknown"]
+
+
+@given(
+    answer=st.floats(0, 4e9), present=st.floats(1e6, 2e9), killed=st.one_of(st.just(NAN), st.floats(1e6, 2e9)),
+    change=st.floats(0, 0.9),
+)  # fmt: skip
+def test_whatever_is_answered_memory_is_never_below_the_floor_nor_what_a_kill_asks_for(
+    answer: float, present: float, killed: float, change: float
+) -> None:
+    policy = replace(KUBERNETES, min_change=change)
+    of = decisions(request=(1.0, present), killed_at=killed)
+    request, rule = policy.requests(np.array([[1.0, answer]]), of, np.zeros((1, 2), np.bool_))
+    asked = float(policy.after_kill(np.array(killed)))
+    if np.isfinite(asked):
+        assert request[0, 1] >= asked
+    if RULES[rule[0, 1]] != "small change":
+        assert request[0, 1] >= 100e6
+    if not np.isfinite(asked):
+        assert request[0, 1] <= 2048 * MIB

@@ -1,0 +1,116 @@
+"""The series of the largest task, the decisions on it, and the windows on which each is judged: small cases by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from reclaim.data.errors import HistoryTooShortError
+from reclaim.features.splits import SEEN, TEST, TRAIN, VALID
+from reclaim.replay.experiments.recommend.decisions import NOW, lay_out
+from reclaim.replay.experiments.recommend.series import TaskRows, largest_task
+
+SLOT = 300_000_000
+HOUR = 12 * SLOT
+DAY = 24 * HOUR
+
+
+def rows_of(
+    tasks: list[tuple[int, int, list[float]]],
+    *,
+    cuts: tuple[int, int] = (0, 0),
+    kills: Sequence[tuple[int, int, float]] = (),
+) -> TaskRows:
+    """Return windows of tasks, each a workload, its first slot and its CPU demand; memory is ten times that."""
+    workload = np.concatenate([np.full(len(of), w) for w, _, of in tasks])
+    start = np.concatenate([(first + np.arange(len(of))) * SLOT for _, first, of in tasks])
+    cpu = np.concatenate([np.array(of, np.float64) for *_, of in tasks])
+    n = len(cpu)
+    period = np.where(start + SLOT <= cuts[0], TRAIN, np.where(start + SLOT <= cuts[1], VALID, TEST)).astype(np.uint8)
+    limit = np.tile((8.0, 80.0), (n, 1))
+    return TaskRows(
+        ids=np.unique(workload) + 100, workload=workload,
+        task=np.repeat(np.arange(len(tasks)), [len(t[2]) for t in tasks]),
+        start_us=start, end_us=start + SLOT, demand=np.stack([cpu, 10 * cpu], axis=1), limit=limit, enforced=limit,
+        request=limit / 2, tier=np.zeros(n, np.int8), period=period, group=np.full(n, SEEN, np.uint8),
+        source_row=np.arange(n), index=np.zeros(len(tasks), np.int64),
+        oom_workload=np.array([k[0] for k in kills], np.int64),
+        oom_us=np.array([k[1] for k in kills], np.int64), oom_limit=np.array([k[2] for k in kills]),
+    )  # fmt: skip
+
+
+def test_the_series_is_the_largest_task_of_each_slot_and_skips_slots_in_which_none_ran() -> None:
+    # workload 0 has tasks from slot 0 (1 2 3) and slot 1 (5 0); workload 1 ran in slots 0 and 4
+    series = largest_task(rows_of([(0, 0, [1, 2, 3]), (0, 1, [5, 0]), (1, 0, [7]), (1, 4, [6])]))
+    assert series.workload.tolist() == [0, 0, 0, 1, 1]
+    assert series.demand[:, 0].tolist() == [1, 5, 3, 7, 6]
+    assert series.demand[:, 1].tolist() == [10, 50, 30, 70, 60]
+    assert (series.end_us // SLOT).tolist() == [1, 2, 3, 1, 5]
+
+
+def test_an_unknown_demand_of_one_task_leaves_that_of_the_other() -> None:
+    series = largest_task(rows_of([(0, 0, [np.nan, np.nan]), (0, 0, [2, np.nan])]))
+    np.testing.assert_array_equal(series.demand[:, 0], [2, np.nan])
+
+
+def test_the_last_row_before_a_time_has_ended_by_then() -> None:
+    series = largest_task(rows_of([(0, 0, [1, 2, 3]), (1, 1, [4])]))
+    found = series.last_before(np.array([0, 0, 0, 1, 1]), np.array([0, SLOT, 3 * SLOT - 1, SLOT, 2 * SLOT]))
+    assert found.tolist() == [-1, 0, 1, -1, 3]
+
+
+def test_the_chunks_are_whole_workloads_and_all_rows() -> None:
+    series = largest_task(rows_of([(0, 0, [1, 2, 3]), (1, 1, [4])]))
+    found = list(series.chunks())
+    assert [(part.start, part.stop) for part, _ in found] == [(0, 4)]
+    assert found[0][1].usage[:, 0].tolist() == [1, 2, 3, 4]
+    assert found[0][1].task_starts().tolist() == [0, 3, 4]
+
+
+def test_a_window_is_judged_by_the_request_that_was_set_before_it_began() -> None:
+    # training ends at hour 1, validation at hour 3, the history at hour 5; requests hold for an hour
+    rows = rows_of([(0, 0, [1.0] * 60)], cuts=(HOUR, 3 * HOUR))
+    of = lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=1)
+    assert (of.time_us // HOUR).tolist() == [1, 2, 3, 4, 5]
+    assert of.period.tolist() == [VALID, VALID, TEST, TEST, NOW]
+    assert of.before.tolist() == [-1, 0, -1, 2, -1]
+    for period in (VALID, TEST):
+        set_at = of.time_us[of.held[period]]
+        began = rows.start_us[of.judged[period]]
+        assert np.all((set_at <= began) & (began < set_at + HOUR))
+        assert len(began) == 24
+    np.testing.assert_allclose(of.age_days * 24, [1, 2, 3, 4, 5])
+    last = largest_task(rows).end_us[of.known]
+    assert np.all(last <= of.time_us)
+
+
+def test_a_window_across_the_end_of_a_period_is_judged_in_neither() -> None:
+    rows = rows_of([(0, 0, [1.0] * 60)], cuts=(HOUR + SLOT // 2, 3 * HOUR))
+    of = lay_out(rows, largest_task(rows), (HOUR + SLOT // 2, 3 * HOUR), hold_days=1 / 24, seen_days=1)
+    assert rows.start_us[of.judged[VALID]].min() == HOUR + SLOT
+    assert len(of.judged[VALID]) == 23
+
+
+def test_a_kill_counts_from_its_time_on_and_the_largest_limit_does() -> None:
+    kills = [(0, 2 * HOUR, 70.0), (0, 4 * HOUR, 60.0), (1, 2 * HOUR, 99.0)]
+    rows = rows_of([(0, 0, [1.0] * 60), (1, 40, [1.0] * 20)], cuts=(HOUR, 3 * HOUR), kills=kills)
+    of = lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=1)
+    mine = of.workload == 0
+    np.testing.assert_array_equal(of.killed_at[mine], [np.nan, 70, 70, 70, 70])
+
+
+def test_a_workload_that_has_not_run_for_long_gets_no_recommendation() -> None:
+    rows = rows_of([(0, 0, [1.0] * 60), (1, 0, [1.0] * 30)], cuts=(HOUR, 3 * HOUR))  # ends at 2.5 h of 5
+    now = {
+        days: lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=days)
+        for days in (0.2, 0.1)
+    }
+    assert [sorted(of.workload[of.of(NOW)].tolist()) for of in now.values()] == [[0, 1], [0]]
+
+
+def test_a_history_without_a_window_to_judge_is_refused() -> None:
+    rows = rows_of([(0, 0, [1.0] * 24)], cuts=(HOUR, 3 * HOUR))
+    with pytest.raises(HistoryTooShortError, match="test period"):
+        lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1, seen_days=1)

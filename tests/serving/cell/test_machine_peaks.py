@@ -1,0 +1,343 @@
+"""Margins of machines that follow: in the service as in a replay, to the bit; and each outcome counts once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Windows, concatenate
+from reclaim.features.fold.batch import FeatureState
+from reclaim.serving.answers.machine_fit import fit
+from reclaim.serving.answers.machine_sums import sums_of
+from reclaim.serving.answers.machines import explain_machine
+from reclaim.serving.cell import machine_peaks
+from reclaim.serving.cell.machine_peaks import MachineMargins
+from reclaim.serving.settings import ServingSettings
+from reclaim.serving.wire.errors import parse_body
+from reclaim.serving.wire.machine_schemas import FitAnswer, FitRequest
+from reclaim.serving.wire.schemas import Units
+from reclaim.training.bundle import Bundle
+from reclaim.training.machines.curve import EXCEEDED, MachineCurve
+from reclaim.training.machines.fit import MachineRows
+from reclaim.training.machines.following import follow_all
+from reclaim.training.machines.snapshots import lay_out_cell
+from reclaim.training.machines.terms import T_BAND, T_LIMIT, T_USAGE
+from reclaim.training.margins.violation import violates
+from tests.serving.cell_fixtures import Memory, W, assert_same_bits, fact_rows, windows_of
+from tests.serving.kill_harness import made_up
+
+SETTINGS = ServingSettings(clock="trace", stale_s=1e9, forget_s=1e9, ahead_s=1e9)
+SLOTS = 40
+HORIZON = 12
+"""Slots of an hour."""
+NARROW = MachineCurve(tuple(np.linspace(-0.5, 0.2, len(EXCEEDED)).tolist()))
+"""The bound at exponents so small that many peaks pass it."""
+
+
+@pytest.fixture(scope="module")
+def narrow(bundle: Bundle) -> Bundle:
+    return replace(bundle, machines={3_600: (NARROW,) * len(RESOURCES)})
+
+
+@cache
+def history() -> Windows:
+    """Return the windows of 40 tasks that come and go on three machines, those of a slot in order of the tasks."""
+    parts = []
+    for pieces in made_up(tasks=40, slots=SLOTS, pieces=1).slots:
+        part = concatenate(pieces)
+        order = np.lexsort((part.instance_index, part.collection_id))
+        parts.append(part.take(order))
+    windows = concatenate(parts)
+    return replace(windows, machine_id=(windows.collection_id + windows.instance_index) % 3 + 7)
+
+
+def slots_of(windows: Windows) -> list[Windows]:
+    return [windows.take(windows.start_us == at * W) for at in range(SLOTS)]
+
+
+def margins(memory: Memory) -> MachineMargins:
+    return memory.tracker.prices.machines
+
+
+def state(memory: Memory) -> dict[str, NDArray[Any]]:
+    following = memory.tracker.following
+    assert following is not None
+    found = following.memory()
+    return {name.removeprefix("machines."): of for name, of in found.items() if name.startswith("machines.")}
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(narrow: Bundle, parts: int) -> None:
+    windows = history()
+    memory = Memory(SETTINGS, narrow)
+    held: dict[tuple[int, int], NDArray[np.float64]] = {}
+    for at, of_slot in enumerate(slots_of(windows)):
+        for some in np.array_split(np.arange(len(of_slot)), parts):
+            memory.write(of_slot.take(some))
+        found = state(memory)
+        for k, answer in enumerate(found["ring.answer"].tolist()):
+            if answer == at - 1:  # of the slot before the last one, which was closed just now
+                ids = found["machine.id"].tolist()
+                held |= {(m, answer - 1): found["machine.held"][p, k].copy() for p, m in enumerate(ids)}
+
+    order = np.lexsort((windows.end_us, windows.instance_index, windows.collection_id))
+    slot = np.unique(np.column_stack([windows.collection_id, windows.instance_index]), axis=0, return_inverse=True)[1]
+    x = FeatureState(SETTINGS.cell).advance(slot.reshape(-1), windows)
+    estimator = narrow.machine_estimator()
+    terms = estimator.terms(narrow.forecaster.predict(x, estimator.horizon_s), x, windows)[order]
+    by_task = windows.take(order)
+    budgets = tuple(memory.scorer.budgets.of_machines.values())
+    settled = (SLOTS - 1) - 2 - HORIZON
+    compared = 0
+    for r in range(len(RESOURCES)):
+        cell = lay_out_cell(by_task, r, W, estimator.horizon_s)
+        assert cell is not None
+        rows = MachineRows(cell.total(terms[cell.rows, r]), cell.peak, cell.machine, estimator.mean_limit[r])
+        reserved = follow_all(estimator.curves[r], rows, cell.start_us, estimator.horizon_s, W, budgets)
+        for k, (machine, start_us) in enumerate(zip(cell.machine + 7, cell.start_us, strict=True)):
+            if (key := (int(machine), int(start_us // W))) in held:
+                np.testing.assert_array_equal(held[key][:, r], reserved[:, k], f"{key} {r}")
+                compared += 1
+        known = cell.start_us <= settled * W
+        passed = violates(rows.peak, reserved)[:, known]
+        assert margins(memory).judged[r] == known.sum()
+        assert margins(memory).violated[:, r].tolist() == passed.sum(axis=1).tolist()
+        assert 0 < passed.sum() < passed.size
+        for m, machine in enumerate(margins(memory).machine):
+            here = (cell.machine + 7 == machine)[known]
+            assert margins(memory).judged_of[m, r] == here.sum()
+            assert margins(memory).violated_of[m, :, r].tolist() == passed[:, here].sum(axis=1).tolist()
+    assert compared > 100
+    assert (margins(memory).asked < np.array(budgets)[:, None]).any()  # the margins have moved
+
+
+def one_task(at: int, cpu: float = 0.1, **facts: Any) -> dict[str, Any]:
+    return {"task": 1, "machine_id": 7, "at": at, "cpu": cpu, "memory": 0.1, **facts}
+
+
+def steady(bundle: Bundle, settings: ServingSettings = SETTINGS, *, level: float = 0.2) -> Memory:
+    """Return a service that asks for so little of machines that 0.2 of a limit of 1 is passed by half of it."""
+    curve = MachineCurve(tuple(np.linspace(0.0, 1e-3, len(EXCEEDED)).tolist()))
+    memory = Memory(settings, replace(bundle, machines={3_600: (curve,) * len(RESOURCES)}))
+    scored = memory.scorer.score
+
+    def score(*given: Any, **named: Any) -> Any:
+        scores = scored(*given, **named)
+        scores.terms[:] = 0.0
+        scores.terms[..., T_LIMIT], scores.terms[..., T_USAGE], scores.terms[..., T_BAND:] = 1.0, 0.0, level
+        return scores
+
+    memory.scorer.score = score  # type: ignore[method-assign]
+    return memory
+
+
+def counts(memory: Memory) -> tuple[list[int], list[int]]:
+    """Return judged and violated answers of CPU: those under the baseline margin."""
+    return margins(memory).judged.tolist(), margins(memory).violated[0].tolist()
+
+
+def test_an_answer_is_violated_by_what_its_tasks_demand_at_once_within_the_horizon(bundle: Bundle) -> None:
+    # two tasks of 0.2 each reserve 0.4 together: 0.3 and 0.05 keep it, 0.3 and 0.15 at once pass it, at slot 5
+    memory = steady(bundle)
+    for at in range(20):
+        first, second = (0.3, 0.15) if at == 5 else (0.3, 0.05) if at == 3 else (0.1, 0.1)
+        memory.write(windows_of(one_task(at, first), one_task(at, second, task=2)))
+    # of the answers of slots 0 to 5 the horizon is over at slot 19: slot 18 is still open
+    assert counts(memory) == ([6, 6], [5, 0])
+    judged, violated = margins(memory).outcomes_of(np.array([7, 8]))
+    assert judged.tolist() == [[6, 6], [0, 0]]
+    assert violated[:, :, 0].tolist() == [[5, 5, 5], [0, 0, 0]]
+
+
+def test_demand_counts_up_to_the_limit_and_of_the_tasks_that_were_there_and_have_not_left(bundle: Bundle) -> None:
+    for late in (one_task(5, 0.9, task=2), one_task(5, 0.9, machine_id=8)):  # a newcomer; it has left
+        memory = steady(bundle)
+        for at in range(20):
+            now = late if at == 5 and late["task"] == 1 else one_task(at)
+            more = [late] if at == 5 and late["task"] == 2 else []
+            others = one_task(at, 0.1, task=3), one_task(at, 0.1, task=4, machine_id=8)
+            memory.write(windows_of(now, *others, *more))
+        judged, violated = margins(memory).outcomes_of(np.array([7, 8]))
+        assert judged[:, 0].tolist() == [6, 6]
+        assert violated[:, 0, 0].tolist() == [0, 0]  # nor is it one of those that were there before
+    capped = steady(bundle, level=0.5)
+    for at in range(20):  # from slot 5 on its limit is 2: earlier answers are for a limit of 0.4
+        capped.write(windows_of(one_task(at, 0.9 if at >= 5 else 0.1, limit=2.0 if at >= 5 else 0.4)))
+    assert counts(capped)[1][0] == 1  # of slot 5 alone
+
+
+def test_late_and_repeated_windows_of_closed_slots_change_nothing_and_of_open_ones_count(bundle: Bundle) -> None:
+    def played(*extra: dict[str, Any], when: int) -> Memory:
+        memory = steady(bundle)
+        for at in range(20):
+            memory.write(windows_of(one_task(at, task=2)))
+            if at == when:
+                memory.write(windows_of(*extra))
+            if not any(e["task"] == 1 and e["at"] == at for e in extra):
+                memory.write(windows_of(one_task(at)))
+        return memory
+
+    plain = played(when=-1)
+    assert counts(plain) == ([6, 6], [0, 0])
+    # a slot late: the window of slot 4 still counts while slot 5 is under way, for the answers of slots 0 to 3
+    assert counts(played(one_task(4, 0.9), when=5))[1] == [4, 0]
+    assert counts(played(one_task(4, 0.9), when=6))[1] == [0, 0]
+    assert counts(played({**one_task(4, 0.9), "task": 2}, when=4))[1] == [0, 0]  # known already
+
+
+def test_a_machine_that_was_not_seen_to_the_end_of_the_horizon_is_not_judged(bundle: Bundle) -> None:
+    memory = steady(bundle)
+    for at in range(20):
+        memory.write(windows_of(one_task(at), *([one_task(at, task=2, machine_id=8)] if at <= 14 else [])))
+    judged, _ = margins(memory).outcomes_of(np.array([7, 8]))
+    assert judged[:, 0].tolist() == [6, 3]  # the horizons of slots 0 to 2 end at 12 to 14
+
+
+def test_a_gap_in_which_nothing_came_judges_what_was_measured_and_begins_again(bundle: Bundle) -> None:
+    memory = steady(bundle)
+    for at in (*range(20), *range(400, 420)):
+        memory.write(windows_of(one_task(at, 0.9 if at == 401 else 0.1)))
+    assert counts(memory) == ([8 + 6, 8 + 6], [1, 0])  # slots 0 to 7, whose horizons end at 19, and 400 to 405
+    waiting = state(memory)["ring.answer"] - 1
+    assert waiting.min() > 400
+
+
+def test_of_several_windows_in_a_slot_the_largest_demand_counts_once(bundle: Bundle) -> None:
+    memory = steady(bundle)
+    for at in range(20):
+        parts = {8: (0.08, 0.15, 0.1), 5: (0.05, 0.9, 0.1)}.get(at, (0.1, 0.1, 0.1))
+        for k, cpu in enumerate(parts):
+            third = {"start_us": at * W + k * W // 3, "end_us": at * W + (k + 1) * W // 3}
+            memory.write(windows_of(one_task(at, cpu, **third)))
+    assert counts(memory) == ([6, 6], [5, 0])
+
+
+def test_margins_go_on_to_the_bit_from_saved_arrays_in_the_middle_of_a_slot(narrow: Bundle) -> None:
+    whole, saved = Memory(SETTINGS, narrow), Memory(SETTINGS, narrow)
+    slots = slots_of(history())
+    for at, of_slot in enumerate(slots):
+        for some in np.array_split(np.arange(len(of_slot)), 2):
+            whole.write(of_slot.take(some))
+        if at < 25:
+            saved.write(of_slot)
+    cut = Memory(SETTINGS, narrow)
+    first, *_ = np.array_split(np.arange(len(slots[25])), 2)
+    saved.write(slots[25].take(first))
+    cut.tracker.recall({name: of.copy() for name, of in saved.tracker.memory().items()})
+    cut.tracker.promote(cut.scorer, cut.tracker.following)
+    for memory in (saved, cut):
+        memory.write(slots[25].take(np.setdiff1d(np.arange(len(slots[25])), first)))
+        for of_slot in slots[26:]:
+            memory.write(of_slot)
+    for name, array in state(saved).items():
+        assert_same_bits(array, state(cut)[name], name)
+    np.testing.assert_array_equal(margins(cut).margins, margins(saved).margins)
+    np.testing.assert_array_equal(margins(cut).judged_of, margins(saved).judged_of)
+    assert margins(whole).judged.tolist() == margins(cut).judged.tolist()
+
+
+def test_switched_off_outcomes_are_counted_and_the_margins_of_the_model_stay(narrow: Bundle) -> None:
+    fixed, moving = (Memory(SETTINGS.model_copy(update={"follow": f}), narrow) for f in (False, True))
+    for of_slot in slots_of(history()):
+        fixed.write(of_slot)
+        moving.write(of_slot)
+    budgets = fixed.scorer.budgets.of_machines
+    assert margins(fixed).asked[:, 0].tolist() == list(budgets.values())
+    wanted = [[curve.margin(budget) for curve in fixed.scorer.machines.curves] for budget in budgets.values()]
+    assert margins(fixed).margins.tolist() == wanted
+    assert margins(fixed).judged.tolist() == margins(moving).judged.tolist()
+    assert (margins(fixed).asked > margins(moving).asked).all()
+    assert not any("machines" in name for name in fixed.tracker.memory())
+
+
+def test_tasks_that_end_leave_no_demand_to_the_next_in_their_slot(bundle: Bundle) -> None:
+    memory = steady(bundle)
+    for at in range(20):
+        memory.write(windows_of(one_task(at), *([one_task(at, task=2)] if at < 4 else [])))
+        if at == 3:
+            memory.tell(fact_rows({"task": 2, "ended_us": 4 * W}))
+            memory.write(windows_of(one_task(4, 0.9, task=3)))  # takes the slot of the second
+    assert counts(memory) == ([6, 6], [0, 0])
+
+
+def test_tasks_without_estimation_count_their_limit(bundle: Bundle) -> None:
+    memory = steady(bundle)
+    memory.tell(fact_rows(estimation={2: False}))
+    for at in range(20):
+        memory.write(windows_of(one_task(at), one_task(at, 0.9, task=2)))
+    assert counts(memory)[1] == [0, 0]  # 0.2 and the limit of 1 are reserved
+
+
+def test_the_share_of_the_machines_that_passed_at_once_and_the_largest_of_the_day_are_said(bundle: Bundle) -> None:
+    memory = steady(bundle)
+    for at in range(22):  # at slot 1 one of four machines passes, at slot 3 three
+        hot = {1: 1, 3: 3}.get(at, 0)
+        memory.write(windows_of(*(one_task(at, 0.9 if m < hot else 0.1, task=m, machine_id=m) for m in range(4))))
+    assert margins(memory).at_once[0].tolist() == [0.0, 0.0]  # those of slot 7: the last one known
+    assert margins(memory).most_at_once[0].tolist() == [0.75, 0.0]
+    for at in range(22, 330):
+        memory.write(windows_of(*(one_task(at, task=m, machine_id=m) for m in range(4))))
+    assert margins(memory).most_at_once[0].tolist() == [0.0, 0.0]
+
+
+def test_places_of_machines_are_given_again_after_a_day_and_no_more_than_there_may_be(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_peaks, "MOST_MACHINES", 3)
+    memory = steady(bundle)
+    memory.write(windows_of(*(one_task(0, task=m, machine_id=m) for m in range(1, 6))))
+    assert state(memory)["machine.id"].tolist() == [1, 2, 3]
+    for at in range(1, 310):
+        memory.write(windows_of(one_task(at, machine_id=2)))
+    memory.write(windows_of(one_task(310, task=9, machine_id=70), one_task(310, machine_id=2)))
+    assert sorted(state(memory)["machine.id"].tolist()) == [2, 3, 70]
+    judged, _ = margins(memory).outcomes_of(np.array([1, 2, 70]))
+    assert judged[:, 0].tolist() == [0, 310 - 2 - HORIZON + 1, 0]
+
+
+def test_a_smaller_budget_never_reserves_less_and_any_budget_moves_as_its_neighbours(narrow: Bundle) -> None:
+    memory = Memory(SETTINGS, narrow)
+    for of_slot in slots_of(history()):
+        memory.write(of_slot)
+        assert (margins(memory).margins[:-1] >= margins(memory).margins[1:]).all()
+        assert (margins(memory).asked[:-1] <= margins(memory).asked[1:]).all()
+    of = margins(memory)
+    for b, budget in enumerate(of.budgets.values()):
+        assert of.probability(budget) == pytest.approx(of.asked[b])
+    between = of.probability(0.005)
+    assert all(low <= p <= high for low, p, high in zip(of.asked[1], between, of.asked[2], strict=True))
+    assert MachineMargins.of(memory.scorer).probability(0.0123) == (0.0123, 0.0123)
+
+
+def test_a_machine_is_told_why_it_is_asked_for_another_probability(narrow: Bundle) -> None:
+    memory = Memory(SETTINGS, narrow)
+    for of_slot in slots_of(history()):
+        memory.write(of_slot)
+    found = sums_of(memory.tracker, SETTINGS, [7])
+    explained = explain_machine(found, Units(), "aggressive")
+    (why,) = [step.why for step in explained.steps if step.rule == "bound"]
+    assert "with a probability of 0.01, the budget of the aggressive margin, now " in why
+    assert "of the recent answers for all machines were passed" in why
+    (cpu,) = [of for of in explained.margins if (of.margin, of.resource) == ("aggressive", "cpu")]
+    assert cpu.asked < cpu.budget
+    assert 0 < explained.outcomes.judged.cpu < cpu.judged
+    assert explained.outcomes.violated["aggressive"].cpu > 0
+    # what is answered is what is asked for
+    peak = memory.scorer.machines.at(margins(memory).margins[2].tolist(), found.sums)[0]
+    assert explained.machine.peak["aggressive"].cpu == peak[0]
+    fitted = fit_aggressive(memory)
+    assert fitted.asked.cpu == cpu.asked
+    assert fitted.candidates[0].places[0].peak.cpu > 0
+
+
+def fit_aggressive(memory: Memory) -> FitAnswer:
+    one, most = ({"cpu": amount, "memory": amount} for amount in (1, 99))
+    body = json.dumps({"margin": "aggressive", "candidates": [{"limit": one}], "capacity": most}).encode()
+    return fit(memory.tracker, parse_body(body, FitRequest), SETTINGS, Units())

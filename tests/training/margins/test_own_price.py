@@ -1,0 +1,122 @@
+"""The own price is the one at which the curves themselves expect the budget, solved from whole numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reclaim.data.windows import empty_windows
+from reclaim.features.groups import TIER_LABELS
+from reclaim.training.margins.answers import Priced
+from reclaim.training.margins.ladder import N_RUNGS, ladder_of, price_of
+from reclaim.training.margins.margin import Budgets
+from reclaim.training.margins.online import BUDGETED, OnlineMargins
+from reclaim.training.margins.own_price import UNIT, UNKNOWN, add_risk, risk_of, rungs_within, share_at
+from reclaim.training.margins.price import Price, three_prices
+
+DAY_US = 86_400_000_000
+SLOT_US = 300_000_000
+THRESHOLDS = np.array([0.25, 0.3, 0.4, 0.6], np.float32)
+SURVIVAL = np.array([0.3, 0.1, 0.03, 0.008], np.float32)
+
+
+def _curves(n: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(np.tile(of, (n, 2, 1)) for of in (SURVIVAL, THRESHOLDS))  # type: ignore[return-value]
+
+
+def test_the_risk_of_a_rung_is_that_of_what_it_reserves() -> None:
+    # by hand, as in docs/how-it-works.md: at price 1 the task reserves 0.3, exceeded with 0.1; at 10 0.6, with 0.008;
+    # at the last rung the limit, which nothing violates
+    survival, thresholds = _curves()
+    ladder = ladder_of(survival, thresholds, np.ones((1, 2)))
+    risk = risk_of(ladder, survival, thresholds, np.array([[0.25, np.nan]])) / UNIT
+    price = price_of(np.arange(float(N_RUNGS)))
+    for at, expected in ((1.0, 0.1), (16.0, 0.008)):
+        assert risk[0, :, np.flatnonzero(price == at)[0]] == pytest.approx(expected, abs=1e-5)
+    assert risk[0, :, -1].tolist() == [0, 0]
+    assert (np.diff(risk, axis=-1) <= 0).all()
+
+
+def test_a_guard_that_lifts_a_reservation_lowers_its_risk() -> None:
+    # 0.35 is used now: half way from 0.3 to 0.4, so S lies half way from 0.1 to 0.03
+    survival, thresholds = _curves()
+    ladder = ladder_of(survival, thresholds, np.ones((1, 2)))
+    risk = risk_of(ladder, survival, thresholds, np.array([[0.35, 1.2]])) / UNIT
+    assert risk[0, 0, 0] == pytest.approx(0.065, abs=1e-5)
+    assert risk[0, 1].tolist() == [0] * N_RUNGS  # nothing within the limit helps, and nothing is violated
+
+
+def test_the_place_is_where_the_mean_risk_is_the_budget() -> None:
+    # two answers of risk 0.2 up to rung 9 and 0.1 from rung 10 on, and 0 at the last
+    risk = np.full((2, 2, N_RUNGS), round(0.2 * UNIT), np.uint16)
+    risk[:, :, 10:] = round(0.1 * UNIT)
+    risk[:, :, -1] = 0
+    expected, answered = np.zeros((1, 2, N_RUNGS), np.int64), np.zeros((1, 2), np.int64)
+    add_risk(risk, np.array([0, 1, -1]), np.zeros(3, np.int64), expected, answered)
+    assert answered.tolist() == [[2, 2]]  # the third row had no answer
+    assert rungs_within(expected, answered, 0.15)[0] == pytest.approx([9.5, 9.5], abs=1e-3)
+    assert rungs_within(expected, answered, 0.3)[0].tolist() == [0, 0]
+    assert rungs_within(expected, answered, 0.01)[0] == pytest.approx([N_RUNGS - 1.1] * 2, abs=1e-3)
+    assert np.isnan(rungs_within(expected * 0, answered * 0, 0.1)).all()
+
+
+def test_answers_without_a_forecast_do_not_count() -> None:
+    survival, thresholds = _curves()
+    survival[0, 1] = np.nan
+    ladder = ladder_of(survival, thresholds, np.ones((1, 2)))
+    risk = risk_of(ladder, survival, thresholds, np.full((1, 2), 0.25))
+    assert (risk[0, 1] == UNKNOWN).all()
+    expected, answered = np.zeros((1, 2, N_RUNGS), np.int64), np.zeros((1, 2), np.int64)
+    add_risk(risk, np.zeros(1, np.int64), np.zeros(1, np.int64), expected, answered)
+    assert answered.tolist() == [[1, 0]]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(1e-4, 0.5))
+def test_the_order_of_answers_makes_no_difference(risks: list[float], budget: float) -> None:
+    falling = np.linspace(1, 0, N_RUNGS)
+    risk = (np.array(risks)[:, None, None] * falling * UNIT).astype(np.uint16).repeat(2, axis=1)
+    found = []
+    for order in (np.arange(len(risks)), np.random.default_rng(1).permutation(len(risks))):
+        expected, answered = np.zeros((1, 2, N_RUNGS), np.int64), np.zeros((1, 2), np.int64)
+        add_risk(risk, order, np.zeros(len(order), np.int64), expected, answered)
+        found.append(rungs_within(expected, answered, budget).tobytes())
+    assert found[0] == found[1]
+
+
+def test_a_third_of_the_budget_is_spent_on_the_first_day_and_half_to_the_fourth() -> None:
+    assert [share_at(int(days * DAY_US)) for days in (0, 0.99, 1, 3.99, 4, 400)] == [1 / 3, 1 / 3, 0.5, 0.5, 1, 1]
+
+
+def _held(own: bool, hours: int = 3) -> OnlineMargins:
+    """Return what one task of the curve above comes to, which never changes."""
+    n = hours * 12
+    windows = empty_windows(n)
+    windows.end_us[:] = SLOT_US * (1 + np.arange(n))
+    windows.start_us[:] = windows.end_us - SLOT_US
+    windows.limit[:] = 1.0
+    windows.usage[:] = 0.1
+    windows.tier[:] = 3
+    survival, thresholds = _curves(n)
+    ladder = ladder_of(survival, thresholds, np.ones((n, 2)))
+    risk = risk_of(ladder, survival, thresholds, np.full((n, 2), 0.25))
+    begin = three_prices(Price("baseline", (500.0, 500.0)), Price("aggressive", (3.0, 3.0)))
+    online = OnlineMargins(begin, Budgets(0.024, 0.3), own=own)
+    online.hold(np.zeros(n, np.int64), Priced(ladder, None, risk), windows)
+    return online
+
+
+def test_prices_begin_where_the_curves_expect_a_third_of_the_budget_and_none_looks_ahead() -> None:
+    own, fixed = _held(own=True), _held(own=False)
+    # a third of 0.024 is S(0.6) and a third of 0.3 is S(0.3): the least prices at which those are reserved
+    begin = {name: own.begin[name] for name in BUDGETED}
+    assert begin["baseline"].by_tier != fixed.begin["baseline"].by_tier
+    of_tiers = begin["aggressive"].by_tier
+    assert of_tiers is not None
+    assert len(set(of_tiers)) == 1  # tiers without an answer have the price of all
+    assert len(of_tiers) == len(TIER_LABELS)
+    assert 0.25 <= of_tiers[0][0] <= 1.0
+    assert fixed.own_rungs.shape == own.own_rungs.shape
+    assert np.array_equal(fixed.own_rungs, own.own_rungs)  # those of the whole budget are known of any model
+    assert (price_of(own.own_rungs[1]) <= np.array(of_tiers)).all()

@@ -1,0 +1,141 @@
+"""Solves a model's own price: the one at which its curves expect as many violations as a budget allows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.jit import LENT
+from reclaim.data.core.parallel import in_parts
+from reclaim.training.margins.ladder import N_RUNGS, TOP_RUNG, Ladder
+
+UNIT: Final = 65_534
+"""Parts that a probability is counted in. Sums of whole numbers are the same in any order; half of a part is an
+hundredth of what a budget of 0.1 % leaves a task-window."""
+UNKNOWN: Final = 65_535
+"""Count of a task without a forecast."""
+CAUTION: Final = ((1.0, 1 / 3), (4.0, 1 / 2))
+"""Share of the budget that is spent up to an age of the cell in days: curves of a cell's first hours, when lags and
+long maxima are short, are too sure of themselves, by about two in a new cell, and no outcome says so yet."""
+FAR: Final = 4.0
+"""Factor between a price that was set and the own one beyond which the model and the cell do not go together."""
+_DAY_US: Final = 86_400_000_000
+
+Risk = NDArray[np.uint16]
+"""Probability that the demand exceeds what a task reserves at each rung of its ladder, in parts of ``UNIT``; uint16,
+shape (n, n_resources, N_RUNGS), falling; ``UNKNOWN`` where nothing is forecast."""
+
+
+def share_at(age_us: int) -> float:
+    """Return the share of the budget that a model which knows no outcome yet may spend in a cell of an age."""
+    return next((share for days, share in CAUTION if age_us < days * _DAY_US), 1.0)
+
+
+def risk_of(
+    ladder: Ladder,
+    survival: NDArray[np.float32],
+    thresholds: NDArray[np.float32],
+    now: NDArray[np.float64],
+    threads: int = 1,
+) -> Risk:
+    """Return the risk of each rung.
+
+    Parameters
+    ----------
+    ladder : Ladder
+    survival, thresholds : float32, shape (n, n_resources, n_thresholds)
+        As ``ladder_of`` was given them.
+    now : float64, shape (n, n_resources)
+        What is used now, over the limit: a guard reserves at least that. NaN unknown.
+    threads : int
+        For large calls; the answers do not depend on it.
+    """
+    out = np.empty(ladder.shape, np.uint16)
+
+    def fill(part: int, parts: int) -> None:
+        rows = slice(len(ladder) * part // parts, len(ladder) * (part + 1) // parts)
+        _risk(ladder[rows], survival[rows], thresholds[rows], now[rows], out[rows])
+
+    in_parts(fill, len(ladder), threads)
+    return out
+
+
+@numba.njit(**LENT)
+def _risk(ladder: Any, survival: Any, thresholds: Any, now: Any, out: Any) -> None:
+    n_thresholds = survival.shape[2]
+    for i in range(len(out)):
+        for c in range(out.shape[1]):
+            s, at, rungs, to, used = survival[i, c], thresholds[i, c], ladder[i, c], out[i, c], now[i, c]
+            if np.isnan(s[0]) or np.isnan(rungs[0]):
+                to[:] = UNKNOWN
+                continue
+            j, before, risk = 0, np.float32(-1.0), 0.0
+            for k in range(N_RUNGS):
+                r = rungs[k]
+                if r != before:  # most rungs reserve what the one before them does
+                    before = r
+                    held = max(np.float64(r), used) if used > 0.0 else np.float64(r)
+                    while j < n_thresholds and np.float64(at[j]) <= held:
+                        j += 1
+                    if held >= 1.0:
+                        risk = 0.0
+                    elif j == 0:
+                        risk = 1.0
+                    elif j == n_thresholds:
+                        risk = np.float64(s[n_thresholds - 1])
+                    else:
+                        r0, r1 = np.float64(at[j - 1]), np.float64(at[j])
+                        s0, s1 = np.float64(s[j - 1]), np.float64(s[j])
+                        risk = s0 + (held - r0) / (r1 - r0) * (s1 - s0)
+                to[k] = np.uint16(risk * UNIT + 0.5)
+
+
+@numba.njit(**LENT)
+def add_risk(risk: Any, rows: Any, tier: Any, expected: Any, answered: Any) -> None:
+    """Add the risks of answers to the sums of their tiers.
+
+    Parameters
+    ----------
+    risk : uint16, shape (m, R, N_RUNGS)
+    rows : int64, shape (n,)
+        Place of the risk of each answer; negative where no answer was given.
+    tier : int64, shape (n,)
+    expected : int64, shape (n_tiers, R, N_RUNGS)
+    answered : int64, shape (n_tiers, R)
+    """
+    for i in range(len(rows)):
+        if rows[i] < 0:
+            continue
+        for r in range(risk.shape[1]):
+            of = risk[rows[i], r]
+            if of[0] == UNKNOWN:
+                continue
+            answered[tier[i], r] += 1
+            to = expected[tier[i], r]
+            for k in range(len(of)):
+                to[k] += of[k]
+
+
+def rungs_within(expected: NDArray[np.int64], answered: NDArray[np.int64], budget: float) -> NDArray[np.float64]:
+    """Return the lowest place on the ladders at which the mean risk is a budget; NaN where nothing was answered.
+
+    Between two rungs the mean risk is taken to be straight, which is never too low, for a curve's tail is convex.
+
+    Parameters
+    ----------
+    expected : int64, shape (..., N_RUNGS)
+    answered : int64, shape (...)
+    budget : float
+    """
+    mean = expected / (np.maximum(answered, 1)[..., None] * float(UNIT))
+    above = (mean > budget).sum(axis=-1)  # falling, so these are the first ones; at the last rung it is 0
+    high = np.minimum(above, TOP_RUNG)
+    low = np.maximum(high - 1, 0)
+    s0, s1 = (np.take_along_axis(mean, k[..., None], axis=-1)[..., 0] for k in (low, high))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        place = np.where(above > 0, low + (s0 - budget) / (s0 - s1), 0.0)
+    return np.where(answered > 0, place, math.nan)

@@ -1,0 +1,136 @@
+"""The portable network: one pass from a task's own shares of its limit to its curve, the same for any cell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from reclaim.data.core.jit import LENT
+from reclaim.data.core.parallel import in_parts
+from reclaim.data.errors import ModelError
+from reclaim.data.schema import RESOURCES
+from reclaim.features.registry import AT, FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS, STATISTIC, definitions_of
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.estimators.base import Forecast
+from reclaim.training.models.forecaster import ALL_HEADS, Heads
+from reclaim.training.models.forward import ForwardPass
+from reclaim.training.models.survival import N_THRESHOLDS, forecast_of
+from reclaim.training.settings import QUANTILE_LEVELS
+
+LAGS: Final = tuple(f"same_hour_{days}d" for days in SAME_HOUR_DAYS)
+"""Statistics that are unknown for a task's first days, and marked where they are."""
+_OF_RESOURCE: Final = "p98_48h"
+"""A statistic of resources alone."""
+_STATISTICS: Final = (*(statistic.name for statistic in STATISTIC), _OF_RESOURCE)
+INPUTS: Final = (*_STATISTICS, *(f"{lag}_missing" for lag in LAGS), "memory")
+"""Inputs of one target: what is known of its own signal, in shares of the limit, marks, and whether it is memory. No
+clock, no age, no size of the limit, and nothing of another signal: all these mean something else in the next cell."""
+FIRST: Final = _STATISTICS.index("last")
+"""Position of what is used now."""
+_EVER: Final = _STATISTICS.index("max_ever")
+"""Position of what is known from the first measurement on; before it nothing is forecast."""
+SHARES: Final = len(_STATISTICS)
+"""Number of the inputs, the first ones, that are shares of the limit."""
+_COLUMNS: Final = np.array(
+    [[AT[f"{signal}_{name}"] if f"{signal}_{name}" in AT.__members__ else -1 for name in _STATISTICS]
+     for signal in SIGNALS]
+)  # fmt: skip
+"""Feature of each target and statistic; -1 where there is none."""
+_LAGS: Final = np.array([_STATISTICS.index(lag) for lag in LAGS])
+_IS_MEMORY: Final = np.array([float(target == "memory") for target in TARGETS], np.float32)
+assert TARGETS[: len(RESOURCES)] == RESOURCES
+
+
+def inputs_of(x: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
+    """Return the inputs of each target; float32, shape (n, n_features) to (n, n_targets, len(INPUTS))."""
+    out = np.empty((len(x), len(TARGETS), len(INPUTS)), np.float32)
+
+    def fill(part: int, parts: int) -> None:
+        rows = slice(len(x) * part // parts, len(x) * (part + 1) // parts)
+        _inputs(x[rows], _COLUMNS, _LAGS, _IS_MEMORY, out[rows])
+
+    in_parts(fill, len(x), threads)
+    return out
+
+
+@numba.njit(**LENT)
+def _inputs(x: Any, columns: Any, lags: Any, is_memory: Any, out: Any) -> None:
+    shares = columns.shape[1]
+    for i in range(len(out)):
+        for t in range(out.shape[1]):
+            to = out[i, t]
+            for k in range(shares):
+                to[k] = x[i, columns[t, k]] if columns[t, k] >= 0 else np.float32(np.nan)
+            for k in range(len(lags)):
+                to[shares + k] = np.float32(1.0 if np.isnan(to[lags[k]]) else 0.0)
+            to[shares + len(lags)] = is_memory[t]
+
+
+class PortableForecaster:
+    """The portable network behind the numpy interface, on the CPU.
+
+    Parameters
+    ----------
+    tensors : dict
+        The ``state_dict`` of a ``network.SurvivalNetwork`` of one target with the inputs ``INPUTS``, as arrays.
+
+    Attributes
+    ----------
+    threads : int
+        For large calls; the answers do not depend on it.
+    """
+
+    PIPELINE: Final = definitions_of(FEATURE_NAMES[k] for k in _COLUMNS.ravel() if k >= 0)
+    """Definitions of the features that it reads: it outlives a change of the others."""
+    FILE: Final = "portable.safetensors"
+    heads: Final = Heads(ALL_HEADS.targets, np.zeros(len(HORIZONS_S), np.bool_))
+    horizons_s: Final = HORIZONS_S
+    quantile_levels: Final = QUANTILE_LEVELS
+
+    def __init__(self, tensors: dict[str, NDArray[np.float32]]) -> None:
+        self.tensors = tensors
+        self.threads = 1
+        self._passes: dict[tuple[int, ...], ForwardPass] = {}
+
+    def input_ranges(self) -> None:
+        """Return None: how the features of other cells were spread says nothing of this one's."""
+
+    def predict(self, x: NDArray[np.float32], horizon_s: int | None = None) -> Forecast:
+        """Return the forecast of each row; it says nothing of running out of memory."""
+        horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
+        if horizons_s not in self._passes:
+            self._passes[horizons_s] = self._pass_to(horizons_s)
+        inputs = inputs_of(x, self.threads).reshape(-1, len(INPUTS))
+        curves, _ = self._passes[horizons_s].run(inputs, self.threads)
+        survival = curves.reshape(len(x), len(TARGETS), len(horizons_s), N_THRESHOLDS)
+        survival[np.isnan(inputs[:, _EVER]).reshape(len(x), -1)] = np.nan
+        unknown = np.full((len(x), len(horizons_s)), np.nan)
+        return forecast_of(survival, x, unknown, horizons_s, QUANTILE_LEVELS, self.threads)
+
+    def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
+        outputs = np.arange(len(HORIZONS_S) * N_THRESHOLDS).reshape(len(HORIZONS_S), N_THRESHOLDS)
+        curves = outputs[[HORIZONS_S.index(horizon_s) for horizon_s in horizons_s]]
+        return ForwardPass.of(
+            self.tensors, curves=curves, logits=np.zeros(0, np.int64), fitted=np.ones(len(curves), np.bool_)
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the weights and the names of the inputs."""
+        tensors = {name: np.ascontiguousarray(values) for name, values in self.tensors.items()}
+        save_file(tensors, folder / self.FILE, metadata={"facts": json.dumps({"inputs": INPUTS})})
+
+    @classmethod
+    def load(cls, folder: Path) -> PortableForecaster:
+        """Read what ``save`` wrote; ModelError where its inputs are others."""
+        with safe_open(folder / cls.FILE, framework="np") as file:
+            inputs = tuple(json.loads(file.metadata()["facts"])["inputs"])
+            if inputs != INPUTS:
+                raise ModelError(f"{folder / cls.FILE}: expected the inputs {INPUTS}, got {inputs}; train again")
+            return cls({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 - no mapping
