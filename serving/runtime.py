@@ -136,12 +136,12 @@ class Runtime:
 
     def _advice(self) -> list[str]:
         """Return what to do about the model of this cell, in words."""
-        following = self.tracker.following
-        if self.writer.state != "ok" or following is None or following.begun_us < 0:
+        begun_us = self.tracker.size.begun_us
+        if self.writer.state != "ok" or begun_us < 0:
             return []
         if not self.keeper.served.bundle.portable:
             return prices_apart(self.tracker.prices)
-        days = (self.tracker.clock_us - following.begun_us) / _DAY_US
+        days = (self.tracker.clock_us - begun_us) / _DAY_US
         advice = worth_training(days, len(self.tracker))
         return [] if advice is None else [advice]
 

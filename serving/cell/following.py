@@ -124,7 +124,7 @@ class Following:
         self._rungs = np.zeros(1, _RUNGS)
         self.prices = self._moved()
 
-    def take(self, taken: Taken, scores: Scores) -> None:
+    def take(self, taken: Taken, scores: Scores, begun_us: int) -> None:
         """Hold windows against earlier answers, move the prices, and wait for the outcomes of the answers just made.
 
         Parameters
@@ -132,8 +132,11 @@ class Following:
         taken : Taken
         scores : Scores
             Of the ``k`` tasks that were touched.
+        begun_us : int
+            Begin of the cell, which is older than a model that came later.
         """
         before = self._online.settings, self._machines.margins
+        self._online.begin_cell(begun_us)
         self._online.reach(int(taken.windows.end_us[-1]))
         self._machines.take(taken, scores)
         if self._online.settings is not before[0] or self._machines.margins is not before[1]:
@@ -157,11 +160,6 @@ class Following:
         limit = np.ascontiguousarray(last.limit)
         _hold(ladder, self._rungs, tier_key(last.tier), demand(last), limit, young_runs(last), out)
         return out
-
-    @property
-    def begun_us(self) -> int:
-        """The time of the first window that was followed; -1 before."""
-        return self._online.begun_us
 
     def resize(self, scorer: Scorer) -> None:
         """Go on with the scorer of another mean limit, of the same model."""

@@ -1,4 +1,4 @@
-"""Keeps the mean limit of a cell's tasks, for models that were trained on other cells."""
+"""Keeps the age of a cell and the mean limit of its tasks, for models that were trained on other cells."""
 
 from __future__ import annotations
 
@@ -17,20 +17,26 @@ _APART: Final = 1.5
 
 
 class CellSize:
-    """The mean limit by resource, looked at once an hour of the cell's clock, and rounded to a power of two.
+    """The first window, and the mean limit by resource, looked at once an hour, rounded to a power of two.
 
-    It only matters up to a factor: it says which tasks are much larger or smaller than others. Nothing here depends on
-    the machine's clock: the same writes in the same order end in the same bits.
+    The age belongs to the cell: models come and go, and a young cell is one of little history. The mean limit only
+    matters up to a factor: it says which tasks are much larger or smaller than others. Nothing here depends on the
+    machine's clock: the same writes in the same order end in the same bits.
     """
 
     def __init__(self) -> None:
-        self.memory = np.concatenate([[-1.0], np.full(len(RESOURCES), np.nan)])
-        """The last hour looked at, and the mean limits."""
+        self.memory = np.concatenate([[-1.0, -1.0], np.full(len(RESOURCES), np.nan)])
+        """Begin of the cell, µs (whole numbers up to 2^53, which is 285 years), the last hour looked at, mean limits."""
+
+    @property
+    def begun_us(self) -> int:
+        """The latest end in the first write; -1 before."""
+        return int(self.memory[0])
 
     @property
     def mean_limit(self) -> tuple[float, ...]:
         """The mean limits in use; NaN where no task has a limit yet."""
-        return tuple(self.memory[1:].tolist())
+        return tuple(self.memory[2:].tolist())
 
     def recall(self, memory: NDArray[np.float64]) -> None:
         """Go on from a copy of ``memory``."""
@@ -48,11 +54,13 @@ class CellSize:
         tasks : structured array of ``task_record.TASK``
             All that was kept before.
         """
-        hour = float(end_us // _HOUR_US)
-        if hour <= self.memory[0] and not (np.isnan(self.memory[1:]) & (limit > 0).any(axis=0)).any():
+        if self.memory[0] < 0:
+            self.memory[0] = end_us
+        hour, of_limits = float(end_us // _HOUR_US), self.memory[2:]
+        if hour <= self.memory[1] and not (np.isnan(of_limits) & (limit > 0).any(axis=0)).any():
             return None
-        self.memory[0] = max(hour, self.memory[0])
-        before, changed = self.memory[1:].copy(), False
+        self.memory[1] = max(hour, self.memory[1])
+        before, changed = of_limits.copy(), False
         kept = tasks["limit"][tasks[s.END_US] >= 0]
         for r, of in enumerate(np.concatenate([kept, limit]).T):
             granted = of[of > 0]
@@ -60,6 +68,6 @@ class CellSize:
                 continue
             mean = float(granted.mean())
             if math.isnan(before[r]) or not 1 / _APART < mean / before[r] < _APART:
-                self.memory[1 + r] = 2.0 ** round(math.log2(mean))
-                changed |= self.memory[1 + r] != before[r]
+                of_limits[r] = 2.0 ** round(math.log2(mean))
+                changed |= of_limits[r] != before[r]
         return self.mean_limit if changed else None

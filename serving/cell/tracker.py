@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 _Made = TypeVar("_Made")
 _US: Final = 1_000_000
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Version of the arrays of ``memory``."""
 
 
@@ -91,7 +91,7 @@ class Tracker:
         self._scores: Scores | None = None
         self._following: Following | None = None
         self._watched: MachinePeaks | None = None  # where nothing follows: outcomes of machines, not saved
-        self._size = CellSize()
+        self.size = CellSize()
         self._prices: Prices | None = None
         self._lock = threading.Lock()
 
@@ -163,7 +163,7 @@ class Tracker:
 
         Where that has changed, all tasks are scored again.
         """
-        mean_limit = self._size.reach(int(taken.windows.end_us[-1]), taken.last.limit, self._tasks)
+        mean_limit = self.size.reach(int(taken.windows.end_us[-1]), taken.last.limit, self._tasks)
         if not scorer.own_price or mean_limit is None:
             return scorer
         scorer = scorer.resized(mean_limit)
@@ -172,11 +172,6 @@ class Tracker:
         if self._scorer is not None:
             self.promote(scorer, self._following)
         return scorer
-
-    @property
-    def mean_limit(self) -> tuple[float, ...]:
-        """Mean limit of the cell's tasks, to a factor of two; NaN until something is known."""
-        return self._size.mean_limit
 
     @property
     def following(self) -> Following | None:
@@ -200,7 +195,7 @@ class Tracker:
         """
         if self._following is not None:
             assert scores is not None
-            self._following.take(taken, scores)
+            self._following.take(taken, scores, self.size.begun_us)
         elif self._watched is not None and scores is not None:
             self._watched.take(taken, scores)
         with self._lock:
@@ -399,7 +394,7 @@ class Tracker:
             **{f"state.{name}": array for name, array in self._state.memory().items()},
             **{f"ended.{name}": array for name, array in self._ended.memory().items()},
             "tasks": self._tasks[:n], "x": self._x[:n], "opted_out": self._opted_out,
-            "clock_us": np.array([self.clock.latest_us]), "size": self._size.memory,
+            "clock_us": np.array([self.clock.latest_us]), "size": self.size.memory,
         }  # fmt: skip
         if self._following is not None:
             parts |= {f"following.{name}": array for name, array in self._following.memory().items()}
@@ -431,7 +426,7 @@ class Tracker:
             self._ended.recall(part("ended."))
             self._opted_out = memory["opted_out"].copy()
             self.clock.move(int(memory["clock_us"][0]))
-            self._size.recall(memory["size"])
+            self.size.recall(memory["size"])
             self._recall_prices(part("following."))
         except KeyError as error:
             raise StoreError(f"the state lacks {error}; start afresh with another --state folder") from error

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,6 +20,8 @@ from reclaim.serving.monitoring.quality import LiveQuality
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
+    from reclaim.serving.cell.following import Following
+    from reclaim.serving.cell.size import CellSize
     from reclaim.serving.cell.task_record import Taken
     from reclaim.serving.models.scorer import Scorer, Scores
     from reclaim.serving.monitoring.metrics import Shown
@@ -34,15 +37,15 @@ _MOST_QUEUED: Final = 8
 class _Watched:
     """A model, the quality of its answers and the drift of its inputs."""
 
-    def __init__(self, scorer: Scorer, lateness_s: float) -> None:
-        self.scorer = scorer
+    def __init__(self, scorer: Scorer, lateness_s: float, following: Following | None = None) -> None:
+        self.scorer, self.following = scorer, following
         self.quality = LiveQuality(scorer.levels, scorer.horizon_s, grace_s=max(lateness_s, 300.0))
         bundle = scorer.model.bundle
         ranges = bundle.forecaster.input_ranges()
         self.drift = None if ranges is None else Drift(ranges, bundle.features)
 
     def answered(self, taken: Taken, scores: Scores | None, clock_us: int, prices: Mapping[str, Price]) -> None:
-        """Record windows and the answers at prices; those of a shadow are computed here."""
+        """Record windows and the answers at prices; scores that are None are computed for the answers wanted."""
         self.quality.observe(taken.slot, taken.windows)
         self.quality.settle(clock_us)
         estimated = np.flatnonzero(~taken.opted_out)
@@ -57,6 +60,23 @@ class _Watched:
             )  # fmt: skip
         if self.drift is not None:
             self.drift.observe(taken.x, clock_us)
+
+    def answers(self, taken: Taken, size: CellSize) -> tuple[Scores | None, Mapping[str, Price]]:
+        """Return the scores of a shadow that prices itself, None of another one, and its prices of the moment."""
+        if self.scorer.own_price and not np.array_equal(self.scorer.mean_limit, size.mean_limit, equal_nan=True):
+            self.scorer = self.scorer.resized(size.mean_limit)
+            if self.following is not None:
+                self.following.resize(self.scorer)
+        if self.following is None:
+            return None, self.scorer.prices
+        scores = self.scorer.score(taken.x, taken.last)  # its price rests on the answers for all tasks
+        self.following.take(taken, scores, size.begun_us)
+        return scores, self.following.prices.now
+
+    def forget(self, slot: Ids) -> None:
+        self.quality.forget(slot)
+        if self.following is not None:
+            self.following.forget(slot)
 
     def shown(self, role: str) -> Shown:
         drift = {} if self.drift is None else drift_shown(role, self.drift.numbers())
@@ -93,24 +113,28 @@ class Watch:
 
         self._later(serve)
 
-    def shadow(self, scorer: Scorer | None) -> None:
-        """Watch the answers that a second model would have given; None ends it."""
+    def shadow(self, scorer: Scorer | None, following: Following | None = None) -> None:
+        """Watch the answers that a second model would have given, at its own prices or as they follow; None ends it."""
 
         def shadow() -> None:
-            self._shadow = None if scorer is None else _Watched(scorer, self._lateness_s)
+            self._shadow = None if scorer is None else _Watched(scorer, self._lateness_s, following)
             self.shadow_problem = None
 
         self._later(shadow)
 
-    def answered(self, taken: Taken, scores: Scores, clock_us: int, prices: Mapping[str, Price]) -> None:
+    def answered(
+        self, taken: Taken, scores: Scores, clock_us: int, prices: Mapping[str, Price], size: CellSize
+    ) -> None:
         """Record windows and the answers made from them at the prices of the moment; a shadow has its own."""
+        size = deepcopy(size)  # the next write changes it
 
         def answered() -> None:
             if self._served is not None:
                 self._served.answered(taken, scores, clock_us, prices)
             if self._shadow is not None:
                 try:
-                    self._shadow.answered(taken, None, clock_us, self._shadow.scorer.prices)
+                    theirs, own = self._shadow.answers(taken, size)
+                    self._shadow.answered(taken, theirs, clock_us, own)
                 except Exception as error:  # a shadow may fail in any way, and must not stop the service
                     log.exception("the shadow fails and is no longer watched")
                     self._shadow, self.shadow_problem = None, f"it fails on the tasks of this cell: {error!r}"
@@ -124,7 +148,7 @@ class Watch:
     def forget(self, slot: Ids) -> None:
         """Record tasks that left."""
         if len(slot):
-            self._for_each(lambda watched: watched.quality.forget(slot))
+            self._for_each(lambda watched: watched.forget(slot))
 
     def shown(self) -> Shown:
         """Return the numbers for Prometheus, of all calls before this one."""

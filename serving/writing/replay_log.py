@@ -65,7 +65,7 @@ def replay_log(store: Store, tracker: Tracker, settings: ServingSettings, scorer
         tracker.recall(found.arrays)
         found.arrays.clear()
     if scorer.own_price:
-        scorer = scorer.resized(tracker.mean_limit)
+        scorer = scorer.resized(tracker.size.mean_limit)
         if tracker.following is not None:
             tracker.following.resize(scorer)
     for record in store.records():

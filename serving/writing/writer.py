@@ -143,7 +143,7 @@ class Writer:
 
     def shadow(self, scorer: Scorer | None) -> None:
         """Also score tasks with a second model, which gives no answers; None ends that."""
-        self._between_writes(lambda: self._watch.shadow(scorer))
+        self._between_writes(lambda: self._watch.shadow(scorer, self._shadow_following(scorer)))
 
     def _wake(self) -> None:
         self._queue.command(lambda: None)
@@ -283,7 +283,7 @@ class Writer:
             scores = self._scorer.score(taken.x, taken.last)
         with self.timed("publish"):
             self._tracker.publish(taken, scores)
-        self._watch.answered(taken, scores, self._tracker.clock_us, self._tracker.prices.now)
+        self._watch.answered(taken, scores, self._tracker.clock_us, self._tracker.prices.now, self._tracker.size)
 
     def _take_fact_write(self, write: FactWrite) -> None:
         try:
@@ -344,9 +344,15 @@ class Writer:
         settings = self._settings
         self._take_over(scorer, Following(scorer, number, THREADS, settings.at_once) if settings.follow else None)
 
+    def _shadow_following(self, scorer: Scorer | None) -> Following | None:
+        """Return what moves the prices of a shadow that prices itself; those of others stay as they were set."""
+        if scorer is None or not scorer.own_price or not self._settings.follow:
+            return None
+        return Following(scorer, threads=THREADS, at_once=self._settings.at_once)
+
     def _take_over(self, scorer: Scorer, following: Following | None) -> None:
         if scorer.own_price:
-            scorer = scorer.resized(self._tracker.mean_limit)
+            scorer = scorer.resized(self._tracker.size.mean_limit)
             if following is not None:
                 following.resize(scorer)
         self._tracker.promote(scorer, following)

@@ -160,10 +160,9 @@ class OnlineMargins:
         begin = self._begin()
         return three_of(*(begin[name] for name in BUDGETED)) if self.own else self.start
 
-    @property
-    def begun_us(self) -> int:
-        """Begin of the cell, or what was first seen of it; -1 before."""
-        return int(self._cells["begun"][0])
+    def begin_cell(self, begun_us: int) -> None:
+        """Set when the cell began, as ``since_us``; what is known of that may come later than the model."""
+        self._cells["begun"][0] = begun_us
 
     @property
     def own_rungs(self) -> NDArray[np.float64]:

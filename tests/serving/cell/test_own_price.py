@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +17,15 @@ from reclaim.features.fold.batch import FeatureState
 from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.cell.size import CellSize
 from reclaim.serving.cell.task_record import TASK
+from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle, load_model
 from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 from reclaim.training.margins.online import OnlineMargins
-from tests.serving.cell_fixtures import Memory, assert_same_bits
+from tests.serving.cell_fixtures import Memory, assert_same, assert_same_bits, loaded, told_by
 from tests.serving.kill_harness import made_up
+from tests.serving.writing.test_writer import Service
 
 SETTINGS = ServingSettings(clock="trace", stale_s=1e9, forget_s=1e9)
 HOUR_US = 3_600_000_000
@@ -46,7 +52,7 @@ def test_a_cell_is_served_as_it_is_replayed_at_a_price_that_moves_every_hour() -
     for part in slots():
         memory.write(part)
         served.append([memory.answers(*map(tuple, key_of(part).tolist()), margin=m) for m in MARGIN_NAMES])
-    mean_limit = memory.tracker.mean_limit
+    mean_limit = memory.tracker.size.mean_limit
     assert memory.scorer.mean_limit == mean_limit
 
     estimator = builtin().bare_estimator(mean_limit=mean_limit, cell=SETTINGS.cell)
@@ -78,7 +84,7 @@ def test_a_restart_goes_on_at_the_same_prices_and_the_same_mean_limit(at: int) -
         before.write(part)
     after = Memory(SETTINGS, builtin())
     after.tracker.recall(before.tracker.memory())
-    after.scorer = after.scorer.resized(after.tracker.mean_limit)
+    after.scorer = after.scorer.resized(after.tracker.size.mean_limit)
     after.tracker.promote(after.scorer, after.tracker.following)
     for part in slots()[at:]:
         after.write(part)
@@ -86,6 +92,73 @@ def test_a_restart_goes_on_at_the_same_prices_and_the_same_mean_limit(at: int) -
         assert after.tracker.prices.now[margin] == whole.tracker.prices.now[margin]
         ours, theirs = (m.answers(margin=margin).estimate.reservation for m in (after, whole))
         assert_same_bits(ours, theirs, margin)
+
+
+@contextmanager
+def served(folder: Path | None, version: str = "1") -> Iterator[Service]:
+    """Give a writer that answers with the built-in model, under a version of its own."""
+    with ExitStack() as ends:
+        service = Service(folder, scorer(version), forget_s=1e9)
+        ends.callback(service.close)
+        yield service
+
+
+def scorer(version: str) -> Scorer:
+    return Scorer(loaded(builtin(), version), SETTINGS.cell)
+
+
+def write(service: Service, parts: list[Windows], later_us: int = 0) -> None:
+    """Write windows, as much later as is said."""
+    for part in parts:
+        moved = part.take(np.arange(len(part)))
+        moved.start_us[:] += later_us
+        moved.end_us[:] += later_us
+        assert service.write(moved).result(120).taken == len(part)
+
+
+def test_a_shadow_that_prices_itself_is_judged_by_what_it_would_answer() -> None:
+    with served(None) as service:
+        write(service, slots()[:2])
+        service.writer.promote(scorer("2"))  # so that both begin with the same window
+        service.writer.shadow(scorer("3"))
+        write(service, slots()[2:])
+        shown = service.writer._watch.shown()
+    for name in ("quality_answers_total", "quality_reserved_total", "quality_violations_total"):
+        of_both = shown[name]
+        assert isinstance(of_both, dict)
+        of = {role: {key[1:]: n for key, n in of_both.items() if key[0] == role} for role in ("served", "shadow")}
+        assert of["served"] == of["shadow"], name
+        assert sum(of["served"].values()) > 0 or "violations" in name
+
+
+def test_the_cell_keeps_its_age_when_a_model_is_promoted_and_after_restarts_to_the_bit(tmp_path: Path) -> None:
+    days_us = 5 * 24 * HOUR_US
+    with served(tmp_path / "cell") as service:
+        write(service, slots()[:4])
+        begun_us = service.tracker.size.begun_us
+        assert begun_us == slots()[0].end_us.max()
+        young = [(price.start, price.own) for price in cell_prices(service.tracker.prices) if price.own is not None]
+        assert all(start > own for start, own in young)  # a third of the budget
+        service.writer.promote(scorer("2"))
+        write(service, slots()[4:16], days_us)
+        service.save()
+        shutil.copytree(tmp_path / "cell", tmp_path / "copy")
+        old = [(price.start, price.own) for price in cell_prices(service.tracker.prices) if price.own is not None]
+        assert old
+        assert all(start == own for start, own in old)  # the whole budget, with the first window of the model
+        write(service, slots()[16:], days_us)
+        whole = told_by(service.tracker, service.settings)
+    with served(tmp_path / "copy", "2") as service:
+        write(service, slots()[16:20], days_us)
+    with served(tmp_path / "copy", "2") as service:  # from the snapshot and the log behind it
+        write(service, slots()[20:], days_us)
+        assert service.tracker.size.begun_us == begun_us
+        assert_same(told_by(service.tracker, service.settings), whole)
+    with served(tmp_path / "copy", "3") as service:  # a model that the state does not know
+        write(service, slots()[:2], 2 * days_us)
+        prices = [(price.start, price.own) for price in cell_prices(service.tracker.prices) if price.own is not None]
+        assert prices
+        assert all(start == own for start, own in prices)
 
 
 def test_the_mean_limit_is_looked_at_once_an_hour_and_rounded() -> None:
