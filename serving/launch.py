@@ -20,7 +20,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.serving.http.guard import read_token
 from reclaim.serving.http.process import backlog_of, raise_open_files
 from reclaim.serving.models.cache import start_model
-from reclaim.serving.settings import DEFAULT_MODEL, ENV_PREFIX, ServingSettings, cell_folder, read_settings
+from reclaim.serving.settings import ENV_PREFIX, ServingSettings, cell_folder, read_settings
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _LATER_S: Final = 5.0
 
 
 def serve(
-    host: str = "127.0.0.1", port: int = 3000, model: str = DEFAULT_MODEL, *,
+    host: str = "127.0.0.1", port: int = 3000, model: str = "", *,
     shadow: str = "", state: Path | None = DEFAULT_STATE, record: Path | None = None, token_file: Path | None = None,
     tls_cert: Path | None = None, tls_key: Path | None = None, log_json: bool = False, repair: bool = False,
     insecure: bool = False, clock: str = "",
@@ -58,7 +58,8 @@ def serve(
     port : int
         TCP port.
     model, shadow : str
-        References, see ``loader.find_model``; no shadow where empty.
+        References, see ``loader.find_model``. Empty: the champion, and the built-in model until there is one; no
+        shadow.
     state : Path or None
         Folder for all that must outlive the process, made if missing; None keeps it in memory alone.
     record : Path or None
@@ -85,10 +86,10 @@ def serve(
     """
     tls = _checked_tls(tls_cert, tls_key)
     with _listening(host, port) as listening:
-        given: dict[str, Any] = {"shadow": shadow, "token_file": token_file and token_file.absolute()}
+        given: dict[str, Any] = {"model": model, "shadow": shadow, "token_file": token_file and token_file.absolute()}
         given |= {"log_json": log_json, "repair": repair, "clock": clock, "record": record and record.absolute()}
         given = {name: value for name, value in given.items() if value}
-        given |= {"model": model, "state": None if state is None else _checked_state(state)}
+        given |= {"state": None if state is None else _checked_state(state)}
         settings = read_settings().model_copy(update=given)
         if settings.record is not None:
             _check_record(settings.record)

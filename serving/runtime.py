@@ -228,6 +228,7 @@ class Runtime:
             "recovered_notes": float(len(info.notes)),
             "model_info": roles,
             "model_loaded_timestamp_seconds": loaded_at,
+            "model_fallback": float(model.from_disk or model.fallback is not None),
             "registry_reachable": float(not model.registry.startswith("unreachable")),
             "margin_budget_ratio": {(name,): float(budgets[name]) for name in MARGIN_NAMES if name in budgets},
             **prices_shown(info.prices),

@@ -25,7 +25,8 @@ class ServingSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, protected_namespaces=())
 
     model: str = DEFAULT_MODEL
-    """``NAME@ALIAS``, ``NAME/VERSION``, or the folder of a bundle. An alias is watched: moving it moves the service."""
+    """``NAME@ALIAS``, ``NAME/VERSION``, or the folder of a bundle. An alias is watched: moving it moves the service.
+    Where none is named, the built-in model serves until there is a champion; one that is named is not replaced."""
     bundle: Path | None = None
     """Folder of the bundle that ``model`` was resolved to; set by ``launch``, as the server does not ask MLflow."""
     model_version: str = ""
@@ -114,6 +115,11 @@ class ServingSettings(BaseSettings):
     """A midnight that begins a Monday, in the cell's own zone, on the windows' clock; µs."""
     log_json: bool = False
     """Writes the log as one JSON object a line."""
+
+    @property
+    def may_fall_back(self) -> bool:
+        """Whether the built-in model may serve in the champion's place: a model that was named is not replaced."""
+        return "model" not in self.model_fields_set
 
     @property
     def ahead(self) -> float:

@@ -26,7 +26,7 @@ class CellSize:
 
     def __init__(self) -> None:
         self.memory = np.concatenate([[-1.0, -1.0], np.full(len(RESOURCES), np.nan)])
-        """Begin of the cell, µs (whole numbers up to 2^53, which is 285 years), the last hour looked at, mean limits."""
+        """Begin of the cell in µs, exact up to 285 years (2^53), the last hour looked at, and the mean limits."""
 
     @property
     def begun_us(self) -> int:

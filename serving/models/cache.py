@@ -186,7 +186,8 @@ class StartModel:
 def start_model(settings: ServingSettings) -> StartModel:
     """Return the model that the settings name, checked; else the last one that was served under that reference.
 
-    Where there is neither and the settings name a champion, the built-in model serves until there is one.
+    Where there is neither and the settings name no model, the built-in one serves until there is a champion. One that
+    is named is not replaced: its operator would take the answers for its own.
 
     A worker that starts again takes the latest cached model: it may have been promoted after ``launch`` cached its own.
 
@@ -218,7 +219,9 @@ def start_model(settings: ServingSettings) -> StartModel:
                 log.warning("%s version %s, kept on disk: %s", location.name, location.version, unfit)
                 continue
             return StartModel(model, add_if_possible(cache, location, from_disk=True), from_disk=True, refused=refused)
-        if not is_champion(settings.model):
+        if not settings.may_fall_back:
+            if is_champion(settings.model):
+                raise ModelError(f"{error}; where no model is named, the built-in one serves until then") from error
             raise
         log.warning("%s: %s; the built-in model serves until there is one", settings.model, refused.why)
         location = builtin_model(settings.model)

@@ -26,7 +26,7 @@ from reclaim.serving.models.loader import LoadedModel, find_model
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.tracking.aliases import RegistryReader
 from reclaim.training.tracking.client import default_tracking_uri, missing
-from reclaim.training.tracking.references import LOCAL_VERSION, ModelLocation, is_alias, is_folder
+from reclaim.training.tracking.references import BUILTIN, LOCAL_VERSION, ModelLocation, is_alias, is_folder
 from reclaim.training.tracking.runs import ModelVersion, fetch_bundle
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ class ModelStatus:
         Time of loading, in seconds since 1970.
     from_disk : bool
         Whether it comes from the cache because the reference could not be resolved.
+    fallback : str or None
+        Why the built-in model serves in place of the champion; None where it does not.
     registry : str
         ``reachable``, ``not asked``, ``unreachable: …`` with the reason and the time, or ``not there yet`` while the
         built-in model serves.
@@ -69,6 +71,7 @@ class ModelStatus:
     version: str
     loaded_at: float
     from_disk: bool
+    fallback: str | None
     registry: str
     refused: Refusal | None
     shadow_name: str | None
@@ -204,6 +207,7 @@ class ModelKeeper:
             version=served.model.version,
             loaded_at=served.loaded_at,
             from_disk=served.from_disk,
+            fallback=self._fallback(),
             registry=self._registry_status(),
             refused=self._main.refused,
             shadow_name=None if shadow is None else shadow.model.name,
@@ -211,6 +215,12 @@ class ModelKeeper:
             shadow_loaded_at=None if shadow is None else shadow.loaded_at,
             shadow_problem=None if problem is None else problem.why,
         )
+
+    def _fallback(self) -> str | None:
+        if not self._serves_builtin() or self._main.reference == BUILTIN:
+            return None
+        registry, refused = self._registry_status(), self._main.refused
+        return registry if refused is None or registry.startswith("unreachable") else refused.why
 
     def _serves_builtin(self) -> bool:
         origin = self._served().model.bundle.origin

@@ -93,6 +93,9 @@ SHOWN: Final[Mapping[str, Family]] = {
     "recovered_notes": Family("gauge", "Damages and old formats found and repaired at the start."),
     "model_info": Family("gauge", "The model in each role; always 1.", ("role", "name", "version", "alias")),
     "model_loaded_timestamp_seconds": Family("gauge", "When the model was loaded, since 1970.", ("role",)),
+    "model_fallback": Family(
+        "gauge", "1 while the built-in model or one kept on disk serves in place of the one that is configured, else 0."
+    ),
     "registry_reachable": Family("gauge", "1 while the model registry answers, else 0."),
     "margin_budget_ratio": Family("gauge", "Share of answers that may be violated under a margin.", ("margin",)),
     "price_limits": Family(

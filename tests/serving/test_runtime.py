@@ -61,6 +61,19 @@ def test_a_refused_majority_is_named_by_readyz_and_a_metric_and_the_service_stay
         assert f"reclaim_clock_refused_ratio {10 / 19}" in shown
 
 
+def test_a_built_in_model_in_place_of_the_champion_is_shown_by_readyz_and_a_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
+    for settings, shown in ((ServingSettings(), 1), (ServingSettings(model="builtin"), 0)):
+        runtime = Runtime(settings)
+        try:
+            assert (runtime.readiness().about["model"]["fallback"] is not None) == shown
+            assert f"reclaim_model_fallback {shown}.0" in runtime.metrics.text()
+        finally:
+            runtime.close()
+
+
 def test_a_state_saved_with_other_features_is_refused_with_what_to_do(bundle: Bundle, related_bundle: Bundle) -> None:
     with_related, without = (Memory(ServingSettings(), one).tracker for one in (related_bundle, bundle))
     for one, other in ((with_related, without), (without, with_related)):

@@ -306,7 +306,15 @@ def predict(
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 3000,
-    model: ServedModel = "reclaim@champion",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="NAME@ALIAS, NAME/VERSION, a bundle's folder or `builtin`.",
+            metavar="MODEL",
+            envvar="RECLAIM_MODEL",
+            show_default="reclaim@champion, or the built-in model until there is one",
+        ),
+    ] = "",
     shadow: Annotated[
         str, typer.Option(help="Second model, compared live and not served.", metavar="MODEL", envvar="RECLAIM_SHADOW")
     ] = "",
@@ -342,8 +350,8 @@ def serve(
     from reclaim.serving.http.process import prepare_process
 
     prepare_process()
-    scheme = "http" if tls_cert is None else "https"
-    print_status(f"loading {model}; then {scheme}://{host}:{port}/ answers, with its documentation at that address")
+    scheme, named = "http" if tls_cert is None else "https", model or "the champion"
+    print_status(f"loading {named}; then {scheme}://{host}:{port}/ answers, with its documentation at that address")
     from reclaim.serving.launch import serve as run
 
     run(

@@ -105,15 +105,27 @@ def test_a_start_without_the_model_falls_back_on_the_cache_and_gives_the_reason(
                                         "train one with `reclaim train`")  # fmt: skip
     with pytest.raises(ModelError, match=r"holds no bundle\.json"):
         start_model(settings.model_copy(update={"bundle": tmp_path / "gone", "model": "reclaim@another"}))
-    # nothing is kept without a state folder; of a champion alone there is one that comes with the package
-    stand_in = start_model(settings.model_copy(update={"bundle": tmp_path / "gone", "state": None}))
-    assert (stand_in.location.builtin, stand_in.model.name, stand_in.from_disk) == (True, "builtin", False)
-    assert stand_in.refused == gone.refused
+    # nothing is kept without a state folder
+    with pytest.raises(ModelError, match=r"holds no bundle\.json.*; where no model is named, the built-in one serves"):
+        start_model(settings.model_copy(update={"bundle": tmp_path / "gone", "state": None}))
     # a worker that starts again: what was promoted since its launch goes on, not what the launch found
     save_bundle(replace(bundle, dataset_fingerprint="promoted"), tmp_path / "promoted")
     ModelCache(tmp_path / "models").add(ModelLocation("reclaim", "4", tmp_path / "promoted", ALIAS))
     again = start_model(settings.model_copy(update={"bundle": first.location.folder}))
     assert (again.model.version, again.model.bundle.dataset_fingerprint, again.from_disk) == ("4", "promoted", False)
+
+
+def test_the_built_in_model_serves_where_no_model_was_named_and_there_is_none_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ServingSettings(bundle=tmp_path / "gone", model_version="3")
+    start = start_model(settings)
+    assert (start.location.builtin, start.model.name, start.from_disk) == (True, "builtin", False)
+    assert start.refused is not None
+    assert "the built-in model serves until there is one" in caplog.text
+    monkeypatch.setenv("RECLAIM_MODEL", ALIAS)  # names it, too
+    with pytest.raises(ModelError, match="where no model is named"):
+        start_model(ServingSettings(bundle=tmp_path / "gone", model_version="3"))
 
 
 def test_a_start_skips_a_cached_model_of_another_pipeline(

@@ -368,7 +368,8 @@ def test_a_start_without_the_registry_takes_the_last_model_and_reports_it(regist
         assert "no model" in status.refused.why
         keeper.check()
         assert keeper.status().registry.startswith("unreachable")
-        assert registry.keeper(state=registry.state / "another").served.name == "builtin"
+        with pytest.raises(ModelError, match="where no model is named, the built-in one serves until then"):
+            registry.keeper(state=registry.state / "another")
     keeper.check()
     status = keeper.status()
     assert (status.version, status.from_disk, status.refused) == ("2", False, None)
@@ -379,6 +380,25 @@ def test_a_start_without_the_registry_takes_the_last_model_and_reports_it(regist
         again = registry.keeper()
     assert again.status().version == "2"
     assert again.status().from_disk
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_first_start_without_the_registry_says_that_the_built_in_model_serves_and_why(
+    free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ServingSettings(state=tmp_path / "first")  # names no model
+    keeper = ModelKeeper(settings, promote=lambda _: None, shadow=lambda _: None)
+    with monkeypatch.context() as patch:
+        _point_at(f"http://127.0.0.1:{free_port}", patch)
+        assert keeper.load().name == "builtin"
+        assert "cannot be used" in (keeper.status().fallback or "")
+        keeper.check()
+        assert (keeper.status().fallback or "").startswith("unreachable: ")
+    keeper.check()
+    status = keeper.status()
+    assert (status.registry, status.fallback) == ("reachable", "the registry has no reclaim@champion")
+    named = ModelKeeper(ServingSettings(model="builtin"), promote=lambda _: None, shadow=lambda _: None)
+    assert (named.load().name, named.status().fallback) == ("builtin", None)
 
 
 def test_the_model_of_a_launch_needs_no_registry_and_is_confirmed_by_it(registry: Registry) -> None:
