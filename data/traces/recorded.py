@@ -1,4 +1,4 @@
-"""Describes the windows that a service recorded (``reclaim serve --record``) as a trace: they are canonical already."""
+"""Describes what a service recorded (``reclaim serve --record``) as a trace: it is canonical already."""
 
 from __future__ import annotations
 
@@ -6,32 +6,87 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.traces.source import RawTable, Source
 from reclaim.data.windows import CHANNELS, VECTORS, Windows
 
 _TYPES: Final = {
-    pa.int8(): "TINYINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT", pa.float64(): "DOUBLE",
+    pa.int8(): "TINYINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "VARCHAR",
     pa.list_(pa.float32()): "FLOAT[]",
 }  # fmt: skip
 _LACKS: Final = (
     s.ALLOC_COLLECTION_ID, s.ALLOC_INSTANCE_INDEX, s.CPU_SAMPLE, s.MEMORY_ASSIGNED, s.SAMPLE_RATE_HZ, s.PRIORITY,
 )  # fmt: skip
-NAME: Final = "usage-{end_us:020d}.parquet"
-"""Name of a file, by the end of its last window."""
+RECORDED: Final = {
+    "usage": s.USAGE,
+    "events": pa.schema([s.EVENTS.field(name) for name in (*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE, s.COLLECTION_TYPE)]),
+    "collections": pa.schema(
+        [
+            s.COLLECTIONS.field(name)
+            for name in (s.COLLECTION_ID, s.TIME_US, s.EVENT_TYPE, s.COLLECTION_TYPE, s.USER_ID, s.LOGICAL_NAME_ID)
+        ]
+    ),
+}
+"""Columns of each table that is recorded."""
+
+
+def file_name(table: str, end_us: int, number: int = 0) -> str:
+    """Return the name of a file, by the end of the last window and a number that tells several apart."""
+    return f"{table}-{max(end_us, 0):020d}{f'-{number}' if number else ''}.parquet"
 
 
 def recorded() -> Source:
-    """Return the source of a folder of ``windows_table`` in parquet."""
-    usage = RawTable(
-        name="usage",
-        patterns=("usage-*.parquet",),
-        columns={field.name: _TYPES[field.type] for field in s.USAGE},
-        select=", ".join(s.USAGE.names),
-        needs=tuple(s.USAGE.names),
+    """Return the source of a folder of the tables of ``RECORDED`` in parquet."""
+    tables = tuple(
+        RawTable(
+            name=name,
+            patterns=(f"{name}-*.parquet",),
+            columns={f.name: _TYPES[f.type] for f in schema},
+            select=", ".join(
+                column if column in schema.names else f"NULL AS {column}" for column in s.TABLES[name].names
+            ),
+            needs=tuple(schema.names),
+        )
+        for name, schema in RECORDED.items()
     )
-    return Source(trace="recorded", tables=(usage,), lacks=_LACKS, limits_in_usage=True)
+    return Source(trace="recorded", tables=tables, lacks=_LACKS, limits_in_usage=True)
+
+
+def ends_table(
+    key: NDArray[np.int64], ended_us: NDArray[np.int64], failed: NDArray[np.int8], failed_us: NDArray[np.int64]
+) -> pa.Table:
+    """Return ends and failures of tasks as events; times of -1 are none. key (n, 2), all others (n,)."""
+    ended, met = ended_us >= 0, (failed_us >= 0) & (failed_us != ended_us)
+    types = np.where(failed[ended] > 0, s.EventType.FAIL, s.EventType.FINISH)
+    rows = np.concatenate([np.flatnonzero(ended), np.flatnonzero(met)])
+    columns = (
+        key[rows, 0], key[rows, 1], np.concatenate([ended_us[ended], failed_us[met]]),
+        np.concatenate([types, np.full(int(met.sum()), s.EventType.FAIL)]), np.zeros(len(rows)),
+    )  # fmt: skip
+    schema = RECORDED["events"]
+    return pa.table(
+        [pa.array(c.astype(f.type.to_pandas_dtype())) for c, f in zip(columns, schema, strict=True)], schema
+    )
+
+
+def owners_table(windows: Windows) -> pa.Table:
+    """Return user and logical name of the collections of windows that have them; the numbers stand for the strings.
+
+    All rows of one collection are alike, so that an ingest keeps one: its time is that of a collection of before the
+    trace.
+    """
+    known = (windows.user >= 0) | (windows.name >= 0)
+    owner = np.column_stack([of[known] for of in (windows.collection_id, windows.user, windows.name)])
+    collection, user, name = np.unique(owner, axis=0).T
+    n = len(collection)
+    columns = (
+        pa.array(collection), pa.array(np.full(n, s.BEFORE_TRACE_US)),
+        pa.array(np.full(n, s.EventType.SUBMIT, np.int8)), pa.array(np.zeros(n, np.int8)),
+        *(pa.array([None if of < 0 else str(of) for of in column.tolist()], pa.string()) for column in (user, name)),
+    )  # fmt: skip
+    return pa.table(list(columns), schema=RECORDED["collections"])
 
 
 def windows_table(windows: Windows) -> pa.Table:

@@ -42,6 +42,7 @@ ANSWER_PHASES: Final = ("decode", "features", "answer", "encode")
 """The parts of an answer for many tasks: the first two only for a request that brings histories, the
 third only for others."""
 PROMOTIONS: Final = ("promoted", "refused")
+RECORDINGS: Final = ("written", "dropped")
 
 BUCKETS_S: Final = (
     0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
@@ -207,11 +208,15 @@ class Metrics(Collector):
         promotions = self._counter(
             "promotions", "Models that an alias was moved to, by what became of them.", "outcome"
         )
+        recorded = self._counter(
+            "recorded_windows", "Windows for --record, by what became of them; dropped: not written.", "outcome"
+        )
         # a series by its label, at 0 from the start: to look one up costs more than to count
         self._windows = {name: windows.labels(name) for name in OUTCOMES}
         self._phases = {name: phases.labels(name) for name in PHASES}
         self._answer_phases = {name: answer_phases.labels(name) for name in ANSWER_PHASES}
         self._promotions = {name: promotions.labels(name) for name in PROMOTIONS}
+        self._recorded = {name: recorded.labels(name) for name in RECORDINGS}
         self._series: set[tuple[str, ...]] = set()
         """Labels of requests that were seen."""
         self._shown: list[Callable[[], Shown]] = []
@@ -255,6 +260,10 @@ class Metrics(Collector):
     def promotion(self, outcome: str) -> None:
         """Count a model that an alias was moved to, one of ``PROMOTIONS``."""
         self._promotions[outcome].inc()
+
+    def recorded(self, outcome: str, n: int) -> None:
+        """Count windows by what became of their record, one of ``RECORDINGS``."""
+        self._recorded[outcome].inc(n)
 
     def show(self, read: Callable[[], Shown]) -> None:
         """Call ``read`` for values when Prometheus asks, in a thread of its own."""

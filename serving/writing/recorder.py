@@ -1,15 +1,18 @@
-"""Records the windows that a service takes, as a trace that ``--trace recorded`` of an ingest reads."""
+"""Records what a service takes, as a trace that ``--trace recorded`` of an ingest reads."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+
 from reclaim.data.core.parquet import TableWriter
-from reclaim.data.schema import USAGE
-from reclaim.data.traces.recorded import NAME, windows_table
+from reclaim.data.traces.recorded import RECORDED, ends_table, file_name, owners_table, windows_table
 from reclaim.data.windows import Windows, concatenate
+from reclaim.serving.wire.rows import ENDED_US, FAILED, FAILED_US, FactRows
 
 log = logging.getLogger(__name__)
 
@@ -21,19 +24,25 @@ _MOST_WRITES: Final = 1_024
 
 
 class Recorder:
-    """Writes a file for each hour of the windows' clock; a crash loses the hour under way.
+    """Writes files for each hour of the windows' clock; a crash loses the hour under way.
+
+    What cannot be written is dropped and counted, so that memory stays bounded; the next hour is tried again.
 
     Parameters
     ----------
     folder : Path
         Made where it is missing.
+    count : callable
+        Called with ``written`` or ``dropped`` and a number of windows.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, count: Callable[[str, int], object] = lambda *_: None) -> None:
+        self._folder, self._count = folder, count
         self._kept: list[Windows] = []
         self._writes: list[Windows] = []  # the latest ones
+        self._ends: list[pa.Table] = []
         self._rows, self._end_us = 0, -1
+        self._dropped = 0  # windows, since one was written
 
     def take(self, windows: Windows) -> None:
         """Keep windows, and write those of an hour that is over."""
@@ -47,19 +56,47 @@ class Recorder:
         self._rows += len(windows)
         self._end_us = max(end_us, self._end_us)
 
+    def take_facts(self, facts: FactRows) -> None:
+        """Keep the ends and failures of tasks, which are written with the windows of the hour."""
+        ends = ends_table(facts.key, *(facts.columns[name] for name in (ENDED_US, FAILED, FAILED_US)))
+        if not len(ends):
+            return
+        if self._rows + len(ends) > _MOST_ROWS:
+            self.close()
+        self._ends.append(ends)
+        self._rows += len(ends)
+
     def close(self) -> None:
         """Write what is kept; a folder that cannot be written is reported, and writes to the service go on."""
         if not self._rows:
             return
-        path = self._folder / NAME.format(end_us=self._end_us)
+        windows = [*self._kept, *self._writes]
+        n = sum(map(len, windows))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            number = 0
-            while path.exists():  # late windows of an hour that was written, or a restart within one
-                number += 1
-                path = self._folder / NAME.format(end_us=self._end_us).replace(".parquet", f"-{number}.parquet")
-            with TableWriter(path, USAGE) as writer:
-                writer.write(windows_table(concatenate([*self._kept, *self._writes])))
+            if self._ends:
+                self._write("events", pa.concat_tables(self._ends))
+            if n:
+                joined = concatenate(windows)
+                self._write("collections", owners_table(joined))
+                self._write("usage", windows_table(joined))  # the last one: what counts is whether this is there
         except OSError as error:
-            log.warning("%d windows are not recorded: %s", self._rows, error)
-        self._kept, self._writes, self._rows = [], [], 0
+            if not self._dropped:
+                log.error("%d windows are not recorded: %s; the next hour is tried again", n, error)
+            self._dropped += n
+            self._count("dropped", n)
+        else:
+            if self._dropped:
+                log.warning("windows are recorded again; %d were not", self._dropped)
+            self._dropped = 0
+            self._count("written", n)
+        self._kept, self._writes, self._ends, self._rows = [], [], [], 0
+
+    def _write(self, table: str, rows: pa.Table) -> None:
+        if not len(rows):
+            return
+        number = 0
+        while (path := self._folder / file_name(table, self._end_us, number)).exists():
+            number += 1  # late windows of an hour that was written, or a restart within one
+        with TableWriter(path, RECORDED[table]) as writer:
+            writer.write(rows)

@@ -74,7 +74,7 @@ class Writer:
         self._scorer: Scorer | None = None
         self._syncer = ThreadPoolExecutor(1, "sync")
         self.snapshotter = None if store is None else Snapshotter(store, tracker, settings, self._wake)
-        self._recorder = None if settings.record is None else Recorder(settings.record)
+        self._recorder = None if settings.record is None else Recorder(settings.record, metrics.recorded)
         self._evict_at = 0.0
         self._recorded: dict[str, Any] = {}
         """Settings that the log has last."""
@@ -307,6 +307,8 @@ class Writer:
                 self._store.sync()
             except StoreError as error:
                 raise self._not_stored(str(error)) from error
+        if self._recorder is not None:
+            self._recorder.take_facts(kept)
         self._watch.failed(*self._tracker.failed(kept))
         self._watch.forget(self._tracker.store_facts(kept))
         refusals = facts.refusals

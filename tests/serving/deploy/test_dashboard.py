@@ -21,6 +21,7 @@ from reclaim.serving.monitoring.metrics import (
     OUTCOMES,
     PHASES,
     PROMOTIONS,
+    RECORDINGS,
     ROLES,
     SHOWN,
     Metrics,
@@ -42,7 +43,7 @@ EXPRESSIONS = [
 SCRAPED = {"instance", "job"}
 """Labels that Prometheus adds to whatever it scrapes."""
 VALUES = {
-    "role": ROLES, "outcome": (*OUTCOMES, *PROMOTIONS), "phase": PHASES, "margin": MARGIN_NAMES, "tier": TIER_LABELS,
+    "role": ROLES, "outcome": (*OUTCOMES, *PROMOTIONS, *RECORDINGS), "phase": PHASES, "margin": MARGIN_NAMES, "tier": TIER_LABELS,
     "level": [f"{level:g}" for level in QUANTILE_LEVELS], "part": ("memory", "log", "snapshot"),
     "code": ("401", "429"), "status": ("2xx", "5xx"), "job": ("reclaim",), "endpoint": PROBES,
 }  # fmt: skip

@@ -11,10 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from reclaim.data import schema as s
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.windows import concatenate, sort_windows
 from reclaim.serving.models.canary import canary_batch
 from reclaim.serving.writing.recorder import Recorder
+from tests.serving.cell_fixtures import W, fact_rows, windows_of
 
 
 def test_windows_come_back_from_the_dataset_as_they_were_taken(tmp_path: Path) -> None:
@@ -23,13 +25,17 @@ def test_windows_come_back_from_the_dataset_as_they_were_taken(tmp_path: Path) -
     for part in np.array_split(np.arange(len(windows)), 20):
         recorder.take(windows.take(part))
     recorder.close()
-    assert len(list((tmp_path / "seen").iterdir())) > 1  # one for each hour that ended
+    assert len(list((tmp_path / "seen").glob("usage-*"))) > 1  # one for each hour that ended
     dataset = ingest(tmp_path / "seen", tmp_path / "dataset", IngestConfig(trace="recorded")).dataset
     found = sort_windows(concatenate([dataset.windows(bucket) for bucket in range(dataset.n_buckets)]))
     expected = sort_windows(windows)
     for field in fields(expected):
         ours, theirs = getattr(found, field.name), getattr(expected, field.name)
-        if field.name not in ("user", "name", "in_alloc"):  # which only the facts of a collection have
+        if field.name in ("user", "name"):  # other numbers
+            of_theirs = dict(zip(theirs.tolist(), ours.tolist(), strict=True))
+            assert [of_theirs[number] for number in theirs.tolist()] == ours.tolist(), field.name
+            assert len(set(of_theirs.values())) == len(of_theirs) > 2
+        elif field.name != "in_alloc":  # of which alloc, is not known
             assert np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == "f"), field.name
 
 
@@ -39,7 +45,7 @@ def test_a_restart_within_the_hour_writes_another_file(tmp_path: Path) -> None:
         recorder = Recorder(tmp_path)
         recorder.take(windows.take(np.arange(3)))
         recorder.close()
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("usage-*"))) == 2
     dataset = ingest(tmp_path, tmp_path.parent / "dataset", IngestConfig(trace="recorded")).dataset
     assert dataset.n_windows == 3  # repeated rows are dropped
 
@@ -55,16 +61,47 @@ def test_writes_of_one_row_take_little_more_memory_than_their_rows_and_are_all_w
     tracemalloc.stop()
     assert kept < 4_000_000  # 5,000 rows of 400 bytes, and 904 writes apart; all apart are 10 MB
     recorder.close()
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.glob("usage-*")
     assert pq.read_metadata(file).num_rows == 5_000
 
 
-def test_a_folder_that_cannot_be_written_is_reported_and_nothing_else_fails(
+def test_ends_and_failures_of_tasks_become_events_of_the_dataset(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "seen")
+    recorder.take(windows_of({"task": 1}, {"task": 2}, {"task": 3}))
+    for _ in range(2):  # a repeated fact is one event
+        recorder.take_facts(fact_rows(
+            {"task": 1, "ended_us": W}, {"task": 2, "ended_us": 2 * W, "failed": True},
+            {"task": 3, "failed_us": W + 5}, {"task": 4, "limit": 1.0},
+        ))  # fmt: skip
+    recorder.close()
+    dataset = ingest(tmp_path / "seen", tmp_path / "dataset", IngestConfig(trace="recorded")).dataset
+    names = [s.COLLECTION_ID, s.TIME_US, s.EVENT_TYPE]
+    events = [row for bucket in range(dataset.n_buckets) for row in dataset.events(bucket, names).to_pylist()]
+    assert sorted(tuple(row[name] for name in names) for row in events) == [
+        (1, W, s.EventType.FINISH), (2, 2 * W, s.EventType.FAIL), (3, W + 5, s.EventType.FAIL),
+    ]  # fmt: skip
+
+
+def test_windows_that_cannot_be_written_are_dropped_counted_and_reported_once_until_it_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").touch()
-    recorder = Recorder(tmp_path / "file")
+    counts = {"written": 0, "dropped": 0}
+
+    def count(outcome: str, n: int) -> None:
+        counts[outcome] += n
+
+    recorder = Recorder(tmp_path / "seen", count)
+    (tmp_path / "seen").touch()
+    hours = [windows_of({"task": 1, "at": at}, {"task": 2, "at": at}) for at in range(0, 60, 12)]
     with caplog.at_level(logging.WARNING):
-        recorder.take(canary_batch()[1])
+        for windows in hours[:4]:
+            recorder.take(windows)
+        assert counts == {"written": 0, "dropped": 6}
+        assert recorder._rows == 2  # the hour under way
+        (tmp_path / "seen").unlink()  # there is room again
+        recorder.take(hours[4])
         recorder.close()
-    assert "windows are not recorded" in caplog.text
+    assert counts == {"written": 4, "dropped": 6}
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "2 windows are not recorded", "windows are recorded again; 6 were not",
+    ]  # fmt: skip

@@ -799,3 +799,18 @@ def test_prices_of_windows_taken_while_they_did_not_follow_are_not_made_up(
     assert prices_of(again) == pytest.approx([price.start for price in cell_prices(again.tracker.prices)])
     follow_some(again, range(40, 60))
     assert_same(told_by(crashed(again, start).tracker, SETTINGS), told_by(again.tracker, SETTINGS))
+
+
+def test_a_record_that_cannot_be_written_is_counted_and_holds_up_no_write(
+    start: Callable[..., Service], tmp_path: Path
+) -> None:
+    (tmp_path / "seen").touch()
+    service = start(None, record=tmp_path / "seen")
+    assert [service.told({"task": 1, "at": at}).taken for at in (0, 12)] == [1, 1]
+    (tmp_path / "seen").unlink()
+    service.facts({"task": 1, "ended_us": 20 * W, "failed": True})
+    service.close()
+    shown = service.writer._metrics.text()
+    for outcome in ("dropped", "written"):
+        assert f'reclaim_recorded_windows_total{{outcome="{outcome}"}} 1.0' in shown
+    assert {path.name.split("-")[0] for path in (tmp_path / "seen").iterdir()} == {"usage", "events"}
