@@ -43,8 +43,8 @@ EXPRESSIONS = [
 SCRAPED = {"instance", "job"}
 """Labels that Prometheus adds to whatever it scrapes."""
 VALUES = {
-    "role": ROLES, "outcome": (*OUTCOMES, *PROMOTIONS, *RECORDINGS), "phase": PHASES, "margin": MARGIN_NAMES, "tier": TIER_LABELS,
-    "level": [f"{level:g}" for level in QUANTILE_LEVELS], "part": ("memory", "log", "snapshot"),
+    "role": ROLES, "outcome": (*OUTCOMES, *PROMOTIONS, *RECORDINGS), "phase": PHASES, "margin": MARGIN_NAMES,
+    "tier": TIER_LABELS, "level": [f"{level:g}" for level in QUANTILE_LEVELS], "part": ("memory", "log", "snapshot"),
     "code": ("401", "429"), "status": ("2xx", "5xx"), "job": ("reclaim",), "endpoint": PROBES,
 }  # fmt: skip
 

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 LEVELS = (0.5, 0.9995)
 COUNTED = {
     "request_duration_seconds", "write_phase_duration_seconds", "answer_phase_duration_seconds", "requests_refused",
-    "windows", "promotions",
+    "windows", "recorded_windows", "promotions",
 }  # fmt: skip
 UNITS = ("seconds", "bytes", "ratio", "info", "deviations", "limits", "amount")
 COUNTS = ("_rows", "_tracked", "_room", "_under_way", "_waiting", "_notes", "_groups")
 """Ends of the names of gauges that count things, which have no unit."""
-STATES = ("_ready", "_ok", "_reachable")
+STATES = ("_ready", "_ok", "_reachable", "_fallback")
 """Of those that are 0 or 1."""
 
 
