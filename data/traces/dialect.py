@@ -17,14 +17,15 @@ USAGE: Final = ("cpu", "memory", s.PAGE_CACHE)
 """Roles of metrics of usage."""
 FACTS: Final = (
     "pod", "owner", "replicaset_owner", "job_owner", "request", "limit", "quality", "restarts", "started",
-    "started_usage", "ended_reason", "ended_time", "terminated", "completed", "evicted", "autoscaler", "allocatable",
-    "synthetic",
+    "started_usage", "ended_reason", "ended_time", "terminated", "completed", "evicted", "autoscaler",
+    "autoscaler_target", "allocatable", "synthetic",
 )  # fmt: skip
 """Roles of metrics of facts."""
 _LABELS: Final = ("namespace", "pod", "container", "node", "cluster")
 _SECTIONS: Final = ("labels", "usage", "facts", "tiers")
 _MATCHER: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)(=~|!~|!=|=)"([^"\\]*)"')
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Dialect:
     ----------
     labels : mapping of str to str
         Thing → the label that names it; empty for none.
+    clusters : tuple of str
+        Labels that may tell clusters apart, where ``labels`` names none for them.
     scraper : tuple of str
         Labels that say who scraped.
     preferred : mapping of str to str
@@ -86,6 +89,7 @@ class Dialect:
     """
 
     labels: Mapping[str, str]
+    clusters: tuple[str, ...]
     scraper: tuple[str, ...]
     preferred: Mapping[str, str]
     metrics: tuple[Metric, ...]
@@ -133,9 +137,12 @@ def parse_dialect(text: str, name: str) -> Dialect:
     faults += [f"missing section [{key}]" for key in _SECTIONS[:2] if not isinstance(raw.get(key), dict)]
     labels: dict[str, Any] = raw["labels"] if isinstance(raw.get("labels"), dict) else {}
     faults += [f"labels.{key} must be the name of a label" for key in _LABELS if not isinstance(labels.get(key), str)]
-    scraper, preferred = labels.get("scraper", []), labels.get("preferred", {})
-    if not isinstance(scraper, list) or not all(isinstance(label, str) for label in scraper):
-        faults.append("labels.scraper must be a list of labels")
+    lists, preferred = {key: labels.get(key, []) for key in ("clusters", "scraper")}, labels.get("preferred", {})
+    faults += [
+        f"labels.{key} must be a list of labels"
+        for key, of in lists.items()
+        if not isinstance(of, list) or not all(isinstance(one, str) and _LABEL.fullmatch(one) for one in of)
+    ]
     if not isinstance(preferred, dict) or not all(isinstance(value, str) for value in preferred.values()):
         faults.append("labels.preferred must be labels with their values")
     metrics = []
@@ -155,8 +162,9 @@ def parse_dialect(text: str, name: str) -> Dialect:
     if faults:
         raise ConfigError(f"dialect {name}: {'; '.join(faults)}")
     return Dialect(
-        {key: labels[key] for key in _LABELS}, tuple(scraper), dict(preferred), tuple(metrics), dict(tiers), text
-    )
+        {key: labels[key] for key in _LABELS}, tuple(lists["clusters"]), tuple(lists["scraper"]), dict(preferred),
+        tuple(metrics), dict(tiers), text,
+    )  # fmt: skip
 
 
 def _metric(role: str, raw: Any) -> Metric:

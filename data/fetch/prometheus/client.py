@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import re
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote, quote_plus
 
 import httpx
 
@@ -23,7 +25,9 @@ log = logging.getLogger(__name__)
 TRIES: Final = 5
 """Tries of a request before it is given up: half a minute of waiting at 2 s, doubled."""
 LARGEST_ANSWER: Final = 1 << 30
-"""Bytes of one answer, unpacked: a piece of 10,000 containers takes a twentieth as JSON."""
+"""Bytes of one answer, unpacked, that is decoded as it comes."""
+LARGEST_WHOLE: Final = 128 << 20
+"""Bytes of one answer, unpacked, that is held whole: as JSON, three million samples, which take six times as much."""
 CONNECT_S: Final = 10.0
 """Longest time until a connection is there; the timeout of a request is for an answer."""
 _TRANSIENT: Final = frozenset({408, 425, 429, 500, 502, 503})
@@ -33,6 +37,8 @@ _MAY_LIMIT: Final = frozenset({400, 503})
 """Statuses that say so by words alone: 503 is a query that timed out, or a server that has not started yet."""
 _LIMIT: Final = re.compile("exceed|limit|too many|too large|too long|maximum|timed? ?out", re.IGNORECASE)
 """Words of a refusal by a limit."""
+_TLS: Final = re.compile(r"\[SSL|certificate|tlsv1", re.IGNORECASE)
+"""Words of a connection that certificates prevent."""
 _SECRET: Final = re.compile("auth|cookie|credential|key|passw|secret|token", re.IGNORECASE)
 """Names of headers that are credentials."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -41,6 +47,12 @@ _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 """Characters that HTTP can send. Others end in an error of the library, which repeats the value."""
 _READ_IN: Final = 200
 """Characters of a server's own words that a message repeats."""
+_ERROR_BYTES: Final = 1 << 16
+"""Bytes of an answer that is an error, of which a message takes the first line."""
+_HIDDEN: Final = "[hidden]"
+"""Stands in a message for credentials of ours that a server repeats."""
+_SHORTEST_SECRET: Final = 4
+"""Characters of a credential that is hidden: fewer are part of any word."""
 
 
 class TooMuchError(Exception):
@@ -97,6 +109,10 @@ class Access:
             raise ConfigError("--url: expected an address without ? and #; parameters go into --header-file as headers")
         if (self.cert is None) != (self.key is None):
             raise ConfigError("--cert and --key go together")
+        certificates = {"--ca": self.ca, "--cert": self.cert, "--key": self.key}
+        if url.scheme == "http" and any(certificates.values()):
+            given = ", ".join(name for name, path in certificates.items() if path)
+            raise ConfigError(f"{self.url}: {given} without effect, plain HTTP has no certificates; use https://")
         if url.scheme == "http" and not is_loopback(url.host):
             secrets = ["--token-file"] if self.token_file else []
             secrets += [f"{name} of --header-file" for name in self.headers() if _SECRET.search(name)]
@@ -130,6 +146,22 @@ class Access:
         return {"Authorization": f"Bearer {token}"}
 
 
+def _secrets(headers: Mapping[str, str]) -> set[str]:
+    """Return the credentials in headers in every form in which a server may repeat them: with, without the scheme."""
+    found = set()
+    for name, value in headers.items():
+        if _SECRET.search(name):
+            scheme, _, rest = value.partition(" ")
+            found |= {value, rest.strip(), *(part.partition("=")[2].strip() for part in value.split(";"))}
+            if scheme.lower() == "basic":
+                try:
+                    pair = base64.b64decode(rest.strip(), validate=True).decode()
+                except ValueError:
+                    continue
+                found |= {pair, pair.partition(":")[2]}
+    return {one for one in (*found, *map(quote, found), *map(quote_plus, found)) if len(one) >= _SHORTEST_SECRET}
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -142,13 +174,17 @@ class Client:
 
     def __init__(self, access: Access) -> None:
         self._access = access
+        headers = access.headers()
+        if access.token_file is not None and any(name.lower() == "authorization" for name in headers):
+            raise ConfigError(f"--token-file and Authorization of {access.header_file}: one login is sent; drop one")
+        self._secrets = _secrets(headers)
         self.url = access.url.rstrip("/")
         self.content_type = ""
         self.bytes = 0
         self.requests = 0
         self._client = httpx.Client(
             timeout=httpx.Timeout(access.timeout_s, connect=min(CONNECT_S, access.timeout_s)),
-            follow_redirects=False, verify=self._tls(), headers=access.headers(),
+            follow_redirects=False, verify=self._tls(), headers=headers,
             trust_env=not is_loopback(httpx.URL(access.url).host),  # else $HTTP_PROXY has what is for this machine
         )  # fmt: skip
 
@@ -173,26 +209,33 @@ class Client:
         """Return the ``data`` of an answer of Prometheus' API, to a form or a GET; a warning in it is a failure."""
         if form is None:
             with self.stream("GET", path) as parts:
-                answer = b"".join(parts)
+                answer = whole(parts)
         else:
             answer = self.post(path, data=dict(form))
         try:
             found = json.loads(answer)
         except ValueError as error:
-            raise RefusedError(200, f"answers no JSON ({_first_line(answer.decode(errors='replace'))})") from error
+            raise RefusedError(200, f"answers no JSON ({self.said(answer.decode(errors='replace'))})") from error
         if not isinstance(found, dict) or found.get("status") != "success":
             raise RefusedError(200, "answers without success")
         if found.get("warnings"):
             raise TraceError(
-                f"{self.url}: answers in part: {_first_line('; '.join(map(str, found['warnings'])))}; "
+                f"{self.url}: answers in part: {self.said('; '.join(map(str, found['warnings'])))}; "
                 "usage that is missing would make reservations too small, so nothing is taken"
             )
         return found.get("data")
 
     def post(self, path: str, **request: Any) -> bytes:
-        """Return the body of an answer to a POST request."""
-        with self.stream("POST", path, **request) as chunks:
-            return b"".join(chunks)
+        """Return the body of an answer to a POST request, at most ``LARGEST_WHOLE``."""
+        with self.stream("POST", path, **request) as parts:
+            return whole(parts)
+
+    def said(self, text: str) -> str:
+        """Return the first line of a server's words, shortened, without credentials of ours that it repeats."""
+        for secret in sorted(self._secrets, key=len, reverse=True):
+            text = text.replace(secret, _HIDDEN)
+        line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        return line if len(line) <= _READ_IN else line[: _READ_IN - 1] + "…"
 
     @contextmanager
     def stream(self, method: str, path: str, **request: Any) -> Iterator[Iterator[bytes]]:
@@ -220,7 +263,7 @@ class Client:
                     raise TooMuchError(f"an answer of more than {LARGEST_ANSWER >> 20} MiB")
                 yield part
         except httpx.RequestError as error:
-            raise TooMuchError(f"the answer broke off ({_first_line(str(error) or type(error).__name__)})") from error
+            raise TooMuchError(f"the answer broke off ({self.said(str(error) or type(error).__name__)})") from error
         finally:
             self.bytes += total
 
@@ -230,19 +273,21 @@ class Client:
         refreshed = False
         for left in range(TRIES - 1, -1, -1):
             self.requests += 1
+            token = self._access.token()
+            self._secrets |= _secrets(token)
             try:
-                with self._client.stream(
-                    method, self.url + path, headers=headers | self._access.token(), **request
-                ) as response:
+                with self._client.stream(method, self.url + path, headers=headers | token, **request) as response:
                     if response.status_code == httpx.codes.OK:
                         yield response
                         return
-                    response.read()
-                    message, status = _message(response), response.status_code
+                    message, status = self._message(response), response.status_code
             except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
                 raise TooMuchError(f"no answer within {self._access.timeout_s:.0f} s") from error
             except httpx.RequestError as error:
-                message, status = _first_line(str(error) or type(error).__name__), 0
+                message, status = self.said(str(error) or type(error).__name__), 0
+                if _TLS.search(message):
+                    line = f"{self.url}: no TLS connection ({message}); check --ca, and --cert with --key"
+                    raise ConfigError(line) from error
             if status in _TOO_MUCH or (status in _MAY_LIMIT and _LIMIT.search(message)):
                 raise TooMuchError(f"HTTP {status}: {message}")
             if status in (401, 403):
@@ -259,19 +304,30 @@ class Client:
             log.info("%s: %s; trying again in %.0f s", self.url, message, pause_s)
             time.sleep(pause_s)
 
+    def _message(self, response: httpx.Response) -> str:
+        """Return what an answer other than 200 says, by its beginning."""
+        if response.is_redirect:
+            other = self.said(response.headers.get("Location", "")) or "another address"
+            return f"redirects to {other}; pass that as --url"
+        body = bytearray()
+        for part in response.iter_bytes():
+            body += part
+            if len(body) > _ERROR_BYTES:
+                break
+        text = body.decode(errors="replace")
+        try:
+            found = json.loads(text)
+            text = str(found.get("error", "")) if isinstance(found, dict) else ""
+        except ValueError:
+            pass
+        return self.said(text) or self.said(response.reason_phrase)
 
-def _message(response: httpx.Response) -> str:
-    """Return a server's own words, shortened."""
-    if response.is_redirect:
-        return f"redirects to {response.headers.get('Location', 'another address')}; pass that as --url"
-    try:
-        found = response.json()
-        text = str(found.get("error", "")) if isinstance(found, dict) else ""
-    except ValueError:
-        text = response.text
-    return _first_line(text) or response.reason_phrase
 
-
-def _first_line(text: str) -> str:
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return line if len(line) <= _READ_IN else line[: _READ_IN - 1] + "…"
+def whole(parts: Iterator[bytes]) -> bytes:
+    """Return the parts of an answer as one; TooMuchError where it is larger than ``LARGEST_WHOLE``."""
+    kept = bytearray()
+    for part in parts:
+        kept += part
+        if len(kept) > LARGEST_WHOLE:
+            raise TooMuchError(f"an answer of more than {LARGEST_WHOLE >> 20} MiB")
+    return bytes(kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,14 +13,24 @@ from reclaim.data.core.files import write_json
 from reclaim.data.errors import ConfigError
 from reclaim.data.fetch.ledger import Ledger
 from reclaim.data.fetch.prometheus.client import Access, Client
-from reclaim.data.fetch.prometheus.probe import AUTO, Plan, choose, plan
+from reclaim.data.fetch.prometheus.probe import AUTO, LARGEST_PIECE, Plan, choose, plan, too_large
 from reclaim.data.fetch.prometheus.reading import read_series
-from reclaim.data.fetch.prometheus.transports import TRANSPORTS
+from reclaim.data.fetch.prometheus.transports import TRANSPORTS, held
 from reclaim.data.traces.dialect import Dialect, Matcher, Metric, load_dialect
-from reclaim.data.traces.history import FORMAT, PIECE_S, RECORD, History, piece_path, read_piece, split, write_piece
+from reclaim.data.traces.history import (
+    FORMAT,
+    PIECE_S,
+    RECORD,
+    History,
+    RawSeries,
+    piece_path,
+    read_piece,
+    split,
+    write_piece,
+)
 
 SAMPLES_AT_ONCE: Final = 6_000_000
-"""Samples that are asked for at once, and held in memory: 100 MB, three times as much while they are decoded."""
+"""Samples of pieces that are read together, by plan: 100 MB."""
 PIECES_AT_ONCE: Final = 84
 """Pieces that are asked for at once at most: a week, so that progress is seen."""
 SYNTHETIC: Final = "SYNTHETIC.json"
@@ -126,7 +136,8 @@ def fetch_history(
     Raises
     ------
     ConfigError
-        Options are wrong, or ``out`` holds a history of other options or of another server, or another process
+        Options are wrong, the server has several clusters, two hours are more than memory is for, or ``out`` holds a
+        history of other options or of another server, or another process
         fetches into it.
     TraceError
         The server has nothing, answers in part, or fails; what came is kept.
@@ -135,7 +146,7 @@ def fetch_history(
     if config.probe:
         start_s, end_s = _range(config)
         with Client(config.access) as client:
-            found = plan(client, _metrics(dialect, config), start_s, end_s, config.transport)
+            found = plan(client, _metrics(dialect, config), start_s, end_s, config.transport, _clusters(dialect))
             return HistoryReport(start_s, end_s, found.pieces, plan=found, requests=client.requests,
                                  received=client.bytes, missing=_absent(found.missing))  # fmt: skip
     with Ledger(out) as ledger:
@@ -149,8 +160,9 @@ def fetch_history(
         with Client(config.access) as client:
             metrics = _metrics(dialect, config)
             if len(left) == len(starts):
-                made = plan(client, metrics, start_s, end_s, config.transport)
-                ledger.put("plan", "", transport=made.transport, samples=made.samples)
+                made = plan(client, metrics, start_s, end_s, config.transport, _clusters(dialect))
+                by_role = {one.metric.role: one.samples for one in made.found}
+                ledger.put("plan", "", transport=made.transport, samples=made.samples, by_role=by_role)
                 report = replace(report, plan=made)
                 if say is not None:
                     say(in_words(made))
@@ -158,11 +170,19 @@ def fetch_history(
             else:
                 transport = choose(client, metrics[0], start_s, end_s, config.transport)
                 _check_same(client, metrics[0], transport, piece_path(out, max(set(starts).difference(left))))
-            at_once = pieces_at_once(ledger.get("plan", "").get("samples", 0) / len(starts))
+            planned = ledger.get("plan", "")
+            per_piece = {role: n / len(starts) for role, n in planned.get("by_role", {}).items()}
             seen: set[str] = set()
-            for group in _groups(left, at_once):
-                first_ms, past_ms = group[0] * 1000, (group[-1] + PIECE_S) * 1000
-                series = {m.role: read_series(client, m, transport, first_ms, past_ms) for m in metrics}
+            waiting = list(_groups(left, pieces_at_once(planned.get("samples", 0) / len(starts))))[::-1]
+            while waiting:
+                group = waiting.pop()
+                series = _read(client, metrics, transport, group, per_piece)
+                if series is None and len(group) == 1:
+                    raise ConfigError(too_large(client.url, "more samples than planned"))
+                if series is None:
+                    middle = len(group) // 2
+                    waiting += [group[middle:], group[:middle]]
+                    continue
                 seen |= {role for role, rows in series.items() if rows}
                 if series.get("synthetic"):
                     write_json(out / SYNTHETIC, {"statement": "Made up, as the server's history says of itself."})
@@ -178,6 +198,22 @@ def fetch_history(
                     progress(1 - (len(left) - report.fetched) / len(starts))
             absent = _absent(m for m in metrics if m.role not in seen) if len(left) == len(starts) else ()
             return replace(report, requests=client.requests, received=client.bytes, transport=transport, missing=absent)
+
+
+def _read(
+    client: Client, metrics: Iterable[Metric], transport: str, group: list[int], per_piece: Mapping[str, float]
+) -> dict[str, list[RawSeries]] | None:
+    """Return the series of pieces that follow each other by role; None where they take more than ``LARGEST_PIECE``."""
+    first_ms, past_ms = group[0] * 1000, (group[-1] + PIECE_S) * 1000
+    found: dict[str, list[RawSeries]] = {}
+    total = 0
+    for metric in metrics:
+        planned = per_piece.get(metric.role, 0) * len(group)
+        found[metric.role] = read_series(client, metric, transport, first_ms, past_ms, planned=planned)
+        total += sum(map(held, found[metric.role]))
+        if total > LARGEST_PIECE:
+            return None
+    return found
 
 
 def pieces_at_once(samples: float) -> int:
@@ -264,8 +300,15 @@ def _range(config: HistoryConfig) -> tuple[int, int]:
     return end_s - n * PIECE_S, end_s
 
 
+def _clusters(dialect: Dialect) -> tuple[str, ...]:
+    """Return the labels that may have one value at a time: none where the dialect keeps clusters apart."""
+    return () if dialect.labels["cluster"] else dialect.clusters
+
+
 def _metrics(dialect: Dialect, config: HistoryConfig) -> list[Metric]:
     """Return the dialect's metrics, of the namespaces and the cluster asked for."""
+    if config.namespace is not None and not dialect.labels["namespace"]:
+        raise ConfigError(f"--namespace {config.namespace}: dialect {config.dialect} names no label of a namespace")
     out = []
     for metric in dialect.metrics:
         where = list(metric.where)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.prometheus.client import Client, RefusedError, TooMuchError
@@ -25,6 +25,11 @@ from reclaim.data.traces.history import PIECE_S
 log = logging.getLogger(__name__)
 
 AUTO: Final = "auto"
+LARGEST_PIECE: Final = 1 << 30
+"""Bytes of memory of a piece's samples: 60 million, two hours of 130,000 containers at 30 s."""
+_NAMED: Final = 5
+"""Clusters that a message names."""
+T = TypeVar("T")
 _INSTANTS: Final = (0.98, 0.5, 0.02)
 """Places in the range at which series are counted: all of them for usage, the first with a series for the rest."""
 _LOOKED_S: Final = 600
@@ -72,13 +77,21 @@ class Plan:
     seconds: float
 
 
-def plan(client: Client, metrics: Sequence[Metric], start_s: int, end_s: int, transport: str) -> Plan:
+def plan(
+    client: Client, metrics: Sequence[Metric], start_s: int, end_s: int, transport: str, clusters: Sequence[str] = ()
+) -> Plan:
     """Return what a server has of the metrics in a range, and how it will be read.
+
+    Parameters
+    ----------
+    clusters : sequence of str
+        Labels that may have one value at a time: pods of the same name in two clusters would be added up.
 
     Raises
     ------
     ConfigError
-        The server does not speak Prometheus' API, or the transport asked for is not there.
+        The server does not speak Prometheus' API, the transport asked for is not there, it has several clusters, or
+        a piece is more than memory is for.
     TraceError
         It has nothing of a metric that is needed.
     """
@@ -96,6 +109,7 @@ def plan(client: Client, metrics: Sequence[Metric], start_s: int, end_s: int, tr
             "--days, --end, --namespace and --cluster, or name the metrics in a --dialect of your own"
         )
     first = found[0].metric
+    _check_one_cluster(client, first, start_s, end_s, clusters)
     chosen = choose(client, first, start_s, end_s, transport)
     read, took_s = 0, 0.0
     for _ in range(2):  # the first time, decoders are compiled
@@ -103,12 +117,15 @@ def plan(client: Client, metrics: Sequence[Metric], start_s: int, end_s: int, tr
         looked = read_series(client, first, chosen, (end_s - _LOOKED_S) * 1000, end_s * 1000)
         read, took_s = sum(len(series.value) for series in looked), time.perf_counter() - begun
     samples = sum(one.samples for one in found)
+    pieces = -(-(end_s - start_s) // PIECE_S)
+    if samples / pieces > LARGEST_PIECE / 16:
+        raise ConfigError(too_large(client.url, f"about {samples / pieces:,.0f} samples"))
     return Plan(
         server=server,
         transport=chosen,
         found=tuple(found),
         missing=tuple(missing),
-        pieces=-(-(end_s - start_s) // PIECE_S),
+        pieces=pieces,
         samples=samples,
         n_bytes=round(samples * _BYTES_PER_SAMPLE),
         seconds=took_s / max(read, 1) * samples,
@@ -155,7 +172,7 @@ def _server(client: Client) -> str:
         info = client.json("/api/v1/status/buildinfo")
     except (RefusedError, TooMuchError, ConfigError):
         return "unknown"  # a gateway may forbid the path
-    return f"version {info['version']}" if isinstance(info, dict) and info.get("version") else "unknown"
+    return client.said(f"version {info['version']}") if isinstance(info, dict) and info.get("version") else "unknown"
 
 
 def _count(client: Client, metric: Metric, start_s: int, end_s: int) -> Found | None:
@@ -176,10 +193,42 @@ def _count(client: Client, metric: Metric, start_s: int, end_s: int) -> Found | 
 
 
 def _scalar(client: Client, query: str, at: str) -> float:
+    return _vector(client, query, at, lambda result: float(result[0]["value"][1]) if result else 0.0)
+
+
+def _vector(client: Client, query: str, at: str, decode: Callable[[list[Any]], T]) -> T:
+    """Return the decoded result of an instant query."""
     try:
         data: Any = client.json("/api/v1/query", {"query": query, "time": at, **WHOLE})
-        return float(data["result"][0]["value"][1]) if data["result"] else 0.0
+        return decode(data["result"])
     except TooMuchError as error:
         raise TraceError(f"{client.url}: cannot count {query} ({error}); narrow it by --namespace") from error
-    except (RefusedError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise TraceError(f"{client.url}: cannot count {query} ({error})") from error
+    except (RefusedError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise TraceError(f"{client.url}: cannot count {query} ({client.said(str(error))})") from error
+
+
+def _check_one_cluster(client: Client, metric: Metric, start_s: int, end_s: int, labels: Sequence[str]) -> None:
+    """Raise ConfigError where a label that tells clusters apart has several values at one time."""
+    if not labels:
+        return
+    query = f"count by ({', '.join(labels)}) (count_over_time({metric.selector}[{_LOOKED_S}s]))"
+    for share in _INSTANTS:
+        at = str(round(start_s + share * (end_s - start_s)))
+        groups = _vector(client, query, at, lambda result: [dict(one["metric"]) for one in result])
+        for label in labels:
+            values = sorted({str(of.get(label, "")) for of in groups})
+            if len(values) > 1:
+                named = ", ".join(value or "(none)" for value in values[:_NAMED]) + ", …" * (len(values) > _NAMED)
+                raise ConfigError(
+                    f"{client.url}: {len(values)} clusters by the label {label} ({named}); pods of one name would be "
+                    f"added up. Choose one by --cluster {label}={values[-1]}, or keep them apart by `cluster = "
+                    f'"{label}"` in a --dialect'
+                )
+
+
+def too_large(url: str, what: str) -> str:
+    """Return the message about a piece that is more than memory is for."""
+    return (
+        f"{url}: two hours of the history are {what}, more than the {LARGEST_PIECE >> 20} MiB that are held at once; "
+        "fetch it by --namespace, or --cluster, in several folders"
+    )

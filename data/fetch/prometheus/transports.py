@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import TraceError
 from reclaim.data.fetch.prometheus.chunks import XOR, crc32c, decode_samples, decode_xor
-from reclaim.data.fetch.prometheus.client import LARGEST_ANSWER, Client, TooMuchError
+from reclaim.data.fetch.prometheus.client import LARGEST_WHOLE, Client, TooMuchError, whole
 from reclaim.data.fetch.prometheus.protobuf import (
     MalformedError,
     content,
@@ -36,6 +36,10 @@ LARGEST_FRAME: Final = 64 << 20
 """Bytes of one frame of a streamed answer; Prometheus makes them of 1 MiB."""
 LONGEST_LABEL: Final = 1 << 16
 """Bytes of a label's name or value."""
+MOST_HELD: Final = 256 << 20
+"""Bytes of one answer, decoded, by ``held``: 16 million samples of few series."""
+_SERIES_BYTES: Final = 1024
+"""Bytes that the labels and arrays of a series take besides its samples, about."""
 _KINDS: Final = {"=": 0, "!=": 1, "=~": 2, "!~": 3}
 _SAMPLES, _STREAMED = 0, 1
 STREAM_TYPE: Final = "application/x-streamed-protobuf"
@@ -76,23 +80,25 @@ def read_chunks(client: Client, metric: Metric, start_ms: int, end_ms: int) -> l
     """
     body = remote_read_request(metric, start_ms, end_ms, streamed=True)
     with client.stream("POST", "/api/v1/read", content=body, headers=HEADERS) as parts:
-        if not client.content_type.startswith(STREAM_TYPE):
-            return _guarded(client, lambda: samples_of(unpack(b"".join(parts))))
-        return _guarded(client, lambda: [row for frame in frames(parts) for row in chunked_series(frame)])
+        if client.content_type.startswith(STREAM_TYPE):
+            rows = (row for frame in frames(parts) for row in chunked_series(frame))
+        else:
+            rows = (row for answer in (whole(parts),) for row in samples_of(unpack(answer)))
+        return _decoded(client, rows, start_ms, end_ms)
 
 
 def read_samples(client: Client, metric: Metric, start_ms: int, end_ms: int) -> list[RawSeries]:
     """Read by remote read as samples."""
     body = remote_read_request(metric, start_ms, end_ms, streamed=False)
     answer = client.post("/api/v1/read", content=body, headers=HEADERS)
-    return _guarded(client, lambda: samples_of(unpack(answer)))
+    return _decoded(client, (row for packed in (answer,) for row in samples_of(unpack(packed))), start_ms, end_ms)
 
 
 def read_export(client: Client, metric: Metric, start_ms: int, end_ms: int) -> list[RawSeries]:
     """Read by the export of VictoriaMetrics: a line of JSON per series."""
     form = {"match[]": metric.selector, "start": f"{start_ms / 1000:.3f}", "end": f"{(end_ms - 1) / 1000:.3f}"}
     with client.stream("POST", "/api/v1/export", data=form | {"reduce_mem_usage": "1"}) as parts:
-        return _guarded(client, lambda: [exported(line) for line in _lines(parts)])
+        return _decoded(client, map(exported, _lines(parts)), start_ms, end_ms)
 
 
 def read_query(client: Client, metric: Metric, start_ms: int, end_ms: int) -> list[RawSeries]:
@@ -100,28 +106,46 @@ def read_query(client: Client, metric: Metric, start_ms: int, end_ms: int) -> li
     # a range is open or closed at its beginning, by version: one ms more is asked for, and cut by the caller
     query = f"{metric.selector}[{end_ms - start_ms}ms]"
     data = client.json("/api/v1/query", {"query": query, "time": f"{(end_ms - 1) / 1000:.3f}", **WHOLE})
-    return _guarded(client, lambda: [_row(s["metric"], *zip(*s["values"], strict=True)) for s in _matrix(data)])
+    rows = (_row(s["metric"], *zip(*s["values"], strict=True)) for s in _matrix(data))
+    return _decoded(client, rows, start_ms, end_ms)
 
 
+SAMPLES_AT_ONCE: Final = {"chunks": 6_000_000, "samples": 5_000_000, "export": 6_000_000, "query": 1_500_000}
+"""Samples that one request asks for, by plan: 100 MB, three times as much while they are decoded; as JSON 60 MB, which
+take 350 MB as objects."""
 TRANSPORTS: Final[dict[str, Transport]] = {
     "chunks": read_chunks, "samples": read_samples, "export": read_export, "query": read_query,
 }  # fmt: skip
 """Ways of reading, by name, the lightest for the server first."""
 
 
-def _guarded(client: Client, decode: Callable[[], list[RawSeries]]) -> list[RawSeries]:
+def held(row: RawSeries) -> int:
+    """Return the bytes that a series takes in memory, about."""
+    return row.time_ms.nbytes + row.value.nbytes + _SERIES_BYTES
+
+
+def _decoded(client: Client, rows: Iterable[RawSeries], start_ms: int, end_ms: int) -> list[RawSeries]:
+    """Return series as they are decoded, cut to the range: whole chunks come; TooMuchError beyond ``MOST_HELD``."""
+    found, total = [], 0
     try:
-        return decode()
+        for row in rows:
+            kept = (row.time_ms >= start_ms) & (row.time_ms < end_ms)
+            if kept.any():
+                found.append(RawSeries(row.labels, row.time_ms[kept], row.value[kept]))
+                total += held(found[-1])
+            if total > MOST_HELD:
+                raise TooMuchError(f"an answer of more than {MOST_HELD >> 20} MiB of samples")
     except (MalformedError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(
-            f"{client.url}: an answer cannot be read ({error}); run again, or choose --transport"
+            f"{client.url}: an answer cannot be read ({client.said(str(error))}); run again, or choose --transport"
         ) from error
+    return found
 
 
-def _matrix(data: Any) -> list[Any]:
+def _matrix(data: Any) -> Iterator[Any]:
     if data["resultType"] != "matrix":
         raise ValueError(f"expected a matrix, got {data['resultType']}")
-    return list(data["result"])
+    yield from data["result"]
 
 
 def _row(metric: dict[str, str], times: Iterable[float], values: Iterable[str]) -> RawSeries:
@@ -150,6 +174,8 @@ def _lines(parts: Iterable[bytes]) -> Iterator[bytes]:
     for part in parts:
         *lines, rest = (rest + part).split(b"\n")
         yield from filter(None, lines)
+        if len(rest) > LARGEST_FRAME:
+            raise TooMuchError(f"a series of more than {LARGEST_FRAME >> 20} MiB")
     if rest:
         yield rest
 
@@ -157,7 +183,7 @@ def _lines(parts: Iterable[bytes]) -> Iterator[bytes]:
 def unpack(answer: bytes) -> memoryview:
     """Return an answer unpacked; its length is checked before it is allocated."""
     size, _ = read_varint(memoryview(answer[:10]), 0)
-    if size > LARGEST_ANSWER:
+    if size > LARGEST_WHOLE:
         raise TooMuchError(f"an answer of {size >> 20} MiB")
     try:
         return memoryview(pa.decompress(answer, size, codec="snappy", asbytes=True))
@@ -221,9 +247,8 @@ def _chunk(chunk: memoryview) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     return decode_xor(np.frombuffer(content(found.get(4, memoryview(b""))), np.uint8))
 
 
-def samples_of(answer: memoryview) -> list[RawSeries]:
-    """Return the series of a ``ReadResponse``."""
-    out = []
+def samples_of(answer: memoryview) -> Iterator[RawSeries]:
+    """Yield the series of a ``ReadResponse``."""
     for key, result in fields(answer):
         if key != 1:
             continue
@@ -231,8 +256,7 @@ def samples_of(answer: memoryview) -> list[RawSeries]:
             if part == 1:
                 body = content(series)
                 labels = [_label(content(inner)) for name, inner in fields(body) if name == 1]
-                out.append(RawSeries(_labels(dict(labels)), *decode_samples(np.frombuffer(body, np.uint8))))
-    return out
+                yield RawSeries(_labels(dict(labels)), *decode_samples(np.frombuffer(body, np.uint8)))
 
 
 def _label(label: memoryview) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
@@ -17,7 +17,7 @@ from reclaim.data.samples import SampledWindows, windows_of
 from reclaim.data.traces.dialect import USAGE, Dialect
 from reclaim.data.traces.history import RawSeries
 from reclaim.data.traces.kubernetes.owners import Facts, Owners, PodKey, Workload, machine_id
-from reclaim.data.traces.kubernetes.series import AsOf, ContainerKey, Tails, by_container
+from reclaim.data.traces.kubernetes.series import UNSAID, AsOf, ContainerKey, Said, Tails, by_container, while_said
 from reclaim.data.traces.series import task_id
 
 USAGE_EXTRAS: Final = (s.CPU_REQUEST, s.MEMORY_REQUEST, s.CPU_ENFORCED, s.MEMORY_ENFORCED)
@@ -50,8 +50,12 @@ class Task:
         End of its last window; 0 for none.
     ended_us : int
         Time of its last end; 0 for none.
-    restarts, request, enforced : float, or float by resource
-        Last values; NaN for none.
+    restarts : float by uid
+        Last values.
+    request, enforced : Said by resource
+        Last samples.
+    listed : Said or None
+        Last sample that lists the pod; None for none.
     machine : str
         Name of its node.
     """
@@ -65,8 +69,9 @@ class Task:
     seen_us: int = 0
     ended_us: int = 0
     restarts: dict[str, float] = field(default_factory=dict)
-    request: dict[str, float] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, np.nan))
-    enforced: dict[str, float] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, np.nan))
+    request: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
+    enforced: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
+    listed: Said | None = None
     machine: str = ""
 
 
@@ -80,7 +85,7 @@ class Fold:
         self.machines: list[dict[str, Any]] = []
         self._largest: dict[int, NDArray[np.float64]] = {}
         self._tails = {role: Tails() for role in USAGE}
-        self._nodes: dict[str, dict[str, float]] = {}
+        self._nodes: dict[str, dict[str, AsOf]] = {}
         self._start_us = -1
 
     def piece(
@@ -102,6 +107,7 @@ class Fold:
         facts = {role: by_container(piece.get(role, ()), self._dialect) for role in (
             "restarts", "started", "started_usage", "ended_reason", "ended_time", "terminated")}  # fmt: skip
         amounts = {role: self._amounts(piece.get(role, ())) for role in ("request", "limit")}
+        listings = self._listings(piece.get("pod", ()))
         events: list[dict[str, Any]] = []
         edges = np.searchsorted(found.task, np.arange(len(keys) + 1))
         columns = {name: np.full(len(found), np.nan) for name in (*USAGE_EXTRAS, "node_cpu", "node_memory")}
@@ -115,18 +121,21 @@ class Fold:
             ends = found.end_us[rows]
             if not len(ends):
                 continue
+            begun_us = None if task.seen_us else int(found.start_us[rows][0])
             events += self._gaps(task, found.start_us[rows], ends)
             starts = np.array(task.starts_us, np.int64)
             run = np.searchsorted(starts, ends, side="left") - 1
             scheduled[rows] = np.where(run >= 0, starts[run], found.start_us[rows])
             machine[rows] = machine_id(task.machine) if task.machine else s.UNKNOWN_ID
-            node = self._nodes.get(task.machine, {})
+            node, listed = self._nodes.get(task.machine, {}), listings.get(key[:3], [])
+            listing = AsOf(listed, task.listed or UNSAID) if listed or task.listed else None
+            task.listed = listing.last if listing is not None else None
             for resource, request, enforced in zip(s.RESOURCES, USAGE_EXTRAS[:2], USAGE_EXTRAS[2:], strict=True):
                 for role, column, known in (("request", request, task.request), ("limit", enforced, task.enforced)):
                     amount = AsOf(amounts[role].get((key, resource), []), known[resource])
-                    columns[column][rows] = amount.at(ends)
+                    columns[column][rows] = while_said(amount, listing, ends, begun_us)
                     known[resource] = amount.last
-                columns[f"node_{resource}"][rows] = node.get(resource, np.nan)
+                columns[f"node_{resource}"][rows] = node.get(resource, AsOf([])).at(ends)
             first = self.first_seen_us.setdefault(task.collection, (int(found.start_us[rows][0]), task))
             if found.start_us[rows][0] < first[0]:
                 self.first_seen_us[task.collection] = (int(found.start_us[rows][0]), task)
@@ -157,30 +166,47 @@ class Fold:
         latest = max(series, key=lambda one: int(one.time_ms[-1]), default=None)
         named = latest.named if latest is not None else {}
         pod = self._owners.pods.get(task.key[:3], Facts())
-        task.machine = self._dialect.named(named, "node") or pod.node or named.get("instance") or task.machine
+        node = self._dialect.named(named, "node") or pod.node or named.get("instance", "")
+        task.machine = _machine(task.key.cluster, node) or task.machine
 
     def _allot(self, piece: dict[str, list[RawSeries]], start_us: int) -> None:
-        """Record what nodes allot to pods, where it changed."""
-        found: dict[str, dict[str, tuple[int, float]]] = {}
+        """Record what nodes allot to pods, and each change at the time of the sample that shows it."""
+        found: dict[str, dict[str, list[RawSeries]]] = {}
         for one in piece.get("allocatable", ()):
             of = one.named
-            resource, node = of.get("resource", ""), self._dialect.named(of, "node")
+            resource = of.get("resource", "")
+            node = _machine(self._dialect.named(of, "cluster"), self._dialect.named(of, "node"))
             if resource in s.RESOURCES and node:
-                found.setdefault(node, {})[resource] = (int(one.time_ms[0]) * 1000, float(one.value[-1]))
-        for node, amounts in sorted(found.items()):
-            now = {resource: amount for resource, (_, amount) in amounts.items()}
-            before = self._nodes.get(node)
-            if before is not None and all(before.get(resource) == amount for resource, amount in now.items()):
-                continue
-            self._nodes[node] = (before or {}) | now
-            time_us = min(time for time, _ in amounts.values())
-            at_start = start_us == self._start_us and time_us - start_us < GONE_US
-            self.machines.append({
-                s.TIME_US: s.BEFORE_TRACE_US if at_start else time_us, s.MACHINE_ID: machine_id(node),
-                s.EVENT_TYPE: s.MachineEventType.ADD if before is None else s.MachineEventType.UPDATE,
-                s.CPU_CAPACITY: self._nodes[node].get("cpu"), s.MEMORY_CAPACITY: self._nodes[node].get("memory"),
-                s.MACHINE_NAME: node,
-            })  # fmt: skip
+                found.setdefault(node, {}).setdefault(resource, []).append(one)
+        for node, series in sorted(found.items()):
+            before = self._nodes.get(node, {})
+            now = {resource: AsOf(rows, before[resource].last if resource in before else UNSAID)
+                   for resource, rows in series.items()}  # fmt: skip
+            known = {resource: of.last[0] for resource, of in before.items()}
+            self._nodes[node] = {resource: AsOf([], of.last) for resource, of in before.items()} | now
+            for time_us in sorted({int(time) for of in now.values() for time in of.time_us[of.changes()]}):
+                event = s.MachineEventType.UPDATE if known else s.MachineEventType.ADD
+                known |= {resource: float(of.at(np.array([time_us]))[0]) for resource, of in now.items()
+                          if of.time_us[1] <= time_us}  # fmt: skip
+                at_start = start_us == self._start_us and time_us - start_us < GONE_US
+                self.machines.append({
+                    s.TIME_US: s.BEFORE_TRACE_US if at_start and event == s.MachineEventType.ADD else time_us,
+                    s.MACHINE_ID: machine_id(node), s.EVENT_TYPE: event, s.CPU_CAPACITY: known.get("cpu"),
+                    s.MEMORY_CAPACITY: known.get("memory"), s.MACHINE_NAME: node,
+                })  # fmt: skip
+
+    def _listings(self, series: Iterable[RawSeries]) -> dict[PodKey, list[RawSeries]]:
+        """Return the series that list each pod."""
+        found: dict[PodKey, list[RawSeries]] = {}
+        for one in series:
+            of = one.named
+            key = (
+                self._dialect.named(of, "cluster"),
+                self._dialect.named(of, "namespace"),
+                self._dialect.named(of, "pod"),
+            )
+            found.setdefault(key, []).append(one)
+        return found
 
     def _amounts(self, series: Any) -> dict[tuple[ContainerKey, str], list[RawSeries]]:
         """Return the series of requests, or of limits, by container and resource."""
@@ -217,18 +243,20 @@ class Fold:
             by_uid.setdefault(one.named.get("uid", ""), []).append(one)
         for uid, series in by_uid.items():
             said = AsOf(series)
-            counts = np.concatenate([[task.restarts.get(uid, said.value[0])], said.value])
+            said_us, said_value = said.time_us[1:], said.value[1:]
+            counts = np.concatenate([[task.restarts.get(uid, said_value[0])], said_value])
             if uid:  # a pod's own count never falls; under a name alone it may be another pod's
                 counts = np.maximum.accumulate(counts)
             task.restarts[uid] = float(counts[-1])
             for k in np.flatnonzero(np.diff(counts) > 0).tolist():
-                sample_us = int(said.time_us[k])
-                earliest_us = (int(said.time_us[k - 1]) if k else sample_us - GONE_US) - _SKEW_US
+                sample_us = int(said_us[k])
+                earliest_us = (int(said_us[k - 1]) if k else sample_us - GONE_US) - _SKEW_US
                 times = [float(a.at(np.array([sample_us]))[0]) * 1e6 for a in (ended, started)]
                 time_us = next((round(t) for t in times if earliest_us <= t <= sample_us), sample_us)
                 yield self._end(task, time_us, _reason(facts["ended_reason"], sample_us))
-        for one in facts["terminated"]:
-            if one.value[0] == 1 and (seen := self._ended_at(task, int(one.time_ms[0]) * 1000)):
+        for one in facts["terminated"]:  # old exporters say 0 of every reason until one is 1
+            shown = one.time_ms[one.value == 1]
+            if len(shown) and (seen := self._ended_at(task, int(shown[0]) * 1000)):
                 yield self._end(task, seen, one.named.get("reason", ""))
 
     def _ended_at(self, task: Task, sample_us: int) -> int:
@@ -286,6 +314,11 @@ class Fold:
         node = np.stack([columns[f"node_{resource}"] for resource in s.RESOURCES], axis=1)
         of_open = open_limit(request, largest)
         return np.where(enforced > 0, enforced, np.where(of_open > node, node, of_open))
+
+
+def _machine(cluster: str, node: str) -> str:
+    """Return the name of a node; with its cluster's before it, where the dialect names one."""
+    return f"{cluster}/{node}" if cluster and node else node
 
 
 def open_limit(request: NDArray[np.float64], largest: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -86,27 +86,65 @@ class Tails:
         return time, np.concatenate([last.value[recent], one.value])
 
 
-class AsOf:
-    """Values of one thing over time, out of several series; the latest of them at a time counts."""
+Said = tuple[float, int]
+"""Value of a sample, and its time in µs."""
+UNSAID: Final[Said] = (np.nan, -(1 << 62))
+"""In place of a sample, where there is none."""
 
-    def __init__(self, series: Iterable[RawSeries], before: float = np.nan) -> None:
+
+class AsOf:
+    """Values of one thing over time, out of several series; the latest of them at a time counts.
+
+    ``last`` is the last sample of what came before.
+    """
+
+    def __init__(self, series: Iterable[RawSeries], last: Said = UNSAID) -> None:
         parts = list(series)
         time = np.concatenate([np.zeros(0, np.int64), *(one.time_ms for one in parts)]) * _MS_US
         value = np.concatenate([np.zeros(0), *(one.value for one in parts)])
         order = np.argsort(time, kind="stable")
-        self.time_us: NDArray[np.int64] = time[order]
-        self.value: NDArray[np.float64] = value[order]
-        self._before = before
+        self.time_us: NDArray[np.int64] = np.concatenate([[last[1]], time[order]])
+        self.value: NDArray[np.float64] = np.concatenate([[last[0]], value[order]])
 
     def at(self, time_us: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the values as of times, (n,); before the first sample, the value from before, else the first one."""
-        if not len(self.value):
-            return np.full(len(time_us), self._before)
-        place = np.searchsorted(self.time_us, time_us, side="right") - 1
-        first = self.value[0] if np.isnan(self._before) else self._before
-        return np.where(place >= 0, self.value[place], first)
+        """Return the values as of times, (n,); NaN before the first sample."""
+        return np.asarray(self.value[np.searchsorted(self.time_us, time_us, side="right") - 1])
+
+    def said_at(self, time_us: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the times of the samples that ``at`` answers by, (n,)."""
+        return np.asarray(self.time_us[np.searchsorted(self.time_us, time_us, side="right") - 1])
+
+    def changes(self) -> NDArray[np.int64]:
+        """Return the places in ``value`` of samples that differ from the one before, the first ever among them."""
+        return np.flatnonzero(np.diff(self.value) != 0) + 1
 
     @property
-    def last(self) -> float:
-        """The last value; that from before, where there is none."""
-        return float(self.value[-1]) if len(self.value) else self._before
+    def last(self) -> Said:
+        """The last sample; that from before, where there is none."""
+        return float(self.value[-1]), int(self.time_us[-1])
+
+
+def while_said(
+    amount: AsOf, listed: AsOf | None, times_us: NDArray[np.int64], begun_us: int | None
+) -> NDArray[np.float64]:
+    """Return an amount as of times, (n,), for as long as it is said; NaN before, after, and for none.
+
+    An amount is removed where its pod is listed without it for longer than ``LONGEST_STEP_US``. While the exporter that
+    lists the pod is silent, the amount stays.
+
+    Parameters
+    ----------
+    amount : AsOf
+    listed : AsOf or None
+        Samples that list the pod; None: never listed, then usage alone says that it goes on.
+    times_us : int64, shape (n,)
+    begun_us : int or None
+        Start of a container's first window: a pod has its amounts from its start, and is scraped a little later. A
+        first sample within ``LONGEST_STEP_US`` of it counts from there on. None: no first window.
+    """
+    found, said = amount.at(times_us), amount.said_at(times_us)
+    going_on = times_us if listed is None else listed.said_at(times_us)
+    found = np.where(going_on - np.maximum(said, 0) > LONGEST_STEP_US, np.nan, found)
+    if begun_us is not None and len(amount.time_us) > 1 and amount.time_us[1] - begun_us <= LONGEST_STEP_US:
+        found = np.where(times_us < amount.time_us[1], amount.value[1], found)
+    return found

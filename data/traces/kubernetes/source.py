@@ -21,7 +21,7 @@ from reclaim.data.traces.source import RawTable, Source
 
 FOLDER: Final = "tables"
 DONE: Final = "made.json"
-GENERATION: Final = 2
+GENERATION: Final = 3
 """Raised when the same samples give other tables."""
 _PIECES_PER_FILE: Final = 12
 """A day of usage in a file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,9 +30,9 @@ def fetch(
     table: Annotated[list[str] | None, _option("Table; repeatable. Default: all.", panel=_TRACES)] = None,
     shards: Annotated[str | None, _option("Shards of each table, as `0-3,7`. Default: all.", panel=_TRACES)] = None,
     base_url: Annotated[str | None, _option("Address of a mirror.", "URL", _TRACES)] = None,
-    parallel: Annotated[int, _option("Files fetched at once.", panel=_TRACES)] = 4,
+    parallel: Annotated[int | None, _option("Files fetched at once. Default: 4.", panel=_TRACES)] = None,
     url: Annotated[str | None, _option("Address, before `/api/v1`.", "URL")] = None,
-    days: Annotated[float, _option("Days of history.")] = 14.0,
+    days: Annotated[float | None, _option("Days of history. Default: 14.")] = None,
     end: Annotated[str | None, _option("End of the history, as `2026-11-02` (UTC). Default: now.", "TIME")] = None,
     namespace: Annotated[
         str | None, _option("Namespaces, a regular expression as in PromQL. Default: all.", "REGEX")
@@ -43,11 +43,12 @@ def fetch(
                            rich_help_panel=_PANEL)
     ] = False,
     dialect: Annotated[
-        str, _option("Names of metrics and labels: a TOML, or `kubernetes`.", "FILE")
-    ] = "kubernetes",
+        str | None, _option("Names of metrics and labels: a TOML. Default: `kubernetes`.", "FILE")
+    ] = None,
     transport: Annotated[
-        str, _option("`auto`, `chunks`, `samples` (remote read), `export` (VictoriaMetrics) or `query`.")
-    ] = "auto",
+        str | None,
+        _option("`auto` (default), `chunks`, `samples` (remote read), `export` (VictoriaMetrics) or `query`."),
+    ] = None,
     header_file: Annotated[Path | None, _option("Lines `Name: value`, as a tenant's header.", "FILE")] = None,
     token_file: Annotated[Path | None, _option("Bearer token.", "FILE")] = None,
     ca: Annotated[Path | None, _option("Certificates that the server's may be signed by, PEM.", "FILE")] = None,
@@ -58,20 +59,23 @@ def fetch(
     """Download a public trace, or a cluster's history from a Prometheus; a run that was interrupted continues."""
     from reclaim.data.errors import ConfigError
 
-    of_traces = {"--cell": cell, "--table": table, "--shards": shards, "--base-url": base_url}
-    of_prometheus = {"--url": url, "--end": end, "--namespace": namespace, "--cluster": cluster, "--probe": probe,
+    of_traces = {"--cell": cell, "--table": table or None, "--shards": shards, "--base-url": base_url,
+                 "--parallel": parallel}  # fmt: skip
+    of_prometheus = {"--url": url, "--days": days, "--end": end, "--namespace": namespace, "--cluster": cluster,
+                     "--probe": probe or None, "--dialect": dialect, "--transport": transport,
                      "--header-file": header_file, "--token-file": token_file, "--ca": ca, "--cert": cert,
                      "--key": key}  # fmt: skip
     other = of_traces if trace == PROMETHEUS else of_prometheus
-    if given := [name for name, value in other.items() if value]:
+    if given := [name for name, value in other.items() if value is not None]:
         raise ConfigError(f"{', '.join(given)}: not an option of `reclaim fetch {trace}`")
     if trace != PROMETHEUS:
         from reclaim.data.fetch.job import FetchConfig
         from reclaim.data.fetch.job import fetch as run
 
         config = FetchConfig(
-            trace=trace, cell=cell, tables=tuple(table or ()), shards=shards, base_url=base_url, parallel=parallel
-        )
+            trace=trace, cell=cell, tables=tuple(table or ()), shards=shards, base_url=base_url,
+            **({} if parallel is None else {"parallel": parallel}),
+        )  # fmt: skip
         print_result(results.of_fetch(run(config, out), out), as_json)
         return
     from reclaim.data.fetch.prometheus.client import Access
@@ -79,9 +83,10 @@ def fetch(
 
     if url is None:
         raise ConfigError("prometheus: pass its address, as --url https://prometheus.example")
+    chosen: dict[str, Any] = {"days": days, "dialect": dialect, "transport": transport}
     asked = HistoryConfig(
-        Access(url, header_file, token_file, ca, cert, key), days=days, end=end, namespace=namespace, cluster=cluster,
-        dialect=dialect, transport=transport, probe=probe,
+        Access(url, header_file, token_file, ca, cert, key), end=end, namespace=namespace, cluster=cluster,
+        probe=probe, **{name: value for name, value in chosen.items() if value is not None},
     )  # fmt: skip
     with Progress("fetching") as progress:
         report = fetch_history(asked, out, progress=progress, say=print_status)

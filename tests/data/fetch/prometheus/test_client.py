@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,12 +16,16 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from reclaim.cli.app import app
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.prometheus import client as client_module
-from reclaim.data.fetch.prometheus import job
+from reclaim.data.fetch.prometheus import job, transports
 from reclaim.data.fetch.prometheus.client import Access, Client, RefusedError, TooMuchError
 from reclaim.data.fetch.prometheus.job import HistoryConfig, fetch_history
+from reclaim.data.fetch.prometheus.transports import read_query
+from reclaim.data.traces.dialect import Metric, load_dialect
 
 Answer = tuple[int, dict[str, str], bytes]
 Respond = Callable[[str, dict[str, str], int], Answer]
@@ -36,8 +42,8 @@ def _always(answer: Answer, *_: object) -> Answer:
 
 
 @contextmanager
-def serving(respond: Respond) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """Answer requests on loopback; yield the address, and the headers that came."""
+def serving(respond: Respond, context: ssl.SSLContext | None = None) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Answer requests on loopback, over TLS with a context; yield the address, and the headers that came."""
     came: list[dict[str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -59,6 +65,8 @@ def serving(respond: Respond) -> Iterator[tuple[str, list[dict[str, str]]]]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -341,6 +349,185 @@ def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path
 def test_pieces_are_asked_for_together_as_far_as_memory_allows() -> None:
     """A request costs a server more than its samples: a week at once of a small cluster, one piece of a large one."""
     assert [job.pieces_at_once(samples) for samples in (0, 1e3, 1e6, 3e6, 1e9)] == [84, 84, 6, 2, 1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps({"status": "error", "error": f"bad login {SECRET}"}).encode(),
+        f"Bearer {SECRET} is not known".encode(),
+        f"<p>{'x' * 190} {SECRET}".encode(),
+    ],
+)
+@pytest.mark.parametrize("status", [200, 400, 401, 422, 500])
+def test_a_credential_that_a_server_repeats_reaches_no_message_and_no_log(
+    status: int, body: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "token").write_text(SECRET)
+    caplog.set_level(logging.INFO)
+    repeated = pytest.raises((ConfigError, TraceError, RefusedError, TooMuchError))
+    with (
+        serving(lambda *_: (status, {}, body)) as (url, _),
+        Client(Access(url, token_file=tmp_path / "token", pause_s=0.001)) as client,
+        repeated as error,
+    ):
+        client.json("/api/v1/query", {})
+    assert SECRET[:6] not in f"{error.value}{caplog.text}"
+
+
+def test_a_password_of_a_header_is_hidden_in_every_form_and_a_tenant_is_not(tmp_path: Path) -> None:
+    packed = base64.b64encode(f"user:{SECRET}&?".encode()).decode()
+    (tmp_path / "headers").write_text(f"Authorization: Basic {packed}\nX-Scope-OrgID: team-a\nCookie: sid={SECRET}9\n")
+    with Client(Access("https://prometheus.example", tmp_path / "headers")) as client:
+        for form in (f"Basic {packed}", packed, f"user:{SECRET}&?", f"{SECRET}&?", f"{SECRET}%26%3F", f"x {SECRET}9"):
+            assert SECRET not in client.said(form)
+            assert packed not in client.said(form)
+        assert client.said("no org id team-a") == "no org id team-a"
+
+
+def test_an_answer_in_part_or_a_redirection_repeats_no_credential(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(SECRET)
+    warned = ok({}, warnings=[f"store refuses {SECRET}"])
+    moved = (302, {"Location": f"http://other.example/?token={SECRET}"}, b"")
+    for answer in (warned, moved, ok({"resultType": SECRET})):
+        failed = pytest.raises((TraceError, RefusedError))
+        with (
+            serving(partial(_always, answer)) as (url, _),
+            Client(Access(url, token_file=tmp_path / "token")) as client,
+            failed as error,
+        ):
+            read_query(client, Metric("cpu", "m"), 0, 1000)
+        assert SECRET not in str(error.value)
+
+
+def test_only_one_login_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(SECRET)
+    (tmp_path / "headers").write_text("Authorization: Basic abcd\n")
+    with pytest.raises(ConfigError, match=r"--token-file and Authorization of .*one login is sent"):
+        Client(Access("https://prometheus.example", tmp_path / "headers", tmp_path / "token"))
+
+
+def test_an_error_is_read_by_its_beginning_alone() -> None:
+    with serving(lambda *_: (404, {}, b"no such page\n" + b"x" * 3_000_000)) as (url, _), Client(Access(url)) as client:
+        with pytest.raises(RefusedError, match="no such page"):
+            client.json("/api/v1/query", {})
+        assert client.bytes == 0
+
+
+def test_an_answer_that_is_held_whole_has_a_bound_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON takes six times as much memory as text."""
+    monkeypatch.setattr(client_module, "LARGEST_WHOLE", 100_000)
+    with (
+        serving(lambda *_: ok("x" * 200_000)) as (url, _),
+        Client(Access(url)) as client,
+        pytest.raises(TooMuchError, match="an answer of more than"),
+    ):
+        client.json("/api/v1/query", {})
+
+
+def test_samples_are_counted_as_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export of many short lines, each of a series: labels count, too."""
+    monkeypatch.setattr(transports, "MOST_HELD", 100_000)
+    lines = b"".join(b'{"metric":{"__name__":"m","pod":"%d"},"values":[1],"timestamps":[5]}\n' % k for k in range(1000))
+    with serving(lambda *_: (200, {}, lines)) as (url, _), Client(Access(url)) as client:
+        with pytest.raises(TooMuchError, match="MiB of samples"):
+            transports.read_export(client, Metric("cpu", "m"), 0, 1000)
+        assert transports.read_export(client, Metric("cpu", "m"), 6, 1000) == []  # outside of the range
+
+
+def _of_clusters(values: list[dict[str, str]], path: str, headers: dict[str, str], _: int) -> Answer:
+    if path != "/api/v1/query":
+        return 404, {}, b"not here"
+    chosen = [of for of in values if "cluster%3D%22eu-1%22" not in headers["body"] or of.get("cluster") == "eu-1"]
+    if "count+by" in headers["body"]:
+        return ok({"resultType": "vector", "result": [{"metric": of, "value": [1, "3"]} for of in chosen]})
+    return ok({"resultType": "matrix", "result": [{"metric": {}, "value": [1, "3"], "values": [[1_793_577_500, "1"]]}]})
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        (
+            [{"cluster": "eu-1"}, {"cluster": "us-2"}],
+            r"2 clusters by the label cluster \(eu-1, us-2\).*--cluster cluster=",
+        ),
+        ([{"cluster_name": "a"}, {}], r"2 clusters by the label cluster_name \(\(none\), a\)"),
+    ],
+)
+def test_several_clusters_behind_one_address_are_refused(
+    values: list[dict[str, str]], named: str, tmp_path: Path
+) -> None:
+    """Pods of the same name in two clusters would be one."""
+    with serving(partial(_of_clusters, values)) as (url, _):
+        config = HistoryConfig(Access(url), days=1 / 12, end="2026-11-02", transport="query")
+        for asked in (config, replace(config, probe=True)):
+            with pytest.raises(ConfigError, match=named):
+                fetch_history(asked, tmp_path / "out")
+        if "cluster" in values[0]:
+            assert fetch_history(replace(config, cluster="cluster=eu-1"), tmp_path / "out").fetched == 1
+
+
+@pytest.mark.parametrize("values", [[{}], [{"cluster": "eu-1"}], []])
+def test_one_cluster_is_fetched_with_and_without_its_label(values: list[dict[str, str]], tmp_path: Path) -> None:
+    with serving(partial(_of_clusters, values)) as (url, _):
+        config = HistoryConfig(Access(url), days=1 / 12, end="2026-11-02", transport="query")
+        assert fetch_history(config, tmp_path / "out").fetched == 1
+
+
+def test_a_dialect_that_keeps_clusters_apart_takes_several(tmp_path: Path) -> None:
+    text = load_dialect("kubernetes").text.replace('cluster = ""', 'cluster = "cluster"')
+    (tmp_path / "own.toml").write_text(text)
+    with serving(partial(_of_clusters, [{"cluster": "eu-1"}, {"cluster": "us-2"}])) as (url, _):
+        config = HistoryConfig(Access(url), days=1 / 12, end="2026-11-02", transport="query")
+        own = replace(config, dialect=str(tmp_path / "own.toml"))
+        assert fetch_history(own, tmp_path / "out").fetched == 1
+
+
+def test_a_history_of_which_two_hours_are_too_much_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reclaim.data.fetch.prometheus.probe.LARGEST_PIECE", 16 * 30)
+    with serving(partial(_of_clusters, [{}])) as (url, came):
+        config = HistoryConfig(Access(url), days=1 / 12, end="2026-11-02", transport="query")
+        with pytest.raises(ConfigError, match=r"two hours of the history are about .*fetch it by --namespace"):
+            fetch_history(config, tmp_path / "out")
+        assert not any("%5B7200000ms%5D" in one["body"] for one in came)
+
+
+def test_plain_http_has_no_certificates(tmp_path: Path) -> None:
+    without = pytest.raises(ConfigError, match="without effect, plain HTTP has no certificates")
+    with without:
+        Access("http://127.0.0.1:9090", ca=tmp_path)
+    with without:
+        Access("http://127.0.0.1:9090", cert=tmp_path, key=tmp_path)
+
+
+def test_a_namespace_needs_a_dialect_that_names_its_label(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(
+        load_dialect("kubernetes").text.replace('namespace = "namespace"', 'namespace = ""')
+    )
+    config = HistoryConfig(Access("http://127.0.0.1:1"), namespace="shop", dialect=str(tmp_path / "own.toml"))
+    with pytest.raises(ConfigError, match=r"--namespace shop: dialect .* names no label"):
+        fetch_history(config, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["prometheus", "--url", "http://127.0.0.1:1", "--parallel", "4"], "--parallel: not an option of"),
+        (["prometheus", "--url", "http://127.0.0.1:1", "--cell", "a"], "--cell: not an option of"),
+        (["google-v2.1", "--days", "14"], "--days: not an option of"),
+        (["google-v2.1", "--dialect", "kubernetes", "--transport", "auto"], "--dialect, --transport: not an option of"),
+        (["alibaba-2017", "--probe", "--url", "http://127.0.0.1:1"], "--url, --probe: not an option of"),
+    ],
+)
+def test_an_option_without_effect_is_refused_even_with_its_default(
+    words: list[str], named: str, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(app, ["fetch", words[0], str(tmp_path / "out"), *words[1:]])
+    assert isinstance(done.exception, ConfigError)
+    assert f"{named} `reclaim fetch {words[0]}`" in str(done.exception)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, TraceError
-from reclaim.data.fetch.prometheus import job
+from reclaim.data.fetch.prometheus import job, transports
 from reclaim.data.fetch.prometheus.client import Access
 from reclaim.data.fetch.prometheus.job import HistoryConfig, fetch_history
 from reclaim.data.fetch.prometheus.transports import TRANSPORTS
@@ -125,6 +125,26 @@ def test_a_server_that_refuses_as_much_is_asked_for_less(blocks: Path, history: 
         refused = replace(CONFIG, access=Access(url), transport="samples")
         with pytest.raises((TraceError, ConfigError), match=r"narrow it by --namespace|no --transport"):
             fetch_history(refused, tmp_path / "refused")
+
+
+@pytest.mark.parametrize("transport", ["chunks", "samples", "query"])
+def test_bounds_of_memory_change_no_byte(
+    transport: str, server: Access, history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests are cut by plan, answers by their size, groups of pieces by what they hold."""
+    with monkeypatch.context() as by_plan:
+        by_plan.setitem(transports.SAMPLES_AT_ONCE, transport, 3000)
+        planned = fetch_history(replace(CONFIG, access=server, transport=transport), tmp_path / "plan")
+    with monkeypatch.context() as by_size:
+        by_size.setattr(transports, "MOST_HELD", 300_000)
+        by_size.setattr(job, "LARGEST_PIECE", 3_000_000)
+        sized = fetch_history(replace(CONFIG, access=server, transport=transport), tmp_path / "size")
+    free = fetch_history(replace(CONFIG, access=server, transport=transport), tmp_path / "free")
+    assert pieces(tmp_path / "plan") == pieces(tmp_path / "size") == pieces(tmp_path / "free") == pieces(history)
+    assert min(planned.requests, sized.requests) > free.requests
+    monkeypatch.setattr(job, "LARGEST_PIECE", 100_000)
+    with pytest.raises(ConfigError, match="two hours of the history are more samples than planned"):
+        fetch_history(replace(CONFIG, access=server, transport=transport), tmp_path / "none")
 
 
 def test_a_probe_says_what_there_is_and_writes_nothing(server: Access, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_stream_may_come_in_parts_of_any_size(size: int) -> None:
 
 
 def test_samples_of_a_real_prometheus_are_the_series_that_it_was_given() -> None:
-    found = samples_of(unpack((RECORDED / "samples.bin").read_bytes()))
+    found = list(samples_of(unpack((RECORDED / "samples.bin").read_bytes())))
     assert bits(recorded(found)) == bits(EXPECTED)
 
 
@@ -197,7 +197,7 @@ def test_bytes_that_are_no_chunk_are_an_error_and_nothing_worse(content: bytes) 
             continue
         assert len(time) == len(value)
     for read in (lambda: list(fields(memoryview(content))), lambda: list(frames([content])),
-                 lambda: samples_of(memoryview(content)), lambda: unpack(content)):  # fmt: skip
+                 lambda: list(samples_of(memoryview(content))), lambda: unpack(content)):  # fmt: skip
         try:
             read()
         except (MalformedError, TooMuchError, UnicodeDecodeError):

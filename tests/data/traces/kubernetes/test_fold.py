@@ -261,6 +261,114 @@ def test_a_limit_is_the_enforced_one_else_a_power_of_two_of_what_was_seen_so_far
     assert {row[s.MACHINE_ID] for row in rows} == {machine_id("n1")}
 
 
+REQUEST = APP | {"resource": "memory", "unit": "byte"}
+
+
+def requests_of(
+    said: Sequence[Samples], listed: Samples, *, pieces: int = 1, from_s: float = 0
+) -> dict[float, float | None]:
+    """Return the memory request of each window, by its end since ``T0``; usage goes on to the end."""
+    end = pieces * PIECE_S
+    series = {
+        "cpu": [one(APP, counter(from_s, end, 0.3))],
+        "request": [one(REQUEST | {"instance": str(k)}, samples) for k, samples in enumerate(said) if samples],
+        "pod": [one(POD, listed)] if listed else [],
+    }
+    rows, _, _ = fold(series, pieces)
+    return {row[s.END_US] / US - T0: row[s.MEMORY_REQUEST] for row in rows}
+
+
+def test_a_request_counts_from_its_first_sample_on_and_no_sooner() -> None:
+    """A running container was given a request, within a piece and in a later one."""
+    for begins, pieces in ((3600, 1), (PIECE_S + 3600, 2)):
+        found = requests_of([beat(begins, pieces * PIECE_S, 5e8)], beat(0, pieces * PIECE_S), pieces=pieces)
+        assert {end for end, amount in found.items() if amount is None} == {end for end in found if end < begins}
+        assert {amount for end, amount in found.items() if end >= begins} == {5e8}
+
+
+def test_a_container_has_its_request_from_its_start_though_it_is_scraped_a_little_later() -> None:
+    assert requests_of([beat(1060, PIECE_S, 5e8)], beat(1060, PIECE_S), from_s=950)[1200] == 5e8
+    assert requests_of([beat(1010, PIECE_S, 5e8)], beat(1010, PIECE_S), from_s=810)[900] == 5e8
+    assert requests_of([beat(1300, PIECE_S, 5e8)], beat(1300, PIECE_S), from_s=810)[1200] is None
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_request_that_was_removed_ends_while_the_container_goes_on(pieces: int) -> None:
+    end = pieces * PIECE_S
+    found = requests_of([beat(0, 3600, 5e8)], beat(0, end), pieces=pieces)
+    assert {amount for at, amount in found.items() if at <= 3600} == {5e8}
+    assert {amount for at, amount in found.items() if at > 3900} == {None}  # the last sample is of 3570
+    found = requests_of([beat(0, 3600, 5e8), beat(5400, end, 7e8)], beat(0, end), pieces=pieces)
+    assert (found[3600], found[4200], found[5700]) == (5e8, None, 7e8)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_request_stays_while_its_exporter_is_silent(pieces: int) -> None:
+    """Nothing lists the pod either."""
+    end = pieces * PIECE_S
+    assert set(requests_of([beat(0, 3600, 5e8)], beat(0, 3600), pieces=pieces).values()) == {5e8}
+    # it comes back and lists the pod without the request
+    found = requests_of([beat(0, 1800, 5e8)], [*beat(0, 1800), *beat(end - 1800, end)], pieces=pieces)
+    assert (found[end - 2100], found[end - 1500]) == (5e8, None)
+    # a dialect without kube_pod_info: usage goes on
+    found = requests_of([beat(0, 3600, 5e8)], [], pieces=pieces)
+    assert (found[3600], found[4200]) == (5e8, None)
+
+
+def test_a_nodes_capacity_changes_when_a_sample_shows_it() -> None:
+    """Memory of the node grows after 50 minutes; a limit that it caps does not know that before."""
+    node = {"node": "n1", "resource": "memory"}
+    series = {
+        "cpu": [one(APP, counter(0, 2 * PIECE_S, 0.3))],
+        "memory": [one(APP, beat(0, 2 * PIECE_S, 9e8))],
+        "pod": [one(POD | {"node": "n1"}, beat(0, 2 * PIECE_S))],
+        "allocatable": [
+            one(node, [*beat(0, 3000, 1.5e9), *beat(3000, 9000, 1.8e9), *beat(9000, 2 * PIECE_S, 1.6e9)]),
+            one(node | {"resource": "cpu"}, [*beat(0, 3000, 4.0), *beat(3000, 2 * PIECE_S, 8.0)]),
+        ],
+    }
+    rows, _, made = fold(series, pieces=2)
+    found = [(row[s.TIME_US], row[s.EVENT_TYPE], row[s.MEMORY_CAPACITY], row[s.CPU_CAPACITY]) for row in made.machines]
+    kinds = s.MachineEventType
+    assert found == [
+        (s.BEFORE_TRACE_US, kinds.ADD, 1.5e9, 4.0), ((T0 + 3000) * US, kinds.UPDATE, 1.8e9, 8.0),
+        ((T0 + 9000) * US, kinds.UPDATE, 1.6e9, 8.0),
+    ]  # fmt: skip
+    caps = {row[s.END_US] / US - T0: row[s.MEMORY_LIMIT] for row in rows}
+    assert (caps[2700], caps[3000], caps[8700], caps[9000]) == (1.5e9, 1.8e9, 1.8e9, 1.6e9)
+
+
+def test_nodes_of_one_name_in_two_clusters_are_two() -> None:
+    text = DIALECT.text.replace('cluster = ""', 'cluster = "cluster"')
+    made = Fold(parse_dialect(text, "own"), Owners(parse_dialect(text, "own")))
+    nodes = [
+        one({"cluster": c, "node": "n", "resource": "cpu"}, beat(0, 600, cores)) for c, cores in (("a", 4), ("b", 8))
+    ]
+    usage = [one(APP | {"cluster": c, "node": "n"}, counter(0, 600, 0.3)) for c in "ab"]
+    table, _ = made.piece({"cpu": usage, "allocatable": nodes}, T0 * US, (T0 + PIECE_S) * US)
+    assert [(row[s.MACHINE_NAME], row[s.CPU_CAPACITY]) for row in made.machines] == [("a/n", 4), ("b/n", 8)]
+    assert set(table[s.MACHINE_ID].to_pylist()) == {machine_id("a/n"), machine_id("b/n")}
+
+
+def test_an_exporter_of_before_says_zero_of_every_reason_until_one_is_true() -> None:
+    """kube-state-metrics 1.9 exports each reason of an end from a pod's start on."""
+    job = one(POD | {"owner_kind": "Job", "owner_name": "migrate"}, beat(0, 3600))
+    reasons = [
+        one(APP | {"reason": reason}, [*beat(0, 3600, 0), *beat(3600, 4000, reason == "OOMKilled")])
+        for reason in ("Completed", "Error", "OOMKilled")
+    ]
+    series = {"cpu": [one(APP, counter(0, 3600, 1.0))], "owner": [job], "terminated": reasons}
+    _, events, _ = fold(series)
+    assert told(events)[1:] == [(3600, s.EventType.FAIL, True)]
+    restarts = one(APP | {"uid": "u"}, [*beat(0, 1020, 0, 60), *beat(1020, 7200, 1, 60)])
+    last = [
+        one(APP | {"reason": reason}, [*beat(0, 1020, 0, 60), *beat(1020, 7200, reason == "OOMKilled", 60)])
+        for reason in ("Completed", "OOMKilled", "Error")
+    ]
+    _, events, _ = fold({"cpu": [one(APP, counter(0, 7200, 1.0))], "restarts": [restarts], "ended_reason": last})
+    assert (1020, s.EventType.FAIL, True) in told(events)
+
+
 def test_siblings_share_the_limit_of_what_has_none() -> None:
     other = APP | {"pod": "cart-7d9f8b6c5x-zzzzz"}
     owner = {"owner_kind": "ReplicaSet", "owner_name": "cart-7d9f8b6c5x"}
