@@ -141,6 +141,7 @@ WORKLOAD: Final = "workload_name"
 CONTAINER: Final = "container_name"
 POD: Final = "pod_name"
 AUTOSCALER: Final = "autoscaler_name"
+AUTOSCALED: Final = "autoscaled_resources"
 
 # Columns of rejects.
 REJECT_FILE: Final = "file"
@@ -334,6 +335,7 @@ NAMES: Final = pa.schema(
         _field(POD, pa.string(), "text", "pod"),
         _field(MACHINE_NAME, pa.string(), "text", "node, the last one"),
         _field(AUTOSCALER, pa.string(), "text", "horizontal autoscaler that sets its number of pods; null for none"),
+        _field(AUTOSCALED, pa.string(), "text", "resources whose share of the request it holds, as `cpu,memory`"),
     ]
 )
 

@@ -17,6 +17,7 @@ PodKey = tuple[str, str, str]
 
 ROLES: Final = (
     "pod", "owner", "replicaset_owner", "job_owner", "quality", "completed", "evicted", "autoscaler",
+    "autoscaler_target",
 )  # fmt: skip
 """Roles that say what a pod is."""
 _LETTERS: Final = "[bcdfghjklmnpqrstvwxz2456789]"
@@ -79,6 +80,7 @@ class Owners:
     sets: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
     jobs: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
     scalers: dict[tuple[str, str, str, str], str] = field(default_factory=dict)
+    targets: dict[tuple[str, str, str], set[str]] = field(default_factory=dict)
 
     def add(self, piece: dict[str, list[RawSeries]]) -> None:
         """Take what a later piece says."""
@@ -94,6 +96,11 @@ class Owners:
                 if role == "autoscaler":
                     target = (cluster, namespace, of.get("scaletargetref_kind", ""), of.get("scaletargetref_name", ""))
                     self.scalers[target] = of.get("horizontalpodautoscaler", "")
+                    continue
+                if role == "autoscaler_target":
+                    held = self.targets.setdefault((cluster, namespace, of.get("horizontalpodautoscaler", "")), set())
+                    if of.get("metric_target_type") == "utilization":
+                        held |= {of.get("metric_name", "")} & set(s.RESOURCES)
                     continue
                 facts = self.pods.setdefault((cluster, namespace, pod), Facts())
                 _add(facts, role, of, self.dialect.named(of, "node"), float(series.value[-1]))
@@ -136,6 +143,13 @@ class Owners:
     def autoscaler(self, workload: Workload) -> str | None:
         """Return the scaler of a workload; None for none."""
         return self.scalers.get((workload.cluster, workload.namespace, workload.kind, workload.name))
+
+    def autoscaled(self, workload: Workload) -> tuple[str, ...]:
+        """Return the resources whose share of the request a workload's scaler holds; CPU where nothing is said."""
+        scaler = self.autoscaler(workload)
+        if scaler is None:
+            return ()
+        return tuple(sorted(self.targets.get((workload.cluster, workload.namespace, scaler), {s.RESOURCES[0]})))
 
 
 def _add(facts: Facts, role: str, of: dict[str, str], node: str, value: float) -> None:

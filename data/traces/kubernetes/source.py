@@ -152,6 +152,7 @@ def _names(fold: Fold, owners: Owners) -> list[dict[str, Any]]:
             s.NAMESPACE: task.key.namespace, s.WORKLOAD_KIND: task.workload.kind, s.WORKLOAD: task.workload.name,
             s.CONTAINER: task.key.container, s.POD: task.key.pod, s.MACHINE_NAME: task.machine or None,
             s.AUTOSCALER: owners.autoscaler(task.workload),
+            s.AUTOSCALED: ",".join(owners.autoscaled(task.workload)) or None,
         }
         for _, task in sorted(latest.items())
     ]  # fmt: skip

@@ -67,19 +67,32 @@ class Contender:
 
 
 def ask_all(
-    source: Source, config: ReplayConfig, margins: Margins, rows: TaskRows, series: Series, decisions: Decisions
+    source: Source,
+    config: ReplayConfig,
+    margins: Margins,
+    rows: TaskRows,
+    series: Series,
+    decisions: Decisions,
+    withheld: NDArray[np.bool_],
 ) -> list[Contender]:
-    """Return every estimator of a configuration and every model, set on the validation rows for margins' budgets."""
+    """Return every estimator of a configuration and every model, set on the validation rows for margins' budgets.
+
+    Rows of requests that are withheld, bool of shape (n_decisions, n_resources), choose nothing, unless all of a
+    resource are.
+    """
     answers = ask_statistics(source, config, series, decisions)
+    target = _target(rows, decisions, withheld)
     found = [
-        _chosen(name, STATISTICAL, [candidates(name)[k] for k in range(len(of))], of, config, margins, rows, decisions)
+        _chosen(
+            name, STATISTICAL, [candidates(name)[k] for k in range(len(of))], of, config, margins, target, decisions
+        )
         for name, of in answers.items()
     ]
     prices = scores_of(config.value.prices(source.features.mean_limit, config.horizon_s))
     for name in source.bundles:
         with source.timed(f"ask/{name}"):
             asked = [ask_model(source, config, name, rows, decisions)]
-        found.append(_chosen(name, LEARNED, [{}], asked, config, margins, rows, decisions, given=prices))
+        found.append(_chosen(name, LEARNED, [{}], asked, config, margins, target, decisions, given=prices))
     return found
 
 
@@ -165,15 +178,22 @@ def _recent_tasks(rows: TaskRows, decisions: Decisions) -> tuple[Integers, Integ
     return decision[order], row[order]
 
 
+def _target(rows: TaskRows, decisions: Decisions, withheld: NDArray[np.bool_]) -> Floats:
+    """Return the demand of the validation rows over the limit; NaN where the request is withheld; (n, n_resources)."""
+    held = decisions.held[VALID]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        target = rows.demand[decisions.judged[VALID]] / decisions.limit[held]
+    without = np.where(withheld[held], np.nan, target)
+    return np.where(np.isfinite(without).any(axis=0), without, target)
+
+
 def _chosen(
     name: str, kind: str, settings: Sequence[Settings], answers: Sequence[Answers], config: ReplayConfig,
-    margins: Margins, rows: TaskRows, decisions: Decisions, given: tuple[float, ...] | None = None,
+    margins: Margins, target: Floats, decisions: Decisions, given: tuple[float, ...] | None = None,
 ) -> Contender:  # fmt: skip
     """Return a contender under the candidate that reclaims most of a resource within its budget on validation rows."""
     held = decisions.held[VALID]
     windows = _as_windows(decisions.limit[held], decisions.tier[held])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        target = rows.demand[decisions.judged[VALID]] / decisions.limit[held]
     set_to: Mapping[int, Calibration] = {
         k: calibrate(of.take(held), windows, target, config.budgets, by_tier=config.by_tier, given=given)
         for k, of in enumerate(answers)

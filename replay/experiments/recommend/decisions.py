@@ -40,7 +40,8 @@ class Decisions:
     age_days : float64, shape (n,)
         Days since the first window of the workload began.
     killed_at : float64, shape (n,)
-        Largest memory limit at which a task of the workload has ended out of memory by then; NaN for none.
+        Largest memory at which a task of the workload has ended out of memory by then, ``TaskRows.oom_limit``; NaN for
+        none.
     tier : int8, shape (n,)
     judged : mapping of ``VALID`` and ``TEST`` to int64, shape (n_judged,)
         Rows of ``TaskRows`` that begin while a request holds, and end in its period.
@@ -136,7 +137,7 @@ def _before(workload: Integers, period: Integers) -> Integers:
 
 
 def _killed_at(rows: TaskRows, workload: Integers, time_us: Integers) -> Floats:
-    """Return the largest memory limit at which a task of each workload has ended out of memory; NaN for none."""
+    """Return the largest memory at which a task of each workload has ended out of memory; NaN for none."""
     killed = np.full(len(workload), np.nan)
     for of, when, limit in zip(rows.oom_workload, rows.oom_us, rows.oom_limit, strict=True):
         mine = (workload == of) & (time_us >= when)

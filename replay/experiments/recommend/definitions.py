@@ -49,6 +49,7 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         "out of memory": "After a task ended out of memory the memory request is at least "
         f"{config.oom_bump:.3g} times the limit that it had"
         + (" and 100 MiB more than it" if policy.oom_bump_by else "")
+        + ("; where no limit is enforced, than the larger of its request and its usage then" if kubernetes else "")
         + ", as long as the history remembers it. A request above the limit asks for a limit that is raised as well.",
         "spread": "Largest peak of a task over the median one, of the tasks of the last day: 1 where all are alike. "
         "One request for all is wasteful where it is large.",

@@ -106,7 +106,7 @@ def in_words(winner: Contender, r: int, rule: str, config: RecommendConfig, poli
         "estimate": basis,
         "floor": f"the least request; {basis} is below it",
         "limit": f"the limit; {basis} is above it",
-        "out of memory": f"a task ended out of memory: {config.oom_bump:.3g} times the limit it had"
+        "out of memory": f"a task ended out of memory: {config.oom_bump:.3g} times the memory at which it did"
         + (f", at least {policy.oom_bump_by / 2**20:.0f} MiB more" if policy.oom_bump_by else ""),
         "small change": f"kept: {basis} is less than {config.min_change:.0%} away",
         "unknown": f"kept: no answer yet, or less than {config.history_days:g} days of history for a lower request",

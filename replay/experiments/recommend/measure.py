@@ -158,9 +158,9 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     cuts_us = source.features.cuts_us
     decisions = lay_out(rows, series, cuts_us, hold_days=config.hold_days, seen_days=config.seen_days)
     workloads = names.workloads_of(source.dataset, rows.ids)
-    autoscaled = np.array([one.autoscaler is not None for one in workloads], np.bool_)
-    withheld = np.stack([autoscaled[decisions.workload], np.zeros(len(decisions), np.bool_)], axis=1)
-    contenders = ask_all(source, config, config.margins, rows, series, decisions)
+    autoscaled = np.array([[r in one.autoscaled for r in RESOURCES] for one in workloads], np.bool_)
+    withheld = autoscaled.reshape(-1, len(RESOURCES))[decisions.workload]
+    contenders = ask_all(source, config, config.margins, rows, series, decisions, withheld)
     set_by = {one.name: policy.requests(one.answer, decisions, withheld) for one in contenders}
     judged = {
         period: Judged.of(rows, decisions, period, begins).without(withheld)

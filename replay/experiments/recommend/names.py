@@ -24,6 +24,8 @@ class Workload:
     namespace, kind, container, cluster : str or None
     autoscaler : str or None
         Horizontal autoscaler that sets its number of tasks.
+    autoscaled : tuple of str
+        Resources whose share of the request it holds.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Workload:
     container: str | None = None
     cluster: str | None = None
     autoscaler: str | None = None
+    autoscaled: tuple[str, ...] = ()
 
 
 def is_kubernetes(dataset: Dataset) -> bool:
@@ -55,6 +58,7 @@ def workloads_of(dataset: Dataset, ids: Integers) -> list[Workload]:
         found.append(Workload(
             name=text[s.WORKLOAD] or str(one), namespace=text[s.NAMESPACE], kind=text[s.WORKLOAD_KIND],
             container=text[s.CONTAINER], cluster=text[s.CLUSTER], autoscaler=text[s.AUTOSCALER],
+            autoscaled=tuple((text[s.AUTOSCALED] or "").split(",")),
         ))  # fmt: skip
     return found
 
@@ -83,5 +87,5 @@ def anonymous(workloads: list[Workload]) -> list[Workload]:
         container = None if one.container is None else number("container", one.container)
         cluster = None if one.cluster is None else number("cluster", one.cluster)
         scaler = None if one.autoscaler is None else number("autoscaler", f"{one.namespace}/{one.autoscaler}")
-        found.append(Workload(name, space, one.kind, container, cluster, scaler))
+        found.append(Workload(name, space, one.kind, container, cluster, scaler, one.autoscaled))
     return found

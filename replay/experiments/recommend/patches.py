@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,16 +24,21 @@ _KINDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "StatefulSet": ("apps/v1", _POD),
     "DaemonSet": ("apps/v1", _POD),
     "ReplicaSet": ("apps/v1", _POD),
-    "Job": ("batch/v1", _POD),
     "CronJob": ("batch/v1", ("spec", "jobTemplate", *_POD)),
 }
-"""Version of each kind, and the place of the pod in it. Containers of another kind cannot be merged by their names:
-kustomize would replace the whole list, so there are no patches for those."""
+"""Version of each kind, and the place of the pod in it."""
+_IMMUTABLE: Final[Mapping[str, str]] = {
+    "Job": "the pods of a Job cannot be changed; set the requests where it is made",
+    "Pod": "the requests of a Pod cannot be changed by a patch; set them where it is made",
+}
+_UNMERGED: Final = "kustomize cannot merge its containers by name, and would replace them all"
+"""Reasons of kinds without patches."""
 _MIB: Final = 2**20
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """Names of objects in Kubernetes: DNS subdomains. They become names of files here."""
-_OTHER: Final = re.compile(r"[^A-Za-z0-9_-]+")
-"""Characters of a cluster's name, which may be any, that the name of its folder does not have."""
+_OTHER: Final = re.compile(r"[^a-z0-9_-]+")
+"""Characters of a cluster's name, which may be any, that the name of its folder does not have: no file system may take
+two folders for one."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Patches:
     workloads : int
         Objects that are patched.
     left_out : tuple of str
-        Objects with requests to change, of kinds that cannot be patched.
+        Objects with requests to change, of kinds that cannot be patched, each with the reason.
     """
 
     folder: Path
@@ -82,9 +88,10 @@ def write_patches(results: Results, folder: Path) -> Patches:
             for name in (line["namespace"], line["name"]):
                 if not _NAME.fullmatch(name or ""):
                     raise ConfigError(f"--patches {folder}: {name!r} is no name of Kubernetes; is the history damaged?")
-            place = Path(_OTHER.sub("-", line["cluster"] or "")) / line["namespace"]
+            place = Path(_folder_of(line["cluster"] or "")) / line["namespace"]
             by_object.setdefault((place, line["kind"], line["name"]), []).append(line)
-    left_out = tuple(f"{space}/{name}, a {kind}" for space, kind, name in by_object if kind not in _KINDS)
+    left_out = tuple(f"{space}/{name}, a {kind}: {_IMMUTABLE.get(kind, _UNMERGED)}"
+                     for space, kind, name in by_object if kind not in _KINDS)  # fmt: skip
     components: dict[Path, list[dict[str, Any]]] = {}
     with replaced_folder(folder) as fresh:
         for (space, kind, name), lines in sorted(by_object.items()):
@@ -99,6 +106,12 @@ def write_patches(results: Results, folder: Path) -> Patches:
             (fresh / space / KUSTOMIZATION).write_text(f"{MADE_BY}\n{_text(content)}", encoding="utf-8")
         (fresh / "README").write_text(f"{MADE_BY}\n", encoding="utf-8")
     return Patches(folder, sum(map(len, components.values())), left_out)
+
+
+def _folder_of(cluster: str) -> str:
+    """Return the folder of a cluster: its name, or what of it a folder may have and a checksum of the whole."""
+    plain = _OTHER.sub("-", cluster.lower()).strip("-")
+    return cluster if plain == cluster else f"{plain}-{hashlib.sha256(cluster.encode()).hexdigest()[:8]}".strip("-")
 
 
 def _is_ours(folder: Path) -> bool:

@@ -41,7 +41,7 @@ class Policy:
     history_days : float
         Days of history below which a request is not lowered.
     oom_bump : float
-        What the limit is multiplied with at which a task ended out of memory.
+        What the memory is multiplied with at which a task ended out of memory.
     oom_bump_by : float
         What is added to it at least, in the dataset's unit.
     """

@@ -52,7 +52,8 @@ class TaskRows:
     oom_workload, oom_us : int64, shape (n_events,)
         Workload and time of each out-of-memory end.
     oom_limit : float64, shape (n_events,)
-        Memory limit that the task had then.
+        Memory that the task could not go beyond then: the enforced limit; where there is none, the larger of its
+        request and the largest usage in its last window, as VPA takes it.
     """
 
     ids: Integers
@@ -98,9 +99,9 @@ def read_rows(dataset: Dataset, features: FeatureSet, *, progress: bool) -> Task
         windows = dataset.windows(bucket)
         rows = np.arange(features.bucket_start[bucket], features.bucket_start[bucket + 1], dtype=np.int64)
         task, when = oom_events(windows, dataset.events(bucket, oom_columns(dataset.manifest)))
-        kills.append(_kills(windows, task, when))
-        keep = np.flatnonzero(~windows.in_alloc)
         enforced, request = _enforced_and_requested(dataset, bucket, windows)
+        kills.append(_kills(windows, task, when, enforced[:, _MEMORY], request[:, _MEMORY]))
+        keep = np.flatnonzero(~windows.in_alloc)
         windows = windows.take(keep)
         parts.append({
             "collection": windows.collection_id, "task": windows.task_numbers() + tasks, "start_us": windows.start_us,
@@ -134,8 +135,13 @@ def _enforced_and_requested(dataset: Dataset, bucket: int, windows: Windows) -> 
     return found[0], found[1]
 
 
-def _kills(windows: Windows, task: Integers, when_us: Integers) -> tuple[Integers, Integers, Floats]:
-    """Return collection, time and memory limit of out-of-memory ends of tasks at top level."""
+def _kills(
+    windows: Windows, task: Integers, when_us: Integers, enforced: Floats, request: Floats
+) -> tuple[Integers, Integers, Floats]:
+    """Return collection, time and ``oom_limit`` of out-of-memory ends of tasks at top level.
+
+    A limit that the dataset guessed, where none is enforced, stopped nothing: the node was out of memory.
+    """
     starts = windows.task_starts()
     row = np.array(
         [
@@ -146,7 +152,8 @@ def _kills(windows: Windows, task: Integers, when_us: Integers) -> tuple[Integer
     )
     top = ~windows.in_alloc[row]
     row = row[top]
-    return windows.collection_id[row], when_us[top], windows.limit[row, _MEMORY]
+    reached = np.fmax(request[row], demand(windows)[row, _MEMORY])
+    return windows.collection_id[row], when_us[top], np.where(np.isnan(enforced[row]), reached, enforced[row])
 
 
 @dataclass(frozen=True)

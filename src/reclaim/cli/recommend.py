@@ -138,7 +138,7 @@ def _write_patches(report: ReplayReport, folder: Path | None) -> list[str]:
         return []
     written = write_patches(report.results, folder)
     lines = [f"{folder}: patches of {written.workloads} workloads"]
-    return lines + [f"no patch for {name}: its containers cannot be merged by name" for name in written.left_out]
+    return lines + [f"no patch for {name}" for name in written.left_out]
 
 
 def _print(report: ReplayReport, format_: str, lines: list[str], *, as_json: bool, verbose: bool) -> None:

@@ -141,6 +141,23 @@ def test_tiers_come_from_the_table_of_priority_classes() -> None:
     assert said.index(("", "a", "web-3"), Workload("", "a", "Deployment", "web")) == task_id("pod/web-3")
 
 
+def test_a_scaler_holds_the_resources_whose_utilization_it_targets() -> None:
+    scaler = {"namespace": "shop", "horizontalpodautoscaler": "h", "scaletargetref_kind": "Deployment",
+              "scaletargetref_name": "cart"}  # fmt: skip
+    cart, other = (Workload("", "shop", "Deployment", name) for name in ("cart", "other"))
+    of = {"namespace": "shop", "horizontalpodautoscaler": "h"}
+
+    def held(*targets: tuple[str, str]) -> tuple[str, ...]:
+        rows = [of | {"metric_name": name, "metric_target_type": kind} for name, kind in targets]
+        return owners(autoscaler=[scaler], autoscaler_target=rows).autoscaled(cart)
+
+    assert held() == ("cpu",)  # older exporters do not say it, and CPU is usual
+    assert held(("cpu", "utilization"), ("memory", "utilization")) == ("cpu", "memory")
+    assert held(("memory", "utilization"), ("cpu", "average")) == ("memory",)
+    assert held(("requests_per_second", "average")) == ()
+    assert owners(autoscaler=[scaler]).autoscaled(other) == ()
+
+
 def test_labels_that_a_scrape_renamed_are_read() -> None:
     """Without `honor_labels`, the namespace and pod of kube-state-metrics stand where the pod's should."""
     renamed = {"exported_namespace": "shop", "exported_pod": POD["pod"], "exported_container": "app",

@@ -61,7 +61,8 @@ def cluster(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             s.COLLECTION_ID: c, s.INSTANCE_INDEX: i, s.NAMESPACE: "shop" if number[c] < 5 else "pay",
             s.WORKLOAD_KIND: "Deployment", s.WORKLOAD: f"svc-{number[c] // 2}",
             s.CONTAINER: ("app", "proxy")[number[c] % 2],
-            s.POD: f"svc-{number[c] // 2}-{i % 97}", s.AUTOSCALER: "web-scaler" if number[c] == 3 else None,
+            s.POD: f"svc-{number[c] // 2}-{i % 97}", s.AUTOSCALER: "web-scaler" if number[c] in (3, 5) else None,
+            s.AUTOSCALED: {3: "cpu", 5: "memory"}.get(number[c]),
         }
         for c, i in tasks.itertuples(index=False)
     ]  # fmt: skip
@@ -135,6 +136,13 @@ def test_an_autoscaler_keeps_the_cpu_request_and_not_that_of_memory(report: Repl
     assert "autoscaler" not in others
 
 
+def test_a_scaler_keeps_the_request_of_the_resource_whose_share_it_holds(report: ReplayReport) -> None:
+    line = lines_of(report)["svc-2", "proxy"]
+    assert line["autoscaler"] == "web-scaler"
+    assert (line["memory"]["recommended"], line["memory"]["rule"]) == (REQUEST[1], "autoscaler")
+    assert line["cpu"]["rule"] != "autoscaler"
+
+
 def test_a_recorded_kill_raises_the_request_above_the_limit_and_no_other_end_does(report: ReplayReport) -> None:
     line = lines_of(report)["svc-0", "app"]
     assert line["oom_kills"] == 1
@@ -149,8 +157,8 @@ def test_a_recorded_kill_raises_the_request_above_the_limit_and_no_other_end_doe
 def test_kustomize_takes_the_patches_of_every_workload(report: ReplayReport, tmp_path: Path) -> None:
     written = write_patches(report.results, tmp_path / "patches")
     lines = report.results["workloads"]
-    patched = {line["name"] for line in lines if any(line[r]["recommended"] != line[r]["request"] for r in s.RESOURCES)}
-    assert written.workloads == len({(line["namespace"], line["name"]) for line in lines if line["name"] in patched})
+    changed = [line for line in lines if any(line[r]["recommended"] != line[r]["request"] for r in s.RESOURCES)]
+    assert written.workloads == len({(line["namespace"], line["name"]) for line in changed})
     for space in ("shop", "pay"):
         here = [line for line in lines if line["namespace"] == space]
         base = [

@@ -83,7 +83,10 @@ spec:
 @pytest.mark.skipif(KUBECTL is None, reason="no kubectl on this machine")
 def test_kustomize_applies_the_patches_to_requests_alone(tmp_path: Path) -> None:
     written = write_patches(RESULTS, tmp_path / "patches")
-    assert (written.workloads, written.left_out) == (2, ("shop/canary, a Rollout",))
+    assert written.workloads == 2
+    assert written.left_out == (
+        "shop/canary, a Rollout: kustomize cannot merge its containers by name, and would replace them all",
+    )
     (tmp_path / "base.yaml").write_text(BASE)
     content = {"resources": ["base.yaml"], "namespace": "shop-prod", "components": ["patches/shop"]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
@@ -139,8 +142,30 @@ def test_workloads_of_two_clusters_are_kept_apart(tmp_path: Path) -> None:
     folder = tmp_path / "patches"
     write_patches(results_of({**web, "cluster": "arn:aws/../eu"}, {**web, "cluster": "us"}), folder)
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("deployment-web.yaml"))
-    assert found == ["arn-aws-eu/shop/deployment-web.yaml", "us/shop/deployment-web.yaml"]
+    assert found == ["arn-aws-eu-52970d35/shop/deployment-web.yaml", "us/shop/deployment-web.yaml"]
     assert (folder / "us" / "shop" / "kustomization.yaml").is_file()
+
+
+def test_clusters_that_differ_in_punctuation_or_case_have_folders_of_their_own(tmp_path: Path) -> None:
+    """A file system without case would take two of them for one, too."""
+    clusters = ["eu-1", "eu.1", "eu/1", "EU-1", "eu_1", "eu-1-", "...", "README"]
+    lines = [{**RESULTS["workloads"][0], "cluster": one} for one in clusters]
+    folder = tmp_path / "patches"
+    assert write_patches(results_of(*lines), folder).workloads == len(clusters)
+    assert len({path.parts[-3].lower() for path in folder.rglob("deployment-web.yaml")}) == len(clusters)
+    assert (folder / "eu-1" / "shop").is_dir()
+
+
+def test_pods_that_cannot_be_changed_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    """A Job is immutable; a CronJob is not, its next Jobs have the new requests."""
+    cpu = of_resource(1.0, None, 0.5, "estimate")
+    lines = [line(kind.lower(), "app", cpu, SAME, kind=kind) for kind in ("Job", "CronJob", "Pod")]
+    written = write_patches(results_of(*lines), tmp_path / "patches")
+    assert [path.name for path in (tmp_path / "patches").rglob("*-*.yaml")] == ["cronjob-cronjob.yaml"]
+    assert written.left_out == (
+        "shop/job, a Job: the pods of a Job cannot be changed; set the requests where it is made",
+        "shop/pod, a Pod: the requests of a Pod cannot be changed by a patch; set them where it is made",
+    )
 
 
 def test_anonymous_workloads_are_not_patched(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from reclaim.data import windows as w
 from reclaim.data.errors import HistoryTooShortError
+from reclaim.data.windows import empty_windows
 from reclaim.features.splits import SEEN, TEST, TRAIN, VALID
+from reclaim.replay.experiments.recommend.answers import _target
 from reclaim.replay.experiments.recommend.decisions import NOW, lay_out
-from reclaim.replay.experiments.recommend.series import TaskRows, largest_task
+from reclaim.replay.experiments.recommend.series import TaskRows, _kills, largest_task
 
 SLOT = 300_000_000
 HOUR = 12 * SLOT
@@ -99,6 +102,36 @@ def test_a_kill_counts_from_its_time_on_and_the_largest_limit_does() -> None:
     of = lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=1)
     mine = of.workload == 0
     np.testing.assert_array_equal(of.killed_at[mine], [np.nan, 70, 70, 70, 70])
+
+
+def test_an_end_out_of_memory_is_at_the_enforced_limit_or_where_none_is_at_what_the_task_had() -> None:
+    """A limit that the dataset guessed stopped nothing: it is twice the usage, or more."""
+    windows = empty_windows(3)
+    windows.start_us[:], windows.end_us[:] = np.arange(3) * SLOT, np.arange(1, 4) * SLOT
+    windows.limit[:] = (1.0, 2048.0)
+    windows.usage[:, w.MEMORY_MAX] = (300.0, 700.0, 100.0)
+    kill = (windows, np.array([0]), np.array([2 * SLOT]))
+
+    def at(enforced: float, request: float) -> float:
+        return float(_kills(*kill, np.full(3, enforced), np.full(3, request))[2][0])
+
+    nan = float("nan")
+    assert at(1024.0, 512.0) == 1024.0
+    assert at(nan, nan) == 700.0  # in the window in which it was killed
+    assert at(nan, 512.0) == 700.0
+    assert at(nan, 800.0) == 800.0
+
+
+def test_windows_of_requests_that_are_withheld_choose_no_margin() -> None:
+    """A workload that an autoscaler keeps near its request would ask for a margin that the others pay for."""
+    rows = rows_of([(0, 0, [1.0] * 60), (1, 0, [8.0] * 60)], cuts=(HOUR, 3 * HOUR))
+    of = lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1 / 24, seen_days=1)
+    mine = of.workload[of.held[VALID]]
+    scaled = np.stack([of.workload == 1, np.zeros(len(of), np.bool_)], axis=1)
+    target = _target(rows, of, scaled)
+    np.testing.assert_array_equal(np.isnan(target), np.stack([mine == 1, np.zeros(len(mine), np.bool_)], axis=1))
+    every = np.ones((len(of), 2), np.bool_)  # then nothing is set, and something has to be chosen
+    np.testing.assert_array_equal(_target(rows, of, every), _target(rows, of, ~every))
 
 
 def test_a_workload_that_has_not_run_for_long_gets_no_recommendation() -> None:
