@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from serving_cell import MadeUpCell, bulk, explained, one_task, one_window
+from serving_cell import MACHINES, MadeUpCell, bulk, candidates, explained, one_task, one_window
 from serving_http import ARROW, OK, Caller, Calls, Maker, hammer, one_after_another, request
 from serving_servers import MIB, Server, bare_server, reclaim_server
 from serving_soak import soak, write_figure
@@ -46,7 +46,15 @@ BULK = {
     "usage": "POST /v1/usage",
     "usage_cell": "POST /v1/usage?answer=cell",
     "cell": "GET /v1/cell/reservations",
+    "machines": f"GET /v1/machines, {MACHINES:,} of them",
+    "fit": "POST /v1/machines/fit, 20 candidates (JSON)",
 }
+READ = {
+    "cell": request("GET", "/v1/cell/reservations", accept=ARROW),
+    "machines": request("GET", "/v1/machines", accept=ARROW),
+    "fit": candidates(20),
+}
+"""Bulk calls that change nothing → request."""
 
 
 def main() -> None:
@@ -149,8 +157,8 @@ def _requests(of: str, first: pa.Table, tables: Iterator[pa.Table]) -> Callable[
     if of == "reservations":
         fixed = bulk("/v1/reservations", first)
         return lambda: fixed
-    if of == "cell":
-        fixed = request("GET", "/v1/cell/reservations", accept=ARROW)
+    if of in READ:
+        fixed = READ[of]
         return lambda: fixed
     path = {"usage": "/v1/usage", "usage_cell": "/v1/usage?answer=cell"}[of]
     return lambda: bulk(path, next(tables))

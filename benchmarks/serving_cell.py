@@ -15,6 +15,7 @@ from reclaim.serving.wire.arrow import write_table
 
 SLOT_US = 300_000_000
 PER_COLLECTION = 10
+MACHINES = 12_000
 USERS, NAMES = 200, 2_000
 """Users and logical names, which collections share."""
 _APART = 10**12
@@ -56,7 +57,7 @@ class MadeUpCell:
             s.CPU_MEAN: cpu, s.CPU_MAX: np.minimum(cpu * 1.6, self._limit[0] * 1.2),
             s.MEMORY_MEAN: memory * 0.95, s.MEMORY_MAX: memory,
             s.CPU_LIMIT: self._limit[0], s.MEMORY_LIMIT: self._limit[1],
-            s.MACHINE_ID: np.arange(n) % 12_000,
+            s.MACHINE_ID: np.arange(n) % MACHINES,
             s.TIER: pa.DictionaryArray.from_arrays((self.collection % len(s.TIERS)).astype(np.int8), list(s.TIERS)),
         }  # fmt: skip
         if self._owners:
@@ -82,6 +83,13 @@ def _words(prefix: str, number: np.ndarray, most: int) -> pa.DictionaryArray:
 def bulk(path: str, table: pa.Table) -> bytes:
     """Return a request that carries a table, and wants one."""
     return request("POST", path, write_table(table).to_pybytes(), ARROW, ARROW)
+
+
+def candidates(n: int) -> bytes:
+    """Return a question for the machines with room for each of ``n`` tasks of growing limits."""
+    asked = [{"limit": {"cpu": 0.5 + i / 4, "memory": 1e9 + i * 5e8}} for i in range(n)]
+    told = {"margin": "medium", "capacity": {"cpu": 64, "memory": 256e9}, "candidates": asked}
+    return request("POST", "/v1/machines/fit", json.dumps(told).encode())
 
 
 def one_task() -> bytes:
