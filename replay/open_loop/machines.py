@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +29,8 @@ from reclaim.training.margins.violation import violates
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
+Kept = Callable[[Mapping[str, Price | Margin], str, float], NDArray[np.bool_]]
+"""Says by resource whether settings keep a budget under a named margin."""
 
 FITTED, UNFITTED = KINDS = ("machine", "bound")
 """Of a model's two estimators of machines, what stands behind its name: the one it comes with, and the bound that needs
@@ -137,21 +139,32 @@ class ValidationMachines:
         rows, per resource; the highest there is where no machine is known.
         """
         mine, windows = answers.take(self.rows), history.windows.take(self.rows)
-        found = {}
-        for name, budget in (("baseline", budgets.baseline), ("aggressive", budgets.aggressive)):
-            low, high = np.full(len(RESOURCES), mine.LOWEST), np.full(len(RESOURCES), mine.HIGHEST)
-            for _ in range(_HALVINGS):
-                middle = (low + high) / 2
-                settings = mine.settings({"baseline": middle, "aggressive": middle}, None)
-                bare = mine.under(settings, name, windows)
-                held = guarded(Estimate(bare, np.full(bare.shape, MODEL, np.uint8)), windows).reservation
-                kept = np.array([
-                    at is not None and violates(at.peak, at.total(held[at.rows, r])).mean() <= budget
-                    for r, at in enumerate(self.at)
-                ])  # fmt: skip
-                low, high = np.where(kept, low, middle), np.where(kept, middle, high)
-            found[name] = high
-        return mine.settings(found, None)
+
+        def kept(settings: Mapping[str, Price | Margin], name: str, budget: float) -> NDArray[np.bool_]:
+            bare = mine.under(settings, name, windows)
+            held = guarded(Estimate(bare, np.full(bare.shape, MODEL, np.uint8)), windows).reservation
+            return np.array([
+                at is not None and violates(at.peak, at.total(held[at.rows, r])).mean() <= budget
+                for r, at in enumerate(self.at)
+            ])  # fmt: skip
+
+        return least_settings(mine, budgets, kept)
+
+
+def least_settings(answers: Answers, budgets: Budgets, kept: Kept) -> Mapping[str, Price | Margin]:
+    """Return the least margins or prices that keep the budgets, by margin; the highest there are where none does.
+
+    ``kept`` says by resource whether settings keep a budget, given the name of the margin and the budget.
+    """
+    found = {}
+    for name, budget in (("baseline", budgets.baseline), ("aggressive", budgets.aggressive)):
+        low, high = np.full(len(RESOURCES), answers.LOWEST), np.full(len(RESOURCES), answers.HIGHEST)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            held = kept(answers.settings({"baseline": middle, "aggressive": middle}, None), name, budget)
+            low, high = np.where(held, low, middle), np.where(held, middle, high)
+        found[name] = high
+    return answers.settings(found, None)
 
 
 def curves_of(
@@ -180,11 +193,14 @@ class MachineContenders:
         Of estimators of tasks, whose reservations are summed; by the estimator's name.
     machines : mapping of str to Foreseer and MachineEstimator
         By the contender's name; with the margins of validation peaks.
+    packed : mapping of str to the margins by name, each in the order ``schema.RESOURCES``
+        Of those of ``machines`` whose margins were set on the machines of a packing.
     """
 
     budgets: Budgets = field(default_factory=Budgets)
     sums: Mapping[str, Mapping[str, Price | Margin]] = field(default_factory=dict)
     machines: Mapping[str, tuple[Foreseer, MachineEstimator]] = field(default_factory=dict)
+    packed: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
 
     @classmethod
     def set_on_validation(
@@ -216,6 +232,14 @@ class MachineContenders:
     def kinds(self) -> dict[str, str]:
         """The kind of each contender."""
         return {sum_of(name): SUM_OF_TASKS for name in self.sums} | dict.fromkeys(self.machines, LEARNED_MACHINE)
+
+    def margins_of(self, name: str) -> Mapping[str, tuple[float, ...]]:
+        """Return the margins of an estimator of machines by name, each in the order ``schema.RESOURCES``."""
+        curves = self.machines[name][1].curves
+        return self.packed.get(name) or {
+            margin: tuple(curve.margin(budget) for curve in curves)
+            for margin, budget in self.budgets.of_machines.items()
+        }
 
     def reserved(self, estimates: Estimates) -> dict[tuple[str, str], Floats]:
         """Return what the sums add up by contender and margin, of every row of the estimates' history.

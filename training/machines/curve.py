@@ -121,9 +121,7 @@ class MachineCurve:
 
         Of ``n`` peaks ``floor(p * n)`` may pass what is reserved at p.
         """
-        falling = np.sort(scores)[::-1]
-        allowed = [min(int(p * len(falling) * (1 + 1e-12)), len(falling) - 1) for p in EXCEEDED]
-        return replace(self, margins=tuple(float(falling[k]) for k in allowed))
+        return replace(self, margins=tuple(margin_of(scores, p) for p in EXCEEDED))
 
     def compiled(self, mean_limit: float) -> NDArray[np.void]:
         """Return what ``reserve`` takes, of ``COMPILED``; shape (1,)."""
@@ -131,6 +129,15 @@ class MachineCurve:
         made["rate"], made["fitted"] = RATES[0] / mean_limit, self.weights is not None
         made["weights"], made["together"] = self.weights or 0.0, self.together
         return made
+
+
+def margin_of(scores: Floats, probability: float) -> float:
+    """Return the least of the scores of peaks seen, shape (n,), n at least 1, above which no larger share of them is.
+
+    Of ``n`` peaks ``floor(probability * n)`` may pass what is reserved.
+    """
+    allowed = min(int(probability * len(scores) * (1 + 1e-12)), len(scores) - 1)
+    return float(np.sort(scores)[::-1][allowed])
 
 
 def inputs_of(sums: Floats) -> Floats:

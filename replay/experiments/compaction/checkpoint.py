@@ -39,6 +39,8 @@ class Checkpoint:
     ----------
     time_us : int
         On the trace's clock.
+    rows : int64, shape (n,)
+        Window of each task then, a row of the history.
     workload : TaskSet
         ``n`` tasks, without those inside alloc instances, which use the instance's resources.
     machines : MachineSet
@@ -52,6 +54,7 @@ class Checkpoint:
     """
 
     time_us: int
+    rows: NDArray[np.int64]
     workload: TaskSet
     machines: MachineSet
     reserved: Mapping[Key, Booked]
@@ -119,17 +122,38 @@ def take_checkpoint(
 ) -> Checkpoint:
     """Take a checkpoint of the test period, with what every estimator reserves under each of its margins.
 
-    ``contenders`` are further ones.
+    ``contenders`` are further ones. Errors are those of ``take_bare``.
+    """
+    bare = take_bare(source, estimates, constraints, time_us, horizon_s, estimates.period.rows)
+    contenders = contenders or MachineContenders()
+    reserved = _reservations(estimates, bare.rows, contenders)
+    return replace(
+        bare,
+        reserved={
+            **{key: np.where(np.isnan(of), bare.workload.limit, of) for key, of in reserved.items()},
+            **foreseen(contenders, bare.rows),
+        },
+    )
+
+
+def take_bare(
+    source: Source,
+    estimates: Estimates,
+    constraints: Constraints,
+    time_us: int,
+    horizon_s: int,
+    among: NDArray[np.int64],
+) -> Checkpoint:
+    """Take a checkpoint of some rows of the history, with nothing reserved.
 
     Raises
     ------
     ConfigError
-        No task of the test period runs at the time, no machine takes work then, none is large enough for any of the
+        No task of the rows runs at the time, no machine takes work then, none is large enough for any of the
         tasks, or the trace does not tell of machines.
     """
-    history, test = estimates.history, estimates.period.rows
-    windows = history.windows
-    rows = test[(windows.start_us[test] <= time_us) & (time_us < windows.end_us[test])]
+    windows = estimates.history.windows
+    rows = among[(windows.start_us[among] <= time_us) & (time_us < windows.end_us[among])]
     number = windows.task_numbers()
     rows = rows[is_last(number[rows])]  # of two at once, the later one
     if not len(rows):
@@ -150,16 +174,12 @@ def take_checkpoint(
             "capacities and placement constraints, or name other moments: `--set 'at_us=[...]'`"
         )
     workload, rows = replace(workload, picky=hosts <= HANDFUL).take(kept), rows[kept]
-    contenders = contenders or MachineContenders()
-    reserved = _reservations(estimates, rows, contenders)
     return Checkpoint(
         time_us=time_us,
+        rows=rows,
         workload=workload,
         machines=machines,
-        reserved={
-            **{key: np.where(np.isnan(of), workload.limit, of) for key, of in reserved.items()},
-            **foreseen(contenders, rows),
-        },
+        reserved={},
         used=_used(estimates, rows, number, time_us, horizon_s),
         too_large=int((~kept).sum()),
     )

@@ -17,7 +17,6 @@ def foreseen(contenders: MachineContenders, rows: NDArray[np.int64]) -> dict[Key
     found: dict[Key, Foreseen] = {}
     for name, (foreseer, estimator) in contenders.machines.items():
         terms = foreseer.current_terms(rows)
-        for margin, budget in contenders.budgets.of_machines.items():
-            at = tuple(curve.margin(budget) for curve in estimator.curves)
+        for margin, at in contenders.margins_of(name).items():
             found[name, margin] = Foreseen(terms, estimator, at)
     return found

@@ -31,6 +31,7 @@ from reclaim.replay.experiments.compaction.checkpoint import (
 )
 from reclaim.replay.experiments.compaction.contenders import Key
 from reclaim.replay.experiments.compaction.figures import machines_needed
+from reclaim.replay.experiments.compaction.packed import PackedMoments, set_on_packed, validation_moments
 from reclaim.replay.experiments.compaction.packing import LOOK_BELOW, PENDING_SHARE, Foreseen
 from reclaim.replay.experiments.compaction.page import (
     CHANCE,
@@ -67,9 +68,14 @@ class CompactionConfig(ReplayConfig):
     production_by_limit: bool = True
     """Places production by its limits, as Borg does: on no machine do these sum to more than the capacity. Without, all
     tasks are placed by what is reserved alone."""
+    packed_moments: int = 24
+    """Moments of the validation period, a horizon apart, that are packed to set the margins of contenders by machine.
+    With 0 they are set on the machines of the trace."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.packed_moments < 0:
+            raise ConfigError(f"packed_moments must be at least 0, got {self.packed_moments}")
         for name in ("checkpoints", "trials"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -98,13 +104,13 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
     compacted, facts = [], []
     with source.timed("machines"):
         contenders = MachineContenders.set_on_validation(source, estimates, config)
+    with source.timed("pack"):
+        contenders = _set_on_packed(source, estimates, constraints, contenders, config)
     with source.timed("compaction"):
         for time_us in tqdm(times, desc="compacting", unit="checkpoint", disable=None if source.progress else True):
             checkpoint = take_checkpoint(source, estimates, constraints, time_us, config.horizon_s, contenders)
             production = checkpoint.workload.production
-            if not config.production_by_limit:
-                nothing = replace(checkpoint.workload, production=np.zeros_like(production))
-                checkpoint = replace(checkpoint, workload=nothing)
+            checkpoint = _placed_by(checkpoint, config)
             clones, trials = compact(checkpoint, count=config.trials, policy=config.policy, seed=config.seed)
             compacted.append(summarise(checkpoint, trials))
             limits = checkpoint.workload.limit.sum(axis=0)
@@ -130,6 +136,33 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
         "policy": config.policy,
     }
     return Measured(results, definitions(config))
+
+
+def _set_on_packed(
+    source: Source,
+    estimates: Estimates,
+    constraints: Constraints,
+    contenders: MachineContenders,
+    config: CompactionConfig,
+) -> MachineContenders:
+    """Return the contenders with margins set on packed machines; as they are where no moment can be packed."""
+    names = (*contenders.sums, *contenders.machines)
+    most = config.packed_moments if names else 0
+    moments = validation_moments(source, estimates, constraints, config.horizon_s, most)
+    if moments:
+        moments = [_placed_by(at, config) for at in moments]
+        packed = set_on_packed(contenders, PackedMoments(estimates, moments, config.policy, config.seed))
+        quiet = None if source.progress else True
+        *_, contenders = tqdm(packed, "packing", len(names), unit="contender", disable=quiet)
+    return contenders
+
+
+def _placed_by(checkpoint: Checkpoint, config: CompactionConfig) -> Checkpoint:
+    """Return the checkpoint with production where it is placed by its limits, and none where it is not."""
+    if config.production_by_limit:
+        return checkpoint
+    nothing = np.zeros_like(checkpoint.workload.production)
+    return replace(checkpoint, workload=replace(checkpoint.workload, production=nothing))
 
 
 def summarise(checkpoint: Checkpoint, trials: Mapping[Key, list[Trial]]) -> dict[Key, dict[str, Any]]:
@@ -294,7 +327,13 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
             f"slot of the next {config.horizon_s} s exceeds the capacity: each task's largest memory within the slot, "
             "summed. Tasks that start later are not among them."
         ),
-        "sum of tasks; learned machine": BY_MACHINE_DEFINITION,
+        "sum of tasks; learned machine": BY_MACHINE_DEFINITION
+        + (
+            f" Here they keep them on the machines that the same rules pack, each under its own margin, at up to "
+            f"{config.packed_moments} moments of the validation period."
+            if config.packed_moments
+            else ""
+        ),
         "machines beyond": (
             "Of the machines left, the share on which the tasks together use more within the horizon than is reserved "
             "for them: for their sum, or by the estimator of machines. A machine that is not full has room beyond that."

@@ -46,6 +46,7 @@ def checkpoint(machines: int, used: list[tuple[float, float]]) -> Checkpoint:
     )
     return Checkpoint(
         time_us=0,
+        rows=np.arange(n),
         workload=workload,
         machines=MachineSet(np.ones((machines, 2)), np.ones((1, machines), np.bool_)),
         reserved={("half", "none"): np.full((n, 2), 0.25), (LIMIT, "none"): workload.limit},

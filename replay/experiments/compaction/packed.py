@@ -1,0 +1,179 @@
+"""Sets margins of machines on the machines that a packing makes, at moments of the validation period.
+
+A packing prefers sets of tasks that look smaller than they are. So a margin that keeps its budget on the machines of
+the trace does not keep it on packed ones: each is set on the machines that the same rules pack under it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.replay.closed_loop.constraints import Constraints
+from reclaim.replay.experiment import Source
+from reclaim.replay.experiments.compaction.checkpoint import Checkpoint, take_bare
+from reclaim.replay.experiments.compaction.packing import Booked, Foreseen, Packer
+from reclaim.replay.experiments.compaction.trials import MOST_CLONES
+from reclaim.replay.open_loop.estimates import Estimates
+from reclaim.replay.open_loop.history import current_reservations
+from reclaim.replay.open_loop.machines import MachineContenders, least_settings
+from reclaim.training.estimators.base import MODEL, Estimate
+from reclaim.training.machines.curve import margin_of
+from reclaim.training.machines.fit import MachineRows
+from reclaim.training.margins.margin import Margin, guarded
+from reclaim.training.margins.price import Price
+from reclaim.training.margins.violation import violates
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+ROUNDS: Final = 3
+"""Times that the moments are packed, each under the margins of the time before, which change what is packed."""
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Machines that a packing of some moments made.
+
+    Attributes
+    ----------
+    machine : int64, shape (n,)
+        Machine of each task of all moments, from 0; ``len(peak)`` where it is not placed.
+    peak : float64, shape (n_machines, n_resources)
+        Largest usage of the machine's tasks together within the horizon.
+    """
+
+    machine: Ids
+    peak: Floats
+
+    def total(self, of_tasks: Floats) -> Floats:
+        """Sum values of the tasks, shape (n, ...), on each machine; shape (n_machines, ...)."""
+        sums = np.zeros((len(self.peak) + 1, *of_tasks.shape[1:]))
+        np.add.at(sums, self.machine, of_tasks)
+        return sums[:-1]
+
+
+class PackedMoments:
+    """Moments of the validation period that are packed.
+
+    Parameters
+    ----------
+    estimates : Estimates
+    moments : sequence of Checkpoint
+        At least one; of what is reserved there nothing is read.
+    policy : str
+    seed : int
+        Of the order in which machines are removed, one for each moment.
+    """
+
+    def __init__(self, estimates: Estimates, moments: Sequence[Checkpoint], policy: str, seed: int) -> None:
+        self._estimates, self._moments, self._policy, self._seed = estimates, moments, policy, seed
+        self._rows = np.concatenate([at.rows for at in moments])
+        self._limit = np.concatenate([at.workload.limit for at in moments])
+        before = estimates.history.previous[self._rows]
+        self._around = np.union1d(self._rows, before[before >= 0])
+        self._few = estimates.history.take(self._around)
+        self._of = np.searchsorted(self._around, self._rows)
+
+    def set_sum(self, name: str, contenders: MachineContenders) -> Mapping[str, Price | Margin]:
+        """Return the least settings with which an estimator's sum keeps the budgets on what it packs."""
+        mine = self._estimates.answers[name].take(self._around)
+        settings = contenders.sums[name]
+
+        def reserved(under: Mapping[str, Price | Margin], margin: str) -> Floats:
+            bare = mine.under(under, margin, self._few.windows)
+            after = guarded(Estimate(bare, np.full(bare.shape, MODEL, np.uint8)), self._few.windows).reservation
+            current = current_reservations(after, self._few)[self._of]
+            return np.where(np.isnan(current), self._limit, current)
+
+        def kept(under: Mapping[str, Price | Margin], margin: str, budget: float) -> NDArray[np.bool_]:
+            sets = packed[margin]
+            share: Floats = violates(sets.peak, sets.total(reserved(under, margin))).mean(axis=0)
+            return share <= budget
+
+        for _ in range(ROUNDS):
+            packed = {margin: self._pack(reserved(settings, margin)) for margin in ("baseline", "aggressive")}
+            settings = least_settings(mine, contenders.budgets, kept)
+        return settings
+
+    def set_machine(self, name: str, contenders: MachineContenders) -> Mapping[str, tuple[float, ...]]:
+        """Return the margins with which an estimator of machines keeps the budgets on what it packs."""
+        foreseer, estimator = contenders.machines[name]
+        terms = foreseer.current_terms(self._rows)
+        margins = dict(contenders.margins_of(name))
+        for margin, budget in contenders.budgets.of_machines.items():
+            for _ in range(ROUNDS):
+                sets = self._pack(Foreseen(terms, estimator, margins[margin]))
+                sums = sets.total(terms)
+                seen = [
+                    MachineRows(sums[:, r], sets.peak[:, r], np.arange(len(sums)), mean_limit)
+                    for r, mean_limit in enumerate(estimator.mean_limit)
+                ]
+                curves = zip(estimator.curves, seen, strict=True)
+                margins[margin] = tuple(margin_of(of.scores(curve), budget) for curve, of in curves)
+        return margins
+
+    def _pack(self, booked: Booked) -> Sets:
+        """Pack every moment onto the fewest machines."""
+        machine, peaks, first, begin = np.empty(len(self._rows), np.int64), [], 0, 0
+        for at in self._moments:
+            mine = slice(begin, begin + len(at.rows))
+            its = replace(booked, terms=booked.terms[mine]) if isinstance(booked, Foreseen) else booked[mine]
+            n, placed = self._fewest(at, its)
+            used = np.zeros((n, *at.used.shape[1:]))
+            here = placed >= 0
+            np.add.at(used, placed[here], at.used[here])
+            taken = np.unique(placed[here])
+            number = np.full(n + 1, -1, np.int64)
+            number[taken] = first + np.arange(len(taken))
+            machine[mine] = number[placed]  # the last one for -1
+            peaks.append(used[taken].max(axis=1))
+            first, begin = first + len(taken), mine.stop
+        machine[machine < 0] = first
+        return Sets(machine, np.concatenate(peaks))
+
+    def _fewest(self, at: Checkpoint, booked: Booked) -> tuple[int, Ids]:
+        packer = Packer(at.workload, booked, self._policy)
+        order = np.random.default_rng([self._seed, at.time_us]).permutation(len(at.machines))
+        for clones in range(1, MOST_CLONES + 1):
+            found = packer.fewest(at.machines.take(np.tile(order, clones)))
+            if found is not None:
+                return found
+        return 0, np.full(len(at.rows), -1, np.int64)
+
+
+def validation_moments(
+    source: Source, estimates: Estimates, constraints: Constraints, horizon_s: int, most: int
+) -> list[Checkpoint]:
+    """Return up to ``most`` moments of the validation period, evenly spread, with a horizon each.
+
+    Collections that are kept for the test are not on them. A moment at which no task can be placed is left out.
+    """
+    windows, slot_us = estimates.history.windows, estimates.period.slots.slot_us
+    rows = np.flatnonzero(np.isin(estimates.history.source_row, source.features.valid_rows()))
+    if not len(rows):
+        return []
+    first = -(-int(windows.start_us[rows].min()) // slot_us) * slot_us
+    last = int(windows.end_us[rows].max()) - horizon_s * 1_000_000
+    times = range(first, last + 1, horizon_s * 1_000_000)
+    found = []
+    for i in np.unique(np.linspace(0, len(times) - 1, min(most, len(times))).astype(np.int64)):
+        with suppress(ConfigError):
+            found.append(take_bare(source, estimates, constraints, times[i], horizon_s, rows))
+    return found
+
+
+def set_on_packed(contenders: MachineContenders, moments: PackedMoments) -> Iterator[MachineContenders]:
+    """Yield the contenders after each one of them whose margins were set on what it packs."""
+    for name in contenders.sums:
+        contenders = replace(contenders, sums={**contenders.sums, name: moments.set_sum(name, contenders)})
+        yield contenders
+    for name in contenders.machines:
+        contenders = replace(contenders, packed={**contenders.packed, name: moments.set_machine(name, contenders)})
+        yield contenders

@@ -1,0 +1,131 @@
+"""Margins set on the machines that a packing makes: least ones that keep the budget there, of validation rows alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reclaim.data.dataset import Dataset
+from reclaim.features.feature_set import FeatureSet
+from reclaim.replay.closed_loop.constraints import Constraints
+from reclaim.replay.experiment import Source
+from reclaim.replay.experiments.compaction import packed
+from reclaim.replay.experiments.compaction.checkpoint import Checkpoint
+from reclaim.replay.experiments.compaction.measure import CompactionConfig
+from reclaim.replay.experiments.compaction.packed import PackedMoments, set_on_packed, validation_moments
+from reclaim.replay.experiments.compaction.packing import Foreseen, Packer, booked_on
+from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
+from reclaim.replay.open_loop.machines import MachineContenders
+from reclaim.training.bundle import Bundle
+from reclaim.training.margins.margin import Budgets, Margin
+from reclaim.training.margins.violation import violates
+
+CONFIG = CompactionConfig(estimators=("borg", LIMIT), checkpoints=1, tune=False, budgets=Budgets(0.02, 0.1))
+
+
+@pytest.fixture(scope="module")
+def source(cell_dataset: Path, bundle: Bundle) -> Source:
+    return Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {"network": bundle}, progress=False)
+
+
+@pytest.fixture(scope="module")
+def estimates(source: Source) -> Estimates:
+    return estimate_all(source, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def before(source: Source, estimates: Estimates) -> MachineContenders:
+    return MachineContenders.set_on_validation(source, estimates, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def moments(source: Source, estimates: Estimates) -> list[Checkpoint]:
+    return validation_moments(source, estimates, Constraints.read(source.dataset), CONFIG.horizon_s, 24)
+
+
+def test_moments_are_of_the_validation_period_and_of_collections_that_are_not_kept_for_the_test(
+    source: Source, estimates: Estimates, moments: list[Checkpoint]
+) -> None:
+    history = estimates.history
+    rows = np.concatenate([at.rows for at in moments])
+    assert np.isin(history.source_row[rows], source.features.valid_rows()).all()
+    last = moments[-1].time_us + CONFIG.horizon_s * 1_000_000
+    assert last <= estimates.period.slots.first_us
+    assert all(b.time_us - a.time_us >= CONFIG.horizon_s * 1_000_000 for a, b in pairwise(moments))
+    assert len(validation_moments(source, estimates, Constraints.read(source.dataset), CONFIG.horizon_s, 2)) == 2
+
+
+def test_a_machine_that_is_packed_keeps_its_budget_by_the_least_margin(
+    estimates: Estimates, before: MachineContenders, moments: list[Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "ROUNDS", 1)
+    name = "network (machine)"
+    found = PackedMoments(estimates, moments, "hybrid", 1).set_machine(name, before)
+    foreseer, estimator = before.machines[name]
+    for margin, budget in CONFIG.budgets.of_machines.items():
+        if margin == "medium":
+            continue
+        sums, peaks = [], []
+        for at in moments:  # the machines of the packing under the margins of before, by hand
+            terms = foreseer.current_terms(at.rows)
+            booked = Foreseen(terms, estimator, before.margins_of(name)[margin])
+            order = np.random.default_rng([1, at.time_us]).permutation(len(at.machines))
+            fewest = Packer(at.workload, booked).fewest(at.machines.take(order))
+            assert fewest is not None
+            for machine in range(fewest[0]):
+                here = fewest[1] == machine
+                if here.any():
+                    sums.append(terms[here].sum(axis=0))
+                    peaks.append(at.used[here].sum(axis=0).max(axis=0))
+        of_sets, peak = np.stack(sums), np.stack(peaks)
+
+        def share(margins: tuple[float, ...], of_sets: np.ndarray = of_sets, peak: np.ndarray = peak) -> np.ndarray:
+            return np.asarray(violates(peak, estimator.at(margins, of_sets)).mean(axis=0))
+
+        assert (share(found[margin]) <= budget).all()
+        lower = tuple(m - 0.05 * abs(m) for m in found[margin])
+        assert (share(lower) >= share(found[margin])).all()
+        assert share(lower).max() > budget
+
+
+def test_a_sum_keeps_its_budget_on_what_it_packs(
+    estimates: Estimates, before: MachineContenders, moments: list[Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "ROUNDS", 1)
+    found = PackedMoments(estimates, moments, "hybrid", 1).set_sum("borg", before)
+    of_packed = replace(before, sums={"borg": found})
+    for margin, budget in (("baseline", 0.02), ("aggressive", 0.1)):
+        setting = found[margin]
+        assert isinstance(setting, Margin)
+        for change, keeps in ((1e-6, True), (-0.02, False)):
+            changed = {m: replace(setting, share=tuple(s + change for s in setting.share)) for m in found}
+            failed, n = np.zeros(2), 0
+            for at in moments:
+                rows = at.rows
+                under = {
+                    which: contenders.reserved_by("borg (sum)", estimates)[margin][estimates.history.previous[rows]]
+                    for which, contenders in (("old", before), ("new", replace(of_packed, sums={"borg": changed})))
+                }
+                order = np.random.default_rng([1, at.time_us]).permutation(len(at.machines))
+                fewest = Packer(at.workload, under["old"]).fewest(at.machines.take(order))
+                assert fewest is not None
+                on, placed = fewest
+                peak = np.stack([at.used[placed == m].sum(axis=0).max(axis=0) for m in range(on)])
+                used = np.unique(placed)
+                failed += violates(peak, booked_on(under["new"], placed, on))[used].sum(axis=0)
+                n += len(used)
+            assert (failed / n <= budget).all() if keeps else (failed / n > budget).any()
+
+
+def test_contenders_are_set_one_after_the_other(
+    estimates: Estimates, before: MachineContenders, moments: list[Checkpoint]
+) -> None:
+    steps = list(set_on_packed(before, PackedMoments(estimates, moments, "hybrid", 1)))
+    assert len(steps) == len(before.sums) + len(before.machines)
+    assert steps[-1].sums.keys() == before.sums.keys()
+    assert steps[-1].margins_of("network (machine)") == steps[-1].packed["network (machine)"]
+    assert steps[0].margins_of("network (machine)") == before.margins_of("network (machine)")
