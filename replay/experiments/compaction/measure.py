@@ -68,7 +68,7 @@ class CompactionConfig(ReplayConfig):
     production_by_limit: bool = True
     """Places production by its limits, as Borg does: on no machine do these sum to more than the capacity. Without, all
     tasks are placed by what is reserved alone."""
-    packed_moments: int = 24
+    packed_moments: int = 48
     """Moments of the validation period, a horizon apart, that are packed to set the margins of contenders by machine.
     With 0 they are set on the machines of the trace."""
 
