@@ -8,43 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reclaim.data.dataset import Dataset
-from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.closed_loop.constraints import Constraints
 from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source
 from reclaim.replay.experiments.compaction import measure as measuring
 from reclaim.replay.experiments.compaction.checkpoint import take_checkpoint
-from reclaim.replay.experiments.compaction.measure import EXPERIMENT, CompactionConfig
+from reclaim.replay.experiments.compaction.measure import EXPERIMENT
 from reclaim.replay.experiments.compaction.packing import Foreseen
 from reclaim.replay.experiments.compaction.page import by_machine_table
-from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
+from reclaim.replay.open_loop.estimates import LIMIT, Estimates
 from reclaim.replay.open_loop.machines import Foreseer, MachineContenders, ValidationMachines
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.terms import T_HELD, T_LIMIT
 from reclaim.training.margins.calibrate import guarded_reservations
-from reclaim.training.margins.margin import Budgets, Margin
+from reclaim.training.margins.margin import Margin
 from reclaim.training.margins.violation import violates
-
-CONFIG = CompactionConfig(
-    estimators=("borg", LIMIT), trials=3, checkpoints=1, tune=False, budgets=Budgets(0.02, 0.1)
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def source(cell_dataset: Path, bundle: Bundle) -> Source:
-    return Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {"network": bundle}, progress=False)
-
-
-@pytest.fixture(scope="module")
-def estimates(source: Source) -> Estimates:
-    return estimate_all(source, CONFIG)
-
-
-@pytest.fixture(scope="module")
-def contenders(source: Source, estimates: Estimates) -> MachineContenders:
-    return MachineContenders.set_on_validation(source, estimates, CONFIG)
+from tests.replay.experiments.compaction.conftest import CONFIG
 
 
 @pytest.fixture(scope="module")

@@ -4,42 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from reclaim.data.dataset import Dataset
-from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.closed_loop.constraints import Constraints
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.compaction import packed
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint
-from reclaim.replay.experiments.compaction.measure import CompactionConfig
 from reclaim.replay.experiments.compaction.packed import PackedMoments, set_on_packed, validation_moments
 from reclaim.replay.experiments.compaction.packing import Foreseen, Packer, booked_on
-from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
+from reclaim.replay.open_loop.estimates import Estimates
 from reclaim.replay.open_loop.machines import MachineContenders
-from reclaim.training.bundle import Bundle
-from reclaim.training.margins.margin import Budgets, Margin
+from reclaim.training.margins.margin import Margin
 from reclaim.training.margins.violation import violates
-
-CONFIG = CompactionConfig(estimators=("borg", LIMIT), checkpoints=1, tune=False, budgets=Budgets(0.02, 0.1))
-
-
-@pytest.fixture(scope="module")
-def source(cell_dataset: Path, bundle: Bundle) -> Source:
-    return Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {"network": bundle}, progress=False)
-
-
-@pytest.fixture(scope="module")
-def estimates(source: Source) -> Estimates:
-    return estimate_all(source, CONFIG)
-
-
-@pytest.fixture(scope="module")
-def before(source: Source, estimates: Estimates) -> MachineContenders:
-    return MachineContenders.set_on_validation(source, estimates, CONFIG)
+from tests.replay.experiments.compaction.conftest import CONFIG
 
 
 @pytest.fixture(scope="module")
@@ -60,19 +39,19 @@ def test_moments_are_of_the_validation_period_and_of_collections_that_are_not_ke
 
 
 def test_a_machine_that_is_packed_keeps_its_budget_by_the_least_margin(
-    estimates: Estimates, before: MachineContenders, moments: list[Checkpoint], monkeypatch: pytest.MonkeyPatch
+    estimates: Estimates, contenders: MachineContenders, moments: list[Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "ROUNDS", 1)
     name = "network (machine)"
-    found = PackedMoments(estimates, moments, "hybrid", 1).set_machine(name, before)
-    foreseer, estimator = before.machines[name]
+    found = PackedMoments(estimates, moments, "hybrid", 1).set_machine(name, contenders)
+    foreseer, estimator = contenders.machines[name]
     for margin, budget in CONFIG.budgets.of_machines.items():
         if margin == "medium":
             continue
         sums, peaks = [], []
         for at in moments:  # the machines of the packing under the margins of before, by hand
             terms = foreseer.current_terms(at.rows)
-            booked = Foreseen(terms, estimator, before.margins_of(name)[margin])
+            booked = Foreseen(terms, estimator, contenders.margins_of(name)[margin])
             order = np.random.default_rng([1, at.time_us]).permutation(len(at.machines))
             fewest = Packer(at.workload, booked).fewest(at.machines.take(order))
             assert fewest is not None
@@ -93,11 +72,11 @@ def test_a_machine_that_is_packed_keeps_its_budget_by_the_least_margin(
 
 
 def test_a_sum_keeps_its_budget_on_what_it_packs(
-    estimates: Estimates, before: MachineContenders, moments: list[Checkpoint], monkeypatch: pytest.MonkeyPatch
+    estimates: Estimates, contenders: MachineContenders, moments: list[Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "ROUNDS", 1)
-    found = PackedMoments(estimates, moments, "hybrid", 1).set_sum("borg", before)
-    of_packed = replace(before, sums={"borg": found})
+    found = PackedMoments(estimates, moments, "hybrid", 1).set_sum("borg", contenders)
+    of_packed = replace(contenders, sums={"borg": found})
     for margin, budget in (("baseline", 0.02), ("aggressive", 0.1)):
         setting = found[margin]
         assert isinstance(setting, Margin)
@@ -107,8 +86,8 @@ def test_a_sum_keeps_its_budget_on_what_it_packs(
             for at in moments:
                 rows = at.rows
                 under = {
-                    which: contenders.reserved_by("borg (sum)", estimates)[margin][estimates.history.previous[rows]]
-                    for which, contenders in (("old", before), ("new", replace(of_packed, sums={"borg": changed})))
+                    which: its.reserved_by("borg (sum)", estimates)[margin][estimates.history.previous[rows]]
+                    for which, its in (("old", contenders), ("new", replace(of_packed, sums={"borg": changed})))
                 }
                 order = np.random.default_rng([1, at.time_us]).permutation(len(at.machines))
                 fewest = Packer(at.workload, under["old"]).fewest(at.machines.take(order))
@@ -122,10 +101,10 @@ def test_a_sum_keeps_its_budget_on_what_it_packs(
 
 
 def test_contenders_are_set_one_after_the_other(
-    estimates: Estimates, before: MachineContenders, moments: list[Checkpoint]
+    estimates: Estimates, contenders: MachineContenders, moments: list[Checkpoint]
 ) -> None:
-    steps = list(set_on_packed(before, PackedMoments(estimates, moments, "hybrid", 1)))
-    assert len(steps) == len(before.sums) + len(before.machines)
-    assert steps[-1].sums.keys() == before.sums.keys()
+    steps = list(set_on_packed(contenders, PackedMoments(estimates, moments, "hybrid", 1)))
+    assert len(steps) == len(contenders.sums) + len(contenders.machines)
+    assert steps[-1].sums.keys() == contenders.sums.keys()
     assert steps[-1].margins_of("network (machine)") == steps[-1].packed["network (machine)"]
-    assert steps[0].margins_of("network (machine)") == before.margins_of("network (machine)")
+    assert steps[0].margins_of("network (machine)") == contenders.margins_of("network (machine)")
