@@ -1,9 +1,11 @@
 """Measures how long a learned model takes to answer: one task, and a whole cell at once.
 
     python benchmarks/scoring.py BUNDLE --tasks 250000 --threads 2
+    python benchmarks/scoring.py training/builtin --beside BUNDLE --out benchmarks/results/scoring.json
 
 Drawn tasks stand in for a cell's: the time does not depend on what they did. The best of several tries counts, in
-seconds of the clock and of the CPU (all threads).
+seconds of the clock and of the CPU (all threads). Two models take turns, try by try, so that other work on the machine
+meets both: `ratio` is the median over the tries of the first one's time over the second one's.
 """
 
 from __future__ import annotations
@@ -12,15 +14,21 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reclaim.data.windows import Windows, empty_windows
+from reclaim.data.windows import Cell, Windows, empty_windows
 from reclaim.features.fold.stateless import features_of_histories
 from reclaim.features.registry import SLOT_S
-from reclaim.training.bundle import load_bundle
+from reclaim.serving.models.loader import LoadedModel
+from reclaim.serving.models.scorer import Scorer
+from reclaim.training.bundle import Bundle, load_bundle
 from reclaim.training.models.estimator import ForecastEstimator
+from reclaim.training.tracking import runs as tracking
 
 SLOT_US = SLOT_S * 1_000_000
 TASKS_PER_COLLECTION = 10
@@ -46,43 +54,80 @@ def drawn(n_tasks: int, longest: int, seed: int = 0) -> Windows:
     return windows
 
 
-def best(function: Callable[[], object], tries: int) -> dict[str, float]:
-    """Return the least time of several tries, after one that compiles."""
-    function()
-    times = []
-    for _ in range(tries):
-        clock, cpu = time.perf_counter(), time.process_time()
+def timed(functions: list[Callable[[], object]], tries: int) -> list[NDArray[np.float64]]:
+    """Return the times of each function, clock and CPU, shape (tries, 2); they take turns, after one that compiles."""
+    for function in functions:
         function()
-        times.append((time.perf_counter() - clock, time.process_time() - cpu))
-    return {"seconds": min(t for t, _ in times), "cpu_seconds": min(t for _, t in times)}
+    times = np.empty((len(functions), tries, 2))
+    for k in range(tries):
+        for i, function in enumerate(functions):
+            clock, cpu = time.perf_counter(), time.process_time()
+            function()
+            times[i, k] = time.perf_counter() - clock, time.process_time() - cpu
+    return list(times)
+
+
+def cases_of(bundle: Bundle, cell: Windows, threads: int) -> dict[str, tuple[Callable[[], object], int]]:
+    """Return what is timed of a model, and how often."""
+    bundle.forecaster.threads = threads
+    estimator = bundle.estimator("medium").base
+    assert isinstance(estimator, ForecastEstimator)
+    one = drawn(1, 1)
+    x, of_one = (features_of_histories(w, threads=threads, related=bundle.related) for w in (cell, one))
+    scorer, slot = Scorer(LoadedModel("model", "1", "model", bundle), Cell(), threads), np.zeros(1, np.int64)
+    return {
+        "one task, from its window, by a fresh estimator": (lambda: bundle.estimator("medium").update(slot, one), 300),
+        "one task, forecast of its features": (lambda: bundle.forecaster.predict(of_one), 300),
+        f"{len(cell)} tasks, every price and the OOM probability at one horizon, from features": (
+            lambda: estimator.ladder(x, cell, all_horizons=False), 9,
+        ),
+        f"{len(cell)} tasks, all that a service keeps of them, from features": (lambda: scorer.score(x, cell), 9),
+    }  # fmt: skip
+
+
+def timing(functions: list[Callable[[], object]], tries: int) -> dict[str, Any]:
+    """Return the least times of each function, and the ratio of two."""
+    times = timed(functions, tries)
+    out: dict[str, Any] = {"seconds": [of[:, 0].min() for of in times], "cpu_seconds": [of[:, 1].min() for of in times]}
+    if len(times) > 1:
+        out["ratio"] = float(np.median(times[0][:, 0] / times[1][:, 0]))
+    return out
 
 
 def main() -> None:
     """Measure and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
+    parser.add_argument("--beside", type=Path, help="Bundle of a second model.")
     parser.add_argument("--tasks", type=int, default=250_000)
     parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
-    bundle = load_bundle(arguments.bundle)
-    bundle.forecaster.threads = arguments.threads
-    estimator = bundle.estimator("medium").base
-    assert isinstance(estimator, ForecastEstimator)
-    one, cell, histories = drawn(1, 1), drawn(arguments.tasks, 1), drawn(arguments.tasks, 4)
-    x, of_one = (features_of_histories(w, threads=arguments.threads, related=bundle.related) for w in (cell, one))
-    slot = np.zeros(1, np.int64)
-    measured: dict[str, tuple[Callable[[], object], int]] = {
-        "one task, from its window, by a fresh estimator": (lambda: bundle.estimator("medium").update(slot, one), 300),
-        "one task, forecast of its features": (lambda: bundle.forecaster.predict(of_one), 300),
-        f"{len(cell)} tasks, every price and the OOM probability at one horizon, from features": (
-            lambda: estimator.ladder(x, cell, all_horizons=False), 5,
-        ),
-        f"features after {len(histories)} windows of {arguments.tasks} tasks": (
-            lambda: features_of_histories(histories, threads=arguments.threads, related=bundle.related), 5,
-        ),
-    }  # fmt: skip
-    for what, (function, tries) in measured.items():
-        print(json.dumps({"what": what, "threads": arguments.threads} | best(function, tries)), flush=True)
+    parser.add_argument("--out", type=Path, help="JSON file for the results.")
+    asked = parser.parse_args()
+    folders = [asked.bundle, *([] if asked.beside is None else [asked.beside])]
+    bundles, lines = [load_bundle(folder) for folder in folders], []
+    cell, histories = drawn(asked.tasks, 1), drawn(asked.tasks, 4)
+    cases = [cases_of(bundle, cell, asked.threads) for bundle in bundles]
+    for what, (_, tries) in cases[0].items():
+        lines.append({"what": what, **timing([of[what][0] for of in cases], tries)})
+        print(json.dumps(lines[-1]), flush=True)
+    related = bundles[0].related
+    what = f"features after {len(histories)} windows of {asked.tasks} tasks"
+    lines.append(
+        {"what": what, **timing([lambda: features_of_histories(histories, threads=asked.threads, related=related)], 5)}
+    )
+    print(json.dumps(lines[-1]), flush=True)
+    if asked.out is not None:
+        asked.out.write_text(
+            json.dumps(
+                {
+                    "command": "python benchmarks/scoring.py " + " ".join([asked.bundle.name, *(["--beside MODEL"] if asked.beside else [])]), "date": f"{datetime.now(UTC):%Y-%m-%d}",
+                    "commit": tracking.git_commit(), "threads": asked.threads, "models": [b.kind for b in bundles],
+                    "lines": lines,
+                },
+                indent=1,
+            )
+            + "\n"
+        )  # fmt: skip
 
 
 if __name__ == "__main__":
