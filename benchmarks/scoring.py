@@ -117,17 +117,12 @@ def main() -> None:
     )
     print(json.dumps(lines[-1]), flush=True)
     if asked.out is not None:
-        asked.out.write_text(
-            json.dumps(
-                {
-                    "command": "python benchmarks/scoring.py " + " ".join([asked.bundle.name, *(["--beside MODEL"] if asked.beside else [])]), "date": f"{datetime.now(UTC):%Y-%m-%d}",
-                    "commit": tracking.git_commit(), "threads": asked.threads, "models": [b.kind for b in bundles],
-                    "lines": lines,
-                },
-                indent=1,
-            )
-            + "\n"
-        )  # fmt: skip
+        results = {
+            "command": f"python benchmarks/scoring.py {asked.bundle.name}" + " --beside MODEL" * (len(bundles) > 1),
+            "date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": tracking.git_commit(), "threads": asked.threads,
+            "models": [bundle.kind for bundle in bundles], "lines": lines,
+        }  # fmt: skip
+        asked.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
