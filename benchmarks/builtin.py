@@ -19,7 +19,7 @@ Beside it stand
 - in the test period `trained`: the network of `reclaim train` on the dataset itself, following from prices of its
   validation period, and in hindsight.
 
-Differences in hindsight have 95 % intervals that draw whole tasks with replacement. Of datasets of more than
+Differences in hindsight are at equal violation, which is the budget. They have 95 % intervals that draw whole tasks with replacement. Of datasets of more than
 ``MOST_TASKS`` tasks the test period counts every n-th task, for all alike.
 """
 
@@ -268,13 +268,14 @@ def markdown(results: Mapping[str, Any]) -> list[str]:
     out = []
     for period, title in (("first_day", "First 24 hours"), ("four_days", "First four days"), ("warm", "Test period")):
         columns = ["statistic", "hindsight", "own", "service", *(["trained"] if period == "warm" else [])]
+        others = {"statistic": "statistic"} | ({"trained": "trained_hindsight"} if period == "warm" else {})
         out += [
             "",
             f"**{title}**",
             "",
-            "| left out | budget | " + " | ".join(columns) + " | hindsight less statistic |",
+            "| " + " | ".join(["left out", "budget", *columns, *(f"hindsight less {name}" for name in others)]) + " |",
         ]
-        out += ["|---|--:|" + "--:|" * (len(columns) + 1)]
+        out += ["|---|--:|" + "--:|" * (len(columns) + len(others))]
         for name, of in results["datasets"].items():
             for line in of[period]:
                 cells = []
@@ -282,8 +283,9 @@ def markdown(results: Mapping[str, Any]) -> list[str]:
                     shares = line[column]
                     kept = f" at {shares['violation'] / line['budget']:.2f}" if column in columns[2:] else ""
                     cells.append(f"{shares['reclaimed']:.1%}{kept}".replace("%", " %"))
-                less = line["hindsight_less"]["statistic"]
-                cells.append(f"{100 * less[0]:+.1f} [{100 * less[1]:.1f}, {100 * less[2]:.1f}]")
+                for other in others.values():
+                    less = line["hindsight_less"][other]
+                    cells.append(f"{100 * less[0]:+.1f} [{100 * less[1]:.1f}, {100 * less[2]:.1f}]")
                 what = f"{name} {line['resource']}"
                 out.append(f"| {what} | {100 * line['budget']:g} % | " + " | ".join(cells) + " |")
     return out
