@@ -19,8 +19,8 @@ Beside it stand
 - in the test period `trained`: the network of `reclaim train` on the dataset itself, following from prices of its
   validation period, and in hindsight.
 
-Differences in hindsight are at equal violation, which is the budget. They have 95 % intervals that draw whole tasks with replacement. Of datasets of more than
-``MOST_TASKS`` tasks the test period counts every n-th task, for all alike.
+Differences in hindsight are at equal violation, which is the budget. They have 95 % intervals that draw whole tasks
+with replacement. Of datasets of more than ``MOST_TASKS`` tasks the test period counts every n-th task, for all alike.
 """
 
 from __future__ import annotations
