@@ -48,6 +48,12 @@ Curves = dict[str, dict[str, Curve]]
 class FrontierConfig(ReplayConfig):
     """Settings of the frontier: at the rates that ``budgets`` name, for the horizon ``horizon_s``."""
 
+    estimators: tuple[str, ...] = (
+        "borg", "percentile", "max-nsigma-percentile", "moving-max", "autopilot-percentile", "vpa", "krr",
+        "koordinator", "limit",
+    )  # fmt: skip
+    """Estimators without a model, by their names in ``training.estimators.registry``; learned ones come as bundles. By
+    default Borg's, Resource Central's, the EuroSys'21 study's, Autopilot's, VPA's, KRR's and Koordinator's."""
     predictors: tuple[str, ...] = (
         "borg_default", "nsigma5", "rc_p99", "max_n5_rc99", "machine_p100", "peak_max",
         "rc_p99_bridged", "max_n5_rc99_bridged", "machine_p100_bridged",

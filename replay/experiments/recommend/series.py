@@ -112,7 +112,8 @@ def read_rows(dataset: Dataset, features: FeatureSet, *, progress: bool) -> Task
         })  # fmt: skip
         index.append(windows.instance_index[windows.task_starts()[:-1]])
         tasks += len(index[-1])
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    # a column at a time leaves its parts, so that no two copies of all are held
+    joined = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
     of_kills = [np.concatenate(of) for of in zip(*kills, strict=True)]
     ids, workload = np.unique(joined.pop("collection"), return_inverse=True)
     at = np.searchsorted(ids, of_kills[0])

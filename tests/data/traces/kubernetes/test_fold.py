@@ -453,6 +453,33 @@ def test_usage_alone_makes_a_dataset(tmp_path: Path) -> None:
     assert (folder / "tables" / "usage-0000.parquet").stat().st_mtime_ns > made
 
 
+@pytest.mark.parametrize(
+    ("names", "labels", "cpu", "memory"),
+    [
+        ({"pod": "name", "container": "name", "node": "instance"}, {"name": "db", "instance": "host-1"},
+         "container_cpu_usage_seconds_total", "container_memory_usage_bytes"),
+        ({"pod": "jobid", "container": "jobid", "node": "instance", "cluster": "cluster"},
+         {"jobid": "4711", "step": "", "cluster": "hpc", "instance": "host-1"},
+         "cgroup_cpu_total_seconds", "cgroup_memory_rss_bytes"),
+    ],
+)  # fmt: skip
+def test_an_exporter_of_docker_or_slurm_is_a_dialect_more(
+    names: dict[str, str], labels: dict[str, str], cpu: str, memory: str, tmp_path: Path
+) -> None:
+    named = {"namespace": "", "cluster": ""} | names
+    own = "[labels]\n" + "".join(f'{thing} = "{label}"\n' for thing, label in named.items())
+    own += f'[usage]\ncpu = {{ metric = "{cpu}" }}\nmemory = {{ metric = "{memory}" }}\n'
+    series = {"cpu": [one(labels, counter(0, 7200, 0.3))], "memory": [one(labels, beat(0, 7200, 3e8))]}
+    folder = write_history(tmp_path / "history", series)
+    record = {"format": FORMAT, "start_s": T0, "end_s": T0 + PIECE_S, "dialect": own, "asked": {}}
+    write_json(folder / RECORD, record)
+    made = ingest(folder, tmp_path / "dataset", IngestConfig(trace="kubernetes", buckets=2)).dataset
+    (name,) = made.table("names").to_pylist()
+    assert name[s.POD] == name[s.CONTAINER] == labels[names["pod"]]
+    assert made.n_windows == 24
+    assert set(made.read("usage")[s.MEMORY_MAX].to_pylist()) == {3e8}
+
+
 def test_recorded_kills_are_those_of_the_survey(tmp_path: Path) -> None:
     """Its memory is unknown, so the derived label has none."""
     restarts = one(APP | {"uid": "u"}, [*beat(0, 1020, 0, 60), *beat(1020, 7200, 1, 60)])
