@@ -14,7 +14,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.fetch.ledger import Ledger
 from reclaim.data.fetch.prometheus.client import Access, Client
 from reclaim.data.fetch.prometheus.probe import AUTO, LARGEST_PIECE, Plan, choose, plan, too_large
-from reclaim.data.fetch.prometheus.reading import read_series
+from reclaim.data.fetch.prometheus.reading import Labels, external_labels, read_series
 from reclaim.data.fetch.prometheus.transports import TRANSPORTS, held
 from reclaim.data.traces.dialect import Dialect, Matcher, Metric, load_dialect
 from reclaim.data.traces.history import (
@@ -169,14 +169,17 @@ def fetch_history(
                 transport = made.transport
             else:
                 transport = choose(client, metrics[0], start_s, end_s, config.transport)
-                _check_same(client, metrics[0], transport, piece_path(out, max(set(starts).difference(left))))
+            without = external_labels(client, metrics[0], transport, start_s, end_s)
+            if len(left) < len(starts):
+                last = piece_path(out, max(set(starts).difference(left)))
+                _check_same(client, metrics[0], transport, last, without)
             planned = ledger.get("plan", "")
             per_piece = {role: n / len(starts) for role, n in planned.get("by_role", {}).items()}
             seen: set[str] = set()
             waiting = list(_groups(left, pieces_at_once(planned.get("samples", 0) / len(starts))))[::-1]
             while waiting:
                 group = waiting.pop()
-                series = _read(client, metrics, transport, group, per_piece)
+                series = _read(client, metrics, transport, group, per_piece, without)
                 if series is None and len(group) == 1:
                     raise ConfigError(too_large(client.url, "more samples than planned"))
                 if series is None:
@@ -201,7 +204,12 @@ def fetch_history(
 
 
 def _read(
-    client: Client, metrics: Iterable[Metric], transport: str, group: list[int], per_piece: Mapping[str, float]
+    client: Client,
+    metrics: Iterable[Metric],
+    transport: str,
+    group: list[int],
+    per_piece: Mapping[str, float],
+    without: Labels,
 ) -> dict[str, list[RawSeries]] | None:
     """Return the series of pieces that follow each other by role; None where they take more than ``LARGEST_PIECE``."""
     first_ms, past_ms = group[0] * 1000, (group[-1] + PIECE_S) * 1000
@@ -209,7 +217,7 @@ def _read(
     total = 0
     for metric in metrics:
         planned = per_piece.get(metric.role, 0) * len(group)
-        found[metric.role] = read_series(client, metric, transport, first_ms, past_ms, planned=planned)
+        found[metric.role] = read_series(client, metric, transport, first_ms, past_ms, planned=planned, without=without)
         total += sum(map(held, found[metric.role]))
         if total > LARGEST_PIECE:
             return None
@@ -272,7 +280,7 @@ def _other(config: HistoryConfig, dialect: Dialect, history: History) -> set[str
     return other | ({"dialect"} if history.record["dialect"] != dialect.text else set())
 
 
-def _check_same(client: Client, metric: Metric, transport: str, piece: Path) -> None:
+def _check_same(client: Client, metric: Metric, transport: str, piece: Path, without: Labels) -> None:
     """Raise ConfigError where a server has not one series of a piece that is there.
 
     An address says little: behind a forwarded port each cluster has the same one, and one server has several.
@@ -282,7 +290,7 @@ def _check_same(client: Client, metric: Metric, transport: str, piece: Path) -> 
         return
     past_ms = max(int(row.time_ms[-1]) for row in rows) + 1
     known = {row.labels for row in rows}
-    found = read_series(client, metric, transport, past_ms - _COMPARED_MS, past_ms)
+    found = read_series(client, metric, transport, past_ms - _COMPARED_MS, past_ms, without=without)
     if not any(row.labels in known for row in found):
         raise ConfigError(
             f"{client.url}: has no series of {metric.name} that {piece} holds, so it is another server, or keeps that "

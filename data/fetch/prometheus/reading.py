@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -12,12 +13,23 @@ from reclaim.data.fetch.prometheus.transports import SAMPLES_AT_ONCE, TRANSPORTS
 from reclaim.data.traces.dialect import Metric
 from reclaim.data.traces.history import RawSeries, joined
 
+Labels = frozenset[tuple[str, str]]
+REMOTE_READ: Final = ("chunks", "samples")
+_PLACES: Final = (0.98, 0.5, 0.02)
+"""Places in a range at which labels are compared."""
 SHORTEST_READ_S: Final = 60
 """Seconds that are asked for at once at least, before a server that refuses more is given up."""
 
 
 def read_series(
-    client: Client, metric: Metric, transport: str, start_ms: int, end_ms: int, *, planned: float = 0
+    client: Client,
+    metric: Metric,
+    transport: str,
+    start_ms: int,
+    end_ms: int,
+    *,
+    planned: float = 0,
+    without: Labels = frozenset(),
 ) -> list[RawSeries]:
     """Return the series of a metric in a range, in ms; in halves, where the server refuses the whole.
 
@@ -25,6 +37,8 @@ def read_series(
     ----------
     planned : float
         Samples that are expected; more than a request may ask for are asked for in parts of equal length.
+    without : frozenset of (name, value)
+        Labels that the transport adds, as of ``external_labels``; they are dropped.
 
     Raises
     ------
@@ -32,11 +46,33 @@ def read_series(
         The server refuses even ``SHORTEST_READ_S``, or fails.
     """
     n_parts = min(math.ceil(planned / SAMPLES_AT_ONCE[transport]), (end_ms - start_ms) // (SHORTEST_READ_S * 1000))
-    if n_parts > 1:
-        edges = [start_ms + (end_ms - start_ms) * k // n_parts for k in range(n_parts + 1)]
-        ranges = pairwise(edges)
-        rows = [row for low, high in ranges for row in read_series(client, metric, transport, low, high)]
-        return joined(rows, start_ms, end_ms)
+    edges = [start_ms + (end_ms - start_ms) * k // max(n_parts, 1) for k in range(max(n_parts, 1) + 1)]
+    rows = [row for low, high in pairwise(edges) for row in _read(client, metric, transport, low, high)]
+    if without:
+        rows = [replace(row, labels=tuple(pair for pair in row.labels if pair not in without)) for row in rows]
+    return joined(rows, start_ms, end_ms)
+
+
+def external_labels(client: Client, metric: Metric, transport: str, start_s: int, end_s: int) -> Labels:
+    """Return the labels that remote read adds to every series and a query does not: those of the server itself.
+
+    The first of a few minutes of the range in which there are series says so.
+    """
+    if transport not in REMOTE_READ:
+        return frozenset()
+    for share in _PLACES:
+        past_ms = round(start_s + share * (end_s - start_s)) * 1000
+        rows = _read(client, metric, transport, past_ms - SHORTEST_READ_S * 1000, past_ms)
+        if rows:
+            plain = _read(client, metric, "query", past_ms - SHORTEST_READ_S * 1000, past_ms)
+            known = {name for row in plain for name, _ in row.labels}
+            common = frozenset.intersection(*(frozenset(row.labels) for row in rows))
+            return frozenset(pair for pair in common if pair[0] not in known) if plain else frozenset()
+    return frozenset()
+
+
+def _read(client: Client, metric: Metric, transport: str, start_ms: int, end_ms: int) -> list[RawSeries]:
+    """Return the series of a metric in a range, in ms, in parts of one label set; in halves where that is refused."""
     try:
         try:
             parts = TRANSPORTS[transport](client, metric, start_ms, end_ms)
@@ -50,7 +86,7 @@ def read_series(
                 "narrow it by --namespace. Run again to go on: pieces that came are kept"
             ) from error
         halves = ((start_ms, middle), (middle, end_ms))
-        parts = [row for low, high in halves for row in read_series(client, metric, transport, low, high)]
+        return [row for low, high in halves for row in _read(client, metric, transport, low, high)]
     except RefusedError as error:
         raise TraceError(f"{client.url}: {metric.selector}: {error}") from error
-    return joined(parts, start_ms, end_ms)
+    return parts

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,10 +60,10 @@ def backfilled(folder: Path, texts: Iterable[Path]) -> Path:
 
 
 @contextmanager
-def prometheus(folder: Path, blocks: Path, *options: str) -> Iterator[str]:
-    """Run a Prometheus on a copy of blocks; yield its address."""
+def prometheus(folder: Path, blocks: Path, *options: str, labels: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run a Prometheus on a copy of blocks, with external labels; yield its address."""
     shutil.copytree(blocks, folder / "data")
-    (folder / "prometheus.yml").write_text("global: {}\n")
+    (folder / "prometheus.yml").write_text(json.dumps({"global": {"external_labels": dict(labels or {})}}))
     url = f"http://127.0.0.1:{_free_port()}"
     command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
                "--storage.tsdb.retention.time=100y", f"--web.listen-address={url[7:]}", *options]  # fmt: skip

@@ -77,6 +77,18 @@ def test_every_way_of_reading_gives_the_same_bytes(
     assert pieces(tmp_path / transport) == pieces(history)
 
 
+@pytest.mark.parametrize("transport", ["chunks", "samples", "query"])
+def test_labels_of_the_server_itself_are_in_no_series(
+    transport: str, blocks: Path, history: Path, tmp_path: Path
+) -> None:
+    """Remote read adds them, a query does not; Debian's configuration has one."""
+    with prometheus(tmp_path / "server", blocks, labels={"monitor": "example", "cluster": "eu-1"}) as url:
+        fetch_history(replace(CONFIG, access=Access(url), transport=transport), tmp_path / "out")
+        (tmp_path / "out" / "samples" / "2026-11-01T22.parquet").unlink()
+        fetch_history(replace(CONFIG, access=Access(url), transport="query"), tmp_path / "out")  # goes on another way
+    assert pieces(tmp_path / "out") == pieces(history)
+
+
 @pytest.mark.parametrize("transport", ["auto", "query"])
 def test_victoriametrics_gives_the_same_bytes_as_prometheus(
     transport: str, made_up: Path, history: Path, tmp_path: Path
