@@ -20,7 +20,7 @@ from reclaim.replay.closed_loop.records import COMPILED
 from reclaim.training.machines import curve
 from reclaim.training.machines.curve import reserve
 from reclaim.training.machines.estimator import MachineEstimator
-from reclaim.training.machines.terms import N_TERMS, T_HELD
+from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_USAGE
 
 Floats = NDArray[np.float64]
 
@@ -102,6 +102,18 @@ def add_terms(sums: Any, run: Any, foreseen: Any, sign: float) -> None:
         else:
             for k in range(sums.shape[1]):
                 sums[r, k] = max(0.0, sums[r, k] + sign * foreseen.terms[run.cursor, r, k])
+
+
+@numba.njit(**COMPILED)
+def adds_at_least(r: int, run: Any, foreseen: Any) -> Any:
+    """Return what a run adds to what its machine reserves at least, whatever the other runs: its limit or its usage.
+
+    What it would reserve alone is no bound of what its going frees: curves with weights are not subadditive.
+    """
+    if run.held:
+        return run.limit[r]
+    terms = foreseen.terms[run.cursor, r]
+    return terms[T_HELD] + min(terms[T_USAGE], terms[T_LIMIT])
 
 
 @numba.njit(**COMPILED)

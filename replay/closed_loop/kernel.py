@@ -11,23 +11,21 @@ from typing import Any, Final
 import numba
 import numpy as np
 
-from reclaim.replay.closed_loop.foreseen import add_terms, count_run, foresee
+from reclaim.replay.closed_loop.foreseen import add_terms, adds_at_least, count_run, foresee
 from reclaim.replay.closed_loop.placement import (
-    TOGETHER,
-    any_may_fit,
-    could_fit,
+    count_lacks,
+    draw,
+    fails_again,
+    failure_of,
     find_machine,
-    first_machine,
+    find_preemption,
     first_victim,
     has_room,
-    holds_its_most,
     in_turn,
     is_killed_before,
     is_preempted_before,
     largest_room,
-    may_fit,
     needs_no_less,
-    preemption_cost,
     remember_failure,
     update_room,
     waiting_reason,
@@ -36,7 +34,6 @@ from reclaim.replay.closed_loop.records import (
     BLOCKED,
     COMPILED,
     DONE,
-    FREED,
     MACHINE,
     MACHINE_GONE,
     NO_REASON,
@@ -44,10 +41,8 @@ from reclaim.replay.closed_loop.records import (
     OWN_LIMIT,
     PENDING,
     PREEMPTED,
-    PRODUCTION,
     RANKS,
     RUNNING,
-    UNPROMISED,
 )
 from reclaim.training.margins.margin import guard
 from reclaim.training.margins.violation import overruns_in_kernel, violates_in_kernel
@@ -69,10 +64,10 @@ def _leave(i: int, loop: Any, now_us: int) -> None:
         machine.head = run.next
     if run.next >= 0:
         runs[run.next].previous = run.previous
-    _add_to_sums(machine, run, -1.0, now_us)
+    _add_to_sums(machine, run, loop.foreseen, -1.0, now_us)
     if len(loop.foreseen.terms):
-        count_run(run.machine, machine, run, loop.foreseen, -1.0)
-    update_room(run.machine, loop)
+        count_run(np.int64(run.machine), machine, run, loop.foreseen, -1.0)
+    update_room(np.int64(run.machine), loop)
     run.ran_us += now_us - run.placed_us
     run.machine = -1
 
@@ -209,7 +204,7 @@ def _give_way(m: int, loop: Any, now_us: int) -> None:
             i = runs[i].next
         if i < 0:
             return
-        _stop(i, PREEMPTED, loop, now_us)
+        _stop(np.int64(i), np.int64(PREEMPTED), loop, now_us)
 
 
 @numba.njit(**COMPILED)
@@ -244,71 +239,22 @@ def _raise_to_usage(run: Any) -> None:
 
 
 @numba.njit(**COMPILED)
-def _add_to_sums(machine: Any, run: Any, sign: float, now_us: int) -> None:
+def _add_to_sums(machine: Any, run: Any, foreseen: Any, sign: float, now_us: int) -> None:
     """Add a run to its machine's sums; ``sign`` -1 takes it out."""
     for r in range(2):
         machine.use[r] += sign * run.use[r]
         machine.limit[r] += sign * run.limit[r]
         machine.reserved[r] += sign * run.reservation[r]
+        least = run.reservation[r] if len(foreseen.terms) == 0 else adds_at_least(r, run, foreseen)
+        machine.least[r] += sign * least
         if run.band > NON_PRODUCTION:
             machine.production[r] += sign * run.limit[r]
         else:
             for k in range(min(run.rank, RANKS - 1), RANKS):
-                machine.up_to_rank[k, r] += sign * run.reservation[r]
+                machine.up_to_rank[k, r] += sign * least
     machine.busy_us += machine.count * (now_us - machine.changed_us)
     machine.changed_us = now_us
     machine.count += 1 if sign > 0 else -1
-
-
-@numba.njit(**COMPILED)
-def _make_room(i: int, need: Any, loop: Any, now_us: int) -> int:
-    """Preempt for a run on the machine where that costs least; return that machine, -1 where no preemption helps.
-
-    Costs are the rank of the highest victim, then the work lost, among the first ``settings.enough`` machines that can
-    make room. Victims go from the lowest rank up, until the run fits.
-    """
-    runs, machines, settings = loop.runs, loop.machines, loop.settings
-    run = runs[i]
-    best, best_rank, best_lost, seen = -1, 2**31 - 1, 2**62, 0
-    if run.rank <= 0:
-        return best
-    n = len(machines)
-    start = first_machine(loop)
-    row = FREED + 2 * (min(run.rank, RANKS) - 1)  # production does not preempt production
-    k = 0
-    while k < n and seen < settings.enough:
-        m = start + k - n if start + k >= n else start + k
-        if run.band <= PRODUCTION and (k == 0 or m % TOGETHER == 0):
-            until = min(n, m - m % TOGETHER + TOGETHER)
-            if not any_may_fit(loop.rooms, row, m, until, need) or (
-                run.band == PRODUCTION and not any_may_fit(loop.rooms, UNPROMISED, m, until, need)
-            ):
-                k += until - m
-                continue
-        k += 1
-        if run.band <= PRODUCTION and not may_fit(loop.rooms, row, m, need):
-            continue
-        machine = machines[m]
-        if not (machine.up and machine.open and loop.masks[run.mask, m]) or machine.lowest >= run.rank:
-            continue
-        if overruns_in_kernel(need[0], machine.capacity[0]) or overruns_in_kernel(need[1], machine.capacity[1]):
-            continue
-        if not (could_fit(run, machine, 0, need[0]) and could_fit(run, machine, 1, need[1])):
-            continue
-        if holds_its_most(run, machine, runs):
-            continue
-        rank, lost_us = preemption_cost(run, machine, runs, need, settings, now_us, m, loop.foreseen)
-        if rank >= 0 and (rank < best_rank or (rank == best_rank and lost_us < best_lost)):
-            best, best_rank, best_lost = m, rank, lost_us
-        seen += rank >= 0
-    if best >= 0:
-        machine = machines[best]
-        while not has_room(run, machine, need):
-            gone = first_victim(run, machine, runs)
-            if gone < 0:  # rounding: the sums said that it just fits
-                return -1
-            _stop(gone, PREEMPTED, loop, now_us)
-    return best
 
 
 @numba.njit(**COMPILED)
@@ -325,11 +271,28 @@ def _place(i: int, loop: Any, now_us: int) -> Any:
     for r in range(2):
         run.reservation[r] = loop.reserved[row, r] if run.carried else tape[row].limit[r]
         need[r] = tape[row].limit[r] if run.band > NON_PRODUCTION else run.reservation[r]
+    k = failure_of(run, need, loop)
+    failure = loop.failures[k]
+    if fails_again(run, need, loop, k):
+        draw(loop.random)
+        run.reason = waiting_reason(run, failure)
+        return False
+    before = loop.n_changed[0]
     m = find_machine(run, need, loop)
     if m < 0:
-        m = _make_room(i, need, loop, now_us)
+        m = find_preemption(run, need, loop, now_us)
+        while m >= 0 and not has_room(run, loop.machines[m], need):  # from the lowest rank up
+            gone = first_victim(run, loop.machines[m], runs)
+            if gone >= 0:
+                _stop(np.int64(gone), np.int64(PREEMPTED), loop, now_us)
+            else:  # rounding: the sums said that it just fits
+                m = -1
     if m < 0:
-        run.reason = waiting_reason(run, need, loop)
+        count_lacks(run, need, loop, failure)
+        run.reason = waiting_reason(run, failure)
+        failure.mask, failure.rank, failure.band = run.mask, run.rank, run.band
+        failure.need[0], failure.need[1] = need[0], need[1]
+        failure.at = before if loop.n_changed[0] == before else 0
         return False
     machine = loop.machines[m]
     run.state, run.machine, run.placed_us, run.reason = RUNNING, m, now_us, NO_REASON
@@ -339,8 +302,8 @@ def _place(i: int, loop: Any, now_us: int) -> Any:
     _chain(i, machine, runs)
     _play(run, tape, now_us)
     _raise_to_usage(run)
-    _add_to_sums(machine, run, 1.0, now_us)
     run.held = not run.carried
+    _add_to_sums(machine, run, loop.foreseen, 1.0, now_us)
     if len(loop.foreseen.terms):
         count_run(m, machine, run, loop.foreseen, 1.0)
     machine.lowest = min(machine.lowest, run.rank)
@@ -383,7 +346,7 @@ def settle(loop: Any, slot_s: float, now_us: int) -> None:
         if not machine.up:
             continue
         for r in range(2):
-            machine.use[r] = machine.limit[r] = machine.reserved[r] = machine.production[r] = 0.0
+            machine.use[r] = machine.limit[r] = machine.reserved[r] = machine.production[r] = machine.least[r] = 0.0
             for k in range(RANKS):
                 machine.up_to_rank[k, r] = 0.0
         machine.lowest = 2**31 - 1
@@ -393,7 +356,7 @@ def settle(loop: Any, slot_s: float, now_us: int) -> None:
         i = machine.head
         while i >= 0:
             _raise_to_usage(runs[i])
-            _add_to_sums(machine, runs[i], 1.0, now_us)
+            _add_to_sums(machine, runs[i], loop.foreseen, 1.0, now_us)
             if together:
                 add_terms(loop.foreseen.sums[m], runs[i], loop.foreseen, 1.0)
             machine.lowest = min(machine.lowest, runs[i].rank)
@@ -443,7 +406,7 @@ def schedule(loop: Any, now_us: int) -> None:
     pending[0].run = 0
     turn = in_turn(waiting, loop.served)
     failed = np.empty(_REMEMBERED, np.int64)
-    n_failed = 0
+    n_failed = np.int64(0)
     most = np.empty(2)
     lowest = largest_room(loop, most)
     stopped = tick.kills.sum()
@@ -465,7 +428,8 @@ def schedule(loop: Any, now_us: int) -> None:
         if not hopeless and not entry.special and entry.rank <= lowest:
             hopeless = entry.first_limit[0] > most[0] or entry.first_limit[1] > most[1]
             if hopeless and entry.reason == NO_REASON:
-                entry.reason = waiting_reason(runs[entry.run], entry.first_limit, loop)
+                count_lacks(runs[entry.run], entry.first_limit, loop, loop.failures[0])
+                entry.reason = waiting_reason(runs[entry.run], loop.failures[0])
         for f in range(0 if entry.special or hopeless else n_failed):
             if needs_no_less(entry, waiting[failed[f]]):
                 hopeless = True
@@ -549,6 +513,6 @@ def _change(change: Any, loop: Any, now_us: int) -> None:
         machine.capacity[r] = change.capacity[r]
     if not change.up:
         while machine.head >= 0:
-            _stop(machine.head, MACHINE_GONE, loop, now_us)
-    update_room(change.machine, loop)
-    _relieve_memory(change.machine, loop, now_us)
+            _stop(np.int64(machine.head), np.int64(MACHINE_GONE), loop, now_us)
+    update_room(np.int64(change.machine), loop)
+    _relieve_memory(np.int64(change.machine), loop, now_us)

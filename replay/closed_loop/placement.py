@@ -28,7 +28,7 @@ from reclaim.replay.closed_loop.records import (
     TOO_LARGE,
     UNPROMISED,
 )
-from reclaim.training.margins.violation import SUM_ROUNDING, room_in_kernel
+from reclaim.training.margins.violation import SUM_ROUNDING, overruns_in_kernel, room_in_kernel
 
 POLICIES: Final[Mapping[str, tuple[float, float]]] = {
     "best-fit": (0.0, 1.0),
@@ -44,6 +44,8 @@ POLICY: Final = np.dtype([("stranding", "f8"), ("leftover", "f8"), code_field("r
 
 TOGETHER: Final = 128
 """Machines skipped together where none of them can have room."""
+RANK_MAX, LOST_MAX = 2**31 - 1, 2**62
+"""Above all costs of preemption."""
 _SLACK: Final = 1e-6
 """Share of its capacity by which a machine's room is overstated: more than single precision loses."""
 
@@ -82,14 +84,15 @@ def has_room(run: Any, machine: Any, need: Any) -> Any:
 def could_fit(run: Any, machine: Any, r: int, need: float) -> Any:
     """Say whether resource ``r`` might suffice without all that a run may preempt; by sums alone, errs towards yes.
 
-    Ranks above ``RANKS``, and what monitoring may preempt, are overstated.
+    Ranks above ``RANKS``, and what monitoring may preempt, are overstated. So is what can be freed on machines that are
+    foreseen together, where the other runs reserve at least their part of ``least``.
     """
     freed, production = machine.capacity[r] * SUM_ROUNDING, 0.0  # sums in another order
     if run.band > PRODUCTION:
         production = freed + machine.production[r]
         freed += machine.reserved[r]
     else:
-        freed += machine.up_to_rank[min(run.rank, RANKS) - 1, r]
+        freed += machine.reserved[r] - machine.least[r] + machine.up_to_rank[min(run.rank, RANKS) - 1, r]
     return fits(run, machine, r, need, freed, production)
 
 
@@ -108,8 +111,13 @@ def holds_its_most(run: Any, machine: Any, runs: Any) -> Any:
 
 @numba.njit(**COMPILED)
 def update_room(m: int, loop: Any) -> None:
-    """Update the column of ``loop.rooms`` of a machine that has changed."""
+    """Update the column of ``loop.rooms`` of a machine that has changed, and note the change."""
     machine, rooms = loop.machines[m], loop.rooms
+    loop.n_changed[0] += 1
+    change = loop.changed[loop.n_changed[0] % len(loop.changed)]
+    change.machine = m
+    for row in range(LOWEST):
+        change.before[row] = rooms[row, m]
     there = machine.up and machine.open
     rooms[LOWEST, m] = machine.lowest if there else math.inf
     for r in range(2):
@@ -118,7 +126,9 @@ def update_room(m: int, loop: Any) -> None:
         rooms[UNPROMISED + r, m] = room - machine.production[r]
         rooms[FREE + r, m] = room - machine.reserved[r]
         for k in range(RANKS):
-            rooms[FREED + 2 * k + r, m] = room - machine.reserved[r] + machine.up_to_rank[k, r]
+            rooms[FREED + 2 * k + r, m] = room - machine.least[r] + machine.up_to_rank[k, r]
+    for row in range(LOWEST):
+        change.after[row] = rooms[row, m]
 
 
 @numba.njit(**COMPILED)
@@ -135,20 +145,54 @@ def may_fit(rooms: Any, row: int, m: int, need: Any) -> Any:
 
 
 @numba.njit(**COMPILED)
-def any_may_fit(rooms: Any, row: int, a: int, b: int, need: Any) -> Any:
-    """Say whether one of the machines ``a`` to ``b`` may have them; without a branch, so that it is vectorised."""
-    cpu, memory = rooms[row, a:b], rooms[row + 1, a:b]
-    need_cpu, need_memory = np.float32(need[0]), np.float32(need[1])
-    hits = 0
-    for j in range(len(cpu)):
-        hits += (cpu[j] >= need_cpu) & (memory[j] >= need_memory)
-    return hits > 0
+def must_fit(rooms: Any, row: int, m: int, need: Any) -> Any:
+    """Say whether a machine has room for certain, by two neighbouring rows; errs by saying no."""
+    for r in range(2):
+        if not rooms[row + r, m] - np.float32(4 * _SLACK) * rooms[CAPACITY + r, m] >= np.float32(need[r]):
+            return False
+    return True
 
 
 @numba.njit(**COMPILED)
-def first_machine(loop: Any) -> int:
+def those_that_may_fit(loop: Any, rows: Any, mask: int, a: int, b: int, need: Any, found: Any) -> int:
+    """Write which of the machines ``a`` to ``b`` may fit by two pairs of neighbouring rows; return how many there are.
+
+    The first pass has no branch, so that it is vectorised, and skips machines among which there is none; nor has the
+    second one, which would be predicted wrongly as often as a machine has room.
+    """
+    rooms, allowed = loop.rooms, loop.masks[mask, a:b]
+    cpu, memory = rooms[rows[0], a:b], rooms[rows[0] + 1, a:b]
+    also_cpu, also_memory = rooms[rows[1], a:b], rooms[rows[1] + 1, a:b]
+    need_cpu, need_memory = np.float32(need[0]), np.float32(need[1])
+    any_fits = False
+    for j in range(len(cpu)):
+        any_fits |= (
+            (cpu[j] >= need_cpu) & (memory[j] >= need_memory) & (also_cpu[j] >= need_cpu)
+            & (also_memory[j] >= need_memory) & allowed[j]
+        )  # fmt: skip
+    n = 0
+    if any_fits:
+        for j in range(len(cpu)):
+            found[n] = a + j
+            n += (
+                (cpu[j] >= need_cpu) & (memory[j] >= need_memory) & (also_cpu[j] >= need_cpu)
+                & (also_memory[j] >= need_memory) & allowed[j]
+            )  # fmt: skip
+    return n
+
+
+@numba.njit(**COMPILED)
+def first_machine(loop: Any) -> Any:
     """Return the machine with which a search begins."""
-    return int(loop.random[0] % np.uint64(len(loop.machines)))
+    return np.int64(loop.random[0] % np.uint64(len(loop.machines)))
+
+
+@numba.njit(**COMPILED)
+def draw(random: Any) -> None:
+    """Draw the next random number: one for each run that is tried."""
+    random[0] ^= random[0] << np.uint64(13)
+    random[0] ^= random[0] >> np.uint64(7)
+    random[0] ^= random[0] << np.uint64(17)
 
 
 @numba.njit(**COMPILED)
@@ -157,36 +201,28 @@ def find_machine(run: Any, need: Any, loop: Any) -> int:
 
     Begins at a random machine and stops at ``settings.enough`` with room (EuroSys'15, 3.4, "relaxed randomization").
     """
-    machines, settings, random = loop.machines, loop.settings, loop.random
-    random[0] ^= random[0] << np.uint64(13)
-    random[0] ^= random[0] >> np.uint64(7)
-    random[0] ^= random[0] << np.uint64(17)
+    machines, settings = loop.machines, loop.settings
+    draw(loop.random)
     n = len(machines)
-    start = first_machine(loop)
-    upper = run.band > NON_PRODUCTION
+    rows = np.int64(FREE), np.int64(UNPROMISED if run.band > NON_PRODUCTION else FREE)
+    found = np.empty(TOGETHER, np.int64)
     best, best_score, seen = -1, math.inf, 0
-    k = 0
-    while k < n and seen < settings.enough:
-        m = start + k - n if start + k >= n else start + k
-        if k == 0 or m % TOGETHER == 0:
-            until = min(n, m - m % TOGETHER + TOGETHER)
-            if not any_may_fit(loop.rooms, FREE, m, until, need) or (
-                upper and not any_may_fit(loop.rooms, UNPROMISED, m, until, need)
-            ):
-                k += until - m
+    a, left = first_machine(loop), n
+    while left > 0 and seen < settings.enough:
+        b = min(n, a - a % TOGETHER + TOGETHER, a + left)
+        for j in range(those_that_may_fit(loop, rows, run.mask, a, b, need, found)):
+            m = found[j]
+            machine = machines[m]
+            if not has_room(run, machine, need) or holds_its_most(run, machine, loop.runs):
                 continue
-        k += 1
-        if not (may_fit(loop.rooms, FREE, m, need) and loop.masks[run.mask, m]):
-            continue
-        machine = machines[m]
-        if not has_room(run, machine, need):
-            continue
-        if holds_its_most(run, machine, loop.runs):
-            continue
-        its_score = score(_free_share(run, machine, 0, need[0]), _free_share(run, machine, 1, need[1]), settings)
-        if its_score < best_score:
-            best, best_score = m, its_score
-        seen += 1
+            its_score = score(_free_share(run, machine, 0, need[0]), _free_share(run, machine, 1, need[1]), settings)
+            if its_score < best_score:
+                best, best_score = m, its_score
+            seen += 1
+            if seen == settings.enough:
+                break
+        left -= b - a
+        a = b if b < n else 0
     return best
 
 
@@ -212,8 +248,8 @@ def score(free_cpu: float, free_memory: float, policy: Any) -> float:
 
 
 @numba.njit(**COMPILED)
-def waiting_reason(run: Any, need: Any, loop: Any) -> int:
-    """Return one of ``records.REASONS``: why no machine has room for a run; vectorised like ``any_may_fit``."""
+def count_lacks(run: Any, need: Any, loop: Any, failure: Any) -> None:
+    """Count what machines lack for a run into a ``FAILURE``; vectorised like ``those_that_may_fit``."""
     rooms, mask = loop.rooms, loop.masks[run.mask]
     capacity_cpu, capacity_memory = rooms[CAPACITY], rooms[CAPACITY + 1]
     free_cpu, free_memory = rooms[FREE], rooms[FREE + 1]
@@ -231,13 +267,82 @@ def waiting_reason(run: Any, need: Any, loop: Any) -> int:
         cpu += holds & lacks_cpu & ~lacks_memory
         memory += holds & ~lacks_cpu & lacks_memory
         both += holds & lacks_cpu & lacks_memory
-    if allowed == 0:
+    failure.allowed, failure.large = allowed, large
+    failure.cpu, failure.memory, failure.both = cpu, memory, both
+
+
+@numba.njit(**COMPILED)
+def _recount(rooms: Any, upper: bool, failure: Any, sign: int) -> None:
+    """Count one machine as ``count_lacks`` does, by its first ``LOWEST`` rooms; ``sign`` -1 takes it out."""
+    need_cpu, need_memory = np.float32(failure.need[0]), np.float32(failure.need[1])
+    if not rooms[CAPACITY] > 0:
+        return
+    failure.allowed += sign
+    if rooms[CAPACITY] < need_cpu or rooms[CAPACITY + 1] < need_memory:
+        return
+    failure.large += sign
+    lacks_cpu = rooms[FREE] < need_cpu or (upper and rooms[UNPROMISED] < need_cpu)
+    lacks_memory = rooms[FREE + 1] < need_memory or (upper and rooms[UNPROMISED + 1] < need_memory)
+    if lacks_cpu and lacks_memory:
+        failure.both += sign
+    elif lacks_cpu:
+        failure.cpu += sign
+    elif lacks_memory:
+        failure.memory += sign
+
+
+@numba.njit(**COMPILED)
+def waiting_reason(run: Any, failure: Any) -> int:
+    """Return one of ``records.REASONS``: why no machine has room for a run."""
+    if failure.allowed == 0:
         return CONSTRAINTS
-    if large == 0:
+    if failure.large == 0:
         return TOO_LARGE
-    if cpu + memory + both < large and run.per_machine > 0:  # those with room hold their most of its collection
-        return SPREAD
+    cpu, memory, both = failure.cpu, failure.memory, failure.both
+    if cpu + memory + both < failure.large and run.per_machine > 0:
+        return SPREAD  # those with room hold their most of its collection
     return CPU if cpu >= max(memory, both) else MEMORY if memory >= both else BOTH
+
+
+@numba.njit(**COMPILED)
+def failure_of(run: Any, need: Any, loop: Any) -> Any:
+    """Return the place in ``loop.failures`` of searches for what a run asks; the first one for any that is not kept.
+
+    A failure is not kept where it depends on which runs a machine holds: its collection's, or all of them.
+    """
+    if run.per_machine > 0 or run.band > PRODUCTION:
+        return 0
+    parts = need.view(np.uint64)
+    mixed = parts[0] * np.uint64(0x9E3779B97F4A7C15) + parts[1] * np.uint64(0xC2B2AE3D27D4EB4F)
+    mixed += np.uint64(run.mask * 64 + run.rank * 4 + run.band)
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
+    return 1 + np.int64((mixed >> np.uint64(33)) % np.uint64(len(loop.failures) - 1))
+
+
+@numba.njit(**COMPILED)
+def fails_again(run: Any, need: Any, loop: Any, k: int) -> bool:
+    """Say whether failure ``k`` is of the same search and no machine that changed since may fit; update its counts."""
+    failure, changed = loop.failures[k], loop.changed
+    since, now = failure.at, loop.n_changed[0]
+    if k == 0 or since == 0 or now - since > len(changed):
+        return False
+    same = failure.need[0] == need[0] and failure.need[1] == need[1]
+    if not (same and failure.mask == run.mask and failure.rank == run.rank and failure.band == run.band):
+        return False
+    upper, row = run.band > NON_PRODUCTION, FREED + 2 * (min(run.rank, RANKS) - 1)
+    for j in range(since + 1, now + 1):
+        m = np.int64(changed[j % len(changed)].machine)
+        if not loop.masks[run.mask, m] or (upper and not may_fit(loop.rooms, UNPROMISED, m, need)):
+            continue
+        if may_fit(loop.rooms, FREE, m, need) or (run.rank > 0 and may_fit(loop.rooms, row, m, need)):
+            return False
+    for j in range(since + 1, now + 1):
+        change = changed[j % len(changed)]
+        if loop.masks[run.mask, change.machine]:
+            _recount(change.before, upper, failure, -1)
+            _recount(change.after, upper, failure, 1)
+    failure.at = now
+    return True
 
 
 @numba.njit(**COMPILED)
@@ -248,9 +353,13 @@ def is_preemptible(other: Any, run: Any) -> Any:
 
 @numba.njit(**COMPILED)
 def preemption_cost(
-    run: Any, machine: Any, runs: Any, need: Any, settings: Any, now_us: int, m: int, foreseen: Any
-) -> tuple[int, int]:
-    """Return the highest victim's rank, and the task-time lost in µs, for a run to fit; rank -1 where it cannot."""
+    run: Any, machine: Any, runs: Any, need: Any, settings: Any, now_us: int, m: int, foreseen: Any,
+    rank: int, most_us: int,
+) -> tuple[int, int]:  # fmt: skip
+    """Return the highest victim's rank, and the task-time lost in µs, for a run to fit; rank -1 where it cannot.
+
+    Stops as soon as the costs are no less than ``rank`` and ``most_us``, and returns what they have come to.
+    """
     together = len(foreseen.terms) > 0
     used_cpu, used_memory = machine.use[0], machine.use[1]
     if together:
@@ -266,8 +375,8 @@ def preemption_cost(
         if together:
             add_terms(foreseen.spare, gone, foreseen, -1.0)
             used_cpu, used_memory = used_cpu - gone.use[0], used_memory - gone.use[1]
-            freed_cpu = machine.reserved[0] - foresee(0, foreseen.spare, used_cpu, foreseen)
-            freed_memory = machine.reserved[1] - foresee(1, foreseen.spare, used_memory, foreseen)
+            freed_cpu = machine.reserved[0] - foresee(np.int64(0), foreseen.spare, used_cpu, foreseen)
+            freed_memory = machine.reserved[1] - foresee(np.int64(1), foreseen.spare, used_memory, foreseen)
         else:
             freed_cpu += gone.reservation[0]
             freed_memory += gone.reservation[1]
@@ -281,7 +390,66 @@ def preemption_cost(
             run, machine, 1, need[1], freed_memory, production_memory
         ):
             return gone.rank, lost_us
+        if gone.rank > rank or (gone.rank == rank and lost_us >= most_us):
+            return gone.rank, lost_us
     return -1, 0
+
+
+@numba.njit(**COMPILED)
+def find_preemption(run: Any, need: Any, loop: Any, now_us: int) -> int:
+    """Return the machine on which a run costs least to make room for, -1 where no preemption helps.
+
+    Costs are the rank of the highest victim, then the work lost, among the first ``settings.enough`` machines that can
+    make room. Runs are not read where sums alone are certain that a machine can, but only above the best one's rank.
+    """
+    runs, machines, settings = loop.runs, loop.machines, loop.settings
+    best, best_rank, best_lost, seen = -1, np.int64(RANK_MAX), np.int64(LOST_MAX), 0
+    if run.rank <= 0:
+        return best
+    row = FREED + 2 * (min(run.rank, RANKS) - 1)  # production does not preempt production
+    rows = (
+        np.int64(CAPACITY if run.band > PRODUCTION else row),
+        np.int64(UNPROMISED if run.band == PRODUCTION else CAPACITY),
+    )
+    # by sums alone it is certain that a run fits where they tell ranks apart, and freed reservations add up
+    adds_up = len(loop.foreseen.terms) == 0 and run.band <= PRODUCTION and run.rank < RANKS and run.per_machine <= 0
+    found = np.empty(TOGETHER, np.int64)
+    n = len(machines)
+    a, left = first_machine(loop), n
+    while left > 0 and seen < settings.enough:
+        b = min(n, a - a % TOGETHER + TOGETHER, a + left)
+        for j in range(those_that_may_fit(loop, rows, run.mask, a, b, need, found)):
+            m = found[j]
+            machine = machines[m]
+            certain = adds_up and must_fit(loop.rooms, row, m, need)
+            certain &= run.band < PRODUCTION or must_fit(loop.rooms, UNPROMISED, m, need)
+            if certain:
+                if best >= 0 and not may_fit(loop.rooms, FREED + 2 * best_rank, m, need):  # its rank is higher
+                    seen += 1
+                    if seen == settings.enough:
+                        break
+                    continue
+            elif (
+                machine.lowest >= run.rank
+                or overruns_in_kernel(need[0], machine.capacity[0])
+                or overruns_in_kernel(need[1], machine.capacity[1])
+                or not could_fit(run, machine, 0, need[0])
+                or not could_fit(run, machine, 1, need[1])
+                or holds_its_most(run, machine, runs)
+            ):
+                continue
+            rank, lost_us = preemption_cost(
+                run, machine, runs, need, settings, now_us, m, loop.foreseen,
+                best_rank if certain else RANK_MAX, best_lost if certain else LOST_MAX,
+            )  # fmt: skip
+            if rank >= 0 and (rank < best_rank or (rank == best_rank and lost_us < best_lost)):
+                best, best_rank, best_lost = m, rank, lost_us
+            seen += rank >= 0
+            if seen == settings.enough:
+                break
+        left -= b - a
+        a = b if b < n else 0
+    return best
 
 
 @numba.njit(**COMPILED)

@@ -74,22 +74,35 @@ RANKS: Final = 16
 
 MACHINE_STATE = np.dtype(
     [
-        ("capacity", "f8", (2,)), ("up", "?"), ("open", "?"), ("head", "i4"), ("count", "i4"), ("lowest", "i4"),
-        ("use", "f8", (2,)), ("limit", "f8", (2,)), ("reserved", "f8", (2,)),
-        ("production", "f8", (2,)), ("busy_us", "i8"), ("changed_us", "i8"),
-        ("up_to_rank", "f8", (RANKS, 2)),
+        # read by searches, adjacent in memory
+        ("capacity", "f8", (2,)), ("reserved", "f8", (2,)), ("production", "f8", (2,)), ("head", "i4"),
+        ("lowest", "i4"), ("count", "i4"), ("up", "?"), ("open", "?"),
+        ("use", "f8", (2,)), ("limit", "f8", (2,)), ("busy_us", "i8"), ("changed_us", "i8"),
+        ("least", "f8", (2,)), ("up_to_rank", "f8", (RANKS, 2)),
     ]
 )  # fmt: skip
 """Sums over a machine's runs: ``reserved`` of reservations, or what is foreseen of them together; ``production`` of the
-limits of production; ``up_to_rank`` of the reservations of non-production of at most each rank. ``lowest`` is the
-lowest rank among them."""
+limits of production; ``least`` of what each run adds to ``reserved`` at least, whatever else there is, and
+``up_to_rank`` the same of non-production of at most each rank. ``lowest`` is the lowest rank among them."""
 
 CAPACITY, FREE, UNPROMISED, LOWEST, FREED = 0, 2, 4, 6, 7
 """First rows of each part of ``LoopState.rooms``, with a row for each resource: the capacity; what reservations leave;
-what production's limits leave; the lowest rank (one row); and, rank by rank, what is free without all non-production
-work of at most that rank."""
+what production's limits leave; the lowest rank (one row); and, rank by rank, the most that can be free without
+non-production work of at most that rank."""
 
 ROOM_ROWS: Final = FREED + 2 * RANKS
+
+ROOM_CHANGE = np.dtype([("machine", "i4"), ("before", "f4", (LOWEST,)), ("after", "f4", (LOWEST,))])
+"""A change of a machine's column of ``LoopState.rooms``, rows ``CAPACITY``, ``FREE`` and ``UNPROMISED``."""
+
+FAILURE = np.dtype(
+    [
+        ("need", "f8", (2,)), ("at", "i8"), ("mask", "i4"), ("rank", "i4"), ("band", "i1"),
+        ("allowed", "i8"), ("large", "i8"), ("cpu", "i8"), ("memory", "i8"), ("both", "i8"),
+    ]
+)  # fmt: skip
+"""A search that found no machine, after ``at`` changes of rooms. Of the machines in service that its constraints allow
+``large`` ones could hold it if they were empty; of these some lack CPU alone, ``memory`` alone, or both."""
 
 TAPE = np.dtype([("from_us", "i8"), ("use", "f8", (2,)), ("limit", "f8", (2,))])
 """One measurement window of a run: its start after the run's, mean CPU and largest memory in it, and the limit."""
@@ -110,7 +123,8 @@ CHANGE = np.dtype([("at_us", "i8"), ("machine", "i4"), ("up", "?"), ("open", "?"
 """A machine's state from a time on."""
 
 COMPILED: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy"}
-"""Options of compilation. Division by zero gives infinity or NaN and raises nothing."""
+"""Options of compilation. Division by zero gives infinity or NaN and raises nothing. Arguments are made int64 where
+they would be of several kinds, as a constant or an int32 is, since a function is compiled again for each."""
 
 
 class LoopState(NamedTuple):
@@ -121,6 +135,12 @@ class LoopState(NamedTuple):
     rooms: NDArray[np.float32]
     """Upper bounds of what machines have, for fast searches, shape (ROOM_ROWS, n_machines); -inf where nothing may be
     placed. A machine that is skipped by them certainly has no room."""
+    changed: NDArray[Any]
+    """The last changes of ``rooms``, of ``ROOM_CHANGE``, at their number modulo the length."""
+    n_changed: NDArray[np.int64]
+    """Number of changes of ``rooms``, shape (1,)."""
+    failures: NDArray[Any]
+    """Searches that found no machine, of ``FAILURE``, at a hash of what they asked for."""
     tape: NDArray[Any]
     reserved: NDArray[np.float64]
     """The current reservation as each window of the tape begins, shape (n_rows, n_resources)."""

@@ -13,7 +13,17 @@ from reclaim.replay.closed_loop.foreseen import ByMachine, no_state
 from reclaim.replay.closed_loop.kernel import advance, pass_slot, schedule, settle
 from reclaim.replay.closed_loop.live import Live
 from reclaim.replay.closed_loop.placement import POLICIES, update_all_rooms
-from reclaim.replay.closed_loop.records import KILL, PENDING, ROOM_ROWS, RUNNING, TICK, WAITING, LoopState
+from reclaim.replay.closed_loop.records import (
+    FAILURE,
+    KILL,
+    PENDING,
+    ROOM_CHANGE,
+    ROOM_ROWS,
+    RUNNING,
+    TICK,
+    WAITING,
+    LoopState,
+)
 from reclaim.replay.closed_loop.workload import CellMachines, Workload
 from reclaim.training.margins.margin import STARTUP_HOLD_S
 
@@ -27,6 +37,9 @@ SETTINGS: Final = np.dtype(
 
 _LONGEST_S: Final = 1e9
 """Longer than any trace: 31 years."""
+_CHANGES, _FAILURES = 16, 1 + 1_024
+"""Changes of machines that are kept besides one for every eight of them, since more cost as much as a search of all;
+and failed searches that are kept."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +156,9 @@ def simulate(
         runs=runs,
         machines=there,
         rooms=np.zeros((ROOM_ROWS, len(machines)), np.float32),
+        changed=np.zeros(_CHANGES + len(machines) // 8, ROOM_CHANGE),
+        n_changed=np.zeros(1, np.int64),
+        failures=np.zeros(_FAILURES, FAILURE),
         tape=workload.tape,
         reserved=reserved[margin[0]],
         masks=np.ascontiguousarray(workload.masks[:, order]),

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from reclaim.replay.closed_loop.foreseen import ByMachine
+from reclaim.replay.closed_loop.foreseen import ByMachine, add_terms
+from reclaim.replay.closed_loop.placement import LOST_MAX, RANK_MAX, could_fit, preemption_cost
 from reclaim.replay.closed_loop.records import PENDING, PRODUCTION, RUNNING
-from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
+from reclaim.replay.closed_loop.simulate import SETTINGS, Outcome, Scheduling, simulate
 from reclaim.training.machines.curve import INPUTS, MachineCurve
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
 from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_SQUARES, T_USAGE
@@ -155,3 +157,41 @@ def test_best_effort_work_gives_way_before_the_memory_runs_out() -> None:
         calm, grown = replace(first, use=[(0.1, 0.1)] * 4), [of for _, of in held]
         outcome = run_together(calm, second, means=[grown, 0.3], gives_way=gives_way, slots=4)
         assert killed(outcome) == [(1, "preempted")] * gives_way
+
+
+FALLING: Curves = (
+    MachineCurve(
+        tuple(0.01 * k for k in range(38)),
+        tuple({"mean": 1.5, "size": -0.8, "newcomers": -0.5}.get(name, 0.0) for name in INPUTS),
+    ),
+) * 2
+"""Reserves less for many tasks than the sum of what each one would alone, and more once some of them are gone."""
+
+
+@pytest.mark.parametrize("curves", [BOUND, MEAN, FALLING], ids=["bound", "mean", "falling"])
+@settings(max_examples=60, deadline=None)
+@given(cell=cells(), seed=st.integers(0, 2**32 - 1))
+def test_sums_pass_over_no_machine_on_which_preemption_makes_room(curves: Curves, cell: SmallCell, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    made, _ = workload(
+        *cell.tasks, slots=cell.slots, masks=cell.masks, machines=len(cell.on), predecessors=cell.predecessors
+    )
+    limit = made.tape["limit"]
+    terms = rng.random((len(limit), 2, N_TERMS)) * limit[..., None]  # usage and quantiles of at most the limit
+    terms[..., T_LIMIT], terms[..., T_SQUARES], terms[..., T_HELD] = limit, limit**2, 0.0
+    terms[..., T_BAND:] = np.sort(terms[..., T_BAND:], axis=-1)
+    by = ByMachine(terms, MachineEstimator(curves, 3_600, (1.0, 1.0)), (HALF,))
+    outcome = simulate(made, cell.on, by.alone(), scheduling=Scheduling(checkpoint_s=0.0), by_machine=by)
+    foreseen = by.state(len(cell.on))
+    how = np.zeros(1, SETTINGS)[0]
+    for m, machine in enumerate(outcome.machines):
+        i = machine["head"]
+        while i >= 0:
+            add_terms(foreseen.sums[m], outcome.runs[i], foreseen, 1.0)
+            i = outcome.runs["next"][i]
+        for asking in outcome.runs[outcome.runs["state"] != RUNNING]:
+            asked = asking["first_limit"]
+            rank, _ = preemption_cost(
+                asking, machine, outcome.runs, asked, how, cell.slots * SLOT_US, m, foreseen, RANK_MAX, LOST_MAX
+            )
+            assert rank < 0 or all(could_fit(asking, machine, r, asked[r]) for r in range(2))

@@ -13,34 +13,51 @@ from hypothesis import strategies as st
 from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.foreseen import no_state
 from reclaim.replay.closed_loop.placement import (
+    LOST_MAX,
     POLICIES,
+    RANK_MAX,
     TOGETHER,
     could_fit,
+    count_lacks,
+    fails_again,
+    failure_of,
     find_machine,
+    find_preemption,
     first_machine,
     fits,
+    has_room,
+    may_fit,
     preemption_cost,
+    score,
     update_all_rooms,
+    update_room,
     waiting_reason,
 )
 from reclaim.replay.closed_loop.records import (
     BOTH,
     CONSTRAINTS,
     CPU,
+    FAILURE,
+    FREE,
+    FREED,
     MACHINE_STATE,
     MEMORY,
     NON_PRODUCTION,
     PENDING,
     PRODUCTION,
+    ROOM_CHANGE,
     ROOM_ROWS,
     RUN,
     RUNNING,
     SPREAD,
     TOO_LARGE,
+    UNPROMISED,
     LoopState,
 )
-from reclaim.replay.closed_loop.simulate import Scheduling
+from reclaim.replay.closed_loop.simulate import SETTINGS, Scheduling
 from tests.replay.small_cells import QUIET, SLOT_US, SmallCell, Task, cells, killed, machines, run, states
+
+NO_BEST = RANK_MAX, LOST_MAX
 
 
 @pytest.mark.parametrize(("policy", "machine"), [("best-fit", 0), ("worst-fit", 2), ("hybrid", 1)])
@@ -101,7 +118,7 @@ def test_a_machine_is_passed_over_only_where_no_preemption_makes_room(cell: Smal
     for machine in outcome.machines:
         for asking in runs[runs["state"] != RUNNING]:
             asked = asking["first_limit"]
-            rank, _ = preemption_cost(asking, machine, runs, asked, how, cell.slots * SLOT_US, 0, no_state())
+            rank, _ = preemption_cost(asking, machine, runs, asked, how, cell.slots * SLOT_US, 0, no_state(), *NO_BEST)
             assert rank < 0 or all(could_fit(asking, machine, r, asked[r]) for r in range(2))
 
 
@@ -146,31 +163,24 @@ def crowd(seed: int, n: int) -> tuple[LoopState, Any, np.ndarray]:
     runs["band"] = rng.choice([NON_PRODUCTION, PRODUCTION])
     how = np.zeros(1, [("stranding", "f8"), ("leftover", "f8"), ("enough", "i8")])
     how[0] = (*POLICIES["hybrid"], rng.choice([1, 3, 100]))
-    random = np.array([seed + 1], np.uint64)
-    rooms = np.zeros((ROOM_ROWS, n), np.float32)
-    nothing, served = np.zeros(0), np.zeros(2, np.int64)
     masks = rng.random((1, n)) < rng.choice([0.1, 1.0])
-    loop = LoopState(
-        runs,
-        machines,
-        rooms,
-        nothing,
-        nothing,
-        masks,
-        how[0],
-        random,
-        nothing,
-        served,
-        served,
-        served,
-        served,
-        served,
-        nothing,
-        nothing,
-        no_state(),
-    )
+    machines["least"] = machines["reserved"]
+    machines["up_to_rank"] = (machines["reserved"] * rng.uniform(0.0, 0.3))[:, None]
+    runs["rank"] = rng.integers(0, 3)
+    return state(runs, machines, masks, how[0], seed), runs[0], rng.uniform(0.0, 0.6, 2) ** rng.uniform(0.5, 4.0)
+
+
+def state(runs: np.ndarray, machines: np.ndarray, masks: np.ndarray, how: Any, seed: int, **other: Any) -> LoopState:
+    """Return what searches read."""
+    nothing = dict.fromkeys(LoopState._fields, np.zeros(0))
+    given = {
+        "runs": runs, "machines": machines, "masks": masks, "settings": how, "foreseen": no_state(),
+        "rooms": np.zeros((ROOM_ROWS, len(machines)), np.float32), "random": np.array([seed + 1], np.uint64),
+        "changed": np.zeros(40, ROOM_CHANGE), "n_changed": np.ones(1, np.int64), "failures": np.zeros(3, FAILURE),
+    }  # fmt: skip
+    loop = LoopState(**{**nothing, **given, **other})
     update_all_rooms(loop)
-    return loop, runs[0], rng.uniform(0.0, 0.6, 2) ** rng.uniform(0.5, 4.0)
+    return loop
 
 
 def test_room_is_used_within_the_slot_in_which_it_comes_free() -> None:
@@ -216,7 +226,102 @@ def test_the_machine_found_and_the_reason_told_are_those_of_a_plain_look_at_ever
     large = [m for m in may if (asked <= machines[m]["capacity"]).all()]
     lacking = [sum(has[m] == lacks for m in large) for lacks in ([False, True], [True, False], [False, False])]
     expected = CONSTRAINTS if not may else TOO_LARGE if not large else (CPU, MEMORY, BOTH)[int(np.argmax(lacking))]
-    assert waiting_reason(run, asked, loop) == expected
+    count_lacks(run, asked, loop, loop.failures[0])
+    assert waiting_reason(run, loop.failures[0]) == expected
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 300))
+def test_a_search_that_fails_again_would_fail_and_count_the_same_in_full(seed: int, n: int) -> None:
+    loop, run, asked = crowd(seed, n)
+    rng = np.random.default_rng(seed)
+    k = failure_of(run, asked, loop)
+    assert (k > 0) == (run["band"] <= PRODUCTION)
+    failure, plain = loop.failures[k], np.zeros(1, FAILURE)[0]
+    asking = {name: run[name] for name in ("mask", "rank", "band")}
+    free = [FREE] if run["rank"] == 0 else [FREE, FREED + 2 * (int(run["rank"]) - 1)]
+    rows = [[row, UNPROMISED] if run["band"] > NON_PRODUCTION else [row] for row in free]
+
+    def may(m: int) -> bool:
+        return bool(loop.masks[0, m]) and any(all(may_fit(loop.rooms, row, m, asked) for row in both) for both in rows)
+
+    if any(may(m) for m in range(n)):
+        return
+    count_lacks(run, asked, loop, failure)
+    failure["need"], failure["at"] = asked, loop.n_changed[0]
+    for name, value in asking.items():
+        failure[name] = value
+    for _ in range(int(rng.integers(0, 20))):
+        m = int(rng.integers(0, n))
+        machine = loop.machines[m]
+        machine["reserved"] = machine["least"] = machine["capacity"] * rng.uniform(0.8, 1.0, 2)
+        machine["up_to_rank"] = machine["reserved"] * rng.uniform(0.0, 0.05)
+        machine["production"] = machine["capacity"] * rng.uniform(0.0, 1.0, 2)
+        machine["up"] ^= rng.random() < 0.1
+        update_room(m, loop)
+        if fails_again(run, asked, loop, k):
+            assert not any(may(m) for m in range(n))
+            assert find_machine(run, asked, loop) < 0
+            count_lacks(run, asked, loop, plain)
+            for name in ("allowed", "large", "cpu", "memory", "both"):
+                assert failure[name] == plain[name], name
+        else:
+            assert may(m)
+            return
+    other = asked * [1.0, 0.999]
+    loop.failures[failure_of(run, other, loop)] = failure
+    assert not fails_again(run, other, loop, failure_of(run, other, loop))
+    loop.n_changed[0] += len(loop.changed)
+    assert loop.n_changed[0] == failure["at"] + len(loop.changed)
+    loop.n_changed[0] += 1  # more than are kept
+    assert not fails_again(run, asked, loop, k)
+
+
+def plain_search(asking: Any, asked: np.ndarray, loop: LoopState, now_us: int) -> tuple[int, int]:
+    """Return the machine with room, and the one to preempt on, by a look at every machine and all of its runs."""
+    n, runs = len(loop.machines), loop.runs
+    start, enough = first_machine(loop), int(loop.settings["enough"])
+    rooms: list[tuple[float, int]] = []
+    costs: list[tuple[int, int, int]] = []
+    for m in [(start + k) % n for k in range(n)]:
+        machine = loop.machines[m]
+        here = [i for i in np.flatnonzero(runs["state"] == RUNNING) if runs["machine"][i] == m]
+        same = sum(runs["collection"][i] == asking["collection"] for i in here)
+        if not (machine["up"] and machine["open"] and loop.masks[asking["mask"], m]):
+            continue
+        if asking["per_machine"] > 0 and same >= asking["per_machine"]:
+            continue
+        if len(rooms) < enough and has_room(asking, machine, asked):
+            taken = machine["reserved"]
+            if asking["band"] > NON_PRODUCTION:
+                taken = np.maximum(taken, machine["production"])
+            a, b = (machine["capacity"] - taken - asked) / machine["capacity"]
+            rooms.append((score(a, b, loop.settings), m))
+        of = loop.settings, now_us, m, loop.foreseen
+        rank, lost_us = preemption_cost(asking, machine, runs, asked, *of, *NO_BEST)
+        if len(costs) < enough and rank >= 0:
+            costs.append((rank, lost_us, m))
+    found = min(rooms, key=lambda c: c[0])[1] if rooms else -1
+    return found, min(costs, key=lambda c: c[:2])[2] if costs else -1
+
+
+@settings(max_examples=150, deadline=None)
+@given(cells(), st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 100]), st.sampled_from([1, 5]))
+def test_machines_found_are_those_of_a_plain_search_of_every_machine(
+    cell: SmallCell, seed: int, enough: int, spread: int
+) -> None:
+    outcome = replace(cell, tasks=[replace(t, rank=t.rank * spread) for t in cell.tasks]).run()  # some above ``RANKS``
+    now_us = cell.slots * SLOT_US
+    how = np.zeros(1, SETTINGS)
+    how[0] = (*POLICIES["hybrid"], enough, 400_000_000, 0, 0, False)
+    loop = state(outcome.runs, outcome.machines, outcome.workload.masks, how[0], seed % 2**60)
+    for asking in outcome.runs[outcome.runs["state"] != RUNNING]:
+        asked = asking["first_limit"].copy()
+        machine = find_machine(asking, asked, loop)
+        room, preempted = plain_search(asking, asked, loop, now_us)
+        assert machine == room
+        if machine < 0:
+            assert find_preemption(asking, asked, loop, now_us) == preempted
 
 
 @settings(max_examples=100)
@@ -241,4 +346,5 @@ def test_what_a_preemption_costs_is_the_last_of_its_victims_and_the_work_of_all(
                     done_us = batch["offset_us"] + now_us - batch["placed_us"]
                     expected = (int(gone["rank"][-1]), int(done_us.sum()))
                     break
-            assert preemption_cost(asking, machine, runs, asking["first_limit"], how, now_us, m, no_state()) == expected
+            asked = asking["first_limit"]
+            assert preemption_cost(asking, machine, runs, asked, how, now_us, m, no_state(), *NO_BEST) == expected
