@@ -118,7 +118,7 @@ class ServingSettings(BaseSettings):
 
     @property
     def may_fall_back(self) -> bool:
-        """Permission for the built-in model to serve in the champion's place: a model that was named is not replaced."""
+        """Permission for the built-in model to serve as the champion: a model that was named is not replaced."""
         return "model" not in self.model_fields_set
 
     @property
