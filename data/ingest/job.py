@@ -60,6 +60,8 @@ class IngestConfig:
     """Trace format, one of ``TRACES``."""
     mapping: str | None = None
     """For ``series``: a mapping file, or the name of a shipped one."""
+    anonymise: bool = False
+    """For ``kubernetes``: puts numbers in the place of names, so that the dataset can be shared."""
     buckets: int | None = None
     """Files the tasks are spread over, one of which must fit in memory; by default as many as the input needs."""
     max_reject_share: float = 0.001
@@ -78,6 +80,8 @@ class IngestConfig:
             raise ConfigError(f"trace must be one of {', '.join(TRACES)}, got {self.trace!r}")
         if (self.trace == "series") != (self.mapping is not None):
             raise ConfigError("a mapping goes with trace 'series', and 'series' needs one (--mapping FILE)")
+        if self.anonymise and self.trace != "kubernetes":
+            raise ConfigError(f"--anonymise is for trace 'kubernetes': {self.trace!r} is read as it is")
         if self.buckets is not None and not 1 <= self.buckets <= _MOST_BUCKETS:
             raise ConfigError(f"buckets must be between 1 and {_MOST_BUCKETS}, got {self.buckets}")
         if self.workers < 0:
@@ -253,7 +257,7 @@ def _source(source_folder: Path, config: IngestConfig) -> Source:
         case "alibaba-2017":
             return alibaba_2017(source_folder)
         case "kubernetes":
-            return kubernetes(source_folder)
+            return kubernetes(source_folder, anonymous=config.anonymise)
         case "recorded":
             return recorded()
         case _:

@@ -15,11 +15,14 @@ from reclaim.data.errors import TraceError
 from reclaim.data.samples import WINDOW_US
 from reclaim.data.traces.dialect import Dialect, parse_dialect
 from reclaim.data.traces.history import PIECE_S, History, read_piece
+from reclaim.data.traces.kubernetes.anonymous import anonymise
 from reclaim.data.traces.kubernetes.fold import EVENT_EXTRAS, MACHINE_EXTRAS, USAGE_EXTRAS, Fold, Task
 from reclaim.data.traces.kubernetes.owners import ROLES, Owners, owners_of
 from reclaim.data.traces.source import RawTable, Source
 
 FOLDER: Final = "tables"
+ANONYMOUS: Final = "anonymous"
+"""Folder of the tables without names, and the option that a dataset's manifest has for them."""
 DONE: Final = "made.json"
 GENERATION: Final = 3
 """Raised when the same samples give other tables."""
@@ -40,8 +43,10 @@ NOTES: Final = (
 )
 
 
-def kubernetes(folder: Path) -> Source:
+def kubernetes(folder: Path, *, anonymous: bool = False) -> Source:
     """Return the source of a history in ``folder``; makes its tables in ``tables/`` there, unless they are made.
+
+    Those without names (``anonymous.anonymise``) are made in ``anonymous/``.
 
     Raises
     ------
@@ -54,18 +59,22 @@ def kubernetes(folder: Path) -> Source:
     dialect = parse_dialect(history.record["dialect"], f"of {folder}")
     pieces = [[path.name, file_sha256(path)] for path in history.pieces()]
     identity = content_sha256([GENERATION, WINDOW_US, history.record["dialect"], pieces])
-    made = folder / FOLDER / DONE
+    tables = ANONYMOUS if anonymous else FOLDER
+    made = folder / tables / DONE
     if not (made.is_file() and identity in made.read_text(encoding="utf-8")):
-        with replaced_folder(folder / FOLDER) as work:
-            write_json(work / DONE, {"identity": identity, "counts": _make(history, dialect, work)})
+        with replaced_folder(folder / tables) as work:
+            counts = _make(history, dialect, work)
+            if anonymous:
+                anonymise(work)
+            write_json(work / DONE, {"identity": identity, "counts": counts})
     return Source(
         trace="kubernetes",
-        tables=tuple(_table(name) for name in ("usage", "events", "collections", "machines", "names")),
+        tables=tuple(_table(tables, name) for name in ("usage", "events", "collections", "machines", "names")),
         lacks=(
             s.ALLOC_COLLECTION_ID, s.ALLOC_INSTANCE_INDEX, s.CPU_SAMPLE, s.MEMORY_ASSIGNED, s.CPI, s.MAI, s.PRIORITY,
             s.SCHEDULING_CLASS,
         ),
-        options={"history": identity},
+        options={"history": identity, **({ANONYMOUS: "yes"} if anonymous else {})},
         extras=_EXTRAS,
         limits_in_usage=True,
         longest_window_us=WINDOW_US,
@@ -73,12 +82,12 @@ def kubernetes(folder: Path) -> Source:
     )  # fmt: skip
 
 
-def _table(name: str) -> RawTable:
+def _table(folder: str, name: str) -> RawTable:
     """Return the reading of a table that is canonical already."""
     schema = s.with_extras(name, _EXTRAS.get(name, ()))
     return RawTable(
         name=name,
-        patterns=(f"{FOLDER}/{name}-*.parquet",),
+        patterns=(f"{folder}/{name}-*.parquet",),
         columns={field.name: _TYPES[field.type] for field in schema},
         select=", ".join(schema.names),
         needs=tuple(schema.names),

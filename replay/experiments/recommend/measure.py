@@ -215,6 +215,7 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     results = {
         "dataset": _period_facts(rows, decisions, cuts_us),
         "kubernetes": kubernetes,
+        "anonymous": config.anonymise or names.is_anonymous(source.dataset),
         "hold_days": config.hold_days,
         "budget": dict(zip(RESOURCES, config.of_requests, strict=True)),
         "policy": {"least": list(policy.least), "step": list(policy.step), "oom_bump_by": policy.oom_bump_by},
@@ -301,7 +302,7 @@ def _published(results: dict[str, Any]) -> dict[str, Any]:
 EXPERIMENT: Final = Experiment(
     name="recommend",
     title="Recommended requests",
-    version=1,
+    version=2,
     config=RecommendConfig,
     measure=measure,
     page=page,

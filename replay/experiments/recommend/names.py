@@ -42,6 +42,11 @@ def is_kubernetes(dataset: Dataset) -> bool:
     return bool(dataset.manifest.get("options", {}).get("trace") == KUBERNETES)
 
 
+def is_anonymous(dataset: Dataset) -> bool:
+    """Return whether a dataset was ingested with numbers for names."""
+    return "anonymous" in dataset.manifest.get("options", {})
+
+
 def workloads_of(dataset: Dataset, ids: Integers) -> list[Workload]:
     """Return the workload of each collection; under its number where the dataset has no names."""
     if s.OPTIONAL[0] not in dataset.manifest["counts"]:

@@ -59,9 +59,9 @@ class Patches:
     left_out: tuple[str, ...]
 
 
-def check_target(folder: Path, *, kubernetes: bool, anonymise: bool) -> None:
+def check_target(folder: Path, *, kubernetes: bool, anonymous: bool) -> None:
     """Raise ConfigError where patches cannot be written: of workloads without names, or in place of something else."""
-    if not kubernetes or anonymise:
+    if not kubernetes or anonymous:
         why = "anonymous" if kubernetes else "not named: patches need a dataset ingested by --trace kubernetes"
         raise ConfigError(f"--patches {folder}: the workloads are {why}")
     if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or _is_ours(folder))):
@@ -81,7 +81,7 @@ def write_patches(results: Results, folder: Path) -> Patches:
     ConfigError
         The workloads have no names, or the folder holds something else.
     """
-    check_target(folder, kubernetes=results["kubernetes"], anonymise=results["inputs"]["config"]["anonymise"])
+    check_target(folder, kubernetes=results["kubernetes"], anonymous=results["anonymous"])
     by_object: dict[tuple[Path, str, str], list[Mapping[str, Any]]] = {}
     for line in results["workloads"]:
         if _resources(line):

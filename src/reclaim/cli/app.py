@@ -128,6 +128,9 @@ def ingest(
     mapping: Annotated[
         str | None, typer.Option(help="For `series`: mapping TOML, or `azure`, `bitbrains`.", metavar="FILE")
     ] = None,
+    anonymise: Annotated[
+        bool, typer.Option("--anonymise", help="For `kubernetes`: numbers for names, to share the dataset.")
+    ] = False,
     buckets: Annotated[
         int | None,
         typer.Option(help="Files per table of tasks. Default: by the size of the trace.", metavar="N"),
@@ -146,7 +149,8 @@ def ingest(
     from reclaim.data.ingest.job import ingest as run
 
     config = IngestConfig(
-        trace=trace, mapping=mapping, buckets=buckets, max_reject_share=max_reject_share, skip_damaged=skip_damaged,
+        trace=trace, mapping=mapping, anonymise=anonymise, buckets=buckets, max_reject_share=max_reject_share,
+        skip_damaged=skip_damaged,
         memory_limit_mib=memory_limit_mib, workers=workers, engine=engine,
     )  # fmt: skip
     print_result(results.of_ingest(run(source, dataset, config), dataset), as_json)

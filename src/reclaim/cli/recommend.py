@@ -124,10 +124,11 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
 def _check_patches(dataset: Path, folder: Path, *, anonymise: bool) -> None:
     """Raise ConfigError where patches cannot be written, before anything is computed."""
     from reclaim.data.dataset import Dataset
-    from reclaim.replay.experiments.recommend.names import is_kubernetes
+    from reclaim.replay.experiments.recommend.names import is_anonymous, is_kubernetes
     from reclaim.replay.experiments.recommend.patches import check_target
 
-    check_target(folder, kubernetes=is_kubernetes(Dataset.open(dataset)), anonymise=anonymise)
+    opened = Dataset.open(dataset)
+    check_target(folder, kubernetes=is_kubernetes(opened), anonymous=anonymise or is_anonymous(opened))
 
 
 def _write_patches(report: ReplayReport, folder: Path | None) -> list[str]:

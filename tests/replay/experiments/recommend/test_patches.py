@@ -42,7 +42,7 @@ SAME = of_resource(0.1, None, 0.1, "small change")
 def results_of(*lines: dict[str, Any], kubernetes: bool = True, anonymise: bool = False) -> dict[str, Any]:
     return {
         "workloads": list(lines), "kubernetes": kubernetes, "hold_days": 1.0, "budget": {"cpu": 0.01, "memory": 0.001},
-        "inputs": {"config": {"anonymise": anonymise}},
+        "anonymous": anonymise,
     }  # fmt: skip
 
 

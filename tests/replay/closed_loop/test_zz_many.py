@@ -1,0 +1,350 @@
+"""Where a task goes, whom it preempts, and why it waits: by hand, and against a plain look at every machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reclaim.data.errors import ConfigError
+from reclaim.replay.closed_loop.foreseen import no_state
+from reclaim.replay.closed_loop.placement import (
+    LOST_MAX,
+    POLICIES,
+    RANK_MAX,
+    TOGETHER,
+    could_fit,
+    count_lacks,
+    fails_again,
+    failure_of,
+    find_machine,
+    find_preemption,
+    first_machine,
+    fits,
+    has_room,
+    may_fit,
+    preemption_cost,
+    score,
+    update_all_rooms,
+    update_room,
+    waiting_reason,
+)
+from reclaim.replay.closed_loop.records import (
+    BOTH,
+    CONSTRAINTS,
+    CPU,
+    FAILURE,
+    FREE,
+    FREED,
+    MACHINE_STATE,
+    MEMORY,
+    NON_PRODUCTION,
+    PENDING,
+    PRODUCTION,
+    ROOM_CHANGE,
+    ROOM_ROWS,
+    RUN,
+    RUNNING,
+    SPREAD,
+    TOO_LARGE,
+    UNPROMISED,
+    LoopState,
+)
+from reclaim.replay.closed_loop.simulate import SETTINGS, Scheduling
+from tests.replay.small_cells import QUIET, SLOT_US, SmallCell, Task, cells, killed, machines, run, states
+
+NO_BEST = RANK_MAX, LOST_MAX
+
+
+@pytest.mark.parametrize(("policy", "machine"), [("best-fit", 0), ("worst-fit", 2), ("hybrid", 1)])
+def test_the_policies_choose_as_they_say(policy: str, machine: int) -> None:
+    on = machines((0.5, 1.0), (0.7, 0.9), (2.0, 2.0))
+    outcome = run(Task(QUIET, (0.4, 0.6)), on=on, slots=2, policy=policy)
+    # free shares after: (0.2, 0.4), (0.43, 0.33), (0.8, 0.7); mean 0.30, 0.38, 0.75; apart 0.2, 0.1, 0.1
+    expected = {"best-fit": 0.30, "worst-fit": 0.75, "hybrid": 0.38}
+    assert expected[policy] > 0
+    assert outcome.runs["machine"][0] == machine
+
+
+def test_the_hybrid_prefers_even_leftovers_to_full_machines() -> None:
+    on = machines((0.4, 1.2), (0.8, 1.0))
+    assert run(Task(QUIET, (0.4, 0.6)), on=on, slots=2, policy="best-fit").runs["machine"][0] == 0
+    assert run(Task(QUIET, (0.4, 0.6)), on=on, slots=2, policy="hybrid").runs["machine"][0] == 1
+
+
+def test_what_most_machines_lack_is_told_as_the_reason() -> None:
+    on = machines((1.0, 1.0), (1.0, 1.0))
+    masks = np.array([[True, False], [False, True], [True, True]])
+    outcome = run(
+        Task([(0.1, 0.1)] * 9, (0.9, 0.1)), Task([(0.1, 0.1)] * 9, (0.1, 0.9), mask=1),
+        Task(QUIET, (0.5, 0.5), at=1, mask=2), Task(QUIET, (0.1, 0.5), at=1, mask=1),
+        on=on, masks=masks, slots=4,
+    )  # fmt: skip
+    assert outcome.runs["reason"][2:].tolist() == [CPU, MEMORY]
+
+
+def test_constraints_spread_and_size_are_told_apart_as_reasons_for_waiting() -> None:
+    on = machines((1.0, 1.0), (0.5, 0.5))
+    masks = np.array([[True, True], [False, False], [False, True]])
+    outcome = run(
+        Task([(0.1, 0.1)] * 9, (0.4, 0.4), collection=7, per_machine=1),
+        Task([(0.1, 0.1)] * 9, (0.4, 0.4), collection=7, per_machine=1),
+        Task(QUIET, (0.01, 0.01), at=1, mask=1),
+        Task(QUIET, (0.8, 0.8), at=1, mask=2),
+        Task(QUIET, (0.05, 0.05), at=1, collection=7, per_machine=1),
+        on=on, masks=masks, slots=4,
+    )  # fmt: skip
+    assert sorted(outcome.runs["machine"][:2].tolist()) == [0, 1]
+    assert outcome.runs["reason"][2:].tolist() == [CONSTRAINTS, TOO_LARGE, SPREAD]
+
+
+def test_a_bounded_job_does_not_keep_others_of_its_kind_from_being_tried() -> None:
+    on = machines((1.0, 1.0), (1.0, 1.0))
+    bounded = Task([(0.1, 0.1)] * 9, (0.3, 0.3), collection=7, per_machine=1)
+    outcome = run(bounded, bounded, replace(bounded, at=1), replace(bounded, at=1, collection=8), on=on, slots=4)
+    assert outcome.runs["reason"][2] == SPREAD
+    assert states(outcome) == [RUNNING, RUNNING, PENDING, RUNNING]
+
+
+@settings(max_examples=100, deadline=None)
+@given(cells(), st.integers(1, 5))
+def test_a_machine_is_passed_over_only_where_no_preemption_makes_room(cell: SmallCell, spread: int) -> None:
+    outcome = replace(cell, tasks=[replace(t, rank=t.rank * spread) for t in cell.tasks]).run()  # some above ``RANKS``
+    runs, how = outcome.runs, np.zeros(1, [("checkpoint_us", "i8")])[0]
+    for machine in outcome.machines:
+        for asking in runs[runs["state"] != RUNNING]:
+            asked = asking["first_limit"]
+            rank, _ = preemption_cost(asking, machine, runs, asked, how, cell.slots * SLOT_US, 0, no_state(), *NO_BEST)
+            assert rank < 0 or all(could_fit(asking, machine, r, asked[r]) for r in range(2))
+
+
+def test_a_machine_whose_lower_work_is_too_little_is_passed_over_without_a_look_at_its_tasks() -> None:
+    outcome = run(
+        Task([(0.1, 0.1)] * 9, (0.3, 0.3), rank=1), Task([(0.1, 0.1)] * 9, (0.6, 0.6), rank=2),
+        Task(QUIET, (0.5, 0.3), at=1, rank=2), slots=3,
+    )  # fmt: skip
+    asking, machine = outcome.runs[2], outcome.machines[0]
+    assert [could_fit(asking, machine, r, asking["first_limit"][r]) for r in range(2)] == [False, True]
+    assert [could_fit(asking, machine, r, 0.4) for r in range(2)] == [True, True]  # all of 0.3 and the 0.1 left
+
+
+def test_scheduling_is_checked() -> None:
+    with pytest.raises(ConfigError, match="policy must be one of best-fit, worst-fit, hybrid, got 'first'"):
+        Scheduling(policy="first")
+    with pytest.raises(ConfigError, match="enough must be at least 1, got 0"):
+        Scheduling(enough=0)
+
+
+def test_a_run_whose_limit_changed_is_tried_for_what_it_asks_now() -> None:
+    outcome = run(
+        Task([(0.1, 0.1)] * 3, (0.9, 0.9), rank=3),
+        Task([(0.1, 0.1)] * 3, (0.65, 0.65), at=0.25, rank=2),
+        # its first window asks for less than the rest of it
+        Task([(0.1, 0.1)] * 3, [(0.2, 0.2), (0.7, 0.7), (0.7, 0.7)], at=0.5, rank=1),
+        on=machines((0.9, 0.9), (0.25, 0.25)),
+    )
+    assert outcome.runs["first_placed_us"][2] == 0.5 * SLOT_US
+
+
+def crowd(seed: int, n: int) -> tuple[LoopState, Any, np.ndarray]:
+    """Return machines nearly full, some closed or out of service, and what one run asks of them."""
+    rng = np.random.default_rng(seed)
+    machines = np.zeros(n, MACHINE_STATE)
+    machines["head"] = -1
+    machines["capacity"] = rng.uniform(0.5, 1.0, (n, 2))
+    machines["up"], machines["open"] = rng.random(n) < 0.95, rng.random(n) < 0.95
+    machines["production"] = machines["capacity"] * rng.uniform(0.0, 1.0, (n, 2))
+    machines["reserved"] = machines["capacity"] * rng.uniform(0.3, 1.0, (n, 2)) ** rng.uniform(0.05, 1.0)
+    runs = np.zeros(1, RUN)
+    runs["band"] = rng.choice([NON_PRODUCTION, PRODUCTION])
+    how = np.zeros(1, [("stranding", "f8"), ("leftover", "f8"), ("enough", "i8")])
+    how[0] = (*POLICIES["hybrid"], rng.choice([1, 3, 100]))
+    masks = rng.random((1, n)) < rng.choice([0.1, 1.0])
+    machines["least"] = machines["reserved"]
+    machines["up_to_rank"] = (machines["reserved"] * rng.uniform(0.0, 0.3))[:, None]
+    runs["rank"] = rng.integers(0, 3)
+    return state(runs, machines, masks, how[0], seed), runs[0], rng.uniform(0.0, 0.6, 2) ** rng.uniform(0.5, 4.0)
+
+
+def state(runs: np.ndarray, machines: np.ndarray, masks: np.ndarray, how: Any, seed: int, **other: Any) -> LoopState:
+    """Return what searches read."""
+    nothing = dict.fromkeys(LoopState._fields, np.zeros(0))
+    given = {
+        "runs": runs, "machines": machines, "masks": masks, "settings": how, "foreseen": no_state(),
+        "rooms": np.zeros((ROOM_ROWS, len(machines)), np.float32), "random": np.array([seed + 1], np.uint64),
+        "changed": np.zeros(40, ROOM_CHANGE), "n_changed": np.ones(1, np.int64), "failures": np.zeros(3, FAILURE),
+    }  # fmt: skip
+    loop = LoopState(**{**nothing, **given, **other})
+    update_all_rooms(loop)
+    return loop
+
+
+def test_room_is_used_within_the_slot_in_which_it_comes_free() -> None:
+    outcome = run(Task(QUIET, (0.8, 0.8), at=0.25), Task(QUIET, (0.8, 0.8), at=4.5), slots=6)
+    assert outcome.runs["first_placed_us"].tolist() == [0.25 * SLOT_US, 4.5 * SLOT_US]  # the first ends at 4.25
+
+
+@pytest.mark.parametrize("place", [0, TOGETHER - 1, TOGETHER, TOGETHER + 1, 2 * TOGETHER, 2 * TOGETHER + 9])
+def test_the_one_machine_that_can_make_room_is_found_among_many(place: int) -> None:
+    n = 2 * TOGETHER + 10
+    full = Task([(0.1, 0.1)] * 4, (0.9, 0.9), band=PRODUCTION, rank=3)
+    masks = np.concatenate([np.eye(n, dtype=np.bool_), np.ones((1, n), np.bool_)])
+    for seed in range(8):
+        one = int(np.random.default_rng(seed).permutation(n)[place])  # in the order in which they are looked at
+        crowd = [replace(full, mask=m) for m in range(n)]
+        crowd[one] = replace(crowd[one], band=NON_PRODUCTION, rank=1)
+        asking = replace(full, at=1, mask=n, rank=4)
+        outcome = run(*crowd, asking, on=machines(*[(1.0, 1.0)] * n), masks=masks, slots=2, seed=seed)
+        assert outcome.runs["machine"][n] == one
+        assert killed(outcome) == [(one, "preempted")]
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**32 - 1), st.one_of(st.integers(1, 40), st.integers(TOGETHER - 2, 5 * TOGETHER)))
+def test_the_machine_found_and_the_reason_told_are_those_of_a_plain_look_at_every_machine(seed: int, n: int) -> None:
+    loop, run, asked = crowd(seed, n)
+    found = find_machine(run, asked, loop)
+    start, machines = first_machine(loop), loop.machines
+    may = [m for m in range(n) if machines[m]["up"] and machines[m]["open"] and loop.masks[0, m]]
+    has = {m: [bool(fits(run, machines[m], r, asked[r], 0.0, 0.0)) for r in range(2)] for m in may}
+    room = [m for m in sorted(may, key=lambda m: (m - start) % n) if all(has[m])][: loop.settings["enough"]]
+    scores = []
+    for m in room:
+        taken = machines[m]["reserved"]
+        if run["band"] > NON_PRODUCTION:
+            taken = np.maximum(taken, machines[m]["production"])
+        a, b = (machines[m]["capacity"] - taken - asked) / machines[m]["capacity"]
+        scores.append(abs(a - b) + (a + b) / 2)
+    assert (found >= 0) == bool(room)
+    if room:
+        assert scores[room.index(found)] == pytest.approx(min(scores))
+        return
+    large = [m for m in may if (asked <= machines[m]["capacity"]).all()]
+    lacking = [sum(has[m] == lacks for m in large) for lacks in ([False, True], [True, False], [False, False])]
+    expected = CONSTRAINTS if not may else TOO_LARGE if not large else (CPU, MEMORY, BOTH)[int(np.argmax(lacking))]
+    count_lacks(run, asked, loop, loop.failures[0])
+    assert waiting_reason(run, loop.failures[0]) == expected
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 300))
+def test_a_search_that_fails_again_would_fail_and_count_the_same_in_full(seed: int, n: int) -> None:
+    loop, run, asked = crowd(seed, n)
+    rng = np.random.default_rng(seed)
+    k = failure_of(run, asked, loop)
+    assert (k > 0) == (run["band"] <= PRODUCTION)
+    failure, plain = loop.failures[k], np.zeros(1, FAILURE)[0]
+    asking = {name: run[name] for name in ("mask", "rank", "band")}
+    free = [FREE] if run["rank"] == 0 else [FREE, FREED + 2 * (int(run["rank"]) - 1)]
+    rows = [[row, UNPROMISED] if run["band"] > NON_PRODUCTION else [row] for row in free]
+
+    def may(m: int) -> bool:
+        return bool(loop.masks[0, m]) and any(all(may_fit(loop.rooms, row, m, asked) for row in both) for both in rows)
+
+    if any(may(m) for m in range(n)):
+        return
+    count_lacks(run, asked, loop, failure)
+    failure["need"], failure["at"] = asked, loop.n_changed[0]
+    for name, value in asking.items():
+        failure[name] = value
+    for _ in range(int(rng.integers(0, 20))):
+        m = int(rng.integers(0, n))
+        machine = loop.machines[m]
+        machine["reserved"] = machine["least"] = machine["capacity"] * rng.uniform(0.8, 1.0, 2)
+        machine["up_to_rank"] = machine["reserved"] * rng.uniform(0.0, 0.05)
+        machine["production"] = machine["capacity"] * rng.uniform(0.0, 1.0, 2)
+        machine["up"] ^= rng.random() < 0.1
+        update_room(m, loop)
+        if fails_again(run, asked, loop, k):
+            assert not any(may(m) for m in range(n))
+            assert find_machine(run, asked, loop) < 0
+            count_lacks(run, asked, loop, plain)
+            for name in ("allowed", "large", "cpu", "memory", "both"):
+                assert failure[name] == plain[name], name
+        else:
+            assert may(m)
+            return
+    other = asked * [1.0, 0.999]
+    loop.failures[failure_of(run, other, loop)] = failure
+    assert not fails_again(run, other, loop, failure_of(run, other, loop))
+    loop.n_changed[0] += len(loop.changed)
+    assert loop.n_changed[0] == failure["at"] + len(loop.changed)
+    loop.n_changed[0] += 1  # more than are kept
+    assert not fails_again(run, asked, loop, k)
+
+
+def plain_search(asking: Any, asked: np.ndarray, loop: LoopState, now_us: int) -> tuple[int, int]:
+    """Return the machine with room, and the one to preempt on, by a look at every machine and all of its runs."""
+    n, runs = len(loop.machines), loop.runs
+    start, enough = first_machine(loop), int(loop.settings["enough"])
+    rooms: list[tuple[float, int]] = []
+    costs: list[tuple[int, int, int]] = []
+    for m in [(start + k) % n for k in range(n)]:
+        machine = loop.machines[m]
+        here = [i for i in np.flatnonzero(runs["state"] == RUNNING) if runs["machine"][i] == m]
+        same = sum(runs["collection"][i] == asking["collection"] for i in here)
+        if not (machine["up"] and machine["open"] and loop.masks[asking["mask"], m]):
+            continue
+        if asking["per_machine"] > 0 and same >= asking["per_machine"]:
+            continue
+        if len(rooms) < enough and has_room(asking, machine, asked):
+            taken = machine["reserved"]
+            if asking["band"] > NON_PRODUCTION:
+                taken = np.maximum(taken, machine["production"])
+            a, b = (machine["capacity"] - taken - asked) / machine["capacity"]
+            rooms.append((score(a, b, loop.settings), m))
+        of = loop.settings, now_us, m, loop.foreseen
+        rank, lost_us = preemption_cost(asking, machine, runs, asked, *of, *NO_BEST)
+        if len(costs) < enough and rank >= 0:
+            costs.append((rank, lost_us, m))
+    found = min(rooms, key=lambda c: c[0])[1] if rooms else -1
+    return found, min(costs, key=lambda c: c[:2])[2] if costs else -1
+
+
+@settings(max_examples=4000, deadline=None)
+@given(cells(), st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 100]), st.sampled_from([1, 5]))
+def test_machines_found_are_those_of_a_plain_search_of_every_machine(
+    cell: SmallCell, seed: int, enough: int, spread: int
+) -> None:
+    outcome = replace(cell, tasks=[replace(t, rank=t.rank * spread) for t in cell.tasks]).run()  # some above ``RANKS``
+    now_us = cell.slots * SLOT_US
+    how = np.zeros(1, SETTINGS)
+    how[0] = (*POLICIES["hybrid"], enough, 400_000_000, 0, 0, False)
+    loop = state(outcome.runs, outcome.machines, outcome.workload.masks, how[0], seed % 2**60)
+    for asking in outcome.runs[outcome.runs["state"] != RUNNING]:
+        asked = asking["first_limit"].copy()
+        machine = find_machine(asking, asked, loop)
+        room, preempted = plain_search(asking, asked, loop, now_us)
+        assert machine == room
+        if machine < 0:
+            assert find_preemption(asking, asked, loop, now_us) == preempted
+
+
+@settings(max_examples=100)
+@given(cells())
+def test_what_a_preemption_costs_is_the_last_of_its_victims_and_the_work_of_all(
+    cell: SmallCell,
+) -> None:
+    outcome = cell.run()
+    runs, how, now_us = outcome.runs, np.zeros(1, [("checkpoint_us", "i8")])[0], cell.slots * SLOT_US
+    for m, machine in enumerate(outcome.machines):
+        for asking in runs[runs["state"] != RUNNING]:
+            here = [i for i in np.flatnonzero((runs["state"] == RUNNING) & (runs["machine"] == m))]
+            here = [i for i in here if runs["rank"][i] < asking["rank"]]
+            here = [i for i in here if runs["band"][i] == NON_PRODUCTION or runs["band"][i] < asking["band"]]
+            here.sort(key=lambda i: (runs["rank"][i], -runs["placed_us"][i], -i))
+            expected = (-1, 0)
+            for k in range(1, len(here) + 1):
+                gone = runs[here[:k]]
+                freed, promised = gone["reservation"].sum(axis=0), gone["limit"][gone["band"] > 0].sum(axis=0)
+                if all(fits(asking, machine, r, asking["first_limit"][r], freed[r], promised[r]) for r in range(2)):
+                    batch = gone[~gone["service"]]
+                    done_us = batch["offset_us"] + now_us - batch["placed_us"]
+                    expected = (int(gone["rank"][-1]), int(done_us.sum()))
+                    break
+            asked = asking["first_limit"]
+            assert preemption_cost(asking, machine, runs, asked, how, now_us, m, no_state(), *NO_BEST) == expected
