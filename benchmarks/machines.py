@@ -107,7 +107,7 @@ def prepare(asked: argparse.Namespace, work: Path, name: str) -> tuple[str, str]
     bundle = f"{name}-model"
     if not (work / bundle).is_dir():
         call(work, "train", trained, "--set", f"model_name={name}")
-        call(work, "bundle", f"{name}@champion", bundle)
+        call(work, "bundle", f"{name}@candidate", bundle)
     return name, bundle
 
 

@@ -78,7 +78,8 @@ def main() -> None:
         experiment = next(name for name in EXPERIMENTS if folder.startswith(name))
         settings = {**_SETTINGS[folder], "draws": str(asked.draws)}
         pairs = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        run([*reclaim, "replay", experiment, "cell", "--out", folder, *pairs], work, environment)
+        model = ["--model", "reclaim@candidate"]  # the one just trained, whether it became champion or not
+        run([*reclaim, "replay", experiment, "cell", "--out", folder, *model, *pairs], work, environment)
     if not asked.experiments:
         return
     tables = [sys.executable, str(Path(__file__).with_name("replay_tables.py")), *asked.experiments]
