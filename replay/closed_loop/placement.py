@@ -215,7 +215,8 @@ def find_machine(run: Any, need: Any, loop: Any) -> int:
             machine = machines[m]
             if not has_room(run, machine, need) or holds_its_most(run, machine, loop.runs):
                 continue
-            its_score = score(_free_share(run, machine, 0, need[0]), _free_share(run, machine, 1, need[1]), settings)
+            free_cpu, free_memory = _free_share(run, machine, 0, need[0]), _free_share(run, machine, 1, need[1])
+            its_score = score(free_cpu, free_memory, settings.stranding, settings.leftover)
             if its_score < best_score:
                 best, best_score = m, its_score
             seen += 1
@@ -237,13 +238,13 @@ def _free_share(run: Any, machine: Any, r: int, need: float) -> Any:
 
 
 @numba.njit(**COMPILED)
-def score(free_cpu: float, free_memory: float, policy: Any) -> float:
+def score(free_cpu: float, free_memory: float, stranding: float, leftover: float) -> float:
     """Return the score of a machine of which these shares would be left free; the least is best.
 
-    ``policy`` has the weights of ``POLICIES``: ``stranding * |free_cpu - free_memory| + leftover * mean``.
+    With the weights of ``POLICIES`` it is ``stranding * |free_cpu - free_memory| + leftover * mean``.
     """
-    stranded = policy.stranding * abs(free_cpu - free_memory)
-    result: float = stranded + policy.leftover * (free_cpu + free_memory) / 2
+    stranded = stranding * abs(free_cpu - free_memory)
+    result: float = stranded + leftover * (free_cpu + free_memory) / 2
     return result
 
 

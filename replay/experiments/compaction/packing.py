@@ -318,7 +318,7 @@ def _best(
             memory = min(memory, room[m, 1] - _with(sums[m, 1], terms[0, 1], margins[1], curves[1], both))
             if cpu < 0 or memory < 0:
                 continue
-        its_score = score(cpu / capacity[m, 0], memory / capacity[m, 1], policy)
+        its_score = score(cpu / capacity[m, 0], memory / capacity[m, 1], policy.stranding, policy.leftover)
         if its_score < least:
             best, least = m, its_score
     return best

@@ -114,7 +114,7 @@ def test_a_bounded_job_does_not_keep_others_of_its_kind_from_being_tried() -> No
 @given(cells(), st.integers(1, 5))
 def test_a_machine_is_passed_over_only_where_no_preemption_makes_room(cell: SmallCell, spread: int) -> None:
     outcome = replace(cell, tasks=[replace(t, rank=t.rank * spread) for t in cell.tasks]).run()  # some above ``RANKS``
-    runs, how = outcome.runs, np.zeros(1, [("checkpoint_us", "i8")])[0]
+    runs, how = outcome.runs, np.zeros(1, SETTINGS)[0]
     for machine in outcome.machines:
         for asking in runs[runs["state"] != RUNNING]:
             asked = asking["first_limit"]
@@ -161,8 +161,8 @@ def crowd(seed: int, n: int) -> tuple[LoopState, Any, np.ndarray]:
     machines["reserved"] = machines["capacity"] * rng.uniform(0.3, 1.0, (n, 2)) ** rng.uniform(0.05, 1.0)
     runs = np.zeros(1, RUN)
     runs["band"] = rng.choice([NON_PRODUCTION, PRODUCTION])
-    how = np.zeros(1, [("stranding", "f8"), ("leftover", "f8"), ("enough", "i8")])
-    how[0] = (*POLICIES["hybrid"], rng.choice([1, 3, 100]))
+    how = np.zeros(1, SETTINGS)
+    how[["stranding", "leftover", "enough"]] = (*POLICIES["hybrid"], rng.choice([1, 3, 100]))
     masks = rng.random((1, n)) < rng.choice([0.1, 1.0])
     machines["least"] = machines["reserved"]
     machines["up_to_rank"] = (machines["reserved"] * rng.uniform(0.0, 0.3))[:, None]
@@ -296,7 +296,7 @@ def plain_search(asking: Any, asked: np.ndarray, loop: LoopState, now_us: int) -
             if asking["band"] > NON_PRODUCTION:
                 taken = np.maximum(taken, machine["production"])
             a, b = (machine["capacity"] - taken - asked) / machine["capacity"]
-            rooms.append((score(a, b, loop.settings), m))
+            rooms.append((score(a, b, loop.settings["stranding"], loop.settings["leftover"]), m))
         of = loop.settings, now_us, m, loop.foreseen
         rank, lost_us = preemption_cost(asking, machine, runs, asked, *of, *NO_BEST)
         if len(costs) < enough and rank >= 0:
@@ -330,7 +330,7 @@ def test_what_a_preemption_costs_is_the_last_of_its_victims_and_the_work_of_all(
     cell: SmallCell,
 ) -> None:
     outcome = cell.run()
-    runs, how, now_us = outcome.runs, np.zeros(1, [("checkpoint_us", "i8")])[0], cell.slots * SLOT_US
+    runs, how, now_us = outcome.runs, np.zeros(1, SETTINGS)[0], cell.slots * SLOT_US
     for m, machine in enumerate(outcome.machines):
         for asking in runs[runs["state"] != RUNNING]:
             here = [i for i in np.flatnonzero((runs["state"] == RUNNING) & (runs["machine"] == m))]
