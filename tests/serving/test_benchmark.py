@@ -32,7 +32,7 @@ def test_every_call_is_measured_and_none_fails(bundle_folder: Path, tmp_path: Pa
         assert call["failed"] == 0, call
         assert call["calls"] > 0
         assert call["p50_ms"] <= call["p99_ms"] <= call["max_ms"]
-    assert set(found["bulk"]) == {"reservations", "usage", "usage_cell", "cell"}
+    assert set(found["bulk"]) == {"reservations", "usage", "usage_cell", "cell", "machines", "fit"}
     written, answered = found["bulk"]["usage"]["seconds_in"], found["bulk"]["reservations"]["seconds_in"]
     assert all(name.startswith("write ") for name in written if name != "transfer, and the rest")
     assert {"answer features", "answer answer"} <= set(answered)
