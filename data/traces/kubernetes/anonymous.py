@@ -27,6 +27,13 @@ def anonymise(folder: Path) -> None:
 
     What is alike stays alike: tasks of a collection, collections of a user, pods on a machine. Times, usage, limits,
     requests and events are as they were.
+
+    Raises
+    ------
+    OSError
+        A table cannot be read or written, as on a full disk; it is then as it was.
+    pyarrow.ArrowInvalid
+        A file is no table.
     """
     numbers = _Numbers(folder)
     for path in sorted(folder.glob("*.parquet")):
@@ -64,6 +71,8 @@ class _Numbers:
         self._tasks = self._tasks[self._tasks[:, 1] != s.UNKNOWN_ID]
         self._collections = np.unique(np.concatenate([of[:, 0] for of in tasks]))
         self._indexes = np.unique(self._tasks[:, 1])
+        self._known = self._keys(self._tasks)  # ascending
+        self._first = np.searchsorted(self._tasks[:, 0], self._collections)  # task of each collection
         self._texts: dict[str, dict[tuple[str, ...], int]] = {}
 
     def _keys(self, tasks: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -87,9 +96,8 @@ class _Numbers:
             new[s.COLLECTION_ID] = np.searchsorted(self._collections, collection) + 1
         if s.INSTANCE_INDEX in names:
             index = _ints(table[s.INSTANCE_INDEX])
-            first = np.searchsorted(self._tasks[:, 0], self._collections)
-            order = np.searchsorted(self._keys(self._tasks), self._keys(np.column_stack([collection, index])))
-            found = order - first[new[s.COLLECTION_ID] - 1]
+            order = np.searchsorted(self._known, self._keys(np.column_stack([collection, index])))
+            found = order - self._first[new[s.COLLECTION_ID] - 1]
             new[s.INSTANCE_INDEX] = np.where(index == s.UNKNOWN_ID, s.UNKNOWN_ID, found)
         if s.MACHINE_ID in names:
             machine = _ints(table[s.MACHINE_ID])
