@@ -34,8 +34,10 @@ _INSTANTS: Final = (0.98, 0.5, 0.02)
 """Places in the range at which series are counted: all of them for usage, the first with a series for the rest."""
 _LOOKED_S: Final = 600
 """Seconds of samples that are counted at each of them."""
-_BYTES_PER_SAMPLE: Final = 4.0
+_STORED_BYTES: Final = 4.0
 """Bytes of a sample in a piece, as measured on a synthetic history (docs/kubernetes.md): for planning only."""
+_HELD_BYTES: Final = 16
+"""Bytes of a sample in memory: a time of 8 and a value of 8, as ``RawSeries`` holds them."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ def plan(
         read, took_s = sum(len(series.value) for series in looked), time.perf_counter() - begun
     samples = sum(one.samples for one in found)
     pieces = -(-(end_s - start_s) // PIECE_S)
-    if samples / pieces > LARGEST_PIECE / 16:
+    if samples / pieces > LARGEST_PIECE / _HELD_BYTES:
         raise ConfigError(too_large(client.url, f"about {samples / pieces:,.0f} samples"))
     return Plan(
         server=server,
@@ -127,7 +129,7 @@ def plan(
         missing=tuple(missing),
         pieces=pieces,
         samples=samples,
-        n_bytes=round(samples * _BYTES_PER_SAMPLE),
+        n_bytes=round(samples * _STORED_BYTES),
         seconds=took_s / max(read, 1) * samples,
     )
 
