@@ -81,6 +81,7 @@ MISTAKES = [
     (("train", "nowhere", "--set", "fit.epoch=1"), "unknown setting 'fit.epoch'"),
     (("replay", "margins", "nowhere", "--out", "o", "--no-model"), "nowhere: no such folder"),
     (("replay", "margins", "nowhere", "--out", "o", "--no-model", "--model", "m@1"), "--no-model and --model m@1"),
+    (("recommend", "nowhere", "--out", "o", "--no-model", "--model", "m@1"), "--no-model and --model m@1"),
     (("replay", "frontier", "nowhere", "--out", "o", "--no-model"), "nowhere: no such folder"),
     (("replay", "what-if", "nowhere", "--out", "o", "--set", "margin=wide"), "margin must be one of"),
     (("compare", "--experiment", "margin"), "--experiment: expected one of margins, ratios, "),

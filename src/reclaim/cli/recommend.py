@@ -19,6 +19,7 @@ from reclaim.cli.console import (
     print_table,
     unchanged,
 )
+from reclaim.cli.replay import load_bundles
 
 if TYPE_CHECKING:
     from reclaim.replay.report.page import ReplayReport
@@ -103,10 +104,8 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
     from reclaim.training.bundle import load_model
     from reclaim.training.tracking.references import BUILTIN
 
-    if no_model and models:
-        raise ConfigError(f"--no-model and --model {models[0]} contradict each other; leave one of them out")
     if models or no_model:
-        return by_name([load_model(reference) for reference in models])
+        return load_bundles(models, no_model)
     found: list[Bundle] = []
     for reference in ("reclaim@champion", BUILTIN):
         try:

@@ -53,7 +53,7 @@ def _add(name: str, does: str, *examples: str) -> None:
 
         experiment = load_experiment(name)
         settings = load_config(experiment.config, config, assignments or ())
-        bundles = _bundles(model or [], no_model)
+        bundles = load_bundles(model or [], no_model)
         report = run_experiment(experiment, dataset, out, settings, bundles=bundles)
         print_replay(experiment, report, as_json=as_json, verbose=verbose)
 
@@ -61,7 +61,7 @@ def _add(name: str, does: str, *examples: str) -> None:
     app.command(name, help=does, epilog=f"Example{'s' * (len(examples) > 1)}: {shown}")(command)
 
 
-def _bundles(models: list[str], no_model: bool) -> dict[str, Bundle]:
+def load_bundles(models: list[str], no_model: bool) -> dict[str, Bundle]:
     """Return name → model of the references, of the champion if there are none."""
     from reclaim.data.errors import ConfigError
     from reclaim.replay.runs.run import by_name
