@@ -31,6 +31,14 @@ HANDFUL: Final = 5
 """A task is picky if no more machines of the whole cell could take it; Borg's paper says "a handful"."""
 
 
+class EmptyCheckpointError(ConfigError):
+    """Nothing can be placed at a moment; ``reason`` is a clause without the moment's own numbers."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Tasks that run at a moment, alloc instances among them, and the cell that they run in.
@@ -148,9 +156,11 @@ def take_bare(
 
     Raises
     ------
-    ConfigError
-        No task of the rows runs at the time, no machine takes work then, none is large enough for any of the
-        tasks, or the trace does not tell of machines.
+    EmptyCheckpointError
+        No task of the rows runs at the time, no machine takes work then, or none is large enough for any of the
+        tasks.
+    NoMachinesError
+        The trace does not tell of machines.
     """
     windows = estimates.history.windows
     rows = among[(windows.start_us[among] <= time_us) & (time_us < windows.end_us[among])]
@@ -158,20 +168,25 @@ def take_bare(
     rows = rows[is_last(number[rows])]  # of two at once, the later one
     if not len(rows):
         slots = estimates.period.slots
-        raise ConfigError(
+        raise EmptyCheckpointError(
+            "no task runs",
             f"no task runs at {time_us} µs; "
-            f"the test period is {slots.first_us} to {slots.stop_us} µs on the trace's clock"
+            f"the test period is {slots.first_us} to {slots.stop_us} µs on the trace's clock",
         )
     machines = _machines_at(source.dataset, constraints, time_us)
     if not len(machines):
-        raise ConfigError(f"no machine takes work at {time_us} µs; name other moments: `--set 'at_us=[...]'`")
+        raise EmptyCheckpointError(
+            "no machine takes work",
+            f"no machine takes work at {time_us} µs; name other moments: `--set 'at_us=[...]'`",
+        )
     workload = _workload_at(source, estimates, constraints, rows, machines, time_us)
     hosts = hosts_of(workload, machines)
     kept = hosts > 0
     if not kept.any():
-        raise ConfigError(
+        raise EmptyCheckpointError(
+            "no task fits a machine that it may run on",
             f"none of the {len(kept)} tasks at {time_us} µs fits any machine that it may run on; look at the trace's "
-            "capacities and placement constraints, or name other moments: `--set 'at_us=[...]'`"
+            "capacities and placement constraints, or name other moments: `--set 'at_us=[...]'`",
         )
     workload, rows = replace(workload, picky=hosts <= HANDFUL).take(kept), rows[kept]
     return Checkpoint(

@@ -32,7 +32,7 @@ from reclaim.replay.experiments.compaction.checkpoint import (
 from reclaim.replay.experiments.compaction.contenders import Key
 from reclaim.replay.experiments.compaction.figures import machines_needed
 from reclaim.replay.experiments.compaction.packed import PackedMoments, set_on_packed, validation_moments
-from reclaim.replay.experiments.compaction.packing import LOOK_BELOW, PENDING_SHARE, Foreseen
+from reclaim.replay.experiments.compaction.packing import LOOK_BELOW, MOST_CLONES, PENDING_SHARE, Foreseen
 from reclaim.replay.experiments.compaction.page import (
     CHANCE,
     COLUMNS,
@@ -105,7 +105,7 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
     with source.timed("machines"):
         contenders = MachineContenders.set_on_validation(source, estimates, config)
     with source.timed("pack"):
-        contenders = _set_on_packed(source, estimates, constraints, contenders, config)
+        contenders, packed = _set_on_packed(source, estimates, constraints, contenders, config)
     with source.timed("compaction"):
         for time_us in tqdm(times, desc="compacting", unit="checkpoint", disable=None if source.progress else True):
             checkpoint = take_checkpoint(source, estimates, constraints, time_us, config.horizon_s, contenders)
@@ -130,6 +130,7 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
     results = {
         "dataset": period_facts(estimates.period),
         "checkpoints": facts,
+        "packed": packed,
         "estimators": _estimators(source, estimates, contenders, compacted),
         "trials": config.trials,
         "horizon_s": config.horizon_s,
@@ -144,17 +145,25 @@ def _set_on_packed(
     constraints: Constraints,
     contenders: MachineContenders,
     config: CompactionConfig,
-) -> MachineContenders:
-    """Return the contenders with margins set on packed machines; as they are where no moment can be packed."""
+) -> tuple[MachineContenders, dict[str, Any] | None]:
+    """Return the contenders with margins set on packed machines, and how many moments were packed and left out, why.
+
+    Without a moment that can be packed the contenders are as they were. The counts are None where none was asked for.
+    """
     names = (*contenders.sums, *contenders.machines)
-    most = config.packed_moments if names else 0
-    moments = validation_moments(source, estimates, constraints, config.horizon_s, most)
+    if not (names and config.packed_moments):
+        return contenders, None
+    moments, left_out = validation_moments(source, estimates, constraints, config.horizon_s, config.packed_moments)
+    asked = len(moments) + left_out.total()
+    counts = {"asked": asked, "packed": len(moments), "left_out": left_out}
     if moments:
-        moments = [_placed_by(at, config) for at in moments]
-        packed = set_on_packed(contenders, PackedMoments(estimates, moments, config.policy, config.seed))
+        packed = PackedMoments(estimates, [_placed_by(at, config) for at in moments], config.policy, config.seed)
+        steps = set_on_packed(contenders, packed)
         quiet = None if source.progress else True
-        *_, contenders = tqdm(packed, "packing", len(names), unit="contender", disable=quiet)
-    return contenders
+        *_, contenders = tqdm(steps, "packing", len(names), unit="contender", disable=quiet)
+        reason = f"{MOST_CLONES} copies of the cell do not hold the tasks, for some estimators only"
+        left_out += Counter({reason: len(packed.not_held)})
+    return contenders, counts
 
 
 def _placed_by(checkpoint: Checkpoint, config: CompactionConfig) -> Checkpoint:

@@ -6,20 +6,18 @@ the trace does not keep it on packed ones: each is set on the machines that the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.constraints import Constraints
 from reclaim.replay.experiment import Source
-from reclaim.replay.experiments.compaction.checkpoint import Checkpoint, take_bare
-from reclaim.replay.experiments.compaction.packing import Booked, Foreseen, Packer
-from reclaim.replay.experiments.compaction.trials import MOST_CLONES
+from reclaim.replay.experiments.compaction.checkpoint import Checkpoint, EmptyCheckpointError, take_bare
+from reclaim.replay.experiments.compaction.packing import MOST_CLONES, Booked, Foreseen, Packer, not_held
 from reclaim.replay.open_loop.estimates import Estimates
 from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.open_loop.machines import MachineContenders, least_settings
@@ -70,10 +68,17 @@ class PackedMoments:
     policy : str
     seed : int
         Of the order in which machines are removed, one for each moment.
+
+    Attributes
+    ----------
+    not_held : set of int
+        Times of the moments, in µs, that were left out for some estimator: ``MOST_CLONES`` of the cell do not hold the
+        tasks.
     """
 
     def __init__(self, estimates: Estimates, moments: Sequence[Checkpoint], policy: str, seed: int) -> None:
         self._estimates, self._moments, self._policy, self._seed = estimates, moments, policy, seed
+        self.not_held: set[int] = set()
         self._rows = np.concatenate([at.rows for at in moments])
         self._limit = np.concatenate([at.workload.limit for at in moments])
         before = estimates.history.previous[self._rows]
@@ -120,12 +125,17 @@ class PackedMoments:
         return margins
 
     def _pack(self, booked: Booked) -> Sets:
-        """Pack every moment onto the fewest machines."""
-        machine, peaks, first, begin = np.empty(len(self._rows), np.int64), [], 0, 0
+        """Pack every moment onto the fewest machines; ConfigError where none of them can be packed."""
+        machine, peaks, first, begin = np.full(len(self._rows), -1, np.int64), [], 0, 0
         for at in self._moments:
             mine = slice(begin, begin + len(at.rows))
+            begin = mine.stop
             its = replace(booked, terms=booked.terms[mine]) if isinstance(booked, Foreseen) else booked[mine]
-            n, placed = self._fewest(at, its)
+            found = self._fewest(at, its)
+            if found is None:
+                self.not_held.add(at.time_us)
+                continue
+            n, placed = found
             used = np.zeros((n, *at.used.shape[1:]))
             here = placed >= 0
             np.add.at(used, placed[here], at.used[here])
@@ -134,39 +144,45 @@ class PackedMoments:
             number[taken] = first + np.arange(len(taken))
             machine[mine] = number[placed]  # the last one for -1
             peaks.append(used[taken].max(axis=1))
-            first, begin = first + len(taken), mine.stop
+            first += len(taken)
+        if not peaks:
+            raise not_held(f"at any of {len(self._moments)} moments of the validation period")
         machine[machine < 0] = first
         return Sets(machine, np.concatenate(peaks))
 
-    def _fewest(self, at: Checkpoint, booked: Booked) -> tuple[int, Ids]:
+    def _fewest(self, at: Checkpoint, booked: Booked) -> tuple[int, Ids] | None:
         packer = Packer(at.workload, booked, self._policy)
         order = np.random.default_rng([self._seed, at.time_us]).permutation(len(at.machines))
         for clones in range(1, MOST_CLONES + 1):
             found = packer.fewest(at.machines.take(np.tile(order, clones)))
             if found is not None:
                 return found
-        return 0, np.full(len(at.rows), -1, np.int64)
+        return None
 
 
 def validation_moments(
     source: Source, estimates: Estimates, constraints: Constraints, horizon_s: int, most: int
-) -> list[Checkpoint]:
-    """Return up to ``most`` moments of the validation period, evenly spread, with a horizon each.
+) -> tuple[list[Checkpoint], Counter[str]]:
+    """Return up to ``most`` moments of the validation period, evenly spread, with a horizon each; and the left out.
 
-    Collections that are kept for the test are not on them. A moment at which no task can be placed is left out.
+    Collections that are kept for the test are not on them. Moments at which nothing can be placed are left out, and
+    counted by the reason.
     """
     windows, slot_us = estimates.history.windows, estimates.period.slots.slot_us
     rows = np.flatnonzero(np.isin(estimates.history.source_row, source.features.valid_rows()))
+    found: list[Checkpoint] = []
+    left_out: Counter[str] = Counter()
     if not len(rows):
-        return []
+        return found, left_out
     first = -(-int(windows.start_us[rows].min()) // slot_us) * slot_us
     last = int(windows.end_us[rows].max()) - horizon_s * 1_000_000
     times = range(first, last + 1, horizon_s * 1_000_000)
-    found = []
     for i in np.unique(np.linspace(0, len(times) - 1, min(most, len(times))).astype(np.int64)):
-        with suppress(ConfigError):
+        try:
             found.append(take_bare(source, estimates, constraints, times[i], horizon_s, rows))
-    return found
+        except EmptyCheckpointError as error:
+            left_out[error.reason] += 1
+    return found, left_out
 
 
 def set_on_packed(contenders: MachineContenders, moments: PackedMoments) -> Iterator[MachineContenders]:

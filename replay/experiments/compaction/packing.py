@@ -24,6 +24,8 @@ from reclaim.training.margins.violation import room as room_of
 
 PENDING_SHARE: Final = 0.002
 """Share of the tasks that may go pending, if picky (EuroSys'15, section 5.1)."""
+MOST_CLONES: Final = 8
+"""Most clones of a cell that is too small for its own tasks; Borg's paper says "a few times"."""
 LOOK_BELOW: Final = 3
 """Numbers below the answer of a bisection that are tried as well: packing is not monotone, so fewer machines may fit
 where more do not."""
@@ -139,6 +141,14 @@ def booked_on(booked: Booked, placed: NDArray[np.int64], n: int) -> NDArray[np.f
     sums = np.zeros((n, *each.shape[1:]))
     np.add.at(sums, placed[here], each[here])
     return booked.of_sets(sums) if isinstance(booked, Foreseen) else sums
+
+
+def not_held(when: str) -> ConfigError:
+    """Return the error of a cell whose tasks ``MOST_CLONES`` of it do not hold."""
+    return ConfigError(
+        f"{MOST_CLONES} times the cell's machines do not hold the tasks that ran {when}; "
+        "the trace's machines table does not fit its tasks: look at the capacities and the placement constraints"
+    )
 
 
 class Packer:

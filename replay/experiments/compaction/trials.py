@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.errors import ConfigError
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint
 from reclaim.replay.experiments.compaction.contenders import Key
-from reclaim.replay.experiments.compaction.packing import Booked, Packer, booked_on
+from reclaim.replay.experiments.compaction.packing import MOST_CLONES, Booked, Packer, booked_on, not_held
 from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.training.margins.violation import overruns, violates
-
-MOST_CLONES: Final = 8
-"""Most clones of a cell; Borg's paper says "a few times"."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +64,7 @@ def compact(checkpoint: Checkpoint, *, count: int, policy: str, seed: int) -> tu
             found[key] = trials
         else:
             return clones, found
-    raise ConfigError(
-        f"{MOST_CLONES} times the cell's machines do not hold the tasks that ran at {checkpoint.time_us} µs; "
-        "the trace's machines table does not fit its tasks: look at the capacities and the placement constraints"
-    )
+    raise not_held(f"at {checkpoint.time_us} µs")
 
 
 def _trials(

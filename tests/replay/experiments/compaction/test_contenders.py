@@ -35,6 +35,14 @@ def report(cell_dataset: Path, bundle: Bundle, tmp_path_factory: pytest.TempPath
     )
 
 
+def test_results_count_the_validation_moments_that_were_packed(report: ReplayReport) -> None:
+    counts = report.results["packed"]
+    assert counts["packed"] == counts["asked"] > 0
+    assert counts["left_out"] == {}
+    text = f"packed at {counts['packed']} of {counts['asked']} moments"
+    assert text in report.page.read_text()
+
+
 def test_a_sum_has_the_least_margin_that_keeps_the_budget_of_machines(
     source: Source, estimates: Estimates, contenders: MachineContenders
 ) -> None:

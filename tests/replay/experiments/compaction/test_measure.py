@@ -16,7 +16,7 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
-from reclaim.replay.experiment import Source
+from reclaim.replay.experiment import LEARNED_MACHINE, Source
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint
 from reclaim.replay.experiments.compaction.contenders import Key
 from reclaim.replay.experiments.compaction.measure import EXPERIMENT, CompactionConfig, measure, summarise
@@ -316,6 +316,26 @@ def test_copies_of_the_cell_are_shown_where_there_are_any(report: ReplayReport) 
         checkpoints = [c | {"clones": clones} for c in report.results["checkpoints"]]
         page = render(report, {**report.results, "checkpoints": checkpoints})
         assert ("<dt>copies of the cell</dt><dd>up to 2," in page) == shown
+
+
+def test_the_page_says_how_many_validation_moments_were_packed_and_why_others_were_not(report: ReplayReport) -> None:
+    assert report.results["packed"] is None  # no contender by machine
+    rows = [e | {"kind": LEARNED_MACHINE} if e["name"] == "borg" else e for e in report.results["estimators"]]
+    results = {**report.results, "estimators": rows}
+    for packed, left_out, text in (
+        (46, {"no task runs": 1, "no machine takes work": 1},
+         "of the validation period. Left out: 1 where no task runs, 1 where no machine takes work."),
+        (48, {}, "at 48 of 48 moments of the validation period."),
+        (0, {"no task runs": 48},
+         "Left out: 48 where no task runs. So they are those of the machines of the trace."),
+    ):  # fmt: skip
+        page = " ".join(render(report, {**results, "packed": _packed(packed, left_out)}).split())
+        assert re.search(re.escape(text) + " ?</p>", page)
+    assert "machines packed at" not in render(report, {**results, "packed": None})
+
+
+def _packed(packed: int, left_out: dict[str, int]) -> dict[str, Any]:
+    return {"asked": 48, "packed": packed, "left_out": left_out}
 
 
 def render(report: ReplayReport, results: dict[str, Any]) -> str:

@@ -8,12 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from reclaim.data.dataset import Dataset
+from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.constraints import Constraints
 from reclaim.replay.experiment import Source
-from reclaim.replay.experiments.compaction import packed
-from reclaim.replay.experiments.compaction.checkpoint import Checkpoint
+from reclaim.replay.experiments.compaction import checkpoint, packed
+from reclaim.replay.experiments.compaction.checkpoint import Checkpoint, _machines_at
 from reclaim.replay.experiments.compaction.packed import PackedMoments, set_on_packed, validation_moments
-from reclaim.replay.experiments.compaction.packing import Foreseen, Packer, booked_on
+from reclaim.replay.experiments.compaction.packing import Foreseen, MachineSet, Packer, booked_on
 from reclaim.replay.open_loop.estimates import Estimates
 from reclaim.replay.open_loop.machines import MachineContenders
 from reclaim.training.margins.margin import Margin
@@ -23,7 +25,9 @@ from tests.replay.experiments.compaction.conftest import CONFIG
 
 @pytest.fixture(scope="module")
 def moments(source: Source, estimates: Estimates) -> list[Checkpoint]:
-    return validation_moments(source, estimates, Constraints.read(source.dataset), CONFIG.horizon_s, 24)
+    found, left_out = validation_moments(source, estimates, Constraints.read(source.dataset), CONFIG.horizon_s, 24)
+    assert not left_out
+    return found
 
 
 def test_moments_are_of_the_validation_period_and_of_collections_that_are_not_kept_for_the_test(
@@ -35,7 +39,40 @@ def test_moments_are_of_the_validation_period_and_of_collections_that_are_not_ke
     last = moments[-1].time_us + CONFIG.horizon_s * 1_000_000
     assert last <= estimates.period.slots.first_us
     assert all(b.time_us - a.time_us >= CONFIG.horizon_s * 1_000_000 for a, b in pairwise(moments))
-    assert len(validation_moments(source, estimates, Constraints.read(source.dataset), CONFIG.horizon_s, 2)) == 2
+    two, _ = validation_moments(source, estimates, Constraints.read(source.dataset), CONFIG.horizon_s, 2)
+    assert len(two) == 2
+
+
+def test_moments_at_which_nothing_can_be_placed_are_counted_by_the_reason(
+    source: Source, estimates: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[int] = []
+
+    def machines_at(dataset: Dataset, constraints: Constraints, time_us: int) -> MachineSet:
+        every = _machines_at(dataset, constraints, time_us)
+        if len(closed) == 2:
+            return every
+        closed.append(time_us)
+        return every.take(np.zeros(0, np.int64))
+
+    monkeypatch.setattr(checkpoint, "_machines_at", machines_at)
+    found, left_out = validation_moments(source, estimates, Constraints.read(source.dataset), CONFIG.horizon_s, 5)
+    assert left_out == {"no machine takes work": 2}
+    assert [at.time_us for at in found] == sorted({at.time_us for at in found} - {*closed})
+    assert len(found) == 3
+
+
+def test_a_moment_that_no_clones_hold_is_left_out_and_named(
+    estimates: Estimates, contenders: MachineContenders, moments: list[Checkpoint]
+) -> None:
+    name = "network (machine)"
+    tiny = [replace(at, machines=replace(at.machines, capacity=at.machines.capacity / 1e6)) for at in moments]
+    some = PackedMoments(estimates, [*moments[:6], *tiny[6:8]], "hybrid", 1)
+    found = some.set_machine(name, contenders)
+    assert some.not_held == {at.time_us for at in tiny[6:8]}
+    assert found == PackedMoments(estimates, moments[:6], "hybrid", 1).set_machine(name, contenders)
+    with pytest.raises(ConfigError, match=r"8 times the cell's machines do not hold .* at any of 2 moments"):
+        PackedMoments(estimates, tiny[:2], "hybrid", 1).set_sum("borg", contenders)
 
 
 def test_a_machine_that_is_packed_keeps_its_budget_by_the_least_margin(
