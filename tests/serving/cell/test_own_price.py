@@ -25,7 +25,7 @@ from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 from reclaim.training.margins.online import OnlineMargins
 from tests.serving.cell_fixtures import Memory, assert_same, assert_same_bits, loaded, told_by
 from tests.serving.kill_harness import made_up
-from tests.serving.writing.test_writer import Service
+from tests.serving.writing.running import Service
 
 SETTINGS = ServingSettings(clock="trace", stale_s=1e9, forget_s=1e9)
 HOUR_US = 3_600_000_000

@@ -5,200 +5,53 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from reclaim.data.errors import ModelError, StoreError
 from reclaim.data.windows import Windows
-from reclaim.features.fold.live_kernel import LATE, NEW, REPEATED
 from reclaim.features.groups import tier_key
-from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.cell.clock import CellClock
-from reclaim.serving.cell.tracker import FORMAT, Tracker
+from reclaim.serving.cell.tracker import Tracker
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.monitoring.metrics import Metrics
 from reclaim.serving.monitoring.quality import LiveQuality
 from reclaim.serving.monitoring.watch import Watch
-from reclaim.serving.settings import ServingSettings
-from reclaim.serving.storage.store import Mark, Store
+from reclaim.serving.storage.store import Mark
 from reclaim.serving.wire.cell_schemas import WriteAnswer
 from reclaim.serving.wire.errors import BUSY, DISK_FULL, UNAVAILABLE, RequestError
-from reclaim.serving.wire.rows import FactRows
-from reclaim.serving.writing import log_records, queue, snapshotter, writer
-from reclaim.serving.writing.snapshotter import Snapshotter
+from reclaim.serving.writing import queue, snapshotter, writer
 from reclaim.serving.writing.writer import Writer
 from reclaim.training.bundle import Bundle
 from tests.serving.cell_fixtures import (
-    Json,
-    Memory,
     W,
     assert_same,
-    assert_same_bits,
     fact_rows,
     loaded,
     told_by,
-    usage_rows,
     windows_of,
+)
+from tests.serving.writing.running import (
+    PATIENCE_S,
+    SETTINGS,
+    Service,
+    appended,
+    crashed,
+    in_parts_of,
+    refuse,
+    refused_with,
+    soon,
 )
 
 if TYPE_CHECKING:
-    from tests.serving.conftest import History
-
-SETTINGS = ServingSettings(stale_s=1e9, clock="trace")
-PATIENCE_S = 120
-"""Timeout of events that must happen (s)."""
-
-
-class Service:
-    """A writer over a folder and its parts; ``told`` and ``facts`` wait for the answer."""
-
-    def __init__(self, folder: Path | None, scorer: Scorer, **changes: Any) -> None:
-        self.settings = SETTINGS.model_copy(update=changes)
-        self.closed = False
-        self.tracker = Tracker(self.settings, CellClock(self.settings, lambda: -1, passed_s=lambda: 0.0))
-        self.store = None if folder is None else Store.open(folder, state_version=FORMAT)
-        self.writer = Writer(self.tracker, self.store, Metrics(), Watch(900.0), self.settings)
-        self.writer.start(scorer)
-        while self.writer.state == "recovering":
-            time.sleep(0.001)
-
-    def told(self, *windows: Json) -> WriteAnswer:
-        """Write, and wait."""
-        return self.write(windows_of(*windows)).result(PATIENCE_S)
-
-    def write(self, windows: Windows) -> Future[WriteAnswer]:
-        """Write, and do not wait."""
-        return self.writer.write(usage_rows(windows))
-
-    def facts(self, *tasks: Json, **more: Any) -> WriteAnswer:
-        """Tell facts, and wait."""
-        return self.writer.write(fact_rows(*tasks, **more)).result(PATIENCE_S)
-
-    @contextmanager
-    def held_up(self) -> Iterator[None]:
-        """Block the thread, so that writes queue up meanwhile."""
-        begun, go_on = threading.Event(), threading.Event()
-
-        def wait() -> None:
-            begun.set()
-            go_on.wait(PATIENCE_S)
-
-        waiting = self.writer._queue.command(wait)
-        begun.wait(PATIENCE_S)
-        try:
-            yield
-        finally:
-            go_on.set()
-            waiting.result(PATIENCE_S)
-
-    @property
-    def snapshotter(self) -> Snapshotter:
-        """The writer's snapshotter."""
-        assert self.writer.snapshotter is not None
-        return self.writer.snapshotter
-
-    def save(self) -> None:
-        """Make one snapshot."""
-        before, thread = self.snapshotter.saved_at, self.writer._queue
-        self.snapshotter.settings = self.settings.model_copy(update={"snapshot_mib": -1})
-        assert self.store is not None
-        if self.store.log_bytes > self.store.snapshot_bytes:  # or there is none
-            while self.snapshotter.saved_at == before:
-                thread.command(lambda: None).result(PATIENCE_S)
-        self.idle()
-
-    def idle(self) -> None:
-        """Wait until no snapshot is being made or will be."""
-        self.snapshotter.settings = self.settings.model_copy(update={"snapshot_mib": 2**40})
-        for _ in range(2):  # the store is looked after behind the first
-            self.writer._queue.command(lambda: None).result(PATIENCE_S)
-        if self.snapshotter.busy is not None:
-            wait_for([self.snapshotter.busy], PATIENCE_S)
-
-    def close(self) -> None:
-        """Finish, once."""
-        if not self.closed:
-            self.closed = True
-            self.writer.close()
-
-
-def in_parts_of(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let large writes be taken so, whoever else writes."""
-    monkeypatch.setattr(writer, "_CHUNK_ROWS", rows)
-    monkeypatch.setattr(writer, "_SMALL_CHUNK_ROWS", rows)
-
-
-@pytest.fixture(scope="module")
-def scorer(bundle: Bundle) -> Scorer:
-    return Scorer(loaded(bundle), SETTINGS.cell)
-
-
-@pytest.fixture
-def start(scorer: Scorer, tmp_path: Path) -> Iterator[Callable[..., Service]]:
-    """Give ``start(name, **settings)``: a service over a folder of that name, which ends with the test."""
-    running: list[Service] = []
-
-    def start(name: str | None = "cell", **changes: Any) -> Service:
-        running.append(Service(None if name is None else tmp_path / name, scorer, **changes))
-        return running[-1]
-
-    yield start
-    for service in running:
-        service.close()
-
-
-@pytest.fixture
-def service(start: Callable[..., Service]) -> Service:
-    return start()
-
-
-def crashed(service: Service, start: Callable[..., Service], torn: bytes = b"", **changes: Any) -> Service:
-    """Return a service over the folder as after a power cut: of the log only what was synced, and part of a record."""
-    assert service.store is not None
-    service.idle()
-    copy = service.store.folder.with_name(f"copy-{time.monotonic_ns()}")
-    shutil.copytree(service.store.folder, copy)
-    segment = service.store._segment
-    os.truncate(copy / segment.path.name, segment._synced)
-    with (copy / segment.path.name).open("ab") as log:
-        log.write(torn)
-    return start(copy.name, **changes)
-
-
-def appended(service: Service, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Return a list that grows with every record appended: its kind, and how many rows it has."""
-    assert service.store is not None
-    told: list[tuple[str, int]] = []
-    append = service.store.append
-
-    def spy(kind: str, payload: Any) -> int:
-        read = log_records.read_windows if kind == log_records.WINDOWS else log_records.read_facts
-        rows: Any = read(memoryview(payload))
-        told.append((kind, len(rows) if isinstance(rows, Windows) else rows.rows))
-        return append(kind, payload)
-
-    monkeypatch.setattr(service.store, "append", spy)
-    return told
-
-
-def refused_with(status: int, code: str, what: Callable[[], object]) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        what()
-    assert (caught.value.status, caught.value.body.error.code) == (status, code)
-    assert caught.value.retry_after_s is not None
-    return caught.value
+    pass
 
 
 def test_acknowledged_writes_are_visible_and_survive_a_power_cut(
@@ -316,21 +169,6 @@ def test_a_caller_that_leaves_withdraws_nothing_and_breaks_nothing(service: Serv
         assert not left.cancel()
     assert left.result(PATIENCE_S).taken == 1
     assert service.told({"task": 1}).repeated == 1
-
-
-def refuse(number: int) -> Callable[..., NoReturn]:
-    def call(*_: object) -> NoReturn:
-        raise OSError(number, os.strerror(number))
-
-    return call
-
-
-def soon(met: Callable[[], bool]) -> None:
-    """Wait for something that the thread does by itself."""
-    until = time.monotonic() + PATIENCE_S
-    while not met():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -466,19 +304,6 @@ def test_a_snapshot_replaces_the_log_and_a_failed_one_is_not_retried_at_once(
     assert after.writer.recovered_rows == at
 
 
-def test_a_state_of_another_cell_is_not_answered_from(scorer: Scorer, start: Callable[..., Service]) -> None:
-    service = start()
-    service.snapshotter.settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
-    service.told({"task": 1})
-    soon(lambda: service.snapshotter.saved_at is not None)
-    service.close()
-    other = start(largest_cpu=2.0)
-    assert "start afresh" in other.writer.state
-    error = refused_with(UNAVAILABLE, "not_ready", lambda: other.told({"task": 1}))
-    assert "start afresh" in error.body.error.message
-    other.writer.promote(scorer)  # nobody is answered, and nobody waits
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_of_the_service_rejects_all_writes_and_leaves_none_waiting(
     service: Service, scorer: Scorer, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
@@ -521,87 +346,6 @@ def test_a_promotion_waits_for_writes_and_all_later_answers_are_of_the_new_model
     assert service.tracker.look(service.tracker.names()).scorer is other
     service.told({"task": 1, "at": 1})
     assert service.tracker.look(service.tracker.names()).scorer is other
-
-
-def test_windows_and_facts_come_back_from_the_log_to_the_bit(history: History) -> None:
-    windows = history.windows
-    back = log_records.read_windows(memoryview(log_records.write_windows(windows)))
-    for name, column in vars(windows).items():
-        assert_same_bits(getattr(back, name), column, name)
-    facts = fact_rows(
-        {"task": 2**62, "limit": 0.1, "since_us": 5, "user": "a", "logical_name": "b", "in_alloc": True},
-        {"task": 3, "index": 4, "ended_us": 9, "failed": True, "tier": "mon", "machine_id": 0},
-        estimation={2**62: False, 5: True},
-    )
-    told: FactRows = log_records.read_facts(memoryview(log_records.write_facts(facts)))
-    assert told.estimation == facts.estimation
-    assert told.columns.keys() == facts.columns.keys()
-    for name, column in facts.columns.items():
-        assert_same_bits(told.columns[name], column, name)
-    nobody = log_records.read_facts(memoryview(log_records.write_facts(fact_rows(estimation={1: True}))))
-    assert (len(nobody.row), nobody.estimation) == (0, {1: True})
-
-
-def window(task: int, at: int, cpu: float, told: dict[str, Any]) -> Json:
-    return {"task": 1 + task % 4, "index": task // 4, "at": at, "cpu": cpu, **told}
-
-
-def fact(task: int, told: dict[str, Any]) -> Json:
-    return {"task": 1 + task % 4, "index": task // 4, **told}
-
-
-TASK = st.integers(0, 6)
-TOLD = st.fixed_dictionaries({}, optional={
-    "limit": st.sampled_from([None, 0.5]), "user": st.integers(1, 2), "name": st.integers(1, 2),
-    "scheduled_us": st.integers(0, 3), "tier": st.integers(0, 4), "machine_id": st.integers(0, 2),
-})  # fmt: skip
-FACTS = st.fixed_dictionaries({}, optional={
-    "limit": st.floats(0.1, 2.0), "since_us": st.integers(0, 10**9), "ended_us": st.just(5), "machine_id": TASK,
-    "scheduled_us": st.integers(0, 3), "in_alloc": st.booleans(), "scheduling_class": st.integers(0, 3),
-})  # fmt: skip
-STEP = st.one_of(
-    st.lists(st.builds(window, TASK, st.integers(0, 14), st.floats(0.01, 0.9), TOLD), min_size=1, max_size=6),
-    st.tuples(
-        st.lists(st.builds(fact, TASK, FACTS), max_size=3),
-        st.dictionaries(st.integers(1, 4), st.booleans(), max_size=2),
-    ),
-    st.sampled_from(["snapshot", "crash", "crash in the middle of a record"]),
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(steps=st.lists(STEP, min_size=3, max_size=14))
-def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
-    steps: list[Any], scorer: Scorer, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("crashes")
-    options = {"max_tracked": 6}
-    running: list[Service] = []
-
-    def start(name: str = "cell") -> Service:
-        running.append(Service(folder / name, scorer, **options))
-        return running[-1]
-
-    service, whole = start(), Memory(SETTINGS.model_copy(update=options), bundle)
-    for step in (*steps, "crash"):
-        if step == "snapshot":
-            service.save()
-        elif isinstance(step, str):
-            service = crashed(service, start, b"" if step == "crash" else b"torn" * 10)
-            assert_same(told_by(service.tracker, SETTINGS), told_by(whole.tracker, SETTINGS))
-        elif isinstance(step, list):
-            outcome = whole.write(windows_of(*step))
-            answer = service.told(*step)
-            assert answer.taken == sum(k <= LATE for k in outcome)
-            assert answer.repeated == outcome.count(REPEATED)
-        else:
-            facts = fact_rows(*step[0], estimation=step[1])
-            whole.tell(facts.keep(whole.tracker.judge(facts) == NEW))
-            service.facts(*step[0], estimation=step[1])
-    for each in running:
-        each.close()
-    shutil.rmtree(folder)
 
 
 def test_a_model_or_a_shadow_that_fails_on_the_cells_tasks_is_refused_and_writes_go_on(
@@ -692,41 +436,6 @@ def test_a_fault_of_the_watch_ends_the_writer_and_is_not_lost(
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize("lateness_s", [0.0, 300.0, 3_600.0])
-def test_state_is_restored_under_other_settings_of_lateness(start: Callable[..., Service], lateness_s: float) -> None:
-    service = start()
-    service.told({"task": 1, "at": 0}, {"task": 1, "at": 3})
-    assert service.told({"task": 1, "at": 1}).late == 1
-    after = crashed(service, start, lateness_s=lateness_s)
-    assert after.writer.state == "ok"
-    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
-    assert after.told({"task": 1, "at": 2}).late == (1 if lateness_s >= 300.0 else 0)
-    again = crashed(after, start)
-    assert again.writer.state == "ok"
-    assert_same(told_by(again.tracker, SETTINGS), told_by(after.tracker, SETTINGS))
-
-
-def test_a_state_of_other_units_is_not_answered_from(start: Callable[..., Service]) -> None:
-    service = start()
-    service.told({"task": 1})
-    service.close()
-    other = start(cpu_unit="millicores")
-    assert "amounts are in cores and bytes" in other.writer.state
-    assert "RECLAIM_CPU_UNIT" in other.writer.state
-
-
-def test_evicted_tasks_stay_evicted_after_a_restart_under_other_settings(start: Callable[..., Service]) -> None:
-    service = start(forget_s=3_600.0, ahead_s=1e6)
-    service.told({"task": 1, "at": 0}, {"task": 2, "at": 0})
-    service.told({"task": 2, "at": 20})
-    service.writer._evict_at = 0.0
-    service.told({"task": 2, "at": 21})
-    soon(lambda: len(service.tracker) == 1)
-    service.told({"task": 1, "at": 1})
-    after = crashed(service, start, forget_s=1e6, ahead_s=1e6)
-    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
-
-
 def test_an_estimation_choice_beyond_the_limit_is_refused(start: Callable[..., Service]) -> None:
     service = start(max_tracked=2)
     service.facts(estimation={5: False, 6: False})
@@ -736,69 +445,6 @@ def test_an_estimation_choice_beyond_the_limit_is_refused(start: Callable[..., S
     assert service.tracker.n_opted_out == 2
     assert service.facts(estimation={5: True}).taken == 1
     assert service.facts(estimation={1: False}).taken == 1
-
-
-def follow_some(service: Service, slots: range) -> None:
-    """Tell windows of two tiers whose usage goes up and down, so that some answers are violated."""
-    for at in slots:
-        cpu = 0.1 if at % 3 else 0.7
-        service.told(*({"task": t, "at": at, "cpu": cpu, "memory": cpu, "tier": t % 2} for t in range(8)))
-
-
-def prices_of(service: Service) -> list[float]:
-    return [price.now for price in cell_prices(service.tracker.prices)]
-
-
-@pytest.mark.parametrize("saved_at", [None, 5, 17, 29])
-def test_prices_that_follow_come_back_to_the_bit_from_a_snapshot_and_the_log_behind_it(
-    service: Service, start: Callable[..., Service], saved_at: int | None
-) -> None:
-    follow_some(service, range(saved_at or 0))
-    if saved_at is not None:
-        service.save()
-    follow_some(service, range(saved_at or 0, 30))
-    assert prices_of(service) != [price.start for price in cell_prices(service.tracker.prices)]
-    after = crashed(service, start)
-    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
-    ours, theirs = service.tracker.memory(), after.tracker.memory()
-    for name in ours:
-        if name.startswith("following."):
-            assert_same_bits(ours[name], theirs[name], name)
-    follow_some(service, range(30, 50))
-    follow_some(after, range(30, 50))
-    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
-
-
-def test_prices_begin_again_with_another_model_and_those_of_each_stretch_of_the_log_stay_apart(
-    service: Service, start: Callable[..., Service], scorer: Scorer, bundle: Bundle
-) -> None:
-    other = Scorer(loaded(bundle, "2"), SETTINGS.cell)
-    follow_some(service, range(30))
-    moved = prices_of(service)
-    service.writer.promote(other)
-    assert prices_of(service) == pytest.approx([price.start for price in cell_prices(service.tracker.prices)])
-    service.writer.promote(scorer)  # no window was taken under the other
-    assert prices_of(service) != moved
-    follow_some(service, range(30, 50))
-    after = crashed(service, start)
-    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
-    service.writer.promote(other)
-    follow_some(service, range(50, 70))
-    of_another = crashed(service, start)  # is started with the first model
-    assert prices_of(of_another) == pytest.approx([p.start for p in cell_prices(of_another.tracker.prices)])
-
-
-def test_prices_of_windows_taken_while_they_did_not_follow_are_not_made_up(
-    service: Service, start: Callable[..., Service]
-) -> None:
-    follow_some(service, range(20))
-    fixed = crashed(service, start, follow=False)
-    assert prices_of(fixed) == [price.start for price in cell_prices(fixed.tracker.prices)]
-    follow_some(fixed, range(20, 40))
-    again = crashed(fixed, start)
-    assert prices_of(again) == pytest.approx([price.start for price in cell_prices(again.tracker.prices)])
-    follow_some(again, range(40, 60))
-    assert_same(told_by(crashed(again, start).tracker, SETTINGS), told_by(again.tracker, SETTINGS))
 
 
 def test_a_record_that_cannot_be_written_is_counted_and_holds_up_no_write(

@@ -1,0 +1,225 @@
+"""State after a restart: that of a service that never stopped, to the bit, or none."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reclaim.features.fold.live_kernel import LATE, NEW, REPEATED
+from reclaim.serving.answers.encode import cell_prices
+from reclaim.serving.models.scorer import Scorer
+from reclaim.serving.wire.errors import UNAVAILABLE
+from reclaim.serving.wire.rows import FactRows
+from reclaim.serving.writing import log_records
+from reclaim.training.bundle import Bundle
+from tests.serving.cell_fixtures import (
+    Json,
+    Memory,
+    assert_same,
+    assert_same_bits,
+    fact_rows,
+    loaded,
+    told_by,
+    windows_of,
+)
+from tests.serving.writing.running import SETTINGS, Service, crashed, refused_with, soon
+
+if TYPE_CHECKING:
+    from tests.serving.conftest import History
+
+
+def test_a_state_of_another_cell_is_not_answered_from(scorer: Scorer, start: Callable[..., Service]) -> None:
+    service = start()
+    service.snapshotter.settings = SETTINGS.model_copy(update={"snapshot_mib": 0})
+    service.told({"task": 1})
+    soon(lambda: service.snapshotter.saved_at is not None)
+    service.close()
+    other = start(largest_cpu=2.0)
+    assert "start afresh" in other.writer.state
+    error = refused_with(UNAVAILABLE, "not_ready", lambda: other.told({"task": 1}))
+    assert "start afresh" in error.body.error.message
+    other.writer.promote(scorer)  # nobody is answered, and nobody waits
+
+
+def test_windows_and_facts_come_back_from_the_log_to_the_bit(history: History) -> None:
+    windows = history.windows
+    back = log_records.read_windows(memoryview(log_records.write_windows(windows)))
+    for name, column in vars(windows).items():
+        assert_same_bits(getattr(back, name), column, name)
+    facts = fact_rows(
+        {"task": 2**62, "limit": 0.1, "since_us": 5, "user": "a", "logical_name": "b", "in_alloc": True},
+        {"task": 3, "index": 4, "ended_us": 9, "failed": True, "tier": "mon", "machine_id": 0},
+        estimation={2**62: False, 5: True},
+    )
+    told: FactRows = log_records.read_facts(memoryview(log_records.write_facts(facts)))
+    assert told.estimation == facts.estimation
+    assert told.columns.keys() == facts.columns.keys()
+    for name, column in facts.columns.items():
+        assert_same_bits(told.columns[name], column, name)
+    nobody = log_records.read_facts(memoryview(log_records.write_facts(fact_rows(estimation={1: True}))))
+    assert (len(nobody.row), nobody.estimation) == (0, {1: True})
+
+
+def window(task: int, at: int, cpu: float, told: dict[str, Any]) -> Json:
+    return {"task": 1 + task % 4, "index": task // 4, "at": at, "cpu": cpu, **told}
+
+
+def fact(task: int, told: dict[str, Any]) -> Json:
+    return {"task": 1 + task % 4, "index": task // 4, **told}
+
+
+TASK = st.integers(0, 6)
+TOLD = st.fixed_dictionaries({}, optional={
+    "limit": st.sampled_from([None, 0.5]), "user": st.integers(1, 2), "name": st.integers(1, 2),
+    "scheduled_us": st.integers(0, 3), "tier": st.integers(0, 4), "machine_id": st.integers(0, 2),
+})  # fmt: skip
+FACTS = st.fixed_dictionaries({}, optional={
+    "limit": st.floats(0.1, 2.0), "since_us": st.integers(0, 10**9), "ended_us": st.just(5), "machine_id": TASK,
+    "scheduled_us": st.integers(0, 3), "in_alloc": st.booleans(), "scheduling_class": st.integers(0, 3),
+})  # fmt: skip
+STEP = st.one_of(
+    st.lists(st.builds(window, TASK, st.integers(0, 14), st.floats(0.01, 0.9), TOLD), min_size=1, max_size=6),
+    st.tuples(
+        st.lists(st.builds(fact, TASK, FACTS), max_size=3),
+        st.dictionaries(st.integers(1, 4), st.booleans(), max_size=2),
+    ),
+    st.sampled_from(["snapshot", "crash", "crash in the middle of a record"]),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(steps=st.lists(STEP, min_size=3, max_size=14))
+def test_a_history_with_crashes_ends_as_one_without_to_the_bit(
+    steps: list[Any], scorer: Scorer, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("crashes")
+    options = {"max_tracked": 6}
+    running: list[Service] = []
+
+    def start(name: str = "cell") -> Service:
+        running.append(Service(folder / name, scorer, **options))
+        return running[-1]
+
+    service, whole = start(), Memory(SETTINGS.model_copy(update=options), bundle)
+    for step in (*steps, "crash"):
+        if step == "snapshot":
+            service.save()
+        elif isinstance(step, str):
+            service = crashed(service, start, b"" if step == "crash" else b"torn" * 10)
+            assert_same(told_by(service.tracker, SETTINGS), told_by(whole.tracker, SETTINGS))
+        elif isinstance(step, list):
+            outcome = whole.write(windows_of(*step))
+            answer = service.told(*step)
+            assert answer.taken == sum(k <= LATE for k in outcome)
+            assert answer.repeated == outcome.count(REPEATED)
+        else:
+            facts = fact_rows(*step[0], estimation=step[1])
+            whole.tell(facts.keep(whole.tracker.judge(facts) == NEW))
+            service.facts(*step[0], estimation=step[1])
+    for each in running:
+        each.close()
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("lateness_s", [0.0, 300.0, 3_600.0])
+def test_state_is_restored_under_other_settings_of_lateness(start: Callable[..., Service], lateness_s: float) -> None:
+    service = start()
+    service.told({"task": 1, "at": 0}, {"task": 1, "at": 3})
+    assert service.told({"task": 1, "at": 1}).late == 1
+    after = crashed(service, start, lateness_s=lateness_s)
+    assert after.writer.state == "ok"
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+    assert after.told({"task": 1, "at": 2}).late == (1 if lateness_s >= 300.0 else 0)
+    again = crashed(after, start)
+    assert again.writer.state == "ok"
+    assert_same(told_by(again.tracker, SETTINGS), told_by(after.tracker, SETTINGS))
+
+
+def test_a_state_of_other_units_is_not_answered_from(start: Callable[..., Service]) -> None:
+    service = start()
+    service.told({"task": 1})
+    service.close()
+    other = start(cpu_unit="millicores")
+    assert "amounts are in cores and bytes" in other.writer.state
+    assert "RECLAIM_CPU_UNIT" in other.writer.state
+
+
+def test_evicted_tasks_stay_evicted_after_a_restart_under_other_settings(start: Callable[..., Service]) -> None:
+    service = start(forget_s=3_600.0, ahead_s=1e6)
+    service.told({"task": 1, "at": 0}, {"task": 2, "at": 0})
+    service.told({"task": 2, "at": 20})
+    service.writer._evict_at = 0.0
+    service.told({"task": 2, "at": 21})
+    soon(lambda: len(service.tracker) == 1)
+    service.told({"task": 1, "at": 1})
+    after = crashed(service, start, forget_s=1e6, ahead_s=1e6)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+
+
+def follow_some(service: Service, slots: range) -> None:
+    """Tell windows of two tiers whose usage goes up and down, so that some answers are violated."""
+    for at in slots:
+        cpu = 0.1 if at % 3 else 0.7
+        service.told(*({"task": t, "at": at, "cpu": cpu, "memory": cpu, "tier": t % 2} for t in range(8)))
+
+
+def prices_of(service: Service) -> list[float]:
+    return [price.now for price in cell_prices(service.tracker.prices)]
+
+
+@pytest.mark.parametrize("saved_at", [None, 5, 17, 29])
+def test_prices_that_follow_come_back_to_the_bit_from_a_snapshot_and_the_log_behind_it(
+    service: Service, start: Callable[..., Service], saved_at: int | None
+) -> None:
+    follow_some(service, range(saved_at or 0))
+    if saved_at is not None:
+        service.save()
+    follow_some(service, range(saved_at or 0, 30))
+    assert prices_of(service) != [price.start for price in cell_prices(service.tracker.prices)]
+    after = crashed(service, start)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+    ours, theirs = service.tracker.memory(), after.tracker.memory()
+    for name in ours:
+        if name.startswith("following."):
+            assert_same_bits(ours[name], theirs[name], name)
+    follow_some(service, range(30, 50))
+    follow_some(after, range(30, 50))
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+
+
+def test_prices_begin_again_with_another_model_and_those_of_each_stretch_of_the_log_stay_apart(
+    service: Service, start: Callable[..., Service], scorer: Scorer, bundle: Bundle
+) -> None:
+    other = Scorer(loaded(bundle, "2"), SETTINGS.cell)
+    follow_some(service, range(30))
+    moved = prices_of(service)
+    service.writer.promote(other)
+    assert prices_of(service) == pytest.approx([price.start for price in cell_prices(service.tracker.prices)])
+    service.writer.promote(scorer)  # no window was taken under the other
+    assert prices_of(service) != moved
+    follow_some(service, range(30, 50))
+    after = crashed(service, start)
+    assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+    service.writer.promote(other)
+    follow_some(service, range(50, 70))
+    of_another = crashed(service, start)  # is started with the first model
+    assert prices_of(of_another) == pytest.approx([p.start for p in cell_prices(of_another.tracker.prices)])
+
+
+def test_prices_of_windows_taken_while_they_did_not_follow_are_not_made_up(
+    service: Service, start: Callable[..., Service]
+) -> None:
+    follow_some(service, range(20))
+    fixed = crashed(service, start, follow=False)
+    assert prices_of(fixed) == [price.start for price in cell_prices(fixed.tracker.prices)]
+    follow_some(fixed, range(20, 40))
+    again = crashed(fixed, start)
+    assert prices_of(again) == pytest.approx([price.start for price in cell_prices(again.tracker.prices)])
+    follow_some(again, range(40, 60))
+    assert_same(told_by(crashed(again, start).tracker, SETTINGS), told_by(again.tracker, SETTINGS))
