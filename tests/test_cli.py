@@ -88,6 +88,8 @@ MISTAKES = [
     (("synth", "out", "--days", "-1"), "days"),
     (("synth", "out", "--machines", "abc"), "Invalid value for '--machines'"),
     (("synth", "out", "--machine", "3"), "--machine"),
+    (("synth", "out", "--common", "0.6", "--service", "0.4"), "below 1 together, but got common=0.6, service=0.4"),
+    (("synth", "out", "--format", "openmetrics", "--common", "0.4"), "--common and --service are of a cell"),
     (("synth", "out", "--seed"), "Option '--seed' requires an argument; see `reclaim --help`"),
     (("tune", "nowhere"), "nowhere: no such folder"),
     (

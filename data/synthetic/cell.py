@@ -14,6 +14,7 @@ import numpy as np
 from reclaim.data.schema import TIERS, EventType, MachineEventType
 from reclaim.data.synthetic.journal import Journal
 from reclaim.data.synthetic.machines import Machines, absences, machine_capacities
+from reclaim.data.synthetic.movement import SharedMovement
 from reclaim.data.synthetic.shapes import (
     MON,
     PROD,
@@ -34,6 +35,7 @@ from reclaim.data.synthetic.workload import (
     EVICT_MACHINE,
     FAILURES_PER_DAY,
     FINISHED,
+    GROUPS,
     IN_ALLOC_SHARE,
     KILLED,
     LEAK,
@@ -67,19 +69,28 @@ HOUR = 12  # windows
 class Cell:
     """One cell and its clock; ``hours`` runs it once."""
 
-    def __init__(self, machines: int, windows: int, tasks_per_machine: float, seed: int) -> None:
+    def __init__(
+        self,
+        machines: int,
+        windows: int,
+        tasks_per_machine: float,
+        seed: int,
+        *,
+        common: float = 0.0,
+        service: float = 0.0,
+    ) -> None:
         self.windows = windows
         self.collections_made = self.tasks_made = 0
         # One generator per subject: more draws in one do not shift the others.
-        streams = np.random.SeedSequence(seed).spawn(5)
-        self._rng, work, iron, notes, motion = (np.random.default_rng(s) for s in streams)
+        streams = np.random.SeedSequence(seed).spawn(6)
+        self._rng, work, iron, notes, motion, together = (np.random.default_rng(s) for s in streams)
         capacity = machine_capacities(machines, iron)
         tasks = machines * tasks_per_machine
         fill, largest = FILL * capacity.sum(axis=0), LARGEST_TASK * capacity.min(axis=0)
         self._work = Workload(seed, tasks, fill, largest, work)
         self._machine_ids = np.array([self._work.new_id() for _ in range(machines)])
         self._machines = Machines(capacity)
-        self._usage = UsageModel(motion)
+        self._usage = UsageModel(motion, SharedMovement(common, service, GROUPS, together))
         self.journal = Journal(seed, self._machine_ids.tolist(), capacity, notes)
         self._tasks: TaskArray = np.zeros(1024, TASK)
         self._collections: dict[int, Collection] = {}

@@ -41,6 +41,7 @@ _TRUTH_SCHEMA = pa.schema(
         ("cause", pa.string()),
     ]
 )
+_SHARES = ("common", "service")
 _HOUR_S = 3600
 _WINDOWS_PER_DAY = 86_400 // WINDOW_S
 
@@ -73,6 +74,12 @@ class SyntheticCellConfig:
     shard_hours: int = 24
     """Hours of the trace in one shard of a table, at least 1. The rows do not depend on it."""
 
+    common: float = 0.0
+    """Share of each task's movement that the whole cell has in common, at least 0."""
+
+    service: float = 0.0
+    """Share that the tasks of a collection have in common beyond that, at least 0. Both together are below 1."""
+
     def __post_init__(self) -> None:
         least = {"machines": 1, "seed": 0, "shard_hours": 1, "days": 1 / _WINDOWS_PER_DAY}
         for name, bound in least.items():
@@ -93,8 +100,21 @@ class SyntheticCellConfig:
                 f"machines times tasks_per_machine must be at least {LEAST_TASKS}, "
                 f"but got {self.machines} times tasks_per_machine={tasks!r}"
             )
+        for name in _SHARES:
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} must be at least 0, but got {name}={getattr(self, name)!r}")
+        if not self.common + self.service < 1:
+            raise ConfigError(
+                f"common and service must be below 1 together, but got common={self.common!r}, service={self.service!r}"
+            )
         if self.format not in FORMATS:
             raise ConfigError(f"format must be one of {', '.join(FORMATS)}, but got format={self.format!r}")
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Options as the manifest has them: shares of movement only where there are any, as before they existed."""
+        options = {name: v for name, v in asdict(self).items() if name not in _SHARES or v}
+        return {**options, "generation": GENERATION}
 
     @property
     def windows(self) -> int:
@@ -158,8 +178,8 @@ def _existing(out: Path, config: SyntheticCellConfig) -> SyntheticCellReport | N
         manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ConfigError(f"{out} exists and is not a synthetic cell: name another folder or remove it") from None
-    wanted = {**asdict(config), "generation": GENERATION}
-    found = manifest.get("options", {})
+    unshared = dict.fromkeys(_SHARES, 0.0)
+    wanted, found = unshared | config.recorded, unshared | manifest.get("options", {})
     other = [f"{k}={found.get(k)!r} instead of {v!r}" for k, v in wanted.items() if found.get(k) != v]
     if other:
         raise ConfigError(f"{out} holds another synthetic cell ({', '.join(other)}): name another folder or remove it")
@@ -169,7 +189,14 @@ def _existing(out: Path, config: SyntheticCellConfig) -> SyntheticCellReport | N
 def _write_tables(
     folder: Path, config: SyntheticCellConfig, progress: Callable[[float], None] | None
 ) -> dict[str, Any]:
-    cell = Cell(config.machines, config.windows, config.tasks_per_machine, config.seed)
+    cell = Cell(
+        config.machines,
+        config.windows,
+        config.tasks_per_machine,
+        config.seed,
+        common=config.common,
+        service=config.service,
+    )
     end_s = TRACE_START_S + config.windows * WINDOW_S
     with ExitStack() as files:
         writers = {table: files.enter_context(TableWriter(folder, table, config.format)) for table in SCHEMAS}
@@ -198,7 +225,7 @@ def _write_tables(
         "assumed": "everything that happens over time: cycles, noise, arrivals, lifetimes, memory behaviour, failures, "
         "limit changes, machine shapes and removals",
         "truth": f"{TRUTH} tells why each run ended; for scoring only, not a table of the format",
-        "options": {**asdict(config), "generation": GENERATION},
+        "options": config.recorded,
         "rows": {table: writer.rows for table, writer in writers.items()},
         "shards": {table: writer.shards for table, writer in writers.items()},
         "ends": cell.journal.ends,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reclaim.data.synthetic.machines import overfull
+from reclaim.data.synthetic.movement import SharedMovement
 from reclaim.data.synthetic.shapes import MEMORY_PEAK, PROD, FloatArray, IntArray, read_table
 from reclaim.data.synthetic.workload import (
     BURST_SCORE,
@@ -52,13 +53,13 @@ class Usage:
 class UsageModel:
     """Noise processes of all tasks, and the resulting usage."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
+    def __init__(self, rng: np.random.Generator, shared: SharedMovement) -> None:
+        self._rng, self._shared = rng, shared
         self._common = rng.standard_normal((2, GROUPS))  # CPU, memory
 
     def settle(self, t: TaskArray, run: IntArray, now_s: int) -> None:
         """Set the memory of tasks that run before the trace begins."""
-        want = memory_demand(t[run], np.full(len(run), now_s), self._common[1])
+        want = memory_demand(t[run], np.full(len(run), now_s), self._common[1], self._shared)
         t["memory"][run] = np.minimum(want, 0.9 * t["memory_limit"][run])
 
     def step(self, t: TaskArray, run: IntArray, now_s: int, capacity: FloatArray) -> Usage:
@@ -73,6 +74,7 @@ class UsageModel:
 
     def _move(self, t: TaskArray, run: IntArray, now_s: int) -> None:
         rng, n = self._rng, len(run)
+        self._shared.step((now_s % DAY_S) / DAY_S)
         keep = np.array([[KEEP_CPU], [KEEP_MEMORY]])
         self._common = keep * self._common + np.sqrt(1 - keep**2) * rng.standard_normal((2, GROUPS))
         for name, k in (("cpu_own", KEEP_CPU), ("memory_own", KEEP_MEMORY)):
@@ -86,7 +88,7 @@ class UsageModel:
         rng, n, end = self._rng, len(run), now_s + WINDOW_S
         a = t[run]
         limit, mode = a["memory_limit"], a["mode"]
-        want = memory_demand(a, np.minimum(a["end_s"], end), self._common[1])
+        want = memory_demand(a, np.minimum(a["end_s"], end), self._common[1], self._shared)
         often = BATCH_SUDDEN * WINDOW_S / np.maximum(a["duration_s"], WINDOW_S)
         jump = (mode == SUDDEN) & (rng.random(n) < np.where(a["service"] == 1, SUDDEN_PER_DAY * PER_DAY, often))
         want = np.where(jump, limit * (1.1 + 0.5 * rng.random(n)), want)
@@ -104,7 +106,8 @@ class UsageModel:
         score = 0.6 * a["cache_score"] + 0.8 * rng.standard_normal(n)
         highest = np.maximum(np.maximum(before, after), mean * (1.0 + read_table(MEMORY_PEAK, a["tier"], score)))
         t["memory"][run] = after
-        return Usage(cpu_demand(a, now_s, self._common[0]), mean, np.where(out, limit, np.minimum(highest, limit)))
+        cpu = cpu_demand(a, now_s, self._common[0], self._shared)
+        return Usage(cpu, mean, np.where(out, limit, np.minimum(highest, limit)))
 
     def _fill_allocs(self, t: TaskArray, run: IntArray, usage: Usage) -> None:
         """Set an alloc instance's usage to that of its tasks plus a small overhead."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reclaim.data.synthetic.movement import SharedMovement
 from reclaim.data.synthetic.shapes import (
     CPU_RATIO,
     MEMORY_RATIO,
@@ -81,8 +82,10 @@ CPU_DAY, CPU_COMMON, CPU_OWN = 0.20, 0.22, 0.18
 MEMORY_COMMON, MEMORY_OWN = 0.10, 0.08
 CPU_LEVEL = np.sqrt(1.0 - CPU_DAY**2 - CPU_COMMON**2 - CPU_OWN**2)
 MEMORY_LEVEL = np.sqrt(1.0 - MEMORY_COMMON**2 - MEMORY_OWN**2)
+MEMORY_MOVES = np.sqrt(1.0 - MEMORY_LEVEL**2)
 KEEP_CPU, KEEP_MEMORY = 0.85, 0.98  # autocorrelation of the noises from window to window
 BURSTS_PER_DAY, BURST_SCORE, KEEP_BURST = 3.0, 1.2, 0.75
+BURST_VARIANCE = BURSTS_PER_DAY * WINDOW_S / DAY_S * BURST_SCORE**2 / 3 / (1 - KEEP_BURST**2)
 WEEKEND_SCORE = -0.15
 SIBLING_SHARE = 0.94  # of the variance of a task's level is its collection's
 GROUPS = 4096  # common factors, dealt to collections in turn
@@ -282,20 +285,23 @@ class Workload:
             t["mode_level"] = rng.uniform(1.04, 1.4)
 
 
-def cpu_demand(t: TaskArray, now_s: int, common: FloatArray) -> FloatArray:
+def cpu_demand(t: TaskArray, now_s: int, common: FloatArray, shared: SharedMovement) -> FloatArray:
     """Return the mean CPU demand of tasks in the window from ``now_s``; shape (n,), in the trace's unit.
 
-    ``common`` holds the common factors of all groups, shape (GROUPS,).
+    ``common`` holds the common factors of all groups, shape (GROUPS,). ``shared`` takes its share from all movement.
     """
+    own = shared.own
+    moves = np.sqrt((CPU_DAY * t["day"]) ** 2 + CPU_COMMON**2 + CPU_OWN**2 + BURST_VARIANCE)
     angle = 2 * np.pi * (now_s % DAY_S) / DAY_S
     weekend = WEEKEND_SCORE if (now_s // DAY_S) % 7 >= 5 else 0.0
     score = (
         CPU_LEVEL * t["cpu_score"]
-        + CPU_DAY * t["day"] * np.sqrt(2.0) * np.sin(angle + t["phase"])
-        + t["day"] * weekend
-        + CPU_COMMON * common[t["group"]]
-        + CPU_OWN * t["cpu_own"]
-        + t["burst"]
+        + own * (CPU_DAY * t["day"] * np.sqrt(2.0) * np.sin(angle + t["phase"]))
+        + own * (t["day"] * weekend)
+        + own * (CPU_COMMON * common[t["group"]])
+        + own * (CPU_OWN * t["cpu_own"])
+        + own * t["burst"]
+        + moves * shared.of(0, t["group"])
     )
     age = np.maximum(now_s - t["start_s"], 0)
     start = 1.0 + t["cpu_start"] * np.exp(-age / t["start_tau_s"])
@@ -303,9 +309,15 @@ def cpu_demand(t: TaskArray, now_s: int, common: FloatArray) -> FloatArray:
     return np.asarray(t["cpu_base"] * np.minimum(ratio, MAX_CPU_RATIO))
 
 
-def memory_demand(t: TaskArray, now_s: IntArray, common: FloatArray) -> FloatArray:
+def memory_demand(t: TaskArray, now_s: IntArray, common: FloatArray, shared: SharedMovement) -> FloatArray:
     """Return the memory demand of tasks, each at its ``now_s``; shape (n,), in the trace's unit, not limited."""
-    score = MEMORY_LEVEL * t["memory_score"] + MEMORY_COMMON * common[t["group"]] + MEMORY_OWN * t["memory_own"]
+    own = shared.own
+    score = (
+        MEMORY_LEVEL * t["memory_score"]
+        + own * (MEMORY_COMMON * common[t["group"]])
+        + own * (MEMORY_OWN * t["memory_own"])
+        + MEMORY_MOVES * shared.of(1, t["group"])
+    )
     level = read_table(MEMORY_RATIO, t["tier"], score)
     age = np.maximum(now_s - t["start_s"], 0)
     mode = t["mode"]

@@ -44,7 +44,14 @@ def open(path: Path | str) -> Dataset:
 
 
 def synth(
-    out: Path | str, *, machines: int = 30, days: float = 4.0, seed: int = 1, tasks_per_machine: float = 12.0
+    out: Path | str,
+    *,
+    machines: int = 30,
+    days: float = 4.0,
+    seed: int = 1,
+    tasks_per_machine: float = 12.0,
+    common: float = 0.0,
+    service: float = 0.0,
 ) -> Path:
     """Write a synthetic cell in the Google v3 layout, as ``reclaim synth``; return its folder.
 
@@ -57,6 +64,8 @@ def synth(
     seed : int
     tasks_per_machine : float
         Tasks running on a machine, on average.
+    common, service : float
+        Shares of each task's movement that the whole cell, and beyond that the task's collection, has in common.
 
     Examples
     --------
@@ -66,7 +75,14 @@ def synth(
     """
     from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 
-    config = SyntheticCellConfig(machines=machines, days=days, seed=seed, tasks_per_machine=tasks_per_machine)
+    config = SyntheticCellConfig(
+        machines=machines,
+        days=days,
+        seed=seed,
+        tasks_per_machine=tasks_per_machine,
+        common=common,
+        service=service,
+    )
     return write_cell(Path(out), config).out
 
 

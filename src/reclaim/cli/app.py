@@ -85,10 +85,22 @@ def synth(
     format_: Annotated[
         str, typer.Option("--format", help="`json` (lines, gzipped), `parquet`, or `openmetrics` (Kubernetes).")
     ] = "json",
+    common: Annotated[
+        float, typer.Option(help="Share of each task's movement that the whole cell has in common, 0 to 1.")
+    ] = 0.0,
+    service: Annotated[
+        float, typer.Option(help="Share that the tasks of a collection have in common beyond that, 0 to 1.")
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Write a synthetic cell in the Google v3 layout, or a synthetic Kubernetes history for `promtool`."""
     if format_ == "openmetrics":
+        if common or service:
+            from reclaim.data.errors import ConfigError
+
+            raise ConfigError(
+                "--common and --service are of a cell: expected --format json or parquet, got openmetrics"
+            )
         from reclaim.data.synthetic.kubernetes.job import SyntheticHistoryConfig, write_history
 
         asked = SyntheticHistoryConfig(machines=machines, days=days, seed=seed, tasks_per_machine=tasks_per_machine)
@@ -98,7 +110,13 @@ def synth(
     from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 
     config = SyntheticCellConfig(
-        machines=machines, days=days, seed=seed, tasks_per_machine=tasks_per_machine, format=format_
+        machines=machines,
+        days=days,
+        seed=seed,
+        tasks_per_machine=tasks_per_machine,
+        format=format_,
+        common=common,
+        service=service,
     )
     with Progress("synthesising") as progress:
         report = write_cell(out, config, progress=progress)

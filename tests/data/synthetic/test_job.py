@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,9 @@ def test_a_second_run_does_nothing_and_other_content_is_refused(tmp_path: Path) 
         ),
         ({"format": "csv"}, "format must be one of json, parquet, but got format='csv'"),
         ({"shard_hours": 0}, "shard_hours must be at least 1"),
+        ({"common": -0.1}, "common must be at least 0, but got common=-0.1"),
+        ({"service": float("nan")}, "service must be at least 0, but got service=nan"),
+        ({"common": 0.6, "service": 0.4}, "must be below 1 together, but got common=0.6, service=0.4"),
     ],
 )
 def test_an_option_out_of_range_is_refused_by_name_and_value(options: dict[str, Any], message: str) -> None:
@@ -402,3 +406,57 @@ def test_amounts_are_rounded_to_ten_binary_digits_and_keep_their_order() -> None
     assert np.abs(rounded - amounts).max() <= 8 * 2.0**-10
     assert (np.abs(rounded - amounts) <= np.maximum(amounts * 2.0**-10, 2.0**-20)).all()
     assert (RESOURCE_VALUE[resource_code(rounded)] == rounded).all()
+
+
+def test_without_movement_in_common_a_cell_is_what_it_was_before_the_settings(tmp_path: Path) -> None:
+    write_cell(tmp_path / "cell", SMALL)
+    assert not {"common", "service"} & set(json.loads((tmp_path / "cell" / "SYNTHETIC.json").read_text())["options"])
+    # Of the rows, not of the files: these differ by the version of zlib.
+    rows = hashlib.sha256()
+    for table in TABLES:
+        rows.update(gzip.decompress((tmp_path / "cell" / f"{table}-000000000000.json.gz").read_bytes()))
+    assert rows.hexdigest() == "c15010e33289ff2255ec4c2c9c64e5c9d3440f34c28e2c7677b1cd0f6bd82791"
+
+
+def test_a_cell_of_before_the_settings_is_that_of_no_movement_in_common(tmp_path: Path) -> None:
+    write_cell(tmp_path / "cell", SMALL)
+    assert not write_cell(tmp_path / "cell", replace(SMALL, common=0.0)).wrote
+    with pytest.raises(ConfigError, match=r"holds another synthetic cell \(common=0.0 instead of 0.4\)"):
+        write_cell(tmp_path / "cell", replace(SMALL, common=0.4))
+
+
+def mean_correlations(folder: Path, resource: str) -> tuple[float, float]:
+    """Return mean correlations of the usage of production tasks: on one machine in several collections; in one."""
+    windows = pq.read_table(folder / "instance_usage-000000000000.parquet").to_pylist()
+    events = pq.read_table(folder / "instance_events-000000000000.parquet", columns=["collection_id", "priority"])
+    production = {row["collection_id"] for row in events.to_pylist() if row["priority"] >= 120}
+    rows: dict[tuple[int, int, int], dict[int, float]] = defaultdict(dict)
+    for row in windows:
+        if row["collection_type"] == 0 and row["collection_id"] in production:
+            task = row["machine_id"], row["collection_id"], row["instance_index"]
+            rows[task][row["start_time"] // 300_000_000] = row["average_usage"][resource]
+    times = sorted({t for used in rows.values() for t in used})
+    tasks = [task for task, used in rows.items() if len(used) > 0.9 * len(times)]
+    usage = np.array([[rows[task].get(t, np.nan) for t in times] for task in tasks])
+    moves = np.corrcoef(np.where(np.isnan(usage), np.nanmean(usage, axis=1, keepdims=True), usage))
+    machine, collection = (np.array([task[k] for task in tasks]) for k in (0, 1))
+    alike, siblings = machine[:, None] == machine, collection[:, None] == collection
+    return float(moves[alike & ~siblings].mean()), float(moves[siblings & ~np.eye(len(tasks), dtype=bool)].mean())
+
+
+def test_usage_moves_together_by_the_shares_that_are_asked(tmp_path: Path) -> None:
+    usual = SyntheticCellConfig(machines=8, days=1.0, seed=6, format="parquet", shard_hours=48)
+    found = {}
+    for common, service in ((0.0, 0.0), (0.4, 0.0), (0.0, 0.4), (0.4, 0.2)):
+        write_cell(tmp_path / f"{common}-{service}", replace(usual, common=common, service=service))
+        found[common, service] = mean_correlations(tmp_path / f"{common}-{service}", "cpus")
+    others, siblings = found[0.0, 0.0]
+    assert abs(others) < 0.2  # their days peak near the same hour
+    for (common, service), (of_machine, of_collection) in found.items():
+        # Of what a task has of its own, days are alike, and siblings move together without the settings.
+        own = 1 - common - service
+        assert of_machine == pytest.approx(common + own * others, abs=0.1), (common, service)
+        assert of_collection == pytest.approx(common + service + own * siblings, abs=0.1), (common, service)
+    memory = {shares: mean_correlations(tmp_path / f"{shares[0]}-{shares[1]}", "memory")[0] for shares in found}
+    assert abs(memory[0.0, 0.0]) < 0.1
+    assert memory[0.4, 0.0] > 0.2  # leaks, ramps and jumps come from the tasks alone
