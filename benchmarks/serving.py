@@ -2,10 +2,12 @@
 
     python benchmarks/serving.py --model reclaim@champion --out benchmarks/results/serving.json
     python benchmarks/serving.py --model reclaim@champion --soak 30 --out benchmarks/results/memory.json
+    python benchmarks/serving.py --model reclaim@champion --machines --out benchmarks/results/serving-machines.json
 
 A real `reclaim serve` with its state on the disk, and every write synced. The clients are one process on the same
 machine; each calls again once it is answered. Servers are measured in turn, several times over. `--soak` is steady load
-for so many minutes, and the memory of all processes of the server meanwhile. `--quick` runs everything once, too
+for so many minutes, and the memory of all processes of the server meanwhile. `--machines` is of the calls for machines
+alone, and of sets of tasks in bulk in this process. `--quick` runs everything once, too
 briefly for a measurement.
 """
 
@@ -20,7 +22,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +32,7 @@ import pyarrow as pa
 from serving_cell import MACHINES, MadeUpCell, bulk, candidates, explained, one_task, one_window
 from serving_http import ARROW, OK, Caller, Calls, Maker, hammer, one_after_another, request
 from serving_servers import MIB, Server, bare_server, reclaim_server
+from serving_sets import SETS, time_sets
 from serving_soak import soak, write_figure
 
 Json = dict[str, Any]
@@ -47,14 +50,17 @@ BULK = {
     "usage_cell": "POST /v1/usage?answer=cell",
     "cell": "GET /v1/cell/reservations",
     "machines": f"GET /v1/machines, {MACHINES:,} of them",
+    "machines_json": "the same as JSON, on one page",
     "fit": "POST /v1/machines/fit, 20 candidates (JSON)",
 }
 READ = {
     "cell": request("GET", "/v1/cell/reservations", accept=ARROW),
     "machines": request("GET", "/v1/machines", accept=ARROW),
+    "machines_json": request("GET", f"/v1/machines?page_size={MACHINES}"),
     "fit": candidates(20),
 }
 """Bulk calls that change nothing → request."""
+OF_MACHINES = ("machines", "machines_json", "fit")
 
 
 def main() -> None:
@@ -67,6 +73,7 @@ def main() -> None:
         "--rounds", type=int, default=3, help="turns of each server, and a few times that of bulk calls"
     )
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="steady load, and the memory meanwhile")
+    parser.add_argument("--machines", action="store_true", help="calls for machines alone, and sets of tasks in bulk")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -86,6 +93,8 @@ def main() -> None:
             found |= soak(
                 arguments.model, Path(folder), n, arguments.soak * 60, every_s=0.5 if arguments.quick else 5.0
             )
+        elif arguments.machines:
+            found |= measure_machines(arguments, Path(folder)) | {"sets": time_sets(arguments.model)}
         else:
             found |= measure(arguments, Path(folder))
     if arguments.out is not None:
@@ -136,6 +145,20 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Json:
     }  # fmt: skip
 
 
+def measure_machines(arguments: argparse.Namespace, folder: Path) -> Json:
+    """Return the durations of calls for machines, in a cell that has been written twice."""
+    n = arguments.tasks or 250_000
+    cell = MadeUpCell(n)
+    with reclaim_server(arguments.model, folder) as server:
+        server.wait()
+        caller = Caller(server.port)
+        for slot in range(2):
+            _answered(caller, bulk("/v1/usage", cell.usage(slot)))
+        large = _bulk(server, caller, cell.usage(2), iter(()), 1 + 10 * arguments.rounds, OF_MACHINES)
+        caller.close()
+        return {"tasks": n, "bulk": large, "rss_mib": server.rss_mib()}
+
+
 def _in_turn(makers: dict[str, tuple[Server, Maker]], seconds: float, rounds: int) -> Json:
     """Call the servers in turn, repeatedly, so that other load of the machine affects all of them."""
     out: Json = {}
@@ -164,14 +187,21 @@ def _requests(of: str, first: pa.Table, tables: Iterator[pa.Table]) -> Callable[
     return lambda: bulk(path, next(tables))
 
 
-def _bulk(server: Server, caller: Caller, first: pa.Table, tables: Iterator[pa.Table], times: int) -> Json:
+def _bulk(
+    server: Server,
+    caller: Caller,
+    first: pa.Table,
+    tables: Iterator[pa.Table],
+    times: int,
+    names: Iterable[str] = tuple(BULK),
+) -> Json:
     """Return the duration of each bulk call, all kinds in turn, and the server's phases in that time."""
-    taken: dict[str, list[float]] = {name: [] for name in BULK}
-    parts: dict[str, list[dict[str, float]]] = {name: [] for name in BULK}
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    parts: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     size: dict[str, tuple[int, int]] = {}
-    cpu: dict[str, list[float]] = {name: [] for name in BULK}
+    cpu: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(times):
-        for name in BULK:
+        for name in names:
             sent = _requests(name, first, tables)()
             before, cpu_s = server.phases(), server.cpu_s()
             body, seconds = _answered(caller, sent)
@@ -231,6 +261,7 @@ def _answered(caller: Caller, sent: bytes) -> tuple[bytes, float]:
 
 def _told(arguments: argparse.Namespace) -> str:
     told = "" if arguments.tasks is None else f" --tasks {arguments.tasks}"
+    told += " --machines" if arguments.machines else ""
     told += "" if arguments.soak is None else f" --soak {arguments.soak:g}"
     return told + (" --quick" if arguments.quick else f" --seconds {arguments.seconds:g} --rounds {arguments.rounds}")
 
@@ -240,22 +271,23 @@ def _memory_gib() -> float:
 
 
 def _tables(found: Json) -> Iterator[str]:
+    if "sets" in found:
+        yield from _bulk_table(found)
+        yield from (
+            "",
+            f"| {SETS:,} sets of tasks, ns a set | peak | with a candidate | exceedance |",
+            "|---|--:|--:|--:|",
+        )
+        for name, of in found["sets"]["ns"].items():
+            yield f"| {name} | " + " | ".join(f"{taken['least']:.0f}" for taken in of.values()) + " |"
+        return
     yield from ("", "| one task | clients | p50 ms | p99 ms | server CPU ms | requests/s | failed |")
     yield "|---|--:|--:|--:|--:|--:|--:|"
     for clients, by_call in found["singles"].items():
         for name, r in by_call.items():
             row = [_ms(r, "p50_ms"), _ms(r, "p99_ms"), _ms(r, "server_cpu_ms"), f"{r.get('per_second', 0):.0f}"]
             yield f"| {SINGLES[name]} | {clients} | {' | '.join(row)} | {r['failed']} |"
-    yield from (
-        "",
-        f"| {found['tasks']:,} tasks as Arrow | median s | least | most | server CPU s | MiB in, out | where |",
-    )
-    yield "|---|--:|--:|--:|--:|--:|---|"
-    for name, r in found["bulk"].items():
-        where = ", ".join(f"{part} {taken:.2f}" for part, taken in r["seconds_in"].items() if taken >= 0.005)
-        size = f"{r['sent_mib']:.0f}, {r['got_mib']:.0f}"
-        seconds = " | ".join(f"{r[key]:.2f}" for key in ("median_s", "least_s", "most_s", "server_cpu_s"))
-        yield f"| {BULK[name]} | {seconds} | {size} | {where} |"
+    yield from _bulk_table(found)
     yield from (
         "",
         "| one task beside bulk calls | p50 ms | p99 ms | most | failed | bulk s |",
@@ -267,6 +299,19 @@ def _tables(found: Json) -> Iterator[str]:
             f"| {SINGLES[what]}, beside {BULK[of]} | {_ms(r, 'p50_ms')} | {_ms(r, 'p99_ms')} | {_ms(r, 'max_ms')} "
             f"| {r['failed']} | {r['bulk_median_s']:.2f} |"
         )
+
+
+def _bulk_table(found: Json) -> Iterator[str]:
+    yield from (
+        "",
+        f"| {found['tasks']:,} tasks | median s | least | most | server CPU s | MiB in, out | where |",
+    )
+    yield "|---|--:|--:|--:|--:|--:|---|"
+    for name, r in found["bulk"].items():
+        where = ", ".join(f"{part} {taken:.2f}" for part, taken in r["seconds_in"].items() if taken >= 0.005)
+        size = f"{r['sent_mib']:.0f}, {r['got_mib']:.0f}"
+        seconds = " | ".join(f"{r[key]:.2f}" for key in ("median_s", "least_s", "most_s", "server_cpu_s"))
+        yield f"| {BULK[name]} | {seconds} | {size} | {where} |"
 
 
 def _ms(row: Json, name: str) -> str:

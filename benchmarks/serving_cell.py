@@ -15,7 +15,7 @@ from reclaim.serving.wire.arrow import write_table
 
 SLOT_US = 300_000_000
 PER_COLLECTION = 10
-MACHINES = 12_000
+MACHINES = 10_000
 USERS, NAMES = 200, 2_000
 """Users and logical names, which collections share."""
 _APART = 10**12

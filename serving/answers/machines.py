@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from reclaim.data import schema as s
 from reclaim.data.schema import RESOURCES
 from reclaim.serving.answers.encode import known_or_none, machine_margins, model_name, resources
 from reclaim.serving.wire.cell_schemas import MachineMargin, Step
 from reclaim.serving.wire.machine_schemas import (
-    BasisByResource,
     Counts,
     MachineExplanation,
     MachineOutcomes,
@@ -33,14 +33,18 @@ Floats = NDArray[np.float64]
 _MARGINS: Final = TypeAdapter(list[MachineMargin])
 BASES: Final = ("fitted", "bound", "limit")
 _FITTED, _BOUND, _LIMIT = range(len(BASES))
+_NO_MACHINES: Final = b'"machines":[]'
 
 
-def as_json(found: MachineSums, units: Units, *, without_machine: int, following: str | None = None) -> MachinesAnswer:
-    """Return the JSON model of the answers, machines in order; ``following`` is the start of the next page."""
-    return MachinesAnswer(
+def as_json(found: MachineSums, units: Units, *, without_machine: int, following: str | None = None) -> bytes:
+    """Return the JSON of a ``MachinesAnswer``, machines in order; ``following`` is the start of the next page."""
+    envelope = MachinesAnswer(
         **about(found, units), margins=machine_margins(found.margins), tracked=found.tracked,
-        without_machine=without_machine, machines=_each(found), next=following,
+        without_machine=without_machine, machines=[], next=following,
     )  # fmt: skip
+    head, _, tail = envelope.model_dump_json().encode().partition(_NO_MACHINES)
+    # Models of ten thousand machines take ten times as long as their JSON.
+    return b"".join((head, _NO_MACHINES[:-2], to_json(_each(found)), tail))
 
 
 def about(found: MachineSums, units: Units) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def as_table(found: MachineSums, units: Units) -> pa.Table:
 
 def explain_machine(found: MachineSums, units: Units, margin: str) -> MachineExplanation:
     """Return the answer for one machine, and the steps to its peak under a margin."""
-    (machine,) = _each(found)
+    machine = MachineReservation(**_each(found)[0])
     judged, violated = found.margins.outcomes_of(found.machine)
     outcomes = MachineOutcomes(
         judged=_counts(judged[0]),
@@ -95,23 +99,31 @@ def explain_machine(found: MachineSums, units: Units, margin: str) -> MachineExp
     )  # fmt: skip
 
 
-def _each(found: MachineSums) -> list[MachineReservation]:
+def _each(found: MachineSums) -> list[dict[str, Any]]:
+    """Return the fields of each machine's ``MachineReservation``."""
     peaks, limit, basis = found.peaks(), found.limit, _basis(found)
-    reclaimable, newcomers, unforecast = limit - peaks, found.newcomers, found.unforecast
-    return [
-        MachineReservation(
-            machine_id=int(found.machine[m]),
-            tasks=int(found.tasks[m]),
-            limit=resources(limit[m]),
-            usage=resources(found.usage[m]),
-            peak={name: resources(peaks[k, m]) for k, name in enumerate(MARGIN_NAMES)},
-            reclaimable={name: resources(reclaimable[k, m]) for k, name in enumerate(MARGIN_NAMES)},
-            basis=BasisByResource(**{name: BASES[basis[m, r]] for r, name in enumerate(RESOURCES)}),
-            newcomers=resources(newcomers[m]),
-            unforecast=resources(unforecast[m]),
-        )
-        for m in range(len(found))
-    ]
+    columns = {
+        "machine_id": found.machine.tolist(),
+        "tasks": found.tasks.tolist(),
+        "limit": _by_resource(limit),
+        "usage": _by_resource(found.usage),
+        "peak": _by_margin(peaks),
+        "reclaimable": _by_margin(limit - peaks),
+        "basis": _by_resource(np.array(BASES, object)[basis]),
+        "newcomers": _by_resource(found.newcomers),
+        "unforecast": _by_resource(found.unforecast),
+    }
+    return [dict(zip(columns, fields, strict=True)) for fields in zip(*columns.values(), strict=True)]
+
+
+def _by_resource(values: NDArray[Any]) -> list[dict[str, Any]]:
+    cpu, memory = RESOURCES  # half the time of ``dict(zip(...))``
+    return [{cpu: a, memory: b} for a, b in values.tolist()]
+
+
+def _by_margin(values: Floats) -> list[dict[str, dict[str, float]]]:
+    """Return amounts by margin and resource; shape (n_margins, m, n_resources)."""
+    return [dict(zip(MARGIN_NAMES, of, strict=True)) for of in zip(*map(_by_resource, values), strict=True)]
 
 
 def _counts(of: NDArray[np.int64]) -> Counts:

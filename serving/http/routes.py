@@ -312,8 +312,9 @@ async def _machines(runtime: Runtime, request: Request, body: bytes) -> Response
             return _table(runtime, table)
         machines, without = runtime.tracker.machines()
         page, following = machines_from(machines, asked.after, asked.page_size)
-        found = _sums(runtime, page)
-        return _json(machines_as_json(found, runtime.units, without_machine=without, following=following))
+        found = _sums(runtime, None if len(page) == len(machines) else page)  # all of them are found faster unnamed
+        body = machines_as_json(found, runtime.units, without_machine=without, following=following)
+        return Response(body, media_type=_JSON)
 
     if len(runtime.tracker) <= SMALL_TASKS:
         return await run_in_threadpool(respond)

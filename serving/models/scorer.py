@@ -47,7 +47,7 @@ class Scores:
     oom : float64, shape (n,)
         Probability of the derived out-of-memory label within that horizon.
     terms : float64, shape (n, n_resources, N_TERMS)
-        What the task adds to the sums of its machine at the limit of the last window (``machines.terms``): 208 bytes a
+        What the task adds to the sums of its machine at the limit of the last window (``machines.terms``): 288 bytes a
         task. Zero where nothing is scored; shape (n, 0, 0) where terms were not requested.
     risk : Risk or None
         What the model expects of each price. Only of tasks just scored: it is not kept.

@@ -26,7 +26,7 @@ from reclaim.serving.answers.machines import as_json, as_table, explain_machine
 from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.arrow import MEDIA_TYPE
 from reclaim.serving.wire.errors import RequestError, parse_body
-from reclaim.serving.wire.machine_schemas import MOST_CANDIDATES, FitAnswer, FitRequest
+from reclaim.serving.wire.machine_schemas import MOST_CANDIDATES, FitAnswer, FitRequest, MachinesAnswer
 from reclaim.serving.wire.schemas import Units
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.curve import N_INPUTS, MachineCurve
@@ -76,6 +76,11 @@ def sums(memory: Memory, machines: list[int] | None = None) -> MachineSums:
     return sums_of(memory.tracker, memory.settings, machines)
 
 
+def answered(memory: Memory, machines: list[int] | None = None) -> MachinesAnswer:
+    """Return the answer that a caller reads: a field too many, too few or of another kind is refused."""
+    return MachinesAnswer.model_validate_json(as_json(sums(memory, machines), UNITS, without_machine=0))
+
+
 def fitted_to(memory: Memory, **request: Any) -> FitAnswer:
     body = json.dumps(request).encode()
     return fit(memory.tracker, parse_body(body, FitRequest), memory.settings, UNITS)
@@ -88,7 +93,7 @@ def both(amount: float) -> Json:
 def test_two_machines_with_three_tasks_by_hand(three: Memory) -> None:
     # the bound at the largest rate, over a mean limit of 1: the sum of the means and the exponent over the rate
     more = E_BASELINE / RATES[-1]
-    first, second = as_json(sums(three), UNITS, without_machine=0).machines
+    first, second = answered(three).machines
     assert (first.machine_id, first.tasks, second.machine_id, second.tasks) == (7, 2, 9, 1)
     for resource in RESOURCES:
         assert getattr(first.limit, resource) == 2.0
@@ -106,7 +111,7 @@ def test_a_fitted_curve_is_named_and_used(bundle: Bundle) -> None:
     memory = Memory(ALONE, replace(bundle, machines={3_600: (FITTED, MachineCurve())}))
     memory.write(windows_of({"machine_id": 7}, {"task": 2, "machine_id": 7}))
     with_terms(memory, {1: constant(1, 0.2), 2: constant(1, 0.3, new=True)})
-    (machine,) = as_json(sums(memory), UNITS, without_machine=0).machines
+    (machine,) = answered(memory).machines
     assert (machine.basis.cpu, machine.basis.memory) == ("fitted", "bound")
     location = 0.1 * 2 + 0.9 * 0.5 + 0.1 * 1
     for name, budget in memory.scorer.budgets.of_machines.items():
@@ -178,7 +183,7 @@ def test_tasks_that_are_stale_opted_out_or_without_windows_count_their_limit(thr
     stale = sums(three)
     assert stale.unforecast[0].tolist() == [2.0, 2.0]
     assert stale.usage[0].tolist() == [0.0, 0.0]
-    machine = as_json(sums(three, [7]), UNITS, without_machine=0).machines[0]
+    machine = answered(three, [7]).machines[0]
     assert (machine.basis.cpu, machine.reclaimable["aggressive"].cpu) == ("limit", 0.0)
 
 
@@ -215,21 +220,21 @@ def test_new_slots_hold_no_terms_of_tasks_that_left(three: Memory) -> None:
 def test_an_arrival_takes_its_limit_from_the_room_at_once_and_nothing_of_it_is_reclaimable(three: Memory) -> None:
     more, limit = E_BASELINE / RATES[-1], {"cpu": 0.5, "memory": 0.5}
     room = {"candidates": [{"limit": limit}], "machines": [{"machine_id": 9, "capacity": both(1.3 + more)}]}
-    before = as_json(sums(three, [9]), UNITS, without_machine=0).machines[0]
+    before = answered(three, [9]).machines[0]
     assert fitted_to(three, **room).candidates[0].with_room == 1  # 0.4 of its task and 0.5 of the candidate
     three.tell(fact_rows({"task": 4, "limit": 0.5, "machine_id": 9}))  # placed there, without a window yet
-    after = as_json(sums(three, [9]), UNITS, without_machine=0).machines[0]
+    after = answered(three, [9]).machines[0]
     assert after.reclaimable["baseline"].cpu == pytest.approx(before.reclaimable["baseline"].cpu, rel=1e-12)
     assert after.peak["baseline"].cpu == pytest.approx(before.peak["baseline"].cpu + 0.5, rel=1e-12)
     assert fitted_to(three, **room).candidates[0].with_room == 0
     three.write(windows_of({"task": 4, "machine_id": 9, "limit": 0.5, "cpu": 0.1}))
-    seen = as_json(sums(three, [9]), UNITS, without_machine=0).machines[0]  # a first forecast, and still a newcomer
+    seen = answered(three, [9]).machines[0]  # a first forecast, and still a newcomer
     assert (seen.newcomers.cpu, seen.unforecast.cpu) == (0.5, 0.0)
 
 
 def test_a_table_has_the_numbers_of_the_json(three: Memory) -> None:
     three.tell(fact_rows({"task": 4, "limit": 5.0, "machine_id": 11}))
-    answer, table = as_json(sums(three), UNITS, without_machine=0), as_table(sums(three), UNITS)
+    answer, table = answered(three), as_table(sums(three), UNITS)
     for machine, row in zip(answer.machines, table.to_pylist(), strict=True):
         assert (row.pop("machine_id"), row.pop("tasks")) == (machine.machine_id, machine.tasks)
         for resource in RESOURCES:
