@@ -45,6 +45,12 @@ Results = Mapping[str, Any]
 """Content of ``results.json``: plain JSON, None for unknown values."""
 
 
+def rests_on(contender: str) -> str:
+    """Return the estimator of tasks behind the name of a contender: ``reclaim/2`` of ``reclaim/2 (machine)``."""
+    name, bracket, kind = contender.removesuffix(ONLINE).rpartition(" (")
+    return name if bracket and kind.endswith(")") else contender.removesuffix(ONLINE)
+
+
 def judged(results: Results) -> list[str]:
     """Return the resources that the dataset of some results has limits of; pages and figures show no other."""
     return list(results["dataset"].get("judged") or RESOURCES)

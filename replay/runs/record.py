@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from reclaim.data.core.files import content_sha256
-from reclaim.replay.experiment import ONLINE, Experiment, Results
+from reclaim.replay.experiment import BY_MACHINE, ONLINE, Experiment, Results, rests_on
 from reclaim.replay.report.page import ReplayReport
 from reclaim.training.tracking import runs as tracking
 from reclaim.training.tracking.runs import DatasetFacts, RunRecord
@@ -21,6 +21,8 @@ TAG_WORDS: Final = "told_apart_by"
 """Tag of a run of one contender: names of the tags that tell it from its neighbours, with commas between them."""
 TAG_PLACE: Final = "place"
 """Tag of a run of one contender: its place in the table of the experiment, from 0."""
+TAG_TASKS: Final = "estimator_of_tasks"
+"""Tag of a run of a contender whose margins keep budgets of machines: the estimator of tasks that it rests on."""
 _MLFLOW_PARENT: Final = "mlflow.parentRunId"
 _NOT_ALLOWED: Final = re.compile(r"[^\w\-. :/]")
 """Characters that MLflow has no name of a metric with."""
@@ -44,7 +46,10 @@ def record(experiment: Experiment, report: ReplayReport) -> str:
         if one.name in known:
             continue
         apart = {TAG_WORDS: ",".join(one.words), TAG_PLACE: str(place)}
-        model = model_tags(results, one.words.get("estimator", ""))
+        name = one.words.get("estimator", "")
+        model = model_tags(results, name)
+        if one.tags.get("kind") in BY_MACHINE:
+            model[TAG_TASKS] = rests_on(name)
         tags = {**shared, **model, **one.tags, **one.words, **apart, TAG_PARENT: whole, _MLFLOW_PARENT: whole}
         with tracking.start_run(experiment.name, one.name, tags=tags) as run:
             run.log_params({**results["inputs"]["config"], **one.params})
@@ -69,8 +74,9 @@ def horizon_of(run: RunRecord) -> str:
 
 
 def model_tags(results: Results, estimator: str) -> dict[str, str]:
-    """Return which model a learned estimator is, under fixed or under online margins; nothing for another."""
-    facts = results.get("models", {}).get(estimator.removesuffix(ONLINE), {})
+    """Return which model a contender is, or rests on, under fixed or online margins; nothing where it is none."""
+    models = results.get("models", {})
+    facts = models.get(estimator.removesuffix(ONLINE), models.get(rests_on(estimator), {}))
     return {f"model.{name}": value for name, value in facts.items() if value is not None}
 
 

@@ -36,7 +36,7 @@ from reclaim.replay.report.page import ReplayReport, brief
 from reclaim.replay.report.units import UNITS, read_units
 from reclaim.replay.runs.compare import compare
 from reclaim.replay.runs.differences import differences
-from reclaim.replay.runs.record import record
+from reclaim.replay.runs.record import model_tags, record
 from reclaim.replay.runs.run import by_name, run_experiment
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
@@ -344,6 +344,14 @@ def test_two_versions_of_a_model_are_replayed_together_and_named_and_compared(
     assert {r["estimator"] for r in rows} > {"reclaim/1", "reclaim/2"}
     pairs = {(r["estimator"], r["against"]) for r in differences().as_records()}
     assert ("reclaim/2", "reclaim/1") in pairs
+
+
+def test_a_contender_of_machines_has_the_facts_of_the_model_it_rests_on() -> None:
+    results = {"models": {"reclaim/2": {"version": "2", "run_id": None}, "old (1)": {"version": "local"}}}
+    for name in ("reclaim/2", "reclaim/2-online", "reclaim/2 (machine)", "reclaim/2 (bound)", "reclaim/2 (sum)"):
+        assert model_tags(results, name) == {"model.version": "2"}
+    assert model_tags(results, "old (1)") == model_tags(results, "old (1) (sum)") == {"model.version": "local"}
+    assert model_tags(results, "borg (sum)") == model_tags(results, "borg") == {}
 
 
 def test_models_have_distinct_names_or_an_error_says_which_are_the_same() -> None:

@@ -288,7 +288,13 @@ def test_a_model_is_asked_by_machine_too_next_to_sums_at_the_same_budgets(
         EXPERIMENT, cell_dataset, tmp_path / "out", config, bundles=dict(source.bundles), progress=False
     )
     results = report.results
-    assert "network (machine)/aggressive" in {run.name for run in tracking.find_runs("what-if")}
+    recorded = {run.name: run.tags for run in tracking.find_runs("what-if")}
+    for name, kind in (("network (machine)", LEARNED_MACHINE), ("network (sum)", SUM_OF_TASKS)):
+        tags = recorded[f"{name}/aggressive"]
+        assert (tags["kind"], tags["estimator_of_tasks"], tags["model.kind"]) == (kind, "network", bundle.kind)
+    assert recorded["borg (sum)/aggressive"]["estimator_of_tasks"] == "borg"
+    assert "model.kind" not in recorded["borg (sum)/aggressive"]
+    assert "estimator_of_tasks" not in recorded["network/aggressive"]
     assert [(e["name"], e["kind"]) for e in results["estimators"]] == [
         ("network", "learned"), ("borg", "statistical"), ("network (sum)", SUM_OF_TASKS), ("borg (sum)", SUM_OF_TASKS),
         (LIMIT, LIMIT), ("network (machine)", LEARNED_MACHINE),
