@@ -30,6 +30,7 @@ from reclaim.training.fitting.devices.recorded import Step, recorded_step, set_r
 from reclaim.training.fitting.learner import Fitted, Learner, Objective, Space, check_known
 from reclaim.training.fitting.samples import Batch, Samples, column_bounds, column_moments
 from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, rows_in_memory
+from reclaim.training.models.beyond import Beyond, beyond_of
 from reclaim.training.models.forecaster import Heads, NetworkForecaster
 from reclaim.training.models.network import (
     Scaling,
@@ -124,7 +125,7 @@ class NetworkLearner(Learner):
             "epochs": len(result.history),
             "best_epoch": result.best_epoch,
         }
-        forecaster = NetworkForecaster.of(result.network, result.heads)
+        forecaster = NetworkForecaster.of(result.network, result.heads, _beyond(samples))
         return Fitted(forecaster, [len(rows) for rows in train], facts, result.history)
 
     def objective(self, sources: Sequence[Source], config: TrainConfig) -> Objective:
@@ -169,6 +170,11 @@ def _samples(sources: Sequence[Source], config: TrainConfig, train: list[NDArray
         Samples.of_rows(rows_in_memory(sources, train), device),
         Samples.of_rows(rows_in_memory(sources, valid), device),
     )
+
+
+def _beyond(samples: Samples) -> Beyond | None:
+    taken = map(samples.take, samples.chunks())
+    return beyond_of((batch.x.cpu().numpy(), batch.y.cpu().numpy()) for batch in taken)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from safetensors.numpy import save_file
 
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
+from reclaim.training.models.beyond import DAY, Beyond, temper
 from reclaim.training.models.forward import ForwardPass
 from reclaim.training.models.survival import N_THRESHOLDS, forecast_of
 from reclaim.training.settings import QUANTILE_LEVELS
@@ -104,6 +106,8 @@ class NetworkForecaster:
         The ``state_dict`` of a ``network.SurvivalNetwork``, as arrays; see ``of``. Not changed from then on.
     heads : Heads
         What was fitted; the forecast of all else is NaN.
+    beyond : Beyond or None
+        What the curves of a day ahead are tempered by; None: they are the network's own.
 
     Attributes
     ----------
@@ -113,16 +117,22 @@ class NetworkForecaster:
 
     _FILE: Final = "network.safetensors"
 
-    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], heads: Heads = ALL_HEADS) -> None:
+    _BEYOND: Final = "beyond"
+    """Name of ``beyond`` among the tensors of the file; there is none in a bundle of before."""
+
+    def __init__(
+        self, tensors: Mapping[str, NDArray[np.float32]], heads: Heads = ALL_HEADS, beyond: Beyond | None = None
+    ) -> None:
         self.tensors = dict(tensors)
         self.heads = heads
+        self.beyond = beyond
         self.threads = 1
         self._passes: dict[tuple[int, ...], ForwardPass] = {}
 
     @classmethod
-    def of(cls, network: SurvivalNetwork, heads: Heads = ALL_HEADS) -> NetworkForecaster:
+    def of(cls, network: SurvivalNetwork, heads: Heads = ALL_HEADS, beyond: Beyond | None = None) -> NetworkForecaster:
         """Return what answers with a network's weights."""
-        return cls({name: tensor.numpy() for name, tensor in network.cpu().state_dict().items()}, heads)
+        return cls({name: tensor.numpy() for name, tensor in network.cpu().state_dict().items()}, heads, beyond)
 
     @property
     def network(self) -> SurvivalNetwork:
@@ -162,7 +172,10 @@ class NetworkForecaster:
             self._passes[horizons_s] = self._pass_to(horizons_s)
         curves, probability = self._passes[horizons_s].run(x, self.threads)
         survival = curves.reshape(len(x), len(TARGETS), len(horizons_s), N_THRESHOLDS)
-        return forecast_of(survival, x, probability, horizons_s, QUANTILE_LEVELS, self.threads)
+        tempered = None
+        if self.beyond is not None and HORIZONS_S[DAY] in horizons_s:
+            tempered = partial(temper, beyond=self.beyond, place=horizons_s.index(HORIZONS_S[DAY]))
+        return forecast_of(survival, x, probability, horizons_s, QUANTILE_LEVELS, self.threads, tempered)
 
     def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
         outputs = np.arange(_N_STEPS).reshape(len(TARGETS), len(HORIZONS_S), N_THRESHOLDS)
@@ -175,10 +188,12 @@ class NetworkForecaster:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the weights, the shape of the network and what of it was fitted."""
+        """Write the weights, the shape of the network, what of it was fitted, and what tempers it."""
         width, depth = _size(self.tensors)
         shape = {"width": width, "depth": depth}
         tensors = {name: np.ascontiguousarray(values) for name, values in self.tensors.items()}
+        if self.beyond is not None:
+            tensors[self._BEYOND] = self.beyond
         heads = {"targets": self.heads.targets.tolist(), "oom": self.heads.oom.tolist()}
         save_file(tensors, folder / self._FILE, metadata={"facts": json.dumps({"shape": shape, "heads": heads})})
 
@@ -188,12 +203,12 @@ class NetworkForecaster:
         with safe_open(folder / cls._FILE, framework="np") as file:
             facts = json.loads(file.metadata()["facts"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-        shape = facts["shape"]
+        shape, beyond = facts["shape"], tensors.pop(cls._BEYOND, None)
         heads = Heads(*(np.array(facts["heads"][key], np.bool_) for key in ("targets", "oom")))
         expected = _shapes(len(tensors["mean"]), shape["width"], shape["depth"])
         if (found := {name: values.shape for name, values in tensors.items()}) != expected:
             raise ValueError(f"{cls._FILE}: expected tensors of shapes {expected}, got {found}")
-        return cls(tensors, heads)
+        return cls(tensors, heads, beyond)
 
 
 _N_STEPS: Final = len(TARGETS) * len(HORIZONS_S) * N_THRESHOLDS

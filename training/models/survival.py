@@ -37,6 +37,7 @@ N_THRESHOLDS: Final = len(BELOW) + len(ABOVE)
 NOW: Final = np.array([AT[f"{signal}_last"] for signal in SIGNALS])
 """Columns of what is used now, in the order of ``TARGETS``."""
 assert SIGNALS == TARGETS
+Tempered = Callable[[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]], None]
 _LEAST: Final = 1e-7
 """Least probability that a loss is taken of: curves are float32."""
 _TABLE: Final = np.array(
@@ -95,9 +96,12 @@ def _thresholds(now: Any, table: Any, out: Any) -> None:
 
 def forecast_of(
     survival: NDArray[np.float32], x: NDArray[np.float32], oom_probability: NDArray[np.float64],
-    horizons_s: tuple[int, ...], levels: tuple[float, ...], threads: int = 1,
+    horizons_s: tuple[int, ...], levels: tuple[float, ...], threads: int = 1, tempered: Tempered | None = None,
 ) -> Forecast:  # fmt: skip
-    """Return the forecast of curves, shape (n, n_targets, n_horizons, N_THRESHOLDS), with what is read off them."""
+    """Return the forecast of curves, shape (n, n_targets, n_horizons, N_THRESHOLDS), with what is read off them.
+
+    ``tempered`` changes the curves of rows in place before, from their thresholds and their features.
+    """
     n = len(x)
     thresholds = np.empty((n, len(TARGETS), N_THRESHOLDS), np.float32)
     quantiles = np.empty((*survival.shape[:3], len(levels)))
@@ -105,6 +109,8 @@ def forecast_of(
     def read(part: int, parts: int) -> None:
         rows = slice(n * part // parts, n * (part + 1) // parts)
         _thresholds(used_now(x[rows]), _TABLE, thresholds[rows])
+        if tempered is not None:
+            tempered(survival[rows], thresholds[rows], x[rows])
         _quantiles(survival[rows], thresholds[rows], *_above(levels), quantiles[rows])
 
     in_parts(read, n, threads)

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
+from reclaim.features.registry import FIRST_RELATED
 from reclaim.training.fitting import network as fit
 from reclaim.training.fitting.devices import recorded as module
 from reclaim.training.fitting.devices.distributed import Ranks
 from reclaim.training.fitting.devices.recorded import Step, recorded_step
 from reclaim.training.fitting.network import FitResult, choose_device, fit_network, on_device
 from reclaim.training.fitting.samples import Samples
+from reclaim.training.models.beyond import beyond_of
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.network import SurvivalNetwork
 from reclaim.training.models.survival import NOW, thresholds_of
@@ -225,6 +227,25 @@ def test_a_gpu_without_enough_memory_is_an_error_with_the_remedy(monkeypatch: py
         with pytest.raises(ConfigError, match=remedy) as told:
             work()
         assert "\n" not in str(told.value)
+
+
+def test_a_fitted_network_is_tempered_by_the_rows_that_it_was_fitted_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    narrow = _rows(300, 0)
+    x = np.zeros((300, FIRST_RELATED), np.float32)
+    x[:, : narrow.x.shape[1]] = narrow.x
+    rows = Rows(x, narrow.y, narrow.oom)
+    valid = Samples.of_rows(rows)
+    monkeypatch.setattr(fit, "chosen_rows", lambda *_: [])
+    monkeypatch.setattr(fit, "_samples", lambda *_: (Samples.of_rows(rows), valid))
+    for name in ("check_known", "hidden_features"):
+        monkeypatch.setattr(fit, name, lambda *_: ())
+    fitted = fit.NetworkLearner().fit([], TrainConfig(fit=CONFIG), tmp_path)
+    expected = beyond_of([(rows.x, rows.y)])
+    assert isinstance(fitted.forecaster, NetworkForecaster)
+    assert expected is not None
+    np.testing.assert_array_equal(fitted.forecaster.beyond, expected)
 
 
 def test_the_batch_size_suits_the_device_where_none_is_named() -> None:

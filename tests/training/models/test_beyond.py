@@ -1,0 +1,136 @@
+"""Curves of a day ahead: tempered in the tail alone, by rows of alike long history, and the same in any batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from reclaim.features.registry import AT, FIRST_RELATED, SIGNALS
+from reclaim.features.targets import HORIZONS_S, TARGETS
+from reclaim.training.models.beyond import DAY, RATIOS, TAIL, Beyond, beyond_of, temper
+from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.survival import N_THRESHOLDS
+
+NAN = np.nan
+FEW, MANY = np.log2(1 + 12), np.log2(1 + 4_000)
+"""What ``seen`` is after an hour, and after two weeks."""
+
+
+def rows(ever: float, seen: float, n: int = 1) -> NDArray[np.float32]:
+    """Return features of tasks whose largest so far is known, of every signal."""
+    x = np.full((n, FIRST_RELATED), NAN, np.float32)
+    x[:, [AT[f"{signal}_max_ever"] for signal in SIGNALS]] = ever
+    x[:, AT.seen] = seen
+    return x
+
+
+def demands(of_a_day: list[float]) -> NDArray[np.float32]:
+    """Return targets that are known over a day alone, the same for every signal."""
+    y = np.full((len(of_a_day), len(TARGETS), len(HORIZONS_S)), NAN, np.float32)
+    y[:, :, DAY] = np.array(of_a_day, np.float32)[:, None]
+    return y
+
+
+@pytest.fixture(scope="module")
+def beyond() -> Beyond:
+    """Return the shares of 9,000 rows: after an hour half go to four times the largest so far, after weeks none."""
+    parts = [
+        (rows(0.1, FEW, 3_000), demands([0.1, 0.4, NAN] * 1_000)),
+        (rows(0.2, MANY, 6_000), demands([0.1, 0.2, NAN] * 2_000)),
+    ]
+    made = beyond_of(parts)
+    assert made is not None
+    return made
+
+
+def test_shares_count_the_rows_that_went_beyond_and_a_thousand_of_all_histories(beyond: Beyond) -> None:
+    of_all = (1_000 + 1) / (6_000 + 1)
+    at = dict(zip(RATIOS.tolist(), beyond[:, 0].T, strict=True))
+    assert at[1.0][0] == pytest.approx((1_000 + 1_000 * of_all) / 3_000)  # 0.4 of 0.1, and 1,000 rows went beyond
+    assert at[1.0][-1] == pytest.approx(1_000 * of_all / 5_000)  # 0.2 of 0.2: not beyond
+    assert at[1.0][1] == pytest.approx(of_all)  # no row has such a history
+    assert at[4.0][0] == pytest.approx(1_000 * (1 / 6_001) / 3_000)
+    assert at[0.25].tolist() == pytest.approx([1.0] * 5)
+    assert (np.diff(beyond, axis=-1) <= 0).all()
+
+
+def test_rows_of_which_no_day_is_known_give_no_shares() -> None:
+    assert beyond_of([(rows(0.1, FEW, 2), demands([NAN, NAN]))]) is None
+
+
+def test_a_curve_below_a_half_becomes_the_geometric_mean_with_the_share(beyond: Beyond) -> None:
+    shape = (2, len(TARGETS), 1, N_THRESHOLDS)
+    survival = np.full(shape, 0.04, np.float32)
+    survival[..., :2] = 0.8, TAIL
+    thresholds = np.broadcast_to(np.float32(0.2), (2, len(TARGETS), N_THRESHOLDS)).copy()
+    thresholds[:, :, -1] = 0.2 * (1 + 2**0.125) / 2  # in the middle between two ratios
+    temper(survival, thresholds, np.concatenate([rows(0.2, MANY), rows(NAN, MANY)]), beyond, 0)
+    one, next_one = (beyond[-1, 0, RATIOS.tolist().index(2.0**k)] for k in (0, 0.125))
+    assert survival[0, 0, 0, :2].tolist() == pytest.approx([0.8, TAIL])
+    assert survival[0, 0, 0, 2] == pytest.approx(np.sqrt(0.04 * one), rel=1e-4)
+    assert survival[0, 0, 0, -1] == pytest.approx(np.sqrt(0.04 * (one + next_one) / 2), rel=1e-4)
+    assert (survival[1, ..., 2:] == np.float32(0.04)).all()  # nothing is known of it
+
+
+def test_the_share_below_the_smallest_ratio_is_one_and_behind_the_largest_the_last(beyond: Beyond) -> None:
+    survival = np.full((1, len(TARGETS), 1, N_THRESHOLDS), 0.08, np.float32)
+    thresholds = np.full((1, len(TARGETS), N_THRESHOLDS), 0.9, np.float32)
+    thresholds[:, :, 0] = 0.001
+    temper(survival, thresholds, rows(0.02, MANY), beyond, 0)
+    assert survival[0, 0, 0, 0] == pytest.approx(np.sqrt(0.08 * TAIL))
+    assert survival[0, 0, 0, 1] == pytest.approx(np.sqrt(0.08 * beyond[-1, 0, -1]))
+
+
+@pytest.fixture
+def pair(random_forecaster: NetworkForecaster, beyond: Beyond) -> tuple[NetworkForecaster, NetworkForecaster]:
+    """Return a network, and the same tempered."""
+    return random_forecaster, NetworkForecaster(random_forecaster.tensors, beyond=beyond)
+
+
+def _features(n: int) -> NDArray[np.float32]:
+    x = np.random.default_rng(4).random((n, FIRST_RELATED)).astype(np.float32)
+    x[:, AT.seen] *= 13
+    x[::7, AT.cpu_max_ever] = NAN
+    return x
+
+
+def test_only_the_day_is_tempered_and_its_curves_never_rise(
+    pair: tuple[NetworkForecaster, NetworkForecaster],
+) -> None:
+    bare, tempered = (forecaster.predict(_features(500)) for forecaster in pair)
+    assert tempered.survival[:, :, :DAY].tobytes() == bare.survival[:, :, :DAY].tobytes()
+    day, of_network = tempered.survival[:, :, DAY], bare.survival[:, :, DAY]
+    assert np.array_equal(day[of_network >= TAIL], of_network[of_network >= TAIL])
+    assert (day[1::7][of_network[1::7] < TAIL] != of_network[1::7][of_network[1::7] < TAIL]).mean() > 0.9
+    assert np.array_equal(day[::7, 0], of_network[::7, 0])
+    assert (np.diff(tempered.survival, axis=-1) <= 0).all()
+    assert not np.array_equal(tempered.quantiles[:, :, DAY], bare.quantiles[:, :, DAY])
+
+
+def test_a_tempered_row_has_the_same_bits_alone_among_others_for_one_horizon_and_when_loaded(
+    pair: tuple[NetworkForecaster, NetworkForecaster], tmp_path: Path
+) -> None:
+    _, forecaster = pair
+    x = _features(150)
+    whole = forecaster.predict(x)
+    forecaster.save(tmp_path)
+    for other in (forecaster, NetworkForecaster.load(tmp_path)):
+        for rows_of in (slice(0, 1), slice(70, 73), slice(0, 150)):
+            part = other.predict(x[rows_of])
+            assert part.survival.tobytes() == whole.survival[rows_of].tobytes()
+            alone = other.predict(x[rows_of], HORIZONS_S[DAY])
+            assert alone.survival[:, :, 0].tobytes() == whole.survival[rows_of][:, :, DAY].tobytes()
+            assert alone.quantiles[:, :, 0].tobytes() == whole.quantiles[rows_of][:, :, DAY].tobytes()
+
+
+def test_a_network_saved_without_shares_answers_with_its_own_curves(
+    pair: tuple[NetworkForecaster, NetworkForecaster], tmp_path: Path
+) -> None:
+    bare, _ = pair
+    bare.save(tmp_path)
+    loaded = NetworkForecaster.load(tmp_path)
+    assert loaded.beyond is None
+    assert loaded.predict(_features(50)).survival.tobytes() == bare.predict(_features(50)).survival.tobytes()
