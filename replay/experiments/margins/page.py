@@ -9,7 +9,7 @@ from reclaim.data.core.prose import interval
 from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.experiment import COMPARED, HEADLINE, LEARNED, ORACLE, REFERENCE, STATISTICAL, Results
+from reclaim.replay.experiment import BY_MACHINE, COMPARED, HEADLINE, LEARNED, ORACLE, REFERENCE, STATISTICAL, Results
 from reclaim.replay.experiments.margins import tables
 from reclaim.replay.experiments.margins.following import following_table, parts_table
 from reclaim.replay.experiments.margins.models import models_table
@@ -38,7 +38,7 @@ def page(results: Results) -> dict[str, Any]:
         "comparisons": comparisons(results),
         "models": models_table(results),
         "runs": runs_table(recorded, COLUMNS),
-        "unseen": runs_table(recorded, UNSEEN_COLUMNS),
+        "unseen": runs_table([run for run in recorded if run.tags["kind"] not in BY_MACHINE], UNSEEN_COLUMNS),
         "sequence": tables.sequence_table(results),
         "orders": orders(results),
         "tiers": tables.split_table(results, "tiers", "medium"),

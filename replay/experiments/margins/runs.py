@@ -33,8 +33,10 @@ UNSEEN_COLUMNS: Final = _columns("unseen.")
 
 
 def runs(results: Results) -> list[Run]:
-    """Return a run of each estimator and margin, in the order of the results."""
-    ran = {e["name"]: e["runs"] for e in results.get("closed_loop", {}).get("estimators", ())}
+    """Return a run of each estimator and margin, in the order of the results, then those of the closed loop alone."""
+    in_cells = results.get("closed_loop", {}).get("estimators", ())
+    ran = {e["name"]: e["runs"] for e in in_cells}
+    judged = {e["name"] for e in results["estimators"]}
     return [
         _run(
             estimator,
@@ -47,6 +49,16 @@ def runs(results: Results) -> list[Run]:
         )
         for estimator in results["estimators"]
         for margin, measured in estimator["results"].items()
+    ] + [
+        Run(
+            name=f"{one['name']}/{margin}",
+            words={"estimator": one["name"], "margin": margin},
+            metrics=dict.fromkeys((c.metric for c in COLUMNS), None) | flatten({"closed_loop": summary}),
+            tags={"kind": one["kind"]},
+        )
+        for one in in_cells
+        if one["name"] not in judged
+        for margin, summary in one["runs"].items()
     ]
 
 

@@ -20,6 +20,7 @@ from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source
 from reclaim.replay.experiments.margins.closed_loop import mean, most_reclaiming, run_cells
 from reclaim.replay.experiments.margins.figures import cell_in_turn
 from reclaim.replay.experiments.margins.page import most_in_reclaimed
+from reclaim.replay.experiments.margins.runs import COLUMNS, runs
 from reclaim.replay.experiments.margins.tables import cells_table, kills_table, parts_table, waiting_table
 from reclaim.replay.open_loop.estimates import Estimates, estimate_all
 from reclaim.replay.open_loop.machines import MachineContenders
@@ -228,6 +229,12 @@ def test_models_foresee_machines_together_next_to_sums_at_the_same_budgets(cell_
     outcome = simulate(workload, machines_of(source.dataset, *_period(estimates)), by.alone(), by_machine=by)
     assert machine["baseline"] == summary(outcome)
     assert len(cells_table(found).rows) == 1 + 3 * 4 + 1
+    recorded = {run.name: run for run in runs({"estimators": [{"name": "borg", "results": {}}], "closed_loop": found})}
+    assert "borg/medium" not in recorded  # here without results of its tasks, which its own runs would have
+    machine_run = recorded["network (machine)/medium"]
+    assert machine_run.tags["kind"] == LEARNED_MACHINE
+    assert machine_run.metrics["closed_loop.in_reclaimed_cpu"] == machine["medium"]["in_reclaimed_cpu"]
+    assert {column.metric for column in COLUMNS} <= set(machine_run.metrics)
 
 
 def _period(estimates: Estimates) -> tuple[int, int]:
