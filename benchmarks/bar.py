@@ -4,7 +4,7 @@
     python benchmarks/bar.py DATASET --work FOLDER --transfer OTHER
 
 The dataset has its features built. One network, for all horizons, is trained with the default settings and kept in the
-work folder, so that a second call only measures. With `--transfer` the network trained on DATASET is measured on OTHER,
+work folder, so that a second call only measures. `--horizon` and `--rivals` measure less. With `--transfer` the network trained on DATASET is measured on OTHER,
 its prices set on OTHER's validation rows, next to one trained there. With `--trees` the boosted trees are trained, for
 one hour, and measured beside it, alone and mixed with the network (the mean of both curves): minutes per 100,000 rows.
 
@@ -35,7 +35,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -117,10 +117,13 @@ def main() -> None:
     parser.add_argument("dataset", type=Path, metavar="DATASET")
     parser.add_argument("--transfer", type=Path, metavar="OTHER", help="Measure there what was trained on DATASET.")
     parser.add_argument("--trees", action="store_true", help="Measure the trees, too, and the mean of both curves.")
+    parser.add_argument("--horizon", type=int, choices=HORIZONS_S, metavar="S", help="Measure this horizon alone.")
+    parser.add_argument("--rivals", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="By default all.")
     parser.add_argument("--work", type=Path, required=True, help="Folder of the trained models, kept and used again.")
     parser.add_argument("--out", type=Path, help="By default benchmarks/results/bar-NAME.json.")
     parser.add_argument("--markdown", action="store_true", help="Print the tables.")
     arguments = parser.parse_args()
+    horizons_s = HORIZONS_S if arguments.horizon is None else (arguments.horizon,)
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{(arguments.work / 'mlflow.db').absolute()}"
     started = time.perf_counter()
     (source,) = open_sources([arguments.transfer or arguments.dataset])
@@ -140,7 +143,9 @@ def main() -> None:
     content = {
         "command": f"python benchmarks/bar.py {arguments.dataset.name}"
         + (f" --transfer {arguments.transfer.name}" if arguments.transfer else "")
-        + " --trees" * arguments.trees,
+        + " --trees" * arguments.trees
+        + (f" --horizon {arguments.horizon}" if arguments.horizon else "")
+        + (f" --rivals {' '.join(arguments.rivals)}" if arguments.rivals != NAMES else ""),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "commit": tracking.git_commit(),
         "device": platform.processor() or platform.machine(),
@@ -149,7 +154,7 @@ def main() -> None:
         "dataset": _facts(source),
         "trained_on": _facts(origin),
         "bootstrap": {"draws": DRAWS, "seed": SEED, "confidence": CONFIDENCE, "unit": "collection"},
-        **_measure(source, models, pairs, seconds),
+        **_measure(source, models, pairs, horizons_s, arguments.rivals, seconds),
         "seconds": {name: round(s, 1) for name, s in seconds.items()} | {"all": round(time.perf_counter() - started)},
     }
     name = f"{_name(origin)}-to-{_name(source)}" if arguments.transfer else _name(source)
@@ -207,22 +212,23 @@ class Mix:
 
 
 def _measure(
-    source: Source, models: Mapping[str, Bundle], pairs: list[tuple[str, str]], seconds: dict[str, float]
-) -> dict[str, Any]:
+    source: Source, models: Mapping[str, Bundle], pairs: list[tuple[str, str]], horizons_s: Sequence[int],
+    names: Sequence[str], seconds: dict[str, float],
+) -> dict[str, Any]:  # fmt: skip
     """Return the tables of one dataset."""
     fold = partial(fold_dataset, source.dataset, source.features, seconds=seconds, progress=True)
     found: Found = {"rows": [], "estimators": [], "differences": [], "ages": []}
     by_horizon = {}
-    for horizon_s in HORIZONS_S:
+    for horizon_s in horizons_s:
         rows = _rows(fold(horizon_s=horizon_s, makers={})[0])
         counts = [rows.known(r) for r in range(len(RESOURCES))]
         found["rows"] += [{"horizon_s": horizon_s, "resource": r} | c for r, c in zip(RESOURCES, counts, strict=True)]
         if any(c["measured"] for c in counts):
             by_horizon[horizon_s] = rows
     makers: dict[str, Callable[[], Estimator]] = {
-        name if len(candidates(name)) == 1 else name + PUBLISHED: partial(build_estimator, name) for name in NAMES
+        name if len(candidates(name)) == 1 else name + PUBLISHED: partial(build_estimator, name) for name in names
     }
-    tried = CandidateFold.run(source.dataset, source.features, NAMES, seconds, progress=True)
+    tried = CandidateFold.run(source.dataset, source.features, names, seconds, progress=True)
     settings: dict[str, Any] = {}
     for name, horizon_s in product(tried.answers, by_horizon):
         tuning = tried.choose(name, horizon_s)
@@ -234,7 +240,7 @@ def _measure(
             makers[f"{name}@{horizon_s}"] = partial(
                 model.bare_estimator, horizon_s=horizon_s, mean_limit=source.features.mean_limit
             )
-    answers = fold(horizon_s=HORIZONS_S[0], makers=makers)[1]
+    answers = fold(horizon_s=horizons_s[0], makers=makers)[1]
     prices: dict[str, Any] = {}
     for horizon_s, rows in by_horizon.items():
         started = time.perf_counter()
@@ -292,7 +298,8 @@ def _judge(
 def _leader(sums: Mapping[Key, Sums], margin: str, r: int) -> str:
     """Return the statistical estimator that reclaims most in hindsight."""
     reclaimed = metrics.POSITION[metrics.METRICS[RECLAIMED].numerator]
-    return max(STATISTICAL, key=lambda name: float(sums[HINDSIGHT, margin, name][:, :, reclaimed, r].sum()))
+    names = [name for name in STATISTICAL if (HINDSIGHT, margin, name) in sums]
+    return max(names, key=lambda name: float(sums[HINDSIGHT, margin, name][:, :, reclaimed, r].sum()))
 
 
 def _sums(reservation: NDArray[np.float64], rows: Rows, windows: Windows) -> Sums:
