@@ -4,9 +4,10 @@
     python benchmarks/bar.py DATASET --work FOLDER --transfer OTHER
 
 The dataset has its features built. One network, for all horizons, is trained with the default settings and kept in the
-work folder, so that a second call only measures. `--horizon` and `--rivals` measure less. With `--transfer` the network trained on DATASET is measured on OTHER,
-its prices set on OTHER's validation rows, next to one trained there. With `--trees` the boosted trees are trained, for
-one hour, and measured beside it, alone and mixed with the network (the mean of both curves): minutes per 100,000 rows.
+work folder, so that a second call only measures. `--horizon` and `--rivals` measure less. With `--transfer` the network
+trained on DATASET is measured on OTHER, its prices set on OTHER's validation rows, next to one trained there. With
+`--trees` the boosted trees are trained, for one hour, and measured beside it, alone and mixed with the network (the
+mean of both curves): minutes per 100,000 rows.
 
 Every estimator has one free number per resource, horizon and budget: the price of a violation, or a margin. It is set
 in three ways:
