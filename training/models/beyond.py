@@ -97,13 +97,14 @@ def _temper(survival: Any, thresholds: Any, ever: Any, history: Any, beyond: Any
         for t in range(survival.shape[1]):
             if np.isnan(ever[i, t]):
                 continue
-            s, shares, largest = survival[i, t, place], beyond[history[i], t], max(np.float64(ever[i, t]), FLOOR)
+            s, shares = survival[i, t, place], beyond[history[i], t]
+            of_largest = 1.0 / max(np.float64(ever[i, t]), FLOOR)
             k, before = 0, 1.0
             for j in range(len(s)):
-                ratio = thresholds[i, t, j] / largest
-                while k <= last and ratios[k] <= ratio:
-                    k += 1
                 if s[j] < TAIL:
+                    ratio = thresholds[i, t, j] * of_largest
+                    while k <= last and ratios[k] <= ratio:
+                        k += 1
                     share = np.float64(shares[k - 1]) if k > 0 else 1.0
                     if 0 < k <= last:
                         share = straight(ratio, ratios[k - 1], share, ratios[k], np.float64(shares[k]))
