@@ -43,7 +43,7 @@ from reclaim.data.windows import Windows
 from reclaim.features.registry import AT
 from reclaim.features.splits import TEST
 from reclaim.features.targets import HORIZONS_S
-from reclaim.replay.open_loop.estimates import answer_stored
+from reclaim.replay.open_loop.estimates import answer_folded
 from reclaim.training.bundle import Bundle, pipeline_of
 from reclaim.training.estimators.base import STATISTIC, Estimate
 from reclaim.training.fitting.learner import learner_of
@@ -172,7 +172,7 @@ def online(answers: Answers, rows: Rows, settings: Any, **how: Any) -> Mapping[s
 
 def measure(rows: Rows, model: Bundle, began_us: int, trained: Bundle | None = None) -> list[dict[str, Any]]:
     """Return the lines of one period, one for each resource and margin."""
-    answers = answer_stored(model.bare_estimator(horizon_s=HORIZON_S, mean_limit=rows.mean_limit), rows.x, rows.windows)
+    answers = answer_folded(model.bare_estimator(horizon_s=HORIZON_S, mean_limit=rows.mean_limit), rows.x, rows.windows)
     held: dict[str, Mapping[str, Floats]] = {
         "service": online(answers, rows, model.prices, own=True, since_us=began_us),
         "own": online(answers, rows, model.prices, own=True, since_us=began_us - 30 * _DAY_US, rate=_STILL),
@@ -180,7 +180,7 @@ def measure(rows: Rows, model: Bundle, began_us: int, trained: Bundle | None = N
     }
     of_statistics = {name: in_hindsight(of, rows) for name, of in statistics(rows).items()}
     if trained is not None:
-        theirs = answer_stored(
+        theirs = answer_folded(
             trained.bare_estimator(horizon_s=HORIZON_S, mean_limit=rows.mean_limit), rows.x, rows.windows
         )
         before = np.setdiff1d(np.arange(len(rows.windows)), rows.at)

@@ -36,7 +36,7 @@ from reclaim.features.registry import CALENDAR, FEATURE_NAMES
 from reclaim.features.splits import IN_ALLOC, TEST
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop import metrics
-from reclaim.replay.open_loop.estimates import answer_stored, fold_dataset
+from reclaim.replay.open_loop.estimates import answer_folded, fold_dataset
 from reclaim.replay.open_loop.history import History, oracle, previous_rows
 from reclaim.replay.open_loop.paired import CONFIDENCE, DRAWS, RECLAIMED, SEED, VIOLATION, Paired
 from reclaim.training.estimators.registry import ESTIMATORS
@@ -140,7 +140,7 @@ def cross_fitted(source: Source, history: History, horizon_s: int) -> Priced:
         started = time.perf_counter()
         model = fit_trees(Rows(x[seen], y[seen], oom[seen]), TREES, horizon_s=horizon_s, seed=group)
         estimator = ForecastEstimator(model, horizon_s, mean_limit=features.mean_limit, related=features.related)
-        ladder[judged] = answer_stored(estimator, x[judged], windows.take(judged)).ladder
+        ladder[judged] = answer_folded(estimator, x[judged], windows.take(judged)).ladder
         logging.info(
             "%s, %d s: model %d of %d from %d rows, to %d, in %.0f s", source.name, horizon_s, group + 1, FOLDS,
             len(seen), len(judged), time.perf_counter() - started,

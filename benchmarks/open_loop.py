@@ -47,7 +47,7 @@ from reclaim.replay.experiments.frontier.machines import lay_out_machines
 from reclaim.replay.experiments.frontier.sweep import FACTORS, Bare, Guards, TaskRows
 from reclaim.replay.machine_peaks.predictors import PREDICTORS
 from reclaim.replay.open_loop.bootstrap import Bootstrap
-from reclaim.replay.open_loop.estimates import answer_stored, run_base, set_margins
+from reclaim.replay.open_loop.estimates import answer_folded, run_base, set_margins
 from reclaim.replay.open_loop.history import History, oracle, previous_rows, window_seconds
 from reclaim.replay.open_loop.period import Period, lay_out_period
 from reclaim.replay.open_loop.scoring import score
@@ -170,7 +170,7 @@ def _learned(made: Windows, folder: Path) -> Line:
     bundle = load_bundle(folder)
     x = rng.uniform(size=(STORED_ROWS, len(bundle.features))).astype(np.float32)
     estimator = bundle.bare_estimator(horizon_s=HORIZON_S, mean_limit=(0.5, 0.5))
-    return f"scores of {bundle.kind}", STORED_ROWS, _best(lambda: answer_stored(estimator, x, windows), 2)
+    return f"scores of {bundle.kind}", STORED_ROWS, _best(lambda: answer_folded(estimator, x, windows), 2)
 
 
 def _best(call: Callable[[], object], calls: int) -> Took:

@@ -28,9 +28,10 @@ FORMAT_VERSION = 2
 
 _INTEGERS: Final = tuple(name for name in w.COLUMNS if name in s.USAGE.names)
 """Columns of usage that ``Windows`` has under the same name."""
+_OF_TASKS: Final = (*_INTEGERS, s.ALLOC_COLLECTION_ID)
+"""Columns of usage that say whose windows they are, and of when."""
 _OF_WINDOWS: Final = (
-    *_INTEGERS, *w.CHANNELS, s.CPU_PERCENTILES, s.CPU_TAIL_PERCENTILES, s.CPU_LIMIT, s.MEMORY_LIMIT,
-    s.ALLOC_COLLECTION_ID,
+    *_OF_TASKS, *w.CHANNELS, s.CPU_PERCENTILES, s.CPU_TAIL_PERCENTILES, s.CPU_LIMIT, s.MEMORY_LIMIT,
 )  # fmt: skip
 """Columns of usage that windows are made of."""
 _TAIL: Final = slice(w.LEVELS.index(s.TAIL_PERCENTILES[0]), w.LEVELS.index(s.TAIL_PERCENTILES[-1]) + 1)
@@ -110,8 +111,14 @@ class Dataset:
         """Return a bucket's usage rows, all columns or those named."""
         return pq.read_table(self.path / "usage" / bucket_name(bucket), columns=columns)
 
-    def windows(self, bucket: int) -> w.Windows:
+    def windows(self, bucket: int, *, measured: bool = True) -> w.Windows:
         """Return a bucket's usage rows as arrays, sorted by task, then time.
+
+        Parameters
+        ----------
+        bucket : int
+        measured : bool
+            Whether measurements, limits and owners are read, too; else they are unknown, and not even asked for.
 
         Raises
         ------
@@ -122,8 +129,11 @@ class Dataset:
             out = w.empty_windows(file.metadata.num_rows)
             first = 0
             for group in range(file.num_row_groups):  # one at a time, to hold only one next to the arrays
-                table = file.read_row_group(group, columns=list(_OF_WINDOWS))
-                _fill(out.take(slice(first, first + len(table))), table, self.owners)
+                table = file.read_row_group(group, columns=list(_OF_WINDOWS if measured else _OF_TASKS))
+                here = out.take(slice(first, first + len(table)))
+                _fill_tasks(here, table)
+                if measured:
+                    _fill_measured(here, table, self.owners)
                 first += len(table)
         return out
 
@@ -251,20 +261,25 @@ def windows_from_table(table: pa.Table, owners: Owners | None = None) -> w.Windo
         A percentile vector is shorter or longer than its levels.
     """
     out = w.empty_windows(len(table))
-    _fill(out, table, owners)
+    _fill_tasks(out, table)
+    _fill_measured(out, table, owners)
     return out
 
 
-def _fill(out: w.Windows, table: pa.Table, owners: Owners | None) -> None:
-    """Write a table's rows into ``out``, which has as many rows, all unknown."""
-    column = {name: _whole(table[name]) for name in _OF_WINDOWS}
+def _fill_tasks(out: w.Windows, table: pa.Table) -> None:
+    """Write whose windows a table's rows are into ``out``, which has as many rows, all unknown."""
     for name in _INTEGERS:
-        getattr(out, name)[:] = _integers(column[name])
+        getattr(out, name)[:] = _integers(_whole(table[name]))
+    out.in_alloc[:] = _whole(table[s.ALLOC_COLLECTION_ID]).is_valid().to_numpy(zero_copy_only=False)
+
+
+def _fill_measured(out: w.Windows, table: pa.Table, owners: Owners | None) -> None:
+    """Write what was measured and granted, and the owners, into ``out``, once its tasks are known."""
+    column = {name: _whole(table[name]) for name in _OF_WINDOWS if name not in _OF_TASKS}
     for at, name in enumerate(w.CHANNELS):
         out.usage[:, at] = _floats(column[name])
     for at, name in enumerate((s.CPU_LIMIT, s.MEMORY_LIMIT)):
         out.limit[:, at] = _floats(column[name])
-    out.in_alloc[:] = column[s.ALLOC_COLLECTION_ID].is_valid().to_numpy(zero_copy_only=False)
     rows, deciles = _vectors(column[s.CPU_PERCENTILES], s.CPU_PERCENTILES, len(s.PERCENTILES))
     out.percentiles[rows, : _TAIL.start] = deciles[:, :-1]
     out.percentiles[rows, -1] = deciles[:, -1]

@@ -1,38 +1,36 @@
-"""Builds the feature set of a dataset: each bucket on its own, then, if wanted, the features of related tasks."""
+"""Builds the feature set of a dataset: each bucket is a job of its own, and what they give is put one after another."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
-from numpy.lib.format import open_memmap
+from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data import schema as s
+from reclaim.data.core.engine.workers import Workers
 from reclaim.data.core.files import content_sha256, remove_left_behind, replaced_folder, write_json
 from reclaim.data.dataset import MANIFEST, Dataset, bucket_name
 from reclaim.data.errors import ConfigError, HistoryTooShortError, TraceError
-from reclaim.data.oom import oom_columns, oom_definition, oom_events
+from reclaim.data.oom import oom_definition
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import Cell, measured_by_mean
-from reclaim.features.feature_set import FOLDER, FeatureSet, array_path, array_shapes
-from reclaim.features.fold.batch import fold_tasks
-from reclaim.features.fold.collection_ooms import fold_collection_ooms
+from reclaim.data.windows import Windows, measured_by_mean
+from reclaim.features.bucket import Folding
+from reclaim.features.feature_set import FOLDER, JOURNAL, FeatureSet, array_path, array_shapes, write_journal
+from reclaim.features.fold.collection_ooms import OomJournal
 from reclaim.features.fold.related import Tasks, fold_related
 from reclaim.features.registry import PIPELINE_VERSION, SIGNALS, feature_names
-from reclaim.features.splits import SplitConfig, cuts_us, groups, inside_period, periods, split_counts
-from reclaim.features.targets import HORIZONS_S, TARGETS, measured_by, targets
-
-_ROWS_AT_ONCE: Final = 4_096
-"""Rows of features held before they are written: 2 MB, which a core's own cache holds."""
+from reclaim.features.sample import ROWS, RowCounts, SampleConfig, Shares
+from reclaim.features.splits import VALID, SplitConfig, SplitCounts, cuts_us, in_period
+from reclaim.features.targets import HORIZONS_S, TARGETS
 
 _LATEST_S: Final = 2**59 // 1_000_000
 """Eighteen thousand years."""
@@ -47,36 +45,77 @@ class FeatureConfig:
     monday_s: int = 0
     """A midnight that begins a Monday, in the cell's own zone: seconds on the trace's clock."""
     related: bool = False
-    """Adds the features of related tasks to each row: those of its collection, its user and its logical name."""
+    """Adds the features of related tasks to each row: those of its collection, its user and its logical name. They rest
+    on all rows, so all are kept."""
+    rows: str = "sample"
+    """``sample`` keeps the features of a bounded number of rows, those that training reads, and folds others again when
+    they are asked for; ``all`` keeps those of every row, 440 bytes each, for study."""
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    """Rows that are kept."""
 
     def __post_init__(self) -> None:
         if abs(self.monday_s) > _LATEST_S:
             raise ConfigError(
                 f"monday_s is seconds on the trace's clock, at most {_LATEST_S} either way; got {self.monday_s}"
             )
+        if self.rows not in ROWS:
+            raise ConfigError(f"rows must be one of {', '.join(ROWS)}, got {self.rows!r}")
+
+    @property
+    def whole(self) -> bool:
+        """True if the features of every row are kept."""
+        return self.rows == "all" or self.related
 
 
 @dataclass(frozen=True)
-class _Bucket:
-    """Result of a bucket's worker.
+class _Job:
+    """One bucket to fold; ``shares`` is None where every row is kept."""
+
+    folding: Folding
+    bucket: int
+    first: int
+    shares: Shares | None
+    related: bool
+
+
+class _Facts(NamedTuple):
+    """What is known of all rows of a bucket, kept or not.
 
     Attributes
     ----------
-    tasks : Tasks
+    tasks : Tasks or None
+        Where there are features of related tasks.
+    ends : OomJournal
+        Of the windows alone that bring an end out of memory to light.
+    counts : SplitCounts
     n_oom : int
         OOM events by the label, recorded or derived.
     by_mean, measured : int64, shape (n_resources,)
         Windows whose demand had only the mean to go by, and those that had any.
+    granted, limits : int64 and float64, shape (n_resources,)
+        Validation rows that have a limit, and the sum of these limits.
     """
 
-    tasks: Tasks
+    tasks: Tasks | None
+    ends: OomJournal
+    counts: SplitCounts
     n_oom: int
     by_mean: NDArray[np.int64]
     measured: NDArray[np.int64]
+    granted: NDArray[np.int64]
+    limits: NDArray[np.float64]
+
+
+_PASSING: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
+    "collection": (np.int64, (0,)),
+    "moment": (np.int32, (0,)),
+    "share": (np.int32, (0, len(SIGNALS))),
+}
+"""Columns of the rows that are kept until the features of others are written."""
 
 
 def build_features(
-    dataset: Dataset, config: FeatureConfig | None = None, *, workers: int = 0
+    dataset: Dataset, config: FeatureConfig | None = None, *, workers: int = 0, engine: str = "local"
 ) -> tuple[FeatureSet, bool]:
     """Build the feature set of a dataset, or find it built; return it and whether it had been there.
 
@@ -85,14 +124,16 @@ def build_features(
     dataset : Dataset
     config : FeatureConfig or None
     workers : int
-        Threads; 0: one for each core. The result is the same to the byte.
+        Threads, or Ray's workers; 0: one for each core. The result is the same to the byte.
+    engine : str
+        One of ``workers.ENGINES``; the result is the same to the byte.
 
     Raises
     ------
     HistoryTooShortError
         The trace is too short to be cut into training, validation and test.
     ConfigError
-        Another process is building the features of this dataset.
+        Another process is building the features of this dataset, or Ray is asked for and not installed.
     OSError
         The disk has no room for them; nothing is kept of the attempt.
     """
@@ -112,9 +153,12 @@ def build_features(
         remove_left_behind(folder)
         return present, True
     span_us = _span_us(dataset)
-    cuts = cuts_us(*span_us, config.split)
-    with replaced_folder(folder) as work:
-        facts = _fill(dataset, config, work, cuts, span_us[1], workers or len(os.sched_getaffinity(0)))
+    folding = Folding(
+        dataset, config.split, dataset.cell(config.monday_s * 1_000_000), cuts_us(*span_us, config.split), span_us[1]
+    )
+    count = workers or len(os.sched_getaffinity(0))
+    with replaced_folder(folder) as work, Workers(engine, count) as pool:
+        facts = _fill(folding, config, work, pool, count)
         manifest = {
             "fingerprint": fingerprint,
             "dataset": dataset.fingerprint,
@@ -123,8 +167,9 @@ def build_features(
             "features": list(feature_names(related=config.related)),
             "horizons_s": list(HORIZONS_S),
             "oom_definition": oom_definition(dataset.manifest),
-            "cuts_us": list(cuts),
+            "cuts_us": list(folding.cuts_us),
             "span_us": list(span_us),
+            "whole": config.whole,
             **facts,
         }
         write_json(work / MANIFEST, manifest)
@@ -139,109 +184,161 @@ def built_features(dataset: Dataset) -> FeatureSet | None:
         return None
 
 
-def _new_array(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap[Any, Any]:
-    """Return a new array on disk with all its room taken: a map that finds the disk full kills the process unheard."""
-    try:
-        array = open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    except OSError as error:
-        raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
-    return array
-
-
-def _fill(
-    dataset: Dataset, config: FeatureConfig, work: Path, cuts: tuple[int, int], trace_end_us: int, workers: int
-) -> dict[str, Any]:
+def _fill(folding: Folding, config: FeatureConfig, work: Path, pool: Workers, threads: int) -> dict[str, Any]:
     """Write every array into the folder; return what the manifest says of them."""
-    bucket_start = np.cumsum([0, *(_n_rows(dataset, b) for b in range(dataset.n_buckets))])
-    n = int(bucket_start[-1])
-    published = n if config.related else 0
-    passing: dict[str, tuple[Any, tuple[int, ...]]] = {name: (np.int32, (n,)) for name in ("moment", "died")}
-    passing["share"] = (np.int32, (published, len(SIGNALS)))
-    shapes = array_shapes(n, len(feature_names(related=config.related))) | passing
-    arrays = {name: _new_array(array_path(work, name), dtype, shape) for name, (dtype, shape) in shapes.items()}
-    cell = dataset.cell(config.monday_s * 1_000_000)
+    dataset, width = folding.dataset, len(feature_names(related=config.related))
+    bucket_start = np.cumsum([0, *(_n_rows(dataset, b) for b in range(dataset.n_buckets))]).tolist()
+    shares = None if config.whole else _shares(folding, config.sample, pool, bucket_start[-1])
+    jobs = [_Job(folding, b, first, shares, config.related) for b, first in enumerate(bucket_start[:-1])]
+    shapes = array_shapes(0, width) | {name: of for name, of in _PASSING.items() if config.related or name != "share"}
+    facts: list[_Facts] = []
     with (
-        ThreadPoolExecutor(workers) as pool,
-        tqdm(total=n, desc="features", unit="window", unit_scale=True, disable=None, leave=False) as bar,
+        ExitStack() as files,
+        tqdm(total=bucket_start[-1], desc="features", unit="window", unit_scale=True, disable=None, leave=False) as bar,
+        closing(pool.each(_fold, jobs)) as results,
     ):
-
-        def fill(bucket: int) -> _Bucket:
-            first, stop = bucket_start[bucket : bucket + 2].tolist()
-            filled = _fill_bucket(dataset, config, cell, bucket, first, work, arrays, cuts, trace_end_us)
-            bar.update(stop - first)
-            return filled
-
-        buckets = list(pool.map(fill, range(dataset.n_buckets)))
-    tasks = Tasks(*(np.concatenate(column) for column in zip(*(b.tasks for b in buckets), strict=True)))
-    fold_collection_ooms(tasks, arrays["moment"], arrays["died"], arrays["x"])
-    if config.related:
-        fold_related(tasks, arrays["moment"], arrays["share"], arrays["x"], workers)
-    for name in passing:
-        del arrays[name]
-        array_path(work, name).unlink()
-    counts = split_counts(arrays, trace_end_us)
-    measured = np.maximum(sum(b.measured for b in buckets), 1)
-    by_mean = sum(b.by_mean for b in buckets) / measured
+        written = {
+            name: files.enter_context(_Written(array_path(work, name), dtype, shape[1:]))
+            for name, (dtype, shape) in shapes.items()
+        }
+        for job, (columns, of_bucket) in zip(jobs, results, strict=True):
+            for name, column in written.items():
+                column.append(columns[name])
+            facts.append(of_bucket)
+            bar.update(bucket_start[job.bucket + 1] - job.first)
+        kept = len(written["row"])
+    _write_of_others(folding, config, work, pool, facts, threads)
+    by_mean, measured, granted, limits = (
+        np.sum([getattr(of, name) for of in facts], axis=0) for name in ("by_mean", "measured", "granted", "limits")
+    )
     return {
-        "bucket_start": bucket_start.tolist(),
-        "oom_events": sum(b.n_oom for b in buckets),
-        "measured_by_mean": dict(zip(RESOURCES, by_mean.tolist(), strict=True)),
-        **counts,
+        "bucket_start": bucket_start,
+        "kept": kept,
+        "oom_events": sum(of.n_oom for of in facts),
+        "measured_by_mean": dict(zip(RESOURCES, (by_mean / np.maximum(measured, 1)).tolist(), strict=True)),
+        "mean_limit": [float(of / k) if k else None for of, k in zip(limits, granted, strict=True)],
+        **SplitCounts.added([of.counts for of in facts]).facts(),
     }
 
 
-def _fill_bucket(
-    dataset: Dataset,
-    config: FeatureConfig,
-    cell: Cell,
-    bucket: int,
-    first: int,
-    work: Path,
-    arrays: Mapping[str, np.memmap[Any, Any]],
-    cuts: tuple[int, int],
-    trace_end_us: int,
-) -> _Bucket:
-    """Write the rows of one bucket, which begin at row ``first``: all but the features of related tasks."""
-    windows = dataset.windows(bucket)
-    rows = slice(first, first + len(windows))
+def _shares(folding: Folding, config: SampleConfig, pool: Workers, n: int) -> Shares:
+    """Return the shares of rows that are kept; where all fit, nothing is counted first."""
+    if n <= min(config.train, config.valid, config.test):
+        return Shares.whole()
+    jobs = [(folding, bucket) for bucket in range(folding.dataset.n_buckets)]
+    with closing(pool.each(_count, jobs)) as counts:
+        return Shares.within(list(counts), config)
+
+
+def _count(job: tuple[Folding, int]) -> RowCounts:
+    """Count the rows of a bucket that may be kept."""
+    folding, bucket = job
+    windows = folding.dataset.windows(bucket, measured=False)
+    return RowCounts.of(windows, *folding.period_and_group(windows))
+
+
+def _fold(job: _Job) -> tuple[dict[str, NDArray[Any]], _Facts]:
+    """Fold one bucket: return the columns of the rows that are kept, and what is known of all."""
+    folding = job.folding
+    windows = folding.dataset.windows(job.bucket)
+    labels, n_oom = folding.labels(job.bucket, windows)
+    rows, weight = np.arange(len(windows)), np.ones(len(windows), np.float32)
+    if job.shares is not None:
+        rows, weight = job.shares.choose(windows, labels.period, labels.group, labels.oom)
+    x, moment, died, share = folding.fold(windows, rows, related=job.related)
     starts = windows.task_starts()
-    with array_path(work, "x").open("r+b") as file:  # half the time that it takes through the memory map
-        file.seek(arrays["x"].offset + first * arrays["x"].strides[0])
-        x = np.empty((max(_ROWS_AT_ONCE, int(np.diff(starts).max(initial=0))), arrays["x"].shape[1]), np.float32)
-        for part in _parts(starts):
-            low, high = int(part[0]), int(part[-1])
-            here = slice(first + low, first + high)
-            fold_tasks(
-                windows.take(slice(low, high)), part - low, cell, x[: high - low], arrays[s.END_US][here],
-                arrays["moment"][here], arrays["died"][here], arrays["share"][here],
-            )  # fmt: skip
-            file.write(x[: high - low].data.cast("B"))
-    oom_task, oom_us = oom_events(windows, dataset.events(bucket, oom_columns(dataset.manifest)))
-    targets(windows, oom_task, oom_us, trace_end_us, arrays["y"][rows], arrays["oom"][rows])
-    if not dataset.manifest["counts"]["events"]:
-        arrays["oom"][rows] = np.nan
-    arrays["limit"][rows] = windows.limit
-    arrays["first"][rows] = first + np.repeat(starts[:-1], np.diff(starts))
-    arrays["period"][rows] = periods(arrays[s.END_US][rows], cuts)
-    arrays["inside"][rows] = inside_period(arrays["period"][rows], measured_by(windows), cuts)
-    arrays["group"][rows] = groups(windows, config.split)
+    limit = labels.limit[in_period(VALID, labels.period, labels.group)].astype(np.float64)
     by_mean, measured = measured_by_mean(windows)
-    task = starts[:-1]
-    tasks = Tasks(
-        windows.collection_id[task], windows.user[task], windows.name[task], first + task, first + starts[1:]
+    ends = np.flatnonzero(died >= 0)
+    columns = {
+        **labels.take(rows)._asdict(),
+        "x": x,
+        "row": job.first + rows,
+        "first": job.first + np.repeat(starts[:-1], np.diff(starts))[rows],
+        "weight": weight,
+        "collection": windows.collection_id[rows],
+        "moment": moment[rows],
+        "share": share,
+    }
+    return columns, _Facts(
+        tasks=_tasks_of(windows, starts, job.first) if job.related else None,
+        ends=OomJournal.of_rows(windows.collection_id[ends], moment[ends], died[ends]),
+        counts=SplitCounts.of(labels._asdict(), folding.end_us),
+        n_oom=n_oom,
+        by_mean=by_mean.sum(axis=0),
+        measured=measured.sum(axis=0),
+        granted=(limit > 0).sum(axis=0),
+        limits=np.where(limit > 0, limit, 0.0).sum(axis=0),
     )  # fmt: skip
-    return _Bucket(tasks, len(oom_us), by_mean.sum(axis=0), measured.sum(axis=0))
 
 
-def _parts(starts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Return the starts of whole tasks, and the end of the last, ``_ROWS_AT_ONCE`` rows or one task at a time."""
-    low = 0
-    while low < len(starts) - 1:
-        high = max(int(np.searchsorted(starts, starts[low] + _ROWS_AT_ONCE, side="right")) - 1, low + 1)
-        yield starts[low : high + 1]
-        low = high
+def _tasks_of(windows: Windows, starts: NDArray[np.int64], first: int) -> Tasks:
+    """Return the tasks of a bucket whose first row is ``first``."""
+    task = starts[:-1]
+    return Tasks(windows.collection_id[task], windows.user[task], windows.name[task], first + task, first + starts[1:])
+
+
+def _write_of_others(
+    folding: Folding, config: FeatureConfig, work: Path, pool: Workers, facts: list[_Facts], threads: int
+) -> None:
+    """Write the features that rest on other tasks, and the journal from which they can be folded again."""
+    ends = OomJournal.joined([of.ends for of in facts])
+    met = np.unique(ends.collection)
+    jobs = [(folding, bucket, met) for bucket in range(folding.dataset.n_buckets if len(met) else 0)]
+    with closing(pool.each(_count_windows, jobs)) as counted:
+        journal = OomJournal.joined([ends._replace(taken=np.zeros_like(ends.taken)), *counted])
+    write_journal(work / JOURNAL, journal)
+    opened = {name: array_path(work, name) for name in ("x", *_PASSING)}
+    x, collection, moment = (open_memmap(opened[name], mode="r+") for name in ("x", "collection", "moment"))
+    journal.write(collection, moment, x)
+    if config.related:
+        tasks = Tasks(*(np.concatenate(column) for column in zip(*(of.tasks for of in facts if of.tasks), strict=True)))
+        fold_related(tasks, moment, open_memmap(opened["share"], mode="r+"), x, threads)
+    del x, collection, moment
+    for name in _PASSING:
+        opened[name].unlink(missing_ok=True)
+
+
+def _count_windows(job: tuple[Folding, int, NDArray[np.int64]]) -> OomJournal:
+    """Count the windows of a bucket's tasks of some collections."""
+    folding, bucket, collections = job
+    windows = folding.dataset.windows(bucket, measured=False)
+    return OomJournal.of_windows(windows.take(np.isin(windows.collection_id, collections)))
+
+
+class _Written:
+    """An array on disk to which rows are appended; a context manager."""
+
+    def __init__(self, path: Path, dtype: Any, row: tuple[int, ...]) -> None:
+        self._path, self._dtype, self._row = path, np.dtype(dtype), row
+        self._rows = 0
+
+    def __enter__(self) -> _Written:
+        self._file = self._path.open("w+b")
+        self._write_header()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._file:
+            self._file.seek(0)
+            self._write_header()
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Write rows behind those that are there; OSError names the file where the disk is full."""
+        try:
+            self._file.write(np.ascontiguousarray(rows, self._dtype).reshape(-1).view(np.uint8).data)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), str(self._path)) from error
+        self._rows += len(rows)
+
+    def _write_header(self) -> None:
+        """Write the header; numpy leaves room in it for as many rows as there may come to be."""
+        shape = (self._rows, *self._row)
+        header = {"descr": dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
+        write_array_header_1_0(self._file, header)
 
 
 def _n_rows(dataset: Dataset, bucket: int) -> int:

@@ -1,8 +1,11 @@
-"""Feature set on disk: one contiguous array per kind, rows aligned with the dataset's usage, memory-mapped."""
+"""Opens the feature set of a dataset: the rows that are kept, and any bucket of all rows, folded when it is used."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,14 +17,23 @@ from reclaim.data import schema as s
 from reclaim.data.dataset import MANIFEST, Dataset, read_manifest
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Windows
+from reclaim.features.bucket import Bucket, Folding, Labels
+from reclaim.features.fold.collection_ooms import OomJournal
 from reclaim.features.registry import PIPELINE_VERSION, feature_names
-from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, permitted
+from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, SplitConfig, in_period
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
 FOLDER: Final = "features"
 """Folder of a dataset that holds its feature set."""
 
+JOURNAL: Final = "ooms.npz"
+"""File of the collections' ends out of memory (``OomJournal``)."""
+
 _ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
+    "row": (np.int64, ()),
+    "first": (np.int64, ()),
+    "weight": (np.float32, ()),
     "y": (np.float32, (len(TARGETS), len(HORIZONS_S))),
     "oom": (np.float32, (len(HORIZONS_S),)),
     "inside": (np.bool_, (len(HORIZONS_S),)),
@@ -29,19 +41,25 @@ _ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     "period": (np.uint8, ()),
     "group": (np.uint8, ()),
     "limit": (np.float32, (len(RESOURCES),)),
-    "first": (np.int64, ()),
 }
 """File name → type, and shape of one row, of all arrays of fixed width."""
 
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """Features, targets and splits of every usage row, in the order of buckets 0, 1, … and of rows within.
+    """Features, targets and splits of the rows that are kept, in the order of the dataset: bucket after bucket.
 
     Attributes
     ----------
     path : Path
     manifest : dict
+    dataset : Dataset
+    row : int64, shape (n,)
+        Row of the dataset's usage, rising.
+    first : int64, shape (n,)
+        The same of the first window of the row's task.
+    weight : float32, shape (n,)
+        How many rows of the dataset a row to learn from stands for; others stand for all alike.
     x : float32, shape (n, n_features)
         NaN where there is nothing to compute a feature from.
     y : float32, shape (n, n_targets, n_horizons)
@@ -56,14 +74,16 @@ class FeatureSet:
         Positions in ``splits.PERIODS`` and ``splits.GROUPS``.
     limit : float32, shape (n, n_resources)
         In force at the row, in the trace's unit; NaN unknown.
-    first : int64, shape (n,)
-        First row of the row's task.
     bucket_start : int64, shape (n_buckets + 1,)
-        First row of each bucket, and ``n``.
+        First row of each bucket among those of the dataset, and how many these are.
     """
 
     path: Path
     manifest: dict[str, Any]
+    dataset: Dataset
+    row: NDArray[np.int64]
+    first: NDArray[np.int64]
+    weight: NDArray[np.float32]
     x: NDArray[np.float32]
     y: NDArray[np.float32]
     oom: NDArray[np.float32]
@@ -72,7 +92,6 @@ class FeatureSet:
     period: NDArray[np.uint8]
     group: NDArray[np.uint8]
     limit: NDArray[np.float32]
-    first: NDArray[np.int64]
     bucket_start: NDArray[np.int64]
 
     @classmethod
@@ -90,23 +109,69 @@ class FeatureSet:
         manifest = read_manifest(folder, made_by=command)
         if manifest.get("pipeline") != PIPELINE_VERSION or manifest.get("dataset") != dataset.fingerprint:
             raise ConfigError(f"{folder}: made by another feature pipeline or dataset; run `{command}` again")
-        if missing := {"bucket_start", "features"} - manifest.keys():
+        if missing := {"bucket_start", "features", "kept"} - manifest.keys():
             raise ConfigError(f"{folder / MANIFEST}: no {' and no '.join(sorted(missing))}; run `{command}` again")
         bucket_start = np.array(manifest["bucket_start"], np.int64)
-        shapes = array_shapes(int(bucket_start[-1]), len(manifest["features"]))
+        shapes = array_shapes(int(manifest["kept"]), len(manifest["features"]))
         arrays = {name: _mapped(array_path(folder, name), *of, command) for name, of in shapes.items()}
-        return cls(folder, manifest, bucket_start=bucket_start, **arrays)
+        return cls(folder, manifest, dataset, bucket_start=bucket_start, **arrays)
 
     def __len__(self) -> int:
-        return len(self.end_us)
+        """Return how many rows are kept."""
+        return len(self.row)
+
+    @property
+    def whole(self) -> bool:
+        """True if the features of every row are kept."""
+        return bool(self.manifest["whole"])
 
     @property
     def mean_limit(self) -> tuple[float, ...]:
-        """Mean limit of the validation rows per resource, in the trace's unit; NaN where there is none."""
-        limit = self.limit[self.valid_rows()].astype(np.float64)
-        granted = limit > 0
-        n, total = granted.sum(axis=0), np.where(granted, limit, 0.0).sum(axis=0)
-        return tuple(float(t / k) if k else float("nan") for t, k in zip(total, n, strict=True))
+        """Mean limit of all validation rows per resource, in the trace's unit; NaN where there is none."""
+        return tuple(float("nan") if mean is None else mean for mean in self.manifest["mean_limit"])
+
+    @cached_property
+    def folding(self) -> Folding:
+        """The rules by which the rows became features."""
+        config = self.manifest["config"]
+        return Folding(
+            self.dataset, SplitConfig(**config["split"]), self.dataset.cell(config["monday_s"] * 1_000_000),
+            self.cuts_us, self.manifest["span_us"][1],
+        )  # fmt: skip
+
+    @cached_property
+    def journal(self) -> OomJournal:
+        """Ends out of memory of the dataset's collections."""
+        return read_journal(self.path / JOURNAL)
+
+    def bucket(self, number: int, windows: Windows | None = None) -> Bucket:
+        """Return all rows of a bucket, folded as they are asked for.
+
+        Parameters
+        ----------
+        number : int
+        windows : Windows or None
+            The bucket's, where they have been read.
+        """
+        first, stop = self.bucket_start[number : number + 2].tolist()
+        stored = self.x[first:stop] if self.whole else None
+        windows = self.dataset.windows(number) if windows is None else windows
+        return Bucket(self.folding, self.journal, number, first, windows, stored)
+
+    def by_bucket(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield each bucket that has some of the dataset's rows, and their places in it; ``rows`` rise."""
+        edges = np.searchsorted(rows, self.bucket_start)
+        for bucket, (low, high) in enumerate(pairwise(edges.tolist())):
+            if low < high:
+                yield bucket, rows[low:high] - self.bucket_start[bucket]
+
+    def check_whole(self) -> None:
+        """Raise ConfigError where the features of some rows are not kept."""
+        if not self.whole:
+            raise ConfigError(
+                f"{self.path}: holds the features of {len(self):,} of {self.bucket_start[-1]:,} rows, and all are "
+                f"needed; run `reclaim features {self.path.parent} --set rows=all`"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -143,26 +208,28 @@ class FeatureSet:
         return train, valid
 
     def train_rows(self) -> NDArray[np.int64]:
-        """Return the rows to learn from: training period, seen collections."""
+        """Return the places of the rows to learn from: training period, seen collections."""
         return self._rows_of(TRAIN)
 
     def valid_rows(self) -> NDArray[np.int64]:
-        """Return the rows to set margins on: validation period, all collections but those kept for the test."""
+        """Return the places of the rows to set margins on: validation period, all but collections kept for the test."""
         return self._rows_of(VALID)
 
     def test_rows(self, *, unseen_only: bool = False) -> NDArray[np.int64]:
-        """Return the rows to score on: test period, all collections or those never seen before it."""
+        """Return the places of the rows to score on: test period, all collections or those never seen before it."""
         rows = self._rows_of(TEST)
         return rows[self.group[rows] == TEST_UNSEEN] if unseen_only else rows
 
+    def labels(self, rows: NDArray[np.int64]) -> Labels:
+        """Return the labels of rows that are kept."""
+        return Labels(*(getattr(self, name)[rows] for name in Labels._fields))
+
     def targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return (y, oom) of rows, NaN where one rests on anything measured after the row's own period."""
-        inside = self.inside[rows]  # (n, H)
-        y = np.where(inside[:, None, :], self.y[rows], np.float32(np.nan))
-        return y, np.where(inside, self.oom[rows], np.float32(np.nan))
+        return self.labels(rows).targets()
 
     def _rows_of(self, period: int) -> NDArray[np.int64]:
-        return np.flatnonzero((self.period == period) & permitted(period, self.group))
+        return np.flatnonzero(in_period(period, self.period, self.group))
 
 
 def array_shapes(n: int, n_features: int) -> dict[str, tuple[Any, tuple[int, ...]]]:
@@ -174,6 +241,20 @@ def array_shapes(n: int, n_features: int) -> dict[str, tuple[Any, tuple[int, ...
 def array_path(folder: Path, name: str) -> Path:
     """Return the file of an array of a feature set: one of ``array_shapes``."""
     return folder / f"{name}.npy"
+
+
+def write_journal(path: Path, journal: OomJournal) -> None:
+    """Write a journal into a file."""
+    np.savez(path, **journal._asdict())
+
+
+def read_journal(path: Path) -> OomJournal:
+    """Return the journal in a file; ConfigError where it is missing or damaged."""
+    try:
+        with np.load(path) as file:
+            return OomJournal(*(file[name] for name in OomJournal._fields))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: missing or damaged ({error}); run `reclaim features` again") from error
 
 
 def _mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...], made_by: str) -> np.memmap[Any, Any]:

@@ -71,12 +71,10 @@ class RowKeys:
 
 def row_keys(dataset: Dataset, features: FeatureSet, rows: NDArray[np.int64]) -> RowKeys:
     """Return the keys of chosen rows of a feature set, in rising order; each bucket of the dataset is read once."""
-    parts = []
-    for bucket in range(dataset.n_buckets):
-        low, high = features.bucket_start[bucket : bucket + 2]
-        here = rows[(rows >= low) & (rows < high)] - low
-        if len(here):
-            parts.append(keys_of(dataset.windows(bucket), here))
+    parts = [
+        keys_of(dataset.windows(bucket, measured=False), here)
+        for bucket, here in features.by_bucket(features.row[rows])
+    ]
     return join_keys(parts)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numba
 import numpy as np
@@ -93,7 +93,7 @@ def groups(windows: Windows, config: SplitConfig) -> NDArray[np.uint8]:
     on. So, whatever the roles of two datasets of one trace, no collection that is ``test-unseen`` in one is ``seen``
     in the other, and in ``test`` every collection counts as unseen by training.
     """
-    share = _uniform(windows.collection_id)
+    share = drawn(windows.collection_id)
     group = np.full(len(windows), VALID_UNSEEN if config.role == "test" else SEEN, np.uint8)
     group[share < config.valid_unseen_share + config.test_unseen_share] = VALID_UNSEEN
     if config.role != "train":
@@ -105,6 +105,11 @@ def groups(windows: Windows, config: SplitConfig) -> NDArray[np.uint8]:
 def permitted(period: int, group: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return which rows may be used in a period, given their groups; shape (n,)."""
     return np.isin(group, PERMITTED[period])
+
+
+def in_period(wanted: int, period: NDArray[np.uint8], group: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which rows lie in a period and may be used in it, given the period and group of each; shape (n,)."""
+    return (period == wanted) & permitted(wanted, group)
 
 
 def inside_period(
@@ -124,47 +129,73 @@ def inside_period(
     return measured_us <= np.array([*cuts, s.AFTER_TRACE_US])[period][:, None]
 
 
-def split_counts(arrays: Mapping[str, NDArray[Any]], trace_end_us: int) -> dict[str, dict[str, Any]]:
-    """Return how many rows and known targets each period has, and what became of the others, for the manifest.
+_FATES: Final = ("known", "gap", "censored", "unmeasured", "positive")
+"""What becomes of a target; the last is a part of the first, of ``oom`` alone."""
 
-    Parameters
+
+class SplitCounts(NamedTuple):
+    """Rows and known targets of each period; whole numbers, so those of parts of a dataset add up.
+
+    Attributes
     ----------
-    arrays : mapping
-        ``period`` and ``group``, uint8, shape (n,); ``end_us``, int64, shape (n,); ``y``, float32, shape (n, T, H);
-        ``oom``, float32, and ``inside``, bool, shape (n, H). Read once, from front to back: they may be memory-mapped.
-    trace_end_us : int
-        End of the last window of the trace.
-
-    Returns
-    -------
-    dict
-        ``rows``: period, then group, to rows. ``targets``: period, then target or ``oom``, then horizon as ``3600s``,
-        to counts that add up to the period's rows of the permitted groups: ``known`` inside the period; taken away by
-        the ``gap`` at its end (``inside_period``); ``censored``, unknown with a horizon that reaches past the end of
-        the trace; ``unmeasured``, unknown for want of a limit or of anything measured after t. For ``oom`` there is
-        ``positive``, too: those of the known that are 1.
+    rows : int64, shape (n_periods, n_groups)
+    targets : int64, shape (n_periods, n_targets + 1, n_horizons, len(_FATES))
     """
-    fates = ("known", "gap", "censored", "unmeasured", "positive")
-    rows = np.zeros((len(PERIODS), len(GROUPS)), np.int64)
-    counts = np.zeros((len(PERIODS), len(TARGETS) + 1, len(HORIZONS_S), len(fates)), np.int64)
-    allowed = np.array([[group in groups for group in range(len(GROUPS))] for groups in PERMITTED])
-    horizons_us = np.array(HORIZONS_S, np.int64) * 1_000_000
-    _count(
-        arrays["period"], arrays["group"], arrays[s.END_US], arrays["y"], arrays["oom"], arrays["inside"], allowed,
-        trace_end_us - horizons_us, rows, counts,
-    )  # fmt: skip
-    named: dict[str, Any] = {}
-    for p, period_name in enumerate(PERIODS):
-        for t, target in enumerate((*TARGETS, "oom")):
-            kinds = fates if target == "oom" else fates[:-1]
-            named.setdefault(period_name, {})[target] = {
-                f"{horizon_s}s": dict(zip(kinds, counts[p, t, h].tolist(), strict=False))
-                for h, horizon_s in enumerate(HORIZONS_S)
-            }
-    return {
-        "rows": {p: dict(zip(GROUPS, rows[k].tolist(), strict=True)) for k, p in enumerate(PERIODS)},
-        "targets": named,
-    }
+
+    rows: NDArray[np.int64]
+    targets: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, labels: Mapping[str, NDArray[Any]], trace_end_us: int) -> SplitCounts:
+        """Count rows.
+
+        Parameters
+        ----------
+        labels : mapping
+            ``period`` and ``group``, uint8, shape (n,); ``end_us``, int64, shape (n,); ``y``, float32, shape
+            (n, T, H); ``oom``, float32, and ``inside``, bool, shape (n, H).
+        trace_end_us : int
+            End of the last window of the trace.
+        """
+        rows = np.zeros((len(PERIODS), len(GROUPS)), np.int64)
+        counts = np.zeros((len(PERIODS), len(TARGETS) + 1, len(HORIZONS_S), len(_FATES)), np.int64)
+        allowed = np.array([[group in groups for group in range(len(GROUPS))] for groups in PERMITTED])
+        horizons_us = np.array(HORIZONS_S, np.int64) * 1_000_000
+        _count(
+            labels["period"], labels["group"], labels[s.END_US], labels["y"], labels["oom"], labels["inside"], allowed,
+            trace_end_us - horizons_us, rows, counts,
+        )  # fmt: skip
+        return cls(rows, counts)
+
+    @classmethod
+    def added(cls, parts: Sequence[SplitCounts]) -> SplitCounts:
+        """Return the counts of all parts together; there is at least one."""
+        return cls(*(np.sum(column, axis=0) for column in zip(*parts, strict=True)))
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """Return how many rows and known targets each period has, and what became of the others, for the manifest.
+
+        Returns
+        -------
+        dict
+            ``rows``: period, then group, to rows. ``targets``: period, then target or ``oom``, then horizon as
+            ``3600s``, to counts that add up to the period's rows of the permitted groups: ``known`` inside the period;
+            taken away by the ``gap`` at its end (``inside_period``); ``censored``, unknown with a horizon that reaches
+            past the end of the trace; ``unmeasured``, unknown for want of a limit or of anything measured after t. For
+            ``oom`` there is ``positive``, too: those of the known that are 1.
+        """
+        named: dict[str, Any] = {}
+        for p, period_name in enumerate(PERIODS):
+            for t, target in enumerate((*TARGETS, "oom")):
+                kinds = _FATES if target == "oom" else _FATES[:-1]
+                named.setdefault(period_name, {})[target] = {
+                    f"{horizon_s}s": dict(zip(kinds, self.targets[p, t, h].tolist(), strict=False))
+                    for h, horizon_s in enumerate(HORIZONS_S)
+                }
+        return {
+            "rows": {p: dict(zip(GROUPS, self.rows[k].tolist(), strict=True)) for k, p in enumerate(PERIODS)},
+            "targets": named,
+        }
 
 
 @numba.njit(cache=True, nogil=True)
@@ -197,10 +228,12 @@ def _count(
                     counts[p, t, h, 2 if past else 3] += 1
 
 
-def _uniform(ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each id, the same on every machine (the finaliser of SplitMix64)."""
-    x = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
+def drawn(*ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each row of ids, the same on every machine (the finaliser of SplitMix64)."""
+    x = np.zeros(len(ids[0]), np.uint64)
+    for column in ids:
+        x = (x ^ column.astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
     return (x >> np.uint64(11)).astype(np.float64) / 2.0**53

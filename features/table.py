@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.core.parallel import THREADS
 from reclaim.data.dataset import Dataset, rows_of_tasks
 from reclaim.data.errors import ConfigError, SchemaError
 from reclaim.features.feature_set import FeatureSet
@@ -62,21 +62,26 @@ def feature_table(
     if period is not None and period not in PERIODS:
         raise ConfigError(f"period must be one of {', '.join(PERIODS)}, got {period!r}")
     keys = dataset.read("usage", list(s.TASK_KEY))
-    wanted = np.ones(len(keys), np.bool_) if tasks is None else rows_of_tasks(keys, tasks)
-    if period is not None:
-        wanted &= features.period == PERIODS.index(period)
-    rows = np.flatnonzero(wanted)
-    of_x = [name for name in chosen if name in there]
-    x = features.x[rows[:, None], [there.index(name) for name in of_x]]
+    rows = np.arange(len(keys)) if tasks is None else np.flatnonzero(rows_of_tasks(keys, tasks))
+    tables = [_no_rows(chosen)]
+    for number, mine in features.by_bucket(rows):
+        bucket = features.bucket(number)
+        labels = bucket.labels
+        if period is not None:
+            mine = mine[labels.period[mine] == PERIODS.index(period)]
+        of_x = [name for name in chosen if name in there]
+        x = bucket.features(mine, THREADS)[:, [there.index(name) for name in of_x]]
+        values = dict(zip(of_x, x.T, strict=True))
+        values |= {name: labels.y[mine, i, j] for name, (i, j) in targets.items() if name in chosen}
+        values |= {name: labels.oom[mine, j] for name, j in ooms.items() if name in chosen}
+        columns = {name: keys[name].take(pa.array(bucket.first + mine)) for name in s.TASK_KEY}
+        columns[s.END_US] = pa.array(labels.end_us[mine])
+        columns["period"] = pa.DictionaryArray.from_arrays(pa.array(labels.period[mine].astype(np.int8)), list(PERIODS))
+        tables.append(pa.table(columns | {name: pa.array(np.ascontiguousarray(values[name])) for name in chosen}))
+    return pa.concat_tables(tables)
 
-    def values(name: str) -> NDArray[np.float32]:
-        if name in there:
-            found: NDArray[np.float32] = x[:, of_x.index(name)]
-            return found
-        i, j = targets.get(name, (None, None))
-        return features.oom[rows, ooms[name]] if i is None else features.y[rows, i, j]
 
-    columns = {name: keys[name].take(pa.array(rows)) for name in s.TASK_KEY}
-    columns[s.END_US] = pa.array(features.end_us[rows])
-    columns["period"] = pa.DictionaryArray.from_arrays(pa.array(features.period[rows].astype(np.int8)), list(PERIODS))
-    return pa.table(columns | {name: pa.array(values(name)) for name in chosen})
+def _no_rows(names: Sequence[str]) -> pa.Table:
+    """Return the table without a row."""
+    kinds = {name: pa.int64() for name in (*s.TASK_KEY, s.END_US)} | {"period": pa.dictionary(pa.int8(), pa.string())}
+    return pa.schema([*kinds.items(), *((name, pa.float32()) for name in names)]).empty_table()

@@ -58,6 +58,26 @@ def targets(
     )  # fmt: skip
 
 
+def known_by(windows: Windows) -> NDArray[np.int64]:
+    """Return the time t of each row; int64, shape (n,), µs. Assumes the order of ``targets``.
+
+    That is the end of its window, or, where that came late, of the last one before.
+    """
+    out = windows.end_us.copy()
+    _rise(windows.task_starts(), out)
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def _rise(
+    starts: Any,  # (n_tasks + 1,) int64
+    end_us: Any,  # (n,) int64, changed
+) -> None:
+    for task in range(len(starts) - 1):
+        for i in range(starts[task] + 1, starts[task + 1]):
+            end_us[i] = max(end_us[i], end_us[i - 1])
+
+
 def measured_by(windows: Windows) -> NDArray[np.int64]:
     """Return by when all that each row's targets rest on has been measured; int64, shape (n, n_horizons), µs.
 

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from reclaim.data import schema as s
 from reclaim.data.core.duck import connect, literal, release
+from reclaim.data.core.engine.workers import ENGINES, Workers, plan_workers
 from reclaim.data.core.files import discard_folder, locked, partial_of, retired_of, write_json
 from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, TraceError
@@ -24,7 +25,6 @@ from reclaim.data.ingest.bucket import BucketJob, TableJob, make_bucket, make_ta
 from reclaim.data.ingest.defects import DEFECTS, LEGITIMATE, warnings_of
 from reclaim.data.ingest.manifest import check_there, fingerprint_of, manifest_of
 from reclaim.data.ingest.shard import REJECTS, Damaged, Shard, ShardJob, take_shard
-from reclaim.data.ingest.workers import ENGINES, Workers, plan_workers
 from reclaim.data.traces.alibaba_2017 import alibaba_2017
 from reclaim.data.traces.google_v2 import google_v2
 from reclaim.data.traces.google_v3 import google_v3
@@ -168,7 +168,7 @@ def _make(
     sizes = {file: file.stat().st_size for _, file in files}
     total = sum(sizes.values())
     workers, memory_mib = plan_workers(config.engine, config.workers, config.memory_limit_mib, total)
-    with Workers(config.engine, workers, total) as pool:
+    with Workers(config.engine, workers, total, preload="reclaim.data.ingest.preload") as pool:
         order = sorted(files, key=lambda entry: (-sizes[entry[1]], entry[0].key, entry[1]))  # the longest first
         shard_jobs = [
             ShardJob(

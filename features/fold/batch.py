@@ -136,6 +136,7 @@ def fold_tasks(
     moment: NDArray[np.int32],
     died: NDArray[np.int32],
     share: NDArray[np.int32],
+    place: NDArray[np.int64] | None = None,
 ) -> None:
     """Fold whole histories, task by task in one record, and write what ``FeatureState`` would give after each window.
 
@@ -146,16 +147,19 @@ def fold_tasks(
     starts : int64, shape (n_tasks + 1,)
         ``windows.task_starts()``.
     cell : Cell
-    x : float32, shape (n, n_features)
+    x : float32, shape (m, n_features)
         Its first ``FIRST_RELATED`` columns are written, those of the collection as of one without a history.
     known_us : int64, shape (n,)
         End of the last window taken: what t is at the row, its own window's end unless that came late.
     moment, died, share : int32, shapes (n,), (n,) and (n, n_signals)
         Slot of the clock, out-of-memory ends, and the signals for ``related``, where there is room for them.
+    place : int64, shape (n,), or None
+        Row of ``x`` for each window, below 0 for one whose features are not asked for; None: its own.
     """
+    place = np.arange(len(windows)) if place is None else place
     _fold_tasks(
         np.zeros(2, STATE), starts, fold_columns(windows), np.array(cell.largest_machine), cell.monday_us,
-        x, known_us, moment, died, share, np.empty(N_LEVELS),
+        *lent(place), x, known_us, moment, died, share, np.empty(N_LEVELS),
     )  # fmt: skip
 
 
@@ -192,7 +196,8 @@ def _fold_tasks(
     columns: Any,  # FoldColumns of n rows
     largest: Any,  # (R,) float64
     monday_us: int,
-    out: Any,  # (n, n_features) float32, written
+    place: Any,  # (n,) int64
+    out: Any,  # (m, n_features) float32, written
     known_us: Any,  # (n,) int64, written
     moment: Any,  # (n,) int32, written
     died: Any,  # (n,) int32, written
@@ -206,6 +211,7 @@ def _fold_tasks(
             taken, ooms = s.count == 0 or columns.end_us[i] > s.end_us, s.ooms
             if taken:
                 take(s, columns, shape, i)
-            write(s, columns, i, largest, monday_us, out, i)
+            if place[i] >= 0:
+                write(s, columns, i, largest, monday_us, out, place[i])
             publish_to_group(s, ooms, taken, columns, moment, died, share, i)
             known_us[i] = s.end_us

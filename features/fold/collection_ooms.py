@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.arrays import lent
+from reclaim.data.core.arrays import is_first, lent
 from reclaim.data.core.jit import LENT
+from reclaim.data.windows import Windows
 from reclaim.features.fold.related import Tasks
-from reclaim.features.fold.task_oom import NOT_TAKEN, write_no_history
+from reclaim.features.fold.task_oom import LIVES, NOT_TAKEN, write_no_history
 from reclaim.features.fold.task_record import CODE
+from reclaim.features.fold.task_update import slots_of
 from reclaim.features.registry import AT, SLOT_S
+from reclaim.features.targets import known_by
 
 KEEP_DAYS: Final = 14
 """Days after its last out-of-memory end for which a collection's history counts."""
@@ -27,6 +30,8 @@ _DROP_SHARE: Final = 8
 """Collections above the bound are forgotten together with an eighth of it, so that they are rarely looked for."""
 
 _SLOTS_PER_HOUR: Final = 3_600.0 / SLOT_S
+_NEVER: Final = np.iinfo(np.int64).max
+"""Age of no end: larger than any."""
 
 RECORD: Final = np.dtype(
     [
@@ -134,6 +139,91 @@ class CollectionOoms:
             self._collection, self._records = self._collection[numbers], self._records[numbers]
 
 
+class OomJournal(NamedTuple):
+    """What the collections that met an end out of memory did, by slot of the clock; rising by collection, then slot.
+
+    Sums of whole numbers: journals of parts of a dataset add up to that of the whole, in any order. Shape (k,) each.
+    """
+
+    collection: NDArray[np.int64]
+    slot: NDArray[np.int32]
+    taken: NDArray[np.int64]
+    """Windows that counted."""
+    ended: NDArray[np.int64]
+    """Runs that a window brought to light to have ended out of memory."""
+    age: NDArray[np.int64]
+    """Sum of the ages that these had reached, s."""
+    least: NDArray[np.int64]
+    """Least of them, s; ``_NEVER`` where none ended."""
+
+    @classmethod
+    def of_rows(cls, collection: NDArray[np.int64], moment: NDArray[np.int32], died: NDArray[np.int32]) -> OomJournal:
+        """Return the journal of rows, as of ``CollectionOoms.advance``, all of whose collections are kept."""
+        ended = died >= 0
+        age = np.where(ended, died, 0).astype(np.int64)
+        return cls._added(
+            collection, moment, (died != NOT_TAKEN).astype(np.int64), ended.astype(np.int64), age,
+            np.where(ended, age, _NEVER),
+        )  # fmt: skip
+
+    @classmethod
+    def of_windows(cls, windows: Windows) -> OomJournal:
+        """Return the journal of whole tasks, sorted by task, then time, that counts their windows alone."""
+        known_us = known_by(windows)
+        late = np.zeros(len(windows), np.bool_)
+        late[1:] = windows.end_us[1:] <= known_us[:-1]
+        late[windows.task_starts()[:-1]] = False
+        died = np.where(late, NOT_TAKEN, LIVES).astype(np.int32)
+        return cls.of_rows(windows.collection_id, slots_of(known_us), died)
+
+    @classmethod
+    def joined(cls, parts: Sequence[OomJournal]) -> OomJournal:
+        """Return the journal of all parts together."""
+        if not parts:
+            return cls.of_rows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32))
+        return cls._added(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    @classmethod
+    def _added(cls, collection: NDArray[np.int64], slot: NDArray[np.int32], *sums: NDArray[np.int64]) -> OomJournal:
+        if not len(collection):
+            return cls(collection, slot, *sums)
+        order = np.lexsort((slot, collection))
+        collection, slot = collection[order], slot[order]
+        starts = np.flatnonzero(is_first(collection, slot))
+        taken, ended, age = (np.add.reduceat(column[order], starts) for column in sums[:3])
+        return cls(collection[starts], slot[starts], taken, ended, age, np.minimum.reduceat(sums[3][order], starts))
+
+    def write(
+        self,
+        collection: NDArray[np.int64],
+        moment: NDArray[np.int32],
+        out: NDArray[np.float32],
+        place: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Write what ``CollectionOoms`` would, fed slot by slot, for rows of collections of the journal.
+
+        Parameters
+        ----------
+        collection : int64, shape (n,)
+        moment : int32, shape (n,)
+            Slot of the clock in which each row lies.
+        out : float32, shape (m, n_features)
+            With the task's own features, and those of its collection as of one without a history.
+        place : int64, shape (n,), optional
+            The row of ``out`` for each row; its own if not given.
+        """
+        met, number = np.unique(self.collection, return_inverse=True)
+        if not len(met):
+            return
+        at = np.minimum(np.searchsorted(met, collection), len(met) - 1)
+        rows = np.flatnonzero(met[at] == collection)
+        rows = rows[np.lexsort((moment[rows], at[rows]))]
+        _write_rows(
+            np.zeros(2, RECORD), *lent(number.reshape(-1), *self[1:]), *lent(at[rows], moment[rows]),
+            lent(rows if place is None else place[rows])[0], out,
+        )  # fmt: skip
+
+
 def fold_collection_ooms(
     tasks: Tasks,
     moment: NDArray[np.int32],
@@ -159,13 +249,47 @@ def fold_collection_ooms(
     if not len(mine):
         return
     length = tasks.stop[mine] - tasks.start[mine]
-    task = np.repeat(mine, length)
     rows = np.arange(length.sum()) + np.repeat(tasks.start[mine] - np.cumsum(length) + length, length)
-    place = rows if not last_only else np.where(rows == tasks.stop[task] - 1, task, -1)
-    number = np.searchsorted(met, tasks.collection[task])
-    order = np.lexsort((moment[rows], number))
-    records = np.zeros(len(met), RECORD)
-    _step_rows(records, *lent(number[order], rows[order], moment, died, place[order]), out)
+    collection = np.repeat(tasks.collection[mine], length)
+    journal = OomJournal.of_rows(collection, moment[rows], died[rows])
+    if last_only:
+        journal.write(tasks.collection[mine], moment[tasks.stop[mine] - 1], out, mine)
+    else:
+        journal.write(collection, moment[rows], out, rows)
+
+
+@numba.njit(**LENT)
+def _write_rows(
+    record: Any,  # (2,) RECORD: one to work in, one blank
+    number: Any,  # (k,) int64, of each entry's collection, rising
+    slot: Any,  # (k,) int32, rising within a collection
+    taken: Any,  # (k,) int64
+    ended: Any,  # (k,) int64
+    age: Any,  # (k,) int64
+    least: Any,  # (k,) int64
+    asked: Any,  # (n,) int64, the number of each row's collection, rising
+    moment: Any,  # (n,) int32, rising within a collection
+    place: Any,  # (n,) int64
+    out: Any,  # (m, n_features) float32, written
+) -> None:
+    e, current, g = 0, -1, record[0]
+    for i in range(len(asked)):
+        if asked[i] != current:
+            current = asked[i]
+            record[0] = record[1]  # a blank one
+            while e < len(number) and number[e] < current:
+                e += 1
+        while e < len(number) and number[e] == current and slot[e] < moment[i]:
+            _close(g, int(slot[e]))
+            if ended[e] > 0:
+                g.new_least = least[e] if g.new_n == 0 else min(g.new_least, least[e])
+                g.new_n += ended[e]
+                g.new_age += age[e]
+            if g.n > 0:
+                g.new_windows += taken[e]
+            e += 1
+        _close(g, int(moment[i]))
+        _write(g, out, place[i])
 
 
 @numba.njit(**LENT)

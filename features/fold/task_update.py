@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from reclaim.data.core.jit import LENT
 from reclaim.data.windows import (
@@ -73,6 +74,11 @@ _REBASE: Final = 2.0**60
 def resource_of(signal: int) -> int:
     """Return the resource whose limit a signal is over: the peak of CPU belongs to CPU."""
     return signal if signal < 2 else 0
+
+
+def slots_of(known_us: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the slot of the clock that holds each time, as ``publish_to_group`` does; int32, shape (n,)."""
+    return np.clip((known_us - 1) // _SLOT_US, 0, _LAST_SLOT).astype(np.int32)
 
 
 @numba.njit(forceinline=True, **LENT)

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data.core.arrays import blank_records
+from reclaim.data.core.parallel import THREADS
 from reclaim.data.dataset import Dataset
 from reclaim.data.schema import MACHINES, RESOURCES
 from reclaim.data.windows import Windows, concatenate, empty_windows, what_is_judged
+from reclaim.features.bucket import Labels
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import known_seconds
-from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID
+from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, in_period
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.experiment import Source
 from reclaim.replay.open_loop.history import History, join_histories, previous_rows
@@ -104,7 +106,7 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
             source.dataset, source.features, config.estimators, source.seconds, progress=source.progress
         )
         with source.timed("tune"):
-            names = fold.answers if len(fold.rows) else ()  # without rows the margins say what is wrong
+            names = fold.answers if len(fold.windows) else ()  # without rows the margins say what is wrong
             tunings = {name: fold.choose(name, config.horizon_s, config.budgets) for name in names}
         source.settings.update({name: tuning_facts(tuning) for name, tuning in tunings.items()})
     makers = estimator_makers(config, source.bundles, source.features.mean_limit, tunings)
@@ -156,18 +158,16 @@ class CandidateFold:
 
     Attributes
     ----------
-    features : FeatureSet
     windows : Windows
-        The rows.
-    rows : int64, shape (n,)
-        Of the feature set, those that margins are set on.
+        The rows, of those that margins are set on.
+    y : float32, shape (n, n_resources, n_horizons)
+        Their targets.
     answers : mapping of estimator to list of float64, shape (n, n_resources)
         Of each candidate; only estimators with more than one.
     """
 
-    features: FeatureSet
     windows: Windows
-    rows: NDArray[np.int64]
+    y: NDArray[np.float32]
     answers: Mapping[str, list[NDArray[np.float64]]]
 
     @classmethod
@@ -187,39 +187,35 @@ class CandidateFold:
         """
         tried = {name: candidates(name) for name in names if len(candidates(name)) > 1}
         makers = [(name, partial(build_estimator, name, one)) for name, of in tried.items() for one in of]
-        valid_rows = features.valid_rows()
-        kept, kept_rows = [empty_windows()], [np.zeros(0, np.int64)]
+        kept, known = [empty_windows()], [np.zeros((0, len(RESOURCES), len(HORIZONS_S)), np.float32)]
         parts: list[list[NDArray[np.float64]]] = [[] for _ in makers]
         with (
             tqdm(total=dataset.n_buckets, desc="tune", unit="bucket", disable=None if progress else True) as bar,
             ThreadPoolExecutor(os.cpu_count()) as pool,
         ):
             for bucket in range(dataset.n_buckets if makers else 0):
-                start, end = features.bucket_start[bucket], features.bucket_start[bucket + 1]
-                rows = np.arange(start, end, dtype=np.int64)
-                seen = np.flatnonzero(features.period[rows] != TEST)
-                rows = rows[seen]
-                windows = dataset.windows(bucket).take(seen)
-                valid = np.flatnonzero(np.isin(rows, valid_rows))
+                here = features.bucket(bucket)
+                seen = np.flatnonzero(here.labels.period != TEST)
+                windows, labels = here.windows.take(seen), here.labels.take(seen)
+                valid = np.flatnonzero(in_period(VALID, labels.period, labels.group))
                 kept.append(windows.take(valid))
-                kept_rows.append(rows[valid])
+                known.append(labels.take(valid).targets()[0][:, : len(RESOURCES)])
                 answer = partial(_answer_timed, windows=windows, keep=valid)
                 for k, (said, took) in enumerate(pool.map(answer, (make for _, make in makers))):
                     parts[k].append(said.reservation)
                     part = f"tune/{makers[k][0]}"
                     seconds[part] = seconds.get(part, 0.0) + took
                 bar.update()
-                if sum(map(len, kept_rows)) >= TUNED_ROWS:
+                if sum(map(len, known)) >= TUNED_ROWS:
                     break
         answers: dict[str, list[NDArray[np.float64]]] = {name: [] for name in tried}
         for name, _ in makers:
             answers[name].append(np.concatenate(parts.pop(0)))
-        return cls(features, concatenate(kept), np.concatenate(kept_rows), answers)
+        return cls(concatenate(kept), np.concatenate(known), answers)
 
     def choose(self, name: str, horizon_s: int, budgets: Budgets | None = None) -> Tuning:
         """Return the settings of an estimator that reclaim most within the budgets at a horizon."""
-        y, _ = self.features.targets(self.rows)
-        target = y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)].astype(np.float64)
+        target = self.y[:, :, HORIZONS_S.index(horizon_s)].astype(np.float64)
         return choose_settings(self.answers[name], candidates(name), self.windows, target, budgets)
 
 
@@ -280,7 +276,6 @@ def fold_dataset(
     progress : bool
         Whether to show progress on a terminal.
     """
-    future = _Future(features, horizon_s)
     kept: list[History] = []
     answers: dict[str, list[Answers]] = {name: [] for name in makers}
     total = int(features.bucket_start[-1])
@@ -290,13 +285,13 @@ def fold_dataset(
         ThreadPoolExecutor(os.cpu_count()) as pool,  # an estimator to a thread
     ):
         for bucket in range(dataset.n_buckets):
-            windows = dataset.windows(bucket)
-            rows = np.arange(features.bucket_start[bucket], features.bucket_start[bucket + 1], dtype=np.int64)
-            period, group, previous = features.period[rows], features.group[rows], previous_rows(windows)
+            here = features.bucket(bucket)
+            windows, period, group = here.windows, here.labels.period, here.labels.group
+            previous = previous_rows(windows)
             judged = (period != TRAIN) & (group != IN_ALLOC)
             judged[previous[judged & (previous >= 0)]] = True
             keep = np.flatnonzero(judged)
-            target, next_target = future.targets(rows)
+            target, next_target = _targets(here.labels, horizon_s)
             history = History(
                 windows=windows,
                 target=target,
@@ -305,12 +300,18 @@ def fold_dataset(
                 group=group,
                 known_s=known_seconds(windows),
                 previous=previous,
-                source_row=rows,
+                source_row=here.first + np.arange(len(windows)),
             )
             judged_alone = history.take(keep)
             kept.append(replace(judged_alone, windows=what_is_judged(judged_alone.windows)))
-            answer = partial(_answer, windows=windows, keep=keep, features=features, rows=rows)
-            for name, (part, took) in zip(makers, pool.map(answer, makers.values()), strict=True):
+            estimators = [make() for make in makers.values()]
+            x = None
+            if any(isinstance(estimator, ForecastEstimator) for estimator in estimators):
+                started = time.perf_counter()
+                x = here.features(keep, THREADS)
+                seconds["fold/features"] = seconds.get("fold/features", 0.0) + time.perf_counter() - started
+            answer = partial(_answer, windows=windows, keep=keep, x=x)
+            for name, (part, took) in zip(makers, pool.map(answer, estimators), strict=True):
                 answers[name].append(part)
                 seconds[f"fold/{name}"] = seconds.get(f"fold/{name}", 0.0) + took
                 bar.update(len(windows))
@@ -322,19 +323,17 @@ def fold_dataset(
 
 
 def _answer(
-    make: Callable[[], Estimator],
-    *,
-    windows: Windows,
-    keep: NDArray[np.int64],
-    features: FeatureSet,
-    rows: NDArray[np.int64],
+    estimator: Estimator, *, windows: Windows, keep: NDArray[np.int64], x: NDArray[np.float32] | None
 ) -> tuple[Answers, float]:
-    """Return a fresh estimator's answers to the kept windows of a bucket, and the seconds taken."""
+    """Return a fresh estimator's answers to the kept windows of a bucket, and the seconds taken.
+
+    ``x`` has their features, which are what an estimator that forecasts would fold itself.
+    """
     started = time.perf_counter()
-    estimator = make()
     answers: Answers
-    if isinstance(estimator, ForecastEstimator):  # its fold is the features', and those are stored
-        answers = answer_stored(estimator, features.x[rows[keep]], windows.take(keep))
+    if isinstance(estimator, ForecastEstimator):
+        assert x is not None
+        answers = answer_folded(estimator, x, windows.take(keep))
     elif isinstance(estimator, TunedEstimator):
         slot = windows.task_numbers()
         each = [estimator.answer_each(slot[part], windows.take(part)) for part in _parts(len(windows))]
@@ -352,24 +351,14 @@ def _answer_timed(
     return run_base(make(), windows).take(keep), time.perf_counter() - started
 
 
-class _Future:
-    """Targets of rows: of validation rows none beyond their period, of training rows none."""
+def _targets(labels: Labels, horizon_s: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return targets at the horizon and at the next window; shape (n, n_resources) each.
 
-    def __init__(self, features: FeatureSet, horizon_s: int) -> None:
-        self._horizons = (HORIZONS_S.index(horizon_s), HORIZONS_S.index(_NEXT_S))
-        self._targets = features.targets
-        self._periods = (features.valid_rows(), features.test_rows())
-
-    def targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return targets at the horizon and at the next window of consecutive rows; shape (n, n_resources) each."""
-        out = np.full((len(self._horizons), len(rows), len(RESOURCES)), np.nan)
-        if len(rows):
-            for known in self._periods:
-                here = known[np.searchsorted(known, rows[0]) : np.searchsorted(known, rows[-1], side="right")]
-                y = self._targets(here)[0]
-                for i, horizon in enumerate(self._horizons):
-                    out[i, here - rows[0]] = y[:, : len(RESOURCES), horizon]
-        return out[0], out[1]
+    Of validation rows none beyond their period, of training rows none.
+    """
+    y = labels.targets()[0][:, : len(RESOURCES)].astype(np.float64)
+    y[~(in_period(VALID, labels.period, labels.group) | in_period(TEST, labels.period, labels.group))] = np.nan
+    return y[:, :, HORIZONS_S.index(horizon_s)], y[:, :, HORIZONS_S.index(_NEXT_S)]
 
 
 def run_base(estimator: Estimator, windows: Windows) -> Estimate:
@@ -379,7 +368,7 @@ def run_base(estimator: Estimator, windows: Windows) -> Estimate:
     ----------
     estimator : Estimator
         Without state so far; slots are the tasks' positions in ``windows``. A call has at most ``ROWS_PER_CALL`` rows,
-        so an estimator that reads related tasks is answered from stored features instead.
+        so an estimator that reads related tasks is answered from kept features instead.
     windows : Windows
         Any number of whole tasks, each in time order.
 
@@ -395,10 +384,10 @@ def run_base(estimator: Estimator, windows: Windows) -> Estimate:
     return Widened.joined(out).of["aggressive"]
 
 
-def answer_stored(estimator: ForecastEstimator, x: NDArray[np.float32], windows: Windows) -> Priced:
-    """Return the ladders of chosen rows, from their stored features.
+def answer_folded(estimator: ForecastEstimator, x: NDArray[np.float32], windows: Windows) -> Priced:
+    """Return the ladders of chosen rows, from their features.
 
-    Stored features are equal to the bit to those of the estimator's own fold, so the answers are the same.
+    These are equal to the bit to those of the estimator's own fold, so the answers are the same.
 
     Parameters
     ----------

@@ -9,8 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.parallel import THREADS
 from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
+from reclaim.features.splits import VALID, in_period
 from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source
 from reclaim.replay.open_loop.estimates import LIMIT, ROWS_PER_CALL, Estimates
 from reclaim.replay.open_loop.history import History
@@ -74,11 +76,16 @@ class Foreseer:
     def terms(self, rows: Ids) -> Floats:
         """Return the terms of rows of the history, after their windows; shape (n, n_resources, N_TERMS)."""
         estimator, terms = self.estimator, np.empty((len(rows), len(RESOURCES), N_TERMS))
-        for start in range(0, len(rows), ROWS_PER_CALL):
-            part = rows[start : start + ROWS_PER_CALL]
-            x = self.features.x[self.history.source_row[part]]
-            forecast = self.bundle.forecaster.predict(x[:, : len(self.bundle.features)], self.horizon_s)
-            terms[start : start + len(part)] = estimator.terms(forecast, x, self.history.windows.take(part))
+        rising = np.argsort(self.history.source_row[rows], kind="stable")
+        done = 0
+        for bucket, places in self.features.by_bucket(self.history.source_row[rows[rising]]):
+            x = self.features.bucket(bucket).features(places, THREADS)
+            for start in range(0, len(places), ROWS_PER_CALL):
+                some = x[start : start + ROWS_PER_CALL]
+                part = rising[done + start : done + start + len(some)]
+                forecast = self.bundle.forecaster.predict(some[:, : len(self.bundle.features)], self.horizon_s)
+                terms[part] = estimator.terms(forecast, some, self.history.windows.take(rows[part]))
+            done += len(places)
         return terms
 
     def current_terms(self, rows: Ids) -> Floats:
@@ -114,9 +121,9 @@ class ValidationMachines:
     at: Sequence[Snapshots | None]
 
     @classmethod
-    def lay_out(cls, features: FeatureSet, history: History, slot_us: int, horizon_s: int) -> ValidationMachines:
+    def lay_out(cls, history: History, slot_us: int, horizon_s: int) -> ValidationMachines:
         """Lay out the machines of a history."""
-        rows = np.flatnonzero(np.isin(history.source_row, features.valid_rows()))
+        rows = np.flatnonzero(in_period(VALID, history.period, history.group))
         windows = history.windows.take(rows)
         return cls(rows, [lay_out_cell(windows, r, slot_us, horizon_s) for r in range(len(RESOURCES))])
 
@@ -214,7 +221,7 @@ class MachineContenders:
         if not source.bundles:
             return cls(config.budgets)
         history, horizon_s = estimates.history, config.horizon_s
-        before = ValidationMachines.lay_out(source.features, history, estimates.period.slots.slot_us, horizon_s)
+        before = ValidationMachines.lay_out(history, estimates.period.slots.slot_us, horizon_s)
         summed = {
             name: before.settings_within(answers, history, config.budgets)
             for name, answers in estimates.answers.items()

@@ -15,7 +15,7 @@ from reclaim.data.core.tables import Cell, Table
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.targets import HORIZONS_S
-from reclaim.replay.open_loop.estimates import answer_stored, estimator_makers
+from reclaim.replay.open_loop.estimates import answer_folded, estimator_makers
 from reclaim.replay.open_loop.history import window_seconds
 from reclaim.replay.open_loop.metrics import Scored, sums
 from reclaim.replay.open_loop.paired import UNKNOWN, WORSE, Paired
@@ -147,7 +147,7 @@ def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) ->
     for name, make in estimator_makers(config, models, mean_limit_of(sources)).items():
         estimator = make()
         assert isinstance(estimator, ForecastEstimator)
-        answers = answer_stored(estimator, x, windows)
+        answers = answer_folded(estimator, x, windows)
         made = calibrate(answers, windows, target, budgets, by_tier=settings.get("by_tier", False))
         reserved[name] = guarded_reservations(answers, windows, made.settings)
 

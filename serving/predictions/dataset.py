@@ -1,4 +1,4 @@
-"""Predicts the tasks of a dataset from its stored features, bucket by bucket."""
+"""Predicts the tasks of a dataset, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reclaim.data.core.parallel import THREADS, in_pieces
 from reclaim.data.core.parquet import ROW_GROUP_ROWS
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
-from reclaim.data.windows import Cell, Windows, concatenate
+from reclaim.data.windows import Windows, concatenate
 from reclaim.features.feature_set import FeatureSet
 from reclaim.serving.answers.query import margins_of
 from reclaim.serving.answers.stateful import as_table
@@ -35,12 +35,13 @@ _UNITS: Final = Units(cpu="trace cpu", memory="trace memory")
 """A dataset keeps its trace's units."""
 
 
-class _Bucket(NamedTuple):
-    """Windows of a bucket, the first row of each row's task, and the bucket's first row in the feature set."""
+class _Asked(NamedTuple):
+    """Windows of a bucket, the first row of each row's task, the rows that are asked for, and their features."""
 
     windows: Windows
     first: Rows
-    begins: int
+    rows: Rows
+    x: NDArray[np.float32]
 
 
 def check_margin(name: str) -> str:
@@ -50,19 +51,14 @@ def check_margin(name: str) -> str:
     return name
 
 
-def cell_of(dataset: Dataset, features: FeatureSet) -> Cell:
-    """Return the cell that the features of a dataset were computed for."""
-    return dataset.cell(features.manifest["config"]["monday_s"] * 1_000_000)
-
-
 def _at_own_price(scorer: Scorer, dataset: Dataset, features: FeatureSet) -> Scorer:
     """Return the scorer at the price that it solves for the latest window of every task."""
     kept, risks = [], []
     for bucket in range(dataset.n_buckets):
-        windows = dataset.windows(bucket)
-        last = windows.task_starts()[1:] - 1
-        kept.append(windows.take(last))
-        scores = scorer.score(features.x[int(features.bucket_start[bucket]) + last], kept[-1])
+        here = features.bucket(bucket)
+        last = here.windows.task_starts()[1:] - 1
+        kept.append(here.windows.take(last))
+        scores = scorer.score(here.features(last, THREADS), kept[-1])
         assert scores.risk is not None
         risks.append(scores.risk)
     begin_us, end_us = features.manifest["span_us"]
@@ -81,8 +77,8 @@ def predictions(
 
     Arguments and errors are those of ``job.predict``.
 
-    Rows are in the order of the dataset: bucket by bucket, in each by task, then time. They rest on the stored
-    features, which are equal to the bit to those of the service's own state. A portable model answers at the price that
+    Rows are in the order of the dataset: bucket by bucket, in each by task, then time. They rest on features that are
+    equal to the bit to those of the service's own state. A portable model answers at the price that
     it solves for the latest window of every task.
 
     Yields
@@ -93,26 +89,26 @@ def predictions(
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
     features.check_holds(related=model.bundle.related)
     settings, portable = ServingSettings(), model.bundle.portable
-    scorer = Scorer(model, cell_of(opened, features), THREADS, features.mean_limit if portable else None)
+    scorer = Scorer(model, features.folding.cell, THREADS, features.mean_limit if portable else None)
     if portable:
         scorer = _at_own_price(scorer, opened, features)
     margin_of_tier = margins_of(CellQuery(), scorer, check_margin(margin))
     for bucket in range(opened.n_buckets):
-        windows = opened.windows(bucket)
-        starts = windows.task_starts()
-        here = _Bucket(windows, np.repeat(starts[:-1], np.diff(starts)), int(features.bucket_start[bucket]))
+        here = features.bucket(bucket)
+        windows, starts = here.windows, here.windows.task_starts()
         rows = np.arange(len(windows)) if every_window else starts[1:] - 1
+        x = here.features(rows, THREADS)
         for low in range(0, len(rows), ROW_GROUP_ROWS):
-            some = rows[low : low + ROW_GROUP_ROWS]
+            group = slice(low, low + ROW_GROUP_ROWS)
+            some = _Asked(windows, np.repeat(starts[:-1], np.diff(starts)), rows[group], x[group])
 
-            def made(piece: slice, bucket: _Bucket = here, rows: Rows = some) -> pa.Table:
-                at = rows[piece]
-                first = bucket.first[at]
-                seen, first_us = at - first + 1, bucket.windows.start_us[first]
-                x = features.x[bucket.begins + at]
-                found = answers_at(scorer, x, bucket.windows.take(at), seen, first_us, margin_of_tier, settings)
+            def made(piece: slice, some: _Asked = some) -> pa.Table:
+                at = some.rows[piece]
+                first = some.first[at]
+                seen, first_us, of_rows = at - first + 1, some.windows.start_us[first], some.windows.take(at)
+                found = answers_at(scorer, some.x[piece], of_rows, seen, first_us, margin_of_tier, settings)
                 return flat(as_table(found, _UNITS, quantiles=True))
 
-            yield pa.concat_tables(in_pieces(made, len(some), THREADS))
+            yield pa.concat_tables(in_pieces(made, len(some.rows), THREADS))
         if progress is not None:
             progress(int(features.bucket_start[bucket + 1]) / max(int(features.bucket_start[-1]), 1))

@@ -39,6 +39,7 @@ from reclaim.training.models.network import (
     squash,
     survival_loss,
     thresholds_from,
+    weighted_mean,
 )
 from reclaim.training.models.survival import ABOVE, BELOW, CEILING, FLOOR, LAST, NOW
 from reclaim.training.models.trees import Rows
@@ -357,9 +358,9 @@ class _Data:
         with torch.autocast(kind, torch.bfloat16, enabled=self.config.bfloat16 and kind == "cuda", cache_enabled=False):
             steps, logits = network(batch.x)
         now = torch.nan_to_num(batch.x[:, self.now], nan=FLOOR).clamp(FLOOR, CEILING)
-        of_targets, of_oom = ranks.shares(batch.y, batch.oom)
-        curves = (survival_loss(steps, batch.y, thresholds_from(now)) * of_targets).mean()
-        return curves + self.config.oom_weight * (oom_loss(logits, batch.oom) * of_oom).mean()
+        of_targets, of_oom = ranks.shares(batch.y, batch.oom, weight=batch.weight)
+        curves = (survival_loss(steps, batch.y, thresholds_from(now), batch.weight) * of_targets).mean()
+        return curves + self.config.oom_weight * (oom_loss(logits, batch.oom, batch.weight) * of_oom).mean()
 
 
 def _step_of(network: nn.Module, optimizer: torch.optim.Optimizer, data: _Data) -> Step:
@@ -470,9 +471,9 @@ def _load_checkpoint(
     return _Progress(**facts, best=parts["best"])
 
 
-def oom_loss(logits: Tensor, label: Tensor) -> Tensor:
+def oom_loss(logits: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return the cross-entropy of every horizon, averaged over known rows; shapes (B, H) and (B, H) to (H,)."""
     known = torch.isfinite(label)
     target = torch.where(known, label, torch.zeros_like(label))
     loss = nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
-    return (loss * known).sum(0) / known.sum(0).clamp(min=1)
+    return weighted_mean(loss * known, known, weight)

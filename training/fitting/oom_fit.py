@@ -99,7 +99,8 @@ def choose(source: Source, candidates: RowIndex, seed: int) -> OomRows:
         soon, later = (oom[:, : _SOON + 1] == 1).any(axis=1), (oom == 1).any(axis=1)
         share = np.where(soon, 1.0, np.where(later, _KEEP_LATER, np.where(near, _KEEP_NEAR, _KEEP_REST)))
         kept = (rng.random(len(rows)) < share) & np.isfinite(oom).any(axis=1)
-        chosen.append(OomRows(x[kept][:, list(INPUTS)], oom[kept], (1 / share[kept]).astype(np.float32)))
+        weight = source.features.weight[rows[kept]] / share[kept]
+        chosen.append(OomRows(x[kept][:, list(INPUTS)], oom[kept], weight.astype(np.float32)))
     if not chosen:
         none = np.zeros((0, len(HORIZONS_S)), np.float32)
         return OomRows(np.zeros((0, len(INPUTS)), np.float32), none, none[:, 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +75,7 @@ def _rows(
         for t in range(len(TARGETS))
         if len(rows := _known(source.features, rows_of(source.features), t))
     ]
-    parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]] = []
+    parts: list[tuple[NDArray[np.float32], ...]] = []
     counts = [0] * len(sources)
     for source, t, known in kept:
         rows = choose_rows(known, limit // len(kept), seed)
@@ -83,11 +84,12 @@ def _rows(
             y = source.features.targets(some)[0][:, t]
             x = inputs_of(source.features.x[some])[:, t]
             measured = np.isfinite(x[:, FIRST])
-            parts.append((x[measured], y[measured, None]))
+            parts.append((x[measured], y[measured, None], source.features.weight[some][measured]))
             counts[sources.index(source)] += int(measured.sum())
-    x = np.concatenate([np.zeros((0, len(INPUTS)), np.float32), *(x for x, _ in parts)])
-    y = np.concatenate([np.zeros((0, 1, len(HORIZONS_S)), np.float32), *(y for _, y in parts)])
-    return Rows(x, y, np.full((len(x), len(HORIZONS_S)), np.nan, np.float32)), counts
+    none = [np.zeros((0, *row), np.float32) for row in ((len(INPUTS),), (1, len(HORIZONS_S)), ())]
+    x, y, weight = (np.concatenate(column) for column in zip(none, *parts, strict=True))
+    oom = np.full((len(x), len(HORIZONS_S)), np.nan, np.float32)
+    return Rows(x, y, oom, None if (weight == 1).all() else weight), counts
 
 
 def _known(features: FeatureSet, rows: NDArray[np.int64], t: int) -> NDArray[np.int64]:
@@ -111,4 +113,4 @@ def _augmented(rows: Rows, random: np.random.Generator) -> Rows:
     for lag in LAGS:
         x[hidden, INPUTS.index(lag)] = np.nan
         x[hidden, INPUTS.index(f"{lag}_missing")] = 1.0
-    return Rows(x, y, rows.oom)
+    return replace(rows, x=x, y=y)

@@ -17,11 +17,15 @@ CHUNK_SAMPLES: Final = 65_536
 
 
 class Batch(NamedTuple):
-    """Gathered samples on their device: ``x`` (B, F), ``y`` (B, T, H), ``oom`` (B, H), float32; NaN unknown."""
+    """Gathered samples on their device: ``x`` (B, F), ``y`` (B, T, H), ``oom`` (B, H), float32; NaN unknown.
+
+    ``weight``, (B,), is None where all count alike.
+    """
 
     x: Tensor
     y: Tensor
     oom: Tensor
+    weight: Tensor | None = None
 
 
 class Samples:
@@ -34,17 +38,19 @@ class Samples:
         Over the limit; NaN unknown.
     oom : Tensor, float32, shape (n, H)
         0 or 1; NaN unknown.
+    weight : Tensor, float32, shape (n,), or None
+        How much each counts in a loss; None: all alike.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, oom: Tensor) -> None:
-        self._x, self._y, self._oom = x, y, oom
+    def __init__(self, x: Tensor, y: Tensor, oom: Tensor, weight: Tensor | None = None) -> None:
+        self._x, self._y, self._oom, self._weight = x, y, oom, weight
         self.device = x.device
 
     @classmethod
     def of_rows(cls, rows: Rows, device: torch.device | str = "cpu") -> Samples:
         """Put rows on a device: those alone, whatever else the feature sets hold; on a CPU they are not copied."""
         x, y, oom = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (rows.x, rows.y, rows.oom))
-        return cls(x, y, oom)
+        return cls(x, y, oom, None if rows.weight is None else torch.from_numpy(rows.weight).to(device))
 
     def __len__(self) -> int:
         return len(self._x)
@@ -64,7 +70,8 @@ class Samples:
 
     def take(self, positions: Tensor) -> Batch:
         """Gather samples; int64 positions on the device, shape (B,)."""
-        return Batch(self.features(positions), *self.targets(positions))
+        weight = None if self._weight is None else self._weight.index_select(0, positions)
+        return Batch(self.features(positions), *self.targets(positions), weight)
 
     def chunks(self, size: int = CHUNK_SAMPLES) -> Iterator[Tensor]:
         """Return the positions of all samples in order, ``size`` at a time."""

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import CPU_MAX, CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, PAGE_CACHE, Windows, concatenate
+from reclaim.data.windows import (
+    CPU_MAX,
+    CPU_MEAN,
+    MEMORY_MAX,
+    MEMORY_MEAN,
+    PAGE_CACHE,
+    Windows,
+    concatenate,
+    empty_windows,
+)
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS
 from reclaim.training.tracking.runs import DatasetFacts
@@ -103,7 +112,7 @@ def hidden_features(sources: Sequence[Source]) -> list[int]:
     the days to come have others; a lag is known in the last rows alone, or in none. On four days of the Google 2011
     machines a network that saw the calendar had a quarter more pinball loss on the day after.
     """
-    learned_s = min(source.features.cuts_us[0] - int(source.features.end_us.min()) for source in sources) / 1e6
+    learned_s = min(source.features.cuts_us[0] - source.features.manifest["span_us"][0] for source in sources) / 1e6
     return [FEATURE_NAMES.index(name) for name, days in _SPAN_DAYS.items() if learned_s < 2 * days * 86_400]
 
 
@@ -126,7 +135,10 @@ def chosen_rows(
 
 
 def rows_in_memory(sources: Sequence[Source], rows: Sequence[RowIndex]) -> Rows:
-    """Copy chosen rows of each source, one source after another, with the targets known inside their period."""
+    """Copy chosen rows of each source, one source after another, with the targets known inside their period.
+
+    They have weights where some stand for more rows of their dataset than others.
+    """
     from reclaim.training.models.trees import Rows
 
     ends = np.cumsum([0, *map(len, rows)])
@@ -136,7 +148,8 @@ def rows_in_memory(sources: Sequence[Source], rows: Sequence[RowIndex]) -> Rows:
         # by any other mode than clip they are copied twice
         np.take(source.features.x, chosen, axis=0, out=copied.x[start:end], mode="clip")
         copied.y[start:end], copied.oom[start:end] = source.features.targets(chosen)
-    return copied
+    weight = np.concatenate([source.features.weight[r] for source, r in zip(sources, rows, strict=True)])
+    return copied if (weight == 1).all() else replace(copied, weight=weight)
 
 
 def windows_of(sources: Sequence[Source], rows: Sequence[RowIndex]) -> Windows:
@@ -150,9 +163,9 @@ def windows_of(sources: Sequence[Source], rows: Sequence[RowIndex]) -> Windows:
 
 
 def _windows_of(source: Source, rows: RowIndex) -> Iterator[Windows]:
-    for bucket in range(source.dataset.n_buckets):
-        low, high = source.features.bucket_start[bucket : bucket + 2]
-        yield source.dataset.windows(bucket).take(rows[(rows >= low) & (rows < high)] - low)
+    yield empty_windows()
+    for bucket, here in source.features.by_bucket(source.features.row[rows]):
+        yield source.dataset.windows(bucket).take(here)
 
 
 def _in_mean_limits(windows: Windows) -> Windows:

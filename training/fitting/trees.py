@@ -83,7 +83,8 @@ def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeFore
         if len(np.unique(passed)) > 1:
             started = time.perf_counter()
             x = step_inputs(every[row], thresholds[row, t], step)
-            model = HistGradientBoostingClassifier(**shared).fit(x, passed)
+            weight = None if train.weight is None else train.weight[row]
+            model = HistGradientBoostingClassifier(**shared).fit(x, passed, sample_weight=weight)
             log.info("trees: %s fitted on %d pairs in %.1f s", target, len(row), time.perf_counter() - started)
         steps.append(model)
         bar.update()
@@ -92,7 +93,10 @@ def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeFore
     classes = np.unique(label[known])
     classifier: Any = float(classes[0]) if len(classes) == 1 else None
     if len(classes) > 1:
-        classifier = HistGradientBoostingClassifier(**shared).fit(every[known], label[known].astype(np.int8))
+        weight = None if train.weight is None else train.weight[known]
+        classifier = HistGradientBoostingClassifier(**shared).fit(
+            every[known], label[known].astype(np.int8), sample_weight=weight
+        )
     bar.close()
     return TreeForecaster(steps, classifier, horizon_s=horizon_s)
 

@@ -115,7 +115,15 @@ def thresholds_from(now: Tensor) -> Tensor:
     return torch.cat([now[..., None] * torch.tensor(BELOW, device=now.device), above], dim=-1)
 
 
-def survival_loss(steps: Tensor, y: Tensor, thresholds: Tensor) -> Tensor:
+def weighted_mean(values: Tensor, known: Tensor, weight: Tensor | None) -> Tensor:
+    """Return the mean over known rows, shapes (B, ...), 0 where there is none; ``weight``: (B,), None: all alike."""
+    if weight is None:
+        return values.sum(0) / known.sum(0).clamp(min=1)
+    each = weight.reshape(-1, *(1,) * (values.ndim - 1))
+    return (values * each).sum(0) / (known * each).sum(0).clamp(min=1)
+
+
+def survival_loss(steps: Tensor, y: Tensor, thresholds: Tensor, weight: Tensor | None = None) -> Tensor:
     """Return the negative log-likelihood of the demand of every target and horizon, averaged over known rows.
 
     A demand is a chain of answers: above the first threshold, above the second given the first, … until it is not. The
@@ -127,6 +135,8 @@ def survival_loss(steps: Tensor, y: Tensor, thresholds: Tensor) -> Tensor:
     y : Tensor, shape (B, T, H)
         NaN where unknown.
     thresholds : Tensor, shape (B, T, J)
+    weight : Tensor, shape (B,), or None
+        How much each row counts; None: all alike.
 
     Returns
     -------
@@ -136,4 +146,4 @@ def survival_loss(steps: Tensor, y: Tensor, thresholds: Tensor) -> Tensor:
     above = (torch.where(known, y, torch.zeros_like(y))[..., None] > thresholds[:, :, None]).float()
     at_risk = torch.cat([torch.ones_like(above[..., :1]), above[..., :-1]], dim=-1) * known[..., None]
     loss = nn.functional.binary_cross_entropy_with_logits(steps, above, reduction="none") * at_risk
-    return loss.sum(-1).sum(0) / known.sum(0).clamp(min=1)
+    return weighted_mean(loss.sum(-1), known, weight)

@@ -35,11 +35,14 @@ class Rows:
         Over the limit; NaN unknown.
     oom : float32, shape (n, n_horizons)
         0 or 1; NaN unknown.
+    weight : float32, shape (n,), or None
+        How much each counts; None: all alike.
     """
 
     x: NDArray[np.float32]
     y: NDArray[np.float32]
     oom: NDArray[np.float32]
+    weight: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.x)

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.features.splits import VALID, in_period
 from reclaim.replay.closed_loop.constraints import Constraints
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint, EmptyCheckpointError, take_bare
@@ -169,7 +170,7 @@ def validation_moments(
     counted by the reason.
     """
     windows, slot_us = estimates.history.windows, estimates.period.slots.slot_us
-    rows = np.flatnonzero(np.isin(estimates.history.source_row, source.features.valid_rows()))
+    rows = np.flatnonzero(in_period(VALID, estimates.history.period, estimates.history.group))
     found: list[Checkpoint] = []
     left_out: Counter[str] = Counter()
     if not len(rows):

@@ -99,7 +99,7 @@ def foresee_machines(
     history = period.history
     foreseer = Foreseer(bundle, features, history, horizon_s)
     own, terms = foreseer.estimator, foreseer.terms(np.arange(len(history)))
-    before = ValidationMachines.lay_out(features, history, period.slots.slot_us, horizon_s)
+    before = ValidationMachines.lay_out(history, period.slots.slot_us, horizon_s)
     seen = before.seen(terms[before.rows], own)
     found: dict[str, dict[str, ForeseenMachines]] = {kind: {} for kind in KINDS}
     for kind in KINDS:

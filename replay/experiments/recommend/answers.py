@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from reclaim.data.core.parallel import THREADS
 from reclaim.data.schema import DAY_US, RESOURCES
 from reclaim.data.windows import Windows, empty_windows
 from reclaim.features.splits import VALID
 from reclaim.replay.experiment import LEARNED, STATISTICAL, Source
 from reclaim.replay.experiments.recommend.decisions import Decisions
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
-from reclaim.replay.open_loop.estimates import answer_stored, estimator_makers, run_base
+from reclaim.replay.open_loop.estimates import answer_folded, estimator_makers, run_base
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.estimators.base import STATISTIC, UNKNOWN, Estimate, Settings
 from reclaim.training.estimators.registry import build_estimator, candidates
@@ -139,15 +140,14 @@ def ask_model(source: Source, config: ReplayConfig, name: str, rows: TaskRows, d
     make = estimator_makers(config, {name: source.bundles[name]}, source.features.mean_limit)[name]
     amounts = np.full((len(asked), len(RESOURCES), N_RUNGS), np.nan, np.float32)
     of_features = rows.source_row[asked]
-    for bucket in range(source.dataset.n_buckets):
-        begin, end = source.features.bucket_start[bucket : bucket + 2]
-        mine = np.flatnonzero((of_features >= begin) & (of_features < end))
-        if len(mine):
-            estimator = make()
-            assert isinstance(estimator, ForecastEstimator)
-            windows = source.dataset.windows(bucket).take(of_features[mine] - begin)
-            ladder = answer_stored(estimator, source.features.x[of_features[mine]], windows).ladder
-            amounts[mine] = ladder * windows.limit[:, :, None]
+    done = 0
+    for number, places in source.features.by_bucket(of_features):
+        estimator, bucket = make(), source.features.bucket(number)
+        assert isinstance(estimator, ForecastEstimator)
+        windows = bucket.windows.take(places)
+        ladder = answer_folded(estimator, bucket.features(places, THREADS), windows).ladder
+        amounts[done : done + len(places)] = ladder * windows.limit[:, :, None]
+        done += len(places)
     most = np.full((len(decisions), len(RESOURCES), N_RUNGS), np.nan, np.float32)
     starts = np.flatnonzero(np.diff(decision, prepend=-1))
     if len(starts):

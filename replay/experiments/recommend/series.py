@@ -97,7 +97,7 @@ def read_rows(dataset: Dataset, features: FeatureSet, *, progress: bool) -> Task
     tasks = 0
     for bucket in tqdm(range(dataset.n_buckets), desc="read", unit="bucket", disable=None if progress else True):
         windows = dataset.windows(bucket)
-        rows = np.arange(features.bucket_start[bucket], features.bucket_start[bucket + 1], dtype=np.int64)
+        period, group = features.folding.period_and_group(windows)
         task, when = oom_events(windows, dataset.events(bucket, oom_columns(dataset.manifest)))
         enforced, request = _enforced_and_requested(dataset, bucket, windows)
         kills.append(_kills(windows, task, when, enforced[:, _MEMORY], request[:, _MEMORY]))
@@ -108,7 +108,7 @@ def read_rows(dataset: Dataset, features: FeatureSet, *, progress: bool) -> Task
             "end_us": windows.end_us, "demand": demand(windows), "limit": windows.limit,
             "enforced": enforced[keep], "request": request[keep],
             "tier": windows.tier,
-            "period": features.period[rows[keep]], "group": features.group[rows[keep]], "source_row": rows[keep],
+            "period": period[keep], "group": group[keep], "source_row": features.bucket_start[bucket] + keep,
         })  # fmt: skip
         index.append(windows.instance_index[windows.task_starts()[:-1]])
         tasks += len(index[-1])

@@ -225,9 +225,8 @@ class Dataset:
     def cell(self) -> Cell:
         """Largest machine of the cell, and its Monday where the features are built."""
         from reclaim.features.feature_set import FeatureSet
-        from reclaim.serving.predictions.dataset import cell_of
 
-        return cell_of(self._stored, FeatureSet.open(self.path))
+        return FeatureSet.open(self.path).folding.cell
 
     def features(
         self,

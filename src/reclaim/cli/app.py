@@ -203,22 +203,24 @@ def inspect(
 @app.command(
     cls=with_settings("reclaim.features.build:FeatureConfig"),
     epilog="Examples: `reclaim features dataset` · `reclaim features dataset --set split.train_share=0.6` · "
-    "`reclaim features other_cell --set split.role=test`, to hold out a dataset for models trained on others",
+    "`reclaim features other_cell --set split.role=test`, to hold out a dataset for models trained on others · "
+    "`reclaim features dataset --set rows=all`, to keep the features of every window",
 )
 def features(
     dataset: DatasetFolder,
     config: ConfigFile = None,
     assignments: Assignments = None,
-    workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Threads, or Ray's workers; 0: one per core.")] = 0,
+    engine: Annotated[str, typer.Option(help="`local` threads, or `ray`.")] = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Compute features, targets and splits for every window of a dataset."""
+    """Compute features, targets and splits of the windows that training reads; others are folded when they are used."""
     from reclaim.config import load_config
     from reclaim.data.dataset import Dataset
     from reclaim.features.build import FeatureConfig, build_features
 
     settings = load_config(FeatureConfig, config, assignments or ())
-    built, already_there = build_features(Dataset.open(dataset), settings, workers=workers)
+    built, already_there = build_features(Dataset.open(dataset), settings, workers=workers, engine=engine)
     print_result(results.of_features(built, already_there), as_json)
 
 

@@ -108,7 +108,8 @@ def of_features(built: FeatureSet, already_there: bool) -> Result:
 
     label = "recorded" if built.manifest["oom_definition"] == OOM_RECORDED else "derived"
     lines = [
-        f"{built.path}: {len(built):,} rows of {built.x.shape[1]} features; {len(built.train_rows()):,} for training, "
+        f"{built.path}: {len(built):,} of {built.bucket_start[-1]:,} rows kept, with {built.x.shape[1]} features each; "
+        f"{len(built.train_rows()):,} for training, "
         f"{len(built.valid_rows()):,} for margins, {len(built.test_rows()):,} for tests; "
         f"{built.manifest['oom_events']} OOM events by the {label} label{unchanged(already_there)}"
     ]

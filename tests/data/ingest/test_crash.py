@@ -43,7 +43,7 @@ KILLS_A_ROUND = 7
 _RUN = """
 import sys
 from pathlib import Path
-from reclaim.data.ingest import workers as engine
+from reclaim.data.core.engine import workers as engine
 from reclaim.data.ingest.job import IngestConfig, ingest
 engine.POOL_BYTES = int(sys.argv[3])
 ingest(Path(sys.argv[1]), Path(sys.argv[2]), IngestConfig(buckets=int(sys.argv[4]), workers=int(sys.argv[5])))
@@ -218,7 +218,7 @@ def test_on_a_disk_that_is_really_full_the_run_stops_with_one_line_and_goes_on_w
     if subprocess.run([*small, "mount -t tmpfs none /tmp"], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here without privileges")
     code = (
-        "import sys; from reclaim.data.ingest import workers as engine; engine.POOL_BYTES = int(sys.argv.pop(1)); "
+        "import sys; from reclaim.data.core.engine import workers as engine; engine.POOL_BYTES = int(sys.argv.pop(1)); "
         "from reclaim.cli.app import main; sys.exit(main())"
     )
     run = f'"{sys.executable}" -c "{code}" {pool_bytes} ingest "{cell}" "{disk}/out" --buckets {BUCKETS} --workers 2'

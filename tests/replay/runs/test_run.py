@@ -28,7 +28,7 @@ from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
 from reclaim.replay.experiments.margins.models import models_summary
 from reclaim.replay.experiments.margins.tables import margins_table
 from reclaim.replay.open_loop import estimates
-from reclaim.replay.open_loop.estimates import answer_stored, estimator_makers
+from reclaim.replay.open_loop.estimates import answer_folded, estimator_makers
 from reclaim.replay.open_loop.metrics import POSITION
 from reclaim.replay.open_loop.paired import Paired
 from reclaim.replay.report import figures
@@ -100,7 +100,7 @@ def test_the_learned_estimator_replayed_is_the_one_served(dataset: Path, bundle:
     cell, slot = Dataset.open(dataset).cell(), windows.task_numbers()
     estimator = estimator_makers(ReplayConfig(), {"network": bundle}, bundle.mean_limit)["network"]()
     assert isinstance(estimator, ForecastEstimator)
-    answers = answer_stored(estimator, FeatureState(cell).advance(slot, windows), windows)
+    answers = answer_folded(estimator, FeatureState(cell).advance(slot, windows), windows)
     replayed = guarded_reservations(answers, windows, bundle.prices)
     for margin in MARGIN_NAMES:
         served = bundle.estimator(margin, cell).update(slot, windows)

@@ -51,7 +51,7 @@ class Ranks:
             network, device_ids=[device] if device.type == "cuda" else None, forward_sync_buffers=False
         )
 
-    def shares(self, *values: Tensor) -> list[Tensor | float]:
+    def shares(self, *values: Tensor, weight: Tensor | None = None) -> list[Tensor | float]:
         """Return what averages over this rank's known rows are to be multiplied with, so that gradients are exact.
 
         A loss divides its sum over the rows of a batch by how many are known, and ranks know different numbers: the
@@ -62,6 +62,8 @@ class Ranks:
         ----------
         *values : Tensor, shape (B, ...)
             This rank's rows; NaN unknown.
+        weight : Tensor, shape (B,), or None
+            How much each counts in the averages; None: all alike.
 
         Returns
         -------
@@ -69,7 +71,8 @@ class Ranks:
         """
         if self.size == 1:
             return [1.0] * len(values)
-        here = [torch.isfinite(v).sum(0).float() for v in values]
+        each = torch.ones(len(values[0]), device=values[0].device) if weight is None else weight
+        here = [(torch.isfinite(v) * each.reshape(-1, *(1,) * (v.ndim - 1))).sum(0) for v in values]
         everywhere = torch.cat([counts.flatten() for counts in here])
         dist.all_reduce(everywhere)
         parts = torch.split(everywhere, [counts.numel() for counts in here])

@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 
 from reclaim.data import schema as s
 from reclaim.data.core.duck import DamagedFileError, check_gzip
+from reclaim.data.core.engine import workers as engine
+from reclaim.data.core.engine.workers import Workers, plan_workers
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, ReclaimError, SchemaError
 from reclaim.data.ingest import bucket as buckets_module
 from reclaim.data.ingest import job as ingest_module
-from reclaim.data.ingest import workers as engine
 from reclaim.data.ingest.bucket import BucketJob
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.ingest.readers import json_lines as jsonlines_module
 from reclaim.data.ingest.readers.json_kernel import PAD
-from reclaim.data.ingest.workers import Workers, plan_workers
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 
 Maker = Callable[..., dict[str, Any]]

@@ -1,0 +1,263 @@
+"""Runs independent jobs in threads, in a pool of processes or as Ray tasks; the results are the same."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing.connection import wait
+from types import TracebackType
+from typing import Any, Final, Protocol, TypeVar
+
+from reclaim.data.errors import ConfigError, TraceError
+
+ENGINES: Final = ("local", "ray")
+"""``local``: threads of this process or a pool of them; ``ray``: a Ray cluster, for traces larger than one machine."""
+POOL_BYTES: Final = 2 << 30
+"""Input from which processes are worth starting. Below it threads finish sooner: most of the jobs' work releases
+Python's lock, and a process first has to import and to load compiled code."""
+_PROCESS_MIB: Final = 170
+"""Memory a process takes before it holds any data, in MiB."""
+_WORKING_MIB: Final = 250
+"""Least memory a worker needs for data, in MiB."""
+_AHEAD: Final = 2
+"""Jobs begun for each worker before a result is taken: one in work, and one that waits for it to be free."""
+_RETRIES: Final = 5
+"""Times that Ray runs a job again whose worker was lost."""
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def plan_workers(engine: str, workers: int, memory_limit_mib: int, n_bytes: int) -> tuple[int, int]:
+    """Return how many workers fit, at most ``workers`` (0: one for each core), and memory for a process's query engine.
+
+    Half of the memory is for what the query engine does not see: rows read, sorted and written. Threads share a process
+    and its query engine; with processes, the one that waits for them counts, too.
+    """
+    wanted = workers or len(os.sched_getaffinity(0))
+    fitting = max(1, min(wanted, (memory_limit_mib - _PROCESS_MIB) // (_PROCESS_MIB + _WORKING_MIB)))
+    if fitting == 1 or (engine == "local" and n_bytes < POOL_BYTES):
+        return fitting, (memory_limit_mib - _PROCESS_MIB) // 2
+    return fitting, (memory_limit_mib - (fitting + 1) * _PROCESS_MIB) // fitting // 2
+
+
+class Workers:
+    """A pool of workers; a context manager.
+
+    Jobs are pure: what a job gives depends on the job alone, so one that was lost with its worker is run again.
+
+    Parameters
+    ----------
+    engine : str
+        One of ``ENGINES``.
+    count : int
+        Number of workers.
+    n_bytes : int
+        Size of all the input, which decides between threads and processes.
+    preload : str
+        Module that worker processes begin with.
+    """
+
+    def __init__(self, engine: str, count: int, n_bytes: int = 0, preload: str = "") -> None:
+        self._count = count
+        self.separate = engine == "local" and count > 1 and n_bytes >= POOL_BYTES
+        self._pool: Pool
+        if engine == "ray":
+            self._pool = OnRay(count)
+        elif count == 1:
+            self._pool = InTurn()
+        else:
+            self._pool = Local(count, separate=self.separate, preload=preload)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        self._pool.close(cancel=kind is not None)
+
+    def run(
+        self, function: Callable[[Job], Result], jobs: Sequence[Job], done: Callable[[int], object]
+    ) -> list[Result]:
+        """Return the function's result for every job, in the jobs' order.
+
+        Jobs begin in their order: the longest should stand first. ``done`` gets the place of each finished job.
+        The first error ends the run, after the jobs that have begun.
+
+        Raises
+        ------
+        ConfigError
+            Ray is requested and not installed.
+        TraceError
+            A worker was lost, and the engine does not run its job again.
+        """
+        results: list[Any] = [None] * len(jobs)
+        places = {self._pool.begin(function, job): place for place, job in enumerate(jobs)}
+        try:
+            for begun in self._pool.as_done(list(places)):
+                results[places[begun]] = self._pool.result(begun)
+                done(places[begun])
+        except BaseException:
+            self._pool.cancel(list(places))
+            raise
+        return results
+
+    def each(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Generator[Result]:
+        """Yield the function's result for every job, in the jobs' order; errors as of ``run``.
+
+        No more than ``_AHEAD`` jobs for each worker are ahead of the result that is taken: memory holds the results of
+        these alone.
+        """
+        begun: deque[Any] = deque()
+        try:
+            for job in jobs:
+                begun.append(self._pool.begin(function, job))
+                if len(begun) >= _AHEAD * self._count:
+                    yield self._pool.result(begun.popleft())
+            while begun:
+                yield self._pool.result(begun.popleft())
+        finally:
+            self._pool.cancel(list(begun))
+
+
+class Pool(Protocol):
+    """One kind of workers: begins jobs, says which are done, and gives their results."""
+
+    def begin(self, function: Callable[[Any], Any], job: Any) -> Any:
+        """Begin a job as soon as a worker is free, and return what stands for it."""
+
+    def as_done(self, begun: list[Any]) -> Iterator[Any]:
+        """Yield what was begun, in the order in which it ends."""
+
+    def result(self, begun: Any) -> Any:
+        """Wait for a job and return its result, or raise its error."""
+
+    def cancel(self, begun: list[Any]) -> None:
+        """Give up jobs that no worker has begun."""
+
+    def close(self, *, cancel: bool) -> None:
+        """Wait for the workers, or, to ``cancel``, for their present jobs alone."""
+
+
+class InTurn:
+    """No worker: jobs run one by one, when their results are asked for."""
+
+    def begin(self, function: Callable[[Any], Any], job: Any) -> Callable[[], Any]:
+        """Return the job, not begun."""
+        return partial(function, job)
+
+    def as_done(self, begun: list[Any]) -> Iterator[Any]:
+        """Yield the jobs in their order."""
+        return iter(begun)
+
+    def result(self, begun: Any) -> Any:
+        """Run the job."""
+        return begun()
+
+    def cancel(self, begun: list[Any]) -> None:
+        """Do nothing: none has begun."""
+
+    def close(self, *, cancel: bool) -> None:
+        """Do nothing: there is no worker."""
+
+
+class Local:
+    """Threads of this process, or processes that end with it."""
+
+    def __init__(self, count: int, *, separate: bool, preload: str) -> None:
+        self._executor: Executor
+        if separate:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([preload] if preload else [])
+            self._executor = ProcessPoolExecutor(count, mp_context=context, initializer=_die_with_parent)
+        else:
+            self._executor = ThreadPoolExecutor(count)
+
+    def begin(self, function: Callable[[Any], Any], job: Any) -> Future[Any]:
+        """Begin a job."""
+        return self._executor.submit(function, job)
+
+    def as_done(self, begun: list[Any]) -> Iterator[Any]:
+        """Yield jobs as they end."""
+        return as_completed(begun)
+
+    def result(self, begun: Any) -> Any:
+        """Return a job's result; TraceError where its process was killed."""
+        try:
+            return begun.result()
+        except BrokenProcessPool as error:
+            raise TraceError(
+                "a worker was killed, most likely for its memory; run again with fewer --workers, what was done is kept"
+            ) from error
+
+    def cancel(self, begun: list[Any]) -> None:
+        """Give up jobs that wait."""
+        for one in begun:
+            one.cancel()
+
+    def close(self, *, cancel: bool) -> None:
+        """Wait for what has begun."""
+        self._executor.shutdown(wait=True, cancel_futures=cancel)
+
+
+class OnRay:
+    """Tasks of a Ray cluster: of the one that ``RAY_ADDRESS`` names, else of one that begins on this machine.
+
+    A task whose worker or node is lost is run again by Ray, on another one.
+    """
+
+    def __init__(self, count: int) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigError("--engine ray: Ray is not installed; pip install 'reclaim[ray]'") from error
+        self._ray = ray
+        if not ray.is_initialized():
+            here = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": count, "include_dashboard": False}
+            ray.init(log_to_driver=False, configure_logging=False, **here)
+
+    def begin(self, function: Callable[[Any], Any], job: Any) -> Any:
+        """Begin a job."""
+        return self._ray.remote(max_retries=_RETRIES)(function).remote(job)
+
+    def as_done(self, begun: list[Any]) -> Iterator[Any]:
+        """Yield jobs as they end."""
+        waiting = begun
+        while waiting:
+            ready, waiting = self._ray.wait(waiting)
+            yield from ready
+
+    def result(self, begun: Any) -> Any:
+        """Return a job's result; TraceError where its worker was lost more often than it is run again."""
+        try:
+            return self._ray.get(begun)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except self._ray.exceptions.RayError as error:
+            raise TraceError(f"a Ray worker was lost ({error}); run again, what was done is kept") from error
+
+    def cancel(self, begun: list[Any]) -> None:
+        """Give up jobs."""
+        for one in begun:
+            self._ray.cancel(one)
+
+    def close(self, *, cancel: bool) -> None:
+        """Leave the cluster up: other stages of this process use it, and it ends with it."""
+
+
+def _die_with_parent() -> None:
+    """End this process when its parent has ended: a worker of a killed run must not write while the next run does."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,187 @@
+"""Folds one bucket of a dataset: the labels of all its rows, and the features of those that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.core.parallel import in_parts
+from reclaim.data.dataset import Dataset
+from reclaim.data.oom import oom_columns, oom_events
+from reclaim.data.windows import Cell, Windows
+from reclaim.features.fold.batch import fold_tasks, room_to_publish
+from reclaim.features.fold.collection_ooms import OomJournal
+from reclaim.features.registry import feature_names
+from reclaim.features.splits import SplitConfig, groups, inside_period, periods
+from reclaim.features.targets import HORIZONS_S, TARGETS, known_by, measured_by, targets
+
+Rows = NDArray[np.int64]
+
+_ROWS_AT_ONCE: Final = 4_096
+"""Rows that are folded together: their columns are some MB, which a core's own cache nearly holds."""
+
+
+class Labels(NamedTuple):
+    """All that features are learned with, of ``n`` rows; the columns of a ``FeatureSet``."""
+
+    y: NDArray[np.float32]
+    oom: NDArray[np.float32]
+    inside: NDArray[np.bool_]
+    end_us: NDArray[np.int64]
+    period: NDArray[np.uint8]
+    group: NDArray[np.uint8]
+    limit: NDArray[np.float32]
+
+    def take(self, rows: Rows) -> Labels:
+        """Return the chosen rows."""
+        return Labels(**{name: column[rows] for name, column in self._asdict().items()})
+
+    def targets(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return (y, oom), NaN where one rests on anything measured after the row's own period."""
+        nan = np.float32(np.nan)
+        return np.where(self.inside[:, None, :], self.y, nan), np.where(self.inside, self.oom, nan)
+
+
+class Folded(NamedTuple):
+    """Features of chosen rows, and what others' features need of all rows (``fold_tasks``)."""
+
+    x: NDArray[np.float32]
+    moment: NDArray[np.int32]
+    died: NDArray[np.int32]
+    share: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Folding:
+    """Rules by which the rows of a dataset become features and labels.
+
+    Attributes
+    ----------
+    dataset : Dataset
+    split : SplitConfig
+    cell : Cell
+    cuts_us : tuple of int
+        Ends of the training and of the validation period.
+    end_us : int
+        End of the last window of the trace.
+    """
+
+    dataset: Dataset
+    split: SplitConfig
+    cell: Cell
+    cuts_us: tuple[int, int]
+    end_us: int
+
+    def period_and_group(self, windows: Windows) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return ``splits.periods`` and ``splits.groups`` of the rows of whole tasks; shape (n,) each."""
+        return periods(known_by(windows), self.cuts_us), groups(windows, self.split)
+
+    def labels(self, bucket: int, windows: Windows) -> tuple[Labels, int]:
+        """Return the labels of a bucket's rows, and how many ends out of memory it has."""
+        task, time_us = oom_events(windows, self.dataset.events(bucket, oom_columns(self.dataset.manifest)))
+        y = np.empty((len(windows), len(TARGETS), len(HORIZONS_S)), np.float32)
+        oom = np.empty((len(windows), len(HORIZONS_S)), np.float32)
+        targets(windows, task, time_us, self.end_us, y, oom)
+        if not self.dataset.manifest["counts"]["events"]:
+            oom[:] = np.nan
+        period, group = self.period_and_group(windows)
+        inside = inside_period(period, measured_by(windows), self.cuts_us)
+        limit = windows.limit.astype(np.float32)
+        return Labels(y, oom, inside, known_by(windows), period, group, limit), len(time_us)
+
+    def fold(self, windows: Windows, rows: Rows, threads: int = 1, *, related: bool = False) -> Folded:
+        """Fold whole tasks and return the features of chosen rows, those of collections as of ones without a history.
+
+        Parameters
+        ----------
+        windows : Windows
+            ``n`` rows, sorted by task, then time.
+        rows : int64, shape (k,)
+        threads : int
+            The numbers do not depend on it.
+        related : bool
+            Whether there is room for the features of related tasks, which are not written.
+        """
+        x = np.empty((len(rows), len(feature_names(related=related))), np.float32)
+        place = np.full(len(windows), -1, np.int64)
+        place[rows] = np.arange(len(rows))
+        known_us = np.empty(len(windows), np.int64)
+        moment, died, share = room_to_publish(len(windows), related)
+        parts = list(_parts(windows.task_starts()))
+
+        def fold(part: int, of: int) -> None:
+            for starts in parts[part::of]:
+                low = int(starts[0])
+                here = slice(low, int(starts[-1]))
+                fold_tasks(
+                    windows.take(here), starts - low, self.cell, x, known_us[here], moment[here], died[here],
+                    share[here], place[here],
+                )  # fmt: skip
+
+        in_parts(fold, len(windows), threads)
+        return Folded(x, moment, died, share)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket of a dataset with its labels and features.
+
+    Attributes
+    ----------
+    folding : Folding
+    journal : OomJournal
+        Of the whole dataset.
+    number : int
+    first : int
+        The bucket's first row among those of the dataset.
+    windows : Windows
+    stored : float32, shape (n, n_features), or None
+        Features of all rows, where they are kept.
+    """
+
+    folding: Folding
+    journal: OomJournal
+    number: int
+    first: int
+    windows: Windows
+    stored: NDArray[np.float32] | None = None
+
+    @cached_property
+    def labels(self) -> Labels:
+        """Labels of all rows."""
+        return self.folding.labels(self.number, self.windows)[0]
+
+    def features(self, rows: Rows, threads: int = 1) -> NDArray[np.float32]:
+        """Return the features of chosen rows; float32, shape (k, n_features).
+
+        To the bit those that ``FeatureState`` gives as it goes. Tasks of which no row is chosen are passed over.
+        """
+        if self.stored is not None:
+            return self.stored[rows]
+        if (np.diff(rows) <= 0).any():  # one that is asked for twice has one place
+            rising, place = np.unique(rows, return_inverse=True)
+            return self.features(rising, threads)[place]
+        starts = self.windows.task_starts()
+        asked = np.unique(np.searchsorted(starts, rows, side="right") - 1)
+        length = starts[asked + 1] - starts[asked]
+        whole = len(asked) == len(starts) - 1
+        of_tasks = np.arange(length.sum()) + np.repeat(starts[asked] - np.cumsum(length) + length, length)
+        windows = self.windows if whole else self.windows.take(of_tasks)
+        mine = rows if whole else np.searchsorted(of_tasks, rows)
+        folded = self.folding.fold(windows, mine, threads)
+        self.journal.write(windows.collection_id[mine], folded.moment[mine], folded.x)
+        return folded.x
+
+
+def _parts(starts: Rows) -> Iterator[Rows]:
+    """Return the starts of whole tasks, and the end of the last, ``_ROWS_AT_ONCE`` rows or one task at a time."""
+    low = 0
+    while low < len(starts) - 1:
+        high = max(int(np.searchsorted(starts, starts[low] + _ROWS_AT_ONCE, side="right")) - 1, low + 1)
+        yield starts[low : high + 1]
+        low = high

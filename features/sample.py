@@ -1,0 +1,137 @@
+"""Chooses the rows of a dataset whose features are kept: a bounded number, whatever the dataset's size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import UNKNOWN_ID
+from reclaim.data.windows import Windows
+from reclaim.features.groups import AGES, TIER_LABELS, age_key, known_seconds, tier_key
+from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, drawn, in_period
+from reclaim.features.targets import HORIZONS_S
+
+ROWS: Final = ("sample", "all")
+"""Which rows' features are kept. ``sample``: at most about as many as ``SampleConfig`` says; whatever else is asked for
+is folded again. ``all``: those of every row, 440 bytes each, for study."""
+
+_SHARED: Final = 0.5
+"""Share of the training rows that is spread over tiers and ages alike; the rest goes by how many rows each has."""
+_SOON: Final = HORIZONS_S.index(3_600)
+"""Every training row that meets an end out of memory within this horizon is kept: they are few."""
+_OF_TRAIN, _OF_VALID, _OF_TEST = range(3)
+"""What numbers are drawn for: a task kept for one use is no likelier to be kept for another."""
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """Rows that are kept of each period, about; all where there are fewer."""
+
+    train: int = 1_000_000
+    """Rows to learn from, by tier and age, with weights; those that meet an end out of memory within an hour come on
+    top."""
+    valid: int = 500_000
+    """Rows to set prices on: all those of some machines, or of some tasks where no machine is known. Each is as likely
+    as any other, so shares of them are shares of the trace."""
+    test: int = 200_000
+    """Rows that training reports scores of: all those of some tasks."""
+
+    def __post_init__(self) -> None:
+        for name, rows in vars(self).items():
+            if rows < 1:
+                raise ConfigError(f"sample.{name} must be at least 1, got {rows}")
+
+
+class RowCounts(NamedTuple):
+    """Rows that may be kept: of training by tier and age, int64 (n_tiers, n_ages), of validation, of the test."""
+
+    train: NDArray[np.int64]
+    valid: int
+    test: int
+
+    @classmethod
+    def of(cls, windows: Windows, period: NDArray[np.uint8], group: NDArray[np.uint8]) -> RowCounts:
+        """Count the rows of whole tasks; ``period`` and ``group`` as in ``splits``, shape (n,)."""
+        used, stratum = _used(period, group), _strata(windows)
+        train = np.bincount(stratum[used & (period == TRAIN)], minlength=len(TIER_LABELS) * len(AGES))
+        valid, test = (int((used & (period == one)).sum()) for one in (VALID, TEST))
+        return cls(train.reshape(len(TIER_LABELS), len(AGES)).astype(np.int64), valid, test)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Share of the rows that is kept: of training by tier and age, shape (n_tiers, n_ages), of validation, of the test.
+
+    Those of a whole dataset decide for each of its rows by its ids alone: any part can be sampled by itself.
+    """
+
+    train: NDArray[np.float64]
+    valid: float
+    test: float
+
+    @classmethod
+    def whole(cls) -> Shares:
+        """Return those that keep every row."""
+        return cls(np.ones((len(TIER_LABELS), len(AGES))), 1.0, 1.0)
+
+    @classmethod
+    def within(cls, counts: list[RowCounts], config: SampleConfig) -> Shares:
+        """Return those that keep about as many rows as configured, given the counts of all parts of a dataset."""
+        train = np.sum([c.train for c in counts], axis=0)
+        n, present = int(train.sum()), max(int((train > 0).sum()), 1)
+        wanted = config.train * (_SHARED / present + (1.0 - _SHARED) * train / max(n, 1))
+        of_train = np.ones(train.shape) if n <= config.train else np.minimum(wanted / np.maximum(train, 1), 1.0)
+        valid, test = sum(c.valid for c in counts), sum(c.test for c in counts)
+        return cls(of_train, min(config.valid / max(valid, 1), 1.0), min(config.test / max(test, 1), 1.0))
+
+    def choose(
+        self, windows: Windows, period: NDArray[np.uint8], group: NDArray[np.uint8], oom: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return which rows of whole tasks are kept, and how many rows of the dataset each stands for.
+
+        Parameters
+        ----------
+        windows : Windows
+            ``n`` rows.
+        period, group : uint8, shape (n,)
+            As in ``splits``.
+        oom : float32, shape (n, n_horizons)
+            From ``targets``.
+
+        Returns
+        -------
+        rows : int64, shape (k,)
+            Rising. Rows that no period may use are left out.
+        weight : float32, shape (k,)
+            1 for a validation or test row, which stand for all alike.
+        """
+        key = (windows.collection_id, windows.instance_index)
+        share = self.train.reshape(-1)[_strata(windows)]
+        share[(oom[:, : _SOON + 1] == 1).any(axis=1)] = 1.0
+        n = len(windows)
+        kept = np.zeros(n, np.bool_)
+        train = period == TRAIN
+        kept[train] = (drawn(np.full(n, _OF_TRAIN), *key, windows.start_us) < share)[train]
+        on_machine = windows.machine_id != UNKNOWN_ID
+        unit = (np.where(on_machine, windows.machine_id, column) for column in key)
+        kept[period == VALID] = (drawn(np.full(n, _OF_VALID), *unit) < self.valid)[period == VALID]
+        kept[period == TEST] = (drawn(np.full(n, _OF_TEST), *key) < self.test)[period == TEST]
+        rows = np.flatnonzero(kept & _used(period, group))
+        return rows, np.where(train, 1.0 / share, 1.0)[rows].astype(np.float32)
+
+
+def _used(period: NDArray[np.uint8], group: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which rows any use is made of: those in an alloc instance are warned of, though nothing else is."""
+    used: NDArray[np.bool_] = group == IN_ALLOC
+    for one in (TRAIN, VALID, TEST):
+        used |= in_period(one, period, group)
+    return used
+
+
+def _strata(windows: Windows) -> NDArray[np.int64]:
+    """Return the number of each row's tier and age, shape (n,)."""
+    return tier_key(windows.tier) * len(AGES) + age_key(known_seconds(windows))
