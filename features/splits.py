@@ -109,7 +109,8 @@ def permitted(period: int, group: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 def in_period(wanted: int, period: NDArray[np.uint8], group: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return which rows lie in a period and may be used in it, given the period and group of each; shape (n,)."""
-    return (period == wanted) & permitted(wanted, group)
+    rows: NDArray[np.bool_] = (period == wanted) & permitted(wanted, group)
+    return rows
 
 
 def inside_period(

@@ -85,8 +85,9 @@ def _fold(windows: Windows, cell: Cell = Cell(), threads: int = 1, *, related: b
     """Return whole histories folded as ``build`` does, in memory; features, no targets and no splits."""
     n, starts, none = len(windows), windows.task_starts(), np.zeros(0, np.uint8)
     first, stop = starts[:-1], starts[1:]
+    dataset: Any = None
     features = FeatureSet(
-        path=Path(), manifest={}, end_us=np.empty(n, np.int64), limit=windows.limit.astype(np.float32),
+        path=Path(), manifest={}, dataset=dataset, row=np.arange(n), weight=np.ones(n, np.float32), end_us=np.empty(n, np.int64), limit=windows.limit.astype(np.float32),
         x=np.empty((n, len(feature_names(related=related))), np.float32),
         first=np.repeat(first, stop - first),
         y=none.astype(np.float32), oom=none.astype(np.float32), inside=none.astype(bool), period=none, group=none,

@@ -25,12 +25,12 @@ from reclaim.features.splits import (
     VALID,
     VALID_UNSEEN,
     SplitConfig,
+    SplitCounts,
     cuts_us,
     groups,
     inside_period,
     periods,
     permitted,
-    split_counts,
 )
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
@@ -136,7 +136,7 @@ CUTS = (100_000 * S, 200_000 * S)
 
 
 def test_the_manifest_counts_what_is_known_and_what_was_taken_away() -> None:
-    counted = split_counts(_arrays(), 300_000 * S)
+    counted = SplitCounts.of(_arrays(), 300_000 * S).facts()
     assert counted["rows"]["train"] == {"seen": 2, "valid-unseen": 0, "test-unseen": 1, "in-alloc": 0}
     assert counted["rows"]["test"] == {"seen": 0, "valid-unseen": 0, "test-unseen": 1, "in-alloc": 1}
 
@@ -170,7 +170,9 @@ def test_what_becomes_of_the_rows_adds_up() -> None:
         "y": np.where(rng.random((n, 3, 3)) < 0.3, np.nan, rng.random((n, 3, 3))).astype(np.float32),
         "oom": rng.choice([0.0, 1.0, np.nan], (n, 3)).astype(np.float32),
     }
-    whole = split_counts(arrays, 300_000 * S)
+    whole = SplitCounts.of(arrays, 300_000 * S).facts()
+    halves = [{name: column[part] for name, column in arrays.items()} for part in (slice(400), slice(400, None))]
+    assert SplitCounts.added([SplitCounts.of(half, 300_000 * S) for half in halves]).facts() == whole
     for p, period in enumerate(PERIODS):
         rows = sum(whole["rows"][period][GROUPS[g]] for g in splits.PERMITTED[p])
         for of_target in whole["targets"][period].values():

@@ -27,7 +27,7 @@ from reclaim.serving.models.loader import LoadedModel
 from reclaim.serving.predictions import dataset as predicted
 from reclaim.serving.predictions import job
 from reclaim.serving.predictions.columns import schema_of
-from reclaim.serving.predictions.dataset import cell_of, predictions
+from reclaim.serving.predictions.dataset import predictions
 from reclaim.serving.predictions.histories import histories_of, predict_histories
 from reclaim.serving.predictions.job import predict
 from reclaim.serving.settings import ServingSettings
@@ -49,7 +49,7 @@ def test_the_latest_predictions_of_a_dataset_are_the_services_answers_to_the_sam
 ) -> None:
     histories = histories_of(dataset)
     assert not histories["cpu_limit"].null_count  # the service takes no window without a limit
-    cell = cell_of(dataset, FeatureSet.open(dataset.path))
+    cell = FeatureSet.open(dataset.path).folding.cell
     for margin in ("baseline", "aggressive"):
         file = frame_of(predictions(model, dataset.path, margin=margin))
         answered = frame_of(predict_histories(model, histories, margin=margin, cell=cell))
@@ -59,7 +59,7 @@ def test_the_latest_predictions_of_a_dataset_are_the_services_answers_to_the_sam
 
 
 def test_the_latest_predictions_are_the_answers_to_a_json_request(dataset: Dataset, model: LoadedModel) -> None:
-    cell = cell_of(dataset, FeatureSet.open(dataset.path))
+    cell = FeatureSet.open(dataset.path).folding.cell
     request = ReservationRequest.model_validate({
         "tasks": tasks_of(histories_of(dataset)), "margin": "medium",
         "cell": {"largest_machine": dict(zip(s.RESOURCES, cell.largest_machine, strict=True)),
@@ -103,7 +103,7 @@ def test_a_model_of_related_tasks_is_refused_on_features_without_them(dataset: D
 
 def test_predictions_of_every_window_are_the_replays_answers(dataset: Dataset, model: LoadedModel) -> None:
     windows = concatenate([dataset.windows(bucket) for bucket in range(dataset.n_buckets)])
-    cell = cell_of(dataset, FeatureSet.open(dataset.path))
+    cell = FeatureSet.open(dataset.path).folding.cell
     made = model.bundle.estimator("medium", cell).update(windows.task_numbers(), windows)
     file = pa.concat_tables(predictions(model, dataset.path, margin="medium", every_window=True))
     assert file[s.END_US].to_pylist() == windows.end_us.tolist()
@@ -125,7 +125,7 @@ def test_a_model_of_related_tasks_predicts_as_served_and_one_without_ignores_the
     pd.testing.assert_frame_equal(frame_of(predictions(model, wide.path)), narrow, check_exact=True)
     related = LoadedModel("related", "1", "related", related_bundle)
     file = frame_of(predictions(related, wide.path))
-    answered = frame_of(predict_histories(related, histories_of(wide), cell=cell_of(wide, features)))
+    answered = frame_of(predict_histories(related, histories_of(wide), cell=features.folding.cell))
     pd.testing.assert_frame_equal(file, answered, check_exact=True)
     assert not file.equals(narrow)
 

@@ -111,8 +111,7 @@ def test_a_feature_is_hidden_where_the_shortest_training_was_shorter_than_twice_
     days: int, hidden: list[str]
 ) -> None:
     def trained_for(days: int) -> Source:
-        end_us = np.array([0, 5_000_000], np.int64)
-        features = SimpleNamespace(cuts_us=(days * 86_400_000_000, 2**60), end_us=end_us)
+        features = SimpleNamespace(cuts_us=(days * 86_400_000_000, 2**60), manifest={"span_us": [0, 2**60]})
         return cast(Source, SimpleNamespace(features=features))
 
     lags = [name for name in hidden if name.startswith("same_hour")]
@@ -123,13 +122,13 @@ def test_a_feature_is_hidden_where_the_shortest_training_was_shorter_than_twice_
 def _four_rows(inside: list[bool]) -> Source:
     """Return four rows whose targets over an hour rest on nothing measured after their period, or do."""
     none, small = np.zeros(4, np.int64), np.zeros(4, np.uint8)
+    part: Any = None
     features = FeatureSet(
-        Path(), {}, inside=np.array(inside)[:, None].repeat(3, axis=1),
+        Path(), {}, part, row=np.arange(4), weight=np.ones(4, np.float32), inside=np.array(inside)[:, None].repeat(3, axis=1),
         x=np.zeros((4, 1), np.float32), y=np.ones((4, 1, 3), np.float32), oom=np.ones((4, 3), np.float32),
         end_us=none, limit=np.ones((4, 2), np.float32), first=none,
         period=small, group=small, bucket_start=np.array([0, 4]),
     )  # fmt: skip
-    part: Any = None
     return Source(part, features)
 
 

@@ -47,7 +47,7 @@ def test_a_sum_has_the_least_margin_that_keeps_the_budget_of_machines(
     source: Source, estimates: Estimates, contenders: MachineContenders
 ) -> None:
     history, features = estimates.history, source.features
-    before = ValidationMachines.lay_out(features, history, estimates.period.slots.slot_us, CONFIG.horizon_s)
+    before = ValidationMachines.lay_out(history, estimates.period.slots.slot_us, CONFIG.horizon_s)
     assert np.isin(history.source_row[before.rows], features.valid_rows()).all()
     settings = contenders.sums["borg"]
 
