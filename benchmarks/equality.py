@@ -13,12 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reclaim.data.dataset import Dataset
 from reclaim.data.windows import concatenate
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold.batch import FeatureState
 from reclaim.features.registry import PIPELINE_VERSION, SLOT_S
+from reclaim.features.targets import known_by
 
 
 def main() -> None:
@@ -41,19 +43,24 @@ def main() -> None:
     arguments.out.write_text(json.dumps(content, indent=2) + "\n")
 
 
+def _all_rows(features: FeatureSet, number: int, threads: int) -> NDArray[np.float32]:
+    bucket = features.bucket(number)
+    return bucket.features(np.arange(len(bucket.windows)), threads)
+
+
 def compare(path: Path, threads: int) -> dict[str, object]:
     """Return the counts of one dataset."""
     dataset, features = Dataset.open(path), FeatureSet.open(path)
     windows = concatenate([dataset.windows(bucket) for bucket in range(dataset.n_buckets)])
     task = windows.task_numbers()
-    cell = dataset.cell(features.manifest["config"]["monday_s"] * 1_000_000)
-    state = FeatureState(cell, threads, related=features.related)
-    slot = (features.end_us - 1) // (SLOT_S * 1_000_000)
+    x_of_batch = np.concatenate([_all_rows(features, bucket, threads) for bucket in range(dataset.n_buckets)])
+    state = FeatureState(features.folding.cell, threads, related=features.related)
+    slot = (known_by(windows) - 1) // (SLOT_S * 1_000_000)
     order = np.argsort(slot, kind="stable")  # a task's own rows stay in their order
     equal = 0
     for rows in np.split(order, np.flatnonzero(np.diff(slot[order])) + 1):
         x = state.advance(task[rows], windows.take(rows))
-        equal += int((x.view(np.uint32) == features.x[rows].view(np.uint32)).all(axis=1).sum())
+        equal += int((x.view(np.uint32) == x_of_batch[rows].view(np.uint32)).all(axis=1).sum())
     return {
         "dataset": dataset.manifest["name"], "nature": dataset.manifest["nature"], "tasks": int(task[-1]) + 1,
         "rows": len(windows), "equal_rows": equal,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -315,30 +316,38 @@ class _Written:
 
     def __enter__(self) -> _Written:
         self._file = self._path.open("w+b")
-        self._write_header()
+        with self._named():
+            self._write_header()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        with self._file:
-            self._file.seek(0)
-            self._write_header()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._file, self._named():
+            if kind is None:
+                self._file.seek(0)
+                self._write_header()
 
     def __len__(self) -> int:
         return self._rows
 
     def append(self, rows: NDArray[Any]) -> None:
         """Write rows behind those that are there; OSError names the file where the disk is full."""
-        try:
+        with self._named():
             self._file.write(np.ascontiguousarray(rows, self._dtype).reshape(-1).view(np.uint8).data)
+        self._rows += len(rows)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise OSError(error.errno, os.strerror(error.errno or 0), str(self._path)) from error
-        self._rows += len(rows)
 
     def _write_header(self) -> None:
         """Write the header; numpy leaves room in it for as many rows as there may come to be."""
         shape = (self._rows, *self._row)
         header = {"descr": dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
         write_array_header_1_0(self._file, header)
+        self._file.flush()
 
 
 def _n_rows(dataset: Dataset, bucket: int) -> int:

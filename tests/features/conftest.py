@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,7 +88,8 @@ def _fold(windows: Windows, cell: Cell = Cell(), threads: int = 1, *, related: b
     first, stop = starts[:-1], starts[1:]
     dataset: Any = None
     features = FeatureSet(
-        path=Path(), manifest={}, dataset=dataset, row=np.arange(n), weight=np.ones(n, np.float32), end_us=np.empty(n, np.int64), limit=windows.limit.astype(np.float32),
+        path=Path(), manifest={}, dataset=dataset, row=np.arange(n), weight=np.ones(n, np.float32),
+        end_us=np.empty(n, np.int64), limit=windows.limit.astype(np.float32),
         x=np.empty((n, len(feature_names(related=related))), np.float32),
         first=np.repeat(first, stop - first),
         y=none.astype(np.float32), oom=none.astype(np.float32), inside=none.astype(bool), period=none, group=none,

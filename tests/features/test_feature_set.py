@@ -44,7 +44,7 @@ def dataset(tmp_path: Path, window: Maker, event: Maker, write_shard: Callable[.
 
 
 def test_rows_line_up_with_the_usage_of_the_buckets(dataset: Dataset) -> None:
-    features, there = build_features(dataset)
+    features, there = build_features(dataset, FeatureConfig(rows="all"))
     assert not there
     assert len(features) == dataset.n_windows
     for bucket in range(dataset.n_buckets):
@@ -56,7 +56,7 @@ def test_rows_line_up_with_the_usage_of_the_buckets(dataset: Dataset) -> None:
 
 
 def test_periods_follow_time_groups_follow_collections_and_targets_stop_a_horizon_short(dataset: Dataset) -> None:
-    features, _ = build_features(dataset)
+    features, _ = build_features(dataset, FeatureConfig(rows="all"))
     train_us, valid_us = features.cuts_us
     train, valid, test = features.train_rows(), features.valid_rows(), features.test_rows()
     assert features.end_us[train].max() < train_us <= features.end_us[valid].min()
@@ -97,7 +97,7 @@ def test_no_target_rests_on_a_window_that_ends_after_its_period_however_long_win
     write_shard(tmp_path / "cell", "instance_usage-000000000000", rows)
     write_shard(tmp_path / "cell", "instance_events-000000000000", events)
     dataset = ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
-    features, windows = build_features(dataset)[0], dataset.windows(0)
+    features, windows = build_features(dataset, FeatureConfig(rows="all"))[0], dataset.windows(0)
     number = windows.task_numbers()
     periods = (features.train_rows(), features.valid_rows())
     for rows_of, cut_us, period in zip(periods, features.cuts_us, PERIODS, strict=False):
@@ -221,7 +221,7 @@ def _write_feature_set(folder: Path, n: int) -> FeatureSet:
     (folder / FOLDER).mkdir(parents=True)
     write_json(folder / MANIFEST, {"format_version": FORMAT_VERSION, "fingerprint": "abc"})
     manifest = {
-        "pipeline": PIPELINE_VERSION, "dataset": "abc", "bucket_start": [0, n],
+        "pipeline": PIPELINE_VERSION, "dataset": "abc", "bucket_start": [0, n], "kept": n,
         "features": feature_names(related=False),
     }  # fmt: skip
     write_json(folder / FOLDER / MANIFEST, manifest)
@@ -257,7 +257,7 @@ def test_a_damaged_array_is_one_error_that_names_the_file_and_the_command(
         FeatureSet.open(tmp_path / "dataset")
 
 
-@pytest.mark.parametrize("key", ["pipeline", "dataset", "bucket_start", "features"])
+@pytest.mark.parametrize("key", ["pipeline", "dataset", "bucket_start", "features", "kept"])
 def test_a_manifest_that_lacks_something_is_refused_with_the_command(tmp_path: Path, key: str) -> None:
     path = _write_feature_set(tmp_path / "dataset", 1).path / MANIFEST
     write_json(path, {k: v for k, v in json.loads(path.read_text()).items() if k != key})

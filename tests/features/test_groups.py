@@ -42,9 +42,10 @@ def test_the_keys_of_chosen_rows_are_those_of_their_buckets(
 ) -> None:
     buckets = [synthetic_cell.windows(bucket) for bucket in range(synthetic_cell.n_buckets)]
     start = np.cumsum([0, *map(len, buckets)])
-    features = replace(fold(buckets[0].take(slice(0, 1))), bucket_start=start)  # nothing else is asked of it
     rows = np.arange(5, start[-1], 7)
-    keys = row_keys(synthetic_cell, features, rows)
+    # nothing else is asked of it
+    features = replace(fold(buckets[0].take(slice(0, 1))), bucket_start=start, row=rows)
+    keys = row_keys(synthetic_cell, features, np.arange(len(rows)))
     every = concatenate(buckets)
     assert keys.end_us.tolist() == every.end_us[rows].tolist()
     assert keys.age.tolist() == age_key(known_seconds(every)[rows]).tolist()

@@ -212,7 +212,7 @@ def test_a_call_without_a_window_is_answered_with_no_row() -> None:
 
 def compare(dataset: Dataset, threads: int = 1, *, related: bool = True) -> tuple[int, int]:
     """Return rows, and how many of them have equal features, slot by slot against the batch."""
-    config = FeatureConfig(monday_s=86_400, related=related)
+    config = FeatureConfig(monday_s=86_400, related=related, rows="all")
     features, _ = build_features(dataset, config)
     windows = concatenate([dataset.windows(b) for b in range(dataset.n_buckets)])
     cell, task = dataset.cell(config.monday_s * 1_000_000), windows.task_numbers()

@@ -124,7 +124,8 @@ def _four_rows(inside: list[bool]) -> Source:
     none, small = np.zeros(4, np.int64), np.zeros(4, np.uint8)
     part: Any = None
     features = FeatureSet(
-        Path(), {}, part, row=np.arange(4), weight=np.ones(4, np.float32), inside=np.array(inside)[:, None].repeat(3, axis=1),
+        Path(), {}, part, row=np.arange(4), weight=np.ones(4, np.float32),
+        inside=np.array(inside)[:, None].repeat(3, axis=1),
         x=np.zeros((4, 1), np.float32), y=np.ones((4, 1, 3), np.float32), oom=np.ones((4, 3), np.float32),
         end_us=none, limit=np.ones((4, 2), np.float32), first=none,
         period=small, group=small, bucket_start=np.array([0, 4]),

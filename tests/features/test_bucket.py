@@ -1,0 +1,99 @@
+"""A bucket folded when it is asked for has the bits of one that was kept, whichever of its rows are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reclaim.data.dataset import Dataset
+from reclaim.data.errors import ConfigError
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+from reclaim.features.bucket import Labels
+from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.feature_set import JOURNAL, FeatureSet
+from reclaim.features.registry import AT
+from reclaim.features.sample import SampleConfig
+
+FEW = SampleConfig(train=2_000, valid=1_000, test=500)
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.array_equal(np.ascontiguousarray(one).view(np.uint32), np.ascontiguousarray(other).view(np.uint32))
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a dataset of a day of tasks that run out of memory, in three buckets."""
+    folder = tmp_path_factory.mktemp("folded")
+    write_cell(folder / "cell", SyntheticCellConfig(machines=8, days=1.0, tasks_per_machine=20.0, seed=4))
+    return ingest(folder / "cell", folder / "dataset", IngestConfig(buckets=3)).dataset.path
+
+
+@pytest.fixture(scope="module")
+def kept(cell: Path) -> tuple[np.ndarray, Labels, np.ndarray]:
+    """Return the features and the labels of every row as they are kept, and the limits' means."""
+    features, _ = build_features(Dataset.open(cell), FeatureConfig(rows="all"))
+    every = np.arange(len(features))
+    return np.array(features.x), features.labels(every), np.array(features.mean_limit)
+
+
+@pytest.fixture
+def sampled(cell: Path) -> FeatureSet:
+    """Return the feature set of the same dataset that keeps few rows."""
+    return build_features(Dataset.open(cell), FeatureConfig(sample=FEW))[0]
+
+
+def test_some_collections_end_out_of_memory_or_these_tests_say_little(kept: tuple[np.ndarray, ...]) -> None:
+    assert (kept[0][:, AT.collection_ooms] > 0).sum() > 100
+
+
+@pytest.mark.parametrize("step", [1, 3, 500])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_folded_rows_are_those_that_were_kept(
+    step: int, threads: int, sampled: FeatureSet, kept: tuple[np.ndarray, Labels, np.ndarray]
+) -> None:
+    x, labels, _ = kept
+    for number in range(sampled.dataset.n_buckets):
+        bucket = sampled.bucket(number)
+        rows = np.arange(0, len(bucket.windows), step)
+        assert same_bits(bucket.features(rows, threads), x[bucket.first + rows])
+        for name, column in bucket.labels._asdict().items():
+            mine = getattr(labels, name)[bucket.first : bucket.first + len(bucket.windows)]
+            assert np.array_equal(column, mine, equal_nan=column.dtype.kind == "f"), name
+
+
+def test_rows_may_be_asked_for_in_any_order_and_twice(
+    sampled: FeatureSet, kept: tuple[np.ndarray, Labels, np.ndarray]
+) -> None:
+    bucket = sampled.bucket(1)
+    rows = np.array([70, 3, 3, 900, 12])
+    assert same_bits(bucket.features(rows), kept[0][bucket.first + rows])
+    assert bucket.features(rows[:0]).shape == (0, kept[0].shape[1])
+
+
+def test_the_rows_that_are_kept_are_few_and_have_the_bits_of_all(
+    sampled: FeatureSet, kept: tuple[np.ndarray, Labels, np.ndarray]
+) -> None:
+    x, labels, mean_limit = kept
+    assert len(sampled) < 0.6 * len(x)
+    assert same_bits(np.array(sampled.x), x[sampled.row])
+    for name in Labels._fields:
+        mine = np.array(getattr(sampled, name))
+        assert np.array_equal(mine, getattr(labels, name)[sampled.row], equal_nan=mine.dtype.kind == "f"), name
+    assert sampled.mean_limit == tuple(mean_limit)
+    assert len(sampled.test_rows()) < 1_500
+
+
+def test_what_rests_on_every_row_says_how_to_keep_them(sampled: FeatureSet) -> None:
+    with pytest.raises(ConfigError, match=r"features of [\d,]+ of [\d,]+ rows.*--set rows=all`"):
+        sampled.check_whole()
+
+
+def test_a_journal_that_is_damaged_is_one_error(sampled: FeatureSet) -> None:
+    (sampled.path / JOURNAL).write_bytes(b"PK")
+    with pytest.raises(ConfigError, match=r"ooms\.npz: missing or damaged"):
+        _ = FeatureSet.open(sampled.dataset.path).journal
+    (sampled.path / "manifest.json").unlink()  # so that the next test builds it anew
