@@ -232,6 +232,8 @@ def main() -> None:
     asked = parser.parse_args()
     started = time.perf_counter()
     sources = {source.name: source for source in open_sources(asked.datasets)}
+    for source in sources.values():
+        source.features.check_whole()
     families = [set(pair.split("=")) for pair in asked.family]
     results: dict[str, Any] = {
         "command": "python benchmarks/builtin.py " + " ".join(path.name for path in asked.datasets)

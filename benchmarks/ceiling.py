@@ -74,6 +74,7 @@ def main() -> None:
     content = json.loads(given.out.read_text()) if given.out.exists() else {"datasets": {}}
     for path in given.datasets:
         (source,) = open_sources([path])
+        source.features.check_whole()
         of = content["datasets"].setdefault(source.dataset.fingerprint, {"lines": []})
         of |= {"name": source.dataset.manifest.get("name", source.name), "nature": source.dataset.manifest["nature"]}
         for horizon_s in given.horizons:

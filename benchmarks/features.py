@@ -174,9 +174,9 @@ def _warm(name: str, work: Path) -> None:
 
 def _reclaim(work: Path) -> None:
     from reclaim.data.dataset import Dataset
-    from reclaim.features.build import build_features
+    from reclaim.features.build import FeatureConfig, build_features
 
-    build_features(Dataset.open(work / "dataset"), workers=_THREADS)
+    build_features(Dataset.open(work / "dataset"), FeatureConfig(rows="all"), workers=_THREADS)
 
 
 def _polars(work: Path) -> None:
@@ -321,10 +321,10 @@ def _agreement(work: Path) -> dict[str, dict[str, float]]:
     import pandas as pd
 
     from reclaim.data.dataset import Dataset
-    from reclaim.features.build import build_features
+    from reclaim.features.build import FeatureConfig, build_features
 
     dataset = Dataset.open(work / "dataset")
-    features, _ = build_features(dataset)
+    features, _ = build_features(dataset, FeatureConfig(rows="all"))
     x, names = features.x, features.names
     keys = pd.concat([dataset.usage(bucket, _KEY).to_pandas() for bucket in range(dataset.n_buckets)])
     ours = keys.reset_index(drop=True).reset_index(names="row").drop_duplicates(_KEY, keep=False)

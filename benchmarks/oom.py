@@ -115,6 +115,7 @@ def main() -> None:
 def test_cell(path: Path, truth: Path) -> Cell:
     """Return the rows of a cell whose label is known."""
     dataset, features = Dataset.open(path), FeatureSet.open(path)
+    features.check_whole()
     label = np.asarray(features.oom[:, PLACE])
     rows = np.flatnonzero(np.isfinite(label))
     keys = row_keys(dataset, features, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -316,8 +316,13 @@ class _Written:
 
     def __enter__(self) -> _Written:
         self._file = self._path.open("w+b")
-        with self._named():
-            self._write_header()
+        try:
+            with self._named():
+                self._write_header()
+        except OSError:
+            with suppress(OSError):  # the same once more, of what is not written yet
+                self._file.close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
