@@ -212,14 +212,16 @@ class OnRay:
     """
 
     def __init__(self, count: int) -> None:
+        if "RAY_ADDRESS" not in os.environ:  # a cluster of this machine alone listens on its loopback interface
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         try:
             import ray
         except ImportError as error:
             raise ConfigError("--engine ray: Ray is not installed; pip install 'reclaim[ray]'") from error
         self._ray = ray
         if not ray.is_initialized():
-            here = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": count, "include_dashboard": False}
-            ray.init(log_to_driver=False, configure_logging=False, **here)
+            here: dict[str, Any] = {"num_cpus": count, "include_dashboard": False}
+            ray.init(log_to_driver=False, configure_logging=False, **({} if "RAY_ADDRESS" in os.environ else here))
 
     def begin(self, function: Callable[[Any], Any], job: Any) -> Any:
         """Begin a job."""

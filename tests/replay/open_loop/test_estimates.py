@@ -11,7 +11,7 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.windows import Windows, concatenate
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID
+from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, in_period
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.experiment import Source
 from reclaim.replay.open_loop.estimates import CandidateFold, estimate_all, fold_dataset, run_base
@@ -23,6 +23,7 @@ from reclaim.training.margins.answers import Answers, Widened
 from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Guarded, Margin
 from reclaim.training.margins.tune import TunedEstimator, Tuning
 from reclaim.training.models.estimator import ForecastEstimator
+from tests.every_row import labels_of
 
 HOUR, NEXT = HORIZONS_S.index(3600), HORIZONS_S.index(300)
 
@@ -53,7 +54,7 @@ def global_rows(path: Path, history: History) -> np.ndarray:
 def test_rows_after_training_are_kept_with_the_one_just_before_them(
     dataset: Path, folded: tuple[History, dict[str, Answers]]
 ) -> None:
-    history, features = folded[0], FeatureSet.open(dataset)
+    history, features = folded[0], labels_of(FeatureSet.open(dataset))
     kept = np.bincount(history.period, minlength=3)
     assert kept[VALID] == (features.period == VALID).sum()
     assert kept[TEST] == (features.period == TEST).sum()
@@ -70,14 +71,13 @@ def test_rows_after_training_are_kept_with_the_one_just_before_them(
 def test_targets_are_those_of_the_features_and_stop_at_the_end_of_validation(
     dataset: Path, folded: tuple[History, dict[str, Answers]]
 ) -> None:
-    history, features = folded[0], FeatureSet.open(dataset)
+    history, features = folded[0], labels_of(FeatureSet.open(dataset))
     y = features.y[global_rows(dataset, history)]
     test = history.period == TEST
     np.testing.assert_array_equal(history.target[test], y[test, :2, HOUR].astype(np.float64))
     np.testing.assert_array_equal(history.next_target[test], y[test, :2, NEXT].astype(np.float64))
     assert np.isnan(history.target[history.period == TRAIN]).all()
-    settable = np.zeros(len(features), np.bool_)
-    settable[features.valid_rows()] = True
+    settable = in_period(VALID, features.period, features.group)
     for targets, horizon in ((history.target, HOUR), (history.next_target, NEXT)):
         inside = features.inside[global_rows(dataset, history), horizon]
         shown = (history.period == VALID) & inside & settable[global_rows(dataset, history)]
@@ -136,8 +136,7 @@ def test_settings_are_chosen_without_reading_a_test_row(dataset: Path, monkeypat
     def chosen(period: int | None, horizon_s: int = 3600) -> Tuning:
         def changed(_: Dataset, bucket: int) -> Windows:
             windows = read(bucket)
-            rows = slice(features.bucket_start[bucket], features.bucket_start[bucket + 1])
-            here, usage = np.asarray(features.period[rows]) == period, windows.usage.copy()
+            here, usage = features.folding.period_and_group(windows)[0] == period, windows.usage.copy()
             usage[here] = np.random.default_rng(bucket).random(usage[here].shape)
             return replace(windows, usage=usage)
 
@@ -177,15 +176,16 @@ def tasks_of(windows: Windows) -> set[tuple[int, int]]:
     return set(zip(windows.collection_id.tolist(), windows.instance_index.tolist(), strict=True))
 
 
-def test_tasks_inside_an_alloc_instance_are_left_out(dataset: Path, tmp_path: Path) -> None:
-    shutil.copytree(dataset, tmp_path / "cell")
-    path = tmp_path / "cell" / "features" / "group.npy"
-    features = FeatureSet.open(dataset)
-    group = np.array(features.group)
-    group[: features.bucket_start[1]] = IN_ALLOC
-    np.save(path, group)
-    history, _ = fold(tmp_path / "cell")
+def test_tasks_inside_an_alloc_instance_are_left_out(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_bucket, read = tasks_of(Dataset.open(dataset).windows(0)), Dataset.windows
+
+    def in_alloc(self: Dataset, bucket: int) -> Windows:
+        windows = read(self, bucket)
+        windows.in_alloc[:] = bucket == 0
+        return windows
+
+    monkeypatch.setattr(Dataset, "windows", in_alloc)
+    history, _ = fold(dataset)
     assert IN_ALLOC not in history.group
-    first_bucket = tasks_of(Dataset.open(dataset).windows(0))
     assert first_bucket
     assert first_bucket.isdisjoint(tasks_of(history.windows))

@@ -17,11 +17,12 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Windows
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold.batch import FeatureState
 from reclaim.features.registry import FEATURE_NAMES
-from reclaim.features.splits import IN_ALLOC, TEST, SplitConfig
+from reclaim.features.splits import TEST, SplitConfig
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay.experiments.margins.following import following_table
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
@@ -220,13 +221,18 @@ def test_margins_do_not_see_the_test_period(
 
 
 def test_a_cell_of_tasks_in_alloc_instances_alone_is_refused_with_a_remedy_of_its_own(
-    dataset: Path, config: MarginsConfig, tmp_path: Path
+    dataset: Path, config: MarginsConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(dataset, tmp_path / "cell")
-    group = np.load(tmp_path / "cell" / "features" / "group.npy")
-    np.save(tmp_path / "cell" / "features" / "group.npy", np.full_like(group, IN_ALLOC))
+    read = Dataset.windows
+
+    def in_alloc(self: Dataset, bucket: int) -> Windows:
+        windows = read(self, bucket)
+        windows.in_alloc[:] = True
+        return windows
+
+    monkeypatch.setattr(Dataset, "windows", in_alloc)
     with pytest.raises(HistoryTooShortError, match=r"no task-window to judge: all its tasks are in alloc .*; replay a"):
-        run_experiment(EXPERIMENT, tmp_path / "cell", tmp_path / "out", config, tracking=False, progress=False)
+        run_experiment(EXPERIMENT, dataset, tmp_path / "out", config, tracking=False, progress=False)
     assert not (tmp_path / "out").exists()
 
 

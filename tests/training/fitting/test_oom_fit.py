@@ -27,7 +27,11 @@ def source(x: NDArray[np.float32], oom: NDArray[np.float32]) -> Any:
     """Return all that a fit asks of a source: every row is of training."""
     n = len(x)
     features = SimpleNamespace(
-        x=x, targets=lambda rows: (None, oom[rows]), period=np.full(n, TRAIN), group=np.full(n, SEEN)
+        x=x,
+        weight=np.ones(n, np.float32),
+        targets=lambda rows: (None, oom[rows]),
+        period=np.full(n, TRAIN),
+        group=np.full(n, SEEN),
     )
     return SimpleNamespace(features=features)
 

@@ -39,13 +39,16 @@ def write_feature_set(folder: Path, seed: int) -> FeatureSet:
         "group": rng.integers(0, 4, n).astype(np.uint8),
         "limit": rng.choice([0.0, 0.3, 0.7, np.nan], (n, 2)).astype(np.float32),
         "first": np.repeat(np.cumsum(lengths) - lengths, lengths),
+        "row": np.arange(n),
+        "weight": rng.uniform(1, 9, n).astype(np.float32),
     }
     arrays["x"][rng.random((n, 5)) < 0.1] = np.nan
     folder.mkdir(exist_ok=True)
     for name, array in arrays.items():
         np.save(array_path(folder, name), array)
     mapped = {name: np.load(array_path(folder, name), mmap_mode="r") for name in arrays}
-    return FeatureSet(folder, {}, bucket_start=np.array([0, n]), **mapped)
+    unused: Any = None
+    return FeatureSet(folder, {}, unused, bucket_start=np.array([0, n]), **mapped)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,9 @@ def test_samples_of_several_feature_sets_stand_one_after_another_and_each_keeps_
     _same(batch.x, x[positions.numpy()])
     _same(batch.y, y[positions.numpy()])
     _same(batch.oom, oom[positions.numpy()])
+    weight = np.concatenate([features.weight[r] for features, r in zip(of_both, rows, strict=True)])
+    assert batch.weight is not None
+    _same(batch.weight, weight[positions.numpy()])
     assert samples.heads().targets.tolist() == np.isfinite(y).any(axis=0).tolist()
     assert samples.heads().oom.tolist() == np.isfinite(oom).any(axis=0).tolist()
 

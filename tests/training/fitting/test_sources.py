@@ -25,7 +25,10 @@ class _Part:
     def __init__(self, rows: list[int], windows: Windows | None = None) -> None:
         self.rows = np.array(rows, np.int64)
         self.read = windows
-        self.n_buckets, self.bucket_start, self.path = 1, [0, 1_000_000], Path("part")
+        self.path, self.row = Path("part"), np.arange(10_000)
+
+    def by_bucket(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[int, Any]]:
+        return [(0, rows)]
 
     def valid_rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         return self.rows

@@ -123,6 +123,7 @@ def test_the_registered_model_keeps_the_budgets_it_was_calibrated_to(place: Path
     assert bundle.dataset_fingerprint == dataset.fingerprint
     assert bundle.mean_limit == features.mean_limit
     rows = features.valid_rows()
+    at = features.row[rows]
     target = features.targets(rows)[0][:, :2, HORIZONS_S.index(3_600)].astype(np.float64)
     for name, budget in (("baseline", 0.01), ("aggressive", 0.05)):
         # the served object over whole histories, bucket by bucket
@@ -131,7 +132,7 @@ def test_the_registered_model_keeps_the_budgets_it_was_calibrated_to(place: Path
             windows = dataset.windows(bucket)
             reservation.append(bundle.estimator(name).update(windows.task_numbers(), windows).reservation)
             limit.append(windows.limit)
-        violation = violation_share(np.concatenate(reservation)[rows], np.concatenate(limit)[rows], target)
+        violation = violation_share(np.concatenate(reservation)[at], np.concatenate(limit)[at], target)
         assert (violation <= budget).all()
         assert violation.tolist() == pytest.approx(list(trained.violation[name].values()))
     for resource in ("cpu", "memory"):

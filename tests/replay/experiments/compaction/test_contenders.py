@@ -48,7 +48,7 @@ def test_a_sum_has_the_least_margin_that_keeps_the_budget_of_machines(
 ) -> None:
     history, features = estimates.history, source.features
     before = ValidationMachines.lay_out(history, estimates.period.slots.slot_us, CONFIG.horizon_s)
-    assert np.isin(history.source_row[before.rows], features.valid_rows()).all()
+    assert np.isin(history.source_row[before.rows], features.row[features.valid_rows()]).all()
     settings = contenders.sums["borg"]
 
     def shares(margin: str, change: float) -> list[float]:

@@ -35,7 +35,7 @@ def test_moments_are_of_the_validation_period_and_of_collections_that_are_not_ke
 ) -> None:
     history = estimates.history
     rows = np.concatenate([at.rows for at in moments])
-    assert np.isin(history.source_row[rows], source.features.valid_rows()).all()
+    assert np.isin(history.source_row[rows], source.features.row[source.features.valid_rows()]).all()
     last = moments[-1].time_us + CONFIG.horizon_s * 1_000_000
     assert last <= estimates.period.slots.first_us
     assert all(b.time_us - a.time_us >= CONFIG.horizon_s * 1_000_000 for a, b in pairwise(moments))

@@ -23,6 +23,7 @@ from reclaim.training.machines.fit import MachineRows
 from reclaim.training.machines.following import follow
 from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_HELD, T_LIMIT
 from reclaim.training.margins.margin import Budgets
+from tests.every_row import x_of
 
 CONFIG = FrontierConfig(estimators=("borg", "limit"), predictors=("nsigma5",), tune=False, draws=20)
 OURS = ("network (machine)", "network (bound)")
@@ -66,13 +67,13 @@ def test_sums_are_of_the_tasks_that_the_machine_runs_at_the_time(source: Source,
     found = foresee_machines(bundle, features, period, {"cpu": laid_out}, CONFIG.horizon_s, CONFIG.budgets)
     foreseen, at = found["machine"]["cpu"], laid_out.at
     estimator = bundle.machine_estimator(mean_limit=features.mean_limit)
-    history = estimates.history
+    history, every = estimates.history, x_of(features)
     for time in (0, len(at) // 2, len(at) - 1):
         rows = at.rows[at.snapshot == time]
         assert (history.windows.start_us[rows] == at.start_us[time]).all()
         assert len(set(history.windows.machine_id[rows].tolist())) == 1
         assert (history.period[rows] == TEST).all()
-        x = features.x[history.source_row[rows]]
+        x = every[history.source_row[rows]]
         terms = estimator.terms(bundle.forecaster.predict(x, CONFIG.horizon_s), x, history.windows.take(rows))
         np.testing.assert_allclose(foreseen.rows.sums[time], terms[:, 0].sum(axis=0), rtol=1e-12)
         assert foreseen.rows.sums[time, T_LIMIT] + foreseen.rows.sums[time, T_HELD] == pytest.approx(at.limit[time])

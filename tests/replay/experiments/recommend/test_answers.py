@@ -46,9 +46,9 @@ def test_a_model_is_asked_about_each_recent_task_and_the_largest_answer_counts(a
         ladders = []
         for row in rows.source_row[mine]:
             bucket = int(np.searchsorted(source.features.bucket_start, row, side="right")) - 1
-            windows = source.dataset.windows(bucket).take(np.array([row - source.features.bucket_start[bucket]]))
+            place, here = np.array([row - source.features.bucket_start[bucket]]), source.features.bucket(bucket)
             estimator = bundle.bare_estimator(horizon_s=CONFIG.horizon_s, mean_limit=mean_limit)
-            ladders.append(estimator.ladder(source.features.x[row : row + 1], windows)[0][0])
+            ladders.append(estimator.ladder(here.features(place), here.windows.take(place))[0][0])
         np.testing.assert_allclose(said.ladder[one], np.max(ladders, axis=0), rtol=1e-6)
 
 

@@ -67,9 +67,8 @@ def test_the_backtest_is_what_happened_while_each_request_held(report: ReplayRep
     end = max(int(of.end_us.max()) for of in windows)
     by_id = {line["collection_id"]: line for line in report.results["workloads"]}
     bin_us = 14 * s.DAY_US // 84
-    for bucket, of in enumerate(windows):
-        rows = np.arange(features.bucket_start[bucket], features.bucket_start[bucket + 1])
-        mine = np.flatnonzero((features.period[rows] == TEST) & (of.start_us >= begins))
+    for of in windows:
+        mine = np.flatnonzero((features.folding.period_and_group(of)[0] == TEST) & (of.start_us >= begins))
         need = demand(of)
         for row in mine:
             line = by_id[int(of.collection_id[row])]
