@@ -43,8 +43,15 @@ class Labels(NamedTuple):
 
     def targets(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return (y, oom), NaN where one rests on anything measured after the row's own period."""
-        nan = np.float32(np.nan)
-        return np.where(self.inside[:, None, :], self.y, nan), np.where(self.inside, self.oom, nan)
+        return known_targets(self.y, self.oom, self.inside)
+
+
+def known_targets(
+    y: NDArray[np.float32], oom: NDArray[np.float32], inside: NDArray[np.bool_]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return (y, oom) of rows, NaN where one rests on anything measured after the row's own period."""
+    nan = np.float32(np.nan)
+    return np.where(inside[:, None, :], y, nan), np.where(inside, oom, nan)
 
 
 class Folded(NamedTuple):

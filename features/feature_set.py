@@ -18,7 +18,7 @@ from reclaim.data.dataset import MANIFEST, Dataset, read_manifest
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
-from reclaim.features.bucket import Bucket, Folding, Labels
+from reclaim.features.bucket import Bucket, Folding, Labels, known_targets
 from reclaim.features.fold.collection_ooms import OomJournal
 from reclaim.features.registry import PIPELINE_VERSION, feature_names
 from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, SplitConfig, in_period
@@ -226,7 +226,7 @@ class FeatureSet:
 
     def targets(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return (y, oom) of rows, NaN where one rests on anything measured after the row's own period."""
-        return self.labels(rows).targets()
+        return known_targets(self.y[rows], self.oom[rows], self.inside[rows])
 
     def _rows_of(self, period: int) -> NDArray[np.int64]:
         return np.flatnonzero(in_period(period, self.period, self.group))
