@@ -1,0 +1,147 @@
+"""Stages on a Ray cluster of several nodes, one of which dies in the middle: the bytes are those of one machine."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reclaim.data.core.duck import DamagedFileError, check_gzip
+from reclaim.data.core.engine import workers as engine
+from reclaim.data.core.engine.workers import OnRay, Workers
+from reclaim.data.dataset import Dataset
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+from reclaim.features.build import FeatureConfig, build_features
+from reclaim.features.sample import SampleConfig
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+BUCKETS = 5
+NODES = 2
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+class Nodes:
+    """A Ray cluster on the loopback interface: a head that runs no job, and nodes of one core each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self._nodes = [self._cluster.add_node(num_cpus=1) for _ in range(NODES)]
+        ray.init(address=self._cluster.address, log_to_driver=False, configure_logging=False)
+
+    def kill_one(self) -> None:
+        """Kill a node with all that runs on it, and add another one."""
+        self._cluster.remove_node(self._nodes.pop(0), allow_graceful=False)
+        self._nodes.append(self._cluster.add_node(num_cpus=1))
+
+    def close(self) -> None:
+        """Stop every process of the cluster."""
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """Return the cluster."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setattr(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)  # to listen on loopback alone
+        cluster = Nodes()
+        yield cluster
+        cluster.close()
+
+
+@pytest.fixture
+def dying(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Kill a node as the first result of a stage is taken; return when that was."""
+    killed: list[float] = []
+
+    class Breaking(OnRay):
+        def result(self, begun: Any) -> Any:
+            if not killed:
+                nodes.kill_one()
+                killed.append(time.time())
+            return super().result(begun)
+
+    monkeypatch.setattr(engine, "OnRay", Breaking)
+    return killed
+
+
+@pytest.fixture(scope="module")
+def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a synthetic cell of half a day, in several shards."""
+    folder = tmp_path_factory.mktemp("cluster") / "cell"
+    write_cell(folder, SyntheticCellConfig(machines=4, days=0.5, shard_hours=3, seed=5))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(cell: Path) -> Path:
+    """Return the cell's dataset with its features, made in this process."""
+    out = cell.parent / "plain"
+    ingest(cell, out, IngestConfig(buckets=BUCKETS, workers=1))
+    build_features(Dataset.open(out), CONFIG, workers=1)
+    return out
+
+
+CONFIG = FeatureConfig(sample=SampleConfig(train=1_000, valid=500, test=300))
+
+
+def test_ingest_and_features_with_a_node_killed_in_the_middle_of_each_have_the_same_bytes(
+    cell: Path, plain: Path, dying: list[float], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    dataset = ingest(cell, out, IngestConfig(buckets=BUCKETS, workers=NODES, engine="ray")).dataset
+    assert len(dying) == 1
+    dying.clear()
+    build_features(dataset, CONFIG, workers=NODES, engine="ray")
+    assert len(dying) == 1
+    assert contents(out) == contents(plain)
+
+
+def _told(job: tuple[Path, int]) -> int:
+    """Leave a file of each time that the job runs; the first job is slow."""
+    folder, number = job
+    (folder / f"{number}-{os.getpid()}-{time.time_ns()}").touch()
+    time.sleep(4.0 if number == 0 else 0.2)
+    return number
+
+
+def test_what_was_done_is_not_done_again_and_a_slow_node_holds_back_no_order(
+    dying: list[float], tmp_path: Path
+) -> None:
+    with Workers("ray", NODES) as pool:
+        assert list(pool.each(_told, [(tmp_path, number) for number in range(8)])) == list(range(8))
+    assert len(dying) == 1
+    runs = [int(path.name.split("-")[0]) for path in tmp_path.iterdir()]
+    assert set(runs) == set(range(8))
+    # what ran on the node that died, or lay there finished and not yet taken, is all that ran again
+    assert len(runs) <= 8 + 2 * NODES
+
+
+def _full(job: tuple[Callable[[str], None], str]) -> None:
+    raise OSError(28, os.strerror(28), job[1])
+
+
+@pytest.mark.usefixtures("nodes")
+def test_an_error_of_a_node_is_raised_as_itself(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.gz", tmp_path / "bad.gz"
+    good.write_bytes(gzip.compress(b"abc"))
+    bad.write_bytes(gzip.compress(b"abc")[:9])
+    with pytest.raises(DamagedFileError, match=r"bad\.gz: truncated"), Workers("ray", NODES) as pool:
+        pool.run(check_gzip, [good, bad], lambda _: None)
+    with pytest.raises(OSError, match=r"No space left on device: 'x\.npy'") as caught, Workers("ray", NODES) as pool:
+        [*pool.each(_full, [(print, "x.npy")])]
+    assert caught.value.errno == 28
