@@ -54,7 +54,8 @@ from reclaim.data.windows import Windows
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop import metrics
-from reclaim.replay.open_loop.estimates import CandidateFold, fold_dataset
+from reclaim.replay.open_loop.estimates import CandidateFold
+from reclaim.replay.open_loop.fold import fold_dataset
 from reclaim.replay.open_loop.history import History, oracle, previous_rows
 from reclaim.replay.open_loop.paired import (
     CONFIDENCE,
@@ -229,7 +230,7 @@ def _measure(
     makers: dict[str, Callable[[], Estimator]] = {
         name if len(candidates(name)) == 1 else name + PUBLISHED: partial(build_estimator, name) for name in names
     }
-    tried = CandidateFold.run(source.dataset, source.features, names, seconds, progress=True)
+    tried = CandidateFold.run(source.features, names, seconds, progress=True)
     settings: dict[str, Any] = {}
     for name, horizon_s in product(tried.answers, by_horizon):
         tuning = tried.choose(name, horizon_s)

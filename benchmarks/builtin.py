@@ -43,7 +43,7 @@ from reclaim.data.windows import Windows
 from reclaim.features.registry import AT
 from reclaim.features.splits import TEST
 from reclaim.features.targets import HORIZONS_S
-from reclaim.replay.open_loop.estimates import answer_folded
+from reclaim.replay.open_loop.fold import answer_folded
 from reclaim.training.bundle import Bundle, pipeline_of
 from reclaim.training.estimators.base import STATISTIC, Estimate
 from reclaim.training.fitting.learner import learner_of

@@ -36,7 +36,7 @@ from reclaim.features.registry import CALENDAR, FEATURE_NAMES
 from reclaim.features.splits import IN_ALLOC, TEST
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop import metrics
-from reclaim.replay.open_loop.estimates import answer_folded, fold_dataset
+from reclaim.replay.open_loop.fold import answer_folded, fold_dataset
 from reclaim.replay.open_loop.history import History, oracle, previous_rows
 from reclaim.replay.open_loop.paired import CONFIDENCE, DRAWS, RECLAIMED, SEED, VIOLATION, Paired
 from reclaim.training.estimators.registry import ESTIMATORS
@@ -97,7 +97,7 @@ def _facts(path: Path, horizon_s: int) -> dict[str, Any]:
 def measure(source: Source, horizon_s: int) -> Iterator[dict[str, Any]]:
     """Yield a line for each resource and budget that the dataset can measure over a horizon."""
     started = time.perf_counter()
-    history = fold_dataset(source.dataset, source.features, horizon_s, {}, {}, progress=True)[0]
+    history = fold_dataset(source.features, horizon_s, {}, {}, progress=True)[0]
     history = history.take(np.flatnonzero((history.period == TEST) & (history.group != IN_ALLOC)))
     known = np.isfinite(history.target).sum(axis=0)
     if known.max() < _LEAST_ROWS:

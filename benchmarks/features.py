@@ -173,10 +173,11 @@ def _warm(name: str, work: Path) -> None:
 
 
 def _reclaim(work: Path) -> None:
+    from reclaim.data.core.engine.workers import Engine
     from reclaim.data.dataset import Dataset
     from reclaim.features.build import FeatureConfig, build_features
 
-    build_features(Dataset.open(work / "dataset"), FeatureConfig(rows="all"), workers=_THREADS)
+    build_features(Dataset.open(work / "dataset"), FeatureConfig(rows="all"), engine=Engine(workers=_THREADS))
 
 
 def _polars(work: Path) -> None:

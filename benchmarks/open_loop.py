@@ -47,7 +47,8 @@ from reclaim.replay.experiments.frontier.machines import lay_out_machines
 from reclaim.replay.experiments.frontier.sweep import FACTORS, Bare, Guards, TaskRows
 from reclaim.replay.machine_peaks.predictors import PREDICTORS
 from reclaim.replay.open_loop.bootstrap import Bootstrap
-from reclaim.replay.open_loop.estimates import answer_folded, run_base, set_margins
+from reclaim.replay.open_loop.estimates import set_margins
+from reclaim.replay.open_loop.fold import answer_folded, run_base
 from reclaim.replay.open_loop.history import History, oracle, previous_rows, window_seconds
 from reclaim.replay.open_loop.period import Period, lay_out_period
 from reclaim.replay.open_loop.scoring import score

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data import schema as s
-from reclaim.data.core.engine.workers import Workers
+from reclaim.data.core.engine.workers import HERE, Engine, Workers
 from reclaim.data.core.files import content_sha256, remove_left_behind, replaced_folder, write_json
 from reclaim.data.dataset import MANIFEST, Dataset, bucket_name
 from reclaim.data.errors import ConfigError, HistoryTooShortError, TraceError
@@ -116,7 +116,10 @@ _PASSING: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
 
 
 def build_features(
-    dataset: Dataset, config: FeatureConfig | None = None, *, workers: int = 0, engine: str = "local"
+    dataset: Dataset,
+    config: FeatureConfig | None = None,
+    *,
+    engine: Engine = HERE,
 ) -> tuple[FeatureSet, bool]:
     """Build the feature set of a dataset, or find it built; return it and whether it had been there.
 
@@ -124,10 +127,8 @@ def build_features(
     ----------
     dataset : Dataset
     config : FeatureConfig or None
-    workers : int
-        Threads, or Ray's workers; 0: one for each core. The result is the same to the byte.
-    engine : str
-        One of ``workers.ENGINES``; the result is the same to the byte.
+    engine : Engine
+        The result does not depend on it, to the byte.
 
     Raises
     ------
@@ -157,9 +158,8 @@ def build_features(
     folding = Folding(
         dataset, config.split, dataset.cell(config.monday_s * 1_000_000), cuts_us(*span_us, config.split), span_us[1]
     )
-    count = workers or len(os.sched_getaffinity(0))
-    with replaced_folder(folder) as work, Workers(engine, count) as pool:
-        facts = _fill(folding, config, work, pool, count)
+    with replaced_folder(folder) as work, engine.pool() as pool:
+        facts = _fill(folding, config, work, pool, engine.count)
         manifest = {
             "fingerprint": fingerprint,
             "dataset": dataset.fingerprint,

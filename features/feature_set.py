@@ -116,6 +116,15 @@ class FeatureSet:
         arrays = {name: _mapped(array_path(folder, name), *of, command) for name, of in shapes.items()}
         return cls(folder, manifest, dataset, bucket_start=bucket_start, **arrays)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Open it again where it is sent to another process, instead of sending all rows."""
+        return FeatureSet.open, (str(self.dataset.path.resolve()),)
+
+    @property
+    def n_buckets(self) -> int:
+        """Number of buckets of the dataset."""
+        return len(self.bucket_start) - 1
+
     def __len__(self) -> int:
         """Return how many rows are kept."""
         return len(self.row)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tqdm import tqdm
 
+from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.tables import Table
 from reclaim.data.dataset import Dataset
 from reclaim.data.schema import RESOURCES
@@ -72,6 +73,8 @@ class Source:
         Filled with the wall time of the parts, as ``fold/<estimator>``.
     settings : dict
         Filled with the settings that were chosen for each statistical estimator, by budget and resource.
+    engine : Engine
+        Runs the jobs; the results do not depend on it.
     """
 
     dataset: Dataset
@@ -80,6 +83,7 @@ class Source:
     progress: bool = True
     seconds: dict[str, float] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    engine: Engine = HERE
 
     def kind(self, name: str) -> str:
         """Return the kind of an estimator: ``LEARNED`` or ``STATISTICAL``."""

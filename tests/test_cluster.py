@@ -13,7 +13,7 @@ import pytest
 
 from reclaim.data.core.duck import DamagedFileError, check_gzip
 from reclaim.data.core.engine import workers as engine
-from reclaim.data.core.engine.workers import OnRay, Workers
+from reclaim.data.core.engine.workers import Engine, OnRay, Workers
 from reclaim.data.dataset import Dataset
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 BUCKETS = 5
 NODES = 2
+RAY = Engine("ray", NODES)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -92,7 +93,7 @@ def plain(cell: Path) -> Path:
     """Return the cell's dataset with its features, made in this process."""
     out = cell.parent / "plain"
     ingest(cell, out, IngestConfig(buckets=BUCKETS, workers=1))
-    build_features(Dataset.open(out), CONFIG, workers=1)
+    build_features(Dataset.open(out), CONFIG, engine=Engine(workers=1))
     return out
 
 
@@ -106,7 +107,7 @@ def test_ingest_and_features_with_a_node_killed_in_the_middle_of_each_have_the_s
     dataset = ingest(cell, out, IngestConfig(buckets=BUCKETS, workers=NODES, engine="ray")).dataset
     assert len(dying) == 1
     dying.clear()
-    build_features(dataset, CONFIG, workers=NODES, engine="ray")
+    build_features(dataset, CONFIG, engine=RAY)
     assert len(dying) == 1
     assert contents(out) == contents(plain)
 

@@ -1,15 +1,13 @@
-"""Folds a dataset through estimators, bucket by bucket; sets their settings and margins on the validation rows.
+"""Asks estimators about every row of a dataset, and sets their settings and margins on the validation rows.
 
 Every experiment begins with ``estimate_all``; margins are then replayed from the answers it returns.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -18,41 +16,32 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from reclaim.data.core.arrays import blank_records
-from reclaim.data.core.parallel import THREADS
-from reclaim.data.dataset import Dataset
+from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.schema import MACHINES, RESOURCES
-from reclaim.data.windows import Windows, concatenate, empty_windows, what_is_judged
-from reclaim.features.bucket import Labels
+from reclaim.data.windows import Windows, concatenate, empty_windows
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.groups import known_seconds
-from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, in_period
+from reclaim.features.splits import VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.experiment import Source
-from reclaim.replay.open_loop.history import History, join_histories, previous_rows
+from reclaim.replay.open_loop.fold import Bucketful, fold_before_test, fold_dataset
+from reclaim.replay.open_loop.history import History
 from reclaim.replay.open_loop.period import Period, lay_out_period
 from reclaim.replay.settings import ReplayConfig
-from reclaim.training.estimators.base import Estimate, Estimator
+from reclaim.training.estimators.base import Estimator
 from reclaim.training.estimators.registry import build_estimator, candidates
-from reclaim.training.margins.answers import Answers, Priced, Widened, scores_of
+from reclaim.training.margins.answers import Answers, Priced, scores_of
 from reclaim.training.margins.calibrate import Calibration, calibrate, guarded_reservations
-from reclaim.training.margins.ladder import N_RUNGS
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.tune import TunedEstimator, Tuning, choose_settings, tuning_facts
-from reclaim.training.models.estimator import ForecastEstimator
 
 if TYPE_CHECKING:
     from reclaim.training.bundle import Bundle
 
 LIMIT: Final = "limit"
 """The estimator that takes no margin: it reserves the limit."""
-ROWS_PER_CALL: Final = 65_536
-"""Rows given to an estimator at once; bounds the memory of a learned one, 2 kB of curves a row."""
 TUNED_ROWS: Final = 150_000
 """Validation rows that settings are chosen by, about: 150 of them may violate at a budget of 0.1 %. Of a larger dataset
 the first buckets are taken; tasks fall into buckets by their collection's hash."""
-_NEXT_S: Final = 300
-"""The shortest horizon, in seconds: the next window."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +92,7 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
     tunings: Mapping[str, Tuning] = {}
     if config.tune:
         fold = CandidateFold.run(
-            source.dataset, source.features, config.estimators, source.seconds, progress=source.progress
+            source.features, config.estimators, source.seconds, source.engine, progress=source.progress
         )
         with source.timed("tune"):
             names = fold.answers if len(fold.windows) else ()  # without rows the margins say what is wrong
@@ -111,7 +100,7 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
         source.settings.update({name: tuning_facts(tuning) for name, tuning in tunings.items()})
     makers = estimator_makers(config, source.bundles, source.features.mean_limit, tunings)
     history, answers = fold_dataset(
-        source.dataset, source.features, config.horizon_s, makers, source.seconds, progress=source.progress
+        source.features, config.horizon_s, makers, source.seconds, source.engine, progress=source.progress
     )
     table = source.dataset.table("machines")
     period = lay_out_period(history, {name: table[name].to_numpy() for name in MACHINES.names})
@@ -173,10 +162,10 @@ class CandidateFold:
     @classmethod
     def run(
         cls,
-        dataset: Dataset,
         features: FeatureSet,
         names: Sequence[str],
         seconds: dict[str, float],
+        engine: Engine = HERE,
         *,
         progress: bool,
     ) -> CandidateFold:
@@ -187,24 +176,20 @@ class CandidateFold:
         """
         tried = {name: candidates(name) for name in names if len(candidates(name)) > 1}
         makers = [(name, partial(build_estimator, name, one)) for name, of in tried.items() for one in of]
+        jobs = [Bucketful(features, bucket, [make for _, make in makers]) for bucket in range(features.n_buckets)]
         kept, known = [empty_windows()], [np.zeros((0, len(RESOURCES), len(HORIZONS_S)), np.float32)]
         parts: list[list[NDArray[np.float64]]] = [[] for _ in makers]
         with (
-            tqdm(total=dataset.n_buckets, desc="tune", unit="bucket", disable=None if progress else True) as bar,
-            ThreadPoolExecutor(os.cpu_count()) as pool,
+            engine.pool() as pool,
+            closing(pool.each(fold_before_test, jobs if makers else [])) as buckets,
+            tqdm(total=len(jobs), desc="tune", unit="bucket", disable=None if progress else True) as bar,
         ):
-            for bucket in range(dataset.n_buckets if makers else 0):
-                here = features.bucket(bucket)
-                seen = np.flatnonzero(here.labels.period != TEST)
-                windows, labels = here.windows.take(seen), here.labels.take(seen)
-                valid = np.flatnonzero(in_period(VALID, labels.period, labels.group))
-                kept.append(windows.take(valid))
-                known.append(labels.take(valid).targets()[0][:, : len(RESOURCES)])
-                answer = partial(_answer_timed, windows=windows, keep=valid)
-                for k, (said, took) in enumerate(pool.map(answer, (make for _, make in makers))):
-                    parts[k].append(said.reservation)
-                    part = f"tune/{makers[k][0]}"
-                    seconds[part] = seconds.get(part, 0.0) + took
+            for windows, y, said in buckets:
+                kept.append(windows)
+                known.append(y)
+                for (name, _), part, (reservation, took) in zip(makers, parts, said, strict=True):
+                    part.append(reservation)
+                    seconds[f"tune/{name}"] = seconds.get(f"tune/{name}", 0.0) + took
                 bar.update()
                 if sum(map(len, known)) >= TUNED_ROWS:
                     break
@@ -245,168 +230,3 @@ def set_margins(
     valid = np.flatnonzero(history.period == VALID)
     windows, target = history.windows.take(valid), history.target[valid]
     return calibrate(answers.take(valid), windows, target, budgets, by_tier=by_tier, given=given)
-
-
-def fold_dataset(
-    dataset: Dataset,
-    features: FeatureSet,
-    horizon_s: int,
-    makers: Mapping[str, Callable[[], Estimator]],
-    seconds: dict[str, float],
-    *,
-    progress: bool,
-) -> tuple[History, dict[str, Answers]]:
-    """Fold every bucket through every estimator; return the rows that are judged, and the answers to them.
-
-    Each bucket is read once and dropped. Kept are the rows of the validation and the test period, and the window of
-    each task just before them, whose answer is current when they begin. Tasks inside an alloc instance are left out:
-    they use its resources, and the alloc instance is judged.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    features : FeatureSet
-        Of the same dataset; has the periods, the groups and the targets.
-    horizon_s : int
-        One of ``features.targets.HORIZONS_S``.
-    makers : mapping of str to callable
-        Makes a fresh estimator; one for each bucket, as a task lives in one.
-    seconds : dict of str to float
-        Filled with the wall time of each estimator, as ``fold/<name>``.
-    progress : bool
-        Whether to show progress on a terminal.
-    """
-    kept: list[History] = []
-    answers: dict[str, list[Answers]] = {name: [] for name in makers}
-    total = int(features.bucket_start[-1])
-    quiet = None if progress else True
-    with (
-        tqdm(total=total * len(makers), desc="replay", unit="window", unit_scale=True, disable=quiet) as bar,
-        ThreadPoolExecutor(os.cpu_count()) as pool,  # an estimator to a thread
-    ):
-        for bucket in range(dataset.n_buckets):
-            here = features.bucket(bucket)
-            windows, period, group = here.windows, here.labels.period, here.labels.group
-            previous = previous_rows(windows)
-            judged = (period != TRAIN) & (group != IN_ALLOC)
-            judged[previous[judged & (previous >= 0)]] = True
-            keep = np.flatnonzero(judged)
-            target, next_target = _targets(here.labels, horizon_s)
-            history = History(
-                windows=windows,
-                target=target,
-                next_target=next_target,
-                period=period,
-                group=group,
-                known_s=known_seconds(windows),
-                previous=previous,
-                source_row=here.first + np.arange(len(windows)),
-            )
-            judged_alone = history.take(keep)
-            kept.append(replace(judged_alone, windows=what_is_judged(judged_alone.windows)))
-            estimators = [make() for make in makers.values()]
-            x = None
-            if any(isinstance(estimator, ForecastEstimator) for estimator in estimators):
-                started = time.perf_counter()
-                x = here.features(keep, THREADS)
-                seconds["fold/features"] = seconds.get("fold/features", 0.0) + time.perf_counter() - started
-            answer = partial(_answer, windows=windows, keep=keep, x=x)
-            for name, (part, took) in zip(makers, pool.map(answer, estimators), strict=True):
-                answers[name].append(part)
-                seconds[f"fold/{name}"] = seconds.get(f"fold/{name}", 0.0) + took
-                bar.update(len(windows))
-    joined = {}
-    for name in makers:
-        parts = answers.pop(name)
-        joined[name] = type(parts[0]).joined(parts)
-    return join_histories(kept), joined
-
-
-def _answer(
-    estimator: Estimator, *, windows: Windows, keep: NDArray[np.int64], x: NDArray[np.float32] | None
-) -> tuple[Answers, float]:
-    """Return a fresh estimator's answers to the kept windows of a bucket, and the seconds taken.
-
-    ``x`` has their features, which are what an estimator that forecasts would fold itself.
-    """
-    started = time.perf_counter()
-    answers: Answers
-    if isinstance(estimator, ForecastEstimator):
-        assert x is not None
-        answers = answer_folded(estimator, x, windows.take(keep))
-    elif isinstance(estimator, TunedEstimator):
-        slot = windows.task_numbers()
-        each = [estimator.answer_each(slot[part], windows.take(part)) for part in _parts(len(windows))]
-        answers = Widened.joined(each).take(keep)
-    else:
-        answers = Widened.alike(run_base(estimator, windows).take(keep))
-    return answers, time.perf_counter() - started
-
-
-def _answer_timed(
-    make: Callable[[], Estimator], *, windows: Windows, keep: NDArray[np.int64]
-) -> tuple[Estimate, float]:
-    """Return a fresh estimator's answers to the kept windows of a bucket, and the seconds taken."""
-    started = time.perf_counter()
-    return run_base(make(), windows).take(keep), time.perf_counter() - started
-
-
-def _targets(labels: Labels, horizon_s: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return targets at the horizon and at the next window; shape (n, n_resources) each.
-
-    Of validation rows none beyond their period, of training rows none.
-    """
-    y = labels.targets()[0][:, : len(RESOURCES)].astype(np.float64)
-    y[~(in_period(VALID, labels.period, labels.group) | in_period(TEST, labels.period, labels.group))] = np.nan
-    return y[:, :, HORIZONS_S.index(horizon_s)], y[:, :, HORIZONS_S.index(_NEXT_S)]
-
-
-def run_base(estimator: Estimator, windows: Windows) -> Estimate:
-    """Fold windows through a fresh estimator and return its answer for each, without the forecasts behind it.
-
-    Parameters
-    ----------
-    estimator : Estimator
-        Without state so far; slots are the tasks' positions in ``windows``. A call has at most ``ROWS_PER_CALL`` rows,
-        so an estimator that reads related tasks is answered from kept features instead.
-    windows : Windows
-        Any number of whole tasks, each in time order.
-
-    Returns
-    -------
-    Estimate
-        Before any margin; shape (n, n_resources).
-    """
-    slot, out = windows.task_numbers(), []
-    for part in _parts(len(windows)):
-        said = estimator.update(slot[part], windows.take(part))
-        out.append(Widened.alike(Estimate(said.reservation, said.rule)))
-    return Widened.joined(out).of["aggressive"]
-
-
-def answer_folded(estimator: ForecastEstimator, x: NDArray[np.float32], windows: Windows) -> Priced:
-    """Return the ladders of chosen rows, from their features.
-
-    These are equal to the bit to those of the estimator's own fold, so the answers are the same.
-
-    Parameters
-    ----------
-    estimator : ForecastEstimator
-    x : float32, shape (n, n_features)
-    windows : Windows
-        The ``n`` rows.
-    """
-    shape = (len(windows), len(RESOURCES), N_RUNGS)
-    out = blank_records(shape, np.dtype(np.float32))
-    risk = blank_records(shape, np.dtype(np.uint16)) if estimator.own_price else None
-    for part in _parts(len(windows)):
-        some = windows.take(part)
-        out[part], forecast = estimator.ladder(x[part], some, all_horizons=False)
-        if risk is not None:
-            risk[part] = estimator.risk(out[part], forecast, some)
-    return Priced(out, None, risk)
-
-
-def _parts(n: int) -> list[slice]:
-    """Return the rows of each call; at least one."""
-    return [slice(start, start + ROWS_PER_CALL) for start in range(0, max(n, 1), ROWS_PER_CALL)]

@@ -14,7 +14,8 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import VALID, in_period
 from reclaim.replay.experiment import LEARNED_MACHINE, SUM_OF_TASKS, Source
-from reclaim.replay.open_loop.estimates import LIMIT, ROWS_PER_CALL, Estimates
+from reclaim.replay.open_loop.estimates import LIMIT, Estimates
+from reclaim.replay.open_loop.fold import ROWS_PER_CALL
 from reclaim.replay.open_loop.history import History
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle

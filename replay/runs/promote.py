@@ -15,7 +15,8 @@ from reclaim.data.core.tables import Cell, Table
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.targets import HORIZONS_S
-from reclaim.replay.open_loop.estimates import answer_folded, estimator_makers
+from reclaim.replay.open_loop.estimates import estimator_makers
+from reclaim.replay.open_loop.fold import answer_folded
 from reclaim.replay.open_loop.history import window_seconds
 from reclaim.replay.open_loop.metrics import Scored, sums
 from reclaim.replay.open_loop.paired import UNKNOWN, WORSE, Paired

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import remove_left_behind, replaced_folder
 from reclaim.data.core.nested import flatten
 from reclaim.data.dataset import Dataset
@@ -54,6 +55,7 @@ def run_experiment(
     bundles: Mapping[str, Bundle] | None = None,
     tracking: bool = True,
     progress: bool = True,
+    engine: Engine = HERE,
 ) -> ReplayReport:
     """Run an experiment and write ``results.json``, ``report.html``, its figures and its own files.
 
@@ -76,6 +78,8 @@ def run_experiment(
         Whether to record the runs in MLflow.
     progress : bool
         Whether to show progress on a terminal.
+    engine : Engine
+        Runs the jobs; the results do not depend on it.
 
     Raises
     ------
@@ -106,7 +110,7 @@ def run_experiment(
         remove_left_behind(out)
         log.info("%s: holds this experiment already, nothing to do", out)
     else:
-        source = Source(opened, features, bundles, progress, seconds)
+        source = Source(opened, features, bundles, progress, seconds, engine=engine)
         measured = experiment.measure(source, config)
         made = {
             **measured.results,

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
@@ -45,7 +46,7 @@ def column(features: FeatureSet, name: str) -> NDArray[np.float32]:
 def test_one_worker_and_two_and_one_for_each_core_write_the_same_bytes(synthetic_cell: Dataset) -> None:
     written = []
     for workers in (1, 2, 0):
-        features, there = build_features(synthetic_cell, workers=workers)
+        features, there = build_features(synthetic_cell, engine=Engine(workers=workers))
         assert not there
         written.append(contents(features))
         shutil.rmtree(features.path)
@@ -115,7 +116,7 @@ def test_a_worker_that_dies_leaves_the_old_set_and_nothing_beside_it(
 
     monkeypatch.setattr(bucket, "targets", dying)
     with pytest.raises(KeyboardInterrupt):
-        build_features(synthetic_cell, FeatureConfig(monday_s=300), workers=2)
+        build_features(synthetic_cell, FeatureConfig(monday_s=300), engine=Engine(workers=2))
     assert contents(FeatureSet.open(synthetic_cell.path)) == before
     assert [p.name for p in synthetic_cell.path.iterdir() if p.name.startswith(FOLDER)] == [FOLDER]
 

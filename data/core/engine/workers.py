@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from types import TracebackType
@@ -45,6 +46,39 @@ def plan_workers(engine: str, workers: int, memory_limit_mib: int, n_bytes: int)
     if fitting == 1 or (engine == "local" and n_bytes < POOL_BYTES):
         return fitting, (memory_limit_mib - _PROCESS_MIB) // 2
     return fitting, (memory_limit_mib - (fitting + 1) * _PROCESS_MIB) // fitting // 2
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What runs the jobs of a stage.
+
+    Attributes
+    ----------
+    name : str
+        One of ``ENGINES``.
+    workers : int
+        0: one for each core of this machine.
+    """
+
+    name: str = "local"
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in ENGINES:
+            raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got {self.name!r}")
+
+    @property
+    def count(self) -> int:
+        """Number of workers."""
+        return self.workers or len(os.sched_getaffinity(0))
+
+    def pool(self) -> Workers:
+        """Return its workers; threads where it is local, for jobs that mostly release Python's lock."""
+        return Workers(self.name, self.count)
+
+
+HERE: Final = Engine()
+"""The default: threads of this process, one for each core."""
 
 
 class Workers:

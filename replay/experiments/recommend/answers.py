@@ -20,7 +20,8 @@ from reclaim.features.splits import VALID
 from reclaim.replay.experiment import LEARNED, STATISTICAL, Source
 from reclaim.replay.experiments.recommend.decisions import Decisions
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
-from reclaim.replay.open_loop.estimates import answer_folded, estimator_makers, run_base
+from reclaim.replay.open_loop.estimates import estimator_makers
+from reclaim.replay.open_loop.fold import answer_folded, run_base
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.estimators.base import STATISTIC, UNKNOWN, Estimate, Settings
 from reclaim.training.estimators.registry import build_estimator, candidates

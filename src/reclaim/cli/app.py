@@ -19,6 +19,8 @@ from reclaim.cli.console import (
     ConfigFile,
     DatasetFolder,
     DatasetFolders,
+    EngineName,
+    EngineWorkers,
     Progress,
     ServedModel,
     TrainConfigFile,
@@ -210,17 +212,18 @@ def features(
     dataset: DatasetFolder,
     config: ConfigFile = None,
     assignments: Assignments = None,
-    workers: Annotated[int, typer.Option(min=0, help="Threads, or Ray's workers; 0: one per core.")] = 0,
-    engine: Annotated[str, typer.Option(help="`local` threads, or `ray`.")] = "local",
+    workers: EngineWorkers = 0,
+    engine: EngineName = "local",
     as_json: AsJson = False,
 ) -> None:
     """Compute features, targets and splits of the windows that training reads; others are folded when they are used."""
     from reclaim.config import load_config
+    from reclaim.data.core.engine.workers import Engine
     from reclaim.data.dataset import Dataset
     from reclaim.features.build import FeatureConfig, build_features
 
     settings = load_config(FeatureConfig, config, assignments or ())
-    built, already_there = build_features(Dataset.open(dataset), settings, workers=workers, engine=engine)
+    built, already_there = build_features(Dataset.open(dataset), settings, engine=Engine(engine, workers))
     print_result(results.of_features(built, already_there), as_json)
 
 

@@ -103,6 +103,11 @@ DatasetFolders = Annotated[
     list[Path],
     typer.Argument(help="Dataset folders with features; several are joined.", metavar="DATASET"),
 ]
+EngineName = Annotated[
+    str,
+    typer.Option("--engine", help="`local` threads, or `ray`: the cluster of RAY_ADDRESS, else one of this machine."),
+]
+EngineWorkers = Annotated[int, typer.Option("--workers", min=0, help="Threads, or Ray's workers; 0: one per core.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print all tables, not the summary alone.")]
 NoModel = Annotated[bool, typer.Option("--no-model", help="Only estimators without a model.")]

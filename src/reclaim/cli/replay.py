@@ -12,6 +12,8 @@ from reclaim.cli.console import (
     Assignments,
     ConfigFile,
     DatasetFolder,
+    EngineName,
+    EngineWorkers,
     NoModel,
     Verbose,
     print_result,
@@ -44,17 +46,20 @@ def _add(name: str, does: str, *examples: str) -> None:
         no_model: NoModel = False,
         config: ConfigFile = None,
         assignments: Assignments = None,
+        workers: EngineWorkers = 0,
+        engine: EngineName = "local",
         as_json: AsJson = False,
         verbose: Verbose = False,
     ) -> None:
         from reclaim.config import load_config
+        from reclaim.data.core.engine.workers import Engine
         from reclaim.replay.runs.catalogue import load_experiment
         from reclaim.replay.runs.run import run_experiment
 
         experiment = load_experiment(name)
         settings = load_config(experiment.config, config, assignments or ())
         bundles = load_bundles(model or [], no_model)
-        report = run_experiment(experiment, dataset, out, settings, bundles=bundles)
+        report = run_experiment(experiment, dataset, out, settings, bundles=bundles, engine=Engine(engine, workers))
         print_replay(experiment, report, as_json=as_json, verbose=verbose)
 
     shown = " · ".join(f"`reclaim replay {name} {example}`" for example in examples)

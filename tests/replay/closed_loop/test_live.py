@@ -11,7 +11,7 @@ from reclaim.replay.closed_loop.live import Live
 from reclaim.replay.closed_loop.records import AHEAD, CHANGE, MACHINE_STATE, RUN, TAPE
 from reclaim.replay.closed_loop.simulate import simulate
 from reclaim.replay.closed_loop.workload import CellMachines, Workload
-from reclaim.replay.open_loop.estimates import run_base
+from reclaim.replay.open_loop.fold import run_base
 from reclaim.replay.open_loop.history import current_reservations, previous_rows
 from reclaim.training.estimators.base import Estimate
 from reclaim.training.estimators.registry import build_estimator

@@ -21,7 +21,7 @@ from reclaim.features.splits import SplitConfig
 from reclaim.replay.closed_loop.records import MONITORING, NON_PRODUCTION, PRODUCTION
 from reclaim.replay.closed_loop.workload import CellMachines, machines_of, workload_of
 from reclaim.replay.experiment import Source
-from reclaim.replay.open_loop.estimates import fold_dataset
+from reclaim.replay.open_loop.fold import fold_dataset
 from reclaim.replay.open_loop.period import Period, lay_out_period
 
 BATCH, SERVICE, ALLOC, INNER = "11", "22", "33", "44"
@@ -102,7 +102,7 @@ def wishes(
 
 
 def period_of(source: Source) -> Period:
-    history, _ = fold_dataset(source.dataset, source.features, 300, {}, {}, progress=False)
+    history, _ = fold_dataset(source.features, 300, {}, {}, progress=False)
     table = source.dataset.table("machines")
     return lay_out_period(history, {name: table[name].to_numpy() for name in MACHINES.names})
 

@@ -14,7 +14,8 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, in_period
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.experiment import Source
-from reclaim.replay.open_loop.estimates import CandidateFold, estimate_all, fold_dataset, run_base
+from reclaim.replay.open_loop.estimates import CandidateFold, estimate_all
+from reclaim.replay.open_loop.fold import fold_dataset, run_base
 from reclaim.replay.open_loop.history import History
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
@@ -30,7 +31,7 @@ HOUR, NEXT = HORIZONS_S.index(3600), HORIZONS_S.index(300)
 
 def fold(path: Path, horizon_s: int = 3600) -> tuple[History, dict[str, Answers]]:
     makers = {"borg": lambda: build_estimator("borg")}
-    return fold_dataset(Dataset.open(path), FeatureSet.open(path), horizon_s, makers, {}, progress=False)
+    return fold_dataset(FeatureSet.open(path), horizon_s, makers, {}, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_f
     build_features(opened, FeatureConfig(related=stored))
     everything = concatenate([opened.windows(b) for b in range(opened.n_buckets)])
     history, priced = fold_dataset(
-        opened, FeatureSet.open(dataset), 3600, {"network": bundle.bare_estimator}, {}, progress=False
+        FeatureSet.open(dataset), 3600, {"network": bundle.bare_estimator}, {}, progress=False
     )
     rows = global_rows(dataset, history)
     answers = priced["network"]
@@ -142,7 +143,7 @@ def test_settings_are_chosen_without_reading_a_test_row(dataset: Path, monkeypat
             return replace(windows, usage=usage)
 
         monkeypatch.setattr(Dataset, "windows", changed)
-        return CandidateFold.run(opened, features, ["borg"], {}, progress=False).choose("borg", horizon_s)
+        return CandidateFold.run(features, ["borg"], {}, progress=False).choose("borg", horizon_s)
 
     assert chosen(TEST) == chosen(None)
     assert chosen(VALID) != chosen(None)

@@ -8,7 +8,7 @@ import pytest
 from reclaim.data import windows as w
 from reclaim.data.windows import Windows
 from reclaim.features.groups import known_seconds
-from reclaim.replay.open_loop.estimates import run_base
+from reclaim.replay.open_loop.fold import run_base
 from reclaim.replay.open_loop.history import History, current_reservations, join_histories, oracle, previous_rows
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
 from reclaim.training.margins.margin import Guarded, Margin

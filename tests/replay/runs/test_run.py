@@ -29,7 +29,8 @@ from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
 from reclaim.replay.experiments.margins.models import models_summary
 from reclaim.replay.experiments.margins.tables import margins_table
 from reclaim.replay.open_loop import estimates
-from reclaim.replay.open_loop.estimates import answer_folded, estimator_makers
+from reclaim.replay.open_loop.estimates import estimator_makers
+from reclaim.replay.open_loop.fold import answer_folded
 from reclaim.replay.open_loop.metrics import POSITION
 from reclaim.replay.open_loop.paired import Paired
 from reclaim.replay.report import figures

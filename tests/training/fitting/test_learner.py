@@ -17,7 +17,7 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
-from reclaim.replay.open_loop.estimates import run_base
+from reclaim.replay.open_loop.fold import run_base
 from reclaim.serving.models.canary import check_answers
 from reclaim.serving.models.loader import find_model, load_location
 from reclaim.serving.models.scorer import Scorer, reserved

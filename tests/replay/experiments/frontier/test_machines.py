@@ -18,7 +18,7 @@ from reclaim.replay.experiments.frontier.machines import MachinePeaks, judge_pea
 from reclaim.replay.experiments.frontier.sweep import FACTORS, Bare, Guards
 from reclaim.replay.machine_peaks.predictors import PREDICTORS
 from reclaim.replay.open_loop.bootstrap import Bootstrap
-from reclaim.replay.open_loop.estimates import run_base
+from reclaim.replay.open_loop.fold import run_base
 from reclaim.replay.open_loop.history import History, oracle, previous_rows
 from reclaim.replay.open_loop.period import Period, lay_out_period
 from reclaim.training.estimators.registry import build_estimator

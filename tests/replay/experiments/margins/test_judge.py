@@ -16,7 +16,8 @@ from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, TRAIN, VALID
 from reclaim.replay.experiments.margins.following import by_part, follow
 from reclaim.replay.experiments.margins.judge import cell_over_time, judge, over_time
 from reclaim.replay.open_loop.bootstrap import Bootstrap
-from reclaim.replay.open_loop.estimates import Estimates, run_base, set_margins
+from reclaim.replay.open_loop.estimates import Estimates, set_margins
+from reclaim.replay.open_loop.fold import run_base
 from reclaim.replay.open_loop.history import History, oracle, previous_rows
 from reclaim.replay.open_loop.period import SEQUENCE, Period, lay_out_period
 from reclaim.replay.open_loop.scoring import score
