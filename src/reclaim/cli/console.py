@@ -105,7 +105,7 @@ DatasetFolders = Annotated[
 ]
 EngineName = Annotated[
     str,
-    typer.Option("--engine", help="`local` threads, or `ray`: the cluster of RAY_ADDRESS, else one of this machine."),
+    typer.Option("--engine", help="`local` threads, or `ray`, the cluster of RAY_ADDRESS."),
 ]
 EngineWorkers = Annotated[int, typer.Option("--workers", min=0, help="Threads, or Ray's workers; 0: one per core.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
