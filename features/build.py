@@ -80,7 +80,7 @@ class _Job:
 
 
 class _Facts(NamedTuple):
-    """What is known of all rows of a bucket, kept or not.
+    """Facts of all rows of a bucket, kept or not.
 
     Attributes
     ----------

@@ -16,7 +16,7 @@ from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, drawn, in_peri
 from reclaim.features.targets import HORIZONS_S
 
 ROWS: Final = ("sample", "all")
-"""Which rows' features are kept. ``sample``: at most about as many as ``SampleConfig`` says; whatever else is asked for
+"""Rows whose features are kept. ``sample``: at most about as many as ``SampleConfig`` says; whatever else is asked for
 is folded again. ``all``: those of every row, 440 bytes each, for study."""
 
 _SHARED: Final = 0.5
@@ -24,7 +24,7 @@ _SHARED: Final = 0.5
 _SOON: Final = HORIZONS_S.index(3_600)
 """Every training row that meets an end out of memory within this horizon is kept: they are few."""
 _OF_TRAIN, _OF_VALID, _OF_TEST = range(3)
-"""What numbers are drawn for: a task kept for one use is no likelier to be kept for another."""
+"""Purposes that numbers are drawn for: a task kept for one use is no likelier to be kept for another."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def inside_period(
 
 
 _FATES: Final = ("known", "gap", "censored", "unmeasured", "positive")
-"""What becomes of a target; the last is a part of the first, of ``oom`` alone."""
+"""Fates of a target; the last is a part of the first, of ``oom`` alone."""
 
 
 class SplitCounts(NamedTuple):

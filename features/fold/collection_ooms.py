@@ -140,7 +140,7 @@ class CollectionOoms:
 
 
 class OomJournal(NamedTuple):
-    """What the collections that met an end out of memory did, by slot of the clock; rising by collection, then slot.
+    """Windows and ends out of memory of the collections that met one, by slot of the clock; rising by both.
 
     Sums of whole numbers: journals of parts of a dataset add up to that of the whole, in any order. Shape (k,) each.
     """

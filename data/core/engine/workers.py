@@ -50,7 +50,7 @@ def plan_workers(engine: str, workers: int, memory_limit_mib: int, n_bytes: int)
 
 @dataclass(frozen=True)
 class Engine:
-    """What runs the jobs of a stage.
+    """Kind and number of the workers that run the jobs of a stage.
 
     Attributes
     ----------
