@@ -13,12 +13,15 @@ import pytest
 
 from reclaim.data.core.duck import DamagedFileError, check_gzip
 from reclaim.data.core.engine import workers as engine
-from reclaim.data.core.engine.workers import Engine, OnRay, Workers
+from reclaim.data.core.engine.workers import HERE, Engine, OnRay, Workers
 from reclaim.data.dataset import Dataset
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.sample import SampleConfig
+from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
+from reclaim.replay.runs.run import by_name, run_experiment
+from reclaim.training.bundle import load_model
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -110,6 +113,21 @@ def test_ingest_and_features_with_a_node_killed_in_the_middle_of_each_have_the_s
     build_features(dataset, CONFIG, engine=RAY)
     assert len(dying) == 1
     assert contents(out) == contents(plain)
+
+
+def test_a_replay_with_a_node_killed_in_the_middle_has_the_same_results(
+    plain: Path, dying: list[float], tmp_path: Path
+) -> None:
+    config = MarginsConfig(estimators=("borg", "limit"), draws=20)
+    found = {}
+    for name, on in (("local", HERE), ("ray", RAY)):
+        bundles = by_name([load_model("builtin")])
+        report = run_experiment(
+            EXPERIMENT, plain, tmp_path / name, config, bundles=bundles, tracking=False, progress=False, engine=on
+        )
+        found[name] = report.results
+    assert len(dying) == 1
+    assert found["ray"] == found["local"]
 
 
 def _told(job: tuple[Path, int]) -> int:
