@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -106,27 +107,16 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
         contenders = MachineContenders.set_on_validation(source, estimates, config)
     with source.timed("pack"):
         contenders, packed = _set_on_packed(source, estimates, constraints, contenders, config)
-    with source.timed("compaction"):
-        for time_us in tqdm(times, desc="compacting", unit="checkpoint", disable=None if source.progress else True):
-            checkpoint = take_checkpoint(source, estimates, constraints, time_us, config.horizon_s, contenders)
-            production = checkpoint.workload.production
-            checkpoint = _placed_by(checkpoint, config)
-            clones, trials = compact(checkpoint, count=config.trials, policy=config.policy, seed=config.seed)
-            compacted.append(summarise(checkpoint, trials))
-            limits = checkpoint.workload.limit.sum(axis=0)
-            facts.append({
-                "time_us": time_us,
-                "hours": (time_us - estimates.period.slots.first_us) / 3.6e9,
-                "tasks": len(checkpoint.workload),
-                "production": int(production.sum()),
-                "machines": len(checkpoint.machines),
-                "clones": clones,
-                "too_large": checkpoint.too_large,
-                "picky": int(checkpoint.workload.picky.sum()),
-                "constrained": int((checkpoint.workload.constraint_set > 0).sum()),
-                "limit_share": per_resource(limits / checkpoint.machines.capacity.sum(axis=0)),
-                "limit_known": _counts(_limit_known(checkpoint).sum(axis=0)),
-            })  # fmt: skip
+    taken = (take_checkpoint(source, estimates, constraints, at, config.horizon_s, contenders) for at in times)
+    with (
+        source.timed("compaction"),
+        source.engine.pool() as pool,
+        closing(pool.each(_compacted, ((checkpoint, config) for checkpoint in taken))) as results_of,
+    ):
+        quiet = None if source.progress else True
+        for summary, of in tqdm(results_of, "compacting", len(times), unit="checkpoint", disable=quiet):
+            compacted.append(summary)
+            facts.append(of | {"hours": (of["time_us"] - estimates.period.slots.first_us) / 3.6e9})
     results = {
         "dataset": period_facts(estimates.period),
         "checkpoints": facts,
@@ -137,6 +127,27 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
         "policy": config.policy,
     }
     return Measured(results, definitions(config))
+
+
+def _compacted(job: tuple[Checkpoint, CompactionConfig]) -> tuple[dict[Key, dict[str, Any]], dict[str, Any]]:
+    """Compact the cell at one checkpoint; return the results by contender, and the facts of the checkpoint."""
+    checkpoint, config = job
+    production = int(checkpoint.workload.production.sum())
+    checkpoint = _placed_by(checkpoint, config)
+    clones, trials = compact(checkpoint, count=config.trials, policy=config.policy, seed=config.seed)
+    limits = checkpoint.workload.limit.sum(axis=0)
+    return summarise(checkpoint, trials), {
+        "time_us": checkpoint.time_us,
+        "tasks": len(checkpoint.workload),
+        "production": production,
+        "machines": len(checkpoint.machines),
+        "clones": clones,
+        "too_large": checkpoint.too_large,
+        "picky": int(checkpoint.workload.picky.sum()),
+        "constrained": int((checkpoint.workload.constraint_set > 0).sum()),
+        "limit_share": per_resource(limits / checkpoint.machines.capacity.sum(axis=0)),
+        "limit_known": _counts(_limit_known(checkpoint).sum(axis=0)),
+    }
 
 
 def _set_on_packed(
