@@ -245,7 +245,7 @@ def _fold(job: _Job) -> tuple[dict[str, NDArray[Any]], _Facts]:
     labels, n_oom = folding.labels(job.bucket, windows)
     rows, weight = np.arange(len(windows)), np.ones(len(windows), np.float32)
     if job.shares is not None:
-        rows, weight = job.shares.choose(windows, labels.period, labels.group, labels.oom)
+        rows, weight = job.shares.choose(windows, labels.period, labels.group, labels.targets()[1])
     x, moment, died, share = folding.fold(windows, rows, related=job.related)
     starts = windows.task_starts()
     limit = labels.limit[in_period(VALID, labels.period, labels.group)].astype(np.float64)

@@ -100,7 +100,7 @@ class Shares:
         period, group : uint8, shape (n,)
             As in ``splits``.
         oom : float32, shape (n, n_horizons)
-            From ``targets``.
+            Labels that rest on nothing after the row's own period (``bucket.Labels.targets``).
 
         Returns
         -------

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+from reclaim.data.windows import Windows
 from reclaim.features.bucket import Labels
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import JOURNAL, FeatureSet
 from reclaim.features.registry import AT
-from reclaim.features.sample import SampleConfig
+from reclaim.features.sample import SampleConfig, Shares
+from reclaim.features.splits import TRAIN
 
 FEW = SampleConfig(train=2_000, valid=1_000, test=500)
 
@@ -85,6 +89,25 @@ def test_the_rows_that_are_kept_are_few_and_have_the_bits_of_all(
         assert np.array_equal(mine, getattr(labels, name)[sampled.row], equal_nan=mine.dtype.kind == "f"), name
     assert sampled.mean_limit == tuple(mean_limit)
     assert len(sampled.test_rows()) < 1_500
+
+
+def test_no_row_is_kept_for_an_end_out_of_memory_after_its_own_period(
+    cell: Path, monkeypatch: pytest.MonkeyPatch, kept: tuple[np.ndarray, Labels, np.ndarray]
+) -> None:
+    later = ~kept[1].inside & (kept[1].oom == 1)
+    assert later[kept[1].period == TRAIN].any()  # or this says nothing
+    told: list[tuple[np.ndarray, np.ndarray]] = []
+    choose = Shares.choose
+
+    def spied(self: Shares, windows: Windows, period: Any, group: Any, oom: Any) -> Any:
+        told.append((period, oom))
+        return choose(self, windows, period, group, oom)
+
+    monkeypatch.setattr(Shares, "choose", spied)
+    build_features(Dataset.open(cell), FeatureConfig(sample=SampleConfig(train=1_000)), engine=Engine(workers=1))
+    period, oom = (np.concatenate(column) for column in zip(*told, strict=True))
+    assert np.array_equal(period, kept[1].period)
+    assert np.isnan(oom[later]).all()
 
 
 def test_what_rests_on_every_row_says_how_to_keep_them(sampled: FeatureSet) -> None:
