@@ -49,6 +49,9 @@ from reclaim.training.margins.violation import overruns_in_kernel, violates_in_k
 
 _REMEMBERED: Final = 64
 """Failed runs remembered while others are tried; comparing with more costs more than it saves."""
+_AT_ONCE: Final = 16
+"""Machines whose runs are moved in turn, one of each: the records of one are not waited for before those of the next
+are asked for."""
 _END, _CHANGE, _ARRIVAL, _LAST = range(4)
 
 
@@ -64,8 +67,9 @@ def _leave(i: int, loop: Any, now_us: int) -> None:
         machine.head = run.next
     if run.next >= 0:
         runs[run.next].previous = run.previous
-    _add_to_sums(machine, run, loop.foreseen, -1.0, now_us)
-    if len(loop.foreseen.terms):
+    together = len(loop.foreseen.terms) > 0
+    _add_to_sums(machine, run, loop.foreseen, together, -1.0, now_us)
+    if together:
         count_run(np.int64(run.machine), machine, run, loop.foreseen, -1.0)
     update_room(np.int64(run.machine), loop)
     run.ran_us += now_us - run.placed_us
@@ -216,6 +220,14 @@ def _end_us(run: Any) -> Any:
 
 
 @numba.njit(**COMPILED)
+def _note_end(i: int, runs: Any, due: Any, until_us: int) -> None:
+    """Note a placed run that ends by ``until_us`` if nothing stops it."""
+    if _end_us(runs[i]) <= until_us:
+        due[0] += 1
+        due[due[0]] = i
+
+
+@numba.njit(**COMPILED)
 def _play(run: Any, tape: Any, now_us: int) -> None:
     """Move a placed run to its window of now, and take usage and limit from there."""
     at_us = now_us - run.arrival_us if run.service else run.offset_us + now_us - run.placed_us
@@ -239,13 +251,13 @@ def _raise_to_usage(run: Any) -> None:
 
 
 @numba.njit(**COMPILED)
-def _add_to_sums(machine: Any, run: Any, foreseen: Any, sign: float, now_us: int) -> None:
+def _add_to_sums(machine: Any, run: Any, foreseen: Any, together: bool, sign: float, now_us: int) -> None:
     """Add a run to its machine's sums; ``sign`` -1 takes it out."""
     for r in range(2):
         machine.use[r] += sign * run.use[r]
         machine.limit[r] += sign * run.limit[r]
         machine.reserved[r] += sign * run.reservation[r]
-        least = run.reservation[r] if len(foreseen.terms) == 0 else adds_at_least(r, run, foreseen)
+        least = adds_at_least(r, run, foreseen) if together else run.reservation[r]
         machine.least[r] += sign * least
         if run.band > NON_PRODUCTION:
             machine.production[r] += sign * run.limit[r]
@@ -303,8 +315,9 @@ def _place(i: int, loop: Any, now_us: int) -> Any:
     _play(run, tape, now_us)
     _raise_to_usage(run)
     run.held = not run.carried
-    _add_to_sums(machine, run, loop.foreseen, 1.0, now_us)
-    if len(loop.foreseen.terms):
+    together = len(loop.foreseen.terms) > 0
+    _add_to_sums(machine, run, loop.foreseen, together, 1.0, now_us)
+    if together:
         count_run(m, machine, run, loop.foreseen, 1.0)
     machine.lowest = min(machine.lowest, run.rank)
     update_room(m, loop)
@@ -313,36 +326,55 @@ def _place(i: int, loop: Any, now_us: int) -> Any:
 
 
 @numba.njit(**COMPILED)
-def advance(loop: Any, live: bool, now_us: int) -> None:
-    """Move every placed run to its window of now, with the reservation of the tape unless an estimator is ``live``.
+def advance(loop: Any, now_us: int) -> None:
+    """Move every placed run to its window of now, for an estimator that answers before they are settled."""
+    for first in range(0, len(loop.machines), _AT_ONCE):
+        _advance(first, loop, True, now_us)
+
+
+@numba.njit(**COMPILED)
+def _advance(first: int, loop: Any, live: bool, now_us: int) -> None:
+    """Move the runs of ``_AT_ONCE`` machines to their windows of now, with the tape's reservations unless ``live``.
 
     A run that was placed less than ``settings.startup_us`` ago keeps its limit; where machines are foreseen together,
     one of best-effort work for ``settings.first_us``.
     """
-    runs, machines, reserved = loop.runs, loop.machines, loop.reserved
+    runs, tape, reserved, settings = loop.runs, loop.tape, loop.reserved, loop.settings
     together = len(loop.foreseen.terms) > 0
-    for m in range(len(machines)):
-        i = machines[m].head
-        while i >= 0:
-            run = runs[i]
-            _play(run, loop.tape, now_us)
-            hold_us = loop.settings.startup_us
+    heads = loop.machines[first : first + _AT_ONCE].head.copy()
+    left = True
+    while left:
+        left = False
+        for k in range(len(heads)):
+            if heads[k] < 0:
+                continue
+            run = runs[heads[k]]
+            _play(run, tape, now_us)
+            hold_us = settings.startup_us
             if together and run.band == NON_PRODUCTION:
-                hold_us = loop.settings.first_us
+                hold_us = settings.first_us
             run.held = not run.carried and now_us - run.placed_us < hold_us
             if not live:
                 for r in range(2):
                     run.reservation[r] = guard(reserved[run.cursor, r], -np.inf, run.limit[r], run.held)
-            i = run.next
+            heads[k] = run.next
+            left = True
 
 
 @numba.njit(**COMPILED)
-def settle(loop: Any, slot_s: float, now_us: int) -> None:
-    """Recompute every machine's sums, relieve those out of memory, throttle those out of CPU, fill in ``loop.tick``."""
-    runs, machines, tick = loop.runs, loop.machines, loop.tick
-    together = len(loop.foreseen.terms) > 0
+def settle(loop: Any, live: bool, slot_s: float, now_us: int, until_us: int) -> None:
+    """Recompute every machine's sums, relieve those out of memory, throttle those out of CPU, fill in ``loop.tick``.
+
+    Runs are moved to their windows of now, unless an estimator is ``live``, for which that is done before. Those that
+    end by ``until_us`` are noted.
+    """
+    runs, machines, due, foreseen, tick = loop.runs, loop.machines, loop.due, loop.foreseen, loop.tick
+    due[0] = 0
+    together = len(foreseen.terms) > 0
     for m in range(len(machines)):
         machine = machines[m]
+        if not live and m % _AT_ONCE == 0:
+            _advance(m, loop, False, now_us)  # just before, so that the records are in the cache
         if not machine.up:
             continue
         for r in range(2):
@@ -352,19 +384,20 @@ def settle(loop: Any, slot_s: float, now_us: int) -> None:
         machine.lowest = 2**31 - 1
         busy_us, changed_us, count = machine.busy_us, machine.changed_us, machine.count
         if together:
-            loop.foreseen.sums[m] = 0.0
+            foreseen.sums[m] = 0.0
         i = machine.head
         while i >= 0:
             _raise_to_usage(runs[i])
-            _add_to_sums(machine, runs[i], loop.foreseen, 1.0, now_us)
+            _add_to_sums(machine, runs[i], foreseen, together, 1.0, now_us)
             if together:
-                add_terms(loop.foreseen.sums[m], runs[i], loop.foreseen, 1.0)
+                add_terms(foreseen.sums[m], runs[i], foreseen, 1.0)
             machine.lowest = min(machine.lowest, runs[i].rank)
+            _note_end(i, runs, due, until_us)
             i = runs[i].next
         machine.busy_us, machine.changed_us, machine.count = busy_us, changed_us, count
         if together:
             for r in range(2):
-                machine.reserved[r] = foresee(r, loop.foreseen.sums[m], machine.use[r], loop.foreseen)
+                machine.reserved[r] = foresee(r, foreseen.sums[m], machine.use[r], foreseen)
         update_room(m, loop)
         _relieve_memory(m, loop, now_us)
         if loop.settings.gives_way:
@@ -393,11 +426,11 @@ def settle(loop: Any, slot_s: float, now_us: int) -> None:
 
 
 @numba.njit(**COMPILED)
-def schedule(loop: Any, now_us: int) -> None:
+def schedule(loop: Any, now_us: int, until_us: int) -> None:
     """Try every waiting run, from the highest priority down, within one round-robin over users (EuroSys'15, 3.2).
 
     A user's own runs are tried from the longest wait down. A run that needs no less than one that just failed, under
-    the same constraints and at no higher a rank, is skipped.
+    the same constraints and at no higher a rank, is skipped. Runs that are placed and end by ``until_us`` are noted.
     """
     runs, pending, tick = loop.runs, loop.pending, loop.tick
     _release(loop, now_us)
@@ -437,6 +470,7 @@ def schedule(loop: Any, now_us: int) -> None:
                 break
         if not hopeless:
             if _place(entry.run, loop, now_us):
+                _note_end(entry.run, runs, loop.due, until_us)
                 loop.served[0] += 1
                 loop.served[1 + entry.user] = loop.served[0]
                 continue
@@ -454,17 +488,15 @@ def schedule(loop: Any, now_us: int) -> None:
 def pass_slot(loop: Any, changes: Any, at: Any, now_us: int, until_us: int) -> None:
     """Process the events of a slot in the order of time; at one time ends, then changes of machines, then arrivals.
 
-    An end at the start of the next slot belongs to this one. ``at`` counts the arrivals and changes taken so far; runs
-    are in the order of their arrivals.
+    An end at the start of the next slot belongs to this one. Ends of runs placed before are those noted, of which some
+    were stopped since. ``at`` counts the arrivals and changes taken so far; runs are in the order of their arrivals.
     """
-    runs, machines = loop.runs, loop.machines
+    runs = loop.runs
     events = [(np.int64(until_us), np.int64(_LAST), np.int64(-1))]
-    for m in range(len(machines)):
-        i = machines[m].head
-        while i >= 0:
-            if _end_us(runs[i]) <= until_us:
-                events.append((np.int64(max(_end_us(runs[i]), now_us)), np.int64(_END), np.int64(i)))
-            i = runs[i].next
+    for k in range(1, loop.due[0] + 1):
+        i = loop.due[k]
+        if runs[i].state == RUNNING:
+            events.append((np.int64(max(_end_us(runs[i]), now_us)), np.int64(_END), i))
     while at[0] < len(runs) and runs[at[0]].arrival_us < until_us:
         events.append((np.int64(max(runs[at[0]].arrival_us, now_us)), np.int64(_ARRIVAL), np.int64(at[0])))
         at[0] += 1

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
 
+from reclaim.data.core import vectors
 from reclaim.data.core.jit import code_field
+from reclaim.data.core.vectors import LANES, in_llvm
 from reclaim.replay.closed_loop.foreseen import add_terms, foresee
 from reclaim.replay.closed_loop.records import (
     BOTH,
@@ -43,9 +47,16 @@ POLICY: Final = np.dtype([("stranding", "f8"), ("leftover", "f8"), code_field("r
 """A policy's weights, for compiled code elsewhere that calls ``score``."""
 
 TOGETHER: Final = 128
-"""Machines skipped together where none of them can have room."""
+"""Machines looked at together, before those of them that may have room."""
+_RADIX_BITS: Final = 11
+"""Bits of a pass of a sort: its counts stay in the nearest cache."""
+_BOOLS: Final = ir.VectorType(ir.IntType(8), LANES)
 RANK_MAX, LOST_MAX = 2**31 - 1, 2**62
 """Above all costs of preemption."""
+_AT_ONCE: Final = 8
+"""Machines on which the costs of preemption are computed in turn."""
+NO_ANCHOR: Final = -(2**62)
+"""Where stopping the first run of a machine loses no work, or it is not one that is preempted."""
 _SLACK: Final = 1e-6
 """Share of its capacity by which a machine's room is overstated: more than single precision loses."""
 
@@ -110,6 +121,13 @@ def holds_its_most(run: Any, machine: Any, runs: Any) -> Any:
 
 
 @numba.njit(**COMPILED)
+def ranks_of(rooms: Any) -> int:
+    """Return the number of ranks that rooms tell apart: those of non-production, up to ``RANKS``."""
+    ranks: int = (len(rooms) - FREED) // 2
+    return ranks
+
+
+@numba.njit(**COMPILED)
 def update_room(m: int, loop: Any) -> None:
     """Update the column of ``loop.rooms`` of a machine that has changed, and note the change."""
     machine, rooms = loop.machines[m], loop.rooms
@@ -125,10 +143,15 @@ def update_room(m: int, loop: Any) -> None:
         rooms[CAPACITY + r, m] = room
         rooms[UNPROMISED + r, m] = room - machine.production[r]
         rooms[FREE + r, m] = room - machine.reserved[r]
-        for k in range(RANKS):
+        for k in range(ranks_of(rooms)):
             rooms[FREED + 2 * k + r, m] = room - machine.least[r] + machine.up_to_rank[k, r]
     for row in range(LOWEST):
         change.after[row] = rooms[row, m]
+    loop.anchors[m] = NO_ANCHOR
+    if machine.head >= 0:
+        first = loop.runs[machine.head]
+        if first.band == NON_PRODUCTION and not first.service:
+            loop.anchors[m] = first.placed_us - first.offset_us
 
 
 @numba.njit(**COMPILED)
@@ -153,31 +176,60 @@ def must_fit(rooms: Any, row: int, m: int, need: Any) -> Any:
     return True
 
 
+@in_llvm
+def _sixteen_that_may_fit(
+    _: Any, rooms: Any, masks: Any, row: Any, also: Any, mask: Any, first: Any, cpu: Any, memory: Any
+) -> tuple[Any, Callable[..., Any]]:
+    """Return which of sixteen machines from ``first`` on may fit, a bit each from the lowest up; see the caller."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        of, allowed = vectors.arrays(context, builder, signature, args)
+        n = vectors.shape_of(builder, of)[1]
+        row, also, mask, first = args[2:6]
+        needs = [vectors.spread(builder, need) for need in args[6:]]
+        begin = builder.add(builder.mul(mask, n), first)
+        bools = vectors.at(builder, allowed.data, begin, kind=_BOOLS)
+        bits = builder.icmp_unsigned("!=", builder.load(bools, align=1), ir.Constant(_BOOLS, [0] * LANES))
+        for one in (row, also):
+            for r, need in enumerate(needs):
+                place = builder.mul(builder.add(one, one.type(r)), n)
+                room = vectors.load(builder, of.data, place, first)
+                bits = builder.and_(bits, builder.fcmp_ordered(">=", room, need))
+        return builder.zext(builder.bitcast(bits, ir.IntType(LANES)), ir.IntType(64))
+
+    return types.uint64(rooms, masks, row, also, mask, first, cpu, memory), generate
+
+
+@in_llvm
+def _lowest_bit(_: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
+    """Return the place of the lowest bit that is set; one must be."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(bits), generate
+
+
 @numba.njit(**COMPILED)
-def those_that_may_fit(loop: Any, rows: Any, mask: int, a: int, b: int, need: Any, found: Any) -> int:
+def those_that_may_fit(rooms: Any, masks: Any, rows: Any, mask: int, a: int, b: int, need: Any, found: Any) -> int:
     """Write which of the machines ``a`` to ``b`` may fit by two pairs of neighbouring rows; return how many there are.
 
-    The first pass has no branch, so that it is vectorised, and skips machines among which there is none; nor has the
-    second one, which would be predicted wrongly as often as a machine has room.
+    Sixteen machines are compared at a time: a branch for each would be predicted wrongly as often as one has room.
     """
-    rooms, allowed = loop.rooms, loop.masks[mask, a:b]
-    cpu, memory = rooms[rows[0], a:b], rooms[rows[0] + 1, a:b]
-    also_cpu, also_memory = rooms[rows[1], a:b], rooms[rows[1] + 1, a:b]
-    need_cpu, need_memory = np.float32(need[0]), np.float32(need[1])
-    any_fits = False
-    for j in range(len(cpu)):
-        any_fits |= (
-            (cpu[j] >= need_cpu) & (memory[j] >= need_memory) & (also_cpu[j] >= need_cpu)
-            & (also_memory[j] >= need_memory) & allowed[j]
-        )  # fmt: skip
+    cpu, memory = np.float32(need[0]), np.float32(need[1])
     n = 0
-    if any_fits:
-        for j in range(len(cpu)):
-            found[n] = a + j
-            n += (
-                (cpu[j] >= need_cpu) & (memory[j] >= need_memory) & (also_cpu[j] >= need_cpu)
-                & (also_memory[j] >= need_memory) & allowed[j]
-            )  # fmt: skip
+    for first in range(a, b, LANES):
+        if first + LANES <= b:
+            bits = _sixteen_that_may_fit(rooms, masks, rows[0], rows[1], np.int64(mask), first, cpu, memory)
+        else:
+            bits = np.uint64(0)
+            for m in range(first, b):
+                if masks[mask, m] and may_fit(rooms, rows[0], m, need) and may_fit(rooms, rows[1], m, need):
+                    bits |= np.uint64(1) << np.uint64(m - first)
+        while bits:
+            found[n] = first + _lowest_bit(bits)
+            n += 1
+            bits &= bits - np.uint64(1)
     return n
 
 
@@ -201,7 +253,7 @@ def find_machine(run: Any, need: Any, loop: Any) -> int:
 
     Begins at a random machine and stops at ``settings.enough`` with room (EuroSys'15, 3.4, "relaxed randomization").
     """
-    machines, settings = loop.machines, loop.settings
+    runs, machines, rooms, masks, settings = loop.runs, loop.machines, loop.rooms, loop.masks, loop.settings
     draw(loop.random)
     n = len(machines)
     rows = np.int64(FREE), np.int64(UNPROMISED if run.band > NON_PRODUCTION else FREE)
@@ -210,10 +262,15 @@ def find_machine(run: Any, need: Any, loop: Any) -> int:
     a, left = first_machine(loop), n
     while left > 0 and seen < settings.enough:
         b = min(n, a - a % TOGETHER + TOGETHER, a + left)
-        for j in range(those_that_may_fit(loop, rows, run.mask, a, b, need, found)):
+        for j in range(those_that_may_fit(rooms, masks, rows, run.mask, a, b, need, found)):
             m = found[j]
+            if best >= 0 and run.per_machine <= 0 and scores_no_less(run, m, rooms, need, settings, best_score):
+                seen += 1
+                if seen == settings.enough:
+                    break
+                continue
             machine = machines[m]
-            if not has_room(run, machine, need) or holds_its_most(run, machine, loop.runs):
+            if not has_room(run, machine, need) or holds_its_most(run, machine, runs):
                 continue
             free_cpu, free_memory = _free_share(run, machine, 0, need[0]), _free_share(run, machine, 1, need[1])
             its_score = score(free_cpu, free_memory, settings.stranding, settings.leftover)
@@ -225,6 +282,22 @@ def find_machine(run: Any, need: Any, loop: Any) -> int:
         left -= b - a
         a = b if b < n else 0
     return best
+
+
+@numba.njit(**COMPILED)
+def scores_no_less(run: Any, m: int, rooms: Any, need: Any, settings: Any, least: float) -> bool:
+    """Say whether a machine has room, and scores no less, for certain, by ``rooms`` alone; errs by saying no."""
+    upper = run.band > NON_PRODUCTION
+    if not must_fit(rooms, FREE, m, need) or (upper and not must_fit(rooms, UNPROMISED, m, need)):
+        return False
+    cpu, memory = rooms[FREE, m], rooms[FREE + 1, m]
+    if upper:
+        cpu, memory = min(cpu, rooms[UNPROMISED, m]), min(memory, rooms[UNPROMISED + 1, m])
+    free_cpu, free_memory = (cpu - need[0]) / rooms[CAPACITY, m], (memory - need[1]) / rooms[CAPACITY + 1, m]
+    stranding, leftover = settings.stranding, settings.leftover
+    error = 10 * _SLACK * (2 * abs(stranding) + abs(leftover))  # of each share four times the slack at most
+    above: bool = score(free_cpu, free_memory, stranding, leftover) - error >= least
+    return above
 
 
 @numba.njit(**COMPILED)
@@ -323,23 +396,23 @@ def failure_of(run: Any, need: Any, loop: Any) -> Any:
 @numba.njit(**COMPILED)
 def fails_again(run: Any, need: Any, loop: Any, k: int) -> bool:
     """Say whether failure ``k`` is of the same search and no machine that changed since may fit; update its counts."""
-    failure, changed = loop.failures[k], loop.changed
+    failure, changed, rooms, allowed = loop.failures[k], loop.changed, loop.rooms, loop.masks[run.mask]
     since, now = failure.at, loop.n_changed[0]
     if k == 0 or since == 0 or now - since > len(changed):
         return False
     same = failure.need[0] == need[0] and failure.need[1] == need[1]
     if not (same and failure.mask == run.mask and failure.rank == run.rank and failure.band == run.band):
         return False
-    upper, row = run.band > NON_PRODUCTION, FREED + 2 * (min(run.rank, RANKS) - 1)
+    upper, row = run.band > NON_PRODUCTION, FREED + 2 * (min(run.rank, ranks_of(rooms)) - 1)
     for j in range(since + 1, now + 1):
         m = np.int64(changed[j % len(changed)].machine)
-        if not loop.masks[run.mask, m] or (upper and not may_fit(loop.rooms, UNPROMISED, m, need)):
+        if not allowed[m] or (upper and not may_fit(rooms, UNPROMISED, m, need)):
             continue
-        if may_fit(loop.rooms, FREE, m, need) or (run.rank > 0 and may_fit(loop.rooms, row, m, need)):
+        if may_fit(rooms, FREE, m, need) or (run.rank > 0 and may_fit(rooms, row, m, need)):
             return False
     for j in range(since + 1, now + 1):
         change = changed[j % len(changed)]
-        if loop.masks[run.mask, change.machine]:
+        if allowed[change.machine]:
             _recount(change.before, upper, failure, -1)
             _recount(change.after, upper, failure, 1)
     failure.at = now
@@ -354,13 +427,9 @@ def is_preemptible(other: Any, run: Any) -> Any:
 
 @numba.njit(**COMPILED)
 def preemption_cost(
-    run: Any, machine: Any, runs: Any, need: Any, settings: Any, now_us: int, m: int, foreseen: Any,
-    rank: int, most_us: int,
-) -> tuple[int, int]:  # fmt: skip
-    """Return the highest victim's rank, and the task-time lost in µs, for a run to fit; rank -1 where it cannot.
-
-    Stops as soon as the costs are no less than ``rank`` and ``most_us``, and returns what they have come to.
-    """
+    run: Any, machine: Any, runs: Any, need: Any, settings: Any, now_us: int, m: int, foreseen: Any
+) -> tuple[int, int]:
+    """Return the highest victim's rank, and the task-time lost in µs, for a run to fit; rank -1 where it cannot."""
     together = len(foreseen.terms) > 0
     used_cpu, used_memory = machine.use[0], machine.use[1]
     if together:
@@ -385,15 +454,33 @@ def preemption_cost(
             production_cpu += gone.limit[0]
             production_memory += gone.limit[1]
         if not gone.service:
-            done_us = gone.offset_us + now_us - gone.placed_us
-            lost_us += done_us % settings.checkpoint_us if settings.checkpoint_us > 0 else done_us
+            lost_us += _lost_us(gone.offset_us + now_us - gone.placed_us, settings)
         if fits(run, machine, 0, need[0], freed_cpu, production_cpu) and fits(
             run, machine, 1, need[1], freed_memory, production_memory
         ):
             return gone.rank, lost_us
-        if gone.rank > rank or (gone.rank == rank and lost_us >= most_us):
-            return gone.rank, lost_us
     return -1, 0
+
+
+@numba.njit(**COMPILED)
+def costs_no_less(
+    anchor_us: int, m: int, rooms: Any, need: Any, rank: int, lost_us: int, settings: Any, now_us: int
+) -> Any:
+    """Say whether making room on a machine is certain to cost no less, without a look at its runs; errs by saying no.
+
+    Its highest victim has a higher rank, or the same one, and the first victim alone loses as much work.
+    """
+    if not may_fit(rooms, FREED + 2 * rank, m, need):
+        return True
+    if anchor_us == NO_ANCHOR or (rank > 0 and may_fit(rooms, FREED + 2 * (rank - 1), m, need)):
+        return False
+    return _lost_us(now_us - anchor_us, settings) >= lost_us
+
+
+@numba.njit(**COMPILED)
+def _lost_us(done_us: int, settings: Any) -> Any:
+    """Return the part of batch work done that is lost by a stop: since the last checkpoint."""
+    return done_us % settings.checkpoint_us if settings.checkpoint_us > 0 else done_us
 
 
 @numba.njit(**COMPILED)
@@ -403,34 +490,42 @@ def find_preemption(run: Any, need: Any, loop: Any, now_us: int) -> int:
     Costs are the rank of the highest victim, then the work lost, among the first ``settings.enough`` machines that can
     make room. Runs are not read where sums alone are certain that a machine can, but only above the best one's rank.
     """
-    runs, machines, settings = loop.runs, loop.machines, loop.settings
+    runs, machines, rooms, masks, settings = loop.runs, loop.machines, loop.rooms, loop.masks, loop.settings
     best, best_rank, best_lost, seen = -1, np.int64(RANK_MAX), np.int64(LOST_MAX), 0
     if run.rank <= 0:
         return best
-    row = FREED + 2 * (min(run.rank, RANKS) - 1)  # production does not preempt production
+    row = FREED + 2 * (min(run.rank, ranks_of(rooms)) - 1)  # production does not preempt production
     rows = (
         np.int64(CAPACITY if run.band > PRODUCTION else row),
         np.int64(UNPROMISED if run.band == PRODUCTION else CAPACITY),
     )
     # by sums alone it is certain that a run fits where they tell ranks apart, and freed reservations add up
     adds_up = len(loop.foreseen.terms) == 0 and run.band <= PRODUCTION and run.rank < RANKS and run.per_machine <= 0
-    found = np.empty(TOGETHER, np.int64)
+    anchors, foreseen = loop.anchors, loop.foreseen
+    found, certain_ones, n_certain = np.empty(TOGETHER, np.int64), np.empty(_AT_ONCE, np.int64), 0
     n = len(machines)
     a, left = first_machine(loop), n
     while left > 0 and seen < settings.enough:
         b = min(n, a - a % TOGETHER + TOGETHER, a + left)
-        for j in range(those_that_may_fit(loop, rows, run.mask, a, b, need, found)):
+        for j in range(those_that_may_fit(rooms, masks, rows, run.mask, a, b, need, found)):
             m = found[j]
-            machine = machines[m]
-            certain = adds_up and must_fit(loop.rooms, row, m, need)
-            certain &= run.band < PRODUCTION or must_fit(loop.rooms, UNPROMISED, m, need)
+            certain = adds_up and must_fit(rooms, row, m, need)
+            certain &= run.band < PRODUCTION or must_fit(rooms, UNPROMISED, m, need)
             if certain:
-                if best >= 0 and not may_fit(loop.rooms, FREED + 2 * best_rank, m, need):  # its rank is higher
-                    seen += 1
-                    if seen == settings.enough:
-                        break
-                    continue
-            elif (
+                if best < 0 or not costs_no_less(anchors[m], m, rooms, need, best_rank, best_lost, settings, now_us):
+                    certain_ones[n_certain] = m
+                    n_certain += 1
+                    if n_certain == _AT_ONCE:
+                        best, best_rank, best_lost = cheapest(
+                            run, need, certain_ones, runs, machines, settings, now_us, best, best_rank, best_lost
+                        )
+                        n_certain = 0
+                seen += 1
+                if seen == settings.enough:
+                    break
+                continue
+            machine = machines[m]
+            if (
                 machine.lowest >= run.rank
                 or overruns_in_kernel(need[0], machine.capacity[0])
                 or overruns_in_kernel(need[1], machine.capacity[1])
@@ -439,10 +534,11 @@ def find_preemption(run: Any, need: Any, loop: Any, now_us: int) -> int:
                 or holds_its_most(run, machine, runs)
             ):
                 continue
-            rank, lost_us = preemption_cost(
-                run, machine, runs, need, settings, now_us, m, loop.foreseen,
-                best_rank if certain else RANK_MAX, best_lost if certain else LOST_MAX,
-            )  # fmt: skip
+            best, best_rank, best_lost = cheapest(
+                run, need, certain_ones[:n_certain], runs, machines, settings, now_us, best, best_rank, best_lost
+            )
+            n_certain = 0
+            rank, lost_us = preemption_cost(run, machine, runs, need, settings, now_us, m, foreseen)
             if rank >= 0 and (rank < best_rank or (rank == best_rank and lost_us < best_lost)):
                 best, best_rank, best_lost = m, rank, lost_us
             seen += rank >= 0
@@ -450,7 +546,54 @@ def find_preemption(run: Any, need: Any, loop: Any, now_us: int) -> int:
                 break
         left -= b - a
         a = b if b < n else 0
-    return best
+    of_all: tuple[int, int, int] = cheapest(
+        run, need, certain_ones[:n_certain], runs, machines, settings, now_us, best, best_rank, best_lost
+    )
+    return of_all[0]
+
+
+@numba.njit(**COMPILED)
+def cheapest(
+    run: Any, need: Any, among: Any, runs: Any, machines: Any, settings: Any, now_us: int,
+    best: int, best_rank: int, best_lost: int,
+) -> Any:  # fmt: skip
+    """Return the cheapest of the best machine so far and some that are certain to make room, its rank and lost time.
+
+    As ``preemption_cost`` of one after the other. Their runs are read in turn, one of each machine: the records of one
+    are not waited for before those of the next are asked for.
+    """
+    n = len(among)
+    at, ranks, lost_us = np.empty(n, np.int64), np.full(n, -1), np.zeros(n, np.int64)
+    freed = np.zeros((n, 2))
+    for k in range(n):
+        at[k] = machines[among[k]].head
+    left = n > 0
+    while left:
+        left = False
+        for k in range(n):
+            if at[k] < 0:
+                continue
+            gone, machine = runs[at[k]], machines[among[k]]
+            at[k] = gone.next
+            if gone.rank >= run.rank:
+                at[k] = -1
+                continue
+            left = True
+            if not is_preemptible(gone, run):
+                continue
+            for r in range(2):
+                freed[k, r] += gone.reservation[r]
+            if not gone.service:
+                lost_us[k] += _lost_us(gone.offset_us + now_us - gone.placed_us, settings)
+            if fits(run, machine, 0, need[0], freed[k, 0], 0.0) and fits(run, machine, 1, need[1], freed[k, 1], 0.0):
+                ranks[k] = gone.rank
+                at[k] = -1
+            elif gone.rank > best_rank or (gone.rank == best_rank and lost_us[k] >= best_lost):
+                at[k] = -1
+    for k in range(n):
+        if ranks[k] >= 0 and (ranks[k] < best_rank or (ranks[k] == best_rank and lost_us[k] < best_lost)):
+            best, best_rank, best_lost = among[k], ranks[k], lost_us[k]
+    return best, best_rank, best_lost
 
 
 @numba.njit(**COMPILED)
@@ -471,6 +614,32 @@ def is_killed_before(runs: Any, i: int, j: int) -> Any:
 
 
 @numba.njit(**COMPILED)
+def order_of(keys: Any) -> Any:
+    """Return the order that sorts keys, int64; equal ones keep theirs. A radix sort of the bits in which any differ."""
+    order, other = np.arange(len(keys)), np.empty(len(keys), np.int64)
+    if not len(keys):
+        return order
+    least, largest = keys.min(), keys.max()
+    count = np.empty((1 << _RADIX_BITS) + 1, np.int64)
+    for shift in range(0, 64, _RADIX_BITS):
+        if np.uint64(largest - least) >> np.uint64(shift) == 0:
+            break
+        count[:] = 0
+        for k in range(len(keys)):
+            count[1 + (((keys[k] - least) >> shift) & ((1 << _RADIX_BITS) - 1))] += 1
+        if count.max() == len(keys):
+            continue
+        for k in range(1 << _RADIX_BITS):
+            count[k + 1] += count[k]
+        for i in order:
+            digit = ((keys[i] - least) >> shift) & ((1 << _RADIX_BITS) - 1)
+            other[count[digit]] = i
+            count[digit] += 1
+        order, other = other, order
+    return order
+
+
+@numba.njit(**COMPILED)
 def in_turn(waiting: Any, served: Any) -> Any:
     """Return the order in which entries are tried: by rank, then in rounds of one entry of each user.
 
@@ -480,11 +649,11 @@ def in_turn(waiting: Any, served: Any) -> Any:
     turns = np.empty(n, np.int64)
     for k in range(n):
         turns[k] = waiting[k].turn
-    by_time = np.argsort(turns, kind="mergesort")
+    by_time = order_of(turns)
     if users == 1:
         return by_time
     place, before, of_rank = np.empty(users, np.int64), np.zeros(users, np.int64), np.full(users, -1, np.int64)
-    place[np.argsort(served[1:], kind="mergesort")] = np.arange(users)  # never served comes first, by number
+    place[order_of(served[1:])] = np.arange(users)  # never served comes first, by number
     for k in range(n):
         i = by_time[k]
         user, rank = waiting[i].user, waiting[i].rank
@@ -492,7 +661,7 @@ def in_turn(waiting: Any, served: Any) -> Any:
             before[user], of_rank[user] = 0, rank
         turns[k] = (-np.int64(rank) << 48) + (before[user] << 24) + place[user]  # up to 16 million of each
         before[user] += 1
-    return by_time[np.argsort(turns, kind="mergesort")]
+    return by_time[order_of(turns)]
 
 
 @numba.njit(**COMPILED)
@@ -525,10 +694,10 @@ def largest_room(loop: Any, most: Any) -> Any:
 
     A run of no higher a rank that needs more can neither be placed nor make room for itself.
     """
-    most[0] = most[1] = -math.inf
-    lowest = np.float32(math.inf)
-    for m in range(len(loop.machines)):
-        lowest = min(lowest, loop.rooms[LOWEST, m])
-        for r in range(2):
-            most[r] = max(most[r], loop.rooms[FREE + r, m])
+    lowest, cpu, memory = np.float32(math.inf), np.float32(-math.inf), np.float32(-math.inf)
+    lowest_of, free_cpu, free_memory = loop.rooms[LOWEST], loop.rooms[FREE], loop.rooms[FREE + 1]
+    for m in range(len(lowest_of)):
+        lowest = min(lowest, lowest_of[m])
+        cpu, memory = max(cpu, free_cpu[m]), max(memory, free_memory[m])
+    most[0], most[1] = cpu, memory
     return lowest

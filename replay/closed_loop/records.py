@@ -90,8 +90,6 @@ CAPACITY, FREE, UNPROMISED, LOWEST, FREED = 0, 2, 4, 6, 7
 what production's limits leave; the lowest rank (one row); and, rank by rank, the most that can be free without
 non-production work of at most that rank."""
 
-ROOM_ROWS: Final = FREED + 2 * RANKS
-
 ROOM_CHANGE = np.dtype([("machine", "i4"), ("before", "f4", (LOWEST,)), ("after", "f4", (LOWEST,))])
 """A change of a machine's column of ``LoopState.rooms``, rows ``CAPACITY``, ``FREE`` and ``UNPROMISED``."""
 
@@ -133,12 +131,15 @@ class LoopState(NamedTuple):
     runs: NDArray[Any]
     machines: NDArray[Any]
     rooms: NDArray[np.float32]
-    """Upper bounds of what machines have, for fast searches, shape (ROOM_ROWS, n_machines); -inf where nothing may be
-    placed. A machine that is skipped by them certainly has no room."""
+    """Upper bounds of what machines have, for fast searches, shape (FREED + 2 * n_ranks, n_machines), the ranks
+    of non-production; -inf where nothing may be placed. A machine that is skipped by them certainly has no room."""
     changed: NDArray[Any]
     """The last changes of ``rooms``, of ``ROOM_CHANGE``, at their number modulo the length."""
     n_changed: NDArray[np.int64]
     """Number of changes of ``rooms``, shape (1,)."""
+    anchors: NDArray[np.int64]
+    """When each machine's first run, in the order of preemption, would have begun had it run without a break, µs;
+    ``placement.NO_ANCHOR`` where it is no batch work that can be preempted; shape (n_machines,)."""
     failures: NDArray[Any]
     """Searches that found no machine, of ``FAILURE``, at a hash of what they asked for."""
     tape: NDArray[Any]
@@ -160,6 +161,8 @@ class LoopState(NamedTuple):
     """Begin of those of each collection in ``before``, shape (n_collections + 1,)."""
     held: NDArray[np.int64]
     """Runs that wait for another collection's end; the first entry is their number."""
+    due: NDArray[np.int64]
+    """Placed runs that end within the slot if nothing stops them; the first entry is their number."""
     kills: NDArray[Any]
     """The first entry's ``run`` is the position of the next one."""
     tick: Any

@@ -15,10 +15,12 @@ from reclaim.replay.closed_loop.live import Live
 from reclaim.replay.closed_loop.placement import POLICIES, update_all_rooms
 from reclaim.replay.closed_loop.records import (
     FAILURE,
+    FREED,
     KILL,
+    NON_PRODUCTION,
     PENDING,
+    RANKS,
     ROOM_CHANGE,
-    ROOM_ROWS,
     RUNNING,
     TICK,
     WAITING,
@@ -150,14 +152,17 @@ def simulate(
     margins = None if by_machine is None else by_machine.margins()
     foreseen = no_state() if by_machine is None else by_machine.state(len(machines))
     at = np.zeros(2, np.int64)
+    of_lower_band = runs["rank"][runs["band"] == NON_PRODUCTION]
+    ranks = min(RANKS, 1 + int(of_lower_band.max(initial=0)))
     collections = 1 + int(runs["collection"].max(initial=0))
     pairs = workload.predecessors[np.argsort(workload.predecessors[:, 0], kind="stable")]
     loop = LoopState(
         runs=runs,
         machines=there,
-        rooms=np.zeros((ROOM_ROWS, len(machines)), np.float32),
+        rooms=np.zeros((FREED + 2 * ranks, len(machines)), np.float32),
         changed=np.zeros(_CHANGES + len(machines) // 8, ROOM_CHANGE),
         n_changed=np.zeros(1, np.int64),
+        anchors=np.zeros(len(machines), np.int64),
         failures=np.zeros(_FAILURES, FAILURE),
         tape=workload.tape,
         reserved=reserved[margin[0]],
@@ -170,6 +175,7 @@ def simulate(
         before=np.ascontiguousarray(pairs[:, 1]),
         before_of=np.searchsorted(pairs[:, 0], np.arange(collections + 1)).astype(np.int64),
         held=np.zeros(len(runs) + 1, np.int64),
+        due=np.zeros(len(runs) + 1, np.int64),
         kills=kills,
         tick=ticks[0],
         foreseen=foreseen if margins is None else foreseen._replace(margins=margins[margin[0]]),
@@ -184,12 +190,13 @@ def simulate(
         loop = loop._replace(reserved=reserved[margin[t]], kills=kills, tick=ticks[t])
         if by_machine is not None and margins is not None:
             loop = loop._replace(foreseen=foreseen._replace(margins=margins[margin[t]]))
-        advance(loop, live is not None, now_us)
+        until_us = min(now_us + slot_us, workload.stop_us)
         if live is not None:
+            advance(loop, now_us)
             live.answer(runs, now_us)
-        settle(loop, float(workload.slot_s), now_us)
-        schedule(loop, now_us)
-        pass_slot(loop, changes, at, now_us, min(now_us + slot_us, workload.stop_us))
+        settle(loop, live is not None, float(workload.slot_s), now_us, until_us)
+        schedule(loop, now_us, until_us)
+        pass_slot(loop, changes, at, now_us, until_us)
     _stop_the_clock(runs, there, workload.stop_us)
     kills = kills[1 : kills[0]["run"]].copy()
     kills["machine"] = order[kills["machine"]]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.replay.closed_loop.foreseen import ByMachine, add_terms
-from reclaim.replay.closed_loop.placement import LOST_MAX, RANK_MAX, could_fit, preemption_cost
+from reclaim.replay.closed_loop.placement import could_fit, preemption_cost
 from reclaim.replay.closed_loop.records import PENDING, PRODUCTION, RUNNING
 from reclaim.replay.closed_loop.simulate import SETTINGS, Outcome, Scheduling, simulate
 from reclaim.training.machines.curve import INPUTS, MachineCurve
@@ -191,7 +191,5 @@ def test_sums_pass_over_no_machine_on_which_preemption_makes_room(curves: Curves
             i = outcome.runs["next"][i]
         for asking in outcome.runs[outcome.runs["state"] != RUNNING]:
             asked = asking["first_limit"]
-            rank, _ = preemption_cost(
-                asking, machine, outcome.runs, asked, how, cell.slots * SLOT_US, m, foreseen, RANK_MAX, LOST_MAX
-            )
+            rank, _ = preemption_cost(asking, machine, outcome.runs, asked, how, cell.slots * SLOT_US, m, foreseen)
             assert rank < 0 or all(could_fit(asking, machine, r, asked[r]) for r in range(2))

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.foreseen import no_state
 from reclaim.replay.closed_loop.placement import (
-    LOST_MAX,
     POLICIES,
-    RANK_MAX,
     TOGETHER,
     could_fit,
     count_lacks,
@@ -27,6 +25,7 @@ from reclaim.replay.closed_loop.placement import (
     fits,
     has_room,
     may_fit,
+    order_of,
     preemption_cost,
     score,
     update_all_rooms,
@@ -45,8 +44,8 @@ from reclaim.replay.closed_loop.records import (
     NON_PRODUCTION,
     PENDING,
     PRODUCTION,
+    RANKS,
     ROOM_CHANGE,
-    ROOM_ROWS,
     RUN,
     RUNNING,
     SPREAD,
@@ -56,8 +55,6 @@ from reclaim.replay.closed_loop.records import (
 )
 from reclaim.replay.closed_loop.simulate import SETTINGS, Scheduling
 from tests.replay.small_cells import QUIET, SLOT_US, SmallCell, Task, cells, killed, machines, run, states
-
-NO_BEST = RANK_MAX, LOST_MAX
 
 
 @pytest.mark.parametrize(("policy", "machine"), [("best-fit", 0), ("worst-fit", 2), ("hybrid", 1)])
@@ -118,7 +115,7 @@ def test_a_machine_is_passed_over_only_where_no_preemption_makes_room(cell: Smal
     for machine in outcome.machines:
         for asking in runs[runs["state"] != RUNNING]:
             asked = asking["first_limit"]
-            rank, _ = preemption_cost(asking, machine, runs, asked, how, cell.slots * SLOT_US, 0, no_state(), *NO_BEST)
+            rank, _ = preemption_cost(asking, machine, runs, asked, how, cell.slots * SLOT_US, 0, no_state())
             assert rank < 0 or all(could_fit(asking, machine, r, asked[r]) for r in range(2))
 
 
@@ -175,8 +172,9 @@ def state(runs: np.ndarray, machines: np.ndarray, masks: np.ndarray, how: Any, s
     nothing = dict.fromkeys(LoopState._fields, np.zeros(0))
     given = {
         "runs": runs, "machines": machines, "masks": masks, "settings": how, "foreseen": no_state(),
-        "rooms": np.zeros((ROOM_ROWS, len(machines)), np.float32), "random": np.array([seed + 1], np.uint64),
+        "rooms": np.zeros((FREED + 2 * RANKS, len(machines)), np.float32), "random": np.array([seed + 1], np.uint64),
         "changed": np.zeros(40, ROOM_CHANGE), "n_changed": np.ones(1, np.int64), "failures": np.zeros(3, FAILURE),
+        "anchors": np.zeros(len(machines), np.int64),
     }  # fmt: skip
     loop = LoopState(**{**nothing, **given, **other})
     update_all_rooms(loop)
@@ -298,7 +296,7 @@ def plain_search(asking: Any, asked: np.ndarray, loop: LoopState, now_us: int) -
             a, b = (machine["capacity"] - taken - asked) / machine["capacity"]
             rooms.append((score(a, b, loop.settings["stranding"], loop.settings["leftover"]), m))
         of = loop.settings, now_us, m, loop.foreseen
-        rank, lost_us = preemption_cost(asking, machine, runs, asked, *of, *NO_BEST)
+        rank, lost_us = preemption_cost(asking, machine, runs, asked, *of)
         if len(costs) < enough and rank >= 0:
             costs.append((rank, lost_us, m))
     found = min(rooms, key=lambda c: c[0])[1] if rooms else -1
@@ -324,6 +322,60 @@ def test_machines_found_are_those_of_a_plain_search_of_every_machine(
             assert find_preemption(asking, asked, loop, now_us) == preempted
 
 
+def busy(seed: int, n: int, ranks: int) -> tuple[LoopState, Any]:
+    """Return machines full of runs of several ranks, the upper ones of production, and one run that waits."""
+    rng = np.random.default_rng(seed)
+    machines, runs = np.zeros(n, MACHINE_STATE), np.zeros(1 + 6 * n, RUN)
+    machines["capacity"], machines["head"], machines["lowest"] = 1.0, -1, 2**31 - 1
+    machines["up"] = machines["open"] = True
+    runs["rank"] = rng.integers(0, ranks, len(runs))
+    runs["band"] = np.where(runs["rank"] > 0.7 * ranks, PRODUCTION, NON_PRODUCTION)
+    runs["limit"] = runs["reservation"] = rng.integers(1, 5, (len(runs), 2)) / 16
+    runs["service"] = rng.random(len(runs)) < 0.2
+    runs["placed_us"] = rng.integers(0, 6, len(runs)) * 100_000_000
+    runs["offset_us"] = rng.choice([0, 50_000_000], len(runs))
+    runs["state"], runs["machine"] = RUNNING, np.arange(len(runs)) % n
+    asking = runs[-1]
+    asking["state"], asking["rank"] = PENDING, rng.integers(1, ranks + 1)
+    runs["next"] = -1
+    for m, machine in enumerate(machines):
+        here = [i for i in range(len(runs) - 1) if i % n == m]
+        for i in sorted(here, key=lambda i: (runs["rank"][i], -runs["placed_us"][i], -i), reverse=True):
+            if (machine["reserved"] + runs["reservation"][i] > 1).any():
+                runs["state"][i] = PENDING
+                continue
+            runs["next"][i], machine["head"] = machine["head"], i
+            machine["reserved"] += runs["reservation"][i]
+            machine["lowest"] = runs["rank"][i]
+            if runs["band"][i] == PRODUCTION:
+                machine["production"] += runs["limit"][i]
+            else:
+                machine["up_to_rank"][runs["rank"][i] :] += runs["reservation"][i]
+    machines["least"] = machines["reserved"]
+    how = np.zeros(1, SETTINGS)
+    how[0] = (*POLICIES["hybrid"], rng.choice([1, 9, 100]), rng.choice([0, 400_000_000]), 0, 0, False)
+    return state(runs, machines, np.ones((1, n), np.bool_), how[0], seed), asking
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.sampled_from([2, 5, 12]), st.integers(1, 8))
+def test_among_many_busy_machines_those_found_are_those_of_a_plain_search(
+    seed: int, n: int, ranks: int, need: int
+) -> None:
+    loop, asking = busy(seed, n, ranks)
+    asked, now_us = np.full(2, need / 16), 1_000_000_000
+    found = find_machine(asking, asked, loop)
+    room, preempted = plain_search(asking, asked, loop, now_us)
+    assert found == room
+    assert find_preemption(asking, asked, loop, now_us) == preempted
+
+
+@given(st.lists(st.one_of(st.integers(-5, 5), st.integers(-(2**61), 2**61)), max_size=40))
+def test_the_order_of_keys_is_that_of_a_stable_sort(keys: list[int]) -> None:
+    of = np.array(keys, np.int64)
+    assert order_of(of).tolist() == np.argsort(of, kind="stable").tolist()
+
+
 @settings(max_examples=100)
 @given(cells())
 def test_what_a_preemption_costs_is_the_last_of_its_victims_and_the_work_of_all(
@@ -347,4 +399,4 @@ def test_what_a_preemption_costs_is_the_last_of_its_victims_and_the_work_of_all(
                     expected = (int(gone["rank"][-1]), int(done_us.sum()))
                     break
             asked = asking["first_limit"]
-            assert preemption_cost(asking, machine, runs, asked, how, now_us, m, no_state(), *NO_BEST) == expected
+            assert preemption_cost(asking, machine, runs, asked, how, now_us, m, no_state()) == expected
