@@ -175,7 +175,10 @@ def _samples(sources: Sequence[Source], config: TrainConfig, train: list[NDArray
 
 def _beyond(samples: Samples) -> Beyond | None:
     taken = map(samples.take, samples.chunks())
-    return beyond_of((batch.x.cpu().numpy(), batch.y.cpu().numpy()) for batch in taken)
+    return beyond_of(
+        (batch.x.cpu().numpy(), batch.y.cpu().numpy(), None if batch.weight is None else batch.weight.cpu().numpy())
+        for batch in taken
+    )
 
 
 @contextmanager

@@ -40,25 +40,32 @@ Beyond = NDArray[np.float32]
 shape (n_histories, n_targets, n_ratios), falling along the last axis."""
 
 
-def beyond_of(parts: Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> Beyond | None:
+Part = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None]
+
+
+def beyond_of(parts: Iterable[Part]) -> Beyond | None:
     """Return the shares of rows; None where no demand over a day is known.
 
     Parameters
     ----------
-    parts : iterable of two float32 arrays
-        Features, shape (n, n_features), and targets, shape (n, n_targets, n_horizons), of some rows each.
+    parts : iterable of three float32 arrays
+        Features, shape (n, n_features), targets, shape (n, n_targets, n_horizons), and weights, shape (n,), of some
+        rows each; None: all weigh alike.
     """
     n_histories = HISTORIES[1] - HISTORIES[0] + 1
     exceeded = np.zeros((n_histories, len(TARGETS), len(RATIOS)))
     known = np.zeros((n_histories, len(TARGETS), 1))
-    for x, y in parts:
+    for x, y, weight in parts:
+        each = np.ones(len(x)) if weight is None else weight.astype(np.float64)
         ever, history = np.maximum(x[:, _COLUMNS[:-1]], FLOOR), _history(x)
         for t in range(len(TARGETS)):
             ratio = np.minimum(y[:, t, DAY], 1.0) / ever[:, t]
             for k in range(n_histories):
-                of = np.sort(ratio[(history == k) & np.isfinite(ratio)])
-                known[k, t] += len(of)
-                exceeded[k, t] += len(of) - np.searchsorted(of, RATIOS * (1 + ROUNDING), side="right")
+                rows = np.flatnonzero((history == k) & np.isfinite(ratio))
+                rows = rows[np.argsort(ratio[rows])]
+                up_to = np.cumsum(np.append(0.0, each[rows]))
+                known[k, t] += up_to[-1]
+                exceeded[k, t] += up_to[-1] - up_to[np.searchsorted(ratio[rows], RATIOS * (1 + ROUNDING), side="right")]
     if not known.any():
         return None
     of_all = (exceeded.sum(axis=0) + 1) / (known.sum(axis=0) + 1)

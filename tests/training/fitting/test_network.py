@@ -242,7 +242,7 @@ def test_a_fitted_network_is_tempered_by_the_rows_that_it_was_fitted_to(
     for name in ("check_known", "hidden_features"):
         monkeypatch.setattr(fit, name, lambda *_: ())
     fitted = fit.NetworkLearner().fit([], TrainConfig(fit=CONFIG), tmp_path)
-    expected = beyond_of([(rows.x, rows.y)])
+    expected = beyond_of([(rows.x, rows.y, None)])
     assert isinstance(fitted.forecaster, NetworkForecaster)
     assert expected is not None
     np.testing.assert_array_equal(fitted.forecaster.beyond, expected)

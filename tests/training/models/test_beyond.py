@@ -38,8 +38,8 @@ def demands(of_a_day: list[float]) -> NDArray[np.float32]:
 def beyond() -> Beyond:
     """Return the shares of 9,000 rows: after an hour half go to four times the largest so far, after weeks none."""
     parts = [
-        (rows(0.1, FEW, 3_000), demands([0.1, 0.4, NAN] * 1_000)),
-        (rows(0.2, MANY, 6_000), demands([0.1, 0.2, NAN] * 2_000)),
+        (rows(0.1, FEW, 3_000), demands([0.1, 0.4, NAN] * 1_000), None),
+        (rows(0.2, MANY, 6_000), demands([0.1, 0.2, NAN] * 2_000), None),
     ]
     made = beyond_of(parts)
     assert made is not None
@@ -57,8 +57,15 @@ def test_shares_count_the_rows_that_went_beyond_and_a_thousand_of_all_histories(
     assert (np.diff(beyond, axis=-1) <= 0).all()
 
 
+def test_a_row_of_weight_two_counts_as_two_rows() -> None:
+    twice = beyond_of([(rows(0.1, FEW, 4), demands([0.4, 0.4, 0.1, 0.1]), None)])
+    weighed = beyond_of([(rows(0.1, FEW, 2), demands([0.4, 0.1]), np.full(2, 2, np.float32))])
+    assert twice is not None
+    np.testing.assert_array_equal(weighed, twice)
+
+
 def test_rows_of_which_no_day_is_known_give_no_shares() -> None:
-    assert beyond_of([(rows(0.1, FEW, 2), demands([NAN, NAN]))]) is None
+    assert beyond_of([(rows(0.1, FEW, 2), demands([NAN, NAN]), None)]) is None
 
 
 def test_a_curve_below_a_half_becomes_the_geometric_mean_with_the_share(beyond: Beyond) -> None:
