@@ -17,11 +17,11 @@ from reclaim.training.fitting import network as fit
 from reclaim.training.fitting.devices import recorded as module
 from reclaim.training.fitting.devices.distributed import Ranks
 from reclaim.training.fitting.devices.recorded import Step, recorded_step
-from reclaim.training.fitting.network import FitResult, choose_device, fit_network, on_device
+from reclaim.training.fitting.network import FitResult, choose_device, fit_network, on_device, oom_loss
 from reclaim.training.fitting.samples import Samples
 from reclaim.training.models.beyond import beyond_of
 from reclaim.training.models.forecaster import NetworkForecaster
-from reclaim.training.models.network import SurvivalNetwork
+from reclaim.training.models.network import SurvivalNetwork, survival_loss
 from reclaim.training.models.survival import NOW, thresholds_of
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
@@ -364,3 +364,31 @@ def test_a_feature_that_no_training_row_had_moves_nothing() -> None:
     known = x.clone()
     known[:, 0] = 0.7
     assert torch.equal(network(x)[0], network(known)[0])
+
+
+def test_a_row_of_weight_two_counts_as_two_rows_in_every_loss() -> None:
+    nan = float("nan")
+    generator = torch.Generator().manual_seed(1)
+    steps, logits = (torch.randn(shape, generator=generator) for shape in ((3, 2, 3, 8), (3, 3)))
+    y, label = torch.rand((3, 2, 3), generator=generator), torch.tensor([[0.0, 1.0, nan], [1.0, nan, nan], [0.0] * 3])
+    y[1, 0, 1] = nan
+    thresholds = torch.linspace(0.1, 0.9, 8).expand(3, 2, 8)
+    twice, weight = torch.tensor([0, 0, 1, 2]), torch.tensor([2.0, 1.0, 1.0])
+    torch.testing.assert_close(
+        survival_loss(steps, y, thresholds, weight), survival_loss(steps[twice], y[twice], thresholds[twice])
+    )
+    torch.testing.assert_close(oom_loss(logits, label, weight), oom_loss(logits[twice], label[twice]))
+    ones = torch.ones(3)
+    assert torch.equal(survival_loss(steps, y, thresholds, ones), survival_loss(steps, y, thresholds))
+
+
+def test_a_fit_counts_rows_by_their_weight() -> None:
+    rows, config = _rows(600, seed=2), FitConfig(width=8, depth=1, epochs=1, batch_size=600, dropout=0.0)
+
+    def loss(weight: np.ndarray | None) -> float:
+        samples = Samples.of_rows(replace(rows, weight=weight))
+        return fit_network(samples, samples, config, seed=1).history[0]["train_loss"]
+
+    assert loss(np.ones(600, np.float32)) == loss(None)
+    assert loss(np.full(600, 3, np.float32)) == pytest.approx(loss(None))
+    assert loss(np.arange(600, dtype=np.float32)) != pytest.approx(loss(None))
