@@ -35,7 +35,7 @@ def stages(machines: str, days: str, work: Path) -> dict[str, tuple[list[str], P
         "synth": (["synth", str(cell), "--machines", machines, "--days", days, "--seed", "1"], cell),
         "ingest": (["ingest", str(cell), str(dataset)], dataset / "usage"),
         "features": (["features", str(dataset)], dataset / "features"),
-        "train": (["train", str(dataset)], work / "mlruns"),
+        "train": (["train", str(dataset)], work / "artifacts"),
         "predict": (["predict", str(dataset), "--out", str(work / "latest.parquet")], work / "latest.parquet"),
         "replay margins": (
             ["replay", "margins", str(dataset), "--out", str(work / "margins"), "--set", CHEAP], work / "margins",
