@@ -61,6 +61,22 @@ def bytes_of(path: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
+def write(path: Path, cells: list[dict[str, Any]]) -> None:
+    """Write the table of the cells that are done."""
+    content = {
+        "command": f"python benchmarks/sizes.py --work WORK --cells {' '.join(cell['cell'] for cell in cells)}",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "nature": "synthetic",
+        "device": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",
+        "versions": {
+            package: version(package) for package in ("reclaim", "torch", "numpy", "numba", "duckdb", "pyarrow")
+        },
+        "cells": cells,
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    print(f"wrote {path}", flush=True)
+
+
 def main() -> None:
     """Run the stages of every cell and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -89,18 +105,7 @@ def main() -> None:
         )
         if not given.keep:
             shutil.rmtree(work)
-    content = {
-        "command": f"python benchmarks/sizes.py --work WORK --cells {' '.join(given.cells)}",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "nature": "synthetic",
-        "device": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",
-        "versions": {
-            package: version(package) for package in ("reclaim", "torch", "numpy", "numba", "duckdb", "pyarrow")
-        },
-        "cells": cells,
-    }
-    given.out.write_text(json.dumps(content, indent=2) + "\n")
-    print(f"wrote {given.out}")
+        write(given.out, cells)
 
 
 if __name__ == "__main__":

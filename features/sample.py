@@ -20,7 +20,8 @@ ROWS: Final = ("sample", "all")
 is folded again. ``all``: those of every row, 440 bytes each, for study."""
 
 _SHARED: Final = 0.5
-"""Share of the training rows that is spread over tiers and ages alike; the rest goes by how many rows each has."""
+"""Share of the training rows that is spread over tiers and ages alike, as far as each has rows; the rest goes by how
+many more each has."""
 _SOON: Final = HORIZONS_S.index(3_600)
 """Every training row that meets an end out of memory within this horizon is kept: they are few."""
 _OF_TRAIN, _OF_VALID, _OF_TEST = range(3)
@@ -82,9 +83,12 @@ class Shares:
     def within(cls, counts: list[RowCounts], config: SampleConfig) -> Shares:
         """Return those that keep about as many rows as configured, given the counts of all parts of a dataset."""
         train = np.sum([c.train for c in counts], axis=0)
-        n, present = int(train.sum()), max(int((train > 0).sum()), 1)
-        wanted = config.train * (_SHARED / present + (1.0 - _SHARED) * train / max(n, 1))
-        of_train = np.ones(train.shape) if n <= config.train else np.minimum(wanted / np.maximum(train, 1), 1.0)
+        wanted = train.astype(np.float64)
+        if train.sum() > config.train:
+            alike = np.minimum(train, _SHARED * config.train / (train > 0).sum())
+            rest = train - alike
+            wanted = alike + (config.train - alike.sum()) * rest / rest.sum()
+        of_train = np.where(train > 0, wanted / np.maximum(train, 1), 1.0)
         valid, test = sum(c.valid for c in counts), sum(c.test for c in counts)
         return cls(of_train, min(config.valid / max(valid, 1), 1.0), min(config.test / max(test, 1), 1.0))
 

@@ -47,7 +47,7 @@ def test_training_rows_are_about_as_many_as_asked_for_and_weigh_as_much_as_all(w
     n, of = len(windows), everywhere(TRAIN, len(windows))
     shares = Shares.within([RowCounts.of(windows, *of[:2])], SampleConfig(train=2_000))
     rows, weight = shares.choose(windows, *of)
-    assert 1_600 < len(rows) <= 2_200
+    assert len(rows) == pytest.approx(2_000, rel=0.06)
     assert weight.sum() == pytest.approx(n, rel=0.1)
     stratum = tier_key(windows.tier) * 4 + age_key(known_seconds(windows))
     for one in np.unique(stratum):
