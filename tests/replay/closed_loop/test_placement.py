@@ -367,7 +367,8 @@ def test_among_many_busy_machines_those_found_are_those_of_a_plain_search(
     found = find_machine(asking, asked, loop)
     room, preempted = plain_search(asking, asked, loop, now_us)
     assert found == room
-    assert find_preemption(asking, asked, loop, now_us) == preempted
+    if found < 0:  # where none has room, sums that suffice are of victims
+        assert find_preemption(asking, asked, loop, now_us) == preempted
 
 
 @given(st.lists(st.one_of(st.integers(-5, 5), st.integers(-(2**61), 2**61)), max_size=40))
