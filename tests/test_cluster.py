@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,9 @@ from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
 from reclaim.replay.runs.run import by_name, run_experiment
 from reclaim.training.bundle import load_model
 
+_records = logging.getLogRecordFactory()
 ray = pytest.importorskip("ray")
+logging.setLogRecordFactory(_records)  # Ray's stamps every record of the process, which other tests look at
 pytestmark = pytest.mark.slow
 
 BUCKETS = 5
@@ -65,6 +68,7 @@ def nodes() -> Iterator[Nodes]:
         cluster = Nodes()
         yield cluster
         cluster.close()
+    logging.setLogRecordFactory(_records)
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ RANK_MAX, LOST_MAX = 2**31 - 1, 2**62
 _AT_ONCE: Final = 8
 """Machines on which the costs of preemption are computed in turn."""
 NO_ANCHOR: Final = -(2**62)
-"""Where stopping the first run of a machine loses no work, or it is not one that is preempted."""
+"""Value for a machine whose first run loses no work when it is stopped, or is not one that is preempted."""
 _SLACK: Final = 1e-6
 """Share of its capacity by which a machine's room is overstated: more than single precision loses."""
 

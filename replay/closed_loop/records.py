@@ -138,7 +138,7 @@ class LoopState(NamedTuple):
     n_changed: NDArray[np.int64]
     """Number of changes of ``rooms``, shape (1,)."""
     anchors: NDArray[np.int64]
-    """When each machine's first run, in the order of preemption, would have begun had it run without a break, µs;
+    """Time at which each machine's first run, in the order of preemption, would have begun without a break, µs;
     ``placement.NO_ANCHOR`` where it is no batch work that can be preempted; shape (n_machines,)."""
     failures: NDArray[Any]
     """Searches that found no machine, of ``FAILURE``, at a hash of what they asked for."""

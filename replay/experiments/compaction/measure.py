@@ -114,9 +114,10 @@ def measure(source: Source, config: CompactionConfig) -> Measured:
         closing(pool.each(_compacted, ((checkpoint, config) for checkpoint in taken))) as results_of,
     ):
         quiet = None if source.progress else True
-        for summary, of in tqdm(results_of, "compacting", len(times), unit="checkpoint", disable=quiet):
+        done = tqdm(results_of, "compacting", len(times), unit="checkpoint", disable=quiet)
+        for time_us, (summary, of) in zip(times, done, strict=True):
             compacted.append(summary)
-            facts.append(of | {"hours": (of["time_us"] - estimates.period.slots.first_us) / 3.6e9})
+            facts.append(of | {"hours": (time_us - estimates.period.slots.first_us) / 3.6e9})
     results = {
         "dataset": period_facts(estimates.period),
         "checkpoints": facts,

@@ -65,7 +65,7 @@ def test_a_base_run_does_not_depend_on_how_many_rows_go_into_a_call(
 ) -> None:
     windows = noisy(make_windows)
     whole = run_base(build_estimator("borg"), windows)
-    monkeypatch.setattr("reclaim.replay.open_loop.estimates.ROWS_PER_CALL", 7)
+    monkeypatch.setattr("reclaim.replay.open_loop.fold.ROWS_PER_CALL", 7)
     np.testing.assert_array_equal(run_base(build_estimator("borg"), windows).reservation, whole.reservation)
 
 
