@@ -29,7 +29,7 @@ from reclaim.features.feature_set import FOLDER, JOURNAL, FeatureSet, array_path
 from reclaim.features.fold.collection_ooms import OomJournal
 from reclaim.features.fold.related import Tasks, fold_related
 from reclaim.features.registry import PIPELINE_VERSION, SIGNALS, feature_names
-from reclaim.features.sample import ROWS, RowCounts, SampleConfig, Shares
+from reclaim.features.sample import ROWS, SAMPLING, RowCounts, SampleConfig, Shares
 from reclaim.features.splits import VALID, SplitConfig, SplitCounts, cuts_us, in_period
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
@@ -147,6 +147,7 @@ def build_features(
             "config": dataclasses.asdict(config),
             "labels": [TARGETS, HORIZONS_S, oom_definition(dataset.manifest)],
             "gap": "by the reach of each row",
+            "sampling": SAMPLING,
         }
     )
     folder = dataset.path / FOLDER
@@ -180,7 +181,9 @@ def build_features(
 def built_features(dataset: Dataset) -> FeatureSet | None:
     """Return the dataset's feature set if it has one that can be used, of whatever configuration."""
     try:
-        return FeatureSet.open(dataset.path)
+        features = FeatureSet.open(dataset.path)
+        _ = features.journal
+        return features
     except (ConfigError, TraceError):  # there is none, or it is damaged or of another pipeline: to be built
         return None
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.lib.format import open_memmap
@@ -105,7 +106,7 @@ class FeatureSet:
         """
         dataset = Dataset.open(dataset_path)
         folder = dataset.path / FOLDER
-        command = f"reclaim features {dataset_path}"
+        command = _command(dataset_path)
         manifest = read_manifest(folder, made_by=command)
         if manifest.get("pipeline") != PIPELINE_VERSION or manifest.get("dataset") != dataset.fingerprint:
             raise ConfigError(f"{folder}: made by another feature pipeline or dataset; run `{command}` again")
@@ -151,7 +152,7 @@ class FeatureSet:
     @cached_property
     def journal(self) -> OomJournal:
         """Ends out of memory of the dataset's collections."""
-        return read_journal(self.path / JOURNAL)
+        return read_journal(self.path / JOURNAL, _command(self.path.parent))
 
     def bucket(self, number: int, windows: Windows | None = None) -> Bucket:
         """Return all rows of a bucket, folded as they are asked for.
@@ -257,13 +258,18 @@ def write_journal(path: Path, journal: OomJournal) -> None:
     np.savez(path, **journal._asdict())
 
 
-def read_journal(path: Path) -> OomJournal:
+def read_journal(path: Path, made_by: str) -> OomJournal:
     """Return the journal in a file; ConfigError where it is missing or damaged."""
     try:
-        with np.load(path) as file:
+        with path.open("rb") as opened, np.load(opened) as file:
             return OomJournal(*(file[name] for name in OomJournal._fields))
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{path}: missing or damaged ({error}); run `reclaim features` again") from error
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise ConfigError(f"{path}: missing or damaged ({error}); run `{made_by}` again") from error
+
+
+def _command(dataset: Path | str) -> str:
+    """Return the command that builds a dataset's feature set."""
+    return f"reclaim features {dataset}"
 
 
 def _mapped(path: Path, dtype: type[np.generic], shape: tuple[int, ...], made_by: str) -> np.memmap[Any, Any]:

@@ -19,6 +19,8 @@ ROWS: Final = ("sample", "all")
 """Rows whose features are kept. ``sample``: at most about as many as ``SampleConfig`` says; whatever else is asked for
 is folded again. ``all``: those of every row, 440 bytes each, for study."""
 
+SAMPLING: Final = 1
+"""Version of the choice of rows; raised by hand when other rows are chosen by the same settings."""
 _SHARED: Final = 0.5
 """Share of the training rows that is spread over tiers and ages alike, as far as each has rows; the rest goes by how
 many more each has."""

@@ -115,8 +115,15 @@ def test_what_rests_on_every_row_says_how_to_keep_them(sampled: FeatureSet) -> N
         sampled.check_whole()
 
 
-def test_a_journal_that_is_damaged_is_one_error(sampled: FeatureSet) -> None:
-    (sampled.path / JOURNAL).write_bytes(b"PK")
-    with pytest.raises(ConfigError, match=r"ooms\.npz: missing or damaged"):
-        _ = FeatureSet.open(sampled.dataset.path).journal
-    (sampled.path / "manifest.json").unlink()  # so that the next test builds it anew
+@pytest.mark.parametrize("damage", [b"", b"PK", b"PK\x03\x04", None])
+def test_a_journal_that_is_damaged_is_one_error_and_its_remedy_mends_it(
+    sampled: FeatureSet, damage: bytes | None
+) -> None:
+    path, dataset = sampled.path / JOURNAL, sampled.dataset
+    before = path.read_bytes()
+    path.unlink() if damage is None else path.write_bytes(damage)
+    with pytest.raises(ConfigError, match=rf"ooms\.npz: missing or damaged .*`reclaim features {dataset.path}`"):
+        _ = FeatureSet.open(dataset.path).journal
+    _, there = build_features(dataset, FeatureConfig(sample=FEW))
+    assert not there
+    assert path.read_bytes() == before

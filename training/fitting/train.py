@@ -54,6 +54,9 @@ _COMPARED: Final = {"oom": ("average_precision", "brier_skill")} | dict.fromkeys
 )
 """Scores at the promised horizon that are metrics of the run; thousands would make MLflow's comparison useless."""
 _KEY_TAG: Final = "reclaim.key"
+_FITTING: Final = 2
+"""Version of the fit; raised by hand when the same data and settings give another model, so that a run of before does
+not count as this one."""
 
 
 @dataclass(frozen=True)
@@ -341,7 +344,7 @@ def assist_training(datasets: Sequence[Path], config: TrainConfig) -> None:
 def _key(sources: Sequence[Source], config: TrainConfig) -> str:
     """Return what two runs share that do the same."""
     data = [source.dataset.fingerprint for source in sources] + [source.features.fingerprint for source in sources]
-    return content_sha256([config.settings(), *data, PIPELINE_VERSION, FORMAT])
+    return content_sha256([config.settings(), *data, PIPELINE_VERSION, FORMAT, _FITTING])
 
 
 def _checkpoints(sources: Sequence[Source], key: str) -> Path:

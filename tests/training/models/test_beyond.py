@@ -16,7 +16,7 @@ from reclaim.training.models.survival import N_THRESHOLDS
 
 NAN = np.nan
 FEW, MANY = np.log2(1 + 12), np.log2(1 + 4_000)
-"""What ``seen`` is after an hour, and after two weeks."""
+"""Values of ``seen`` after an hour, and after two weeks."""
 
 
 def rows(ever: float, seen: float, n: int = 1) -> NDArray[np.float32]:
