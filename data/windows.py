@@ -135,6 +135,19 @@ class Windows:
         starts = self.task_starts()
         return np.repeat(np.arange(len(starts) - 1, dtype=np.int64), np.diff(starts))
 
+    def tasks_of(self, rows: NDArray[np.int64]) -> tuple[Windows, NDArray[np.int64]]:
+        """Return all rows of the tasks that have some of the given ones, and the places of these among them.
+
+        ``rows`` rise. Same assumption.
+        """
+        starts = self.task_starts()
+        asked = np.unique(np.searchsorted(starts, rows, side="right") - 1)
+        if len(asked) == len(starts) - 1:
+            return self, rows
+        length = starts[asked + 1] - starts[asked]
+        of_tasks = np.arange(length.sum()) + np.repeat(starts[asked] - np.cumsum(length) + length, length)
+        return self.take(of_tasks), np.searchsorted(of_tasks, rows)
+
 
 COLUMNS: Final[Mapping[str, Column]] = {f.name: f.metadata["column"] for f in fields(Windows)}
 """Every column of ``Windows`` by name, in its order."""

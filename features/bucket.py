@@ -173,13 +173,7 @@ class Bucket:
         if (np.diff(rows) <= 0).any():  # one that is asked for twice has one place
             rising, place = np.unique(rows, return_inverse=True)
             return self.features(rising, threads)[place]
-        starts = self.windows.task_starts()
-        asked = np.unique(np.searchsorted(starts, rows, side="right") - 1)
-        length = starts[asked + 1] - starts[asked]
-        whole = len(asked) == len(starts) - 1
-        of_tasks = np.arange(length.sum()) + np.repeat(starts[asked] - np.cumsum(length) + length, length)
-        windows = self.windows if whole else self.windows.take(of_tasks)
-        mine = rows if whole else np.searchsorted(of_tasks, rows)
+        windows, mine = self.windows.tasks_of(rows)
         folded = self.folding.fold(windows, mine, threads)
         self.journal.write(windows.collection_id[mine], folded.moment[mine], folded.x)
         return folded.x

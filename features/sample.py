@@ -26,8 +26,8 @@ _SHARED: Final = 0.5
 many more each has."""
 _SOON: Final = HORIZONS_S.index(3_600)
 """Every training row that meets an end out of memory within this horizon is kept: they are few."""
-_OF_TRAIN, _OF_VALID, _OF_TEST = range(3)
-"""Purposes that numbers are drawn for: a task kept for one use is no likelier to be kept for another."""
+_OF_TRAIN, _OF_VALID, _OF_TEST, OF_REPLAY = range(4)
+"""Purposes that numbers are drawn for: what is kept for one use is no likelier to be kept for another."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +122,17 @@ class Shares:
         kept = np.zeros(n, np.bool_)
         train = period == TRAIN
         kept[train] = (drawn(np.full(n, _OF_TRAIN), *key, windows.start_us) < share)[train]
-        on_machine = windows.machine_id != UNKNOWN_ID
-        unit = (np.where(on_machine, windows.machine_id, column) for column in key)
-        kept[period == VALID] = (drawn(np.full(n, _OF_VALID), *unit) < self.valid)[period == VALID]
+        kept[period == VALID] = (drawn(np.full(n, _OF_VALID), *machine_or_task(windows)) < self.valid)[period == VALID]
         kept[period == TEST] = (drawn(np.full(n, _OF_TEST), *key) < self.test)[period == TEST]
         rows = np.flatnonzero(kept & _used(period, group))
         return rows, np.where(train, 1.0 / share, 1.0)[rows].astype(np.float32)
+
+
+def machine_or_task(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return two numbers that name each row's machine, or its task where no machine is known; shape (n,) each."""
+    known = windows.machine_id != UNKNOWN_ID
+    collection, instance = windows.collection_id, windows.instance_index
+    return np.where(known, windows.machine_id, collection), np.where(known, windows.machine_id, instance)
 
 
 def _used(period: NDArray[np.uint8], group: NDArray[np.uint8]) -> NDArray[np.bool_]:

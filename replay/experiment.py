@@ -172,7 +172,7 @@ class Experiment:
     version : int
         Raised when the meaning of its results changes.
     config : type
-        A frozen dataclass that extends ``replay.settings.ReplayConfig``.
+        A frozen dataclass that extends ``replay.settings.ComparisonConfig``.
     measure : callable
         From a source and a configuration.
     page : callable

@@ -1,4 +1,4 @@
-"""Settings of every replay: the horizon, the estimators, the budgets, and the intervals."""
+"""Settings of every comparison of estimators: the horizon, the budgets, the intervals; of replays, rows judged."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from reclaim.training.margins.value import Value
 
 
 @dataclass(frozen=True)
-class ReplayConfig:
-    """Settings of a replay."""
+class ComparisonConfig:
+    """Settings of whatever compares estimators."""
 
     horizon_s: int = 3_600
     """The horizon that a reservation must cover, in seconds; one of ``features.targets.HORIZONS_S``."""
@@ -53,3 +53,17 @@ class ReplayConfig:
             raise ConfigError(f"draws must be at least 1, got {self.draws}")
         if not 0 < self.confidence < 1:
             raise ConfigError(f"confidence must be between 0 and 1, got {self.confidence}")
+
+
+@dataclass(frozen=True)
+class ReplayConfig(ComparisonConfig):
+    """Settings of a replay."""
+
+    judged_rows: int = 4_000_000
+    """Task-windows of the validation and the test period that are judged, about, at 2 kB of memory each: all where
+    there are fewer, else all those of some machines, or of some tasks where no machine is known."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.judged_rows < 1:
+            raise ConfigError(f"judged_rows must be at least 1, got {self.judged_rows}")

@@ -31,6 +31,7 @@ from reclaim.replay.closed_loop.records import (
 )
 from reclaim.replay.experiment import Source
 from reclaim.replay.open_loop.period import Period
+from reclaim.replay.open_loop.share import WHOLE, Share
 
 LATENCY_SENSITIVE: Final = 2
 """Scheduling class from which on work is latency-sensitive: the traces' classes go from 0 to 3, "most sensitive"."""
@@ -337,8 +338,8 @@ def _ends_out_of_memory(events: pa.Table, last: Windows) -> NDArray[np.bool_]:
     return ends
 
 
-def machines_of(dataset: Dataset, start_us: int, stop_us: int) -> CellMachines:
-    """Return the machines of a dataset at a period's start, and their changes within it.
+def machines_of(dataset: Dataset, start_us: int, stop_us: int, share: Share = WHOLE) -> CellMachines:
+    """Return the machines of a dataset, or a share of them, at a period's start, and their changes within it.
 
     Raises
     ------
@@ -376,4 +377,6 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int) -> CellMachines:
             f"{dataset.path.name}: no machine with a capacity of CPU and memory, so nothing can be placed; "
             "a closed loop needs a trace whose machines table has them (the margins, frontier and ratios do without)"
         )
-    return CellMachines(ids, state, within[np.argsort(within["at_us"], kind="stable")]).take(np.flatnonzero(kept))
+    return CellMachines(ids, state, within[np.argsort(within["at_us"], kind="stable")]).take(
+        np.flatnonzero(kept & share.machines(ids))
+    )

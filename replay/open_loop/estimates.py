@@ -26,7 +26,8 @@ from reclaim.replay.experiment import Source
 from reclaim.replay.open_loop.fold import Bucketful, fold_before_test, fold_dataset
 from reclaim.replay.open_loop.history import History
 from reclaim.replay.open_loop.period import Period, lay_out_period
-from reclaim.replay.settings import ReplayConfig
+from reclaim.replay.open_loop.share import Share
+from reclaim.replay.settings import ComparisonConfig, ReplayConfig
 from reclaim.training.estimators.base import Estimator
 from reclaim.training.estimators.registry import build_estimator, candidates
 from reclaim.training.margins.answers import Answers, Priced, scores_of
@@ -99,11 +100,13 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
             tunings = {name: fold.choose(name, config.horizon_s, config.budgets) for name in names}
         source.settings.update({name: tuning_facts(tuning) for name, tuning in tunings.items()})
     makers = estimator_makers(config, source.bundles, source.features.mean_limit, tunings)
+    share = Share.within(source.features, config.judged_rows)
     history, answers = fold_dataset(
-        source.features, config.horizon_s, makers, source.seconds, source.engine, progress=source.progress
-    )
+        source.features, config.horizon_s, makers, source.seconds, source.engine,
+        share=share, progress=source.progress,
+    )  # fmt: skip
     table = source.dataset.table("machines")
-    period = lay_out_period(history, {name: table[name].to_numpy() for name in MACHINES.names})
+    period = lay_out_period(history, {name: table[name].to_numpy() for name in MACHINES.names}, share)
     given = scores_of(config.value.prices(source.features.mean_limit, config.horizon_s))
     calibrations = {
         name: set_margins(
@@ -116,7 +119,7 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
 
 
 def estimator_makers(
-    config: ReplayConfig,
+    config: ComparisonConfig,
     bundles: Mapping[str, Bundle],
     mean_limit: tuple[float, ...],
     tunings: Mapping[str, Tuning] = MappingProxyType({}),

@@ -22,6 +22,7 @@ from reclaim.features.groups import known_seconds
 from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, in_period
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop.history import History, join_histories, previous_rows
+from reclaim.replay.open_loop.share import WHOLE, Share
 from reclaim.training.estimators.base import Estimate, Estimator
 from reclaim.training.margins.answers import Answers, Priced, Widened
 from reclaim.training.margins.ladder import N_RUNGS
@@ -44,6 +45,7 @@ class Bucketful:
     bucket: int
     makers: Sequence[Maker]
     horizon_s: int = _NEXT_S
+    share: Share = WHOLE
 
 
 class Judged(NamedTuple):
@@ -63,6 +65,7 @@ def fold_dataset(
     seconds: dict[str, float],
     engine: Engine = HERE,
     *,
+    share: Share = WHOLE,
     progress: bool,
 ) -> tuple[History, dict[str, Answers]]:
     """Fold every bucket through every estimator; return the rows that are judged, and the answers to them.
@@ -83,12 +86,16 @@ def fold_dataset(
         Filled with the time of each estimator, as ``fold/<name>``, and of the features of learned ones.
     engine : Engine
         The result does not depend on it.
+    share : Share
+        Rows that are judged.
     progress : bool
         Whether to show progress on a terminal.
     """
     kept: list[History] = []
     answers: dict[str, list[Answers]] = {name: [] for name in makers}
-    jobs = [Bucketful(features, bucket, list(makers.values()), horizon_s) for bucket in range(features.n_buckets)]
+    jobs = [
+        Bucketful(features, bucket, list(makers.values()), horizon_s, share) for bucket in range(features.n_buckets)
+    ]
     sizes, quiet = np.diff(features.bucket_start).tolist(), None if progress else True
     with (
         engine.pool() as pool,
@@ -115,7 +122,7 @@ def fold_bucket(job: Bucketful) -> Judged:
     here = job.features.bucket(job.bucket)
     windows, labels = here.windows, here.labels
     previous = previous_rows(windows)
-    judged = (labels.period != TRAIN) & (labels.group != IN_ALLOC)
+    judged = (labels.period != TRAIN) & (labels.group != IN_ALLOC) & job.share.rows(windows)
     judged[previous[judged & (previous >= 0)]] = True
     keep = np.flatnonzero(judged)
     target, next_target = _targets(labels, job.horizon_s)
@@ -130,6 +137,7 @@ def fold_bucket(job: Bucketful) -> Judged:
         source_row=here.first + np.arange(len(windows)),
     ).take(keep)
     estimators = [make() for make in job.makers]
+    known, asked = windows.tasks_of(keep)
     started, x = time.perf_counter(), None
     if any(isinstance(estimator, ForecastEstimator) for estimator in estimators):
         x = here.features(keep)
@@ -137,7 +145,7 @@ def fold_bucket(job: Bucketful) -> Judged:
     answers, seconds = [], []
     for estimator in estimators:
         started = time.perf_counter()
-        answers.append(_answer(estimator, windows, keep, x))
+        answers.append(_answer(estimator, known, asked, x))
         seconds.append(time.perf_counter() - started)
     return Judged(replace(history, windows=what_is_judged(history.windows)), answers, seconds, folded)
 
@@ -153,10 +161,11 @@ def fold_before_test(
     seen = np.flatnonzero(here.labels.period != TEST)
     windows, labels = here.windows.take(seen), here.labels.take(seen)
     valid = np.flatnonzero(in_period(VALID, labels.period, labels.group))
+    known, asked = windows.tasks_of(valid)
     said = []
     for make in job.makers:
         started = time.perf_counter()
-        reservation = run_base(make(), windows).take(valid).reservation
+        reservation = run_base(make(), known).take(asked).reservation
         said.append((reservation, time.perf_counter() - started))
     return windows.take(valid), labels.take(valid).targets()[0][:, : len(RESOURCES)], said
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data import schema as s
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import demand
@@ -18,6 +19,7 @@ from reclaim.features.groups import AGES, TIER_LABELS, age_key, tier_key
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN
 from reclaim.replay.open_loop import timeline
 from reclaim.replay.open_loop.history import History
+from reclaim.replay.open_loop.share import WHOLE, Share
 
 SEQUENCE: Final = ("baseline", "aggressive", "medium", "baseline")
 """The margin of each quarter of the test period; Borg's four weeks."""
@@ -63,6 +65,8 @@ class Period:
         Divisor of the figure over time: the machines' capacity, or the mean sum of limits where that is unknown.
     whole_is_capacity : bool
         Which of the two.
+    share : Share
+        Machines that the history is of.
     """
 
     history: History
@@ -73,6 +77,7 @@ class Period:
     unseen_units: NDArray[np.bool_]
     whole: NDArray[np.float64]
     whole_is_capacity: bool
+    share: Share = WHOLE
 
     @cached_property
     def groups(self) -> Groups:
@@ -94,8 +99,16 @@ class Period:
         return used
 
 
-def lay_out_period(history: History, machines: Mapping[str, NDArray[Any]]) -> Period:
-    """Lay out the test period of a history; ``machines`` holds the columns of the dataset's ``machines`` table.
+def lay_out_period(history: History, machines: Mapping[str, NDArray[Any]], share: Share = WHOLE) -> Period:
+    """Lay out the test period of a history.
+
+    Parameters
+    ----------
+    history : History
+    machines : mapping
+        The columns of the dataset's ``machines`` table.
+    share : Share
+        Machines that the history is of.
 
     Raises
     ------
@@ -118,7 +131,9 @@ def lay_out_period(history: History, machines: Mapping[str, NDArray[Any]]) -> Pe
     slots = timeline.lay_out(windows)
     end_slot = (history.windows.end_us - slots.first_us) // slots.slot_us
     inner_edges = [first for first, _ in segment_slots(slots)[1:]]
-    capacity = timeline.cell_capacity(machines, int(windows.end_us.max()))
+    judged = share.machines(np.asarray(machines[s.MACHINE_ID], np.int64))
+    judged_machines = {name: column[judged] for name, column in machines.items()}
+    capacity = timeline.cell_capacity(judged_machines, int(windows.end_us.max()))
     whole = timeline.cell_sums(windows.limit, slots).mean(axis=0) if capacity is None else capacity
     collections, unit = np.unique(windows.collection_id, return_inverse=True)
     unseen = np.zeros(len(collections), np.bool_)
@@ -132,17 +147,19 @@ def lay_out_period(history: History, machines: Mapping[str, NDArray[Any]]) -> Pe
         unseen_units=unseen,
         whole=positive(whole),
         whole_is_capacity=capacity is not None,
+        share=share,
     )
 
 
 def period_facts(period: Period) -> dict[str, Any]:
-    """Return the length, task-windows, collections and machines of the test period."""
+    """Return the length, task-windows, collections and machines of the test period, and its share of the machines."""
     return {
         "test_task_windows": len(period.rows),
         "test_collections": len(period.unseen_units),
         "unseen_collections": int(period.unseen_units.sum()),
         "test_hours": period.slots.hours_at(period.slots.count),
         "machines": period.slots.n_machines,
+        "share_of_machines": period.share.of_machines,
     }
 
 

@@ -33,7 +33,7 @@ from reclaim.replay.open_loop.bootstrap import FEW
 from reclaim.replay.report import figures
 from reclaim.replay.report.page import PAGE, ReplayReport, render_page
 from reclaim.replay.runs.record import record
-from reclaim.replay.settings import ReplayConfig
+from reclaim.replay.settings import ComparisonConfig
 from reclaim.training.estimators.registry import ESTIMATORS, LEARNED
 from reclaim.training.tracking.runs import git_commit
 
@@ -50,7 +50,7 @@ def run_experiment(
     experiment: Experiment,
     dataset: Path,
     out: Path,
-    config: ReplayConfig | None = None,
+    config: ComparisonConfig | None = None,
     *,
     bundles: Mapping[str, Bundle] | None = None,
     tracking: bool = True,
@@ -70,7 +70,7 @@ def run_experiment(
         An ingested dataset with its features.
     out : Path
         Folder to write; must not exist, or hold the same experiment.
-    config : ReplayConfig or None
+    config : ComparisonConfig or None
         One of ``experiment.config``; its defaults when None.
     bundles : mapping of str to Bundle or None
         Learned estimators by name, see ``by_name``.
@@ -184,7 +184,7 @@ def _inputs(
     experiment: Experiment,
     dataset: Dataset,
     features: FeatureSet,
-    config: ReplayConfig,
+    config: ComparisonConfig,
     bundles: Mapping[str, Bundle],
 ) -> dict[str, Any]:
     """Return all inputs that determine the results."""
@@ -286,7 +286,7 @@ def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | Non
     return dict(results)
 
 
-def _command(experiment: Experiment, dataset: Dataset, config: ReplayConfig, bundles: Mapping[str, Bundle]) -> str:
+def _command(experiment: Experiment, dataset: Dataset, config: ComparisonConfig, bundles: Mapping[str, Bundle]) -> str:
     """Return the command that repeats the experiment, of the same versions of its models."""
     default = flatten(asdict(experiment.config()))
     words = [f"reclaim {experiment.words}", dataset.path.name, "--out DIR"]

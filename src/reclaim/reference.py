@@ -20,7 +20,7 @@ from reclaim.features.registry import (
 from reclaim.features.splits import GROUPS, PERIODS, ROLES
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.replay.runs.catalogue import EXPERIMENTS, RECOMMEND, load_experiment
-from reclaim.replay.settings import ReplayConfig
+from reclaim.replay.settings import ComparisonConfig, ReplayConfig
 from reclaim.serving.predictions.columns import schema_of
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings
 from reclaim.training.settings import TrainConfig
@@ -133,7 +133,7 @@ def _recommendation() -> list[str]:
     config = load_experiment(RECOMMEND).config
     lines = ["## Settings of `reclaim recommend`", ""]
     lines += ["Besides those of all experiments, of which these have other defaults or are its own:", ""]
-    return [*lines, *_settings(config, without=ReplayConfig)]
+    return [*lines, *_settings(config, without=ComparisonConfig)]
 
 
 def _service() -> list[str]:

@@ -24,6 +24,7 @@ from reclaim.replay.open_loop.estimates import LIMIT, Estimates
 from reclaim.replay.open_loop.history import current_reservations, oracle
 from reclaim.replay.open_loop.machines import MachineContenders
 from reclaim.replay.open_loop.period import Period
+from reclaim.replay.open_loop.share import Share
 
 HOUR_OF_DAY: Final = 14.0
 """Hour of Borg's checkpoints, in the cell's own time (EuroSys'15, section 5.1)."""
@@ -173,7 +174,7 @@ def take_bare(
             f"no task runs at {time_us} µs; "
             f"the test period is {slots.first_us} to {slots.stop_us} µs on the trace's clock",
         )
-    machines = _machines_at(source.dataset, constraints, time_us)
+    machines = _machines_at(source.dataset, constraints, time_us, estimates.period.share)
     if not len(machines):
         raise EmptyCheckpointError(
             "no machine takes work",
@@ -215,8 +216,8 @@ def hosts_of(workload: TaskSet, machines: MachineSet) -> NDArray[np.int64]:
     return hosts[kind.reshape(-1)]
 
 
-def _machines_at(dataset: Dataset, constraints: Constraints, time_us: int) -> MachineSet:
-    found = machines_of(dataset, time_us, time_us + 1)
+def _machines_at(dataset: Dataset, constraints: Constraints, time_us: int, share: Share) -> MachineSet:
+    found = machines_of(dataset, time_us, time_us + 1, share)
     takes_work = found.state["up"] & found.state["open"]
     return MachineSet(
         np.ascontiguousarray(found.state["capacity"][takes_work], np.float64),

@@ -68,7 +68,7 @@ def run_cells(
     """
     slots = estimates.period.slots
     try:
-        machines = machines_of(source.dataset, slots.first_us, slots.stop_us)
+        machines = machines_of(source.dataset, slots.first_us, slots.stop_us, estimates.period.share)
     except NoMachinesError as error:
         return {"notes": [str(error)], "estimators": []}
     workload = workload_of(source, estimates.period, machines)

@@ -22,7 +22,7 @@ from reclaim.replay.experiments.recommend.decisions import Decisions
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
 from reclaim.replay.open_loop.estimates import estimator_makers
 from reclaim.replay.open_loop.fold import answer_folded, run_base
-from reclaim.replay.settings import ReplayConfig
+from reclaim.replay.settings import ComparisonConfig
 from reclaim.training.estimators.base import STATISTIC, UNKNOWN, Estimate, Settings
 from reclaim.training.estimators.registry import build_estimator, candidates
 from reclaim.training.margins.answers import Answers, Priced, Widened, scores_of
@@ -70,7 +70,7 @@ class Contender:
 
 def ask_all(
     source: Source,
-    config: ReplayConfig,
+    config: ComparisonConfig,
     margins: Margins,
     rows: TaskRows,
     series: Series,
@@ -99,7 +99,7 @@ def ask_all(
 
 
 def ask_statistics(
-    source: Source, config: ReplayConfig, series: Series, decisions: Decisions
+    source: Source, config: ComparisonConfig, series: Series, decisions: Decisions
 ) -> dict[str, list[Answers]]:
     """Return what every candidate of the estimators says of the series of the largest task, at each decision."""
     tried = {name: candidates(name) if config.tune else candidates(name)[:1] for name in config.estimators}
@@ -131,7 +131,7 @@ def ask_statistics(
     return answers
 
 
-def ask_model(source: Source, config: ReplayConfig, name: str, rows: TaskRows, decisions: Decisions) -> Priced:
+def ask_model(source: Source, config: ComparisonConfig, name: str, rows: TaskRows, decisions: Decisions) -> Priced:
     """Return what a model reserves at every price at each decision: the largest of what it says of the tasks.
 
     The tasks are those of ``RECENT_US``; a model that knows no task of a workload says nothing of it.
@@ -189,7 +189,7 @@ def _target(rows: TaskRows, decisions: Decisions, withheld: NDArray[np.bool_]) -
 
 
 def _chosen(
-    name: str, kind: str, settings: Sequence[Settings], answers: Sequence[Answers], config: ReplayConfig,
+    name: str, kind: str, settings: Sequence[Settings], answers: Sequence[Answers], config: ComparisonConfig,
     margins: Margins, target: Floats, decisions: Decisions, given: tuple[float, ...] | None = None,
 ) -> Contender:  # fmt: skip
     """Return a contender under the candidate that reclaims most of a resource within its budget on validation rows."""

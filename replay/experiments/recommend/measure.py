@@ -36,7 +36,7 @@ from reclaim.replay.experiments.recommend.series import (
 )
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.paired import Paired
-from reclaim.replay.settings import ReplayConfig
+from reclaim.replay.settings import ComparisonConfig
 
 _STEPS: Final = (0.001, 2.0**20)
 """Requests in Kubernetes are whole millicores and mebibytes."""
@@ -48,7 +48,7 @@ _OOM_BUMP_BYTES: Final = 100 * 2.0**20
 
 
 @dataclass(frozen=True)
-class RecommendConfig(ReplayConfig):
+class RecommendConfig(ComparisonConfig):
     """Settings of the recommendation."""
 
     horizon_s: int = 86_400

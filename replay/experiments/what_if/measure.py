@@ -124,7 +124,7 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     """
     estimates = estimate_all(source, config)
     slots = estimates.period.slots
-    machines = machines_of(source.dataset, slots.first_us, slots.stop_us)
+    machines = machines_of(source.dataset, slots.first_us, slots.stop_us, estimates.period.share)
     workload = workload_of(source, estimates.period, machines)
     grown = workload if config.growth == 1 else workload.grown(config.growth, config.seed)
     cells = Cells(grown, machines, config)

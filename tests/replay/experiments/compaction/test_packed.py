@@ -18,6 +18,7 @@ from reclaim.replay.experiments.compaction.packed import PackedMoments, set_on_p
 from reclaim.replay.experiments.compaction.packing import Foreseen, MachineSet, Packer, booked_on
 from reclaim.replay.open_loop.estimates import Estimates
 from reclaim.replay.open_loop.machines import MachineContenders
+from reclaim.replay.open_loop.share import Share
 from reclaim.training.margins.margin import Margin
 from reclaim.training.margins.violation import violates
 from tests.replay.experiments.compaction.conftest import CONFIG
@@ -48,8 +49,8 @@ def test_moments_at_which_nothing_can_be_placed_are_counted_by_the_reason(
 ) -> None:
     closed: list[int] = []
 
-    def machines_at(dataset: Dataset, constraints: Constraints, time_us: int) -> MachineSet:
-        every = _machines_at(dataset, constraints, time_us)
+    def machines_at(dataset: Dataset, constraints: Constraints, time_us: int, share: Share) -> MachineSet:
+        every = _machines_at(dataset, constraints, time_us, share)
         if len(closed) == 2:
             return every
         closed.append(time_us)
