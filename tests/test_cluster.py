@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.sample import SampleConfig
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
 from reclaim.replay.runs.run import by_name, run_experiment
+from reclaim.serving.predictions.job import predict
 from reclaim.training.bundle import load_model
+from tests.pickled import Pickled
 
 _records = logging.getLogRecordFactory()
 ray = pytest.importorskip("ray")
@@ -134,6 +138,16 @@ def test_a_replay_with_a_node_killed_in_the_middle_has_the_same_results(
     assert found["ray"] == found["local"]
 
 
+def test_predictions_with_a_node_killed_in_the_middle_have_the_same_bytes(
+    plain: Path, dying: list[float], tmp_path: Path
+) -> None:
+    files = {name: tmp_path / f"{name}.parquet" for name in ("local", "ray")}
+    reports = [predict(plain, files[on.name], model="builtin", every_window=True, engine=on) for on in (HERE, RAY)]
+    assert len(dying) == 1
+    assert reports[0] == reports[1]
+    assert files["ray"].read_bytes() == files["local"].read_bytes()
+
+
 def _told(job: tuple[Path, int]) -> int:
     """Leave a file of each time that the job runs; the first job is slow."""
     folder, number = job
@@ -152,6 +166,14 @@ def test_what_was_done_is_not_done_again_and_a_slow_node_holds_back_no_order(
     assert set(runs) == set(range(8))
     # what ran on the node that died, or lay there finished and not yet taken, is all that ran again
     assert len(runs) <= 8 + 2 * NODES
+
+
+@pytest.mark.usefixtures("nodes")
+def test_what_the_jobs_of_a_cluster_share_is_sent_once_whatever_their_number() -> None:
+    shared = Pickled(5)
+    with Workers("ray", NODES) as pool:
+        assert [*pool.each(partial(operator.add, shared), range(8))] == [*range(5, 13)]
+    assert shared.times == 1
 
 
 def _full(job: tuple[Callable[[str], None], str]) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.parallel import THREADS, in_pieces
 from reclaim.data.core.parquet import ROW_GROUP_ROWS
 from reclaim.data.dataset import Dataset
@@ -25,6 +29,7 @@ from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.cell_schemas import CellQuery
 from reclaim.serving.wire.schemas import Units
 from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.margins.own_price import Risk
 
 if TYPE_CHECKING:
     from reclaim.serving.models.loader import LoadedModel
@@ -35,13 +40,15 @@ _UNITS: Final = Units(cpu="trace cpu", memory="trace memory")
 """A dataset keeps its trace's units."""
 
 
-class _Asked(NamedTuple):
-    """Windows of a bucket, the first row of each row's task, the rows that are asked for, and their features."""
+@dataclass(frozen=True)
+class _Asked:
+    """All that the jobs of a dataset share; a job is the number of a bucket."""
 
-    windows: Windows
-    first: Rows
-    rows: Rows
-    x: NDArray[np.float32]
+    scorer: Scorer
+    features: FeatureSet
+    margin_of_tier: Rows
+    settings: ServingSettings
+    every_window: bool
 
 
 def check_margin(name: str) -> str:
@@ -51,20 +58,6 @@ def check_margin(name: str) -> str:
     return name
 
 
-def _at_own_price(scorer: Scorer, dataset: Dataset, features: FeatureSet) -> Scorer:
-    """Return the scorer at the price that it solves for the latest window of every task."""
-    kept, risks = [], []
-    for bucket in range(dataset.n_buckets):
-        here = features.bucket(bucket)
-        last = here.windows.task_starts()[1:] - 1
-        kept.append(here.windows.take(last))
-        scores = scorer.score(here.features(last, THREADS), kept[-1])
-        assert scores.risk is not None
-        risks.append(scores.risk)
-    begin_us, end_us = features.manifest["span_us"]
-    return scorer.priced_for(concatenate(kept), np.concatenate(risks), end_us - begin_us)
-
-
 def predictions(
     model: LoadedModel,
     dataset: Path,
@@ -72,8 +65,9 @@ def predictions(
     margin: str = MARGIN_NAMES[0],
     every_window: bool = False,
     progress: Callable[[float], None] | None = None,
+    engine: Engine = HERE,
 ) -> Iterator[pa.Table]:
-    """Yield the predictions of all tasks of a dataset, one bucket in memory at a time.
+    """Yield the predictions of all tasks of a dataset, a bucket for each worker in memory at a time.
 
     Arguments and errors are those of ``job.predict``.
 
@@ -88,27 +82,52 @@ def predictions(
     """
     opened, features = Dataset.open(dataset), FeatureSet.open(dataset)
     features.check_holds(related=model.bundle.related)
-    settings, portable = ServingSettings(), model.bundle.portable
+    portable = model.bundle.portable
     scorer = Scorer(model, features.folding.cell, THREADS, features.mean_limit if portable else None)
-    if portable:
-        scorer = _at_own_price(scorer, opened, features)
-    margin_of_tier = margins_of(CellQuery(), scorer, check_margin(margin))
-    for bucket in range(opened.n_buckets):
-        here = features.bucket(bucket)
-        windows, starts = here.windows, here.windows.task_starts()
-        rows = np.arange(len(windows)) if every_window else starts[1:] - 1
-        x = here.features(rows, THREADS)
-        for low in range(0, len(rows), ROW_GROUP_ROWS):
-            group = slice(low, low + ROW_GROUP_ROWS)
-            some = _Asked(windows, np.repeat(starts[:-1], np.diff(starts)), rows[group], x[group])
+    buckets = range(opened.n_buckets)
+    with engine.pool() as pool:
+        if portable:
+            with closing(pool.each(partial(_latest, scorer, features), buckets)) as latest:
+                windows, risks = zip(*latest, strict=True)
+            begin_us, end_us = features.manifest["span_us"]
+            scorer = scorer.priced_for(concatenate([*windows]), np.concatenate(risks), end_us - begin_us)
+        margin_of_tier = margins_of(CellQuery(), scorer, check_margin(margin))
+        asked = _Asked(scorer, features, margin_of_tier, ServingSettings(), every_window)
+        with closing(pool.each(partial(_answered, asked), buckets)) as answered:
+            for done, tables in zip(features.bucket_start[1:].tolist(), answered, strict=True):
+                yield from tables
+                if progress is not None:
+                    progress(done / max(int(features.bucket_start[-1]), 1))
 
-            def made(piece: slice, some: _Asked = some) -> pa.Table:
-                at = some.rows[piece]
-                first = some.first[at]
-                seen, first_us, of_rows = at - first + 1, some.windows.start_us[first], some.windows.take(at)
-                found = answers_at(scorer, some.x[piece], of_rows, seen, first_us, margin_of_tier, settings)
-                return flat(as_table(found, _UNITS, quantiles=True))
 
-            yield pa.concat_tables(in_pieces(made, len(some.rows), THREADS))
-        if progress is not None:
-            progress(int(features.bucket_start[bucket + 1]) / max(int(features.bucket_start[-1]), 1))
+def _latest(scorer: Scorer, features: FeatureSet, bucket: int) -> tuple[Windows, Risk]:
+    """Return the latest window of every task of a bucket, and what the model expects of each price there."""
+    here = features.bucket(bucket)
+    last = here.windows.task_starts()[1:] - 1
+    windows = here.windows.take(last)
+    scores = scorer.score(here.features(last, THREADS), windows)
+    assert scores.risk is not None
+    return windows, scores.risk
+
+
+def _answered(asked: _Asked, bucket: int) -> list[pa.Table]:
+    """Return the predictions of a bucket, at most ``ROW_GROUP_ROWS`` rows a table."""
+    here = asked.features.bucket(bucket)
+    windows, starts = here.windows, here.windows.task_starts()
+    rows = np.arange(len(windows)) if asked.every_window else starts[1:] - 1
+    first = np.repeat(starts[:-1], np.diff(starts)) if asked.every_window else starts[:-1]  # of each row's task
+    x = here.features(rows, THREADS)
+
+    def made(low: int, piece: slice) -> pa.Table:
+        part = slice(low + piece.start, min(low + ROW_GROUP_ROWS, low + piece.stop))
+        at, begun = rows[part], first[part]
+        found = answers_at(
+            asked.scorer, x[part], windows.take(at), at - begun + 1, windows.start_us[begun], asked.margin_of_tier,
+            asked.settings,
+        )  # fmt: skip
+        return flat(as_table(found, _UNITS, quantiles=True))
+
+    return [
+        pa.concat_tables(in_pieces(partial(made, low), min(ROW_GROUP_ROWS, len(rows) - low), THREADS))
+        for low in range(0, len(rows), ROW_GROUP_ROWS)
+    ]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import replaced_file
 from reclaim.data.core.parquet import TableWriter
 from reclaim.data.errors import ConfigError
@@ -63,6 +64,7 @@ def predict(
     margin: str = MARGIN_NAMES[0],
     every_window: bool = False,
     progress: Callable[[float], None] | None = None,
+    engine: Engine = HERE,
 ) -> PredictReport:
     """Write the predictions of all tasks of a dataset into a file, which appears whole or not at all.
 
@@ -83,6 +85,8 @@ def predict(
         Whether there is a row for each window, or only for the latest of each task.
     progress : callable or None
         Called with the share of the dataset done.
+    engine : Engine
+        Runs a job for each bucket; the bytes do not depend on it.
 
     Raises
     ------
@@ -90,6 +94,8 @@ def predict(
         The suffix, the margin or the dataset is unknown, or the dataset has no features.
     ModelError
         There is no such model.
+    TraceError
+        A worker was lost, and the engine does not run its job again.
     """
     if out.suffix not in SUFFIXES or out.is_dir():
         what = "a folder" if out.is_dir() else f"the suffix {out.suffix!r}"
@@ -105,7 +111,10 @@ def predict(
     schema = schema_of(levels).with_metadata({name: str(fact) for name, fact in about.items()})
     out.parent.mkdir(parents=True, exist_ok=True)
     with _writing(out, schema) as write:
-        for table in predictions(loaded, dataset, margin=margin, every_window=every_window, progress=progress):
+        tables = predictions(
+            loaded, dataset, margin=margin, every_window=every_window, progress=progress, engine=engine
+        )
+        for table in tables:
             write(table)
             rows += len(table)
             tasks += pc.sum(pc.equal(table["windows"], 1)).as_py() if every_window else len(table)

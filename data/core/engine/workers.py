@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
 from reclaim.data.errors import ConfigError, TraceError
 
-ENGINES: Final = ("local", "ray")
-"""``local``: threads of this process or a pool of them; ``ray``: a Ray cluster, for traces larger than one machine."""
+ENGINES: Final = ("local", "processes", "ray")
+"""``local``: threads of this process, or a pool of processes for a large input; ``processes``: that pool whatever the
+input; ``ray``: a Ray cluster, for traces larger than one machine."""
 POOL_BYTES: Final = 2 << 30
 """Input from which processes are worth starting. Below it threads finish sooner: most of the jobs' work releases
 Python's lock, and a process first has to import and to load compiled code."""
@@ -73,7 +78,7 @@ class Engine:
         return self.workers or len(os.sched_getaffinity(0))
 
     def pool(self) -> Workers:
-        """Return its workers; threads where it is local, for jobs that mostly release Python's lock."""
+        """Return its workers; threads where it is ``local``, for jobs that mostly release Python's lock."""
         return Workers(self.name, self.count)
 
 
@@ -84,7 +89,9 @@ HERE: Final = Engine()
 class Workers:
     """A pool of workers; a context manager.
 
-    Jobs are pure: what a job gives depends on the job alone, so one that was lost with its worker is run again.
+    Jobs are pure: what a job gives depends on function and job alone, so one that was lost with its worker is run
+    again. What jobs share belongs in the function, a ``functools.partial``: it goes to a worker once, and not with each
+    job. Arrays of function and job may be read-only.
 
     Parameters
     ----------
@@ -100,7 +107,7 @@ class Workers:
 
     def __init__(self, engine: str, count: int, n_bytes: int = 0, preload: str = "") -> None:
         self._count = count
-        self.separate = engine == "local" and count > 1 and n_bytes >= POOL_BYTES
+        self.separate = count > 1 and (engine == "processes" or (engine == "local" and n_bytes >= POOL_BYTES))
         self._pool: Pool
         if engine == "ray":
             self._pool = OnRay(count)
@@ -205,6 +212,8 @@ class Local:
 
     def __init__(self, count: int, *, separate: bool, preload: str) -> None:
         self._executor: Executor
+        self._folder = TemporaryDirectory(prefix="reclaim-") if separate else None
+        self._files: dict[Callable[[Any], Any], Path] = {}
         if separate:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([preload] if preload else [])
@@ -213,8 +222,14 @@ class Local:
             self._executor = ThreadPoolExecutor(count)
 
     def begin(self, function: Callable[[Any], Any], job: Any) -> Future[Any]:
-        """Begin a job."""
-        return self._executor.submit(function, job)
+        """Begin a job; TraceError where a process was killed."""
+        if self._folder is not None and isinstance(function, partial):  # processes read it from a file, each once
+            if function not in self._files:
+                self._files[function] = Path(self._folder.name) / str(len(self._files))
+                self._files[function].write_bytes(pickle.dumps(function, pickle.HIGHEST_PROTOCOL))
+            function, job = _run_kept, (self._files[function], job)
+        with _named_loss():
+            return self._executor.submit(function, job)
 
     def as_done(self, begun: list[Any]) -> Iterator[Any]:
         """Yield jobs as they end."""
@@ -222,12 +237,8 @@ class Local:
 
     def result(self, begun: Any) -> Any:
         """Return a job's result; TraceError where its process was killed."""
-        try:
+        with _named_loss():
             return begun.result()
-        except BrokenProcessPool as error:
-            raise TraceError(
-                "a worker was killed, most likely for its memory; run again with fewer --workers, what was done is kept"
-            ) from error
 
     def cancel(self, begun: list[Any]) -> None:
         """Give up jobs that wait."""
@@ -237,6 +248,8 @@ class Local:
     def close(self, *, cancel: bool) -> None:
         """Wait for what has begun."""
         self._executor.shutdown(wait=True, cancel_futures=cancel)
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 class OnRay:
@@ -256,10 +269,14 @@ class OnRay:
         if not ray.is_initialized():
             here: dict[str, Any] = {"num_cpus": count, "include_dashboard": False}
             ray.init(log_to_driver=False, configure_logging=False, **({} if "RAY_ADDRESS" in os.environ else here))
+        self._run = ray.remote(max_retries=_RETRIES)(_run)
+        self._stored: dict[Callable[[Any], Any], Any] = {}
 
     def begin(self, function: Callable[[Any], Any], job: Any) -> Any:
-        """Begin a job."""
-        return self._ray.remote(max_retries=_RETRIES)(function).remote(job)
+        """Begin a job; the function is in Ray's object store, where workers map its arrays."""
+        if function not in self._stored:
+            self._stored[function] = self._ray.put(function)
+        return self._run.remote(self._stored[function], job)
 
     def as_done(self, begun: list[Any]) -> Iterator[Any]:
         """Yield jobs as they end."""
@@ -275,7 +292,7 @@ class OnRay:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except self._ray.exceptions.RayError as error:
-            raise TraceError(f"a Ray worker was lost ({error}); run again, what was done is kept") from error
+            raise TraceError(f"a Ray worker was lost ({error}); run again") from error
 
     def cancel(self, begun: list[Any]) -> None:
         """Give up jobs."""
@@ -284,6 +301,32 @@ class OnRay:
 
     def close(self, *, cancel: bool) -> None:
         """Leave the cluster up: other stages of this process use it, and it ends with it."""
+
+
+def _run(function: Callable[[Job], Result], job: Job) -> Result:
+    """Run a job."""
+    return function(job)
+
+
+def _run_kept(job: tuple[Path, Any]) -> Any:
+    """Run a job of a function in a file."""
+    return _read(job[0])(job[1])
+
+
+@cache
+def _read(file: Path) -> Callable[[Any], Any]:
+    """Return the function in a file, which is read once."""
+    function: Callable[[Any], Any] = pickle.loads(file.read_bytes())
+    return function
+
+
+@contextmanager
+def _named_loss() -> Iterator[None]:
+    """Raise TraceError where a process of a pool was killed."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise TraceError("a worker was killed, most likely for its memory; run again with fewer --workers") from error
 
 
 def _die_with_parent() -> None:

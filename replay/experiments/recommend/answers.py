@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -16,6 +15,7 @@ from tqdm import tqdm
 from reclaim.data.core.parallel import THREADS
 from reclaim.data.schema import DAY_US, RESOURCES
 from reclaim.data.windows import Windows, empty_windows
+from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import VALID
 from reclaim.replay.experiment import LEARNED, STATISTICAL, Source
 from reclaim.replay.experiments.recommend.decisions import Decisions
@@ -23,7 +23,7 @@ from reclaim.replay.experiments.recommend.series import Floats, Integers, Series
 from reclaim.replay.open_loop.estimates import estimator_makers
 from reclaim.replay.open_loop.fold import answer_folded, run_base
 from reclaim.replay.settings import ComparisonConfig
-from reclaim.training.estimators.base import STATISTIC, UNKNOWN, Estimate, Settings
+from reclaim.training.estimators.base import STATISTIC, UNKNOWN, Estimate, Estimator, Settings
 from reclaim.training.estimators.registry import build_estimator, candidates
 from reclaim.training.margins.answers import Answers, Priced, Widened, scores_of
 from reclaim.training.margins.calibrate import Calibration, calibrate, choose_best
@@ -105,30 +105,38 @@ def ask_statistics(
     tried = {name: candidates(name) if config.tune else candidates(name)[:1] for name in config.estimators}
     makers = [(name, partial(build_estimator, name, one)) for name, of in tried.items() for one in of]
     said = [np.full((len(decisions), len(RESOURCES)), np.nan) for _ in makers]
-    asked = np.flatnonzero(decisions.known >= 0)
-
-    def answer(k: int, part: slice, windows: Windows) -> None:
-        estimate = run_base(makers[k][1](), windows)
-        mine = asked[(decisions.known[asked] >= part.start) & (decisions.known[asked] < part.stop)]
-        row = decisions.known[mine] - part.start
-        known = estimate.rule[row] != UNKNOWN
-        said[k][mine] = np.where(known, estimate.reservation[row], np.nan)
-
+    chunks = list(series.chunks())
+    asked = [np.flatnonzero((decisions.known >= part.start) & (decisions.known < part.stop)) for part in chunks]
+    jobs = (
+        (make, windows, decisions.known[mine] - part.start)
+        for mine, part in zip(asked, chunks, strict=True)
+        for windows in [series.windows(part)]
+        for _, make in makers
+    )
     quiet = None if source.progress else True
     total = len(series.workload) * len(makers)
     with (
         source.timed("ask"),
         tqdm(total=total, desc="recommend", unit="window", unit_scale=True, disable=quiet) as bar,
-        ThreadPoolExecutor(os.cpu_count()) as pool,
+        source.engine.pool() as pool,
+        closing(pool.each(_answers_at, jobs)) as answered,
     ):
-        for part, windows in series.chunks():
-            for _ in pool.map(partial(answer, part=part, windows=windows), range(len(makers))):
-                bar.update(len(windows))
+        for number, of in enumerate(answered):
+            chunk, maker = divmod(number, len(makers))
+            said[maker][asked[chunk]] = of
+            bar.update(chunks[chunk].stop - chunks[chunk].start)
     rule = np.full((len(decisions), len(RESOURCES)), STATISTIC, np.uint8)
     answers: dict[str, list[Answers]] = {name: [] for name in tried}
     for (name, _), one in zip(makers, said, strict=True):
         answers[name].append(Widened.alike(Estimate(one, rule)))
     return answers
+
+
+def _answers_at(job: tuple[Callable[[], Estimator], Windows, Integers]) -> Floats:
+    """Return a fresh estimator's answers at some rows of windows; NaN where it knows none; (n_rows, n_resources)."""
+    make, windows, rows = job
+    estimate = run_base(make(), windows)
+    return np.where(estimate.rule[rows] != UNKNOWN, estimate.reservation[rows], np.nan)
 
 
 def ask_model(source: Source, config: ComparisonConfig, name: str, rows: TaskRows, decisions: Decisions) -> Priced:
@@ -139,22 +147,25 @@ def ask_model(source: Source, config: ComparisonConfig, name: str, rows: TaskRow
     decision, row = _recent_tasks(rows, decisions)
     asked, at = np.unique(row, return_inverse=True)
     make = estimator_makers(config, {name: source.bundles[name]}, source.features.mean_limit)[name]
-    amounts = np.full((len(asked), len(RESOURCES), N_RUNGS), np.nan, np.float32)
-    of_features = rows.source_row[asked]
-    done = 0
-    for number, places in source.features.by_bucket(of_features):
-        estimator, bucket = make(), source.features.bucket(number)
-        assert isinstance(estimator, ForecastEstimator)
-        windows = bucket.windows.take(places)
-        ladder = answer_folded(estimator, bucket.features(places, THREADS), windows).ladder
-        amounts[done : done + len(places)] = ladder * windows.limit[:, :, None]
-        done += len(places)
+    jobs = source.features.by_bucket(rows.source_row[asked])
+    with source.engine.pool() as pool, closing(pool.each(partial(_amounts, source.features, make), jobs)) as buckets:
+        amounts = np.concatenate([np.zeros((0, len(RESOURCES), N_RUNGS), np.float32), *buckets])
     most = np.full((len(decisions), len(RESOURCES), N_RUNGS), np.nan, np.float32)
     starts = np.flatnonzero(np.diff(decision, prepend=-1))
     if len(starts):
         most[decision[starts]] = np.fmax.reduceat(amounts[at], starts)
     share = most / decisions.limit[:, :, None]
     return Priced(np.minimum(share, np.float32(1.0)).astype(np.float32))
+
+
+def _amounts(features: FeatureSet, make: Callable[[], Estimator], job: tuple[int, Integers]) -> NDArray[np.float32]:
+    """Return what a fresh estimator reserves at every price at rows of a bucket; (n_rows, n_resources, N_RUNGS)."""
+    number, places = job
+    estimator, bucket = make(), features.bucket(number)
+    assert isinstance(estimator, ForecastEstimator)
+    windows = bucket.windows.take(places)
+    ladder = answer_folded(estimator, bucket.features(places, THREADS), windows).ladder
+    return (ladder * windows.limit[:, :, None]).astype(np.float32)
 
 
 def _recent_tasks(rows: TaskRows, decisions: Decisions) -> tuple[Integers, Integers]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -13,6 +15,7 @@ from tqdm import tqdm
 from reclaim.data import schema as s
 from reclaim.data import windows as w
 from reclaim.data.core.arrays import is_first
+from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.oom import oom_columns, oom_events
 from reclaim.data.schema import RESOURCES
@@ -89,39 +92,52 @@ class TaskRows:
         return (starts + count - 1)[count > 0]
 
 
-def read_rows(dataset: Dataset, features: FeatureSet, *, progress: bool) -> TaskRows:
+def read_rows(features: FeatureSet, engine: Engine = HERE, *, progress: bool) -> TaskRows:
     """Read the rows of a dataset, bucket by bucket; tasks inside an alloc instance are left out, their alloc is not."""
     parts: list[dict[str, NDArray[np.generic]]] = []
     kills: list[tuple[Integers, Integers, Floats]] = []
     index: list[Integers] = []
-    tasks = 0
-    for bucket in tqdm(range(dataset.n_buckets), desc="read", unit="bucket", disable=None if progress else True):
-        windows = dataset.windows(bucket)
-        period, group = features.folding.period_and_group(windows)
-        task, when = oom_events(windows, dataset.events(bucket, oom_columns(dataset.manifest)))
-        enforced, request = _enforced_and_requested(dataset, bucket, windows)
-        kills.append(_kills(windows, task, when, enforced[:, _MEMORY], request[:, _MEMORY]))
-        keep = np.flatnonzero(~windows.in_alloc)
-        windows = windows.take(keep)
-        parts.append({
-            "collection": windows.collection_id, "task": windows.task_numbers() + tasks, "start_us": windows.start_us,
-            "end_us": windows.end_us, "demand": demand(windows), "limit": windows.limit,
-            "enforced": enforced[keep], "request": request[keep],
-            "tier": windows.tier,
-            "period": period[keep], "group": group[keep], "source_row": features.bucket_start[bucket] + keep,
-        })  # fmt: skip
-        index.append(windows.instance_index[windows.task_starts()[:-1]])
-        tasks += len(index[-1])
+    tasks, quiet = 0, None if progress else True
+    with (
+        engine.pool() as pool,
+        closing(pool.each(partial(_rows_of, features), range(features.n_buckets))) as buckets,
+    ):
+        for part, of_kills, of_tasks in tqdm(buckets, "read", features.n_buckets, unit="bucket", disable=quiet):
+            part["task"] = part["task"] + tasks
+            parts.append(part)
+            kills.append(of_kills)
+            index.append(of_tasks)
+            tasks += len(of_tasks)
     # a column at a time leaves its parts, so that no two copies of all are held
     joined = {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
-    of_kills = [np.concatenate(of) for of in zip(*kills, strict=True)]
+    killed, when_us, reached = (np.concatenate(of) for of in zip(*kills, strict=True))
     ids, workload = np.unique(joined.pop("collection"), return_inverse=True)
-    at = np.searchsorted(ids, of_kills[0])
     return TaskRows(
-        ids=ids.astype(np.int64), workload=workload.astype(np.int64),
-        index=np.concatenate(index), oom_workload=at.astype(np.int64), oom_us=of_kills[1],
-        oom_limit=of_kills[2], **joined,
+        ids=ids.astype(np.int64), workload=workload.astype(np.int64), index=np.concatenate(index),
+        oom_workload=np.searchsorted(ids, killed).astype(np.int64), oom_us=when_us, oom_limit=reached, **joined,
     )  # fmt: skip
+
+
+def _rows_of(
+    features: FeatureSet, bucket: int
+) -> tuple[dict[str, NDArray[np.generic]], tuple[Integers, Integers, Floats], Integers]:
+    """Return the columns of a bucket's rows, tasks from 0, its ends out of memory, and each task's index."""
+    dataset = features.dataset
+    windows = dataset.windows(bucket)
+    period, group = features.folding.period_and_group(windows)
+    task, when = oom_events(windows, dataset.events(bucket, oom_columns(dataset.manifest)))
+    enforced, request = _enforced_and_requested(dataset, bucket, windows)
+    kills = _kills(windows, task, when, enforced[:, _MEMORY], request[:, _MEMORY])
+    keep = np.flatnonzero(~windows.in_alloc)
+    windows = windows.take(keep)
+    columns: dict[str, NDArray[np.generic]] = {
+        "collection": windows.collection_id, "task": windows.task_numbers(), "start_us": windows.start_us,
+        "end_us": windows.end_us, "demand": demand(windows), "limit": windows.limit,
+        "enforced": enforced[keep], "request": request[keep],
+        "tier": windows.tier,
+        "period": period[keep], "group": group[keep], "source_row": features.bucket_start[bucket] + keep,
+    }  # fmt: skip
+    return columns, kills, windows.instance_index[windows.task_starts()[:-1]]
 
 
 def _enforced_and_requested(dataset: Dataset, bucket: int, windows: Windows) -> tuple[Floats, Floats]:
@@ -196,17 +212,17 @@ class Series:
             out[asked] = np.where(count[mine] > 0, starts[mine] + count[mine] - 1, -1)
         return out
 
-    def chunks(self) -> Iterator[tuple[slice, Windows]]:
-        """Yield whole workloads as windows, each as if it were one task, with their rows."""
+    def chunks(self) -> Iterator[slice]:
+        """Yield the rows of whole workloads, about ``_AT_ONCE`` at a time."""
         edges = [*np.flatnonzero(is_first(self.workload)).tolist(), len(self.workload)]
         first = 0
         for edge in edges[1:]:
             if edge - first >= _AT_ONCE or edge == edges[-1]:
-                rows = slice(first, edge)
-                yield rows, self._windows(rows)
+                yield slice(first, edge)
                 first = edge
 
-    def _windows(self, rows: slice) -> Windows:
+    def windows(self, rows: slice) -> Windows:
+        """Return rows of whole workloads as windows, each workload as if it were one task."""
         made = empty_windows(rows.stop - rows.start)
         made.collection_id[:] = self.workload[rows]
         made.start_us[:], made.end_us[:] = self.start_us[rows], self.end_us[rows]

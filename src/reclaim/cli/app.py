@@ -161,7 +161,9 @@ def ingest(
         int, typer.Option(help="Memory of all processes together, in MiB; more allows more workers.")
     ] = 1024,
     workers: Annotated[int, typer.Option(help="Parallel processes; 0: one per core, as memory allows.")] = 0,
-    engine: Annotated[str, typer.Option(help="`local`, or `ray` (needs reclaim[ray]).")] = "local",
+    engine: Annotated[
+        str, typer.Option(help="`local`: processes for a large trace; `processes`, or `ray` (needs reclaim[ray]).")
+    ] = "local",
     as_json: AsJson = False,
 ) -> None:
     """Read a trace into a dataset; an interrupted run continues when run again."""
@@ -298,7 +300,7 @@ app.command(
 @app.command(
     epilog="Examples: `reclaim predict dataset --out reservations.parquet` · "
     "`reclaim predict dataset --out reservations.csv --margin medium` · "
-    "`reclaim predict dataset --out all.parquet --model reclaim-trees/1 --every-window`"
+    "`reclaim predict dataset --out all.parquet --model reclaim-trees/1 --every-window --engine ray`"
 )
 def predict(
     dataset: DatasetFolder,
@@ -310,6 +312,8 @@ def predict(
     every_window: Annotated[
         bool, typer.Option("--every-window", help="A row for each window, not for the latest of each task.")
     ] = False,
+    workers: EngineWorkers = 0,
+    engine: EngineName = "local",
     as_json: AsJson = False,
 ) -> None:
     """Write reservations, quantiles, peak CPU and out-of-memory risk of every task into a file.
@@ -317,10 +321,14 @@ def predict(
     Needs the dataset's features (`reclaim features`). The numbers are those that `reclaim serve` answers for the same
     histories. Amounts are in the units of the dataset; `docs/predict-to-a-file.md` lists the columns.
     """
+    from reclaim.data.core.engine.workers import Engine
     from reclaim.serving.predictions.job import predict as run
 
     with Progress("predicting") as progress:
-        report = run(dataset, out, model=model, margin=margin, every_window=every_window, progress=progress)
+        report = run(
+            dataset, out, model=model, margin=margin, every_window=every_window, progress=progress,
+            engine=Engine(engine, workers),
+        )  # fmt: skip
     print_result(results.of_predict(report, out), as_json)
 
 

@@ -105,9 +105,9 @@ DatasetFolders = Annotated[
 ]
 EngineName = Annotated[
     str,
-    typer.Option("--engine", help="`local` threads, or `ray`, the cluster of RAY_ADDRESS."),
+    typer.Option("--engine", help="`local` threads, `processes`, or `ray`, the cluster of RAY_ADDRESS."),
 ]
-EngineWorkers = Annotated[int, typer.Option("--workers", min=0, help="Threads, or Ray's workers; 0: one per core.")]
+EngineWorkers = Annotated[int, typer.Option("--workers", min=0, help="Workers of the engine; 0: one per core.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print all tables, not the summary alone.")]
 NoModel = Annotated[bool, typer.Option("--no-model", help="Only estimators without a model.")]

@@ -12,6 +12,8 @@ from reclaim.cli.console import (
     Assignments,
     ConfigFile,
     DatasetFolder,
+    EngineName,
+    EngineWorkers,
     NoModel,
     Verbose,
     print_result,
@@ -57,6 +59,8 @@ def recommend(
     no_model: NoModel = False,
     config: ConfigFile = None,
     assignments: Assignments = None,
+    workers: EngineWorkers = 0,
+    engine: EngineName = "local",
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -66,6 +70,7 @@ def recommend(
     the test part of the history had it been set then.
     """
     from reclaim.config import load_config
+    from reclaim.data.core.engine.workers import Engine
     from reclaim.replay.runs.catalogue import RECOMMEND, load_experiment
     from reclaim.replay.runs.run import run_experiment
 
@@ -75,8 +80,9 @@ def recommend(
     if patches is not None:
         _check_patches(dataset, patches, anonymise=settings.anonymise)
     report = run_experiment(
-        experiment, dataset, out, settings, bundles=_bundles(dataset, model or [], no_model), tracking=False
-    )
+        experiment, dataset, out, settings,
+        bundles=_bundles(dataset, model or [], no_model), tracking=False, engine=Engine(engine, workers),
+    )  # fmt: skip
     written = _write_patches(report, patches)
     _print(report, format_, written, as_json=as_json, verbose=verbose)
     _fail_above(report, fail_above)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from reclaim.data import schema as s
+from reclaim.data.core.engine import workers
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
-from reclaim.data.errors import ConfigError, ModelError, SchemaError
+from reclaim.data.errors import ConfigError, ModelError, SchemaError, TraceError
 from reclaim.data.windows import VECTORS, concatenate
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
@@ -149,6 +153,40 @@ def test_both_formats_hold_the_same_numbers_and_the_same_bytes_each_time(
         assert (text[name].fillna(-1).to_numpy() == expected[name].fillna(-1).to_numpy()).all(), name
     assert said[-1] == 1.0
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(path.name for path in files)
+
+
+@pytest.mark.parametrize("engine", [Engine(workers=3), pytest.param(Engine("processes", 2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("builtin", [False, True], ids=["trained", "builtin"])
+def test_the_bytes_do_not_depend_on_the_engine_nor_on_the_number_of_workers(
+    dataset: Dataset, bundle_folder: Path, tmp_path: Path, engine: Engine, builtin: bool
+) -> None:
+    of = {"model": "builtin" if builtin else str(bundle_folder), "every_window": not builtin}
+    reports = [
+        predict(dataset.path, tmp_path / f"{name}.parquet", engine=on, **of)  # type: ignore[arg-type]  # by name
+        for name, on in {"one": Engine(workers=1), "several": engine}.items()
+    ]
+    assert reports[0] == reports[1]
+    assert (tmp_path / "several.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.0, 1.0], ids=["in work", "waiting"])
+def test_a_process_that_is_killed_in_the_middle_is_one_clear_error_and_leaves_no_file(
+    dataset: Dataset, bundle_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: float
+) -> None:
+    monkeypatch.setattr(workers, "_AHEAD", 1)
+    assert dataset.n_buckets > 2  # more than are begun ahead
+
+    def kill(_share: float) -> None:
+        time.sleep(after)
+        for worker in multiprocessing.active_children():
+            worker.kill()
+            worker.join()
+
+    on = Engine("processes", 2)
+    with pytest.raises(TraceError, match="a worker was killed"):
+        predict(dataset.path, tmp_path / "out.csv", model=str(bundle_folder), progress=kill, engine=on)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["out.parquet", "out.csv"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import operator
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from hypothesis import strategies as st
 
 from reclaim.data.core.duck import DamagedFileError, check_gzip
 from reclaim.data.core.engine import workers as engine
-from reclaim.data.core.engine.workers import Workers, plan_workers
+from reclaim.data.core.engine.workers import Engine, Workers, plan_workers
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, ReclaimError, SchemaError
+from tests.pickled import Pickled
 
 Maker = Callable[..., dict[str, Any]]
 Writer = Callable[..., Path]
@@ -91,6 +94,25 @@ def test_without_ray_its_engine_is_an_error_that_names_the_remedy(monkeypatch: p
         Workers("ray", 2, 1) as pool,
     ):
         pool.run(str, [1], print)
+
+
+@pytest.mark.slow
+def test_what_the_jobs_of_processes_share_is_sent_once_whatever_their_number() -> None:
+    shared = Pickled(5)
+    with Engine("processes", 2).pool() as pool:
+        assert pool.separate
+        add = partial(operator.add, shared)
+        assert pool.run(add, range(8), lambda _: None) == [*range(5, 13)]
+        assert [*pool.each(add, range(8))] == [*range(5, 13)]
+        assert [*pool.each(partial(operator.sub, 1), range(3))] == [1, 0, -1]
+    assert shared.times == 1
+
+
+def test_an_engine_is_one_of_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match="engine must be one of local, processes, ray, got 'spark'"):
+        Engine("spark")
+    assert not Engine("processes", 1).pool().separate
+    assert not Engine("local", 2).pool().separate
 
 
 @settings(deadline=None)

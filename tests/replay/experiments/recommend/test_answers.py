@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
 from reclaim.replay.experiment import Source
+from reclaim.replay.experiments.recommend import series
 from reclaim.replay.experiments.recommend.answers import RECENT_US, ask_model
 from reclaim.replay.experiments.recommend.decisions import NOW, Decisions, lay_out
 from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig
@@ -28,7 +31,7 @@ def asked(dataset: Path) -> Asked:
     """Ask the built-in model about ten services of three tasks."""
     features = FeatureSet.open(dataset)
     source = Source(Dataset.open(dataset), features, by_name([load_model("builtin")]), progress=False)
-    rows = read_rows(source.dataset, features, progress=False)
+    rows = read_rows(features, progress=False)
     decisions = lay_out(rows, largest_task(rows), features.cuts_us, hold_days=0.25, seen_days=1)
     (name,) = source.bundles
     return source, rows, decisions, ask_model(source, CONFIG, name, rows, decisions)
@@ -57,6 +60,21 @@ def test_a_dearer_violation_never_reserves_less(asked: Asked) -> None:
     assert np.isfinite(ladder).all()
     assert (np.diff(ladder, axis=-1) >= 0).all()
     assert 0 < ladder.min() < ladder.max() <= 1
+
+
+@pytest.mark.parametrize("engine", [Engine(workers=3), pytest.param(Engine("processes", 2), marks=pytest.mark.slow)])
+def test_the_recommendation_does_not_depend_on_the_engine_nor_on_the_number_of_workers(
+    dataset: Path, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine
+) -> None:
+    monkeypatch.setattr(series, "_AT_ONCE", 1_000)
+    found = [
+        run_experiment(
+            EXPERIMENT, dataset, tmp_path / name, replace(CONFIG, estimators=("max-so-far", "vpa")),
+            bundles=asked[0].bundles, tracking=False, progress=False, engine=on,
+        ).results
+        for name, on in {"one": Engine(workers=1), "several": engine}.items()
+    ]  # fmt: skip
+    assert found[0] == found[1]
 
 
 def test_a_model_takes_part_in_the_recommendation(dataset: Path, asked: Asked, tmp_path: Path) -> None:
