@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.training.bundle import Bundle
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.margins.price import Price, three_prices
+from tests.object_store import Bucket, server
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
@@ -127,6 +129,28 @@ def write_shard() -> Callable[[Path, str, Rows], Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[tuple[str, int]]:
+    """Return host and port of a running S3 server."""
+    with server() as address:
+        yield address
+
+
+@pytest.fixture
+def bucket(s3_server: tuple[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
+    """Return an empty bucket of an S3 server that the environment of the test leads to."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*s3_server))
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = Bucket(f"s3://test-{uuid.uuid4().hex}", s3_server)
+    made.files().mkdir(made.url)
+    yield made
+    made.files().clear_instance_cache()
 
 
 @pytest.fixture(scope="session")

@@ -90,7 +90,7 @@ def test_a_printed_command_exists_and_its_arguments_parse(page: str, command: st
             assert f'"{option}"' in script.read_text(), f"{page}: {command}: {option}"
     elif program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        for named in re.findall(r"\[([a-z]+)\]", command):
+        for named in re.findall(r"\[([a-z0-9]+)\]", command):
             assert named in extras
 
 

@@ -19,6 +19,7 @@ from reclaim.data import schema as s
 from reclaim.data.core.duck import connect, literal, release
 from reclaim.data.core.engine.workers import ENGINES, Workers, plan_workers
 from reclaim.data.core.files import discard_folder, locked, partial_of, retired_of, write_json
+from reclaim.data.core.stores import check_folder, in_store, reached
 from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.ingest.bucket import BucketJob, TableJob, make_bucket, make_table, staged_schema, tables_of
@@ -105,6 +106,8 @@ class IngestReport:
 def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport:
     """Read a trace into a dataset.
 
+    Objects of a trace in a store are copied next to the unfinished dataset, one for each worker, while they are read.
+
     Works in ``OUT.partial`` and renames it at the end. Files already read there are not read again, so a run that was
     killed, or stopped at a damaged file that has been replaced since, continues where it was.
 
@@ -116,21 +119,18 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
         A file's columns are not the format's.
     TraceError
         Files are damaged, too many lines are bad, or the trace is empty.
+    DataError
+        The store of the trace cannot be reached or broke off.
     """
-    if not source_folder.is_dir():
-        raise ConfigError(f"{source_folder}: no such folder")
+    if in_store(out):
+        raise ConfigError(f"{out}: a dataset is written to this machine; name a folder here")
+    check_folder(source_folder)
     out = out.resolve()
     if not out.name:
         raise ConfigError(f"{out}: no place for a dataset; name a folder in it")
-    source = _source(source_folder, config)
-    files = [(table, file) for table in source.tables for file in find_files(source_folder, table)]
-    if not files:
-        patterns = ", ".join(dict.fromkeys(table.patterns[0] for table in source.tables))
-        raise TraceError(f"{source_folder}: no files of a {source.trace} trace (looked for {patterns})")
-    partial = (f"{pattern}.partial" for table in source.tables for pattern in table.patterns)
-    unfinished = sorted(path for pattern in partial for path in source_folder.glob(pattern) if path.is_file())
-    if unfinished:
-        raise ConfigError(f"{unfinished[0]}: an unfinished download; finish it (`reclaim fetch` goes on) or remove it")
+    with reached(source_folder):
+        source = _source(source_folder, config)
+        files = _files(source_folder, source)
     staging, retired = partial_of(out), retired_of(out)
     buckets = config.buckets or plan_buckets(files)
 
@@ -153,6 +153,19 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
         report = there()
         discard_folder(staging, retired)  # left by a run killed after its last rename
         return report
+
+
+def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
+    """Return the files of a trace with their tables; refuse a folder that has none, or unfinished ones."""
+    files = [(table, file) for table in source.tables for file in find_files(source_folder, table)]
+    if not files:
+        patterns = ", ".join(dict.fromkeys(table.patterns[0] for table in source.tables))
+        raise TraceError(f"{source_folder}: no files of a {source.trace} trace (looked for {patterns})")
+    partial = (f"{pattern}.partial" for table in source.tables for pattern in table.patterns)
+    unfinished = sorted(path for pattern in partial for path in source_folder.glob(pattern) if path.is_file())
+    if unfinished:
+        raise ConfigError(f"{unfinished[0]}: an unfinished download; finish it (`reclaim fetch` goes on) or remove it")
+    return files
 
 
 def _make(
@@ -257,6 +270,8 @@ def _source(source_folder: Path, config: IngestConfig) -> Source:
         case "alibaba-2017":
             return alibaba_2017(source_folder)
         case "kubernetes":
+            if in_store(source_folder):
+                raise ConfigError(f"{source_folder}: a history gets tables in its own folder; copy it to this machine")
             return kubernetes(source_folder, anonymous=config.anonymise)
         case "recorded":
             return recorded()

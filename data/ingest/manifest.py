@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from reclaim.data.core.files import content_sha256, file_sha256
+from reclaim.data.core.stores import reached
 from reclaim.data.dataset import FORMAT_VERSION, Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.shard import Shard
@@ -63,7 +64,15 @@ def check_there(
 
 def _is_still(file: Path, entry: dict[str, Any]) -> bool:
     """Return whether a file has the size and checksum that a manifest's entry recorded."""
-    return file.stat().st_size == entry.get("bytes") and file_sha256(file) == entry.get("sha256")
+    with reached(file):
+        return file.stat().st_size == entry.get("bytes") and file_sha256(file) == entry.get("sha256")
+
+
+def _damaged(file: Path, name: str, reason: str) -> dict[str, Any]:
+    """Return the manifest's entry of a damaged file."""
+    with reached(file):
+        size, checksum = file.stat().st_size, file_sha256(file)
+    return {"file": name, "reason": reason.split(": ", 1)[-1], "bytes": size, "sha256": checksum}
 
 
 def manifest_of(
@@ -94,11 +103,7 @@ def manifest_of(
              "rejects": x.rejects}
             for x in shards
         ],
-        "damaged": [
-            {"file": file, "reason": reason.split(": ", 1)[-1], "bytes": (source_folder / file).stat().st_size,
-             "sha256": file_sha256(source_folder / file)}
-            for file, reason in damaged
-        ],
+        "damaged": [_damaged(source_folder / file, file, reason) for file, reason in damaged],
         "repeated": repeated,
         "not_read": not_read,
         "counts": counts,

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from reclaim.data.core.duck import DamagedFileError, connect
 from reclaim.data.core.files import content_sha256, file_sha256, replaced_folder, write_json
+from reclaim.data.core.stores import in_store, local_copy, location, reached, version_of
 from reclaim.data.dataset import FORMAT_VERSION
 from reclaim.data.ingest.readers.csv_parquet import take_csv, take_parquet
 from reclaim.data.ingest.readers.json_lines import take_json
@@ -101,6 +102,8 @@ class Damaged:
 def take_shard(job: ShardJob) -> Shard | Damaged:
     """Read one raw file into its staging folder; an unchanged file that was read before is not read again.
 
+    An object of a store is copied into the staging folder while it is read.
+
     Returns
     -------
     Shard or Damaged
@@ -112,10 +115,13 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
         It has columns the format does not, or lacks some of them.
     TraceError
         Most of its lines are rejects.
+    DataError
+        The store broke off.
     """
     table = job.table
-    path, folder = Path(job.source_folder) / job.file, Path(job.staging) / table.key / job.file
-    stat = path.stat()
+    path, folder = location(job.source_folder) / job.file, Path(job.staging) / table.key / job.file
+    with reached(path):
+        n_bytes = path.stat().st_size
     rules: list[object] = [
         table.select,
         dict(table.columns),
@@ -125,15 +131,15 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
         table.where,
     ]
     rules += [FORMAT_VERSION, job.staged.to_string()]
-    identity = {"bytes": stat.st_size, "buckets": job.buckets, "rules": content_sha256(rules)}
+    identity = {"bytes": n_bytes, "buckets": job.buckets, "rules": content_sha256(rules), **version_of(path)}
     done = folder / DONE
     if done.is_file():
         record = json.loads(done.read_text())
-        if record["identity"] == identity and record["taken"]["sha256"] == file_sha256(path):
+        if record["identity"] == identity and (in_store(path) or record["taken"]["sha256"] == file_sha256(path)):
             return Shard(table.name, table.key, job.file, folder=str(folder), **record["taken"])
     try:
-        with replaced_folder(folder) as work:
-            return _read(job, path, folder, work, identity)
+        with replaced_folder(folder) as work, local_copy(path, work) as file:
+            return _read(job, file, folder, work, identity)
     except DamagedFileError as error:
         return Damaged(job.file, str(error))
 

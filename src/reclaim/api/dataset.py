@@ -99,7 +99,7 @@ def ingest(
     Parameters
     ----------
     source : Path or str
-        Folder with the trace's files.
+        Folder with the trace's files, or ``s3://bucket/folder``.
     dataset : Path or str
         Folder to write.
     trace : str
@@ -115,11 +115,12 @@ def ingest(
     >>> reclaim.ingest("cell", "dataset", settings={"buckets": 2}).path.name
     'dataset'
     """
+    from reclaim.data.core.stores import location
     from reclaim.data.ingest.job import IngestConfig
     from reclaim.data.ingest.job import ingest as run
 
     given = {"trace": trace, **({} if mapping is None else {"mapping": str(mapping)}), **(settings or {})}
-    return Dataset(run(Path(source), Path(dataset), config_from(IngestConfig, given)).dataset)
+    return Dataset(run(location(source), Path(dataset), config_from(IngestConfig, given)).dataset)
 
 
 class Dataset:

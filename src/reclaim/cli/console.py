@@ -98,10 +98,23 @@ class Progress:
         self._bar.close()
 
 
-DatasetFolder = Annotated[Path, typer.Argument(help="Dataset folder, made by `reclaim ingest`.", metavar="DATASET")]
+def place(name: str) -> Path:
+    """Return the folder that an argument names, here or in an object store."""
+    from reclaim.data.core.stores import location
+    from reclaim.data.errors import ConfigError
+
+    try:
+        return location(name)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+DatasetFolder = Annotated[
+    Path, typer.Argument(help="Dataset folder, made by `reclaim ingest`.", metavar="DATASET", parser=place)
+]
 DatasetFolders = Annotated[
     list[Path],
-    typer.Argument(help="Dataset folders with features; several are joined.", metavar="DATASET"),
+    typer.Argument(help="Dataset folders with features; several are joined.", metavar="DATASET", parser=place),
 ]
 EngineName = Annotated[
     str,

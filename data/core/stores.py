@@ -1,0 +1,162 @@
+"""Names files and folders of this machine or of an object store alike, and moves them between the two.
+
+A place in a store is written ``s3://bucket/folder``. It has the methods of a ``Path`` (``UPath`` of universal_pathlib
+over fsspec), but the functions of ``os`` do not take it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+from reclaim.data.core.files import FULL_DISK
+from reclaim.data.errors import ConfigError, DataError, ReclaimError
+
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII)
+_EXTRAS: Final = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
+"""Scheme → the extra that installs its library."""
+_FAULTS: Final = (
+    ("botocore.exceptions", "BotoCoreError"),
+    ("aiohttp", "ClientError"),
+    ("gcsfs.retry", "HttpError"),
+    ("google.auth.exceptions", "GoogleAuthError"),
+)
+"""Errors of the libraries of stores that are no OSError: module and class."""
+_CREDENTIALS: Final = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "GoogleAuthError")
+
+
+def location(name: Path | str) -> Path:
+    """Return the place that a name means: of this machine, or of a store where it begins with ``scheme://``.
+
+    Raises
+    ------
+    ConfigError
+        The library of the store is not installed; the message names the extra.
+    """
+    found = _SCHEME.match(name) if isinstance(name, str) else None
+    if isinstance(name, Path) or not isinstance(name, str):
+        return name
+    if found is None:
+        return Path(name)
+    scheme = found[1]
+    try:
+        from upath import UPath
+
+        place = UPath(name)
+        _ = place.fs
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme)
+        remedy = f"pip install 'reclaim[{extra}]'" if extra else f"install the fsspec library of {scheme}://"
+        raise ConfigError(f"{name}: the library of {scheme}:// is not installed; {remedy} ({error})") from error
+    except ValueError as error:
+        raise ConfigError(f"{name}: no store known by {scheme}:// ({error}); expected s3:// or gs://") from error
+    return cast(Path, place)
+
+
+def in_store(path: Path) -> bool:
+    """Return whether a place is in an object store."""
+    return not isinstance(path, Path)
+
+
+def opened(path: Path) -> tuple[Any, str]:
+    """Return the file system of a place in a store, by fsspec, and its name there."""
+    place = cast(Any, path)
+    return place.fs, place.path
+
+
+@contextmanager
+def reached(path: Path) -> Iterator[None]:
+    """Turn errors of a store into ones that name the place and the remedy; do nothing for a place on this machine.
+
+    The block touches the store alone: any OSError in it, but of a full disk, counts as the store's.
+
+    Raises
+    ------
+    ConfigError
+        There is no such object or bucket, or no permission.
+    DataError
+        The store cannot be reached, or broke off; the libraries have tried again by then.
+    """
+    faults = (OSError, *(getattr(sys.modules[m], name) for m, name in _FAULTS if m in sys.modules))
+    try:
+        yield
+    except faults as error:
+        if not in_store(path) or getattr(error, "errno", None) in FULL_DISK:
+            raise
+        what = next(iter(str(error).splitlines()), "") or type(error).__name__
+        if isinstance(error, FileNotFoundError):
+            raise ConfigError(f"{path}: no such object, folder or bucket ({what}); check the name") from error
+        if isinstance(error, PermissionError) or type(error).__name__ in _CREDENTIALS:
+            raise ConfigError(f"{path}: no permission ({what}); check credentials and the bucket's policy") from error
+        raise DataError(
+            f"{path}: the store could not be read or written to the end ({what}); run again, what was done is kept"
+        ) from error
+
+
+def check_folder(folder: Path) -> None:
+    """Check that there is such a folder; one of a store is listed anew, and later questions are answered by that list.
+
+    Raises
+    ------
+    ConfigError
+        There is none, or no permission to list it.
+    DataError
+        The store cannot be reached.
+    """
+    if in_store(folder):
+        with reached(folder):
+            files, name = opened(folder)
+            files.invalidate_cache()
+            files.ls(name)
+    elif not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder")
+
+
+def version_of(path: Path) -> dict[str, int]:
+    """Return what tells this object of a store from an earlier one of the same name; nothing for a file here."""
+    if not in_store(path):
+        return {}
+    files, name = opened(path)
+    with reached(path):
+        return {"version": files.checksum(name)}
+
+
+@contextmanager
+def local_copy(path: Path, work: Path) -> Iterator[Path]:
+    """Yield a file of this machine with the bytes of ``path``: itself, or a copy in ``work`` until the block ends.
+
+    An error that names the copy names the object instead.
+
+    Raises
+    ------
+    ConfigError, DataError
+        As of ``reached``, or fewer bytes came than the store lists.
+    """
+    if not in_store(path):
+        yield path
+        return
+    folder = work / "copy"
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = folder / path.name
+    try:
+        fetch_file(path, copy)
+        yield copy
+    except ReclaimError as error:
+        raise type(error)(str(error).replace(str(copy), str(path))) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fetch_file(path: Path, copy: Path) -> None:
+    """Copy an object of a store into a file; errors as of ``local_copy``."""
+    files, name = opened(path)
+    with reached(path):
+        size = path.stat().st_size
+        files.get_file(name, str(copy))
+    if (got := copy.stat().st_size) != size:
+        raise DataError(f"{path}: expected {size} bytes, got {got}; it changed while it was read, so run again")

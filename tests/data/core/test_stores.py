@@ -1,0 +1,71 @@
+"""Places in an object store: names, missing libraries, and errors that say what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from fsspec.registry import _registry
+
+from reclaim.data.core.stores import in_store, location, reached
+from reclaim.data.errors import ConfigError, DataError
+from tests.object_store import Bucket
+
+
+def test_a_name_without_a_scheme_is_a_path_and_one_with_a_scheme_keeps_it(bucket: Bucket) -> None:
+    assert location("cell/a") == Path("cell/a")
+    assert location(Path("cell")) == Path("cell")
+    place = location(f"{bucket.url}/cell/a")
+    assert (str(place), place.name, in_store(place)) == (f"{bucket.url}/cell/a", "a", True)
+    assert location(place) is place
+
+
+@pytest.mark.parametrize(("module", "name", "extra"), [
+    ("upath", "s3://bucket/cell", "s3"), ("s3fs", "s3://bucket/cell", "s3"), ("gcsfs", "gs://bucket/cell", "gs"),
+])  # fmt: skip
+def test_a_missing_extra_is_named(module: str, name: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    for scheme in ("s3", "gs"):
+        monkeypatch.delitem(_registry, scheme, raising=False)
+    with pytest.raises(ConfigError, match=rf"^{name}: .* is not installed; pip install 'reclaim\[{extra}\]'"):
+        location(name)
+
+
+def test_an_unknown_scheme_is_named_with_those_expected() -> None:
+    with pytest.raises(ConfigError, match=r"^s4://bucket/cell: no store known by s4:// .*; expected s3:// or gs://"):
+        location("s4://bucket/cell")
+
+
+def test_without_credentials_the_error_says_so(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    bucket.files()
+    place = location(f"{bucket.url}/cell")
+    with (
+        pytest.raises(ConfigError, match=r"cell: no permission \(.*credentials.*\); check credentials"),
+        reached(place),
+    ):
+        place.read_bytes()
+
+
+def test_a_refusal_of_the_store_names_the_policy_and_any_other_error_the_next_run(bucket: Bucket) -> None:
+    place = location(f"{bucket.url}/cell")
+    with (
+        pytest.raises(ConfigError, match=r"cell: no permission \(Access Denied\); .* the bucket's policy"),
+        reached(place),
+    ):
+        raise PermissionError("Access Denied")
+    with pytest.raises(DataError, match=r"cell: the store could not .* slow down\); run again"), reached(place):
+        raise OSError(errno.EBUSY, "slow down")
+
+
+def test_a_full_disk_and_an_error_of_a_local_file_are_not_the_stores(bucket: Bucket, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)), reached(location(f"{bucket.url}/cell")):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(FileNotFoundError), reached(tmp_path / "nothing"):
+        (tmp_path / "nothing").read_bytes()
