@@ -27,8 +27,8 @@ from reclaim.features.fold.live_kernel import (
     PENDING,
     REPEATED,
     advance_tasks,
-    catch_up,
     classify,
+    settle_all,
 )
 from reclaim.features.fold.related import RelatedState
 from reclaim.features.fold.related_record import IDLE_SLOTS, MEMBER
@@ -50,7 +50,8 @@ class TolerantState:
 
     In time order it gives what ``FeatureState`` gives, to the bit. A window that comes after a later one of its own
     task counts for the task as if it had come in time, to the bit, and for others from the present slot of the clock
-    on. For that, each task has a second record, without the last few windows, and those windows.
+    on. For that, the record of a task lacks its last few windows, which are held next to it. The record after all of
+    them is made again for each window, and not kept: it would double the memory of a task.
 
     Parameters
     ----------
@@ -84,8 +85,7 @@ class TolerantState:
         late = room if self._lateness_us else 0
         self._tasks = 0  # slots ever seen
         self._day = 0
-        self._live = blank_records((room,), STATE)
-        self._settled = blank_records((late,), STATE)  # without the windows that are held
+        self._settled = blank_records((room,), STATE)  # without the windows that are held
         self._held = np.zeros(late * PENDING, np.bool_)
         self._pending = blank_records((late * PENDING,), _PENDING)
         self._collections = CollectionOoms()
@@ -108,7 +108,7 @@ class TolerantState:
         _check(slot, windows)
         kind = np.empty(len(slot), np.uint8)
         tasks, end_us = lent(slot, windows.end_us)
-        classify(self._live, self._settled, self._tasks, tasks, end_us, self._lateness_us, kind)
+        classify(self._settled, self._held, self._pending, self._tasks, tasks, end_us, self._lateness_us, kind)
         order = _in_time(slot, end_us)
         ours, ends = slot[order], end_us[order]
         again = order[1:][(np.diff(ours) == 0) & (np.diff(ends) == 0)]
@@ -153,7 +153,7 @@ class TolerantState:
 
         def advance(part: int, parts: int) -> None:
             advance_tasks(
-                self._live, self._settled, self._held, self._pending, slots, edges, order, part * k // parts,
+                self._settled, self._held, self._pending, np.zeros(1, STATE), slots, edges, order, part * k // parts,
                 (part + 1) * k // parts, columns, self._lateness_us, largest, self._cell.monday_us, x, end_us, row,
                 refused, place, moment, died, share, np.empty(N_LEVELS),
             )  # fmt: skip
@@ -175,9 +175,8 @@ class TolerantState:
     def forget(self, slots: Slots) -> None:
         """Release the slots of tasks that have ended; their past still counts for related tasks."""
         slots = slots[slots < self._tasks]
-        blank_rows(self._live, slots)
+        blank_rows(self._settled, slots)
         if self._lateness_us:
-            blank_rows(self._settled, slots)
             self._held.reshape(-1, PENDING)[slots] = False
         if self._related is not None:
             self._related.forget(slots)
@@ -192,7 +191,7 @@ class TolerantState:
         return {
             MADE_BY: np.array(self._made_by),
             "day": np.array(self._day),
-            "task": (self._settled if self._lateness_us else self._live)[: self._tasks],
+            "task": self._settled[: self._tasks],
             "held": self._held[:late],
             "pending": self._pending[:late],
             **self._collections.memory(),
@@ -210,21 +209,20 @@ class TolerantState:
         theirs = str(memory[MADE_BY]) if MADE_BY in memory else "something unknown"
         if theirs != self._made_by:
             raise ConfigError(f"this memory was saved by {theirs} and cannot go on in {self._made_by}: start afresh")
-        room = len(self._live)
+        room = len(self._settled)
         like = TolerantState(self._cell, 0.0, related=self._with_related).memory()  # what each array must look like
         ours = {name: adopt(name, array, memory) for name, array in like.items()}
         self._begin(room)
         tasks = len(ours["task"])
         self._make_room(tasks)
         self._day = int(ours["day"])
-        raw(self._live)[: tasks * STATE.itemsize] = raw(ours["task"])
+        raw(self._settled)[: tasks * STATE.itemsize] = raw(ours["task"])
         held, pending = ours["held"], ours["pending"]
-        if len(held):
-            catch_up(self._live, ours["task"], held, pending, np.empty(N_LEVELS), tasks)
         if self._lateness_us:
-            raw(self._settled)[: tasks * STATE.itemsize] = raw(ours["task"])
             self._held[: len(held)] = held
             raw(self._pending)[: pending.nbytes] = raw(pending)
+        elif len(held):
+            settle_all(self._settled, held, pending, np.empty(N_LEVELS), tasks)
         self._collections.recall({name: copy_of(ours[name]) for name in self._collections.memory()})
         if self._related is not None:
             self._related.recall({name: copy_of(array) for name, array in ours.items()})
@@ -232,7 +230,7 @@ class TolerantState:
     @property
     def bytes_per_task(self) -> int:
         """Bytes that a task takes, without its share of what is kept of its collection, name and user."""
-        late = STATE.itemsize + PENDING * (_PENDING.itemsize + np.bool_().itemsize) if self._lateness_us else 0
+        late = PENDING * (_PENDING.itemsize + np.bool_().itemsize) if self._lateness_us else 0
         return STATE.itemsize + (MEMBER.itemsize if self._with_related else 0) + late
 
     @property
@@ -242,9 +240,8 @@ class TolerantState:
 
     def _make_room(self, tasks: int) -> None:
         self._tasks = max(self._tasks, tasks)
-        self._live = room_for(self._live, tasks)
+        self._settled = room_for(self._settled, tasks)
         if self._lateness_us:
-            self._settled = room_for(self._settled, tasks)
             self._held, self._pending = (room_for(a, tasks * PENDING) for a in (self._held, self._pending))
 
     @property

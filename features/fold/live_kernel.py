@@ -8,7 +8,7 @@ import numba
 
 from reclaim.data.core.jit import LENT, copy_row, fetch_line
 from reclaim.features.fold.task_read import write
-from reclaim.features.fold.task_record import READ_FROM, STATE, TAKEN_FROM
+from reclaim.features.fold.task_record import STATE
 from reclaim.features.fold.task_update import publish_to_group, take
 from reclaim.features.registry import RECENT_WINDOWS
 
@@ -27,8 +27,9 @@ _EARLIEST, _NEVER = -(2**63), 2**63 - 1
 
 @numba.njit(**LENT)
 def classify(
-    live: Any,  # (n_tasks,) STATE
-    settled: Any,  # (n_tasks,) STATE, (0,) where no window is taken late
+    settled: Any,  # (n_tasks,) STATE
+    held: Any,  # (n_tasks * PENDING,) bool; (0,) where no window is taken late
+    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
     tasks: int,
     slot: Any,  # (n,) int64
     end_us: Any,  # (n,) int64
@@ -37,15 +38,15 @@ def classify(
 ) -> None:
     """Write the kind of each row, as if the call had no other."""
     for i in range(len(slot)):
-        kind[i] = _kind(live, settled, slot[i], end_us[i], lateness_us) if slot[i] < tasks else NEW
+        kind[i] = _kind(settled, held, pending.end_us, slot[i], end_us[i], lateness_us) if slot[i] < tasks else NEW
 
 
 @numba.njit(**LENT)
 def advance_tasks(
-    live: Any,  # (n_tasks,) STATE, changed
-    settled: Any,  # (n_tasks,) STATE, changed; (0,) where no window is taken late
-    held: Any,  # (n_tasks * PENDING,) bool, changed
+    settled: Any,  # (n_tasks,) STATE, changed
+    held: Any,  # (n_tasks * PENDING,) bool, changed; (0,) where no window is taken late
     pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns, changed
+    room: Any,  # (1,) STATE, to work in
     slots: Any,  # (k,) int64, rising
     edges: Any,  # (k + 1,) int64, of each task in order
     order: Any,  # (n,) int64
@@ -68,28 +69,34 @@ def advance_tasks(
     """Take the rows of some tasks, each task's in time order, and write its own features after its last window."""
     for k in range(low, high):
         task, last_row[k] = slots[k], -1
-        s = live[task]
-        following = slots[min(k + 1, high - 1)]
-        if lateness_us > 0:
-            _fetch(settled[following], READ_FROM)
+        _fetch(settled[slots[min(k + 1, high - 1)]])
+        s = settled[task] if lateness_us == 0 else room[0]
+        there = lateness_us == 0  # whether s stands after all windows
         for at in range(edges[k], edges[k + 1]):
             i = order[at]
-            kind = _kind(live, settled, task, columns.end_us[i], lateness_us)
-            taken, ooms = kind <= LATE, s.ooms
-            if not taken:
+            kind = _kind(settled, held, pending.end_us, task, columns.end_us[i], lateness_us)
+            if not there and kind != NEW:
+                _catch_up(settled, held, pending, task, room, shape)
+                there = True
+            ooms = s.ooms
+            if kind > LATE:
                 refused[k] = True
-            elif lateness_us > 0:
-                settle_us = max(s.end_us, columns.end_us[i]) - lateness_us
-                _hold(settled[task], held, pending, task, columns, i, settle_us, shape)
-            if kind == NEW:
+            elif lateness_us == 0:
                 take(s, columns, shape, i)
+            else:
+                until_us = max(_end_of(settled, held, pending.end_us, task), columns.end_us[i])
+                _hold(settled[task], held, pending, task, columns, i, until_us - lateness_us, shape)
+                if kind == NEW and there:
+                    take(s, columns, shape, i)
+                else:
+                    before = _catch_up(settled, held, pending, task, room, shape)
+                    ooms = before if kind == NEW else ooms
+                there = True
+            if kind == NEW:
                 last_row[k] = i
-            elif kind == LATE:
-                _catch_up(live, settled, held, pending, task, shape)
-            publish_to_group(s, ooms, taken, columns, moment, died, share, i)
+            publish_to_group(s, ooms, kind <= LATE, columns, moment, died, share, i)
             place[i] = k
         last_us[k] = s.end_us
-        _fetch(live[following], _RECORD_BYTES)
         i = last_row[k]
         if i >= 0:
             write(s, columns, i, largest, monday_us, out, k)
@@ -99,49 +106,69 @@ def advance_tasks(
 
 
 @numba.njit(**LENT)
-def catch_up(
-    live: Any,  # (n_tasks,) STATE, changed
-    settled: Any,  # (n_tasks,) STATE, (0,) where no window is taken late
+def settle_all(
+    settled: Any,  # (n_tasks,) STATE, changed
     held: Any,  # (n_tasks * PENDING,) bool
     pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
     shape: Any,  # (N_LEVELS,) float64, written
     tasks: int,
 ) -> None:
-    """Make the records that stand after all windows from those without the windows held."""
+    """Take the windows held into the records of their tasks."""
     for task in range(tasks):
-        _catch_up(live, settled, held, pending, task, shape)
+        _take_held(settled[task], held, pending, task, shape)
 
 
 @numba.njit(**LENT)
-def _fetch(
-    s: Any,  # a record of STATE
-    stop: int,
-) -> None:
-    """Fetch the part of a record that most windows use, up to a byte, while another record is worked on."""
-    for at in range(TAKEN_FROM, stop, _LINE):
+def _fetch(s: Any) -> None:
+    """Fetch a record while another one is worked on."""
+    for at in range(0, _RECORD_BYTES, _LINE):
         fetch_line(s, at)  # type: ignore[call-arg]  # numba gives the first itself
 
 
 @numba.njit(**LENT)
 def _kind(
-    live: Any,  # (n_tasks,) STATE
-    settled: Any,  # (n_tasks,) STATE, (0,) where no window is taken late
+    settled: Any,  # (n_tasks,) STATE
+    held: Any,  # (n_tasks * PENDING,) bool; (0,) where no window is taken late
+    held_us: Any,  # (n_tasks * PENDING,) int64
     task: int,
     end_us: int,
     lateness_us: int,
 ) -> int:
-    s = live[task]
-    if s.count == 0 or end_us > s.end_us:
+    old, last_us = settled[task], _end_of(settled, held, held_us, task)
+    if last_us == _EARLIEST or end_us > last_us:
         return NEW
-    for k in range(min(s.count, RECENT_WINDOWS)):
-        if s.recent_us[k] == end_us:
+    n_held = 0
+    if lateness_us > 0:
+        for row in range(task * PENDING, task * PENDING + PENDING):
+            if held[row]:
+                n_held += 1
+                if held_us[row] == end_us:
+                    return REPEATED
+    for k in range(min(old.count, RECENT_WINDOWS)):
+        again = (k - old.count) % RECENT_WINDOWS < n_held  # its place is that of a window held
+        if old.recent_us[k] == end_us and not again:
             return REPEATED
-    if lateness_us == 0 or end_us < s.end_us - lateness_us:
+    if lateness_us == 0 or end_us < last_us - lateness_us:
         return TOO_LATE
-    old = settled[task]
     if old.count > 0 and end_us <= old.end_us:
         return TOO_LATE
     return LATE
+
+
+@numba.njit(**LENT)
+def _end_of(
+    settled: Any,  # (n_tasks,) STATE
+    held: Any,  # (n_tasks * PENDING,) bool; (0,) where no window is taken late
+    held_us: Any,  # (n_tasks * PENDING,) int64
+    task: int,
+) -> int:
+    """Return the end of the last window of a task; ``_EARLIEST`` without one."""
+    last_us = settled[task].end_us if settled[task].count > 0 else _EARLIEST
+    if len(held):
+        for row in range(task * PENDING, task * PENDING + PENDING):
+            if held[row] and held_us[row] > last_us:
+                last_us = held_us[row]
+    return int(last_us)
 
 
 @numba.njit(**LENT)
@@ -161,19 +188,34 @@ def _next(
 
 @numba.njit(**LENT)
 def _catch_up(
-    live: Any,  # (n_tasks,) STATE, changed
-    settled: Any,  # (n_tasks,) STATE, (0,) where no window is taken late
+    settled: Any,  # (n_tasks,) STATE
+    held: Any,  # (n_tasks * PENDING,) bool
+    pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
+    task: int,
+    room: Any,  # (1,) STATE, written
+    shape: Any,  # (N_LEVELS,) float64, written
+) -> int:
+    """Make a task's record after all its windows; return its out-of-memory ends before the last one."""
+    room[0] = settled[task]
+    return int(_take_held(room[0], held, pending, task, shape))
+
+
+@numba.njit(**LENT)
+def _take_held(
+    s: Any,  # a record of STATE, changed
     held: Any,  # (n_tasks * PENDING,) bool
     pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
     task: int,
     shape: Any,  # (N_LEVELS,) float64, written
-) -> None:
-    """Make a task's record again from the settled one and the windows held, in time order."""
-    live[task] = settled[task]
+) -> int:
+    """Take the windows held of a task in time order; return its out-of-memory ends before the last one."""
+    ooms = s.ooms
     row = _next(held, pending.end_us, task, _EARLIEST)
     while row >= 0:
-        take(live[task], pending, shape, row)
+        ooms = s.ooms
+        take(s, pending, shape, row)
         row = _next(held, pending.end_us, task, pending.end_us[row])
+    return int(ooms)
 
 
 @numba.njit(**LENT)

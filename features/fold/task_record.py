@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -118,12 +117,5 @@ STATE: Final = np.dtype(
 """The record. Usage is kept in the trace's unit and divided by the current limit when a feature is read, so a
 changed limit changes the features and not the history. Its size is ``STATE.itemsize`` bytes, whole cache lines.
 
-It is read from memory far slower than it is worked on. So what is used once an hour stands first, then the bins of
-small values, which few tasks use: the rest is fetched ahead, its end only to read features off it. The week is kept by
-time of day, so that the hours which one step reads and writes lie next to each other."""
-
-_FIELDS: Final[Mapping[str, Any]] = STATE.fields or {}
-TAKEN_FROM: Final = _FIELDS["histogram"][1] + STATE["histogram"].itemsize // 2
-READ_FROM: Final = _FIELDS["recent"][1]
-"""Bytes from which on a window that is taken changes the record, and from which on features are read off it besides.
-The bins left out are those up to an eighth of the first limit."""
+It is read from memory far slower than it is worked on, so it is fetched ahead. The week is kept by time of day, so that
+the hours which one step reads and writes lie next to each other."""

@@ -27,8 +27,6 @@ MEND_S: Final = 5.0
 """A store that refuses writes is tried again this often (s)."""
 _SPARE: Final = 1.1
 """Size of the copy buffer over the bytes of the tasks: tasks are added meanwhile, and some arrays are not of tasks."""
-_SAVED: Final = 0.5
-"""Share of a task's bytes that is saved, until the first copy shows it: one of its two records."""
 _AT_ONCE: Final = 64 * 2**20
 """Bytes touched between two checks for the end of the service."""
 _MIB: Final = 2**20
@@ -38,7 +36,7 @@ class Snapshotter:
     """Saves snapshots in its own thread, from copies that the writer thread makes between two writes.
 
     Writes wait while the copies are made, so their memory is allocated and touched before: for a cell of 250,000 tasks
-    it is 1.4 GB, which can take far longer to get from the system than to copy.
+    it is 1.5 GB, which can take far longer to get from the system than to copy.
 
     Parameters
     ----------
@@ -58,7 +56,7 @@ class Snapshotter:
         self.busy: Future[None] | None = None
         """Current or last work of the thread."""
         self._buffer: CopyBuffer | None = None
-        self._bytes_per_task = _SAVED * tracker.bytes_per_task
+        self._bytes_per_task: float = tracker.bytes_per_task
         self._again_at = 0.0
         self._closing = False
         self.saved_at: float | None = None

@@ -217,7 +217,18 @@ def test_without_a_bound_nothing_late_is_taken_and_nothing_is_held_for_it(histor
     assert state.bytes_per_task == STATE.itemsize + MEMBER.itemsize
     assert TolerantState(CELL, 0).bytes_per_task == STATE.itemsize
     assert sum(array.nbytes for name, array in state.memory().items() if name.startswith(("held", "pending"))) == 0
-    assert TolerantState(CELL, 1, related=True).bytes_per_task < 2 * STATE.itemsize + MEMBER.itemsize + 1_000
+
+
+def test_a_task_has_one_record_and_the_windows_held_whatever_the_bound(history: History) -> None:
+    for bound_s, held in ((0, 0), (BOUND_S, PENDING)):
+        state = TolerantState(CELL, bound_s)
+        for k, windows in enumerate([history([0.1] * 9, task=task) for task in range(300)]):
+            state.advance(np.full(9, k), windows)
+        arrays = [a for a in vars(state).values() if isinstance(a, np.ndarray)]
+        places = len(arrays[0])
+        assert 300 <= places <= 600
+        assert sum(array.nbytes for array in arrays) == places * state.bytes_per_task
+        assert state.bytes_per_task <= STATE.itemsize + held * 209
 
 
 def test_a_late_window_leaves_the_last_one_the_last_and_counts_for_a_sibling_from_now_on(history: History) -> None:

@@ -25,7 +25,7 @@ class Memory:
     def __init__(self) -> None:
         self.arrays: Arrays = {"few": np.arange(3), "records": np.ones(700_000, RECORD), "none": np.zeros((0, 2))}
         self.copies: Arrays = {}
-        self.bytes_per_task = 2 * RECORD.itemsize
+        self.bytes_per_task = RECORD.itemsize
 
     def __len__(self) -> int:
         return len(self.arrays["records"])
