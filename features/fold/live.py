@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.arrays import (
     blank_records,
     blank_rows,
-    copy_of,
     lent,
-    raw,
     room_for,
 )
 from reclaim.data.core.parallel import in_parts
@@ -199,7 +197,9 @@ class TolerantState:
         }
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from copies of what another one remembered, to the bit; its bound of lateness may have been another.
+        """Go on from what another one remembered, to the bit; its bound of lateness may have been another.
+
+        The arrays are kept, not copied: the caller gives them up.
 
         Raises
         ------
@@ -209,23 +209,19 @@ class TolerantState:
         theirs = str(memory[MADE_BY]) if MADE_BY in memory else "something unknown"
         if theirs != self._made_by:
             raise ConfigError(f"this memory was saved by {theirs} and cannot go on in {self._made_by}: start afresh")
-        room = len(self._settled)
         like = TolerantState(self._cell, 0.0, related=self._with_related).memory()  # what each array must look like
         ours = {name: adopt(name, array, memory) for name, array in like.items()}
-        self._begin(room)
-        tasks = len(ours["task"])
-        self._make_room(tasks)
-        self._day = int(ours["day"])
-        raw(self._settled)[: tasks * STATE.itemsize] = raw(ours["task"])
+        self._begin(0)
+        self._settled, self._day = ours["task"], int(ours["day"])
         held, pending = ours["held"], ours["pending"]
         if self._lateness_us:
-            self._held[: len(held)] = held
-            raw(self._pending)[: pending.nbytes] = raw(pending)
+            self._held, self._pending = held, pending
         elif len(held):
-            settle_all(self._settled, held, pending, np.empty(N_LEVELS), tasks)
-        self._collections.recall({name: copy_of(ours[name]) for name in self._collections.memory()})
+            settle_all(self._settled, held, pending, np.empty(N_LEVELS), len(self._settled))
+        self._make_room(len(self._settled))
+        self._collections.recall(ours)
         if self._related is not None:
-            self._related.recall({name: copy_of(array) for name, array in ours.items()})
+            self._related.recall(ours)
 
     @property
     def bytes_per_task(self) -> int:

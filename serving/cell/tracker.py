@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 
 _Made = TypeVar("_Made")
 _US: Final = 1_000_000
+_SCORED_AT_ONCE: Final = 32_768
+"""Tasks that are scored at once for another model: a forecast takes several kB a task while it is made."""
 FORMAT: Final = 4
 """Version of the arrays of ``memory``."""
 
@@ -263,12 +265,14 @@ class Tracker:
 
         Its prices follow outcomes from there on, or are the model's own.
         """
-        scores = scorer.nothing(len(self._tasks))
-        slot = self._slots.all()
-        slot = slot[self._tasks[s.END_US][slot] >= 0]
-        if len(slot):
-            last = last_windows(self._slots.key[slot], self._tasks[slot])
-            scores.put(slot, scorer.score(self._x[slot], last))
+        scores, slots = scorer.nothing(0).room(len(self._tasks)), self._slots.all()
+        for low in range(0, len(slots), _SCORED_AT_ONCE):
+            slot = slots[low : low + _SCORED_AT_ONCE]
+            scores.put(slot, scorer.nothing(len(slot)))
+            slot = slot[self._tasks[s.END_US][slot] >= 0]
+            if len(slot):
+                last = last_windows(self._slots.key[slot], self._tasks[slot])
+                scores.put(slot, scorer.score(self._x[slot], last))
         with self._lock:
             self._scorer, self._scores = scorer, scores
             self._following = following
@@ -373,10 +377,9 @@ class Tracker:
 
     @property
     def bytes_per_task(self) -> int:
-        """Memory of a task without its name and scores (bytes)."""
-        followed = self._following or self._watched
-        followed_bytes = 0 if followed is None else followed.bytes_per_task
-        return self._state.bytes_per_task + TASK.itemsize + self._x.itemsize * self._x.shape[1] + followed_bytes
+        """Memory of a task without its name (bytes)."""
+        parts = [part.bytes_per_task for part in (self._scores, self._following or self._watched) if part is not None]
+        return self._state.bytes_per_task + TASK.itemsize + self._x.itemsize * self._x.shape[1] + sum(parts)
 
     @property
     def groups(self) -> RelatedGroups:
@@ -401,7 +404,7 @@ class Tracker:
         return {name: copied(array) for name, array in parts.items()}
 
     def recall(self, memory: Mapping[str, NDArray[Any]]) -> None:
-        """Restore saved arrays.
+        """Restore saved arrays, which are kept, not copied.
 
         Raises
         ------
@@ -422,7 +425,7 @@ class Tracker:
                 )
             self._state.recall(part("state."))
             self._slots.recall(part("slots."))
-            self._tasks, self._x = copy_of(memory["tasks"]), copy_of(memory["x"])
+            self._tasks, self._x = memory["tasks"], memory["x"]
             self._ended.recall(part("ended."))
             self._opted_out = memory["opted_out"].copy()
             self.clock.move(int(memory["clock_us"][0]))
@@ -449,6 +452,8 @@ class Tracker:
                 slot[unknown] = self._slots.give(key[unknown])
                 self._reserve()
                 self._tasks[slot[unknown]] = UNKNOWN_TASK
+                if self._scorer is not None and self._scores is not None:
+                    self._scores.put(slot[unknown], self._scorer.nothing(int(unknown.sum())))
         return slot
 
     def _seen(self, slot: Ids) -> Ids:
@@ -459,10 +464,8 @@ class Tracker:
         need = len(self._slots.key)
         if need > len(self._tasks):
             self._tasks, self._x = room_for(self._tasks, need), room_for(self._x, need)
-        if self._scorer is not None and self._scores is not None and need > len(self._scores.oom):
-            grown = self._scorer.nothing(len(self._tasks))
-            grown.put(np.arange(len(self._scores.oom)), self._scores)
-            self._scores = grown
+        if self._scores is not None:
+            self._scores = self._scores.room(need)
 
     def expired(self) -> Ids:
         """Return the names of tasks without news for long, shape (n, 2); they stay until ``remove``."""

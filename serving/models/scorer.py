@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.arrays import room_for
 from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_pieces
 from reclaim.data.errors import ModelError
 from reclaim.data.schema import RESOURCES
@@ -62,6 +64,16 @@ class Scores:
     def take(self, rows: NDArray[np.int64] | slice) -> Scores:
         """Return the chosen rows."""
         return Scores(self.ladder[rows], self.quantiles[rows], self.oom[rows], self.terms[rows])
+
+    def room(self, n: int) -> Scores:
+        """Return them with room for ``n`` tasks, doubling; further rows are zero and take no memory until written."""
+        return Scores(*(room_for(part, n) for part in (self.ladder, self.quantiles, self.oom, self.terms)))
+
+    @property
+    def bytes_per_task(self) -> int:
+        """Memory of a task."""
+        parts = (self.ladder, self.quantiles, self.oom, self.terms)
+        return sum(part.itemsize * math.prod(part.shape[1:]) for part in parts)
 
     def put(self, rows: NDArray[np.int64], scores: Scores) -> None:
         """Replace the chosen rows."""

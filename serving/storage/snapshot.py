@@ -8,8 +8,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -18,6 +19,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
+from reclaim.data.core.arrays import blank_records
 from reclaim.data.core.files import (
     discard_folder,
     partial_of,
@@ -35,6 +37,8 @@ _ENVELOPE: Final = '{{"crc32": "{:08x}", "content": {}}}\n'
 _CONTENT_AT: Final = len(_ENVELOPE.format(0, "")) - len("}\n")
 _CHUNK_BYTES: Final = 4 * 2**20
 """Bytes written, or read, at a time."""
+_HEAD_BYTES: Final = 2**16
+"""Bytes in which the type and the shape of an array are, at most; numpy reads no more than 10,000."""
 
 
 class DamagedError(StoreError):
@@ -152,14 +156,7 @@ def check_arrays(snapshot: Path, manifest: Manifest) -> None:
     """
     chunk = memoryview(bytearray(_CHUNK_BYTES))
     for entry in manifest.arrays.values():
-        path = snapshot / entry["file"]
-        size = checksum = 0
-        with _reading(path), path.open("rb", buffering=0) as file:
-            while count := file.readinto(chunk):
-                checksum = crc32(chunk[:count], checksum)
-                size += count
-        if (size, checksum) != (entry["bytes"], entry["crc32"]):
-            raise DamagedError(f"{snapshot.name}/{path.name} has a wrong length or checksum")
+        _check(snapshot, entry, lambda _: chunk)
 
 
 def load_arrays(snapshot: Path, manifest: Manifest) -> dict[str, NDArray[Any]]:
@@ -170,16 +167,7 @@ def load_arrays(snapshot: Path, manifest: Manifest) -> dict[str, NDArray[Any]]:
     DamagedError
         As ``check_arrays``; or an array's type or shape is not what the manifest says.
     """
-    check_arrays(snapshot, manifest)
-    arrays = {}
-    for name, entry in manifest.arrays.items():
-        path = snapshot / entry["file"]
-        with _reading(path):
-            array = np.load(path, allow_pickle=False)
-        if (repr(array.dtype), list(array.shape)) != (entry["dtype"], entry["shape"]):
-            raise DamagedError(f"{snapshot.name}/{path.name} has another type or shape than the manifest says")
-        arrays[name] = array
-    return arrays
+    return {name: _read_array(snapshot, entry) for name, entry in manifest.arrays.items()}
 
 
 def recover_replaced(folder: Path) -> None:
@@ -233,6 +221,31 @@ def _write_array(folder: Path, name: str, array: NDArray[Any]) -> dict[str, Any]
     return {
         "file": file_name, "bytes": file.bytes, "crc32": file.crc32, "dtype": repr(kind), "shape": list(array.shape)
     }  # fmt: skip
+
+
+def _check(snapshot: Path, entry: dict[str, Any], room: Callable[[int], memoryview]) -> None:
+    """Read an array's file in chunks, each into the room for what follows a byte; compare it with the manifest."""
+    path = snapshot / entry["file"]
+    size = checksum = 0
+    with _reading(path), path.open("rb", buffering=0) as file:
+        while size <= entry["bytes"] and (count := file.readinto(chunk := room(size))):
+            checksum = crc32(chunk[:count], checksum)
+            size += count
+    if (size, checksum) != (entry["bytes"], entry["crc32"]):
+        raise DamagedError(f"{snapshot.name}/{path.name} has a wrong length or checksum")
+
+
+def _read_array(snapshot: Path, entry: dict[str, Any]) -> NDArray[Any]:
+    """Return an array in the memory that its file was read into, once."""
+    content = blank_records((entry["bytes"] + 1,), np.dtype(np.uint8))  # a byte more shows a file that is too long
+    _check(snapshot, entry, lambda at: content.data[at : at + _CHUNK_BYTES])
+    head = BytesIO(content[:_HEAD_BYTES].tobytes())
+    np.lib.format.read_magic(head)
+    shape, by_column, dtype = np.lib.format.read_array_header_2_0(head)
+    if (repr(dtype), list(shape)) != (entry["dtype"], entry["shape"]):
+        raise DamagedError(f"{snapshot.name}/{entry['file']} has another type or shape than the manifest says")
+    values = content[head.tell() : entry["bytes"]].view(dtype)
+    return values.reshape(shape, order="F" if by_column else "C")
 
 
 @contextlib.contextmanager

@@ -508,11 +508,53 @@ def test_readers_get_whole_answers_of_one_model_while_tasks_come_go_and_models_c
     assert not problems, set(problems)
 
 
-def test_bytes_per_task_are_reported(memory: Memory) -> None:
-    memory.write(windows_of({"task": 1}))
-    arrays = memory.tracker.memory()
-    per_task = sum(a.nbytes for name, a in arrays.items() if name in ("tasks", "x", "state.task", "state.member"))
-    assert memory.tracker.bytes_per_task >= per_task > 1_000
+def test_the_bytes_per_task_are_those_of_all_arrays_of_tasks_and_bounded(memory: Memory) -> None:
+    for at in range(3):
+        memory.write(windows_of(*({"task": task, "at": at} for task in range(64))))
+    tracker = memory.tracker
+    assert tracker.following is not None
+    assert tracker._scores is not None
+    holders = (tracker, tracker._state, tracker._scores, tracker.following._online, tracker.following._machines)
+    arrays = [a for held in holders for a in vars(held).values() if isinstance(a, np.ndarray) and len(a) % 64 == 0]
+    assert sum(array.nbytes for array in arrays) == 64 * tracker.bytes_per_task
+    assert tracker.bytes_per_task < 7_000
+
+
+def test_another_model_scores_the_tasks_in_pieces_to_the_same_bits(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, pieced = (memory_with(bundle) for _ in range(2))
+    for memory in (whole, pieced):
+        memory.write(windows_of(*({"task": task, "cpu": 0.01 * task} for task in range(10))))
+        memory.tell(fact_rows({"task": 3, "ended_us": 2 * W}, {"task": 20, "limit": 1.0}))
+    rows: list[int] = []
+    score = Scorer.score
+
+    def counted(scorer: Scorer, x: NDArray[np.float32], *rest: Any, **more: Any) -> Scores:
+        rows.append(len(x))
+        return score(scorer, x, *rest, **more)
+
+    monkeypatch.setattr(Scorer, "score", counted)
+    monkeypatch.setattr("reclaim.serving.cell.tracker._SCORED_AT_ONCE", 4)
+    pieced.tracker.promote(pieced.scorer)
+    monkeypatch.undo()
+    whole.tracker.promote(whole.scorer)
+    assert sum(rows) == 9
+    assert max(rows) <= 4
+    for memory in (whole, pieced):  # a task in the place of the one that ended, and one in a new place
+        memory.tell(fact_rows({"task": 30, "limit": 1.0}, {"task": 31, "limit": 1.0}))
+    assert_same(told_by(pieced.tracker, pieced.settings), told_by(whole.tracker, whole.settings))
+    assert np.isnan(pieced.answers((30, 0), (31, 0)).known.scores.oom).all()
+
+
+def test_a_restored_state_is_in_memory_once(memory: Memory, bundle: Bundle) -> None:
+    memory.write(windows_of(*({"task": task} for task in range(5))))
+    saved, tracker = memory.tracker.memory(), Memory(memory.settings, bundle).tracker
+    tracker.recall(saved)
+    assert tracker._tasks is saved["tasks"]
+    assert tracker._x is saved["x"]
+    for name, array in (("task", tracker._state._settled), ("pending", tracker._state._pending)):
+        assert np.shares_memory(array, saved[f"state.{name}"])
 
 
 def test_tasks_of_ever_new_names_leave_a_state_that_does_not_grow_and_is_counted(

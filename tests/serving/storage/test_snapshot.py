@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
 from reclaim.data.errors import StoreError
@@ -55,6 +56,30 @@ def test_arrays_of_every_kind_come_back_to_the_bit(tmp_path: Path) -> None:
     assert manifest.bytes == sum(path.stat().st_size for path in folder.glob("*.npy"))
     assert snapshots(tmp_path) == [folder]
     assert {path.parent for path in tmp_path.rglob("*.npy")} == {folder}, "no name leads out of the folder"
+
+
+def test_an_array_is_read_once_into_the_memory_that_it_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_snapshot(tmp_path, SAID, {"x": np.arange(3_000_000)})
+    folder = tmp_path / snapshot_name(12)
+    read: list[int] = []
+    checksum = crc32
+
+    def counted(data: Any, before: int = 0) -> int:
+        read.append(len(data))
+        return int(checksum(data, before))
+
+    monkeypatch.setattr("reclaim.serving.storage.snapshot.crc32", counted)
+    manifest = read_manifest(folder)
+    read.clear()
+    array = load_arrays(folder, manifest)["x"]
+    assert sum(read) == (folder / "x.npy").stat().st_size
+    assert max(read) <= 4 * 2**20
+    assert array.flags.writeable
+    assert array.flags.aligned
+    with (folder / "x.npy").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(DamagedError, match="wrong length"):
+        load_arrays(folder, manifest)
 
 
 def test_numpy_alone_reads_an_array(tmp_path: Path) -> None:
