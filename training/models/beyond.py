@@ -1,14 +1,15 @@
-"""Tempers curves of a day ahead by how far beyond their largest so far tasks went in a day, in all training rows.
+"""Tempers the tails of curves by how far beyond their largest so far tasks went within the horizon, in training rows.
 
-A day holds few independent outcomes of a task, so a network learns their tail badly. That of all tasks together, over
-the largest so far, is one statistic of many outcomes. The geometric mean of both tells risky tasks apart better than
-either one.
+The tail of a curve rests on few outcomes: all of a day ahead, where a task has few days, and an hour ahead what is
+rarer than one in twenty. That of all tasks together, over the largest so far, is one statistic of many outcomes. The
+geometric mean of both tells risky tasks apart better than either one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import product
 from typing import Any, Final
 
 import numba
@@ -21,10 +22,9 @@ from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.margins.violation import ROUNDING
 from reclaim.training.models.survival import FLOOR
 
-DAY: Final = HORIZONS_S.index(86_400)
-"""Place of the horizon whose curves are tempered. Those of an hour and of five minutes have outcomes enough."""
-TAIL: Final = 0.5
-"""Largest probability that is tempered: from the median down, a curve is the network's."""
+TAILS: Final = (0.0, 0.05, 0.5)
+"""Largest probability that is tempered, by horizon: five minutes ahead none, for there are outcomes enough; a day ahead
+all above the median (`benchmarks/LOG.md`, 2026-11-23)."""
 RATIOS: Final = 2.0 ** (np.arange(-32, 33) / 8)
 """Demand over the largest so far, from a 16th to 16 times it."""
 HISTORIES: Final = (7, 11)
@@ -35,16 +35,19 @@ _COLUMNS: Final = np.array([*(AT[f"{signal}_max_ever"] for signal in SIGNALS), A
 """Features that are read: the largest so far of each target, and the windows seen."""
 assert SIGNALS == TARGETS
 
-Beyond = NDArray[np.float32]
-"""Share of the training rows whose demand over a day exceeded each of ``RATIOS`` times the largest so far; float32,
-shape (n_histories, n_targets, n_ratios), falling along the last axis."""
+SHAPE: Final = (len(HORIZONS_S), HISTORIES[1] - HISTORIES[0] + 1, len(TARGETS), len(RATIOS))
+"""Shape of ``Beyond``."""
 
+Beyond = NDArray[np.float32]
+"""Share of the training rows whose demand within the horizon exceeded each of ``RATIOS`` times the largest so far;
+float32, shape (n_horizons, n_histories, n_targets, n_ratios), falling along the last axis. NaN where the horizon is not
+tempered, or no demand over it is known."""
 
 Part = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None]
 
 
 def beyond_of(parts: Iterable[Part]) -> Beyond | None:
-    """Return the shares of rows; None where no demand over a day is known.
+    """Return the shares of rows; None where no demand over a horizon that is tempered is known.
 
     Parameters
     ----------
@@ -52,24 +55,24 @@ def beyond_of(parts: Iterable[Part]) -> Beyond | None:
         Features, shape (n, n_features), targets, shape (n, n_targets, n_horizons), and weights, shape (n,), of some
         rows each; None: all weigh alike.
     """
-    n_histories = HISTORIES[1] - HISTORIES[0] + 1
-    exceeded = np.zeros((n_histories, len(TARGETS), len(RATIOS)))
-    known = np.zeros((n_histories, len(TARGETS), 1))
+    exceeded, known = np.zeros(SHAPE), np.zeros((*SHAPE[:-1], 1))
     for x, y, weight in parts:
         each = np.ones(len(x)) if weight is None else weight.astype(np.float64)
         ever, history = np.maximum(x[:, _COLUMNS[:-1]], FLOOR), _history(x)
-        for t in range(len(TARGETS)):
-            ratio = np.minimum(y[:, t, DAY], 1.0) / ever[:, t]
-            for k in range(n_histories):
+        for (h, tail), t in product(enumerate(TAILS), range(len(TARGETS))):
+            ratio = np.minimum(y[:, t, h], 1.0) / ever[:, t]
+            for k in range(SHAPE[1] if tail else 0):
                 rows = np.flatnonzero((history == k) & np.isfinite(ratio))
                 rows = rows[np.argsort(ratio[rows])]
                 up_to = np.cumsum(np.append(0.0, each[rows]))
-                known[k, t] += up_to[-1]
-                exceeded[k, t] += up_to[-1] - up_to[np.searchsorted(ratio[rows], RATIOS * (1 + ROUNDING), side="right")]
+                place = np.searchsorted(ratio[rows], RATIOS * (1 + ROUNDING), side="right")
+                known[h, k, t] += up_to[-1]
+                exceeded[h, k, t] += up_to[-1] - up_to[place]
     if not known.any():
         return None
-    of_all = (exceeded.sum(axis=0) + 1) / (known.sum(axis=0) + 1)
+    of_all = (exceeded.sum(axis=1, keepdims=True) + 1) / (known.sum(axis=1, keepdims=True) + 1)
     shares: Beyond = ((exceeded + _PRIOR_ROWS * of_all) / (known + _PRIOR_ROWS)).astype(np.float32)
+    shares[~known.any(axis=(1, 2, 3))] = np.nan
     return shares
 
 
@@ -80,9 +83,13 @@ def _history(x: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def temper(
-    survival: NDArray[np.float32], thresholds: NDArray[np.float32], x: NDArray[np.float32], beyond: Beyond, place: int
+    survival: NDArray[np.float32],
+    thresholds: NDArray[np.float32],
+    x: NDArray[np.float32],
+    beyond: Beyond,
+    horizons_s: tuple[int, ...],
 ) -> None:
-    """Temper the curves of a day ahead in place; a task of which nothing was measured keeps its own.
+    """Temper curves in place; a task of which nothing was measured keeps its own.
 
     Parameters
     ----------
@@ -90,15 +97,19 @@ def temper(
     thresholds : float32, shape (n, n_targets, N_THRESHOLDS)
     x : float32, shape (n, n_features)
     beyond : Beyond
-    place : int
-        Of the day among the horizons of the curves.
+    horizons_s : tuple of int
+        Of the curves.
     """
-    ever = np.ascontiguousarray(x[:, _COLUMNS[:-1]])
-    _temper(survival, thresholds, ever, _history(x), beyond, RATIOS, place)
+    ever, history = np.ascontiguousarray(x[:, _COLUMNS[:-1]]), _history(x)
+    for place, h in enumerate(map(HORIZONS_S.index, horizons_s)):
+        if not np.isnan(beyond[h, 0, 0, 0]):
+            _temper(survival, thresholds, ever, history, beyond[h], RATIOS, place, TAILS[h])
 
 
 @numba.njit(**LENT)
-def _temper(survival: Any, thresholds: Any, ever: Any, history: Any, beyond: Any, ratios: Any, place: int) -> None:
+def _temper(
+    survival: Any, thresholds: Any, ever: Any, history: Any, beyond: Any, ratios: Any, place: int, tail: float
+) -> None:
     last = len(ratios) - 1
     for i in range(len(survival)):
         for t in range(survival.shape[1]):
@@ -108,12 +119,12 @@ def _temper(survival: Any, thresholds: Any, ever: Any, history: Any, beyond: Any
             of_largest = 1.0 / max(np.float64(ever[i, t]), FLOOR)
             k, before = 0, 1.0
             for j in range(len(s)):
-                if s[j] < TAIL:
+                if s[j] < tail:
                     ratio = thresholds[i, t, j] * of_largest
                     while k <= last and ratios[k] <= ratio:
                         k += 1
                     share = np.float64(shares[k - 1]) if k > 0 else 1.0
                     if 0 < k <= last:
                         share = straight(ratio, ratios[k - 1], share, ratios[k], np.float64(shares[k]))
-                    s[j] = min(math.sqrt(s[j] * min(share, TAIL)), before)  # not above by rounding
+                    s[j] = min(math.sqrt(s[j] * min(share, tail)), before)  # not above by rounding
                 before = np.float64(s[j])

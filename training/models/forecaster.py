@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.models.beyond import DAY, Beyond, temper
+from reclaim.training.models.beyond import SHAPE, Beyond, temper
 from reclaim.training.models.forward import ForwardPass
 from reclaim.training.models.survival import N_THRESHOLDS, forecast_of
 from reclaim.training.settings import QUANTILE_LEVELS
@@ -107,7 +107,7 @@ class NetworkForecaster:
     heads : Heads
         What was fitted; the forecast of all else is NaN.
     beyond : Beyond or None
-        What the curves of a day ahead are tempered by; None: they are the network's own.
+        What the curves are tempered by; None: they are the network's own.
 
     Attributes
     ----------
@@ -172,9 +172,7 @@ class NetworkForecaster:
             self._passes[horizons_s] = self._pass_to(horizons_s)
         curves, probability = self._passes[horizons_s].run(x, self.threads)
         survival = curves.reshape(len(x), len(TARGETS), len(horizons_s), N_THRESHOLDS)
-        tempered = None
-        if self.beyond is not None and HORIZONS_S[DAY] in horizons_s:
-            tempered = partial(temper, beyond=self.beyond, place=horizons_s.index(HORIZONS_S[DAY]))
+        tempered = None if self.beyond is None else partial(temper, beyond=self.beyond, horizons_s=horizons_s)
         return forecast_of(survival, x, probability, horizons_s, QUANTILE_LEVELS, self.threads, tempered)
 
     def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
@@ -208,6 +206,8 @@ class NetworkForecaster:
         expected = _shapes(len(tensors["mean"]), shape["width"], shape["depth"])
         if (found := {name: values.shape for name, values in tensors.items()}) != expected:
             raise ValueError(f"{cls._FILE}: expected tensors of shapes {expected}, got {found}")
+        if beyond is not None and beyond.shape != SHAPE:
+            raise ValueError(f"{cls._FILE}: expected {cls._BEYOND} of shape {SHAPE}, got {beyond.shape}")
         return cls(tensors, heads, beyond)
 
 

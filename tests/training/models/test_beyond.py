@@ -1,4 +1,4 @@
-"""Curves of a day ahead: tempered in the tail alone, by rows of alike long history, and the same in any batch."""
+"""Curves: tempered in the tail alone, by rows of alike long history, and the same in any batch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from reclaim.features.registry import AT, FIRST_RELATED, SIGNALS
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.models.beyond import DAY, RATIOS, TAIL, Beyond, beyond_of, temper
+from reclaim.training.models.beyond import RATIOS, SHAPE, TAILS, Beyond, beyond_of, temper
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.survival import N_THRESHOLDS
 
 NAN = np.nan
+NEXT, HOUR, DAY = range(len(HORIZONS_S))
+TAIL = TAILS[DAY]
 FEW, MANY = np.log2(1 + 12), np.log2(1 + 4_000)
 """Values of ``seen`` after an hour, and after two weeks."""
 
@@ -48,13 +50,26 @@ def beyond() -> Beyond:
 
 def test_shares_count_the_rows_that_went_beyond_and_a_thousand_of_all_histories(beyond: Beyond) -> None:
     of_all = (1_000 + 1) / (6_000 + 1)
-    at = dict(zip(RATIOS.tolist(), beyond[:, 0].T, strict=True))
+    at = dict(zip(RATIOS.tolist(), beyond[DAY, :, 0].T, strict=True))
     assert at[1.0][0] == pytest.approx((1_000 + 1_000 * of_all) / 3_000)  # 0.4 of 0.1, and 1,000 rows went beyond
     assert at[1.0][-1] == pytest.approx(1_000 * of_all / 5_000)  # 0.2 of 0.2: not beyond
     assert at[1.0][1] == pytest.approx(of_all)  # no row has such a history
     assert at[4.0][0] == pytest.approx(1_000 * (1 / 6_001) / 3_000)
     assert at[0.25].tolist() == pytest.approx([1.0] * 5)
-    assert (np.diff(beyond, axis=-1) <= 0).all()
+    assert (np.diff(beyond[DAY], axis=-1) <= 0).all()
+    assert np.isnan(beyond[[NEXT, HOUR]]).all()  # of which no demand is known
+
+
+def test_an_hour_has_shares_of_its_own_and_five_minutes_have_none() -> None:
+    y = demands([0.4, 0.1])
+    y[:, :, HOUR], y[:, :, NEXT] = 0.1, 0.4
+    made = beyond_of([(rows(0.1, FEW, 2), y, None)])
+    assert made is not None
+    assert made.shape == SHAPE
+    assert np.isnan(made[NEXT]).all()
+    at = RATIOS.tolist().index(1.0)
+    assert made[HOUR, 0, 0, at] < made[DAY, 0, 0, at]
+    assert made[HOUR, 0, 0, at - 1] == 1
 
 
 def test_a_row_of_weight_two_counts_as_two_rows() -> None:
@@ -64,8 +79,10 @@ def test_a_row_of_weight_two_counts_as_two_rows() -> None:
     np.testing.assert_array_equal(weighed, twice)
 
 
-def test_rows_of_which_no_day_is_known_give_no_shares() -> None:
-    assert beyond_of([(rows(0.1, FEW, 2), demands([NAN, NAN]), None)]) is None
+def test_rows_of_which_no_day_and_no_hour_is_known_give_no_shares() -> None:
+    y = demands([NAN, NAN])
+    y[:, :, NEXT] = 0.5
+    assert beyond_of([(rows(0.1, FEW, 2), y, None)]) is None
 
 
 def test_a_curve_below_a_half_becomes_the_geometric_mean_with_the_share(beyond: Beyond) -> None:
@@ -74,8 +91,8 @@ def test_a_curve_below_a_half_becomes_the_geometric_mean_with_the_share(beyond: 
     survival[..., :2] = 0.8, TAIL
     thresholds = np.broadcast_to(np.float32(0.2), (2, len(TARGETS), N_THRESHOLDS)).copy()
     thresholds[:, :, -1] = 0.2 * (1 + 2**0.125) / 2  # in the middle between two ratios
-    temper(survival, thresholds, np.concatenate([rows(0.2, MANY), rows(NAN, MANY)]), beyond, 0)
-    one, next_one = (beyond[-1, 0, RATIOS.tolist().index(2.0**k)] for k in (0, 0.125))
+    temper(survival, thresholds, np.concatenate([rows(0.2, MANY), rows(NAN, MANY)]), beyond, (HORIZONS_S[DAY],))
+    one, next_one = (beyond[DAY, -1, 0, RATIOS.tolist().index(2.0**k)] for k in (0, 0.125))
     assert survival[0, 0, 0, :2].tolist() == pytest.approx([0.8, TAIL])
     assert survival[0, 0, 0, 2] == pytest.approx(np.sqrt(0.04 * one), rel=1e-4)
     assert survival[0, 0, 0, -1] == pytest.approx(np.sqrt(0.04 * (one + next_one) / 2), rel=1e-4)
@@ -86,14 +103,17 @@ def test_the_share_below_the_smallest_ratio_is_one_and_behind_the_largest_the_la
     survival = np.full((1, len(TARGETS), 1, N_THRESHOLDS), 0.08, np.float32)
     thresholds = np.full((1, len(TARGETS), N_THRESHOLDS), 0.9, np.float32)
     thresholds[:, :, 0] = 0.001
-    temper(survival, thresholds, rows(0.02, MANY), beyond, 0)
+    temper(survival, thresholds, rows(0.02, MANY), beyond, (HORIZONS_S[DAY],))
     assert survival[0, 0, 0, 0] == pytest.approx(np.sqrt(0.08 * TAIL))
-    assert survival[0, 0, 0, 1] == pytest.approx(np.sqrt(0.08 * beyond[-1, 0, -1]))
+    assert survival[0, 0, 0, 1] == pytest.approx(np.sqrt(0.08 * beyond[DAY, -1, 0, -1]))
 
 
 @pytest.fixture
-def pair(random_forecaster: NetworkForecaster, beyond: Beyond) -> tuple[NetworkForecaster, NetworkForecaster]:
-    """Return a network, and the same tempered."""
+def pair(random_forecaster: NetworkForecaster) -> tuple[NetworkForecaster, NetworkForecaster]:
+    """Return a network, and the same tempered an hour and a day ahead."""
+    y = demands([0.1, 0.4, 0.2, 0.1])
+    y[:, :, HOUR] = y[:, :, DAY]
+    beyond = beyond_of([(rows(0.1, FEW, 4), y, None)])
     return random_forecaster, NetworkForecaster(random_forecaster.tensors, beyond=beyond)
 
 
@@ -104,17 +124,18 @@ def _features(n: int) -> NDArray[np.float32]:
     return x
 
 
-def test_only_the_day_is_tempered_and_its_curves_never_rise(
-    pair: tuple[NetworkForecaster, NetworkForecaster],
+@pytest.mark.parametrize("horizon", [HOUR, DAY])
+def test_only_the_tail_is_tempered_and_curves_never_rise(
+    horizon: int, pair: tuple[NetworkForecaster, NetworkForecaster]
 ) -> None:
     bare, tempered = (forecaster.predict(_features(500)) for forecaster in pair)
-    assert tempered.survival[:, :, :DAY].tobytes() == bare.survival[:, :, :DAY].tobytes()
-    day, of_network = tempered.survival[:, :, DAY], bare.survival[:, :, DAY]
-    assert np.array_equal(day[of_network >= TAIL], of_network[of_network >= TAIL])
-    assert (day[1::7][of_network[1::7] < TAIL] != of_network[1::7][of_network[1::7] < TAIL]).mean() > 0.9
-    assert np.array_equal(day[::7, 0], of_network[::7, 0])
+    assert tempered.survival[:, :, NEXT].tobytes() == bare.survival[:, :, NEXT].tobytes()
+    curves, of_network, tail = tempered.survival[:, :, horizon], bare.survival[:, :, horizon], TAILS[horizon]
+    assert np.array_equal(curves[of_network >= tail], of_network[of_network >= tail])
+    assert (curves[1::7][of_network[1::7] < tail] != of_network[1::7][of_network[1::7] < tail]).mean() > 0.9
+    assert np.array_equal(curves[::7, 0], of_network[::7, 0])
     assert (np.diff(tempered.survival, axis=-1) <= 0).all()
-    assert not np.array_equal(tempered.quantiles[:, :, DAY], bare.quantiles[:, :, DAY])
+    assert not np.array_equal(tempered.quantiles[:, :, horizon], bare.quantiles[:, :, horizon])
 
 
 def test_a_tempered_row_has_the_same_bits_alone_among_others_for_one_horizon_and_when_loaded(
@@ -128,9 +149,10 @@ def test_a_tempered_row_has_the_same_bits_alone_among_others_for_one_horizon_and
         for rows_of in (slice(0, 1), slice(70, 73), slice(0, 150)):
             part = other.predict(x[rows_of])
             assert part.survival.tobytes() == whole.survival[rows_of].tobytes()
-            alone = other.predict(x[rows_of], HORIZONS_S[DAY])
-            assert alone.survival[:, :, 0].tobytes() == whole.survival[rows_of][:, :, DAY].tobytes()
-            assert alone.quantiles[:, :, 0].tobytes() == whole.quantiles[rows_of][:, :, DAY].tobytes()
+            for h, horizon_s in enumerate(HORIZONS_S):
+                alone = other.predict(x[rows_of], horizon_s)
+                assert alone.survival[:, :, 0].tobytes() == whole.survival[rows_of][:, :, h].tobytes()
+                assert alone.quantiles[:, :, 0].tobytes() == whole.quantiles[rows_of][:, :, h].tobytes()
 
 
 def test_a_network_saved_without_shares_answers_with_its_own_curves(
@@ -141,3 +163,11 @@ def test_a_network_saved_without_shares_answers_with_its_own_curves(
     loaded = NetworkForecaster.load(tmp_path)
     assert loaded.beyond is None
     assert loaded.predict(_features(50)).survival.tobytes() == bare.predict(_features(50)).survival.tobytes()
+
+
+def test_shares_of_another_shape_are_refused(pair: tuple[NetworkForecaster, NetworkForecaster], tmp_path: Path) -> None:
+    bare, tempered = pair
+    assert tempered.beyond is not None
+    NetworkForecaster(bare.tensors, beyond=tempered.beyond[DAY]).save(tmp_path)
+    with pytest.raises(ValueError, match=r"expected beyond of shape \(3, 5, 3, 65\), got \(5, 3, 65\)"):
+        NetworkForecaster.load(tmp_path)
