@@ -22,8 +22,13 @@ from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.sample import SampleConfig
-from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
+from reclaim.replay.experiment import Experiment
+from reclaim.replay.experiments.margins.measure import EXPERIMENT as margins
+from reclaim.replay.experiments.margins.measure import MarginsConfig
+from reclaim.replay.experiments.what_if.measure import EXPERIMENT as what_if
+from reclaim.replay.experiments.what_if.measure import WhatIfConfig
 from reclaim.replay.runs.run import by_name, run_experiment
+from reclaim.replay.settings import ReplayConfig
 from reclaim.serving.predictions.job import predict
 from reclaim.training.bundle import load_model
 from tests.pickled import Pickled
@@ -123,15 +128,22 @@ def test_ingest_and_features_with_a_node_killed_in_the_middle_of_each_have_the_s
     assert contents(out) == contents(plain)
 
 
+@pytest.mark.parametrize(
+    ("experiment", "config"),
+    [
+        (margins, MarginsConfig(estimators=("borg", "limit"), draws=20)),
+        (what_if, WhatIfConfig(estimators=("borg",), tune=False)),
+    ],
+    ids=["margins", "what-if"],
+)
 def test_a_replay_with_a_node_killed_in_the_middle_has_the_same_results(
-    plain: Path, dying: list[float], tmp_path: Path
+    plain: Path, dying: list[float], tmp_path: Path, experiment: Experiment, config: ReplayConfig
 ) -> None:
-    config = MarginsConfig(estimators=("borg", "limit"), draws=20)
     found = {}
     for name, on in (("local", HERE), ("ray", RAY)):
         bundles = by_name([load_model("builtin")])
         report = run_experiment(
-            EXPERIMENT, plain, tmp_path / name, config, bundles=bundles, tracking=False, progress=False, engine=on
+            experiment, plain, tmp_path / name, config, bundles=bundles, tracking=False, progress=False, engine=on
         )
         found[name] = report.results
     assert len(dying) == 1

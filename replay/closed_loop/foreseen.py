@@ -15,6 +15,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.arrays import lent
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.closed_loop.records import COMPILED
 from reclaim.training.machines import curve
@@ -80,7 +81,7 @@ class ByMachine:
         shape = (n_machines, len(RESOURCES))
         curves = [c.compiled(mean) for c, mean in zip(self.estimator.curves, self.estimator.mean_limit, strict=True)]
         return State(
-            terms=np.ascontiguousarray(self.terms), sums=np.zeros((*shape, N_TERMS)), curves=np.concatenate(curves),
+            terms=lent(self.terms)[0], sums=np.zeros((*shape, N_TERMS)), curves=np.concatenate(curves),
             margins=self.margins()[0], spare=np.zeros((len(RESOURCES), N_TERMS)),
         )  # fmt: skip
 
@@ -88,7 +89,7 @@ class ByMachine:
 def no_state() -> State:
     """Return the state of a closed loop that places by sums of reservations."""
     return State(
-        terms=np.zeros((0, 0, N_TERMS)), sums=np.zeros((0, 0, N_TERMS)), curves=np.zeros(0, curve.COMPILED),
+        terms=lent(np.zeros((0, 0, N_TERMS)))[0], sums=np.zeros((0, 0, N_TERMS)), curves=np.zeros(0, curve.COMPILED),
         margins=np.zeros(0), spare=np.zeros((0, N_TERMS)),
     )  # fmt: skip
 

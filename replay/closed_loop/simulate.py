@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.arrays import lent
 from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.foreseen import ByMachine, no_state
 from reclaim.replay.closed_loop.kernel import advance, pass_slot, schedule, settle
@@ -137,6 +138,7 @@ def simulate(
     slot_us = workload.slot_s * 1_000_000
     n_slots = -(-(workload.stop_us - workload.start_us) // slot_us)
     ticks = np.zeros(n_slots, TICK)
+    tape, reserved = lent(workload.tape, reserved)  # as they are where another process has sent them
     margin = np.zeros(n_slots, np.int8) if margin is None else margin
     kills = np.zeros(2 * len(runs) + 1, KILL)  # the first one counts the others
     kills[0]["run"] = 1
@@ -164,7 +166,7 @@ def simulate(
         n_changed=np.zeros(1, np.int64),
         anchors=np.zeros(len(machines), np.int64),
         failures=np.zeros(_FAILURES, FAILURE),
-        tape=workload.tape,
+        tape=tape,
         reserved=reserved[margin[0]],
         masks=np.ascontiguousarray(workload.masks[:, order]),
         settings=settings[0],

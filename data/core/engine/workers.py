@@ -12,12 +12,13 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
+from uuid import uuid4
 
 from reclaim.data.errors import ConfigError, TraceError
 
@@ -146,6 +147,8 @@ class Workers:
         except BaseException:
             self._pool.cancel(list(places))
             raise
+        finally:
+            self._pool.release(function)
         return results
 
     def each(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Generator[Result]:
@@ -154,16 +157,28 @@ class Workers:
         No more than ``_AHEAD`` jobs for each worker are ahead of the result that is taken: memory holds the results of
         these alone.
         """
-        begun: deque[Any] = deque()
+        return self.each_call((function, job) for job in jobs)
+
+    def each_call(self, calls: Iterable[tuple[Callable[[Job], Result], Job]]) -> Generator[Result]:
+        """Yield the result of every function for its job, as ``each`` does; the jobs of one function stand together."""
+        begun: deque[tuple[Callable[[Job], Result], Any]] = deque()
+
+        def taken() -> Result:
+            function, first = begun.popleft()
+            result: Result = self._pool.result(first)
+            if all(other is not function for other, _ in begun):
+                self._pool.release(function)
+            return result
+
         try:
-            for job in jobs:
-                begun.append(self._pool.begin(function, job))
+            for function, job in calls:
+                begun.append((function, self._pool.begin(function, job)))
                 if len(begun) >= _AHEAD * self._count:
-                    yield self._pool.result(begun.popleft())
+                    yield taken()
             while begun:
-                yield self._pool.result(begun.popleft())
+                yield taken()
         finally:
-            self._pool.cancel(list(begun))
+            self._pool.cancel([one for _, one in begun])
 
 
 class Pool(Protocol):
@@ -180,6 +195,9 @@ class Pool(Protocol):
 
     def cancel(self, begun: list[Any]) -> None:
         """Give up jobs that no worker has begun."""
+
+    def release(self, function: Callable[[Any], Any]) -> None:
+        """Drop what is kept of a function, all of whose jobs have ended."""
 
     def close(self, *, cancel: bool) -> None:
         """Wait for the workers, or, to ``cancel``, for their present jobs alone."""
@@ -203,6 +221,9 @@ class InTurn:
     def cancel(self, begun: list[Any]) -> None:
         """Do nothing: none has begun."""
 
+    def release(self, function: Callable[[Any], Any]) -> None:
+        """Do nothing: nothing is kept."""
+
     def close(self, *, cancel: bool) -> None:
         """Do nothing: there is no worker."""
 
@@ -225,7 +246,7 @@ class Local:
         """Begin a job; TraceError where a process was killed."""
         if self._folder is not None and isinstance(function, partial):  # processes read it from a file, each once
             if function not in self._files:
-                self._files[function] = Path(self._folder.name) / str(len(self._files))
+                self._files[function] = Path(self._folder.name) / uuid4().hex
                 self._files[function].write_bytes(pickle.dumps(function, pickle.HIGHEST_PROTOCOL))
             function, job = _run_kept, (self._files[function], job)
         with _named_loss():
@@ -244,6 +265,11 @@ class Local:
         """Give up jobs that wait."""
         for one in begun:
             one.cancel()
+
+    def release(self, function: Callable[[Any], Any]) -> None:
+        """Remove the function's file."""
+        if function in self._files:
+            self._files.pop(function).unlink()
 
     def close(self, *, cancel: bool) -> None:
         """Wait for what has begun."""
@@ -299,6 +325,10 @@ class OnRay:
         for one in begun:
             self._ray.cancel(one)
 
+    def release(self, function: Callable[[Any], Any]) -> None:
+        """Let Ray drop the function from its store."""
+        self._stored.pop(function, None)
+
     def close(self, *, cancel: bool) -> None:
         """Leave the cluster up: other stages of this process use it, and it ends with it."""
 
@@ -313,9 +343,9 @@ def _run_kept(job: tuple[Path, Any]) -> Any:
     return _read(job[0])(job[1])
 
 
-@cache
+@lru_cache(1)
 def _read(file: Path) -> Callable[[Any], Any]:
-    """Return the function in a file, which is read once."""
+    """Return the function in a file, which is read once: jobs of the one before do not come back."""
     function: Callable[[Any], Any] = pickle.loads(file.read_bytes())
     return function
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +30,11 @@ BINS: Final = 200
 """Most points of a line in the figure over time."""
 IN_TURN: Final = "sequence"
 """The run in which the margins take turns, week by week."""
-_THREADS: Final = 2
-"""Cells run at once; they share the reservations."""
+
+_Job = tuple[str, str, NDArray[np.int8], Scheduling]
+"""Name of an estimator and a margin, the place of the margin in each slot, and settings."""
+_Ran = tuple[str, str, dict[str, Any], float]
+"""Name and margin; summary of the run, that of each segment, and its course over time; and seconds taken."""
 
 
 def run_cells(
@@ -81,40 +85,31 @@ def run_cells(
         | contenders.kinds
         | {name: LEARNED if name.removesuffix(ONLINE) in source.bundles else STATISTICAL for name in chosen}
     )
-    estimators = []
-    for name in tqdm(names, desc="closed loop", unit="estimator", disable=None if source.progress else True):
-        started = time.perf_counter()
-        by_machine = None
-        if name in contenders.machines:
-            foreseer, estimator = contenders.machines[name]
-            budgets = contenders.budgets.of_machines
-            by_machine = ByMachine(foreseer.current_terms(workload.row), estimator, list(budgets.values()))
-            margins, reserved = list(budgets), by_machine.alone()
-        else:
-            margins, reserved = _reservations(name, estimates, workload, follow, contenders)
-        plans = {m: np.full(slots.count, k, np.int8) for k, m in enumerate(margins)}
-        if len(margins) > 1 and kinds[name] != SUM_OF_TASKS:
-            plans[IN_TURN] = turns
-        seeds = [replace(scheduling, seed=scheduling.seed + k) for k in range(orders)]
-        with ThreadPoolExecutor(_THREADS) as pool:
-            begun = {
-                m: [pool.submit(_run, workload, machines, reserved, plan, s, segments, by_machine) for s in seeds]
-                for m, plan in plans.items()
-            }
-            ran = {m: [future.result() for future in of] for m, of in begun.items()}
-        under = {m: of for m, of in ran.items() if m != IN_TURN}
-        first = ran.get(IN_TURN) or next(iter(ran.values()))
-        estimators.append(
-            {
-                "name": name,
-                "kind": kinds[name],
-                "runs": {m: mean([one["summary"] for one in of]) for m, of in under.items()},
-                "kills_by_order": {m: [one["summary"]["oom_kills"] for one in of] for m, of in under.items()},
-                "sequence": mean([one["weeks"] for one in ran[IN_TURN]]) if IN_TURN in ran else None,
-                "over_time": mean([one["over_time"] for one in first]),
-            }
-        )
-        source.seconds[f"closed_loop/{name}"] = time.perf_counter() - started
+
+    def calls() -> Iterator[tuple[Callable[[_Job], _Ran], _Job]]:
+        for name in tqdm(names, desc="closed loop", unit="estimator", disable=None if source.progress else True):
+            by_machine = None
+            if name in contenders.machines:
+                foreseer, estimator = contenders.machines[name]
+                budgets = contenders.budgets.of_machines
+                by_machine = ByMachine(foreseer.current_terms(workload.row), estimator, list(budgets.values()))
+                margins, reserved = list(budgets), by_machine.alone()
+            else:
+                margins, reserved = _reservations(name, estimates, workload, follow, contenders)
+            plans = {m: np.full(slots.count, k, np.int8) for k, m in enumerate(margins)}
+            if len(margins) > 1 and kinds[name] != SUM_OF_TASKS:
+                plans[IN_TURN] = turns
+            run = partial(_run, workload, machines, reserved, segments, by_machine)
+            for margin, plan in plans.items():
+                for k in range(orders):
+                    yield run, (name, margin, plan, replace(scheduling, seed=scheduling.seed + k))
+
+    ran: dict[str, dict[str, list[dict[str, Any]]]] = {name: {} for name in names}
+    with source.engine.pool() as pool, closing(pool.each_call(calls())) as results:
+        for name, margin, one, seconds in results:
+            ran[name].setdefault(margin, []).append(one)
+            part = f"closed_loop/{name}"
+            source.seconds[part] = source.seconds.get(part, 0.0) + seconds
     return {
         "notes": [],
         "machines": len(machines),
@@ -125,7 +120,21 @@ def run_cells(
             {"margin": m, "start_hours": slots.hours_at(a), "end_hours": slots.hours_at(b)} for m, (a, b) in segments
         ],
         "length_hours": slots.hours_at(slots.count),
-        "estimators": estimators,
+        "estimators": [_of_estimator(name, kinds[name], of) for name, of in ran.items()],
+    }
+
+
+def _of_estimator(name: str, kind: str, ran: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the results of an estimator from its runs under each margin, one of each order."""
+    under = {m: of for m, of in ran.items() if m != IN_TURN}
+    first = ran.get(IN_TURN) or next(iter(ran.values()))
+    return {
+        "name": name,
+        "kind": kind,
+        "runs": {m: mean([one["summary"] for one in of]) for m, of in under.items()},
+        "kills_by_order": {m: [one["summary"]["oom_kills"] for one in of] for m, of in under.items()},
+        "sequence": mean([one["weeks"] for one in ran[IN_TURN]]) if IN_TURN in ran else None,
+        "over_time": mean([one["over_time"] for one in first]),
     }
 
 
@@ -174,14 +183,15 @@ def _reservations(
 
 
 def _run(
-    workload: Workload, machines: CellMachines, reserved: NDArray[np.float64], plan: NDArray[np.int8],
-    scheduling: Scheduling, segments: Sequence[tuple[str, tuple[int, int]]], by_machine: ByMachine | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Run the cell once; return its summary, that of each segment, and its course over time."""
+    workload: Workload, machines: CellMachines, reserved: NDArray[np.float64],
+    segments: Sequence[tuple[str, tuple[int, int]]], by_machine: ByMachine | None, job: _Job,
+) -> _Ran:  # fmt: skip
+    """Run the cell once."""
+    started = time.perf_counter()
+    name, margin, plan, scheduling = job
     outcome = simulate(workload, machines, reserved, plan, scheduling, by_machine=by_machine)
-    return {
-        "summary": summary(outcome), "weeks": _weeks(outcome, segments), "over_time": over_time(outcome, BINS),
-    }  # fmt: skip
+    ran = {"summary": summary(outcome), "weeks": _weeks(outcome, segments), "over_time": over_time(outcome, BINS)}
+    return name, margin, ran, time.perf_counter() - started
 
 
 def _weeks(outcome: Outcome, segments: Sequence[tuple[str, tuple[int, int]]]) -> list[dict[str, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.foreseen import ByMachine
@@ -66,6 +69,12 @@ class WhatIfConfig(ReplayConfig):
             raise ConfigError(f"machines must be at least 1, got {min(self.machines)}")
         if not 0 < self.growth < float("inf"):
             raise ConfigError(f"growth must be above 0, got {self.growth}")
+
+
+Run = Callable[[int], dict[str, float | None]]
+"""Returns ``outcome.summary`` of a contender on a number of machines."""
+Tried = dict[int, dict[str, float | None]]
+"""The same by number of machines."""
 
 
 class Cells:
@@ -130,22 +139,28 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     cells = Cells(grown, machines, config)
     by_machine = MachineContenders.set_on_validation(source, estimates, config)
     contenders = _reservations(estimates, by_machine, workload, config)
-    answers = []
-    for name in source.each([*contenders, *by_machine.machines], "what if", "closed loop"):
-        together = None
-        if name in by_machine.machines:
-            foreseer, estimator = by_machine.machines[name]
-            budget = config.budgets.of_machines[config.margin]
-            together = ByMachine(foreseer.current_terms(workload.row), estimator, (budget,))
-        reserved = contenders[name] if together is None else together.alone()[0]
-        tried = _try(cells, reserved, together, len(machines), config)
-        answers.append({
+    names = [*contenders, *by_machine.machines]
+
+    def run_of(name: str) -> Run:
+        if name not in by_machine.machines:
+            return partial(cells.run, reserved=contenders[name])
+        foreseer, estimator = by_machine.machines[name]
+        budget = config.budgets.of_machines[config.margin]
+        together = ByMachine(foreseer.current_terms(workload.row), estimator, (budget,))
+        return partial(cells.run, reserved=together.alone()[0], by_machine=together)
+
+    with source.timed("closed loop"):
+        tried = _try_all(source, names, run_of, len(machines), config)
+    answers = [
+        {
             "name": name,
             "kind": LIMIT if name == LIMIT else by_machine.kinds.get(name) or source.kind(name),
             "margin": "none" if name == LIMIT else config.margin,
-            "fewest": fewest_within(tried, config),
-            "points": [{"machines": n, "share": n / len(machines), **tried[n]} for n in sorted(tried)],
-        })  # fmt: skip
+            "fewest": fewest_within(points, config),
+            "points": [{"machines": n, "share": n / len(machines), **points[n]} for n in sorted(points)],
+        }
+        for name, points in tried.items()
+    ]
     results = {
         "dataset": period_facts(estimates.period),
         "asked": {
@@ -178,20 +193,38 @@ def fewest_within(tried: Mapping[int, Mapping[str, float | None]], config: WhatI
     return fewest
 
 
-def _try(
-    cells: Cells, reserved: NDArray[np.float64], by_machine: ByMachine | None, cell: int, config: WhatIfConfig
-) -> dict[int, dict[str, float | None]]:
-    """Return the summary on each number of machines named; else on the grid and in a search for the fewest."""
+def _try_all(
+    source: Source, names: Sequence[str], run_of: Callable[[str], Run], cell: int, config: WhatIfConfig
+) -> dict[str, Tried]:
+    """Return each contender's runs on each number of machines named; else on the grid and in a search for the fewest.
+
+    Every run is a job; then every search is one, as each of its runs depends on the one before.
+    """
     numbers = config.machines or tuple(max(1, round(share * config.growth * cell)) for share in GRID)
-    tried = {n: cells.run(n, reserved, by_machine) for n in dict.fromkeys(numbers)}
-    if config.machines:
-        return tried
+    numbers = tuple(dict.fromkeys(numbers))
+    quiet = None if source.progress else True
+    runs = ((run, n) for name in names for run in [run_of(name)] for n in numbers)
+    with source.engine.pool() as pool:
+        with closing(pool.each_call(runs)) as results:
+            summaries = iter(tqdm(results, "what if", len(names) * len(numbers), unit="run", disable=quiet))
+            tried = {name: {n: next(summaries) for n in numbers} for name in names}
+        if config.machines:
+            return tried
+        searches = ((partial(_search, run_of(name), config), tried[name]) for name in names)
+        with closing(pool.each_call(searches)) as results:
+            found = tqdm(results, "searching", len(names), unit="estimator", disable=quiet)
+            return dict(zip(names, found, strict=True))
+
+
+def _search(run: Run, config: WhatIfConfig, tried: Tried) -> Tried:
+    """Return what was tried and the runs of a search for the fewest machines that keep the budgets."""
+    tried = dict(tried)
     while (high := fewest_within(tried, config)) is not None:
         low = max((n for n in tried if n < high), default=0)
         if high - low <= 1:
             break
         middle = (low + high) // 2
-        tried[middle] = cells.run(middle, reserved, by_machine)
+        tried[middle] = run(middle)
     return tried
 
 

@@ -7,6 +7,7 @@ import json
 import operator
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -102,10 +103,12 @@ def test_what_the_jobs_of_processes_share_is_sent_once_whatever_their_number() -
     with Engine("processes", 2).pool() as pool:
         assert pool.separate
         add = partial(operator.add, shared)
+        calls = [(add, job) for job in range(8)] + [(partial(operator.sub, 1), job) for job in range(3)]
+        assert [*pool.each_call(calls)] == [*range(5, 13), 1, 0, -1]
+        assert shared.times == 1
         assert pool.run(add, range(8), lambda _: None) == [*range(5, 13)]
-        assert [*pool.each(add, range(8))] == [*range(5, 13)]
-        assert [*pool.each(partial(operator.sub, 1), range(3))] == [1, 0, -1]
-    assert shared.times == 1
+        assert shared.times == 2
+        assert not any(Path(tempfile.gettempdir()).glob("reclaim-*/*"))  # kept no longer than its jobs
 
 
 def test_an_engine_is_one_of_those_that_there_are() -> None:

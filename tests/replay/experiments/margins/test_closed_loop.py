@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.features.feature_set import FeatureSet
@@ -121,6 +122,15 @@ def test_a_mean_keeps_words_and_is_unknown_where_one_of_its_numbers_is() -> None
 
 def test_the_same_seed_gives_the_same_numbers(loop: dict[str, Any], cell_dataset: Path, estimates: Estimates) -> None:
     assert run_cells(source_of(cell_dataset), estimates, Scheduling(), ["borg"]) == loop
+
+
+@pytest.mark.parametrize("engine", [Engine(workers=1), pytest.param(Engine("processes", 2), marks=pytest.mark.slow)])
+def test_the_runs_do_not_depend_on_the_engine_nor_on_the_number_of_workers(
+    loop: dict[str, Any], cell_dataset: Path, estimates: Estimates, engine: Engine
+) -> None:
+    source = replace(source_of(cell_dataset), engine=engine)
+    assert run_cells(source, estimates, Scheduling(), ["borg"]) == loop
+    assert set(source.seconds) == {f"closed_loop/{e['name']}" for e in loop["estimators"]}
 
 
 def test_what_follows_runs_the_cell_by_what_it_reserves(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.features.feature_set import FeatureSet
@@ -216,6 +217,14 @@ def test_without_reclamation_nothing_is_reserved_where_no_limit_is_known(
 
 def test_the_same_seed_gives_the_same_answer(report: ReplayReport, cell_dataset: Path) -> None:
     assert _measured(cell_dataset, CONFIG)["estimators"] == report.results["estimators"]
+
+
+@pytest.mark.parametrize("engine", [Engine(workers=1), pytest.param(Engine("processes", 2), marks=pytest.mark.slow)])
+def test_the_answer_does_not_depend_on_the_engine_nor_on_the_number_of_workers(
+    report: ReplayReport, cell_dataset: Path, engine: Engine
+) -> None:
+    results = measure(replace(_source(cell_dataset), engine=engine), CONFIG).results
+    assert results["estimators"] == report.results["estimators"]
 
 
 def test_named_numbers_of_machines_are_tried_and_no_others(cell_dataset: Path) -> None:
