@@ -12,24 +12,8 @@ import numba
 import numpy as np
 
 from reclaim.replay.closed_loop.foreseen import add_terms, adds_at_least, count_run, foresee
-from reclaim.replay.closed_loop.placement import (
-    count_lacks,
-    draw,
-    fails_again,
-    failure_of,
-    find_machine,
-    find_preemption,
-    first_victim,
-    has_room,
-    in_turn,
-    is_killed_before,
-    is_preempted_before,
-    largest_room,
-    needs_no_less,
-    remember_failure,
-    update_room,
-    waiting_reason,
-)
+from reclaim.replay.closed_loop.placement import draw, find_machine
+from reclaim.replay.closed_loop.preemption import find_preemption, first_victim, is_killed_before, is_preempted_before
 from reclaim.replay.closed_loop.records import (
     BLOCKED,
     COMPILED,
@@ -43,6 +27,16 @@ from reclaim.replay.closed_loop.records import (
     PREEMPTED,
     RANKS,
     RUNNING,
+)
+from reclaim.replay.closed_loop.rooms import has_room, largest_room, update_room
+from reclaim.replay.closed_loop.waiting import (
+    count_lacks,
+    fails_again,
+    failure_of,
+    in_turn,
+    needs_no_less,
+    remember_failure,
+    waiting_reason,
 )
 from reclaim.training.margins.margin import guard
 from reclaim.training.margins.violation import overruns_in_kernel, violates_in_kernel

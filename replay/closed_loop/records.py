@@ -29,7 +29,10 @@ those with room hold as many of its collection as may share one; most machines l
 ``none`` is a run that was stopped and not tried again yet."""
 
 _COMPILED_FILES: Final = (
-    *(f"replay/closed_loop/{name}.py" for name in ("records", "kernel", "placement", "foreseen")),
+    *(
+        f"replay/closed_loop/{name}.py"
+        for name in ("records", "kernel", "rooms", "placement", "preemption", "waiting", "foreseen")
+    ),
     *(f"training/machines/{name}.py" for name in ("curve", "terms")),
     "training/margins/margin.py",
     "training/margins/violation.py",
@@ -139,7 +142,7 @@ class LoopState(NamedTuple):
     """Number of changes of ``rooms``, shape (1,)."""
     anchors: NDArray[np.int64]
     """Time at which each machine's first run, in the order of preemption, would have begun without a break, µs;
-    ``placement.NO_ANCHOR`` where it is no batch work that can be preempted; shape (n_machines,)."""
+    ``rooms.NO_ANCHOR`` where it is no batch work that can be preempted; shape (n_machines,)."""
     failures: NDArray[Any]
     """Searches that found no machine, of ``FAILURE``, at a hash of what they asked for."""
     tape: NDArray[Any]

@@ -13,7 +13,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.foreseen import ByMachine, no_state
 from reclaim.replay.closed_loop.kernel import advance, pass_slot, schedule, settle
 from reclaim.replay.closed_loop.live import Live
-from reclaim.replay.closed_loop.placement import POLICIES, update_all_rooms
+from reclaim.replay.closed_loop.placement import POLICIES
 from reclaim.replay.closed_loop.records import (
     FAILURE,
     FREED,
@@ -27,6 +27,7 @@ from reclaim.replay.closed_loop.records import (
     WAITING,
     LoopState,
 )
+from reclaim.replay.closed_loop.rooms import update_all_rooms
 from reclaim.replay.closed_loop.workload import CellMachines, Workload
 from reclaim.training.margins.margin import STARTUP_HOLD_S
 

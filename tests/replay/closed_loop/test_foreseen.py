@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.replay.closed_loop.foreseen import ByMachine, add_terms
-from reclaim.replay.closed_loop.placement import could_fit, preemption_cost
+from reclaim.replay.closed_loop.preemption import preemption_cost
 from reclaim.replay.closed_loop.records import PENDING, PRODUCTION, RUNNING
+from reclaim.replay.closed_loop.rooms import could_fit
 from reclaim.replay.closed_loop.simulate import SETTINGS, Outcome, Scheduling, simulate
 from reclaim.training.machines.curve import INPUTS, MachineCurve
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator

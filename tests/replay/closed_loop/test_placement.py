@@ -12,26 +12,8 @@ from hypothesis import strategies as st
 
 from reclaim.data.errors import ConfigError
 from reclaim.replay.closed_loop.foreseen import no_state
-from reclaim.replay.closed_loop.placement import (
-    POLICIES,
-    TOGETHER,
-    could_fit,
-    count_lacks,
-    fails_again,
-    failure_of,
-    find_machine,
-    find_preemption,
-    first_machine,
-    fits,
-    has_room,
-    may_fit,
-    order_of,
-    preemption_cost,
-    score,
-    update_all_rooms,
-    update_room,
-    waiting_reason,
-)
+from reclaim.replay.closed_loop.placement import POLICIES, find_machine, score
+from reclaim.replay.closed_loop.preemption import find_preemption, preemption_cost
 from reclaim.replay.closed_loop.records import (
     BOTH,
     CONSTRAINTS,
@@ -53,7 +35,18 @@ from reclaim.replay.closed_loop.records import (
     UNPROMISED,
     LoopState,
 )
+from reclaim.replay.closed_loop.rooms import (
+    TOGETHER,
+    could_fit,
+    first_machine,
+    fits,
+    has_room,
+    may_fit,
+    update_all_rooms,
+    update_room,
+)
 from reclaim.replay.closed_loop.simulate import SETTINGS, Scheduling
+from reclaim.replay.closed_loop.waiting import count_lacks, fails_again, failure_of, order_of, waiting_reason
 from tests.replay.small_cells import QUIET, SLOT_US, SmallCell, Task, cells, killed, machines, run, states
 
 
