@@ -218,7 +218,7 @@ def _measure(
     names: Sequence[str], seconds: dict[str, float],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the tables of one dataset."""
-    fold = partial(fold_dataset, source.dataset, source.features, seconds=seconds, progress=True)
+    fold = partial(fold_dataset, source.features, seconds=seconds, progress=True)
     found: Found = {"rows": [], "estimators": [], "differences": [], "ages": []}
     by_horizon = {}
     for horizon_s in horizons_s:

@@ -210,7 +210,7 @@ def _interval(one: Floats, other: Floats) -> list[float]:
     """Return the difference of shares and the bounds of its interval."""
     n, random = len(one), np.random.default_rng(1)
     drawn = random.integers(0, n, (DRAWS, n))
-    weights = np.stack([np.bincount(of, minlength=n) for of in drawn])
+    weights = np.stack([np.bincount(of, minlength=n).astype(np.float64) for of in drawn])
 
     def share(sums: Floats, of: Floats) -> Any:
         total = of @ sums

@@ -217,9 +217,7 @@ def measure(estimates: Estimates, config: ReplayConfig, change_us: int) -> dict[
     return found
 
 
-def back_within(
-    parts: NDArray[np.int64], above: NDArray[np.float64], count: NDArray[np.int64], budget: float
-) -> int | None:
+def back_within(parts: NDArray[np.int64], above: NDArray[Any], count: NDArray[Any], budget: float) -> int | None:
     """Return the hours from the change to the first part from which a day's violation is within ``WITHIN``."""
     day = 24 // _PART_H
     for k in np.flatnonzero(parts >= 0):

@@ -31,6 +31,7 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -162,7 +163,7 @@ def _check(command: list[str], code: int) -> None:
         raise SystemExit(f"{' '.join(command)[:200]}: exit {code}")
 
 
-def _line(name: str, rows: int, measured: list[tuple[float, float]], peak: int) -> dict[str, object]:
+def _line(name: str, rows: int, measured: list[tuple[float, float]], peak: int) -> dict[str, Any]:
     seconds = statistics.median(one[0] for one in measured)
     return {
         "contender": name,

@@ -93,7 +93,7 @@ def main() -> None:
             raise SystemExit(f"{n} training cells hold too few out-of-memory ends to fit a model")
         calibration = calibrated(model, sources)
         probability = [answers(model, calibration, cell.x) for cell in cells]
-        facts = {
+        facts: dict[str, Any] = {
             "events": sum(int(source.features.manifest["oom_events"]) for source in sources),
             "fit_seconds": round(seconds, 1),
             "slope": calibration.slope[PLACE], "intercept": calibration.intercept[PLACE],
@@ -213,7 +213,7 @@ def split(cells: Sequence[Cell], probability: Sequence[NDArray[np.float64]]) -> 
     raised = np.zeros(len(rows.label), bool)
     raised[alerts(rows, lowest_threshold(rows, HORIZON_S, RATE), HORIZON_S)] = True
     event = events(rows, HORIZON_S)
-    ends = pd.DataFrame({"event": event, "raised": raised}).assign(**{c: end[c].to_numpy() for c in end})
+    ends = pd.DataFrame({"event": event, "raised": raised}).assign(**{str(c): end[c].to_numpy() for c in end})
     found = ends[ends["event"] >= 0].groupby("event").agg(
         caught=("raised", "max"), kind=("kind", "first"), first_of_task=("first_of_task", "first"),
         first_of_collection=("first_of_collection", "first"),

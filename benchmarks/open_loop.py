@@ -163,7 +163,7 @@ def _of_machines(period: Period, guards: Guards, bare: Bare, calls: int) -> Iter
         yield " + ".join(["machines, oracle of 1 h", *chosen]), len(history), took
     machines = lay_out_machines(period, guards, 1, HORIZON_S, {})
     assert machines is not None
-    yield "machines, sweep", len(machines.rows), _best(lambda: machines.sweep(bare), calls)
+    yield "machines, sweep", len(machines.at.rows), _best(lambda: machines.sweep(bare), calls)
 
 
 def _learned(made: Windows, folder: Path) -> Line:

@@ -25,6 +25,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def main() -> None:
     print(f"wrote {arguments.out}")
 
 
-def killed(model: Path, bundle: Bundle, kills: int) -> dict[str, object]:
+def killed(model: Path, bundle: Bundle, kills: int) -> dict[str, Any]:
     """Return the lost windows and wrong answers of a server killed repeatedly under load."""
     cell = made_up(tasks=400, slots=40 + 6 * kills, pieces=8)
     with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.margins.violation import ROUNDING
 from reclaim.training.models.survival import FLOOR
 
-TAILS: Final = (0.0, 0.05, 0.5)
+TAILS: Final[tuple[float, ...]] = (0.0, 0.05, 0.5)
 """Largest probability that is tempered, by horizon: five minutes ahead none, for there are outcomes enough; a day ahead
 all above the median (`benchmarks/LOG.md`, 2026-11-23)."""
 RATIOS: Final = 2.0 ** (np.arange(-32, 33) / 8)
