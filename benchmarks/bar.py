@@ -232,8 +232,9 @@ def _measure(
     }
     tried = CandidateFold.run(source.features, names, seconds, progress=True)
     settings: dict[str, Any] = {}
+    chosen = {horizon_s: tried.choose(horizon_s) for horizon_s in by_horizon}
     for name, horizon_s in product(tried.answers, by_horizon):
-        tuning = tried.choose(name, horizon_s)
+        tuning = chosen[horizon_s][name]
         makers[f"{name}@{horizon_s}"] = partial(TunedEstimator, name, tuning)
         settings[f"{name}@{horizon_s}"] = tuning_facts(tuning)
     del tried

@@ -225,23 +225,18 @@ class OomJournal(NamedTuple):
 
 
 def fold_collection_ooms(
-    tasks: Tasks,
-    moment: NDArray[np.int32],
-    died: NDArray[np.int32],
-    out: NDArray[np.float32],
-    *,
-    last_only: bool = False,
+    tasks: Tasks, moment: NDArray[np.int32], died: NDArray[np.int32], out: NDArray[np.float32]
 ) -> None:
-    """Write the features of a whole dataset's collections: what ``CollectionOoms`` would, fed slot by slot.
+    """Write the features of collections at the last row of each task: what ``CollectionOoms`` would, fed slot by slot.
 
     Parameters
     ----------
     tasks : Tasks
         In the order of their rows.
-    moment, died, out
+    moment, died
         Of all rows, as for ``CollectionOoms.advance``; the moments of a task never fall.
-    last_only : bool
-        Whether ``out`` has a row for each task, for its last row, instead of one for each row.
+    out : float32, shape (n_tasks, n_features)
+        As for ``OomJournal.write``.
     """
     ends = np.flatnonzero(died >= 0)
     met = np.unique(tasks.collection[np.searchsorted(tasks.start, ends, side="right") - 1])
@@ -252,10 +247,7 @@ def fold_collection_ooms(
     rows = np.arange(length.sum()) + np.repeat(tasks.start[mine] - np.cumsum(length) + length, length)
     collection = np.repeat(tasks.collection[mine], length)
     journal = OomJournal.of_rows(collection, moment[rows], died[rows])
-    if last_only:
-        journal.write(tasks.collection[mine], moment[tasks.stop[mine] - 1], out, mine)
-    else:
-        journal.write(collection, moment[rows], out, rows)
+    journal.write(tasks.collection[mine], moment[tasks.stop[mine] - 1], out, mine)
 
 
 @numba.njit(**LENT)

@@ -67,7 +67,7 @@ def features_of_histories(
     in_parts(fold, n, threads)
     first = starts[:-1]
     tasks = Tasks(windows.collection_id[first], windows.user[first], windows.name[first], first, starts[1:])
-    fold_collection_ooms(tasks, moment, died, x, last_only=True)
+    fold_collection_ooms(tasks, moment, died, x)
     if related:
         fold_related(tasks, moment, share, x, threads, last_only=True)
     return x

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from pyarrow import types
 
 from reclaim.data import schema as s
+from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.parquet import ROW_GROUP_ROWS, TableWriter
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.replay.machine_peaks.predictors import PREDICTORS, MachineSamples, Oracle, Predictor
@@ -78,11 +81,12 @@ def predict_peaks(
     predictors: Mapping[str, Predictor] | None = None,
     *,
     progress: Callable[[float], None] | None = None,
+    engine: Engine = HERE,
 ) -> PeaksReport:
     """Predict the peak of each machine at each time of a file of samples.
 
-    One machine is in memory at a time. The same samples give the same bytes, in any order of those of one machine and
-    time and with any row groups. The file is written under a temporary name and then renamed.
+    A few machines for each worker are in memory at a time. The same samples give the same bytes, in any order of those
+    of one machine and time and with any row groups. The file is written under a temporary name and then renamed.
 
     Parameters
     ----------
@@ -97,6 +101,8 @@ def predict_peaks(
         By name; None is all of ``PREDICTORS``.
     progress : callable or None
         Called with the share of the rows done as each machine is.
+    engine : Engine
+        Runs a job for each machine; the bytes do not depend on it.
 
     Raises
     ------
@@ -119,14 +125,18 @@ def predict_peaks(
         schema = _schema(machine_type, predictors)
         rows, machines = file.metadata.num_rows, 0
         out.parent.mkdir(parents=True, exist_ok=True)
-        with TableWriter(out, schema) as writer:
-            for first_row, table in _machines(samples, file, machine_type):
-                one = _samples_of(samples, first_row, table)
-                for predictions in _predictions(predictors, table[MACHINE][0], one, schema):
-                    writer.write(predictions)
+        predicted = partial(_predicted, samples, predictors, schema)
+        with (
+            TableWriter(out, schema) as writer,
+            engine.pool() as pool,
+            closing(pool.each(predicted, _machines(samples, file, machine_type))) as of_machines,
+        ):
+            for until, predictions in of_machines:
+                for table in predictions:
+                    writer.write(table)
                 machines += 1
                 if progress is not None:
-                    progress((first_row + len(table)) / rows)
+                    progress(until / rows)
     return PeaksReport(rows, machines, writer.rows, tuple(predictors), time.perf_counter() - started)
 
 
@@ -274,6 +284,15 @@ def _samples_of(path: Path, first_row: int, table: pa.Table) -> MachineSamples:
 
 def _first(flags: NDArray[np.bool_]) -> int:
     return int(np.argmax(flags))
+
+
+def _predicted(
+    path: Path, predictors: Mapping[str, Predictor], schema: pa.Schema, job: tuple[int, pa.Table]
+) -> tuple[int, list[pa.Table]]:
+    """Return the number of the row after a machine's last, and the rows of each predictor for it."""
+    first_row, table = job
+    predictions = _predictions(predictors, table[MACHINE][0], _samples_of(path, first_row, table), schema)
+    return first_row + len(table), list(predictions)
 
 
 def _predictions(

@@ -96,8 +96,7 @@ def estimate_all(source: Source, config: ReplayConfig) -> Estimates:
             source.features, config.estimators, source.seconds, source.engine, progress=source.progress
         )
         with source.timed("tune"):
-            names = fold.answers if len(fold.windows) else ()  # without rows the margins say what is wrong
-            tunings = {name: fold.choose(name, config.horizon_s, config.budgets) for name in names}
+            tunings = fold.choose(config.horizon_s, config.budgets, source.engine)
         source.settings.update({name: tuning_facts(tuning) for name, tuning in tunings.items()})
     makers = estimator_makers(config, source.bundles, source.features.mean_limit, tunings)
     share = Share.within(source.features, config.judged_rows)
@@ -179,12 +178,14 @@ class CandidateFold:
         """
         tried = {name: candidates(name) for name in names if len(candidates(name)) > 1}
         makers = [(name, partial(build_estimator, name, one)) for name, of in tried.items() for one in of]
-        jobs = [Bucketful(features, bucket, [make for _, make in makers]) for bucket in range(features.n_buckets)]
         kept, known = [empty_windows()], [np.zeros((0, len(RESOURCES), len(HORIZONS_S)), np.float32)]
+        if not makers:
+            return cls(kept[0], known[0], {})
+        jobs = [Bucketful(features, bucket, [make for _, make in makers]) for bucket in range(features.n_buckets)]
         parts: list[list[NDArray[np.float64]]] = [[] for _ in makers]
         with (
             engine.pool() as pool,
-            closing(pool.each(fold_before_test, jobs if makers else [])) as buckets,
+            closing(pool.each(fold_before_test, jobs)) as buckets,
             tqdm(total=len(jobs), desc="tune", unit="bucket", disable=None if progress else True) as bar,
         ):
             for windows, y, said in buckets:
@@ -201,10 +202,25 @@ class CandidateFold:
             answers[name].append(np.concatenate(parts.pop(0)))
         return cls(concatenate(kept), np.concatenate(known), answers)
 
-    def choose(self, name: str, horizon_s: int, budgets: Budgets | None = None) -> Tuning:
-        """Return the settings of an estimator that reclaim most within the budgets at a horizon."""
+    def choose(self, horizon_s: int, budgets: Budgets | None = None, engine: Engine = HERE) -> dict[str, Tuning]:
+        """Return the settings of each estimator that reclaim most within the budgets at a horizon; none without rows.
+
+        Of no rows, the margins say what is wrong.
+        """
+        if not (self.answers and len(self.windows)):
+            return {}
         target = self.y[:, :, HORIZONS_S.index(horizon_s)].astype(np.float64)
-        return choose_settings(self.answers[name], candidates(name), self.windows, target, budgets)
+        with engine.pool() as pool:
+            chosen = pool.each(partial(_chosen, self.windows, target, budgets), self.answers.items())
+            return dict(zip(self.answers, chosen, strict=True))
+
+
+def _chosen(
+    windows: Windows, target: NDArray[np.float64], budgets: Budgets | None, job: tuple[str, list[NDArray[np.float64]]]
+) -> Tuning:
+    """Return the settings of one estimator."""
+    name, answers = job
+    return choose_settings(answers, candidates(name), windows, target, budgets)
 
 
 def set_margins(

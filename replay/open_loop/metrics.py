@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.parallel import in_parts
 from reclaim.data.schema import RESOURCES
 from reclaim.features.groups import AGES as AGES
 from reclaim.features.groups import TIER_LABELS as TIER_LABELS
@@ -171,14 +171,14 @@ def sums(scored: Scored, key: NDArray[np.int64], n_keys: int) -> NDArray[np.floa
     """
     out = np.zeros((len(RESOURCES), n_keys, len(STATS)))
 
-    def one(r: int) -> None:
-        _add_rows(
-            scored.target[:, r], scored.next_target[:, r], scored.reservation[:, r], scored.limit[:, r],
-            scored.duration_s, scored.previous, key, out[r],
-        )  # fmt: skip
+    def some(part: int, parts: int) -> None:
+        for r in range(part, len(RESOURCES), parts):
+            _add_rows(
+                scored.target[:, r], scored.next_target[:, r], scored.reservation[:, r], scored.limit[:, r],
+                scored.duration_s, scored.previous, key, out[r],
+            )  # fmt: skip
 
-    with ThreadPoolExecutor(len(RESOURCES)) as pool:
-        list(pool.map(one, range(len(RESOURCES))))
+    in_parts(some, len(key), len(RESOURCES))
     return np.moveaxis(out, 0, -1)
 
 

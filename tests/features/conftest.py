@@ -16,7 +16,7 @@ from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.windows import CHANNELS, P90, P100, Cell, Windows, empty_windows, sort_windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold.batch import fold_tasks, room_to_publish
-from reclaim.features.fold.collection_ooms import fold_collection_ooms
+from reclaim.features.fold.collection_ooms import OomJournal
 from reclaim.features.fold.related import Tasks, fold_related
 from reclaim.features.registry import feature_names
 
@@ -98,7 +98,7 @@ def _fold(windows: Windows, cell: Cell = Cell(), threads: int = 1, *, related: b
     moment, died, share = room_to_publish(n, related)
     fold_tasks(windows, starts, cell, features.x, features.end_us, moment, died, share)
     tasks = Tasks(windows.collection_id[first], windows.user[first], windows.name[first], first, stop)
-    fold_collection_ooms(tasks, moment, died, features.x)
+    OomJournal.of_rows(windows.collection_id, moment, died).write(windows.collection_id, moment, features.x)
     if related:
         fold_related(tasks, moment, share, features.x, threads)
     return features

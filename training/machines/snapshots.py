@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import is_last
-from reclaim.data.schema import RESOURCES, UNKNOWN_ID
+from reclaim.data.core.engine.workers import HERE, Engine
+from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows, demand
 from reclaim.training.machines.samples import TaskSamples
 
@@ -69,6 +73,7 @@ def lay_out_cell(
     judged: NDArray[np.bool_] | None = None,
     foresee: Foresee | None = None,
     kind: type[TaskSamples] = TaskSamples,
+    engine: Engine = HERE,
 ) -> Snapshots | None:
     """Return the machines of a cell with their peaks; None where no time can be judged.
 
@@ -89,6 +94,8 @@ def lay_out_cell(
         Asked once for each machine, for what is kept in ``Snapshots.foreseen``.
     kind : type of TaskSamples
         What ``foresee`` is given.
+    engine : Engine
+        Runs a job for each machine.
     """
     usage, limit = demand(windows)[:, resource], windows.limit[:, resource]
     known = np.flatnonzero((windows.machine_id != UNKNOWN_ID) & np.isfinite(usage) & np.isfinite(limit))
@@ -97,29 +104,15 @@ def lay_out_cell(
     rows, cuts = known[by_machine], np.searchsorted(machine[by_machine], np.arange(len(machines) + 1))
     task, slot = windows.task_numbers()[rows], windows.start_us[rows] // slot_us
 
-    def one(number: int) -> _Machine | None:
-        here = np.arange(cuts[number], cuts[number + 1])
-        here = here[is_last(task[here], slot[here])]
-        mine = rows[here]
-        samples = kind.lay_out(slot[here] * slot_us, task[here], usage[mine], limit[mine])
-        peak, whole = samples.peak_within(horizon_s), np.ones(len(samples.times_us), np.bool_)
-        if judged is not None:
-            whole = samples.total(judged[mine].astype(np.float64)) == samples.total(np.ones(len(mine)))
-        chosen = np.flatnonzero(whole & np.isfinite(peak))
-        if len(chosen) == 0:
-            return None
-        foreseen = {} if foresee is None else foresee(samples)
-        number_of = np.full(len(whole), -1, np.int64)
-        number_of[chosen] = np.arange(len(chosen))
-        by_time = np.argsort(samples.snapshot, kind="stable")
-        by_time = by_time[number_of[samples.snapshot[by_time]] >= 0]
-        return _Machine(
-            mine[by_time], number_of[samples.snapshot[by_time]], samples.times_us[chosen], peak[chosen],
-            samples.total(samples.limit)[chosen], {name: values[chosen] for name, values in foreseen.items()},
-        )  # fmt: skip
+    def jobs() -> Iterator[_Rows]:
+        for low, high in pairwise(cuts.tolist()):
+            here = low + np.flatnonzero(is_last(task[low:high], slot[low:high]))
+            mine = rows[here]
+            of = None if judged is None else judged[mine]
+            yield _Rows(mine, slot[here] * slot_us, task[here], usage[mine], limit[mine], of)
 
-    with ThreadPoolExecutor(len(RESOURCES)) as pool:
-        parts = [m for m in pool.map(one, range(len(machines))) if m is not None]
+    with engine.pool() as pool, closing(pool.each(partial(_lay_out, kind, horizon_s, foresee), jobs())) as found:
+        parts = [m for m in found if m is not None]
     if not parts:
         return None
     offsets = np.cumsum([0, *(len(m.start_us) for m in parts)])
@@ -136,6 +129,17 @@ def lay_out_cell(
     )
 
 
+class _Rows(NamedTuple):
+    """Rows of the windows on one machine; which of them are judged, None for all."""
+
+    rows: Ids
+    time_us: Ids
+    task: Ids
+    usage: Floats
+    limit: Floats
+    judged: NDArray[np.bool_] | None
+
+
 @dataclass(frozen=True)
 class _Machine:
     """One machine's part of ``Snapshots``, its snapshots numbered from 0."""
@@ -146,3 +150,23 @@ class _Machine:
     peak: Floats
     limit: Floats
     foreseen: Mapping[str, Floats]
+
+
+def _lay_out(kind: type[TaskSamples], horizon_s: int, foresee: Foresee | None, of: _Rows) -> _Machine | None:
+    """Return one machine at the times that are judged; None where there is none."""
+    samples = kind.lay_out(of.time_us, of.task, of.usage, of.limit)
+    peak, whole = samples.peak_within(horizon_s), np.ones(len(samples.times_us), np.bool_)
+    if of.judged is not None:
+        whole = samples.total(of.judged.astype(np.float64)) == samples.total(np.ones(len(of.rows)))
+    chosen = np.flatnonzero(whole & np.isfinite(peak))
+    if len(chosen) == 0:
+        return None
+    foreseen = {} if foresee is None else foresee(samples)
+    number_of = np.full(len(whole), -1, np.int64)
+    number_of[chosen] = np.arange(len(chosen))
+    by_time = np.argsort(samples.snapshot, kind="stable")
+    by_time = by_time[number_of[samples.snapshot[by_time]] >= 0]
+    return _Machine(
+        of.rows[by_time], number_of[samples.snapshot[by_time]], samples.times_us[chosen], peak[chosen],
+        samples.total(samples.limit)[chosen], {name: values[chosen] for name, values in foreseen.items()},
+    )  # fmt: skip

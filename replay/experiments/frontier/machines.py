@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.features.splits import TEST
 from reclaim.replay.experiments.frontier.sweep import FACTORS, Bare, Guards, sweep_machines
 from reclaim.replay.machine_peaks.predictors import MachineSamples, Predictor
@@ -84,7 +86,12 @@ class MachinePeaks:
 
 
 def lay_out_machines(
-    period: Period, guards: Guards, resource: int, horizon_s: int, predictors: Mapping[str, Predictor]
+    period: Period,
+    guards: Guards,
+    resource: int,
+    horizon_s: int,
+    predictors: Mapping[str, Predictor],
+    engine: Engine = HERE,
 ) -> MachinePeaks | None:
     """Return the machines with their peaks and those of predictors; None where no time can be judged.
 
@@ -92,18 +99,19 @@ def lay_out_machines(
     warm the predictors up.
     """
     history = period.history
-
-    def foresee(samples: TaskSamples) -> dict[str, Floats]:
-        assert isinstance(samples, MachineSamples)
-        return {name: samples.peak(p) for name, p in predictors.items()}
-
     at = lay_out_cell(
-        history.windows, resource, period.slots.slot_us, horizon_s, judged=history.period == TEST, foresee=foresee,
-        kind=MachineSamples,
+        history.windows, resource, period.slots.slot_us, horizon_s, judged=history.period == TEST,
+        foresee=partial(_foresee, predictors), kind=MachineSamples, engine=engine,
     )  # fmt: skip
     if at is None:
         return None
     return MachinePeaks(at, guards.low[at.rows, resource], guards.high[at.rows, resource], period.slots.slot_s)
+
+
+def _foresee(predictors: Mapping[str, Predictor], samples: TaskSamples) -> dict[str, Floats]:
+    """Return what each predictor foresees of one machine."""
+    assert isinstance(samples, MachineSamples)
+    return {name: samples.peak(p) for name, p in predictors.items()}
 
 
 def judge_peaks(peak: Floats, machines: MachinePeaks, bootstrap: Bootstrap) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def measure(source: Source, config: FrontierConfig) -> Measured:
         name: JudgedUnits.from_totals(rows.totals()[..., r], rates, bootstrap) for r, name in enumerate(RESOURCES)
     }
     with source.timed("machines"):
-        machines = _lay_out(period, guards, config)
+        machines = _lay_out(source, period, guards, config)
         of_machines = {name: JudgedUnits.from_totals(m.totals(), rates, bootstrap) for name, m in machines.items()}
     task_curves: Curves = {name: {} for name in of_tasks}
     machine_curves: Curves = {name: {} for name in of_machines}
@@ -188,11 +188,13 @@ def _days(
     return {}
 
 
-def _lay_out(period: Period, guards: Guards, config: FrontierConfig) -> dict[str, MachinePeaks]:
+def _lay_out(source: Source, period: Period, guards: Guards, config: FrontierConfig) -> dict[str, MachinePeaks]:
     """Return the machines by resource, where there are any."""
     predictors = {name: PREDICTORS[name] for name in config.predictors}
-    horizon_s = config.horizon_s
-    found = {name: lay_out_machines(period, guards, r, horizon_s, predictors) for r, name in enumerate(RESOURCES)}
+    found = {
+        name: lay_out_machines(period, guards, r, config.horizon_s, predictors, source.engine)
+        for r, name in enumerate(RESOURCES)
+    }
     return {name: machines for name, machines in found.items() if machines is not None}
 
 

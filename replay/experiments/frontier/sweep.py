@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,6 +9,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.parallel import in_parts
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.replay.open_loop.rows import sums_by
@@ -150,13 +149,14 @@ class TaskRows:
         violations = np.zeros((len(RESOURCES), self.n_units, len(bare.steps)))
         reclaimed = np.zeros_like(violations)
 
-        def one(r: int) -> None:
-            _sweep_rows(
-                bare.answers[:, r], self.rows, self.guards.low[:, r], self.guards.high[:, r], self.need[:, r],
-                self.seconds, self.unit, bare.steps, violations[r], reclaimed[r],
-            )  # fmt: skip
+        def some(part: int, parts: int) -> None:
+            for r in range(part, len(RESOURCES), parts):
+                _sweep_rows(
+                    bare.answers[:, r], self.rows, self.guards.low[:, r], self.guards.high[:, r], self.need[:, r],
+                    self.seconds, self.unit, bare.steps, violations[r], reclaimed[r],
+                )  # fmt: skip
 
-        _for_each_resource(one)
+        in_parts(some, len(self.rows), len(RESOURCES))
         return np.moveaxis(violations, 0, -1), np.moveaxis(reclaimed, 0, -1)
 
     def _by_unit(self, values: Floats) -> Floats:
@@ -201,12 +201,6 @@ def at_rate(violation: Floats, reclaimed: Floats, rate: float) -> Floats:
     r0, r1 = (np.take_along_axis(reclaimed, k, axis=-1)[..., 0] for k in (first, last))
     share = np.divide(v0 - rate, v0 - v1, out=np.ones_like(v0), where=v0 > v1)
     return np.where(within.any(axis=-1), r0 + np.clip(share, 0.0, 1.0) * (r1 - r0), np.nan)
-
-
-def _for_each_resource(work: Any) -> None:
-    resources: Sequence[int] = range(len(RESOURCES))
-    with ThreadPoolExecutor(len(resources)) as pool:
-        list(pool.map(work, resources))
 
 
 @numba.njit(nogil=True, error_model="numpy")

@@ -273,7 +273,8 @@ app.command(
 )(study.tune)
 app.command(
     epilog="Examples: `reclaim peaks samples.parquet --out peaks.parquet` · "
-    "`reclaim peaks samples.parquet --out peaks.parquet --predictor max_n5_rc99 --predictor oracle_24h`"
+    "`reclaim peaks samples.parquet --out peaks.parquet --predictor max_n5_rc99 --predictor oracle_24h` · "
+    "`reclaim peaks samples.parquet --out peaks.parquet --engine processes`"
 )(study.peaks)
 
 

@@ -12,6 +12,8 @@ from reclaim.cli.console import (
     AsJson,
     Assignments,
     DatasetFolders,
+    EngineName,
+    EngineWorkers,
     Progress,
     TrainConfigFile,
     print_result,
@@ -59,12 +61,15 @@ def peaks(
         typer.Option(help="Predictor; repeatable. Default: all; a wrong name lists them.", metavar="NAME"),
     ] = None,
     no_oracle: Annotated[bool, typer.Option("--no-oracle", help="Without the oracle, which uses the future.")] = False,
+    workers: EngineWorkers = 0,
+    engine: EngineName = "local",
     as_json: AsJson = False,
 ) -> None:
     """Predict each machine's peak usage over time with the predictors of EuroSys'21, Trimaran and Coach."""
+    from reclaim.data.core.engine.workers import Engine
     from reclaim.replay.machine_peaks.job import choose_predictors, predict_peaks
 
     chosen = choose_predictors(tuple(predictor or ()), oracle=not no_oracle)
     with Progress("predicting") as progress:
-        report = predict_peaks(samples, out, chosen, progress=progress)
+        report = predict_peaks(samples, out, chosen, progress=progress, engine=Engine(engine, workers))
     print_result(results.of_peaks(report, out), as_json)

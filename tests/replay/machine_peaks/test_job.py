@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reclaim.cli import app as cli
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.errors import ConfigError, ReclaimError, SchemaError, TraceError
 from reclaim.replay.machine_peaks import job as peaks
 from reclaim.replay.machine_peaks.job import choose_predictors, predict_peaks
@@ -55,6 +57,16 @@ def test_the_public_simulators_answers_come_out_to_a_billionth(real_data: Path, 
     assert len(both) == len(expected)
     for column in ("predicted_peak", "total_usage", "limit"):
         assert (both[column] - both[f"{column}_ours"]).abs().max() <= 1e-9, column
+
+
+@pytest.mark.parametrize("engine", [Engine(workers=3), pytest.param(Engine("processes", 2), marks=pytest.mark.slow)])
+def test_the_bytes_do_not_depend_on_the_engine_nor_on_the_number_of_workers(tmp_path: Path, engine: Engine) -> None:
+    samples, done = write(tmp_path, frame(tuple(range(9)), 50), row_group_size=70), list[float]()
+    one = predict_peaks(samples, tmp_path / "one", engine=Engine(workers=1))
+    several = predict_peaks(samples, tmp_path / "several", engine=engine, progress=done.append)
+    assert replace(several, seconds=one.seconds) == one
+    assert (tmp_path / "several").read_bytes() == (tmp_path / "one").read_bytes()
+    assert done == [pytest.approx(k / 9) for k in range(1, 10)]
 
 
 def test_a_row_for_each_predictor_machine_and_time_but_where_it_is_undefined(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.windows import Windows, concatenate
 from reclaim.features.build import FeatureConfig, build_features
@@ -143,11 +144,28 @@ def test_settings_are_chosen_without_reading_a_test_row(dataset: Path, monkeypat
             return replace(windows, usage=usage)
 
         monkeypatch.setattr(Dataset, "windows", changed)
-        return CandidateFold.run(features, ["borg"], {}, progress=False).choose("borg", horizon_s)
+        return CandidateFold.run(features, ["borg"], {}, progress=False).choose(horizon_s)["borg"]
 
     assert chosen(TEST) == chosen(None)
     assert chosen(VALID) != chosen(None)
     assert chosen(None, 300) != chosen(None)
+
+
+@pytest.mark.parametrize("engine", [Engine(workers=1), pytest.param(Engine("processes", 2), marks=pytest.mark.slow)])
+def test_the_settings_chosen_do_not_depend_on_the_engine_nor_on_the_number_of_workers(
+    dataset: Path, engine: Engine
+) -> None:
+    folded = CandidateFold.run(FeatureSet.open(dataset), ["borg", "vpa", "limit"], {}, engine, progress=False)
+    assert set(folded.answers) == {"borg", "vpa"}
+    assert folded.choose(3600, engine=engine) == folded.choose(3600)
+
+
+def test_without_settings_to_choose_nothing_is_folded_and_no_worker_begins(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "pool", None)
+    folded = CandidateFold.run(FeatureSet.open(dataset), ["limit"], {}, progress=False)
+    assert (len(folded.windows), folded.choose(3600)) == (0, {})
 
 
 def test_what_was_tuned_is_what_replays_and_what_could_be_served(dataset: Path) -> None:

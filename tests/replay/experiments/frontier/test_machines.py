@@ -1,7 +1,7 @@
 """Whole machines: the predictors' golden numbers out of a cell, sums and violations by hand."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reclaim.data import windows as w
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.schema import MACHINES
 from reclaim.data.windows import Windows, empty_windows
 from reclaim.features.groups import known_seconds
@@ -173,6 +174,17 @@ def test_no_prediction_changes_with_what_comes_after(two_tasks: Period) -> None:
     assert (before.at.peak != after.at.peak).any()
     for name in names:
         np.testing.assert_array_equal(before.at.foreseen[name], after.at.foreseen[name])
+
+
+@pytest.mark.parametrize("engine", [Engine(workers=1), pytest.param(Engine("processes", 2), marks=pytest.mark.slow)])
+def test_machines_laid_out_do_not_depend_on_the_engine_nor_on_the_number_of_workers(
+    two_tasks: Period, engine: Engine
+) -> None:
+    guards, names = Guards.from_windows(two_tasks.history.windows), ("nsigma5", "peak_max")
+    predictors = {name: PREDICTORS[name] for name in names}
+    other = lay_out_machines(two_tasks, guards, MEMORY, 600, predictors, engine)
+    assert other is not None
+    np.testing.assert_equal(asdict(other), asdict(laid_out(two_tasks, 600, *names)))
 
 
 def test_of_two_windows_of_a_task_in_one_slot_the_later_counts(make_windows: Maker) -> None:
