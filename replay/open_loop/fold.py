@@ -122,8 +122,10 @@ def fold_bucket(job: Bucketful) -> Judged:
     here = job.features.bucket(job.bucket)
     windows, labels = here.windows, here.labels
     previous = previous_rows(windows)
-    judged = (labels.period != TRAIN) & (labels.group != IN_ALLOC) & job.share.rows(windows)
-    judged[previous[judged & (previous >= 0)]] = True
+    mine = job.share.rows(windows)
+    judged = (labels.period != TRAIN) & (labels.group != IN_ALLOC) & mine
+    before = previous[judged & (previous >= 0)]
+    judged[before[mine[before]]] = True  # one on a machine that is not judged was of another run
     keep = np.flatnonzero(judged)
     target, next_target = _targets(labels, job.horizon_s)
     history = History(

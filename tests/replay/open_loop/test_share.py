@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +34,32 @@ MACHINES = np.arange(4)
 
 def judged(features: FeatureSet) -> int:
     return sum(sum(features.manifest["rows"][period].values()) for period in ("valid", "test"))
+
+
+@pytest.fixture(scope="module")
+def moving(cell_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return that dataset with tasks that move to the next of the four machines every ten windows."""
+    moved = tmp_path_factory.mktemp("moving") / "moving"
+    shutil.copytree(cell_dataset, moved)
+    for file in (moved / "usage").iterdir():
+        table = pq.read_table(file)
+        windows = (table["start_us"].to_numpy() // 300_000_000) // 10
+        at = table.schema.get_field_index("machine_id")
+        column = pa.array((table["machine_id"].to_numpy() + windows) % 4, table.schema.field(at).type)
+        pq.write_table(table.set_column(at, table.schema.field(at), column), file)
+    return moved
+
+
+def test_of_a_task_that_moves_the_windows_on_other_machines_are_not_judged(moving: Path) -> None:
+    features, share = FeatureSet.open(moving), Share(0.5)
+    kept, _ = folding.fold_dataset(features, 3600, {}, {}, share=share, progress=False)
+    whole, _ = folding.fold_dataset(features, 3600, {}, {}, progress=False)
+    assert share.machines(kept.windows.machine_id).all()
+    judged = (whole.period != TRAIN) & share.machines(whole.windows.machine_id)
+    np.testing.assert_array_equal(kept.source_row[kept.period != TRAIN], whole.source_row[judged])
+    follows = kept.previous >= 0
+    assert (kept.source_row[follows] - kept.source_row[kept.previous[follows]] == 1).all()
+    assert 0 < (~follows).sum() < len(kept)
 
 
 @pytest.fixture(scope="module")
