@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data import windows as w
+from reclaim.data.core.stores.places import arrow_place, content_of, home_of, in_store, location, reached
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 
 if TYPE_CHECKING:
@@ -50,13 +53,17 @@ def read_manifest(folder: Path, *, made_by: str) -> dict[str, Any]:
     ------
     ConfigError
         ``folder`` is missing or no such output; the message names the command that makes one.
+    DataError
+        The store cannot be reached.
     """
     path = folder / MANIFEST
-    if not path.is_file():
-        what = "no such folder" if not folder.is_dir() else f"no {MANIFEST} in it"
-        raise ConfigError(f"{folder}: {what}; `{made_by}` makes one")
     try:
-        manifest = json.loads(path.read_text())
+        content = content_of(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = f"no {MANIFEST} in it" if in_store(folder) or folder.is_dir() else "no such folder"
+        raise ConfigError(f"{folder}: {what}; `{made_by}` makes one") from error
+    try:
+        manifest = json.loads(content)
     except ValueError as error:
         raise TraceError(f"{path}: not valid JSON ({error}); delete the folder and run `{made_by}` again") from error
     if not isinstance(manifest, dict):
@@ -66,7 +73,7 @@ def read_manifest(folder: Path, *, made_by: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Dataset:
-    """An ingested trace: its folder and its manifest."""
+    """An ingested trace: its folder, here or in a store, and its manifest."""
 
     path: Path
     manifest: dict[str, Any]
@@ -82,7 +89,7 @@ class Dataset:
         SchemaError
             It was written in another format version.
         """
-        path = Path(path)
+        path = location(path)
         manifest = read_manifest(path, made_by=f"reclaim ingest SOURCE {path}")
         version = manifest.get("format_version")
         if version != FORMAT_VERSION:
@@ -91,6 +98,11 @@ class Dataset:
                 f"run `reclaim ingest SOURCE {path}` again"
             )
         return cls(path, manifest)
+
+    @property
+    def home(self) -> Path:
+        """Folder of this machine for what is computed from the dataset; of a local dataset its own."""
+        return home_of(self.path)
 
     @property
     def n_buckets(self) -> int:
@@ -109,7 +121,12 @@ class Dataset:
 
     def usage(self, bucket: int, columns: list[str] | None = None) -> pa.Table:
         """Return a bucket's usage rows, all columns or those named."""
-        return pq.read_table(self.path / "usage" / bucket_name(bucket), columns=columns)
+        return self._read(self.path / "usage" / bucket_name(bucket), columns)
+
+    def n_windows_of(self, bucket: int) -> int:
+        """Rows of usage of a bucket."""
+        with self._opened(self.path / "usage" / bucket_name(bucket)) as file:
+            return int(file.metadata.num_rows)
 
     def windows(self, bucket: int, *, measured: bool = True) -> w.Windows:
         """Return a bucket's usage rows as arrays, sorted by task, then time.
@@ -125,7 +142,7 @@ class Dataset:
         SchemaError
             A percentile vector is shorter or longer than its levels.
         """
-        with pq.ParquetFile(self.path / "usage" / bucket_name(bucket)) as file:
+        with self._opened(self.path / "usage" / bucket_name(bucket)) as file:
             out = w.empty_windows(file.metadata.num_rows)
             first = 0
             for group in range(file.num_row_groups):  # one at a time, to hold only one next to the arrays
@@ -148,7 +165,7 @@ class Dataset:
         """Owner of each collection, read from the tasks on the first use."""
         names = (s.USER_ID, s.LOGICAL_NAME_ID)
         parts = [np.empty((3, 0), np.int64)]
-        with pq.ParquetFile(self.path / "tasks.parquet", read_dictionary=names) as file:
+        with self._opened(self.path / "tasks.parquet", read_dictionary=names) as file:
             for batch in file.iter_batches(columns=[s.COLLECTION_ID, *names]):
                 first = _run_starts(batch[s.COLLECTION_ID].to_numpy())
                 parts.append(np.stack([
@@ -159,16 +176,28 @@ class Dataset:
 
     def events(self, bucket: int, columns: list[str] | None = None) -> pa.Table:
         """Return the events of a bucket's tasks, sorted by task, then time; all columns or those named."""
-        with pq.ParquetFile(self.path / "events" / bucket_name(bucket)) as file:
+        with self._opened(self.path / "events" / bucket_name(bucket)) as file:
             return file.read(columns)
 
     def constraints(self, bucket: int) -> pa.Table:
         """Return the placement constraints of a bucket's tasks, sorted by task, then time."""
-        return pq.read_table(self.path / "constraints" / bucket_name(bucket))
+        return self._read(self.path / "constraints" / bucket_name(bucket))
 
     def table(self, name: str) -> pa.Table:
         """Return a table that is one file: ``tasks``, ``collections``, ``machines`` and so on."""
-        return pq.read_table(self.path / f"{name}.parquet")
+        return self._read(self.path / f"{name}.parquet")
+
+    @contextmanager
+    def _opened(self, file: Path, read_dictionary: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
+        """Open one of the dataset's files; errors as of ``stores.reached``."""
+        name, files = arrow_place(file)
+        with reached(file), pq.ParquetFile(name, filesystem=files, read_dictionary=read_dictionary) as parquet:
+            yield parquet
+
+    def _read(self, file: Path, columns: list[str] | None = None) -> pa.Table:
+        name, files = arrow_place(file)
+        with reached(file):
+            return pq.read_table(name, columns=columns, filesystem=files)
 
     def read(self, name: str, columns: list[str] | None = None, tasks: pa.Table | None = None) -> pa.Table:
         """Return a table, whole or in part; of a table of tasks, only row groups with the tasks' collections are read.
@@ -192,18 +221,22 @@ class Dataset:
         if name not in s.TABLES:
             raise SchemaError(f"{self.path}: no table {name!r}; expected one of {', '.join(s.TABLES)}")
         buckets = [self.path / name / bucket_name(bucket) for bucket in range(self.n_buckets)]
-        source = files.dataset(buckets if name in s.BUCKETED else self.path / f"{name}.parquet", format="parquet")
+        places = [arrow_place(file) for file in (buckets if name in s.BUCKETED else [self.path / f"{name}.parquet"])]
+        with reached(self.path):
+            source = files.dataset([file for file, _ in places], format="parquet", filesystem=places[0][1])
         there = source.schema.names
         if unknown := [column for column in columns or () if column not in there]:
             raise SchemaError(f"{self.path}: {name} has no {', '.join(unknown)}; its columns are {', '.join(there)}")
         if tasks is None:
-            return source.to_table(columns)
+            with reached(self.path):
+                return source.to_table(columns)
         if not set(s.TASK_KEY) <= set(there):
             raise SchemaError(f"{self.path}: {name} has no rows of single tasks; read it whole")
         wanted = columns or there
         keys = _keys(tasks)
         of_them = files.field(s.COLLECTION_ID).isin(pa.array(keys.levels[0]))
-        table = source.to_table([*wanted, *(key for key in s.TASK_KEY if key not in wanted)], filter=of_them)
+        with reached(self.path):
+            table = source.to_table([*wanted, *(key for key in s.TASK_KEY if key not in wanted)], filter=of_them)
         return table.filter(pa.array(_keys(table).isin(keys))).select(wanted)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -19,7 +18,9 @@ from tqdm import tqdm
 from reclaim.data import schema as s
 from reclaim.data.core.engine.workers import HERE, Engine, Workers
 from reclaim.data.core.files import content_sha256, remove_left_behind, replaced_folder, write_json
-from reclaim.data.dataset import MANIFEST, Dataset, bucket_name
+from reclaim.data.core.stores.places import in_store
+from reclaim.data.core.stores.transfer import publish_folder
+from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError, TraceError
 from reclaim.data.oom import oom_definition
 from reclaim.data.schema import RESOURCES
@@ -150,7 +151,7 @@ def build_features(
             "sampling": SAMPLING,
         }
     )
-    folder = dataset.path / FOLDER
+    folder = dataset.home / FOLDER
     present = built_features(dataset)
     if present is not None and present.manifest.get("fingerprint") == fingerprint:
         remove_left_behind(folder)
@@ -159,6 +160,7 @@ def build_features(
     folding = Folding(
         dataset, config.split, dataset.cell(config.monday_s * 1_000_000), cuts_us(*span_us, config.split), span_us[1]
     )
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with replaced_folder(folder) as work, engine.pool() as pool:
         facts = _fill(folding, config, work, pool, engine.count)
         manifest = {
@@ -175,6 +177,8 @@ def build_features(
             **facts,
         }
         write_json(work / MANIFEST, manifest)
+    if in_store(dataset.path):
+        publish_folder(folder, dataset.path / FOLDER, MANIFEST)
     return FeatureSet.open(dataset.path), False
 
 
@@ -191,7 +195,7 @@ def built_features(dataset: Dataset) -> FeatureSet | None:
 def _fill(folding: Folding, config: FeatureConfig, work: Path, pool: Workers, threads: int) -> dict[str, Any]:
     """Write every array into the folder; return what the manifest says of them."""
     dataset, width = folding.dataset, len(feature_names(related=config.related))
-    bucket_start = np.cumsum([0, *(_n_rows(dataset, b) for b in range(dataset.n_buckets))]).tolist()
+    bucket_start = np.cumsum([0, *(dataset.n_windows_of(b) for b in range(dataset.n_buckets))]).tolist()
     shares = None if config.whole else _shares(folding, config.sample, pool, bucket_start[-1])
     jobs = [_Job(folding, b, first, shares, config.related) for b, first in enumerate(bucket_start[:-1])]
     shapes = array_shapes(0, width) | {name: of for name, of in _PASSING.items() if config.related or name != "share"}
@@ -356,10 +360,6 @@ class _Written:
         header = {"descr": dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
         write_array_header_1_0(self._file, header)
         self._file.flush()
-
-
-def _n_rows(dataset: Dataset, bucket: int) -> int:
-    return int(pq.read_metadata(dataset.path / "usage" / bucket_name(bucket)).num_rows)
 
 
 def _span_us(dataset: Dataset) -> tuple[int, int]:

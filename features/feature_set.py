@@ -15,6 +15,8 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.core.stores.places import in_store
+from reclaim.data.core.stores.transfer import fetch_folder
 from reclaim.data.dataset import MANIFEST, Dataset, read_manifest
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
@@ -97,16 +99,23 @@ class FeatureSet:
 
     @classmethod
     def open(cls, dataset_path: Path | str) -> FeatureSet:
-        """Open the feature set of a dataset.
+        """Open the feature set of a dataset; one in a store is fetched to the dataset's home unless it is there.
 
         Raises
         ------
         ConfigError
             There is none, it is damaged, or it was made by another feature pipeline or from another dataset.
+        DataError
+            The store broke off.
         """
         dataset = Dataset.open(dataset_path)
-        folder = dataset.path / FOLDER
+        folder = dataset.home / FOLDER
         command = _command(dataset_path)
+        if in_store(dataset.path):
+            try:
+                fetch_folder(dataset.path / FOLDER, folder, MANIFEST)
+            except FileNotFoundError as error:
+                raise ConfigError(f"{dataset.path / FOLDER}: no {MANIFEST} in it; `{command}` makes one") from error
         manifest = read_manifest(folder, made_by=command)
         if manifest.get("pipeline") != PIPELINE_VERSION or manifest.get("dataset") != dataset.fingerprint:
             raise ConfigError(f"{folder}: made by another feature pipeline or dataset; run `{command}` again")
@@ -152,7 +161,7 @@ class FeatureSet:
     @cached_property
     def journal(self) -> OomJournal:
         """Ends out of memory of the dataset's collections."""
-        return read_journal(self.path / JOURNAL, _command(self.path.parent))
+        return read_journal(self.path / JOURNAL, _command(self.dataset.path))
 
     def bucket(self, number: int, windows: Windows | None = None) -> Bucket:
         """Return all rows of a bucket, folded as they are asked for.
@@ -180,7 +189,7 @@ class FeatureSet:
         if not self.whole:
             raise ConfigError(
                 f"{self.path}: holds the features of {len(self):,} of {self.bucket_start[-1]:,} rows, and all are "
-                f"needed; run `reclaim features {self.path.parent} --set rows=all`"
+                f"needed; run `reclaim features {self.dataset.path} --set rows=all`"
             )
 
     @property
@@ -198,7 +207,7 @@ class FeatureSet:
         if related and not self.related:
             raise ConfigError(
                 f"{self.path}: the model reads the features of related tasks, which this feature set lacks; run "
-                f"`reclaim features {self.path.parent} --set related=true`"
+                f"`reclaim features {self.dataset.path} --set related=true`"
             )
 
     @property

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from reclaim.data.core.stores import transfer
+from reclaim.data.core.stores.places import opened
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -44,6 +49,35 @@ class Bucket:
         files = self.files()
         folder = f"{self.url}/{name}".rstrip("/").removeprefix("s3://")
         return {path.removeprefix(folder + "/"): files.cat_file(path) for path in files.find(folder)}
+
+
+class Killed(Exception):
+    """A kill, as far as a test can make one in its own process."""
+
+
+def dies_after(patch: pytest.MonkeyPatch, survive: int) -> None:
+    """Raise ``Killed`` at a write to a store or a removal after the first ``survive``."""
+    calls = [0]
+    known: list[Any] = []
+
+    def counted(write: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            calls[0] += 1
+            if calls[0] > survive:
+                raise Killed
+            return write(*args, **options)
+
+        return call
+
+    def dying(path: Path) -> tuple[Any, str]:
+        files, name = opened(path)
+        if files not in known:
+            known.append(files)
+            for method in ("put_file", "pipe_file", "rm_file", "rm"):
+                patch.setattr(files, method, counted(getattr(files, method)))
+        return files, name
+
+    patch.setattr(transfer, "opened", dying)
 
 
 @contextmanager

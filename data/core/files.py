@@ -173,20 +173,22 @@ def _lock_in(folder: Path, busy: Exception) -> IO[str]:
         file.close()  # that process deleted this lock as well, so it excludes no other process
 
 
-def lock(file: IO[str] | int, busy: Exception) -> None:
-    """Lock an open file until it is closed; raise ``busy`` if another process has it.
+def lock(file: IO[str] | int, busy: Exception | None) -> None:
+    """Lock an open file until it is closed; raise ``busy``, or wait without it, if another process has it.
 
     The system releases the lock of a killed process.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
     except BlockingIOError as error:
+        if busy is None:
+            raise
         raise busy from error
 
 
 @contextmanager
-def locked(path: Path, busy: Exception) -> Iterator[None]:
-    """Hold the lock file ``path``; raise ``busy`` if another process has it. The file stays."""
+def locked(path: Path, busy: Exception | None) -> Iterator[None]:
+    """Hold the lock file ``path``; raise ``busy``, or wait without it, if another process has it. The file stays."""
     with path.open("w") as file:
         lock(file, busy)
         yield

@@ -27,7 +27,7 @@ from reclaim.data.dataset import bucket_name
 from reclaim.data.ingest.defects import DEFECTS, count_defects
 from reclaim.data.ingest.limits import POLICY, policy_of
 from reclaim.data.ingest.readers.staging import Layout, array_of, count_rows, empty_table, read_chunks
-from reclaim.data.ingest.shard import Shard
+from reclaim.data.ingest.shard import Shard, check_shared
 from reclaim.data.traces.source import Source
 
 ROWS_AT_ONCE: Final = 400_000
@@ -94,6 +94,7 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
         Rows of each table, windows and events that were dropped as repeated, windows without a limit, and those with
         each of ``DEFECTS``.
     """
+    check_shared(Path(job.staging))
     done = Path(job.staging) / "buckets" / f"{job.bucket}.json"
     files = [Path(job.out) / name / bucket_name(job.bucket) for name in s.BUCKETED]
     if done.is_file() and all(file.is_file() for file in (*files, tasks_piece(job.staging, job.bucket))):
@@ -347,6 +348,7 @@ class TableJob:
 
 def make_table(job: TableJob) -> int:
     """Write a table and return its number of rows. The table of tasks needs all buckets to be made."""
+    check_shared(Path(job.staging))
     schema = s.with_extras(job.name, job.source.extras.get(job.name, ()))
     with closing(connect(job.memory_mib, Path(job.staging) / "spill")) as connection:
         name = "collections" if job.name == "tasks" else job.name

@@ -19,13 +19,14 @@ from reclaim.data import schema as s
 from reclaim.data.core.duck import connect, literal, release
 from reclaim.data.core.engine.workers import ENGINES, Workers, plan_workers
 from reclaim.data.core.files import discard_folder, locked, partial_of, retired_of, write_json
-from reclaim.data.core.stores import check_folder, in_store, reached
+from reclaim.data.core.stores.places import check_folder, home_of, in_store, reached
+from reclaim.data.core.stores.transfer import is_taken, marked, publish_folder, remove_mark
 from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.ingest.bucket import BucketJob, TableJob, make_bucket, make_table, staged_schema, tables_of
 from reclaim.data.ingest.defects import DEFECTS, LEGITIMATE, warnings_of
 from reclaim.data.ingest.manifest import check_there, fingerprint_of, manifest_of
-from reclaim.data.ingest.shard import REJECTS, Damaged, Shard, ShardJob, take_shard
+from reclaim.data.ingest.shard import LOCK, REJECTS, Damaged, Shard, ShardJob, take_shard
 from reclaim.data.traces.alibaba_2017 import alibaba_2017
 from reclaim.data.traces.google_v2 import google_v2
 from reclaim.data.traces.google_v3 import google_v3
@@ -108,7 +109,8 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
 
     Objects of a trace in a store are copied next to the unfinished dataset, one for each worker, while they are read.
 
-    Works in ``OUT.partial`` and renames it at the end. Files already read there are not read again, so a run that was
+    Works in ``OUT.partial`` and renames it at the end; for a dataset in a store, works in the cache of this machine and
+    writes the dataset at the end, its manifest last. Files already read there are not read again, so a run that was
     killed, or stopped at a damaged file that has been replaced since, continues where it was.
 
     Raises
@@ -120,10 +122,8 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
     TraceError
         Files are damaged, too many lines are bad, or the trace is empty.
     DataError
-        The store of the trace cannot be reached or broke off.
+        The store of the trace or of the dataset cannot be reached or broke off.
     """
-    if in_store(out):
-        raise ConfigError(f"{out}: a dataset is written to this machine; name a folder here")
     check_folder(source_folder)
     out = out.resolve()
     if not out.name:
@@ -131,7 +131,8 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
     with reached(source_folder):
         source = _source(source_folder, config)
         files = _files(source_folder, source)
-    staging, retired = partial_of(out), retired_of(out)
+    made = _made_as(out)
+    staging, retired = partial_of(made), retired_of(made)
     buckets = config.buckets or plan_buckets(files)
 
     def there() -> IngestReport:
@@ -139,20 +140,35 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
         dataset = check_there(out, source_folder, source, buckets, paths, skip_damaged=config.skip_damaged)
         return IngestReport(dataset, already_there=True)
 
-    if out.exists() and not staging.exists() and not retired.exists():
+    if _is_taken(out) and not staging.exists() and not retired.exists():
         return there()
     staging.mkdir(parents=True, exist_ok=True)
     busy = ConfigError(f"{out}: another ingest is writing it; wait for it or choose another folder")
-    with locked(staging / "lock", busy):
+    with locked(staging / LOCK, busy):
         shutil.rmtree(retired, ignore_errors=True)
-        if not out.exists():
+        if not _is_taken(out):
+            if in_store(out):
+                with marked(out):  # a bucket that cannot be written to is found before the trace is read
+                    pass
             try:
                 return _make(source_folder, out, staging, source, files, buckets, config)
             finally:
                 release()
         report = there()
+        if in_store(out):
+            remove_mark(out)
         discard_folder(staging, retired)  # left by a run killed after its last rename
         return report
+
+
+def _made_as(out: Path) -> Path:
+    """Return the folder of this machine next to which a dataset is made: its own, or one in the cache."""
+    return home_of(out) / "dataset" if in_store(out) else out
+
+
+def _is_taken(out: Path) -> bool:
+    """Return whether there is something in the dataset's place, but for what a killed run left of it in a store."""
+    return is_taken(out, MANIFEST) if in_store(out) else out.exists()
 
 
 def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
@@ -235,8 +251,12 @@ def _make(
         source_folder, source, shards, repeated, damaged, counts, defects, warnings, rejects, not_read, buckets
     )
     write_json(finished / MANIFEST, manifest)
-    os.replace(finished, out)
-    discard_folder(staging, retired_of(out))
+    if in_store(out):
+        with marked(out):
+            publish_folder(finished, out, MANIFEST)
+    else:
+        os.replace(finished, out)
+    discard_folder(staging, retired_of(_made_as(out)))
     log.info("%s: %d windows of %d tasks", out, counts["usage"], counts["tasks"])
     return IngestReport(Dataset.open(out), already_there=False)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from reclaim.data.core.files import content_sha256, file_sha256
-from reclaim.data.core.stores import reached
+from reclaim.data.core.stores.places import reached
 from reclaim.data.dataset import FORMAT_VERSION, Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.shard import Shard

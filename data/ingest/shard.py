@@ -14,8 +14,10 @@ import pyarrow as pa
 
 from reclaim.data.core.duck import DamagedFileError, connect
 from reclaim.data.core.files import content_sha256, file_sha256, replaced_folder, write_json
-from reclaim.data.core.stores import in_store, local_copy, location, reached, version_of
+from reclaim.data.core.stores.places import in_store, location, reached, version_of
+from reclaim.data.core.stores.transfer import local_copy
 from reclaim.data.dataset import FORMAT_VERSION
+from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.readers.csv_parquet import take_csv, take_parquet
 from reclaim.data.ingest.readers.json_lines import take_json
 from reclaim.data.ingest.readers.rejects import RejectsWriter
@@ -24,6 +26,7 @@ from reclaim.data.ingest.readers.staging import Layout, RowsWriter
 from reclaim.data.traces.source import RawTable
 
 DONE: Final = "done.json"
+LOCK: Final = "lock"
 REJECTS: Final = "rejects.parquet"
 _Reader = Callable[[Stage, RawTable, Path], Taken]
 _READERS: Final[dict[str, _Reader]] = {"json": take_json, "csv": take_csv, "parquet": take_parquet}
@@ -99,6 +102,21 @@ class Damaged:
     reason: str
 
 
+def check_shared(staging: Path) -> None:
+    """Check that a worker sees the folder of the run's unfinished work, which the run has locked.
+
+    Raises
+    ------
+    ConfigError
+        It does not: it runs on another machine, and would not see what others have read.
+    """
+    if not (staging / LOCK).is_file():
+        raise ConfigError(
+            f"{staging}: a worker on another machine does not see this folder; name DATASET in a folder that all "
+            "machines share, or, for a dataset in a store, set XDG_CACHE_HOME to one"
+        )
+
+
 def take_shard(job: ShardJob) -> Shard | Damaged:
     """Read one raw file into its staging folder; an unchanged file that was read before is not read again.
 
@@ -117,7 +135,10 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
         Most of its lines are rejects.
     DataError
         The store broke off.
+    ConfigError
+        The staging folder is on another machine.
     """
+    check_shared(Path(job.staging).parent)
     table = job.table
     path, folder = location(job.source_folder) / job.file, Path(job.staging) / table.key / job.file
     with reached(path):

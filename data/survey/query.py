@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data.core.duck import connect, first_line, literal, unreadable
+from reclaim.data.core.stores.places import broken_off, in_store, opened, reached
 from reclaim.data.dataset import Dataset, bucket_name
 from reclaim.data.errors import TraceError
 
@@ -23,6 +24,8 @@ KEY: Final = f"{s.COLLECTION_ID}, {s.INSTANCE_INDEX}"
 IN_TRACE: Final = f"{s.TIME_US} > {s.BEFORE_TRACE_US} AND {s.TIME_US} < {s.AFTER_TRACE_US}"
 """SQL: condition that an event's time is a time and not one of the two flags."""
 HOUR_US: Final = 3_600_000_000
+_OF_LIBRARY: Final = "Traceback"
+"""Beginning of the message of an error of a store's library, in the query engine's words."""
 
 
 class Tables:
@@ -75,9 +78,9 @@ class Tables:
         folder = self.dataset.path
         if table in s.BUCKETED:
             return [folder / table / bucket_name(bucket) for bucket in range(self.dataset.n_buckets)]
-        return (
-            sorted((folder / table).glob("*.parquet")) if (folder / table).is_dir() else [folder / f"{table}.parquet"]
-        )
+        with reached(folder):
+            several = (folder / table).is_dir()
+            return sorted((folder / table).glob("*.parquet")) if several else [folder / f"{table}.parquet"]
 
     def _view(self, name: str, files: list[Path]) -> None:
         listed = ", ".join(literal(str(file)) for file in files)
@@ -94,11 +97,15 @@ def open_tables(dataset: Dataset, memory_limit_mib: int) -> Iterator[Tables]:
     ------
     TraceError
         A file of the dataset is missing or cannot be read, found on opening or by any query within.
+    DataError
+        The store of the dataset broke off.
     OSError
         The disk is full.
     """
     with tempfile.TemporaryDirectory(prefix="reclaim-") as spill:
         connection = connect(memory_limit_mib, Path(spill))
+        if in_store(dataset.path):
+            connection.register_filesystem(opened(dataset.path)[0])
         try:
             yield Tables(dataset, connection)
         except (duckdb.IOException, duckdb.InvalidInputException) as error:
@@ -108,6 +115,11 @@ def open_tables(dataset: Dataset, memory_limit_mib: int) -> Iterator[Tables]:
             raise TraceError(
                 f"{dataset.path}: is damaged or incomplete; delete it and ingest again ({first_line(error)})"
             ) from error
+        except duckdb.Error as error:
+            trace, _, _ = str(error).partition("\n\n")
+            if not trace.startswith(_OF_LIBRARY):
+                raise
+            raise broken_off(dataset.path, trace.splitlines()[-1]) from error
         finally:
             connection.close()
 

@@ -348,7 +348,7 @@ def _key(sources: Sequence[Source], config: TrainConfig) -> str:
 
 
 def _checkpoints(sources: Sequence[Source], key: str) -> Path:
-    return sources[0].dataset.path / "checkpoints" / key[:16]
+    return sources[0].dataset.home / "checkpoints" / key[:16]
 
 
 def _compared(scores: Scores, horizon_s: int) -> dict[str, dict[str, float]]:

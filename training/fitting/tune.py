@@ -135,7 +135,7 @@ def tune(
     ranges = ranges_of(config.estimator, held)
     sources = open_sources(datasets)
     key = _key(sources, config, ranges)
-    file = sources[0].dataset.path / "tune" / f"{key[:16]}.db"
+    file = sources[0].dataset.home / "tune" / f"{key[:16]}.db"
     file.parent.mkdir(parents=True, exist_ok=True)
     busy = ConfigError(f"{file}: another process is at this search; wait for it")
     with locked(file.with_suffix(".lock"), busy), _quiet():

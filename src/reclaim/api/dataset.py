@@ -101,7 +101,7 @@ def ingest(
     source : Path or str
         Folder with the trace's files, or ``s3://bucket/folder``.
     dataset : Path or str
-        Folder to write.
+        Folder to write, or ``s3://bucket/folder``.
     trace : str
         ``google-v3``, ``google-v2.1``, ``alibaba-2017`` or ``series``.
     mapping : Path or str or None
@@ -115,12 +115,12 @@ def ingest(
     >>> reclaim.ingest("cell", "dataset", settings={"buckets": 2}).path.name
     'dataset'
     """
-    from reclaim.data.core.stores import location
+    from reclaim.data.core.stores.places import location
     from reclaim.data.ingest.job import IngestConfig
     from reclaim.data.ingest.job import ingest as run
 
     given = {"trace": trace, **({} if mapping is None else {"mapping": str(mapping)}), **(settings or {})}
-    return Dataset(run(location(source), Path(dataset), config_from(IngestConfig, given)).dataset)
+    return Dataset(run(location(source), location(dataset), config_from(IngestConfig, given)).dataset)
 
 
 class Dataset:

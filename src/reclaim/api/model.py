@@ -12,6 +12,7 @@ import pyarrow as pa
 from reclaim.api.dataset import Dataset
 from reclaim.api.display import frame_of, html_of_facts
 from reclaim.config import config_from
+from reclaim.data.core.stores.places import location
 from reclaim.data.errors import ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell
@@ -261,4 +262,4 @@ def _indexed(rows: Mapping[tuple[Any, ...], Mapping[str, Any]], names: Sequence[
 
 def path_of(dataset: Dataset | Path | str) -> Path:
     """Return the folder of a dataset."""
-    return dataset.path if isinstance(dataset, Dataset) else Path(dataset)
+    return dataset.path if isinstance(dataset, Dataset) else location(dataset)

@@ -134,7 +134,7 @@ app.command(
 
 
 @app.command(
-    epilog="Examples: `reclaim ingest cell dataset` · `reclaim ingest s3://traces/cell_a dataset` · "
+    epilog="Examples: `reclaim ingest cell dataset` · `reclaim ingest s3://traces/cell_a s3://datasets/cell_a` · "
     "`reclaim ingest traces/bitbrains vms --trace series --mapping bitbrains` · "
     "`reclaim ingest history dataset --trace kubernetes` · "
     "`reclaim ingest clusterdata-2011-2 dataset --trace google-v2.1 --memory-limit-mib 16384`"
@@ -144,7 +144,9 @@ def ingest(
         Path,
         typer.Argument(help="Folder with the trace's files, or `s3://bucket/folder`.", metavar="SOURCE", parser=place),
     ],
-    dataset: Annotated[Path, typer.Argument(help="Dataset folder to write.", metavar="DATASET", parser=place)],
+    dataset: Annotated[
+        Path, typer.Argument(help="Dataset folder to write, here or in a store.", metavar="DATASET", parser=place)
+    ],
     trace: Annotated[
         str,
         typer.Option(help="Format: `google-v3`, `google-v2.1`, `alibaba-2017`, `kubernetes`, `recorded` or `series`."),

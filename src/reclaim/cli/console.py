@@ -100,7 +100,7 @@ class Progress:
 
 def place(name: str) -> Path:
     """Return the folder that an argument names, here or in an object store."""
-    from reclaim.data.core.stores import location
+    from reclaim.data.core.stores.places import location
     from reclaim.data.errors import ConfigError
 
     try:
@@ -110,11 +110,16 @@ def place(name: str) -> Path:
 
 
 DatasetFolder = Annotated[
-    Path, typer.Argument(help="Dataset folder, made by `reclaim ingest`.", metavar="DATASET", parser=place)
+    Path,
+    typer.Argument(
+        help="Dataset folder, made by `reclaim ingest`, here or in a store.", metavar="DATASET", parser=place
+    ),
 ]
 DatasetFolders = Annotated[
     list[Path],
-    typer.Argument(help="Dataset folders with features; several are joined.", metavar="DATASET", parser=place),
+    typer.Argument(
+        help="Dataset folders with features, here or in a store; several are joined.", metavar="DATASET", parser=place
+    ),
 ]
 EngineName = Annotated[
     str,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reclaim.cli import results
-from reclaim.cli.console import AsJson, fail, print_result, print_status, print_table
+from reclaim.cli.console import AsJson, fail, place, print_result, print_status, print_table
 
 if TYPE_CHECKING:
     from reclaim.replay.runs.promote import Promotion
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def promote(
     datasets: Annotated[
         list[Path] | None,
-        typer.Argument(help="Datasets whose validation rows the model is judged on.", metavar="DATASET"),
+        typer.Argument(help="Datasets whose validation rows the model is judged on.", metavar="DATASET", parser=place),
     ] = None,
     model: Annotated[str, typer.Option(help="NAME@ALIAS or NAME/VERSION.", metavar="MODEL")] = "reclaim@candidate",
     force: Annotated[bool, typer.Option("--force", help="Promote without a comparison; a rollback, too.")] = False,

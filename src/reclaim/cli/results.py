@@ -103,12 +103,13 @@ def of_ingest(report: IngestReport, dataset: Path) -> Result:
 def of_features(built: FeatureSet, already_there: bool) -> Result:
     """Return the result of ``reclaim features``."""
     keys = ("fingerprint", "pipeline", "rows", "targets", "oom_events", "oom_definition")
-    facts = {"features": str(built.path), "already_there": already_there, "role": built.role}
+    folder = built.dataset.path / built.path.name
+    facts = {"features": str(folder), "already_there": already_there, "role": built.role}
     from reclaim.data.oom import OOM_RECORDED
 
     label = "recorded" if built.manifest["oom_definition"] == OOM_RECORDED else "derived"
     lines = [
-        f"{built.path}: {len(built):,} of {built.bucket_start[-1]:,} rows kept, with {built.x.shape[1]} features each; "
+        f"{folder}: {len(built):,} of {built.bucket_start[-1]:,} rows kept, with {built.x.shape[1]} features each; "
         f"{len(built.train_rows()):,} for training, "
         f"{len(built.valid_rows()):,} for margins, {len(built.test_rows()):,} for tests; "
         f"{built.manifest['oom_events']} OOM events by the {label} label{unchanged(already_there)}"

@@ -19,6 +19,7 @@ from reclaim.data import schema as s
 from reclaim.data.core.duck import DamagedFileError, check_gzip
 from reclaim.data.core.engine import workers as engine
 from reclaim.data.dataset import Dataset
+from reclaim.data.errors import ConfigError
 from reclaim.data.ingest import bucket as buckets_module
 from reclaim.data.ingest import job as ingest_module
 from reclaim.data.ingest.bucket import BucketJob
@@ -74,6 +75,21 @@ def test_workers_threads_and_memory_change_no_byte_of_the_dataset(
     config = IngestConfig(buckets=BUCKETS, max_reject_share=0.01, workers=workers, memory_limit_mib=memory)
     ingest(cell, tmp_path / "out", config)
     assert contents(tmp_path / "out") == contents(plain)
+
+
+@pytest.mark.parametrize("step", ["take_shard", "make_bucket", "make_table"])
+def test_a_worker_that_does_not_see_the_unfinished_work_ends_the_run_instead_of_leaving_rows_out(
+    step: str, cell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = getattr(ingest_module, step)
+
+    def elsewhere(job: Any) -> Any:
+        return work(replace(job, staging=str(tmp_path / "elsewhere" / "shards")))
+
+    monkeypatch.setattr(ingest_module, step, elsewhere)
+    with pytest.raises(ConfigError, match="a worker on another machine does not see this folder; name DATASET in a"):
+        ingest(cell, tmp_path / "out", IngestConfig(buckets=BUCKETS, max_reject_share=0.01))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

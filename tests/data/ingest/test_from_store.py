@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from reclaim.data.core import stores
 from reclaim.data.core.engine import workers as engine
-from reclaim.data.core.stores import location
+from reclaim.data.core.stores import transfer
+from reclaim.data.core.stores.places import location
 from reclaim.data.errors import ConfigError, DataError, TraceError
 from reclaim.data.ingest import job
 from reclaim.data.ingest.job import IngestConfig, ingest
@@ -118,14 +118,14 @@ def test_a_store_that_stops_in_the_middle_of_a_read_is_one_error_and_the_next_ru
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*bucket.address))
     bucket.files()
     read: list[str] = []
-    fetch = stores.fetch_file
+    fetch = transfer.fetch_file
 
     def noting(path: Path, copy: Path) -> None:
         read.append(path.name)
         assert done[0].stat().st_mtime_ns == before
         fetch(path, copy)
 
-    monkeypatch.setattr(stores, "fetch_file", noting)
+    monkeypatch.setattr(transfer, "fetch_file", noting)
     ingest(location(str(source)), tmp_path / "out", CONFIG)
     assert contents(tmp_path / "out") == contents(plain)
     assert done[0].parent.name not in read

@@ -1,4 +1,4 @@
-"""Names files and folders of this machine or of an object store alike, and moves them between the two.
+"""Names files and folders of this machine or of an object store alike, and says what is wrong with one.
 
 A place in a store is written ``s3://bucket/folder``. It has the methods of a ``Path`` (``UPath`` of universal_pathlib
 over fsspec), but the functions of ``os`` do not take it.
@@ -6,16 +6,16 @@ over fsspec), but the functions of ``os`` do not take it.
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
-from reclaim.data.core.files import FULL_DISK
-from reclaim.data.errors import ConfigError, DataError, ReclaimError
+from reclaim.data.core.files import FULL_DISK, content_sha256
+from reclaim.data.errors import ConfigError, DataError
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*)://", re.ASCII)
 _EXTRAS: Final = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
@@ -27,6 +27,8 @@ _FAULTS: Final = (
     ("google.auth.exceptions", "GoogleAuthError"),
 )
 """Errors of the libraries of stores that are no OSError: module and class."""
+_PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
+"""Characters of a place that the name of its folder in the cache does without."""
 _CREDENTIALS: Final = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "GoogleAuthError")
 
 
@@ -47,7 +49,7 @@ def location(name: Path | str) -> Path:
     try:
         from upath import UPath
 
-        place = UPath(name)
+        place = UPath(name.rstrip("/"))
         _ = place.fs
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
@@ -67,6 +69,25 @@ def opened(path: Path) -> tuple[Any, str]:
     """Return the file system of a place in a store, by fsspec, and its name there."""
     place = cast(Any, path)
     return place.fs, place.path
+
+
+def arrow_place(path: Path) -> tuple[str, Any]:
+    """Return the name of a file and its file system, None for this machine, as functions of Arrow take them."""
+    if not in_store(path):
+        return str(path), None
+    files, name = opened(path)
+    return name, files
+
+
+def home_of(folder: Path) -> Path:
+    """Return the folder of this machine for what is computed from a folder: itself, or of a store one in the cache.
+
+    The cache is ``$XDG_CACHE_HOME/reclaim``, else ``~/.cache/reclaim``.
+    """
+    if not in_store(folder):
+        return folder
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "reclaim" / _PLAIN.sub("_", str(folder).rstrip("/")) / content_sha256(str(folder))[:16]
 
 
 @contextmanager
@@ -93,9 +114,14 @@ def reached(path: Path) -> Iterator[None]:
             raise ConfigError(f"{path}: no such object, folder or bucket ({what}); check the name") from error
         if isinstance(error, PermissionError) or type(error).__name__ in _CREDENTIALS:
             raise ConfigError(f"{path}: no permission ({what}); check credentials and the bucket's policy") from error
-        raise DataError(
-            f"{path}: the store could not be read or written to the end ({what}); run again, what was done is kept"
-        ) from error
+        raise broken_off(path, what) from error
+
+
+def broken_off(path: Path, what: str) -> DataError:
+    """Return the error of a store that stopped answering."""
+    return DataError(
+        f"{path}: the store could not be read or written to the end ({what}); run again, what was done is kept"
+    )
 
 
 def check_folder(folder: Path) -> None:
@@ -126,37 +152,42 @@ def version_of(path: Path) -> dict[str, int]:
         return {"version": files.checksum(name)}
 
 
-@contextmanager
-def local_copy(path: Path, work: Path) -> Iterator[Path]:
-    """Yield a file of this machine with the bytes of ``path``: itself, or a copy in ``work`` until the block ends.
-
-    An error that names the copy names the object instead.
+def content_of(path: Path) -> bytes:
+    """Return the bytes of a file, or of an object as it is at this moment.
 
     Raises
     ------
+    FileNotFoundError
+        There is none.
     ConfigError, DataError
-        As of ``reached``, or fewer bytes came than the store lists.
+        As of ``reached``.
     """
     if not in_store(path):
-        yield path
-        return
-    folder = work / "copy"
-    folder.mkdir(parents=True, exist_ok=True)
-    copy = folder / path.name
-    try:
-        fetch_file(path, copy)
-        yield copy
-    except ReclaimError as error:
-        raise type(error)(str(error).replace(str(copy), str(path))) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def fetch_file(path: Path, copy: Path) -> None:
-    """Copy an object of a store into a file; errors as of ``local_copy``."""
+        return path.read_bytes()
     files, name = opened(path)
     with reached(path):
-        size = path.stat().st_size
-        files.get_file(name, str(copy))
-    if (got := copy.stat().st_size) != size:
-        raise DataError(f"{path}: expected {size} bytes, got {got}; it changed while it was read, so run again")
+        try:
+            return bytes(files.cat_file(name))
+        except FileNotFoundError as error:
+            missing = error
+    raise FileNotFoundError(f"{path}: {missing}")
+
+
+def is_object(path: Path) -> bool:
+    """Return whether a store has an object, at this moment; errors as of ``reached``."""
+    files, name = opened(path)
+    with reached(path):
+        files.invalidate_cache()
+        try:
+            return bool(files.info(name)["type"] == "file")
+        except FileNotFoundError:
+            return False
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return the objects below a folder of a store, listed anew."""
+    files, name = opened(folder)
+    with reached(folder):
+        files.invalidate_cache()
+        found = files.find(name)
+    return [folder / path.removeprefix(f"{name}/") for path in sorted(found) if path != name]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from fsspec.registry import _registry
 
-from reclaim.data.core.stores import in_store, location, reached
+from reclaim.cli.app import main
+from reclaim.data.core.stores.places import in_store, location, reached
 from reclaim.data.errors import ConfigError, DataError
 from tests.object_store import Bucket
 
@@ -69,3 +70,20 @@ def test_a_full_disk_and_an_error_of_a_local_file_are_not_the_stores(bucket: Buc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(FileNotFoundError), reached(tmp_path / "nothing"):
         (tmp_path / "nothing").read_bytes()
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_on_the_command_line_a_mistake_about_a_store_is_one_line_and_exit_code_2(
+    missing: bool, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if missing:
+        monkeypatch.setitem(sys.modules, "upath", None)
+    for words in (("ingest", f"{bucket.url}/cell", str(tmp_path / "out")), ("features", f"{bucket.url}/cell")):
+        monkeypatch.setattr(sys, "argv", ["reclaim", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        told = capsys.readouterr().err
+        assert len(told.splitlines()) == 1
+        assert f"{bucket.url}/cell: " in told
+        assert ("pip install 'reclaim[s3]'" in told) == missing
