@@ -6,16 +6,18 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from tqdm import tqdm
 
+from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import content_sha256, locked, write_text
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.features.registry import PIPELINE_VERSION
@@ -96,6 +98,8 @@ def tune(
     config_file: Path,
     held: Collection[str] = (),
     progress: Callable[[str], None] | None = None,
+    at_once: int = 1,
+    engine: Engine = HERE,
 ) -> TuneReport:
     """Search the settings of an estimator.
 
@@ -118,23 +122,30 @@ def tune(
         Dotted names of settings that stay as they are though the learner's ``space`` has them.
     progress : callable or None
         Called with one line as each stage begins.
+    at_once : int
+        Trials that are chosen before the results of any of them are known. What is tried depends on it; it is a part of
+        the key.
+    engine : Engine
+        Runs these trials, those of a local one in turn: a fit seeds the generators of its process. What is tried does
+        not depend on it.
 
     Raises
     ------
     ReclaimError
         As ``run_training``.
     ConfigError
-        ``trials`` is below 1, every searched setting is held, or another process is at the same search.
+        ``trials`` or ``at_once`` is below 1, every searched setting is held, or another process is at the same search.
     ModelError
         No trial could be carried through.
     """
     started = time.perf_counter()
-    if trials < 1:
-        raise ConfigError(f"trials must be at least 1, got {trials}")
+    for name, count in (("trials", trials), ("at_once", at_once)):
+        if count < 1:
+            raise ConfigError(f"{name} must be at least 1, got {count}")
     say = progress or log.info
     ranges = ranges_of(config.estimator, held)
     sources = open_sources(datasets)
-    key = _key(sources, config, ranges)
+    key = _key(sources, config, ranges, at_once)
     file = sources[0].dataset.home / "tune" / f"{key[:16]}.db"
     file.parent.mkdir(parents=True, exist_ok=True)
     busy = ConfigError(f"{file}: another process is at this search; wait for it")
@@ -144,8 +155,9 @@ def tune(
         done = _count(study)
         say(f"{done} of {trials} trials are there; {file} holds them")
         if done < trials:
-            objective = objective_of(sources, config)
-            _search(study, config, ranges, objective, trials, {_KEY_TAG: key, _MLFLOW_PARENT: run_id})
+            search = _Search(key, tuple(datasets), config, ranges)
+            with _objectives():
+                _search(study, search, trials, at_once, Engine(workers=1) if engine.name == "local" else engine, run_id)
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         if not complete:
             raise ModelError(
@@ -169,11 +181,30 @@ def tune(
     return report
 
 
-def _key(sources: Sequence[Source], config: TrainConfig, ranges: Ranges) -> str:
+@dataclass(frozen=True)
+class _Search:
+    """All that the trials of a search share.
+
+    Attributes
+    ----------
+    key : str
+    datasets : tuple of Path
+    config : TrainConfig
+    ranges : Ranges
+    """
+
+    key: str
+    datasets: tuple[Path, ...]
+    config: TrainConfig
+    ranges: Ranges
+
+
+def _key(sources: Sequence[Source], config: TrainConfig, ranges: Ranges, at_once: int) -> str:
     """Return what two searches must share for one to go on from the other."""
     data = [[source.dataset.fingerprint, source.features.fingerprint] for source in sources]
     where = {name: repr(range_) for name, range_ in ranges.items()}
-    return content_sha256([config.settings(), config.fit.max_valid_samples, data, PIPELINE_VERSION, where])
+    several = [at_once] if at_once > 1 else []
+    return content_sha256([config.settings(), config.fit.max_valid_samples, data, PIPELINE_VERSION, where, *several])
 
 
 def objective_of(sources: Sequence[Source], config: TrainConfig) -> Objective:
@@ -193,14 +224,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _open_study(file: Path, key: str) -> optuna.Study:
-    """Open the record of trials; one that was cut off is done again."""
-    pruner = optuna.pruners.MedianPruner(_JUDGES, n_warmup_steps=_PRUNE_AFTER)
-    study = optuna.create_study(
-        storage=f"sqlite:///{file.absolute()}", study_name=key, pruner=pruner, load_if_exists=True
-    )
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        study.tell(trial.number, state=TrialState.FAIL)
-    return study
+    """Open the record of finished trials."""
+    return optuna.create_study(storage=f"sqlite:///{file.absolute()}", study_name=key, load_if_exists=True)
 
 
 def _parent(key: str, config: TrainConfig, ranges: Ranges, sources: Sequence[Source]) -> str:
@@ -220,38 +245,69 @@ def _count(study: optuna.Study) -> int:
     return len(study.get_trials(deepcopy=False, states=_DONE))
 
 
-def _search(
-    study: optuna.Study, config: TrainConfig, ranges: Ranges, objective: Objective, trials: int, tags: Mapping[str, str]
-) -> None:
+def _search(study: optuna.Study, search: _Search, trials: int, at_once: int, engine: Engine, run_id: str) -> None:
+    """Add trials to the record, ``at_once`` at a time, each chosen by those before the first of these."""
+    tags = {_KEY_TAG: search.key, _MLFLOW_PARENT: run_id}
+    before = {run.tags[_TRIAL_TAG]: run.run_id for run in tracking.find_runs(EXPERIMENT, tags=tags)}
     bar = tqdm(total=trials, initial=_count(study), desc="tune", unit="trial", disable=None)
-    try:
-        before = {run.tags[_TRIAL_TAG]: run.run_id for run in tracking.find_runs(EXPERIMENT, tags=tags)}
-        for number in range(_count(study), trials):
-            trial = _ask(study, config, ranges, number)
-            settings = rounded(trial.params)
-            with tracking.start_run(
-                EXPERIMENT, f"{config.estimator}/{number}", tags={**tags, _TRIAL_TAG: str(number)},
-                run_id=before.get(str(number)),
-            ) as run:  # fmt: skip
-                run.log_params(settings)
-                value, losses, state = _try(objective, with_settings(config, settings), trial)
-                run.log_history([{"epoch_loss": loss} for loss in losses])
-                run.log_metrics({} if value is None else {"valid_loss": value})
-                run.set_tags({"state": state})
-            study.tell(trial, value, state=TrialState.PRUNED if value is None else TrialState.COMPLETE)
-            bar.update()
+    with closing(bar), engine.pool() as pool:
+        while (done := _count(study)) < trials:
+            first = done - done % at_once
+            known = study.get_trials(states=_DONE)[:first]
+            numbers = range(done, min(first + at_once, trials))
+            jobs = [(number, known) for number in numbers]
+            with closing(pool.each(partial(_run_trial, search), jobs)) as results:
+                for number, (trial, losses, state, seconds) in zip(numbers, results, strict=True):
+                    name, of = f"{search.config.estimator}/{number}", before.get(str(number))
+                    with tracking.start_run(EXPERIMENT, name, tags={**tags, _TRIAL_TAG: str(number)}, run_id=of) as run:
+                        run.log_params(rounded(trial.params))
+                        run.log_history([{"epoch_loss": loss} for loss in losses])
+                        complete = trial.state == TrialState.COMPLETE
+                        run.log_metrics({"seconds": seconds} | ({"valid_loss": trial.value} if complete else {}))
+                        run.set_tags({"state": state})
+                    study.add_trial(trial)
+                    bar.update()
             best = [t.value for t in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]
             bar.set_postfix(best=f"{min(best):.5f}" if best else "none")  # type: ignore[type-var]  # complete: a number
+
+
+def _run_trial(search: _Search, job: tuple[int, list[FrozenTrial]]) -> tuple[FrozenTrial, list[float], str, float]:
+    """Return a trial that rests on others alone, the loss of each epoch, how it ended, and the seconds taken."""
+    started, (number, known) = time.perf_counter(), job
+    pruner = optuna.pruners.MedianPruner(_JUDGES, n_warmup_steps=_PRUNE_AFTER)
+    # seeded by its number, so that what is known, and not the process, decides it
+    sampler = optuna.samplers.TPESampler(n_startup_trials=_RANDOM, seed=search.config.seed * 1_000_003 + number)
+    with _quiet():
+        study = optuna.create_study(sampler=sampler, pruner=pruner)
+        study.add_trials(known)
+        if number == 0:
+            study.enqueue_trial(searchable(search.config, search.ranges))
+        trial = study.ask(fixed_distributions=dict(search.ranges))
+        tried = with_settings(search.config, rounded(trial.params))
+        value, losses, state = _try(_objective(search), tried, trial)
+        ended = TrialState.PRUNED if value is None else TrialState.COMPLETE
+        return study.tell(trial, value, state=ended), losses, state, time.perf_counter() - started
+
+
+_kept: Final[dict[str, Objective]] = {}
+"""The loss that this process searches, by the key of the search; its rows are chosen and made ready once."""
+
+
+def _objective(search: _Search) -> Objective:
+    """Return the loss of a search."""
+    if search.key not in _kept:
+        _kept.clear()
+        _kept[search.key] = objective_of(open_sources(search.datasets), search.config)
+    return _kept[search.key]
+
+
+@contextmanager
+def _objectives() -> Iterator[None]:
+    """Drop the loss, with its rows, at the end."""
+    try:
+        yield
     finally:
-        bar.close()
-
-
-def _ask(study: optuna.Study, config: TrainConfig, ranges: Ranges, number: int) -> optuna.Trial:
-    """Begin a trial; seeded by its number, so that what went before, and not the process, decides it."""
-    study.sampler = optuna.samplers.TPESampler(n_startup_trials=_RANDOM, seed=config.seed * 1_000_003 + number)
-    if number == 0 and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-        study.enqueue_trial(searchable(config, ranges))
-    return study.ask(fixed_distributions=dict(ranges))
+        _kept.clear()
 
 
 def _try(objective: Objective, config: TrainConfig, trial: optuna.Trial) -> tuple[float | None, list[float], str]:

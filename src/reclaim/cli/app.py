@@ -271,7 +271,8 @@ def train(
 app.command(
     cls=with_settings("reclaim.training.settings:TrainConfig"),
     epilog="Examples: `reclaim tune dataset --trials 50` · "
-    "`reclaim tune dataset --estimator trees --trials 30 --out trees.toml`",
+    "`reclaim tune dataset --estimator trees --trials 30 --out trees.toml` · "
+    "`reclaim tune dataset --trials 48 --at-once 8 --engine processes --workers 8`",
 )(study.tune)
 app.command(
     epilog="Examples: `reclaim peaks samples.parquet --out peaks.parquet` · "

@@ -28,8 +28,15 @@ def tune(
     out: Annotated[Path, typer.Option(help="TOML to write the best settings into.", metavar="FILE")] = Path(
         "best.toml"
     ),
+    at_once: Annotated[
+        int, typer.Option(help="Trials chosen before their results are known, for several workers. It changes them.")
+    ] = 1,
     config: TrainConfigFile = None,
     assignments: Assignments = None,
+    workers: EngineWorkers = 0,
+    engine: Annotated[
+        str, typer.Option(help="`local`: trials in turn; `processes` or `ray`: those at once.")
+    ] = "local",
     as_json: AsJson = False,
 ) -> None:
     """Search an estimator's settings by its validation loss; an interrupted search continues when run again.
@@ -37,13 +44,17 @@ def tune(
     Settings given by `--set` stay fixed.
     """
     from reclaim.config import load_config
+    from reclaim.data.core.engine.workers import Engine
     from reclaim.training.fitting.tune import tune as run
     from reclaim.training.settings import TrainConfig, config_file
 
     settings = [*(assignments or ()), *([f"estimator='{estimator}'"] if estimator else [])]
     loaded = load_config(TrainConfig, config_file(config), settings)
     held = [setting.partition("=")[0].strip() for setting in settings]
-    report = run(datasets, loaded, trials=trials, config_file=out, held=held, progress=print_status)
+    report = run(
+        datasets, loaded, trials=trials, config_file=out, held=held, progress=print_status, at_once=at_once,
+        engine=Engine(engine, workers),
+    )  # fmt: skip
     given = [*([f"--config {config}"] if config else []), *(f"--set {a}" for a in settings)]
     print_result(results.of_tune(report, datasets, given, out), as_json)
 

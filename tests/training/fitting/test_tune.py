@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from reclaim.cli import app as cli
 from reclaim.config import load_config
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.core.files import locked
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.ingest.job import IngestConfig, ingest
@@ -257,6 +258,39 @@ def test_a_search_that_was_killed_goes_on_and_ends_the_same(
     assert len(runs) == 6
     again = tune([dataset], config, trials=6, config_file=tmp_path / "again.toml")
     assert (again.new, again.best, again.run_id) == (0, whole.best, whole.run_id)
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_trials_at_once_rest_on_those_before_them_and_end_the_same_in_however_many_calls(
+    dataset: Path, tmp_path: Path
+) -> None:
+    config, file = replace(TREES, seed=10), tmp_path / "best.toml"
+    in_turn = trials_of(tune([dataset], config, trials=7, config_file=file))
+    whole = tune([dataset], config, trials=7, config_file=file, at_once=2)
+    several = trials_of(whole)
+    assert several[:3] == in_turn[:3]  # as given, at random, and by the first two
+    assert several[3] != in_turn[3]  # by the first two, and by the first three
+    assert len({str(params) for _, _, params in several}) == 7
+    Path(whole.trials_file).unlink()
+    for trials in (3, 4, 7):
+        parts = tune([dataset], config, trials=trials, config_file=file, at_once=2)
+    assert trials_of(parts) == several
+    with pytest.raises(ConfigError, match="at_once must be at least 1, got 0"):
+        tune([dataset], config, trials=1, config_file=file, at_once=0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unrecorded")
+@pytest.mark.parametrize("given", [TREES, NETWORK], ids=["trees", "network"])
+def test_what_is_tried_does_not_depend_on_the_engine_nor_on_the_number_of_workers(
+    dataset: Path, tmp_path: Path, given: TrainConfig
+) -> None:
+    config, found = replace(given, seed=11), []
+    for engine in (Engine(), Engine("processes", 2)):
+        report = tune([dataset], config, trials=5, config_file=tmp_path / "best.toml", at_once=3, engine=engine)
+        found.append((trials_of(report), (tmp_path / "best.toml").read_bytes()))
+        Path(report.trials_file).unlink()
+    assert found[0] == found[1]
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
