@@ -3,12 +3,13 @@
     python benchmarks/serving.py --model reclaim@champion --out benchmarks/results/serving.json
     python benchmarks/serving.py --model reclaim@champion --soak 30 --out benchmarks/results/memory.json
     python benchmarks/serving.py --model reclaim@champion --machines --out benchmarks/results/serving-machines.json
+    python benchmarks/serving.py --model builtin --size 100000 250000 --out benchmarks/results/serving-size.json
 
 A real `reclaim serve` with its state on the disk, and every write synced. The clients are one process on the same
 machine; each calls again once it is answered. Servers are measured in turn, several times over. `--soak` is steady load
 for so many minutes, and the memory of all processes of the server meanwhile. `--machines` is of the calls for machines
-alone, and of sets of tasks in bulk in this process. `--quick` runs everything once, too
-briefly for a measurement.
+alone, and of sets of tasks in bulk in this process. `--size` is of cells of so many tasks, one after another: memory,
+slots, state and a start after SIGKILL. `--quick` runs everything once, too briefly for a measurement.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from serving_cell import MACHINES, MadeUpCell, bulk, candidates, explained, one_
 from serving_http import ARROW, OK, Caller, Calls, Maker, hammer, one_after_another, request
 from serving_servers import MIB, Server, bare_server, reclaim_server
 from serving_sets import SETS, time_sets
+from serving_size import measure_size, parts_of, size_table
 from serving_soak import soak, write_figure
 
 Json = dict[str, Any]
@@ -74,6 +76,9 @@ def main() -> None:
     )
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="steady load, and the memory meanwhile")
     parser.add_argument("--machines", action="store_true", help="calls for machines alone, and sets of tasks in bulk")
+    parser.add_argument("--size", type=int, nargs="+", metavar="TASKS", help="memory, slots and starts of such cells")
+    parser.add_argument("--slots", type=int, default=12, help="slots that --size writes")
+    parser.add_argument("--no-snapshots", action="store_true", help="--size: the service makes none, to save memory")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -93,6 +98,14 @@ def main() -> None:
             found |= soak(
                 arguments.model, Path(folder), n, arguments.soak * 60, every_s=0.5 if arguments.quick else 5.0
             )
+        elif arguments.size is not None:
+            found |= {"parts": parts_of(arguments.model), "snapshots": not arguments.no_snapshots}
+            found["cells"] = [
+                measure_size(
+                    arguments.model, Path(folder) / str(n), n, arguments.slots, snapshots=not arguments.no_snapshots
+                )
+                for n in arguments.size
+            ]
         elif arguments.machines:
             found |= measure_machines(arguments, Path(folder)) | {"sets": time_sets(arguments.model)}
         else:
@@ -102,7 +115,12 @@ def main() -> None:
         arguments.out.write_text(json.dumps(found, indent=1) + "\n")
         if arguments.soak is not None:
             write_figure(found, arguments.out.with_suffix(".png"))
-    print("\n".join(_soak_table(found) if arguments.soak is not None else _tables(found)))
+    of_size = arguments.size is not None
+    print(
+        "\n".join(
+            size_table(found) if of_size else _soak_table(found) if arguments.soak is not None else _tables(found)
+        )
+    )
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> Json:
@@ -262,6 +280,9 @@ def _answered(caller: Caller, sent: bytes) -> tuple[bytes, float]:
 def _told(arguments: argparse.Namespace) -> str:
     told = "" if arguments.tasks is None else f" --tasks {arguments.tasks}"
     told += " --machines" if arguments.machines else ""
+    if arguments.size is not None:
+        told += f" --size {' '.join(map(str, arguments.size))} --slots {arguments.slots}"
+        return told + (" --no-snapshots" if arguments.no_snapshots else "")
     told += "" if arguments.soak is None else f" --soak {arguments.soak:g}"
     return told + (" --quick" if arguments.quick else f" --seconds {arguments.seconds:g} --rounds {arguments.rounds}")
 

@@ -41,9 +41,15 @@ class Server:
         finally:
             connection.close()
 
-    def wait(self) -> None:
+    def kill(self) -> None:
+        """End it by SIGKILL, with all below it."""
+        for process in self.processes()[::-1]:
+            process.kill()
+        self._process.wait()
+
+    def wait(self, limit_s: float = _START_S) -> None:
         """Return when it is ready."""
-        end = time.monotonic() + _START_S
+        end = time.monotonic() + limit_s
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 raise SystemExit(f"the server ended while it started:\n{self.log.read_text()[-3000:]}")
@@ -53,7 +59,7 @@ class Server:
             except OSError:  # it does not listen yet
                 pass
             time.sleep(0.2)
-        raise SystemExit(f"the server was not ready in {_START_S} s:\n{self.log.read_text()[-3000:]}")
+        raise SystemExit(f"the server was not ready in {limit_s} s:\n{self.log.read_text()[-3000:]}")
 
     def phases(self) -> dict[tuple[str, str], float]:
         """Return seconds spent in each part of writes and answers so far."""
@@ -73,6 +79,15 @@ class Server:
     def cpu_s(self) -> float:
         """Return the processor time that all of them have taken."""
         return sum(sum(p.cpu_times()[:2]) for p in self.processes())
+
+    def reset_peak(self) -> None:
+        """Let ``peak_mib`` begin at what is resident now."""
+        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
+
+    def peak_mib(self) -> float:
+        """Return the most memory of the largest process since ``reset_peak`` or its start."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return round(int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024, 1)  # type: ignore[index]  # Linux has it
 
     def rss_mib(self) -> list[float]:
         """Return the resident memory of each process, the largest first."""

@@ -87,7 +87,7 @@ class ServingSettings(BaseSettings):
     sync: bool = True
     """Acknowledges a write only when it is on the disk, not when the operating system has it."""
     snapshot_mib: int = Field(default=64, ge=1)
-    """A snapshot replaces the log when the log is larger than this and than the last snapshot, in MiB."""
+    """A snapshot replaces the log when the log is larger than this, in MiB, and than a fourth of the last snapshot."""
     max_tracked: int = Field(default=500_000, ge=1)
     """Tasks remembered at once at most; windows of one more are refused."""
     lateness_s: float = Field(default=900.0, ge=0)

@@ -27,6 +27,9 @@ MEND_S: Final = 5.0
 """A store that refuses writes is tried again this often (s)."""
 _SPARE: Final = 1.1
 """Size of the copy buffer over the bytes of the tasks: tasks are added meanwhile, and some arrays are not of tasks."""
+_SNAPSHOT_OVER_LOG: Final = 4
+"""Size of the last snapshot over that of the log that the next one replaces. A task takes some 50 times the bytes of a
+window in the log, so a start reads 13 windows of each task at most: an hour of them, and not four."""
 _AT_ONCE: Final = 64 * 2**20
 """Bytes touched between two checks for the end of the service."""
 _MIB: Final = 2**20
@@ -79,7 +82,7 @@ class Snapshotter:
             if store.mend():
                 log.warning("the disk takes writes again")
                 return
-        elif store.log_bytes <= max(self.settings.snapshot_mib * _MIB, store.snapshot_bytes):
+        elif store.log_bytes <= max(self.settings.snapshot_mib * _MIB, store.snapshot_bytes // _SNAPSHOT_OVER_LOG):
             return
         elif self._buffer is None:
             self._begin(self._allocate, int(_SPARE * len(self._tracker) * self._bytes_per_task))

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from reclaim.features.fold.task_record import STATE
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 
 
@@ -59,3 +61,18 @@ def test_memory_is_watched_under_steady_load(bundle_folder: Path, tmp_path: Path
     assert found["verdict"] == "too short to say"
     assert (tmp_path / "memory.png").stat().st_size > 1_000
     assert "verdict" in printed
+
+
+@pytest.mark.slow
+def test_a_cell_that_is_killed_is_there_again_and_its_memory_is_counted_by_part(
+    bundle_folder: Path, tmp_path: Path
+) -> None:
+    for options in ((), ("--no-snapshots",)):
+        found, printed = run(bundle_folder, tmp_path / "size.json", "--size", "300", "--slots", "2", *options)
+        assert found["parts"]["record of its history"] == STATE.itemsize
+        (cell,) = found["cells"]
+        assert [len(cell["slots"]), cell["windows"]] == [2, 600]
+        starts = [cell["start"], *([cell["start_from_snapshot"]] if options else [])]
+        assert all(start["same_answers"] for start in starts)
+        assert (cell["snapshot_bytes_per_task"] > 0) == bool(options)
+        assert "| all |" in printed

@@ -61,6 +61,10 @@ def check(made: Snapshotter) -> None:
         made.busy.result()
 
 
+def has_buffer(made: Snapshotter) -> bool:
+    return made._buffer is not None
+
+
 def has_saved(made: Snapshotter) -> bool:
     return made.saved_at is not None
 
@@ -161,6 +165,21 @@ def test_the_buffer_has_the_size_of_the_last_copy(store: Store, memory: Memory) 
     check(made)
     assert made._buffer is not None
     assert first < sum(array.nbytes for array in memory.arrays.values()) < len(made._buffer._bytes)
+    made.close()
+    store.close()
+
+
+def test_the_log_is_replaced_when_it_is_larger_than_a_fourth_of_the_last_snapshot(store: Store, memory: Memory) -> None:
+    made = make(store, memory)
+    check(made)
+    check(made)
+    fourth = store.snapshot_bytes // 4
+    store.append("kind", b"x" * (fourth - 2**20))
+    check(made)
+    assert not has_buffer(made)
+    store.append("kind", b"x" * 2**20)
+    check(made)
+    assert has_buffer(made)
     made.close()
     store.close()
 
