@@ -155,7 +155,7 @@ def tune(
         done = _count(study)
         say(f"{done} of {trials} trials are there; {file} holds them")
         if done < trials:
-            search = _Search(key, tuple(datasets), config, ranges)
+            search = _Search(key, tuple(sources), config, ranges)
             with _objectives():
                 _search(study, search, trials, at_once, Engine(workers=1) if engine.name == "local" else engine, run_id)
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -188,13 +188,13 @@ class _Search:
     Attributes
     ----------
     key : str
-    datasets : tuple of Path
+    sources : tuple of Source
     config : TrainConfig
     ranges : Ranges
     """
 
     key: str
-    datasets: tuple[Path, ...]
+    sources: tuple[Source, ...]
     config: TrainConfig
     ranges: Ranges
 
@@ -297,7 +297,7 @@ def _objective(search: _Search) -> Objective:
     """Return the loss of a search."""
     if search.key not in _kept:
         _kept.clear()
-        _kept[search.key] = objective_of(open_sources(search.datasets), search.config)
+        _kept[search.key] = objective_of(search.sources, search.config)
     return _kept[search.key]
 
 
