@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from reclaim.data.core.engine import workers as engine
 from reclaim.data.core.stores import transfer
-from reclaim.data.core.stores.places import location
+from reclaim.data.core.stores.places import location, opened
 from reclaim.data.errors import ConfigError, DataError, TraceError
 from reclaim.data.ingest import job
 from reclaim.data.ingest.job import IngestConfig, ingest
@@ -153,6 +154,24 @@ def test_an_object_that_was_replaced_since_a_killed_run_is_read_again(
     ingest(source, tmp_path / "there", CONFIG)
     ingest(changed, tmp_path / "here", CONFIG)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_an_object_that_comes_with_fewer_bytes_than_the_store_lists_is_no_damaged_file(
+    cell: Path, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = location(bucket.put(cell, NAME))
+    files, _ = opened(source)
+    fetch = files.get_file
+
+    def short(name: str, copy: str) -> None:
+        fetch(name, copy)
+        os.truncate(copy, 20)
+
+    monkeypatch.setattr(files, "get_file", short)
+    with pytest.raises(
+        DataError, match=rf"{source}/.*: expected \d+ bytes, got 20; it changed while it was read, so run"
+    ):
+        ingest(source, tmp_path / "out", IngestConfig(buckets=3, skip_damaged=True))
 
 
 def test_a_history_in_a_store_is_refused_with_the_remedy(cell: Path, bucket: Bucket, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reclaim.data.core.stores.places import home_of, location
+from reclaim.data.core.stores.places import home_of, location, opened
 from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, DataError
 from reclaim.data.ingest.job import IngestConfig, ingest
@@ -98,7 +98,18 @@ def test_another_machine_clears_what_a_killed_run_left_and_nothing_that_is_not_i
     assert bucket.contents("mine") == {"letter": b"dear"}
 
 
-def test_a_bucket_that_cannot_be_written_to_is_found_before_the_trace_is_read(cell: Path, bucket: Bucket) -> None:
+def test_a_bucket_that_cannot_be_written_to_is_found_before_the_trace_is_read(
+    cell: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("Access Denied")
+
+    out = location(f"{bucket.url}/{DATASET}")
+    with monkeypatch.context() as patch:
+        patch.setattr(opened(out)[0], "pipe_file", refuse)
+        with pytest.raises(ConfigError, match=rf"{out}: no permission \(Access Denied\)"):
+            ingest(cell, out, CONFIG)
+    assert not list(home_of(out).rglob("done.json"))
     out = location("s3://no-such-bucket-here/dataset")
     with pytest.raises(ConfigError, match=r"s3://no-such-bucket-here/dataset: no such object, folder or bucket"):
         ingest(cell, out, CONFIG)
