@@ -151,7 +151,7 @@ def run_training(
     """
     started = time.perf_counter()
     say, learner = progress or log.info, learner_of(config.estimator)
-    sources = open_sources([datasets] if isinstance(datasets, Path) else datasets)
+    sources = open_sources(datasets if isinstance(datasets, Sequence) else [datasets])
     fingerprints = [source.dataset.fingerprint for source in sources]
     key = _key(sources, config)
     before = tracking.find_runs(config.experiment, tags={_KEY_TAG: key})

@@ -66,7 +66,7 @@ def train(
     from reclaim.training.settings import TrainConfig
 
     given = {**(settings or {}), **({} if estimator is None else {"estimator": estimator})}
-    several = [datasets] if isinstance(datasets, Dataset | Path | str) else datasets
+    several = datasets if isinstance(datasets, Sequence) and not isinstance(datasets, str) else [datasets]
     report = run_training(
         [path_of(dataset) for dataset in several], config_from(TrainConfig, given), force=force, progress=progress
     )

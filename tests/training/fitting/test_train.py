@@ -12,6 +12,7 @@ import mlflow
 import numpy as np
 import pytest
 
+from reclaim.data.core.stores.places import location
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.data.ingest.job import IngestConfig, ingest
@@ -28,6 +29,7 @@ from reclaim.training.margins.calibrate import violation_share
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
+from tests.object_store import Bucket
 
 MAPPING = """
 task = "task"
@@ -97,6 +99,19 @@ def _in_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(place: Path) -> TrainReport:
     """Return a finished run of the network; the first test that asks makes it, the others find it."""
     return run_training(place / "dataset", CONFIG)
+
+
+@pytest.mark.slow
+def test_a_dataset_in_a_store_trains_the_model_of_the_same_dataset_here_and_keeps_its_work_here(
+    place: Path, bucket: Bucket, trained: TrainReport
+) -> None:
+    stored = location(bucket.put(place / "dataset", "cells/dataset"))
+    before = bucket.contents()
+    assert run_training(stored, CONFIG).version == trained.version
+    again = run_training(stored, CONFIG, force=True)
+    assert again.version != trained.version
+    assert again.scores == trained.scores
+    assert bucket.contents() == before
 
 
 def test_a_model_of_related_tasks_answers_as_its_features_say_and_no_mixture_is_trained_on(
