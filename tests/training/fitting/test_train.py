@@ -108,8 +108,8 @@ def test_a_dataset_in_a_store_trains_the_model_of_the_same_dataset_here_and_keep
     stored = location(bucket.put(place / "dataset", "cells/dataset"))
     before = bucket.contents()
     assert run_training(stored, CONFIG).version == trained.version
-    again = run_training(stored, CONFIG, force=True)
-    assert again.version != trained.version
+    again = run_training(stored, replace(CONFIG, experiment="stored", model_name="stored"))
+    assert again.run_id != trained.run_id
     assert again.scores == trained.scores
     assert bucket.contents() == before
 
