@@ -87,7 +87,7 @@ def main() -> None:
     for n in sorted({1, len(asked.train)}):
         sources = open_sources(asked.train[:n])
         started = time.monotonic()
-        model = fit_oom(sources, asked.seed, cells[0].x.shape[1])
+        model = fit_oom(sources, asked.seed)
         seconds = time.monotonic() - started
         if model is None:
             raise SystemExit(f"{n} training cells hold too few out-of-memory ends to fit a model")

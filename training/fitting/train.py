@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.files import content_sha256
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
-from reclaim.features.registry import PIPELINE_VERSION, feature_names
+from reclaim.features.registry import PIPELINE_VERSION
 from reclaim.features.targets import TARGETS
 from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, price_facts, save_bundle
 from reclaim.training.estimators.registry import LEARNED
@@ -181,7 +181,7 @@ def run_training(
         fitting = time.perf_counter()
         with learner.together(config, go=True):
             fitted = learner.fit(sources, config, checkpoints)
-        oom = fit_oom(sources, config.seed, len(feature_names(related=sources[0].features.related)))
+        oom = fit_oom(sources, config.seed)
         fit_seconds = time.perf_counter() - fitting
         say("setting prices on the validation rows")
         levels = fitted.forecaster.quantile_levels

@@ -12,15 +12,9 @@ from numpy.typing import NDArray
 from reclaim.features.registry import AT, FIRST_RELATED
 from reclaim.features.splits import IN_ALLOC, SEEN, TEST_UNSEEN, TRAIN, VALID, VALID_UNSEEN
 from reclaim.features.targets import HORIZONS_S
-from reclaim.training.fitting import oom_fit
 from reclaim.training.fitting.oom_fit import FEWEST, choose, fit_oom, rows_of
 
 H = len(HORIZONS_S)
-
-
-@pytest.fixture(autouse=True)
-def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oom_fit, "_LEAST_STEPS", 400)
 
 
 def source(x: NDArray[np.float32], oom: NDArray[np.float32]) -> Any:
@@ -72,12 +66,12 @@ def test_tasks_inside_an_alloc_instance_are_learned_from_too() -> None:
 
 def test_it_learns_what_announces_an_end_from_several_cells() -> None:
     cells = [cell(30_000, seed) for seed in (1, 2)]
-    model = fit_oom(cells, seed=0, n_features=FIRST_RELATED)
+    model = fit_oom(cells, seed=0)
     assert model is not None
     unseen = cell(5_000, 9, rare=0.05).features
     p, label = model.predict(unseen.x)[:, 1], unseen.targets(slice(None))[1][:, 1] > 0.5
     assert np.mean(p[label][:, None] > p[~label][None, :300]) > 0.95
-    again = fit_oom(cells, seed=0, n_features=FIRST_RELATED)
+    again = fit_oom(cells, seed=0)
     assert again is not None
     np.testing.assert_array_equal(again.predict(unseen.x), model.predict(unseen.x))
 
@@ -87,8 +81,8 @@ def test_too_few_ends_make_no_model() -> None:
     x = few.features.x
     oom = np.zeros((len(x), H), np.float32)
     oom[: FEWEST - 1, 1:] = 1
-    assert fit_oom([source(x, oom)], 0, FIRST_RELATED) is None
+    assert fit_oom([source(x, oom)], 0) is None
     oom[FEWEST - 1, 1] = 1
-    model = fit_oom([source(x, oom)], 0, FIRST_RELATED)
+    model = fit_oom([source(x, oom)], 0)
     assert model is not None
     assert model.fitted.tolist() == [False, True, False]

@@ -1,37 +1,51 @@
-"""The out-of-memory model answers as its network does, row by row, and reads no more than its inputs."""
+"""The out-of-memory model answers as the trees that it was made of, row by row, and reads no more than its inputs."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from sklearn.ensemble import HistGradientBoostingClassifier
 
 from reclaim.features.registry import FIRST_RELATED
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.models.forecaster import NetworkForecaster
-from reclaim.training.models.network import squash
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
-from reclaim.training.models.oom_model import DEPTH, INPUTS, WIDTH, OomModel
+from reclaim.training.models.oom_model import INPUTS, LEAVES, OomModel, Trees
 
 H = len(HORIZONS_S)
+N_TREES = 12
 
 
-def model(n_features: int = FIRST_RELATED, fitted: tuple[bool, ...] = (True,) * H) -> OomModel:
-    """Return a model of random weights."""
-    rng = np.random.default_rng(1)
-    read = np.isin(np.arange(n_features), INPUTS)
-    tensors = {
-        "mean": np.where(read, 0.3, 0.0), "scale": np.ones(n_features),
-        "low": np.where(read, -2.0, 0.0), "high": np.where(read, 2.0, 0.0),
-        "head.weight": rng.normal(0, 0.3, (H, WIDTH)), "head.bias": rng.normal(0, 1, H),
-    }  # fmt: skip
-    for k in range(DEPTH):
-        tensors[f"body.{3 * k}.weight"] = rng.normal(0, 0.2, (WIDTH, WIDTH if k else n_features))
-        tensors[f"body.{3 * k}.bias"] = rng.normal(0, 0.2, WIDTH)
-    return OomModel({name: values.astype(np.float32) for name, values in tensors.items()}, np.array(fitted))
+@cache
+def boosted() -> list[Any]:
+    """Return trees of scikit-learn for each horizon; whether a value is known says something, so both sides are met."""
+    x, made = rows(4_000), []
+    for h in range(H):
+        read = x[:, list(INPUTS)]
+        score = np.nan_to_num(read[:, h]) + 0.5 * np.nan_to_num(read[:, 5 + h]) + np.isnan(read[:, 10]) - h
+        label = np.random.default_rng(h).random(len(x)) < 1 / (1 + np.exp(-score))
+        made.append(
+            HistGradientBoostingClassifier(max_iter=N_TREES, max_leaf_nodes=LEAVES, random_state=h).fit(read, label)
+        )
+    return made
+
+
+def model(fitted: tuple[bool, ...] = (True,) * H) -> OomModel:
+    """Return these trees as a model."""
+    trees = Trees.blank(N_TREES)
+    for h, of in enumerate(boosted()):
+        trees.start[h] = of._baseline_prediction.item()
+        for k, (tree,) in enumerate(of._predictors):
+            trees.put(h, k, tree.nodes)
+    return OomModel(trees, np.array(fitted))
 
 
 def rows(n: int = 130, n_features: int = FIRST_RELATED) -> NDArray[np.float32]:
@@ -42,14 +56,49 @@ def rows(n: int = 130, n_features: int = FIRST_RELATED) -> NDArray[np.float32]:
     return x
 
 
-def test_it_says_what_a_network_of_its_weights_says() -> None:
-    oom, x = model(), rows()
-    t = {name: torch.from_numpy(values) for name, values in oom.tensors.items()}
-    z = torch.nan_to_num((squash(torch.from_numpy(x)) - t["mean"]) / t["scale"], nan=0.0).clamp(t["low"], t["high"])
-    for k in range(DEPTH):
-        z = torch.nn.functional.silu(z @ t[f"body.{3 * k}.weight"].T + t[f"body.{3 * k}.bias"])
-    expected = torch.sigmoid(z @ t["head.weight"].T + t["head.bias"])
-    np.testing.assert_allclose(oom.predict(x), expected.numpy(), atol=1e-6)
+def test_it_says_what_the_trees_say_that_it_was_made_of() -> None:
+    x = rows(1_000)
+    x[:200] = np.nan
+    said = model().predict(x)
+    for h, of in enumerate(boosted()):
+        np.testing.assert_allclose(said[:, h], of.predict_proba(x[:, list(INPUTS)])[:, 1], atol=1e-6)
+        assert len(np.unique(said[200:, h])) > 100
+
+
+@given(st.integers(0, N_TREES - 1), st.integers(0, H - 1), st.integers(0, LEAVES - 2), st.sampled_from([-1, 0, 1]))
+def test_a_value_at_a_threshold_goes_left_and_the_next_one_right(tree: int, h: int, node: int, step: int) -> None:
+    trees, x = model().trees, rows(1)
+    feature, threshold = trees.feature[h, tree, node], trees.threshold[h, tree, node]
+    if np.isfinite(threshold):
+        beside = np.nextafter(threshold, np.float32(np.inf * step)) if step else threshold
+        x[0, INPUTS[feature]] = beside
+        expected = boosted()[h].predict_proba(x[:, list(INPUTS)])[0, 1]
+        assert model().predict(x)[0, h] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_tree_of_two_leaves_by_hand() -> None:
+    trees = Trees.blank(1)
+    node = [("value", "f8"), ("feature_idx", "i8"), ("num_threshold", "f8"), ("missing_go_to_left", "?"), ("left", "i8"),
+            ("right", "i8"), ("is_leaf", "?")]  # fmt: skip
+    trees.put(
+        0, 0, np.array([(0, 3, 0.5, False, 1, 2, False), (-1, 0, 0, 0, 0, 0, True), (2, 0, 0, 0, 0, 0, True)], node)
+    )
+    trees.start[0] = -1
+    x = np.zeros((3, FIRST_RELATED), np.float32)
+    x[:, INPUTS[3]] = 0.5, 0.6, np.nan
+    said = OomModel(trees, np.array([True, False, False])).predict(x)
+    np.testing.assert_allclose(said[:, 0], 1 / (1 + np.exp([2.0, -1.0, -1.0])))
+    assert np.isnan(said[:, 1:]).all()
+
+
+def test_a_model_of_before_is_refused(tmp_path: Path) -> None:
+    save_file({"mean": np.zeros(3, np.float32)}, tmp_path / OomModel.FILE)
+    with pytest.raises(ValueError, match=r"oom_model.safetensors: no feature, no fitted, .*; train again"):
+        OomModel.load(tmp_path)
+    short = model().trees._replace(start=np.zeros(H - 1, np.float32))
+    OomModel(short, np.ones(H, np.bool_)).save(tmp_path)
+    with pytest.raises(ValueError, match=r"oom_model.safetensors: expected arrays of shapes"):
+        OomModel.load(tmp_path)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -67,7 +116,7 @@ def test_other_features_change_nothing() -> None:
     other = x.copy()
     other[:, ~np.isin(np.arange(x.shape[1]), INPUTS)] += 7
     np.testing.assert_array_equal(oom.predict(other), oom.predict(x))
-    other[:, INPUTS[0]] += 7
+    other[:, list(INPUTS)] += 7
     assert (oom.predict(other) != oom.predict(x)).any()
 
 
