@@ -33,9 +33,9 @@ CPU in addition made no difference on cells held out of training."""
 
 _TOGETHER: Final = 64
 """Rows that are asked together: their inputs lie in a core's nearest cache."""
+_FEW: Final = 16
+"""The same of a call of so few rows, for a single one costs as much as all."""
 _ALL: Final = 2**LEAVES - 1
-_LOWEST_BIT: Final = np.array([(k & -k).bit_length() - 1 for k in range(_ALL + 1)], np.int8)
-"""Place of the lowest bit of each byte; -1 of none."""
 
 
 class Trees(NamedTuple):
@@ -134,13 +134,10 @@ class OomModel:
 
         def ask(part: int, parts: int) -> None:
             rows = slice(len(x) * part // parts, len(x) * (part + 1) // parts)
-            block, left, total = (
-                np.zeros(shape, dtype)
-                for shape, dtype in (
-                    ((len(INPUTS), _TOGETHER), np.float32), (_TOGETHER, np.int32), (_TOGETHER, np.float32),
-                )
-            )  # fmt: skip
-            _ask(x[rows], _INPUTS, self.trees, places, asked, _LOWEST_BIT, block, left, total, out[rows])
+            width = _FEW if len(x) <= _FEW else _TOGETHER
+            block, left = np.zeros((len(INPUTS), width), np.float32), np.zeros(width, np.int32)
+            total = np.zeros(width, np.float32)
+            _ask(x[rows], _INPUTS, self.trees, places, asked, block, left, total, out[rows])
 
         in_parts(ask, len(x), threads)
         return out
@@ -159,10 +156,13 @@ class OomModel:
         if missing := {cls._FITTED, *Trees._fields} - tensors.keys():
             raise ValueError(f"{cls.FILE}: no {', no '.join(sorted(missing))}; train again")
         fitted = tensors.pop(cls._FITTED)
-        expected = [array.shape for array in Trees.blank(tensors["value"].shape[1])]
         trees = Trees(**{name: tensors[name] for name in Trees._fields})
-        if [array.shape for array in trees] != expected:
-            raise ValueError(f"{cls.FILE}: expected arrays of shapes {expected}, got {[a.shape for a in trees]}")
+        blank = Trees.blank(trees.value.shape[1] if trees.value.ndim == 3 else 0)
+        expected, found = ([(array.dtype.name, array.shape) for array in of] for of in (blank, trees))
+        if found != expected:
+            raise ValueError(f"{cls.FILE}: expected arrays of {expected}, got {found}")
+        if not ((trees.feature >= 0) & (trees.feature < len(INPUTS))).all():
+            raise ValueError(f"{cls.FILE}: a tree reads a feature that is none of the {len(INPUTS)}")
         return cls(trees, fitted)
 
 
@@ -176,35 +176,45 @@ def _ask(
     trees: Any,  # Trees
     places: Any,  # (n_asked,) int64: horizons of the columns of out
     asked: Any,  # columns of out that are written
-    lowest_bit: Any,  # (256,) int8
-    block: Any,  # (n_inputs, _TOGETHER) float32, overwritten
-    left: Any,  # (_TOGETHER,) int32, overwritten
-    total: Any,  # (_TOGETHER,) float32, overwritten
+    block: Any,  # (n_inputs, width) float32, overwritten
+    left: Any,  # (width,) int32, overwritten
+    total: Any,  # (width,) float32, overwritten
     out: Any,  # (n, n_asked) float64, written
 ) -> None:
     """Write probabilities: each row's sum in the order of the trees, whatever other rows there are."""
-    for first in range(0, len(x), _TOGETHER):
-        n = min(_TOGETHER, len(x) - first)
+    width = len(left)
+    for first in range(0, len(x), width):
+        n = min(width, len(x) - first)
         for c in range(len(inputs)):
             for i in range(n):
                 block[c, i] = x[first + i, inputs[c]]
         for column in asked:
             h = places[column]
-            for i in range(_TOGETHER):
+            for i in range(width):
                 total[i] = trees.start[h]
             for t in range(trees.feature.shape[1]):
-                for i in range(_TOGETHER):
+                for i in range(width):
                     left[i] = _ALL
                 for j in range(trees.feature.shape[2]):
                     values, threshold = block[trees.feature[h, t, j]], trees.threshold[h, t, j]
                     kept = trees.kept[h, t, j]
                     if trees.unknown_right[h, t, j]:
-                        for i in range(_TOGETHER):
+                        for i in range(width):
                             left[i] &= np.int32(_ALL) if values[i] <= threshold else kept
                     else:
-                        for i in range(_TOGETHER):
+                        for i in range(width):
                             left[i] &= kept if values[i] > threshold else np.int32(_ALL)
-                for i in range(_TOGETHER):
-                    total[i] += trees.value[h, t, lowest_bit[left[i]]]
+                value = trees.value[h, t]
+                v0, v1, v2, v3, v4, v5, v6, v7 = (
+                    value[0], value[1], value[2], value[3], value[4], value[5], value[6], value[7],
+                )  # fmt: skip
+                for i in range(width):  # the first leaf that is left; in vectors, where a look-up is not
+                    v = v6 if left[i] & 64 else v7
+                    v = v5 if left[i] & 32 else v
+                    v = v4 if left[i] & 16 else v
+                    v = v3 if left[i] & 8 else v
+                    v = v2 if left[i] & 4 else v
+                    v = v1 if left[i] & 2 else v
+                    total[i] += v0 if left[i] & 1 else v
             for i in range(n):
                 out[first + i, column] = 1.0 / (1.0 + np.exp(-np.float64(total[i])))

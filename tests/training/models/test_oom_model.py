@@ -78,8 +78,10 @@ def test_a_value_at_a_threshold_goes_left_and_the_next_one_right(tree: int, h: i
 
 def test_a_tree_of_two_leaves_by_hand() -> None:
     trees = Trees.blank(1)
-    node = [("value", "f8"), ("feature_idx", "i8"), ("num_threshold", "f8"), ("missing_go_to_left", "?"), ("left", "i8"),
-            ("right", "i8"), ("is_leaf", "?")]  # fmt: skip
+    node = [
+        ("value", "f8"), ("feature_idx", "i8"), ("num_threshold", "f8"), ("missing_go_to_left", "?"),
+        ("left", "i8"), ("right", "i8"), ("is_leaf", "?"),
+    ]  # fmt: skip
     trees.put(
         0, 0, np.array([(0, 3, 0.5, False, 1, 2, False), (-1, 0, 0, 0, 0, 0, True), (2, 0, 0, 0, 0, 0, True)], node)
     )
@@ -97,7 +99,12 @@ def test_a_model_of_before_is_refused(tmp_path: Path) -> None:
         OomModel.load(tmp_path)
     short = model().trees._replace(start=np.zeros(H - 1, np.float32))
     OomModel(short, np.ones(H, np.bool_)).save(tmp_path)
-    with pytest.raises(ValueError, match=r"oom_model.safetensors: expected arrays of shapes"):
+    with pytest.raises(ValueError, match=r"oom_model.safetensors: expected arrays of"):
+        OomModel.load(tmp_path)
+    beyond = model().trees
+    beyond.feature[0, 0, 0] = len(INPUTS)
+    OomModel(beyond, np.ones(H, np.bool_)).save(tmp_path)
+    with pytest.raises(ValueError, match=r"a tree reads a feature that is none of the 64"):
         OomModel.load(tmp_path)
 
 
