@@ -32,6 +32,8 @@ _PROCESS_MIB: Final = 170
 """Memory a process takes before it holds any data, in MiB."""
 _WORKING_MIB: Final = 250
 """Least memory a worker needs for data, in MiB."""
+_QUERIES: Final = 0.45
+"""Share of the memory for data that is the query engine's."""
 _AHEAD: Final = 2
 """Jobs begun for each worker before a result is taken: one in work, and one that waits for it to be free."""
 _RETRIES: Final = 5
@@ -44,14 +46,14 @@ Result = TypeVar("Result")
 def plan_workers(engine: str, workers: int, memory_limit_mib: int, n_bytes: int) -> tuple[int, int]:
     """Return how many workers fit, at most ``workers`` (0: one for each core), and memory for a process's query engine.
 
-    Half of the memory is for what the query engine does not see: rows read, sorted and written. Threads share a process
-    and its query engine; with processes, the one that waits for them counts, too.
+    The rest of the memory is for what the query engine does not see: rows read, sorted and written. Threads share a
+    process and its query engine; with processes, the one that waits for them counts, too.
     """
     wanted = workers or len(os.sched_getaffinity(0))
     fitting = max(1, min(wanted, (memory_limit_mib - _PROCESS_MIB) // (_PROCESS_MIB + _WORKING_MIB)))
     if fitting == 1 or (engine == "local" and n_bytes < POOL_BYTES):
-        return fitting, (memory_limit_mib - _PROCESS_MIB) // 2
-    return fitting, (memory_limit_mib - (fitting + 1) * _PROCESS_MIB) // fitting // 2
+        return fitting, int(_QUERIES * (memory_limit_mib - _PROCESS_MIB))
+    return fitting, int(_QUERIES * ((memory_limit_mib - (fitting + 1) * _PROCESS_MIB) // fitting))
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,9 @@ class Local:
         if separate:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([preload] if preload else [])
-            self._executor = ProcessPoolExecutor(count, mp_context=context, initializer=_die_with_parent)
+            self._executor = ProcessPoolExecutor(
+                count, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)
+            )
         else:
             self._executor = ThreadPoolExecutor(count)
 
@@ -357,6 +361,12 @@ def _named_loss() -> Iterator[None]:
         yield
     except BrokenProcessPool as error:
         raise TraceError("a worker was killed, most likely for its memory; run again with fewer --workers") from error
+
+
+def _begin(environment: dict[str, str]) -> None:
+    """Begin a process: with the parent's environment of now, where the server that forks it has one of before."""
+    os.environ.update(environment)
+    _die_with_parent()
 
 
 def _die_with_parent() -> None:

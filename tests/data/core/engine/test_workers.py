@@ -111,6 +111,14 @@ def test_what_the_jobs_of_processes_share_is_sent_once_whatever_their_number() -
         assert not any(Path(tempfile.gettempdir()).glob("reclaim-*/*"))  # kept no longer than its jobs
 
 
+@pytest.mark.slow
+def test_processes_have_the_environment_of_now_whatever_that_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    for word in ("first", "second"):
+        monkeypatch.setenv("RECLAIM_TOLD", word)
+        with Engine("processes", 2).pool() as pool:
+            assert pool.run(os.getenv, ["RECLAIM_TOLD"], lambda _: None) == [word]
+
+
 def test_an_engine_is_one_of_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match="engine must be one of local, processes, ray, got 'spark'"):
         Engine("spark")
