@@ -14,6 +14,7 @@ from reclaim.features.registry import AT
 from reclaim.features.splits import IN_ALLOC, TRAIN, permitted
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.fitting.sources import RowIndex, Source
+from reclaim.training.fitting.trees import binnable
 from reclaim.training.models.oom_model import INPUTS, LEAVES, OomModel, Trees
 from reclaim.training.models.trees import thread_limit
 
@@ -40,7 +41,7 @@ _LEAF_ROWS: Final = 500
 _RATE: Final = 0.05
 """Learning rate."""
 _L2: Final = 20.0
-"""Rows without an end that each leaf counts on top, about."""
+"""Weight of the squared values of the leaves in the loss."""
 _COLUMNS: Final = 0.3
 """Share of the inputs that each split chooses from."""
 _BLOCK: Final = 1 << 17
@@ -107,14 +108,13 @@ def _fit(rows: OomRows, fitted: NDArray[np.bool_], seed: int) -> Trees:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     trees = Trees.blank(_TREES)
-    # scikit-learn cannot bin a feature that is never known
-    x = np.where(np.isfinite(rows.x).any(axis=0), rows.x, np.float32(0.0))
     for h in np.flatnonzero(fitted).tolist():
         known = np.flatnonzero(np.isfinite(rows.oom[:, h]))
+        leaf = min(_LEAF_ROWS, max(20, len(known) // 100))
         model: Any = HistGradientBoostingClassifier(
-            max_iter=_TREES, max_leaf_nodes=LEAVES, min_samples_leaf=min(_LEAF_ROWS, max(20, len(known) // 100)),
+            max_iter=_TREES, max_leaf_nodes=LEAVES, min_samples_leaf=leaf,
             learning_rate=_RATE, l2_regularization=_L2, max_features=_COLUMNS, early_stopping=False, random_state=seed,
-        ).fit(x[known], rows.oom[known, h] == 1, sample_weight=rows.weight[known])  # fmt: skip
+        ).fit(binnable(rows.x[known], leaf), rows.oom[known, h] == 1, sample_weight=rows.weight[known])  # fmt: skip
         trees.start[h] = model._baseline_prediction.item()  # scikit-learn has no public way to its trees
         for k, (tree,) in enumerate(model._predictors):
             trees.put(h, k, tree.nodes)

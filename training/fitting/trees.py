@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,11 @@ from reclaim.training.models.trees import Rows, TreeForecaster, step_inputs, thr
 from reclaim.training.settings import TrainConfig, TreeConfig
 
 log = logging.getLogger(__name__)
+
+_BIN_ROWS: Final = 200_000
+"""Rows by which scikit-learn sets the bins of a feature, at most."""
+_KNOWN: Final = 40
+"""Of these rows, the ones expected to know a feature, at least: that none does then has a chance of e**-40."""
 
 
 class TreeLearner(RowsLearner):
@@ -72,8 +77,6 @@ def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeFore
         "max_iter": config.iterations, "max_leaf_nodes": config.leaves, "learning_rate": config.learning_rate,
         "min_samples_leaf": config.min_leaf, "early_stopping": False, "random_state": seed,
     }  # fmt: skip
-    # scikit-learn cannot bin a feature that is never known (a trace without CPI, say)
-    every = np.where(np.isfinite(train.x).any(axis=0), train.x, np.float32(0.0))
     thresholds = thresholds_of(train.x)
     steps: list[Any] = []
     bar = tqdm(total=len(TARGETS) + 1, desc="fit", unit="model", disable=None, leave=False)
@@ -82,7 +85,7 @@ def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeFore
         model: Any = None
         if len(np.unique(passed)) > 1:
             started = time.perf_counter()
-            x = step_inputs(every[row], thresholds[row, t], step)
+            x = binnable(step_inputs(train.x[row], thresholds[row, t], step), config.min_leaf)
             weight = None if train.weight is None else train.weight[row]
             model = HistGradientBoostingClassifier(**shared).fit(x, passed, sample_weight=weight)
             log.info("trees: %s fitted on %d pairs in %.1f s", target, len(row), time.perf_counter() - started)
@@ -95,10 +98,19 @@ def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeFore
     if len(classes) > 1:
         weight = None if train.weight is None else train.weight[known]
         classifier = HistGradientBoostingClassifier(**shared).fit(
-            every[known], label[known].astype(np.int8), sample_weight=weight
+            binnable(train.x[known], config.min_leaf), label[known].astype(np.int8), sample_weight=weight
         )
     bar.close()
     return TreeForecaster(steps, classifier, horizon_s=horizon_s)
+
+
+def binnable(x: NDArray[np.float32], least: int) -> NDArray[np.float32]:
+    """Return features with 0 in the columns that are known in too few rows to be split; shape (n, k).
+
+    Scikit-learn sets its bins by ``_BIN_ROWS`` rows at most, drawn at random, and fails where none of them knows a
+    feature. Fewer than ``least`` rows, a leaf's least, could not be split off anyway.
+    """
+    return np.where(np.isfinite(x).sum(axis=0) >= max(least, _KNOWN * len(x) / _BIN_ROWS), x, np.float32(0.0))
 
 
 def step_pairs(

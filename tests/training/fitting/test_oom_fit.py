@@ -76,6 +76,18 @@ def test_it_learns_what_announces_an_end_from_several_cells() -> None:
     np.testing.assert_array_equal(again.predict(unseen.x), model.predict(unseen.x))
 
 
+def test_a_feature_that_hardly_any_row_with_the_label_knows_does_not_stop_the_fit() -> None:
+    rows = cell(30_000, rare=0.02).features
+    unlabelled = np.arange(len(rows.x)) < 300
+    label = rows.targets(slice(None))[1]
+    label[unlabelled, 2] = np.nan
+    rows.x[~unlabelled, AT.memory_same_hour_1d] = np.nan
+    rows.x[301:, AT.memory_slope_2h] = np.nan
+    model = fit_oom([source(rows.x, label)], seed=0)
+    assert model is not None
+    assert np.isfinite(model.predict(rows.x)).all()
+
+
 def test_too_few_ends_make_no_model() -> None:
     few = cell(2_000)
     x = few.features.x

@@ -7,7 +7,7 @@ import pytest
 
 from reclaim.features.registry import FIRST_RELATED
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.fitting.trees import fit_trees, step_pairs
+from reclaim.training.fitting.trees import binnable, fit_trees, step_pairs
 from reclaim.training.models.survival import NOW
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import TreeConfig
@@ -53,3 +53,31 @@ def test_trees_learn_how_often_each_threshold_is_exceeded() -> None:
     assert curve[thresholds < np.float32(0.2)].min() > 0.97
     assert curve[between] == pytest.approx(0.5, abs=0.05)
     assert curve[thresholds > 0.4].max() < 0.02
+
+
+def test_a_feature_is_kept_where_a_leaf_of_rows_knows_it() -> None:
+    x = np.full((1_000, 3), NAN, np.float32)
+    x[:20, 0], x[:19, 1] = 1.0, 1.0
+    kept = binnable(x, least=20)
+    np.testing.assert_array_equal(kept[:, 0], x[:, 0])
+    assert (kept[:, 1:] == 0).all()
+
+
+def test_of_many_rows_more_must_know_a_feature_than_a_leaf_has() -> None:
+    x = np.full((1_000_000, 2), NAN, np.float32)
+    x[:199, 0], x[:200, 1] = 1.0, 1.0
+    assert np.isnan(binnable(x, least=1)).any(axis=0).tolist() == [False, True]
+
+
+def test_a_feature_that_hardly_any_row_knows_does_not_stop_the_fit() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.random((500, FIRST_RELATED)).astype(np.float32)
+    x[:, NOW] = 0.2
+    y = np.full((500, len(TARGETS), len(HORIZONS_S)), NAN, np.float32)
+    y[100:, 0, 1] = np.where(rng.random(400) < 0.5, 0.2, 0.4)
+    oom = np.full((500, len(HORIZONS_S)), NAN, np.float32)
+    oom[100:, 1] = rng.random(400) < 0.2
+    x[100:, 0] = NAN  # known in no row with a target
+    x[101:, 1] = NAN  # in one
+    trees = fit_trees(Rows(x, y, oom), TreeConfig(iterations=3, min_leaf=20), horizon_s=3_600, seed=1)
+    assert np.isfinite(trees.predict(x, 3_600).survival[:, 0, 0]).all()
