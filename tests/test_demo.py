@@ -1,14 +1,17 @@
-"""The demo on a very small cell, through every room."""
+"""The demo, as a newcomer runs it: every room, and the models that a small cell is enough for."""
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+from reclaim.cli.app import demo
 from reclaim.demo import run_demo
 from reclaim.training.bundle import load_bundle
 from reclaim.training.margins.margin import MARGIN_NAMES
+from reclaim.training.models.oom_calibration import Calibrated
 from reclaim.training.tracking.runs import fetch_bundle
 
 
@@ -18,11 +21,14 @@ def test_the_demo_ends_with_a_champion_whose_replayed_prices_are_the_ones_it_ser
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    said: list[str] = []
-    report = run_demo(Path("demo"), machines=6, days=1.5, seed=1, say=said.append)
+    asked = {name: option.default for name, option in signature(demo).parameters.items()}
+    out, size = asked["out"], {name: asked[name] for name in ("machines", "days", "seed")}
+    report = run_demo(out, **size, say=print)
     results = {e["name"]: e for e in report.results["estimators"]}
     champion = load_bundle(fetch_bundle("reclaim@champion")[0])
     assert champion.kind == "network"
+    assert isinstance(champion.forecaster, Calibrated)
+    assert champion.forecaster.oom is not None
     for name in MARGIN_NAMES:
         replayed = results["reclaim/1"]["prices"][name]
         assert list(replayed.values()) == pytest.approx(champion.prices[name].value, rel=1e-9)
@@ -32,5 +38,5 @@ def test_the_demo_ends_with_a_champion_whose_replayed_prices_are_the_ones_it_ser
         assert reclaimed == sorted(reclaimed)  # the aggressive margin reclaims most
         assert reclaimed[-1] < results["oracle"]["results"]["none"]["all"]["reclaimed_share"][resource]["value"]
     assert report.page.is_file()
-    again = run_demo(Path("demo"), machines=6, days=1.5, seed=1, say=said.append)
+    again = run_demo(out, **size, say=print)
     assert again.already_there
