@@ -51,7 +51,7 @@ _MACHINE_COLUMNS: Final = (s.TIME_US, s.MACHINE_ID, s.EVENT_TYPE, s.CPU_CAPACITY
 
 
 class NoMachinesError(ConfigError):
-    """The trace tells of no machine with a capacity, so nothing can be placed."""
+    """No machine with a capacity is judged, so nothing can be placed."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int, share: Share = WH
     Raises
     ------
     NoMachinesError
-        The trace does not tell of any machine with a capacity.
+        The trace does not tell of any machine with a capacity, or the share has none of them.
     """
     table = dataset.table("machines")
     columns = {name: table[name].to_numpy(zero_copy_only=False) for name in _MACHINE_COLUMNS}
@@ -377,6 +377,10 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int, share: Share = WH
             f"{dataset.path.name}: no machine with a capacity of CPU and memory, so nothing can be placed; "
             "a closed loop needs a trace whose machines table has them (the margins, frontier and ratios do without)"
         )
-    return CellMachines(ids, state, within[np.argsort(within["at_us"], kind="stable")]).take(
-        np.flatnonzero(kept & share.machines(ids))
-    )
+    judged = kept & share.machines(ids)
+    if not judged.any():
+        raise NoMachinesError(
+            f"{dataset.path.name}: none of {kept.sum()} machines is among the {share.of_machines:.2g} of them that are "
+            "judged, so nothing can be placed; raise judged_rows"
+        )
+    return CellMachines(ids, state, within[np.argsort(within["at_us"], kind="stable")]).take(np.flatnonzero(judged))

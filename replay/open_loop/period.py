@@ -120,6 +120,9 @@ def lay_out_period(history: History, machines: Mapping[str, NDArray[Any]], share
         raise HistoryTooShortError(
             "the test period has no task-window to judge: all its tasks are in alloc instances, which stand for them, "
             "or none ran then; replay a trace that holds the usage of alloc instances or of other tasks"
+            if share.of_machines == 1
+            else f"the test period has no task-window to judge on {share.of_machines:.2g} of the machines; "
+            "raise judged_rows"
         )
     known = int(np.isfinite(history.target[test]).any(axis=1).sum())
     if known == 0:

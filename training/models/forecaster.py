@@ -205,9 +205,9 @@ class NetworkForecaster:
         heads = Heads(*(np.array(facts["heads"][key], np.bool_) for key in ("targets", "oom")))
         expected = _shapes(len(tensors["mean"]), shape["width"], shape["depth"])
         if (found := {name: values.shape for name, values in tensors.items()}) != expected:
-            raise ValueError(f"{cls._FILE}: expected tensors of shapes {expected}, got {found}")
+            raise ValueError(f"{cls._FILE}: expected tensors of shapes {expected}, got {found}; train again")
         if beyond is not None and beyond.shape != SHAPE:
-            raise ValueError(f"{cls._FILE}: expected {cls._BEYOND} of shape {SHAPE}, got {beyond.shape}")
+            raise ValueError(f"{cls._FILE}: expected {cls._BEYOND} of shape {SHAPE}, got {beyond.shape}; train again")
         return cls(tensors, heads, beyond)
 
 

@@ -39,7 +39,7 @@ _ALL: Final = 2**LEAVES - 1
 
 
 class Trees(NamedTuple):
-    """Trees of each horizon, of ``LEAVES`` leaves at most; a horizon that is not fitted has arrays of zeros.
+    """Trees of each horizon, of ``LEAVES`` leaves at most; those of a horizon that is not fitted are ``blank``.
 
     A tree is asked by all its nodes at once (QuickScorer, Lucchese et al., SIGIR'15). Leaves are numbered from left to
     right; each node that sends a row to the right rules out the leaves to its left, and the first that is left is it.
@@ -153,16 +153,19 @@ class OomModel:
             return None
         with safe_open(folder / cls.FILE, framework="np") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-        if missing := {cls._FITTED, *Trees._fields} - tensors.keys():
+        names = *Trees._fields, cls._FITTED
+        if missing := set(names) - tensors.keys():
             raise ValueError(f"{cls.FILE}: no {', no '.join(sorted(missing))}; train again")
-        fitted = tensors.pop(cls._FITTED)
-        trees = Trees(**{name: tensors[name] for name in Trees._fields})
+        trees, fitted = Trees(**{name: tensors[name] for name in Trees._fields}), tensors[cls._FITTED]
         blank = Trees.blank(trees.value.shape[1] if trees.value.ndim == 3 else 0)
-        expected, found = ([(array.dtype.name, array.shape) for array in of] for of in (blank, trees))
-        if found != expected:
-            raise ValueError(f"{cls.FILE}: expected arrays of {expected}, got {found}")
+        for name, array, like in zip(
+            names, (*trees, fitted), (*blank, np.zeros(len(HORIZONS_S), np.bool_)), strict=True
+        ):
+            if (array.dtype, array.shape) != (like.dtype, like.shape):
+                expected, got = (f"{of.dtype} of shape {of.shape}" for of in (like, array))
+                raise ValueError(f"{cls.FILE}: expected {name} as {expected}, got {got}; train again")
         if not ((trees.feature >= 0) & (trees.feature < len(INPUTS))).all():
-            raise ValueError(f"{cls.FILE}: a tree reads a feature that is none of the {len(INPUTS)}")
+            raise ValueError(f"{cls.FILE}: a tree reads a feature that is none of the {len(INPUTS)}; train again")
         return cls(trees, fitted)
 
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reclaim.data.dataset import Dataset
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows, empty_windows
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST, TRAIN, VALID
-from reclaim.replay.closed_loop.workload import machines_of
+from reclaim.replay.closed_loop.workload import NoMachinesError, machines_of
 from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.margins.measure import EXPERIMENT, MarginsConfig
 from reclaim.replay.open_loop import fold as folding
@@ -103,6 +103,14 @@ def test_machines_of_a_share_are_those_of_its_rows_and_no_others_have_room(
     np.testing.assert_array_equal(on.ids, np.unique(few.history.windows.machine_id))
     assert few.period.whole_is_capacity
     np.testing.assert_array_equal(few.period.whole, len(on) * np.array([8.0, 16.0]))
+
+
+def test_a_share_without_a_machine_says_which_setting_to_raise(cell_dataset: Path) -> None:
+    source = Source(Dataset.open(cell_dataset), FeatureSet.open(cell_dataset), {}, progress=False)
+    with pytest.raises(HistoryTooShortError, match=r"no task-window to judge on .* of the machines; raise judged_rows"):
+        estimate_all(source, ReplayConfig(estimators=("borg", "limit"), tune=False, judged_rows=1))
+    with pytest.raises(NoMachinesError, match=r"none of 5 machines .* judged, .* raise judged_rows"):
+        machines_of(source.dataset, 0, 10**12, Share(1e-9))
 
 
 def test_tasks_without_a_row_that_is_judged_are_passed_over(

@@ -99,7 +99,12 @@ def test_a_model_of_before_is_refused(tmp_path: Path) -> None:
         OomModel.load(tmp_path)
     short = model().trees._replace(start=np.zeros(H - 1, np.float32))
     OomModel(short, np.ones(H, np.bool_)).save(tmp_path)
-    with pytest.raises(ValueError, match=r"oom_model.safetensors: expected arrays of"):
+    with pytest.raises(
+        ValueError, match=r"oom_model.safetensors: expected start as float32 of shape \(3,\), got .*again"
+    ):
+        OomModel.load(tmp_path)
+    OomModel(model().trees, np.ones(H - 1, np.bool_)).save(tmp_path)
+    with pytest.raises(ValueError, match=r"expected fitted as bool of shape \(3,\), got bool of shape \(2,\)"):
         OomModel.load(tmp_path)
     beyond = model().trees
     beyond.feature[0, 0, 0] = len(INPUTS)
