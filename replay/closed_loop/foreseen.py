@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import lent
+from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.closed_loop.records import COMPILED
 from reclaim.training.machines import curve
 from reclaim.training.machines.curve import reserve
 from reclaim.training.machines.estimator import MachineEstimator
@@ -94,7 +94,7 @@ def no_state() -> State:
     )  # fmt: skip
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def add_terms(sums: Any, run: Any, foreseen: Any, sign: float) -> None:
     """Add a run to sums, shape (n_resources, N_TERMS); ``sign`` -1 takes it out. No sum of terms is below zero."""
     for r in range(len(sums)):
@@ -105,7 +105,7 @@ def add_terms(sums: Any, run: Any, foreseen: Any, sign: float) -> None:
                 sums[r, k] = max(0.0, sums[r, k] + sign * foreseen.terms[run.cursor, r, k])
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def adds_at_least(r: int, run: Any, foreseen: Any) -> Any:
     """Return what a run adds to what its machine reserves at least, whatever the other runs: its limit or its usage.
 
@@ -117,13 +117,13 @@ def adds_at_least(r: int, run: Any, foreseen: Any) -> Any:
     return terms[T_HELD] + min(terms[T_USAGE], terms[T_LIMIT])
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def foresee(r: int, sums: Any, use: float, foreseen: Any) -> Any:
     """Return what a machine reserves of resource ``r`` for runs with these sums, that use this much now."""
     return max(reserve(sums[r], foreseen.margins[r], foreseen.curves[r]), use)
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def count_run(m: int, machine: Any, run: Any, foreseen: Any, sign: float) -> None:
     """Add a run to the sums of its machine, or take it out, and reserve for the machine together."""
     add_terms(foreseen.sums[m], run, foreseen, sign)

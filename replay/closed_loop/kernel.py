@@ -11,15 +11,17 @@ from typing import Any, Final
 import numba
 import numpy as np
 
+from reclaim.data.core.jit import LENT
 from reclaim.replay.closed_loop.foreseen import add_terms, adds_at_least, count_run, foresee
 from reclaim.replay.closed_loop.placement import draw, find_machine
 from reclaim.replay.closed_loop.preemption import find_preemption, first_victim, is_killed_before, is_preempted_before
 from reclaim.replay.closed_loop.records import (
     BLOCKED,
-    COMPILED,
     DONE,
+    IN_TURN,
     MACHINE,
     MACHINE_GONE,
+    MAKING,
     NO_REASON,
     NON_PRODUCTION,
     OWN_LIMIT,
@@ -43,13 +45,10 @@ from reclaim.training.margins.violation import overruns_in_kernel, violates_in_k
 
 _REMEMBERED: Final = 64
 """Failed runs remembered while others are tried; comparing with more costs more than it saves."""
-_AT_ONCE: Final = 16
-"""Machines whose runs are moved in turn, one of each: the records of one are not waited for before those of the next
-are asked for."""
 _END, _CHANGE, _ARRIVAL, _LAST = range(4)
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _leave(i: int, loop: Any, now_us: int) -> None:
     """Take a run off its machine."""
     runs = loop.runs
@@ -70,7 +69,7 @@ def _leave(i: int, loop: Any, now_us: int) -> None:
     run.machine = -1
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _chain(i: int, machine: Any, runs: Any) -> None:
     """Insert a run into its machine's chain, which is in the order of preemption."""
     run = runs[i]
@@ -85,7 +84,7 @@ def _chain(i: int, machine: Any, runs: Any) -> None:
         machine.head = i
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _wait(i: int, runs: Any, pending: Any, now_us: int, not_before_us: int) -> None:
     """Add a run to those that wait; it is tried from ``not_before_us`` on."""
     run = runs[i]
@@ -103,7 +102,7 @@ def _wait(i: int, runs: Any, pending: Any, now_us: int, not_before_us: int) -> N
         entry.first_limit[r] = run.first_limit[r]
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _stop(i: int, cause: int, loop: Any, now_us: int) -> None:
     """Stop a run before its end. Batch work goes back to its last checkpoint; a service goes on where the clock is."""
     run, settings, kills = loop.runs[i], loop.settings, loop.kills
@@ -124,7 +123,7 @@ def _stop(i: int, cause: int, loop: Any, now_us: int) -> None:
     _wait(i, loop.runs, loop.pending, now_us, now_us + 1)  # not in the same slot
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _finish(i: int, loop: Any, now_us: int) -> Any:
     """End a run, placed or not; return the task's next run if it was blocked by this one, else -1."""
     runs = loop.runs
@@ -138,7 +137,7 @@ def _finish(i: int, loop: Any, now_us: int) -> Any:
     return run.then if run.then >= 0 and runs[run.then].state == BLOCKED else -1
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _must_wait(run: Any, loop: Any) -> bool:
     """Say whether a collection that must end before the run's own has not; a run that went on before is not held."""
     if not run.carried:
@@ -148,7 +147,7 @@ def _must_wait(run: Any, loop: Any) -> bool:
     return False
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _release(loop: Any, now_us: int) -> None:
     """Let the runs wait for a machine whose collections need wait for no other any more."""
     held, kept = loop.held, 0
@@ -163,7 +162,7 @@ def _release(loop: Any, now_us: int) -> None:
     held[0] = kept
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _relieve_memory(m: int, loop: Any, now_us: int) -> None:
     """Stop runs on a machine out of memory until it can meet the reservations of the rest.
 
@@ -192,7 +191,7 @@ def _relieve_memory(m: int, loop: Any, now_us: int) -> None:
         _stop(found, cause, loop, now_us)
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _give_way(m: int, loop: Any, now_us: int) -> None:
     """Preempt non-production, from the lowest priority up, while more memory is reserved than the machine has."""
     runs, machine = loop.runs, loop.machines[m]
@@ -205,7 +204,7 @@ def _give_way(m: int, loop: Any, now_us: int) -> None:
         _stop(np.int64(i), np.int64(PREEMPTED), loop, now_us)
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _end_us(run: Any) -> Any:
     """Return when a placed run ends if nothing stops it; a service ends by the clock."""
     if run.service:
@@ -213,7 +212,7 @@ def _end_us(run: Any) -> Any:
     return run.placed_us + run.duration_us - run.offset_us
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _note_end(i: int, runs: Any, due: Any, until_us: int) -> None:
     """Note a placed run that ends by ``until_us`` if nothing stops it."""
     if _end_us(runs[i]) <= until_us:
@@ -221,7 +220,7 @@ def _note_end(i: int, runs: Any, due: Any, until_us: int) -> None:
         due[due[0]] = i
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _play(run: Any, tape: Any, now_us: int) -> None:
     """Move a placed run to its window of now, and take usage and limit from there."""
     at_us = now_us - run.arrival_us if run.service else run.offset_us + now_us - run.placed_us
@@ -234,7 +233,7 @@ def _play(run: Any, tape: Any, now_us: int) -> None:
         run.limit[r] = tape[cursor].limit[r]
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _raise_to_usage(run: Any) -> None:
     """Raise the reservation to the usage, as Borg does at once (EuroSys'15, section 5.5).
 
@@ -244,7 +243,7 @@ def _raise_to_usage(run: Any) -> None:
     run.reservation[1] = max(run.reservation[1], run.use[1])
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _add_to_sums(machine: Any, run: Any, foreseen: Any, together: bool, sign: float, now_us: int) -> None:
     """Add a run to its machine's sums; ``sign`` -1 takes it out."""
     for r in range(2):
@@ -263,17 +262,16 @@ def _add_to_sums(machine: Any, run: Any, foreseen: Any, together: bool, sign: fl
     machine.count += 1 if sign > 0 else -1
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _place(i: int, loop: Any, now_us: int) -> Any:
     """Place a run if a machine can take it: by its limit, or by its reservation if it is ``carried``."""
     runs, tape = loop.runs, loop.tape
     run = runs[i]
-    row = run.cursor
+    row, need = run.cursor, loop.need
     if run.service or run.offset_us > 0:
         at_us = now_us - run.arrival_us if run.service else run.offset_us
         while row + 1 < run.stop and tape[row + 1].from_us <= at_us:
             row += 1
-    need = np.empty(2)
     for r in range(2):
         run.reservation[r] = loop.reserved[row, r] if run.carried else tape[row].limit[r]
         need[r] = tape[row].limit[r] if run.band > NON_PRODUCTION else run.reservation[r]
@@ -319,27 +317,30 @@ def _place(i: int, loop: Any, now_us: int) -> Any:
     return True
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def advance(loop: Any, now_us: int) -> None:
     """Move every placed run to its window of now, for an estimator that answers before they are settled."""
-    for first in range(0, len(loop.machines), _AT_ONCE):
+    for first in range(0, len(loop.machines), IN_TURN):
         _advance(first, loop, True, now_us)
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _advance(first: int, loop: Any, live: bool, now_us: int) -> None:
-    """Move the runs of ``_AT_ONCE`` machines to their windows of now, with the tape's reservations unless ``live``.
+    """Move the runs of ``IN_TURN`` machines to their windows of now, with the tape's reservations unless ``live``.
 
     A run that was placed less than ``settings.startup_us`` ago keeps its limit; where machines are foreseen together,
     one of best-effort work for ``settings.first_us``.
     """
     runs, tape, reserved, settings = loop.runs, loop.tape, loop.reserved, loop.settings
     together = len(loop.foreseen.terms) > 0
-    heads = loop.machines[first : first + _AT_ONCE].head.copy()
+    machines, heads = loop.machines, loop.found
+    n = min(IN_TURN, len(machines) - first)
+    for k in range(n):
+        heads[k] = machines[first + k].head
     left = True
     while left:
         left = False
-        for k in range(len(heads)):
+        for k in range(n):
             if heads[k] < 0:
                 continue
             run = runs[heads[k]]
@@ -355,7 +356,7 @@ def _advance(first: int, loop: Any, live: bool, now_us: int) -> None:
             left = True
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def settle(loop: Any, live: bool, slot_s: float, now_us: int, until_us: int) -> None:
     """Recompute every machine's sums, relieve those out of memory, throttle those out of CPU, fill in ``loop.tick``.
 
@@ -367,7 +368,7 @@ def settle(loop: Any, live: bool, slot_s: float, now_us: int, until_us: int) -> 
     together = len(foreseen.terms) > 0
     for m in range(len(machines)):
         machine = machines[m]
-        if not live and m % _AT_ONCE == 0:
+        if not live and m % IN_TURN == 0:
             _advance(m, loop, False, now_us)  # just before, so that the records are in the cache
         if not machine.up:
             continue
@@ -419,7 +420,7 @@ def settle(loop: Any, live: bool, slot_s: float, now_us: int, until_us: int) -> 
             tick.in_reclaimed[r] += max(0.0, machine.limit[r] - machine.capacity[r])
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**MAKING)
 def schedule(loop: Any, now_us: int, until_us: int) -> None:
     """Try every waiting run, from the highest priority down, within one round-robin over users (EuroSys'15, 3.2).
 
@@ -478,7 +479,7 @@ def schedule(loop: Any, now_us: int, until_us: int) -> None:
         tick.reasons[pending[k].reason] += 1
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**MAKING)
 def pass_slot(loop: Any, changes: Any, at: Any, now_us: int, until_us: int) -> None:
     """Process the events of a slot in the order of time; at one time ends, then changes of machines, then arrivals.
 
@@ -530,7 +531,7 @@ def pass_slot(loop: Any, changes: Any, at: Any, now_us: int, until_us: int) -> N
                 heapq.heappush(events, (_end_us(run), np.int64(_END), np.int64(i)))
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _change(change: Any, loop: Any, now_us: int) -> None:
     """Change a machine: its capacity, whether it takes work, whether it is up. Runs on one that is down are stopped."""
     machine = loop.machines[change.machine]

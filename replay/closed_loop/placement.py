@@ -9,11 +9,10 @@ from typing import Any, Final
 import numba
 import numpy as np
 
-from reclaim.data.core.jit import code_field
-from reclaim.replay.closed_loop.records import CAPACITY, COMPILED, FREE, NON_PRODUCTION, UNPROMISED
+from reclaim.data.core.jit import LENT, code_field
+from reclaim.replay.closed_loop.records import CAPACITY, FREE, NON_PRODUCTION, TOGETHER, UNPROMISED
 from reclaim.replay.closed_loop.rooms import (
     SLACK,
-    TOGETHER,
     first_machine,
     has_room,
     holds_its_most,
@@ -33,17 +32,17 @@ POLICY: Final = np.dtype([("stranding", "f8"), ("leftover", "f8"), code_field("r
 """A policy's weights, for compiled code elsewhere that calls ``score``."""
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def find_machine(run: Any, need: Any, loop: Any) -> int:
     """Return the machine of the least ``score`` for a run, -1 where none has room.
 
     Begins at a random machine and stops at ``settings.enough`` with room (EuroSys'15, 3.4, "relaxed randomization").
     """
     runs, machines, rooms, masks, settings = loop.runs, loop.machines, loop.rooms, loop.masks, loop.settings
+    found = loop.found
     draw(loop.random)
     n = len(machines)
     rows = np.int64(FREE), np.int64(UNPROMISED if run.band > NON_PRODUCTION else FREE)
-    found = np.empty(TOGETHER, np.int64)
     best, best_score, seen = -1, math.inf, 0
     a, left = first_machine(loop), n
     while left > 0 and seen < settings.enough:
@@ -70,7 +69,7 @@ def find_machine(run: Any, need: Any, loop: Any) -> int:
     return best
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def draw(random: Any) -> None:
     """Draw the next random number: one for each run that is tried."""
     random[0] ^= random[0] << np.uint64(13)
@@ -78,7 +77,7 @@ def draw(random: Any) -> None:
     random[0] ^= random[0] << np.uint64(17)
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def scores_no_less(run: Any, m: int, rooms: Any, need: Any, settings: Any, least: float) -> bool:
     """Say whether a machine has room, and scores no less, for certain, by ``rooms`` alone; errs by saying no."""
     upper = run.band > NON_PRODUCTION
@@ -94,7 +93,7 @@ def scores_no_less(run: Any, m: int, rooms: Any, need: Any, settings: Any, least
     return above
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _free_share(run: Any, machine: Any, r: int, need: float) -> Any:
     """Return the share of resource ``r`` that a machine has left after taking a run."""
     taken = machine.reserved[r]
@@ -104,7 +103,7 @@ def _free_share(run: Any, machine: Any, r: int, need: float) -> Any:
     return (capacity - taken - need) / capacity if capacity > 0 else 0.0
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def score(free_cpu: float, free_memory: float, stranding: float, leftover: float) -> float:
     """Return the score of a machine of which these shares would be left free; the least is best.
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numba
 import numpy as np
 
+from reclaim.data.core.jit import LENT
 from reclaim.replay.closed_loop.foreseen import add_terms, foresee
-from reclaim.replay.closed_loop.records import CAPACITY, COMPILED, FREED, NON_PRODUCTION, PRODUCTION, RANKS, UNPROMISED
+from reclaim.replay.closed_loop.records import CAPACITY, FREED, NON_PRODUCTION, PRODUCTION, RANKS, TOGETHER, UNPROMISED
 from reclaim.replay.closed_loop.rooms import (
     NO_ANCHOR,
-    TOGETHER,
     could_fit,
     first_machine,
     fits,
@@ -25,11 +25,9 @@ from reclaim.training.margins.violation import overruns_in_kernel
 
 RANK_MAX, LOST_MAX = 2**31 - 1, 2**62
 """Above all costs of preemption."""
-_AT_ONCE: Final = 8
-"""Machines on which the costs of preemption are computed in turn."""
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def is_preempted_before(runs: Any, i: int, j: int) -> Any:
     """Say whether run ``i`` is preempted before run ``j`` of the same machine."""
     a, b = runs[i], runs[j]
@@ -40,13 +38,13 @@ def is_preempted_before(runs: Any, i: int, j: int) -> Any:
     return i > j
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def is_preemptible(other: Any, run: Any) -> Any:
     """Say whether ``run`` may preempt ``other``: a higher rank may, but production not production."""
     return other.rank < run.rank and (other.band == NON_PRODUCTION or other.band < run.band)
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def first_victim(run: Any, machine: Any, runs: Any) -> Any:
     """Return the run of a machine that ``run`` preempts first, -1 for none."""
     i = machine.head
@@ -55,7 +53,7 @@ def first_victim(run: Any, machine: Any, runs: Any) -> Any:
     return i
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def is_killed_before(runs: Any, i: int, j: int) -> Any:
     """Say whether run ``i`` is killed before run ``j`` when memory runs out; production comes last."""
     if runs[i].band != runs[j].band:
@@ -63,7 +61,7 @@ def is_killed_before(runs: Any, i: int, j: int) -> Any:
     return is_preempted_before(runs, i, j)
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def find_preemption(run: Any, need: Any, loop: Any, now_us: int) -> int:
     """Return the machine on which a run costs least to make room for, -1 where no preemption helps.
 
@@ -82,7 +80,7 @@ def find_preemption(run: Any, need: Any, loop: Any, now_us: int) -> int:
     # by sums alone it is certain that a run fits where they tell ranks apart, and freed reservations add up
     adds_up = len(loop.foreseen.terms) == 0 and run.band <= PRODUCTION and run.rank < RANKS and run.per_machine <= 0
     anchors, foreseen = loop.anchors, loop.foreseen
-    found, certain_ones, n_certain = np.empty(TOGETHER, np.int64), np.empty(_AT_ONCE, np.int64), 0
+    found, victims, n_certain = loop.found, loop.victims, 0
     n = len(machines)
     a, left = first_machine(loop), n
     while left > 0 and seen < settings.enough:
@@ -93,11 +91,11 @@ def find_preemption(run: Any, need: Any, loop: Any, now_us: int) -> int:
             certain &= run.band < PRODUCTION or must_fit(rooms, UNPROMISED, m, need)
             if certain:
                 if best < 0 or not costs_no_less(anchors[m], m, rooms, need, best_rank, best_lost, settings, now_us):
-                    certain_ones[n_certain] = m
+                    victims[n_certain].machine = m
                     n_certain += 1
-                    if n_certain == _AT_ONCE:
+                    if n_certain == len(victims):
                         best, best_rank, best_lost = cheapest(
-                            run, need, certain_ones, runs, machines, settings, now_us, best, best_rank, best_lost
+                            run, need, victims, n_certain, runs, machines, settings, now_us, best, best_rank, best_lost
                         )
                         n_certain = 0
                 seen += 1
@@ -115,7 +113,7 @@ def find_preemption(run: Any, need: Any, loop: Any, now_us: int) -> int:
             ):
                 continue
             best, best_rank, best_lost = cheapest(
-                run, need, certain_ones[:n_certain], runs, machines, settings, now_us, best, best_rank, best_lost
+                run, need, victims, n_certain, runs, machines, settings, now_us, best, best_rank, best_lost
             )
             n_certain = 0
             rank, lost_us = preemption_cost(run, machine, runs, need, settings, now_us, m, foreseen)
@@ -127,56 +125,57 @@ def find_preemption(run: Any, need: Any, loop: Any, now_us: int) -> int:
         left -= b - a
         a = b if b < n else 0
     of_all: tuple[int, int, int] = cheapest(
-        run, need, certain_ones[:n_certain], runs, machines, settings, now_us, best, best_rank, best_lost
+        run, need, victims, n_certain, runs, machines, settings, now_us, best, best_rank, best_lost
     )
     return of_all[0]
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def cheapest(
-    run: Any, need: Any, among: Any, runs: Any, machines: Any, settings: Any, now_us: int,
+    run: Any, need: Any, victims: Any, n: int, runs: Any, machines: Any, settings: Any, now_us: int,
     best: int, best_rank: int, best_lost: int,
 ) -> Any:  # fmt: skip
-    """Return the cheapest of the best machine so far and some that are certain to make room, its rank and lost time.
+    """Return the cheapest of the best machine so far and ``n`` that are certain to make room, its rank and lost time.
 
     As ``preemption_cost`` of one after the other. Their runs are read in turn, one of each machine: the records of one
     are not waited for before those of the next are asked for.
     """
-    n = len(among)
-    at, ranks, lost_us = np.empty(n, np.int64), np.full(n, -1), np.zeros(n, np.int64)
-    freed = np.zeros((n, 2))
     for k in range(n):
-        at[k] = machines[among[k]].head
+        of = victims[k]
+        of.at, of.rank, of.lost_us = machines[of.machine].head, -1, 0
+        of.freed[0] = of.freed[1] = 0.0
     left = n > 0
     while left:
         left = False
         for k in range(n):
-            if at[k] < 0:
+            of = victims[k]
+            if of.at < 0:
                 continue
-            gone, machine = runs[at[k]], machines[among[k]]
-            at[k] = gone.next
+            gone, machine = runs[of.at], machines[of.machine]
+            of.at = gone.next
             if gone.rank >= run.rank:
-                at[k] = -1
+                of.at = -1
                 continue
             left = True
             if not is_preemptible(gone, run):
                 continue
             for r in range(2):
-                freed[k, r] += gone.reservation[r]
+                of.freed[r] += gone.reservation[r]
             if not gone.service:
-                lost_us[k] += _lost_us(gone.offset_us + now_us - gone.placed_us, settings)
-            if fits(run, machine, 0, need[0], freed[k, 0], 0.0) and fits(run, machine, 1, need[1], freed[k, 1], 0.0):
-                ranks[k] = gone.rank
-                at[k] = -1
-            elif gone.rank > best_rank or (gone.rank == best_rank and lost_us[k] >= best_lost):
-                at[k] = -1
+                of.lost_us += _lost_us(gone.offset_us + now_us - gone.placed_us, settings)
+            if fits(run, machine, 0, need[0], of.freed[0], 0.0) and fits(run, machine, 1, need[1], of.freed[1], 0.0):
+                of.rank = gone.rank
+                of.at = -1
+            elif gone.rank > best_rank or (gone.rank == best_rank and of.lost_us >= best_lost):
+                of.at = -1
     for k in range(n):
-        if ranks[k] >= 0 and (ranks[k] < best_rank or (ranks[k] == best_rank and lost_us[k] < best_lost)):
-            best, best_rank, best_lost = among[k], ranks[k], lost_us[k]
+        of = victims[k]
+        if of.rank >= 0 and (of.rank < best_rank or (of.rank == best_rank and of.lost_us < best_lost)):
+            best, best_rank, best_lost = of.machine, of.rank, of.lost_us
     return best, best_rank, best_lost
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def preemption_cost(
     run: Any, machine: Any, runs: Any, need: Any, settings: Any, now_us: int, m: int, foreseen: Any
 ) -> tuple[int, int]:
@@ -184,7 +183,9 @@ def preemption_cost(
     together = len(foreseen.terms) > 0
     used_cpu, used_memory = machine.use[0], machine.use[1]
     if together:
-        foreseen.spare[:] = foreseen.sums[m]
+        for r in range(len(foreseen.spare)):
+            for k in range(foreseen.spare.shape[1]):
+                foreseen.spare[r, k] = foreseen.sums[m, r, k]
     freed_cpu, freed_memory, production_cpu, production_memory = 0.0, 0.0, 0.0, 0.0
     lost_us = 0
     i = machine.head
@@ -213,7 +214,7 @@ def preemption_cost(
     return -1, 0
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def costs_no_less(
     anchor_us: int, m: int, rooms: Any, need: Any, rank: int, lost_us: int, settings: Any, now_us: int
 ) -> Any:
@@ -228,7 +229,7 @@ def costs_no_less(
     return _lost_us(now_us - anchor_us, settings) >= lost_us
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _lost_us(done_us: int, settings: Any) -> Any:
     """Return the part of batch work done that is lost by a stop: since the last checkpoint."""
     return done_us % settings.checkpoint_us if settings.checkpoint_us > 0 else done_us

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.jit import code_field
+from reclaim.data.core.jit import LENT, code_field
 
 AHEAD, BLOCKED, PENDING, RUNNING, DONE = range(5)
 """States of a run: not yet submitted; submitted while the task's earlier run goes on, or a collection that
@@ -108,6 +108,10 @@ FAILURE = np.dtype(
 TAPE = np.dtype([("from_us", "i8"), ("use", "f8", (2,)), ("limit", "f8", (2,))])
 """One measurement window of a run: its start after the run's, mean CPU and largest memory in it, and the limit."""
 
+VICTIMS = np.dtype([("machine", "i8"), ("at", "i8"), ("rank", "i8"), ("lost_us", "i8"), ("freed", "f8", (2,))])
+"""Cost of making room on a machine: the run that is read next, -1 for none, the highest victim's rank, -1 while what
+is freed does not suffice, and the work lost."""
+
 TICK = np.dtype(
     [
         ("use", "f8", (2,)), ("reserved", "f8", (2,)), ("limit", "f8", (2,)), ("capacity", "f8", (2,)),
@@ -123,9 +127,15 @@ KILL = np.dtype([("at_us", "i8"), ("run", "i8"), ("machine", "i4"), ("cause", "i
 CHANGE = np.dtype([("at_us", "i8"), ("machine", "i4"), ("up", "?"), ("open", "?"), ("capacity", "f8", (2,))])
 """A machine's state from a time on."""
 
-COMPILED: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy"}
-"""Options of compilation. Division by zero gives infinity or NaN and raises nothing. Arguments are made int64 where
-they would be of several kinds, as a constant or an int32 is, since a function is compiled again for each."""
+MAKING: Final[dict[str, Any]] = LENT | {"_nrt": True}
+"""Options of the few compiled functions that make arrays. Arguments of all are made int64 where they would be of
+several kinds, as a constant or an int32 is, since a function is compiled again for each."""
+
+TOGETHER: Final = 128
+"""Machines that a search looks at together, before those of them that may have room."""
+IN_TURN: Final = 16
+"""Machines whose runs are read in turn, one of each: the records of one are not waited for before those of the next
+are asked for."""
 
 
 class LoopState(NamedTuple):
@@ -170,5 +180,11 @@ class LoopState(NamedTuple):
     """The first entry's ``run`` is the position of the next one."""
     tick: Any
     """``TICK`` of this slot."""
+    need: NDArray[np.float64]
+    """What the run that is tried asks for, shape (n_resources,)."""
+    found: NDArray[np.int64]
+    """Machines that a search found among those looked at, shape (TOGETHER,)."""
+    victims: NDArray[Any]
+    """Machines whose costs of preemption are computed in turn, of ``VICTIMS``, shape (IN_TURN // 2,)."""
     foreseen: Any
     """``foreseen.State``."""

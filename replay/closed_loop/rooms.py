@@ -12,10 +12,10 @@ from llvmlite import ir
 from numba import types
 
 from reclaim.data.core import vectors
+from reclaim.data.core.jit import LENT
 from reclaim.data.core.vectors import LANES, in_llvm
 from reclaim.replay.closed_loop.records import (
     CAPACITY,
-    COMPILED,
     FREE,
     FREED,
     LOWEST,
@@ -26,8 +26,6 @@ from reclaim.replay.closed_loop.records import (
 )
 from reclaim.training.margins.violation import SUM_ROUNDING, room_in_kernel
 
-TOGETHER: Final = 128
-"""Machines looked at together, before those of them that may have room."""
 _BOOLS: Final = ir.VectorType(ir.IntType(8), LANES)
 NO_ANCHOR: Final = -(2**62)
 """Value for a machine whose first run loses no work when it is stopped, or is not one that is preempted."""
@@ -35,7 +33,7 @@ SLACK: Final = 1e-6
 """Share of its capacity by which a machine's room is overstated: more than single precision loses."""
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def fits(run: Any, machine: Any, r: int, need: float, freed: float, freed_production: float) -> Any:
     """Say whether resource ``r`` suffices once parts of the reservations and of production's limits are freed.
 
@@ -48,13 +46,13 @@ def fits(run: Any, machine: Any, r: int, need: float, freed: float, freed_produc
     return machine.reserved[r] - freed + need <= room
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def has_room(run: Any, machine: Any, need: Any) -> Any:
     """Say whether both resources suffice as the machine is."""
     return fits(run, machine, 0, need[0], 0.0, 0.0) and fits(run, machine, 1, need[1], 0.0, 0.0)
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def could_fit(run: Any, machine: Any, r: int, need: float) -> Any:
     """Say whether resource ``r`` might suffice without all that a run may preempt; by sums alone, errs towards yes.
 
@@ -70,7 +68,7 @@ def could_fit(run: Any, machine: Any, r: int, need: float) -> Any:
     return fits(run, machine, r, need, freed, production)
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def holds_its_most(run: Any, machine: Any, runs: Any) -> Any:
     """Say whether the machine holds as many of the run's collection as may share one."""
     if run.per_machine <= 0:
@@ -83,14 +81,14 @@ def holds_its_most(run: Any, machine: Any, runs: Any) -> Any:
     return same >= run.per_machine
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def ranks_of(rooms: Any) -> int:
     """Return the number of ranks that rooms tell apart: those of non-production, up to ``RANKS``."""
     ranks: int = (len(rooms) - FREED) // 2
     return ranks
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def update_room(m: int, loop: Any) -> None:
     """Update the column of ``loop.rooms`` of a machine that has changed, and note the change."""
     machine, rooms = loop.machines[m], loop.rooms
@@ -117,20 +115,20 @@ def update_room(m: int, loop: Any) -> None:
             loop.anchors[m] = first.placed_us - first.offset_us
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def update_all_rooms(loop: Any) -> None:
     """Update ``loop.rooms`` of every machine."""
     for m in range(len(loop.machines)):
         update_room(m, loop)
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def may_fit(rooms: Any, row: int, m: int, need: Any) -> Any:
     """Say whether a machine may have room, by two neighbouring rows; errs by saying yes."""
     return rooms[row, m] >= np.float32(need[0]) and rooms[row + 1, m] >= np.float32(need[1])
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def must_fit(rooms: Any, row: int, m: int, need: Any) -> Any:
     """Say whether a machine has room for certain, by two neighbouring rows; errs by saying no."""
     for r in range(2):
@@ -173,7 +171,7 @@ def _lowest_bit(_: Any, bits: Any) -> tuple[Any, Callable[..., Any]]:
     return types.int64(bits), generate
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def those_that_may_fit(rooms: Any, masks: Any, rows: Any, mask: int, a: int, b: int, need: Any, found: Any) -> int:
     """Write which of the machines ``a`` to ``b`` may fit by two pairs of neighbouring rows; return how many there are.
 
@@ -196,7 +194,7 @@ def those_that_may_fit(rooms: Any, masks: Any, rows: Any, mask: int, a: int, b: 
     return n
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def largest_room(loop: Any, most: Any) -> Any:
     """Write the most that any machine has left of each resource into ``most``; return the lowest rank that runs on any.
 
@@ -211,7 +209,7 @@ def largest_room(loop: Any, most: Any) -> Any:
     return lowest
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def first_machine(loop: Any) -> Any:
     """Return the machine with which a search begins."""
     return np.int64(loop.random[0] % np.uint64(len(loop.machines)))

@@ -17,6 +17,7 @@ from reclaim.replay.closed_loop.placement import POLICIES
 from reclaim.replay.closed_loop.records import (
     FAILURE,
     FREED,
+    IN_TURN,
     KILL,
     NON_PRODUCTION,
     PENDING,
@@ -24,6 +25,8 @@ from reclaim.replay.closed_loop.records import (
     ROOM_CHANGE,
     RUNNING,
     TICK,
+    TOGETHER,
+    VICTIMS,
     WAITING,
     LoopState,
 )
@@ -181,6 +184,9 @@ def simulate(
         due=np.zeros(len(runs) + 1, np.int64),
         kills=kills,
         tick=ticks[0],
+        need=np.zeros(2),
+        found=np.zeros(TOGETHER, np.int64),
+        victims=np.zeros(IN_TURN // 2, VICTIMS),
         foreseen=foreseen if margins is None else foreseen._replace(margins=margins[margin[0]]),
     )
     update_all_rooms(loop)

@@ -7,14 +7,15 @@ from typing import Any, Final
 import numba
 import numpy as np
 
+from reclaim.data.core.jit import LENT
 from reclaim.replay.closed_loop.records import (
     BOTH,
     CAPACITY,
-    COMPILED,
     CONSTRAINTS,
     CPU,
     FREE,
     FREED,
+    MAKING,
     MEMORY,
     NON_PRODUCTION,
     PRODUCTION,
@@ -28,7 +29,7 @@ _RADIX_BITS: Final = 11
 """Bits of a pass of a sort: its counts stay in the nearest cache."""
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**MAKING)
 def in_turn(waiting: Any, served: Any) -> Any:
     """Return the order in which entries are tried: by rank, then in rounds of one entry of each user.
 
@@ -53,7 +54,7 @@ def in_turn(waiting: Any, served: Any) -> Any:
     return by_time[order_of(turns)]
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**MAKING)
 def order_of(keys: Any) -> Any:
     """Return the order that sorts keys, int64; equal ones keep theirs. A radix sort of the bits in which any differ."""
     order, other = np.arange(len(keys)), np.empty(len(keys), np.int64)
@@ -79,7 +80,7 @@ def order_of(keys: Any) -> Any:
     return order
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def count_lacks(run: Any, need: Any, loop: Any, failure: Any) -> None:
     """Count what machines lack for a run into a ``FAILURE``; vectorised like ``those_that_may_fit``."""
     rooms, mask = loop.rooms, loop.masks[run.mask]
@@ -103,7 +104,7 @@ def count_lacks(run: Any, need: Any, loop: Any, failure: Any) -> None:
     failure.cpu, failure.memory, failure.both = cpu, memory, both
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def _recount(rooms: Any, upper: bool, failure: Any, sign: int) -> None:
     """Count one machine as ``count_lacks`` does, by its first ``LOWEST`` rooms; ``sign`` -1 takes it out."""
     need_cpu, need_memory = np.float32(failure.need[0]), np.float32(failure.need[1])
@@ -123,7 +124,7 @@ def _recount(rooms: Any, upper: bool, failure: Any, sign: int) -> None:
         failure.memory += sign
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def waiting_reason(run: Any, failure: Any) -> int:
     """Return one of ``records.REASONS``: why no machine has room for a run."""
     if failure.allowed == 0:
@@ -136,7 +137,7 @@ def waiting_reason(run: Any, failure: Any) -> int:
     return CPU if cpu >= max(memory, both) else MEMORY if memory >= both else BOTH
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def failure_of(run: Any, need: Any, loop: Any) -> Any:
     """Return the place in ``loop.failures`` of searches for what a run asks; the first one for any that is not kept.
 
@@ -151,7 +152,7 @@ def failure_of(run: Any, need: Any, loop: Any) -> Any:
     return 1 + np.int64((mixed >> np.uint64(33)) % np.uint64(len(loop.failures) - 1))
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def fails_again(run: Any, need: Any, loop: Any, k: int) -> bool:
     """Say whether failure ``k`` is of the same search and no machine that changed since may fit; update its counts."""
     failure, changed, rooms, allowed = loop.failures[k], loop.changed, loop.rooms, loop.masks[run.mask]
@@ -177,7 +178,7 @@ def fails_again(run: Any, need: Any, loop: Any, k: int) -> bool:
     return True
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def needs_no_less(entry: Any, other: Any) -> Any:
     """Say whether an entry fits nowhere because another one, of no lower rank, does not."""
     return (
@@ -187,7 +188,7 @@ def needs_no_less(entry: Any, other: Any) -> Any:
     )  # fmt: skip
 
 
-@numba.njit(**COMPILED)
+@numba.njit(**LENT)
 def remember_failure(k: int, waiting: Any, failed: Any, n_failed: int) -> int:
     """Add entry ``k`` to the failed ones in place of those that it implies; return how many there are."""
     kept = 0

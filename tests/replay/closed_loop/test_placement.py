@@ -21,6 +21,7 @@ from reclaim.replay.closed_loop.records import (
     FAILURE,
     FREE,
     FREED,
+    IN_TURN,
     MACHINE_STATE,
     MEMORY,
     NON_PRODUCTION,
@@ -31,12 +32,13 @@ from reclaim.replay.closed_loop.records import (
     RUN,
     RUNNING,
     SPREAD,
+    TOGETHER,
     TOO_LARGE,
     UNPROMISED,
+    VICTIMS,
     LoopState,
 )
 from reclaim.replay.closed_loop.rooms import (
-    TOGETHER,
     could_fit,
     first_machine,
     fits,
@@ -167,7 +169,8 @@ def state(runs: np.ndarray, machines: np.ndarray, masks: np.ndarray, how: Any, s
         "runs": runs, "machines": machines, "masks": masks, "settings": how, "foreseen": no_state(),
         "rooms": np.zeros((FREED + 2 * RANKS, len(machines)), np.float32), "random": np.array([seed + 1], np.uint64),
         "changed": np.zeros(40, ROOM_CHANGE), "n_changed": np.ones(1, np.int64), "failures": np.zeros(3, FAILURE),
-        "anchors": np.zeros(len(machines), np.int64),
+        "anchors": np.zeros(len(machines), np.int64), "found": np.zeros(TOGETHER, np.int64),
+        "victims": np.zeros(IN_TURN // 2, VICTIMS),
     }  # fmt: skip
     loop = LoopState(**{**nothing, **given, **other})
     update_all_rooms(loop)
