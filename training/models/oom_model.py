@@ -157,10 +157,9 @@ class OomModel:
         if missing := set(names) - tensors.keys():
             raise ValueError(f"{cls.FILE}: no {', no '.join(sorted(missing))}; train again")
         trees, fitted = Trees(**{name: tensors[name] for name in Trees._fields}), tensors[cls._FITTED]
-        blank = Trees.blank(trees.value.shape[1] if trees.value.ndim == 3 else 0)
-        for name, array, like in zip(
-            names, (*trees, fitted), (*blank, np.zeros(len(HORIZONS_S), np.bool_)), strict=True
-        ):
+        n_trees = trees.value.shape[1] if trees.value.ndim == 3 else 0
+        blank: tuple[NDArray[Any], ...] = (*Trees.blank(n_trees), np.zeros(len(HORIZONS_S), np.bool_))
+        for name, array, like in zip(names, (*trees, fitted), blank, strict=True):
             if (array.dtype, array.shape) != (like.dtype, like.shape):
                 expected, got = (f"{of.dtype} of shape {of.shape}" for of in (like, array))
                 raise ValueError(f"{cls.FILE}: expected {name} as {expected}, got {got}; train again")
