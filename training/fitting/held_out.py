@@ -78,7 +78,10 @@ class HeldOut:
 
     def calibrated(self, calibration: ProbabilityCalibration) -> HeldOut:
         """Return the same rows with their OOM probability calibrated."""
-        probability = calibration.apply(self.forecast.oom_probability)
+        return self.with_probability(calibration.apply(self.forecast.oom_probability))
+
+    def with_probability(self, probability: NDArray[np.float64]) -> HeldOut:
+        """Return the same rows with another OOM probability, shape (n, n_horizons)."""
         return replace(self, forecast=replace(self.forecast, oom_probability=probability))
 
     def target(self, horizon_s: int) -> NDArray[np.float64]:

@@ -54,7 +54,7 @@ _COMPARED: Final = {"oom": ("average_precision", "brier_skill")} | dict.fromkeys
 )
 """Scores at the promised horizon that are metrics of the run; thousands would make MLflow's comparison useless."""
 _KEY_TAG: Final = "reclaim.key"
-_FITTING: Final = 2
+_FITTING: Final = 3
 """Version of the fit; raised by hand when the same data and settings give another model, so that a run of before does
 not count as this one."""
 
@@ -185,10 +185,16 @@ def run_training(
         fit_seconds = time.perf_counter() - fitting
         say("setting prices on the validation rows")
         levels = fitted.forecaster.quantile_levels
-        uncalibrated = Calibrated(fitted.forecaster, ProbabilityCalibration(), oom)
-        valid = held_out(sources, uncalibrated, _validation_rows(sources))
+        uncalibrated = Calibrated(fitted.forecaster, ProbabilityCalibration(), None if oom is None else oom.model)
+        valid_rows = _validation_rows(sources)
+        valid = held_out(sources, fitted.forecaster, valid_rows)
+        if oom is not None:  # which learned from these rows
+            threads = fitted.forecaster.threads
+            unseen = [oom.unseen(source, rows, threads) for source, rows in zip(sources, valid_rows, strict=True)]
+            valid = valid.with_probability(np.concatenate(unseen))
         raw = valid.forecast.oom_probability
-        forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task), oom)
+        calibration_of_oom = fit_probability(raw, valid.oom, valid.keys.task)
+        forecaster = Calibrated(fitted.forecaster, calibration_of_oom, uncalibrated.oom)
         valid = valid.calibrated(forecaster.calibration)
         calibration = set_prices(valid, config)
         prices = {name: price for name, price in calibration.settings.items() if isinstance(price, Price)}
