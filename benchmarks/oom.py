@@ -1,15 +1,15 @@
 """Scores the out-of-memory model within the hour on cells that it was not trained on, by the composer's truth.
 
-    python benchmarks/oom.py --train CELL [CELL ...] --test CELL TRUTH.parquet [CELL TRUTH.parquet ...]
+    python benchmarks/oom.py --train CELL [CELL ...] --test CELL TRUTH.parquet [CELL TRUTH.parquet ...] [--test ...]
 
-Each CELL is a dataset with its features: built with `split.role=train` to train on, with `split.role=test` to score on.
-The model is the one that `reclaim train` fits (`training.fitting.oom_fit`), trained on the first cell alone and on all,
-and calibrated on their validation rows, each by a model that did not learn from its collection.
-All rows of the test cells count whose label is known; `without
-alloc` leaves out tasks inside an alloc instance, which reservations are neither trained nor scored on. The label is the
-derived one (`data.oom`); behaviour and "first of its collection" are the composer's truth, of the next end that is
-`oom_limit`. Alerts are those of `training.evaluation.alerts`; the bound of recall is what as many alerts catch at most.
-Nothing is chosen by the test cells.
+Cells of one `--test` are scored together, and each by itself. Each CELL is a dataset with its features: built with
+`split.role=train` to train on, with `split.role=test` to score on. The model is the one that `reclaim train` fits
+(`training.fitting.oom_fit`), trained on the first cell alone and on all, and calibrated on their validation rows, each by
+a model that did not learn from its collection. All rows of the test cells count whose label is known; `without alloc`
+leaves out tasks inside an alloc instance, which reservations are neither trained nor scored on. The label is the derived
+one (`data.oom`); behaviour and "first of its collection" are the composer's truth, of the next end that is `oom_limit`.
+Alerts are those of `training.evaluation.alerts`; the bound of recall is what as many alerts catch at most. Nothing is
+chosen by the test cells.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ from reclaim.training.models.oom_model import OomModel
 HORIZON_S = 3_600
 PLACE = HORIZONS_S.index(HORIZON_S)
 HOUR_US = HORIZON_S * 1_000_000
+BLOCK = 1 << 18
+"""Rows asked at once, about."""
 RATE = 100
 """Alerts per 1,000 task-days at which recall is split."""
 SHOWN = ("average_precision", "times_base", "recall_at_10", "recall_bound_at_10", "precision_at_10", "recall_at_100",
@@ -52,9 +54,10 @@ SHOWN = ("average_precision", "times_base", "recall_at_10", "recall_bound_at_10"
 
 
 class Cell(NamedTuple):
-    """A test cell: features and label of its rows, their keys, and the true end that each positive row precedes."""
+    """A test cell: the rows that are scored, their label and keys, and the true end that each positive row precedes."""
 
-    x: NDArray[np.float32]
+    features: FeatureSet
+    rows: NDArray[np.int64]
     label: NDArray[np.bool_]
     keys: RowKeys
     end: pd.DataFrame  # kind, first_of_task and first_of_collection of each row; none where no true end follows
@@ -65,23 +68,24 @@ def main() -> None:
     """Fit on one cell and on all, score, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", nargs="+", type=Path, required=True, metavar="CELL")
-    parser.add_argument("--test", nargs="+", type=Path, required=True, metavar="CELL TRUTH")
+    parser.add_argument("--test", nargs="+", type=Path, required=True, action="append", metavar="CELL TRUTH")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "oom.json")
     asked = parser.parse_args()
-    if len(asked.test) % 2:
+    if any(len(group) % 2 for group in asked.test):
         parser.error("each test CELL wants its TRUTH.parquet")
     began = time.monotonic()
-    names, truths = asked.test[::2], asked.test[1::2]
-    cells = [test_cell(path, truth) for path, truth in zip(names, truths, strict=True)]
+    groups = [list(zip(group[::2], group[1::2], strict=True)) for group in asked.test]
+    cells = [[test_cell(*of) for of in group] for group in groups]
     content: dict[str, Any] = {
-        "command": f"python benchmarks/oom.py --train {' '.join(p.name for p in asked.train)} --test "
-        + " ".join(f"{c.name} {t.parent.name}/{t.name}" for c, t in zip(names, truths, strict=True)),
+        "command": f"python benchmarks/oom.py --train {' '.join(p.name for p in asked.train)} "
+        + " ".join("--test " + " ".join(f"{c.name} {t.parent.name}/{t.name}" for c, t in of) for of in groups),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",
         "versions": {name: version(name) for name in ("reclaim", "torch", "numpy", "numba", "scikit-learn")},
         "horizon_s": HORIZON_S,
-        "ends": foreseeable([(pd.read_parquet(t), Dataset.open(d)) for d, t in zip(names, truths, strict=True)]),
+        "tests": [[cell.name for cell, _ in group] for group in groups],
+        "ends": [foreseeable([(pd.read_parquet(t), Dataset.open(d)) for d, t in group]) for group in groups],
         "trained_on": {},
     }
     print("true ends of the test cells:", content["ends"])
@@ -93,20 +97,26 @@ def main() -> None:
         if fit is None:
             raise SystemExit(f"{n} training cells hold too few out-of-memory ends to fit a model")
         calibration = calibrated(fit, sources)
-        probability = [answers(fit.model, calibration, cell.x) for cell in cells]
+        probability = [[answers(fit.model, calibration, cell) for cell in group] for group in cells]
         facts: dict[str, Any] = {
             "events": sum(int(source.features.manifest["oom_events"]) for source in sources),
             "fit_seconds": round(seconds, 1),
             "slope": calibration.slope[PLACE], "intercept": calibration.intercept[PLACE],
-            "pooled": scored(cells, probability), "without alloc": scored(cells, probability, with_alloc=False),
-            "by_cell": {p.name: scored([c], [q]) for p, c, q in zip(names, cells, probability, strict=True)},
-            "split": split(cells, probability),
+            "pooled": [scored(c, p) for c, p in zip(cells, probability, strict=True)],
+            "without alloc": [scored(c, p, with_alloc=False) for c, p in zip(cells, probability, strict=True)],
+            "by_cell": {
+                of[0].name: scored([cell], [p]) for group in zip(groups, cells, probability, strict=True)
+                for of, cell, p in zip(*group, strict=True)
+            },
+            "split": [split(c, p) for c, p in zip(cells, probability, strict=True)],
         }  # fmt: skip
         content["trained_on"][f"{n} cells" if n > 1 else "1 cell"] = facts
-        rows = {name: facts[name] for name in ("pooled", "without alloc")} | facts["by_cell"]
+        rows = {f"{name}, {k}": of for name in ("pooled", "without alloc") for k, of in enumerate(facts[name])}
+        rows |= facts["by_cell"]
         print(f"\ntrained on {n} cells, {facts['events']} ends, {seconds:.0f} s:")
         print(pd.DataFrame(rows).T[["base_rate", *SHOWN]].to_string(float_format=lambda v: f"{v:.4g}"))
-        print(pd.DataFrame(facts["split"]).T.to_string(float_format=lambda v: f"{v:.4g}"))
+        for of_group in facts["split"]:
+            print(pd.DataFrame(of_group).T.to_string(float_format=lambda v: f"{v:.4g}"))
     content["seconds"] = round(time.monotonic() - began, 1)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(content, indent=2) + "\n")
@@ -128,7 +138,7 @@ def test_cell(path: Path, truth: Path) -> Cell:
         allow_exact_matches=False, tolerance=HOUR_US,
     )  # fmt: skip
     end = following.sort_values("row")[["kind", "first_of_task", "first_of_collection"]].reset_index(drop=True)
-    return Cell(features.x[rows], label[rows] > 0.5, keys, end, features.group[rows] == IN_ALLOC)
+    return Cell(features, rows, label[rows] > 0.5, keys, end, features.group[rows] == IN_ALLOC)
 
 
 def true_ends(truth: pd.DataFrame) -> pd.DataFrame:
@@ -173,9 +183,13 @@ def calibrated(fit: OomFit, sources: Sequence[Source]) -> ProbabilityCalibration
     return fit_probability(np.concatenate(raw), np.concatenate(oom), np.concatenate(task))
 
 
-def answers(model: OomModel, calibration: ProbabilityCalibration, x: NDArray[np.float32]) -> NDArray[np.float64]:
+def answers(model: OomModel, calibration: ProbabilityCalibration, cell: Cell) -> NDArray[np.float64]:
     """Return the probability within the hour of each row."""
-    return calibration.apply(model.predict(x, (HORIZON_S,), 2), (HORIZON_S,))[:, 0]
+    raw = [
+        model.predict(cell.features.x[rows], (HORIZON_S,), 2)
+        for rows in np.array_split(cell.rows, 1 + len(cell.rows) // BLOCK)
+    ]
+    return calibration.apply(np.concatenate(raw), (HORIZON_S,))[:, 0]
 
 
 def chosen(cells: Sequence[Cell], with_alloc: bool) -> list[NDArray[np.bool_]]:

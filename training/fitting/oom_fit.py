@@ -49,6 +49,8 @@ _RATE: Final = 0.05
 """Learning rate."""
 _L2: Final = 20.0
 """Weight of the squared values of the leaves in the loss."""
+_BINS: Final = 63
+"""Bins of a feature; 255 take twice the time, and made no difference on cells held out."""
 _COLUMNS: Final = 0.3
 """Share of the inputs that each split chooses from."""
 FOLDS: Final = 3
@@ -213,7 +215,8 @@ def _fit(rows: OomRows, seed: int, job: tuple[int | None, int]) -> _Nodes | None
     with thread_limit(1):  # sums of several threads differ in their last bits
         model: Any = HistGradientBoostingClassifier(
             max_iter=_TREES, max_leaf_nodes=LEAVES, min_samples_leaf=leaf,
-            learning_rate=_RATE, l2_regularization=_L2, max_features=_COLUMNS, early_stopping=False, random_state=seed,
+            learning_rate=_RATE, l2_regularization=_L2, max_bins=_BINS, max_features=_COLUMNS, early_stopping=False,
+            random_state=seed,
         ).fit(binnable(rows.x[known], leaf), met, sample_weight=rows.weight[known])  # fmt: skip
     # scikit-learn has no public way to its trees
     return _Nodes(model._baseline_prediction.item(), [tree.nodes for (tree,) in model._predictors])
