@@ -4,12 +4,12 @@
 
 Cells of one `--test` are scored together, and each by itself. Each CELL is a dataset with its features: built with
 `split.role=train` to train on, with `split.role=test` to score on. The model is the one that `reclaim train` fits
-(`training.fitting.oom_fit`), trained on the first cell alone and on all, and calibrated on their validation rows, each by
-a model that did not learn from its collection. All rows of the test cells count whose label is known; `without alloc`
-leaves out tasks inside an alloc instance, which reservations are neither trained nor scored on. The label is the derived
-one (`data.oom`); behaviour and "first of its collection" are the composer's truth, of the next end that is `oom_limit`.
-Alerts are those of `training.evaluation.alerts`; the bound of recall is what as many alerts catch at most. Nothing is
-chosen by the test cells.
+(`training.fitting.oom_fit`), trained on the first cell alone and on all, and calibrated on their validation rows,
+each by a model that did not learn from its collection. All rows of the test cells count whose label is known;
+`without alloc` leaves out tasks inside an alloc instance, which reservations are neither trained nor scored on. The
+label is the derived one (`data.oom`); behaviour and "first of its collection" are the composer's truth, of the next
+end that is `oom_limit`. Alerts are those of `training.evaluation.alerts`; the bound of recall is what as many alerts
+catch at most. Nothing is chosen by the test cells.
 """
 
 from __future__ import annotations
