@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,8 @@ from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.fitting.learner import Fitted, Learner
 from reclaim.training.fitting.network import choose_device, fit_network
 from reclaim.training.fitting.sources import Source, choose_rows
-from reclaim.training.models.portable import FIRST, INPUTS, LAGS, SHARES, PortableForecaster, inputs_of
+from reclaim.training.models.beyond import Part, beyond_of
+from reclaim.training.models.portable import FIRST, INPUTS, LAGS, SHARES, PortableForecaster, inputs_of, place
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig
 
@@ -62,19 +63,15 @@ class PortableLearner(Learner):
             "epochs": len(result.history),
             "best_epoch": result.best_epoch,
         }
-        return Fitted(PortableForecaster(tensors), counts, facts, result.history)
+        beyond = beyond_of(_targets_alone(sources, fit.max_samples, config.seed), alike=True)
+        return Fitted(PortableForecaster(tensors, beyond), counts, facts, result.history)
 
 
 def _rows(
     sources: Sequence[Source], rows_of: Callable[[FeatureSet], NDArray[np.int64]], limit: int, seed: int
 ) -> tuple[Rows, list[int]]:
     """Return rows of every source and signal, ``limit`` altogether and as many of each, and how many of each source."""
-    kept = [
-        (source, t, rows)
-        for source in sources
-        for t in range(len(TARGETS))
-        if len(rows := _known(source.features, rows_of(source.features), t))
-    ]
+    kept = _kept(sources, rows_of)
     parts: list[tuple[NDArray[np.float32], ...]] = []
     counts = [0] * len(sources)
     for source, t, known in kept:
@@ -90,6 +87,30 @@ def _rows(
     x, y, weight = (np.concatenate(column) for column in zip(none, *parts, strict=True))
     oom = np.full((len(x), len(HORIZONS_S)), np.nan, np.float32)
     return Rows(x, y, oom, None if (weight == 1).all() else weight), counts
+
+
+def _kept(
+    sources: Sequence[Source], rows_of: Callable[[FeatureSet], NDArray[np.int64]]
+) -> list[tuple[Source, int, NDArray[np.int64]]]:
+    """Return every source, each of its targets that is known in some row, and these rows."""
+    return [
+        (source, t, rows)
+        for source in sources
+        for t in range(len(TARGETS))
+        if len(rows := _known(source.features, rows_of(source.features), t))
+    ]
+
+
+def _targets_alone(sources: Sequence[Source], limit: int, seed: int) -> Iterator[Part]:
+    """Yield the training rows that the network is fitted to, as recorded, with the one target that each is of."""
+    kept = _kept(sources, FeatureSet.train_rows)
+    for source, t, known in kept:
+        rows = choose_rows(known, limit // len(kept), seed)
+        for start in range(0, len(rows), _READ_AT_ONCE):
+            some = rows[start : start + _READ_AT_ONCE]
+            y = np.full((len(some), len(TARGETS), len(HORIZONS_S)), np.nan, np.float32)
+            y[:, t] = source.features.targets(some)[0][:, t]
+            yield source.features.x[some], y, source.features.weight[some]
 
 
 def _known(features: FeatureSet, rows: NDArray[np.int64], t: int) -> NDArray[np.int64]:
@@ -113,4 +134,5 @@ def _augmented(rows: Rows, random: np.random.Generator) -> Rows:
     for lag in LAGS:
         x[hidden, INPUTS.index(lag)] = np.nan
         x[hidden, INPUTS.index(f"{lag}_missing")] = 1.0
+    place(x)
     return replace(rows, x=x, y=y)

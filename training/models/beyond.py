@@ -31,7 +31,7 @@ HISTORIES: Final = (7, 11)
 """First and last class of history: floor of log2(1 + windows seen), so up to 21 hours of it, … and 7 days and more."""
 _PRIOR_ROWS: Final = 1_000
 """Rows of all histories that count next to those of each class."""
-_COLUMNS: Final = np.array([*(AT[f"{signal}_max_ever"] for signal in SIGNALS), AT.seen])
+COLUMNS: Final = np.array([*(AT[f"{signal}_max_ever"] for signal in SIGNALS), AT.seen])
 """Features that are read: the largest so far of each target, and the windows seen."""
 assert SIGNALS == TARGETS
 
@@ -46,7 +46,7 @@ tempered, or no demand over it is known."""
 Part = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None]
 
 
-def beyond_of(parts: Iterable[Part]) -> Beyond | None:
+def beyond_of(parts: Iterable[Part], *, alike: bool = False) -> Beyond | None:
     """Return the shares of rows; None where no demand over a horizon that is tempered is known.
 
     Parameters
@@ -54,11 +54,13 @@ def beyond_of(parts: Iterable[Part]) -> Beyond | None:
     parts : iterable of three float32 arrays
         Features, shape (n, n_features), targets, shape (n, n_targets, n_horizons), and weights, shape (n,), of some
         rows each; None: all weigh alike.
+    alike : bool
+        Whether all targets have the shares of all.
     """
     exceeded, known = np.zeros(SHAPE), np.zeros((*SHAPE[:-1], 1))
     for x, y, weight in parts:
         each = np.ones(len(x)) if weight is None else weight.astype(np.float64)
-        ever, history = np.maximum(x[:, _COLUMNS[:-1]], FLOOR), _history(x)
+        ever, history = np.maximum(x[:, COLUMNS[:-1]], FLOOR), _history(x)
         for (h, tail), t in product(enumerate(TAILS), range(len(TARGETS))):
             ratio = np.minimum(y[:, t, h], 1.0) / ever[:, t]
             for k in range(SHAPE[1] if tail else 0):
@@ -70,6 +72,8 @@ def beyond_of(parts: Iterable[Part]) -> Beyond | None:
                 exceeded[h, k, t] += up_to[-1] - up_to[place]
     if not known.any():
         return None
+    if alike:
+        exceeded, known = (np.repeat(of.sum(axis=2, keepdims=True), len(TARGETS), axis=2) for of in (exceeded, known))
     of_all = (exceeded.sum(axis=1, keepdims=True) + 1) / (known.sum(axis=1, keepdims=True) + 1)
     shares: Beyond = ((exceeded + _PRIOR_ROWS * of_all) / (known + _PRIOR_ROWS)).astype(np.float32)
     shares[~known.any(axis=(1, 2, 3))] = np.nan
@@ -77,7 +81,7 @@ def beyond_of(parts: Iterable[Part]) -> Beyond | None:
 
 
 def _history(x: NDArray[np.float32]) -> NDArray[np.int64]:
-    seen = np.nan_to_num(x[:, _COLUMNS[-1]])
+    seen = np.nan_to_num(x[:, COLUMNS[-1]])
     history: NDArray[np.int64] = np.clip(np.floor(seen), *HISTORIES).astype(np.int64) - HISTORIES[0]
     return history
 
@@ -100,7 +104,7 @@ def temper(
     horizons_s : tuple of int
         Of the curves.
     """
-    ever, history = np.ascontiguousarray(x[:, _COLUMNS[:-1]]), _history(x)
+    ever, history = np.ascontiguousarray(x[:, COLUMNS[:-1]]), _history(x)
     for place, h in enumerate(map(HORIZONS_S.index, horizons_s)):
         if not np.isnan(beyond[h, 0, 0, 0]):
             _temper(survival, thresholds, ever, history, beyond[h], RATIOS, place, TAILS[h])

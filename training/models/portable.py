@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +21,11 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import AT, FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS, STATISTIC, definitions_of
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
+from reclaim.training.models.beyond import COLUMNS as BEYOND_COLUMNS
+from reclaim.training.models.beyond import SHAPE, Beyond, temper
 from reclaim.training.models.forecaster import ALL_HEADS, Heads
 from reclaim.training.models.forward import ForwardPass
-from reclaim.training.models.survival import N_THRESHOLDS, forecast_of
+from reclaim.training.models.survival import CEILING, FLOOR, LAST, N_THRESHOLDS, forecast_of
 from reclaim.training.settings import QUANTILE_LEVELS
 
 LAGS: Final = tuple(f"same_hour_{days}d" for days in SAME_HOUR_DAYS)
@@ -29,9 +33,14 @@ LAGS: Final = tuple(f"same_hour_{days}d" for days in SAME_HOUR_DAYS)
 _OF_RESOURCE: Final = "p98_48h"
 """A statistic of resources alone."""
 _STATISTICS: Final = (*(statistic.name for statistic in STATISTIC), _OF_RESOURCE)
-INPUTS: Final = (*_STATISTICS, *(f"{lag}_missing" for lag in LAGS), "memory")
-"""Inputs of one target: what is known of its own signal, in shares of the limit, marks, and whether it is memory. No
-clock, no age, no size of the limit, and nothing of another signal: all these mean something else in the next cell."""
+_SPREADS: Final = ("std_2h", "change_1h")
+"""Statistics that are no level."""
+_LEVELS: Final = tuple(name for name in _STATISTICS if name not in {"last", *_SPREADS})
+_MEASURED: Final = (*_STATISTICS, *(f"{lag}_missing" for lag in LAGS), "memory")
+INPUTS: Final = (*_MEASURED, *(f"{name}_place" for name in (*_LEVELS, *_SPREADS)))
+"""Inputs of one target: what is known of its own signal, in shares of the limit, marks, whether it is memory, and where
+each statistic lies among the thresholds of the curve. No clock, no age, no size of the limit, and nothing of another
+signal: all these mean something else in the next cell."""
 FIRST: Final = _STATISTICS.index("last")
 """Position of what is used now."""
 _EVER: Final = _STATISTICS.index("max_ever")
@@ -43,13 +52,26 @@ _COLUMNS: Final = np.array(
      for signal in SIGNALS]
 )  # fmt: skip
 """Feature of each target and statistic; -1 where there is none."""
+_LEVELS_AT: Final = np.array([_STATISTICS.index(name) for name in _LEVELS])
+_SPREADS_AT: Final = np.array([_STATISTICS.index(name) for name in _SPREADS])
+_LEAST: Final = 1e-4
+"""Least share of the limit that has a place."""
+_FARTHEST: Final = 4.0
+"""Farthest place of a level, in ways from what is used now to the limit."""
+_WIDEST: Final = 8.0
+"""Largest spread, over what is used now."""
 _LAGS: Final = np.array([_STATISTICS.index(lag) for lag in LAGS])
 _IS_MEMORY: Final = np.array([float(target == "memory") for target in TARGETS], np.float32)
 assert TARGETS[: len(RESOURCES)] == RESOURCES
 
 
 def inputs_of(x: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
-    """Return the inputs of each target; float32, shape (n, n_features) to (n, n_targets, len(INPUTS))."""
+    """Return the inputs of each target; float32, shape (n, n_features) to (n, n_targets, len(INPUTS)).
+
+    A level's place is its share of the way, by the logarithm, from what is used now to the limit, as thresholds are
+    (``survival.thresholds_of``): 0 is what is used now. A spread's place is its ratio to what is used now. Both are
+    squared, with their sign: the network takes the fourth root of all inputs.
+    """
     out = np.empty((len(x), len(TARGETS), len(INPUTS)), np.float32)
 
     def fill(part: int, parts: int) -> None:
@@ -71,6 +93,42 @@ def _inputs(x: Any, columns: Any, lags: Any, is_memory: Any, out: Any) -> None:
             for k in range(len(lags)):
                 to[shares + k] = np.float32(1.0 if np.isnan(to[lags[k]]) else 0.0)
             to[shares + len(lags)] = is_memory[t]
+            _place(to)
+
+
+def place(inputs: NDArray[np.float32]) -> None:
+    """Compute the places again, in place, from the other inputs; float32, shape (n, len(INPUTS))."""
+    _place_all(inputs)
+
+
+@numba.njit(**LENT)
+def _place_all(inputs: Any) -> None:
+    for i in range(len(inputs)):
+        _place(inputs[i])
+
+
+@numba.njit(**LENT)
+def _place(to: Any) -> None:
+    now = to[FIRST]
+    now = np.float32(FLOOR) if np.isnan(now) else min(max(now, np.float32(FLOOR)), np.float32(CEILING))
+    from_now = math.log(now)
+    of_way = np.float32(1.0) / (np.float32(math.log(LAST)) - from_now)
+    at = len(_MEASURED)
+    for k in _LEVELS_AT:
+        if np.isnan(to[k]):
+            to[at] = to[k]
+        else:
+            way = (math.log(max(to[k], np.float32(_LEAST))) - from_now) * of_way
+            way = min(max(way, np.float32(-_FARTHEST)), np.float32(_FARTHEST))
+            to[at] = way * abs(way)
+        at += 1
+    for k in _SPREADS_AT:
+        if np.isnan(to[k]):
+            to[at] = to[k]
+        else:
+            spread = min(max(to[k] / now, np.float32(-_WIDEST)), np.float32(_WIDEST))
+            to[at] = spread * abs(spread)
+        at += 1
 
 
 class PortableForecaster:
@@ -80,6 +138,8 @@ class PortableForecaster:
     ----------
     tensors : dict
         The ``state_dict`` of a ``network.SurvivalNetwork`` of one target with the inputs ``INPUTS``, as arrays.
+    beyond : Beyond or None
+        What the curves are tempered by; None: they are the network's own.
 
     Attributes
     ----------
@@ -87,15 +147,17 @@ class PortableForecaster:
         For large calls; the answers do not depend on it.
     """
 
-    PIPELINE: Final = definitions_of(FEATURE_NAMES[k] for k in _COLUMNS.ravel() if k >= 0)
+    PIPELINE: Final = definitions_of(FEATURE_NAMES[k] for k in {*_COLUMNS.ravel(), *BEYOND_COLUMNS} if k >= 0)
     """Definitions of the features that it reads: it outlives a change of the others."""
     FILE: Final = "portable.safetensors"
+    _BEYOND: Final = "beyond"
     heads: Final = Heads(ALL_HEADS.targets, np.zeros(len(HORIZONS_S), np.bool_))
     horizons_s: Final = HORIZONS_S
     quantile_levels: Final = QUANTILE_LEVELS
 
-    def __init__(self, tensors: dict[str, NDArray[np.float32]]) -> None:
+    def __init__(self, tensors: dict[str, NDArray[np.float32]], beyond: Beyond | None = None) -> None:
         self.tensors = tensors
+        self.beyond = beyond
         self.threads = 1
         self._passes: dict[tuple[int, ...], ForwardPass] = {}
 
@@ -112,7 +174,8 @@ class PortableForecaster:
         survival = curves.reshape(len(x), len(TARGETS), len(horizons_s), N_THRESHOLDS)
         survival[np.isnan(inputs[:, _EVER]).reshape(len(x), -1)] = np.nan
         unknown = np.full((len(x), len(horizons_s)), np.nan)
-        return forecast_of(survival, x, unknown, horizons_s, QUANTILE_LEVELS, self.threads)
+        tempered = None if self.beyond is None else partial(temper, beyond=self.beyond, horizons_s=horizons_s)
+        return forecast_of(survival, x, unknown, horizons_s, QUANTILE_LEVELS, self.threads, tempered)
 
     def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
         outputs = np.arange(len(HORIZONS_S) * N_THRESHOLDS).reshape(len(HORIZONS_S), N_THRESHOLDS)
@@ -122,8 +185,10 @@ class PortableForecaster:
         )
 
     def save(self, folder: Path) -> None:
-        """Write the weights and the names of the inputs."""
+        """Write the weights, the names of the inputs, and what tempers the curves."""
         tensors = {name: np.ascontiguousarray(values) for name, values in self.tensors.items()}
+        if self.beyond is not None:
+            tensors[self._BEYOND] = self.beyond
         save_file(tensors, folder / self.FILE, metadata={"facts": json.dumps({"inputs": INPUTS})})
 
     @classmethod
@@ -133,4 +198,8 @@ class PortableForecaster:
             inputs = tuple(json.loads(file.metadata()["facts"])["inputs"])
             if inputs != INPUTS:
                 raise ModelError(f"{folder / cls.FILE}: expected the inputs {INPUTS}, got {inputs}; train again")
-            return cls({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118 - no mapping
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+        beyond = tensors.pop(cls._BEYOND, None)
+        if beyond is not None and beyond.shape != SHAPE:
+            raise ModelError(f"{folder / cls.FILE}: expected {cls._BEYOND} of shape {SHAPE}, got {beyond.shape}")
+        return cls(tensors, beyond)

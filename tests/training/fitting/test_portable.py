@@ -13,7 +13,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.training.fitting import portable
 from reclaim.training.fitting.portable import PortableLearner
 from reclaim.training.fitting.sources import Source, open_sources
-from reclaim.training.models.portable import FIRST, INPUTS, LAGS, SHARES
+from reclaim.training.models.portable import FIRST, INPUTS, LAGS, SHARES, place
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig
 
@@ -73,7 +73,20 @@ def test_limits_are_rescaled_with_what_was_used_and_lags_are_hidden_with_their_m
         missing = np.isnan(made.x[:, INPUTS.index(lag)])
         assert missing.mean() == pytest.approx(0.4, abs=0.02)
         assert np.array_equal(made.x[:, INPUTS.index(f"{lag}_missing")] == 1, missing)
+    again = made.x.copy()
+    place(again)
+    assert again.tobytes() == made.x.tobytes()  # places go with the other limit
     assert (x[:, FIRST] == np.float32(0.2)).all()  # what it was given is as it was
+
+
+def test_all_signals_have_one_table_of_tails(sources: list[Source], tmp_path: Path) -> None:
+    beyond = PortableLearner().fit(sources, CONFIG, tmp_path).forecaster.beyond
+    assert beyond is not None
+    assert np.array_equal(beyond[:, :, 0], beyond[:, :, 1], equal_nan=True)
+    assert np.array_equal(beyond[:, :, 0], beyond[:, :, 2], equal_nan=True)
+    assert ((beyond[1] >= 0) & (beyond[1] <= 1)).all()
+    alone = PortableLearner().fit(sources[:1], CONFIG, tmp_path / "alone").forecaster.beyond
+    assert (alone != beyond)[1].any()  # it is of all sources
 
 
 def test_the_same_sources_and_seed_give_the_same_weights(sources: list[Source], tmp_path: Path) -> None:
