@@ -24,6 +24,7 @@ from reclaim.training.tracking.references import (
 
 SHA256 = {
     "1": "e5b5f3d24e5c233eb640caa5cafb8556d26f595278cb88693a58fdc16dd941b8",
+    "2": "c5ee44b556815b4cfa77525f8f8d93eaf933c8c64c04bea6dc721ac7beb466db",
 }
 """Of the weights of each version: other weights are another version."""
 
