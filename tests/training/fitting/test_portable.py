@@ -13,7 +13,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.training.fitting import portable
 from reclaim.training.fitting.portable import PortableLearner
 from reclaim.training.fitting.sources import Source, open_sources
-from reclaim.training.models.portable import FIRST, INPUTS, LAGS, SHARES, place
+from reclaim.training.models.portable import FIRST, INPUTS, LAGS, SHARES, PortableForecaster, place
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig
 
@@ -80,12 +80,15 @@ def test_limits_are_rescaled_with_what_was_used_and_lags_are_hidden_with_their_m
 
 
 def test_all_signals_have_one_table_of_tails(sources: list[Source], tmp_path: Path) -> None:
-    beyond = PortableLearner().fit(sources, CONFIG, tmp_path).forecaster.beyond
+    forecasters = [
+        PortableLearner().fit(of, CONFIG, tmp_path / str(len(of))).forecaster for of in (sources, sources[:1])
+    ]
+    beyond, alone = (of.beyond for of in forecasters if isinstance(of, PortableForecaster))
     assert beyond is not None
+    assert alone is not None
     assert np.array_equal(beyond[:, :, 0], beyond[:, :, 1], equal_nan=True)
     assert np.array_equal(beyond[:, :, 0], beyond[:, :, 2], equal_nan=True)
     assert ((beyond[1] >= 0) & (beyond[1] <= 1)).all()
-    alone = PortableLearner().fit(sources[:1], CONFIG, tmp_path / "alone").forecaster.beyond
     assert (alone != beyond)[1].any()  # it is of all sources
 
 
