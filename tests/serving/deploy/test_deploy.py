@@ -21,6 +21,7 @@ import yaml
 from reclaim.cli import app as cli
 from reclaim.serving.http.guard import PROBES
 from reclaim.serving.settings import ENV_PREFIX, ServingSettings
+from reclaim.training.tracking.references import BUILTIN_VERSION
 from tests.serving.test_launch import call, wait_until_ready
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -68,7 +69,7 @@ def test_a_bento_is_built_and_serves_the_model_that_it_carries_and_without_one_t
     shutil.copytree(bundle_folder, source / "model")  # as the build does with model/ of the checkout
     (source / "model" / "origin.json").write_text(json.dumps({"name": "reclaim", "version": "7", "run_id": "1"}))
     carried, aside = source / "model", source / "aside"
-    for model in ({"name": "reclaim", "version": "7"}, {"name": "builtin", "version": "1"}):
+    for model in ({"name": "reclaim", "version": "7"}, {"name": "builtin", "version": BUILTIN_VERSION}):
         if model["name"] == "builtin":
             carried.rename(aside)
         with (tmp_path / "log").open("w+") as log:
