@@ -148,6 +148,17 @@ def _must_wait(run: Any, loop: Any) -> bool:
 
 
 @numba.njit(**LENT)
+def _hold(i: int, loop: Any) -> bool:
+    """Hold a run back that must wait for another collection; say whether it must."""
+    if not _must_wait(loop.runs[i], loop):
+        return False
+    loop.runs[i].state = BLOCKED
+    loop.held[0] += 1
+    loop.held[loop.held[0]] = i
+    return True
+
+
+@numba.njit(**LENT)
 def _release(loop: Any, now_us: int) -> None:
     """Let the runs wait for a machine whose collections need wait for no other any more."""
     held, kept = loop.held, 0
@@ -445,7 +456,7 @@ def schedule(loop: Any, now_us: int, until_us: int) -> None:
             ended_us = max(run.arrival_us + run.duration_us, run.waiting_us)
             run.waited_us += ended_us - run.waiting_us
             following = _finish(entry.run, loop, ended_us)
-            if following >= 0:
+            if following >= 0 and not _hold(following, loop):
                 runs[following].ready_us = now_us
                 _wait(following, runs, pending, now_us, now_us)
             continue
@@ -515,10 +526,7 @@ def pass_slot(loop: Any, changes: Any, at: Any, now_us: int, until_us: int) -> N
             if run.after >= 0 and runs[run.after].state != DONE:
                 run.state = BLOCKED
                 continue
-            if _must_wait(run, loop):
-                run.state = BLOCKED
-                loop.held[0] += 1
-                loop.held[loop.held[0]] = i
+            if _hold(i, loop):
                 continue
             run.waiting_us = run.ready_us = time_us
             if run.service and _end_us(run) <= time_us:  # its time has passed while it was blocked

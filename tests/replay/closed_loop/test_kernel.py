@@ -76,6 +76,15 @@ def test_a_collection_that_starts_after_another_waits_for_the_last_of_its_runs()
     assert placed(going_on) == [0, 0]
 
 
+def test_a_run_after_one_whose_time_passed_waits_for_the_predecessors_of_its_collection() -> None:
+    goes_on = Task(use=[(0.1, 0.1)] * 8)
+    too_large = Task(use=QUIET, limit=(2.0, 2.0), band=PRODUCTION, carried=True, collection=1)
+    following = Task(use=QUIET, collection=1, after=1)
+    runs = run(goes_on, too_large, following, slots=12, predecessors=[(1, 0)]).runs
+    assert (runs["ended_us"][:2] // SLOT_US).tolist() == [8, 4]
+    assert runs["first_placed_us"][2] // SLOT_US == 8
+
+
 def test_a_service_that_starts_after_another_collection_misses_what_it_waited_and_ends_by_the_clock() -> None:
     late = run(
         task(0.5, 3), task(0.1, 2, collection=1, at=0.5, band=PRODUCTION, rank=9),
