@@ -4,12 +4,12 @@
 
 Cells of one `--test` are scored together, and each by itself. Each CELL is a dataset with its features: built with
 `split.role=train` to train on, with `split.role=test` to score on. The model is the one that `reclaim train` fits
-(`training.fitting.oom_fit`), trained on the first cell alone and on all, and calibrated on their validation rows,
-each by a model that did not learn from its collection. All rows of the test cells count whose label is known;
-`without alloc` leaves out tasks inside an alloc instance, which reservations are neither trained nor scored on. The
-label is the derived one (`data.oom`); behaviour and "first of its collection" are the composer's truth, of the next
-end that is `oom_limit`. Alerts are those of `training.evaluation.alerts`; the bound of recall is what as many alerts
-catch at most. Nothing is chosen by the test cells.
+(`training.fitting.oom_fit`), trained on the first cell alone and on all, and calibrated on their validation rows. All
+rows of the test cells count whose label is known; `without alloc` leaves out tasks inside an alloc instance, which
+reservations are neither trained nor scored on. The label is the derived one (`data.oom`); behaviour and "first of its
+collection" are the composer's truth, of the next end that is `oom_limit`. Alerts are those of
+`training.evaluation.alerts`; the bound of recall is what as many alerts catch at most. Nothing is chosen by the test
+cells.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from reclaim.features.groups import RowKeys, join_keys, row_keys
 from reclaim.features.splits import IN_ALLOC, VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.evaluation.alerts import AlertRows, alerts, events, lowest_threshold, score_alerts, sorted_rows
-from reclaim.training.fitting.oom_fit import OomFit, fit_oom, rows_of
+from reclaim.training.fitting.oom_fit import fit_oom, rows_of
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.models.oom_calibration import ProbabilityCalibration, fit_probability
 from reclaim.training.models.oom_model import OomModel
@@ -92,12 +92,12 @@ def main() -> None:
     for n in sorted({1, len(asked.train)}):
         sources = open_sources(asked.train[:n])
         started = time.monotonic()
-        fit = fit_oom(sources, asked.seed)
+        model = fit_oom(sources, asked.seed)
         seconds = time.monotonic() - started
-        if fit is None:
+        if model is None:
             raise SystemExit(f"{n} training cells hold too few out-of-memory ends to fit a model")
-        calibration = calibrated(fit, sources)
-        probability = [[answers(fit.model, calibration, cell) for cell in group] for group in cells]
+        calibration = calibrated(model, sources)
+        probability = [[answers(model, calibration, cell) for cell in group] for group in cells]
         facts: dict[str, Any] = {
             "events": sum(int(source.features.manifest["oom_events"]) for source in sources),
             "fit_seconds": round(seconds, 1),
@@ -169,14 +169,13 @@ def foreseeable(cells: Sequence[tuple[pd.DataFrame, Dataset]]) -> dict[str, floa
     return {name: float(n) for name, n in counts.items()}
 
 
-def calibrated(fit: OomFit, sources: Sequence[Source]) -> ProbabilityCalibration:
-    """Return the calibration by the validation rows of all sources, each asked of a model that did not see it."""
+def calibrated(model: OomModel, sources: Sequence[Source]) -> ProbabilityCalibration:
+    """Return the calibration by the validation rows of all sources."""
     raw, oom, task, before = [], [], [], 0
     for source in sources:
-        rows = rows_of(source.features)
-        rows = rows[source.features.period[rows] == VALID]
+        rows = rows_of(source.features, VALID)
         keys = row_keys(source.dataset, source.features, rows)
-        raw.append(fit.unseen(source, rows, threads=2))
+        raw.append(model.predict(source.features.x[rows], threads=2))
         oom.append(source.features.targets(rows)[1])
         task.append(keys.task + before)
         before += int(keys.task.max(initial=-1)) + 1

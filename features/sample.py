@@ -12,21 +12,21 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows
 from reclaim.features.groups import AGES, TIER_LABELS, age_key, known_seconds, tier_key
-from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, drawn, for_warnings, in_period
+from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, drawn, in_period
 from reclaim.features.targets import HORIZONS_S
 
 ROWS: Final = ("sample", "all")
 """Rows whose features are kept. ``sample``: at most about as many as ``SampleConfig`` says; whatever else is asked for
 is folded again. ``all``: those of every row, 440 bytes each, for study."""
 
-SAMPLING: Final = 2
+SAMPLING: Final = 1
 """Version of the choice of rows; raised by hand when other rows are chosen by the same settings."""
 _SHARED: Final = 0.5
 """Share of the training rows that is spread over tiers and ages alike, as far as each has rows; the rest goes by how
 many more each has."""
 _SOON: Final = HORIZONS_S.index(3_600)
 """Every training row that meets an end out of memory within this horizon is kept: they are few."""
-_OF_TRAIN, _OF_VALID, _OF_TEST, OF_REPLAY, OF_FOLDS = range(5)
+_OF_TRAIN, _OF_VALID, _OF_TEST, OF_REPLAY = range(4)
 """Purposes that numbers are drawn for: what is kept for one use is no likelier to be kept for another."""
 
 
@@ -137,7 +137,7 @@ def machine_or_task(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int
 
 def _used(period: NDArray[np.uint8], group: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return which rows any use is made of: those in an alloc instance are warned of, though nothing else is."""
-    used: NDArray[np.bool_] = for_warnings(period, group) | (group == IN_ALLOC)
+    used: NDArray[np.bool_] = group == IN_ALLOC
     for one in (TRAIN, VALID, TEST):
         used |= in_period(one, period, group)
     return used

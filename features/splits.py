@@ -21,9 +21,9 @@ PERIODS: Final = ("train", "valid", "test")
 
 SEEN, VALID_UNSEEN, TEST_UNSEEN, IN_ALLOC = range(4)
 GROUPS: Final = ("seen", "valid-unseen", "test-unseen", "in-alloc")
-"""By collection: ``seen`` is trained on; ``valid-unseen`` only sets margins, and warns of ends (``for_warnings``);
-``test-unseen`` only tests. A task inside an alloc instance lives off its alloc's resources, not the machine's: it is
-neither trained on nor scored, the alloc instance is (as in the EuroSys'21 study, which takes top-level instances)."""
+"""By collection: ``seen`` is trained on; ``valid-unseen`` only sets margins; ``test-unseen`` only tests. A task inside
+an alloc instance lives off its alloc's resources, not the machine's: it is neither trained on nor scored, the alloc
+instance is (as in the EuroSys'21 study, which takes top-level instances)."""
 
 PERMITTED: Final = ((SEEN,), (SEEN, VALID_UNSEEN), (SEEN, VALID_UNSEEN, TEST_UNSEEN))
 """The groups that may be used in each period, in the order of ``PERIODS``."""
@@ -105,17 +105,6 @@ def groups(windows: Windows, config: SplitConfig) -> NDArray[np.uint8]:
 def permitted(period: int, group: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return which rows may be used in a period, given their groups; shape (n,)."""
     return np.isin(group, PERMITTED[period])
-
-
-def for_warnings(period: NDArray[np.uint8], group: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return which rows the out-of-memory model may be learned from and set by; shape (n,).
-
-    All but those of the test's time and collections: those of tasks inside an alloc instance, too, which are no part of
-    what reservations are learned from, for they live off their alloc's resources; but they have limits of their own and
-    meet them, and are warned of like any other.
-    """
-    rows: NDArray[np.bool_] = (period != TEST) & (group != TEST_UNSEEN)
-    return rows
 
 
 def in_period(wanted: int, period: NDArray[np.uint8], group: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -78,10 +78,7 @@ class HeldOut:
 
     def calibrated(self, calibration: ProbabilityCalibration) -> HeldOut:
         """Return the same rows with their OOM probability calibrated."""
-        return self.with_probability(calibration.apply(self.forecast.oom_probability))
-
-    def with_probability(self, probability: NDArray[np.float64]) -> HeldOut:
-        """Return the same rows with another OOM probability, shape (n, n_horizons)."""
+        probability = calibration.apply(self.forecast.oom_probability)
         return replace(self, forecast=replace(self.forecast, oom_probability=probability))
 
     def target(self, horizon_s: int) -> NDArray[np.float64]:

@@ -185,16 +185,10 @@ def run_training(
         fit_seconds = time.perf_counter() - fitting
         say("setting prices on the validation rows")
         levels = fitted.forecaster.quantile_levels
-        uncalibrated = Calibrated(fitted.forecaster, ProbabilityCalibration(), None if oom is None else oom.model)
-        valid_rows = _validation_rows(sources)
-        valid = held_out(sources, fitted.forecaster, valid_rows)
-        if oom is not None:  # which learned from these rows
-            threads = fitted.forecaster.threads
-            unseen = [oom.unseen(source, rows, threads) for source, rows in zip(sources, valid_rows, strict=True)]
-            valid = valid.with_probability(np.concatenate(unseen))
+        uncalibrated = Calibrated(fitted.forecaster, ProbabilityCalibration(), oom)
+        valid = held_out(sources, uncalibrated, _validation_rows(sources))
         raw = valid.forecast.oom_probability
-        calibration_of_oom = fit_probability(raw, valid.oom, valid.keys.task)
-        forecaster = Calibrated(fitted.forecaster, calibration_of_oom, uncalibrated.oom)
+        forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task), oom)
         valid = valid.calibrated(forecaster.calibration)
         calibration = set_prices(valid, config)
         prices = {name: price for name, price in calibration.settings.items() if isinstance(price, Price)}

@@ -6,36 +6,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from reclaim.data import schema as s
 from reclaim.features.registry import AT, FIRST_RELATED
-from reclaim.features.splits import GROUPS, PERIODS, SEEN, TEST, TRAIN, VALID
+from reclaim.features.splits import IN_ALLOC, SEEN, TEST_UNSEEN, TRAIN, VALID, VALID_UNSEEN
 from reclaim.features.targets import HORIZONS_S
-from reclaim.training.fitting.oom_fit import FEWEST, FOLDS, choose, fit_oom, folds_of, rows_of
+from reclaim.training.fitting.oom_fit import FEWEST, choose, fit_oom, rows_of
 
 H = len(HORIZONS_S)
-ONE_OF_EACH_FOLD = (3, 0, 1)
-"""Collections."""
 
 
 def source(x: NDArray[np.float32], oom: NDArray[np.float32]) -> Any:
-    """Return all that a fit asks of a source: every row is of training, and every third of one collection."""
+    """Return all that a fit asks of a source: every row is of training."""
     n = len(x)
     features = SimpleNamespace(
         x=x,
-        row=np.arange(n),
         weight=np.ones(n, np.float32),
         targets=lambda rows: (None, oom[rows]),
         period=np.full(n, TRAIN),
         group=np.full(n, SEEN),
-        by_bucket=lambda rows: [(0, rows)],
-        manifest={"rows": {"valid": dict.fromkeys(GROUPS, 0)}},
     )
-    collections = pa.table({s.COLLECTION_ID: np.array(ONE_OF_EACH_FOLD)[np.arange(n) % FOLDS]})
-    return SimpleNamespace(features=features, dataset=SimpleNamespace(usage=lambda *_: collections))
+    return SimpleNamespace(features=features)
 
 
 def cell(n: int, seed: int = 0, rare: float = 0.004) -> Any:
@@ -65,52 +57,23 @@ def test_rows_before_an_end_are_all_kept_and_the_weights_add_up_to_the_rest() ->
     assert chosen.weight.sum() == pytest.approx(np.isfinite(oom).all(axis=1).sum(), rel=0.05)
 
 
-def test_all_is_learned_from_that_no_test_is_made_on() -> None:
-    groups = np.arange(len(GROUPS))
-    every = np.array([(period, group) for period in (TRAIN, VALID, TEST) for group in groups])
-    features: Any = SimpleNamespace(period=every[:, 0], group=every[:, 1])
-    learned = {(PERIODS[p], GROUPS[g]) for p, g in every[rows_of(features)]}
-    assert learned == {(p, g) for p in ("train", "valid") for g in ("seen", "valid-unseen", "in-alloc")}
-
-
-def test_validation_rows_stand_for_all_of_their_period() -> None:
-    few = cell(4_000, rare=0.05)
-    few.features.period[2_000:] = VALID
-    few.features.manifest["rows"]["valid"] = {"seen": 5_000, "valid-unseen": 1_000, "test-unseen": 700, "in-alloc": 0}
-    few.features.weight[:2_000] = 2
-    chosen = choose(few, np.arange(4_000), seed=1)
-    met = few.features.targets(slice(None))[1][:, 1] == 1
-    assert (chosen.weight[: met[:2_000].sum()][chosen.oom[: met[:2_000].sum(), 1] == 1] == 2).all()
-    assert sorted(set(chosen.weight[chosen.oom[:, 1] == 1].tolist())) == [2.0, 3.0]
+def test_tasks_inside_an_alloc_instance_are_learned_from_too() -> None:
+    group = np.array([SEEN, VALID_UNSEEN, TEST_UNSEEN, IN_ALLOC] * 2)
+    features: Any = SimpleNamespace(period=np.repeat([TRAIN, VALID], 4), group=group)
+    assert rows_of(features, TRAIN).tolist() == [0, 3]
+    assert rows_of(features, VALID).tolist() == [4, 5, 7]
 
 
 def test_it_learns_what_announces_an_end_from_several_cells() -> None:
     cells = [cell(30_000, seed) for seed in (1, 2)]
-    fit = fit_oom(cells, seed=0)
-    assert fit is not None
+    model = fit_oom(cells, seed=0)
+    assert model is not None
     unseen = cell(5_000, 9, rare=0.05).features
-    p, label = fit.model.predict(unseen.x)[:, 1], unseen.targets(slice(None))[1][:, 1] > 0.5
+    p, label = model.predict(unseen.x)[:, 1], unseen.targets(slice(None))[1][:, 1] > 0.5
     assert np.mean(p[label][:, None] > p[~label][None, :300]) > 0.95
     again = fit_oom(cells, seed=0)
     assert again is not None
-    np.testing.assert_array_equal(again.model.predict(unseen.x), fit.model.predict(unseen.x))
-
-
-def test_a_row_is_judged_by_a_model_that_learned_from_no_task_of_its_collection() -> None:
-    # tasks of the first collection end above 97 % of the limit, those of the others never
-    first = np.arange(30_000) % 3 == 0
-    rows = cell(30_000, rare=0.02)
-    rows.features.targets(slice(None))[1][~first] = 0
-    rows.features.x[:, AT.cpu_last] = np.where(first, 1.0, 0.0)  # tells the collection
-    fit = fit_oom([rows], seed=0)
-    assert fit is not None
-    of = folds_of(rows, np.arange(30_000))
-    assert [np.unique(of[np.arange(30_000) % 3 == k]).tolist() for k in range(3)] == [[0], [1], [2]]
-    high = np.flatnonzero(first & (rows.features.x[:, AT.memory_last] >= 0.97))
-    assert np.median(fit.model.predict(rows.features.x[high])[:, 1]) > 0.9
-    assert np.isnan(fit.unseen(rows, high)).all(), "no other collection met an end"
-    others = np.flatnonzero(of == 1)
-    np.testing.assert_array_equal(fit.unseen(rows, others), fit.without[1].predict(rows.features.x[others]))
+    np.testing.assert_array_equal(again.predict(unseen.x), model.predict(unseen.x))
 
 
 def test_a_feature_that_hardly_any_row_with_the_label_knows_does_not_stop_the_fit() -> None:
@@ -120,9 +83,9 @@ def test_a_feature_that_hardly_any_row_with_the_label_knows_does_not_stop_the_fi
     label[unlabelled, 2] = np.nan
     rows.x[~unlabelled, AT.memory_same_hour_1d] = np.nan
     rows.x[301:, AT.memory_slope_2h] = np.nan
-    fit = fit_oom([source(rows.x, label)], seed=0)
-    assert fit is not None
-    assert np.isfinite(fit.model.predict(rows.x)).all()
+    model = fit_oom([source(rows.x, label)], seed=0)
+    assert model is not None
+    assert np.isfinite(model.predict(rows.x)).all()
 
 
 def test_too_few_ends_make_no_model() -> None:
@@ -132,6 +95,6 @@ def test_too_few_ends_make_no_model() -> None:
     oom[: FEWEST - 1, 1:] = 1
     assert fit_oom([source(x, oom)], 0) is None
     oom[FEWEST - 1, 1] = 1
-    fit = fit_oom([source(x, oom)], 0)
-    assert fit is not None
-    assert fit.model.fitted.tolist() == [False, True, False]
+    model = fit_oom([source(x, oom)], 0)
+    assert model is not None
+    assert model.fitted.tolist() == [False, True, False]
