@@ -181,7 +181,7 @@ class LoopState(NamedTuple):
     tick: Any
     """``TICK`` of this slot."""
     need: NDArray[np.float64]
-    """What the run that is tried asks for, shape (n_resources,)."""
+    """Need of the run that is tried, shape (n_resources,)."""
     found: NDArray[np.int64]
     """Machines that a search found among those looked at, shape (TOGETHER,)."""
     victims: NDArray[Any]
