@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -170,18 +171,29 @@ def load_bundle(folder: Path) -> Bundle:
     Raises
     ------
     ModelError
-        The folder holds none, its format is unknown, or it was made for another feature pipeline.
+        The folder holds none, its format is unknown, it was made for another feature pipeline, or its files are damaged
+        or of another release.
     """
-    path = Path(folder) / BUNDLE_FILE
-    if not path.is_file():
+    from safetensors import SafetensorError
+
+    damages = (OSError, LookupError, TypeError, AttributeError, ValueError, RuntimeError, BadZipFile, SafetensorError)
+    folder = Path(folder)
+    if not (folder / BUNDLE_FILE).is_file():
         raise ModelError(f"{folder} holds no {BUNDLE_FILE}: it is no model of reclaim; train one with `reclaim train`")
     try:
-        facts = json.loads(path.read_text())
-    except ValueError as error:
-        raise ModelError(f"{path} is damaged: {error}; train again with `reclaim train`") from error
+        return _load(folder)
+    except damages as error:
+        raise ModelError(
+            f"{folder}: the files of the model are damaged or of another release ({error!r}); "
+            "train again with `reclaim train`"
+        ) from error
+
+
+def _load(folder: Path) -> Bundle:
+    facts = json.loads((folder / BUNDLE_FILE).read_text())
     if facts.get("format") != FORMAT or facts.get("kind") not in LEARNED:
         raise ModelError(
-            f"{path}: expected format {FORMAT} and a kind of {', '.join(LEARNED)}, "
+            f"{folder / BUNDLE_FILE}: expected format {FORMAT} and a kind of {', '.join(LEARNED)}, "
             f"got {facts.get('format')!r} and {facts.get('kind')!r}; train again with `reclaim train`"
         )
     if facts["pipeline_version"] != (present := pipeline_of(facts["kind"])):
@@ -191,7 +203,7 @@ def load_bundle(folder: Path) -> Bundle:
         )
     return Bundle(
         kind=facts["kind"],
-        forecaster=Calibrated.load(imported(LEARNED[facts["kind"]].forecaster).load(Path(folder)), Path(folder)),
+        forecaster=Calibrated.load(imported(LEARNED[facts["kind"]].forecaster).load(folder), folder),
         horizon_s=facts["horizon_s"],
         prices={name: _price_of(name, facts["prices"][name], facts["prices_given"]) for name in MARGIN_NAMES},
         dataset_fingerprint=facts["dataset_fingerprint"],

@@ -183,7 +183,7 @@ def preemption_cost(
     together = len(foreseen.terms) > 0
     used_cpu, used_memory = machine.use[0], machine.use[1]
     if together:
-        for r in range(len(foreseen.spare)):
+        for r in range(len(foreseen.spare)):  # one by one: a copy of arrays would count references
             for k in range(foreseen.spare.shape[1]):
                 foreseen.spare[r, k] = foreseen.sums[m, r, k]
     freed_cpu, freed_memory, production_cpu, production_memory = 0.0, 0.0, 0.0, 0.0

@@ -136,6 +136,8 @@ TOGETHER: Final = 128
 IN_TURN: Final = 16
 """Machines whose runs are read in turn, one of each: the records of one are not waited for before those of the next
 are asked for."""
+PREEMPTED_IN_TURN: Final = 8
+"""The same where costs of preemption are computed, of which few machines are left."""
 
 
 class LoopState(NamedTuple):
@@ -183,8 +185,8 @@ class LoopState(NamedTuple):
     need: NDArray[np.float64]
     """Need of the run that is tried, shape (n_resources,)."""
     found: NDArray[np.int64]
-    """Machines that a search found among those looked at, shape (TOGETHER,)."""
+    """Machines that a search found, or runs of machines that are read in turn, shape (TOGETHER,)."""
     victims: NDArray[Any]
-    """Machines whose costs of preemption are computed in turn, of ``VICTIMS``, shape (IN_TURN // 2,)."""
+    """Machines whose costs of preemption are computed in turn, of ``VICTIMS``, shape (PREEMPTED_IN_TURN,)."""
     foreseen: Any
     """``foreseen.State``."""

@@ -17,10 +17,10 @@ from reclaim.replay.closed_loop.placement import POLICIES
 from reclaim.replay.closed_loop.records import (
     FAILURE,
     FREED,
-    IN_TURN,
     KILL,
     NON_PRODUCTION,
     PENDING,
+    PREEMPTED_IN_TURN,
     RANKS,
     ROOM_CHANGE,
     RUNNING,
@@ -186,7 +186,7 @@ def simulate(
         tick=ticks[0],
         need=np.zeros(2),
         found=np.zeros(TOGETHER, np.int64),
-        victims=np.zeros(IN_TURN // 2, VICTIMS),
+        victims=np.zeros(PREEMPTED_IN_TURN, VICTIMS),
         foreseen=foreseen if margins is None else foreseen._replace(margins=margins[margin[0]]),
     )
     update_all_rooms(loop)

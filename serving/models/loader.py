@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-from zipfile import BadZipFile
 
-from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.errors import ConfigError
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.tracking import references
@@ -56,19 +55,13 @@ def load_location(location: ModelLocation, margin: str) -> LoadedModel:
     Raises
     ------
     ModelError
-        There is no such model, or another feature pipeline made it.
+        There is no such model, another feature pipeline made it, or its files are damaged.
     ConfigError
         The model has no price for a margin of that name.
     """
-    from safetensors import SafetensorError
-
     from reclaim.training.bundle import load_bundle
 
-    damages = (OSError, LookupError, TypeError, ValueError, RuntimeError, BadZipFile, SafetensorError)
-    try:
-        bundle = replace(load_bundle(location.folder), origin=location)
-    except damages as error:
-        raise ModelError(f"{location.folder}: the files of the model are damaged ({error!r}); train again") from error
+    bundle = replace(load_bundle(location.folder), origin=location)
     if margin not in bundle.prices:
         raise ConfigError(f"RECLAIM_MARGIN: expected one of {', '.join(bundle.prices)}, got {margin!r}")
     return LoadedModel(location.name, location.version, location.source, bundle)

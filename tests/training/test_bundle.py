@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from safetensors.numpy import save
 
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.windows import Windows
@@ -18,6 +19,7 @@ from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED, PIPELINE_VER
 from reclaim.training import bundle as module
 from reclaim.training.bundle import (
     BUNDLE_FILE,
+    FORMAT,
     ORIGIN_FILE,
     Bundle,
     _load_pyfunc,
@@ -29,6 +31,7 @@ from reclaim.training.bundle import (
 from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
+from reclaim.training.models.oom_model import OomModel
 from reclaim.training.settings import QUANTILE_LEVELS
 from reclaim.training.tracking.references import ModelLocation
 
@@ -126,6 +129,31 @@ def test_a_folder_that_holds_no_bundle_is_refused(bundle: Bundle, tmp_path: Path
     (folder / BUNDLE_FILE).write_text("{")
     with pytest.raises(ModelError, match="damaged"):
         load_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("network.safetensors", b"\x00", "SafetensorError"),
+        ("network.safetensors", None, "FileNotFoundError"),
+        (OomModel.FILE, save({"other": np.zeros(3)}), "no feature, no fitted"),
+        (BUNDLE_FILE, b"[]", "AttributeError"),
+        (BUNDLE_FILE, json.dumps({"format": FORMAT, "kind": "network"}).encode(), "pipeline_version"),
+    ],
+)
+def test_files_that_are_damaged_or_of_another_release_are_refused_in_one_line_with_what_to_do(
+    bundle: Bundle, tmp_path: Path, file: str, content: bytes | None, why: str
+) -> None:
+    save_bundle(bundle, tmp_path / "bundle")
+    if content is None:
+        (tmp_path / "bundle" / file).unlink()
+    else:
+        (tmp_path / "bundle" / file).write_bytes(content)
+    with pytest.raises(
+        ModelError, match=rf"bundle: .*another release.*{why}.*train again with `reclaim train`"
+    ) as refused:
+        load_bundle(tmp_path / "bundle")
+    assert "\n" not in str(refused.value)
 
 
 def test_a_bundle_of_an_earlier_format_is_refused_with_what_to_do(bundle: Bundle, tmp_path: Path) -> None:

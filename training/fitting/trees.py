@@ -105,10 +105,17 @@ def _fit(train: Rows, config: TreeConfig, horizon_s: int, seed: int) -> TreeFore
 
 
 def binnable(x: NDArray[np.float32], least: int) -> NDArray[np.float32]:
-    """Return features with 0 in the columns that are known in too few rows to be split; shape (n, k).
+    """Return features with 0 in the columns that are known in too few rows to be split.
 
     Scikit-learn sets its bins by ``_BIN_ROWS`` rows at most, drawn at random, and fails where none of them knows a
-    feature. Fewer than ``least`` rows, a leaf's least, could not be split off anyway.
+    feature.
+
+    Parameters
+    ----------
+    x : float32, shape (n, k)
+        NaN unknown.
+    least : int
+        Rows of a leaf, at least: fewer could not be split off anyway.
     """
     return np.where(np.isfinite(x).sum(axis=0) >= max(least, _KNOWN * len(x) / _BIN_ROWS), x, np.float32(0.0))
 

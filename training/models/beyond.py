@@ -43,6 +43,9 @@ Beyond = NDArray[np.float32]
 float32, shape (n_horizons, n_histories, n_targets, n_ratios), falling along the last axis. NaN where the horizon is not
 tempered, or no demand over it is known."""
 
+KEY: Final = "beyond"
+"""Name of ``Beyond`` among the tensors of a network's file."""
+
 Part = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None]
 
 
@@ -80,6 +83,25 @@ def beyond_of(parts: Iterable[Part], *, alike: bool = False) -> Beyond | None:
     return shares
 
 
+def taken_from(tensors: dict[str, NDArray[np.float32]], file: str) -> Beyond | None:
+    """Take what tempers the curves out of the tensors of a file.
+
+    Returns
+    -------
+    Beyond or None
+        None where the file has none: it is of before, or nothing was tempered.
+
+    Raises
+    ------
+    ValueError
+        It has another shape than ``SHAPE``.
+    """
+    beyond = tensors.pop(KEY, None)
+    if beyond is not None and beyond.shape != SHAPE:
+        raise ValueError(f"{file}: expected {KEY} of shape {SHAPE}, got {beyond.shape}")
+    return beyond
+
+
 def _history(x: NDArray[np.float32]) -> NDArray[np.int64]:
     seen = np.nan_to_num(x[:, COLUMNS[-1]])
     history: NDArray[np.int64] = np.clip(np.floor(seen), *HISTORIES).astype(np.int64) - HISTORIES[0]
@@ -90,7 +112,7 @@ def temper(
     survival: NDArray[np.float32],
     thresholds: NDArray[np.float32],
     x: NDArray[np.float32],
-    beyond: Beyond,
+    beyond: Beyond | None,
     horizons_s: tuple[int, ...],
 ) -> None:
     """Temper curves in place; a task of which nothing was measured keeps its own.
@@ -100,10 +122,13 @@ def temper(
     survival : float32, shape (n, n_targets, n_horizons, N_THRESHOLDS)
     thresholds : float32, shape (n, n_targets, N_THRESHOLDS)
     x : float32, shape (n, n_features)
-    beyond : Beyond
+    beyond : Beyond or None
+        None: curves stay as they are.
     horizons_s : tuple of int
         Of the curves.
     """
+    if beyond is None:
+        return
     ever, history = np.ascontiguousarray(x[:, COLUMNS[:-1]]), _history(x)
     for place, h in enumerate(map(HORIZONS_S.index, horizons_s)):
         if not np.isnan(beyond[h, 0, 0, 0]):

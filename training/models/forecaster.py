@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.models.beyond import SHAPE, Beyond, temper
+from reclaim.training.models.beyond import KEY, Beyond, taken_from, temper
 from reclaim.training.models.forward import ForwardPass
 from reclaim.training.models.survival import N_THRESHOLDS, forecast_of
 from reclaim.training.settings import QUANTILE_LEVELS
@@ -117,9 +117,6 @@ class NetworkForecaster:
 
     _FILE: Final = "network.safetensors"
 
-    _BEYOND: Final = "beyond"
-    """Name of ``beyond`` among the tensors of the file; there is none in a bundle of before."""
-
     def __init__(
         self, tensors: Mapping[str, NDArray[np.float32]], heads: Heads = ALL_HEADS, beyond: Beyond | None = None
     ) -> None:
@@ -172,7 +169,7 @@ class NetworkForecaster:
             self._passes[horizons_s] = self._pass_to(horizons_s)
         curves, probability = self._passes[horizons_s].run(x, self.threads)
         survival = curves.reshape(len(x), len(TARGETS), len(horizons_s), N_THRESHOLDS)
-        tempered = None if self.beyond is None else partial(temper, beyond=self.beyond, horizons_s=horizons_s)
+        tempered = partial(temper, beyond=self.beyond, horizons_s=horizons_s)
         return forecast_of(survival, x, probability, horizons_s, QUANTILE_LEVELS, self.threads, tempered)
 
     def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
@@ -191,7 +188,7 @@ class NetworkForecaster:
         shape = {"width": width, "depth": depth}
         tensors = {name: np.ascontiguousarray(values) for name, values in self.tensors.items()}
         if self.beyond is not None:
-            tensors[self._BEYOND] = self.beyond
+            tensors[KEY] = self.beyond
         heads = {"targets": self.heads.targets.tolist(), "oom": self.heads.oom.tolist()}
         save_file(tensors, folder / self._FILE, metadata={"facts": json.dumps({"shape": shape, "heads": heads})})
 
@@ -201,13 +198,11 @@ class NetworkForecaster:
         with safe_open(folder / cls._FILE, framework="np") as file:
             facts = json.loads(file.metadata()["facts"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-        shape, beyond = facts["shape"], tensors.pop(cls._BEYOND, None)
+        shape, beyond = facts["shape"], taken_from(tensors, cls._FILE)
         heads = Heads(*(np.array(facts["heads"][key], np.bool_) for key in ("targets", "oom")))
         expected = _shapes(len(tensors["mean"]), shape["width"], shape["depth"])
         if (found := {name: values.shape for name, values in tensors.items()}) != expected:
-            raise ValueError(f"{cls._FILE}: expected tensors of shapes {expected}, got {found}; train again")
-        if beyond is not None and beyond.shape != SHAPE:
-            raise ValueError(f"{cls._FILE}: expected {cls._BEYOND} of shape {SHAPE}, got {beyond.shape}; train again")
+            raise ValueError(f"{cls._FILE}: expected tensors of shapes {expected}, got {found}")
         return cls(tensors, heads, beyond)
 
 

@@ -155,16 +155,16 @@ class OomModel:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
         names = *Trees._fields, cls._FITTED
         if missing := set(names) - tensors.keys():
-            raise ValueError(f"{cls.FILE}: no {', no '.join(sorted(missing))}; train again")
+            raise ValueError(f"{cls.FILE}: no {', no '.join(sorted(missing))}")
         trees, fitted = Trees(**{name: tensors[name] for name in Trees._fields}), tensors[cls._FITTED]
         n_trees = trees.value.shape[1] if trees.value.ndim == 3 else 0
         blank: tuple[NDArray[Any], ...] = (*Trees.blank(n_trees), np.zeros(len(HORIZONS_S), np.bool_))
         for name, array, like in zip(names, (*trees, fitted), blank, strict=True):
             if (array.dtype, array.shape) != (like.dtype, like.shape):
                 expected, got = (f"{of.dtype} of shape {of.shape}" for of in (like, array))
-                raise ValueError(f"{cls.FILE}: expected {name} as {expected}, got {got}; train again")
+                raise ValueError(f"{cls.FILE}: expected {name} as {expected}, got {got}")
         if not ((trees.feature >= 0) & (trees.feature < len(INPUTS))).all():
-            raise ValueError(f"{cls.FILE}: a tree reads a feature that is none of the {len(INPUTS)}; train again")
+            raise ValueError(f"{cls.FILE}: a tree reads a feature that is none of the {len(INPUTS)}")
         return cls(trees, fitted)
 
 

@@ -16,13 +16,12 @@ from safetensors.numpy import save_file
 
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
-from reclaim.data.errors import ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import AT, FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS, STATISTIC, definitions_of
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.models.beyond import COLUMNS as BEYOND_COLUMNS
-from reclaim.training.models.beyond import SHAPE, Beyond, temper
+from reclaim.training.models.beyond import KEY, Beyond, taken_from, temper
 from reclaim.training.models.forecaster import ALL_HEADS, Heads
 from reclaim.training.models.forward import ForwardPass
 from reclaim.training.models.survival import CEILING, FLOOR, LAST, N_THRESHOLDS, forecast_of
@@ -57,9 +56,9 @@ _SPREADS_AT: Final = np.array([_STATISTICS.index(name) for name in _SPREADS])
 _LEAST: Final = 1e-4
 """Least share of the limit that has a place."""
 _FARTHEST: Final = 4.0
-"""Farthest place of a level, in ways from what is used now to the limit."""
+"""Farthest place of a level, in ways from what is used now to the limit: near the limit a way is short."""
 _WIDEST: Final = 8.0
-"""Largest spread, over what is used now."""
+"""Largest spread, over what is used now, which may be near 0."""
 _LAGS: Final = np.array([_STATISTICS.index(lag) for lag in LAGS])
 _IS_MEMORY: Final = np.array([float(target == "memory") for target in TARGETS], np.float32)
 assert TARGETS[: len(RESOURCES)] == RESOURCES
@@ -150,7 +149,6 @@ class PortableForecaster:
     PIPELINE: Final = definitions_of(FEATURE_NAMES[k] for k in {*_COLUMNS.ravel(), *BEYOND_COLUMNS} if k >= 0)
     """Definitions of the features that it reads: it outlives a change of the others."""
     FILE: Final = "portable.safetensors"
-    _BEYOND: Final = "beyond"
     heads: Final = Heads(ALL_HEADS.targets, np.zeros(len(HORIZONS_S), np.bool_))
     horizons_s: Final = HORIZONS_S
     quantile_levels: Final = QUANTILE_LEVELS
@@ -174,7 +172,7 @@ class PortableForecaster:
         survival = curves.reshape(len(x), len(TARGETS), len(horizons_s), N_THRESHOLDS)
         survival[np.isnan(inputs[:, _EVER]).reshape(len(x), -1)] = np.nan
         unknown = np.full((len(x), len(horizons_s)), np.nan)
-        tempered = None if self.beyond is None else partial(temper, beyond=self.beyond, horizons_s=horizons_s)
+        tempered = partial(temper, beyond=self.beyond, horizons_s=horizons_s)
         return forecast_of(survival, x, unknown, horizons_s, QUANTILE_LEVELS, self.threads, tempered)
 
     def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
@@ -188,18 +186,15 @@ class PortableForecaster:
         """Write the weights, the names of the inputs, and what tempers the curves."""
         tensors = {name: np.ascontiguousarray(values) for name, values in self.tensors.items()}
         if self.beyond is not None:
-            tensors[self._BEYOND] = self.beyond
+            tensors[KEY] = self.beyond
         save_file(tensors, folder / self.FILE, metadata={"facts": json.dumps({"inputs": INPUTS})})
 
     @classmethod
     def load(cls, folder: Path) -> PortableForecaster:
-        """Read what ``save`` wrote; ModelError where its inputs are others."""
+        """Read what ``save`` wrote; ValueError where its inputs are others."""
         with safe_open(folder / cls.FILE, framework="np") as file:
             inputs = tuple(json.loads(file.metadata()["facts"])["inputs"])
             if inputs != INPUTS:
-                raise ModelError(f"{folder / cls.FILE}: expected the inputs {INPUTS}, got {inputs}; train again")
+                raise ValueError(f"{cls.FILE}: expected the inputs {INPUTS}, got {inputs}")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-        beyond = tensors.pop(cls._BEYOND, None)
-        if beyond is not None and beyond.shape != SHAPE:
-            raise ModelError(f"{folder / cls.FILE}: expected {cls._BEYOND} of shape {SHAPE}, got {beyond.shape}")
-        return cls(tensors, beyond)
+        return cls(tensors, taken_from(tensors, cls.FILE))

@@ -21,11 +21,11 @@ from reclaim.replay.closed_loop.records import (
     FAILURE,
     FREE,
     FREED,
-    IN_TURN,
     MACHINE_STATE,
     MEMORY,
     NON_PRODUCTION,
     PENDING,
+    PREEMPTED_IN_TURN,
     PRODUCTION,
     RANKS,
     ROOM_CHANGE,
@@ -170,7 +170,7 @@ def state(runs: np.ndarray, machines: np.ndarray, masks: np.ndarray, how: Any, s
         "rooms": np.zeros((FREED + 2 * RANKS, len(machines)), np.float32), "random": np.array([seed + 1], np.uint64),
         "changed": np.zeros(40, ROOM_CHANGE), "n_changed": np.ones(1, np.int64), "failures": np.zeros(3, FAILURE),
         "anchors": np.zeros(len(machines), np.int64), "found": np.zeros(TOGETHER, np.int64),
-        "victims": np.zeros(IN_TURN // 2, VICTIMS),
+        "victims": np.zeros(PREEMPTED_IN_TURN, VICTIMS),
     }  # fmt: skip
     loop = LoopState(**{**nothing, **given, **other})
     update_all_rooms(loop)

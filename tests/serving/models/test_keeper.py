@@ -206,7 +206,7 @@ def test_a_model_of_another_pipeline_is_refused_once_and_the_old_one_stays(
     [
         ("*.safetensors", b"", "the files of the model are damaged"),
         ("*.safetensors", b"\xff" * 64, "the files of the model are damaged"),
-        (BUNDLE_FILE, b"{", "is damaged"),
+        (BUNDLE_FILE, b"{", "damaged"),
         (BUNDLE_FILE, b'{"format": 99}', "expected format"),
     ],
 )

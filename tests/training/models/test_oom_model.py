@@ -95,13 +95,11 @@ def test_a_tree_of_two_leaves_by_hand() -> None:
 
 def test_a_model_of_before_is_refused(tmp_path: Path) -> None:
     save_file({"mean": np.zeros(3, np.float32)}, tmp_path / OomModel.FILE)
-    with pytest.raises(ValueError, match=r"oom_model.safetensors: no feature, no fitted, .*; train again"):
+    with pytest.raises(ValueError, match=r"oom_model.safetensors: no feature, no fitted"):
         OomModel.load(tmp_path)
     short = model().trees._replace(start=np.zeros(H - 1, np.float32))
     OomModel(short, np.ones(H, np.bool_)).save(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"oom_model.safetensors: expected start as float32 of shape \(3,\), got .*again"
-    ):
+    with pytest.raises(ValueError, match=r"oom_model.safetensors: expected start as float32 of shape \(3,\), got "):
         OomModel.load(tmp_path)
     OomModel(model().trees, np.ones(H - 1, np.bool_)).save(tmp_path)
     with pytest.raises(ValueError, match=r"expected fitted as bool of shape \(3,\), got bool of shape \(2,\)"):
