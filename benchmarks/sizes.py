@@ -1,8 +1,8 @@
 """Takes cells of growing size through every stage, each a command of its own, and writes time, memory and disk.
 
-    python benchmarks/sizes.py --work WORK --cells 30x12 300x12
+    python benchmarks/sizes.py --work WORK --cells 30x12 300x12 1000x62-parquet
 
-A cell is MACHINESxDAYS, synthetic. Memory is the largest resident set of the command's process; disk is what the stage
+A cell is MACHINESxDAYS, synthetic, in JSON or, with ``-parquet``, as BigQuery exports the same tables. Memory is the largest resident set of the command's process; disk is what the stage
 leaves behind. A stage that is there is not run again, so the largest cell can be taken in pieces.
 """
 
@@ -28,11 +28,12 @@ CHEAP = "estimators=['borg', 'limit']"
 """Rivals of the replay: the share of each in its time is measured by ``benchmarks/estimators.py``."""
 
 
-def stages(machines: str, days: str, work: Path) -> dict[str, tuple[list[str], Path]]:
+def stages(machines: str, days: str, form: str, work: Path) -> dict[str, tuple[list[str], Path]]:
     """Return the command of each stage, without ``reclaim``, and what it leaves behind."""
     cell, dataset = work / "cell", work / "dataset"
+    size = ["--machines", machines, "--days", days, "--seed", "1", "--format", form]
     return {
-        "synth": (["synth", str(cell), "--machines", machines, "--days", days, "--seed", "1"], cell),
+        "synth": (["synth", str(cell), *size], cell),
         "ingest": (["ingest", str(cell), str(dataset)], dataset / "usage"),
         "features": (["features", str(dataset)], dataset / "features"),
         "train": (["train", str(dataset)], work / "artifacts"),
@@ -81,17 +82,18 @@ def main() -> None:
     """Run the stages of every cell and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--cells", nargs="+", default=["30x12", "300x12"], metavar="MACHINESxDAYS")
+    parser.add_argument("--cells", nargs="+", default=["30x12", "300x12"], metavar="MACHINESxDAYS[-parquet]")
     parser.add_argument("--keep", action="store_true", help="Keep what the stages wrote.")
     parser.add_argument("--out", type=Path, default=RESULTS / "sizes.json")
     given = parser.parse_args()
     cells: list[dict[str, Any]] = []
     for name in given.cells:
-        machines, _, days = name.partition("x")
+        size, _, form = name.partition("-")
+        machines, _, days = size.partition("x")
         work: Path = given.work.resolve() / name
         work.mkdir(parents=True, exist_ok=True)
         lines: list[dict[str, Any]] = []
-        for stage, (command, left) in stages(machines, days, work).items():
+        for stage, (command, left) in stages(machines, days, form or "json", work).items():
             note = work / f"{stage.replace(' ', '-')}.json"
             if not note.exists():
                 seconds, mib = run(command, work)
