@@ -2,8 +2,9 @@
 
     python benchmarks/sizes.py --work WORK --cells 30x12 300x12 1000x62-parquet
 
-A cell is MACHINESxDAYS, synthetic, in JSON or, with ``-parquet``, as BigQuery exports the same tables. Memory is the largest resident set of the command's process; disk is what the stage
-leaves behind. A stage that is there is not run again, so the largest cell can be taken in pieces.
+A cell is MACHINESxDAYS, synthetic, in JSON or, with ``-parquet``, as BigQuery exports the same tables. Memory is the
+largest resident set of the command's process; disk is what the stage leaves behind. A stage that is there is not run
+again, so the largest cell can be taken in pieces.
 """
 
 from __future__ import annotations
