@@ -13,7 +13,7 @@ usage is a single file:
 
 Memory is that of all processes of a contender together (proportional set size, sampled in a run of its own: sampling
 costs the sampled process time). The first round is thrown away: it compiles. Read ratios within one run; seconds of a
-shared machine say little.
+shared machine say little, and seconds of its processors more.
 """
 
 from __future__ import annotations
@@ -89,12 +89,11 @@ def main() -> None:
                     measured = _time(command)
                     runs[name] += [measured] if number else []
         results = [_line(name, rows, measured, peaks[name]) for name, measured in runs.items()]
-        by_hand, floor = (
-            next(x["seconds"] for x in results if x["contender"] == name) for name in ("duckdb", "gunzip")
-        )
+        of = {line["contender"]: line for line in results}
         for line in results:
-            line["speed_to_duckdb"] = round(by_hand / line["seconds"], 2)
-            line["time_to_floor"] = round(line["seconds"] / floor, 2)
+            line["speed_to_duckdb"] = round(of["duckdb"]["seconds"] / line["seconds"], 2)
+            line["duckdb_cpu_to_own"] = round(of["duckdb"]["cpu_seconds"] / line["cpu_seconds"], 2)
+            line["time_to_floor"] = round(line["seconds"] / of["gunzip"]["seconds"], 2)
         if not arguments.skip_large:
             large = _cell(work / "large", arguments.large_machines, arguments.large_days, seed=2, shard_hours=24)
             _remove(work / "dataset")
@@ -109,6 +108,7 @@ def main() -> None:
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[2], 1),
         "versions": {name: version(name) for name in ("reclaim", "duckdb", "pyarrow", "numba", "isal")},
         "gzip_bytes_per_row": round(usage_bytes / rows),
         "results": results,

@@ -128,7 +128,7 @@ class Dataset:
         with self._opened(self.path / "usage" / bucket_name(bucket)) as file:
             return int(file.metadata.num_rows)
 
-    def windows(self, bucket: int, *, measured: bool = True) -> w.Windows:
+    def windows(self, bucket: int, *, measured: bool = True, owned: bool = True) -> w.Windows:
         """Return a bucket's usage rows as arrays, sorted by task, then time.
 
         Parameters
@@ -136,6 +136,8 @@ class Dataset:
         bucket : int
         measured : bool
             Whether measurements, limits and owners are read, too; else they are unknown, and not even asked for.
+        owned : bool
+            Whether owners are read with the measurements.
 
         Raises
         ------
@@ -143,15 +145,28 @@ class Dataset:
             A percentile vector is shorter or longer than its levels.
         """
         with self._opened(self.path / "usage" / bucket_name(bucket)) as file:
-            out = w.empty_windows(file.metadata.num_rows)
+            out = (w.unwritten_windows if measured else w.empty_windows)(file.metadata.num_rows)
             first = 0
             for group in range(file.num_row_groups):  # one at a time, to hold only one next to the arrays
                 table = file.read_row_group(group, columns=list(_OF_WINDOWS if measured else _OF_TASKS))
                 here = out.take(slice(first, first + len(table)))
                 _fill_tasks(here, table)
                 if measured:
-                    _fill_measured(here, table, self.owners)
+                    _fill_measured(here, table, self.owners if owned else None)
                 first += len(table)
+        return out
+
+    def windows_of(self, bucket: int, collections: NDArray[np.int64]) -> w.Windows:
+        """Return a bucket's windows of some collections, as ``windows`` does; known are their task and time alone."""
+        names = (*s.TASK_KEY, s.END_US)
+        table = self.usage(bucket, list(names))
+        collection = _integers(_whole(table[s.COLLECTION_ID]))
+        starts = _run_starts(collection)
+        wanted = np.isin(collection[starts], collections)
+        rows = np.flatnonzero(np.repeat(wanted, np.diff(starts, append=len(collection))))
+        out = w.empty_windows(len(rows))
+        for name in names:
+            getattr(out, name)[:] = _integers(_whole(table[name]))[rows]
         return out
 
     def cell(self, monday_us: int = 0) -> w.Cell:
@@ -183,9 +198,9 @@ class Dataset:
         """Return the placement constraints of a bucket's tasks, sorted by task, then time."""
         return self._read(self.path / "constraints" / bucket_name(bucket))
 
-    def table(self, name: str) -> pa.Table:
-        """Return a table that is one file: ``tasks``, ``collections``, ``machines`` and so on."""
-        return self._read(self.path / f"{name}.parquet")
+    def table(self, name: str, columns: list[str] | None = None) -> pa.Table:
+        """Return a table that is one file: ``tasks``, ``collections``, ``machines`` and so on; all columns or some."""
+        return self._read(self.path / f"{name}.parquet", columns)
 
     @contextmanager
     def _opened(self, file: Path, read_dictionary: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
@@ -293,14 +308,14 @@ def windows_from_table(table: pa.Table, owners: Owners | None = None) -> w.Windo
     SchemaError
         A percentile vector is shorter or longer than its levels.
     """
-    out = w.empty_windows(len(table))
+    out = w.unwritten_windows(len(table))
     _fill_tasks(out, table)
     _fill_measured(out, table, owners)
     return out
 
 
 def _fill_tasks(out: w.Windows, table: pa.Table) -> None:
-    """Write whose windows a table's rows are into ``out``, which has as many rows, all unknown."""
+    """Write whose windows a table's rows are into ``out``, which has as many rows."""
     for name in _INTEGERS:
         getattr(out, name)[:] = _integers(_whole(table[name]))
     out.in_alloc[:] = _whole(table[s.ALLOC_COLLECTION_ID]).is_valid().to_numpy(zero_copy_only=False)
@@ -313,23 +328,25 @@ def _fill_measured(out: w.Windows, table: pa.Table, owners: Owners | None) -> No
         out.usage[:, at] = _floats(column[name])
     for at, name in enumerate((s.CPU_LIMIT, s.MEMORY_LIMIT)):
         out.limit[:, at] = _floats(column[name])
-    rows, deciles = _vectors(column[s.CPU_PERCENTILES], s.CPU_PERCENTILES, len(s.PERCENTILES))
-    out.percentiles[rows, : _TAIL.start] = deciles[:, :-1]
-    out.percentiles[rows, -1] = deciles[:, -1]
-    rows, tail = _vectors(column[s.CPU_TAIL_PERCENTILES], s.CPU_TAIL_PERCENTILES, len(s.TAIL_PERCENTILES))
-    out.percentiles[rows, _TAIL] = tail
-    if owners is not None:
-        out.user[:], out.name[:] = owners.of(out.collection_id)
+    deciles = _vectors(column[s.CPU_PERCENTILES], s.CPU_PERCENTILES, len(s.PERCENTILES))
+    out.percentiles[:, : _TAIL.start] = deciles[:, :-1]
+    out.percentiles[:, -1] = deciles[:, -1]
+    tail = _vectors(column[s.CPU_TAIL_PERCENTILES], s.CPU_TAIL_PERCENTILES, len(s.TAIL_PERCENTILES))
+    out.percentiles[:, _TAIL] = tail
+    out.user[:], out.name[:] = (s.UNKNOWN_ID, s.UNKNOWN_ID) if owners is None else owners.of(out.collection_id)
 
 
-def _vectors(column: pa.ListArray, name: str, size: int) -> tuple[slice | NDArray[np.int64], NDArray[np.float32]]:
-    """Return the rows that have a vector, and the vectors; shape (n_known, size)."""
-    known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)) if column.null_count else slice(None)
-    values = column.flatten().to_numpy(zero_copy_only=False)
+def _vectors(column: pa.ListArray, name: str, size: int) -> NDArray[np.float32]:
+    """Return the vector of each row, NaN for none; shape (n, size)."""
     lengths = column.value_lengths()
     if pc.min(lengths).as_py() not in (None, size) or pc.max(lengths).as_py() not in (None, size):
         raise SchemaError(f"{name}: expected null or {size} values in each row; run `reclaim ingest` again")
-    return known, values.reshape(-1, size)
+    values: NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
+    if not column.null_count:
+        return values
+    known = column.is_valid().to_numpy(zero_copy_only=False)
+    none = np.full((1, size), np.nan, np.float32)
+    return np.concatenate([none, values])[np.where(known, np.cumsum(known), 0)]
 
 
 def _run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -174,6 +174,11 @@ def empty_windows(n: int = 0) -> Windows:
     )
 
 
+def unwritten_windows(n: int) -> Windows:
+    """Return ``n`` rows of whatever their memory holds; for callers that write every column."""
+    return Windows(**{name: np.empty((n, len(c.axis)) if c.axis else n, c.dtype) for name, c in COLUMNS.items()})
+
+
 def identities(strings: Iterable[str | None]) -> NDArray[np.int64]:
     """Return a number for each string, never negative, the same on every machine and in every run; -1 for None.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import numba
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
 LENT: Final[dict[str, Any]] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
@@ -58,6 +60,24 @@ def code_field(*files: str) -> tuple[str, str]:
     """
     root = Path(__file__).resolve().parents[2]
     return "code_" + sha256(b"".join((root / name).read_bytes() for name in files)).hexdigest()[:12], "i8"
+
+
+_BLAS: Final = "scipy.linalg.cython_blas"
+
+
+def begin_without_blas() -> None:
+    """Prepare numba to run compiled code, without scipy, whose import takes as long as numba's own.
+
+    Numba imports it to look for products of matrices. No kernel has one, and in this process none can be compiled after
+    this call, so it is for a command, and not for an interpreter that runs other code, too.
+    """
+    if _BLAS in sys.modules:
+        return
+    sys.modules[_BLAS] = None  # type: ignore[assignment]  # an import of it fails, as where scipy is not installed
+    try:
+        cpu_target.target_context.refresh()
+    finally:
+        del sys.modules[_BLAS]
 
 
 @intrinsic

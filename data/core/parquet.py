@@ -27,17 +27,23 @@ class TableWriter:
         Columns of the table.
     statistics : tuple of str
         Columns whose smallest and largest values each row group records, for readers that skip groups.
+    unlike : tuple of str
+        Columns of numbers that hardly repeat, which get no dictionary.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema, statistics: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, path: Path, schema: pa.Schema, statistics: tuple[str, ...] = (), unlike: tuple[str, ...] = ()
+    ) -> None:
         self._stack = ExitStack()
         file = self._stack.enter_context(replaced_file(path))
         self._schema = schema
         vectors = [f"{field.name}.list.element" for field in schema if field.type == pa.list_(pa.float32())]
         plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
-        writer = pq.ParquetWriter(  # regrouped bytes of vectors compress well; other columns repeat values
+        repeated = [name for name in plain if name not in unlike]
+        writer = pq.ParquetWriter(  # regrouped bytes of numbers that hardly repeat compress well
             file, schema, compression={**dict.fromkeys(plain, "lz4"), **dict.fromkeys(vectors, "zstd")},
-            use_dictionary=plain, use_byte_stream_split=vectors, write_statistics=list(statistics) or False,
+            use_dictionary=repeated, use_byte_stream_split=[*vectors, *unlike],
+            write_statistics=list(statistics) or False,
         )  # fmt: skip
         self._writer = self._stack.enter_context(writer)
         self._waiting: list[pa.Table] = []

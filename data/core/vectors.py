@@ -62,6 +62,11 @@ def spread(builder: Any, value: Any) -> Any:
     return lanes(builder, builder.insert_element(undefined, value, ir.IntType(32)(0)), [0] * LANES)
 
 
+def spread_integer(builder: Any, value: Any) -> Any:
+    """Return a vector of one whole number of 32 bits in every lane."""
+    return builder.bitcast(spread(builder, builder.bitcast(value, ir.FloatType())), INTEGERS)
+
+
 def lanes(builder: Any, vector: Any, places: list[int]) -> Any:
     """Return a vector of the lanes at sixteen places of another one."""
     return builder.shuffle_vector(vector, ir.Constant(VECTOR, ir.Undefined), constant(*places, kind=INTEGERS))

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,14 +27,27 @@ from reclaim.data.core.parquet import TableWriter
 from reclaim.data.dataset import bucket_name
 from reclaim.data.ingest.defects import DEFECTS, count_defects
 from reclaim.data.ingest.limits import POLICY, policy_of
-from reclaim.data.ingest.readers.staging import Layout, array_of, count_rows, empty_table, read_chunks
+from reclaim.data.ingest.readers.pieces import read_pieces
+from reclaim.data.ingest.readers.staging import (
+    Layout,
+    array_of,
+    count_rows,
+    flags_of,
+    read_chunks,
+    read_rows,
+    values_of,
+)
 from reclaim.data.ingest.shard import Shard, check_shared
+from reclaim.data.ingest.tasks import tasks_of
 from reclaim.data.traces.source import Source
 
 ROWS_AT_ONCE: Final = 400_000
 """Windows sorted at once, about 0.5 KiB each; a larger bucket is made in ranges of tasks."""
-_KEY: Final = f"{s.COLLECTION_ID}, {s.INSTANCE_INDEX}"
+FORM: Final = 2
+"""Raised when the same rows get other bytes: a run that continues another one's work makes its buckets again."""
 _STATISTICS: Final = (s.COLLECTION_ID, s.START_US, s.TIME_US)
+_UNLIKE: Final = (s.CPI, s.MAI)
+"""Columns whose values hardly repeat: a dictionary of them takes three times as long, and more bytes."""
 _Range = tuple[int, int]
 """A task: its collection and index."""
 
@@ -105,43 +119,35 @@ def make_bucket(job: BucketJob) -> dict[str, int]:
     events_schema = s.with_extras("events", source.extras.get("events", ()))
     dropped = ("duplicate_windows", "duplicate_events", "windows_without_limit")
     counts = dict.fromkeys((*s.BUCKETED, "tasks", *dropped, *DEFECTS), 0)
-    folders = [Path(shard.folder) for shard in job.shards if shard.table == "usage"]
+    folders = partial(_folders_of, job.shards)
     layout = Layout.of(job.staged)
     with ExitStack() as stack:
-        connection = stack.enter_context(closing(connect(job.memory_mib, Path(job.staging) / "spill")))
 
         def writer(path: Path, schema: pa.Schema) -> TableWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept = tuple(name for name in _STATISTICS if name in schema.names)
-            return stack.enter_context(TableWriter(path, schema, kept))
+            kept, unlike = (tuple(n for n in names if n in schema.names) for names in (_STATISTICS, _UNLIKE))
+            return stack.enter_context(TableWriter(path, schema, kept, unlike))
 
         out = {name: writer(Path(job.out) / name / bucket_name(job.bucket), schema)
                for name, schema in (("usage", usage_schema), ("events", events_schema),
                                     ("constraints", s.CONSTRAINTS))}  # fmt: skip
-        tasks = writer(tasks_piece(job.staging, job.bucket), _without(s.TASKS, (s.USER_ID, s.LOGICAL_NAME_ID)))
-        for name, schema in (("events", events_schema), ("constraints", s.CONSTRAINTS)):
-            view(connection, name, [p for x in job.shards if x.table == name for p in x.pieces(job.bucket)], schema)
-        if source.collection_limits:
-            collections = [p for x in job.shards if x.table == "collections" for p in x.pieces(0)]
-            view(connection, "collections", collections,
-                  s.with_extras("collections", source.extras.get("collections", ())))  # fmt: skip
-        for first, past, rows in _ranges(folders, layout, job.bucket, job.rows_at_once):
-            events = _events(connection, events_schema, first, past)
-            counts["duplicate_events"] += len(events)
-            counts["duplicate_windows"] += len(rows)
-            events, order = _unique(events), _order_once(rows, layout)
-            counts["duplicate_events"] -= len(events)
-            counts["duplicate_windows"] -= len(order)
-            usage = _usage(connection, source, layout.table_of(rows, order), usage_schema, events)
+        tasks_schema = _without(s.TASKS, _NAMES)
+        tasks = writer(tasks_piece(job.staging, job.bucket), tasks_schema)
+        for first, past, rows in _ranges(folders("usage"), layout, job.bucket, job.rows_at_once):
+            of_events = pa.schema([*events_schema, _LIST])
+            raw = _pieces_of(folders("events"), job.bucket, of_events, first, past)
+            events, order = _distinct(raw.select(events_schema.names), _EVENTS_BY), _order_once(rows, layout)
+            counts["duplicate_events"] += len(raw) - len(events)
+            counts["duplicate_windows"] += len(rows) - len(order)
+            usage = _usage(job, layout.table_of(rows, order), usage_schema, events)
             counts["windows_without_limit"] += usage[s.CPU_LIMIT].null_count
             for name, count in count_defects(usage, source.longest_window_us).items():
                 counts[name] += count
             out["usage"].write(usage)
             out["events"].write(events)
-            out["constraints"].write(_constraints(connection, first, past))
-            connection.register("events_in_order", events)
-            connection.register("usage_in_order", usage.select([*_OF_TASKS]))
-            tasks.write(connection.sql(_TASKS).to_arrow_table())
+            constraints = _pieces_of(folders("constraints"), job.bucket, s.CONSTRAINTS, first, past)
+            out["constraints"].write(_distinct(pa.concat_tables([constraints, _constraints_of(raw)])))
+            tasks.write(tasks_of(usage, events, tasks_schema))
         counts |= {name: table.rows for name, table in out.items()} | {"tasks": tasks.rows}
     done.parent.mkdir(parents=True, exist_ok=True)
     write_json(done, {"identity": job.identity, "counts": counts})
@@ -156,8 +162,7 @@ def _ranges(
     None means no bound; together the ranges cover every task, including those without a window.
     """
     if count_rows(folders, bucket) <= rows_at_once:
-        chunks = [*read_chunks(folders, layout, bucket)]
-        yield None, None, np.concatenate(chunks) if chunks else np.empty((0, layout.words), np.uint64)
+        yield None, None, read_rows(folders, layout, bucket)
         return
     tasks = np.concatenate([_tasks_of(rows, layout) for rows in read_chunks(folders, layout, bucket)])
     tasks = tasks[np.lexsort((tasks[:, 1], tasks[:, 0]))]
@@ -172,13 +177,7 @@ def _ranges(
     for first, past in zip(cuts, [*cuts[1:], None], strict=True):
         found = []
         for rows in read_chunks(folders, layout, bucket):
-            task = _tasks_of(rows, layout)
-            within = np.ones(len(rows), np.bool_)
-            if first is not None:
-                within &= (task[:, 0] > first[0]) | ((task[:, 0] == first[0]) & (task[:, 1] >= first[1]))
-            if past is not None:
-                within &= (task[:, 0] < past[0]) | ((task[:, 0] == past[0]) & (task[:, 1] < past[1]))
-            found.append(rows[within])
+            found.append(rows[_within(_tasks_of(rows, layout), first, past)])
         yield first, past, np.concatenate(found)
 
 
@@ -186,16 +185,31 @@ def _tasks_of(rows: NDArray[np.uint64], layout: Layout) -> NDArray[np.int64]:
     return np.stack([layout.integer(rows, name) for name in s.TASK_KEY], axis=1)
 
 
-def _within(first: _Range | None, past: _Range | None) -> str:
-    """Return SQL for the tasks of a range."""
-    terms = ["true"]
+def _folders_of(shards: tuple[Shard, ...], table: str) -> list[Path]:
+    return [Path(shard.folder) for shard in shards if shard.table == table]
+
+
+def _pieces_of(
+    folders: list[Path], bucket: int, schema: pa.Schema, first: _Range | None, past: _Range | None
+) -> pa.Table:
+    """Return a bucket's rows of a range of tasks, in the folders' order."""
+    batches = []
+    for batch in read_pieces(folders, bucket, schema):
+        if first is not None or past is not None:
+            task = np.stack([values_of(batch.column(name)) for name in s.TASK_KEY], axis=1)
+            batch = batch.filter(array_of(_within(task, first, past)))
+        batches.append(batch)
+    return pa.Table.from_batches(batches, schema).combine_chunks()
+
+
+def _within(task: NDArray[np.int64], first: _Range | None, past: _Range | None) -> NDArray[np.bool_]:
+    """Return which tasks, shape (n, 2), a range holds; shape (n,)."""
+    within = np.ones(len(task), np.bool_)
     if first is not None:
-        terms.append(f"({s.COLLECTION_ID} > {first[0]} OR ({s.COLLECTION_ID} = {first[0]} AND "
-                     f"{s.INSTANCE_INDEX} >= {first[1]}))")  # fmt: skip
+        within &= (task[:, 0] > first[0]) | ((task[:, 0] == first[0]) & (task[:, 1] >= first[1]))
     if past is not None:
-        terms.append(f"({s.COLLECTION_ID} < {past[0]} OR ({s.COLLECTION_ID} = {past[0]} AND "
-                     f"{s.INSTANCE_INDEX} < {past[1]}))")  # fmt: skip
-    return " AND ".join(terms)
+        within &= (task[:, 0] < past[0]) | ((task[:, 0] == past[0]) & (task[:, 1] < past[1]))
+    return within
 
 
 def _order_once(rows: NDArray[np.uint64], layout: Layout) -> NDArray[np.int64]:
@@ -213,24 +227,25 @@ def _order_once(rows: NDArray[np.uint64], layout: Layout) -> NDArray[np.int64]:
     return np.asarray(by_words[np.concatenate([[True], ~same])], np.int64)
 
 
-def _usage(
-    connection: duckdb.DuckDBPyConnection, source: Source, usage: pa.Table, schema: pa.Schema, events: pa.Table
-) -> pa.Table:
+def _usage(job: BucketJob, usage: pa.Table, schema: pa.Schema, events: pa.Table) -> pa.Table:
     """Return sorted windows with their limits."""
+    source = job.source
     if _joins_limits(source):
-        policy = policy_of(events, *(usage[name].to_numpy() for name in (*s.TASK_KEY, s.START_US, s.END_US)))
+        policy = policy_of(events, *(values_of(usage[name]) for name in (*s.TASK_KEY, s.START_US, s.END_US)))
         for name in policy.column_names:
             usage = usage.append_column(name, policy[name])
     if source.collection_limits or source.derived:
-        connection.register("joined", usage.append_column("row", array_of(np.arange(len(usage)))))
-        sql = "joined"
-        if source.collection_limits:
-            sql = (f"(SELECT u.* REPLACE ({_OF_COLLECTION}) FROM joined u "
-                   f"LEFT JOIN {_COLLECTION_LIMITS} c USING ({s.COLLECTION_ID}))")  # fmt: skip
-        if source.derived:
-            derived = ", ".join(f"{expression} AS {name}" for name, expression in source.derived.items())
-            sql = f"(SELECT * REPLACE ({derived}) FROM {sql})"
-        usage = connection.sql(f"SELECT * FROM {sql} ORDER BY row").to_arrow_table()
+        with closing(connect(job.memory_mib, Path(job.staging) / "spill")) as connection:
+            connection.register("joined", usage.append_column("row", array_of(np.arange(len(usage)))))
+            sql = "joined"
+            if source.collection_limits:
+                register_pieces(connection, job.shards, "collections", source)
+                sql = (f"(SELECT u.* REPLACE ({_OF_COLLECTION}) FROM joined u "
+                       f"LEFT JOIN {_COLLECTION_LIMITS} c USING ({s.COLLECTION_ID}))")  # fmt: skip
+            if source.derived:
+                derived = ", ".join(f"{expression} AS {name}" for name, expression in source.derived.items())
+                sql = f"(SELECT * REPLACE ({derived}) FROM {sql})"
+            usage = connection.sql(f"SELECT * FROM {sql} ORDER BY row").to_arrow_table()
     return pa.table([usage[f.name].cast(f.type) for f in schema], schema=schema)
 
 
@@ -240,21 +255,6 @@ _COLLECTION_LIMITS: Final = f"""(
     SELECT {s.COLLECTION_ID}, {", ".join(f"arg_max({n}, ({s.TIME_US}, {n})) AS {n}" for n in _LIMITS)}
     FROM collections GROUP BY 1
 )"""
-_OF_TASKS: Final = (*s.TASK_KEY, s.TIER, s.SCHEDULING_CLASS, s.COLLECTION_TYPE, s.START_US, s.END_US)
-_LAST: Final = ", ".join(f"coalesce(u.{n}, e.{n}) AS {n}" for n in _OF_TASKS[:5])
-_TASKS: Final = f"""(
-    WITH u AS (
-        SELECT {_KEY}, {", ".join(f"arg_max({n}, {s.START_US}) AS {n}" for n in _OF_TASKS[2:5])},
-               min({s.START_US}) AS {s.FIRST_SEEN_US}, max({s.END_US}) AS {s.LAST_SEEN_US}
-        FROM usage_in_order GROUP BY ALL
-    ), e AS (
-        SELECT {_KEY}, {", ".join(f"arg_max({n}, ({s.TIME_US}, {s.EVENT_TYPE}, {n})) AS {n}" for n in _OF_TASKS[2:5])}
-        FROM events_in_order GROUP BY ALL
-    )
-    SELECT {_LAST}, {s.FIRST_SEEN_US}, {s.LAST_SEEN_US}
-    FROM u FULL JOIN e ON u.{s.COLLECTION_ID} = e.{s.COLLECTION_ID} AND u.{s.INSTANCE_INDEX} = e.{s.INSTANCE_INDEX}
-    ORDER BY 1, 2
-)"""
 
 
 def _joins_limits(source: Source) -> bool:
@@ -262,60 +262,48 @@ def _joins_limits(source: Source) -> bool:
     return not source.limits_in_usage and any(table.name == "events" for table in source.tables)
 
 
-def _events(
-    connection: duckdb.DuckDBPyConnection, schema: pa.Schema, first: _Range | None, past: _Range | None
-) -> pa.Table:
-    """Return the events of a range of tasks by task, time, type and every other column."""
-    leading = [*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE]
-    order = ", ".join(leading + [name for name in schema.names if name not in leading])
-    columns = ", ".join(schema.names)
-    found = connection.sql(f"SELECT {columns} FROM events WHERE {_within(first, past)} ORDER BY {order}")
-    table = found.to_arrow_table()
-    return pa.table([table[field.name].cast(field.type) for field in schema], schema=schema)
+_EVENTS_BY: Final = (*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE)
+_LIST: Final = pa.field(
+    s.CONSTRAINTS_LIST,
+    pa.list_(pa.struct([s.CONSTRAINTS.field(name) for name in (s.ATTRIBUTE_NAME, s.ATTRIBUTE_VALUE, s.RELATION)])),
+)
+"""Constraints that an event carries."""
 
 
-def _constraints(connection: duckdb.DuckDBPyConnection, first: _Range | None, past: _Range | None) -> pa.Table:
-    """Return a range's constraints: those of the constraints table, and those of events."""
-    names = ", ".join(s.CONSTRAINTS.names)
-    sql = f"SELECT {names} FROM constraints"
-    if s.CONSTRAINTS_LIST in _columns(connection, "events"):
-        sql += (f" UNION ALL SELECT {_KEY}, {s.TIME_US}, c.{s.ATTRIBUTE_NAME}, c.{s.ATTRIBUTE_VALUE}, c.{s.RELATION} "
-                f"FROM (SELECT {_KEY}, {s.TIME_US}, unnest({s.CONSTRAINTS_LIST}) AS c FROM events)")  # fmt: skip
-    return connection.sql(
-        f"SELECT DISTINCT {names} FROM ({sql}) WHERE {_within(first, past)} ORDER BY ALL"
-    ).to_arrow_table()
+def _constraints_of(events: pa.Table) -> pa.Table:
+    """Return the constraints that events carry."""
+    lists = events[s.CONSTRAINTS_LIST].combine_chunks()
+    carried = lists.flatten()
+    events = events.select([*s.TASK_KEY, s.TIME_US]).take(pc.list_parent_indices(lists))
+    return pa.table([*events.columns, *carried.flatten()], schema=s.CONSTRAINTS)
 
 
-def _columns(connection: duckdb.DuckDBPyConnection, view: str) -> set[str]:
-    return {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {view}").fetchall()}
-
-
-def view(connection: duckdb.DuckDBPyConnection, name: str, pieces: list[str], schema: pa.Schema) -> None:
-    """Name the rows of all pieces; a column that none of them has is null, and without a piece there is no row."""
-    if not pieces:
-        connection.register(f"no_{name}", empty_table(schema))
-        connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT * FROM no_{name}")
-        return
-    files = f"[{', '.join(map(literal, pieces))}]"
-    connection.execute(
-        f"CREATE OR REPLACE TEMP VIEW staged_{name} AS SELECT * "
-        f"FROM read_parquet({files}, union_by_name = true, hive_partitioning = false)"
-    )
-    missing = [field for field in schema if field.name not in _columns(connection, f"staged_{name}")]
-    nulls = "".join(f", NULL AS {field.name}" for field in missing)
-    connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT *{nulls} FROM staged_{name}")
-
-
-def _unique(table: pa.Table) -> pa.Table:
-    """Return the sorted table without the rows that repeat the one before."""
+def _distinct(table: pa.Table, leading: tuple[str, ...] = ()) -> pa.Table:
+    """Return the distinct rows by the leading columns, and then by the others; nulls come last."""
+    by = [*leading, *(name for name in table.schema.names if name not in leading)]
+    table = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in by])).combine_chunks()
     if len(table) < 2:
         return table
     same = np.ones(len(table) - 1, np.bool_)
-    for column in (table[name].combine_chunks() for name in table.column_names):
-        left, right = column[:-1], column[1:]
-        equal = pc.fill_null(pc.equal(left, right), False)
-        same &= pc.or_(equal, pc.and_(left.is_null(), right.is_null())).to_numpy(zero_copy_only=False)
-    return table if not same.any() else table.filter(array_of(np.concatenate([[True], ~same])))
+    for column in (table[name].combine_chunks() for name in table.schema.names):
+        same &= _repeats(column)
+    return table.filter(array_of(np.concatenate([[True], ~same]))) if same.any() else table
+
+
+def _repeats(column: pa.Array) -> NDArray[np.bool_]:
+    """Return which values are as the one before, from the second one on; two nulls are alike."""
+    left, right = column[:-1], column[1:]
+    equal = flags_of(pc.equal(left, right))
+    return equal | flags_of(pc.and_(left.is_null(), right.is_null())) if column.null_count else equal
+
+
+def register_pieces(
+    connection: duckdb.DuckDBPyConnection, shards: tuple[Shard, ...], name: str, source: Source
+) -> None:
+    """Name the staged rows of a table that is one file; they can be read once."""
+    schema = s.with_extras(name, source.extras.get(name, ()))
+    rows = read_pieces(_folders_of(shards, name), 0, schema)
+    connection.register(name, pa.RecordBatchReader.from_batches(schema, rows))
 
 
 def _without(schema: pa.Schema, names: tuple[str, ...]) -> pa.Schema:
@@ -350,24 +338,17 @@ def make_table(job: TableJob) -> int:
     """Write a table and return its number of rows. The table of tasks needs all buckets to be made."""
     check_shared(Path(job.staging))
     schema = s.with_extras(job.name, job.source.extras.get(job.name, ()))
+    name = "collections" if job.name == "tasks" else job.name
     with closing(connect(job.memory_mib, Path(job.staging) / "spill")) as connection:
-        name = "collections" if job.name == "tasks" else job.name
-        extras = job.source.extras.get(name, ())
-        view(
-            connection,
-            name,
-            [p for x in job.shards if x.table == name for p in x.pieces(0)],
-            s.with_extras(name, extras),
-        )
+        register_pieces(connection, job.shards, name, job.source)
         columns = ", ".join(schema.names)
         sql = f"SELECT DISTINCT {columns} FROM {name} ORDER BY ALL"
         if job.name == "tasks":
-            pieces = [str(tasks_piece(job.staging, bucket)) for bucket in range(job.buckets)]
-            view(connection, "tasks", pieces, schema)
+            pieces = ", ".join(literal(str(tasks_piece(job.staging, bucket))) for bucket in range(job.buckets))
             named = ", ".join(f"arg_max({n}, ({s.TIME_US}, {s.EVENT_TYPE}, {n})) AS {n}" for n in _NAMES)
             columns = ", ".join(f"n.{name}" if name in _NAMES else f"t.{name}" for name in schema.names)
             sql = f"""
-                SELECT {columns} FROM tasks t
+                SELECT {columns} FROM read_parquet([{pieces}], hive_partitioning = false) t
                 LEFT JOIN (SELECT {s.COLLECTION_ID}, {named} FROM collections GROUP BY 1) n USING ({s.COLLECTION_ID})
                 ORDER BY t.{s.COLLECTION_ID}, t.{s.INSTANCE_INDEX}
             """

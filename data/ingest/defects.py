@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.ingest.readers.staging import values_of
 
 OVERLAP: Final = "a window begins before an earlier one of its task ends"
 LONGER: Final = "a window is longer than the trace's longest"
@@ -73,18 +74,29 @@ def count_defects(usage: pa.Table, longest_us: int | None) -> dict[str, int]:
         counts[defect] = np.count_nonzero(_floats(usage, highest) < _floats(usage, mean))
     for name, defect in _FALLS.items():
         column = usage[name].combine_chunks()
-        values = column.flatten().to_numpy(zero_copy_only=False)
-        vectors = values.reshape(len(column) - column.null_count, -1) if len(values) else values.reshape(0, 1)
-        counts[defect] = np.count_nonzero((vectors[:, 1:] < vectors[:, :-1]).any(axis=1))
+        values = values_of(column.flatten(), np.nan)
+        counts[defect] = _falls(values.reshape(max(len(column) - column.null_count, 1), -1)) if len(values) else 0
     return {name: int(counts.get(name, 0)) for name in DEFECTS}
 
 
 def _integers(usage: pa.Table, name: str) -> NDArray[np.int64]:
-    return np.asarray(usage[name].to_numpy(), np.int64)
+    return np.asarray(values_of(usage[name]), np.int64)
 
 
 def _floats(usage: pa.Table, name: str) -> NDArray[np.float64]:
-    return np.asarray(usage[name].to_numpy(), np.float64)  # null becomes NaN, which compares false
+    return np.asarray(values_of(usage[name], np.nan), np.float64)  # NaN compares false
+
+
+@numba.njit(cache=True, nogil=True)
+def _falls(vectors: Any) -> int:
+    """Return how many vectors, (n, size) float32, have a value below the one before."""
+    falls = 0
+    for vector in vectors:
+        fall = False
+        for k in range(1, len(vector)):
+            fall |= vector[k] < vector[k - 1]
+        falls += fall
+    return falls
 
 
 @numba.njit(cache=True, nogil=True)

@@ -23,14 +23,13 @@ from reclaim.data.core.stores.places import check_folder, home_of, in_store, rea
 from reclaim.data.core.stores.transfer import is_taken, marked, publish_folder, remove_mark
 from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError, TraceError
-from reclaim.data.ingest.bucket import BucketJob, TableJob, make_bucket, make_table, staged_schema, tables_of
+from reclaim.data.ingest.bucket import FORM, BucketJob, TableJob, make_bucket, make_table, staged_schema, tables_of
 from reclaim.data.ingest.defects import DEFECTS, LEGITIMATE, warnings_of
 from reclaim.data.ingest.manifest import check_there, fingerprint_of, manifest_of
 from reclaim.data.ingest.shard import LOCK, REJECTS, Damaged, Shard, ShardJob, take_shard
 from reclaim.data.traces.alibaba_2017 import alibaba_2017
 from reclaim.data.traces.google_v2 import google_v2
 from reclaim.data.traces.google_v3 import google_v3
-from reclaim.data.traces.kubernetes.source import kubernetes
 from reclaim.data.traces.recorded import recorded
 from reclaim.data.traces.series import load_mapping, series
 from reclaim.data.traces.source import RawTable, Source, find_files
@@ -223,7 +222,9 @@ def _make(
         finished = staging / "dataset"
         fingerprint = fingerprint_of(source, buckets, {shard.file: shard.sha256 for shard in shards})
         bucket_jobs = [
-            BucketJob(bucket, fingerprint, distinct, source, staged, str(finished), str(staging), memory_mib)
+            BucketJob(
+                bucket, f"{fingerprint} {FORM}", distinct, source, staged, str(finished), str(staging), memory_mib
+            )
             for bucket in range(buckets)
         ]
         rest = tables_of(source)
@@ -292,6 +293,8 @@ def _source(source_folder: Path, config: IngestConfig) -> Source:
         case "kubernetes":
             if in_store(source_folder):
                 raise ConfigError(f"{source_folder}: a history gets tables in its own folder; copy it to this machine")
+            from reclaim.data.traces.kubernetes.source import kubernetes  # its compiled code delays every other trace
+
             return kubernetes(source_folder, anonymous=config.anonymise)
         case "recorded":
             return recorded()

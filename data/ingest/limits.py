@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.ingest.readers.staging import NULL, array_of
+from reclaim.data.ingest.readers.staging import NULL, array_of, values_of
 
 POLICY: Final = (s.CPU_LIMIT, s.MEMORY_LIMIT, s.PRIORITY, s.TIER, s.SCHEDULING_CLASS)
 """Joined columns, besides the start of the current run."""
@@ -40,9 +40,9 @@ def policy_of(
     """
     values = np.full((len(events), len(POLICY)), np.nan)
     for k, name in enumerate(POLICY):
-        values[:, k] = events[name].cast(pa.float64()).fill_null(np.nan).to_numpy()
-    task, task_index, time = (np.asarray(events[name].to_numpy(), np.int64) for name in (*s.TASK_KEY, s.TIME_US))
-    kinds = np.asarray(events[s.EVENT_TYPE].fill_null(-1).to_numpy(), np.int8)
+        values[:, k] = values_of(events[name].cast(pa.float64()), np.nan)
+    task, task_index, time = (values_of(events[name]) for name in (*s.TASK_KEY, s.TIME_US))
+    kinds = values_of(events[s.EVENT_TYPE], -1)
     found, scheduled = _as_of(task, task_index, time, kinds, values, collection, index, start, end)
     found[:, :2][found[:, :2] == 0] = np.nan
     policy = [np.ascontiguousarray(column) for column in found.T]

@@ -12,6 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from reclaim.data import schema as s
 from reclaim.data.core.duck import DamagedFileError, connect
 from reclaim.data.core.files import content_sha256, file_sha256, replaced_folder, write_json
 from reclaim.data.core.stores.places import in_store, location, reached, version_of
@@ -20,14 +21,17 @@ from reclaim.data.dataset import FORMAT_VERSION
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.readers.csv_parquet import take_csv, take_parquet
 from reclaim.data.ingest.readers.json_lines import take_json
+from reclaim.data.ingest.readers.pieces import PiecesWriter
 from reclaim.data.ingest.readers.rejects import RejectsWriter
-from reclaim.data.ingest.readers.rows import BUCKET, Stage, Taken
+from reclaim.data.ingest.readers.rows import Stage, Taken
 from reclaim.data.ingest.readers.staging import Layout, RowsWriter
 from reclaim.data.traces.source import RawTable
 
 DONE: Final = "done.json"
 LOCK: Final = "lock"
 REJECTS: Final = "rejects.parquet"
+_STAGED: Final = 2
+"""Raised when the form of staged rows changes: a run that continues another one's work reads its files."""
 _Reader = Callable[[Stage, RawTable, Path], Taken]
 _READERS: Final[dict[str, _Reader]] = {"json": take_json, "csv": take_csv, "parquet": take_parquet}
 
@@ -76,7 +80,7 @@ class Shard:
     defects : dict of str to int
         Known defect → accepted rows that have it.
     folder : str
-        Folder of its pieces: ``bucket=K/*.parquet``, or the rows of usage; and ``rejects.parquet``.
+        Folder of its staged rows and ``rejects.parquet``.
     """
 
     table: str
@@ -88,10 +92,6 @@ class Shard:
     n_bytes: int
     defects: dict[str, int]
     folder: str
-
-    def pieces(self, bucket: int) -> list[str]:
-        """Return the parquet files that hold this shard's rows of a bucket."""
-        return sorted(str(p) for p in (Path(self.folder) / f"{BUCKET}={bucket}").glob("*.parquet"))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def take_shard(job: ShardJob) -> Shard | Damaged:
         dict(table.defects),
         table.where,
     ]
-    rules += [FORMAT_VERSION, job.staged.to_string()]
+    rules += [FORMAT_VERSION, _STAGED, job.staged.to_string()]
     identity = {"bytes": n_bytes, "buckets": job.buckets, "rules": content_sha256(rules), **version_of(path)}
     done = folder / DONE
     if done.is_file():
@@ -172,12 +172,14 @@ def _read(job: ShardJob, path: Path, folder: Path, work: Path, identity: dict[st
         raise DamagedFileError(f"{path}: empty file")
     with ExitStack() as stack:
         connection = stack.enter_context(closing(connect(job.memory_mib, Path(job.staging) / "spill")))
-        writer = None
+        writer: RowsWriter | PiecesWriter
         if table.name == "usage":
             writer = stack.enter_context(RowsWriter(work, Layout.of(job.staged), job.buckets))
+        else:
+            writer = stack.enter_context(PiecesWriter(work, job.buckets if table.name in s.BUCKETED else 1))
         checksum = stack.enter_context(ThreadPoolExecutor(1)).submit(file_sha256, path)
         rejects = stack.enter_context(RejectsWriter(work / REJECTS, job.file, job.max_reject_share))
-        stage = Stage(connection, work, job.buckets, job.threads, writer, rejects)
+        stage = Stage(connection, work, job.threads, writer, rejects)
         taken = _READERS[_kind(path)](stage, table, path)
     if table.name == "usage" and table.where == "true" and not taken.rows and not rejects.count:
         raise DamagedFileError(f"{path}: no rows")

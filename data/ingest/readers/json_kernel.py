@@ -1,4 +1,4 @@
-"""Parses JSON lines in compiled code: keys, integers, numbers and lists of numbers, each by its address."""
+"""Parses JSON lines in compiled code: keys, integers, numbers, lists of numbers and texts, each by its address."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from typing import Any, Final
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from reclaim.data.ingest.readers.decimal import scaled
+from reclaim.data.ingest.readers.memory import byte_at, put_single, word_at
 from reclaim.data.ingest.readers.staging import NULL
 
 NEWLINE, QUOTE, COMMA, COLON, DOT, MINUS, PLUS, ZERO, NINE = (ord(c) for c in '\n",:.-+09')
-SPACE, TAB, RETURN, OPEN, CLOSE, FIRST, LAST, LOWER_E = (ord(c) for c in " \t\r{}[]e")
+SPACE, TAB, RETURN, OPEN, CLOSE, FIRST, LAST, LOWER_E, ESCAPE, TILDE = (ord(c) for c in " \t\r{}[]e\\~")
+_TRUE, _FALSE = (np.uint64(int.from_bytes(word, "little")) for word in (b"true", b"false"))
+_FOUR_BYTES, _FIVE_BYTES = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFFFFF)
 _HIGH, _SIX, _FOUR, _DIGITS, _LOW_NIBBLES = (
     np.uint64(word) for word in (0xF0F0F0F0F0F0F0F0, 0x0606060606060606, 4, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F)
 )
-INTEGER, DOUBLE, VECTOR, STRUCT = range(4)
-"""Kinds of values that a key may have."""
+INTEGER, DOUBLE, VECTOR, STRUCT, TEXT, FLAG, LIST = range(7)
+"""Kinds of values that a key may have; a list is accepted without an element."""
+LENGTH_BITS: Final = 20
+"""Low bits of a text's word that hold its length in bytes; those above hold where it begins in the block."""
 PAD: Final = 16
 """Bytes after a block that may be read; their values do not matter."""
 _MOST_IN_VECTOR: Final = 2.0**53
@@ -28,51 +30,13 @@ _FAR: Final = 1 << 40
 """A power of ten that no number of digits can compensate."""
 
 # Functions take addresses: counting the references of an array at every call would cost more than the parsing.
-
-
-def _load_byte(_typing: Any, _address: Any) -> Any:
-    """Return the byte at an address."""
-
-    def load(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-        return builder.zext(builder.load(pointer), ir.IntType(64))
-
-    return types.int64(types.int64), load
-
-
-def _load_word(_typing: Any, _address: Any) -> Any:
-    """Return the 8 bytes from an address on as one number, the first byte lowest."""
-
-    def load(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.load(pointer, align=1)
-
-    return types.uint64(types.int64), load
-
-
-def _store_single(_typing: Any, _address: Any, _value: Any) -> Any:
-    """Store a single float at an address."""
-
-    def store(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
-        builder.store(arguments[1], pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32), store
-
-
-byte: Any = intrinsic(_load_byte)
-_word: Any = intrinsic(_load_word)
-_put: Any = intrinsic(_store_single)
-
-
-# The functions below rely on a newline at the end of the text: none of them skips one, so none reads past it.
+# They rely on a newline at the end of the text: none of them skips one, so none reads past it.
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def skip(i: Any) -> Any:
     """Return where the white space at ``i`` ends."""
-    while byte(i) <= SPACE and (byte(i) == SPACE or byte(i) == TAB or byte(i) == RETURN):
+    while byte_at(i) <= SPACE and (byte_at(i) == SPACE or byte_at(i) == TAB or byte_at(i) == RETURN):
         i += 1
     return i
 
@@ -84,14 +48,14 @@ def key(i: Any, names: Any, lengths: Any, words: Any, first: Any, count: Any, gu
     key, candidate = -1, guess
     for _ in range(count):
         text, at = names + 16 * words * candidate, i
-        while (_word(at) ^ _word(text)) & _word(text + 8) == 0:
+        while (word_at(at) ^ word_at(text)) & word_at(text + 8) == 0:
             text += 16
             at += 8
-            if _word(text + 8) == 0:
+            if word_at(text + 8) == 0:
                 break
-        if at > i and _word(text + 8) == 0:
-            i = skip(i + np.int64(_word(lengths + 8 * candidate)))
-            if byte(i) == COLON:
+        if at > i and word_at(text + 8) == 0:
+            i = skip(i + np.int64(word_at(lengths + 8 * candidate)))
+            if byte_at(i) == COLON:
                 key = candidate
                 i = skip(i + 1)
             break
@@ -105,37 +69,37 @@ def _digits(i: Any, value: Any) -> Any:
 
     Eight ASCII digits in one word become a number by three multiplications: D. Lemire, "Quickly parsing eight digits".
     """
-    word = _word(i)
+    word = word_at(i)
     while (word & _HIGH) | (((word + _SIX) & _HIGH) >> _FOUR) == _DIGITS:
         pairs = (word & _LOW_NIBBLES) * np.uint64(2561) >> np.uint64(8)
         fours = (pairs & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(6553601) >> np.uint64(16)
         eight = (fours & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(42949672960001) >> np.uint64(32)
         value = value * np.uint64(100000000) + eight
         i += 8
-        word = _word(i)
-    digit = byte(i) - ZERO
+        word = word_at(i)
+    digit = byte_at(i) - ZERO
     while 0 <= digit <= 9:
         value = value * np.uint64(10) + np.uint64(digit)
         i += 1
-        digit = byte(i) - ZERO
+        digit = byte_at(i) - ZERO
     return value, i
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def integer(i: Any) -> Any:
     """Return a canonical integer, in quotes or not, and where it ends; -1 for anything else."""
-    quoted = byte(i) == QUOTE
+    quoted = byte_at(i) == QUOTE
     i += quoted
-    negative = byte(i) == MINUS
+    negative = byte_at(i) == MINUS
     i += negative
     begin = i
     unsigned, i = _digits(i, np.uint64(0))
     digits = i - begin
     value = np.int64(unsigned)
-    if digits == 0 or digits > 19 or value < 0 or (byte(begin) == ZERO and (digits > 1 or negative)):
+    if digits == 0 or digits > 19 or value < 0 or (byte_at(begin) == ZERO and (digits > 1 or negative)):
         i = -1
     elif quoted:
-        i = i + 1 if byte(i) == QUOTE else -1
+        i = i + 1 if byte_at(i) == QUOTE else -1
     return -value if negative else value, i
 
 
@@ -144,34 +108,34 @@ def double(i: Any) -> Any:
     """Return a number that is not negative, and where it ends; -1 for anything else."""
     begin = i
     digits = np.uint64(0)
-    digit = byte(i) - ZERO
+    digit = byte_at(i) - ZERO
     while 0 <= digit <= 9:
         digits = digits * np.uint64(10) + np.uint64(digit)
         i += 1
-        digit = byte(i) - ZERO
+        digit = byte_at(i) - ZERO
     significant = i - begin
-    good = significant == 1 or (significant > 1 and byte(begin) != ZERO)
+    good = significant == 1 or (significant > 1 and byte_at(begin) != ZERO)
     power = 0
-    if byte(i) == DOT:
+    if byte_at(i) == DOT:
         i += 1
         point = i
         if significant == 1 and digits == 0:
             significant = 0
-            while byte(i) == ZERO:
+            while byte_at(i) == ZERO:
                 i += 1
         begin = i
         digits, i = _digits(i, digits)
         significant += i - begin
         power = point - i
         good = good and power < 0
-    if byte(i) | 32 == LOWER_E:
+    if byte_at(i) | 32 == LOWER_E:
         i += 1
-        minus = byte(i) == MINUS
-        i += minus or byte(i) == PLUS
+        minus = byte_at(i) == MINUS
+        i += minus or byte_at(i) == PLUS
         begin = i
         tens = 0
-        while ZERO <= byte(i) <= NINE:
-            tens = min(tens * 10 + byte(i) - ZERO, _FAR)
+        while ZERO <= byte_at(i) <= NINE:
+            tens = min(tens * 10 + byte_at(i) - ZERO, _FAR)
             i += 1
         good = good and i > begin
         power += -tens if minus else tens
@@ -183,10 +147,10 @@ def double(i: Any) -> Any:
 def vector(i: Any, out: Any, size: Any) -> Any:
     """Store the list of ``size`` numbers, or of none, at address ``out``; return its end, -1 for anything else."""
     count = 0
-    more = byte(i) == FIRST
+    more = byte_at(i) == FIRST
     if more:
         i = skip(i + 1)
-        if byte(i) == LAST:
+        if byte_at(i) == LAST:
             more = False
     else:
         i = -1
@@ -196,13 +160,13 @@ def vector(i: Any, out: Any, size: Any) -> Any:
             i = -1
             break
         if count < size:
-            _put(out + 4 * count, np.float32(value))
+            put_single(out + 4 * count, np.float32(value))
         count += 1
         i = skip(i)
-        more = byte(i) == COMMA
+        more = byte_at(i) == COMMA
         if more:
             i = skip(i + 1)
-        elif byte(i) != LAST:
+        elif byte_at(i) != LAST:
             i = -1
     if i >= 0:
         i += 1
@@ -211,26 +175,69 @@ def vector(i: Any, out: Any, size: Any) -> Any:
     return i
 
 
+@numba.njit(cache=True, nogil=True, inline="always")
+def text(i: Any, block: Any) -> Any:
+    """Return the word of a text, and where its value ends; -1 for anything else.
+
+    A text is a string of printable ASCII without an escape, or a canonical integer.
+    """
+    if byte_at(i) == QUOTE:
+        i += 1
+        begin = i
+        while SPACE <= byte_at(i) <= TILDE and byte_at(i) != QUOTE and byte_at(i) != ESCAPE:
+            i += 1
+        end = i
+        i = i + 1 if byte_at(i) == QUOTE else -1
+    else:
+        begin = i
+        _, i = integer(i)
+        end = i
+    if end - begin >= 1 << LENGTH_BITS:
+        i = -1
+    return (begin - block) << LENGTH_BITS | (end - begin), i
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def flag(i: Any) -> Any:
+    """Return 1 for true and 0 for false, and where it ends; -1 for anything else."""
+    true, false = word_at(i) & _FOUR_BYTES == _TRUE, word_at(i) & _FIVE_BYTES == _FALSE
+    return np.int64(true), i + 4 if true else i + 5 if false else -1
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def empty_list(i: Any) -> Any:
+    """Return where the list without an element at ``i`` ends; -1 for anything else."""
+    end = -1
+    if byte_at(i) == FIRST:
+        i = skip(i + 1)
+        if byte_at(i) == LAST:
+            end = i + 1
+    return end
+
+
 @numba.njit(cache=True, nogil=True)
 def read_lines(
-    block: Any, start: Any, size: Any, number: Any, n: Any, rows: Any, whole: Any, doubles: Any, others: Any,
-    names: Any, lengths: Any, words: Any, keys: Any, top: Any, zero_is_null: Any, only_with: Any, needs: Any,
-    null_row: Any, shape: Any, window: Any,
+    block: Any, start: Any, size: Any, number: Any, n: Any, rows: Any, whole: Any, doubles: Any, numbers: Any,
+    others: Any, names: Any, lengths: Any, words: Any, keys: Any, top: Any, zero_is_null: Any, only_with: Any,
+    needs: Any, null_row: Any, shape: Any, window: Any,
 ) -> Any:  # fmt: skip
-    """Read until the block ends or ``others`` is full; return the counts of rows and others, and where to continue."""
+    """Read until the block ends, or the rows or ``others`` are full.
+
+    Returns the counts of rows and others, where to continue, and the number of that line.
+    """
     integers, first_vector = shape[0], 2 * (shape[0] + shape[1])
     following = np.concatenate((np.arange(len(keys) + 1), np.zeros(1, np.int64)))  # the key last seen after each key
     m = 0
     begin = block + start
-    while begin < block + size and m < len(others):
+    while begin < block + size and m < len(others) and n < len(whole):
         row = rows + 8 * len(null_row) * n
         i = skip(begin)
-        if byte(i) != NEWLINE:  # an empty line is skipped
+        if byte_at(i) != NEWLINE:  # an empty line is skipped
             for k in range(len(null_row)):
                 whole[n, k] = null_row[k]
             seen = np.uint64(0)
             first, count, before, inside = 0, top, -1, False
-            good = byte(i) == OPEN
+            good = byte_at(i) == OPEN
             i += 1
             while good:
                 guess = following[before + 1]
@@ -243,43 +250,53 @@ def read_lines(
                 seen |= np.uint64(1) << np.uint64(name)
                 following[before + 1] = name
                 before = name
-                kind, slot = keys[name, 0], keys[name, 1]
+                kind, slot, found = keys[name, 0], keys[name, 1], np.int64(1)
                 if kind == DOUBLE:
                     number_, i = double(i)
                     if i >= 0 and slot >= 0:
                         doubles[n, integers + slot] = number_
                 elif kind == INTEGER:
                     value, i = integer(i)
-                    most = keys[name, 2]
-                    if most >= 0 and not 0 <= value <= most:
+                    if not keys[name, 2] <= value <= keys[name, 3]:
                         i = -1
                     if i >= 0 and slot >= 0:
                         none = (value == 0 and zero_is_null[slot]) or (value == -1 and only_with[slot] >= 0)
                         whole[n, slot] = NULL if none else value
                 elif kind == VECTOR:
                     i = vector(i, row + 4 * (first_vector + slot), 11 if slot == 0 else 9)
-                elif not inside and byte(i) == OPEN:
-                    i = skip(i + 1)
-                    if byte(i) != CLOSE:
-                        first, count, inside = keys[name, 3], keys[name, 4], True
-                        continue
-                    i += 1
+                elif kind == STRUCT:
+                    if slot >= 0:
+                        whole[n, slot] = 1
+                    if inside or byte_at(i) != OPEN:
+                        i = -1
+                    else:
+                        i = skip(i + 1)
+                        if byte_at(i) != CLOSE:
+                            first, count, inside = keys[name, 4], keys[name, 5], True
+                            continue
+                        i += 1
                 else:
-                    i = -1
+                    if kind == TEXT:
+                        found, i = text(i, block)
+                    elif kind == FLAG:
+                        found, i = flag(i)
+                    else:
+                        i = empty_list(i)
+                    whole[n, slot] = found
                 if i < 0:
                     good = False
                     break
                 i = skip(i)
-                if inside and byte(i) == CLOSE:
+                if inside and byte_at(i) == CLOSE:
                     inside, first, count = False, 0, top
                     i = skip(i + 1)
-                if byte(i) == COMMA:
+                if byte_at(i) == COMMA:
                     i += 1
                 else:
-                    good = byte(i) == CLOSE and not inside
+                    good = byte_at(i) == CLOSE and not inside
                     if good:
                         i = skip(i + 1)
-                        good = byte(i) == NEWLINE
+                        good = byte_at(i) == NEWLINE
                     break
             if good:
                 for k in range(integers):
@@ -288,13 +305,14 @@ def read_lines(
                 for k in needs:
                     if whole[n, k] == NULL if k < integers else np.isnan(doubles[n, k]):
                         good = False
-                if whole[n, window[1]] <= whole[n, window[0]]:
+                if window[1] > 0 and whole[n, window[1]] <= whole[n, window[0]]:
                     good = False
             if good:
+                numbers[n] = number
                 n += 1
             else:
                 i = begin
-                while byte(i) != NEWLINE:
+                while byte_at(i) != NEWLINE:
                     i += 1
                 others[m, 0], others[m, 1], others[m, 2] = number, begin - block, i - block
                 m += 1

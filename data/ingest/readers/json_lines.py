@@ -1,4 +1,4 @@
-"""Reads JSON lines: usage by a compiled reader, and every line that it declines, and all other tables, carefully."""
+"""Reads JSON lines by a compiled reader, and every line that it declines carefully."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from reclaim.data.core.duck import (
     unreadable,
 )
 from reclaim.data.errors import SchemaError
-from reclaim.data.ingest.readers.json_fast import plain_rows
+from reclaim.data.ingest.readers.json_fast import SHORTEST, plain_batches, plain_rows, room_for
 from reclaim.data.ingest.readers.json_kernel import NEWLINE, PAD
 from reclaim.data.ingest.readers.rejects import CR_ALONE, RejectsWriter
 from reclaim.data.ingest.readers.rows import CAST_REASON, LINE, Stage, Taken, copy_rows
-from reclaim.data.ingest.readers.staging import RowsWriter
+from reclaim.data.ingest.readers.staging import Packed, RowsWriter
 from reclaim.data.traces.source import RawTable
 
 _HEADER_LINES: Final = 200
@@ -78,7 +78,9 @@ def take_json(stage: Stage, table: RawTable, file: Path) -> Taken:
         It has fields that the format does not, and lacks some that it has.
     """
     table = _checked(table, file)
-    if stage.writer is None or not table.fields:
+    if not isinstance(stage.writer, RowsWriter):
+        return _copied(stage, table, partial(_plain_first, stage, table, file), file)
+    if not table.fields:
         return _read_carefully(stage, table, enumerate(_lines(file), start=1), file)
     declined, numbers = stage.work / "declined.json", stage.work / "declined.numbers"
     defects = Counter[str]()
@@ -97,22 +99,31 @@ def _read_fast(
 
     Yields how many others there are, when they are many and at the end; then the files begin again.
     """
+    blocks: list[NDArray[np.uint8]] = []
+    rooms: list[NDArray[np.uint64]] = []
 
-    def read(block: NDArray[np.uint8]) -> tuple[list[tuple[int, int, bytes]], NDArray[np.int64], Any, int]:
-        rows, others = plain_rows(block, table, writer.layout)
-        text = block.data if len(others) else None
-        return writer.pack(rows), others, text, int(np.count_nonzero(block[:-PAD] == NEWLINE))
+    def read(block: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Packed, NDArray[np.int64], int]:
+        room = rooms.pop() if rooms else room_for(len(block) + _BLOCK_BYTES, writer.layout)
+        if len(room) * SHORTEST < len(block):
+            room = room_for(len(block), writer.layout)
+        rows, others, lines = plain_rows(block, table, writer.layout, room)
+        packed = writer.pack(rows)
+        rooms.append(room)
+        return block, packed, others, lines
 
     n = 0
     line = 1
-    waiting: deque[Future[tuple[list[tuple[int, int, bytes]], NDArray[np.int64], Any, int]]] = deque()
+    waiting: deque[Future[tuple[NDArray[np.uint8], Packed, NDArray[np.int64], int]]] = deque()
 
     def finish() -> tuple[int, int]:
-        packed, others, text, lines = waiting.popleft().result()
+        block, packed, others, lines = waiting.popleft().result()
         writer.write(packed)
         for begin in range(0, len(others), _BATCH_LINES):
-            left.writelines(text[first : end + 1] for _, first, end in others[begin : begin + _BATCH_LINES].tolist())
+            left.writelines(
+                block.data[first : end + 1] for _, first, end in others[begin : begin + _BATCH_LINES].tolist()
+            )
         (others[:, 0] + line).tofile(left_numbers)
+        blocks.append(block)
         return len(others), lines
 
     with (
@@ -120,7 +131,7 @@ def _read_fast(
         declined[1].open("wb") as left_numbers,
         ThreadPoolExecutor(stage.threads) as pool,
     ):
-        for block in _blocks(file):
+        for block in _blocks(file, blocks):
             waiting.append(pool.submit(read, block))
             while len(waiting) > stage.threads:
                 others, lines = finish()
@@ -149,15 +160,23 @@ def _numbers(file: Path) -> Iterator[int]:
             yield from np.frombuffer(part, np.int64).tolist()
 
 
-def _blocks(file: Path) -> Iterator[NDArray[np.uint8]]:
-    """Yield a file in blocks of whole lines, each followed by ``PAD`` bytes; DamagedFileError if it is damaged."""
+def _blocks(file: Path, done: list[NDArray[np.uint8]] | None = None) -> Iterator[NDArray[np.uint8]]:
+    """Yield a file in blocks of whole lines, each followed by ``PAD`` bytes; DamagedFileError if it is damaged.
+
+    The memory of blocks that the caller puts into ``done`` is used again: new memory has to be cleared by the system.
+    """
+    done = [] if done is None else done
     rest = b""
     size = _BLOCK_BYTES
     try:
         with open_bytes(file) as raw:
             readinto = raw.readinto  # type: ignore[attr-defined]  # IO[bytes] lacks it, both kinds of file have it
             while True:
-                block = np.empty(len(rest) + size + 1 + PAD, np.uint8)
+                block = np.empty(0, np.uint8)
+                while done and len(block) < len(rest) + size + 1 + PAD:
+                    block = np.asarray(done.pop().base)
+                if len(block) < len(rest) + size + 1 + PAD:
+                    block = np.empty(len(rest) + size + _LAST_LINE_BYTES, np.uint8)
                 block[: len(rest)] = np.frombuffer(rest, np.uint8)
                 filled = len(rest)
                 while filled < len(rest) + size:
@@ -232,21 +251,54 @@ def _checked(table: RawTable, file: Path) -> RawTable:
 
 def _read_carefully(stage: Stage, table: RawTable, lines: Iterable[tuple[int, bytes]], file: Path) -> Taken:
     """Write the canonical rows of numbered lines, which are those of ``file``."""
+    rest = iter(lines)
+
+    def batches(schema: pa.Schema, unknown: Counter[str]) -> Iterator[pa.RecordBatch]:
+        while batch := [*islice(rest, _BATCH_LINES)]:
+            yield typed(table, schema, batch, stage.rejects, unknown)
+
+    return _copied(stage, table, batches, file)
+
+
+def _plain_first(
+    stage: Stage, table: RawTable, file: Path, schema: pa.Schema, unknown: Counter[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the raw rows of a file: of each block those that the compiled reader takes, then the others."""
+    line = 1
+    blocks: list[NDArray[np.uint8]] = []
+    for block in _blocks(file, blocks):
+        for rows, others in plain_batches(block, table, schema, line):
+            yield rows
+            left = ((number, block.data[begin:end].tobytes()) for number, begin, end in others.tolist())
+            while batch := [*islice(left, _BATCH_LINES)]:
+                yield typed(table, schema, batch, stage.rejects, unknown)
+        line += int(np.count_nonzero(block[:-PAD] == NEWLINE))
+        blocks.append(block)
+
+
+def _copied(
+    stage: Stage,
+    table: RawTable,
+    batches: Callable[[pa.Schema, Counter[str]], Iterator[pa.RecordBatch]],
+    file: Path,
+) -> Taken:
+    """Write the canonical rows of batches of raw ones, which are those of ``file``.
+
+    ``batches`` gets their schema, and a counter of the lines that have a field which the table does not have.
+    """
     types = ", ".join(f"CAST(NULL AS {type_}) AS {quoted(name)}" for name, type_ in table.columns.items())
     schema = stage.connection.sql(f"SELECT {types}, CAST(NULL AS BIGINT) AS {LINE}").to_arrow_table().schema
     unknown = Counter[str]()
     errors: list[Exception] = []
-    rest = iter(lines)
 
-    def batches() -> Iterator[pa.RecordBatch]:
+    def guarded() -> Iterator[pa.RecordBatch]:
         try:
-            while batch := [*islice(rest, _BATCH_LINES)]:
-                yield _typed(table, schema, batch, stage.rejects, unknown)
+            yield from batches(schema, unknown)
         except Exception as error:
             errors.append(error)  # the query engine passes on its text alone
             raise
 
-    stage.connection.register(_VIEW, pa.RecordBatchReader.from_batches(schema, batches()))
+    stage.connection.register(_VIEW, pa.RecordBatchReader.from_batches(schema, guarded()))
     try:
         taken = copy_rows(stage, table, f"SELECT *, CAST(NULL AS VARCHAR) AS {CAST_REASON} FROM {_VIEW}")
     except (*ENGINE_ERRORS, OSError) as error:
@@ -261,7 +313,7 @@ def _read_carefully(stage: Stage, table: RawTable, lines: Iterable[tuple[int, by
     return replace(taken, defects=taken.defects | defects)
 
 
-def _typed(
+def typed(
     table: RawTable,
     schema: pa.Schema,
     lines: Iterable[tuple[int, bytes]],

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Protocol
 
 import duckdb
 import numpy as np
@@ -15,15 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reclaim.data import schema as s
-from reclaim.data.core.duck import INPUT_FAULTS, literal, reason_sql
+from reclaim.data.core.duck import INPUT_FAULTS, reason_sql
 from reclaim.data.ingest.readers.rejects import RejectsWriter
-from reclaim.data.ingest.readers.staging import RowsWriter, bucket_sql
 from reclaim.data.traces.source import RawTable
 
 LINE: Final = "reclaim_line"
 CAST_REASON: Final = "cast_reason"
-BUCKET: Final = "bucket"
-_BAD_BUCKET: Final = -1
 _BATCH_ROWS: Final = 50_000
 """Rows handed over by the query engine at once."""
 _DEFECT: Final = "reclaim_defect_"
@@ -37,6 +33,15 @@ class Taken:
     defects: dict[str, int]
 
 
+class Writer(Protocol):
+    """A writer of staged rows."""
+
+    rows: int
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """The destination of the canonical rows of one raw file.
@@ -46,22 +51,19 @@ class Stage:
     connection : duckdb.DuckDBPyConnection
         The query engine.
     work : Path
-        Folder for the pieces: ``bucket=K/*.parquet``, or the files of ``writer``.
-    buckets : int
-        Number of buckets of a bucketed table.
+        Folder of the writer's files, and of those that are gone at the end.
     threads : int
         Number of threads the reader may use.
-    writer : RowsWriter or None
-        For usage: the writer of the rows.
+    writer : Writer
+        The writer of the rows; for usage a ``RowsWriter``.
     rejects : RejectsWriter
         The writer of the rejects.
     """
 
     connection: duckdb.DuckDBPyConnection
     work: Path
-    buckets: int
     threads: int
-    writer: RowsWriter | None
+    writer: Writer
     rejects: RejectsWriter
 
 
@@ -76,13 +78,7 @@ def copy_rows(stage: Stage, table: RawTable, relation: str) -> Taken:
                coalesce({CAST_REASON}, {reason_sql(dict(table.checks))}) AS {s.REJECT_REASON}
         FROM ({relation}) WHERE coalesce({table.where}, false) OR {s.REJECT_REASON} IS NOT NULL
     """
-    if stage.writer is not None:
-        return _to_rows(stage, stage.writer, table, canonical, flags)
-    return _to_pieces(stage, table, canonical, flags)
-
-
-def _to_rows(stage: Stage, writer: RowsWriter, table: RawTable, canonical: str, flags: list[str]) -> Taken:
-    before, defects = writer.rows, Counter[str]()
+    before, defects = stage.writer.rows, Counter[str]()
     for batch in _batches(stage.connection, canonical):
         reasons = batch.column(s.REJECT_REASON)
         if reasons.null_count < len(batch):
@@ -91,8 +87,8 @@ def _to_rows(stage: Stage, writer: RowsWriter, table: RawTable, canonical: str, 
             batch = batch.filter(reasons.is_null())
         for name, flag in zip(table.defects, flags, strict=True):
             defects[name] += pc.sum(batch.column(flag)).as_py() or 0
-        writer.write(writer.pack(writer.layout.rows_of(batch)))
-    return Taken(writer.rows - before, dict(+defects))
+        stage.writer.add(batch.drop_columns([*flags, LINE, s.REJECT_REASON]))
+    return Taken(stage.writer.rows - before, dict(+defects))
 
 
 def _batches(connection: duckdb.DuckDBPyConnection, sql: str) -> Iterator[pa.RecordBatch]:
@@ -103,29 +99,3 @@ def _batches(connection: duckdb.DuckDBPyConnection, sql: str) -> Iterator[pa.Rec
         if str(error).startswith(INPUT_FAULTS):
             raise duckdb.InvalidInputException(str(error)) from error
         raise
-
-
-def _to_pieces(stage: Stage, table: RawTable, canonical: str, flags: list[str]) -> Taken:
-    bucket = bucket_sql(stage.buckets) if table.name in s.BUCKETED else "0"
-    count = stage.connection.execute(
-        f"COPY (SELECT *, CASE WHEN {s.REJECT_REASON} IS NULL THEN {bucket} ELSE {_BAD_BUCKET} END AS {BUCKET} "
-        f"FROM ({canonical})) TO {literal(str(stage.work))} "
-        f"(FORMAT parquet, PARTITION_BY ({BUCKET}), OVERWRITE_OR_IGNORE)"
-    ).fetchall()
-    bad = 0
-    bad_folder = stage.work / f"{BUCKET}={_BAD_BUCKET}"
-    if bad_folder.exists():
-        refused = f"SELECT {LINE}, {s.REJECT_REASON} FROM read_parquet({literal(str(bad_folder / '*.parquet'))})"
-        for batch in _batches(stage.connection, refused):
-            stage.rejects.add(np.asarray(batch.column(LINE)), batch.column(s.REJECT_REASON))
-            bad += len(batch)
-        shutil.rmtree(bad_folder)
-    rows = int(count[0][0]) - bad
-    counts: tuple[Any, ...] = ()
-    if flags and rows:
-        found = stage.connection.execute(
-            f"SELECT {', '.join(f'count_if({flag})' for flag in flags)} "
-            f"FROM read_parquet({literal(str(stage.work / '*' / '*.parquet'))})"
-        ).fetchall()
-        counts = found[0]
-    return Taken(rows, {name: int(n) for name, n in zip(table.defects, counts, strict=False) if n})

@@ -1,12 +1,12 @@
 """Stages usage rows between reading and sorting, as a matrix of 64-bit words.
 
 A row holds its integers, then its doubles, then its percentile vectors as single floats, two to a word. A null is
-``NULL`` among the integers and NaN elsewhere. Rows of one bucket lie together in compressed chunks of one file.
+``NULL`` among the integers and NaN elsewhere. Rows of one bucket lie together in packed chunks of one file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,12 +18,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.ingest.readers.packing import SPARE, pack, unpack
 
 NULL: Final = -(2**63)
 """The staged form of a null integer."""
-ROWS_FILE: Final = "rows.lz4"
+ROWS_FILE: Final = "rows"
 CHUNKS_FILE: Final = "chunks.npy"
-_CODEC: Final = "lz4_raw"
 _VECTORS: Final = {s.CPU_PERCENTILES: len(s.PERCENTILES), s.CPU_TAIL_PERCENTILES: len(s.TAIL_PERCENTILES)}
 _TILE: Final = 64
 """Rows turned into columns at once, so that their words stay in a processor's cache."""
@@ -94,13 +94,13 @@ class Layout:
                 continue
             column = table[name]
             if name in self.integers:
-                rows.view(np.int64)[:, self.slot(name)] = column.cast(pa.int64()).fill_null(NULL).to_numpy()
+                rows.view(np.int64)[:, self.slot(name)] = values_of(column.cast(pa.int64()), NULL)
             elif name in self.doubles:
-                doubles[:, self.slot(name)] = column.cast(pa.float64()).fill_null(np.nan).to_numpy()
+                doubles[:, self.slot(name)] = values_of(column.cast(pa.float64()), np.nan)
             else:
-                known = np.asarray(column.is_valid())
                 flat = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-                values = flat.flatten().cast(pa.float32()).fill_null(np.nan).to_numpy()
+                known = flags_of(flat.is_valid())
+                values = values_of(flat.flatten().cast(pa.float32()), np.nan)
                 self._singles(rows, name)[known] = values.reshape(-1, _VECTORS[name])
         return rows
 
@@ -122,7 +122,7 @@ class Layout:
                 known = ~np.isnan(vectors[:, 0])
                 ends = np.concatenate([[0], np.cumsum(known, dtype=np.int32) * np.int32(size)]).astype(np.int32)
                 array = pa.Array.from_buffers(
-                    field.type, len(order), [_bits(known), pa.py_buffer(ends)],
+                    field.type, len(order), [bits_of(known), pa.py_buffer(ends)],
                     children=[array_of(np.ascontiguousarray(vectors[known]).ravel())],
                 )  # fmt: skip
             columns.append(array)
@@ -134,9 +134,48 @@ def array_of(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa
 
     By its bytes: the usual way imports pandas first, which takes longer than many an ingest.
     """
-    bits = None if valid is None else _bits(valid)
+    bits = None if valid is None else bits_of(valid)
     content = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else values
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [bits, pa.py_buffer(content)])
+
+
+def values_of(column: pa.Array | pa.ChunkedArray, null: float = 0) -> NDArray[Any]:
+    """Return a column of numbers as a numpy array of its type, with ``null`` in the place of nulls.
+
+    By its bytes, as ``array_of``. It is read-only, always: compiled code is loaded once.
+    """
+    array = column
+    if isinstance(column, pa.ChunkedArray):
+        array = column.combine_chunks() if column.num_chunks else pa.nulls(0, column.type)
+    valid, content = array.buffers()
+    values = np.empty(0, _NUMPY[array.type])
+    if len(array):
+        values = np.frombuffer(content, values.dtype)[array.offset : array.offset + len(array)]
+    if array.null_count:
+        values = values.copy()
+        values[~_flags(valid, array)] = null
+    values.flags.writeable = False
+    return values
+
+
+def flags_of(array: pa.Array) -> NDArray[np.bool_]:
+    """Return a column of flags, false where it is null; by its bytes, as ``array_of``."""
+    if not len(array):
+        return np.empty(0, np.bool_)
+    valid, content = array.buffers()
+    flags = _flags(content, array)
+    return flags & _flags(valid, array) if array.null_count else flags
+
+
+def _flags(bits: pa.Buffer, array: pa.Array) -> NDArray[np.bool_]:
+    """Return the bits of an array's rows."""
+    whole = np.unpackbits(np.frombuffer(bits, np.uint8), count=array.offset + len(array), bitorder="little")
+    return whole[array.offset :].view(np.bool_)
+
+
+_NUMPY: Final[dict[pa.DataType, type[np.generic]]] = {
+    pa.int8(): np.int8, pa.int32(): np.int32, pa.int64(): np.int64, pa.float32(): np.float32, pa.float64(): np.float64,
+}  # fmt: skip
 
 
 def empty_table(schema: pa.Schema) -> pa.Table:
@@ -144,7 +183,7 @@ def empty_table(schema: pa.Schema) -> pa.Table:
     return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
-def _bits(valid: NDArray[np.bool_]) -> pa.Buffer | None:
+def bits_of(valid: NDArray[np.bool_]) -> pa.Buffer | None:
     """Return Arrow's bitmap of what is valid; None where all is."""
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
@@ -163,7 +202,7 @@ def _columns_of(rows: Any, order: Any) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def buckets_of(collection: Any, index: Any, buckets: Any) -> Any:
-    """Return the bucket of each task, uint16, shape (n,); ``bucket_sql`` is the same in SQL."""
+    """Return the bucket of each task, uint16, shape (n,)."""
     out = np.empty(len(collection), np.uint16)
     for row in range(len(collection)):
         key = (collection[row] & 0x7FFFFFFFFFFFFFFF) % _FIRST_PRIME * _FIRST_PRIME
@@ -171,10 +210,8 @@ def buckets_of(collection: Any, index: Any, buckets: Any) -> Any:
     return out
 
 
-def bucket_sql(buckets: int) -> str:
-    """Return SQL for the bucket of a task."""
-    collection, index = (f"({name} & 9223372036854775807) % {_FIRST_PRIME}" for name in s.TASK_KEY)
-    return f"({collection} * {_FIRST_PRIME} + {index}) % {_SECOND_PRIME} % {buckets}"
+Packed = tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]
+"""Rows of each bucket, their chunks, and where each ends."""
 
 
 class RowsWriter:
@@ -186,6 +223,7 @@ class RowsWriter:
         self._buckets = buckets
         self._file = (folder / ROWS_FILE).open("wb")
         self._chunks: list[tuple[int, int, int, int]] = []
+        self._place = 0
         self.rows = 0
 
     def __enter__(self) -> RowsWriter:
@@ -194,49 +232,83 @@ class RowsWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
         self._file.close()
         if kind is None:
-            chunks = np.array(self._chunks, np.int64).reshape(-1, 4)
-            np.save(self._folder / CHUNKS_FILE, chunks[np.argsort(chunks[:, 0], kind="stable")])
+            save_chunks(self._folder, np.array(self._chunks, np.int64).reshape(-1, 4))
 
-    def pack(self, rows: NDArray[np.uint64]) -> list[tuple[int, int, bytes]]:
-        """Return each bucket's rows, compressed: bucket, number of rows, bytes. May run in any thread."""
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows of a table."""
+        self.write(self.pack(self.layout.rows_of(batch)))
+
+    def pack(self, rows: NDArray[np.uint64]) -> Packed:
+        """Return the rows by bucket, packed. May run in any thread."""
         collection, index = (self.layout.integer(rows, name) for name in s.TASK_KEY)
         bucket = buckets_of(collection, index, self._buckets)
-        rows = rows[np.argsort(bucket, kind="stable")]
         counts = np.bincount(bucket, minlength=self._buckets)
-        ends = np.cumsum(counts)
-        return [
-            (int(k), int(counts[k]), pa.compress(rows[ends[k] - counts[k] : ends[k]], codec=_CODEC, asbytes=True))
-            for k in np.flatnonzero(counts)
-        ]
+        return counts, *pack(rows, np.argsort(bucket, kind="stable"), counts)
 
-    def write(self, packed: list[tuple[int, int, bytes]]) -> None:
+    def write(self, packed: Packed) -> None:
         """Append what ``pack`` returned."""
-        for bucket, count, content in packed:
-            self._chunks.append((bucket, self._file.tell(), len(content), count))
-            self._file.write(content)
-            self.rows += count
+        counts, content, ends = packed
+        begins = np.concatenate([[0], ends[:-1]])
+        for k in np.flatnonzero(counts).tolist():
+            self._chunks.append((k, self._place + int(begins[k]), int(ends[k] - begins[k]), int(counts[k])))
+        self._file.write(content.data)
+        self._place += len(content)
+        self.rows += int(counts.sum())
+
+
+def read_rows(folders: Sequence[Path], layout: Layout, bucket: int) -> NDArray[np.uint64]:
+    """Return a bucket's rows out of all folders, in the folders' order, shape (n, words)."""
+    whole = np.empty((count_rows(folders, bucket), layout.words), np.uint64)
+    filled = 0
+
+    def room(count: int) -> NDArray[np.uint64]:
+        nonlocal filled
+        filled += count
+        return whole[filled - count : filled]
+
+    for _ in _read_chunks(folders, bucket, room):
+        pass
+    return whole
 
 
 def read_chunks(folders: Iterable[Path], layout: Layout, bucket: int) -> Iterator[NDArray[np.uint64]]:
     """Yield a bucket's rows out of all folders, in the folders' order; arrays of shape (n, words)."""
+    return _read_chunks(folders, bucket, lambda count: np.empty((count, layout.words), np.uint64))
+
+
+def _read_chunks(
+    folders: Iterable[Path], bucket: int, room: Callable[[int], NDArray[np.uint64]]
+) -> Iterator[NDArray[np.uint64]]:
+    """Yield a bucket's rows, chunk by chunk, each in the room for that many rows."""
     for folder in folders:
-        chunks = _chunks_of(folder, bucket)
+        chunks = chunks_of(folder, bucket)
         if not len(chunks):
             continue
-        with (folder / ROWS_FILE).open("rb") as file:
-            for _, offset, size, count in chunks.tolist():
-                file.seek(offset)
-                content = pa.decompress(file.read(size), count * layout.words * 8, codec=_CODEC)
-                yield np.frombuffer(content, np.uint64).reshape(count, layout.words)
+        content = np.empty(int(chunks[:, 2].max()) + SPARE, np.uint8)
+        with (folder / ROWS_FILE).open("rb", buffering=0) as file:
+            for _, place, size, count in chunks.tolist():
+                rows = room(count)
+                file.seek(place)
+                file.readinto(content[:size].data)
+                unpack(content, rows)
+                yield rows
 
 
 def count_rows(folders: Iterable[Path], bucket: int) -> int:
     """Return how many rows of a bucket all folders hold."""
-    return sum(int(_chunks_of(folder, bucket)[:, 3].sum()) for folder in folders)
+    return sum(int(chunks_of(folder, bucket)[:, 3].sum()) for folder in folders)
 
 
-def _chunks_of(folder: Path, bucket: int) -> NDArray[np.int64]:
-    """Return a bucket's chunks in a folder: bucket, place, bytes and rows of each. The file is not read whole."""
+def save_chunks(folder: Path, chunks: NDArray[np.int64]) -> None:
+    """Write the list of a folder's chunks, each with its bucket first, by bucket and otherwise in their order."""
+    np.save(folder / CHUNKS_FILE, chunks[np.argsort(chunks[:, 0], kind="stable")])
+
+
+def chunks_of(folder: Path, bucket: int) -> NDArray[np.int64]:
+    """Return a bucket's chunks in a folder; of ``RowsWriter``: bucket, place, bytes and rows.
+
+    The file is not read whole.
+    """
     chunks = np.load(folder / CHUNKS_FILE, mmap_mode="r")
     first, last = np.searchsorted(chunks[:, 0], [bucket, bucket + 1])
     return np.array(chunks[first:last])

@@ -52,7 +52,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
                     RowsWriter(folder, LAYOUT, 1) as writer,
                     RejectsWriter(folder / "rejects.parquet", file.name, 1.0) as refused,
                 ):
-                    taken = take_json(Stage(connection, folder, 1, 1, writer, refused), table, file)
+                    taken = take_json(Stage(connection, folder, 1, writer, refused), table, file)
             except ReclaimError as error:
                 return str(error)
             rows = [bytes(row) for chunk in read_chunks([folder], LAYOUT, 0) for row in chunk]
@@ -238,7 +238,7 @@ def no_constant(constant: str) -> None:
 @given(lines=st.lists(a_line(), min_size=1, max_size=8))
 def test_what_the_compiled_reader_takes_is_json_and_says_exactly_that(lines: list[bytes]) -> None:
     text = b"".join(line + b"\n" for line in lines)
-    rows, others = plain_rows(np.frombuffer(text + bytes(PAD), np.uint8), USAGE, LAYOUT)
+    rows, others, _ = plain_rows(np.frombuffer(text + bytes(PAD), np.uint8), USAGE, LAYOUT)
     left = {int(number) for number, _, _ in others}
     assert [text[begin:end] for _, begin, end in others] == [lines[k] for k in sorted(left)]
     columns = {field.path: field.column for field in USAGE.fields}
@@ -266,13 +266,13 @@ def test_a_line_with_all_fields_in_their_usual_form_is_plain_and_so_is_one_with_
     least = {key: GOOD[key] for key in USAGE.needs}
     for fields in (GOOD | {"alloc_instance_index": "0"}, least, dict(reversed(least.items()))):
         text = ("{" + ",".join(f'"{key}":{value}' for key, value in fields.items()) + "}\r\n").encode()
-        rows, others = plain_rows(np.frombuffer(text + bytes(PAD), np.uint8), USAGE, LAYOUT)
+        rows, others, _ = plain_rows(np.frombuffer(text + bytes(PAD), np.uint8), USAGE, LAYOUT)
         assert (len(rows), len(others)) == (1, 0)
 
 
 def test_an_integer_that_wraps_around_to_zero_is_not_taken_for_zero(read: Reader) -> None:
     text = plain_line({"assigned_memory": "18446744073709551616.5"}) + b"\n"
-    rows, others = plain_rows(np.frombuffer(text + bytes(PAD), np.uint8), USAGE, LAYOUT)
+    rows, others, _ = plain_rows(np.frombuffer(text + bytes(PAD), np.uint8), USAGE, LAYOUT)
     assert (len(rows), len(others)) == (0, 1)
     said = read(text, USAGE)
     assert not isinstance(said, str)
@@ -284,7 +284,7 @@ def test_an_integer_that_wraps_around_to_zero_is_not_taken_for_zero(read: Reader
 
 def test_an_exponent_that_a_thousand_zeros_make_up_for_counts_in_full() -> None:
     text = plain_line({"assigned_memory": "0." + "0" * 12_000 + "1e12001"}) + b"\n"
-    rows, _ = plain_rows(np.frombuffer(text + bytes(PAD), np.uint8), USAGE, LAYOUT)
+    rows, *_ = plain_rows(np.frombuffer(text + bytes(PAD), np.uint8), USAGE, LAYOUT)
     assert LAYOUT.table_of(rows, np.arange(1))[s.MEMORY_ASSIGNED].to_pylist() == [1.0]
 
 

@@ -1,0 +1,64 @@
+"""Staged rows of tables other than usage: they come back by bucket, in their order, in the columns asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from reclaim.data import schema as s
+from reclaim.data.ingest.readers import pieces
+from reclaim.data.ingest.readers.pieces import PIECES_FILE, PiecesWriter, read_pieces
+from reclaim.data.ingest.readers.staging import CHUNKS_FILE, buckets_of
+
+RAW = pa.schema([("other", pa.string()), *((name, pa.int64()) for name in s.TASK_KEY), ("list", pa.list_(pa.int8()))])
+ASKED = pa.schema([("list", pa.list_(pa.int64())), (s.INSTANCE_INDEX, pa.int32()), ("lacks", pa.string())])
+
+
+def batch(first: int, n: int) -> pa.RecordBatch:
+    numbers = range(first, first + n)
+    columns = [
+        [f"row {k}" for k in numbers],
+        [k % 7 for k in numbers],
+        list(numbers),
+        [None if k % 5 == 0 else [k % 3, 1] for k in numbers],
+    ]
+    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, RAW, strict=True)], schema=RAW)
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 50_000])
+def test_rows_of_a_bucket_come_back_in_their_order_with_null_for_what_they_lack(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "_FEWEST_ROWS", at_once)
+    folders = [tmp_path / name for name in ("a", "empty", "b")]
+    for folder, parts in zip(folders, ([(0, 150), (150, 0), (150, 50)], [], [(200, 30)]), strict=True):
+        folder.mkdir()
+        with PiecesWriter(folder, 3) as writer:
+            for first, n in parts:
+                writer.add(batch(first, n))
+        assert writer.rows == sum(n for _, n in parts)
+        assert (folder / PIECES_FILE).exists() == bool(parts)
+    index = np.arange(230)
+    bucket = buckets_of(index % 7, index, 3)
+    for k in range(3):
+        found = pa.Table.from_batches(read_pieces(folders, k, ASKED), ASKED)
+        assert found[s.INSTANCE_INDEX].to_pylist() == index[bucket == k].tolist()
+        assert found["list"].to_pylist() == [None if i % 5 == 0 else [i % 3, 1] for i in index[bucket == k].tolist()]
+        assert found["lacks"].null_count == len(found)
+
+
+def test_rows_of_no_task_are_one_bucket(tmp_path: Path) -> None:
+    names = pa.record_batch([pa.array(["x", "y"])], ["name"])
+    with PiecesWriter(tmp_path, 1) as writer:
+        writer.add(names)
+    found = pa.Table.from_batches(read_pieces([tmp_path], 0, names.schema))
+    assert found["name"].to_pylist() == ["x", "y"]
+
+
+def test_a_writer_that_fails_leaves_no_list_of_chunks(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), PiecesWriter(tmp_path, 3):
+        raise KeyboardInterrupt
+    assert not (tmp_path / CHUNKS_FILE).exists()
