@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.core.arrays import is_first
 from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Windows
 
 OOM_SHARE: Final = 0.98
@@ -76,13 +76,15 @@ def oom_events(
     recorded = s.OUT_OF_MEMORY in events.column_names
     if recorded:
         may_be = pc.and_(may_be, pc.fill_null(events[s.OUT_OF_MEMORY], False))
-    fails = events.select(OOM_COLUMNS).filter(may_be).to_pandas()
+    fails = events.select(OOM_COLUMNS).filter(may_be)
     starts = windows.task_starts()[:-1]
-    tasks = pd.MultiIndex.from_arrays([windows.collection_id[starts], windows.instance_index[starts]])
-    number = tasks.get_indexer(pd.MultiIndex.from_arrays([fails[key] for key in s.TASK_KEY]))
-    time_us = fails[s.TIME_US].to_numpy(np.int64)
+    number = _number_of(
+        (windows.collection_id[starts], windows.instance_index[starts]),
+        tuple(fails[key].to_numpy() for key in s.TASK_KEY),
+    )
+    time_us = fails[s.TIME_US].to_numpy()
     known = (number >= 0) & (time_us > s.BEFORE_TRACE_US) & (time_us < s.AFTER_TRACE_US)
-    number, time_us = number[known].astype(np.int64), time_us[known]
+    number, time_us = number[known], time_us[known]
     if len(windows) == 0 or len(number) == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     row = _last_row_before(windows, number, time_us)
@@ -96,6 +98,18 @@ def oom_events(
     number, time_us = number[oom], time_us[oom]
     by_task = np.lexsort((time_us, number))
     return number[by_task], time_us[by_task]
+
+
+def _number_of(tasks: tuple[NDArray[np.int64], ...], asked: tuple[NDArray[np.int64], ...]) -> NDArray[np.int64]:
+    """Return the place of each task asked for among tasks, given by their ids; -1 for one that is not there."""
+    n = len(tasks[0])
+    keys = [np.concatenate(column) for column in zip(tasks, asked, strict=True)]
+    order = np.lexsort(keys[::-1])  # stable: of equal ids the one among the tasks stands first
+    starts = np.flatnonzero(is_first(*(key[order] for key in keys)))
+    first = np.repeat(order[starts], np.diff(starts, append=len(order)))
+    number = np.empty(len(order), np.int64)
+    number[order] = np.where(first < n, first, -1)
+    return number[n:]
 
 
 def _last_row_before(windows: Windows, task: NDArray[np.int64], time_us: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from reclaim.data.oom import oom_columns, oom_events
 from reclaim.data.windows import Cell, Windows
 from reclaim.features.fold.batch import fold_tasks, room_to_publish
 from reclaim.features.fold.collection_ooms import OomJournal
-from reclaim.features.registry import feature_names
+from reclaim.features.registry import FIRST_RELATED
 from reclaim.features.splits import SplitConfig, groups, inside_period, periods
 from reclaim.features.targets import HORIZONS_S, TARGETS, known_by, measured_by, targets
 
@@ -37,7 +37,7 @@ class Labels(NamedTuple):
     group: NDArray[np.uint8]
     limit: NDArray[np.float32]
 
-    def take(self, rows: Rows) -> Labels:
+    def take(self, rows: Rows | slice) -> Labels:
         """Return the chosen rows."""
         return Labels(**{name: column[rows] for name, column in self._asdict().items()})
 
@@ -54,10 +54,9 @@ def known_targets(
     return np.where(inside[:, None, :], y, nan), np.where(inside, oom, nan)
 
 
-class Folded(NamedTuple):
-    """Features of chosen rows, and what others' features need of all rows (``fold_tasks``)."""
+class ForOthers(NamedTuple):
+    """All that others' features need of rows (``fold_tasks``)."""
 
-    x: NDArray[np.float32]
     moment: NDArray[np.int32]
     died: NDArray[np.int32]
     share: NDArray[np.int32]
@@ -101,24 +100,23 @@ class Folding:
         limit = windows.limit.astype(np.float32)
         return Labels(y, oom, inside, known_by(windows), period, group, limit), len(time_us)
 
-    def fold(self, windows: Windows, rows: Rows, threads: int = 1, *, related: bool = False) -> Folded:
-        """Fold whole tasks and return the features of chosen rows, those of collections as of ones without a history.
+    def fold_into(self, x: NDArray[np.float32], windows: Windows, rows: Rows, threads: int = 1) -> ForOthers:
+        """Fold whole tasks and write the features of chosen rows, those of collections as of ones without a history.
 
         Parameters
         ----------
+        x : float32, shape (k, n_features)
+            Written, but for the features of related tasks; ``ForOthers.share`` is empty where it has none.
         windows : Windows
             ``n`` rows, sorted by task, then time.
         rows : int64, shape (k,)
         threads : int
             The numbers do not depend on it.
-        related : bool
-            Whether there is room for the features of related tasks, which are not written.
         """
-        x = np.empty((len(rows), len(feature_names(related=related))), np.float32)
         place = np.full(len(windows), -1, np.int64)
         place[rows] = np.arange(len(rows))
         known_us = np.empty(len(windows), np.int64)
-        moment, died, share = room_to_publish(len(windows), related)
+        moment, died, share = room_to_publish(len(windows), related=x.shape[1] > FIRST_RELATED)
         parts = list(_parts(windows.task_starts()))
 
         def fold(part: int, of: int) -> None:
@@ -131,7 +129,7 @@ class Folding:
                 )  # fmt: skip
 
         in_parts(fold, len(windows), threads)
-        return Folded(x, moment, died, share)
+        return ForOthers(moment, died, share)
 
 
 @dataclass(frozen=True)
@@ -174,9 +172,10 @@ class Bucket:
             rising, place = np.unique(rows, return_inverse=True)
             return self.features(rising, threads)[place]
         windows, mine = self.windows.tasks_of(rows)
-        folded = self.folding.fold(windows, mine, threads)
-        self.journal.write(windows.collection_id[mine], folded.moment[mine], folded.x)
-        return folded.x
+        x = np.empty((len(mine), FIRST_RELATED), np.float32)
+        moment = self.folding.fold_into(x, windows, mine, threads).moment
+        self.journal.write(windows.collection_id[mine], moment[mine], x)
+        return x
 
 
 def _parts(starts: Rows) -> Iterator[Rows]:

@@ -60,6 +60,12 @@ _STATISTICS: Final = (
     Feature("max_2h", "largest of the recent windows that ended within 2 hours", "of limit"),
     Feature("max_6h", "largest in this clock hour and the 5 before it", "of limit"),
     Feature("max_24h", "largest in this clock hour and the 23 before it", "of limit"),
+    Feature(
+        "max_7d",
+        "largest in this clock hour and the 168 before it, kept as same_hour_1d is and so rounded up, but at most "
+        "max_ever",
+        "of limit",
+    ),
     Feature("max_ever", "largest since the task was first seen", "of limit"),
     Feature("slow_max", "maximum that decays towards the value with a half-life of 12 hours", "of limit"),
     Feature("ewm_1h", "mean with weights that halve every hour", "of limit"),

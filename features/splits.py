@@ -81,7 +81,8 @@ def cuts_us(first_us: int, last_us: int, config: SplitConfig) -> tuple[int, int]
 
 def periods(end_us: NDArray[np.int64], cuts: tuple[int, int]) -> NDArray[np.uint8]:
     """Return the period of each row by its time t; uint8, shape (n,)."""
-    return np.searchsorted(np.array(cuts), end_us, side="right").astype(np.uint8)
+    first, second = cuts
+    return (end_us >= first).astype(np.uint8) + (end_us >= second)
 
 
 def groups(windows: Windows, config: SplitConfig) -> NDArray[np.uint8]:
@@ -212,21 +213,32 @@ def _count(
     rows: Any,  # (n_periods, n_groups) int64, added to
     counts: Any,  # (n_periods, n_targets + 1, H, 5) int64, added to
 ) -> None:
-    n_targets = y.shape[1]
+    n_targets, n_horizons = y.shape[1], y.shape[2]
+    # rows that are alike: which of the targets are known (a bit each), oom (unknown, 0, 1), inside, past the end
+    alike = np.zeros((len(rows), n_horizons, 2, 2, 3, 1 << n_targets), np.int64)
     for i in range(len(period)):
         p = period[i]
         rows[p, group[i]] += 1
         if not allowed[p, group[i]]:
             continue
-        for h in range(y.shape[2]):
-            past = end_us[i] > complete_us[h]
-            for t in range(n_targets + 1):
-                v = y[i, t, h] if t < n_targets else oom[i, h]
-                if not np.isnan(v):
-                    counts[p, t, h, 0 if inside[i, h] else 1] += 1
-                    counts[p, t, h, 4] += inside[i, h] and v == 1.0
-                else:
-                    counts[p, t, h, 2 if past else 3] += 1
+        for h in range(n_horizons):
+            known = 0
+            for t in range(n_targets):
+                known |= (y[i, t, h] == y[i, t, h]) << t
+            label = int(oom[i, h] == oom[i, h]) + int(oom[i, h] == 1.0)
+            alike[p, h, int(inside[i, h]), int(end_us[i] > complete_us[h]), label, known] += 1
+    for p in range(len(rows)):
+        for h in range(n_horizons):
+            for within in range(2):
+                for past in range(2):
+                    for label in range(3):
+                        for known in range(1 << n_targets):
+                            n = alike[p, h, within, past, label, known]
+                            for t in range(n_targets + 1):
+                                there = known >> t & 1 if t < n_targets else int(label > 0)
+                                fate = 1 - within if there else 3 - past
+                                counts[p, t, h, fate] += n
+                            counts[p, n_targets, h, 4] += n if within and label == 2 else 0
 
 
 def drawn(*ids: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -5,6 +5,7 @@ This is the one place of the room that looks past t.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numba
@@ -128,14 +129,14 @@ def _targets(
     longest = 0
     for task in range(len(starts) - 1):
         longest = max(longest, starts[task + 1] - starts[task])
-    queue = np.empty(longest, np.int64)
+    rest = np.empty(longest)
     for task in range(len(starts) - 1):
         first, stop = starts[task], starts[task + 1]
         ended = end_us[stop - 1] < trace_end_us - _ALIVE_US
         for h in range(len(horizons_us)):
             horizon = horizons_us[h]
             for j in range(len(signals)):
-                future_max(first, stop, stop, start_us, end_us, signals[j], horizon, queue, value[:, j, h])
+                future_max(first, stop, stop, start_us, end_us, signals[j], horizon, rest, value[:, j, h])
             event = first_event[task]
             now = end_us[first]
             for i in range(first, stop):
@@ -165,22 +166,28 @@ def future_max(
     end_us: Any,  # (n,) int64
     signal: Any,  # (n,) float64
     horizon: int,  # µs
-    queue: Any,  # int64, changed; end - first places
+    rest: Any,  # float64, changed; end - first places
     out: Any,  # (n,) float, written
 ) -> None:
-    """Write the largest value of the rows after each, up to ``end``, that begin within the horizon; NaN for none."""
-    head, tail, ahead = 0, 0, first  # queue[head:tail] holds rows of falling value, the largest first
+    """Write the largest value of the rows after each, up to ``end``, that begin within the horizon; NaN for none.
+
+    A horizon ends where the one of the row before did or later. So its rows are those up to a ``middle``, of which
+    ``rest`` has the largest from each row on, and those behind it, of which the largest so far is kept. Both are made
+    again when no row is left before the middle: a fixed number of steps a row on average.
+    """
+    ahead, middle, newer = first, first, -math.inf
     now = end_us[first]
     for i in range(first, stop):
         now = max(now, end_us[i])  # what is known does not go back where windows overlap
         while ahead < end and (ahead <= i or start_us[ahead] < now + horizon):
-            v = signal[ahead]
-            if not np.isnan(v):
-                while tail > head and signal[queue[tail - 1]] <= v:
-                    tail -= 1
-                queue[tail] = ahead
-                tail += 1
+            newer = signal[ahead] if signal[ahead] > newer else newer  # no NaN is larger
             ahead += 1
-        while head < tail and queue[head] <= i:
-            head += 1
-        out[i] = signal[queue[head]] if head < tail else np.nan
+        if middle <= i + 1:
+            middle, newer, largest = ahead, -math.inf, -math.inf
+            for k in range(ahead - 1, i, -1):
+                largest = signal[k] if signal[k] > largest else largest
+                rest[k - first] = largest
+        largest = newer
+        if i + 1 < middle:
+            largest = max(largest, rest[i + 1 - first])
+        out[i] = largest if largest > -math.inf else math.nan

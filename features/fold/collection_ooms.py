@@ -215,11 +215,15 @@ class OomJournal(NamedTuple):
         met, number = np.unique(self.collection, return_inverse=True)
         if not len(met):
             return
-        at = np.minimum(np.searchsorted(met, collection), len(met) - 1)
-        rows = np.flatnonzero(met[at] == collection)
-        rows = rows[np.lexsort((moment[rows], at[rows]))]
+        starts = np.flatnonzero(is_first(collection))  # rows of a collection mostly stand together
+        at = np.minimum(np.searchsorted(met, collection[starts]), len(met) - 1)
+        length = np.where(met[at] == collection[starts], np.diff(starts, append=len(collection)), 0)
+        rows = np.repeat(starts - np.cumsum(length) + length, length) + np.arange(length.sum())
+        at = np.repeat(at, length)
+        order = np.lexsort((moment[rows], at))
+        rows, at = rows[order], at[order]
         _write_rows(
-            np.zeros(2, RECORD), *lent(number.reshape(-1), *self[1:]), *lent(at[rows], moment[rows]),
+            np.zeros(2, RECORD), *lent(number.reshape(-1), *self[1:]), *lent(at, moment[rows]),
             lent(rows if place is None else place[rows])[0], out,
         )  # fmt: skip
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from reclaim.data.core.arrays import (
     lent,
     room_for,
 )
-from reclaim.data.core.parallel import in_parts
+from reclaim.data.core.parallel import ROWS_WORTH_A_THREAD, in_parts
 from reclaim.data.core.state import MADE_BY, adopt
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell, Windows, empty_windows
@@ -28,6 +29,7 @@ from reclaim.features.fold.live_kernel import (
     classify,
     settle_all,
 )
+from reclaim.features.fold.live_record import KEPT, MOST_ROWS, ROW, Histograms, words_of
 from reclaim.features.fold.related import RelatedState
 from reclaim.features.fold.related_record import IDLE_SLOTS, MEMBER
 from reclaim.features.fold.task_record import STATE
@@ -35,6 +37,8 @@ from reclaim.features.fold.task_update import N_LEVELS
 from reclaim.features.registry import PIPELINE_VERSION, SLOT_S, feature_names
 
 _SLOTS_A_DAY: Final = 86_400 // SLOT_S
+_TASKS_TO_A_ROW: Final = 8
+"""Tasks for which one row of histograms is lent at once: few need a new one, but in a cell's first hour all do."""
 _PENDING: Final = np.dtype(
     [(name, a.dtype, a.shape[1:]) for name, a in fold_columns(empty_windows())._asdict().items()], align=True
 )
@@ -83,7 +87,8 @@ class TolerantState:
         late = room if self._lateness_us else 0
         self._tasks = 0  # slots ever seen
         self._day = 0
-        self._settled = blank_records((room,), STATE)  # without the windows that are held
+        self._settled = blank_records((room,), KEPT)  # without the windows that are held
+        self._histograms = Histograms()
         self._held = np.zeros(late * PENDING, np.bool_)
         self._pending = blank_records((late * PENDING,), _PENDING)
         self._collections = CollectionOoms()
@@ -149,14 +154,16 @@ class TolerantState:
         place, (moment, died, share) = np.empty(n, np.int64), room_to_publish(n, self._with_related)
         columns, largest = fold_columns(windows), np.array(self._cell.largest_machine)
 
-        def advance(part: int, parts: int) -> None:
-            advance_tasks(
-                self._settled, self._held, self._pending, np.zeros(1, STATE), slots, edges, order, part * k // parts,
-                (part + 1) * k // parts, columns, self._lateness_us, largest, self._cell.monday_us, x, end_us, row,
-                refused, place, moment, died, share, np.empty(N_LEVELS),
+        def advance(low: int, high: int, *rows: NDArray[Any]) -> int:
+            room = np.zeros(2, STATE)
+            done: int = advance_tasks(
+                *rows, self._held, self._pending, room, words_of(room), slots, edges, order, low, high, columns,
+                self._lateness_us, largest, self._cell.monday_us, x, end_us, row, refused, place, moment, died, share,
+                np.empty(N_LEVELS),
             )  # fmt: skip
+            return done
 
-        in_parts(advance, k, self._threads)
+        self._in_rounds(advance, k)
         if refused.any():
             raise ValueError(f"windows of {refused.sum()} tasks are repeated or too late: give those classify lets in")
         self._collections.advance(windows.collection_id, moment, died, x, order, place)
@@ -170,9 +177,31 @@ class TolerantState:
             self._related.advance(slot, windows, moment, share, x, order, place)
         return slots, x, end_us, row
 
+    def _in_rounds(self, work: Callable[..., int], n: int) -> None:
+        """Call ``work`` for all of n tasks in threads, with rows for new octaves, again until no task lacked them."""
+        parts = self._threads if n >= ROWS_WORTH_A_THREAD else 1
+        ends = [(part + 1) * n // parts for part in range(parts)]
+        begun = [part * n // parts for part in range(parts)]
+        while begun != ends:
+            numbers = self._histograms.lend(parts * (n // parts // _TASKS_TO_A_ROW + MOST_ROWS))
+            stacks, taken = np.split(numbers, parts), np.zeros((parts, 1), np.int64)
+            in_parts(partial(self._round, work, begun, ends, stacks, taken), n, parts)
+            left = [stack[n_taken:] for stack, (n_taken,) in zip(stacks, taken.tolist(), strict=True)]
+            self._histograms.take_back(np.concatenate(left))
+
+    def _round(
+        self, work: Callable[..., int], begun: list[int], ends: list[int], stacks: list[NDArray[np.int32]],
+        taken: NDArray[np.int64], part: int, _: int,
+    ) -> None:  # fmt: skip
+        """Let one part go on from where it began, as far as its stack of free rows lasts."""
+        records, rows = self._settled, self._histograms.rows
+        begun[part] = work(begun[part], ends[part], words_of(records), records, rows, stacks[part], taken[part])
+
     def forget(self, slots: Slots) -> None:
         """Release the slots of tasks that have ended; their past still counts for related tasks."""
         slots = slots[slots < self._tasks]
+        numbers = self._settled["rows"][slots].reshape(-1)
+        self._histograms.release(numbers[numbers > 0])
         blank_rows(self._settled, slots)
         if self._lateness_us:
             self._held.reshape(-1, PENDING)[slots] = False
@@ -186,10 +215,13 @@ class TolerantState:
         """
         late = self._tasks * PENDING if self._lateness_us else 0
         related = {} if self._related is None else self._related.memory()
+        octaves, free = self._histograms.memory()
         return {
             MADE_BY: np.array(self._made_by),
             "day": np.array(self._day),
             "task": self._settled[: self._tasks],
+            "histograms": octaves,
+            "histograms_free": free,
             "held": self._held[:late],
             "pending": self._pending[:late],
             **self._collections.memory(),
@@ -213,11 +245,18 @@ class TolerantState:
         ours = {name: adopt(name, array, memory) for name, array in like.items()}
         self._begin(0)
         self._settled, self._day = ours["task"], int(ours["day"])
+        self._histograms.recall(ours["histograms"], ours["histograms_free"])
         held, pending = ours["held"], ours["pending"]
         if self._lateness_us:
             self._held, self._pending = held, pending
         elif len(held):
-            settle_all(self._settled, held, pending, np.empty(N_LEVELS), len(self._settled))
+
+            def settle(low: int, high: int, *rows: NDArray[Any]) -> int:
+                room = np.zeros(2, STATE)
+                done: int = settle_all(*rows, held, pending, room, words_of(room), np.empty(N_LEVELS), low, high)
+                return done
+
+            self._in_rounds(settle, len(self._settled))
         self._make_room(len(self._settled))
         self._collections.recall(ours)
         if self._related is not None:
@@ -225,9 +264,13 @@ class TolerantState:
 
     @property
     def bytes_per_task(self) -> int:
-        """Bytes that a task takes, without its share of what is kept of its collection, name and user."""
+        """Bytes that a task takes, without its share of what is kept of its collection, name and user.
+
+        Histograms count with their mean.
+        """
         late = PENDING * (_PENDING.itemsize + np.bool_().itemsize) if self._lateness_us else 0
-        return STATE.itemsize + (MEMBER.itemsize if self._with_related else 0) + late
+        of_histograms = len(self._histograms) * ROW.itemsize // max(self._tasks, 1)
+        return KEPT.itemsize + of_histograms + (MEMBER.itemsize if self._with_related else 0) + late
 
     @property
     def related(self) -> RelatedState | None:

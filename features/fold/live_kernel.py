@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import numba
 
-from reclaim.data.core.jit import LENT, copy_row, fetch_line
+from reclaim.data.core.jit import LENT, copy_row
+from reclaim.features.fold.live_record import MOST_ROWS, fetch, fetch_rows, pack, unpack
 from reclaim.features.fold.task_read import write
-from reclaim.features.fold.task_record import STATE
 from reclaim.features.fold.task_update import publish_to_group, take
 from reclaim.features.registry import RECENT_WINDOWS
 
@@ -18,16 +18,13 @@ PENDING: Final = 4
 """Windows of a task that may end after a late one: the default bound, 15 minutes, has three of 5 minutes each, and one
 is spare for windows cut short."""
 
-_LINE: Final = 64
-"""Bytes of a cache line."""
-_RECORD_BYTES: Final = STATE.itemsize
 _EARLIEST, _NEVER = -(2**63), 2**63 - 1
 """Before and after any window ends, µs."""
 
 
 @numba.njit(**LENT)
 def classify(
-    settled: Any,  # (n_tasks,) STATE
+    records: Any,  # (n_tasks,) KEPT
     held: Any,  # (n_tasks * PENDING,) bool; (0,) where no window is taken late
     pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
     tasks: int,
@@ -38,15 +35,22 @@ def classify(
 ) -> None:
     """Write the kind of each row, as if the call had no other."""
     for i in range(len(slot)):
-        kind[i] = _kind(settled, held, pending.end_us, slot[i], end_us[i], lateness_us) if slot[i] < tasks else NEW
+        kind[i] = NEW
+        if slot[i] < tasks:
+            kind[i] = _kind(records[slot[i]], held, pending.end_us, slot[i], end_us[i], lateness_us)
 
 
 @numba.njit(**LENT)
 def advance_tasks(
-    settled: Any,  # (n_tasks,) STATE, changed
+    kept: Any,  # (n_tasks, words of KEPT) int64, changed
+    records: Any,  # (n_tasks,) KEPT, the same memory
+    rows: Any,  # (n_rows,) ROW, changed
+    free: Any,  # (m,) int32: numbers of rows that may be taken
+    taken: Any,  # (1,) int64: how many of them have been, changed
     held: Any,  # (n_tasks * PENDING,) bool, changed; (0,) where no window is taken late
     pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns, changed
-    room: Any,  # (1,) STATE, to work in
+    room: Any,  # (2,) STATE, to work in: the task after all windows, and without those that are held
+    room_words: Any,  # (2, words of STATE) int64, the same memory
     slots: Any,  # (k,) int64, rising
     edges: Any,  # (k + 1,) int64, of each task in order
     order: Any,  # (n,) int64
@@ -65,37 +69,57 @@ def advance_tasks(
     died: Any,  # (n,) int32, written
     share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     shape: Any,  # (N_LEVELS,) float64, written
-) -> None:
-    """Take the rows of some tasks, each task's in time order, and write its own features after its last window."""
+) -> int:
+    """Take the rows of some tasks, each task's in time order, and write its own features after its last window.
+
+    Returns the first task that was not begun, for want of free rows; ``high`` where all are done.
+    """
+    s, settled = room[0], room[1]
     for k in range(low, high):
+        if len(free) - taken[0] < MOST_ROWS:
+            return k
         task, last_row[k] = slots[k], -1
-        _fetch(settled[slots[min(k + 1, high - 1)]])
-        s = settled[task] if lateness_us == 0 else room[0]
-        there = lateness_us == 0  # whether s stands after all windows
+        fetch(records[slots[min(k + 2, high - 1)]])
+        fetch_rows(records[slots[min(k + 1, high - 1)]], rows)
+        unpack(kept, records, rows, task, settled, room_words[1])
+        i = order[edges[k]]
+        one = edges[k + 1] - edges[k] == 1 and lateness_us > 0
+        if one and _kind(settled, held, pending.end_us, task, columns.end_us[i], lateness_us) == NEW:
+            # as most are: one new window, taken without a copy of the record
+            _hold(settled, held, pending, task, columns, i, columns.end_us[i] - lateness_us, shape)
+            pack(settled, room_words[1], kept, records, rows, task, free, taken)
+            ooms = _take_held(settled, held, pending, task, shape)
+            last_us[k], last_row[k], place[i] = settled.end_us, i, k
+            publish_to_group(settled, ooms, True, columns, moment, died, share, i)
+            write(settled, columns, i, largest, monday_us, out, k)
+            continue
+        there = False  # whether s stands after all windows
         for at in range(edges[k], edges[k + 1]):
             i = order[at]
             kind = _kind(settled, held, pending.end_us, task, columns.end_us[i], lateness_us)
-            if not there and kind != NEW:
-                _catch_up(settled, held, pending, task, room, shape)
+            if not there and (kind != NEW or lateness_us == 0):
+                _catch_up(held, pending, task, room, shape)
                 there = True
             ooms = s.ooms
             if kind > LATE:
                 refused[k] = True
             elif lateness_us == 0:
                 take(s, columns, shape, i)
+                room[1] = s
             else:
                 until_us = max(_end_of(settled, held, pending.end_us, task), columns.end_us[i])
-                _hold(settled[task], held, pending, task, columns, i, until_us - lateness_us, shape)
+                _hold(settled, held, pending, task, columns, i, until_us - lateness_us, shape)
                 if kind == NEW and there:
                     take(s, columns, shape, i)
                 else:
-                    before = _catch_up(settled, held, pending, task, room, shape)
+                    before = _catch_up(held, pending, task, room, shape)
                     ooms = before if kind == NEW else ooms
                 there = True
             if kind == NEW:
                 last_row[k] = i
             publish_to_group(s, ooms, kind <= LATE, columns, moment, died, share, i)
             place[i] = k
+        pack(settled, room_words[1], kept, records, rows, task, free, taken)
         last_us[k] = s.end_us
         i = last_row[k]
         if i >= 0:
@@ -103,38 +127,44 @@ def advance_tasks(
         elif not refused[k]:
             i = _held_at(held, pending.end_us, task, s.end_us)
             write(s, pending, i, largest, monday_us, out, k)
+    return high
 
 
 @numba.njit(**LENT)
 def settle_all(
-    settled: Any,  # (n_tasks,) STATE, changed
+    kept: Any,  # (n_tasks, words of KEPT) int64, changed
+    records: Any,  # (n_tasks,) KEPT, the same memory
+    rows: Any,  # (n_rows,) ROW, changed
+    free: Any,  # (m,) int32: numbers of rows that may be taken
+    taken: Any,  # (1,) int64: how many of them have been, changed
     held: Any,  # (n_tasks * PENDING,) bool
     pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
+    room: Any,  # (2,) STATE, to work in
+    room_words: Any,  # (2, words of STATE) int64, the same memory
     shape: Any,  # (N_LEVELS,) float64, written
-    tasks: int,
-) -> None:
-    """Take the windows held into the records of their tasks."""
-    for task in range(tasks):
-        _take_held(settled[task], held, pending, task, shape)
-
-
-@numba.njit(**LENT)
-def _fetch(s: Any) -> None:
-    """Fetch a record while another one is worked on."""
-    for at in range(0, _RECORD_BYTES, _LINE):
-        fetch_line(s, at)  # type: ignore[call-arg]  # numba gives the first itself
+    low: int,
+    high: int,
+) -> int:
+    """Take the windows held into the records of their tasks; return as ``advance_tasks``."""
+    for task in range(low, high):
+        if len(free) - taken[0] < MOST_ROWS:
+            return task
+        unpack(kept, records, rows, task, room[1], room_words[1])
+        _take_held(room[1], held, pending, task, shape)
+        pack(room[1], room_words[1], kept, records, rows, task, free, taken)
+    return high
 
 
 @numba.njit(**LENT)
 def _kind(
-    settled: Any,  # (n_tasks,) STATE
+    old: Any,  # a record of KEPT or STATE
     held: Any,  # (n_tasks * PENDING,) bool; (0,) where no window is taken late
     held_us: Any,  # (n_tasks * PENDING,) int64
     task: int,
     end_us: int,
     lateness_us: int,
 ) -> int:
-    old, last_us = settled[task], _end_of(settled, held, held_us, task)
+    last_us = _end_of(old, held, held_us, task)
     if last_us == _EARLIEST or end_us > last_us:
         return NEW
     n_held = 0
@@ -157,13 +187,13 @@ def _kind(
 
 @numba.njit(**LENT)
 def _end_of(
-    settled: Any,  # (n_tasks,) STATE
+    old: Any,  # a record of KEPT or STATE
     held: Any,  # (n_tasks * PENDING,) bool; (0,) where no window is taken late
     held_us: Any,  # (n_tasks * PENDING,) int64
     task: int,
 ) -> int:
     """Return the end of the last window of a task; ``_EARLIEST`` without one."""
-    last_us = settled[task].end_us if settled[task].count > 0 else _EARLIEST
+    last_us = old.end_us if old.count > 0 else _EARLIEST
     if len(held):
         for row in range(task * PENDING, task * PENDING + PENDING):
             if held[row] and held_us[row] > last_us:
@@ -188,15 +218,16 @@ def _next(
 
 @numba.njit(**LENT)
 def _catch_up(
-    settled: Any,  # (n_tasks,) STATE
-    held: Any,  # (n_tasks * PENDING,) bool
+    held: Any,  # (n_tasks * PENDING,) bool; (0,) where no window is taken late
     pending: Any,  # (n_tasks * PENDING,) records of the fields of FoldColumns
     task: int,
-    room: Any,  # (1,) STATE, written
+    room: Any,  # (2,) STATE, the first one written
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> int:
     """Make a task's record after all its windows; return its out-of-memory ends before the last one."""
-    room[0] = settled[task]
+    room[0] = room[1]
+    if len(held) == 0:
+        return int(room[0].ooms)
     return int(_take_held(room[0], held, pending, task, shape))
 
 

@@ -77,29 +77,13 @@ def began_us(
 def write_oom(
     s: Any,  # a record of STATE
     limit: float,
+    slopes: Any,  # of memory within this run: of 30 minutes and of two hours
     out: Any,  # (n, n_features) float32, written
     i: int,
 ) -> None:
     """Write the features of memory against its limit and of out-of-memory ends, those of the collection as of none."""
-    n, x, y, xx, xy = 0, 0.0, 0.0, 0.0, 0.0
-    began, slope_30m = began_us(s), math.nan
-    place = (s.count - 1) % RECENT_WINDOWS
-    last = float(s.recent[place, _MEMORY])
-    for _ in range(min(s.count, RECENT_WINDOWS)):
-        back_us = s.end_us - s.recent_us[place]
-        if back_us >= 2 * HOUR_US or s.recent_us[place] <= began:
-            break
-        if back_us >= HOUR_US // 2 and slope_30m != slope_30m:
-            slope_30m = _slope(n, x, y, xx, xy)
-        v, hours = float(s.recent[place, _MEMORY]), -back_us * _PER_HOUR
-        if v == v:
-            n += 1
-            x += hours
-            y += v
-            xx += hours * hours
-            xy += hours * v
-        place = place - 1 if place > 0 else RECENT_WINDOWS - 1
-    slope_2h = _slope(n, x, y, xx, xy)
+    slope_30m, slope_2h = slopes
+    last, began = float(s.recent[(s.count - 1) % RECENT_WINDOWS, _MEMORY]), began_us(s)
     n, x, y, xx, xy = 0, 0.0, 0.0, 0.0, 0.0
     hour = (s.end_us - 1) // HOUR_US
     whole = min(hour - (began + HOUR_US - 1) // HOUR_US, 5)  # earlier clock hours that lie within the run
@@ -111,15 +95,14 @@ def write_oom(
             y += v
             xx += back * back
             xy -= back * v
-    slope_6h = _slope(n, x, y, xx, xy)
+    slope_6h = slope((n, x, y, xx, xy))
     per_limit = 1.0 / limit if limit > 0.0 else math.nan
     per_left = 1.0 / max(limit - last, _LEAST_LEFT * limit) if limit > 0.0 else math.nan
-    slope_30m = slope_30m if slope_30m == slope_30m else slope_2h
     slope_6h = slope_6h if slope_6h == slope_6h else slope_2h
     out[i, AT.memory_rate_30m] = _rate(slope_30m, per_left)
     out[i, AT.memory_rate_2h] = _rate(slope_2h, per_left)
     out[i, AT.memory_rate_6h] = _rate(slope_6h, per_left)
-    out[i, AT.memory_rate_run] = _rate(_slope(s.run_n, s.run_x, s.run_y, s.run_xx, s.run_xy), per_left)
+    out[i, AT.memory_rate_run] = _rate(slope((s.run_n, s.run_x, s.run_y, s.run_xx, s.run_xy)), per_left)
     out[i, AT.memory_run_max] = s.run_max * per_limit if s.run_n > 0.0 else math.nan
     out[i, AT.memory_over_mean] = last / s.memory_mean if s.memory_mean > 0.0 else math.nan
     out[i, AT.memory_above] = math.log2(1.0 + s.above) if s.above > 0 else 0.0
@@ -145,8 +128,19 @@ def write_no_history(
     out[i, AT.collection_oom_age] = out[i, AT.collection_oom_age_least] = math.nan
 
 
-@numba.njit(inline="always", **LENT)
-def _slope(n: float, x: float, y: float, xx: float, xy: float) -> float:
+@numba.njit(forceinline=True, **LENT)
+def add_to_trend(sums: Any, x: float, y: float) -> Any:
+    """Add a point to (number, sums of x, y, squares of x and products); one whose y is NaN adds nothing."""
+    if y != y:
+        return sums
+    n, of_x, of_y, of_xx, of_xy = sums
+    return n + 1, of_x + x, of_y + y, of_xx + x * x, of_xy + x * y
+
+
+@numba.njit(forceinline=True, **LENT)
+def slope(sums: Any) -> float:
+    """Return the slope of the line nearest to points, of which these are the sums; NaN for fewer than two."""
+    n, x, y, xx, xy = sums
     around = n * xx - x * x
     return (n * xy - x * y) / around if n > 1 and around > 0.0 else math.nan
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES, TIERS
-from reclaim.features.fold.task_oom import began_us, write_oom
+from reclaim.features.fold.task_oom import add_to_trend, began_us, slope, write_oom
 from reclaim.features.fold.task_record import (
     BIN_FIRST,
     BINS,
+    FIRST_SAME_HOUR,
     HOUR_US,
     HOURS,
     LONG,
@@ -99,22 +100,12 @@ def write(
     i: int,
 ) -> None:
     """Write a task's own features after the window of ``row`` into row ``i`` of ``out``, in the registry's order."""
-    n, within_30m, within_1h, within_2h, hour_ago = min(s.count, RECENT_WINDOWS), 0, 0, 0, 0
-    nearest = 4 * HOUR_US
     place = (s.count - 1) % RECENT_WINDOWS
-    for k in range(n):  # from the last window back
-        back_us = s.end_us - s.recent_us[place]
-        if back_us >= 2 * HOUR_US:
-            break
-        within_2h += 1
-        within_1h += back_us < HOUR_US
-        within_30m += back_us < HOUR_US // 2
-        if abs(back_us - HOUR_US) <= nearest:
-            nearest = abs(back_us - HOUR_US)
-            hour_ago = k
-        place = place - 1 if place > 0 else RECENT_WINDOWS - 1
+    of_2h, of_1h, of_30m, hour_ago, covered, trend, slopes = _recent(s, place)
     for j in range(N_SIGNALS):
-        _statistics(s, j, w.limit[row, resource_of(j)], within_30m, within_1h, within_2h, hour_ago, out, i)
+        then = float(s.recent[(place - hour_ago) % RECENT_WINDOWS, j])
+        limit = w.limit[row, resource_of(j)]
+        _statistics(s, j, limit, float(s.recent[place, j]), then, of_2h[j], of_1h[j], of_30m[j], out, i)
     for r in range(2):
         o = FIRST_RESOURCE + r * N_RESOURCE
         limit = w.limit[row, r]
@@ -130,8 +121,10 @@ def write(
         elif limit != s.reference[r]:
             out[i, o + OF_RESOURCE.limit_change] = math.log2(limit / s.reference[r])
     _shape(s, w.limit[row, 0], out, i)
-    _singles(s, w.limit[row, 1], within_2h, w.tier[row], w.scheduling_class[row], w.in_alloc[row], monday_us, out, i)
-    write_oom(s, w.limit[row, 1], out, i)
+    _singles(
+        s, w.limit[row, 1], covered, trend, w.tier[row], w.scheduling_class[row], w.in_alloc[row], monday_us, out, i
+    )
+    write_oom(s, w.limit[row, 1], slopes, out, i)
     for k in range(FIRST_RELATED):
         if out[i, k] > LARGEST:
             out[i, k] = LARGEST
@@ -139,49 +132,105 @@ def write(
             out[i, k] = -LARGEST
 
 
+@numba.njit(forceinline=True, **LENT)
+def _add_signal(sums: Any, v: float, centre: float) -> Any:
+    """Add a value to (number, sum and sum of squares of the distances from the centre, largest); NaN adds nothing."""
+    count, total, square, largest = sums
+    known = v == v
+    away = v - centre if known else 0.0
+    return count + known, total + away, square + away * away, max(largest, v if known else -1.0)
+
+
+@numba.njit(forceinline=True, **LENT)
+def _recent(
+    s: Any,  # a record of STATE
+    place: int,
+) -> Any:
+    """Go once over the windows of two hours, from the last one, at ``place``, back.
+
+    Returns
+    -------
+    of_2h, of_1h, of_30m : tuple of tuples
+        Of each signal, as of ``_add_signal``, from its last value on.
+    hour_ago : int
+        Windows back to the one that ended nearest to an hour ago.
+    covered : float
+        Sum of the lengths, of a window's length and no more each.
+    trend : tuple
+        Of memory: number of values, and sums of hours, values, squares of hours and products.
+    slopes : tuple of float
+        Of memory within this run: of 30 minutes, or more where these have too few values, and of two hours.
+    """
+    cpu, memory, peak = float(s.recent[place, 0]), float(s.recent[place, 1]), float(s.recent[place, 2])
+    cpu = cpu if cpu == cpu else 0.0  # centres: sums of small differences lose no digits
+    memory = memory if memory == memory else 0.0
+    peak = peak if peak == peak else 0.0
+    none = (0, 0.0, 0.0, -1.0)
+    of_cpu, of_memory, of_peak = none, none, none
+    of_30m, of_1h = (none, none, none), (none, none, none)
+    began, within_run, slope_30m = began_us(s), True, math.nan
+    trend = (0, 0.0, 0.0, 0.0, 0.0)
+    of_run = trend
+    covered, hour_ago, nearest = 0.0, 0, 4 * HOUR_US
+    k, n = 0, min(s.count, RECENT_WINDOWS)
+    for part in range(3):
+        reach_us = HOUR_US // 2 if part == 0 else HOUR_US if part == 1 else 2 * HOUR_US
+        while k < n:
+            end_us = s.recent_us[place]
+            back_us = s.end_us - end_us
+            if back_us >= reach_us:
+                break
+            if within_run and end_us <= began:
+                within_run, of_run = False, trend
+            if part > 0 and within_run and slope_30m != slope_30m:
+                slope_30m = slope(trend)
+            if abs(back_us - HOUR_US) <= nearest:
+                nearest, hour_ago = abs(back_us - HOUR_US), k
+            v = float(s.recent[place, 1])
+            of_cpu = _add_signal(of_cpu, float(s.recent[place, 0]), cpu)
+            of_memory = _add_signal(of_memory, v, memory)
+            of_peak = _add_signal(of_peak, float(s.recent[place, 2]), peak)
+            covered += min(s.recent[place, RECENT_LENGTH], 1.0)
+            trend = add_to_trend(trend, -back_us * _PER_HOUR, v)
+            place = place - 1 if place > 0 else RECENT_WINDOWS - 1
+            k += 1
+        if part == 0:
+            of_30m = (of_cpu, of_memory, of_peak)
+        elif part == 1:
+            of_1h = (of_cpu, of_memory, of_peak)
+    slope_2h = slope(trend if within_run else of_run)
+    slopes = (slope_30m if slope_30m == slope_30m else slope_2h, slope_2h)
+    return (of_cpu, of_memory, of_peak), of_1h, of_30m, hour_ago, covered, trend, slopes
+
+
 @numba.njit(**LENT)
 def _statistics(
     s: Any,  # a record of STATE
     j: int,
     limit: float,
-    within_30m: int,
-    within_1h: int,
-    within_2h: int,
-    hour_ago: int,
+    last: float,
+    then: float,
+    of_2h: Any,  # as of _add_signal
+    of_1h: Any,
+    of_30m: Any,
     out: Any,  # (n, n_features) float32, written
     i: int,
 ) -> None:
-    """Write the statistics of one signal; ``within`` counts the recent windows, ``hour_ago`` counts back to one."""
+    """Write the statistics of one signal, given its last value, that of an hour ago, and the sums of recent ones."""
     scale = 1.0 / limit if limit > 0.0 else math.nan
-    place = (s.count - 1) % RECENT_WINDOWS
-    last = float(s.recent[place, j])
-    then = float(s.recent[(place - hour_ago) % RECENT_WINDOWS, j])
-    centre = last if last == last else 0.0  # sums of small differences lose no digits
-    count, total, square, largest = 0, 0.0, 0.0, -1.0
-    count_30m, total_30m, max_1h = 0, 0.0, -1.0
-    k = 0
-    for part in range(3):
-        stop = within_30m if part == 0 else within_1h if part == 1 else within_2h
-        while k < stop:
-            v = float(s.recent[place, j])
-            place = place - 1 if place > 0 else RECENT_WINDOWS - 1
-            k += 1
-            if v == v:
-                away = v - centre
-                count += 1
-                total += away
-                square += away * away
-                largest = max(largest, v)
-        if part == 0:
-            count_30m, total_30m = count, total
-        elif part == 1:
-            max_1h = largest
+    centre = last if last == last else 0.0
+    count, total, square, largest = of_2h
+    count_30m, total_30m, max_1h = of_30m[0], of_30m[1], of_1h[3]
     this_hour = float(s.hour_max[hour_of(s.end_us) % HOURS, j])
-    max_6h, max_24h = float(s.rest[j, 0]), float(s.rest[j, 1])
+    max_6h, max_24h, max_7d = float(s.rest[j, 0]), float(s.rest[j, 1]), float(s.rest[j, 2])
     if not max_6h >= this_hour:
         max_6h = this_hour if this_hour == this_hour else max_6h
     if not max_24h >= this_hour:
         max_24h = this_hour if this_hour == this_hour else max_24h
+    if not max_7d >= max_24h:
+        max_7d = max_24h if max_24h == max_24h else max_7d
+    if max_7d > s.max_ever[j]:  # by rounding
+        max_7d = s.max_ever[j]
     o = j * N_STATISTICS
     out[i, o + STATISTIC.last] = last * scale
     out[i, o + STATISTIC.mean_30m] = (centre + total_30m / count_30m) * scale if count_30m else math.nan
@@ -193,13 +242,14 @@ def _statistics(
     out[i, o + STATISTIC.max_2h] = largest * scale if largest >= 0.0 else math.nan
     out[i, o + STATISTIC.max_6h] = max_6h * scale
     out[i, o + STATISTIC.max_24h] = max_24h * scale
+    out[i, o + STATISTIC.max_7d] = max_7d * scale
     out[i, o + STATISTIC.max_ever] = s.max_ever[j] * scale
     out[i, o + STATISTIC.slow_max] = s.slow_max[j] * scale
     out[i, o + STATISTIC.ewm_1h] = s.mean_short[j] * scale if s.weight_short[j] > 0.0 else math.nan
     out[i, o + STATISTIC.ewm_12h] = s.mean_long[j] * scale if s.weight_long[j] > 0.0 else math.nan
     _percentiles(s, j, _BEYOND, _BEYOND_AT, s.reference[resource_of(j)] * scale, out, i, o)
     for k in range(len(SAME_HOUR_DAYS)):
-        out[i, o + _SAME_HOUR_AT[k]] = s.rest[j, 2 + k] * scale
+        out[i, o + _SAME_HOUR_AT[k]] = s.rest[j, FIRST_SAME_HOUR + k] * scale
     out[i, o + STATISTIC.change_1h] = (last - then) * scale
 
 
@@ -230,7 +280,8 @@ def _shape(
 def _singles(
     s: Any,  # a record of STATE
     limit: float,
-    within_2h: int,
+    covered: float,
+    trend: Any,  # of memory, within two hours
     tier: int,
     scheduling_class: int,
     in_alloc: bool,
@@ -246,28 +297,12 @@ def _singles(
         v = s.hour_max[(hour - back) % HOURS, 1]
         if v == v and not least <= v:
             least = v
-    count, covered, sum_x, sum_y, sum_xx, sum_xy = 0, 0.0, 0.0, 0.0, 0.0, 0.0
-    place = (s.count - 1) % RECENT_WINDOWS
-    for _ in range(within_2h):
-        v = float(s.recent[place, 1])
-        covered += min(s.recent[place, RECENT_LENGTH], 1.0)
-        hours = (s.recent_us[place] - s.end_us) * _PER_HOUR
-        place = place - 1 if place > 0 else RECENT_WINDOWS - 1
-        if v == v:
-            count += 1
-            sum_x += hours
-            sum_y += v
-            sum_xx += hours * hours
-            sum_xy += hours * v
-    around = count * sum_xx - sum_x * sum_x
     age_h = max(s.end_us - began_us(s), 0) / HOUR_US
     time_us = (s.end_us - monday_us) % _WEEK_US
     day = np.float32(2.0 * math.pi * (time_us % _DAY_US) / _DAY_US)
     out[i, AT.memory_mean] = s.memory_mean * scale
     out[i, AT.memory_growth_6h] = (last[1] - least) * scale
-    out[i, AT.memory_slope_2h] = (
-        (count * sum_xy - sum_x * sum_y) / around * scale if count > 1 and around > 0.0 else math.nan
-    )
+    out[i, AT.memory_slope_2h] = slope(trend) * scale
     out[i, AT.page_cache] = s.page_cache * scale
     out[i, AT.page_cache_share] = s.page_cache / s.memory_mean if s.memory_mean > 0.0 else math.nan
     out[i, AT.cpi] = s.cpi

@@ -12,7 +12,8 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import RECENT_WINDOWS, SAME_HOUR_DAYS, SIGNALS
 
 COMPILED_FILES: Final = (
-    "data/schema.py", "data/windows.py", "data/oom.py", "data/core/jit.py", "features/registry.py",
+    "data/schema.py", "data/windows.py", "data/oom.py", *(f"data/core/{name}.py" for name in ("arrays", "jit")),
+    "features/registry.py",
     *(f"features/fold/{name}.py" for name in ("task_record", "task_update", "task_oom", "task_read", "related_record")),
 )  # fmt: skip
 """All files that the folds of ``batch`` and ``related`` rest on, compiled into them in addition to those two."""
@@ -33,6 +34,9 @@ BINS: Final = 64
 BIN_FIRST: Final = -7
 """log2 of the upper edge of the first bin, over the first limit seen; the last bin ends at 1.875 times the limit. Many
 virtual machines idle near 1 % of their CPU: an edge at 1.6 % cost the network 10 % of its loss there."""
+
+FIRST_SAME_HOUR: Final = 3
+"""Position of the first day of ``same_hour`` in ``rest``, after ``max_6h``, ``max_24h`` and ``max_7d``."""
 
 N_SIGNALS: Final = len(SIGNALS)
 USAGE: Final = N_SIGNALS
@@ -68,8 +72,8 @@ STATE: Final = np.dtype(
         ("histogram", "f4", (BINS, LONG + len(RESOURCES))),  # weights by value over reference
         ("octave", "f4", (BINS // 8, LONG + len(RESOURCES))),  # their sums over eight bins each, for speed
         ("hour_max", "f4", (HOURS, N_SIGNALS)),  # ring of maxima by clock hour; NaN unknown
-        # largest of the hours before this one that max_6h, max_24h and each of same_hour cover
-        ("rest", "f4", (N_SIGNALS, 2 + len(SAME_HOUR_DAYS))),
+        # largest of the hours before this one that max_6h, max_24h, max_7d and each of same_hour cover
+        ("rest", "f4", (N_SIGNALS, FIRST_SAME_HOUR + len(SAME_HOUR_DAYS))),
         ("total", "f8", LONG + len(RESOURCES)),  # their sums
         ("gain", "f8", 2),  # weight of a full window now: half-life of 12 hours, of 48
         ("reference", "f8", len(RESOURCES)),  # the first limit known: what the bins are relative to
@@ -109,7 +113,7 @@ STATE: Final = np.dtype(
         ("end_us", "i8"),
         ("recent", "f4", (RECENT_WINDOWS, N_SIGNALS + 1)),  # ring of recent windows: signals, length over 5 minutes
         ("recent_us", "i8", RECENT_WINDOWS),  # their ends
-        ("spare", "i8", 7),  # makes it a whole number of cache lines
+        ("spare", "i8", 14),  # makes it a whole number of cache lines
         CODE,
     ],
     align=True,

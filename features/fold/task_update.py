@@ -29,6 +29,7 @@ from reclaim.features.fold.task_oom import LIVES, NOT_TAKEN, add_memory, end_run
 from reclaim.features.fold.task_record import (
     BIN_FIRST,
     BINS,
+    FIRST_SAME_HOUR,
     HOUR_US,
     HOURS,
     LONG,
@@ -127,7 +128,7 @@ def take(
             s.slow_max[j] = math.nan
             for b in range(HOURS):
                 s.hour_max[b, j] = math.nan
-            for k in range(2 + len(SAME_HOUR_DAYS)):
+            for k in range(FIRST_SAME_HOUR + len(SAME_HOUR_DAYS)):
                 s.rest[j, k] = math.nan
     else:
         s.gap_us = w.end_us[i] - s.end_us
@@ -261,7 +262,12 @@ def _open_hour(
             step = max(
                 s.week[first % HOURS, _day_of(first), j], s.week[(first + 1) % HOURS, _day_of(first + 1), j]
             )  # fmt: skip
-            s.rest[j, 2 + k] = _WEEK_VALUES[step] * reference
+            s.rest[j, FIRST_SAME_HOUR + k] = _WEEK_VALUES[step] * reference
+        highest = 0
+        for of_day in range(HOURS):
+            for day in range(WEEK_DAYS):
+                highest = max(highest, s.week[of_day, day, j])
+        s.rest[j, 2] = _WEEK_VALUES[highest] * reference
 
 
 @numba.njit(inline="always", **LENT)

@@ -22,7 +22,7 @@ from reclaim.data.dataset import MANIFEST, Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.oom import oom_events
-from reclaim.data.windows import Windows, concatenate, measured_by_mean
+from reclaim.data.windows import COLUMNS, Windows, concatenate, measured_by_mean
 from reclaim.features import bucket, build
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FOLDER, FeatureSet, array_path, array_shapes, write_journal
@@ -77,6 +77,25 @@ def test_how_many_buckets_the_tasks_are_spread_over_makes_no_difference_to_a_row
     assert np.nanmax(found[0][0][:, FEATURE_NAMES.index("sibling_cpu_mean")]) > 0
     for one, five in zip(*found, strict=True):
         assert np.array_equal(one, five, equal_nan=True)
+
+
+def test_windows_of_some_collections_are_those_of_the_bucket_by_task_and_time(synthetic_cell: Dataset) -> None:
+    windows = synthetic_cell.windows(0, measured=False)
+    met = np.unique(windows.collection_id)[::3]
+    mine = windows.take(np.isin(windows.collection_id, met))
+    assert 0 < len(mine) < len(windows)
+    found = synthetic_cell.windows_of(0, met)
+    for name in ("collection_id", "instance_index", "end_us"):
+        assert (getattr(found, name) == getattr(mine, name)).all()
+    assert len(synthetic_cell.windows_of(0, met[:0])) == 0
+
+
+def test_owners_are_unknown_where_they_are_not_asked_for_and_nothing_else_is(synthetic_cell: Dataset) -> None:
+    whole, unowned = synthetic_cell.windows(0), synthetic_cell.windows(0, owned=False)
+    assert (whole.user >= 0).any()
+    for name in COLUMNS:
+        expected = np.full(len(whole), -1) if name in ("user", "name") else getattr(whole, name)
+        np.testing.assert_array_equal(getattr(unowned, name), expected)
 
 
 def test_where_a_week_begins_moves_the_calendar_alone(synthetic_cell: Dataset) -> None:

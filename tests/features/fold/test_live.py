@@ -18,6 +18,7 @@ from reclaim.data.windows import Cell, Windows, concatenate, empty_windows
 from reclaim.features.fold.batch import FeatureState
 from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW, PENDING, REPEATED, TOO_LATE
+from reclaim.features.fold.live_record import KEPT, ROW
 from reclaim.features.fold.related_record import KEEP_IDLE_DAYS, MEMBER
 from reclaim.features.fold.task_record import STATE
 from reclaim.features.registry import FEATURE_NAMES, FIRST_COLLECTION, SLOT_S
@@ -214,8 +215,8 @@ def test_without_a_bound_nothing_late_is_taken_and_nothing_is_held_for_it(histor
     state = TolerantState(CELL, 0, related=True)
     state.advance(none[:2], windows.take(np.array([0, 2])))
     assert state.classify(none[:2], windows.take(np.array([1, 0]))).tolist() == [TOO_LATE, REPEATED]
-    assert state.bytes_per_task == STATE.itemsize + MEMBER.itemsize
-    assert TolerantState(CELL, 0).bytes_per_task == STATE.itemsize
+    assert state.bytes_per_task == KEPT.itemsize + MEMBER.itemsize + len(state._histograms) * ROW.itemsize
+    assert TolerantState(CELL, 0).bytes_per_task == KEPT.itemsize < STATE.itemsize - 1_700
     assert sum(array.nbytes for name, array in state.memory().items() if name.startswith(("held", "pending"))) == 0
 
 
@@ -227,8 +228,10 @@ def test_a_task_has_one_record_and_the_windows_held_whatever_the_bound(history: 
         arrays = [a for a in vars(state).values() if isinstance(a, np.ndarray)]
         places = len(arrays[0])
         assert 300 <= places <= 600
-        assert sum(array.nbytes for array in arrays) == places * state.bytes_per_task
-        assert state.bytes_per_task <= STATE.itemsize + held * 209
+        of_histograms = len(state._histograms) * ROW.itemsize // 300
+        assert sum(array.nbytes for array in arrays) == places * (state.bytes_per_task - of_histograms)
+        assert state.bytes_per_task <= KEPT.itemsize + of_histograms + held * 209
+        assert 0 < of_histograms < 400  # one level of CPU and memory: an octave or two of each histogram
 
 
 def test_a_late_window_leaves_the_last_one_the_last_and_counts_for_a_sibling_from_now_on(history: History) -> None:
@@ -377,7 +380,16 @@ def test_memory_of_another_cell_or_code_is_refused(history: History) -> None:
         TolerantState(CELL, BOUND_S).recall(memory)
     with pytest.raises(ConfigError, match="something unknown"):
         state.recall({})
-    other = np.dtype([*((name, STATE.fields[name][0]) for name in STATE.names[:-1]), ("more", "i8")], align=True)  # type: ignore[index]  # it has fields
+    of: Any = KEPT.fields
+    names = (*of,)
+    other = np.dtype(
+        {
+            "names": [*names[:-1], "more"],
+            "formats": [of[name][0] for name in names],
+            "offsets": [of[name][1] for name in names],
+            "itemsize": KEPT.itemsize,
+        }
+    )
     for name, array in (("task", memory["task"].view(other)), ("held", memory["held"][:, None])):
         with pytest.raises(ConfigError, match=f"does not fit in {name!r}, other code saved it"):
             state.recall(memory | {name: array})

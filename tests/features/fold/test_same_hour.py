@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.windows import CHANNELS, Windows, demand, peak_cpu
 from reclaim.features.fold.batch import FeatureState
-from reclaim.features.registry import FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS
+from reclaim.features.registry import AT, FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS
 
 History = Callable[..., Windows]
 S = 1_000_000
@@ -72,12 +72,13 @@ def test_what_is_known_before_any_limit_is_not_kept(history: History) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_the_same_hour_of_random_histories_is_the_formula_and_never_understates(
+def test_the_same_hour_of_random_histories_is_the_formula_and_it_and_the_largest_of_a_week_never_understate(
     seed: int, random_histories: History
 ) -> None:
     windows = random_histories(seed, n_tasks=4, longest=160)  # gaps of hours, of a day and of three weeks
     signals = np.column_stack([demand(windows), peak_cpu(windows)])
     got = np.stack([same_hour(windows, signal) for signal in SIGNALS], axis=1)  # (n, signals, days)
+    of_week = FeatureState().advance(windows.task_numbers(), windows)[:, [AT[f"{signal}_max_7d"] for signal in SIGNALS]]
     for first, stop in zip(windows.task_starts()[:-1], windows.task_starts()[1:], strict=True):
         largest: list[dict[int, float]] = [{} for _ in SIGNALS]  # by clock hour
         reference, last_us = [math.nan, math.nan], -1
@@ -105,3 +106,6 @@ def test_the_same_hour_of_random_histories_is_the_formula_and_never_understates(
                         assert got[i, j, k] >= min(then, 60 * first_limit) / limit * (1 - 1e-6)
                     else:
                         assert math.isnan(got[i, j, k])
+                kept = max((of[b] for b in range(now - 24 * 7, now + 1) if b in of), default=-1.0)
+                if limit > 0 and first_limit > 0 and kept >= 0:
+                    assert of_week[i, j] >= min(kept, 60 * first_limit, 1e6 * limit) / limit * (1 - 1e-6)
