@@ -8,7 +8,7 @@ record the same cluster, and measured on it, one hour ahead, at budgets of 1 and
 - the first 24 hours and the first four days of the record, from the first window on;
 - the test period, with the validation period before it as warm-up of what follows outcomes.
 
-Each answer is that of a service: the model's own price, solved every hour from the curves of the hour before, spends a
+Each answer is that of a service: the model's own price, solved every hour from the curves of the last day, spends a
 part of the budget at first (`training/margins/own_price.py`) and is moved by outcomes (`training/margins/online.py`).
 Beside it stand
 

@@ -31,9 +31,13 @@ BUDGETED: Final = ("baseline", "aggressive")
 """Margins that have a budget, in the order of their axis; ``medium`` lies between the two."""
 LOOP: Final = 0.5
 """Largest rate, per horizon in days: outcomes are a horizon late, and a faster one overshoots."""
-FEWEST: Final = 40.0
-"""Violations a day by which those of a tier with a smaller budget are measured: a spike of one task violates twelve
-answers at 1 hour, and must not decide alone. Such a tier moves more slowly, in proportion to its budget."""
+ENOUGH: Final = 640.0
+"""Violations a day that a budget must allow to be followed at the full rate. Below, the rate falls with their root, as
+the gain of a Kalman filter does: the level that a cell needs wanders, by about half of its logarithm a day, and a spike
+of one task violates twelve answers at 1 hour, so few violations say little about it."""
+LEAST: Final = 3.6
+"""Violations a day by which those of a tier with a smaller budget are measured: at the rate of a price, one spike then
+moves its logarithm by one at most."""
 _TAKEN: Final = 12
 """Answers of a task that are waited for within one horizon, at even distances: at 1 hour every 5-minute window's."""
 PENDING: Final = _TAKEN + 1
@@ -42,7 +46,12 @@ _DAY_SLOTS: Final = 86_400 // SLOT_S
 _FADE: Final = 1 - 1 / _DAY_SLOTS
 """Weight of a slot relative to the next one in what counts as the answers of a day."""
 _HOUR_SLOTS: Final = 3_600 // SLOT_S
+_HOUR_FADE: Final = 1 - 1 / 24
+"""Weight of an hour's answers relative to those of the next one in what an own price is solved from."""
 _SLOT_US: Final = SLOT_S * 1_000_000
+_VIOLATED: Final = len(RESOURCES)
+"""First bit of what was violated, in ``came``."""
+assert _VIOLATED + len(BUDGETED) * len(RESOURCES) <= np.iinfo(np.uint8).bits
 _TASK: Final = np.dtype(
     [
         ("last_us", "i8"),  # end of the task's last window
@@ -50,8 +59,9 @@ _TASK: Final = np.dtype(
         ("end_us", "i8", PENDING),  # 0: free
         ("held", "f4", (PENDING, len(BUDGETED), len(RESOURCES))),  # infinite: the limit; NaN: not to be counted
         ("tier", "u1", PENDING),
-        ("known", "u1", (PENDING, len(RESOURCES))),  # whether any demand within the horizon was measured
-        ("violated", "u1", (PENDING, len(BUDGETED), len(RESOURCES))),
+        # bits of each resource r: whether any demand within the horizon was measured, and from _VIOLATED on, of each
+        # margin, whether it was violated
+        ("came", "u1", PENDING),
     ]
 )
 
@@ -62,10 +72,10 @@ class OnlineMargins:
     Every answer is held against what its task then demands. A slot of the trace's clock (``features.registry.SLOT_S``)
     after its horizon it counts as kept or violated, whether its task is still there or not, unless nothing was measured
     of it. The logarithm of the tier's price, or of what its reservations are multiplied with, moves by
-    ``rate * (violated - budget * answers) / (budget * answers a day)``. So in the long run the share of answers that
-    are violated is the budget, as long as the price stays within its bounds: adaptive conformal inference (Gibbs and
-    Candes, NeurIPS 2021) on the scale of a price. Baseline and aggressive keep a budget each, and ``medium`` lies
-    between what they come to.
+    ``rate * (violated - budget * answers) / (budget * answers a day)``, by a smaller rate where the budget allows fewer
+    than ``ENOUGH`` violations a day. So in the long run the share of answers that are violated is the budget, as long
+    as the price stays within its bounds: adaptive conformal inference (Gibbs and Candes, NeurIPS 2021) on the scale of
+    a price. Baseline and aggressive keep a budget each, and ``medium`` lies between what they come to.
 
     Answers of one slot rest on outcomes in the slots before it, so the order of tasks within one makes no difference.
 
@@ -81,11 +91,11 @@ class OnlineMargins:
     horizon_s : int
         In seconds.
     rate : float or None
-        By how much the logarithm rises for a day's budget of violations that are too many; None: the setting's own
-        (``Price.rate``, ``Margin.rate``).
+        By how much the logarithm rises for a day's budget of violations that are too many, where that is ``ENOUGH``;
+        None: the setting's own (``Price.rate``, ``Margin.rate``).
     own : bool
         Whether prices begin at the model's own price (``own_price``), solved at every hour of the clock from the risks
-        of the answers of the hour before, in the first hour at every slot; ``settings`` hold until the first. What
+        of the answers of the last day or so, in the first hour at every slot; ``settings`` hold until the first. What
         follows the outcomes is a factor of it.
     since_us : int or None
         When the cell began, by which ``own_price.share_at`` is cautious; None: with the first call of ``reach``.
@@ -129,6 +139,9 @@ class OnlineMargins:
             # of the hour under way: risks of its answers, in parts of ``own_price.UNIT``, and their number
             "expected": np.zeros((*of_tiers, N_RUNGS), np.int64),
             "priced": np.zeros(of_tiers, np.int64),
+            # of the hours before it, each of which weighs a little less than the next
+            "expected_before": np.zeros((*of_tiers, N_RUNGS)),
+            "priced_before": np.zeros(of_tiers),
             # own prices, as places on ladders: those that the factor begins at, and those of the whole budget
             "own": np.full((2, len(BUDGETED), *of_tiers), np.nan),
             # begin of the cell, and whether an hour has been over, in which own prices were solved
@@ -265,10 +278,12 @@ class OnlineMargins:
         cells["exceeded"] = cells["exceeded"] * fade + violated
         cells["slots"] = np.where(known, cells["slots"] * fade + (1 - fade) / (1 - _FADE), n > 0)
         a_day = cells["outcomes"] / np.maximum(cells["slots"], 1.0) * _DAY_SLOTS
-        spent = (violated - self._budget * n) / np.maximum(self._budget * a_day, FEWEST)
+        allowed = self._budget * a_day
+        spent = (violated - self._budget * n) / np.maximum(allowed, LEAST)
+        rate = self.rate * np.sqrt(np.clip(allowed, LEAST, ENOUGH) / ENOUGH)
         begin = self._begin()
         bounds = np.stack([begin[name].bounds for name in BUDGETED], axis=1)  # (2, n_budgets, n_tiers, R)
-        cells["log"] = np.clip(cells["log"] + self.rate * spent, *bounds)
+        cells["log"] = np.clip(cells["log"] + rate * spent, *bounds)
         self._settings = self._moved()
 
     def _solve(self, end_us: int, moment: int) -> None:
@@ -280,7 +295,7 @@ class OnlineMargins:
         if not cells["priced"].any() or not (over or not cells["begun"][1]):
             return
         caution = share_at(end_us - int(cells["begun"][0])) if self.own else 1.0
-        expected, priced = cells["expected"], cells["priced"]
+        expected, priced = (cells[name + "_before"] + cells[name] for name in ("expected", "priced"))
         for b, budget in enumerate(self._budget.ravel()):
             for k, share in enumerate((caution, 1.0)):
                 of_all = rungs_within(expected.sum(axis=0), priced.sum(axis=0), share * budget)
@@ -288,7 +303,8 @@ class OnlineMargins:
                 # a tier without an answer keeps its price, and has that of all before its first one
                 cells["own"][k, b] = np.where(priced > 0, known, np.where(np.isnan(before), of_all, before))
         if over:
-            cells["expected"], cells["priced"] = np.zeros_like(expected), np.zeros_like(priced)
+            cells["expected_before"], cells["priced_before"] = expected * _HOUR_FADE, priced * _HOUR_FADE
+            cells["expected"][:], cells["priced"][:] = 0, 0
             cells["begun"][1] = 1
 
     def _begin(self) -> Mapping[str, Setting]:
@@ -390,12 +406,13 @@ def _wait(
             for r in range(now.shape[1]):
                 if np.isnan(now[i, r]) or np.isnan(task.held[k, 0, r]):
                     continue
-                if not task.known[k, r]:
-                    task.known[k, r] = 1
+                if not task.came[k] >> r & 1:
+                    task.came[k] |= 1 << r
                     answered[place, of, r] += 1
                 for b in range(held.shape[1]):
-                    if not task.violated[k, b, r] and violates_in_kernel(now[i, r], task.held[k, b, r]):
-                        task.violated[k, b, r] = 1
+                    bit = _VIOLATED + b * now.shape[1] + r
+                    if not task.came[k] >> bit & 1 and violates_in_kernel(now[i, r], task.held[k, b, r]):
+                        task.came[k] |= 1 << bit
                         violated[place, b, of, r] += 1
         given = False
         for r in range(now.shape[1]):
@@ -403,11 +420,9 @@ def _wait(
         if given and free >= 0 and end_us[i] - task.taken_us >= horizon_us // _TAKEN:
             task.taken_us = end_us[i]
             task.end_us[free] = end_us[i]
-            task.tier[free] = tier[i]
+            task.tier[free], task.came[free] = tier[i], 0
             for r in range(now.shape[1]):
-                task.known[free, r] = 0
                 for b in range(held.shape[1]):
-                    task.violated[free, b, r] = 0
                     if np.isnan(held[i, b, r]) or not limit[i, r] > 0.0:
                         task.held[free, b, r] = np.nan
                     elif held[i, b, r] < limit[i, r]:

@@ -120,18 +120,22 @@ def add_risk(risk: Any, rows: Any, tier: Any, expected: Any, answered: Any) -> N
                 to[k] += of[k]
 
 
-def rungs_within(expected: NDArray[np.int64], answered: NDArray[np.int64], budget: float) -> NDArray[np.float64]:
+def rungs_within(
+    expected: NDArray[np.int64] | NDArray[np.float64], answered: NDArray[np.int64] | NDArray[np.float64], budget: float
+) -> NDArray[np.float64]:
     """Return the lowest place on the ladders at which the mean risk is a budget; NaN where nothing was answered.
 
     Between two rungs the mean risk is taken to be straight, which is never too low, for a curve's tail is convex.
 
     Parameters
     ----------
-    expected : int64, shape (..., N_RUNGS)
-    answered : int64, shape (...)
+    expected : int64 or float64, shape (..., N_RUNGS)
+        Sums of risks, as ``add_risk`` makes them, weighted or not.
+    answered : int64 or float64, shape (...)
+        Their answers, by the same weights.
     budget : float
     """
-    mean = expected / (np.maximum(answered, 1)[..., None] * float(UNIT))
+    mean = expected / (np.where(answered > 0, answered, 1)[..., None] * float(UNIT))
     above = (mean > budget).sum(axis=-1)  # falling, so these are the first ones; at the last rung it is 0
     high = np.minimum(above, TOP_RUNG)
     low = np.maximum(high - 1, 0)

@@ -16,7 +16,7 @@ from reclaim.training.estimators.base import STATISTIC, Estimate
 from reclaim.training.margins.answers import Answers, Priced, Setting, Widened, three_of
 from reclaim.training.margins.ladder import N_RUNGS, TOP_RUNG, price_of
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Margin
-from reclaim.training.margins.online import FEWEST, PENDING, OnlineMargins
+from reclaim.training.margins.online import ENOUGH, LEAST, PENDING, OnlineMargins
 from reclaim.training.margins.price import Price
 
 Maker = Callable[..., Windows]
@@ -65,16 +65,17 @@ def _noisy(make_windows: Maker, n: int, tasks: int, seed: int, drift: float = 0.
     return _tasks(make_windows, *(np.clip(rng.lognormal(-2.5, 0.3, (n, 2)) * level, 0, 1) for _ in range(tasks)))
 
 
-def test_a_violation_raises_the_logarithm_by_the_rate_and_each_kept_answer_lowers_it(make_windows: Maker) -> None:
+def test_a_violation_raises_the_logarithm_and_each_kept_answer_lowers_it(make_windows: Maker) -> None:
     # one task, horizon one window: the answer to a window is held against the next and counts two slots later.
     # 0.15 is reserved; the third window demands a CPU of 0.2, so the second answer is violated.
     windows = _tasks(make_windows, [(0.1, 0.1), (0.1, 0.1), (0.2, 0.1), (0.2, 0.1), (0.2, 0.1)])
     online = _online(budget=0.25)
     _hold(online, windows)
     # a day has 288 answers, of which 72 may be violated; outcomes that count at the fifth window: kept, violated, and
-    # kept, for the third answer was 0.2 (the jump). So of CPU 1 - 3 * 0.25 too many, of memory 0.75 too few
-    spent = 1 - 3 * 0.25
-    assert online.log[:, PROD] == pytest.approx(np.array([[0.5 * spent / 72, -0.5 * 0.75 / 72]] * 2))
+    # kept, for the third answer was 0.2 (the jump). So of CPU 1 - 3 * 0.25 too many, of memory 0.75 too few. The full
+    # rate of a margin, 0.5, is for 640 violations a day; of 72 it is the root of 72 / 640
+    rate, spent = 0.5 * np.sqrt(72 / 640), 1 - 3 * 0.25
+    assert online.log[:, PROD] == pytest.approx(np.array([[rate * spent / 72, -rate * 0.75 / 72]] * 2))
     assert _of_prod(online, "baseline") == pytest.approx(np.expm1(online.log[0, PROD]))
 
 
@@ -82,8 +83,24 @@ def test_a_budget_of_few_violations_a_day_is_followed_slowly(make_windows: Maker
     windows = _tasks(make_windows, [(0.1, 0.1), (0.1, 0.1), (0.2, 0.1), (0.2, 0.1), (0.2, 0.1)])
     online = _online(budget=0.001)
     _hold(online, windows)
-    # 0.288 violations a day: one of them moves as if 40 were allowed
-    assert online.log[0, PROD] == pytest.approx([0.5 * (1 - 0.003) / FEWEST, -0.5 * 0.003 / FEWEST])
+    # 0.288 violations a day: one of them moves as if 3.6 were allowed
+    rate = 0.5 * np.sqrt(LEAST / ENOUGH)
+    assert online.log[0, PROD] == pytest.approx([rate * (1 - 0.003) / LEAST, -rate * 0.003 / LEAST])
+
+
+def test_a_spike_of_twelve_answers_raises_the_smallest_price_by_e_at_most() -> None:
+    assert 12 * Price.rate * np.sqrt(LEAST / ENOUGH) / LEAST == pytest.approx(1.0)
+
+
+def test_the_full_rate_is_that_of_a_budget_of_enough_violations_a_day(make_windows: Maker) -> None:
+    # the same windows of ten and of forty tasks, of whose memory every answer is kept: 10 * 288 / 4 = 720 are enough
+    # a day, and more of them move no faster
+    logs = []
+    for tasks in (10, 40):
+        online = _online(budget=0.25)
+        _hold(online, _tasks(make_windows, *[[(0.1, 0.1)] * 5] * tasks))
+        logs.append(online.log[0, PROD, 1])
+    assert logs == pytest.approx([-0.5 * 3 / 288] * 2)
 
 
 @pytest.mark.parametrize("start", [NONE, MIDDLE])
@@ -211,7 +228,7 @@ def test_an_answer_of_which_nothing_is_known_is_not_counted(make_windows: Maker)
     _hold(alone, known)
     _hold(beside, both)
     assert (beside.log[:, PROD, 1] == alone.log[:, PROD, 1]).all()
-    assert (beside.log[:, PROD, 0] == alone.log[:, PROD, 0]).all()  # twice the same is the same share
+    assert (beside.log[:, PROD, 0] != alone.log[:, PROD, 0]).all()  # of twice as many
 
 
 def test_tasks_that_end_within_the_horizon_count_too(make_windows: Maker) -> None:

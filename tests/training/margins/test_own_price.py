@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reclaim.data.windows import empty_windows
-from reclaim.features.groups import TIER_LABELS
+from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.ladder import N_RUNGS, ladder_of, price_of
 from reclaim.training.margins.margin import Budgets
@@ -120,3 +120,25 @@ def test_prices_begin_where_the_curves_expect_a_third_of_the_budget_and_none_loo
     assert fixed.own_rungs.shape == own.own_rungs.shape
     assert np.array_equal(fixed.own_rungs, own.own_rungs)  # those of the whole budget are known of any model
     assert (price_of(own.own_rungs[1]) <= np.array(of_tiers)).all()
+
+
+def test_the_own_price_is_of_the_answers_of_a_day_of_which_each_hour_weighs_a_little_less_than_the_next() -> None:
+    n = 25  # an hour, another one, and the first slot of the third
+    windows = empty_windows(n)
+    windows.end_us[:] = SLOT_US * (1 + np.arange(n))
+    windows.start_us[:] = windows.end_us - SLOT_US
+    windows.limit[:] = 1.0
+    windows.usage[:] = 0.1
+    windows.tier[:] = 3
+    risk = np.zeros((n, 2, N_RUNGS), np.uint16)
+    risk[windows.end_us < 12 * SLOT_US, :, :20] = round(0.48 * UNIT)  # the first hour of the clock ends at slot 12
+    risk[windows.end_us >= 12 * SLOT_US, :, :40] = round(0.24 * UNIT)
+    begin = three_prices(Price("baseline", (500.0, 500.0)), Price("aggressive", (3.0, 3.0)))
+    online = OnlineMargins(begin, Budgets(0.024, 0.3), own=True)
+    online.hold(np.zeros(n, np.int64), Priced(np.ones((n, 2, N_RUNGS), np.float32), None, risk), windows)
+    # eleven answers of the first hour at 23 / 24, twelve of the second: below rung 20 the mean risk is
+    # (11 * 23 / 24 * 0.48 + 12 * 0.24) / (11 * 23 / 24 + 12), from there to rung 40 without the first
+    weight = 11 * 23 / 24
+    low, high = (weight * 0.48 + 12 * 0.24) / (weight + 12), 12 * 0.24 / (weight + 12)
+    place = 19 + (low - 0.3) / (low - high)
+    assert online.own_rungs[1, tier_key(windows.tier)[0]] == pytest.approx([place, place], abs=1e-3)
