@@ -67,7 +67,7 @@ def measured(source: Source, horizon_s: int, n_rows: int) -> list[tuple[float, l
     h = HORIZONS_S.index(horizon_s)
     beyond.TAILS = tuple(HEIGHTS[0] if k == h else 0.0 for k in range(len(HORIZONS_S)))  # type: ignore[misc]
     shares = beyond.beyond_of([(features.x[rows], features.targets(rows)[0], features.weight[rows])])
-    x, windows, target = _validation(features, h)
+    x, windows, target = validation(features, h)
     found = []
     for height in (0.0, *HEIGHTS):
         beyond.TAILS = tuple(height if k == h else 0.0 for k in range(len(HORIZONS_S)))  # type: ignore[misc]
@@ -78,7 +78,7 @@ def measured(source: Source, horizon_s: int, n_rows: int) -> list[tuple[float, l
     return found
 
 
-def _validation(features: FeatureSet, h: int) -> tuple[NDArray[np.float32], Windows, NDArray[np.float64]]:
+def validation(features: FeatureSet, h: int) -> tuple[NDArray[np.float32], Windows, NDArray[np.float64]]:
     """Return features, windows and targets of the validation rows of some tasks."""
     rows = features.valid_rows()
     rows = rows[drawn(features.first[rows]) < MEASURED / max(len(rows), 1)]

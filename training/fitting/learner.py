@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from reclaim.training.models.forecaster import Forecaster
     from reclaim.training.models.trees import Rows
 
-Objective = Callable[[TrainConfig, Callable[[int, float], None]], float]
+OnEpoch = Callable[[int, float], None]
+"""Receives an epoch, from 0, and its validation loss."""
+
+Objective = Callable[[TrainConfig, OnEpoch], float]
 """Fits settings and returns their validation loss; reports each epoch and its loss where there are epochs."""
 
 Space = Mapping[str, tuple["BaseDistribution", str]]
@@ -66,11 +69,15 @@ class Learner(ABC):
     """True if its models are served by default: registered under the plain model name."""
 
     shared: ClassVar[bool] = False
-    """True if all processes that torchrun started fit one model; else the first alone fits."""
+    """True if all processes of torchrun or Ray Train fit one model; else one alone fits."""
 
     @abstractmethod
-    def fit(self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> Fitted:
+    def fit(
+        self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path, *, on_epoch: OnEpoch | None = None
+    ) -> Fitted:
         """Fit to the training rows of the sources; a fit that was killed may go on from ``checkpoints``, a folder.
+
+        A learner with epochs calls ``on_epoch`` after each, in every process that fits.
 
         Raises
         ------
@@ -111,7 +118,14 @@ class RowsLearner(Learner):
     def fit_rows(self, rows: Rows, config: TrainConfig) -> Forecaster:
         """Fit to rows, already cut to ``max_samples``."""
 
-    def fit(self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> Fitted:  # noqa: ARG002 - one go
+    def fit(
+        self,
+        sources: Sequence[Source],
+        config: TrainConfig,
+        checkpoints: Path,  # noqa: ARG002 - one go
+        *,
+        on_epoch: OnEpoch | None = None,  # noqa: ARG002 - none
+    ) -> Fitted:
         """Copy the rows and fit."""
         chosen = self._chosen(sources, config)
         rows = self._rows(sources, chosen)
@@ -134,7 +148,7 @@ class RowsLearner(Learner):
                 "expected at least 1 validation row, got 0: the trace is too short for the split"
             )
 
-        def objective(tried: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:  # noqa: ARG001 - none
+        def objective(tried: TrainConfig, on_epoch: OnEpoch) -> float:  # noqa: ARG001 - none
             h, forecast = (
                 HORIZONS_S.index(tried.horizon_s),
                 self.fit_rows(train, tried).predict(valid.x, tried.horizon_s),

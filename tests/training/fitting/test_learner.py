@@ -99,8 +99,8 @@ def test_replay_and_service_give_the_same_bits(bundle: Bundle, report: TrainRepo
     model = load_location(find_model(f"{report.model}/{report.version}"), margin)
     check_answers(model.bundle)
     scorer = Scorer(model, opened.cell())
-    ladder = scorer.score(features.x[: len(windows)], windows).ladder
-    served = reserved(scorer.prices[margin], ladder, windows)
+    steps = scorer.score(features.x[: len(windows)], windows).steps
+    served = reserved(scorer.prices[margin], steps, windows)
     assert served.reservation.tobytes() == replayed.reservation.tobytes()
     assert served.rule.tobytes() == replayed.rule.tobytes()
     assert (served.reservation < windows.limit).any()

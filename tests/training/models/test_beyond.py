@@ -1,4 +1,4 @@
-"""Curves: tempered in the tail alone, by rows of alike long history, and the same in any batch."""
+"""Curves: tempered in the tail alone, by rows of an alike past, and the same in any batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from reclaim.features.registry import AT, FIRST_RELATED, SIGNALS
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.models.beyond import RATIOS, SHAPE, TAILS, Beyond, beyond_of, temper
+from reclaim.training.models.beyond import RATIOS, RECENT, SO_FAR, STALE, TAILS, Beyond, beyond_of, temper
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.survival import N_THRESHOLDS
 
@@ -19,12 +19,15 @@ NEXT, HOUR, DAY = range(len(HORIZONS_S))
 TAIL = TAILS[DAY]
 FEW, MANY = np.log2(1 + 12), np.log2(1 + 4_000)
 """Values of ``seen`` after an hour, and after two weeks."""
+LAST = RECENT.shape[1] - len(STALE) - 1
+"""Class of those who have the longest history, and whose largest so far is of this week."""
 
 
-def rows(ever: float, seen: float, n: int = 1) -> NDArray[np.float32]:
-    """Return features of tasks whose largest so far is known, of every signal."""
+def rows(ever: float, seen: float, n: int = 1, *, week: float | None = None) -> NDArray[np.float32]:
+    """Return features of tasks whose largest so far is known, and of a week, by default the same; of every signal."""
     x = np.full((n, FIRST_RELATED), NAN, np.float32)
     x[:, [AT[f"{signal}_max_ever"] for signal in SIGNALS]] = ever
+    x[:, [AT[f"{signal}_max_7d"] for signal in SIGNALS]] = ever if week is None else week
     x[:, AT.seen] = seen
     return x
 
@@ -50,7 +53,7 @@ def beyond() -> Beyond:
 
 def test_shares_count_the_rows_that_went_beyond_and_a_thousand_of_all_histories(beyond: Beyond) -> None:
     of_all = (1_000 + 1) / (6_000 + 1)
-    at = dict(zip(RATIOS.tolist(), beyond[DAY, :, 0].T, strict=True))
+    at = dict(zip(RATIOS.tolist(), beyond[DAY, :: len(STALE) + 1, 0].T, strict=True))
     assert at[1.0][0] == pytest.approx((1_000 + 1_000 * of_all) / 3_000)  # 0.4 of 0.1, and 1,000 rows went beyond
     assert at[1.0][-1] == pytest.approx(1_000 * of_all / 5_000)  # 0.2 of 0.2: not beyond
     assert at[1.0][1] == pytest.approx(of_all)  # no row has such a history
@@ -65,11 +68,38 @@ def test_an_hour_has_shares_of_its_own_and_five_minutes_have_none() -> None:
     y[:, :, HOUR], y[:, :, NEXT] = 0.1, 0.4
     made = beyond_of([(rows(0.1, FEW, 2), y, None)])
     assert made is not None
-    assert made.shape == SHAPE
+    assert made.shape == RECENT.shape
     assert np.isnan(made[NEXT]).all()
     at = RATIOS.tolist().index(1.0)
     assert made[HOUR, 0, 0, at] < made[DAY, 0, 0, at]
     assert made[HOUR, 0, 0, at - 1] == 1
+
+
+def test_a_day_of_memory_is_compared_with_the_largest_of_a_week_and_one_of_cpu_with_the_largest_so_far() -> None:
+    x = rows(0.4, FEW, 2, week=0.1)
+    y = demands([0.2, 0.2])
+    y[:, :, HOUR] = 0.2
+    made = beyond_of([(x, y, None)])
+    assert made is not None
+    at, alike = RATIOS.tolist().index(1.0), len(STALE)  # four times the largest of a week
+    went_beyond = made[[HOUR, DAY], alike, :, at] > 0.99
+    assert dict(zip(TARGETS, went_beyond.T.tolist(), strict=True)) == {
+        "cpu": [True, False], "memory": [True, True], "peak_cpu": [True, False],
+    }  # fmt: skip
+    so_far = beyond_of([(x, y, None)], SO_FAR)
+    assert so_far is not None
+    assert so_far.shape == SO_FAR.shape == (3, 5, 3, 65)
+    assert (so_far[[HOUR, DAY], 0, :, at] < 0.99).all()
+
+
+@pytest.mark.parametrize(
+    ("week", "alike"), [(0.4, 0), (0.39, 0), (0.38, 1), (0.3, 1), (0.28, 2), (0.0, 2), (NAN, 0)]
+)  # 0.4 over 1.04 is 0.3846, and over 1.4 0.2857
+def test_tasks_are_alike_by_how_far_their_largest_so_far_is_above_that_of_a_week(week: float, alike: int) -> None:
+    x = rows(0.4, MANY, week=week)
+    assert RECENT.classes(x).tolist() == [[LAST + alike] * len(TARGETS)]
+    assert SO_FAR.classes(x).tolist() == [[4] * len(TARGETS)]
+    assert RECENT.classes(rows(0.0, FEW, week=0.0)).tolist() == [[0] * len(TARGETS)]
 
 
 def test_a_row_of_weight_two_counts_as_two_rows() -> None:
@@ -92,7 +122,7 @@ def test_a_curve_below_a_half_becomes_the_geometric_mean_with_the_share(beyond: 
     thresholds = np.broadcast_to(np.float32(0.2), (2, len(TARGETS), N_THRESHOLDS)).copy()
     thresholds[:, :, -1] = 0.2 * (1 + 2**0.125) / 2  # in the middle between two ratios
     temper(survival, thresholds, np.concatenate([rows(0.2, MANY), rows(NAN, MANY)]), beyond, (HORIZONS_S[DAY],))
-    one, next_one = (beyond[DAY, -1, 0, RATIOS.tolist().index(2.0**k)] for k in (0, 0.125))
+    one, next_one = (beyond[DAY, LAST, 0, RATIOS.tolist().index(2.0**k)] for k in (0, 0.125))
     assert survival[0, 0, 0, :2].tolist() == pytest.approx([0.8, TAIL])
     assert survival[0, 0, 0, 2] == pytest.approx(np.sqrt(0.04 * one), rel=1e-4)
     assert survival[0, 0, 0, -1] == pytest.approx(np.sqrt(0.04 * (one + next_one) / 2), rel=1e-4)
@@ -105,7 +135,7 @@ def test_the_share_below_the_smallest_ratio_is_one_and_behind_the_largest_the_la
     thresholds[:, :, 0] = 0.001
     temper(survival, thresholds, rows(0.02, MANY), beyond, (HORIZONS_S[DAY],))
     assert survival[0, 0, 0, 0] == pytest.approx(np.sqrt(0.08 * TAIL))
-    assert survival[0, 0, 0, 1] == pytest.approx(np.sqrt(0.08 * beyond[DAY, -1, 0, -1]))
+    assert survival[0, 0, 0, 1] == pytest.approx(np.sqrt(0.08 * beyond[DAY, LAST, 0, -1]))
 
 
 @pytest.fixture
@@ -120,7 +150,7 @@ def pair(random_forecaster: NetworkForecaster) -> tuple[NetworkForecaster, Netwo
 def _features(n: int) -> NDArray[np.float32]:
     x = np.random.default_rng(4).random((n, FIRST_RELATED)).astype(np.float32)
     x[:, AT.seen] *= 13
-    x[::7, AT.cpu_max_ever] = NAN
+    x[::7, [AT.cpu_max_ever, AT.cpu_max_7d]] = NAN
     return x
 
 
@@ -169,5 +199,5 @@ def test_shares_of_another_shape_are_refused(pair: tuple[NetworkForecaster, Netw
     bare, tempered = pair
     assert tempered.beyond is not None
     NetworkForecaster(bare.tensors, beyond=tempered.beyond[DAY]).save(tmp_path)
-    with pytest.raises(ValueError, match=r"expected beyond of shape \(3, 5, 3, 65\), got \(5, 3, 65\)"):
+    with pytest.raises(ValueError, match=r"expected beyond of shape \(3, 15, 3, 65\), got \(15, 3, 65\)"):
         NetworkForecaster.load(tmp_path)
