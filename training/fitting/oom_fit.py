@@ -44,6 +44,16 @@ _L2: Final = 20.0
 """Weight of the squared values of the leaves in the loss."""
 _COLUMNS: Final = 0.3
 """Share of the inputs that each split chooses from."""
+_RISING: Final = (
+    AT.memory_rate_30m, AT.memory_rate_2h, AT.memory_rate_6h, AT.memory_rate_run, AT.ooms, AT.collection_ooms,
+    AT.collection_oom_rate,
+)  # fmt: skip
+_FALLING: Final = (AT.memory_above, AT.oom_since, AT.collection_oom_since)
+"""Features with which the probability may only rise, or only fall: the faster memory nears the limit and the more ends
+there were, the likelier is one; the longer ago they are, the less likely, and so where the limit does not bind. Trees
+that may turn around learn the few ends of one cell by heart. A value that is unknown is not compared with others."""
+_DIRECTION: Final = tuple(int(k in _RISING) - int(k in _FALLING) for k in INPUTS)
+"""1 rising, -1 falling, 0 free, in the order of ``INPUTS``."""
 _BLOCK: Final = 1 << 17
 """Rows read at once."""
 
@@ -113,7 +123,8 @@ def _fit(rows: OomRows, fitted: NDArray[np.bool_], seed: int) -> Trees:
         leaf = min(_LEAF_ROWS, max(20, len(known) // 100))
         model: Any = HistGradientBoostingClassifier(
             max_iter=_TREES, max_leaf_nodes=LEAVES, min_samples_leaf=leaf,
-            learning_rate=_RATE, l2_regularization=_L2, max_features=_COLUMNS, early_stopping=False, random_state=seed,
+            learning_rate=_RATE, l2_regularization=_L2, max_features=_COLUMNS, monotonic_cst=_DIRECTION,
+            early_stopping=False, random_state=seed,
         ).fit(binnable(rows.x[known], leaf), rows.oom[known, h] == 1, sample_weight=rows.weight[known])  # fmt: skip
         trees.start[h] = model._baseline_prediction.item()  # scikit-learn has no public way to its trees
         for k, (tree,) in enumerate(model._predictors):

@@ -88,6 +88,24 @@ def test_a_feature_that_hardly_any_row_with_the_label_knows_does_not_stop_the_fi
     assert np.isfinite(model.predict(rows.x)).all()
 
 
+@pytest.mark.parametrize(
+    ("feature", "direction"),
+    [(AT.memory_rate_2h, 1), (AT.collection_ooms, 1), (AT.memory_above, -1), (AT.oom_since, -1)],
+)
+def test_the_probability_never_turns_around_in_a_feature_of_known_direction(feature: int, direction: int) -> None:
+    rng, n = np.random.default_rng(5), 30_000
+    x = np.zeros((n, FIRST_RELATED), np.float32)
+    x[:, feature], x[:, AT.memory_last] = rng.random(n), 0.9  # all rows of a history or near the limit are alike
+    band = (x[:, feature] > 0.4) & (x[:, feature] < 0.6)  # free trees would rise and fall
+    model = fit_oom([source(x, np.repeat(band.astype(np.float32)[:, None], H, axis=1))], seed=0)
+    assert model is not None
+    at = np.zeros((101, FIRST_RELATED), np.float32)
+    at[:, feature] = np.linspace(0, 1, 101)
+    p = model.predict(at)[:, 1] * direction
+    assert (np.diff(p) >= 0).all()
+    assert p[-1] > p[0]
+
+
 def test_too_few_ends_make_no_model() -> None:
     few = cell(2_000)
     x = few.features.x
