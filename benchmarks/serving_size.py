@@ -31,15 +31,15 @@ Json = dict[str, Any]
 
 ROWS = 250_000
 """Rows of a post: a client sends a large cell in several."""
-_PARTS_TASKS = 8_192
+_PARTS_TASKS, _PARTS_SLOTS = 8_192, 14
 _NEVER_MIB = "1000000"
 _START_S = 1_800
 _PARTS = {
-    "record of its history": "tracker._state._settled",
+    "record of its history, without histograms": "tracker._state._settled",
     "windows that a late one may precede": ("tracker._state._pending", "tracker._state._held"),
     "features after the last window": "tracker._x",
     "facts and last window": "tracker._tasks",
-    "scores: what each price reserves": "tracker._scores.ladder",
+    "scores: what each price reserves": ("tracker._scores.rises", "tracker._scores.now"),
     "scores: sums of machines": "tracker._scores.terms",
     "scores: quantiles, out-of-memory probability": ("tracker._scores.quantiles", "tracker._scores.oom"),
     "answers whose outcome moves prices": "tracker._following._online._tasks",
@@ -56,14 +56,17 @@ def parts_of(model: str) -> dict[str, int]:
     try:
         while runtime.writer.state == "recovering":
             time.sleep(0.05)
-        body = write_table(MadeUpCell(_PARTS_TASKS).usage(0)).to_pybytes()
-        runtime.writer.write(usage_from_arrow(body, _PARTS_TASKS)).result()
+        cell = MadeUpCell(_PARTS_TASKS)
+        for slot in range(_PARTS_SLOTS):
+            body = write_table(cell.usage(slot)).to_pybytes()
+            runtime.writer.write(usage_from_arrow(body, _PARTS_TASKS)).result()
         runtime.watch.shown()  # the watch is behind until it answers
+        histograms = runtime.tracker._state._histograms
         names = {part: (of,) if isinstance(of, str) else of for part, of in _PARTS.items()}
         return {
             part: round(sum(_bytes(_attribute(runtime, name)) for name in of) / _PARTS_TASKS)
             for part, of in names.items()
-        }
+        } | {"octaves of its histograms": round(len(histograms) * histograms.rows.itemsize / _PARTS_TASKS)}
     finally:
         runtime.close()
 

@@ -53,10 +53,10 @@ def explain(found: Answers, units: Units) -> TaskExplanation:
         last = known.last
         overruled = np.isin(found.estimate.rule, (STALE, OPT_OUT))  # whatever the margin
         for name in MARGIN_NAMES:
-            under = under_current_limit(reserved(known.prices.now[name], known.scores.ladder, last), found.limit)
+            under = under_current_limit(reserved(known.prices.now[name], known.scores.steps, last), found.limit)
             by_margin[name] = resources(np.where(overruled, found.limit, under.reservation)[0])
         whole = scorer.model.bundle.forecaster.predict(known.x)
-        before_guards = priced(known.prices.now[MARGIN_NAMES[found.margin[0]]], known.scores.ladder, last)[0]
+        before_guards = priced(known.prices.now[MARGIN_NAMES[found.margin[0]]], known.scores.steps, last)[0]
         steps = _steps(found, before_guards, _exceeded(found, whole, before_guards))
         likely = _by_resource(_exceeded(found, whole, found.estimate.reservation[0]))
         for horizon_s in scorer.model.bundle.forecaster.horizons_s:

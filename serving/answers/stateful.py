@@ -94,9 +94,9 @@ def answers(
     for number in np.flatnonzero(np.bincount(margin[seen])):
         rows = np.flatnonzero(seen & (margin == number))
         if len(rows) == n:
-            estimate = reserved(known.prices.now[MARGIN_NAMES[number]], known.scores.ladder, last)
+            estimate = reserved(known.prices.now[MARGIN_NAMES[number]], known.scores.steps, last)
             break
-        made = reserved(known.prices.now[MARGIN_NAMES[number]], known.scores.ladder[rows], last.take(rows))
+        made = reserved(known.prices.now[MARGIN_NAMES[number]], known.scores.steps.take(rows), last.take(rows))
         estimate.reservation[rows], estimate.rule[rows] = made.reservation, made.rule
     estimate = under_current_limit(estimate, limit)
     for wrong, rule in ((is_stale(known, settings), STALE), (known.opted_out, OPT_OUT)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -18,10 +19,12 @@ from reclaim.features.groups import TIER_LABELS, tier_key
 from reclaim.serving.cell.machine_peaks import MachineMargins, MachinePeaks
 from reclaim.training.bundle import price_facts
 from reclaim.training.machines.following import AT_ONCE
-from reclaim.training.margins.ladder import Ladder, at_rung, price_of
+from reclaim.training.margins.ladder import price_of
 from reclaim.training.margins.margin import Budgets, guard, young_runs
 from reclaim.training.margins.online import BUDGETED, OnlineMargins
 from reclaim.training.margins.price import Price
+from reclaim.training.models.steps import NOTHING, Steps, share_at
+from reclaim.training.models.survival import N_THRESHOLDS, TABLE, rise
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.task_record import Ids, Taken
@@ -33,7 +36,13 @@ _MACHINES: Final = "machines."
 _RUNGS: Final = np.dtype(
     [
         ("place", "f8", (len(BUDGETED), len(TIER_LABELS), len(RESOURCES))),  # of each price on a ladder
-        code_field("training/margins/price.py", "training/margins/margin.py"),
+        code_field(
+            "training/margins/price.py",
+            "training/margins/margin.py",
+            "training/models/steps.py",
+            "training/models/survival.py",
+            "data/core/vectors.py",
+        ),
     ]
 )
 
@@ -141,7 +150,7 @@ class Following:
         self._machines.take(taken, scores)
         if self._online.settings is not before[0] or self._machines.margins is not before[1]:
             self.prices = self._moved()
-        held = self._held(scores.ladder, taken.last)
+        held = self._held(scores.steps, taken.last)
         held[taken.opted_out] = np.nan  # they keep their limit
         slot, windows = taken.touched, taken.last
         rows = np.where(taken.opted_out, -1, np.arange(len(slot)))
@@ -154,11 +163,14 @@ class Following:
             rows[taken.row[answered]] = of_tasks[answered]
         self._online.wait(slot, held, windows, None if scores.risk is None else (scores.risk, rows))
 
-    def _held(self, ladder: Ladder, last: Windows) -> NDArray[np.float64]:
+    def _held(self, steps: Steps, last: Windows) -> NDArray[np.float64]:
         """Return the guarded reservations; shape (k, len(BUDGETED), n_resources)."""
         out = np.empty((len(last), len(BUDGETED), last.limit.shape[1]))
         limit = np.ascontiguousarray(last.limit)
-        _hold(ladder, self._rungs, tier_key(last.tier), demand(last), limit, young_runs(last), out)
+        _hold(
+            *steps, self._rungs, tier_key(last.tier), demand(last), limit, young_runs(last), TABLE,
+            np.empty(N_THRESHOLDS, np.float32), out,
+        )  # fmt: skip
         return out
 
     def resize(self, scorer: Scorer) -> None:
@@ -196,19 +208,26 @@ class Following:
 
 @numba.njit(**LENT)
 def _hold(
-    ladder: Any,  # (k, R, N_RUNGS) float32
+    rises: Any,  # (k, R, N_RISES) uint8
+    of_now: Any,  # (k, R) float32, what is used now, over the limit
     rungs: Any,  # (1,) _RUNGS
     tier: Any,  # (k,) int64
     now: Any,  # (k, R) float64, demand of the last windows
     limit: Any,  # (k, R) float64
     young: Any,  # (k,) bool
+    table: Any,  # ``survival.TABLE``
+    thresholds: Any,  # (N_THRESHOLDS,) float32, overwritten
     out: Any,  # (k, B, R) float64, written
 ) -> None:
-    """Write what ``ladder.reserved_at`` and ``margin.guarded`` come to, for all budgets at once."""
+    """Write what ``steps.reserved_at`` and ``margin.guarded`` come to, for all budgets at once."""
     for i in range(len(out)):
         for r in range(out.shape[2]):
-            most = limit[i, r]
+            most, known = limit[i, r], rises[i, r, 0] != NOTHING
+            if known:
+                rise(of_now[i, r], table, thresholds)
             for b in range(out.shape[1]):
-                answer = at_rung(ladder[i, r], rungs[0].place[b, tier[i], r]) * most
+                answer = math.nan
+                if known:
+                    answer = share_at(rises[i, r], thresholds, rungs[0].place[b, tier[i], r]) * most
                 held = guard(answer, now[i, r], most, young[i] and not np.isnan(most))
                 out[i, b, r] = most if np.isnan(held) else held

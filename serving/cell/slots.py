@@ -38,7 +38,7 @@ class Slots:
     def __init__(self) -> None:
         self.key = np.zeros((0, 2), np.int64)
         self.used = np.zeros(0, np.bool_)
-        self._table = np.zeros(_MIN_PLACES, np.int64)
+        self._table = np.zeros(_MIN_PLACES, np.int32)
         self._filled = 0  # places of the table that are not empty
         self._spare: list[int] = []  # a heap
         self._seed = np.uint64(secrets.randbits(64))
@@ -66,7 +66,7 @@ class Slots:
         self._next += fresh
         self.key, self.used = room_for(self.key, self._next), room_for(self.used, self._next)
         self.key[given], self.used[given] = new, True
-        if 2 * (self._filled + len(given)) > len(self._table):
+        if 3 * (self._filled + len(given)) > 2 * len(self._table):
             self._rebuild()
         else:
             _insert(self._table, self._seed, self.key, given)
@@ -98,9 +98,9 @@ class Slots:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        """Build a new table, at most a quarter full, without removed places."""
+        """Build a new table, at most half full, without removed places."""
         slots = self.all()
-        self._table = np.zeros(max(_MIN_PLACES, 1 << (4 * len(slots)).bit_length()), np.int64)
+        self._table = np.zeros(max(_MIN_PLACES, 1 << (2 * len(slots)).bit_length()), np.int32)
         _insert(self._table, self._seed, self.key, slots)
         self._filled = len(slots)
 

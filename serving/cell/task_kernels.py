@@ -43,8 +43,7 @@ def keep(
     columns = LastColumns(*(getattr(w, name) for name in LAST))
     rows: list[tuple[NDArray[Any], NDArray[Any]]] = [(x, taken.x)]
     if scores is not None and into is not None:
-        rows += [(into.ladder, scores.ladder), (into.quantiles, scores.quantiles), (into.oom, scores.oom)]
-        rows += [(into.terms, scores.terms)]
+        rows += list(zip(into.kept, scores.kept, strict=True))
     as_bytes = [(_bytes_of(old), _bytes_of(np.ascontiguousarray(new, old.dtype))) for old, new in rows]
 
     def run(part: int, parts: int) -> None:

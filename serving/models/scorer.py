@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +19,17 @@ from reclaim.features.groups import tier_key
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Estimate, Forecast
 from reclaim.training.machines.terms import N_TERMS
-from reclaim.training.margins.ladder import N_RUNGS, Ladder
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded
 from reclaim.training.margins.online import own_prices
 from reclaim.training.margins.own_price import Risk
 from reclaim.training.margins.price import Price
-from reclaim.training.models.estimator import at_price
+from reclaim.training.models.estimator import as_estimate
+from reclaim.training.models.steps import N_RISES, NOTHING, Steps, reserved_at
 
 if TYPE_CHECKING:
     from reclaim.serving.models.loader import LoadedModel
 
-TASK_PARTS: Final = ("ladder", "quantiles", "oom")
+TASK_PARTS: Final = ("rises", "now", "quantiles", "oom")
 """Parts of ``Scores`` that answers about tasks rest on."""
 MACHINE_PARTS: Final = ("terms",)
 """Those that answers about machines rest on."""
@@ -41,9 +41,9 @@ class Scores:
 
     Attributes
     ----------
-    ladder : float32, shape (n, n_resources, N_RUNGS)
-        What is reserved at each price, over the limit of the last window (``margins.price``): 488 bytes a task. NaN
-        where the model has no forecast.
+    rises : uint8, shape (n, n_resources, N_RISES)
+    now : float32, shape (n, n_resources)
+        What is reserved at each price, over the limit of the last window (``models.steps.Steps``): 62 bytes a task.
     quantiles : float64, shape (n, n_targets, n_levels)
         Over the limit of the last window, at the model's horizon.
     oom : float64, shape (n,)
@@ -55,40 +55,50 @@ class Scores:
         What the model expects of each price. Only of tasks just scored: it is not kept.
     """
 
-    ladder: Ladder
+    rises: NDArray[np.uint8]
+    now: NDArray[np.float32]
     quantiles: NDArray[np.float64]
     oom: NDArray[np.float64]
     terms: NDArray[np.float64]
     risk: Risk | None = None
 
+    @property
+    def steps(self) -> Steps:
+        """Reservations at every price."""
+        return Steps(self.rises, self.now)
+
+    @property
+    def kept(self) -> tuple[NDArray[Any], ...]:
+        """The arrays that are kept of a task, in the order of the fields."""
+        return self.rises, self.now, self.quantiles, self.oom, self.terms
+
     def take(self, rows: NDArray[np.int64] | slice) -> Scores:
         """Return the chosen rows."""
-        return Scores(self.ladder[rows], self.quantiles[rows], self.oom[rows], self.terms[rows])
+        return Scores(self.rises[rows], self.now[rows], self.quantiles[rows], self.oom[rows], self.terms[rows])
 
     def room(self, n: int) -> Scores:
         """Return them with room for ``n`` tasks, doubling; further rows are zero and take no memory until written."""
-        return Scores(*(room_for(part, n) for part in (self.ladder, self.quantiles, self.oom, self.terms)))
+        return Scores(*(room_for(part, n) for part in self.kept))
 
     @property
     def bytes_per_task(self) -> int:
         """Memory of a task."""
-        parts = (self.ladder, self.quantiles, self.oom, self.terms)
-        return sum(part.itemsize * math.prod(part.shape[1:]) for part in parts)
+        return sum(part.itemsize * math.prod(part.shape[1:]) for part in self.kept)
 
     def put(self, rows: NDArray[np.int64], scores: Scores) -> None:
         """Replace the chosen rows."""
-        self.ladder[rows], self.quantiles[rows], self.oom[rows] = scores.ladder, scores.quantiles, scores.oom
-        self.terms[rows] = scores.terms
+        for part, new in zip(self.kept, scores.kept, strict=True):
+            part[rows] = new
 
 
-def priced(price: Price, ladder: Ladder, last: Windows) -> NDArray[np.float64]:
-    """Return what a price reserves of tasks before any guard, shape (n, n_resources); ``ladder`` of ``Scores``."""
-    return at_price(price, ladder, last).reservation
+def priced(price: Price, steps: Steps, last: Windows) -> NDArray[np.float64]:
+    """Return what a price reserves of tasks before any guard, shape (n, n_resources); ``steps`` of ``Scores``."""
+    return reserved_at(steps, price.rung(last), last.limit)
 
 
-def reserved(price: Price, ladder: Ladder, last: Windows) -> Estimate:
-    """Return the guarded reservations of ``n`` tasks at a price; ``ladder`` of ``Scores``."""
-    return guarded(at_price(price, ladder, last), last)
+def reserved(price: Price, steps: Steps, last: Windows) -> Estimate:
+    """Return the guarded reservations of ``n`` tasks at a price; ``steps`` of ``Scores``."""
+    return guarded(as_estimate(priced(price, steps, last)), last)
 
 
 def violations_of(model: LoadedModel, tier: str | None = None) -> dict[str, float]:
@@ -153,7 +163,8 @@ class Scorer:
     def nothing(self, n: int) -> Scores:
         """Return empty scores of ``n`` tasks."""
         return Scores(
-            np.full((n, len(RESOURCES), N_RUNGS), np.nan, np.float32),
+            np.full((n, len(RESOURCES), N_RISES), NOTHING, np.uint8),
+            np.zeros((n, len(RESOURCES)), np.float32),
             np.full((n, len(TARGETS), len(self.levels)), np.nan),
             np.full(n, np.nan),
             np.zeros((n, len(RESOURCES), N_TERMS)),
@@ -170,10 +181,10 @@ class Scorer:
         terms : bool
             Whether what a cell needs is wanted, too: terms, which take a fourth of the time, and risks.
         """
-        ladder, forecast = self._estimator.ladder(x, last, all_horizons=False)
+        steps, risk, forecast = self._estimator.steps(x, last, risks=terms)
         quantiles, oom = forecast.at(self.horizon_s)
         added = self._terms(forecast, x, last) if terms else np.zeros((len(oom), 0, 0))
-        return Scores(ladder, quantiles, oom, added, self._estimator.risk(ladder, forecast, last) if terms else None)
+        return Scores(*steps, quantiles, oom, added, risk)
 
     def _terms(self, forecast: Forecast, x: NDArray[np.float32], last: Windows) -> NDArray[np.float64]:
         def made(piece: slice) -> NDArray[np.float64]:

@@ -53,7 +53,7 @@ class _Watched:
         if len(rows):
             last = taken.last.take(rows)
             scores = self.scorer.score(taken.x[rows], last, terms=False) if scores is None else scores.take(rows)
-            held = np.stack([reserved(prices[m], scores.ladder, last).reservation for m in MARGIN_NAMES], axis=1)
+            held = np.stack([reserved(prices[m], scores.steps, last).reservation for m in MARGIN_NAMES], axis=1)
             self.quality.expect(
                 taken.touched[rows], last.end_us, last.tier, last.limit, scores.quantiles[:, : len(RESOURCES)], held,
                 scores.oom,

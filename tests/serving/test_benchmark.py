@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reclaim.features.fold.task_record import STATE
+from reclaim.features.fold.live_record import KEPT
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 
@@ -69,7 +69,8 @@ def test_a_cell_that_is_killed_is_there_again_and_its_memory_is_counted_by_part(
 ) -> None:
     for options in ((), ("--no-snapshots",)):
         found, printed = run(bundle_folder, tmp_path / "size.json", "--size", "300", "--slots", "2", *options)
-        assert found["parts"]["record of its history"] == STATE.itemsize
+        assert found["parts"]["record of its history, without histograms"] == KEPT.itemsize
+        assert 0 < found["parts"]["octaves of its histograms"] < 1_728
         (cell,) = found["cells"]
         assert [len(cell["slots"]), cell["windows"]] == [2, 600]
         starts = [cell["start"], *([cell["start_from_snapshot"]] if options else [])]

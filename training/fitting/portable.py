@@ -14,10 +14,10 @@ from reclaim.data.errors import HistoryTooShortError
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import AT
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.fitting.learner import Fitted, Learner
+from reclaim.training.fitting.learner import Fitted, Learner, OnEpoch
 from reclaim.training.fitting.network import choose_device, fit_network
 from reclaim.training.fitting.sources import Source, choose_rows
-from reclaim.training.models.beyond import Part, beyond_of
+from reclaim.training.models.beyond import SO_FAR, Part, beyond_of
 from reclaim.training.models.portable import FIRST, INPUTS, LAGS, SHARES, PortableForecaster, inputs_of, place
 from reclaim.training.models.trees import Rows
 from reclaim.training.settings import FitConfig, TrainConfig
@@ -45,7 +45,9 @@ class PortableLearner(Learner):
         """Refuse a device that is not here."""
         choose_device(config.fit.device)
 
-    def fit(self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> Fitted:
+    def fit(
+        self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path, *, on_epoch: OnEpoch | None = None
+    ) -> Fitted:
         """Fit to the training rows of the sources; ``fit.max_samples`` is shared out among sources and signals."""
         fit, random = config.fit, np.random.default_rng(config.seed)
         parts = [_rows(sources, FeatureSet.train_rows, fit.max_samples, config.seed),
@@ -54,8 +56,9 @@ class PortableLearner(Learner):
         if not len(train):
             raise HistoryTooShortError("expected at least 1 training row with a known demand, got 0")
         result = fit_network(
-            _augmented(train, random), valid, fit, seed=config.seed, checkpoints=checkpoints, now=np.array([FIRST])
-        )
+            _augmented(train, random), valid, fit, seed=config.seed, checkpoints=checkpoints, on_epoch=on_epoch,
+            now=np.array([FIRST]),
+        )  # fmt: skip
         tensors = {name: tensor.numpy() for name, tensor in result.network.state_dict().items()}
         facts = {
             "rows": len(train),
@@ -63,7 +66,7 @@ class PortableLearner(Learner):
             "epochs": len(result.history),
             "best_epoch": result.best_epoch,
         }
-        beyond = beyond_of(_targets_alone(sources, fit.max_samples, config.seed), alike=True)
+        beyond = beyond_of(_targets_alone(sources, fit.max_samples, config.seed), SO_FAR, alike=True)
         return Fitted(PortableForecaster(tensors, beyond), counts, facts, result.history)
 
 

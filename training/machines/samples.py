@@ -71,7 +71,7 @@ class TaskSamples:
         peak = self.total(self.limit)
         _future_peaks(
             self.times_us, starts, by_snapshot, self.task, self.snapshot, self.usage, self.limit,
-            horizon_s * 1_000_000, np.empty(n_snapshots), np.empty(n_snapshots, np.int64), np.empty(n_snapshots), peak,
+            horizon_s * 1_000_000, np.empty(n_snapshots), np.empty(n_snapshots), np.empty(n_snapshots), peak,
         )  # fmt: skip
         return peak
 
@@ -87,7 +87,7 @@ def _future_peaks(
     limit: Any,  # (n,) float64
     horizon_us: int,
     total: Any,  # (T,) float64, changed
-    queue: Any,  # (T,) int64, changed
+    rest: Any,  # (T,) float64, changed
     largest: Any,  # (T,) float64, changed
     peak: Any,  # (T,) float64, written
 ) -> None:
@@ -109,7 +109,7 @@ def _future_peaks(
             while later < len(task) and task[later] == task[i] and snapshot[later] < end:
                 total[snapshot[later]] += min(usage[later], limit[i])
                 later += 1
-        future_max(first, stop, end, times_us, times_us, total, horizon_us + 1, queue, largest)
+        future_max(first, stop, end, times_us, times_us, total, horizon_us + 1, rest, largest)
         for t in range(first, stop):
             if times_us[t] + horizon_us > times_us[-1]:
                 peak[t] = np.nan

@@ -27,9 +27,9 @@ N_RUNGS: Final = 15 * DOUBLED + 1
 """Rungs of a ladder: 60 prices, and at the last one the limit, which nothing violates. Budgets of 1 % ask for 3 to 60,
 those of 0.1 % for 100 to 4,000."""
 TOP_RUNG: Final = N_RUNGS - 1
-_PRICES: Final = np.append(LOWEST_PRICE * 2.0 ** (np.arange(TOP_RUNG) / DOUBLED), 0.0).astype(np.float32)
+PRICES: Final = np.append(LOWEST_PRICE * 2.0 ** (np.arange(TOP_RUNG) / DOUBLED), 0.0).astype(np.float32)
 """Price of each rung; the last one is the limit, whatever the price."""
-_FIRST_RUNGS: Final = (*range(0, N_RUNGS - LANES, LANES), N_RUNGS - LANES)
+FIRST_RUNGS: Final = (*range(0, N_RUNGS - LANES, LANES), N_RUNGS - LANES)
 """First rung of each vector of sixteen; the last of them begins among the rungs of the one before it."""
 _WEIGHT_RANGE: Final = (0.03, 30.0)
 """Bounds of a limit over the mean limit, so that one giant of a cell does not live by another rule than the rest."""
@@ -92,7 +92,7 @@ def ladder_of(
     def fill(part: int, parts: int) -> None:
         rows = slice(n * part // parts, n * (part + 1) // parts)
         points = np.empty((2, survival.shape[2] + 1), np.float32)
-        _fill(survival[rows], thresholds[rows], weight[rows], _PRICES, points, out[rows])
+        _fill(survival[rows], thresholds[rows], weight[rows], PRICES, points, out[rows])
 
     in_parts(fill, n, threads)
     return out
@@ -182,7 +182,7 @@ def _cheapest(_: Any, share: Any, risk: Any, price: Any, size: Any, out: Any) ->
         of, at, cost, to = vectors.arrays(context, builder, signature, args)
         (n,) = vectors.shape_of(builder, of)
         weight = vectors.spread(builder, args[3])
-        first_rungs = [n.type(rung) for rung in _FIRST_RUNGS]
+        first_rungs = [n.type(rung) for rung in FIRST_RUNGS]
         prices = [builder.fmul(vectors.load(builder, cost.data, rung), weight) for rung in first_rungs]
         least, held = (
             [numba_tools.alloca_once_value(builder, vectors.constant(value)) for _ in prices]
@@ -198,7 +198,7 @@ def _cheapest(_: Any, share: Any, risk: Any, price: Any, size: Any, out: Any) ->
                 builder.store(builder.select(less, total, builder.load(low)), low)
                 builder.store(builder.select(less, reserved, builder.load(kept)), kept)
         before = vectors.constant(0.0)
-        for rung, following, kept in zip(_FIRST_RUNGS, (*_FIRST_RUNGS[1:], N_RUNGS), held, strict=True):
+        for rung, following, kept in zip(FIRST_RUNGS, (*FIRST_RUNGS[1:], N_RUNGS), held, strict=True):
             shares = builder.load(kept)
             for step in (1, 2, 4, 8):  # the largest of the two, four, eight, sixteen up to each lane
                 lower = [lane - step if lane >= step else lane for lane in range(LANES)]

@@ -17,6 +17,7 @@ from reclaim.training.estimators.base import MODEL, UNKNOWN, Estimate, Estimator
 from reclaim.training.margins.ladder import Ladder, ladder_of, reserved_at, size_weight
 from reclaim.training.margins.own_price import Risk, risk_of
 from reclaim.training.margins.price import Price
+from reclaim.training.models.steps import Steps, steps_at
 from reclaim.training.models.survival import N_BELOW
 
 if TYPE_CHECKING:  # a protocol; the network behind it needs torch, this file does not
@@ -104,6 +105,16 @@ class ForecastEstimator(Estimator):
         ladder = ladder_at(forecast, self.horizon_s, windows.limit, self.mean_limit, self.forecaster.threads)
         return ladder, forecast
 
+    def steps(self, x: NDArray[np.float32], windows: Windows, *, risks: bool) -> tuple[Steps, Risk | None, Forecast]:
+        """Return what ``ladder`` and ``risk`` say at the estimator's horizon, the ladder as the rungs where it rises.
+
+        Arguments as for ``ladder``; without ``risks`` these are None.
+        """
+        forecast = self.forecaster.predict(x[:, : len(self._names)], self.horizon_s)
+        used = _used(windows) if risks else None
+        steps, risk = steps_at(forecast, self.horizon_s, windows.limit, self.mean_limit, used, self.forecaster.threads)
+        return steps, risk, forecast
+
     def risk(self, ladder: Ladder, forecast: Forecast, windows: Windows) -> Risk:
         """Return the risk at each price of what ``ladder`` gave."""
         return risk_at(forecast, self.horizon_s, ladder, windows, self.forecaster.threads)
@@ -130,8 +141,12 @@ def ladder_at(
 
 def risk_at(forecast: Forecast, horizon_s: int, ladder: Ladder, windows: Windows, threads: int = 1) -> Risk:
     """Return the risk at each price of what ``ladder_at`` gave."""
-    used = demand(windows) / np.where(windows.limit > 0, windows.limit, np.nan)
-    return risk_of(ladder, *_from_now(forecast, horizon_s), used, threads)
+    return risk_of(ladder, *_from_now(forecast, horizon_s), _used(windows), threads)
+
+
+def _used(windows: Windows) -> NDArray[np.float64]:
+    """Return the demand of windows over their limits, shape (n, n_resources); NaN where either is unknown."""
+    return demand(windows) / np.where(windows.limit > 0, windows.limit, np.nan)
 
 
 def _from_now(forecast: Forecast, horizon_s: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -16,7 +15,7 @@ from safetensors.numpy import save_file
 
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.models.beyond import KEY, Beyond, taken_from, temper
+from reclaim.training.models.beyond import KEY, RECENT, Beyond, taken_from, temper
 from reclaim.training.models.forward import ForwardPass
 from reclaim.training.models.survival import N_THRESHOLDS, forecast_of
 from reclaim.training.settings import QUANTILE_LEVELS
@@ -167,10 +166,19 @@ class NetworkForecaster:
         horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
         if horizons_s not in self._passes:
             self._passes[horizons_s] = self._pass_to(horizons_s)
-        curves, probability = self._passes[horizons_s].run(x, self.threads)
-        survival = curves.reshape(len(x), len(TARGETS), len(horizons_s), N_THRESHOLDS)
-        tempered = partial(temper, beyond=self.beyond, horizons_s=horizons_s)
-        return forecast_of(survival, x, probability, horizons_s, QUANTILE_LEVELS, self.threads, tempered)
+        forward, n = self._passes[horizons_s], len(x)
+        survival = np.empty((n, len(TARGETS), len(horizons_s), N_THRESHOLDS), np.float32)
+        probability = np.empty((n, len(horizons_s)))
+        features = np.ascontiguousarray(x, np.float32)
+
+        def curves(rows: slice, thresholds: NDArray[np.float32]) -> None:
+            some = survival[rows]
+            forward.write(
+                features[rows], some.reshape(len(some), len(TARGETS) * len(horizons_s), N_THRESHOLDS), probability[rows]
+            )
+            temper(some, thresholds, features[rows], self.beyond, horizons_s)
+
+        return forecast_of(survival, features, probability, horizons_s, QUANTILE_LEVELS, self.threads, curves)
 
     def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
         outputs = np.arange(_N_STEPS).reshape(len(TARGETS), len(HORIZONS_S), N_THRESHOLDS)
@@ -198,7 +206,7 @@ class NetworkForecaster:
         with safe_open(folder / cls._FILE, framework="np") as file:
             facts = json.loads(file.metadata()["facts"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-        shape, beyond = facts["shape"], taken_from(tensors, cls._FILE)
+        shape, beyond = facts["shape"], taken_from(tensors, cls._FILE, RECENT)
         heads = Heads(*(np.array(facts["heads"][key], np.bool_) for key in ("targets", "oom")))
         expected = _shapes(len(tensors["mean"]), shape["width"], shape["depth"])
         if (found := {name: values.shape for name, values in tensors.items()}) != expected:

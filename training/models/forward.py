@@ -18,8 +18,8 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from reclaim.data.core import vectors
+from reclaim.data.core.arrays import lent
 from reclaim.data.core.jit import LENT
-from reclaim.data.core.parallel import in_parts
 from reclaim.data.core.vectors import LANES, in_llvm, numba_tools
 
 CHUNK_ROWS: Final = 64
@@ -40,7 +40,7 @@ _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A network's weights, laid out for ``run``: in panels as wide as a tile, the last one filled up with zeros.
+    """A network's weights, laid out for ``write``: in panels as wide as a tile, the last one filled up with zeros.
 
     Attributes
     ----------
@@ -121,36 +121,23 @@ class ForwardPass:
             n_steps=curves.shape[1],
         )
 
-    def run(self, x: NDArray[np.float32], threads: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Return survival curves and probabilities.
+    def write(self, x: NDArray[np.float32], survival: NDArray[np.float32], probability: NDArray[np.float64]) -> None:
+        """Write survival curves and probabilities.
 
         Parameters
         ----------
         x : float32, shape (n, n_features)
             NaN counts as the mean.
-        threads : int
-            For large calls; the answers do not depend on it.
-
-        Returns
-        -------
-        survival : float32, shape (n, n_curves, n_steps)
+        survival : float32, shape (n, n_curves, n_steps), written
             Product of the probabilities of the steps so far, so it never rises.
-        probability : float64, shape (n, n_logits)
+        probability : float64, shape (n, n_logits), written
         """
-        n = len(x)
-        survival = np.empty((n, len(self.fitted) - self.n_logits, self.n_steps), np.float32)
-        probability = np.empty((n, self.n_logits))
-        features = np.ascontiguousarray(x, np.float32)
         inputs = (self.read, self.scaling)
         layers = (self.first, self.deeper, self.bias, self.steps, self.step_bias, self.odds, self.odds_bias)
         widest = max(_up(len(self.read), LANES), self.bias.shape[1], len(self.step_bias), len(self.odds_bias))
-
-        def run(part: int, parts: int) -> None:
-            room = _zeros(4, min(CHUNK_ROWS, _up(n, _WHOLE_ROWS)), widest)
-            _run(features, part, parts, inputs, layers, self.fitted, room, survival, probability)
-
-        in_parts(run, n, threads)
-        return survival, probability
+        room = _zeros(4, min(CHUNK_ROWS, _up(len(x), _WHOLE_ROWS)), widest)
+        (features,) = lent(x)
+        _run(features, inputs, layers, self.fitted, room, survival, probability)
 
 
 def _number(layer: str) -> int:
@@ -245,13 +232,11 @@ _odds_tile = _tile(*_NARROWEST, _sigmoid)
 
 
 @numba.njit(**LENT)
-def _run(
-    x: Any, part: int, parts: int, inputs: Any, layers: Any, fitted: Any, room: Any, survival: Any, probability: Any
-) -> None:
+def _run(x: Any, inputs: Any, layers: Any, fitted: Any, room: Any, survival: Any, probability: Any) -> None:
     first, deeper, bias, steps, step_bias, odds, odds_bias = layers
     z, hidden, other, step = room[0], room[1], room[2], room[3]
     n_curves, n_steps = survival.shape[1], survival.shape[2]
-    for start in range(part * CHUNK_ROWS, len(x), parts * CHUNK_ROWS):
+    for start in range(0, len(x), CHUNK_ROWS):
         n = min(CHUNK_ROWS, len(x) - start)
         whole = -(-n // _WHOLE_ROWS) * _WHOLE_ROWS  # what lies in the rows behind them changes nothing
         _standardise(x, start, n, inputs, z)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numba
 import numpy as np
+from numba.core import types
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from reclaim.data.core import vectors
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
+from reclaim.data.core.vectors import in_llvm, numba_tools
 from reclaim.features.registry import AT, FEATURE_NAMES, FIRST_RELATED
 from reclaim.features.targets import HORIZONS_S
 
@@ -26,10 +31,12 @@ _BESIDES: Final = (
 )  # fmt: skip
 _GROUPS: Final = ("memory_", "oom", "collection_oom", "tier_")
 INPUTS: Final = tuple(
-    k for k, name in enumerate(FEATURE_NAMES[:FIRST_RELATED]) if name.startswith(_GROUPS) or k in _BESIDES
+    k
+    for k, name in enumerate(FEATURE_NAMES[:FIRST_RELATED])
+    if (name.startswith(_GROUPS) and k != AT.memory_max_7d) or k in _BESIDES
 )
 """Positions of the features that the model reads: memory, out-of-memory history, and a few of the task. All features of
-CPU in addition made no difference on cells held out of training."""
+CPU in addition made no difference on cells held out of training; the largest memory of a week was not tried."""
 
 _TOGETHER: Final = 64
 """Rows that are asked together: their inputs lie in a core's nearest cache."""
@@ -124,6 +131,16 @@ class OomModel:
         self.trees = Trees(*map(np.ascontiguousarray, trees))
         self.fitted = fitted
 
+    @cached_property
+    def _reads(self) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+        """Features that are read, with the value of an unknown one, (n_read,) each, and which of them each node reads.
+
+        NaN sends a row to the right, minus infinity to the left.
+        """
+        pairs, rows = np.unique(2 * self.trees.feature + self.trees.unknown_right, return_inverse=True)
+        unknown = np.where(pairs % 2, np.float32(np.nan), np.float32(-np.inf))
+        return _INPUTS[pairs // 2], unknown, rows.reshape(self.trees.feature.shape)
+
     def predict(
         self, x: NDArray[np.float32], horizons_s: tuple[int, ...] = HORIZONS_S, threads: int = 1
     ) -> NDArray[np.float64]:
@@ -131,13 +148,13 @@ class OomModel:
         out = np.full((len(x), len(horizons_s)), np.nan)
         places = np.array([HORIZONS_S.index(h) for h in horizons_s])
         asked = np.flatnonzero(self.fitted[places])
+        inputs, unknown, read_at = self._reads
 
         def ask(part: int, parts: int) -> None:
             rows = slice(len(x) * part // parts, len(x) * (part + 1) // parts)
             width = _FEW if len(x) <= _FEW else _TOGETHER
-            block, left = np.zeros((len(INPUTS), width), np.float32), np.zeros(width, np.int32)
-            total = np.zeros(width, np.float32)
-            _ask(x[rows], _INPUTS, self.trees, places, asked, block, left, total, out[rows])
+            block, total = np.zeros((len(inputs), width), np.float32), np.zeros(width, np.float32)
+            _ask(x[rows], inputs, unknown, read_at, self.trees, places, asked, block, total, out[rows])
 
         in_parts(ask, len(x), threads)
         return out
@@ -171,52 +188,77 @@ class OomModel:
 _INPUTS: Final = np.array(INPUTS)
 
 
+@in_llvm
+def _add_tree(
+    _: Any, block: Any, rows: Any, threshold: Any, kept: Any, value: Any, total: Any
+) -> tuple[Any, Callable[..., Any]]:
+    """Add the leaves of one tree to the totals, sixteen rows in registers at a time.
+
+    The arrays are C-contiguous: block (n_read, width) and total (width,) float32, of a tree's nodes rows int64,
+    threshold float32 and kept int32, of its leaves value float32. The width is a multiple of sixteen.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values, places, bounds, bits, added, to = vectors.arrays(context, builder, signature, args)
+        (width,) = vectors.shape_of(builder, to)
+        integer = width.type
+
+        def numbers(array: Any, n: int) -> list[Any]:
+            return [builder.load(builder.gep(array.data, [integer(k)])) for k in range(n)]
+
+        nodes = [
+            (
+                builder.gep(values.data, [builder.mul(row, width)]),
+                vectors.spread(builder, bound),
+                vectors.spread_integer(builder, left),
+            )
+            for row, bound, left in zip(*(numbers(of, LEAVES - 1) for of in (places, bounds, bits)), strict=True)
+        ]
+        leaves = [vectors.spread(builder, leaf) for leaf in numbers(added, LEAVES)]
+        with numba_tools.for_range_slice(builder, integer(0), width, integer(vectors.LANES)) as (lane, _):
+            left = vectors.constant(_ALL, kind=vectors.INTEGERS)
+            for start, bound, those in nodes:
+                right = builder.fcmp_unordered(">", vectors.load(builder, start, lane), bound)
+                left = builder.select(right, builder.and_(left, those), left)
+            leaf = leaves[-1]
+            for k in reversed(range(LEAVES - 1)):  # the first that is left
+                bit = builder.and_(left, vectors.constant(1 << k, kind=vectors.INTEGERS))
+                there = builder.icmp_unsigned("!=", bit, vectors.constant(0, kind=vectors.INTEGERS))
+                leaf = builder.select(there, leaves[k], leaf)
+            sums = builder.fadd(vectors.load(builder, to.data, lane), leaf)
+            builder.store(sums, vectors.at(builder, to.data, lane), align=4)
+        return context.get_dummy_value()
+
+    return types.void(block, rows, threshold, kept, value, total), generate
+
+
 @numba.njit(**LENT)
 def _ask(
     x: Any,  # (n, n_features) float32
-    inputs: Any,  # (n_inputs,) int64
+    inputs: Any,  # (n_read,) int64: the feature of each row of the block
+    unknown: Any,  # (n_read,) float32: what is read where it is unknown
+    rows: Any,  # (n_horizons, n_trees, LEAVES - 1) int64: row of the block that each node reads
     trees: Any,  # Trees
     places: Any,  # (n_asked,) int64: horizons of the columns of out
     asked: Any,  # columns of out that are written
-    block: Any,  # (n_inputs, width) float32, overwritten
-    left: Any,  # (width,) int32, overwritten
+    block: Any,  # (n_read, width) float32, overwritten
     total: Any,  # (width,) float32, overwritten
     out: Any,  # (n, n_asked) float64, written
 ) -> None:
     """Write probabilities: each row's sum in the order of the trees, whatever other rows there are."""
-    width = len(left)
+    width = len(total)
     for first in range(0, len(x), width):
         n = min(width, len(x) - first)
-        for c in range(len(inputs)):
-            for i in range(n):
-                block[c, i] = x[first + i, inputs[c]]
+        for i in range(n):
+            values = x[first + i]
+            for c in range(len(inputs)):
+                value, otherwise = values[inputs[c]], unknown[c]
+                block[c, i] = value if value == value else otherwise  # only NaN differs from itself
         for column in asked:
             h = places[column]
             for i in range(width):
                 total[i] = trees.start[h]
-            for t in range(trees.feature.shape[1]):
-                for i in range(width):
-                    left[i] = _ALL
-                for j in range(trees.feature.shape[2]):
-                    values, threshold = block[trees.feature[h, t, j]], trees.threshold[h, t, j]
-                    kept = trees.kept[h, t, j]
-                    if trees.unknown_right[h, t, j]:
-                        for i in range(width):
-                            left[i] &= np.int32(_ALL) if values[i] <= threshold else kept
-                    else:
-                        for i in range(width):
-                            left[i] &= kept if values[i] > threshold else np.int32(_ALL)
-                value = trees.value[h, t]
-                v0, v1, v2, v3, v4, v5, v6, v7 = (
-                    value[0], value[1], value[2], value[3], value[4], value[5], value[6], value[7],
-                )  # fmt: skip
-                for i in range(width):  # the first leaf that is left; in vectors, where a look-up is not
-                    v = v6 if left[i] & 64 else v7
-                    v = v5 if left[i] & 32 else v
-                    v = v4 if left[i] & 16 else v
-                    v = v3 if left[i] & 8 else v
-                    v = v2 if left[i] & 4 else v
-                    v = v1 if left[i] & 2 else v
-                    total[i] += v0 if left[i] & 1 else v
+            for t in range(rows.shape[1]):
+                _add_tree(block, rows[h, t], trees.threshold[h, t], trees.kept[h, t], trees.value[h, t], total)
             for i in range(n):
                 out[first + i, column] = 1.0 / (1.0 + np.exp(-np.float64(total[i])))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +14,11 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from reclaim.data.core.jit import LENT
-from reclaim.data.core.parallel import in_parts
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import AT, FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS, STATISTIC, definitions_of
 from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.estimators.base import Forecast
-from reclaim.training.models.beyond import COLUMNS as BEYOND_COLUMNS
-from reclaim.training.models.beyond import KEY, Beyond, taken_from, temper
+from reclaim.training.models.beyond import KEY, SO_FAR, Beyond, taken_from, temper
 from reclaim.training.models.forecaster import ALL_HEADS, Heads
 from reclaim.training.models.forward import ForwardPass
 from reclaim.training.models.survival import CEILING, FLOOR, LAST, N_THRESHOLDS, forecast_of
@@ -31,7 +28,9 @@ LAGS: Final = tuple(f"same_hour_{days}d" for days in SAME_HOUR_DAYS)
 """Statistics that are unknown for a task's first days, and marked where they are."""
 _OF_RESOURCE: Final = "p98_48h"
 """A statistic of resources alone."""
-_STATISTICS: Final = (*(statistic.name for statistic in STATISTIC), _OF_RESOURCE)
+_UNREAD: Final = ("max_7d",)
+"""Statistics that came later than the model that ships."""
+_STATISTICS: Final = (*(statistic.name for statistic in STATISTIC if statistic.name not in _UNREAD), _OF_RESOURCE)
 _SPREADS: Final = ("std_2h", "change_1h")
 """Statistics that are no level."""
 _LEVELS: Final = tuple(name for name in _STATISTICS if name not in {"last", *_SPREADS})
@@ -64,7 +63,7 @@ _IS_MEMORY: Final = np.array([float(target == "memory") for target in TARGETS], 
 assert TARGETS[: len(RESOURCES)] == RESOURCES
 
 
-def inputs_of(x: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
+def inputs_of(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the inputs of each target; float32, shape (n, n_features) to (n, n_targets, len(INPUTS)).
 
     A level's place is its share of the way, by the logarithm, from what is used now to the limit, as thresholds are
@@ -72,12 +71,7 @@ def inputs_of(x: NDArray[np.float32], threads: int = 1) -> NDArray[np.float32]:
     squared, with their sign: the network takes the fourth root of all inputs.
     """
     out = np.empty((len(x), len(TARGETS), len(INPUTS)), np.float32)
-
-    def fill(part: int, parts: int) -> None:
-        rows = slice(len(x) * part // parts, len(x) * (part + 1) // parts)
-        _inputs(x[rows], _COLUMNS, _LAGS, _IS_MEMORY, out[rows])
-
-    in_parts(fill, len(x), threads)
+    _inputs(x, _COLUMNS, _LAGS, _IS_MEMORY, out)
     return out
 
 
@@ -146,7 +140,9 @@ class PortableForecaster:
         For large calls; the answers do not depend on it.
     """
 
-    PIPELINE: Final = definitions_of(FEATURE_NAMES[k] for k in {*_COLUMNS.ravel(), *BEYOND_COLUMNS} if k >= 0)
+    PIPELINE: Final = definitions_of(
+        FEATURE_NAMES[k] for k in {*_COLUMNS.ravel(), *SO_FAR.largest.ravel(), AT.seen} if k >= 0
+    )
     """Definitions of the features that it reads: it outlives a change of the others."""
     FILE: Final = "portable.safetensors"
     heads: Final = Heads(ALL_HEADS.targets, np.zeros(len(HORIZONS_S), np.bool_))
@@ -167,13 +163,21 @@ class PortableForecaster:
         horizons_s = HORIZONS_S if horizon_s is None else (horizon_s,)
         if horizons_s not in self._passes:
             self._passes[horizons_s] = self._pass_to(horizons_s)
-        inputs = inputs_of(x, self.threads).reshape(-1, len(INPUTS))
-        curves, _ = self._passes[horizons_s].run(inputs, self.threads)
-        survival = curves.reshape(len(x), len(TARGETS), len(horizons_s), N_THRESHOLDS)
-        survival[np.isnan(inputs[:, _EVER]).reshape(len(x), -1)] = np.nan
-        unknown = np.full((len(x), len(horizons_s)), np.nan)
-        tempered = partial(temper, beyond=self.beyond, horizons_s=horizons_s)
-        return forecast_of(survival, x, unknown, horizons_s, QUANTILE_LEVELS, self.threads, tempered)
+        forward, n = self._passes[horizons_s], len(x)
+        survival = np.empty((n, len(TARGETS), len(horizons_s), N_THRESHOLDS), np.float32)
+        features = np.ascontiguousarray(x, np.float32)
+
+        def curves(rows: slice, thresholds: NDArray[np.float32]) -> None:
+            some, inputs = survival[rows], inputs_of(features[rows])
+            by_target = inputs.reshape(-1, len(INPUTS))
+            forward.write(
+                by_target, some.reshape(len(by_target), len(horizons_s), N_THRESHOLDS), np.empty((len(by_target), 0))
+            )
+            some[np.isnan(inputs[:, :, _EVER])] = np.nan
+            temper(some, thresholds, features[rows], self.beyond, horizons_s, SO_FAR)
+
+        unknown = np.full((n, len(horizons_s)), np.nan)
+        return forecast_of(survival, features, unknown, horizons_s, QUANTILE_LEVELS, self.threads, curves)
 
     def _pass_to(self, horizons_s: tuple[int, ...]) -> ForwardPass:
         outputs = np.arange(len(HORIZONS_S) * N_THRESHOLDS).reshape(len(HORIZONS_S), N_THRESHOLDS)
@@ -197,4 +201,4 @@ class PortableForecaster:
             if inputs != INPUTS:
                 raise ValueError(f"{cls.FILE}: expected the inputs {INPUTS}, got {inputs}")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-        return cls(tensors, taken_from(tensors, cls.FILE))
+        return cls(tensors, taken_from(tensors, cls.FILE, SO_FAR))

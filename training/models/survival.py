@@ -37,10 +37,10 @@ N_THRESHOLDS: Final = len(BELOW) + len(ABOVE)
 NOW: Final = np.array([AT[f"{signal}_last"] for signal in SIGNALS])
 """Columns of what is used now, in the order of ``TARGETS``."""
 assert SIGNALS == TARGETS
-Tempered = Callable[[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]], None]
+Curves = Callable[[slice, NDArray[np.float32]], None]
 _LEAST: Final = 1e-7
 """Least probability that a loss is taken of: curves are float32."""
-_TABLE: Final = np.array(
+TABLE: Final = np.array(
     [
         (*BELOW, 1.0, *(0.0 for _ in ABOVE[1:])),  # 1: what is used now is a threshold itself, to the bit
         (*(0.0 for _ in BELOW), *(1 - u for u in ABOVE)),
@@ -62,7 +62,7 @@ def used_now(x: NDArray[np.float32]) -> NDArray[np.float32]:
 def thresholds_of(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the thresholds of each target over the limit; float32, shape (n, n_targets, N_THRESHOLDS), rising."""
     out = np.empty((len(x), len(TARGETS), N_THRESHOLDS), np.float32)
-    _thresholds(used_now(x), _TABLE, out)
+    _thresholds(used_now(x), TABLE, out)
     return out
 
 
@@ -87,20 +87,26 @@ def _rise(_: Any, used: Any, log: Any, table: Any, out: Any) -> tuple[Any, Calla
     return types.void(used, log, table, out), generate
 
 
+@numba.njit(inline="always")
+def rise(now: Any, table: Any, out: Any) -> None:
+    """Write thresholds from what is used now, for kernels; ``table`` is ``TABLE``, ``out`` (N_THRESHOLDS,) float32."""
+    _rise(now, np.float32(math.log(now)), table, out)
+
+
 @numba.njit(**LENT)
 def _thresholds(now: Any, table: Any, out: Any) -> None:
     for i in range(len(out)):
         for t in range(out.shape[1]):
-            _rise(now[i, t], np.float32(math.log(now[i, t])), table, out[i, t])
+            rise(now[i, t], table, out[i, t])
 
 
 def forecast_of(
     survival: NDArray[np.float32], x: NDArray[np.float32], oom_probability: NDArray[np.float64],
-    horizons_s: tuple[int, ...], levels: tuple[float, ...], threads: int = 1, tempered: Tempered | None = None,
+    horizons_s: tuple[int, ...], levels: tuple[float, ...], threads: int = 1, curves: Curves | None = None,
 ) -> Forecast:  # fmt: skip
     """Return the forecast of curves, shape (n, n_targets, n_horizons, N_THRESHOLDS), with what is read off them.
 
-    ``tempered`` changes the curves of rows in place before, from their thresholds and their features.
+    ``curves`` writes the curves and probabilities of some rows before, given their thresholds; None: they are there.
     """
     n = len(x)
     thresholds = np.empty((n, len(TARGETS), N_THRESHOLDS), np.float32)
@@ -108,9 +114,9 @@ def forecast_of(
 
     def read(part: int, parts: int) -> None:
         rows = slice(n * part // parts, n * (part + 1) // parts)
-        _thresholds(used_now(x[rows]), _TABLE, thresholds[rows])
-        if tempered is not None:
-            tempered(survival[rows], thresholds[rows], x[rows])
+        _thresholds(used_now(x[rows]), TABLE, thresholds[rows])
+        if curves is not None:
+            curves(rows, thresholds[rows])
         _quantiles(survival[rows], thresholds[rows], *_above(levels), quantiles[rows])
 
     in_parts(read, n, threads)

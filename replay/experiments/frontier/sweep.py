@@ -145,6 +145,11 @@ class TaskRows:
         """Return violations and the volume reclaimed at every step, shape (n_units, n_steps, n_resources) each.
 
         ``bare`` has the answers to every row of the history.
+
+        A sweep is no job of the engine: sending its rows to workers takes as much processor time here as the sweep
+        itself, at a million rows almost three times as much (``benchmarks/open_loop.py --jobs``). Nor is it a part of
+        the fold of a bucket: its sums take 2 to 7 kB a collection and estimator, and those of all estimators would be
+        held at once.
         """
         violations = np.zeros((len(RESOURCES), self.n_units, len(bare.steps)))
         reclaimed = np.zeros_like(violations)

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from reclaim.features.registry import AT, FEATURE_NAMES, FIRST_RELATED
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.training.models.beyond import SHAPE, temper
+from reclaim.training.models.beyond import SO_FAR, temper
 from reclaim.training.models.network import Scaling, SurvivalNetwork
 from reclaim.training.models.portable import FIRST, INPUTS, PortableForecaster, inputs_of, place
 from reclaim.training.models.survival import ABOVE, LAST, N_BELOW, N_THRESHOLDS, thresholds_of
@@ -134,12 +134,12 @@ def test_nothing_is_said_of_a_signal_that_was_never_measured(forecaster: Portabl
 
 def test_tails_are_tempered_and_come_back_as_saved(forecaster: PortableForecaster, tmp_path: Path) -> None:
     x = _rows(30)
-    beyond = np.full(SHAPE, 0.01, np.float32)
+    beyond = np.full(SO_FAR.shape, 0.01, np.float32)
     beyond[0] = np.nan  # five minutes ahead nothing is tempered
     tempered = PortableForecaster(forecaster.tensors, beyond)
     bare, found = forecaster.predict(x), tempered.predict(x)
     expected = bare.survival.copy()
-    temper(expected, bare.thresholds, x, beyond, HORIZONS_S)
+    temper(expected, bare.thresholds, x, beyond, HORIZONS_S, SO_FAR)
     assert found.survival.tobytes() == expected.tobytes()
     assert found.survival[:, :, 0].tobytes() == bare.survival[:, :, 0].tobytes()
     assert (found.survival[:, :, 1] != bare.survival[:, :, 1]).any()
