@@ -73,6 +73,7 @@ def nodes() -> Iterator[Nodes]:
     """Return the cluster."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # of two seconds, to wait less for the end of a fit
         patch.setattr(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)  # to listen on loopback alone
         cluster = Nodes()
         yield cluster
@@ -202,3 +203,12 @@ def test_an_error_of_a_node_is_raised_as_itself(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"No space left on device: 'x\.npy'") as caught, Workers("ray", NODES) as pool:
         [*pool.each(_full, [(print, "x.npy")])]
     assert caught.value.errno == 28
+
+
+@pytest.mark.usefixtures("nodes")
+def test_ray_does_not_report_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
+    engine.connected_ray(NODES)
+    from ray._common.usage.usage_lib import usage_stats_enabled
+
+    assert not usage_stats_enabled()

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -17,8 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -27,7 +26,7 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.features.feature_set import FeatureSet
 from reclaim.training.fitting.devices.distributed import Ranks, joined, own_device
 from reclaim.training.fitting.devices.recorded import Step, recorded_step, set_rate
-from reclaim.training.fitting.learner import Fitted, Learner, Objective, Space, check_known
+from reclaim.training.fitting.learner import Fitted, Learner, Objective, OnEpoch, Space, check_known
 from reclaim.training.fitting.samples import Batch, Samples, column_bounds, column_moments
 from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, rows_in_memory
 from reclaim.training.models.beyond import Beyond, beyond_of
@@ -111,15 +110,18 @@ class NetworkLearner(Learner):
         """Bring the processes of torchrun together."""
         return joined(choose_device(config.fit.device), go=go)
 
-    def fit(self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path) -> Fitted:
+    def fit(
+        self, sources: Sequence[Source], config: TrainConfig, checkpoints: Path, *, on_epoch: OnEpoch | None = None
+    ) -> Fitted:
         """Put the rows that are used on the device and fit."""
         train = chosen_rows(sources, FeatureSet.train_rows, config.fit.max_samples, config.seed)
         with _remedy_named(config.fit):
             samples, valid = _samples(sources, config, train)
             check_known(samples.heads().targets, sources, config.horizon_s)
             result = fit_network(
-                samples, valid, config.fit, seed=config.seed, checkpoints=checkpoints, hidden=hidden_features(sources)
-            )
+                samples, valid, config.fit, seed=config.seed, checkpoints=checkpoints, on_epoch=on_epoch,
+                hidden=hidden_features(sources),
+            )  # fmt: skip
         facts = {
             "rows": len(samples),
             "device": result.device,
@@ -135,7 +137,7 @@ class NetworkLearner(Learner):
         with _remedy_named(config.fit):
             samples, valid = _samples(sources, config, train)
 
-        def objective(tried: TrainConfig, on_epoch: Callable[[int, float], None]) -> float:
+        def objective(tried: TrainConfig, on_epoch: OnEpoch) -> float:
             with _remedy_named(tried.fit):
                 result = fit_network(
                     samples, valid, tried.fit, seed=tried.seed, on_epoch=on_epoch, hidden=hidden_features(sources)
@@ -205,14 +207,14 @@ def on_device(config: FitConfig, device: torch.device, n_rows: int) -> FitConfig
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """Return the named device; for ``auto``, CUDA where there is one, else the CPU; under torchrun, each rank's own.
+    """Return the named device; for ``auto``, CUDA where there is one, else the CPU; of several ranks, each its own.
 
     A GPU with a number becomes the current one of this process, which then opens no other.
 
     Raises
     ------
     ConfigError
-        There is no such device here, or not one for each process that torchrun started.
+        There is no such device here, or not one for each process that fits here.
     """
     try:
         device = own_device(torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"))
@@ -232,7 +234,7 @@ def fit_network(
     *,
     seed: int,
     checkpoints: Path | None = None,
-    on_epoch: Callable[[int, float], None] | None = None,
+    on_epoch: OnEpoch | None = None,
     hidden: Sequence[int] = (),
     now: NDArray[np.int64] = NOW,
 ) -> FitResult:
@@ -241,8 +243,8 @@ def fit_network(
     Inside ``distributed.joined`` every rank calls it with the same arguments and gets the same result. Each step's
     batch is the one that a single process would take, split over the ranks, and the gradients are those of its loss:
     without dropout the result is a single process's but for the order of floating-point sums. With it, each rank draws
-    its own. Each rank holds all samples; the first alone writes checkpoints, which the others must be able to read,
-    and any number of ranks goes on from them.
+    its own. Each rank holds all samples; the first alone reads and writes checkpoints, and any number of ranks goes on
+    from them.
 
     Parameters
     ----------
@@ -287,9 +289,8 @@ def _placed(samples: Samples | Rows, config: FitConfig) -> Samples:
 
 
 def _fit(
-    data: _Data, seed: int, checkpoints: Path | None, on_epoch: Callable[[int, float], None] | None,
-    hidden: Sequence[int],
-) -> FitResult:  # fmt: skip
+    data: _Data, seed: int, checkpoints: Path | None, on_epoch: OnEpoch | None, hidden: Sequence[int]
+) -> FitResult:
     train, config, ranks = data.train, data.config, data.ranks
     device = train.device
     _, n_targets, n_horizons = train.widths
@@ -305,8 +306,9 @@ def _fit(
     optimizer = torch.optim.AdamW(network.parameters(), rate, weight_decay=config.weight_decay, capturable=recorded)
     state = _Progress(identity=_identity(train, config, seed))
     path = None if checkpoints is None else checkpoints / _CHECKPOINT
-    if path is not None and path.exists():
-        state = _load_checkpoint(path, network, optimizer, state.identity)
+    checkpoint = ranks.of_first(path.read_bytes() if ranks.first and path is not None and path.exists() else None)
+    if checkpoint is not None:
+        state = _from_checkpoint(checkpoint, path, network, optimizer, state.identity)
         log.info("going on from %s after epoch %d", path, state.epoch)
     step = _step_of(ranks.wrapped(network, device), optimizer, data)
     if recorded and len(train) >= (batch_size := config.batch_size or 0):
@@ -454,17 +456,18 @@ def _save_checkpoint(path: Path, network: SurvivalNetwork, optimizer: torch.opti
         save_file(tensors, partial, metadata={"progress": json.dumps(facts)})
 
 
-def _load_checkpoint(
-    path: Path, network: SurvivalNetwork, optimizer: torch.optim.Optimizer, identity: str
+def _from_checkpoint(
+    content: bytes, path: Path | None, network: SurvivalNetwork, optimizer: torch.optim.Optimizer, identity: str
 ) -> _Progress:
+    """Restore network and optimizer from the bytes of a checkpoint, which are those of ``path``."""
+    header = int.from_bytes(content[:8], "little")  # of a safetensors file, in JSON behind its length
+    facts: dict[str, Any] = json.loads(json.loads(content[8 : 8 + header])["__metadata__"]["progress"])
+    if facts["identity"] != identity:
+        raise ModelError(f"{path} belongs to a run of other settings or data; remove it to start over")
     parts: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}, "optimizer": {}}
-    with safe_open(path, framework="pt") as file:
-        facts: dict[str, Any] = json.loads(file.metadata()["progress"])
-        if facts["identity"] != identity:
-            raise ModelError(f"{path} belongs to a run of other settings or data; remove it to start over")
-        for key in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
-            part, _, name = key.partition(".")
-            parts[part][name] = file.get_tensor(key)
+    for key, tensor in load(content).items():
+        part, _, name = key.partition(".")
+        parts[part][name] = tensor
     network.load_state_dict(parts["now"])
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in parts["optimizer"].items():

@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import content_sha256
-from reclaim.data.errors import HistoryTooShortError
+from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import PIPELINE_VERSION
 from reclaim.features.targets import TARGETS
@@ -27,6 +29,7 @@ from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.evaluation.importance import columns_alone, importance_figure, permutation_importance
 from reclaim.training.evaluation.model_card import OOM_NOTE, model_card
 from reclaim.training.evaluation.scores import Scores, coverage_figure, overall, reliability_figure, score_forecast
+from reclaim.training.fitting.devices.on_ray import fit_on_ray
 from reclaim.training.fitting.held_out import (
     builtin_calibration,
     held_out,
@@ -35,7 +38,7 @@ from reclaim.training.fitting.held_out import (
     set_prices,
     worse_than_builtin,
 )
-from reclaim.training.fitting.learner import learner_of
+from reclaim.training.fitting.learner import Fitted, Learner, OnEpoch, learner_of
 from reclaim.training.fitting.machine_fit import fit_machines
 from reclaim.training.fitting.oom_fit import fit_oom
 from reclaim.training.fitting.sources import Source, open_sources
@@ -118,6 +121,7 @@ def run_training(
     *,
     force: bool = False,
     progress: Callable[[str], None] | None = None,
+    engine: Engine = HERE,
 ) -> TrainReport:
     """Fit, calibrate, record and register a model.
 
@@ -128,7 +132,8 @@ def run_training(
     Run again with the same settings on the same data, it finds the finished run and does nothing; killed anywhere and
     run again, it goes on from the last epoch and ends the same.
 
-    Of the processes that torchrun starts, the first calls this and each other one ``assist_training``.
+    Of the processes that torchrun starts, the first calls this and each other one ``assist_training``. On Ray this
+    process alone calls it; workers fit, and everything else is done here.
 
     Parameters
     ----------
@@ -139,18 +144,25 @@ def run_training(
         Train even if a finished run exists.
     progress : callable or None
         Called with one line as each stage begins.
+    engine : Engine
+        ``local``: this process fits, with the others of torchrun where it started them. ``ray``: its workers fit one
+        network together, as the processes of torchrun would, to the same bits.
 
     Raises
     ------
     ReclaimError
         There is no dataset or no features there; the message says which command makes them.
     ConfigError
-        The device of the settings is not here, or a dataset is held out for tests or named twice.
+        The device of the settings is not here, a dataset is held out for tests or named twice, or the engine does not
+        fit this estimator.
+    TraceError
+        Workers of Ray were lost too often.
     HistoryTooShortError
         The split leaves no rows to fit or to calibrate on.
     """
     started = time.perf_counter()
     say, learner = progress or log.info, learner_of(config.estimator)
+    _check_engine(engine, learner, config.estimator)
     sources = open_sources(datasets if isinstance(datasets, Sequence) else [datasets])
     fingerprints = [source.dataset.fingerprint for source in sources]
     key = _key(sources, config)
@@ -160,7 +172,8 @@ def run_training(
         with learner.together(config, go=False):
             say(f"already trained: run {finished[0].run_id}")
         return _with_champion(replace(TrainReport(**tracking.load_dict(finished[0].run_id, _REPORT)), reused=True))
-    learner.check(config)
+    if engine.name == "local":
+        learner.check(config)
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     name = config.model_name + ("" if learner.served else f"-{config.estimator}")
     checkpoints = _checkpoints(sources, key)
@@ -179,8 +192,11 @@ def run_training(
         run.log_datasets([source.facts for source in sources], context="training")
         say(f"fitting the {config.estimator}")
         fitting = time.perf_counter()
-        with learner.together(config, go=True):
-            fitted = learner.fit(sources, config, checkpoints)
+        if engine.name == "ray":
+            fitted = _fitted_on_ray(sources, config, key, engine.workers)
+        else:
+            with learner.together(config, go=True):
+                fitted = learner.fit(sources, config, checkpoints)
         oom = fit_oom(sources, config.seed)
         fit_seconds = time.perf_counter() - fitting
         say("setting prices on the validation rows")
@@ -339,6 +355,32 @@ def assist_training(datasets: Sequence[Path], config: TrainConfig) -> None:
     with learner.together(config, go=True) as go:
         if go and learner.shared:
             learner.fit(sources, config, _checkpoints(sources, _key(sources, config)))
+
+
+def _check_engine(engine: Engine, learner: Learner, estimator: str) -> None:
+    """Raise ConfigError where an engine does not fit a learner."""
+    if engine.name == "processes" or (engine.name == "local" and engine.workers > 1):
+        raise ConfigError(
+            f"--engine {engine.name}, --workers {engine.workers}: a model is fitted by this process, by those of "
+            "torchrun (`torchrun --nproc-per-node N -m reclaim train DATASET`), or by workers of `--engine ray`"
+        )
+    if engine.name == "ray" and not learner.shared:
+        raise ConfigError(f"--engine ray: the {estimator} are fitted by one process; leave the engine out")
+    if engine.name == "ray" and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigError("--engine ray starts its own workers; run it without torchrun")
+
+
+def _fitted_on_ray(sources: Sequence[Source], config: TrainConfig, key: str, workers: int) -> Fitted:
+    """Fit in the workers of Ray, which open the datasets by their paths."""
+    fit = partial(_fit_along, [source.dataset.path.resolve() for source in sources], config, key)
+    return fit_on_ray(fit, workers, device=config.fit.device, epochs=config.fit.epochs)
+
+
+def _fit_along(paths: Sequence[Path], config: TrainConfig, key: str, on_epoch: OnEpoch | None) -> Fitted:
+    """Fit in one worker of Ray, along with the others."""
+    sources, learner = open_sources(paths), learner_of(config.estimator)
+    learner.check(config)
+    return learner.fit(sources, config, _checkpoints(sources, key), on_epoch=on_epoch)
 
 
 def _key(sources: Sequence[Source], config: TrainConfig) -> str:

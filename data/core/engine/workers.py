@@ -36,8 +36,8 @@ _QUERIES: Final = 0.45
 """Share of the memory for data that is the query engine's."""
 _AHEAD: Final = 2
 """Jobs begun for each worker before a result is taken: one in work, and one that waits for it to be free."""
-_RETRIES: Final = 5
-"""Times that Ray runs a job again whose worker was lost."""
+RETRIES: Final = 5
+"""Times that work on Ray is run again whose worker was lost."""
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -289,17 +289,8 @@ class OnRay:
     """
 
     def __init__(self, count: int) -> None:
-        if "RAY_ADDRESS" not in os.environ:  # a cluster of this machine alone listens on its loopback interface
-            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        try:
-            import ray
-        except ImportError as error:
-            raise ConfigError("--engine ray: Ray is not installed; pip install 'reclaim[ray]'") from error
-        self._ray = ray
-        if not ray.is_initialized():
-            here: dict[str, Any] = {"num_cpus": count, "include_dashboard": False}
-            ray.init(log_to_driver=False, configure_logging=False, **({} if "RAY_ADDRESS" in os.environ else here))
-        self._run = ray.remote(max_retries=_RETRIES)(_run)
+        self._ray = ray = connected_ray(count)
+        self._run = ray.remote(max_retries=RETRIES)(_run)
         self._stored: dict[Callable[[Any], Any], Any] = {}
 
     def begin(self, function: Callable[[Any], Any], job: Any) -> Any:
@@ -335,6 +326,29 @@ class OnRay:
 
     def close(self, *, cancel: bool) -> None:
         """Leave the cluster up: other stages of this process use it, and it ends with it."""
+
+
+def connected_ray(count: int) -> Any:
+    """Return Ray, connected to the cluster that ``RAY_ADDRESS`` names, else to one of ``count`` cores on this machine.
+
+    The latter listens on its loopback interface alone. Neither reports its use to Ray's makers.
+
+    Raises
+    ------
+    ConfigError
+        Ray is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if "RAY_ADDRESS" not in os.environ:
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("--engine ray: Ray is not installed; pip install 'reclaim[ray]'") from error
+    if not ray.is_initialized():
+        here: dict[str, Any] = {"address": "local", "num_cpus": count, "include_dashboard": False}
+        ray.init(log_to_driver=False, configure_logging=False, **({} if "RAY_ADDRESS" in os.environ else here))
+    return ray
 
 
 def _run(function: Callable[[Job], Result], job: Job) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import warnings
@@ -38,6 +39,9 @@ from reclaim.cli.console import (
 _UsageError: Any = typer.BadParameter.__bases__[0]
 """Error that typer raises for wrong arguments; its own copy of click cannot be imported."""
 
+_NEW_OBJECTS = 500_000
+"""New objects from which Python looks for garbage. Imports make 200,000 that all stay, and looking at them time and
+again took a seventh of the start."""
 _RESUMED = ("fetch", "ingest", "tune")
 """Commands that continue an interrupted run; the others start again."""
 
@@ -63,11 +67,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log progress.")] = False,
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
+    if context.invoked_subcommand != "serve":  # which sets the collector itself
+        gc.set_threshold(_NEW_OBJECTS)
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
@@ -227,9 +234,11 @@ def features(
     """Compute features, targets and splits of the windows that training reads; others are folded when they are used."""
     from reclaim.config import load_config
     from reclaim.data.core.engine.workers import Engine
+    from reclaim.data.core.jit import begin_without_blas
     from reclaim.data.dataset import Dataset
     from reclaim.features.build import FeatureConfig, build_features
 
+    begin_without_blas()
     settings = load_config(FeatureConfig, config, assignments or ())
     built, already_there = build_features(Dataset.open(dataset), settings, engine=Engine(engine, workers))
     print_result(results.of_features(built, already_there), as_json)
@@ -241,7 +250,8 @@ def features(
     "`reclaim train vms --config vm-series` · "
     "`reclaim train cell_a cell_b`, then `reclaim replay margins cell_c --out across` with cell_c built by "
     "`reclaim features cell_c --set split.role=test` · "
-    "`torchrun --nproc-per-node 2 -m reclaim train dataset`, on two GPUs",
+    "`torchrun --nproc-per-node 2 -m reclaim train dataset`, on two GPUs · "
+    "`reclaim train dataset --engine ray --workers 8`, on eight GPUs of a Ray cluster",
 )
 def train(
     datasets: DatasetFolders,
@@ -249,11 +259,18 @@ def train(
     config: TrainConfigFile = None,
     assignments: Assignments = None,
     force: Annotated[bool, typer.Option("--force", help="Train even if the same run is finished.")] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", min=0, help="Workers of Ray; 0: one per GPU of its cluster, or per core.")
+    ] = 0,
+    engine: Annotated[
+        str, typer.Option("--engine", help="`local`: this process, or torchrun's; `ray`: Ray Train's workers.")
+    ] = "local",
     promote: Annotated[bool, typer.Option("--promote", help="Then promote it, as `reclaim promote` does.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model, set its margins on validation data and register it as `candidate`; the first one is served."""
     from reclaim.config import load_config
+    from reclaim.data.core.engine.workers import Engine
     from reclaim.training.fitting.train import assist_training, assists, run_training
     from reclaim.training.settings import TrainConfig, config_file
 
@@ -262,7 +279,7 @@ def train(
     if assists():  # of torchrun's processes the first one records the run and prints
         assist_training(datasets, loaded)
         return
-    report = run_training(datasets, loaded, force=force, progress=print_status)
+    report = run_training(datasets, loaded, force=force, progress=print_status, engine=Engine(engine, workers))
     promotion = models.promoted(datasets, f"{report.model}/{report.version}", as_json=as_json) if promote else None
     print_result(results.of_train(report, datasets, promotion), as_json)
     models.end_if_refused(promotion)

@@ -12,6 +12,7 @@ import mlflow
 import numpy as np
 import pytest
 
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.core.stores.places import location
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
@@ -400,3 +401,26 @@ def test_settings_that_no_model_has_are_refused() -> None:
         TrainConfig(estimator="forest")
     with pytest.raises(ConfigError, match="horizon_s must be one of"):
         TrainConfig(horizon_s=60)
+
+
+@pytest.mark.parametrize(
+    ("engine", "estimator", "launched", "message"),
+    [
+        (
+            Engine("processes", 2),
+            "network",
+            False,
+            "--engine processes, --workers 2: a model is fitted by this process",
+        ),
+        (Engine("local", 2), "network", False, "--engine local, --workers 2: .*`--engine ray`"),
+        (Engine("ray", 2), "trees", False, "--engine ray: the trees are fitted by one process"),
+        (Engine("ray", 2), "network", True, "run it without torchrun"),
+    ],
+)
+def test_an_engine_that_does_not_fit_is_refused_before_anything_is_read(
+    engine: Engine, estimator: str, launched: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if launched:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with pytest.raises(ConfigError, match=message):
+        run_training(Path("nowhere"), replace(CONFIG, estimator=estimator), engine=engine)

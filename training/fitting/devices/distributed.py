@@ -1,4 +1,4 @@
-"""Joins the processes that torchrun started, and averages what they compute."""
+"""Joins the processes that fit one network, and averages what they compute."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from reclaim.data.errors import ConfigError
+
+INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that name the interface over which processes talk."""
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,14 @@ class Ranks:
         """Return those that ``joined`` brought together, else this process alone."""
         together = dist.is_available() and dist.is_initialized()
         return cls(dist.get_rank(), dist.get_world_size()) if together else cls()
+
+    def of_first(self, value: Value) -> Value:
+        """Return what the first rank has of a value, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
 
     @property
     def first(self) -> bool:
@@ -91,7 +104,7 @@ class Ranks:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Return this process's own device of the kind: under torchrun the GPU of its local rank.
+    """Return this process's own device of the kind: next to others the GPU of its local rank.
 
     Raises
     ------
@@ -102,7 +115,7 @@ def own_device(device: torch.device) -> torch.device:
         return device
     if device != torch.device("cuda"):
         raise ConfigError(
-            f"fit.device: {device} is one GPU, torchrun started {_size()} processes; cuda gives each its own"
+            f"fit.device: {device} is one GPU, and {_size()} processes fit together; cuda gives each its own"
         )
     rank, present = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     if rank >= present:
@@ -128,9 +141,8 @@ def joined(device: torch.device, *, go: bool = True) -> Iterator[bool]:
         yield go
         return
     if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
-        loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(variable, loopback)
+        for variable in INTERFACES:
+            os.environ.setdefault(variable, loopback())
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)
     else:
@@ -144,7 +156,15 @@ def joined(device: torch.device, *, go: bool = True) -> Iterator[bool]:
         dist.destroy_process_group()
 
 
+def loopback() -> str:
+    """Return the name of this machine's loopback interface."""
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+
+
 def _size() -> int:
-    """Return how many processes torchrun started; 1 without it, whatever else set ``WORLD_SIZE``."""
-    launched = dist.is_available() and dist.is_torchelastic_launched()
-    return int(os.environ["WORLD_SIZE"]) if launched else 1
+    """Return how many processes Ray Train joined or torchrun started; 1 without, whatever else set ``WORLD_SIZE``."""
+    if not dist.is_available():
+        return 1
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1

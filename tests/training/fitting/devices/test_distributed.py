@@ -143,7 +143,7 @@ def test_two_ranks_end_with_the_weights_of_one_and_go_on_from_each_other(tmp_pat
 
 
 @pytest.mark.slow
-def test_torchrun_trains_one_model_and_finds_it_trained_the_next_time(tmp_path: Path) -> None:
+def test_torchrun_trains_one_model_and_finds_it_trained_the_next_time_and_ray_trains_the_same(tmp_path: Path) -> None:
     write_cell(tmp_path / "cell", SyntheticCellConfig(machines=1, days=1.0))
     build_features(ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig()).dataset)
     words = ["-m", "reclaim", "train", "dataset", "--json"]
@@ -157,6 +157,17 @@ def test_torchrun_trains_one_model_and_finds_it_trained_the_next_time(tmp_path: 
     assert [r["reused"] for r in reports] == [False, True]
     assert [r["version"] for r in reports] == ["1", "1"]
     assert reports[0]["run_id"] == reports[1]["run_id"]
+    on_ray = subprocess.run(
+        [sys.executable, *words, "--engine", "ray", "--workers", "2", "--force"],
+        cwd=tmp_path, env={k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")},
+        capture_output=True, text=True, timeout=1_200, check=False,
+    )  # fmt: skip
+    assert on_ray.returncode == 0, on_ray.stderr
+    reports.append(json.loads(on_ray.stdout))
+    assert (reports[2]["version"], reports[2]["reused"]) == ("2", False)
+    weights = [path.read_bytes() for path in tmp_path.glob("mlruns/**/bundle/network.safetensors")]
+    assert len(weights) == 2
+    assert weights[0] == weights[1]
     assert not (tmp_path / "dataset" / "checkpoints").exists()
 
 
@@ -178,7 +189,7 @@ def test_under_torchrun_each_process_has_a_gpu_of_its_own_or_an_error_says_why(m
     assert assists()
     assert own_device(torch.device("cuda")) == torch.device("cuda", 1)
     assert own_device(torch.device("cpu")) == torch.device("cpu")
-    with pytest.raises(ConfigError, match="cuda:0 is one GPU, torchrun started 4 processes"):
+    with pytest.raises(ConfigError, match="cuda:0 is one GPU, and 4 processes fit together"):
         own_device(torch.device("cuda", 0))
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(ConfigError, match="process 2 of this machine has no GPU; --nproc-per-node 2 has"):
