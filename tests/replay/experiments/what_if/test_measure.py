@@ -178,7 +178,7 @@ def _measured(cell: Path, config: WhatIfConfig) -> dict[str, Any]:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Workload, np.ndarray]]:
-    """Return what is run instead of running it: workload and reservations."""
+    """Return workloads and reservations instead of running them; in the order of the contenders where one worker runs."""
     runs: list[tuple[Workload, np.ndarray]] = []
 
     def remember(workload: Workload, _: CellMachines, reserved: np.ndarray, **__: object) -> None:
@@ -195,7 +195,7 @@ def test_tasks_are_held_to_the_answer_to_the_window_before_and_without_reclamati
     estimates = estimate_all(_source(cell_dataset), CONFIG)
     marks = np.arange(1, len(estimates.history) + 1)[:, None] * [1e-9, 1e-9]  # each row's answer is its own number
     monkeypatch.setattr(Estimates, "reservations", lambda *_: {CONFIG.margin: marks})
-    _measured(cell_dataset, replace(CONFIG, machines=(4,)))
+    measure(replace(_source(cell_dataset), engine=Engine(workers=1)), replace(CONFIG, machines=(4,)))
     (asked, borg), (_, limit) = told
     np.testing.assert_allclose(borg[:, 0] * 1e9, asked.row, atol=0.1)  # of the row before: from 1 on
     np.testing.assert_array_equal(limit, estimates.history.windows.limit[asked.row])
@@ -207,7 +207,7 @@ def test_without_reclamation_nothing_is_reserved_where_no_limit_is_known(
     estimates = estimate_all(_source(cell_dataset), CONFIG)
     estimates.history.windows.limit[estimates.period.rows[:50], 1] = np.nan
     monkeypatch.setattr("reclaim.replay.experiments.what_if.measure.estimate_all", lambda *_: estimates)
-    _measured(cell_dataset, replace(CONFIG, machines=(4,)))
+    measure(replace(_source(cell_dataset), engine=Engine(workers=1)), replace(CONFIG, machines=(4,)))
     (asked, borg), (_, limit) = told
     unknown = np.isin(asked.row, estimates.period.rows[:50])
     assert np.isfinite(borg).all()
