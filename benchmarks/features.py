@@ -6,7 +6,9 @@
 Contenders, each a process of its own, in turn, round after round, on two threads, on the same dataset (a synthetic
 cell, ingested once), from its parquet files to files with the result:
 
-- reclaim: `build_features` as shipped: every feature, and targets and splits, too;
+- reclaim: the command `reclaim features DATASET --set rows=all`: every feature of every row,
+  targets and splits, too;
+- reclaim-default: `reclaim features DATASET`, which keeps the rows that training reads;
 - polars: 30 rolling features, from a lazy scan to an uncompressed parquet file. Tasks lie one after another on one time
   axis, far apart, so that every window function runs once over all of them: faster than `.over` or `rolling` by group;
 - duckdb: 27 of them (it has no mean with weights that decay in time), RANGE frames in one WINDOW per width, a query for
@@ -17,9 +19,9 @@ which each engine's equal reclaim's is printed. Reclaim's differ on purpose: max
 looks back up to two hours takes at most 24 windows; ewm_1h is a weighted mean of what was seen, where polars' starts
 at the first value and moves from it; a late or repeated window changes nothing.
 
-Seconds are those of the whole process: its start, and reading compiled code back, are in them (one to two seconds of
-reclaim's, a third of a second of polars'). Warm seconds are those of the same work done once more in a process that has
-done it before, as in a run over many datasets or a large one.
+Seconds are those of the whole process: its start, and reading compiled code back, are in them. Warm seconds are those
+of the same work done once more in a process that has done it before, as in a run over many datasets or a large one.
+CPU seconds are of all threads; on a machine that others use, their ratio says more than that of seconds.
 
 Live is the next window of every task at once, in the order of the tasks, after thirty windows each:
 `FeatureState.advance`, two threads.
@@ -44,6 +46,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -121,12 +124,12 @@ def _dataset(work: Path, machines: int, days: float) -> int:
 def _race(work: Path, rows: int, rounds: int) -> list[dict[str, object]]:
     """Return a line for each contender."""
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in RACE}
-    warm: dict[str, list[float]] = {name: [] for name in RACE}
+    warm: dict[str, list[tuple[float, float]]] = {name: [] for name in RACE}
     peaks: dict[str, tuple[int, int]] = {}
     for number in range(rounds + 2):
         for name in RACE:
             _remove(work / name, work / "dataset" / "features")
-            command = [sys.executable, __file__, "contender", name, str(work)]
+            command = _command(name, work)
             if number == 1:
                 peaks[name] = _watch(command)
             else:
@@ -134,13 +137,17 @@ def _race(work: Path, rows: int, rounds: int) -> list[dict[str, object]]:
                 runs[name] += [measured] if number else []
                 if number:
                     again = [sys.executable, __file__, "warm", name, str(work)]
-                    warm[name].append(float(subprocess.run(again, check=True, capture_output=True, text=True).stdout))
+                    warm[name].append(
+                        json.loads(subprocess.run(again, check=True, capture_output=True, text=True).stdout)
+                    )
     lines: list[dict[str, object]] = []
-    best = min(statistics.median(one[0] for one in runs[name]) for name in ("polars", "duckdb"))
-    best_warm = min(statistics.median(warm[name]) for name in ("polars", "duckdb"))
+    best, best_cpu, best_warm, best_warm_cpu = (
+        min(statistics.median(one[at] for one in of[name]) for name in ("polars", "duckdb"))
+        for of in (runs, warm) for at in range(2)
+    )  # fmt: skip
     for name, measured_all in runs.items():
-        seconds = statistics.median(one[0] for one in measured_all)
-        seconds_warm = statistics.median(warm[name])
+        seconds, cpu_seconds = (statistics.median(one[at] for one in measured_all) for at in range(2))
+        seconds_warm, warm_cpu_seconds = (statistics.median(one[at] for one in warm[name]) for at in range(2))
         features = _width(work, name)
         lines.append(
             {
@@ -149,35 +156,46 @@ def _race(work: Path, rows: int, rounds: int) -> list[dict[str, object]]:
                 "features": features,
                 "seconds": round(seconds, 2),
                 "all_seconds": [round(one[0], 2) for one in measured_all],
-                "cpu_seconds": round(statistics.median(one[1] for one in measured_all), 2),
+                "cpu_seconds": round(cpu_seconds, 2),
                 "rows_per_second": round(rows / seconds),
                 "warm_seconds": round(seconds_warm, 2),
-                "warm_all_seconds": [round(one, 2) for one in warm[name]],
+                "warm_all_seconds": [round(one[0], 2) for one in warm[name]],
+                "warm_cpu_seconds": round(warm_cpu_seconds, 2),
                 "warm_rows_per_second": round(rows / seconds_warm),
                 "peak_mib": peaks[name][0] >> 20,
                 "private_mib": peaks[name][1] >> 20,
                 "speed_to_better": round(best / seconds, 2),
                 "warm_speed_to_better": round(best_warm / seconds_warm, 2),
+                "cpu_to_better": round(best_cpu / cpu_seconds, 2),
+                "warm_cpu_to_better": round(best_warm_cpu / warm_cpu_seconds, 2),
             }
         )
     return lines
 
 
 def _warm(name: str, work: Path) -> None:
-    """Do a contender's work twice, and print the seconds of the second time."""
+    """Do a contender's work twice, and print the seconds of the second time, and those of its processors, as JSON."""
     for _ in range(2):
         _remove(work / name, work / "dataset" / "features")
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.process_time()
         CONTENDERS[name](work)
-    print(time.perf_counter() - started)
+    print(json.dumps([time.perf_counter() - started, time.process_time() - used]))
 
 
-def _reclaim(work: Path) -> None:
+def _command(name: str, work: Path) -> list[str]:
+    """Return the command of a contender's process."""
+    if name not in ROWS:
+        return [sys.executable, __file__, "contender", name, str(work)]
+    command = [sys.executable, "-m", "reclaim", "features", str(work / "dataset"), "--workers", str(_THREADS)]
+    return [*command, "--set", f"rows={ROWS[name]}"]
+
+
+def _reclaim(name: str, work: Path) -> None:
     from reclaim.data.core.engine.workers import Engine
     from reclaim.data.dataset import Dataset
     from reclaim.features.build import FeatureConfig, build_features
 
-    build_features(Dataset.open(work / "dataset"), FeatureConfig(rows="all"), engine=Engine(workers=_THREADS))
+    build_features(Dataset.open(work / "dataset"), FeatureConfig(rows=ROWS[name]), engine=Engine(workers=_THREADS))
 
 
 def _polars(work: Path) -> None:
@@ -307,9 +325,11 @@ def _weight(thing: object) -> int:
     return sum(map(_weight, vars(thing).values())) if type(thing).__module__.startswith("reclaim") else 0
 
 
-RACE = ("reclaim", "polars", "duckdb")
+ROWS = {"reclaim": "all", "reclaim-default": "sample"}
+"""Rows whose features are kept by the contenders that are ours."""
+RACE = (*ROWS, "polars", "duckdb")
 CONTENDERS: dict[str, Callable[..., None]] = {
-    "reclaim": _reclaim, "polars": _polars, "duckdb": _duckdb, "live": _live,
+    **{name: partial(_reclaim, name) for name in ROWS}, "polars": _polars, "duckdb": _duckdb, "live": _live,
 }  # fmt: skip
 
 
@@ -343,7 +363,7 @@ def _agreement(work: Path) -> dict[str, dict[str, float]]:
 
 def _width(work: Path, name: str) -> int:
     """Return the number of features that a contender wrote for each row."""
-    if name == "reclaim":
+    if name in ROWS:
         from reclaim.features.registry import feature_names
 
         return len(feature_names(related=False))

@@ -3,6 +3,7 @@
     python benchmarks/open_loop.py                              # up to 10,000 machines, some minutes, 10 GB
     python benchmarks/open_loop.py --machines 100 1000 --only borg percentile
     python benchmarks/open_loop.py --bundle FOLDER              # and a learned estimator's scores from stored features
+    python benchmarks/open_loop.py --jobs --machines 100 1000   # the price search and a sweep, here and as jobs
 
 A cell of 100 machines with 15 tasks each is drawn, eight hours of five-minute windows, and repeated under other
 names. Demand wanders by 20 % from window to window around a level of each task's own, and jumps to four times that in
@@ -10,6 +11,11 @@ one window out of fifty. Folds, targets and machines run on two threads: a half 
 a dataset do. A margin replayed is all three margins' guards over three, and every metric with its 1,000 resamples. The
 best of two calls is reported (at the largest size the only one), in task-windows per second, on the clock and, where
 others use the machine too, by the time of two processors: what it would be with both for itself.
+
+With ``--jobs``, prices are searched and swept from drawn ladders, once in this process, and once as jobs of two worker
+processes with equal results: sums by collection are put side by side, and of each job's scores come back as many of the
+highest as a budget lets violate. Its figure is the processor time of this process alone, which of jobs is what sending
+and merging take; the work itself is on top of that, in the workers.
 """
 
 from __future__ import annotations
@@ -19,16 +25,19 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.engine.workers import Engine
 from reclaim.data.schema import MACHINES
 from reclaim.data.windows import (
     CPU_MAX,
@@ -44,7 +53,7 @@ from reclaim.features.groups import known_seconds
 from reclaim.features.splits import TEST, VALID
 from reclaim.features.targets import HORIZONS_S, TARGETS, targets
 from reclaim.replay.experiments.frontier.machines import lay_out_machines
-from reclaim.replay.experiments.frontier.sweep import FACTORS, Bare, Guards, TaskRows
+from reclaim.replay.experiments.frontier.sweep import FACTORS, PLACES, Bare, Floats, Guards, TaskRows
 from reclaim.replay.machine_peaks.predictors import PREDICTORS
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.estimates import set_margins
@@ -54,9 +63,11 @@ from reclaim.replay.open_loop.period import Period, lay_out_period
 from reclaim.replay.open_loop.scoring import score
 from reclaim.training.bundle import load_bundle
 from reclaim.training.estimators.registry import ESTIMATORS, build_estimator
-from reclaim.training.margins.answers import Widened
-from reclaim.training.margins.calibrate import guarded_reservations
+from reclaim.training.margins.answers import Priced, Widened
+from reclaim.training.margins.calibrate import guarded_reservations, needed_reservation
+from reclaim.training.margins.ladder import Ladder, ladder_of, rung_of
 from reclaim.training.margins.margin import Budgets
+from reclaim.training.margins.price import Price
 
 SIZES = (100, 1_000, 10_000)
 MACHINES_MADE, TASKS_PER_MACHINE = 100, 15
@@ -64,6 +75,8 @@ SLOTS, OF_VALIDATION = 96, 24
 """Windows of each task: eight hours, of which two set the margins."""
 HORIZON_S = 3_600
 THREADS = 2
+JOBS = 16
+"""Jobs of a price search and of a sweep, as a dataset has buckets."""
 STORED_ROWS = 200_000
 """Rows that a learned estimator answers from stored features."""
 AIMS = {"statistical estimators and oracle": 5_000_000, "a margin replayed from scores": 1_000_000}
@@ -82,31 +95,42 @@ def main() -> None:
     parser.add_argument("--machines", type=int, nargs="*", default=list(SIZES))
     parser.add_argument("--only", nargs="*", default=list(ESTIMATORS))
     parser.add_argument("--bundle", type=Path)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "open-loop.json")
+    parser.add_argument("--jobs", action="store_true")
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    results = Path(__file__).parent / "results"
+    arguments.out = arguments.out or results / ("open-loop-jobs.json" if arguments.jobs else "open-loop.json")
     made = _made_up()
-    sizes = []
+    sizes: list[dict[str, object]] = []
+    if arguments.jobs:
+        for machines in arguments.machines:
+            period, _ = _cell(_repeated(made, machines // MACHINES_MADE))
+            sizes.append({"machines": machines, "task_windows": len(period.history), "lines": _as_jobs(period)})
+        _write(arguments.out, "--jobs --machines " + " ".join(map(str, arguments.machines)), {"sizes": sizes})
+        return
     for machines in arguments.machines:
         period, seconds = _cell(_repeated(made, machines // MACHINES_MADE))
         calls = 1 if machines == max(SIZES) else 2
         lines = [("targets", len(period.history), seconds), *_measured(period, arguments.only, calls)]
         sizes.append({"machines": machines, "task_windows": len(period.history), "lines": [_record(*x) for x in lines]})
-    content: dict[str, object] = {
-        "command": "python benchmarks/open_loop.py" + " --bundle FOLDER" * (arguments.bundle is not None),
+    content: dict[str, object] = {"factors_of_a_sweep": len(FACTORS), "aims": AIMS, "sizes": sizes}
+    if arguments.bundle is not None:
+        content["scores_of_a_learned_estimator"] = _record(*_learned(made, arguments.bundle))
+    _write(arguments.out, "--bundle FOLDER" * (arguments.bundle is not None), content)
+
+
+def _write(out: Path, options: str, content: dict[str, object]) -> None:
+    about: dict[str, object] = {
+        "command": f"python benchmarks/open_loop.py {options}".strip(),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "device": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": THREADS,
         "versions": {name: version(name) for name in ("reclaim", "numpy", "numba")},
-        "factors_of_a_sweep": len(FACTORS),
-        "aims": AIMS,
-        "sizes": sizes,
     }
-    if arguments.bundle is not None:
-        content["scores_of_a_learned_estimator"] = _record(*_learned(made, arguments.bundle))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(content, indent=2) + "\n")
-    print(f"wrote {arguments.out}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(about | content, indent=2) + "\n")
+    print(f"wrote {out}")
 
 
 def _record(what: str, rows: int, took: Took) -> dict[str, object]:
@@ -172,6 +196,89 @@ def _learned(made: Windows, folder: Path) -> Line:
     x = rng.uniform(size=(STORED_ROWS, len(bundle.features))).astype(np.float32)
     estimator = bundle.bare_estimator(horizon_s=HORIZON_S, mean_limit=(0.5, 0.5))
     return f"scores of {bundle.kind}", STORED_ROWS, _best(lambda: answer_folded(estimator, x, windows), 2)
+
+
+def _as_jobs(period: Period) -> list[dict[str, object]]:
+    """Return what the price search and a sweep cost this process: done here, sent by part, and shared once."""
+    history, rng = period.history, np.random.default_rng(5)
+    edges = np.sort(rng.uniform(0.0, 1.0, (len(history), 2, 24)).astype(np.float32), axis=-1)
+    survival = np.sort(rng.uniform(0.0, 1.0, edges.shape).astype(np.float32), axis=-1)[..., ::-1].copy()
+    ladder = ladder_of(survival, edges, np.ones((len(history), 2)), THREADS)
+    valid, budgets = np.flatnonzero(history.period == VALID), (Budgets().baseline, Budgets().aggressive)
+    search = partial(_highest, int(max(budgets) * len(valid)) + 1)
+    guards, seconds = Guards.from_windows(history.windows), window_seconds(history.windows)
+    units = len(period.unseen_units)
+    rows = TaskRows.lay_out(period.rows, guards, history.target, seconds, period.unit, units)
+    to_search, to_sweep = [], []
+    for some in np.array_split(np.arange(units), JOBS):
+        of = valid[np.isin(history.windows.collection_id[valid], np.unique(history.windows.collection_id)[some])]
+        to_search.append((ladder[of], history.windows.take(of), history.target[of]))
+        mine = np.flatnonzero((period.unit >= some[0]) & (period.unit <= some[-1]))
+        at = period.rows[mine]
+        unit, in_order = period.unit[mine] - some[0], np.arange(len(at))
+        of_units = TaskRows(in_order, guards.take(at), rows.need[mine], seconds[at], unit, len(some))
+        to_sweep.append((of_units, ladder[at]))
+
+    def prices(parts: Iterable[Floats]) -> Floats:
+        top = np.sort(np.concatenate(list(parts)), axis=0)
+        return np.array([top[-1 - int(budget * len(valid))] for budget in budgets])
+
+    def curves(parts: Iterable[tuple[Floats, Floats]]) -> Floats:
+        return np.concatenate([np.stack(part) for part in parts], axis=1)
+
+    def searched() -> Floats:
+        return prices([search((ladder, history.windows.take(valid), history.target[valid]), valid)])
+
+    def swept() -> Floats:
+        return np.stack(rows.sweep(Bare(ladder, PLACES)))
+
+    found = set_margins(Priced(ladder), period, Budgets()).settings
+    of_margins = [rung_of(np.array(of.value)) for of in found.values() if isinstance(of, Price) and of.name != "medium"]
+    np.testing.assert_allclose(searched(), of_margins, rtol=1e-9)  # a price is a power of its place on the ladder
+    lines: list[dict[str, object]] = []
+    for what, here, part, jobs, merged in (
+        ("price search", searched, search, to_search, prices),
+        ("sweep", swept, _swept, to_sweep, curves),
+    ):
+        expected = here()
+        lines.append(_line(what, "in this process", _best(here, 3)))
+        for how, function, sent in (
+            ("jobs, each with its part", part, jobs),
+            ("jobs, all parts shared once", partial(_of_part, part, jobs), range(len(jobs))),
+        ):
+            with Engine("processes", THREADS).pool() as pool:
+
+                def run(function: Any = function, sent: Any = sent, pool: Any = pool, merged: Any = merged) -> Any:
+                    return merged(pool.each(function, sent))
+
+                np.testing.assert_array_equal(run(), expected)  # to the bit, and loads what the workers run
+                lines.append(_line(what, how, _best(run, 3)))
+    lines.append({"what": "ladders of the sweep", "mib": round(sum(x.nbytes for _, x in to_sweep) / 2**20, 1)})
+    return lines
+
+
+def _line(what: str, how: str, took: Took) -> dict[str, object]:
+    print(f"{what:14s} {how:30s} {took[0]:8.3f} s  {took[1]:8.3f} s of this process's processor time", flush=True)
+    return {"what": what, "how": how, "seconds": round(took[0], 4), "processor_of_this_process": round(took[1], 4)}
+
+
+def _highest(most: int, job: tuple[Ladder, Windows, Floats], rows: NDArray[np.int64] | None = None) -> Floats:
+    """Return the highest scores of some validation rows, of each resource; shape (most, n_resources) at most."""
+    ladder, windows, target = job
+    score = Priced(ladder, rows).score("baseline", needed_reservation(windows, target), windows.limit)
+    score = np.maximum(np.where(np.isfinite(target), score, -np.inf), 0.0)
+    return np.partition(score, -min(most, len(score)), axis=0)[-most:]
+
+
+def _swept(job: tuple[TaskRows, Ladder]) -> tuple[Floats, Floats]:
+    """Return the sums of some collections at every price."""
+    rows, ladder = job
+    return rows.sweep(Bare(ladder, PLACES))
+
+
+def _of_part(function: Callable[[Any], Any], parts: list[Any], part: int) -> Any:
+    """Return the result of one of the parts that all jobs share."""
+    return function(parts[part])
 
 
 def _best(call: Callable[[], object], calls: int) -> Took:

@@ -178,7 +178,7 @@ def _measured(cell: Path, config: WhatIfConfig) -> dict[str, Any]:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Workload, np.ndarray]]:
-    """Return workloads and reservations instead of running them; in the order of the contenders where one worker runs."""
+    """Return what would be run, workload and reservations, and run nothing; in the order of contenders with one worker."""
     runs: list[tuple[Workload, np.ndarray]] = []
 
     def remember(workload: Workload, _: CellMachines, reserved: np.ndarray, **__: object) -> None:
