@@ -178,7 +178,7 @@ def _measured(cell: Path, config: WhatIfConfig) -> dict[str, Any]:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Workload, np.ndarray]]:
-    """Return what would be run, workload and reservations, and run nothing; in the order of contenders with one worker."""
+    """Return what would be run, workload and reservations, and run nothing; in order of contenders by one worker."""
     runs: list[tuple[Workload, np.ndarray]] = []
 
     def remember(workload: Workload, _: CellMachines, reserved: np.ndarray, **__: object) -> None:
