@@ -139,7 +139,9 @@ def main() -> None:
         pairs = [(NETWORK, BEST), (NETWORK, BORG)]
     if arguments.trees:
         models[TREES] = _train(source, "trees")
-        models[MIX] = replace(models[NETWORK], forecaster=Mix(models[NETWORK].forecaster, models[TREES].forecaster))
+        network, trees = models[NETWORK], models[TREES].forecaster
+        mix = Mix(network.forecaster, trees)
+        models[MIX] = replace(network, forecaster=mix, held_out=network.held_out and Mix(network.held_out, trees))
         pairs += [(TREES, BEST), (MIX, BEST), (NETWORK, TREES), (MIX, NETWORK)]
     seconds: dict[str, float] = {}
     content = {
@@ -241,8 +243,9 @@ def _measure(
     for name, model in models.items():
         for horizon_s in set(by_horizon) & set(model.forecaster.horizons_s):
             makers[f"{name}@{horizon_s}"] = partial(
-                model.bare_estimator, horizon_s=horizon_s, mean_limit=source.features.mean_limit
-            )
+                model.bare_estimator, horizon_s=horizon_s, mean_limit=source.features.mean_limit,
+                dataset=source.dataset.fingerprint,
+            )  # fmt: skip
     answers = fold(horizon_s=horizons_s[0], makers=makers)[1]
     prices: dict[str, Any] = {}
     for horizon_s, rows in by_horizon.items():

@@ -76,7 +76,11 @@ def network_of(source: Source, seed: int) -> Bundle:
     """Return the network of `reclaim train` on one dataset; its prices are set by the caller."""
     with tempfile.TemporaryDirectory() as folder:
         fitted = learner_of("network").fit([source], TrainConfig(seed=seed), Path(folder))
-    return Bundle("network", fitted.forecaster, HORIZON_S, _BEGIN, "")
+    fingerprint = source.dataset.fingerprint
+    return Bundle(
+        "network", fitted.refitted or fitted.forecaster, HORIZON_S, _BEGIN, fingerprint, held_out=fitted.forecaster,
+        trained={"datasets": [{"fingerprint": fingerprint, **source.split_facts}]},
+    )  # fmt: skip
 
 
 def portable(sources: Sequence[Source], seed: int) -> Bundle:
@@ -180,9 +184,10 @@ def measure(rows: Rows, model: Bundle, began_us: int, trained: Bundle | None = N
     }
     of_statistics = {name: in_hindsight(of, rows) for name, of in statistics(rows).items()}
     if trained is not None:
-        theirs = answer_folded(
-            trained.bare_estimator(horizon_s=HORIZON_S, mean_limit=rows.mean_limit), rows.x, rows.windows
+        estimator = trained.bare_estimator(
+            horizon_s=HORIZON_S, mean_limit=rows.mean_limit, dataset=trained.dataset_fingerprint
         )
+        theirs = answer_folded(estimator, rows.x, rows.windows)
         before = np.setdiff1d(np.arange(len(rows.windows)), rows.at)
         set_there = calibrate(theirs.take(before), rows.windows.take(before), rows.known_before(before), Budgets())
         held["trained"] = online(theirs, rows, set_there.settings)

@@ -24,7 +24,17 @@ from reclaim.data.windows import Windows
 from reclaim.features.bucket import Bucket, Folding, Labels, known_targets
 from reclaim.features.fold.collection_ooms import OomJournal
 from reclaim.features.registry import PIPELINE_VERSION, feature_names
-from reclaim.features.splits import TEST, TEST_UNSEEN, TRAIN, VALID, SplitConfig, in_period
+from reclaim.features.splits import (
+    GROUPS,
+    PERIODS,
+    PERMITTED,
+    TEST,
+    TEST_UNSEEN,
+    TRAIN,
+    VALID,
+    SplitConfig,
+    in_period,
+)
 from reclaim.features.targets import HORIZONS_S, TARGETS
 
 FOLDER: Final = "features"
@@ -233,6 +243,12 @@ class FeatureSet:
     def valid_rows(self) -> NDArray[np.int64]:
         """Return the places of the rows to set margins on: validation period, all but collections kept for the test."""
         return self._rows_of(VALID)
+
+    @property
+    def rows_a_valid_row(self) -> float:
+        """Rows of the dataset that each of ``valid_rows`` stands for, at least 1."""
+        counts = self.manifest["rows"][PERIODS[VALID]]
+        return float(sum(counts[GROUPS[g]] for g in PERMITTED[VALID]) / max(len(self.valid_rows()), 1)) or 1.0
 
     def test_rows(self, *, unseen_only: bool = False) -> NDArray[np.int64]:
         """Return the places of the rows to score on: test period, all collections or those never seen before it."""

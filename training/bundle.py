@@ -25,7 +25,7 @@ from reclaim.training.machines.curve import MachineCurve
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
 from reclaim.training.margins.margin import MARGIN_NAMES, NO_MARGIN, Guarded
 from reclaim.training.margins.price import Price
-from reclaim.training.models.estimator import UNKNOWN_LIMITS, ForecastEstimator
+from reclaim.training.models.estimator import UNKNOWN_LIMITS, Earlier, ForecastEstimator
 from reclaim.training.models.oom_calibration import Calibrated
 from reclaim.training.tracking.references import ModelLocation, find_model, find_served
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from reclaim.training.models.forecaster import Forecaster
 
 BUNDLE_FILE: Final = "bundle.json"
+_HELD_OUT: Final = "held_out"
+"""Folder of the forecaster of the training rows alone."""
 ORIGIN_FILE: Final = "origin.json"
 """In a copied bundle: name, version and training run of the registered model that it is a copy of."""
 FORMAT: Final = 4
@@ -69,6 +71,9 @@ class Bundle:
         Facts for the reader: settings, rows, violation and reclaimed share at each margin; every number finite. Nothing
         that differs between two runs of the same settings on the same data, so that they end in the same bytes. Of each
         of its ``datasets`` it says where training ended, so that no replay tests on what was trained on.
+    held_out : Forecaster or None
+        The forecaster of the training rows alone, by which the prices were set, where ``forecaster`` learned from the
+        validation rows, too. A replay of a dataset it was trained on asks it for the rows before the test.
     origin : ModelLocation or None
         Where it was loaded from, and as what it is registered; not saved.
     """
@@ -83,6 +88,7 @@ class Bundle:
     machines: Mapping[int, Curves] = field(default_factory=dict)
     pipeline_version: str = PIPELINE_VERSION
     trained: Mapping[str, Any] = field(default_factory=dict)
+    held_out: Forecaster | None = None
     origin: ModelLocation | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +111,7 @@ class Bundle:
         horizon_s: int | None = None,
         mean_limit: tuple[float, ...] | None = None,
         cell: Cell = Cell(),  # noqa: B008 - frozen
+        dataset: str | None = None,
     ) -> ForecastEstimator:
         """Return the estimator without a price or guards, with fresh state, for the tasks of one cell.
 
@@ -115,12 +122,22 @@ class Bundle:
         mean_limit : tuple of float or None
             Of the cell's tasks, where it is another cell than the one trained on.
         cell : Cell
+        dataset : str or None
+            Fingerprint of the dataset that is replayed: one that the model was trained on is answered by ``held_out``
+            where the model learned from it.
         """
         horizon_s = self.horizon_s if horizon_s is None else horizon_s
         mean_limit = self.mean_limit if mean_limit is None else mean_limit
         return ForecastEstimator(
-            self.forecaster, horizon_s, mean_limit=mean_limit, cell=cell, related=self.related, own_price=self.portable
-        )
+            self.forecaster, horizon_s, mean_limit=mean_limit, cell=cell, related=self.related, own_price=self.portable,
+            earlier=self._earlier(dataset),
+        )  # fmt: skip
+
+    def _earlier(self, dataset: str | None) -> Earlier | None:
+        for facts in self.trained.get("datasets", ()):
+            if self.held_out is not None and facts["fingerprint"] == dataset:
+                return Earlier(int(facts["tuned_until_us"]), self.held_out)
+        return None
 
     def machine_estimator(
         self, *, horizon_s: int | None = None, mean_limit: tuple[float, ...] | None = None
@@ -162,6 +179,9 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
     }
     with replaced_folder(folder) as fresh:
         bundle.forecaster.save(fresh)
+        if bundle.held_out is not None:
+            (fresh / _HELD_OUT).mkdir()
+            bundle.held_out.save(fresh / _HELD_OUT)
         (fresh / BUNDLE_FILE).write_text(json.dumps(facts, indent=2, allow_nan=False))
 
 
@@ -201,9 +221,11 @@ def _load(folder: Path) -> Bundle:
             f"{folder}: the model was made by feature pipeline {facts['pipeline_version']}, this is "
             f"{present}; run `reclaim features` and `reclaim train` again, or install the release it came from"
         )
+    kind, held_out = imported(LEARNED[facts["kind"]].forecaster), folder / _HELD_OUT
     return Bundle(
         kind=facts["kind"],
-        forecaster=Calibrated.load(imported(LEARNED[facts["kind"]].forecaster).load(folder), folder),
+        forecaster=Calibrated.load(kind.load(folder), folder),
+        held_out=Calibrated.load(kind.load(held_out), held_out) if held_out.is_dir() else None,
         horizon_s=facts["horizon_s"],
         prices={name: _price_of(name, facts["prices"][name], facts["prices_given"]) for name in MARGIN_NAMES},
         dataset_fingerprint=facts["dataset_fingerprint"],

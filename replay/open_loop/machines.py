@@ -77,6 +77,7 @@ class Foreseer:
     def terms(self, rows: Ids) -> Floats:
         """Return the terms of rows of the history, after their windows; shape (n, n_resources, N_TERMS)."""
         estimator, terms = self.estimator, np.empty((len(rows), len(RESOURCES), N_TERMS))
+        of_tasks = self.bundle.bare_estimator(horizon_s=self.horizon_s, dataset=self.features.dataset.fingerprint)
         rising = np.argsort(self.history.source_row[rows], kind="stable")
         done = 0
         for bucket, places in self.features.by_bucket(self.history.source_row[rows[rising]]):
@@ -84,8 +85,8 @@ class Foreseer:
             for start in range(0, len(places), ROWS_PER_CALL):
                 some = x[start : start + ROWS_PER_CALL]
                 part = rising[done + start : done + start + len(some)]
-                forecast = self.bundle.forecaster.predict(some[:, : len(self.bundle.features)], self.horizon_s)
-                terms[part] = estimator.terms(forecast, some, self.history.windows.take(rows[part]))
+                windows = self.history.windows.take(rows[part])
+                terms[part] = estimator.terms(of_tasks.forecast(some, windows, self.horizon_s), some, windows)
             done += len(places)
         return terms
 

@@ -14,6 +14,7 @@ from reclaim.data.core.style import RESOURCE_WORDS
 from reclaim.data.core.tables import Cell, Table
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import Windows
 from reclaim.features.targets import HORIZONS_S
 from reclaim.replay.open_loop.estimates import estimator_makers
 from reclaim.replay.open_loop.fold import answer_folded
@@ -24,6 +25,7 @@ from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle, load_model
 from reclaim.training.fitting.held_out import mean_limit_of
 from reclaim.training.fitting.sources import Source, open_sources, windows_of
+from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.calibrate import calibrate, guarded_reservations
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.models.estimator import ForecastEstimator
@@ -145,10 +147,14 @@ def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) ->
     _, unit = np.unique(np.stack([place, windows.collection_id]), axis=1, return_inverse=True)
     config = ReplayConfig(horizon_s=candidate.horizon_s, estimators=())
     reserved = {}
-    for name, make in estimator_makers(config, models, mean_limit_of(sources)).items():
-        estimator = make()
-        assert isinstance(estimator, ForecastEstimator)
-        answers = answer_folded(estimator, x, windows)
+    for name in models:
+        of_source = (np.flatnonzero(place == k) for k in range(len(sources)))
+        answers = Priced.joined(
+            [
+                _answered(config, {name: models[name]}, sources, k, x[mine], windows.take(mine))
+                for k, mine in enumerate(of_source)
+            ]
+        )
         made = calibrate(answers, windows, target, budgets, by_tier=settings.get("by_tier", False))
         reserved[name] = guarded_reservations(answers, windows, made.settings)
 
@@ -170,6 +176,17 @@ def _compared(sources: Sequence[Source], candidate: Bundle, champion: Bundle) ->
                 bounds = {"low": interval["low"], "high": interval["high"]}
                 found.append(values | {"difference": interval["value"], **bounds, "verdict": compared.verdict})
     return found
+
+
+def _answered(
+    config: ReplayConfig, model: Mapping[str, Bundle], sources: Sequence[Source], k: int, x: NDArray[np.float32],
+    windows: Windows,
+) -> Priced:  # fmt: skip
+    """Return what a model says of the validation rows of one source, on which it was not fitted."""
+    (make,) = estimator_makers(config, model, mean_limit_of(sources), dataset=sources[k].dataset.fingerprint).values()
+    estimator = make()
+    assert isinstance(estimator, ForecastEstimator)
+    return answer_folded(estimator, x, windows)
 
 
 def _refuse_trained_on_validation(name: str, bundle: Bundle, source: Source) -> None:

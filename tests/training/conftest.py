@@ -79,8 +79,14 @@ def related_forecaster() -> NetworkForecaster:
     return _random_forecaster(len(FEATURE_NAMES))
 
 
-def _random_forecaster(n: int) -> NetworkForecaster:
-    generator = torch.Generator().manual_seed(5)
+@pytest.fixture(scope="session")
+def other_forecaster() -> NetworkForecaster:
+    """Return one of other random weights."""
+    return _random_forecaster(FIRST_RELATED, seed=6)
+
+
+def _random_forecaster(n: int, seed: int = 5) -> NetworkForecaster:
+    generator = torch.Generator().manual_seed(seed)
     network = SurvivalNetwork(
         Scaling(*(torch.full((n,), v) for v in (0.3, 0.5, -8.0, 8.0))),
         n_targets=len(TARGETS), n_horizons=len(HORIZONS_S), width=128, depth=3,

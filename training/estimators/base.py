@@ -79,6 +79,14 @@ class Forecast:
             oom_probability=self.oom_probability[rows],
         )  # fmt: skip
 
+    def put(self, rows: NDArray[np.int64], other: Forecast) -> None:
+        """Replace the chosen rows by those of a forecast of as many, over the same horizons."""
+        for mine, theirs in (
+            (self.survival, other.survival), (self.thresholds, other.thresholds), (self.quantiles, other.quantiles),
+            (self.oom_probability, other.oom_probability),
+        ):  # fmt: skip
+            mine[rows] = theirs
+
 
 @dataclass(frozen=True)
 class Estimate:

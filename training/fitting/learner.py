@@ -46,18 +46,22 @@ class Fitted:
     Attributes
     ----------
     forecaster : Forecaster
+        Of the training rows; prices are set by it.
     train_rows : list of int
         Rows used of each source.
     facts : dict
         Plain values for the bundle; ``rows`` among them.
     history : list of dict
         Measurements per epoch; empty where there are no epochs.
+    refitted : Forecaster or None
+        Of the training and the validation rows: it is served. None where the other one is.
     """
 
     forecaster: Forecaster
     train_rows: list[int]
     facts: dict[str, Any]
     history: list[dict[str, float]] = field(default_factory=list)
+    refitted: Forecaster | None = None
 
 
 class Learner(ABC):

@@ -28,7 +28,7 @@ from reclaim.training.fitting.devices.distributed import Ranks, joined, own_devi
 from reclaim.training.fitting.devices.recorded import Step, recorded_step, set_rate
 from reclaim.training.fitting.learner import Fitted, Learner, Objective, OnEpoch, Space, check_known
 from reclaim.training.fitting.samples import Batch, Samples, column_bounds, column_moments
-from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, rows_in_memory
+from reclaim.training.fitting.sources import Source, chosen_rows, hidden_features, newest_rows, rows_in_memory
 from reclaim.training.models.beyond import Beyond, beyond_of
 from reclaim.training.models.forecaster import Heads, NetworkForecaster
 from reclaim.training.models.network import (
@@ -53,6 +53,8 @@ from reclaim.training.settings import (
 log = logging.getLogger(__name__)
 
 _CHECKPOINT: Final = "checkpoint.safetensors"
+_REFIT: Final = "refit"
+"""Folder of the checkpoint of the second fit."""
 _RARE: Final = 0.001
 """Share of the training rows at either end of each feature whose values are cut off. Of later tasks, unlike those
 learned from, far values made the network far too sure."""
@@ -129,7 +131,11 @@ class NetworkLearner(Learner):
             "best_epoch": result.best_epoch,
         }
         forecaster = NetworkForecaster.of(result.network, result.heads, _beyond(samples))
-        return Fitted(forecaster, [len(rows) for rows in train], facts, result.history)
+        del samples, valid
+        refitted = None
+        if config.fit.refit:
+            refitted, facts["refit_rows"] = _refit(sources, config, result, checkpoints)
+        return Fitted(forecaster, [len(rows) for rows in train], facts, result.history, refitted)
 
     def objective(self, sources: Sequence[Source], config: TrainConfig) -> Objective:
         """Return the least validation loss of the epochs; the samples are put on the device once."""
@@ -173,6 +179,20 @@ def _samples(sources: Sequence[Source], config: TrainConfig, train: list[NDArray
         Samples.of_rows(rows_in_memory(sources, train), device),
         Samples.of_rows(rows_in_memory(sources, valid), device),
     )
+
+
+def _refit(
+    sources: Sequence[Source], config: TrainConfig, first: FitResult, checkpoints: Path
+) -> tuple[NetworkForecaster, int]:
+    """Return a network of the training and the validation rows, as many epochs old as the best one, and its rows."""
+    with _remedy_named(config.fit):
+        rows = newest_rows(sources, config.fit.max_samples, config.seed)
+        samples = Samples.of_rows(rows, choose_device(config.fit.device))
+        result = fit_network(
+            samples, None, config.fit, seed=config.seed, checkpoints=checkpoints / _REFIT,
+            epochs=first.best_epoch + 1, hidden=hidden_features(sources),
+        )  # fmt: skip
+    return NetworkForecaster.of(result.network, result.heads, _beyond(samples)), len(samples)
 
 
 def _beyond(samples: Samples) -> Beyond | None:
@@ -229,16 +249,19 @@ def choose_device(name: str = "auto") -> torch.device:
 
 def fit_network(
     train: Samples | Rows,
-    valid: Samples | Rows,
+    valid: Samples | Rows | None,
     config: FitConfig,
     *,
     seed: int,
     checkpoints: Path | None = None,
+    epochs: int | None = None,
     on_epoch: OnEpoch | None = None,
     hidden: Sequence[int] = (),
     now: NDArray[np.int64] = NOW,
 ) -> FitResult:
     """Fit the network by AdamW under a one-cycle schedule, stopping when validation no longer improves.
+
+    Without validation rows it ends after ``epochs`` of the schedule, with the weights of the last.
 
     Inside ``distributed.joined`` every rank calls it with the same arguments and gets the same result. Each step's
     batch is the one that a single process would take, split over the ranks, and the gradients are those of its loss:
@@ -249,8 +272,8 @@ def fit_network(
     Parameters
     ----------
     train, valid : Samples or Rows
-        Same widths. Samples lie on the device already, both on the same one; rows in memory are put on that of the
-        settings.
+        Same widths; ``valid`` may be None. Samples lie on the device already, both on the same one; rows in memory are
+        put on that of the settings.
     config : FitConfig
     seed : int
         Decides the first weights and the order of rows; the result is the same to the bit on the same machine with
@@ -258,6 +281,8 @@ def fit_network(
     checkpoints : Path or None
         Folder for one checkpoint, written after every epoch; a run killed in between goes on from it and ends with
         the weights it would have had. A checkpoint of other settings or data is refused.
+    epochs : int or None
+        Epochs of the schedule that are run at most; None: all.
     on_epoch : callable or None
         Receives the epoch, from 0, and its validation loss, on every rank; what it raises ends the fit.
     hidden : sequence of int
@@ -275,13 +300,14 @@ def fit_network(
         The checkpoint belongs to another run.
     """
     for name, rows in (("training", train), ("validation", valid)):
-        if len(rows) == 0:
+        if rows is not None and len(rows) == 0:
             raise HistoryTooShortError(f"expected at least 1 {name} row, got 0: the trace is too short for the split")
-    train, valid = _placed(train, config), _placed(valid, config)
+    train, valid = _placed(train, config), None if valid is None else _placed(valid, config)
     config = on_device(config, train.device, len(train))
     own = [train.device] if train.device.type == "cuda" else []  # the generators of other GPUs are left alone
     with cpu_threads(config.threads), torch.random.fork_rng(own):
-        return _fit(_Data(train, valid, config, Ranks.current(), now), seed, checkpoints, on_epoch, hidden)
+        data = _Data(train, valid, config, Ranks.current(), now)
+        return _fit(data, seed, checkpoints, config.epochs if epochs is None else epochs, on_epoch, hidden)
 
 
 def _placed(samples: Samples | Rows, config: FitConfig) -> Samples:
@@ -289,7 +315,7 @@ def _placed(samples: Samples | Rows, config: FitConfig) -> Samples:
 
 
 def _fit(
-    data: _Data, seed: int, checkpoints: Path | None, on_epoch: OnEpoch | None, hidden: Sequence[int]
+    data: _Data, seed: int, checkpoints: Path | None, epochs: int, on_epoch: OnEpoch | None, hidden: Sequence[int]
 ) -> FitResult:
     train, config, ranks = data.train, data.config, data.ranks
     device = train.device
@@ -314,16 +340,21 @@ def _fit(
     if recorded and len(train) >= (batch_size := config.batch_size or 0):
         step = recorded_step(step, optimizer, batch_size, device)
     bar = tqdm(
-        total=config.epochs, initial=state.epoch, desc="fit", unit="epoch", disable=None if ranks.first else True
+        total=epochs,
+        initial=state.epoch,
+        desc="refit" if data.valid is None else "fit",
+        unit="epoch",
+        disable=None if ranks.first else True,
     )
     try:
-        while state.epoch < config.epochs and state.epoch - state.best_epoch <= config.patience:
+        while state.epoch < epochs and state.epoch - state.best_epoch <= config.patience:
             started = time.perf_counter()
             losses = _epoch(network, step, optimizer, data, state.epoch, seed)
-            valid_loss = _validate(network, data)
+            valid_loss = losses["train_loss"] if data.valid is None else _validate(network, data.valid, data)
             if not math.isfinite(valid_loss):
-                raise ModelError(f"epoch {state.epoch}: the validation loss is {valid_loss}; lower fit.learning_rate")
-            if valid_loss < state.best_loss:
+                which = "training" if data.valid is None else "validation"
+                raise ModelError(f"epoch {state.epoch}: the {which} loss is {valid_loss}; lower fit.learning_rate")
+            if data.valid is None or valid_loss < state.best_loss:
                 state.best_loss, state.best_epoch = valid_loss, state.epoch
                 state.best = {k: v.detach().cpu().clone() for k, v in network.state_dict().items()}
             losses |= {"valid_loss": valid_loss, "seconds": time.perf_counter() - started}
@@ -352,7 +383,7 @@ class _Data:
     """The samples, and what turns them into a loss."""
 
     def __init__(
-        self, train: Samples, valid: Samples, config: FitConfig, ranks: Ranks, now: NDArray[np.int64] = NOW
+        self, train: Samples, valid: Samples | None, config: FitConfig, ranks: Ranks, now: NDArray[np.int64] = NOW
     ) -> None:
         self.train, self.valid, self.config, self.ranks = train, valid, config, ranks
         self.now = torch.tensor(now, device=train.device)
@@ -414,14 +445,14 @@ def _one_cycle(done: float, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
 
 
-def _validate(network: SurvivalNetwork, data: _Data) -> float:
+def _validate(network: SurvivalNetwork, valid: Samples, data: _Data) -> float:
     network.eval()
-    ranks, device = data.ranks, data.valid.device
+    ranks, device = data.ranks, valid.device
     total = torch.zeros((), dtype=torch.float64, device=device)  # the device is waited for once
     with torch.no_grad():
-        for positions in islice(data.valid.chunks(_EVALUATION_ROWS), ranks.rank, None, ranks.size):
-            total += data.loss(network, data.valid.take(positions), Ranks()).double() * len(positions)
-    return ranks.total(float(total), device) / len(data.valid)
+        for positions in islice(valid.chunks(_EVALUATION_ROWS), ranks.rank, None, ranks.size):
+            total += data.loss(network, valid.take(positions), Ranks()).double() * len(positions)
+    return ranks.total(float(total), device) / len(valid)
 
 
 @dataclass

@@ -57,7 +57,7 @@ _COMPARED: Final = {"oom": ("average_precision", "brier_skill")} | dict.fromkeys
 )
 """Scores at the promised horizon that are metrics of the run; thousands would make MLflow's comparison useless."""
 _KEY_TAG: Final = "reclaim.key"
-_FITTING: Final = 3
+_FITTING: Final = 4
 """Version of the fit; raised by hand when the same data and settings give another model, so that a run of before does
 not count as this one."""
 
@@ -207,6 +207,7 @@ def run_training(
         forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task), oom)
         valid = valid.calibrated(forecaster.calibration)
         calibration = set_prices(valid, config)
+        newest = fitted.refitted or fitted.forecaster
         prices = {name: price for name, price in calibration.settings.items() if isinstance(price, Price)}
         machines = {}
         if not LEARNED[config.estimator].portable:
@@ -221,7 +222,7 @@ def run_training(
         test_scores: Scores = {}
         as_forecast, calibrated, label = raw, valid.forecast.oom_probability, valid.oom
         if sum(map(len, test_rows)):
-            test = held_out(sources, uncalibrated, test_rows)
+            test = held_out(sources, Calibrated(newest, ProbabilityCalibration(), oom), test_rows)
             as_forecast, label = test.forecast.oom_probability, test.oom
             test = test.calibrated(forecaster.calibration)
             calibrated = test.forecast.oom_probability
@@ -264,7 +265,8 @@ def run_training(
         )
         bundle = Bundle(
             kind=config.estimator,
-            forecaster=forecaster,
+            forecaster=Calibrated(newest, forecaster.calibration, oom),
+            held_out=None if fitted.refitted is None else forecaster,
             horizon_s=config.horizon_s,
             prices=prices,
             dataset_fingerprint=fingerprints[0] if len(fingerprints) == 1 else content_sha256(fingerprints),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,13 @@ UNKNOWN_LIMITS = (float("nan"),) * len(RESOURCES)
 _FREE = Price("none", (0.0,) * len(RESOURCES))
 
 
+class Earlier(NamedTuple):
+    """Forecaster of rows that another one learned from: of windows that end by ``until_us`` on the trace's clock."""
+
+    until_us: int
+    forecaster: Forecaster
+
+
 class ForecastEstimator(Estimator):
     """Reserves at a price of violations what the forecast over a horizon says (``margins.price``).
 
@@ -45,6 +52,8 @@ class ForecastEstimator(Estimator):
         Whether the forecaster reads the features of related tasks, too.
     own_price : bool
         Whether the model's price is solved from its curves (``margins.own_price``).
+    earlier : Earlier or None
+        Of a replay of what the forecaster learned from.
 
     Raises
     ------
@@ -62,6 +71,7 @@ class ForecastEstimator(Estimator):
         *,
         related: bool = False,
         own_price: bool = False,
+        earlier: Earlier | None = None,
     ) -> None:
         if horizon_s not in forecaster.horizons_s:
             raise ConfigError(f"horizon_s must be one of {forecaster.horizons_s} for this model, got {horizon_s}")
@@ -70,6 +80,7 @@ class ForecastEstimator(Estimator):
         self.price = price
         self.mean_limit = mean_limit
         self.own_price = own_price
+        self.earlier = earlier
         self._names = feature_names(related=related)
         self._state = FeatureState(cell, related=related)
 
@@ -84,6 +95,19 @@ class ForecastEstimator(Estimator):
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Let the features go on from there; ``ConfigError`` where it is of another cell, or other code saved it."""
         self._state.restore(state)
+
+    def forecast(self, x: NDArray[np.float32], windows: Windows, horizon_s: int | None = None) -> Forecast:
+        """Return the forecast after windows, of one horizon or of all; arguments as for ``ladder``."""
+        x = x[:, : len(self._names)]
+        if self.earlier is None:
+            return self.forecaster.predict(x, horizon_s)
+        before = windows.end_us <= self.earlier.until_us
+        if before.all():
+            return self.earlier.forecaster.predict(x, horizon_s)
+        forecast = self.forecaster.predict(x, horizon_s)
+        if before.any():
+            forecast.put(np.flatnonzero(before), self.earlier.forecaster.predict(x[before], horizon_s))
+        return forecast
 
     def ladder(self, x: NDArray[np.float32], windows: Windows, *, all_horizons: bool = True) -> tuple[Ladder, Forecast]:
         """Return what is reserved at every price, and the forecast it rests on; remembers nothing.
@@ -101,7 +125,7 @@ class ForecastEstimator(Estimator):
             False: the forecast is of the estimator's own horizon alone (``Forecast.horizons_s``), to the same bits
             sooner.
         """
-        forecast = self.forecaster.predict(x[:, : len(self._names)], None if all_horizons else self.horizon_s)
+        forecast = self.forecast(x, windows, None if all_horizons else self.horizon_s)
         ladder = ladder_at(forecast, self.horizon_s, windows.limit, self.mean_limit, self.forecaster.threads)
         return ladder, forecast
 
@@ -110,7 +134,7 @@ class ForecastEstimator(Estimator):
 
         Arguments as for ``ladder``; without ``risks`` these are None.
         """
-        forecast = self.forecaster.predict(x[:, : len(self._names)], self.horizon_s)
+        forecast = self.forecast(x, windows, self.horizon_s)
         used = _used(windows) if risks else None
         steps, risk = steps_at(forecast, self.horizon_s, windows.limit, self.mean_limit, used, self.forecaster.threads)
         return steps, risk, forecast

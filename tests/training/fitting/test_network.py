@@ -241,11 +241,22 @@ def test_a_fitted_network_is_tempered_by_the_rows_that_it_was_fitted_to(
     monkeypatch.setattr(fit, "_samples", lambda *_: (Samples.of_rows(rows), valid))
     for name in ("check_known", "hidden_features"):
         monkeypatch.setattr(fit, name, lambda *_: ())
-    fitted = fit.NetworkLearner().fit([], TrainConfig(fit=CONFIG), tmp_path)
+    fitted = fit.NetworkLearner().fit([], TrainConfig(fit=replace(CONFIG, refit=False)), tmp_path)
+    assert fitted.refitted is None
     expected = beyond_of([(rows.x, rows.y, None)])
     assert isinstance(fitted.forecaster, NetworkForecaster)
     assert expected is not None
     np.testing.assert_array_equal(fitted.forecaster.beyond, expected)
+
+
+def test_without_validation_rows_a_fit_ends_after_its_epochs_of_the_schedule_with_the_last_weights() -> None:
+    train, config = _rows(1000, 0), replace(CONFIG, epochs=4, patience=4)
+    short = fit_network(train, None, config, seed=3, epochs=2)
+    assert (len(short.history), short.best_epoch) == (2, 1)
+    whole = fit_network(train, None, config, seed=3)
+    assert len(whole.history) == 4
+    assert [one["train_loss"] for one in short.history] == [one["train_loss"] for one in whole.history[:2]]
+    assert not _weights_equal(short, whole)
 
 
 def test_the_batch_size_suits_the_device_where_none_is_named() -> None:

@@ -14,6 +14,7 @@ import pytest
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, demand
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SIGNALS
+from reclaim.features.splits import TEST, TRAIN, VALID
 from reclaim.training.fitting import held_out as heldout
 from reclaim.training.fitting import sources
 from reclaim.training.fitting.sources import Source, choose_rows, chosen_rows, rows_in_memory
@@ -143,6 +144,26 @@ def test_the_samples_of_each_dataset_know_the_targets_that_lie_inside_its_period
         copied = rows_in_memory(several, [rows, rows])
         assert np.isfinite(copied.y[:, 0, 1]).tolist() == [True, False, True, True]
         assert np.isfinite(copied.oom[:, 1]).tolist() == [True, False, True, True]
+
+
+def test_the_newest_rows_are_those_of_training_and_validation_each_for_all_that_it_stands_for() -> None:
+    # of 3 training rows one is of a sample, for 4; of 10 validation rows in the dataset 2 are kept, for 5 each
+    source = _four_rows([True] * 4)
+    counts = {"valid": {"seen": 7, "valid-unseen": 3, "test-unseen": 90, "in-alloc": 9}}
+    features = replace(
+        source.features, manifest={"rows": counts}, weight=np.array([4, 1, 1, 1], np.float32),
+        period=np.array([TRAIN, VALID, TEST, VALID], np.uint8), x=np.arange(4, dtype=np.float32)[:, None],
+    )  # fmt: skip
+    rows = sources.newest_rows([Source(source.dataset, features)], 100, seed=1)
+    assert rows.x[:, 0].tolist() == [0, 1, 3]
+    assert rows.weight is not None
+    assert rows.weight.tolist() == [4, 5, 5]
+    whole = replace(
+        features, manifest={"rows": {"valid": {**counts["valid"], "seen": 2, "valid-unseen": 0}}},
+        weight=np.ones(4, np.float32),
+    )  # fmt: skip
+    assert sources.newest_rows([Source(source.dataset, whole)], 100, seed=1).weight is None
+    assert len(sources.newest_rows([Source(source.dataset, whole)], 2, seed=1).x) == 2
 
 
 def test_a_test_sample_is_of_whole_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ CONFIG = TrainConfig(
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def write_cell(folder: Path, *, tasks: int, windows: int, seed: int = 1) -> None:
@@ -146,7 +146,8 @@ def test_the_registered_model_keeps_the_budgets_it_was_calibrated_to(place: Path
         reservation, limit = [], []
         for bucket in range(dataset.n_buckets):
             windows = dataset.windows(bucket)
-            reservation.append(bundle.estimator(name).update(windows.task_numbers(), windows).reservation)
+            judged = replace(bundle, forecaster=bundle.held_out) if bundle.held_out else bundle
+            reservation.append(judged.estimator(name).update(windows.task_numbers(), windows).reservation)
             limit.append(windows.limit)
         violation = violation_share(np.concatenate(reservation)[at], np.concatenate(limit)[at], target)
         assert (violation <= budget).all()
@@ -227,9 +228,61 @@ def test_a_killed_run_goes_on_under_its_own_id_to_the_same_bytes(place: Path, mo
     assert resumed.prices == whole.prices
     assert resumed.scores == whole.scores
     files = [_files(tracking.fetch_bundle(f"reclaim/{report.version}")[0]) for report in (resumed, whole)]
-    assert set(files[0]) == {BUNDLE_FILE, "network.safetensors", "oom.json"}
+    of_one = {"network.safetensors", "oom.json"}
+    assert set(files[0]) == {BUNDLE_FILE, *of_one, *(f"held_out/{name}" for name in of_one)}
     assert files[0] == files[1]
     assert tracking.find_run(resumed.run_id).metrics["fit_seconds"] > 0
+
+
+def test_killed_in_its_second_fit_a_run_goes_on_to_the_same_bytes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, one_epoch, epochs = replace(CONFIG, seed=8), fit._epoch, 0
+
+    def killed_in_the_last(*args: Any) -> dict[str, float]:
+        nonlocal epochs
+        epochs += 1
+        if epochs == 5:  # three of the first fit, one of the second
+            raise KeyboardInterrupt
+        return one_epoch(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fit, "_epoch", killed_in_the_last)
+        with pytest.raises(KeyboardInterrupt):
+            run_training(place / "dataset", config)
+    assert list((place / "dataset" / "checkpoints").glob("*/refit/checkpoint.safetensors"))
+    resumed = run_training(place / "dataset", config)
+    assert not (place / "dataset" / "checkpoints").exists()
+    whole = run_training(place / "dataset", config, force=True)
+    one, other = (_files(tracking.fetch_bundle(f"reclaim/{report.version}")[0]) for report in (resumed, whole))
+    assert one == other
+
+
+def test_the_network_that_is_served_learned_from_validation_rows_and_prices_did_not(
+    place: Path, trained: TrainReport
+) -> None:
+    without = run_training(place / "dataset", replace(CONFIG, model_name="once", fit=replace(CONFIG.fit, refit=False)))
+    assert without.prices == trained.prices
+    assert without.violation == trained.violation
+    assert without.scores == trained.scores  # of validation rows
+    assert without.test_scores != trained.test_scores
+    bundle, first = (load_bundle(tracking.fetch_bundle(f"{of.model}/{of.version}")[0]) for of in (trained, without))
+    assert first.held_out is None
+    assert bundle.held_out is not None
+    dataset, features = Dataset.open(place / "dataset"), FeatureSet.open(place / "dataset")
+    rows = np.flatnonzero(features.row < dataset.n_windows_of(0))
+    x, windows = features.x[rows], dataset.windows(0).take(features.row[rows])
+    served, replayed, once = (
+        of.bare_estimator(dataset=name).answer(x, windows).forecast
+        for of, name in ((bundle, None), (bundle, dataset.fingerprint), (first, dataset.fingerprint))
+    )
+    assert served is not None
+    assert replayed is not None
+    assert once is not None
+    test = windows.end_us > features.cuts_us[1]
+    assert test.any()
+    assert (~test).any()
+    np.testing.assert_array_equal(replayed.survival[test], served.survival[test])
+    np.testing.assert_array_equal(replayed.survival[~test], once.survival[~test])
+    assert (replayed.survival[~test] != served.survival[~test]).any()
 
 
 @pytest.mark.parametrize("killed_at", ["describe_version", "move_alias"])
