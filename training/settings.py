@@ -101,8 +101,8 @@ class FitConfig:
     """Steps are recorded once and repeated by one launch; takes effect on CUDA and in one process only, and is given up
     where the recording does not agree with the steps."""
     refit: bool = True
-    """Whether the network is fitted once more, to the training and the validation rows, when the first has set prices.
-    The second one serves: it knows the newest days. The first answers for the rows that the second learned from."""
+    """Fits the network once more, to the training and the validation rows, when the first has set prices. The second
+    one serves: it knows the newest days. The first answers for the rows that the second learned from."""
     device: str = "auto"
     """``auto`` is CUDA where present, else CPU; or a name torch knows, such as ``cuda:1``."""
 
