@@ -28,7 +28,7 @@ def main() -> None:
     """Print the tables of every file named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path, help="files that benchmarks/bar.py wrote")
-    parser.add_argument("--summary", action="store_true", help="print the lines of one hour alone")
+    parser.add_argument("--summary", action="store_true", help="print the tables of one hour alone")
     asked = parser.parse_args()
     contents = [json.loads(path.read_text()) for path in asked.results]
     if asked.summary:
@@ -38,13 +38,21 @@ def main() -> None:
 
 
 def summary(contents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a table of the network one hour ahead: at the budget, and at equal violation with the best and Borg's."""
-    equal = [f"{NETWORK}, {BEST}: {what}" for what in ("reclaimed", "difference", "gap closed", "verdict")]
-    yield from _head(
-        "One hour ahead",
-        ["dataset", "resource", "budget", "at the budget, reclaimed at violation", "verdict", "compared with", *equal,
-         "with borg", "verdict", ORACLE],
-    )  # fmt: skip
+    """Yield tables of the network one hour ahead: as it runs, against Borg's estimator, and where the load drifts."""
+    tables: list[list[str]] = [
+        _head("One hour ahead", [
+            "dataset", "resource", "budget", "network, at violation", "best statistical, at violation",
+            "difference in points", "verdict", "network, equal violation", "best statistical, equal violation",
+            "difference in points", "gap closed", "verdict at equal violation", ORACLE,
+        ]),
+        _head("Against Borg's estimator", [
+            "dataset", "resource", "budget", "network", "borg, tuned", "difference in points", "verdict",
+        ]),
+        _head("Drift", [
+            "dataset", "resource", "budget", "violation, price set once", "violation, price that follows",
+            "reclaimed, set once", "reclaimed, following", "reclaimed at equal violation, one price in hindsight",
+        ]),
+    ]  # fmt: skip
     for content in contents:
         of = [d for d in content["differences"] if (d["horizon_s"], d["collections"], d["estimator"]) ==
               (3_600, "all", NETWORK)]  # fmt: skip
@@ -55,18 +63,28 @@ def summary(contents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             if (e["horizon_s"], e["collections"]) == (3_600, "all")
         }
         for resource, budget in dict.fromkeys(key[:2] for key in found):
-            here, then, borg = (
+            row = content["dataset"]["name"], resource, budget
+            runs, then, borg = (
                 found[resource, budget, setting, against]
-                for setting, against in ((FIXED, BEST), (HINDSIGHT, BEST), (HINDSIGHT, BORG))
+                for setting, against in ((ONLINE, BEST), (HINDSIGHT, BEST), (HINDSIGHT, BORG))
             )
-            own, other = (measured[resource, budget, FIXED, n] for n in (NETWORK, here["opponent"]))
-            yield _line(
-                content["dataset"]["name"], resource, budget, _at(own), here["verdict"],
-                f"{_at(other)} ({here['opponent']})",
-                f"{_text(then['reclaims'][0])}, {_text(then['reclaims'][1])} ({then['opponent']})",
-                _span(then[RECLAIMED]), _text(then["gap_closed"], 0), then["verdict"], _span(borg[RECLAIMED]),
-                borg["verdict"], _text(then["reclaims"][2]),
-            )  # fmt: skip
+            once, own, other = (
+                measured[resource, budget, setting, name]
+                for setting, name in ((FIXED, NETWORK), (ONLINE, NETWORK), (ONLINE, runs["opponent"]))
+            )
+            mine, theirs, most = (_text(share) for share in then["reclaims"])
+            tables[0].append(_line(
+                *row, _at(own), f"{_at(other)} ({runs['opponent']})", _span(runs[RECLAIMED]), runs["verdict"],
+                mine, f"{theirs} ({then['opponent']})", _span(then[RECLAIMED]), f"{_text(then['gap_closed'], 0)} %",
+                then["verdict"], most,
+            ))  # fmt: skip
+            tables[1].append(_line(*row, mine, _text(borg["reclaims"][1]), _span(borg[RECLAIMED]), borg["verdict"]))
+            tables[2].append(_line(
+                *row, *(_text(e[VIOLATION][0], 2) for e in (once, own)),
+                *(_text(e[RECLAIMED][0]) for e in (once, own)), mine,
+            ))  # fmt: skip
+    for table in tables:
+        yield from table
 
 
 def _at(measured: Mapping[str, Any]) -> str:
