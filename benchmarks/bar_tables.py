@@ -1,7 +1,7 @@
 """Prints the tables of `benchmarks/bar.py` as Markdown, from its results.
 
     python benchmarks/bar_tables.py benchmarks/results/bar-*.json
-    python benchmarks/bar_tables.py --summary benchmarks/results/bar-*.json
+    python benchmarks/bar_tables.py --summary 3600 benchmarks/results/bar-*.json
 
 Shares and violations in per cent, differences in points, 95 % intervals in brackets.
 """
@@ -28,19 +28,22 @@ def main() -> None:
     """Print the tables of every file named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path, help="files that benchmarks/bar.py wrote")
-    parser.add_argument("--summary", action="store_true", help="print the tables of one hour alone")
+    parser.add_argument(
+        "--summary", type=int, choices=HOURS, metavar="SECONDS", help="print what this horizon comes to"
+    )
     asked = parser.parse_args()
     contents = [json.loads(path.read_text()) for path in asked.results]
     if asked.summary:
-        print("\n".join(summary(contents)))
-    for content in () if asked.summary else contents:
+        print("\n".join(summary(contents, asked.summary)))
+        return
+    for content in contents:
         print("\n".join(markdown(content)), end="\n\n")
 
 
-def summary(contents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield tables of the network one hour ahead: as it runs, against Borg's estimator, and where the load drifts."""
+def summary(contents: Iterable[Mapping[str, Any]], horizon_s: int) -> Iterator[str]:
+    """Yield tables of the network at a horizon: as it runs, against Borg's estimator, and where the load drifts."""
     tables: list[list[str]] = [
-        _head("One hour ahead", [
+        _head("Ahead", [
             "dataset", "resource", "budget", "network, at violation", "best statistical, at violation",
             "difference in points", "verdict", "network, equal violation", "best statistical, equal violation",
             "difference in points", "gap closed", "verdict at equal violation", ORACLE,
@@ -55,12 +58,12 @@ def summary(contents: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     ]  # fmt: skip
     for content in contents:
         of = [d for d in content["differences"] if (d["horizon_s"], d["collections"], d["estimator"]) ==
-              (3_600, "all", NETWORK)]  # fmt: skip
+              (horizon_s, "all", NETWORK)]  # fmt: skip
         found = {(d["resource"], d["budget"], d["margin_set"], d["against"]): d for d in of}
         measured = {
             (e["resource"], e["budget"], e["margin_set"], e["estimator"]): e
             for e in content["estimators"]
-            if (e["horizon_s"], e["collections"]) == (3_600, "all")
+            if (e["horizon_s"], e["collections"]) == (horizon_s, "all")
         }
         for resource, budget in dict.fromkeys(key[:2] for key in found):
             row = content["dataset"]["name"], resource, budget
