@@ -4,12 +4,12 @@
 
 Cells of one `--test` are scored together, and each by itself. Each CELL is a dataset with its features: built with
 `split.role=train` to train on, with `split.role=test` to score on. The model is the one that `reclaim train` fits
-(`training.fitting.oom_fit`), trained on the first cell alone and on all, and calibrated on their validation rows. All
-rows of the test cells count whose label is known; `without alloc` leaves out tasks inside an alloc instance, which
-reservations are neither trained nor scored on. The label is the derived one (`data.oom`); behaviour and "first of its
-collection" are the composer's truth, of the next end that is `oom_limit`. Alerts are those of
-`training.evaluation.alerts`; the bound of recall is what as many alerts catch at most. Nothing is chosen by the test
-cells.
+(`training.fitting.oom_fit`), trained on the first cell alone and on all: fitted to training rows, calibrated on
+validation rows, and fitted once more to both. All rows of the test cells count whose label is known; `without alloc`
+leaves out tasks inside an alloc instance, which reservations are neither trained nor scored on. The label is the
+derived one (`data.oom`); behaviour and "first of its collection" are the composer's truth, of the next end that is
+`oom_limit`. Alerts are those of `training.evaluation.alerts`; the bound of recall is what as many alerts catch at most.
+Nothing is chosen by the test cells.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import RowKeys, join_keys, row_keys
-from reclaim.features.splits import IN_ALLOC, VALID
+from reclaim.features.splits import IN_ALLOC, TRAIN, VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.evaluation.alerts import AlertRows, alerts, events, lowest_threshold, score_alerts, sorted_rows
 from reclaim.training.fitting.oom_fit import fit_oom, rows_of
@@ -92,11 +92,11 @@ def main() -> None:
     for n in sorted({1, len(asked.train)}):
         sources = open_sources(asked.train[:n])
         started = time.monotonic()
-        model = fit_oom(sources, asked.seed)
+        first, model = fit_oom(sources, asked.seed), fit_oom(sources, asked.seed, (TRAIN, VALID))
         seconds = time.monotonic() - started
-        if model is None:
+        if first is None or model is None:
             raise SystemExit(f"{n} training cells hold too few out-of-memory ends to fit a model")
-        calibration = calibrated(model, sources)
+        calibration = calibrated(first, sources)
         probability = [[answers(model, calibration, cell) for cell in group] for group in cells]
         facts: dict[str, Any] = {
             "events": sum(int(source.features.manifest["oom_events"]) for source in sources),

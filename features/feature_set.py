@@ -244,11 +244,14 @@ class FeatureSet:
         """Return the places of the rows to set margins on: validation period, all but collections kept for the test."""
         return self._rows_of(VALID)
 
-    @property
-    def rows_a_valid_row(self) -> float:
-        """Rows of the dataset that each of ``valid_rows`` stands for, at least 1."""
+    def stands_for(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return how many rows of the dataset each kept row of training or validation stands for; shape (n,).
+
+        Those of validation stand for as many each, at least 1.
+        """
         counts = self.manifest["rows"][PERIODS[VALID]]
-        return float(sum(counts[GROUPS[g]] for g in PERMITTED[VALID]) / max(len(self.valid_rows()), 1)) or 1.0
+        of_valid = sum(counts[GROUPS[g]] for g in PERMITTED[VALID]) / max(len(self.valid_rows()), 1) or 1.0
+        return np.asarray(self.weight[rows] * np.where(self.period[rows] == VALID, np.float32(of_valid), np.float32(1)))
 
     def test_rows(self, *, unseen_only: bool = False) -> NDArray[np.int64]:
         """Return the places of the rows to score on: test period, all collections or those never seen before it."""

@@ -101,8 +101,9 @@ class FitConfig:
     """Steps are recorded once and repeated by one launch; takes effect on CUDA and in one process only, and is given up
     where the recording does not agree with the steps."""
     refit: bool = True
-    """Fits the network once more, to the training and the validation rows, when the first has set prices. The second
-    one serves: it knows the newest days. The first answers for the rows that the second learned from."""
+    """Fits network and out-of-memory model once more, to the training and the validation rows, when the first have set
+    prices and calibration. The second ones serve: they know the newest days. The first answer for the rows that the
+    second learned from."""
     device: str = "auto"
     """``auto`` is CUDA where present, else CPU; or a name torch knows, such as ``cuda:1``."""
 

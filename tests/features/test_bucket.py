@@ -19,7 +19,7 @@ from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import JOURNAL, FeatureSet
 from reclaim.features.registry import AT
 from reclaim.features.sample import SampleConfig, Shares
-from reclaim.features.splits import TRAIN
+from reclaim.features.splits import TRAIN, VALID, permitted
 
 FEW = SampleConfig(train=2_000, valid=1_000, test=500)
 
@@ -108,6 +108,15 @@ def test_no_row_is_kept_for_an_end_out_of_memory_after_its_own_period(
     period, oom = (np.concatenate(column) for column in zip(*told, strict=True))
     assert np.array_equal(period, kept[1].period)
     assert np.isnan(oom[later]).all()
+
+
+def test_kept_rows_stand_for_all_rows_of_their_period(cell: Path, kept: tuple[np.ndarray, Labels, np.ndarray]) -> None:
+    half = SampleConfig(train=2_000, valid=4_000, test=500)
+    sampled, labels = build_features(Dataset.open(cell), FeatureConfig(sample=half))[0], kept[1]
+    for period, rows in ((TRAIN, sampled.train_rows()), (VALID, sampled.valid_rows())):
+        all_of_it = ((labels.period == period) & permitted(period, labels.group)).sum()
+        assert len(rows) < all_of_it
+        assert sampled.stands_for(rows).sum() == pytest.approx(all_of_it, rel=0.1 if period == TRAIN else 1e-6)
 
 
 def test_what_rests_on_every_row_says_how_to_keep_them(sampled: FeatureSet) -> None:

@@ -66,12 +66,15 @@ class OomRows(NamedTuple):
     weight: NDArray[np.float32]
 
 
-def fit_oom(sources: Sequence[Source], seed: int) -> OomModel | None:
-    """Return a model of the training rows of all sources; None where no horizon has enough positive ones.
+def fit_oom(sources: Sequence[Source], seed: int, periods: Sequence[int] = (TRAIN,)) -> OomModel | None:
+    """Return a model of the rows of all sources in some periods; None where no horizon has enough positive ones.
 
-    The result depends on the sources and the seed alone.
+    The result depends on the sources, the periods and the seed alone.
     """
-    parts = [choose(source, rows_of(source.features, TRAIN), seed + k) for k, source in enumerate(sources)]
+    parts = [
+        choose(source, np.concatenate([rows_of(source.features, period) for period in periods]), seed + k)
+        for k, source in enumerate(sources)
+    ]
     rows = OomRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     if len(rows.x) > _MOST_ROWS:
         rng = np.random.default_rng(seed)
@@ -105,7 +108,7 @@ def choose(source: Source, candidates: RowIndex, seed: int) -> OomRows:
         soon, later = (oom[:, : _SOON + 1] == 1).any(axis=1), (oom == 1).any(axis=1)
         share = np.where(soon, 1.0, np.where(later, _KEEP_LATER, np.where(near, _KEEP_NEAR, _KEEP_REST)))
         kept = (rng.random(len(rows)) < share) & np.isfinite(oom).any(axis=1)
-        weight = source.features.weight[rows[kept]] / share[kept]
+        weight = source.features.stands_for(rows[kept]) / share[kept]
         chosen.append(OomRows(x[kept][:, list(INPUTS)], oom[kept], weight.astype(np.float32)))
     if not chosen:
         none = np.zeros((0, len(HORIZONS_S)), np.float32)

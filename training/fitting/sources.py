@@ -26,7 +26,6 @@ from reclaim.data.windows import (
 )
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS
-from reclaim.features.splits import VALID
 from reclaim.training.tracking.runs import DatasetFacts
 
 if TYPE_CHECKING:
@@ -142,16 +141,8 @@ def newest_rows(sources: Sequence[Source], limit: int, seed: int) -> Rows:
         return np.union1d(features.train_rows(), features.valid_rows())
 
     chosen = chosen_rows(sources, both, limit, seed)
-    rows = rows_in_memory(sources, chosen)
-    stands_for = np.concatenate(
-        [
-            np.where(source.features.period[r] == VALID, np.float32(source.features.rows_a_valid_row), np.float32(1))
-            for source, r in zip(sources, chosen, strict=True)
-        ]
-    )
-    if (stands_for == 1).all():
-        return rows
-    return replace(rows, weight=stands_for if rows.weight is None else rows.weight * stands_for)
+    stands_for = np.concatenate([source.features.stands_for(r) for source, r in zip(sources, chosen, strict=True)])
+    return replace(rows_in_memory(sources, chosen), weight=None if (stands_for == 1).all() else stands_for)
 
 
 def rows_in_memory(sources: Sequence[Source], rows: Sequence[RowIndex]) -> Rows:

@@ -23,6 +23,7 @@ from reclaim.data.core.files import content_sha256
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import PIPELINE_VERSION
+from reclaim.features.splits import TRAIN, VALID
 from reclaim.features.targets import TARGETS
 from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, price_facts, save_bundle
 from reclaim.training.estimators.registry import LEARNED
@@ -57,7 +58,7 @@ _COMPARED: Final = {"oom": ("average_precision", "brier_skill")} | dict.fromkeys
 )
 """Scores at the promised horizon that are metrics of the run; thousands would make MLflow's comparison useless."""
 _KEY_TAG: Final = "reclaim.key"
-_FITTING: Final = 4
+_FITTING: Final = 5
 """Version of the fit; raised by hand when the same data and settings give another model, so that a run of before does
 not count as this one."""
 
@@ -207,7 +208,12 @@ def run_training(
         forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task), oom)
         valid = valid.calibrated(forecaster.calibration)
         calibration = set_prices(valid, config)
-        newest = fitted.refitted or fitted.forecaster
+        newest = forecaster
+        if (
+            fitted.refitted is not None
+        ):  # the newest days are learned from, too, at the prices and calibration of before
+            newest_oom = fit_oom(sources, config.seed, (TRAIN, VALID)) if oom is not None else None
+            newest = Calibrated(fitted.refitted, forecaster.calibration, newest_oom)
         prices = {name: price for name, price in calibration.settings.items() if isinstance(price, Price)}
         machines = {}
         if not LEARNED[config.estimator].portable:
@@ -222,7 +228,7 @@ def run_training(
         test_scores: Scores = {}
         as_forecast, calibrated, label = raw, valid.forecast.oom_probability, valid.oom
         if sum(map(len, test_rows)):
-            test = held_out(sources, Calibrated(newest, ProbabilityCalibration(), oom), test_rows)
+            test = held_out(sources, Calibrated(newest.bare, ProbabilityCalibration(), newest.oom), test_rows)
             as_forecast, label = test.forecast.oom_probability, test.oom
             test = test.calibrated(forecaster.calibration)
             calibrated = test.forecast.oom_probability
@@ -265,7 +271,7 @@ def run_training(
         )
         bundle = Bundle(
             kind=config.estimator,
-            forecaster=Calibrated(newest, forecaster.calibration, oom),
+            forecaster=newest,
             held_out=None if fitted.refitted is None else forecaster,
             horizon_s=config.horizon_s,
             prices=prices,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -18,25 +19,29 @@ from reclaim.data.core import vectors
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.core.vectors import in_llvm, numba_tools
-from reclaim.features.registry import AT, FEATURE_NAMES, FIRST_RELATED
+from reclaim.features.registry import AT, FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S
 
 LEAVES: Final = 8
 """Most leaves of a tree: a bit of a byte each."""
 
-_BESIDES: Final = (
-    AT.age, AT.seen, AT.restarts, AT.gap, AT.coverage_2h, AT.length, AT.in_alloc, AT.scheduling_class, AT.page_cache,
-    AT.page_cache_share, AT.cpi, AT.cpu_limit, AT.cpu_last, AT.cpu_mean_2h, AT.cpu_max_24h, AT.cpu_slow_max,
-    AT.peak_cpu_last, AT.peak_cpu_max_24h,
+_MEMORY: Final = (
+    AT.memory_last, AT.memory_mean, AT.memory_mean_30m, AT.memory_mean_2h, AT.memory_std_2h, AT.memory_max_1h,
+    AT.memory_max_2h, AT.memory_max_6h, AT.memory_max_24h, AT.memory_ewm_1h, AT.memory_change_1h, AT.memory_growth_6h,
+    AT.memory_slope_2h, AT.memory_rate_30m, AT.memory_rate_2h, AT.memory_rate_6h, AT.memory_rate_run, AT.memory_run_max,
+    AT.memory_over_mean, AT.memory_above,
 )  # fmt: skip
-_GROUPS: Final = ("memory_", "oom", "collection_oom", "tier_")
-INPUTS: Final = tuple(
-    k
-    for k, name in enumerate(FEATURE_NAMES[:FIRST_RELATED])
-    if (name.startswith(_GROUPS) and k != AT.memory_max_7d) or k in _BESIDES
-)
-"""Positions of the features that the model reads: memory, out-of-memory history, and a few of the task. All features of
-CPU in addition made no difference on cells held out of training; the largest memory of a week was not tried."""
+_RUN: Final = (AT.age, AT.seen, AT.restarts, AT.gap, AT.coverage_2h, AT.in_alloc)
+_ENDS: Final = (
+    AT.ooms, AT.oom_since, AT.oom_age, AT.oom_age_least, AT.oom_limit, AT.collection_ooms, AT.collection_oom_since,
+    AT.collection_oom_age, AT.collection_oom_age_least, AT.collection_oom_rate,
+)  # fmt: skip
+INPUTS: Final = tuple(sorted(int(k) for k in (*_MEMORY, *_RUN, *_ENDS)))
+"""Positions of the features that the model reads: memory over the limit within a day, the run, and earlier ends.
+
+CPU, the size of the limits, tier, class, page cache, cycles per instruction and the level of memory over days are not
+read. A collection keeps them for life, so trees know the few that met an end by them, and look for those again: on
+cells of other donors the model is better without (``benchmarks/LOG.md``, 2026-11-25)."""
 
 _TOGETHER: Final = 64
 """Rows that are asked together: their inputs lie in a core's nearest cache."""
@@ -126,6 +131,7 @@ class OomModel:
 
     FILE: Final = "oom_model.safetensors"
     _FITTED: Final = "fitted"
+    _READS: Final = "inputs"
 
     def __init__(self, trees: Trees, fitted: NDArray[np.bool_]) -> None:
         self.trees = Trees(*map(np.ascontiguousarray, trees))
@@ -161,7 +167,8 @@ class OomModel:
 
     def save(self, folder: Path) -> None:
         """Write what ``load`` reads into an existing folder."""
-        save_file(self.trees._asdict() | {self._FITTED: self.fitted}, folder / self.FILE)
+        tensors = self.trees._asdict() | {self._FITTED: self.fitted}
+        save_file(tensors, folder / self.FILE, metadata={self._READS: json.dumps(_NAMES)})
 
     @classmethod
     def load(cls, folder: Path) -> OomModel | None:
@@ -170,9 +177,12 @@ class OomModel:
             return None
         with safe_open(folder / cls.FILE, framework="np") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+            reads = json.loads((file.metadata() or {}).get(cls._READS, "[]"))
         names = *Trees._fields, cls._FITTED
         if missing := set(names) - tensors.keys():
             raise ValueError(f"{cls.FILE}: no {', no '.join(sorted(missing))}")
+        if reads != _NAMES:
+            raise ValueError(f"{cls.FILE}: expected the inputs {', '.join(_NAMES)}, got {', '.join(reads) or 'none'}")
         trees, fitted = Trees(**{name: tensors[name] for name in Trees._fields}), tensors[cls._FITTED]
         n_trees = trees.value.shape[1] if trees.value.ndim == 3 else 0
         blank: tuple[NDArray[Any], ...] = (*Trees.blank(n_trees), np.zeros(len(HORIZONS_S), np.bool_))
@@ -186,6 +196,7 @@ class OomModel:
 
 
 _INPUTS: Final = np.array(INPUTS)
+_NAMES: Final = [FEATURE_NAMES[k] for k in INPUTS]
 
 
 @in_llvm

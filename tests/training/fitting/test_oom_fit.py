@@ -22,7 +22,7 @@ def source(x: NDArray[np.float32], oom: NDArray[np.float32]) -> Any:
     n = len(x)
     features = SimpleNamespace(
         x=x,
-        weight=np.ones(n, np.float32),
+        stands_for=lambda rows: np.ones(len(rows), np.float32),
         targets=lambda rows: (None, oom[rows]),
         period=np.full(n, TRAIN),
         group=np.full(n, SEEN),
@@ -64,6 +64,36 @@ def test_tasks_inside_an_alloc_instance_are_learned_from_too() -> None:
     assert rows_of(features, VALID).tolist() == [4, 5, 7]
 
 
+def test_the_second_fit_learns_from_the_validation_period_as_if_it_were_training() -> None:
+    both = cell(30_000, 1)
+    early = np.arange(30_000) < 18_000
+    both.features.period = np.where(early, TRAIN, VALID)
+    x, oom = both.features.x, both.features.targets(np.arange(30_000))[1]
+    probe = cell(3_000, 9, rare=0.05).features.x
+    first, second = fit_oom([both], seed=0), fit_oom([both], seed=0, periods=(TRAIN, VALID))
+    early_alone, all_of_training = fit_oom([source(x[early], oom[early])], seed=0), fit_oom([source(x, oom)], seed=0)
+    assert first is not None
+    assert second is not None
+    assert early_alone is not None
+    assert all_of_training is not None
+    np.testing.assert_array_equal(first.predict(probe), early_alone.predict(probe))
+    np.testing.assert_array_equal(second.predict(probe), all_of_training.predict(probe))
+    assert (second.predict(probe) != first.predict(probe)).any()
+
+
+def test_a_property_of_a_collection_that_all_its_ends_share_is_not_learned() -> None:
+    whole = cell(30_000)
+    x, met = whole.features.x, whole.features.targets(np.arange(30_000))[1][:, 1] > 0.5
+    for of_the_collection in (AT.memory_limit, AT.cpu_limit, AT.cpi, AT.tier_prod, AT.cpu_mean_2h):
+        x[:, of_the_collection] = met
+    model = fit_oom([whole], seed=0)
+    assert model is not None
+    probe, other = x[:3_000].copy(), x[:3_000].copy()
+    for of_the_collection in (AT.memory_limit, AT.cpu_limit, AT.cpi, AT.tier_prod, AT.cpu_mean_2h):
+        other[:, of_the_collection] = 1 - other[:, of_the_collection]
+    np.testing.assert_array_equal(model.predict(probe), model.predict(other))
+
+
 def test_it_learns_what_announces_an_end_from_several_cells() -> None:
     cells = [cell(30_000, seed) for seed in (1, 2)]
     model = fit_oom(cells, seed=0)
@@ -81,7 +111,7 @@ def test_a_feature_that_hardly_any_row_with_the_label_knows_does_not_stop_the_fi
     unlabelled = np.arange(len(rows.x)) < 300
     label = rows.targets(slice(None))[1]
     label[unlabelled, 2] = np.nan
-    rows.x[~unlabelled, AT.memory_same_hour_1d] = np.nan
+    rows.x[~unlabelled, AT.memory_growth_6h] = np.nan
     rows.x[301:, AT.memory_slope_2h] = np.nan
     model = fit_oom([source(rows.x, label)], seed=0)
     assert model is not None

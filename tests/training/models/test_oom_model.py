@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from reclaim.features.registry import FIRST_RELATED
+from reclaim.features.registry import FEATURE_NAMES, FIRST_RELATED
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration
@@ -107,7 +108,21 @@ def test_a_model_of_before_is_refused(tmp_path: Path) -> None:
     beyond = model().trees
     beyond.feature[0, 0, 0] = len(INPUTS)
     OomModel(beyond, np.ones(H, np.bool_)).save(tmp_path)
-    with pytest.raises(ValueError, match=r"a tree reads a feature that is none of the 64"):
+    with pytest.raises(ValueError, match=r"a tree reads a feature that is none of the 36"):
+        OomModel.load(tmp_path)
+
+
+def test_a_model_that_reads_other_features_is_refused_though_all_its_places_are_known(tmp_path: Path) -> None:
+    of = model()
+    names = [FEATURE_NAMES[k] for k in INPUTS]
+    save_file(
+        of.trees._asdict() | {"fitted": of.fitted}, tmp_path / OomModel.FILE,
+        metadata={"inputs": json.dumps(["cpu_last", *names[1:]])},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"expected the inputs memory_last, .*, got cpu_last, "):
+        OomModel.load(tmp_path)
+    save_file(of.trees._asdict() | {"fitted": of.fitted}, tmp_path / OomModel.FILE)
+    with pytest.raises(ValueError, match=r"expected the inputs .*, got none"):
         OomModel.load(tmp_path)
 
 
