@@ -28,7 +28,12 @@ def test_the_demo_ends_with_a_champion_whose_replayed_prices_are_the_ones_it_ser
     champion = load_bundle(fetch_bundle("reclaim@champion")[0])
     assert champion.kind == "network"
     assert isinstance(champion.forecaster, Calibrated)
-    assert champion.forecaster.oom is not None
+    assert isinstance(champion.held_out, Calibrated)
+    served, first = champion.forecaster.oom, champion.held_out.oom
+    assert served is not None
+    assert first is not None
+    assert (served.trees.value != first.trees.value).any()  # the one that is served learned from validation rows, too
+    assert champion.forecaster.calibration == champion.held_out.calibration
     for name in MARGIN_NAMES:
         replayed = results["reclaim/1"]["prices"][name]
         assert list(replayed.values()) == pytest.approx(champion.prices[name].value, rel=1e-9)

@@ -209,9 +209,7 @@ def run_training(
         valid = valid.calibrated(forecaster.calibration)
         calibration = set_prices(valid, config)
         newest = forecaster
-        if (
-            fitted.refitted is not None
-        ):  # the newest days are learned from, too, at the prices and calibration of before
+        if fitted.refitted is not None:  # knows the newest days, at the prices and the calibration of the first
             newest_oom = fit_oom(sources, config.seed, (TRAIN, VALID)) if oom is not None else None
             newest = Calibrated(fitted.refitted, forecaster.calibration, newest_oom)
         prices = {name: price for name, price in calibration.settings.items() if isinstance(price, Price)}
