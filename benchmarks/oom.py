@@ -34,10 +34,10 @@ from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import RowKeys, join_keys, row_keys
-from reclaim.features.splits import IN_ALLOC, TRAIN, VALID
+from reclaim.features.splits import IN_ALLOC, VALID
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.evaluation.alerts import AlertRows, alerts, events, lowest_threshold, score_alerts, sorted_rows
-from reclaim.training.fitting.oom_fit import fit_oom, rows_of
+from reclaim.training.fitting.oom_fit import fit_oom, refit_oom, rows_of
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.models.oom_calibration import ProbabilityCalibration, fit_probability
 from reclaim.training.models.oom_model import OomModel
@@ -92,10 +92,11 @@ def main() -> None:
     for n in sorted({1, len(asked.train)}):
         sources = open_sources(asked.train[:n])
         started = time.monotonic()
-        first, model = fit_oom(sources, asked.seed), fit_oom(sources, asked.seed, (TRAIN, VALID))
-        seconds = time.monotonic() - started
-        if first is None or model is None:
+        first = fit_oom(sources, asked.seed)
+        if first is None:
             raise SystemExit(f"{n} training cells hold too few out-of-memory ends to fit a model")
+        model = refit_oom(first, sources, asked.seed)
+        seconds = time.monotonic() - started
         calibration = calibrated(first, sources)
         probability = [[answers(model, calibration, cell) for cell in group] for group in cells]
         facts: dict[str, Any] = {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import AT
-from reclaim.features.splits import IN_ALLOC, TRAIN, permitted
+from reclaim.features.splits import IN_ALLOC, TRAIN, VALID, permitted
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.fitting.sources import RowIndex, Source
 from reclaim.training.fitting.trees import binnable
@@ -86,6 +86,19 @@ def fit_oom(sources: Sequence[Source], seed: int, periods: Sequence[int] = (TRAI
         return None
     with thread_limit(1):  # sums of several threads differ in their last bits
         return OomModel(_fit(rows, fitted, seed), fitted)
+
+
+def refit_oom(first: OomModel, sources: Sequence[Source], seed: int) -> OomModel:
+    """Return a model of the training and the validation rows, for the horizons that the first was fitted for.
+
+    The calibration of the first holds for no other horizon. The first itself, where the rows drawn again hold too
+    few positive ones for one of them.
+    """
+    second = fit_oom(sources, seed, (TRAIN, VALID))
+    if second is None or not second.fitted[first.fitted].all():
+        log.info("the first out-of-memory model serves: a second one lacks a horizon")
+        return first
+    return OomModel(second.trees, first.fitted)
 
 
 def rows_of(features: FeatureSet, period: int) -> RowIndex:

@@ -23,7 +23,6 @@ from reclaim.data.core.files import content_sha256
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import PIPELINE_VERSION
-from reclaim.features.splits import TRAIN, VALID
 from reclaim.features.targets import TARGETS
 from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, price_facts, save_bundle
 from reclaim.training.estimators.registry import LEARNED
@@ -41,7 +40,7 @@ from reclaim.training.fitting.held_out import (
 )
 from reclaim.training.fitting.learner import Fitted, Learner, OnEpoch, learner_of
 from reclaim.training.fitting.machine_fit import fit_machines
-from reclaim.training.fitting.oom_fit import fit_oom
+from reclaim.training.fitting.oom_fit import fit_oom, refit_oom
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.margins.price import Price
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration, fit_probability
@@ -210,7 +209,7 @@ def run_training(
         calibration = set_prices(valid, config)
         newest = forecaster
         if fitted.refitted is not None:  # knows the newest days, at the prices and the calibration of the first
-            newest_oom = fit_oom(sources, config.seed, (TRAIN, VALID)) if oom is not None else None
+            newest_oom = None if oom is None else refit_oom(oom, sources, config.seed)
             newest = Calibrated(fitted.refitted, forecaster.calibration, newest_oom)
         prices = {name: price for name, price in calibration.settings.items() if isinstance(price, Price)}
         machines = {}

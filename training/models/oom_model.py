@@ -40,7 +40,7 @@ INPUTS: Final = tuple(sorted(int(k) for k in (*_MEMORY, *_RUN, *_ENDS)))
 """Positions of the features that the model reads: memory over the limit within a day, the run, and earlier ends.
 
 CPU, the size of the limits, tier, class, page cache, cycles per instruction and the level of memory over days are not
-read. A collection keeps them for life, so trees know the few that met an end by them, and look for those again: on
+read. A collection keeps them, so trees know the few that met an end by them, and look for those again: on
 cells of other donors the model is better without (``benchmarks/LOG.md``, 2026-11-25)."""
 
 _TOGETHER: Final = 64

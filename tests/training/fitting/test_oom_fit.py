@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reclaim.features.registry import AT, FIRST_RELATED
 from reclaim.features.splits import IN_ALLOC, SEEN, TEST_UNSEEN, TRAIN, VALID, VALID_UNSEEN
 from reclaim.features.targets import HORIZONS_S
-from reclaim.training.fitting.oom_fit import FEWEST, choose, fit_oom, rows_of
+from reclaim.training.fitting.oom_fit import FEWEST, choose, fit_oom, refit_oom, rows_of
 
 H = len(HORIZONS_S)
 
@@ -79,6 +79,28 @@ def test_the_second_fit_learns_from_the_validation_period_as_if_it_were_training
     np.testing.assert_array_equal(first.predict(probe), early_alone.predict(probe))
     np.testing.assert_array_equal(second.predict(probe), all_of_training.predict(probe))
     assert (second.predict(probe) != first.predict(probe)).any()
+
+
+def test_the_second_fit_serves_no_horizon_that_the_first_has_no_calibration_for() -> None:
+    whole, early = cell(30_000, 1, rare=0.02).features, np.arange(30_000) < 18_000
+    label = whole.targets(np.arange(30_000))[1]
+    label[early, 0] = np.nan  # so only the validation period knows the shortest horizon
+    both = source(whole.x, label)
+    both.features.period = np.where(early, TRAIN, VALID)
+    first, free = fit_oom([both], seed=0), fit_oom([both], seed=0, periods=(TRAIN, VALID))
+    assert first is not None
+    assert free is not None
+    assert (first.fitted.tolist(), free.fitted.tolist()) == ([False, True, True], [True, True, True])
+    second = refit_oom(first, [both], seed=0)
+    probe = both.features.x[:500]
+    assert np.isnan(second.predict(probe)[:, 0]).all()
+    np.testing.assert_array_equal(second.predict(probe)[:, 1:], free.predict(probe)[:, 1:])
+
+
+def test_where_a_second_fit_lacks_a_horizon_the_first_serves() -> None:
+    first, few = fit_oom([cell(30_000, rare=0.02)], seed=0), cell(2_000, rare=0)
+    assert first is not None
+    assert refit_oom(first, [few], seed=0) is first
 
 
 def test_a_property_of_a_collection_that_all_its_ends_share_is_not_learned() -> None:
