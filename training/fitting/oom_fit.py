@@ -33,9 +33,12 @@ FEWEST: Final = 20
 _MOST_ROWS: Final = 2_000_000
 """Rows that are learned from at most; more are thinned out alike."""
 
+_MODELS: Final = 3
+"""Models of each horizon, of which the mean logit is the answer: each is fitted to rows drawn anew, by another seed.
+The mean is steadier than any of them (``benchmarks/LOG.md``, 2026-11-25)."""
 _TREES: Final = 220
-"""Trees of each horizon. All settings are those of the prototypes that were the best on cells held out: many rows in a
-leaf and small steps, for ends are few and a deeper model learns them by heart."""
+"""Trees of each model and horizon. All settings are those of the prototypes that were the best on cells held out: many
+rows in a leaf and small steps, for ends are few and a deeper model learns them by heart."""
 _LEAF_ROWS: Final = 500
 """Rows of a leaf, at least; of fewer than fifty thousand rows a hundredth of them."""
 _RATE: Final = 0.05
@@ -56,6 +59,8 @@ _DIRECTION: Final = tuple(int(k in _RISING) - int(k in _FALLING) for k in INPUTS
 """1 rising, -1 falling, 0 free, in the order of ``INPUTS``."""
 _BLOCK: Final = 1 << 17
 """Rows read at once."""
+_SEED_STEP: Final = 1 << 20
+"""Distance between the seeds of two models: above any number of sources, each of which adds one to its own."""
 
 
 class OomRows(NamedTuple):
@@ -71,21 +76,18 @@ def fit_oom(sources: Sequence[Source], seed: int, periods: Sequence[int] = (TRAI
 
     The result depends on the sources, the periods and the seed alone.
     """
-    parts = [
-        choose(source, np.concatenate([rows_of(source.features, period) for period in periods]), seed + k)
-        for k, source in enumerate(sources)
-    ]
-    rows = OomRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-    if len(rows.x) > _MOST_ROWS:
-        rng = np.random.default_rng(seed)
-        some = np.sort(rng.choice(len(rows.x), _MOST_ROWS, replace=False))
-        rows = OomRows(*(column[some] for column in rows))
+    candidates = [np.concatenate([rows_of(source.features, period) for period in periods]) for source in sources]
+    rows = _drawn(sources, candidates, seed)
     fitted = (rows.oom == 1).sum(axis=0) >= FEWEST
     if not fitted.any():
         log.info("no out-of-memory model: %s positive rows, each horizon needs %d", (rows.oom == 1).sum(0), FEWEST)
         return None
+    trees = Trees.blank(_MODELS * _TREES)
     with thread_limit(1):  # sums of several threads differ in their last bits
-        return OomModel(_fit(rows, fitted, seed), fitted)
+        for model in range(_MODELS):
+            of_model = seed + model * _SEED_STEP
+            _fit(trees, model, rows if model == 0 else _drawn(sources, candidates, of_model), fitted, of_model)
+    return OomModel(trees, fitted)
 
 
 def refit_oom(first: OomModel, sources: Sequence[Source], seed: int) -> OomModel:
@@ -129,11 +131,21 @@ def choose(source: Source, candidates: RowIndex, seed: int) -> OomRows:
     return OomRows(*(np.concatenate(column) for column in zip(*chosen, strict=True)))
 
 
-def _fit(rows: OomRows, fitted: NDArray[np.bool_], seed: int) -> Trees:
-    """Return the trees of every horizon that has enough positive rows."""
+def _drawn(sources: Sequence[Source], candidates: Sequence[RowIndex], seed: int) -> OomRows:
+    """Return the rows of all sources that one model learns from, at most ``_MOST_ROWS``."""
+    parts = [choose(*of, seed + k) for k, of in enumerate(zip(sources, candidates, strict=True))]
+    rows = OomRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    if len(rows.x) <= _MOST_ROWS:
+        return rows
+    some = np.sort(np.random.default_rng(seed).choice(len(rows.x), _MOST_ROWS, replace=False))
+    return OomRows(*(column[some] for column in rows))
+
+
+def _fit(trees: Trees, place: int, rows: OomRows, fitted: NDArray[np.bool_], seed: int) -> None:
+    """Write the trees of one of the models, of every horizon that has enough positive rows."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    trees = Trees.blank(_TREES)
+    own = slice(place * _TREES, (place + 1) * _TREES)
     for h in np.flatnonzero(fitted).tolist():
         known = np.flatnonzero(np.isfinite(rows.oom[:, h]))
         leaf = min(_LEAF_ROWS, max(20, len(known) // 100))
@@ -142,7 +154,7 @@ def _fit(rows: OomRows, fitted: NDArray[np.bool_], seed: int) -> Trees:
             learning_rate=_RATE, l2_regularization=_L2, max_features=_COLUMNS, monotonic_cst=_DIRECTION,
             early_stopping=False, random_state=seed,
         ).fit(binnable(rows.x[known], leaf), rows.oom[known, h] == 1, sample_weight=rows.weight[known])  # fmt: skip
-        trees.start[h] = model._baseline_prediction.item()  # scikit-learn has no public way to its trees
-        for k, (tree,) in enumerate(model._predictors):
+        trees.start[h] += model._baseline_prediction.item() / _MODELS  # scikit-learn has no public way to its trees
+        for k, (tree,) in enumerate(model._predictors, own.start):
             trees.put(h, k, tree.nodes)
-    return trees
+        trees.value[h, own] /= _MODELS
