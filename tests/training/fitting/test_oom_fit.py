@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from reclaim.features.registry import AT, FIRST_RELATED
 from reclaim.features.splits import IN_ALLOC, SEEN, TEST_UNSEEN, TRAIN, VALID, VALID_UNSEEN
 from reclaim.features.targets import HORIZONS_S
+from reclaim.training.fitting import oom_fit
 from reclaim.training.fitting.oom_fit import FEWEST, choose, fit_oom, refit_oom, rows_of
 
 H = len(HORIZONS_S)
@@ -168,3 +169,20 @@ def test_too_few_ends_make_no_model() -> None:
     model = fit_oom([source(x, oom)], 0)
     assert model is not None
     assert model.fitted.tolist() == [False, True, False]
+
+
+def test_the_answer_is_the_mean_logit_of_models_of_rows_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oom_fit, "_TREES", 20)
+    of_cell = cell(20_000, rare=0.02)
+
+    def logit(seed: int) -> NDArray[np.float64]:
+        model = fit_oom([of_cell], seed)
+        assert model is not None
+        p = model.predict(of_cell.features.x[:2_000])
+        return np.log(p / (1 - p))
+
+    together, models = logit(3), oom_fit._MODELS
+    monkeypatch.setattr(oom_fit, "_MODELS", 1)
+    alone = [logit(3 + k * oom_fit._SEED_STEP) for k in range(models)]
+    assert np.abs(alone[0] - alone[1]).max() > 0.01
+    np.testing.assert_allclose(together, np.mean(alone, axis=0), atol=1e-4)
