@@ -76,17 +76,17 @@ def fit_oom(sources: Sequence[Source], seed: int, periods: Sequence[int] = (TRAI
 
     The result depends on the sources, the periods and the seed alone.
     """
-    candidates = [np.concatenate([rows_of(source.features, period) for period in periods]) for source in sources]
-    rows = _drawn(sources, candidates, seed)
-    fitted = (rows.oom == 1).sum(axis=0) >= FEWEST
+    seeds = [seed + model * _SEED_STEP for model in range(_MODELS)]
+    draws = _draws(sources, seeds, periods)
+    positive = (draws[0].oom == 1).sum(axis=0)
+    fitted = positive >= FEWEST
     if not fitted.any():
-        log.info("no out-of-memory model: %s positive rows, each horizon needs %d", (rows.oom == 1).sum(0), FEWEST)
+        log.info("no out-of-memory model: %s positive rows, each horizon needs %d", positive, FEWEST)
         return None
     trees = Trees.blank(_MODELS * _TREES)
     with thread_limit(1):  # sums of several threads differ in their last bits
-        for model in range(_MODELS):
-            of_model = seed + model * _SEED_STEP
-            _fit(trees, model, rows if model == 0 else _drawn(sources, candidates, of_model), fitted, of_model)
+        for model, (rows, of_model) in enumerate(zip(draws, seeds, strict=True)):
+            _fit(trees, model, rows, fitted, of_model)
     return OomModel(trees, fitted)
 
 
@@ -113,28 +113,39 @@ def rows_of(features: FeatureSet, period: int) -> RowIndex:
     return np.flatnonzero((features.period == period) & mine)
 
 
-def choose(source: Source, candidates: RowIndex, seed: int) -> OomRows:
-    """Return the rows of a source that are learned from."""
-    rng, chosen = np.random.default_rng(seed), []
+def choose(source: Source, candidates: RowIndex, seeds: Sequence[int]) -> list[OomRows]:
+    """Return the rows of a source that are learned from, drawn once for each seed; the source is read once."""
+    draws: list[tuple[np.random.Generator, list[OomRows]]] = [(np.random.default_rng(seed), []) for seed in seeds]
     for start in range(0, len(candidates), _BLOCK):
         rows = candidates[start : start + _BLOCK]
         x, (_, oom) = source.features.x[rows], source.features.targets(rows)
         near = (x[:, AT.memory_last] > _NEAR) | (x[:, AT.ooms] > 0) | (x[:, AT.collection_ooms] > 0)
         soon, later = (oom[:, : _SOON + 1] == 1).any(axis=1), (oom == 1).any(axis=1)
         share = np.where(soon, 1.0, np.where(later, _KEEP_LATER, np.where(near, _KEEP_NEAR, _KEEP_REST)))
-        kept = (rng.random(len(rows)) < share) & np.isfinite(oom).any(axis=1)
-        weight = source.features.stands_for(rows[kept]) / share[kept]
-        chosen.append(OomRows(x[kept][:, list(INPUTS)], oom[kept], weight.astype(np.float32)))
-    if not chosen:
-        none = np.zeros((0, len(HORIZONS_S)), np.float32)
-        return OomRows(np.zeros((0, len(INPUTS)), np.float32), none, none[:, 0])
-    return OomRows(*(np.concatenate(column) for column in zip(*chosen, strict=True)))
+        known = np.isfinite(oom).any(axis=1)
+        for rng, chosen in draws:
+            kept = (rng.random(len(rows)) < share) & known
+            weight = source.features.stands_for(rows[kept]) / share[kept]
+            chosen.append(OomRows(x[kept][:, list(INPUTS)], oom[kept], weight.astype(np.float32)))
+    none = np.zeros((0, len(HORIZONS_S)), np.float32)
+    nothing = OomRows(np.zeros((0, len(INPUTS)), np.float32), none, none[:, 0])
+    return [_joined(chosen or [nothing]) for _, chosen in draws]
 
 
-def _drawn(sources: Sequence[Source], candidates: Sequence[RowIndex], seed: int) -> OomRows:
-    """Return the rows of all sources that one model learns from, at most ``_MOST_ROWS``."""
-    parts = [choose(*of, seed + k) for k, of in enumerate(zip(sources, candidates, strict=True))]
-    rows = OomRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+def _draws(sources: Sequence[Source], seeds: Sequence[int], periods: Sequence[int]) -> list[OomRows]:
+    """Return the rows of all sources that the model of each seed learns from, at most ``_MOST_ROWS``."""
+    parts = []
+    for k, source in enumerate(sources):
+        candidates = np.concatenate([rows_of(source.features, period) for period in periods])
+        parts.append(choose(source, candidates, [seed + k for seed in seeds]))
+    return [_thinned(_joined(of_seed), seed) for of_seed, seed in zip(zip(*parts, strict=True), seeds, strict=True)]
+
+
+def _joined(parts: Sequence[OomRows]) -> OomRows:
+    return OomRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _thinned(rows: OomRows, seed: int) -> OomRows:
     if len(rows.x) <= _MOST_ROWS:
         return rows
     some = np.sort(np.random.default_rng(seed).choice(len(rows.x), _MOST_ROWS, replace=False))
