@@ -41,6 +41,13 @@ pytestmark = pytest.mark.slow
 BUCKETS = 5
 NODES = 2
 RAY = Engine("ray", NODES)
+PATIENCE = {
+    # Ray ends a process in which a request waits for a head that is gone: here, the worker that runs the tests
+    "gcs_rpc_server_reconnect_timeout_s": 86_400,
+    "health_check_period_ms": 1_000,  # of three seconds: five that fail tell that a node was killed
+    "health_check_timeout_ms": 120_000,  # of ten seconds: a node of a busy machine is not taken for dead
+}
+"""How long the parts of a cluster wait for one another."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -53,7 +60,8 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": PATIENCE}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._nodes = [self._cluster.add_node(num_cpus=1) for _ in range(NODES)]
         ray.init(address=self._cluster.address, log_to_driver=False, configure_logging=False)
 
