@@ -23,7 +23,7 @@ from reclaim.training.margins.answers import Answers, Priced, Setting, three_of
 from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.ladder import N_RUNGS, price_of
 from reclaim.training.margins.margin import Budgets
-from reclaim.training.margins.own_price import Risk, add_risk, rungs_within, share_at
+from reclaim.training.margins.own_price import Risk, add_risk, mean_risk, risk_at, rungs_within, share_at, teaches
 from reclaim.training.margins.price import Price
 from reclaim.training.margins.violation import violates_in_kernel
 
@@ -136,7 +136,10 @@ class OnlineMargins:
             "violated": np.zeros((kept, len(BUDGETED), *of_tiers), np.int64),
             # of the clock: under way, and the last one whose answers have counted
             "clock": np.full(2, -1, np.int64),
-            # of the hour under way: risks of its answers, in parts of ``own_price.UNIT``, and their number
+            # of the slot under way, and of the hour's before it: risks of answers, in parts of ``own_price.UNIT``, and
+            # their number
+            "expected_now": np.zeros((*of_tiers, N_RUNGS), np.int64),
+            "priced_now": np.zeros(of_tiers, np.int64),
             "expected": np.zeros((*of_tiers, N_RUNGS), np.int64),
             "priced": np.zeros(of_tiers, np.int64),
             # of the hours before it, each of which weighs a little less than the next
@@ -144,6 +147,11 @@ class OnlineMargins:
             "priced_before": np.zeros(of_tiers),
             # own prices, as places on ladders: those that the factor begins at, and those of the whole budget
             "own": np.full((2, len(BUDGETED), *of_tiers), np.nan),
+            # of what own prices held: mean risk by slot, in the ring; and of the cell's first day the violations that
+            # these risks expected of answers whose outcomes are known, and those that came
+            "held_risk": np.zeros((kept, len(BUDGETED), *of_tiers)),
+            "promised": np.zeros((len(BUDGETED), *of_tiers)),
+            "came": np.zeros((len(BUDGETED), *of_tiers)),
             # begin of the cell, and whether an hour has been over, in which own prices were solved
             "begun": np.array([-1 if since_us is None else since_us, 0]),
         }
@@ -233,7 +241,7 @@ class OnlineMargins:
             Risks of answers, and the place of each row's; negative for a row without an answer.
         """
         if risk is not None:
-            add_risk(*risk, tier_key(windows.tier), self._cells["expected"], self._cells["priced"])
+            add_risk(*risk, tier_key(windows.tier), self._cells["expected_now"], self._cells["priced_now"])
         self._n_slots = max(self._n_slots, int(slot.max(initial=-1)) + 1)
         self._tasks = room_for(self._tasks, self._n_slots)
         columns = slot, windows.start_us, windows.end_us, tier_key(windows.tier), demand(windows), held, windows.limit
@@ -264,6 +272,7 @@ class OnlineMargins:
         moment, cells = end_us // _SLOT_US, self._cells
         if moment <= cells["clock"][0]:
             return
+        self._close_slot()
         self._solve(end_us, moment)
         passed = moment - cells["clock"][0]
         # an answer given at the end of a window of slot k, at latest just before k + 1, waits for windows that begin
@@ -271,7 +280,11 @@ class OnlineMargins:
         settled, kept = moment - 1 - -(-self.horizon_s // SLOT_S), len(cells["answered"])
         done = np.arange(max(cells["clock"][1] + 1, settled - kept + 1), settled + 1) % kept
         n, violated = cells["answered"][done].sum(axis=0), cells["violated"][done].sum(axis=0)
-        cells["answered"][done], cells["violated"][done] = 0, 0
+        if self.own and teaches(end_us - int(cells["begun"][0])):
+            promised = (cells["held_risk"][done] * cells["answered"][done][:, None]).sum(axis=0)
+            cells["promised"], cells["came"] = cells["promised"] + promised, cells["came"] + violated
+        for name in ("answered", "violated", "held_risk"):
+            cells[name][done] = 0
         cells["clock"][:] = moment, settled
         fade, known = _FADE**passed, cells["slots"] > 0
         cells["outcomes"] = cells["outcomes"] * fade + n
@@ -286,6 +299,20 @@ class OnlineMargins:
         cells["log"] = np.clip(cells["log"] + rate * spent, *bounds)
         self._settings = self._moved()
 
+    def _close_slot(self) -> None:
+        """Add the risks of the slot under way to those of its hour, and keep what they were at the prices that held."""
+        cells = self._cells
+        if self.own:
+            risk = mean_risk(cells["expected_now"], cells["priced_now"])
+            held = [risk_at(risk, cast("Price", self._settings[name]).rungs) for name in BUDGETED]
+            # an answer stands in the ring at the slot under way, or at the next where it is not given as one begins
+            this, following = (cells["clock"][0] + [0, 1]) % len(cells["held_risk"])
+            cells["held_risk"][this] = np.where(cells["priced_now"] > 0, held, cells["held_risk"][this])
+            cells["held_risk"][following] = cells["held_risk"][this]
+        for name in ("expected", "priced"):
+            cells[name] += cells[name + "_now"]
+            cells[name + "_now"][:] = 0
+
     def _solve(self, end_us: int, moment: int) -> None:
         """Solve own prices where an hour is over, or in the first one a slot."""
         cells = self._cells
@@ -294,11 +321,14 @@ class OnlineMargins:
         over = moment // _HOUR_SLOTS != cells["clock"][0] // _HOUR_SLOTS
         if not cells["priced"].any() or not (over or not cells["begun"][1]):
             return
-        caution = share_at(end_us - int(cells["begun"][0])) if self.own else 1.0
         expected, priced = (cells[name + "_before"] + cells[name] for name in ("expected", "priced"))
+        age_us, whole = end_us - int(cells["begun"][0]), np.ones(priced.shape)
         for b, budget in enumerate(self._budget.ravel()):
-            for k, share in enumerate((caution, 1.0)):
-                of_all = rungs_within(expected.sum(axis=0), priced.sum(axis=0), share * budget)
+            outcomes = cells["promised"][b], cells["came"][b]
+            shares = share_at(age_us, *outcomes) if self.own else whole, whole
+            of_cell = share_at(age_us, *(of.sum(axis=0) for of in outcomes)) if self.own else whole[0], whole[0]
+            for k, (share, of_all_tiers) in enumerate(zip(shares, of_cell, strict=True)):
+                of_all = rungs_within(expected.sum(axis=0), priced.sum(axis=0), of_all_tiers * budget)
                 known, before = rungs_within(expected, priced, share * budget), cells["own"][k, b]
                 # a tier without an answer keeps its price, and has that of all before its first one
                 cells["own"][k, b] = np.where(priced > 0, known, np.where(np.isnan(before), of_all, before))

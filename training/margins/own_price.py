@@ -21,6 +21,14 @@ UNKNOWN: Final = 65_535
 CAUTION: Final = ((1.0, 1 / 3), (4.0, 1 / 2))
 """Share of the budget that is spent up to an age of the cell in days: curves of a cell's first hours, when lags and
 long maxima are short, are too sure of themselves, by about two in a new cell, and no outcome says so yet."""
+LEARNED_DAYS: Final = 1.0
+"""Age of the cell in days up to which outcomes teach how much of the budget may be spent; after that the factor that
+follows them is enough."""
+DOUBT: Final = 20.0
+"""Violations that the curves must expect before their outcomes count as much as ``CAUTION`` does. Of 10, 20 and 40 all
+did alike on cells that begin later (``benchmarks/LOG.md``, 2026-11-25)."""
+MOST: Final = 8.0
+"""Largest share of the budget that is spent, where curves are too careful."""
 FAR: Final = 4.0
 """Factor between a price that was set and the own one beyond which the model and the cell do not go together."""
 _DAY_US: Final = 86_400_000_000
@@ -30,9 +38,27 @@ Risk = NDArray[np.uint16]
 shape (n, n_resources, N_RUNGS), falling; ``UNKNOWN`` where nothing is forecast."""
 
 
-def share_at(age_us: int) -> float:
-    """Return the share of the budget that a model which knows no outcome yet may spend in a cell of an age."""
-    return next((share for days, share in CAUTION if age_us < days * _DAY_US), 1.0)
+def share_at(age_us: int, promised: NDArray[np.float64], violated: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of the budget at which the curves' own price is solved, in a cell of an age.
+
+    Without outcomes it is that of ``CAUTION``. Outcomes may only raise it: curves that expected more violations than
+    came are too careful by that much. What is too low a price the factor that follows outcomes raises, and bursts of an
+    hour would raise it twice.
+
+    Parameters
+    ----------
+    age_us : int
+    promised, violated : float64, of one shape
+        Violations that the curves expected of answers whose horizon is over, and those that came.
+    """
+    cautious = next((share for days, share in CAUTION if age_us < days * _DAY_US), 1.0)
+    learned = (promised + DOUBT) / (violated + DOUBT / cautious)
+    return np.clip(learned, cautious, MOST)
+
+
+def teaches(age_us: int) -> bool:
+    """Return whether outcomes in a cell of an age count for ``share_at``."""
+    return age_us < LEARNED_DAYS * _DAY_US
 
 
 def risk_of(
@@ -121,7 +147,9 @@ def add_risk(risk: Any, rows: Any, tier: Any, expected: Any, answered: Any) -> N
 
 
 def rungs_within(
-    expected: NDArray[np.int64] | NDArray[np.float64], answered: NDArray[np.int64] | NDArray[np.float64], budget: float
+    expected: NDArray[np.int64] | NDArray[np.float64],
+    answered: NDArray[np.int64] | NDArray[np.float64],
+    budget: float | NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return the lowest place on the ladders at which the mean risk is a budget; NaN where nothing was answered.
 
@@ -133,13 +161,38 @@ def rungs_within(
         Sums of risks, as ``add_risk`` makes them, weighted or not.
     answered : int64 or float64, shape (...)
         Their answers, by the same weights.
-    budget : float
+    budget : float, or float64 of shape (...)
     """
-    mean = expected / (np.where(answered > 0, answered, 1)[..., None] * float(UNIT))
-    above = (mean > budget).sum(axis=-1)  # falling, so these are the first ones; at the last rung it is 0
+    mean = mean_risk(expected, answered)
+    above = (mean > np.asarray(budget)[..., None]).sum(
+        axis=-1
+    )  # falling, so these are the first ones; at the last rung it is 0
     high = np.minimum(above, TOP_RUNG)
     low = np.maximum(high - 1, 0)
     s0, s1 = (np.take_along_axis(mean, k[..., None], axis=-1)[..., 0] for k in (low, high))
     with np.errstate(divide="ignore", invalid="ignore"):
         place = np.where(above > 0, low + (s0 - budget) / (s0 - s1), 0.0)
     return np.where(answered > 0, place, math.nan)
+
+
+def mean_risk(
+    expected: NDArray[np.int64] | NDArray[np.float64], answered: NDArray[np.int64] | NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the mean risk of answers at each rung, as ``rungs_within`` takes them; 0 where nothing was answered."""
+    return expected / (np.where(answered > 0, answered, 1)[..., None] * float(UNIT))
+
+
+def risk_at(mean: NDArray[np.float64], rungs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return mean risks at places on ladders, straight between two rungs.
+
+    Parameters
+    ----------
+    mean : float64, shape (..., N_RUNGS)
+        As ``mean_risk`` returns it.
+    rungs : float64, shape (...)
+    """
+    place = np.clip(rungs, 0.0, TOP_RUNG)
+    low = np.minimum(place.astype(np.int64), TOP_RUNG - 1)
+    s0, s1 = (np.take_along_axis(mean, k[..., None], axis=-1)[..., 0] for k in (low, low + 1))
+    between: NDArray[np.float64] = s0 + (place - low) * (s1 - s0)
+    return between

@@ -18,6 +18,7 @@ from reclaim.training.margins.price import Price, three_prices
 
 DAY_US = 86_400_000_000
 SLOT_US = 300_000_000
+TIER = int(tier_key(np.array([3]))[0])
 THRESHOLDS = np.array([0.25, 0.3, 0.4, 0.6], np.float32)
 SURVIVAL = np.array([0.3, 0.1, 0.03, 0.008], np.float32)
 
@@ -86,10 +87,43 @@ def test_the_order_of_answers_makes_no_difference(risks: list[float], budget: fl
 
 
 def test_a_third_of_the_budget_is_spent_on_the_first_day_and_half_to_the_fourth() -> None:
-    assert [share_at(int(days * DAY_US)) for days in (0, 0.99, 1, 3.99, 4, 400)] == [1 / 3, 1 / 3, 0.5, 0.5, 1, 1]
+    nothing = np.zeros(())
+    shares = [float(share_at(int(days * DAY_US), nothing, nothing)) for days in (0, 0.99, 1, 3.99, 4, 400)]
+    assert shares == pytest.approx([1 / 3, 1 / 3, 0.5, 0.5, 1, 1])
 
 
-def _held(own: bool, hours: int = 3) -> OnlineMargins:
+def test_outcomes_raise_the_share_where_curves_are_too_careful_and_never_lower_it() -> None:
+    promised, came = np.array([0.0, 20, 80, 80, 80, 1e6]), np.array([0.0, 0, 0, 80, 1e4, 0])
+    # twenty violations in doubt, of which a third of the budget says that sixty come: (20 + 20) / 60, (80 + 20) / 60
+    # and (80 + 20) / (80 + 60); many more that came change nothing, and none at all do not raise it beyond eight
+    assert share_at(0, promised, came) == pytest.approx([1 / 3, 2 / 3, 5 / 3, 5 / 7, 1 / 3, 8])
+    assert share_at(5 * DAY_US, promised, came) == pytest.approx([1, 2, 5, 1, 1, 8])
+
+
+def test_a_day_without_the_violations_that_curves_expect_raises_the_share_and_the_second_day_teaches_nothing() -> None:
+    ran = {hours: _held(own=True, hours=hours) for hours in (1, 3, 12, 24, 30)}
+    begin = {hours: _price_of(of) for hours, of in ran.items()}
+    assert begin[1] > begin[3] > begin[12] > begin[24]  # 0.1 is used, far below what the curve says
+    promised, came = (np.array([of._cells[name][1, TIER] for of in ran.values()]) for name in ("promised", "came"))
+    assert (came == 0).all()
+    assert (np.diff(promised, axis=0)[:-1] > 0).all()
+    assert (promised[-1] == promised[-2]).all()
+
+
+def test_what_was_promised_is_the_risk_at_the_price_that_held() -> None:
+    # two hours: the answers to the first eleven windows are known. The first had the price that is given, at which 0.03
+    # is expected; a third of 0.3 was expected of each of the others
+    promised = _held(own=True, hours=2)._cells["promised"][1, TIER]
+    assert promised == pytest.approx([0.03 + 10 * 0.1] * 2, abs=1e-3)
+
+
+def _price_of(online: OnlineMargins) -> float:
+    price = online.begin["aggressive"]
+    assert isinstance(price, Price)
+    return price.of_tiers[TIER][0]
+
+
+def _held(own: bool, hours: int) -> OnlineMargins:
     """Return what one task of the curve above comes to, which never changes."""
     n = hours * 12
     windows = empty_windows(n)
@@ -108,7 +142,7 @@ def _held(own: bool, hours: int = 3) -> OnlineMargins:
 
 
 def test_prices_begin_where_the_curves_expect_a_third_of_the_budget_and_none_looks_ahead() -> None:
-    own, fixed = _held(own=True), _held(own=False)
+    own, fixed = _held(own=True, hours=1), _held(own=False, hours=1)
     # a third of 0.024 is S(0.6) and a third of 0.3 is S(0.3): the least prices at which those are reserved
     begin = {name: own.begin[name] for name in BUDGETED}
     assert begin["baseline"].by_tier != fixed.begin["baseline"].by_tier
