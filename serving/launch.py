@@ -211,8 +211,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         raise ConfigError(f"--port must be between 1 and 65535, got {port}")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ConfigError(f"--host: no address for {host!r} ({error.strerror}); 127.0.0.1 is this machine") from error
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no name of a host"
+        raise ConfigError(f"--host: no address for {host!r} ({why}); 127.0.0.1 is this machine") from error
     family, _, _, _, address = found[0]
     with socket.socket(family) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # no wait after a restart

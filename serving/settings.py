@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell
+from reclaim.serving.wire.schemas import MAX_TIME_US
 from reclaim.training.machines.following import AT_ONCE
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 ENV_PREFIX: Final = "RECLAIM_"
+LONGEST_S: Final = 1e9
+"""Longest time in seconds that a setting may name, some thirty years: sums with it still fit into whole µs."""
 DEFAULT_MODEL: Final = "reclaim@champion"
 """The model served by default: the version that the alias ``champion`` points at."""
 
@@ -33,7 +36,7 @@ class ServingSettings(BaseSettings):
     """The version that ``model`` was resolved to; goes with ``bundle``."""
     shadow: str = ""
     """A second model, scored and compared live but never served; empty: none."""
-    watch_s: float = Field(default=5.0, gt=0)
+    watch_s: float = Field(default=5.0, gt=0, le=LONGEST_S)
     """Time in seconds between two reads of the aliases."""
     margin: str = MARGIN_NAMES[0]
     """Margin of a request that names none."""
@@ -64,11 +67,11 @@ class ServingSettings(BaseSettings):
     """Bytes of the bodies of all requests under way at most; further ones are refused with 429 and ``Retry-After``."""
     max_waiting: int = Field(default=64, ge=1)
     """Writes in the queue at once; one more is refused with 429 and ``Retry-After``."""
-    body_timeout_s: float = Field(default=30.0, gt=0)
+    body_timeout_s: float = Field(default=30.0, gt=0, le=LONGEST_S)
     """Time in seconds within which a body has to arrive."""
-    request_timeout_s: float = Field(default=60.0, gt=0)
+    request_timeout_s: float = Field(default=60.0, gt=0, le=LONGEST_S)
     """Time in seconds within which an answer has to be given after the body is complete."""
-    reading_timeout_s: float = Field(default=30.0, gt=0)
+    reading_timeout_s: float = Field(default=30.0, gt=0, le=LONGEST_S)
     """Time in seconds within which a client has to read a MiB of an answer; it is cut off then."""
     allowed_hosts: str = ""
     """Names that clients may call this service by where no token is asked for, separated by commas. localhost and
@@ -90,31 +93,37 @@ class ServingSettings(BaseSettings):
     """A snapshot replaces the log when the log is larger than this, in MiB, and than a fourth of the last snapshot."""
     max_tracked: int = Field(default=500_000, ge=1)
     """Tasks remembered at once at most; windows of one more are refused."""
-    lateness_s: float = Field(default=900.0, ge=0)
+    lateness_s: float = Field(default=900.0, ge=0, le=LONGEST_S)
     """Largest time in seconds by which a window of a task may come after a later one of it."""
-    ahead_s: float | None = Field(default=None, gt=0)
+    ahead_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
     """Largest time in seconds by which a window may end ahead of the clock, so that one wrong time does not make all
     others old. None: 300 with this machine's clock, else an hour, which gaps in a trace may pass if half of the tasks
     agree."""
     clock: Literal["unix", "trace"] = "unix"
     """``unix``: windows are in µs since 1970 and the clock is this machine's. ``trace``: windows have times of a trace;
     the clock stands at the time that more than a tenth of the tasks have reached and goes on from there with time."""
-    stale_s: float | None = Field(default=None, gt=0)
+    stale_s: float | None = Field(default=None, gt=0, le=LONGEST_S)
     """A task without a new window for this long gets its limit again, in seconds; None: two horizons of the model."""
-    forget_s: float = Field(default=86_400.0, gt=0)
+    forget_s: float = Field(default=86_400.0, gt=0, le=LONGEST_S)
     """A task without a new window for this long is forgotten, in seconds."""
-    largest_cpu: float | None = Field(default=None, gt=0)
+    largest_cpu: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The most CPU that any machine of the cell supplies, in the unit of the limits; None: unknown."""
-    largest_memory: float | None = Field(default=None, gt=0)
+    largest_memory: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """The same of memory."""
     cpu_unit: str = Field(default="cores", min_length=1, max_length=64)
     """The unit of all CPU amounts of the tracked cell; it is repeated in answers, never converted."""
     memory_unit: str = Field(default="bytes", min_length=1, max_length=64)
     """The same of memory."""
-    monday_us: int = Field(default=0, ge=0)
+    monday_us: int = Field(default=0, ge=0, le=MAX_TIME_US)
     """A midnight that begins a Monday, in the cell's own zone, on the windows' clock; µs."""
     log_json: bool = False
     """Writes the log as one JSON object a line."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unnamed(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Take an empty ``RECLAIM_MODEL``, which files of variables are left with, as one that is not set."""
+        return {name: value for name, value in given.items() if (name, value) != ("model", "")}
 
     @property
     def may_fall_back(self) -> bool:

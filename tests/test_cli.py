@@ -65,6 +65,9 @@ def test_a_file_with_a_typo_or_invalid_toml_is_named(tmp_path: Path) -> None:
     file.write_text("= nothing")
     with pytest.raises(ConfigError, match=r"f.toml: not valid TOML"):
         load_config(FeatureConfig, file)
+    file.write_bytes(b"a = '\xff'")
+    with pytest.raises(ConfigError, match=r"f.toml: not valid TOML: .*utf-8"):
+        load_config(FeatureConfig, file)
     with pytest.raises(ConfigError, match=r"none.toml: no such file"):
         load_config(FeatureConfig, tmp_path / "none.toml")
 

@@ -174,7 +174,7 @@ def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
     """Return the files of a trace with their tables; refuse a folder that has none, or unfinished ones."""
     files = [(table, file) for table in source.tables for file in find_files(source_folder, table)]
     if not files:
-        patterns = ", ".join(dict.fromkeys(table.patterns[0] for table in source.tables))
+        patterns = ", ".join(dict.fromkeys(pattern for table in source.tables for pattern in table.patterns))
         raise TraceError(f"{source_folder}: no files of a {source.trace} trace (looked for {patterns})")
     partial = (f"{pattern}.partial" for table in source.tables for pattern in table.patterns)
     unfinished = sorted(path for pattern in partial for path in source_folder.glob(pattern) if path.is_file())

@@ -90,6 +90,9 @@ def set_facts(tasks: NDArray[Any], at: NDArray[np.int64], rows: NDArray[np.int64
         new = facts.columns[column][rows]
         known = (new >= 0) & (tasks[name][at] < 0)
         tasks[name][at[known]] = new[known]
-    limited = ~np.isnan(facts.limit[rows, 0])
-    tasks["limit"][at[limited]] = facts.limit[rows[limited]]
-    tasks["limit_us"][at[limited]] = facts.columns[SINCE_US][rows[limited]]
+    since_us = facts.columns[SINCE_US][rows]
+    # the limit that began last is the current one, whatever the order in which limits are told
+    limited = np.argsort(since_us, kind="stable")
+    limited = limited[~np.isnan(facts.limit[rows[limited], 0])]
+    limited = limited[since_us[limited] >= tasks["limit_us"][at[limited]]]
+    tasks["limit"][at[limited]], tasks["limit_us"][at[limited]] = facts.limit[rows[limited]], since_us[limited]

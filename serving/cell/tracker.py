@@ -224,6 +224,11 @@ class Tracker:
         outcome[new[np.sort(first)[max(self._settings.max_tracked - len(self), 0) :]]] = TOO_MANY_TASKS
         return outcome
 
+    def opted_out_after(self, facts: FactRows) -> Ids:
+        """Return the collections without estimation once facts are stored, sorted."""
+        on, off = ([c for c, wanted in facts.estimation.items() if wanted is which] for which in (True, False))
+        return np.union1d(np.setdiff1d(self._opted_out, np.array(on, np.int64)), np.array(off, np.int64))
+
     def store_facts(self, facts: FactRows) -> Ids:
         """Store facts; return the slots of tasks that were removed."""
         columns, key = facts.columns, facts.key
@@ -231,9 +236,7 @@ class Tracker:
         self._give(key[~ends])
         slot = self._slots.find(key)
         with self._lock:
-            on = [collection for collection, estimation in facts.estimation.items() if estimation]
-            off = [collection for collection, estimation in facts.estimation.items() if not estimation]
-            self._opted_out = np.union1d(np.setdiff1d(self._opted_out, np.array(on, np.int64)), np.array(off, np.int64))
+            self._opted_out = self.opted_out_after(facts)
             rows = np.flatnonzero((slot >= 0) & ~ends)
             set_facts(self._tasks, slot[rows], rows, facts)
             self._tasks["heard_us"][slot[rows]] = self.clock.present_us
@@ -335,7 +338,7 @@ class Tracker:
         assert self._scores is not None
         assert self._prices is not None
         there, kept, n = slot >= 0, self._scores, len(slot)
-        x = self._x[slot] if with_x else None
+        x = self._x[slot] if with_x and len(self._x) else None  # what an unknown task has there means nothing
         if there.all():
             task = copy_rows(self._tasks, slot)
             copied: dict[str, Any] = {

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from reclaim import __version__
@@ -37,6 +37,18 @@ from reclaim.serving.wire.schemas import MAX_ID, ErrorResponse, MarginName, Task
 Json = dict[str, Any]
 
 PATH: Final = "/docs.json"
+_INDEX: Final = """<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><title>reclaim</title><link rel="stylesheet" href="./static_content/swagger-ui.css"></head>
+<body><div id="swagger-ui"></div><script src="./static_content/swagger-ui-bundle.js"></script>
+<script>SwaggerUIBundle({url: "./docs.json", dom_id: "#swagger-ui"})</script></body>
+</html>
+"""
+"""Page that shows the routes, of files that BentoML brings; its own page loads a script of another host."""
+_OWN_ALONE: Final = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+)
+"""Content security policy under which a page loads nothing from other hosts."""
 REFUSALS: Final = {
     BAD_REQUEST: "The body is not JSON, or no Arrow stream.",
     UNAUTHORIZED: "The bearer token is missing or wrong.",
@@ -207,7 +219,7 @@ def page(api: FastAPI, prefix: str) -> Json:
 
 
 def page_app(api: FastAPI, prefix: str, metrics: Callable[[], str]) -> Starlette:
-    """Return the application of ``/docs.json``, made at the first request, and of ``/metrics``."""
+    """Return the application of ``/``, of ``/docs.json``, made at the first request, and of ``/metrics``."""
     made: list[Response] = []
 
     async def answer(request: Request) -> Response:  # noqa: ARG001 - the signature of a route
@@ -218,7 +230,10 @@ def page_app(api: FastAPI, prefix: str, metrics: Callable[[], str]) -> Starlette
     def measured(request: Request) -> Response:  # noqa: ARG001 - the signature of a route
         return Response(metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    return Starlette(routes=[Route(PATH, answer), Route("/metrics", measured)])
+    def index(request: Request) -> Response:  # noqa: ARG001 - the signature of a route
+        return HTMLResponse(_INDEX, headers={"content-security-policy": _OWN_ALONE})
+
+    return Starlette(routes=[Route("/", index), Route(PATH, answer), Route("/metrics", measured)])
 
 
 def _complete(operation: Json, *, token: bool) -> None:

@@ -225,6 +225,8 @@ async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
     parameters = _parameters(request, UsageParameters)
     wanted, query = parameters.answer, _query_of(parameters)
     runtime.writer.check()
+    if wanted != "none":  # what is wrong with the question is said before anything is stored
+        margins_of(query, runtime.tracker.look(np.zeros((0, 2), np.int64)).scorer, settings.margin)
 
     def read() -> rows.UsageRows:
         with runtime.writer.timed("decode"):
@@ -250,6 +252,7 @@ async def _usage(runtime: Runtime, request: Request, body: bytes) -> Response:
 async def _tasks(runtime: Runtime, request: Request, body: bytes) -> Response:
     """Take facts about tasks, such as limits, machines and ends, and collections that want no estimation."""
     runtime.writer.check()
+    _parameters(request, Parameters)
 
     def read() -> rows.FactRows:
         if _is_arrow(request):
@@ -289,6 +292,7 @@ async def _cell(runtime: Runtime, request: Request, body: bytes) -> Response:  #
 async def _query(runtime: Runtime, request: Request, body: bytes) -> Response:
     """Answer for a list of tasks, for machines, collections or all, with margins and budgets by tier."""
     runtime.writer.check_readable()
+    _parameters(request, Parameters)  # none: the body has its own margin
     query = parse_body(body, CellQuery)
     if query.tasks is not None and len(body) <= _INLINE_BYTES:
         runtime.small_calls.note()
@@ -360,11 +364,13 @@ def _sums(runtime: Runtime, machines: list[int] | None = None) -> MachineSums:
 
 async def _state(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
     """Report on the memory: tasks, clock, sizes, and problems found when it was read."""
+    _parameters(request, Parameters)
     return _json(runtime.state_info())
 
 
 async def _model(runtime: Runtime, request: Request, body: bytes) -> Response:  # noqa: ARG001 - a GET has none
     """Describe the served model, and the limits of a request."""
+    _parameters(request, Parameters)
     return _json(model_info(runtime.keeper.served, runtime.settings))
 
 

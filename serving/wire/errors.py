@@ -185,7 +185,7 @@ def code_of(error: ValidationError) -> str:
 
 def _nearest(name: str) -> str:
     near = difflib.get_close_matches(name[:_SHOWN_CHARACTERS], _FIELDS, 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f"; did you mean {near[0]!r}?" if near and near[0] != name else ""
 
 
 def _given(value: Any) -> str:

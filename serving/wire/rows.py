@@ -33,6 +33,7 @@ from reclaim.serving.wire.errors import (
     parse_json,
 )
 from reclaim.serving.wire.schemas import (
+    LONGEST_WINDOW_US,
     MAX_AMOUNT,
     MAX_OWNER,
     MAX_TIME_US,
@@ -214,6 +215,9 @@ def usage_from_arrow(body: bytes, max_rows: int) -> UsageRows:
     _check_ranges(columns, (s.COLLECTION_ID, s.START_US, s.END_US), good, refusals)
     empty = np.asarray(columns[s.END_US] <= columns[s.START_US], np.bool_)
     _refuse(empty, "invalid_field", "a window must end after it starts", s.END_US, good, refusals)
+    long = np.asarray(columns[s.END_US] - columns[s.START_US] > LONGEST_WINDOW_US, np.bool_)
+    message = "a window must not be longer than a day, and its times are µs"
+    _refuse(long, "invalid_field", message, s.END_US, good, refusals)
     for mean, most in _MEANS:
         with np.errstate(invalid="ignore"):
             above = np.logical_and(columns[mean] > columns[most] * MEAN_ABOVE, columns[most] > 0.0)

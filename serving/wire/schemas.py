@@ -19,6 +19,8 @@ from reclaim.data.schema import PERCENTILES, TAIL_PERCENTILES
 
 MAX_ID: Final = 2**63 - 1
 """Ids are exact 64-bit integers."""
+LONGEST_WINDOW_US: Final = 86_400_000_000
+"""Longest window: a day. Windows are minutes; one that is longer has a time in another unit than µs."""
 MAX_TIME_US: Final = 2**59
 """The largest time taken, in µs: 18 thousand years, whose slots of 5 minutes are counted in 32 bits. Nanoseconds since
 1970 are beyond it, and so are refused."""
@@ -134,6 +136,12 @@ class Window(Wire):
             raise PydanticCustomError(
                 "window_empty",
                 "a window must end after it starts: start_us {start}, end_us {end}",
+                {"start": self.start_us, "end": self.end_us},
+            )
+        if self.end_us - self.start_us > LONGEST_WINDOW_US:
+            raise PydanticCustomError(
+                "window_long",
+                "a window must not be longer than a day, and its times are µs: start_us {start}, end_us {end}",
                 {"start": self.start_us, "end": self.end_us},
             )
         if _above(self.cpu_mean, self.cpu_max) or _above(self.memory_mean, self.memory_max):

@@ -41,8 +41,8 @@ def load_config(kind: type[C], file: Path | None = None, assignments: Sequence[s
         if not file.is_file():
             raise ConfigError(f"{file}: no such file")
         try:
-            values = tomllib.loads(file.read_text())
-        except tomllib.TOMLDecodeError as error:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file}: not valid TOML: {error}") from error
         _build(kind, values, str(file), ())
     for assignment in assignments:

@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -88,6 +89,26 @@ def test_paths_outside_the_interface_are_refused_in_the_one_shape_of_error(
     error = ErrorResponse.model_validate_json(refused.content).error
     assert (refused.status_code, error.code) in ((404, "not_found"), (405, "method_not_allowed"))
     assert "/docs.json" in error.message
+
+
+def test_the_page_of_the_routes_asks_no_other_host_for_anything(client: TestClient) -> None:
+    page = client.get("/")
+    assert page.status_code == 200
+    assert "//" not in page.text
+    assert page.headers["content-security-policy"].startswith("default-src 'self';")
+    for file in re.findall(r'(?:src|href)="\.([^"]+)"', page.text):
+        assert client.get(file).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/cell/reservations"), ("POST", "/v1/tasks"), ("GET", "/v1/cell"), ("GET", "/v1/model")],
+)
+def test_a_parameter_that_means_nothing_is_refused(client: TestClient, method: str, path: str) -> None:
+    body: Json = {} if method == "GET" else {"json": {"tasks": [{"collection_id": 7}]}}
+    refused = client.request(method, f"{path}?margin=aggressive", **body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "unknown_field")
+    assert "did you mean 'margin'" not in refused.json()["error"]["message"]
 
 
 def test_a_large_request_is_answered_as_if_it_were_small(
@@ -173,6 +194,11 @@ REFUSALS: dict[str, tuple[str | bytes, int, str, str | None, str]] = {
     "window ends before it starts": (
         changed(*WINDOW, "end_us", to=0), 422, "invalid_field", "tasks[0].windows[0]",
         "tasks[0].windows[0]: a window must end after it starts: start_us 0, end_us 0",
+    ),
+    "window whose times are of two units": (
+        changed(*WINDOW, "end_us", to=172_800_000_000), 422, "invalid_field", "tasks[0].windows[0]",
+        "tasks[0].windows[0]: a window must not be longer than a day, and its times are µs: "
+        "start_us 0, end_us 172800000000",
     ),
     "disorder": (
         changed(*WINDOW, to={"start_us": 400_000_000, "end_us": 600_000_000}), 422, "invalid_field",

@@ -33,3 +33,23 @@ def test_a_setting_out_of_range_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ConfigError, match=r"RECLAIM_MAX_TASKS: .*RECLAIM_MAX_BODY_BYTES: ") as refusal:
         read_settings()
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("FORGET_S", "inf"), ("FORGET_S", "1e300"), ("STALE_S", "nan"), ("LATENESS_S", "inf"),
+     ("REQUEST_TIMEOUT_S", "inf"), ("LARGEST_CPU", "inf"), ("MONDAY_US", "9" * 23)],
+)  # fmt: skip
+def test_a_setting_without_end_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"RECLAIM_{name}", value)
+    with pytest.raises(ConfigError, match=f"RECLAIM_{name}: Input should be"):
+        read_settings()
+
+
+def test_an_empty_model_is_one_that_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECLAIM_MODEL", "")
+    assert (read_settings().model, read_settings().may_fall_back) == ("reclaim@champion", True)
+    monkeypatch.setenv("RECLAIM_MODEL", "builtin")
+    assert (read_settings().model, read_settings().may_fall_back) == ("builtin", False)

@@ -185,6 +185,8 @@ def test_a_missing_folder_and_a_folder_without_usage_are_named(tmp_path: Path) -
     (tmp_path / "cell").mkdir()
     with pytest.raises(TraceError, match=r"no files of a google-v3 trace \(looked for instance_usage"):
         ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
+    with pytest.raises(TraceError, match=r"looked for \*\.parquet, .*\*\.csv"):
+        ingest(tmp_path / "cell", tmp_path / "out", IngestConfig(trace="series", mapping="azure"))
 
 
 def test_a_misspelled_field_that_is_needed_is_named_with_the_known_ones(

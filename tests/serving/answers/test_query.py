@@ -88,6 +88,30 @@ def test_metrics_are_shown_for_a_model_whose_memory_was_never_measured(
         assert 'reclaim_margin_budget_ratio{margin="medium"} 0.25' in runtime.metrics.text()
 
 
+def test_a_task_of_an_empty_cell_is_unknown(make_app: Any, at_url: Any) -> None:
+    with make_app() as (app, _), at_url(app) as url:
+        refused = httpx.get(f"{url}/v1/tasks/5/0")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_task")
+
+
+@pytest.mark.parametrize("question", ["answer=tasks&margin=foo", "answer=cell&budget=1e-9"])
+def test_a_write_whose_question_cannot_be_answered_is_refused_before_it_is_stored(
+    make_app: Any, at_url: Any, question: str
+) -> None:
+    window = {
+        "collection_id": 49,
+        "start_us": 0,
+        "end_us": 300_000_000,
+        "cpu_mean": 0.1,
+        "limit": {"cpu": 1, "memory": 1},
+    }
+    with make_app() as (app, runtime), at_url(app) as url:
+        refused = httpx.post(f"{url}/v1/usage?{question}", json={"windows": [window]})
+        assert refused.status_code == 422
+        assert len(runtime.tracker) == 0
+        assert httpx.post(f"{url}/v1/usage?answer=tasks", json={"windows": [window]}).status_code == 200
+
+
 def test_windows_are_counted_by_outcome(make_app: Any, at_url: Any) -> None:
     def window(collection: int, **more: Any) -> dict[str, Any]:
         limit = {"cpu": 1.0, "memory": 1.0}

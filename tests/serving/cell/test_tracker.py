@@ -178,6 +178,22 @@ def test_the_current_limit_is_the_latest_of_windows_and_facts(
     assert facts_of(memory)["granted"].tolist() == [9.0, 9.0]
 
 
+def test_a_limit_that_is_told_late_does_not_replace_one_that_began_later(memory: Memory) -> None:
+    memory.write(windows_of({"at": 1}))
+    memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 3 * W}))
+    memory.tell(fact_rows({"task": 1, "limit": 1.0, "since_us": 2 * W}))
+    assert facts_of(memory)["limit"].tolist() == [4.0, 4.0]
+    # of one call, too; of those that began at the same time the last one holds
+    memory.tell(
+        fact_rows(
+            {"task": 1, "limit": 5.0, "since_us": 5 * W}, {"task": 1, "limit": 6.0, "since_us": 5 * W},
+            {"task": 1, "limit": 7.0, "since_us": 4 * W},
+        )
+    )  # fmt: skip
+    assert facts_of(memory)["limit"].tolist() == [6.0, 6.0]
+    assert facts_of(memory)["limit_us"] == 5 * W
+
+
 def test_a_late_window_does_not_bring_an_old_limit_back(memory: Memory) -> None:
     memory.write(windows_of({"at": 0}, {"at": 2, "limit": 5.0}))
     assert memory.write(windows_of({"at": 1, "limit": 0.5})) == [LATE]

@@ -266,6 +266,16 @@ def test_a_mean_above_its_maximum_is_refused_and_a_maximum_of_0_is_unknown(name:
     assert (found.row.tolist(), found.refusals.errors[0].field) == ([1, 2, 3, 4], f"{name}_mean")
 
 
+def test_a_window_longer_than_a_day_has_times_of_two_units_and_is_refused() -> None:
+    day = 86_400_000_000
+    spans = [(0, day), (0, day + 1), (1_700_000_000, 1_700_000_000_000_000)]
+    told = [{**GOOD, "instance_index": k, "start_us": a, "end_us": b} for k, (a, b) in enumerate(spans)]
+    assert usage(told).row.tolist() == [0]
+    flat = [{n: v for n, v in row.items() if n not in ("limit", "instance_index")} for row in told]
+    found = rows.usage_from_arrow(bytes(arrow.write_table(pa.Table.from_pylist(flat, SCHEMA))), 10)
+    assert (found.row.tolist(), found.refusals.counts) == ([0], {"invalid_field": 2})
+
+
 @pytest.mark.parametrize("more", [b"x", b"\0" * 8, None])
 def test_bytes_after_the_end_of_a_stream_are_refused(more: bytes | None) -> None:
     stream = bytes(arrow.write_table(pa.Table.from_pylist([{s.COLLECTION_ID: 1, s.START_US: 0, s.END_US: 1}], SCHEMA)))

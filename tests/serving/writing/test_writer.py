@@ -443,8 +443,9 @@ def test_an_estimation_choice_beyond_the_limit_is_refused(start: Callable[..., S
         service.facts(estimation={1: False})
     assert refusal.value.body.error.code == "too_many_collections"
     assert service.tracker.n_opted_out == 2
-    assert service.facts(estimation={5: True}).taken == 1
-    assert service.facts(estimation={1: False}).taken == 1
+    assert service.facts(estimation={5: False, 6: False}).taken == 2  # said again, it asks for no more room
+    assert service.facts(estimation={5: True, 1: False}).taken == 2
+    assert service.tracker.n_opted_out == 2
 
 
 def test_a_record_that_cannot_be_written_is_counted_and_holds_up_no_write(
