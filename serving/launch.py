@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from reclaim.data.core.files import take_lock
+from reclaim.data.dataset import MANIFEST
 from reclaim.data.errors import ConfigError
 from reclaim.serving.http.guard import read_token
 from reclaim.serving.http.process import backlog_of, raise_open_files
@@ -174,7 +175,9 @@ def _checked_tls(cert: Path | None, key: Path | None) -> Tls:
 
 
 def _check_record(folder: Path) -> None:
-    """Refuse a folder that this process cannot write into: the first file is written an hour later."""
+    """Refuse a dataset, and a folder that this process cannot write into: the first file is written an hour later."""
+    if (folder / MANIFEST).exists():
+        raise ConfigError(f"{folder} is a finished dataset; choose another folder with --record")
     try:
         _make_writable(folder)
     except OSError as error:

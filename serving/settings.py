@@ -11,7 +11,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.windows import Cell
-from reclaim.serving.wire.schemas import MAX_TIME_US
 from reclaim.training.machines.following import AT_ONCE
 from reclaim.training.margins.margin import MARGIN_NAMES
 
@@ -114,7 +113,7 @@ class ServingSettings(BaseSettings):
     """The unit of all CPU amounts of the tracked cell; it is repeated in answers, never converted."""
     memory_unit: str = Field(default="bytes", min_length=1, max_length=64)
     """The same of memory."""
-    monday_us: int = Field(default=0, ge=0, le=MAX_TIME_US)
+    monday_us: int = Field(default=0, ge=0, le=2**59)  # as times of windows
     """A midnight that begins a Monday, in the cell's own zone, on the windows' clock; µs."""
     log_json: bool = False
     """Writes the log as one JSON object a line."""

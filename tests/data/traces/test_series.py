@@ -436,3 +436,12 @@ def test_ingest_says_why_windows_have_no_limit_by_whether_there_are_events(tmp_p
     report.dataset.manifest["counts"]["events"] = 3
     _, lines = of_ingest(report, tmp_path / "out")
     assert "1 windows have no CPU limit: no event gives them one above 0" in lines
+
+
+def test_ingest_says_how_many_windows_came_twice(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,0.5\n1,300,0.6\n2,300,0.5\n")
+    _, lines = of_ingest(
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, MAPPING))), tmp_path / "out"
+    )
+    assert "1 windows were of a task and a time that others are of; one of each is kept" in lines
