@@ -194,7 +194,7 @@ class Downloader:
                 raise TraceError(f"{url}: {reason}; given up after {failures} tries in a row without a new byte")
             backoff_s = self._backoff_s * 2 ** (failures - 1) * random.uniform(0.5, 1.0)
             pause_s = min(max(backoff_s, wait_s), LONGEST_WAIT_S)
-            log.info("%s: %s; trying again in %.1f s", url, reason, pause_s)
+            log.warning("%s: %s; trying again in %.1f s", url, reason, pause_s)
             if self._stop.wait(pause_s):
                 raise CancelledError
 

@@ -301,7 +301,7 @@ class Client:
                 raise TraceError(f"{self.url}: {message or f'HTTP {status}'}; given up after {TRIES} tries. "
                                  "Run again to go on: pieces that came are kept")  # fmt: skip
             pause_s = self._access.pause_s * 2 ** (TRIES - 1 - left)
-            log.info("%s: %s; trying again in %.0f s", self.url, message, pause_s)
+            log.warning("%s: %s; trying again in %.0f s", self.url, message, pause_s)
             time.sleep(pause_s)
 
     def _message(self, response: httpx.Response) -> str:
