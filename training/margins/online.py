@@ -49,6 +49,8 @@ _HOUR_SLOTS: Final = 3_600 // SLOT_S
 _HOUR_FADE: Final = 1 - 1 / 24
 """Weight of an hour's answers relative to those of the next one in what an own price is solved from."""
 _SLOT_US: Final = SLOT_S * 1_000_000
+_UNKNOWN_US: Final = np.iinfo(np.int64).min
+"""Begin of a cell that is not known yet. A cell may have begun before the clock of its trace."""
 _VIOLATED: Final = len(RESOURCES)
 """First bit of what was violated, in ``came``."""
 assert _VIOLATED + len(BUDGETED) * len(RESOURCES) <= np.iinfo(np.uint8).bits
@@ -153,7 +155,7 @@ class OnlineMargins:
             "promised": np.zeros((len(BUDGETED), *of_tiers)),
             "came": np.zeros((len(BUDGETED), *of_tiers)),
             # begin of the cell, and whether an hour has been over, in which own prices were solved
-            "begun": np.array([-1 if since_us is None else since_us, 0]),
+            "begun": np.array([_UNKNOWN_US if since_us is None else since_us, 0]),
         }
         self._settings = self._moved()
 
@@ -316,7 +318,7 @@ class OnlineMargins:
     def _solve(self, end_us: int, moment: int) -> None:
         """Solve own prices where an hour is over, or in the first one a slot."""
         cells = self._cells
-        if cells["begun"][0] < 0:
+        if cells["begun"][0] == _UNKNOWN_US:
             cells["begun"][0] = end_us
         over = moment // _HOUR_SLOTS != cells["clock"][0] // _HOUR_SLOTS
         if not cells["priced"].any() or not (over or not cells["begun"][1]):

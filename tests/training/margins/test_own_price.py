@@ -117,13 +117,18 @@ def test_what_was_promised_is_the_risk_at_the_price_that_held() -> None:
     assert promised == pytest.approx([0.03 + 10 * 0.1] * 2, abs=1e-3)
 
 
+def test_a_cell_that_began_before_the_clock_of_its_trace_is_as_old_as_that() -> None:
+    young, old = (_held(own=True, hours=1, since_us=since_us) for since_us in (0, -30 * DAY_US))
+    assert _price_of(young) > _price_of(old) == price_of(old.own_rungs[1, TIER])[0]
+
+
 def _price_of(online: OnlineMargins) -> float:
     price = online.begin["aggressive"]
     assert isinstance(price, Price)
     return price.of_tiers[TIER][0]
 
 
-def _held(own: bool, hours: int) -> OnlineMargins:
+def _held(own: bool, hours: int, since_us: int | None = None) -> OnlineMargins:
     """Return what one task of the curve above comes to, which never changes."""
     n = hours * 12
     windows = empty_windows(n)
@@ -136,7 +141,7 @@ def _held(own: bool, hours: int) -> OnlineMargins:
     ladder = ladder_of(survival, thresholds, np.ones((n, 2)))
     risk = risk_of(ladder, survival, thresholds, np.full((n, 2), 0.25))
     begin = three_prices(Price("baseline", (500.0, 500.0)), Price("aggressive", (3.0, 3.0)))
-    online = OnlineMargins(begin, Budgets(0.024, 0.3), own=own)
+    online = OnlineMargins(begin, Budgets(0.024, 0.3), own=own, since_us=since_us)
     online.hold(np.zeros(n, np.int64), Priced(ladder, None, risk), windows)
     return online
 
