@@ -327,8 +327,8 @@ class OnlineMargins:
         age_us, whole = end_us - int(cells["begun"][0]), np.ones(priced.shape)
         for b, budget in enumerate(self._budget.ravel()):
             outcomes = cells["promised"][b], cells["came"][b]
-            shares = share_at(age_us, *outcomes) if self.own else whole, whole
-            of_cell = share_at(age_us, *(of.sum(axis=0) for of in outcomes)) if self.own else whole[0], whole[0]
+            shares = share_at(age_us, budget, *outcomes) if self.own else whole, whole
+            of_cell = share_at(age_us, budget, *(of.sum(axis=0) for of in outcomes)) if self.own else whole[0], whole[0]
             for k, (share, of_all_tiers) in enumerate(zip(shares, of_cell, strict=True)):
                 of_all = rungs_within(expected.sum(axis=0), priced.sum(axis=0), of_all_tiers * budget)
                 known, before = rungs_within(expected, priced, share * budget), cells["own"][k, b]

@@ -21,6 +21,10 @@ UNKNOWN: Final = 65_535
 CAUTION: Final = ((1.0, 1 / 3), (4.0, 1 / 2))
 """Share of the budget that is spent up to an age of the cell in days: curves of a cell's first hours, when lags and
 long maxima are short, are too sure of themselves, by about two in a new cell, and no outcome says so yet."""
+WHOLE: Final = 0.09
+"""Budget over which the root of a small one is its share on the first day: a tenth of 0.1 % is spent where a third of
+1 % is. The rarer what is asked for, the less curves of a few hours know of it: with a tenth, 35 of 43 cells that begin
+later kept to twice the budget, with a third 21 (``benchmarks/LOG.md``, 2026-11-25)."""
 LEARNED_DAYS: Final = 1.0
 """Age of the cell in days up to which outcomes teach how much of the budget may be spent; after that the factor that
 follows them is enough."""
@@ -38,20 +42,25 @@ Risk = NDArray[np.uint16]
 shape (n, n_resources, N_RUNGS), falling; ``UNKNOWN`` where nothing is forecast."""
 
 
-def share_at(age_us: int, promised: NDArray[np.float64], violated: NDArray[np.float64]) -> NDArray[np.float64]:
+def share_at(
+    age_us: int, budget: float, promised: NDArray[np.float64], violated: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the share of the budget at which the curves' own price is solved, in a cell of an age.
 
-    Without outcomes it is that of ``CAUTION``. Outcomes may only raise it: curves that expected more violations than
-    came are too careful by that much. What is too low a price the factor that follows outcomes raises, and bursts of an
-    hour would raise it twice.
+    Without outcomes it is that of ``CAUTION``, of small budgets less on the first day (``WHOLE``). Outcomes may only
+    raise it: curves that expected more violations than came are too careful by that much. What is too low a price the
+    factor that follows outcomes raises, and bursts of an hour would raise it twice.
 
     Parameters
     ----------
     age_us : int
+    budget : float
     promised, violated : float64, of one shape
         Violations that the curves expected of answers whose horizon is over, and those that came.
     """
     cautious = next((share for days, share in CAUTION if age_us < days * _DAY_US), 1.0)
+    if age_us < CAUTION[0][0] * _DAY_US:
+        cautious = min(cautious, math.sqrt(budget / WHOLE))
     learned = (promised + DOUBT) / (violated + DOUBT / cautious)
     return np.clip(learned, cautious, MOST)
 

@@ -88,16 +88,23 @@ def test_the_order_of_answers_makes_no_difference(risks: list[float], budget: fl
 
 def test_a_third_of_the_budget_is_spent_on_the_first_day_and_half_to_the_fourth() -> None:
     nothing = np.zeros(())
-    shares = [float(share_at(int(days * DAY_US), nothing, nothing)) for days in (0, 0.99, 1, 3.99, 4, 400)]
+    shares = [float(share_at(int(days * DAY_US), 0.01, nothing, nothing)) for days in (0, 0.99, 1, 3.99, 4, 400)]
     assert shares == pytest.approx([1 / 3, 1 / 3, 0.5, 0.5, 1, 1])
+
+
+def test_of_small_budgets_less_is_spent_on_the_first_day() -> None:
+    nothing = np.zeros(())
+    of_first_day = [float(share_at(0, budget, nothing, nothing)) for budget in (0.1, 0.01, 0.0025, 0.001, 0.0001)]
+    assert of_first_day == pytest.approx([1 / 3, 1 / 3, 1 / 6, 0.1054, 1 / 30], abs=1e-4)
+    assert float(share_at(DAY_US, 0.001, nothing, nothing)) == 0.5
 
 
 def test_outcomes_raise_the_share_where_curves_are_too_careful_and_never_lower_it() -> None:
     promised, came = np.array([0.0, 20, 80, 80, 80, 1e6]), np.array([0.0, 0, 0, 80, 1e4, 0])
     # twenty violations in doubt, of which a third of the budget says that sixty come: (20 + 20) / 60, (80 + 20) / 60
     # and (80 + 20) / (80 + 60); many more that came change nothing, and none at all do not raise it beyond eight
-    assert share_at(0, promised, came) == pytest.approx([1 / 3, 2 / 3, 5 / 3, 5 / 7, 1 / 3, 8])
-    assert share_at(5 * DAY_US, promised, came) == pytest.approx([1, 2, 5, 1, 1, 8])
+    assert share_at(0, 0.01, promised, came) == pytest.approx([1 / 3, 2 / 3, 5 / 3, 5 / 7, 1 / 3, 8])
+    assert share_at(5 * DAY_US, 0.01, promised, came) == pytest.approx([1, 2, 5, 1, 1, 8])
 
 
 def test_a_day_without_the_violations_that_curves_expect_raises_the_share_and_the_second_day_teaches_nothing() -> None:
