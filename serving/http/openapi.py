@@ -41,7 +41,7 @@ _INDEX: Final = """<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><title>reclaim</title><link rel="stylesheet" href="./static_content/swagger-ui.css"></head>
 <body><div id="swagger-ui"></div><script src="./static_content/swagger-ui-bundle.js"></script>
-<script>SwaggerUIBundle({url: "./docs.json", dom_id: "#swagger-ui"})</script></body>
+<script>SwaggerUIBundle({url: "./docs.json", dom_id: "#swagger-ui", validatorUrl: null})</script></body>
 </html>
 """
 """Page that shows the routes, of files that BentoML brings; its own page loads a script of another host."""
