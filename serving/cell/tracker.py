@@ -338,7 +338,8 @@ class Tracker:
         assert self._scores is not None
         assert self._prices is not None
         there, kept, n = slot >= 0, self._scores, len(slot)
-        x = self._x[slot] if with_x and len(self._x) else None  # what an unknown task has there means nothing
+        # what an unknown task has there means nothing; in an empty cell it has nothing
+        x = self._x[slot] if with_x and (len(self._x) or not n) else None
         if there.all():
             task = copy_rows(self._tasks, slot)
             copied: dict[str, Any] = {
