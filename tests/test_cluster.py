@@ -44,7 +44,6 @@ RAY = Engine("ray", NODES)
 PATIENCE = {
     # Ray ends a process in which a request waits for a head that is gone: here, the worker that runs the tests
     "gcs_rpc_server_reconnect_timeout_s": 86_400,
-    "health_check_period_ms": 1_000,  # of three seconds: five that fail tell that a node was killed
     "health_check_timeout_ms": 120_000,  # of ten seconds: a node of a busy machine is not taken for dead
 }
 """How long the parts of a cluster wait for one another."""
