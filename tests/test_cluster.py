@@ -46,7 +46,7 @@ PATIENCE = {
     "gcs_rpc_server_reconnect_timeout_s": 86_400,
     "health_check_timeout_ms": 120_000,  # of ten seconds: a node of a busy machine is not taken for dead
 }
-"""How long the parts of a cluster wait for one another."""
+"""Times that the parts of a cluster wait for one another, so that a busy machine ends no process of it."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -226,7 +226,10 @@ class Tracker:
 
     def opted_out_after(self, facts: FactRows) -> Ids:
         """Return the collections without estimation once facts are stored, sorted."""
-        on, off = ([c for c, wanted in facts.estimation.items() if wanted is which] for which in (True, False))
+        if not facts.estimation:
+            return self._opted_out
+        on = [collection for collection, estimation in facts.estimation.items() if estimation]
+        off = [collection for collection, estimation in facts.estimation.items() if not estimation]
         return np.union1d(np.setdiff1d(self._opted_out, np.array(on, np.int64)), np.array(off, np.int64))
 
     def store_facts(self, facts: FactRows) -> Ids:

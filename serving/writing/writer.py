@@ -292,8 +292,8 @@ class Writer:
             write.done.set_exception(error)
 
     def _take_facts(self, facts: FactRows) -> WriteAnswer:
-        most, off = self._settings.max_tracked, len(self._tracker.opted_out_after(facts))
-        if off > max(most, self._tracker.n_opted_out):
+        most, after = self._settings.max_tracked, len(self._tracker.opted_out_after(facts))
+        if after > max(most, self._tracker.n_opted_out):
             raise RequestError(
                 TOO_LARGE, "too_many_collections",
                 f"the service remembers {most} collections without estimation at most (RECLAIM_MAX_TRACKED)",

@@ -153,7 +153,7 @@ class OnlineMargins:
             # these risks expected of answers whose outcomes are known, and those that came
             "held_risk": np.zeros((kept, len(BUDGETED), *of_tiers)),
             "promised": np.zeros((len(BUDGETED), *of_tiers)),
-            "came": np.zeros((len(BUDGETED), *of_tiers)),
+            "violations": np.zeros((len(BUDGETED), *of_tiers)),
             # begin of the cell, and whether an hour has been over, in which own prices were solved
             "begun": np.array([_UNKNOWN_US if since_us is None else since_us, 0]),
         }
@@ -284,7 +284,7 @@ class OnlineMargins:
         n, violated = cells["answered"][done].sum(axis=0), cells["violated"][done].sum(axis=0)
         if self.own and teaches(end_us - int(cells["begun"][0])):
             promised = (cells["held_risk"][done] * cells["answered"][done][:, None]).sum(axis=0)
-            cells["promised"], cells["came"] = cells["promised"] + promised, cells["came"] + violated
+            cells["promised"], cells["violations"] = cells["promised"] + promised, cells["violations"] + violated
         for name in ("answered", "violated", "held_risk"):
             cells[name][done] = 0
         cells["clock"][:] = moment, settled
@@ -324,16 +324,14 @@ class OnlineMargins:
         if not cells["priced"].any() or not (over or not cells["begun"][1]):
             return
         expected, priced = (cells[name + "_before"] + cells[name] for name in ("expected", "priced"))
-        age_us, whole = end_us - int(cells["begun"][0]), np.ones(priced.shape)
+        risks, age_us = (_and_of_all(expected), _and_of_all(priced)), end_us - int(cells["begun"][0])
         for b, budget in enumerate(self._budget.ravel()):
-            outcomes = cells["promised"][b], cells["came"][b]
-            shares = share_at(age_us, budget, *outcomes) if self.own else whole, whole
-            of_cell = share_at(age_us, budget, *(of.sum(axis=0) for of in outcomes)) if self.own else whole[0], whole[0]
-            for k, (share, of_all_tiers) in enumerate(zip(shares, of_cell, strict=True)):
-                of_all = rungs_within(expected.sum(axis=0), priced.sum(axis=0), of_all_tiers * budget)
-                known, before = rungs_within(expected, priced, share * budget), cells["own"][k, b]
+            first_day = (_and_of_all(cells[name][b]) for name in ("promised", "violations"))
+            shares = (share_at(age_us, budget, *first_day) if self.own else 1.0, 1.0)
+            for k, share in enumerate(shares):
+                found, before = rungs_within(*risks, share * budget), cells["own"][k, b]
                 # a tier without an answer keeps its price, and has that of all before its first one
-                cells["own"][k, b] = np.where(priced > 0, known, np.where(np.isnan(before), of_all, before))
+                cells["own"][k, b] = np.where(priced > 0, found[:-1], np.where(np.isnan(before), found[-1], before))
         if over:
             cells["expected_before"], cells["priced_before"] = expected * _HOUR_FADE, priced * _HOUR_FADE
             cells["expected"][:], cells["priced"][:] = 0, 0
@@ -379,6 +377,11 @@ class OnlineMargins:
     def _made_by(self) -> str:
         start = [self.start[name] for name in BUDGETED]
         return f"OnlineMargins({start}, {self.budgets}, horizon_s={self.horizon_s}, rate={self.rate}, own={self.own})"
+
+
+def _and_of_all(of_tiers: NDArray[Any]) -> NDArray[Any]:
+    """Return sums by tier, (n_tiers, …), with that of all tiers as a last row."""
+    return np.concatenate([of_tiers, of_tiers.sum(axis=0, keepdims=True)])
 
 
 def own_prices(

@@ -173,9 +173,8 @@ def rungs_within(
     budget : float, or float64 of shape (...)
     """
     mean = mean_risk(expected, answered)
-    above = (mean > np.asarray(budget)[..., None]).sum(
-        axis=-1
-    )  # falling, so these are the first ones; at the last rung it is 0
+    # falling, so those above are the first ones; at the last rung it is 0
+    above = (mean > np.asarray(budget)[..., None]).sum(axis=-1)
     high = np.minimum(above, TOP_RUNG)
     low = np.maximum(high - 1, 0)
     s0, s1 = (np.take_along_axis(mean, k[..., None], axis=-1)[..., 0] for k in (low, high))

@@ -94,7 +94,7 @@ def of_ingest(report: IngestReport, dataset: Path) -> Result:
         why = "no event gives them one above 0" if counts["events"] else "the trace gives them none above 0"
         lines.append(f"{counts['windows_without_limit']:,} windows have no CPU limit: {why}")
     if repeated := counts["duplicate_windows"]:
-        lines.append(f"{repeated:,} windows were of a task and a time that others are of; one of each is kept")
+        lines.append(f"{repeated:,} windows repeat a task and a time of others; one of each is kept")
     lines += [f"warning: {warning}" for warning in manifest.get("warnings", [])]
     if unread:
         lines.append(f"{len(unread)} files were not read: {', '.join(unread[:3])} …")

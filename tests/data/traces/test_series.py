@@ -444,4 +444,4 @@ def test_ingest_says_how_many_windows_came_twice(tmp_path: Path) -> None:
     _, lines = of_ingest(
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, MAPPING))), tmp_path / "out"
     )
-    assert "1 windows were of a task and a time that others are of; one of each is kept" in lines
+    assert "1 windows repeat a task and a time of others; one of each is kept" in lines

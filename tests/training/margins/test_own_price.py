@@ -111,7 +111,9 @@ def test_a_day_without_the_violations_that_curves_expect_raises_the_share_and_th
     ran = {hours: _held(own=True, hours=hours) for hours in (1, 3, 12, 24, 30)}
     begin = {hours: _price_of(of) for hours, of in ran.items()}
     assert begin[1] > begin[3] > begin[12] > begin[24]  # 0.1 is used, far below what the curve says
-    promised, came = (np.array([of._cells[name][1, TIER] for of in ran.values()]) for name in ("promised", "came"))
+    promised, came = (
+        np.array([of._cells[name][1, TIER] for of in ran.values()]) for name in ("promised", "violations")
+    )
     assert (came == 0).all()
     assert (np.diff(promised, axis=0)[:-1] > 0).all()
     assert (promised[-1] == promised[-2]).all()
