@@ -126,6 +126,14 @@ def test_what_was_promised_is_the_risk_at_the_price_that_held() -> None:
     assert promised == pytest.approx([0.03 + 10 * 0.1] * 2, abs=1e-3)
 
 
+def test_what_was_promised_of_windows_that_end_between_slots_and_an_hour_apart_is_known() -> None:
+    promised = _held(own=True, hours=1, every_us=12 * SLOT_US, from_us=SLOT_US // 3)._cells["promised"][1, TIER]
+    # the answers of ten windows are known, the first at the price that is given, the others at a third of 0.3 or, as
+    # nothing is violated, more
+    assert (promised > 0.03 + 9 * 0.1 - 1e-3).all()
+    assert (promised < 10 * 0.3).all()
+
+
 def test_a_cell_that_began_before_the_clock_of_its_trace_is_as_old_as_that() -> None:
     young, old = (_held(own=True, hours=1, since_us=since_us) for since_us in (0, -30 * DAY_US))
     assert _price_of(young) > _price_of(old) == price_of(old.own_rungs[1, TIER])[0]
@@ -137,11 +145,13 @@ def _price_of(online: OnlineMargins) -> float:
     return price.of_tiers[TIER][0]
 
 
-def _held(own: bool, hours: int, since_us: int | None = None) -> OnlineMargins:
+def _held(
+    own: bool, hours: int, since_us: int | None = None, every_us: int = SLOT_US, from_us: int = 0
+) -> OnlineMargins:
     """Return what one task of the curve above comes to, which never changes."""
     n = hours * 12
     windows = empty_windows(n)
-    windows.end_us[:] = SLOT_US * (1 + np.arange(n))
+    windows.end_us[:] = from_us + every_us * (1 + np.arange(n))
     windows.start_us[:] = windows.end_us - SLOT_US
     windows.limit[:] = 1.0
     windows.usage[:] = 0.1
