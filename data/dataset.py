@@ -210,9 +210,9 @@ class Dataset:
             yield parquet
 
     def _read(self, file: Path, columns: list[str] | None = None) -> pa.Table:
-        name, files = arrow_place(file)
-        with reached(file):
-            return pq.read_table(name, columns=columns, filesystem=files)
+        with self._opened(file) as opened:  # not by ``read_table``, which imports pandas: a tenth of a second
+            table = opened.read(columns)
+        return table if columns is None else table.select(columns)
 
     def read(self, name: str, columns: list[str] | None = None, tasks: pa.Table | None = None) -> pa.Table:
         """Return a table, whole or in part; of a table of tasks, only row groups with the tasks' collections are read.
@@ -328,25 +328,24 @@ def _fill_measured(out: w.Windows, table: pa.Table, owners: Owners | None) -> No
         out.usage[:, at] = _floats(column[name])
     for at, name in enumerate((s.CPU_LIMIT, s.MEMORY_LIMIT)):
         out.limit[:, at] = _floats(column[name])
-    deciles = _vectors(column[s.CPU_PERCENTILES], s.CPU_PERCENTILES, len(s.PERCENTILES))
-    out.percentiles[:, : _TAIL.start] = deciles[:, :-1]
-    out.percentiles[:, -1] = deciles[:, -1]
-    tail = _vectors(column[s.CPU_TAIL_PERCENTILES], s.CPU_TAIL_PERCENTILES, len(s.TAIL_PERCENTILES))
-    out.percentiles[:, _TAIL] = tail
+    if any(column[name].null_count for name in w.VECTORS):
+        out.percentiles[:] = np.nan
+    rows, deciles = _vectors(column[s.CPU_PERCENTILES], s.CPU_PERCENTILES)
+    out.percentiles[rows, : _TAIL.start] = deciles[:, :-1]
+    out.percentiles[rows, -1] = deciles[:, -1]
+    rows, tail = _vectors(column[s.CPU_TAIL_PERCENTILES], s.CPU_TAIL_PERCENTILES)
+    out.percentiles[rows, _TAIL] = tail
     out.user[:], out.name[:] = (s.UNKNOWN_ID, s.UNKNOWN_ID) if owners is None else owners.of(out.collection_id)
 
 
-def _vectors(column: pa.ListArray, name: str, size: int) -> NDArray[np.float32]:
-    """Return the vector of each row, NaN for none; shape (n, size)."""
+def _vectors(column: pa.ListArray, name: str) -> tuple[NDArray[np.bool_] | slice, NDArray[np.float32]]:
+    """Return which rows have a vector, and the vector of each of them; shapes (n,) and (k, size)."""
+    size = len(w.VECTORS[name])
     lengths = column.value_lengths()
     if pc.min(lengths).as_py() not in (None, size) or pc.max(lengths).as_py() not in (None, size):
         raise SchemaError(f"{name}: expected null or {size} values in each row; run `reclaim ingest` again")
     values: NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
-    if not column.null_count:
-        return values
-    known = column.is_valid().to_numpy(zero_copy_only=False)
-    none = np.full((1, size), np.nan, np.float32)
-    return np.concatenate([none, values])[np.where(known, np.cumsum(known), 0)]
+    return column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else slice(None), values
 
 
 def _run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -118,7 +118,9 @@ def _last_row_before(windows: Windows, task: NDArray[np.int64], time_us: NDArray
     Shape (n_events,).
     """
     starts = windows.task_starts()
-    began = [
-        np.searchsorted(windows.start_us[starts[k] : starts[k + 1]], t) for k, t in zip(task, time_us, strict=True)
-    ]
-    return starts[task] + np.array(began, np.int64) - 1
+    low, high = starts[task], starts[task + 1]
+    while (searched := low < high).any():  # all events at once: the rows from ``high`` on did not begin before
+        middle = (low + high) // 2
+        began = windows.start_us[np.where(searched, middle, 0)] < time_us
+        low, high = np.where(searched & began, middle + 1, low), np.where(searched & ~began, middle, high)
+    return low - 1

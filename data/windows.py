@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -124,10 +125,15 @@ class Windows:
 
         Assumes the rows of a task stand together, as ``store`` and ``sort_windows`` leave them.
         """
+        return self._task_starts
+
+    @cached_property  # asked for ten times of a bucket
+    def _task_starts(self) -> NDArray[np.int64]:
         n = len(self)
         if n == 0:
             return np.zeros(1, np.int64)
-        change = (np.diff(self.collection_id) != 0) | (np.diff(self.instance_index) != 0)
+        collection, instance = self.collection_id, self.instance_index
+        change = (collection[1:] != collection[:-1]) | (instance[1:] != instance[:-1])
         return np.concatenate([[0], np.flatnonzero(change) + 1, [n]]).astype(np.int64)
 
     def task_numbers(self) -> NDArray[np.int64]:

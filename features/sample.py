@@ -12,7 +12,7 @@ from reclaim.data.errors import ConfigError
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows
 from reclaim.features.groups import AGES, TIER_LABELS, age_key, known_seconds, tier_key
-from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, drawn, in_period
+from reclaim.features.splits import IN_ALLOC, TEST, TRAIN, VALID, drawn, permitted
 from reclaim.features.targets import HORIZONS_S
 
 ROWS: Final = ("sample", "all")
@@ -115,17 +115,25 @@ class Shares:
         weight : float32, shape (k,)
             1 for a validation or test row, which stand for all alike.
         """
+        used = _used(period, group)
+        train, valid, test = (np.flatnonzero(used & (period == one)) for one in (TRAIN, VALID, TEST))
         key = (windows.collection_id, windows.instance_index)
-        share = self.train.reshape(-1)[_strata(windows)]
-        share[(oom[:, : _SOON + 1] == 1).any(axis=1)] = 1.0
-        n = len(windows)
-        kept = np.zeros(n, np.bool_)
-        train = period == TRAIN
-        kept[train] = (drawn(np.full(n, _OF_TRAIN), *key, windows.start_us) < share)[train]
-        kept[period == VALID] = (drawn(np.full(n, _OF_VALID), *machine_or_task(windows)) < self.valid)[period == VALID]
-        kept[period == TEST] = (drawn(np.full(n, _OF_TEST), *key) < self.test)[period == TEST]
-        rows = np.flatnonzero(kept & _used(period, group))
-        return rows, np.where(train, 1.0 / share, 1.0)[rows].astype(np.float32)
+        share = self.train.reshape(-1)[_strata(windows)[train]]
+        for horizon in range(_SOON + 1):
+            share[oom[train, horizon] == 1] = 1.0
+        kept = np.zeros(len(windows), np.bool_)
+        kept[train] = _drawn(_OF_TRAIN, train, *key, windows.start_us) < share
+        kept[valid] = _drawn(_OF_VALID, valid, *machine_or_task(windows)) < self.valid
+        kept[test] = _drawn(_OF_TEST, test, *key) < self.test
+        weight = np.ones(len(windows))
+        weight[train] = 1.0 / share
+        rows = np.flatnonzero(kept)
+        return rows, weight[rows].astype(np.float32)
+
+
+def _drawn(purpose: int, rows: NDArray[np.int64], *ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the number that is drawn for each of some rows by its ids, for one of the purposes above."""
+    return drawn(np.full(len(rows), purpose), *(column[rows] for column in ids))
 
 
 def machine_or_task(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -137,9 +145,7 @@ def machine_or_task(windows: Windows) -> tuple[NDArray[np.int64], NDArray[np.int
 
 def _used(period: NDArray[np.uint8], group: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return which rows any use is made of: those in an alloc instance are warned of, though nothing else is."""
-    used: NDArray[np.bool_] = group == IN_ALLOC
-    for one in (TRAIN, VALID, TEST):
-        used |= in_period(one, period, group)
+    used: NDArray[np.bool_] = permitted(period, group) | (group == IN_ALLOC)
     return used
 
 

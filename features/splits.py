@@ -27,6 +27,8 @@ instance is (as in the EuroSys'21 study, which takes top-level instances)."""
 
 PERMITTED: Final = ((SEEN,), (SEEN, VALID_UNSEEN), (SEEN, VALID_UNSEEN, TEST_UNSEEN))
 """The groups that may be used in each period, in the order of ``PERIODS``."""
+_IS_PERMITTED: Final = np.array([[group in groups for group in range(len(GROUPS))] for groups in PERMITTED])
+"""Whether a group may be used in a period; shape (n_periods, n_groups)."""
 
 ROLES: Final = ("all", "train", "test")
 """Uses of a dataset. ``all``: to be trained on and tested on later. ``train``: to be trained on alone; no time is
@@ -94,7 +96,8 @@ def groups(windows: Windows, config: SplitConfig) -> NDArray[np.uint8]:
     on. So, whatever the roles of two datasets of one trace, no collection that is ``test-unseen`` in one is ``seen``
     in the other, and in ``test`` every collection counts as unseen by training.
     """
-    share = drawn(windows.collection_id)
+    starts = windows.task_starts()  # drawn for each task, not for each row: the ids of its rows are equal
+    share = np.repeat(drawn(windows.collection_id[starts[:-1]]), np.diff(starts))
     group = np.full(len(windows), VALID_UNSEEN if config.role == "test" else SEEN, np.uint8)
     group[share < config.valid_unseen_share + config.test_unseen_share] = VALID_UNSEEN
     if config.role != "train":
@@ -103,9 +106,9 @@ def groups(windows: Windows, config: SplitConfig) -> NDArray[np.uint8]:
     return group
 
 
-def permitted(period: int, group: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return which rows may be used in a period, given their groups; shape (n,)."""
-    return np.isin(group, PERMITTED[period])
+def permitted(period: int | NDArray[np.uint8], group: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which rows may be used in a period, or each in its own, given their groups; shape (n,)."""
+    return np.asarray(_IS_PERMITTED[period, group])
 
 
 def in_period(wanted: int, period: NDArray[np.uint8], group: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -161,11 +164,10 @@ class SplitCounts(NamedTuple):
         """
         rows = np.zeros((len(PERIODS), len(GROUPS)), np.int64)
         counts = np.zeros((len(PERIODS), len(TARGETS) + 1, len(HORIZONS_S), len(_FATES)), np.int64)
-        allowed = np.array([[group in groups for group in range(len(GROUPS))] for groups in PERMITTED])
         horizons_us = np.array(HORIZONS_S, np.int64) * 1_000_000
         _count(
-            labels["period"], labels["group"], labels[s.END_US], labels["y"], labels["oom"], labels["inside"], allowed,
-            trace_end_us - horizons_us, rows, counts,
+            labels["period"], labels["group"], labels[s.END_US], labels["y"], labels["oom"], labels["inside"],
+            _IS_PERMITTED, trace_end_us - horizons_us, rows, counts,
         )  # fmt: skip
         return cls(rows, counts)
 
