@@ -233,13 +233,13 @@ def features(
 ) -> None:
     """Compute features, targets and splits of the windows that training reads; others are folded when they are used."""
     from reclaim.config import load_config
-    from reclaim.data.core.allocator import keep_freed_memory
+    from reclaim.data.core.allocator import share_one_heap
     from reclaim.data.core.engine.workers import Engine
     from reclaim.data.core.jit import begin_without_blas
     from reclaim.data.dataset import Dataset
     from reclaim.features.build import FeatureConfig, build_features
 
-    keep_freed_memory()
+    share_one_heap()
     begin_without_blas()
     settings = load_config(FeatureConfig, config, assignments or ())
     built, already_there = build_features(Dataset.open(dataset), settings, engine=Engine(engine, workers))
