@@ -28,7 +28,7 @@ instance is (as in the EuroSys'21 study, which takes top-level instances)."""
 PERMITTED: Final = ((SEEN,), (SEEN, VALID_UNSEEN), (SEEN, VALID_UNSEEN, TEST_UNSEEN))
 """The groups that may be used in each period, in the order of ``PERIODS``."""
 _IS_PERMITTED: Final = np.array([[group in groups for group in range(len(GROUPS))] for groups in PERMITTED])
-"""Whether a group may be used in a period; shape (n_periods, n_groups)."""
+"""True where a group may be used in a period; shape (n_periods, n_groups)."""
 
 ROLES: Final = ("all", "train", "test")
 """Uses of a dataset. ``all``: to be trained on and tested on later. ``train``: to be trained on alone; no time is

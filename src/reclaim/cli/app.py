@@ -233,9 +233,9 @@ def features(
 ) -> None:
     """Compute features, targets and splits of the windows that training reads; others are folded when they are used."""
     from reclaim.config import load_config
-    from reclaim.data.core.allocator import share_one_heap
     from reclaim.data.core.engine.workers import Engine
     from reclaim.data.core.jit import begin_without_blas
+    from reclaim.data.core.parallel import share_one_heap
     from reclaim.data.dataset import Dataset
     from reclaim.features.build import FeatureConfig, build_features
 

@@ -12,7 +12,7 @@ _PROGRAM = """
 import resource, sys
 from threading import Thread
 import numpy as np
-from reclaim.data.core.allocator import share_one_heap
+from reclaim.data.core.parallel import share_one_heap
 
 if sys.argv[1] == "shared":
     share_one_heap()
