@@ -123,7 +123,8 @@ class Windows:
     def task_starts(self) -> NDArray[np.int64]:
         """Return the first row of each run of equal task ids, and ``n``; shape (n_tasks + 1,).
 
-        Assumes the rows of a task stand together, as ``store`` and ``sort_windows`` leave them.
+        Assumes the rows of a task stand together, as ``store`` and ``sort_windows`` leave them, and that ids do not
+        change once this was asked.
         """
         return self._task_starts
 

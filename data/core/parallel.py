@@ -13,10 +13,6 @@ ROWS_WORTH_A_THREAD: Final = 8_192
 """Rows of a call from which a second thread pays for its start."""
 
 
-_ARENA_MAX: Final = -8
-"""Parameter of ``mallopt`` (glibc, malloc.h): how many heaps there are."""
-
-
 def in_parts(function: Callable[[int, int], object], n_rows: int, threads: int) -> None:
     """Call ``function(part, parts)`` for each part, in threads if there are enough rows."""
     parts = threads if n_rows >= ROWS_WORTH_A_THREAD else 1
@@ -68,11 +64,15 @@ def in_pieces(make: Callable[[slice], _Made], n: int, threads: int) -> list[_Mad
     return [m for m in made if m is not None]
 
 
+_ARENA_MAX: Final = -8
+"""Parameter of ``mallopt`` (glibc, malloc.h): how many heaps there are."""
+
+
 def share_one_heap() -> None:
     """Let all threads take memory from one heap, where the system's allocator is glibc's; to be called before they are.
 
     By default each has a heap of its own, which gives memory back to the system as arrays are freed, and gets pages
-    that the system clears for the next ones: a fourth to a third of the system's time in a feature build.
+    that the system clears for the next ones: about a third of the system's time of a feature build.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

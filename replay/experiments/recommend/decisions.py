@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import DAY_US, RESOURCES
-from reclaim.features.splits import PERMITTED, TEST, VALID
+from reclaim.features.splits import TEST, VALID, in_period
 from reclaim.replay.experiments.recommend.series import Floats, Integers, Series, TaskRows
 
 NOW: Final = -1
@@ -96,7 +96,7 @@ def lay_out(
     end_us = int(series.end_us.max(initial=0))
     asked, judged, number = [], {}, {}
     for part, begins_us in ((VALID, cuts_us[0]), (TEST, cuts_us[1])):
-        inside = (rows.period == part) & np.isin(rows.group, PERMITTED[part]) & (rows.start_us >= begins_us)
+        inside = in_period(part, rows.period, rows.group) & (rows.start_us >= begins_us)
         judged[part] = np.flatnonzero(inside)
         if not len(judged[part]):
             name = "validation" if part == VALID else "test"
