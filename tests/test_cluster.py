@@ -212,6 +212,20 @@ def test_an_error_of_a_node_is_raised_as_itself(tmp_path: Path) -> None:
     assert caught.value.errno == 28
 
 
+def _second_fails(number: int) -> int:
+    if number == 1:
+        raise ValueError(str(number))
+    time.sleep(0.0005 * number)
+    return number
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_job_that_fails_while_others_end_does_not_end_the_process() -> None:
+    for _ in range(100):  # Ray's own ``cancel`` ended it within thirty
+        with pytest.raises(ValueError, match="1"), Workers("ray", NODES) as pool:
+            pool.run(_second_fails, range(6), lambda _: None)
+
+
 @pytest.mark.usefixtures("nodes")
 def test_ray_does_not_report_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")

@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import islice
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -141,11 +142,17 @@ class Workers:
             A worker was lost, and the engine does not run its job again.
         """
         results: list[Any] = [None] * len(jobs)
-        places = {self._pool.begin(function, job): place for place, job in enumerate(jobs)}
+        left, places = iter(enumerate(jobs)), dict[Any, int]()
         try:
-            for begun in self._pool.as_done(list(places)):
-                results[places[begun]] = self._pool.result(begun)
-                done(places[begun])
+            while True:
+                for place, job in islice(left, _AHEAD * self._count - len(places)):
+                    places[self._pool.begin(function, job)] = place
+                if not places:
+                    break
+                begun = self._pool.first_done(list(places))
+                place = places.pop(begun)
+                results[place] = self._pool.result(begun)
+                done(place)
         except BaseException:
             self._pool.cancel(list(places))
             raise
@@ -189,14 +196,14 @@ class Pool(Protocol):
     def begin(self, function: Callable[[Any], Any], job: Any) -> Any:
         """Begin a job as soon as a worker is free, and return what stands for it."""
 
-    def as_done(self, begun: list[Any]) -> Iterator[Any]:
-        """Yield what was begun, in the order in which it ends."""
+    def first_done(self, begun: list[Any]) -> Any:
+        """Wait until one of what was begun has ended, and return it."""
 
     def result(self, begun: Any) -> Any:
         """Wait for a job and return its result, or raise its error."""
 
     def cancel(self, begun: list[Any]) -> None:
-        """Give up jobs that no worker has begun."""
+        """Give up jobs that no worker has begun, or wait for them."""
 
     def release(self, function: Callable[[Any], Any]) -> None:
         """Drop what is kept of a function, all of whose jobs have ended."""
@@ -212,9 +219,9 @@ class InTurn:
         """Return the job, not begun."""
         return partial(function, job)
 
-    def as_done(self, begun: list[Any]) -> Iterator[Any]:
-        """Yield the jobs in their order."""
-        return iter(begun)
+    def first_done(self, begun: list[Any]) -> Any:
+        """Return the first job, which is run when its result is asked for."""
+        return begun[0]
 
     def result(self, begun: Any) -> Any:
         """Run the job."""
@@ -256,9 +263,9 @@ class Local:
         with _named_loss():
             return self._executor.submit(function, job)
 
-    def as_done(self, begun: list[Any]) -> Iterator[Any]:
-        """Yield jobs as they end."""
-        return as_completed(begun)
+    def first_done(self, begun: list[Any]) -> Any:
+        """Wait for a job to end."""
+        return next(as_completed(begun))
 
     def result(self, begun: Any) -> Any:
         """Return a job's result; TraceError where its process was killed."""
@@ -299,12 +306,9 @@ class OnRay:
             self._stored[function] = self._ray.put(function)
         return self._run.remote(self._stored[function], job)
 
-    def as_done(self, begun: list[Any]) -> Iterator[Any]:
-        """Yield jobs as they end."""
-        waiting = begun
-        while waiting:
-            ready, waiting = self._ray.wait(waiting)
-            yield from ready
+    def first_done(self, begun: list[Any]) -> Any:
+        """Wait for a job to end."""
+        return self._ray.wait(begun)[0][0]
 
     def result(self, begun: Any) -> Any:
         """Return a job's result; TraceError where its worker was lost more often than it is run again."""
@@ -316,9 +320,13 @@ class OnRay:
             raise TraceError(f"a Ray worker was lost ({error}); run again") from error
 
     def cancel(self, begun: list[Any]) -> None:
-        """Give up jobs."""
-        for one in begun:
-            self._ray.cancel(one)
+        """Wait for jobs, at most ``_AHEAD`` for each worker: they end as those of a pool of processes do.
+
+        Ray's own ``cancel`` of a task that is just ending ends this process ("Tried to complete task that was not
+        pending", seen with Ray 2.60).
+        """
+        if begun:
+            self._ray.wait(begun, num_returns=len(begun), fetch_local=False)
 
     def release(self, function: Callable[[Any], Any]) -> None:
         """Let Ray drop the function from its store."""

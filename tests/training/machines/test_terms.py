@@ -122,7 +122,8 @@ def test_terms_are_those_of_double_precision_and_a_task_alone_has_the_same_bits(
         assert (np.abs(terms[..., T_BAND + j] - exact) <= 2e-6 * (limit + np.array(mean))).all()
     np.testing.assert_allclose(terms[..., T_MEAN], limit * (share * place).sum(axis=2), rtol=1e-5)
     quantiles = quantiles_of(survival[:, :, None], thresholds, tuple(1 - p for p in PASSED))[:, :, 0]
-    np.testing.assert_allclose(terms[..., T_PASSED:T_BAND], limit[..., None] * quantiles, rtol=1e-12)
+    # twelve digits, less those that are lost between two thresholds that lie close
+    np.testing.assert_allclose(terms[..., T_PASSED:T_BAND], limit[..., None] * quantiles, rtol=1e-9)
 
 
 def test_a_curve_of_more_thresholds_than_there_is_room_for_is_refused() -> None:

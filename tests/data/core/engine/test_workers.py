@@ -164,3 +164,17 @@ def test_the_first_error_ends_what_is_yielded(
     function, jobs, error, message = wrong_jobs(tmp_path)["schema"]
     with pytest.raises(error, match=message), Workers("local", kind[0], 1) as pool:
         [*pool.each(function, jobs)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_after_the_first_error_of_a_run_no_more_jobs_are_begun_than_were_ahead(workers: int) -> None:
+    ran: list[int] = []
+
+    def third_fails(number: int) -> None:
+        ran.append(number)
+        if number == 2:
+            raise ValueError(number)
+
+    with pytest.raises(ValueError, match="2"), Workers("local", workers) as pool:
+        pool.run(third_fails, range(100), lambda _: None)
+    assert len(ran) <= 3 + 2 * workers
