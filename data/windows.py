@@ -88,7 +88,7 @@ class Windows:
         Who submitted the collection, and the logical name that its runs share, as ``identities``; -1 unknown.
     usage : float64, shape (n, len(CHANNELS))
         NaN where the trace has nothing.
-    percentiles : float32, shape (n, len(LEVELS)), or (n, 1) of ``what_is_judged``: the 90th alone
+    percentiles : float32, shape (n, len(LEVELS)), or (n, 1) of ``with_p90_alone``: the 90th
         CPU usage at each of ``LEVELS``, in the unit of the limit; NaN unknown. The tail may be unknown alone.
     limit : float64, shape (n, n_resources)
         What was granted when the window began, or, for a task (re)started in it, by its end; NaN unknown.
@@ -210,11 +210,12 @@ def what_is_judged(windows: Windows) -> Windows:
     Left are, of ``CHANNELS``, the four of CPU and memory, and the 90th percentile: ``demand`` and ``peak_cpu`` answer
     as before.
     """
-    return replace(
-        windows,
-        usage=np.ascontiguousarray(windows.usage[:, : MEMORY_MAX + 1]),
-        percentiles=np.ascontiguousarray(_p90(windows)[:, None]),
-    )
+    return replace(with_p90_alone(windows), usage=np.ascontiguousarray(windows.usage[:, : MEMORY_MAX + 1]))
+
+
+def with_p90_alone(windows: Windows) -> Windows:
+    """Return the same rows without the other percentiles: ``demand`` and ``peak_cpu`` answer as before."""
+    return replace(windows, percentiles=np.ascontiguousarray(_p90(windows)[:, None]))
 
 
 def _p90(windows: Windows) -> NDArray[np.float32]:

@@ -47,7 +47,7 @@ def rules(codes: NDArray[np.uint8]) -> ResourceRules:
     return ResourceRules(**names)  # type: ignore[arg-type]  # names of rules
 
 
-def amounts_of(quantiles: NDArray[np.float64], limit: NDArray[np.float64]) -> NDArray[np.float64]:
+def amounts_of(quantiles: NDArray[np.float32], limit: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return quantiles in the unit of the limit; quantiles (..., n_targets, n_levels), limit (..., n_resources)."""
     over: NDArray[np.float64] = limit[..., _LIMIT_OF_TARGET, None]
     return quantiles * over

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.schema import RESOURCES
 from reclaim.serving.answers.encode import resources
-from reclaim.serving.answers.machine_sums import counted, sums_of
+from reclaim.serving.answers.machine_sums import count, own_terms, sums_of
 from reclaim.serving.answers.machines import about
 from reclaim.serving.models.scorer import MACHINE_PARTS
 from reclaim.serving.wire.errors import INVALID, TOO_LARGE, RequestError
@@ -174,7 +174,8 @@ def _candidates(request: FitRequest, tracker: Tracker, settings: ServingSettings
     """Return the candidates: known tasks by what they count, others by their limit, which counts whole."""
     names = [(-1, -1) if c.collection_id is None else (c.collection_id, c.instance_index) for c in request.candidates]
     known = tracker.look(np.array(names, np.int64), parts=MACHINE_PARTS)
-    terms, _ = counted(known, settings)
+    terms = own_terms(known)
+    count(known, terms, settings)
     for k, candidate in enumerate(request.candidates):
         if not terms[k].any():  # it, or its limit, is unknown
             terms[k, :, T_HELD] = _amounts(candidate.limit)

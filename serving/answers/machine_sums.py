@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import demand
 from reclaim.serving.answers.stateful import is_stale
 from reclaim.serving.models.scorer import MACHINE_PARTS
-from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_NEW, T_SQUARES, T_USAGE
+from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_NEW, T_SQUARES, T_USAGE, terms_of
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 if TYPE_CHECKING:
@@ -107,11 +108,12 @@ def sums_of(tracker: Tracker, settings: ServingSettings, machines: list[int] | N
     """
 
     def made(known: Known, piece: slice) -> _Part:  # noqa: ARG001
-        used = np.fmin(known.scores.terms[..., T_USAGE], known.task["limit"])
+        terms = own_terms(known)
+        used = np.fmin(terms[..., T_USAGE], known.task["limit"])
         used[is_stale(known, settings)] = 0.0
         machine = known.task["machine"].copy()  # a view would hold the records of all tasks
         of = known.scorer, known.prices.machines
-        return _Part(*of, known.clock_us, known.tracked, machine, used, *counted(known, settings))
+        return _Part(*of, known.clock_us, known.tracked, machine, used, terms, count(known, terms, settings))
 
     parts = tracker.visit(made, machines=machines, parts=MACHINE_PARTS)
     found, place = np.unique(np.concatenate([part.machine for part in parts]), return_inverse=True)
@@ -175,27 +177,21 @@ class _Part:
     whole: NDArray[np.bool_]
 
 
-def counted(known: Known, settings: ServingSettings) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return what tasks count for their machines, and which of them count their limit whole.
+def own_terms(known: Known) -> Floats:
+    """Return the terms of ``n`` tasks at the limits of their last windows; shape (n, n_resources, N_TERMS)."""
+    return terms_of(known.scores.shares, demand(known.last), known.task["granted"])
+
+
+def count(known: Known, terms: Floats, settings: ServingSettings) -> NDArray[np.bool_]:
+    """Change terms to what tasks count for their machines; return which of them count their limit whole, shape (n,).
 
     A task without a window or a forecast, a stale one, and one whose collection opted out count their limit; one of
     unknown limit counts nothing. Where the limit has changed since the last window, a smaller one bounds each term, and
     of a larger one the addition counts whole until the next window.
-
-    Parameters
-    ----------
-    known : Known
-        ``n`` tasks, with their terms, which are changed.
-
-    Returns
-    -------
-    terms : float64, shape (n, n_resources, N_TERMS)
-    whole : bool, shape (n,)
     """
-    terms = known.scores.terms
     whole = known.opted_out | is_stale(known, settings) | (known.task[s.END_US] < 0)
     _count(np.ascontiguousarray(known.task["limit"]), whole, terms)
-    return terms, whole
+    return whole
 
 
 @numba.njit(**LENT)

@@ -94,7 +94,7 @@ def answers_at(
     task["limit"], task["limit_us"], task[s.SCHEDULED_US] = last.limit, last.start_us, last.scheduled_us
     task["windows"], task["first_us"] = seen, first_us
     never = np.zeros(len(last), np.bool_)
-    scores = scorer.score(x, last, terms=False)
+    scores = scorer.score(x, last, of_cell=False)
     known = Known(scorer, Prices.of(scorer), key_of(last), ~never, task, scores, None, never, -1, -1, 0)
     return answers(known, margin_of_tier, settings)
 

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import blank_rows, copy_of, room_for
-from reclaim.data.core.jit import LENT
+from reclaim.data.core.jit import LENT, code_field
 from reclaim.data.core.state import adopt
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows, demand
 from reclaim.features.registry import SLOT_S
 from reclaim.training.machines.following import AT_ONCE, LARGEST, LATE, OnlineMachines
-from reclaim.training.machines.terms import N_TERMS, T_HELD
+from reclaim.training.machines.terms import N_TERMS, unknown_shares, write_terms
 from reclaim.training.margins.violation import violates_in_kernel
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ KEPT_SLOTS: Final = 86_400 // SLOT_S
 _SLOT_US: Final = SLOT_S * 1_000_000
 _OPEN: Final = LATE + 1
 """Slots whose windows still count."""
+_TERMS: Final = np.dtype([("terms", "f8", N_TERMS), code_field("training/machines/terms.py")])
 
 
 @dataclass(frozen=True)
@@ -177,19 +178,18 @@ class MachinePeaks:
         answered = taken.row >= 0
         of_row = np.full(len(slots), -1, np.int64)
         of_row[taken.row[answered]] = np.flatnonzero(answered)
-        terms = scores.terms
+        shares = scores.shares
         if taken.opted_out.any():  # they keep their limit
-            terms = terms.copy()
-            terms[taken.opted_out] = 0.0
-            terms[taken.opted_out, :, T_HELD] = np.nan_to_num(taken.last.limit[taken.opted_out])
+            shares = shares.copy()
+            shares[taken.opted_out] = unknown_shares(int(taken.opted_out.sum()))
         if (slots == slots[0]).all():
-            self._take(int(slots[0]), taken.slot, taken.windows, of_row, terms)
+            self._take(int(slots[0]), taken.slot, taken.windows, of_row, shares)
             return
         for slot in np.unique(slots).tolist():
             rows = np.flatnonzero(slots == slot)
-            self._take(slot, taken.slot[rows], taken.windows.take(rows), of_row[rows], terms)
+            self._take(slot, taken.slot[rows], taken.windows.take(rows), of_row[rows], shares)
 
-    def _take(self, slot: int, task: Ids, windows: Windows, of_row: Ids, terms: Floats) -> None:
+    def _take(self, slot: int, task: Ids, windows: Windows, of_row: Ids, shares: NDArray[np.float32]) -> None:
         self._reach(slot)
         if slot <= self._ring["slot"][0] - _OPEN:
             return
@@ -198,8 +198,9 @@ class MachinePeaks:
         m = self._machines
         _add(
             self._tasks, task, slot, self._places(windows.machine_id, slot), demand(windows),
-            np.ascontiguousarray(windows.limit), of_row, terms, self._ring["answer"], self._online.step,
+            np.ascontiguousarray(windows.limit), of_row, shares, self._ring["answer"], self._online.step,
             self._online.horizon_slots, slot % _OPEN, m["last"], m["windows"], m["answered"], m["sums"], m["total"],
+            np.zeros(1, _TERMS),
         )  # fmt: skip
 
     def forget(self, slots: Ids) -> None:
@@ -349,8 +350,8 @@ def _add(
     place: Any,  # (n,) int64, -1 unknown
     used: Any,  # (n, R) float64, demand
     limit: Any,  # (n, R) float64
-    of_row: Any,  # (n,) int64, row of terms, or -1
-    terms: Any,  # (k, R, N_TERMS) float64
+    of_row: Any,  # (n,) int64, row of shares, or -1
+    shares: Any,  # (k, R, N_SHARES) float32
     answer: Any,  # (A,) int64, numbers of the times whose answers wait
     step: int,
     horizon: int,  # slots
@@ -360,6 +361,7 @@ def _add(
     answered: Any,  # (m, O, R) int64, changed
     sums: Any,  # (m, O, R, N_TERMS) float64, changed
     total: Any,  # (m, A, O, R) float64, changed
+    room: Any,  # (1,) _TERMS, to work in
 ) -> None:
     """Add windows of one slot to the demand that earlier answers are held against, and their terms to its answers."""
     for i in range(len(slot)):
@@ -399,8 +401,9 @@ def _add(
             task.limit[k, r] = limit[i, r] if known else np.nan
             if known:
                 answered[p, open_at, r] += 1
-                for j in range(terms.shape[2]):
-                    sums[p, open_at, r, j] += terms[of_row[i], r, j]
+                write_terms(shares[of_row[i], r], used[i, r], limit[i, r], room[0].terms)
+                for j in range(sums.shape[3]):
+                    sums[p, open_at, r, j] += room[0].terms[j]
 
 
 @numba.njit(**LENT)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reclaim.data import schema as s
 from reclaim.data import windows as w
 from reclaim.data.schema import RESOURCES, UNKNOWN_ID
-from reclaim.data.windows import Windows
+from reclaim.data.windows import Windows, with_p90_alone
 
 if TYPE_CHECKING:
     from reclaim.serving.cell.following import Prices
@@ -34,7 +34,8 @@ TASK: Final = np.dtype(
         (s.SCHEDULED_US, "i8"),
         ("heard_us", "i8"),  # the clock when anything was last received; UNSEEN_US before that counts
         ("first_us", "i8"), ("windows", "i8"),
-        *((field, w.WINDOW[name]) for name, field in LAST.items()),  # end_us is -1 before the first window
+        # end_us is -1 before the first window; of the percentiles, what ``windows.with_p90_alone`` keeps
+        *((field, ("f4", (1,)) if name == "percentiles" else w.WINDOW[name]) for name, field in LAST.items()),
     ]
 )  # fmt: skip
 """Facts and last window of a task. Both share the machine, the owner, the tier, the scheduling class and
@@ -65,6 +66,7 @@ def last_windows(key: Ids, task: NDArray[Any]) -> Windows:
 
 def keep_last(tasks: NDArray[Any], at: Ids | slice, last: Windows) -> None:
     """Store the last windows of tasks, and the facts in them; ``k`` rows each."""
+    last = with_p90_alone(last)
     for name, field in LAST.items():
         tasks[field][at] = getattr(last, name)
 

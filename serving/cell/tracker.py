@@ -15,7 +15,7 @@ from reclaim.data import schema as s
 from reclaim.data.core.arrays import copy_of, room_for
 from reclaim.data.core.parallel import in_pieces
 from reclaim.data.errors import ConfigError, StoreError
-from reclaim.data.windows import Windows
+from reclaim.data.windows import Windows, with_p90_alone
 from reclaim.features.fold.live import TolerantState
 from reclaim.features.fold.live_kernel import LATE, NEW
 from reclaim.features.registry import feature_names
@@ -60,7 +60,7 @@ _Made = TypeVar("_Made")
 _US: Final = 1_000_000
 _SCORED_AT_ONCE: Final = 32_768
 """Tasks that are scored at once for another model: a forecast takes several kB a task while it is made."""
-FORMAT: Final = 6
+FORMAT: Final = 7
 """Version of the arrays of ``memory``."""
 
 
@@ -154,7 +154,7 @@ class Tracker:
             order = np.argsort(windows.end_us, kind="stable")
             slot, windows = slot[order], windows.take(order)
         touched, x, _, row = self._state.advance(slot, windows)
-        last = windows.take(row)
+        last = with_p90_alone(windows.take(row))
         if (row < 0).any():
             before = last_windows(self._slots.key[touched], self._tasks[touched])
             last = chosen(row >= 0, last, before)

@@ -18,7 +18,7 @@ from reclaim.data.windows import Cell, Windows
 from reclaim.features.groups import tier_key
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.base import Estimate, Forecast
-from reclaim.training.machines.terms import N_TERMS
+from reclaim.training.machines.terms import unknown_shares
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, guarded
 from reclaim.training.margins.online import own_prices
 from reclaim.training.margins.own_price import Risk
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TASK_PARTS: Final = ("rises", "now", "quantiles", "oom")
 """Parts of ``Scores`` that answers about tasks rest on."""
-MACHINE_PARTS: Final = ("terms",)
+MACHINE_PARTS: Final = ("shares",)
 """Those that answers about machines rest on."""
 
 
@@ -44,22 +44,22 @@ class Scores:
     rises : uint8, shape (n, n_resources, N_RISES)
     now : float32, shape (n, n_resources)
         What is reserved at each price, over the limit of the last window (``models.steps.Steps``): 62 bytes a task.
-    quantiles : float64, shape (n, n_targets, n_levels)
+    quantiles : float32, shape (n, n_targets, n_levels)
         Over the limit of the last window, at the model's horizon.
     oom : float64, shape (n,)
         Probability of the derived out-of-memory label within that horizon.
-    terms : float64, shape (n, n_resources, N_TERMS)
-        What the task adds to the sums of its machine at the limit of the last window (``machines.terms``): 288 bytes a
-        task. Zero where nothing is scored; shape (n, 0, 0) where terms were not requested.
+    shares : float32, shape (n, n_resources, N_SHARES)
+        What the task adds to the sums of its machine, over the limit of the last window (``machines.terms``): 112 bytes
+        a task. NaN where nothing is scored; shape (n, 0, 0) where they were not requested.
     risk : Risk or None
         What the model expects of each price. Only of tasks just scored: it is not kept.
     """
 
     rises: NDArray[np.uint8]
     now: NDArray[np.float32]
-    quantiles: NDArray[np.float64]
+    quantiles: NDArray[np.float32]
     oom: NDArray[np.float64]
-    terms: NDArray[np.float64]
+    shares: NDArray[np.float32]
     risk: Risk | None = None
 
     @property
@@ -70,11 +70,11 @@ class Scores:
     @property
     def kept(self) -> tuple[NDArray[Any], ...]:
         """The arrays that are kept of a task, in the order of the fields."""
-        return self.rises, self.now, self.quantiles, self.oom, self.terms
+        return self.rises, self.now, self.quantiles, self.oom, self.shares
 
     def take(self, rows: NDArray[np.int64] | slice) -> Scores:
         """Return the chosen rows."""
-        return Scores(self.rises[rows], self.now[rows], self.quantiles[rows], self.oom[rows], self.terms[rows])
+        return Scores(self.rises[rows], self.now[rows], self.quantiles[rows], self.oom[rows], self.shares[rows])
 
     def room(self, n: int) -> Scores:
         """Return them with room for ``n`` tasks, doubling; further rows are zero and take no memory until written."""
@@ -165,12 +165,12 @@ class Scorer:
         return Scores(
             np.full((n, len(RESOURCES), N_RISES), NOTHING, np.uint8),
             np.zeros((n, len(RESOURCES)), np.float32),
-            np.full((n, len(TARGETS), len(self.levels)), np.nan),
+            np.full((n, len(TARGETS), len(self.levels)), np.nan, np.float32),
             np.full(n, np.nan),
-            np.zeros((n, len(RESOURCES), N_TERMS)),
+            unknown_shares(n),
         )
 
-    def score(self, x: NDArray[np.float32], last: Windows, *, terms: bool = True) -> Scores:
+    def score(self, x: NDArray[np.float32], last: Windows, *, of_cell: bool = True) -> Scores:
         """Return the model's scores of ``n`` tasks from their features after their last windows.
 
         Parameters
@@ -178,20 +178,20 @@ class Scorer:
         x : float32, shape (n, n_features)
         last : Windows
             The ``n`` last windows.
-        terms : bool
-            Whether what a cell needs is wanted, too: terms, which take a fourth of the time, and risks.
+        of_cell : bool
+            Whether what a cell needs is wanted, too: shares, which take a fourth of the time, and risks.
         """
-        steps, risk, forecast = self._estimator.steps(x, last, risks=terms)
+        steps, risk, forecast = self._estimator.steps(x, last, risks=of_cell)
         quantiles, oom = forecast.at(self.horizon_s)
-        added = self._terms(forecast, x, last) if terms else np.zeros((len(oom), 0, 0))
-        return Scores(*steps, quantiles, oom, added, risk)
+        shares = self._shares(forecast, x, last) if of_cell else np.zeros((len(oom), 0, 0), np.float32)
+        return Scores(*steps, quantiles, oom, shares, risk)
 
-    def _terms(self, forecast: Forecast, x: NDArray[np.float32], last: Windows) -> NDArray[np.float64]:
-        def made(piece: slice) -> NDArray[np.float64]:
-            return self.machines.terms(forecast.take(piece), x[piece], last.take(piece))
+    def _shares(self, forecast: Forecast, x: NDArray[np.float32], last: Windows) -> NDArray[np.float32]:
+        def made(piece: slice) -> NDArray[np.float32]:
+            return self.machines.shares(forecast.take(piece), x[piece], last.take(piece))
 
         if len(x) < ROWS_WORTH_A_THREAD:
-            return self.machines.terms(forecast, x, last)
+            return self.machines.shares(forecast, x, last)
         return np.concatenate(in_pieces(made, len(x), self._threads))
 
     def within_budget(self, budget: float, tier: str | None = None) -> str:

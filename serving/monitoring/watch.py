@@ -52,7 +52,7 @@ class _Watched:
         rows = estimated[self.quality.wanted(taken.touched[estimated])]
         if len(rows):
             last = taken.last.take(rows)
-            scores = self.scorer.score(taken.x[rows], last, terms=False) if scores is None else scores.take(rows)
+            scores = self.scorer.score(taken.x[rows], last, of_cell=False) if scores is None else scores.take(rows)
             held = np.stack([reserved(prices[m], scores.steps, last).reservation for m in MARGIN_NAMES], axis=1)
             self.quality.expect(
                 taken.touched[rows], last.end_us, last.tier, last.limit, scores.quantiles[:, : len(RESOURCES)], held,

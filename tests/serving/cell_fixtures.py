@@ -194,7 +194,7 @@ class Told:
     key: NDArray[np.int64]
     reservation: NDArray[np.float64]
     rule: NDArray[np.uint8]
-    quantiles: NDArray[np.float64]
+    quantiles: NDArray[np.float32]
     oom: NDArray[np.float64]
     x: NDArray[np.float32]
     facts: NDArray[Any]

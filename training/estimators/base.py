@@ -53,7 +53,7 @@ class Forecast:
         order ``features.targets.TARGETS``; NaN for what is not fitted.
     thresholds : float32, shape (n, n_targets, n_thresholds)
         Over the limit, rising: those of ``models.survival.thresholds_of``.
-    quantiles : float64, shape (n, n_targets, n_horizons, n_levels)
+    quantiles : float32, shape (n, n_targets, n_horizons, n_levels)
         Over the limit, read off the same curve, rising along the last axis; 1 stands for the limit and all above it.
     oom_probability : float64, shape (n, n_horizons)
         Probability of the derived out-of-memory label within each horizon.
@@ -63,11 +63,11 @@ class Forecast:
 
     survival: NDArray[np.float32]
     thresholds: NDArray[np.float32]
-    quantiles: NDArray[np.float64]
+    quantiles: NDArray[np.float32]
     oom_probability: NDArray[np.float64]
     horizons_s: tuple[int, ...] = HORIZONS_S
 
-    def at(self, horizon_s: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def at(self, horizon_s: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return quantiles, shape (n, n_targets, n_levels), and OOM probability, shape (n,), at one horizon; views."""
         h = self.horizons_s.index(horizon_s)
         return self.quantiles[:, :, h], self.oom_probability[:, h]

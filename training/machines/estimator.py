@@ -14,7 +14,7 @@ from reclaim.data.windows import Windows, demand
 from reclaim.features.registry import AT
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.machines.curve import MachineCurve
-from reclaim.training.machines.terms import terms_of
+from reclaim.training.machines.terms import shares_of, terms_of
 
 Floats = NDArray[np.float64]
 Curves = tuple[MachineCurve, ...]
@@ -53,8 +53,12 @@ class MachineEstimator:
         windows : Windows
             The last windows.
         """
+        return terms_of(self.shares(forecast, x, windows), demand(windows), windows.limit)
+
+    def shares(self, forecast: Forecast, x: NDArray[np.float32], windows: Windows) -> NDArray[np.float32]:
+        """Return what says the terms with demand and limit of the windows; float32, (n, n_resources, N_SHARES)."""
         seen = np.rint(np.exp2(x[:, _SEEN].astype(np.float64)) - 1.0).astype(np.int64)
-        return terms_of(
+        return shares_of(
             forecast.survival, forecast.thresholds, demand(windows), windows.limit, seen, self.mean_limit,
             forecast.horizons_s.index(self.horizon_s),
         )  # fmt: skip

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from reclaim.data.core import vectors
 from reclaim.data.core.jit import LENT, straight
 from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +41,10 @@ many small ones. A task without a forecast has ``held`` alone: its limit.
 N_TERMS: Final = len(TERMS)
 (T_LIMIT, T_USAGE, T_MEAN, T_NEW, T_SQUARES, T_HELD, T_PASSED) = range(7)
 T_BAND: Final = N_TERMS - len(RATES)
+N_SHARES: Final = 2 + len(PASSED) + len(RATES)
+"""Numbers that are kept of a task, in place of its terms: ``shares_of``."""
+(S_MEAN, S_NEW, S_PASSED) = range(3)
+S_BAND: Final = N_SHARES - len(RATES)
 _PADDED: Final = 3 * vectors.LANES
 """Places of a curve that are computed at once: the thresholds' (``survival.N_THRESHOLDS``), the limit, and zeros."""
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
@@ -47,7 +52,7 @@ NEWCOMER_WINDOWS: Final = 12
 """Windows, of five minutes mostly, from which on a task is no newcomer: an hour."""
 
 
-def terms_of(
+def shares_of(
     survival: NDArray[np.float32],
     thresholds: NDArray[np.float32],
     usage: Floats,
@@ -55,8 +60,11 @@ def terms_of(
     seen: NDArray[np.int64],
     mean_limit: tuple[float, ...],
     horizon: int = 0,
-) -> Floats:
-    """Return the terms of tasks; shape (n, n_resources, N_TERMS).
+) -> NDArray[np.float32]:
+    """Return what a task's curve says of its terms, over its limit; float32, shape (n, n_resources, N_SHARES).
+
+    With its usage and its limit, they say the terms to the bit: mean, whether it is a newcomer, what is passed, and
+    bandwidths. The mean is NaN where the limit, the usage or the curve is unknown.
 
     Parameters
     ----------
@@ -65,7 +73,7 @@ def terms_of(
         Curves of the peak, over the limit (``estimators.base.Forecast``), of which the first targets are those of the
         resources; NaN where nothing is forecast.
     usage, limit : float64, shape (n, n_resources)
-        Demand of the last window, and the limit. A task of unknown limit adds nothing, one of unknown usage its limit.
+        Demand of the last window, and the limit.
     seen : int64, shape (n,)
         Windows seen of the task.
     mean_limit : tuple of float, in the order ``schema.RESOURCES``
@@ -75,12 +83,33 @@ def terms_of(
     """
     if survival.shape[3] >= _PADDED:
         raise ConfigError(f"expected fewer than {_PADDED} thresholds, got {survival.shape[3]}")
-    out = np.zeros((*limit.shape, N_TERMS))
+    out = np.zeros((*limit.shape, N_SHARES), np.float32)
     room = np.zeros((2, _PADDED), np.float32)
     rate = RATES[0] / np.array(mean_limit)
     # in C order all, as a single row is, so that no call compiles another kernel
     arrays = (np.ascontiguousarray(array) for array in (survival, thresholds, usage, limit, seen))
-    _terms(*arrays, rate, horizon, room, np.empty(len(RATES), np.float32), out)
+    _shares(*arrays, rate, horizon, room, np.empty(len(RATES), np.float32), out)
+    return out
+
+
+def unknown_shares(n: int) -> NDArray[np.float32]:
+    """Return the shares of ``n`` tasks without a forecast."""
+    return np.full((n, len(RESOURCES), N_SHARES), np.nan, np.float32)
+
+
+def terms_of(shares: NDArray[np.float32], usage: Floats, limit: Floats) -> Floats:
+    """Return the terms of tasks; float64, shape (n, n_resources, N_TERMS).
+
+    A task of unknown limit adds nothing, one of unknown usage its limit.
+
+    Parameters
+    ----------
+    shares : float32, shape (n, n_resources, N_SHARES)
+    usage, limit : float64, shape (n, n_resources)
+        Those that the shares are of.
+    """
+    out = np.empty((*limit.shape, N_TERMS))
+    _terms(*map(np.ascontiguousarray, (shares, usage, limit)), out)
     return out
 
 
@@ -115,7 +144,7 @@ def _moments(_: Any, share: Any, place: Any, t: Any, out: Any) -> tuple[Any, Cal
 
 
 @numba.njit(**LENT)
-def _terms(
+def _shares(
     survival: Any,  # (n, n_targets, n_horizons, J) float32
     thresholds: Any,  # (n, n_targets, J) float32
     usage: Any,  # (n, R) float64
@@ -125,18 +154,16 @@ def _terms(
     horizon: int,
     room: Any,  # (2, _PADDED) float32, zeros behind J
     moments: Any,  # (n_rates,) float32, changed
-    out: Any,  # (n, R, N_TERMS) float64, written
+    out: Any,  # (n, R, N_SHARES) float32, zeros, written
 ) -> None:
-    """Write the terms: the peak lies in the middle between two thresholds, or at the first, or at the limit."""
+    """Write the shares: the peak lies in the middle between two thresholds, or at the first, or at the limit."""
     share, place = room[0], room[1]
     last = survival.shape[3]
     for i in range(len(out)):
         for r in range(out.shape[1]):
-            term, most, s, at = out[i, r], limit[i, r], survival[i, r, horizon], thresholds[i, r]
-            if not most > 0:
-                continue
-            if np.isnan(s[0]) or np.isnan(usage[i, r]):
-                term[T_HELD] = most
+            to, most, s, at = out[i, r], limit[i, r], survival[i, r, horizon], thresholds[i, r]
+            if not most > 0 or np.isnan(s[0]) or np.isnan(usage[i, r]):
+                to[S_MEAN] = np.nan
                 continue
             share[0], place[0] = _ONE - s[0], at[0]
             for k in range(1, last):
@@ -150,15 +177,45 @@ def _terms(
                 if k < last:
                     s0, r0 = (np.float64(s[k - 1]), np.float64(at[k - 1])) if k > 0 else (1.0, 0.0)
                     amount = min(straight(PASSED[j], s0, r0, np.float64(s[k]), np.float64(at[k])), np.float64(at[k]))
-                term[T_PASSED + j] = amount * most
+                to[S_PASSED + j] = amount
             mean = 0.0
             for k in range(last + 1):
                 mean += np.float64(share[k]) * place[k]
+            to[S_MEAN], to[S_NEW] = mean, seen[i] < NEWCOMER_WINDOWS
             t = rate[r] * most
             _moments(share, place, np.float32(t), moments)
-            term[T_LIMIT], term[T_USAGE], term[T_MEAN] = most, min(usage[i, r], most), mean * most
-            term[T_NEW] = most if seen[i] < NEWCOMER_WINDOWS else 0.0
-            term[T_SQUARES] = most * most
             for j in range(len(moments)):
-                term[T_BAND + j] = most + math.log(max(np.float64(moments[j]), 1e-37)) / t * most
+                to[S_BAND + j] = 1.0 + math.log(max(np.float64(moments[j]), 1e-37)) / t
                 t *= 2.0
+
+
+@numba.njit(**LENT)
+def write_terms(
+    share: Any,  # (N_SHARES,) float32
+    usage: float,
+    limit: float,
+    out: Any,  # (N_TERMS,) float64, written
+) -> None:
+    """Write the terms of one task and resource."""
+    out[:] = 0.0
+    if not limit > 0:
+        return
+    if np.isnan(share[S_MEAN]):
+        out[T_HELD] = limit
+        return
+    out[T_LIMIT], out[T_USAGE], out[T_SQUARES] = limit, min(usage, limit), limit * limit
+    out[T_MEAN], out[T_NEW] = share[S_MEAN] * limit, share[S_NEW] * limit
+    for j in range(N_TERMS - T_PASSED):
+        out[T_PASSED + j] = share[S_PASSED + j] * limit
+
+
+@numba.njit(**LENT)
+def _terms(
+    shares: Any,  # (n, R, N_SHARES) float32
+    usage: Any,  # (n, R) float64
+    limit: Any,  # (n, R) float64
+    out: Any,  # (n, R, N_TERMS) float64, written
+) -> None:
+    for i in range(len(out)):
+        for r in range(out.shape[1]):
+            write_terms(shares[i, r], usage[i, r], limit[i, r], out[i, r])

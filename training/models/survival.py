@@ -110,7 +110,7 @@ def forecast_of(
     """
     n = len(x)
     thresholds = np.empty((n, len(TARGETS), N_THRESHOLDS), np.float32)
-    quantiles = np.empty((*survival.shape[:3], len(levels)))
+    quantiles = np.empty((*survival.shape[:3], len(levels)), np.float32)
 
     def read(part: int, parts: int) -> None:
         rows = slice(n * part // parts, n * (part + 1) // parts)
@@ -125,7 +125,7 @@ def forecast_of(
 
 def quantiles_of(
     survival: NDArray[np.float32], thresholds: NDArray[np.float32], levels: tuple[float, ...]
-) -> NDArray[np.float64]:
+) -> NDArray[np.float32]:
     """Return quantiles over the limit, straight between two thresholds; a demand above the limit counts as the limit.
 
     Parameters
@@ -137,9 +137,9 @@ def quantiles_of(
 
     Returns
     -------
-    float64, shape (n, n_targets, n_horizons, n_levels), rising; NaN where the curve is.
+    float32, shape (n, n_targets, n_horizons, n_levels), rising; NaN where the curve is.
     """
-    out = np.empty((*survival.shape[:3], len(levels)))
+    out = np.empty((*survival.shape[:3], len(levels)), np.float32)
     _quantiles(survival, thresholds, *_above(levels), out)
     return out
 

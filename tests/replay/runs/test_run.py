@@ -72,7 +72,7 @@ class LargestOfTheDay:
         shares = np.minimum(times * largest[..., None], 1.0)
         quantiles = np.broadcast_to(largest[:, :, None, None], (*survival.shape[:3], len(self.quantile_levels)))
         oom = np.zeros((len(x), len(horizons_s)))
-        return Forecast(survival, shares.astype(np.float32), quantiles, oom, horizons_s)
+        return Forecast(survival, shares.astype(np.float32), quantiles.astype(np.float32), oom, horizons_s)
 
     def input_ranges(self) -> None:
         """Return None: it learned from none."""

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from reclaim.data.core import parallel as pieces
 from reclaim.data.errors import ConfigError
@@ -30,7 +29,20 @@ from reclaim.serving.wire.machine_schemas import MOST_CANDIDATES, FitAnswer, Fit
 from reclaim.serving.wire.schemas import Units
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.curve import N_INPUTS, MachineCurve
-from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_NEW, T_SQUARES, T_USAGE
+from reclaim.training.machines.terms import (
+    N_SHARES,
+    N_TERMS,
+    RATES,
+    S_BAND,
+    S_MEAN,
+    S_NEW,
+    T_BAND,
+    T_HELD,
+    T_LIMIT,
+    T_MEAN,
+    T_SQUARES,
+    T_USAGE,
+)
 from reclaim.training.margins.margin import MARGIN_NAMES
 from tests.serving.answers.test_served_is_replayed import CELL, SETTINGS, tellable
 from tests.serving.cell_fixtures import Json, Memory, S, by_slot, fact_rows, windows_of
@@ -46,21 +58,16 @@ FITTED = MachineCurve(tuple(0.01 * k for k in range(38)), (0.1, 0.9, 0.0, 0.1, *
 """A location of a tenth of the limits, nine tenths of the usage and a tenth of the newcomers."""
 
 
-def constant(limit: float, amount: float, *, new: bool = False) -> NDArray[np.float64]:
-    """Return the terms of a task that uses an amount of each resource and is foreseen to go on so."""
-    terms = np.zeros((len(RESOURCES), N_TERMS))
-    terms[:, T_LIMIT], terms[:, T_USAGE], terms[:, T_MEAN], terms[:, T_SQUARES] = limit, amount, amount, limit**2
-    terms[:, T_NEW] = limit if new else 0.0
-    terms[:, T_BAND:] = amount
-    return terms
-
-
-def with_terms(memory: Memory, terms: dict[int, NDArray[np.float64]]) -> None:
-    """Replace the terms of tasks, by collection."""
-    scores = memory.tracker._scores
-    assert scores is not None
-    for collection, values in terms.items():
-        scores.terms[memory.tracker.find(np.array([[collection, 0]]))] = values
+def foresee(memory: Memory, amounts: dict[int, float], *, new: tuple[int, ...] = ()) -> None:
+    """Let tasks of a limit of 1, by collection, use an amount of each resource, foreseen to go on so."""
+    tracker = memory.tracker
+    assert tracker._scores is not None
+    for collection, amount in amounts.items():
+        slot = tracker.find(np.array([[collection, 0]]))
+        shares = np.zeros(N_SHARES, np.float32)
+        shares[[S_MEAN, *range(S_BAND, N_SHARES)]], shares[S_NEW] = amount, collection in new
+        tracker._scores.shares[slot] = shares
+        tracker._tasks["usage"][slot], tracker._tasks["percentiles"][slot] = amount, math.nan
 
 
 @pytest.fixture
@@ -68,7 +75,7 @@ def three(bundle: Bundle) -> Memory:
     """Return a cell of tasks 1 and 2 on machine 7 and task 3 on machine 9: constant 0.2, 0.3 and 0.4 of limits of 1."""
     memory = Memory(ALONE, bundle)
     memory.write(windows_of(*({"task": task, "machine_id": m} for task, m in ((1, 7), (2, 7), (3, 9)))))
-    with_terms(memory, {1: constant(1, 0.2), 2: constant(1, 0.3, new=True), 3: constant(1, 0.4)})
+    foresee(memory, {1: 0.2, 2: 0.3, 3: 0.4}, new=(2,))
     return memory
 
 
@@ -98,24 +105,24 @@ def test_two_machines_with_three_tasks_by_hand(three: Memory) -> None:
     for resource in RESOURCES:
         assert getattr(first.limit, resource) == 2.0
         assert getattr(first.usage, resource) == 0.5
-        assert getattr(first.peak["baseline"], resource) == pytest.approx(0.5 + more, rel=1e-12)
-        assert getattr(first.reclaimable["baseline"], resource) == pytest.approx(1.5 - more, rel=1e-12)
-        assert getattr(first.peak["aggressive"], resource) == pytest.approx(0.5 + math.log(100) / RATES[-1], rel=1e-12)
+        assert getattr(first.peak["baseline"], resource) == pytest.approx(0.5 + more, rel=1e-7)
+        assert getattr(first.reclaimable["baseline"], resource) == pytest.approx(1.5 - more, rel=1e-7)
+        assert getattr(first.peak["aggressive"], resource) == pytest.approx(0.5 + math.log(100) / RATES[-1], rel=1e-7)
         assert getattr(first.newcomers, resource) == 1.0
         assert getattr(first.unforecast, resource) == 0.0
-        assert getattr(second.peak["baseline"], resource) == pytest.approx(0.4 + more, rel=1e-12)
+        assert getattr(second.peak["baseline"], resource) == pytest.approx(0.4 + more, rel=1e-7)
         assert getattr(first.basis, resource) == "bound"
 
 
 def test_a_fitted_curve_is_named_and_used(bundle: Bundle) -> None:
     memory = Memory(ALONE, replace(bundle, machines={3_600: (FITTED, MachineCurve())}))
     memory.write(windows_of({"machine_id": 7}, {"task": 2, "machine_id": 7}))
-    with_terms(memory, {1: constant(1, 0.2), 2: constant(1, 0.3, new=True)})
+    foresee(memory, {1: 0.2, 2: 0.3}, new=(2,))
     (machine,) = answered(memory).machines
     assert (machine.basis.cpu, machine.basis.memory) == ("fitted", "bound")
     location = 0.1 * 2 + 0.9 * 0.5 + 0.1 * 1
     for name, budget in memory.scorer.budgets.of_machines.items():
-        assert machine.peak[name].cpu == pytest.approx(location * (1 + FITTED.margin(budget)), rel=1e-12)
+        assert machine.peak[name].cpu == pytest.approx(location * (1 + FITTED.margin(budget)), rel=1e-7)
     steps = explain_machine(sums(memory), UNITS, "medium").steps
     assert [step.rule for step in steps] == ["limit", "fitted", "bound", "newcomers"]
     assert "(cpu)" in steps[1].why
@@ -163,7 +170,7 @@ def test_tasks_that_are_stale_opted_out_or_without_windows_count_their_limit(thr
     assert found.whole.tolist() == [1, 2]
     assert found.limit.tolist() == [[2.0, 2.0], [6.0, 6.0]]  # that of task 5 is unknown, and counts nothing
     assert found.unforecast.tolist() == [[1.0, 1.0], [5.0, 5.0]]
-    assert found.peaks()[0, 0, 0] == pytest.approx(1.0 + 0.3 + E_BASELINE / RATES[-1], rel=1e-12)
+    assert found.peaks()[0, 0, 0] == pytest.approx(1.0 + 0.3 + E_BASELINE / RATES[-1], rel=1e-7)
     assert found.usage.tolist() == [[0.5, 0.5], [0.4, 0.4]]
     explained = explain_machine(sums(three, [7]), UNITS, "baseline")
     assert [step.rule for step in explained.steps] == ["limit", "bound", "unforecast", "newcomers"]
@@ -207,7 +214,7 @@ def test_a_smaller_limit_bounds_terms_and_of_a_larger_one_the_addition_counts_wh
     three.tell(fact_rows({"task": 3, "limit": 3.0}))
     found = sums(three, [9])
     assert (found.limit.tolist(), found.unforecast.tolist()) == ([[3.0, 3.0]], [[2.0, 2.0]])
-    assert found.peaks()[0, 0, 0] == pytest.approx(2.0 + 0.4 + E_BASELINE / RATES[-1], rel=1e-12)
+    assert found.peaks()[0, 0, 0] == pytest.approx(2.0 + 0.4 + E_BASELINE / RATES[-1], rel=1e-7)
     assert found.whole.tolist() == [0]
 
 
@@ -224,8 +231,8 @@ def test_an_arrival_takes_its_limit_from_the_room_at_once_and_nothing_of_it_is_r
     assert fitted_to(three, **room).candidates[0].with_room == 1  # 0.4 of its task and 0.5 of the candidate
     three.tell(fact_rows({"task": 4, "limit": 0.5, "machine_id": 9}))  # placed there, without a window yet
     after = answered(three, [9]).machines[0]
-    assert after.reclaimable["baseline"].cpu == pytest.approx(before.reclaimable["baseline"].cpu, rel=1e-12)
-    assert after.peak["baseline"].cpu == pytest.approx(before.peak["baseline"].cpu + 0.5, rel=1e-12)
+    assert after.reclaimable["baseline"].cpu == pytest.approx(before.reclaimable["baseline"].cpu, rel=1e-7)
+    assert after.peak["baseline"].cpu == pytest.approx(before.peak["baseline"].cpu + 0.5, rel=1e-7)
     assert fitted_to(three, **room).candidates[0].with_room == 0
     three.write(windows_of({"task": 4, "machine_id": 9, "limit": 0.5, "cpu": 0.1}))
     seen = answered(three, [9]).machines[0]  # a first forecast, and still a newcomer
@@ -258,14 +265,14 @@ def test_machines_with_room_come_by_what_a_candidate_costs_them(three: Memory) -
     assert (answer.margin, answer.budget, answer.machines, candidate.with_room) == ("baseline", 0.001, 2, 1)
     (place,) = candidate.places
     assert place.machine_id == 9
-    assert place.peak.cpu == pytest.approx(0.9 + more, rel=1e-12)
-    assert place.cost.cpu == pytest.approx(0.5, rel=1e-12)
-    assert place.share == pytest.approx(1.0, rel=1e-12)
+    assert place.peak.cpu == pytest.approx(0.9 + more, rel=1e-7)
+    assert place.cost.cpu == pytest.approx(0.5, rel=1e-7)
+    assert place.share == pytest.approx(1.0, rel=1e-7)
     assert (candidate.known, candidate.machine_id, candidate.freed) == (False, None, None)
     nowhere = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity={"cpu": 9.0, "memory": 0.5})
     assert (nowhere.candidates[0].with_room, nowhere.candidates[0].places) == (0, [])
-    exactly = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity=both(1.0 + more))
-    assert exactly.candidates[0].with_room == 2
+    enough = fitted_to(three, candidates=[{"limit": both(0.5)}], capacity=both(1.0 + more + 1e-7))
+    assert enough.candidates[0].with_room == 2
 
 
 def test_a_known_task_costs_its_terms_and_frees_its_own_machine(three: Memory) -> None:
@@ -273,7 +280,7 @@ def test_a_known_task_costs_its_terms_and_frees_its_own_machine(three: Memory) -
     (candidate,) = fitted_to(three, **request).candidates
     assert (candidate.known, candidate.machine_id, candidate.limit.cpu) == (True, 7, 1.0)
     assert candidate.freed is not None
-    assert candidate.freed.cpu == pytest.approx(0.3, rel=1e-9)
+    assert candidate.freed.cpu == pytest.approx(0.3, rel=1e-7)
     (place,) = candidate.places
     assert place.machine_id == 9
     assert [place.cost.cpu, place.share] == pytest.approx([0.3, 0.3])
@@ -303,7 +310,7 @@ def test_a_candidate_that_is_unknown_or_held_at_its_limit_costs_its_limit(three:
 def test_most_names_the_cheapest_and_equal_costs_come_by_id(bundle: Bundle) -> None:
     memory = Memory(ALONE, bundle)
     memory.write(windows_of(*({"task": t, "machine_id": 100 - t} for t in range(1, 21))))
-    with_terms(memory, {t: constant(1, 0.2) for t in range(1, 21)})
+    foresee(memory, dict.fromkeys(range(1, 21), 0.2))
     (candidate,) = fitted_to(memory, candidates=[{"limit": both(1.0)}], capacity=both(9.0), most=3).candidates
     assert (candidate.with_room, [p.machine_id for p in candidate.places]) == (20, [80, 81, 82])
 
@@ -316,7 +323,8 @@ def test_fit_is_what_the_estimator_says_of_each_pair(bundle: Bundle, seed: int, 
     memory = Memory(ALONE, replace(bundle, machines=curves))
     tasks = range(1, 13)
     memory.write(windows_of(*({"task": t, "machine_id": int(random.integers(4))} for t in tasks)))
-    with_terms(memory, {t: constant(1, float(random.uniform(0, 1)), new=random.random() < 0.3) for t in tasks})
+    new = tuple(t for t in tasks if random.random() < 0.3)
+    foresee(memory, {t: float(random.uniform(0, 1)) for t in tasks}, new=new)
     found, estimator = sums(memory), memory.scorer.machines
     capacity = float(random.uniform(0.5, 5))
     answer = fitted_to(memory, candidates=[{"limit": both(0.7)}], capacity=both(capacity), budget=budget, most=100)
@@ -373,7 +381,7 @@ def test_totals_are_kept_for_a_while(three: Memory, monkeypatch: pytest.MonkeyPa
     totals = CellTotals(three.tracker, three.settings)
     limit, reclaimable = totals.now()
     assert limit.tolist() == [3.0, 3.0]
-    assert reclaimable[0, 0] == pytest.approx(3.0 - 0.9 - 2 * E_BASELINE / RATES[-1], rel=1e-12)
+    assert reclaimable[0, 0] == pytest.approx(3.0 - 0.9 - 2 * E_BASELINE / RATES[-1], rel=1e-7)
     three.tell(fact_rows({"task": 3, "ended_us": 300 * S}))
     assert totals.now()[0].tolist() == [3.0, 3.0]
     now_s += 10.0

@@ -59,7 +59,7 @@ class Replayed:
     slot: NDArray[np.int64]
     reservation: dict[str, NDArray[np.float64]]
     rule: dict[str, NDArray[np.uint8]]
-    quantiles: NDArray[np.float64]
+    quantiles: NDArray[np.float32]
     oom: NDArray[np.float64]
 
     def last_rows(self, end_us: int) -> NDArray[np.int64]:

@@ -136,7 +136,7 @@ def test_the_forecast_is_in_the_unit_of_the_limit(model: LoadedModel, history: H
         assert foreseen["horizon_s"] == horizon_s
         for t, name in enumerate(TARGETS):
             scale = limit["memory" if name == "memory" else "cpu"]
-            expected = estimate.forecast.quantiles[-1, t, h] * scale
+            expected = estimate.forecast.quantiles[-1, t, h].astype(np.float64) * scale
             np.testing.assert_array_equal(foreseen["quantiles"][name], expected)
             assert (np.diff(expected) >= 0).all()
         at_level = model.bundle.forecaster.quantile_levels.index(0.99)

@@ -28,7 +28,7 @@ from reclaim.training.machines.curve import EXCEEDED, MachineCurve
 from reclaim.training.machines.fit import MachineRows
 from reclaim.training.machines.following import follow_all
 from reclaim.training.machines.snapshots import lay_out_cell
-from reclaim.training.machines.terms import T_BAND, T_LIMIT, T_USAGE
+from reclaim.training.machines.terms import S_BAND
 from reclaim.training.margins.violation import violates
 from tests.serving.cell_fixtures import Memory, W, assert_same_bits, fact_rows, windows_of
 from tests.serving.kill_harness import made_up
@@ -130,8 +130,8 @@ def steady(bundle: Bundle, settings: ServingSettings = SETTINGS, *, level: float
 
     def score(*given: Any, **named: Any) -> Any:
         scores = scored(*given, **named)
-        scores.terms[:] = 0.0
-        scores.terms[..., T_LIMIT], scores.terms[..., T_USAGE], scores.terms[..., T_BAND:] = 1.0, 0.0, level
+        scores.shares[:] = 0.0
+        scores.shares[..., S_BAND:] = level / given[1].limit[..., None]
         return scores
 
     memory.scorer.score = score  # type: ignore[method-assign]
@@ -169,7 +169,8 @@ def test_demand_counts_up_to_the_limit_and_of_the_tasks_that_were_there_and_have
         assert violated[:, 0, 0].tolist() == [0, 0]  # nor is it one of those that were there before
     capped = steady(bundle, level=0.5)
     for at in range(20):  # from slot 5 on its limit is 2: earlier answers are for a limit of 0.4
-        capped.write(windows_of(one_task(at, 0.9 if at >= 5 else 0.1, limit=2.0 if at >= 5 else 0.4)))
+        used = 0.1 if at < 5 else 0.45 if at == 5 else 0.9
+        capped.write(windows_of(one_task(at, used, limit=2.0 if at >= 5 else 0.4)))
     assert counts(capped)[1][0] == 1  # of slot 5 alone
 
 

@@ -461,9 +461,9 @@ class Told(Scorer):
         super().__init__(loaded(bundle, f"{number:g}"), ServingSettings().cell)
         self.number = number
 
-    def score(self, x: NDArray[np.float32], last: Any, *, terms: bool = True) -> Scores:
+    def score(self, x: NDArray[np.float32], last: Any, *, of_cell: bool = True) -> Scores:
         """Return the scores of the scorer, and the number."""
-        scores = super().score(x, last, terms=terms)
+        scores = super().score(x, last, of_cell=of_cell)
         return replace(scores, oom=np.full(len(x), self.number))
 
 

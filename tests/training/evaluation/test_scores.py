@@ -29,7 +29,7 @@ def of_quantiles(quantiles: NDArray[np.float64], probability: NDArray[np.float64
     survival = np.tile(np.array([*(1 - np.array(LEVELS)), 0.0], np.float32), (n, T, H, 1))
     survival[np.isnan(quantiles[..., 0])] = NAN
     thresholds = np.concatenate([quantiles[:, :, 0], np.ones((n, T, 1))], axis=-1).astype(np.float32)
-    return Forecast(survival, thresholds, quantiles, probability)
+    return Forecast(survival, thresholds, quantiles.astype(np.float32), probability)
 
 
 def truth_of(y: list[float], oom: list[float]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

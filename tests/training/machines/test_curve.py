@@ -25,8 +25,8 @@ from reclaim.training.machines.terms import (
     T_PASSED,
     T_SQUARES,
     T_USAGE,
-    terms_of,
 )
+from tests.training.machines.curves import terms_of_curves
 
 Floats = NDArray[np.float64]
 FITTED = MachineCurve(
@@ -41,7 +41,7 @@ def tasks(n: int, seed: int = 0) -> Floats:
     thresholds = np.sort(rng.random((n, 1, 5)).astype(np.float32), axis=2)
     limit = rng.gamma(2.0, 0.5, (n, 1))
     usage, seen = limit * rng.random((n, 1)) * 0.3, rng.integers(1, 99, n)
-    terms = terms_of(survival[:, :, None], thresholds, usage, limit, seen, (1.0,))
+    terms = terms_of_curves(survival, thresholds, usage, limit, seen, (1.0,))
     of_tasks: Floats = terms[:, 0]
     return of_tasks
 
@@ -49,7 +49,7 @@ def tasks(n: int, seed: int = 0) -> Floats:
 def test_the_bound_by_hand() -> None:
     # two tasks of limit 1 at 0.1 or, in a tenth of the time, at 1; of both together B_t = 2 log(E[exp(tX)]) / t
     survival, thresholds = np.full((2, 1, 1), 0.1, np.float32), np.full((2, 1, 1), 0.1, np.float32)
-    terms = terms_of(survival[:, :, None], thresholds, np.full((2, 1), 0.1), np.ones((2, 1)), np.full(2, 99), (1.0,))
+    terms = terms_of_curves(survival, thresholds, np.full((2, 1), 0.1), np.ones((2, 1)), np.full(2, 99), (1.0,))
     sums = terms.sum(axis=0)
     p = float(np.float32(0.1))
     b = {t: 2 * math.log((1 - p) * math.exp(t * p) + p * math.exp(t)) / t for t in RATES}

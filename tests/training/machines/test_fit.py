@@ -19,8 +19,8 @@ from reclaim.training.machines.terms import (
     T_PASSED,
     T_SQUARES,
     T_USAGE,
-    terms_of,
 )
+from tests.training.machines.curves import terms_of_curves
 
 BUDGETS = (0.001, 0.01)
 
@@ -71,9 +71,9 @@ def test_the_share_of_peaks_together_is_found(at_once: bool) -> None:
     # tasks of limit 1 whose peak is even between 0.1 and 0.2, or has one time in ten more than that, up to the limit;
     # machines of some tasks of either kind, where each peaks by itself or all are at the same level of their curves
     n, rng = 4_000, np.random.default_rng(3)
-    survival = np.array([[1.0, 0.0, 0.0], [1.0, 0.1, 0.0]], np.float32)[:, None, None]
+    survival = np.array([[1.0, 0.0, 0.0], [1.0, 0.1, 0.0]], np.float32)[:, None]
     at = np.tile(np.array([0.1, 0.2, 1.0], np.float32), (2, 1, 1))
-    of_kinds = terms_of(survival, at, np.full((2, 1), 0.1), np.ones((2, 1)), np.full(2, 99), (1.0,))[:, 0]
+    of_kinds = terms_of_curves(survival, at, np.full((2, 1), 0.1), np.ones((2, 1)), np.full(2, 99), (1.0,))[:, 0]
     tasks = rng.integers(1, 20, (n, 2))
     level = np.tile(rng.random((n, 1, 1)), (1, 2, 20)) if at_once else rng.random((n, 2, 20))
     peak_of = np.where(level > 0.1, 0.1 + 0.1 * (1 - level) / 0.9, 0.2 + 0.8 * (0.1 - level) / 0.1)
