@@ -40,7 +40,7 @@ _PARTS = {
     "features after the last window": "tracker._x",
     "facts and last window": "tracker._tasks",
     "scores: what each price reserves": ("tracker._scores.rises", "tracker._scores.now"),
-    "scores: sums of machines": "tracker._scores.terms",
+    "scores: sums of machines": "tracker._scores.shares",
     "scores: quantiles, out-of-memory probability": ("tracker._scores.quantiles", "tracker._scores.oom"),
     "answers whose outcome moves prices": "tracker._following._online._tasks",
     "answers whose outcome moves margins of machines": "tracker._following._machines._tasks",

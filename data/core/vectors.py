@@ -9,14 +9,17 @@ from __future__ import annotations
 import functools
 from typing import Any, Final
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 LANES: Final = 16
-"""Numbers of a vector: those of a register of AVX-512. Other cores take several registers, to the same bits."""
+"""Numbers of a vector: those of a register of AVX-512. Other processors take several registers, to the same bits."""
 VECTOR: Final = ir.VectorType(ir.FloatType(), LANES)
 INTEGERS: Final = ir.VectorType(ir.IntType(32), LANES)
+WIDE_REGISTERS: Final[bool] = bool(binding.get_host_cpu_features().get("avx512f", False))
+"""True where the processor has 32 registers of a vector each; others have sixteen of half a vector, or smaller ones.
+Only the time depends on it."""
 
 in_llvm: Final[Any] = intrinsic
 numba_tools: Final[Any] = cgutils

@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 from reclaim.data.core import vectors
 from reclaim.data.core.arrays import lent
 from reclaim.data.core.jit import LENT
-from reclaim.data.core.vectors import LANES, in_llvm, numba_tools
+from reclaim.data.core.vectors import LANES, WIDE_REGISTERS, in_llvm, numba_tools
 
 CHUNK_ROWS: Final = 64
 """Rows that go through all layers together: what they need stays in a core's own cache."""
-_WIDE: Final = (4, 4 * LANES)
-_NARROW: Final = (8, 2 * LANES)
-_NARROWEST: Final = (8, LANES)
+_WIDE: Final = (4, 4 * LANES) if WIDE_REGISTERS else (4, LANES)
+_NARROW: Final = (8, 2 * LANES) if WIDE_REGISTERS else (4, LANES)
+_NARROWEST: Final = (8, LANES) if WIDE_REGISTERS else (4, LANES)
 """Rows and columns of a tile of a layer: of a hidden one, of the steps of curves, of which there are fewer, and of the
-few other log-odds. Sixteen vectors of sums are enough for the multipliers of a core with AVX-512 never to wait for one,
-and as four by four they ask for the fewest loads; other cores take longer, to the same bits."""
+few other log-odds. With AVX-512 sixteen vectors of sums are enough for the multipliers of a core never to wait for one,
+and as four by four they ask for the fewest loads. The sixteen registers of half a vector that AVX2 has keep four, which
+is enough for its multipliers, too: with sixteen vectors most are in memory, and a layer takes 2.7 times as long."""
 _WHOLE_ROWS: Final = 8
 """Rows are computed in whole tiles of every kind."""
 _LINE: Final = 64
@@ -48,13 +49,13 @@ class ForwardPass:
         The features with a weight that is not zero; the others would add nothing to any sum.
     scaling : float32, shape (4, n_read)
         As ``network.Scaling``.
-    first : float32, shape (W / 64, n_read, 64)
-    deeper : float32, shape (depth - 1, W / 64, W, 64)
+    first : float32, shape (W / C, n_read, C)
+    deeper : float32, shape (depth - 1, W / C, W, C)
     bias : float32, shape (depth, W)
-    steps : float32, shape (J / 32, W, 32)
+    steps : float32, shape (J / C, W, C), of other columns C
         To the steps of each curve.
     step_bias : float32, shape (J,)
-    odds : float32, shape (K / 16, W, 16)
+    odds : float32, shape (K / C, W, C), likewise
         To the other log-odds.
     odds_bias : float32, shape (K,)
     fitted : bool, shape (n_curves + n_logits,)
@@ -229,6 +230,8 @@ def _tile(n_rows: int, n_columns: int, activation: Callable[[Any, Any], Any]) ->
 _hidden_tile = _tile(*_WIDE, lambda builder, total: _sigmoid(builder, total, total))
 _step_tile = _tile(*_NARROW, _sigmoid)
 _odds_tile = _tile(*_NARROWEST, _sigmoid)
+_HIDDEN, _STEPS, _ODDS = range(3)
+_ROWS: Final = _WIDE[0], _NARROW[0], _NARROWEST[0]
 
 
 @numba.njit(**LENT)
@@ -240,12 +243,12 @@ def _run(x: Any, inputs: Any, layers: Any, fitted: Any, room: Any, survival: Any
         n = min(CHUNK_ROWS, len(x) - start)
         whole = -(-n // _WHOLE_ROWS) * _WHOLE_ROWS  # what lies in the rows behind them changes nothing
         _standardise(x, start, n, inputs, z)
-        _layer(z, first, bias[0], hidden, whole)
+        _layer(z, first, bias[0], hidden, whole, _HIDDEN)
         for layer in range(len(deeper)):
-            _layer(hidden, deeper[layer], bias[layer + 1], other, whole)
+            _layer(hidden, deeper[layer], bias[layer + 1], other, whole, _HIDDEN)
             hidden, other = other, hidden
-        _layer(hidden, steps, step_bias, step, whole)
-        _layer(hidden, odds, odds_bias, other, whole)
+        _layer(hidden, steps, step_bias, step, whole, _STEPS)
+        _layer(hidden, odds, odds_bias, other, whole, _ODDS)
         for i in range(n):
             for curve in range(n_curves):
                 left = _ONE if fitted[curve] else np.float32(math.nan)
@@ -276,14 +279,13 @@ def _standardise(x: Any, start: int, n: int, inputs: Any, z: Any) -> None:
 
 
 @numba.njit(**LENT)
-def _layer(inputs: Any, weight: Any, bias: Any, out: Any, n: int) -> None:
-    """Write the first n rows of a layer, n a multiple of ``_WHOLE_ROWS``; the width of its panels says which it is."""
-    columns = weight.shape[2]
+def _layer(inputs: Any, weight: Any, bias: Any, out: Any, n: int, kind: int) -> None:
+    """Write the first n rows of a layer, n a multiple of ``_WHOLE_ROWS``."""
     for panel in range(len(weight)):
-        for i in range(0, n, _WIDE[0] if columns == _WIDE[1] else _NARROW[0]):
-            if columns == _WIDE[1]:
+        for i in range(0, n, _ROWS[kind]):
+            if kind == _HIDDEN:
                 _hidden_tile(inputs, weight, bias, out, i, panel)
-            elif columns == _NARROW[1]:
+            elif kind == _STEPS:
                 _step_tile(inputs, weight, bias, out, i, panel)
             else:
                 _odds_tile(inputs, weight, bias, out, i, panel)

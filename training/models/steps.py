@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from reclaim.data.core import vectors
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
-from reclaim.data.core.vectors import INTEGERS, LANES, in_llvm, numba_tools
+from reclaim.data.core.vectors import INTEGERS, LANES, WIDE_REGISTERS, in_llvm, numba_tools
 from reclaim.data.schema import RESOURCES
 from reclaim.training.estimators.base import Forecast
 from reclaim.training.margins.ladder import FIRST_RUNGS, N_RUNGS, PRICES, TOP_RUNG, size_weight
@@ -30,6 +30,8 @@ _WIDTH: Final = 64
 """Rungs of a vector of bytes; those beyond the last one count for no threshold."""
 _BYTES: Final = ir.VectorType(ir.IntType(8), _WIDTH)
 _BITS: Final = ir.IntType(_WIDTH)
+_AT_ONCE: Final = len(FIRST_RUNGS) if WIDE_REGISTERS else 1
+"""Vectors of rungs whose thresholds of least cost are looked for together: as many as stay in registers."""
 
 
 class Steps(NamedTuple):
@@ -141,20 +143,22 @@ def _cheapest(
         of, at, cost, to, counted = vectors.arrays(context, builder, signature, args)
         (n,) = vectors.shape_of(builder, of)
         weight = vectors.spread(builder, args[3])
-        first_rungs = [n.type(rung) for rung in FIRST_RUNGS]
-        prices = [builder.fmul(vectors.load(builder, cost.data, rung), weight) for rung in first_rungs]
-        least = [numba_tools.alloca_once_value(builder, vectors.constant(math.inf)) for _ in prices]
-        held = [numba_tools.alloca_once_value(builder, vectors.constant(N_RISES, kind=INTEGERS)) for _ in prices]
-        with numba_tools.for_range(builder, n) as loop:
-            reserved, risked = (
-                vectors.spread(builder, builder.load(builder.gep(array.data, [loop.index]))) for array in (of, at)
-            )
-            place = vectors.spread_integer(builder, builder.trunc(loop.index, ir.IntType(32)))
-            for price, low, kept in zip(prices, least, held, strict=True):
-                total = vectors.fma(builder, price, risked, reserved)
-                less = builder.fcmp_ordered("<", total, builder.load(low))
-                builder.store(builder.select(less, total, builder.load(low)), low)
-                builder.store(builder.select(less, place, builder.load(kept)), kept)
+        held: list[Any] = []
+        for some in (FIRST_RUNGS[k : k + _AT_ONCE] for k in range(0, len(FIRST_RUNGS), _AT_ONCE)):
+            prices = [builder.fmul(vectors.load(builder, cost.data, n.type(rung)), weight) for rung in some]
+            least = [numba_tools.alloca_once_value(builder, vectors.constant(math.inf)) for _ in prices]
+            places = [numba_tools.alloca_once_value(builder, vectors.constant(N_RISES, kind=INTEGERS)) for _ in prices]
+            with numba_tools.for_range(builder, n) as loop:
+                reserved, risked = (
+                    vectors.spread(builder, builder.load(builder.gep(array.data, [loop.index]))) for array in (of, at)
+                )
+                place = vectors.spread_integer(builder, builder.trunc(loop.index, ir.IntType(32)))
+                for price, low, kept in zip(prices, least, places, strict=True):
+                    total = vectors.fma(builder, price, risked, reserved)
+                    less = builder.fcmp_ordered("<", total, builder.load(low))
+                    builder.store(builder.select(less, total, builder.load(low)), low)
+                    builder.store(builder.select(less, place, builder.load(kept)), kept)
+            held += places
         rungs = _highest_so_far(builder, _in_bytes(builder, [builder.load(kept) for kept in held]))
         builder.store(rungs, builder.bitcast(to.data, _BYTES.as_pointer()), align=1)
         for j in range(N_RISES):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,8 @@ from reclaim.training.models.survival import N_THRESHOLDS
 from reclaim.training.settings import QUANTILE_LEVELS
 
 F = len(FEATURE_NAMES)
-TILES = (forward._WIDE, forward._NARROW, forward._NARROWEST)
+COLUMNS = tuple(columns for _, columns in (forward._WIDE, forward._NARROW, forward._NARROWEST))
+"""Of the tiles of a hidden layer, of the steps and of the other log-odds."""
 
 
 def _network(width: int = 40, depth: int = 2, seed: int = 3) -> SurvivalNetwork:
@@ -106,22 +109,40 @@ def _fma(x: np.float32, y: np.float32, total: np.float32) -> np.float32:
 
 
 @settings(max_examples=30, deadline=None)
-@given(rows=st.integers(1, 20), depth=st.integers(1, 9), kind=st.sampled_from(TILES), seed=st.integers(0, 99))
+@given(rows=st.integers(1, 20), depth=st.integers(1, 9), kind=st.sampled_from(range(3)), seed=st.integers(0, 99))
 def test_a_layer_is_chains_of_exact_products_each_sum_rounded_once_and_its_activation_that_of_single_numbers(
-    rows: int, depth: int, kind: tuple[int, int], seed: int
+    rows: int, depth: int, kind: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    columns = kind[1]
+    columns = COLUMNS[kind]
     a, w, bias = (rng.normal(size=s).astype(np.float32) for s in ((24, depth), (depth, 2 * columns), (2 * columns,)))
     a[3] *= 1e4  # to where the exponential ends
     out = np.full((24, 2 * columns), 0.1, np.float32)
     whole = -(-rows // 8) * 8
-    forward._layer(a, forward._panels([w], depth, columns)[0], bias, out, whole)
-    activation = _silu if kind == forward._WIDE else _sigmoid
+    forward._layer(a, forward._panels([w], depth, columns)[0], bias, out, whole, kind)
+    activation = _silu if kind == forward._HIDDEN else _sigmoid
     for i, j in [(3, 5), *rng.integers(0, (whole, 2 * columns), (8, 2))]:
         expected = activation(np.array([_chain(a[i], w[:, j], bias[j])], np.float32))
         assert out[i, j].tobytes() == expected.tobytes()
     assert (out[whole:] == np.float32(0.1)).all()
+
+
+@pytest.mark.parametrize("shape", [(4, 64), (8, 32), (4, 16), (2, 16)])
+def test_a_tile_of_any_shape_gives_the_bits_of_the_one_that_this_processor_has(shape: tuple[int, int]) -> None:
+    tile = forward._tile(*shape, lambda builder, total: forward._sigmoid(builder, total, total))
+
+    @numba.njit
+    def layer(inputs: Any, weight: Any, bias: Any, out: Any) -> None:
+        for panel in range(len(weight)):
+            for i in range(0, len(out), shape[0]):
+                tile(inputs, weight, bias, out, i, panel)
+
+    rng = np.random.default_rng(7)
+    a, w, bias = (rng.normal(size=s).astype(np.float32) for s in ((16, 9), (9, 64), (64,)))
+    own, other = np.empty((2, 16, 64), np.float32)
+    forward._layer(a, forward._panels([w], 9, COLUMNS[0])[0], bias, own, 16, forward._HIDDEN)
+    layer(a, forward._panels([w], 9, shape[1])[0], bias, other)
+    assert other.tobytes() == own.tobytes()
 
 
 def test_weights_and_what_is_computed_with_them_begin_on_a_cache_line() -> None:
