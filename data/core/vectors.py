@@ -17,9 +17,13 @@ LANES: Final = 16
 """Numbers of a vector: those of a register of AVX-512. Other processors take several registers, to the same bits."""
 VECTOR: Final = ir.VectorType(ir.FloatType(), LANES)
 INTEGERS: Final = ir.VectorType(ir.IntType(32), LANES)
-WIDE_REGISTERS: Final[bool] = bool(binding.get_host_cpu_features().get("avx512f", False))
+_PROCESSOR: Final = binding.get_host_cpu_features()
+WIDE_REGISTERS: Final[bool] = bool(_PROCESSOR.get("avx512f", False))
 """True where the processor has 32 registers of a vector each; others have sixteen of half a vector, or smaller ones.
 Only the time depends on it."""
+
+_HALF: Final = 8
+"""Numbers of a register of AVX2, and of a table that it looks up."""
 
 in_llvm: Final[Any] = intrinsic
 numba_tools: Final[Any] = cgutils
@@ -98,3 +102,36 @@ def exponential(builder: Any, x: Any) -> Any:
     biased = builder.add(builder.bitcast(shifted, INTEGERS), constant(127, kind=INTEGERS))
     power = builder.bitcast(builder.shl(biased, constant(23, kind=INTEGERS)), VECTOR)
     return builder.fmul(builder.fadd(fma(builder, p, builder.fmul(r, r), r), constant(1.0)), power)
+
+
+def first_left(builder: Any, bits: Any, values: list[Any]) -> Any:
+    """Return in each lane the one of eight values that belongs to the lowest bit there; one is set, of eight.
+
+    ``values`` are float32.
+    """
+    none = constant(0, kind=INTEGERS)
+    if not _PROCESSOR.get("avx2", False):
+        chosen = spread(builder, values[-1])
+        for k in reversed(range(len(values) - 1)):
+            there = builder.icmp_unsigned("!=", builder.and_(bits, constant(1 << k, kind=INTEGERS)), none)
+            chosen = builder.select(there, spread(builder, values[k]), chosen)
+        return chosen
+    # the exponent of the lowest bit, a power of two, is 127 and its position, of which three bits count: 7 more
+    lowest = builder.uitofp(builder.and_(bits, builder.sub(none, bits)), VECTOR)
+    exponent = builder.lshr(builder.bitcast(lowest, INTEGERS), constant(23, kind=INTEGERS))
+    half = ir.VectorType(ir.FloatType(), _HALF)
+    table = ir.Constant(half, ir.Undefined)
+    for k, value in enumerate(values):
+        table = builder.insert_element(table, value, ir.IntType(32)((k + _HALF - 1) % _HALF))
+    kind = ir.FunctionType(half, [half, ir.VectorType(ir.IntType(32), _HALF)])
+    permute = numba_tools.get_or_insert_function(builder.module, kind, "llvm.x86.avx2.permps")
+    halves = [
+        builder.call(permute, [table, _part(builder, exponent, range(k, k + _HALF))]) for k in range(0, LANES, _HALF)
+    ]
+    return builder.shuffle_vector(*halves, constant(*range(LANES), kind=INTEGERS))
+
+
+def _part(builder: Any, vector: Any, places: range) -> Any:
+    """Return the lanes at some places."""
+    kind = ir.VectorType(ir.IntType(32), len(places))
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), ir.Constant(kind, list(places)))

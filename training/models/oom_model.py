@@ -225,17 +225,13 @@ def _add_tree(
             )
             for row, bound, left in zip(*(numbers(of, LEAVES - 1) for of in (places, bounds, bits)), strict=True)
         ]
-        leaves = [vectors.spread(builder, leaf) for leaf in numbers(added, LEAVES)]
+        leaves = numbers(added, LEAVES)
         with numba_tools.for_range_slice(builder, integer(0), width, integer(vectors.LANES)) as (lane, _):
             left = vectors.constant(_ALL, kind=vectors.INTEGERS)
             for start, bound, those in nodes:
-                right = builder.fcmp_unordered(">", vectors.load(builder, start, lane), bound)
-                left = builder.select(right, builder.and_(left, those), left)
-            leaf = leaves[-1]
-            for k in reversed(range(LEAVES - 1)):  # the first that is left
-                bit = builder.and_(left, vectors.constant(1 << k, kind=vectors.INTEGERS))
-                there = builder.icmp_unsigned("!=", bit, vectors.constant(0, kind=vectors.INTEGERS))
-                leaf = builder.select(there, leaves[k], leaf)
+                stays = builder.fcmp_ordered("<=", vectors.load(builder, start, lane), bound)
+                left = builder.and_(left, builder.or_(those, builder.sext(stays, vectors.INTEGERS)))
+            leaf = vectors.first_left(builder, left, leaves)
             sums = builder.fadd(vectors.load(builder, to.data, lane), leaf)
             builder.store(sums, vectors.at(builder, to.data, lane), align=4)
         return context.get_dummy_value()

@@ -8,9 +8,11 @@ from typing import Any
 
 import numba
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from llvmlite import ir
 from numba.core import types
 from numpy.typing import NDArray
 
@@ -52,6 +54,11 @@ larger = _applied(lambda builder, a, b, _: vectors.larger(builder, a, b))
 turned = _applied(lambda builder, x, *_: vectors.lanes(builder, x, [(k + 3) % LANES for k in range(LANES)]))
 
 
+def _eighth(builder: Any, bits: Any, table: Any, *_: Any) -> Any:
+    whole = builder.fptoui(bits, vectors.INTEGERS)
+    return vectors.first_left(builder, whole, [builder.extract_element(table, ir.IntType(32)(k)) for k in range(8)])
+
+
 def _vector(*values: float) -> NDArray[np.float32]:
     return np.resize(np.array(values, np.float32), LANES)
 
@@ -90,3 +97,15 @@ def test_lanes_and_the_larger_of_two_by_hand() -> None:
     found = larger(_vector(1, 5, np.nan, 4), _vector(2, 3, 7, np.nan))
     assert found[:3].tolist() == [2, 5, 7]
     assert np.isnan(found[3])
+
+
+@pytest.mark.parametrize("processor", [{}, vectors._PROCESSOR], ids=["any", "this"])
+def test_the_number_of_the_lowest_bit_is_found_for_every_byte(
+    processor: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "_PROCESSOR", processor)
+    find, table = _applied(_eighth), _vector(*(k + 0.5 for k in range(LANES)))
+    for low in range(1, 256, LANES):
+        some = [min(low + k, 255) for k in range(LANES)]
+        found = find(_vector(*some), table)
+        assert found.tolist() == [(byte & -byte).bit_length() - 0.5 for byte in some]

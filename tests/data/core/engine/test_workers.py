@@ -98,7 +98,10 @@ def test_without_ray_its_engine_is_an_error_that_names_the_remedy(monkeypatch: p
 
 
 @pytest.mark.slow
-def test_what_the_jobs_of_processes_share_is_sent_once_whatever_their_number() -> None:
+def test_what_the_jobs_of_processes_share_is_sent_once_whatever_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     shared = Pickled(5)
     with Engine("processes", 2).pool() as pool:
         assert pool.separate
@@ -108,7 +111,7 @@ def test_what_the_jobs_of_processes_share_is_sent_once_whatever_their_number() -
         assert shared.times == 1
         assert pool.run(add, range(8), lambda _: None) == [*range(5, 13)]
         assert shared.times == 2
-        assert not any(Path(tempfile.gettempdir()).glob("reclaim-*/*"))  # kept no longer than its jobs
+        assert not any(tmp_path.glob("reclaim-*/*"))  # kept no longer than its jobs
 
 
 @pytest.mark.slow
