@@ -9,19 +9,22 @@ from __future__ import annotations
 import functools
 from typing import Any, Final
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 LANES: Final = 16
 """Numbers of a vector: those of a register of AVX-512. Other processors take several registers, to the same bits."""
 VECTOR: Final = ir.VectorType(ir.FloatType(), LANES)
 INTEGERS: Final = ir.VectorType(ir.IntType(32), LANES)
-_PROCESSOR: Final = binding.get_host_cpu_features()
-WIDE_REGISTERS: Final[bool] = bool(_PROCESSOR.get("avx512f", False))
+_FEATURES: Final = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+"""Features of this processor that code may be compiled for, by LLVM's names: fewer where ``NUMBA_CPU_FEATURES`` says so."""
+WIDE_REGISTERS: Final = "+avx512f" in _FEATURES
 """True where the processor has 32 registers of a vector each; others have sixteen of half a vector, or smaller ones.
 Only the time depends on it."""
-
+_LOOKS_UP: Final = "+avx2" in _FEATURES
+"""True where a table of ``_HALF`` numbers is looked up in a register. Only the time depends on it."""
 _HALF: Final = 8
 """Numbers of a register of AVX2, and of a table that it looks up."""
 
@@ -110,7 +113,7 @@ def first_left(builder: Any, bits: Any, values: list[Any]) -> Any:
     ``values`` are float32.
     """
     none = constant(0, kind=INTEGERS)
-    if not _PROCESSOR.get("avx2", False):
+    if not _LOOKS_UP:
         chosen = spread(builder, values[-1])
         for k in reversed(range(len(values) - 1)):
             there = builder.icmp_unsigned("!=", builder.and_(bits, constant(1 << k, kind=INTEGERS)), none)

@@ -99,11 +99,9 @@ def test_lanes_and_the_larger_of_two_by_hand() -> None:
     assert np.isnan(found[3])
 
 
-@pytest.mark.parametrize("processor", [{}, vectors._PROCESSOR], ids=["any", "this"])
-def test_the_number_of_the_lowest_bit_is_found_for_every_byte(
-    processor: dict[str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vectors, "_PROCESSOR", processor)
+@pytest.mark.parametrize("looks_up", [False, vectors._LOOKS_UP], ids=["any", "this"])
+def test_the_number_of_the_lowest_bit_is_found_for_every_byte(looks_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "_LOOKS_UP", looks_up)
     find, table = _applied(_eighth), _vector(*(k + 0.5 for k in range(LANES)))
     for low in range(1, 256, LANES):
         some = [min(low + k, 255) for k in range(LANES)]
