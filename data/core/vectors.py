@@ -19,7 +19,7 @@ LANES: Final = 16
 VECTOR: Final = ir.VectorType(ir.FloatType(), LANES)
 INTEGERS: Final = ir.VectorType(ir.IntType(32), LANES)
 _FEATURES: Final = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-"""Features of this processor that code may be compiled for, by LLVM's names: fewer where ``NUMBA_CPU_FEATURES`` says so."""
+"""Features that code may be compiled for, by LLVM's names: this processor's, or those of ``NUMBA_CPU_FEATURES``."""
 WIDE_REGISTERS: Final = "+avx512f" in _FEATURES
 """True where the processor has 32 registers of a vector each; others have sixteen of half a vector, or smaller ones.
 Only the time depends on it."""
