@@ -159,10 +159,6 @@ class Windows:
 COLUMNS: Final[Mapping[str, Column]] = {f.name: f.metadata["column"] for f in fields(Windows)}
 """Every column of ``Windows`` by name, in its order."""
 
-WINDOW: Final = np.dtype([(name, c.dtype, (len(c.axis),) if c.axis else ()) for name, c in COLUMNS.items()])
-"""One window as a record, for what keeps windows one by one."""
-
-
 def concatenate(parts: list[Windows]) -> Windows:
     """Return the rows of all parts, in the order given."""
     return Windows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS})

@@ -108,9 +108,9 @@ def exponential(builder: Any, x: Any) -> Any:
 
 
 def first_left(builder: Any, bits: Any, values: list[Any]) -> Any:
-    """Return in each lane the one of eight values that belongs to the lowest bit there; one is set, of eight.
+    """Return in each lane the value of the lowest bit that is set there; one of eight is.
 
-    ``values`` are float32.
+    ``bits`` are 32 bits a lane, ``values`` eight float32, that of bit 0 first.
     """
     none = constant(0, kind=INTEGERS)
     if not _LOOKS_UP:

@@ -35,6 +35,7 @@ _SLOT_US: Final = SLOT_S * 1_000_000
 _OPEN: Final = LATE + 1
 """Slots whose windows still count."""
 _TERMS: Final = np.dtype([("terms", "f8", N_TERMS), code_field("training/machines/terms.py")])
+"""Room for the terms of a task, whose type changes with the code that writes them."""
 
 
 @dataclass(frozen=True)

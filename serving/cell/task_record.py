@@ -27,6 +27,8 @@ LAST: Final = {name: _CALLED.get(name, name) for name in w.COLUMNS if name not i
 """Column of ``Windows`` → field of ``TASK`` for the last window; the slot says which task's it is."""
 LastColumns = namedtuple("LastColumns", LAST.values())  # type: ignore[misc]  # a field for each column
 """Columns of last windows under the names that ``TASK`` has for them."""
+_NONE: Final = with_p90_alone(w.empty_windows())
+"""No windows, with the columns that are kept of a last one."""
 TASK: Final = np.dtype(
     [
         ("limit", "f8", len(RESOURCES)),  # current; NaN before the first is received
@@ -34,8 +36,8 @@ TASK: Final = np.dtype(
         (s.SCHEDULED_US, "i8"),
         ("heard_us", "i8"),  # the clock when anything was last received; UNSEEN_US before that counts
         ("first_us", "i8"), ("windows", "i8"),
-        # end_us is -1 before the first window; of the percentiles, what ``windows.with_p90_alone`` keeps
-        *((field, ("f4", (1,)) if name == "percentiles" else w.WINDOW[name]) for name, field in LAST.items()),
+        # end_us is -1 before the first window
+        *((field, getattr(_NONE, name).dtype, getattr(_NONE, name).shape[1:]) for name, field in LAST.items()),
     ]
 )  # fmt: skip
 """Facts and last window of a task. Both share the machine, the owner, the tier, the scheduling class and

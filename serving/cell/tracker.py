@@ -154,7 +154,7 @@ class Tracker:
             order = np.argsort(windows.end_us, kind="stable")
             slot, windows = slot[order], windows.take(order)
         touched, x, _, row = self._state.advance(slot, windows)
-        last = with_p90_alone(windows.take(row))
+        last = with_p90_alone(windows).take(row)
         if (row < 0).any():
             before = last_windows(self._slots.key[touched], self._tasks[touched])
             last = chosen(row >= 0, last, before)

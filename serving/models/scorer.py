@@ -179,7 +179,7 @@ class Scorer:
         last : Windows
             The ``n`` last windows.
         of_cell : bool
-            Whether what a cell needs is wanted, too: shares, which take a fourth of the time, and risks.
+            Whether what a cell needs is wanted, too: shares, which take a seventh of the time, and risks.
         """
         steps, risk, forecast = self._estimator.steps(x, last, risks=of_cell)
         quantiles, oom = forecast.at(self.horizon_s)

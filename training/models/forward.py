@@ -231,7 +231,9 @@ _hidden_tile = _tile(*_WIDE, lambda builder, total: _sigmoid(builder, total, tot
 _step_tile = _tile(*_NARROW, _sigmoid)
 _odds_tile = _tile(*_NARROWEST, _sigmoid)
 _HIDDEN, _STEPS, _ODDS = range(3)
+"""Kinds of layers, each with its own tile."""
 _ROWS: Final = _WIDE[0], _NARROW[0], _NARROWEST[0]
+"""Rows of the tile of each kind."""
 
 
 @numba.njit(**LENT)
@@ -280,7 +282,7 @@ def _standardise(x: Any, start: int, n: int, inputs: Any, z: Any) -> None:
 
 @numba.njit(**LENT)
 def _layer(inputs: Any, weight: Any, bias: Any, out: Any, n: int, kind: int) -> None:
-    """Write the first n rows of a layer, n a multiple of ``_WHOLE_ROWS``."""
+    """Write the first n rows of a layer of a kind, n a multiple of ``_WHOLE_ROWS``."""
     for panel in range(len(weight)):
         for i in range(0, n, _ROWS[kind]):
             if kind == _HIDDEN:
