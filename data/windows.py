@@ -159,6 +159,7 @@ class Windows:
 COLUMNS: Final[Mapping[str, Column]] = {f.name: f.metadata["column"] for f in fields(Windows)}
 """Every column of ``Windows`` by name, in its order."""
 
+
 def concatenate(parts: list[Windows]) -> Windows:
     """Return the rows of all parts, in the order given."""
     return Windows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS})
