@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from reclaim.data import schema as s
 from reclaim.data import windows as w
+from reclaim.data.columns import flags_of, values_of, whole
 from reclaim.data.core.stores.places import arrow_place, content_of, home_of, in_store, location, reached
 from reclaim.data.errors import ConfigError, SchemaError, TraceError
 
@@ -160,13 +161,13 @@ class Dataset:
         """Return a bucket's windows of some collections, as ``windows`` does; known are their task and time alone."""
         names = (*s.TASK_KEY, s.END_US)
         table = self.usage(bucket, list(names))
-        collection = _integers(_whole(table[s.COLLECTION_ID]))
+        collection = _integers(table[s.COLLECTION_ID])
         starts = _run_starts(collection)
         wanted = np.isin(collection[starts], collections)
         rows = np.flatnonzero(np.repeat(wanted, np.diff(starts, append=len(collection))))
         out = w.empty_windows(len(rows))
         for name in names:
-            getattr(out, name)[:] = _integers(_whole(table[name]))[rows]
+            getattr(out, name)[:] = _integers(table[name])[rows]
         return out
 
     def cell(self, monday_us: int = 0) -> w.Cell:
@@ -182,9 +183,10 @@ class Dataset:
         parts = [np.empty((3, 0), np.int64)]
         with self._opened(self.path / "tasks.parquet", read_dictionary=names) as file:
             for batch in file.iter_batches(columns=[s.COLLECTION_ID, *names]):
-                first = _run_starts(batch[s.COLLECTION_ID].to_numpy())
+                collection = _integers(batch[s.COLLECTION_ID])
+                first = _run_starts(collection)
                 parts.append(np.stack([
-                    batch[s.COLLECTION_ID].to_numpy()[first], *(_identities(batch[name])[first] for name in names)
+                    collection[first], *(_identities(batch[name])[first] for name in names)
                 ]))  # fmt: skip
         found = np.concatenate(parts, axis=1)
         return Owners(*found[:, _run_starts(found[0])])  # a collection's tasks may be in two batches
@@ -317,13 +319,13 @@ def windows_from_table(table: pa.Table, owners: Owners | None = None) -> w.Windo
 def _fill_tasks(out: w.Windows, table: pa.Table) -> None:
     """Write whose windows a table's rows are into ``out``, which has as many rows."""
     for name in _INTEGERS:
-        getattr(out, name)[:] = _integers(_whole(table[name]))
-    out.in_alloc[:] = _whole(table[s.ALLOC_COLLECTION_ID]).is_valid().to_numpy(zero_copy_only=False)
+        getattr(out, name)[:] = _integers(table[name])
+    out.in_alloc[:] = flags_of(table[s.ALLOC_COLLECTION_ID].is_valid())
 
 
 def _fill_measured(out: w.Windows, table: pa.Table, owners: Owners | None) -> None:
     """Write what was measured and granted, and the owners, into ``out``, once its tasks are known."""
-    column = {name: _whole(table[name]) for name in _OF_WINDOWS if name not in _OF_TASKS}
+    column = {name: whole(table[name]) for name in _OF_WINDOWS if name not in _OF_TASKS}
     for at, name in enumerate(w.CHANNELS):
         out.usage[:, at] = _floats(column[name])
     for at, name in enumerate((s.CPU_LIMIT, s.MEMORY_LIMIT)):
@@ -344,8 +346,8 @@ def _vectors(column: pa.ListArray, name: str) -> tuple[NDArray[np.bool_] | slice
     lengths = column.value_lengths()
     if pc.min(lengths).as_py() not in (None, size) or pc.max(lengths).as_py() not in (None, size):
         raise SchemaError(f"{name}: expected null or {size} values in each row; run `reclaim ingest` again")
-    values: NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
-    return column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else slice(None), values
+    values: NDArray[np.float32] = values_of(column.flatten(), np.nan).reshape(-1, size)
+    return flags_of(column.is_valid()) if column.null_count else slice(None), values
 
 
 def _run_starts(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -358,13 +360,9 @@ def _identities(column: pa.DictionaryArray) -> NDArray[np.int64]:
     return known[_integers(column.indices)]  # a null's index, -1, is the last
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # which copies even one chunk
-
-
 def _floats(column: pa.Array) -> NDArray[np.float64]:
-    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64)  # null becomes NaN
+    return np.asarray(values_of(column.cast(pa.float64()), np.nan), np.float64)
 
 
-def _integers(column: pa.Array) -> NDArray[np.int64]:
-    return np.asarray((column.fill_null(s.UNKNOWN_ID) if column.null_count else column).to_numpy(), np.int64)
+def _integers(column: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
+    return np.asarray(values_of(column, s.UNKNOWN_ID), np.int64)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.columns import array_of, values_of
 from reclaim.data.core.arrays import is_first
 from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Windows
 
@@ -72,7 +73,7 @@ def oom_events(
     ends : tuple of int
         Event types that may be an OOM.
     """
-    may_be = pc.is_in(events[s.EVENT_TYPE], pa.array(ends, pa.int8()))
+    may_be = pc.is_in(events[s.EVENT_TYPE], array_of(np.array(ends, np.int8)))
     recorded = s.OUT_OF_MEMORY in events.column_names
     if recorded:
         may_be = pc.and_(may_be, pc.fill_null(events[s.OUT_OF_MEMORY], False))
@@ -80,9 +81,9 @@ def oom_events(
     starts = windows.task_starts()[:-1]
     number = _number_of(
         (windows.collection_id[starts], windows.instance_index[starts]),
-        tuple(fails[key].to_numpy() for key in s.TASK_KEY),
+        tuple(values_of(fails[key]) for key in s.TASK_KEY),
     )
-    time_us = fails[s.TIME_US].to_numpy()
+    time_us = values_of(fails[s.TIME_US])
     known = (number >= 0) & (time_us > s.BEFORE_TRACE_US) & (time_us < s.AFTER_TRACE_US)
     number, time_us = number[known], time_us[known]
     if len(windows) == 0 or len(number) == 0:

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.columns import array_of, flags_of, values_of
 from reclaim.data.core.duck import connect, literal
 from reclaim.data.core.files import write_json
 from reclaim.data.core.parquet import TableWriter
@@ -28,15 +29,7 @@ from reclaim.data.dataset import bucket_name
 from reclaim.data.ingest.defects import DEFECTS, count_defects
 from reclaim.data.ingest.limits import POLICY, policy_of
 from reclaim.data.ingest.readers.pieces import read_pieces
-from reclaim.data.ingest.readers.staging import (
-    Layout,
-    array_of,
-    count_rows,
-    flags_of,
-    read_chunks,
-    read_rows,
-    values_of,
-)
+from reclaim.data.ingest.readers.staging import Layout, count_rows, read_chunks, read_rows
 from reclaim.data.ingest.shard import Shard, check_shared
 from reclaim.data.ingest.tasks import tasks_of
 from reclaim.data.traces.source import Source

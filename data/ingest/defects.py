@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.ingest.readers.staging import values_of
+from reclaim.data.columns import values_of
 
 OVERLAP: Final = "a window begins before an earlier one of its task ends"
 LONGER: Final = "a window is longer than the trace's longest"

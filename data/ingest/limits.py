@@ -10,7 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.ingest.readers.staging import NULL, array_of, values_of
+from reclaim.data.columns import array_of, values_of
+from reclaim.data.ingest.readers.staging import NULL
 
 POLICY: Final = (s.CPU_LIMIT, s.MEMORY_LIMIT, s.PRIORITY, s.TIER, s.SCHEDULING_CLASS)
 """Joined columns, besides the start of the current run."""

@@ -10,7 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.ingest.readers.staging import NULL, array_of, values_of
+from reclaim.data.columns import array_of, values_of
+from reclaim.data.ingest.readers.staging import NULL
 
 _SEEN: Final = (s.TIER, s.SCHEDULING_CLASS, s.COLLECTION_TYPE)
 _SPAN: Final = (s.FIRST_SEEN_US, s.LAST_SEEN_US)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.columns import array_of, bits_of
 from reclaim.data.core.duck import INTEGERS
 from reclaim.data.ingest.readers.json_kernel import (
     DOUBLE,
@@ -32,7 +33,7 @@ from reclaim.data.ingest.readers.json_kernel import (
     VECTOR,
     read_lines,
 )
-from reclaim.data.ingest.readers.staging import NULL, Layout, array_of, bits_of
+from reclaim.data.ingest.readers.staging import NULL, Layout
 from reclaim.data.traces.source import Field, RawTable
 
 SHORTEST: Final = 64

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from reclaim.data import schema as s
-from reclaim.data.ingest.readers.staging import array_of, buckets_of, chunks_of, save_chunks, values_of
+from reclaim.data.columns import array_of, values_of
+from reclaim.data.ingest.readers.staging import buckets_of, chunks_of, save_chunks
 
 PIECES_FILE: Final = "pieces.arrow"
 _ROWS_OF_A_BUCKET: Final = 50

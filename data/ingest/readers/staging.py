@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.columns import array_of, bits_of, flags_of, values_of
 from reclaim.data.ingest.readers.packing import SPARE, pack, unpack
 
 NULL: Final = -(2**63)
@@ -127,65 +128,6 @@ class Layout:
                 )  # fmt: skip
             columns.append(array)
         return pa.table(columns, schema=self.schema)
-
-
-def array_of(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return a numpy array as an Arrow array of its type, null where it is not valid.
-
-    By its bytes: the usual way imports pandas first, which takes longer than many an ingest.
-    """
-    bits = None if valid is None else bits_of(valid)
-    content = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else values
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [bits, pa.py_buffer(content)])
-
-
-def values_of(column: pa.Array | pa.ChunkedArray, null: float = 0) -> NDArray[Any]:
-    """Return a column of numbers as a numpy array of its type, with ``null`` in the place of nulls.
-
-    By its bytes, as ``array_of``. It is read-only, always: compiled code is loaded once.
-    """
-    array = column
-    if isinstance(column, pa.ChunkedArray):
-        array = column.combine_chunks() if column.num_chunks else pa.nulls(0, column.type)
-    valid, content = array.buffers()
-    values = np.empty(0, _NUMPY[array.type])
-    if len(array):
-        values = np.frombuffer(content, values.dtype)[array.offset : array.offset + len(array)]
-    if array.null_count:
-        values = values.copy()
-        values[~_flags(valid, array)] = null
-    values.flags.writeable = False
-    return values
-
-
-def flags_of(array: pa.Array) -> NDArray[np.bool_]:
-    """Return a column of flags, false where it is null; by its bytes, as ``array_of``."""
-    if not len(array):
-        return np.empty(0, np.bool_)
-    valid, content = array.buffers()
-    flags = _flags(content, array)
-    return flags & _flags(valid, array) if array.null_count else flags
-
-
-def _flags(bits: pa.Buffer, array: pa.Array) -> NDArray[np.bool_]:
-    """Return the bits of an array's rows."""
-    whole = np.unpackbits(np.frombuffer(bits, np.uint8), count=array.offset + len(array), bitorder="little")
-    return whole[array.offset :].view(np.bool_)
-
-
-_NUMPY: Final[dict[pa.DataType, type[np.generic]]] = {
-    pa.int8(): np.int8, pa.int32(): np.int32, pa.int64(): np.int64, pa.float32(): np.float32, pa.float64(): np.float64,
-}  # fmt: skip
-
-
-def empty_table(schema: pa.Schema) -> pa.Table:
-    """Return a table of the schema without a row; without pandas, as ``array_of``."""
-    return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
-
-
-def bits_of(valid: NDArray[np.bool_]) -> pa.Buffer | None:
-    """Return Arrow's bitmap of what is valid; None where all is."""
-    return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
 
 @numba.njit(cache=True, nogil=True)

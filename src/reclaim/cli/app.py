@@ -180,9 +180,11 @@ def ingest(
     as_json: AsJson = False,
 ) -> None:
     """Read a trace into a dataset; an interrupted run continues when run again."""
+    from reclaim.data.core.jit import begin_without_blas
     from reclaim.data.ingest.job import IngestConfig
     from reclaim.data.ingest.job import ingest as run
 
+    begin_without_blas()
     config = IngestConfig(
         trace=trace, mapping=mapping, anonymise=anonymise, buckets=buckets, max_reject_share=max_reject_share,
         skip_damaged=skip_damaged,
