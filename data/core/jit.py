@@ -62,22 +62,24 @@ def code_field(*files: str) -> tuple[str, str]:
     return "code_" + sha256(b"".join((root / name).read_bytes() for name in files)).hexdigest()[:12], "i8"
 
 
-_BLAS: Final = "scipy.linalg.cython_blas"
+_UNUSED: Final = ("scipy.linalg.cython_blas", "cffi")
+"""Modules that numba imports if they are there, for products of matrices and for functions of C."""
 
 
-def begin_without_blas() -> None:
-    """Prepare numba to run compiled code, without scipy, whose import takes as long as numba's own.
+def begin_lean() -> None:
+    """Prepare numba to run compiled code without modules whose import takes longer than numba's own.
 
-    Numba imports it to look for products of matrices. No kernel has one, and in this process none can be compiled after
-    this call, so it is for a command, and not for an interpreter that runs other code, too.
+    No kernel has a product of matrices or a function of C, and in this process none can be compiled after this call, so
+    it is for a command, and not for an interpreter that runs other code, too.
     """
-    if _BLAS in sys.modules:
-        return
-    sys.modules[_BLAS] = None  # type: ignore[assignment]  # an import of it fails, as where scipy is not installed
+    absent = [name for name in _UNUSED if name not in sys.modules]
+    for name in absent:
+        sys.modules[name] = None  # type: ignore[assignment]  # an import of it fails, as where it is not installed
     try:
         cpu_target.target_context.refresh()
     finally:
-        del sys.modules[_BLAS]
+        for name in absent:
+            del sys.modules[name]
 
 
 @intrinsic

@@ -5,7 +5,7 @@ import pyarrow as pa
 
 from reclaim.data import schema as s
 from reclaim.data.columns import empty_table, values_of
-from reclaim.data.core.jit import begin_without_blas
+from reclaim.data.core.jit import begin_lean
 from reclaim.data.ingest.bucket import make_bucket
 from reclaim.data.ingest.defects import count_defects
 from reclaim.data.ingest.limits import policy_of
@@ -19,7 +19,7 @@ from reclaim.data.traces.google_v3 import USAGE
 
 __all__ = ["make_bucket", "take_shard"]
 
-begin_without_blas()
+begin_lean()
 _layout, _one, _events = Layout.of(s.USAGE), np.zeros(1, np.int64), empty_table(s.EVENTS)
 plain_rows(np.full(1 + PAD, NEWLINE, np.uint8), USAGE, _layout)
 _rows = np.zeros((1, _layout.words), np.uint64)

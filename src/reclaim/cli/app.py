@@ -180,11 +180,13 @@ def ingest(
     as_json: AsJson = False,
 ) -> None:
     """Read a trace into a dataset; an interrupted run continues when run again."""
-    from reclaim.data.core.jit import begin_without_blas
+    from reclaim.data.core.jit import begin_lean
+    from reclaim.data.core.parallel import keep_one_heap
     from reclaim.data.ingest.job import IngestConfig
     from reclaim.data.ingest.job import ingest as run
 
-    begin_without_blas()
+    keep_one_heap()
+    begin_lean()
     config = IngestConfig(
         trace=trace, mapping=mapping, anonymise=anonymise, buckets=buckets, max_reject_share=max_reject_share,
         skip_damaged=skip_damaged,
@@ -236,13 +238,13 @@ def features(
     """Compute features, targets and splits of the windows that training reads; others are folded when they are used."""
     from reclaim.config import load_config
     from reclaim.data.core.engine.workers import Engine
-    from reclaim.data.core.jit import begin_without_blas
-    from reclaim.data.core.parallel import share_one_heap
+    from reclaim.data.core.jit import begin_lean
+    from reclaim.data.core.parallel import keep_one_heap
     from reclaim.data.dataset import Dataset
     from reclaim.features.build import FeatureConfig, build_features
 
-    share_one_heap()
-    begin_without_blas()
+    keep_one_heap()
+    begin_lean()
     settings = load_config(FeatureConfig, config, assignments or ())
     built, already_there = build_features(Dataset.open(dataset), settings, engine=Engine(engine, workers))
     print_result(results.of_features(built, already_there), as_json)

@@ -8,10 +8,10 @@ import sys
 _COMMAND = """
 import sys
 import numba
-from reclaim.data.core.jit import begin_without_blas
+from reclaim.data.core.jit import begin_lean
 
-begin_without_blas()
-begin_without_blas()
+begin_lean()
+begin_lean()
 assert numba.njit(lambda x: x + 1)(1) == 2
 assert not any(name.startswith("scipy.linalg") for name in sys.modules), "scipy was imported"
 import scipy.linalg.cython_blas

@@ -12,11 +12,11 @@ _PROGRAM = """
 import resource, sys
 from threading import Thread
 import numpy as np
-from reclaim.data.core.parallel import share_one_heap
+from reclaim.data.core.parallel import keep_one_heap
 
 if sys.argv[1] == "shared":
-    share_one_heap()
-    share_one_heap()
+    keep_one_heap()
+    keep_one_heap()
 
 def arrays():
     for megabytes in (7, 3, 2, 1):  # larger ones first: then the system's pages are no longer asked for one by one
