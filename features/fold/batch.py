@@ -18,7 +18,7 @@ from reclaim.features.fold.collection_ooms import CollectionOoms
 from reclaim.features.fold.related import RelatedState
 from reclaim.features.fold.task_read import write
 from reclaim.features.fold.task_record import N_SIGNALS, STATE, FoldColumns
-from reclaim.features.fold.task_update import N_LEVELS, publish_to_group, take
+from reclaim.features.fold.task_update import N_LEVELS, publish_to_group, take, take_life
 from reclaim.features.registry import feature_names
 
 _BLOCK_BITS: Final = 6
@@ -207,10 +207,15 @@ def _fold_tasks(
     for task in range(len(starts) - 1):
         state[0] = state[1]  # a blank one
         s = state[0]
+        last = starts[task + 1] - 1  # whose features are asked for
+        while last >= starts[task] and place[last] < 0:
+            last -= 1
         for i in range(starts[task], starts[task + 1]):
             taken, ooms = s.count == 0 or columns.end_us[i] > s.end_us, s.ooms
-            if taken:
+            if taken and i <= last:
                 take(s, columns, shape, i)
+            elif taken:
+                take_life(s, columns, i)
             if place[i] >= 0:
                 write(s, columns, i, largest, monday_us, out, place[i])
             publish_to_group(s, ooms, taken, columns, moment, died, share, i)

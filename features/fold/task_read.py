@@ -51,6 +51,7 @@ _LOG_GAP: Final = math.log2(1.0 + WINDOW_US / 60e6)
 _PER_HOUR: Final = 1.0 / HOUR_US
 _HEAVIEST: Final = 64.0
 """``cpu_tail_weight`` is cut off here: beyond, the denominator is rounding."""
+_LARGEST: Final = np.float32(LARGEST)
 _DAY_US: Final = 24 * HOUR_US
 _WEEK_US: Final = 7 * _DAY_US
 
@@ -125,11 +126,10 @@ def write(
         s, w.limit[row, 1], covered, trend, w.tier[row], w.scheduling_class[row], w.in_alloc[row], monday_us, out, i
     )
     write_oom(s, w.limit[row, 1], slopes, out, i)
-    for k in range(FIRST_RELATED):
-        if out[i, k] > LARGEST:
-            out[i, k] = LARGEST
-        elif out[i, k] < -LARGEST:
-            out[i, k] = -LARGEST
+    for k in range(FIRST_RELATED):  # written whether changed or not: many at a time
+        v = out[i, k]
+        v = _LARGEST if v > _LARGEST else v
+        out[i, k] = -_LARGEST if v < -_LARGEST else v
 
 
 @numba.njit(forceinline=True, **LENT)

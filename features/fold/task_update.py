@@ -117,8 +117,6 @@ def take(
 ) -> None:
     """Add the window of row ``i`` to the record."""
     if s.count == 0:
-        s.first_us = w.start_us[i]
-        s.run_us = w.scheduled_us[i]
         s.gap_us = 0
         s.gain[0] = 1.0
         s.gain[1] = 1.0
@@ -136,11 +134,6 @@ def take(
         if s.gap_us != WINDOW_US:
             keep_short = 0.5 ** (s.gap_us / _HALF_LIFE_SHORT_US)
             keep_long = 0.5 ** (s.gap_us / _HALF_LIFE_LONG_US)
-        if w.scheduled_us[i] > s.run_us:
-            end_run(s)
-            if s.run_us >= 0:
-                s.restarts += 1
-            s.run_us = w.scheduled_us[i]
         _age_histograms(s, keep_long)
         if hour_of(w.end_us[i]) > hour_of(s.end_us):
             _open_hour(s, hour_of(w.end_us[i]))
@@ -165,9 +158,7 @@ def take(
     for j in range(N_SIGNALS):
         s.recent[ring, j] = w.signals[i, j]
     s.recent[ring, RECENT_LENGTH] = length
-    s.end_us = w.end_us[i]
-    s.count += 1
-    add_memory(s, w.signals[i, 1], w.limit[i, 1])
+    take_life(s, w, i)
     block = hour_of(s.end_us) % HOURS
     for j in range(N_SIGNALS):
         v = w.signals[i, j]
@@ -201,6 +192,29 @@ def take(
     if w.usage[i, CPI] == w.usage[i, CPI]:
         s.cpi_weight += weight
         s.cpi_mean += (w.usage[i, CPI] - s.cpi_mean) * weight / s.cpi_weight
+
+
+@numba.njit(**LENT)
+def take_life(
+    s: Any,  # a record of STATE, changed
+    w: Any,  # FoldColumns, or records of the same fields
+    i: int,
+) -> None:
+    """Add only the task's runs and ends of the window of row ``i``: enough where its features are not asked for again.
+
+    An end out of memory of a task counts for others of its collection, whose features may be.
+    """
+    if s.count == 0:
+        s.first_us = w.start_us[i]
+        s.run_us = w.scheduled_us[i]
+    elif w.scheduled_us[i] > s.run_us:
+        end_run(s)
+        if s.run_us >= 0:
+            s.restarts += 1
+        s.run_us = w.scheduled_us[i]
+    s.end_us = w.end_us[i]
+    s.count += 1
+    add_memory(s, w.signals[i, 1], w.limit[i, 1])
 
 
 @numba.njit(**LENT)
