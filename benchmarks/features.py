@@ -192,9 +192,11 @@ def _command(name: str, work: Path) -> list[str]:
 
 def _reclaim(name: str, work: Path) -> None:
     from reclaim.data.core.engine.workers import Engine
+    from reclaim.data.core.parallel import keep_one_heap
     from reclaim.data.dataset import Dataset
     from reclaim.features.build import FeatureConfig, build_features
 
+    keep_one_heap()  # as the command does
     build_features(Dataset.open(work / "dataset"), FeatureConfig(rows=ROWS[name]), engine=Engine(workers=_THREADS))
 
 
