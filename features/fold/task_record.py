@@ -12,7 +12,8 @@ from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import RECENT_WINDOWS, SAME_HOUR_DAYS, SIGNALS
 
 COMPILED_FILES: Final = (
-    "data/schema.py", "data/windows.py", "data/oom.py", *(f"data/core/{name}.py" for name in ("arrays", "jit")),
+    "data/schema.py", "data/columns.py", "data/windows.py", "data/oom.py",
+    *(f"data/core/{name}.py" for name in ("arrays", "jit")),
     "features/registry.py",
     *(f"features/fold/{name}.py" for name in ("task_record", "task_update", "task_oom", "task_read", "related_record")),
 )  # fmt: skip
