@@ -38,6 +38,9 @@ BEFORE_TRACE_US: Final = 0
 """The time a v3 event carries when it happened before the trace began: a flag, not a time."""
 AFTER_TRACE_US: Final = 2**63 - 1
 """The time a v3 event carries when it happened after the trace ended: a flag, not a time."""
+LATEST_US: Final = 2**59
+"""The largest time that settings and requests take, in µs: 18 thousand years, whose slots of 5 minutes are counted in
+32 bits. Nanoseconds since 1970 are beyond it, and so are refused."""
 UNKNOWN_ID: Final = -1
 """Means a null id, time, tier or class in numpy arrays, which have no nulls."""
 

@@ -38,8 +38,6 @@ from reclaim.features.targets import HORIZONS_S, TARGETS
 
 _SPARE: Final = 8
 """An array is made larger by an eighth, so that the next bucket, of about as many rows, finds room in it."""
-_LATEST_S: Final = 2**59 // 1_000_000
-"""Eighteen thousand years."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,10 @@ class FeatureConfig:
     """Rows that are kept."""
 
     def __post_init__(self) -> None:
-        if abs(self.monday_s) > _LATEST_S:
+        latest_s = s.LATEST_US // 1_000_000
+        if abs(self.monday_s) > latest_s:
             raise ConfigError(
-                f"monday_s is seconds on the trace's clock, at most {_LATEST_S} either way; got {self.monday_s}"
+                f"monday_s is seconds on the trace's clock, at most {latest_s} either way; got {self.monday_s}"
             )
         if self.rows not in ROWS:
             raise ConfigError(f"rows must be one of {', '.join(ROWS)}, got {self.rows!r}")

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from reclaim.data.errors import ConfigError
+from reclaim.data.schema import LATEST_US
 from reclaim.data.windows import Cell
 from reclaim.training.machines.following import AT_ONCE
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -113,7 +114,7 @@ class ServingSettings(BaseSettings):
     """The unit of all CPU amounts of the tracked cell; it is repeated in answers, never converted."""
     memory_unit: str = Field(default="bytes", min_length=1, max_length=64)
     """The same of memory."""
-    monday_us: int = Field(default=0, ge=0, le=2**59)  # as times of windows
+    monday_us: int = Field(default=0, ge=0, le=LATEST_US)
     """A midnight that begins a Monday, in the cell's own zone, on the windows' clock; µs."""
     log_json: bool = False
     """Writes the log as one JSON object a line."""

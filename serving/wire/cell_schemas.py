@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import FailFast, Field
+from pydantic import FailFast, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from reclaim.serving.wire.schemas import (
     Answer,
@@ -28,6 +29,8 @@ from reclaim.serving.wire.schemas import (
 
 MOST_ERRORS: Final = 100
 """Refused rows that an answer describes one by one; further ones are counted by code."""
+FAILED_WITHOUT_END: Final = "failed says how a task ended and needs ended_us; a run that another follows has failed_us"
+"""Message about a fact that says how a task ended, and not when."""
 MOST_NAMED: Final = 500_000
 """Tasks, machines or collections that a query names at most, of each."""
 MOST_PAGE: Final = 10_000
@@ -89,7 +92,15 @@ class TaskFacts(_Facts):
     failed_us: TimeUs | None = Field(
         default=None, description="When a run of it failed and another will follow, µs; the task stays in memory."
     )
-    failed: bool = Field(default=False, description="Whether it ended by failing, not by finishing or being stopped.")
+    failed: bool = Field(
+        default=False, description="Whether it ended by failing, not by finishing or being stopped; with `ended_us`."
+    )
+
+    @model_validator(mode="after")
+    def _says_when(self) -> Self:
+        if self.failed and self.ended_us is None:
+            raise PydanticCustomError("failed_without_end", FAILED_WITHOUT_END)
+        return self
 
 
 class CollectionFacts(Wire):

@@ -17,6 +17,7 @@ from reclaim.data.windows import Windows, identities
 from reclaim.serving.wire import arrow
 from reclaim.serving.wire.arrow import Columns, Kind
 from reclaim.serving.wire.cell_schemas import (
+    FAILED_WITHOUT_END,
     MOST_ERRORS,
     CollectionFacts,
     TaskFacts,
@@ -36,7 +37,6 @@ from reclaim.serving.wire.schemas import (
     LONGEST_WINDOW_US,
     MAX_AMOUNT,
     MAX_OWNER,
-    MAX_TIME_US,
     MEAN_ABOVE,
     MIN_LIMIT,
     ErrorBody,
@@ -71,9 +71,9 @@ TASK_COLUMNS: Final[dict[str, Kind]] = {
 _MIX: Final = np.int64(-7046029254386353131)
 """Odd, with bits all over: 2^64 over the golden ratio."""
 _LENGTHS: Final = {name: len(levels) for name, levels in w.VECTORS.items()}
-_MOST: Final = {s.TIER: len(s.TIERS) - 1, s.SCHEDULING_CLASS: 3, s.START_US: MAX_TIME_US, s.END_US: MAX_TIME_US,
-                s.SCHEDULED_US: MAX_TIME_US, SINCE_US: MAX_TIME_US, ENDED_US: MAX_TIME_US,
-                FAILED_US: MAX_TIME_US}  # fmt: skip
+_MOST: Final = {s.TIER: len(s.TIERS) - 1, s.SCHEDULING_CLASS: 3, s.START_US: s.LATEST_US, s.END_US: s.LATEST_US,
+                s.SCHEDULED_US: s.LATEST_US, SINCE_US: s.LATEST_US, ENDED_US: s.LATEST_US,
+                FAILED_US: s.LATEST_US}  # fmt: skip
 
 
 _MEANS: Final = tuple((f"{resource}_mean", f"{resource}_max") for resource in s.RESOURCES)
@@ -251,6 +251,8 @@ def facts_from_arrow(body: bytes, max_rows: int) -> FactRows:
     columns = _complete(arrow.columns_of(table, TASK_COLUMNS, {}), TASK_COLUMNS, table.num_rows)
     refusals, good = Refusals(), np.ones(table.num_rows, np.bool_)
     _check_ranges(columns, (s.COLLECTION_ID,), good, refusals)
+    no_end = (columns[FAILED] > 0) & (columns[ENDED_US] < 0)
+    _refuse(no_end, "invalid_field", FAILED_WITHOUT_END, FAILED, good, refusals)
     row = np.flatnonzero(good)
     columns = {name: values[row] for name, values in columns.items()}
     wanted = columns.pop(ESTIMATION)

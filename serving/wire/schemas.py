@@ -15,15 +15,12 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from reclaim.data.schema import PERCENTILES, TAIL_PERCENTILES
+from reclaim.data.schema import LATEST_US, PERCENTILES, TAIL_PERCENTILES
 
 MAX_ID: Final = 2**63 - 1
 """Ids are exact 64-bit integers."""
 LONGEST_WINDOW_US: Final = 86_400_000_000
 """Longest window: a day. Windows are minutes; one that is longer has a time in another unit than µs."""
-MAX_TIME_US: Final = 2**59
-"""The largest time taken, in µs: 18 thousand years, whose slots of 5 minutes are counted in 32 bits. Nanoseconds since
-1970 are beyond it, and so are refused."""
 MAX_AMOUNT: Final = 1e18
 """The largest amount taken, in any unit; an exabyte in bytes."""
 MIN_LIMIT: Final = 1e-12
@@ -43,7 +40,7 @@ TierLabel = Literal["unknown", "free", "beb", "mid", "prod", "mon"]
 RuleName = Literal["limit", "model", "statistic", "startup", "jump", "cap", "unknown", "stale", "opt_out"]
 
 TaskId = Annotated[int, Field(ge=0, le=MAX_ID)]
-TimeUs = Annotated[int, Field(ge=0, le=MAX_TIME_US)]
+TimeUs = Annotated[int, Field(ge=0, le=LATEST_US)]
 Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
 Limit = Annotated[float, Field(gt=0, ge=MIN_LIMIT, le=MAX_AMOUNT)]
 Ratio = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]

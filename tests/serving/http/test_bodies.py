@@ -21,7 +21,7 @@ from reclaim.data import schema as s
 from reclaim.serving.wire import rows
 from reclaim.serving.wire.arrow import MEDIA_TYPE
 from reclaim.serving.wire.cell_schemas import WriteAnswer
-from reclaim.serving.wire.schemas import MAX_TIME_US, ErrorResponse
+from reclaim.serving.wire.schemas import ErrorResponse
 
 if TYPE_CHECKING:
     from httpx import Response
@@ -136,8 +136,8 @@ def each(name: str, *values: object) -> list[Json]:
 
 BAD: Final[list[Json]] = [
     *each("collection_id", -1, 2**63, 1.5, "1", None, True, math.nan, 10**40),
-    *each("start_us", -1, MAX_TIME_US + 1, 0.5, None, math.inf, "0"),
-    *each("end_us", -1, MAX_TIME_US + 1, 0.5, None, math.inf, "0"),
+    *each("start_us", -1, s.LATEST_US + 1, 0.5, None, math.inf, "0"),
+    *each("end_us", -1, s.LATEST_US + 1, 0.5, None, math.inf, "0"),
     *each("cpu_mean", -1e-9, math.nan, -math.inf, 1e19, "1", []),
     *each("cpi", -1e-9, math.nan, -math.inf, 1e19, "1", []),
     *each("cpu_percentiles", [0.1] * 10, [0.1] * 12, [], [0.2, *[0.1] * 10], [math.nan] * 11, [None] * 11, 0.5),

@@ -276,6 +276,25 @@ def test_a_window_longer_than_a_day_has_times_of_two_units_and_is_refused() -> N
     assert (found.row.tolist(), found.refusals.counts) == ([0], {"invalid_field": 2})
 
 
+def test_a_task_that_failed_ended_at_a_time() -> None:
+    told: list[dict[str, int]] = [
+        {"failed": True},
+        {"failed": True, "ended_us": 7},
+        {"failed_us": 7},
+        {"failed": False},
+    ]
+    items = [{s.COLLECTION_ID: k, **fact} for k, fact in enumerate(told)]
+    by_json = rows.facts_from_json(json.dumps({"tasks": items}).encode(), 10)
+    schema = pa.schema(
+        {s.COLLECTION_ID: pa.int64(), "failed": pa.bool_(), "ended_us": pa.int64(), "failed_us": pa.int64()}
+    )
+    by_arrow = rows.facts_from_arrow(bytes(arrow.write_table(pa.Table.from_pylist(items, schema))), 10)
+    for found in (by_json, by_arrow):
+        assert found.row.tolist() == [1, 2, 3]
+        assert found.refusals.counts == {"invalid_field": 1}
+        assert "needs ended_us" in found.refusals.errors[0].message
+
+
 @pytest.mark.parametrize("more", [b"x", b"\0" * 8, None])
 def test_bytes_after_the_end_of_a_stream_are_refused(more: bytes | None) -> None:
     stream = bytes(arrow.write_table(pa.Table.from_pylist([{s.COLLECTION_ID: 1, s.START_US: 0, s.END_US: 1}], SCHEMA)))
