@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +31,7 @@ _SKEW_US: Final = 60_000_000
 """Time by which recorded starts and ends may differ from the samples': clocks differ, and so do scrapes."""
 _RATIO: Final = 2.0
 """The limit of what has none, over the largest usage so far."""
+Labels = tuple[tuple[str, str], ...]
 _ENDS: Final = {"Completed": s.EventType.FINISH, "Evicted": s.EventType.EVICT}
 """Recorded reason of an end → event; any other is a failure."""
 _JOBS: Final = ("Job", "CronJob")
@@ -46,6 +48,10 @@ class Task:
     workload : Workload
     starts_us : list of int
         Starts of its runs, rising.
+    told_by : dict of str by int
+        Role of the series that told each start; empty where its usage did.
+    series : set
+        Its last usage series, each by its labels without those of the scraper.
     seen_us : int
         End of its last window; 0 for none.
     ended_us : int
@@ -56,8 +62,8 @@ class Task:
         Last samples.
     listed : Said or None
         Last sample that lists the pod; None for none.
-    machine : str
-        Name of its node.
+    places : list of (int, str)
+        Times from which it was on a node, rising, and the node's name.
     """
 
     collection: int
@@ -66,13 +72,20 @@ class Task:
     key: ContainerKey
     workload: Workload
     starts_us: list[int] = field(default_factory=list)
+    told_by: dict[int, str] = field(default_factory=dict)
+    series: set[Labels] = field(default_factory=set)
     seen_us: int = 0
     ended_us: int = 0
     restarts: dict[str, float] = field(default_factory=dict)
     request: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
     enforced: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
     listed: Said | None = None
-    machine: str = ""
+    places: list[tuple[int, str]] = field(default_factory=list)
+
+    def place_at(self, time_us: int) -> str:
+        """Return the name of its node at a time, that of its first one before, empty where none is known."""
+        at = bisect_right(self.places, time_us, key=itemgetter(0)) - 1
+        return self.places[max(at, 0)][1] if self.places else ""
 
 
 class Fold:
@@ -114,9 +127,11 @@ class Fold:
         scheduled, machine = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
         for k, (key, task) in enumerate(zip(keys, tasks, strict=True)):
             rows = slice(int(edges[k]), int(edges[k + 1]))
-            self._place(task, grouped["cpu"].get(key) or grouped["memory"].get(key) or [])
+            usage = [grouped[role].get(key, []) for role in ("cpu", "memory")]
+            self._place(task, usage[0] or usage[1])
             of = {role: facts[role].get(key, []) for role in facts}
-            events += self._starts(task, of, [*grouped["cpu"].get(key, []), *grouped["memory"].get(key, [])])
+            events += self._starts(task, of, usage[0] or usage[1])
+            task.series = {self._run(one) for series in usage for one in series} or task.series
             events += self._recorded_ends(task, of)
             ends = found.end_us[rows]
             if not len(ends):
@@ -126,8 +141,9 @@ class Fold:
             starts = np.array(task.starts_us, np.int64)
             run = np.searchsorted(starts, ends, side="left") - 1
             scheduled[rows] = np.where(run >= 0, starts[run], found.start_us[rows])
-            machine[rows] = machine_id(task.machine) if task.machine else s.UNKNOWN_ID
-            node, listed = self._nodes.get(task.machine, {}), listings.get(key[:3], [])
+            places = [task.place_at(end_us) for end_us in ends.tolist()]
+            machine[rows] = [_machine_id(place) for place in places]
+            listed = listings.get(key[:3], [])
             listing = AsOf(listed, task.listed or UNSAID) if listed or task.listed else None
             task.listed = listing.last if listing is not None else None
             for resource, request, enforced in zip(s.RESOURCES, USAGE_EXTRAS[:2], USAGE_EXTRAS[2:], strict=True):
@@ -135,7 +151,10 @@ class Fold:
                     amount = AsOf(amounts[role].get((key, resource), []), known[resource])
                     columns[column][rows] = while_said(amount, listing, ends, begun_us)
                     known[resource] = amount.last
-                columns[f"node_{resource}"][rows] = node.get(resource, AsOf([])).at(ends)
+                for place in set(places):
+                    there = np.flatnonzero([one == place for one in places])
+                    amount = self._nodes.get(place, {}).get(resource, AsOf([]))
+                    columns[f"node_{resource}"][rows][there] = amount.at(ends[there])
             first = self.first_seen_us.setdefault(task.collection, (int(found.start_us[rows][0]), task))
             if found.start_us[rows][0] < first[0]:
                 self.first_seen_us[task.collection] = (int(found.start_us[rows][0]), task)
@@ -162,12 +181,17 @@ class Fold:
         return self.tasks[key]
 
     def _place(self, task: Task, series: list[RawSeries]) -> None:
-        """Set a task's node: that of its latest series, else that of its pod."""
-        latest = max(series, key=lambda one: int(one.time_ms[-1]), default=None)
-        named = latest.named if latest is not None else {}
-        pod = self._owners.pods.get(task.key[:3], Facts())
-        node = self._dialect.named(named, "node") or pod.node or named.get("instance", "")
-        task.machine = _machine(task.key.cluster, node) or task.machine
+        """Add the nodes of a task's series, each from its first sample on: by its label, else that of its pod."""
+        for one in sorted(series, key=lambda one: (int(one.time_ms[0]), int(one.time_ms[-1]))):
+            pod = self._owners.pods.get(task.key[:3], Facts())
+            node = self._dialect.named(one.named, "node") or pod.node or one.named.get("instance", "")
+            place = _machine(task.key.cluster, node)
+            if place and (not task.places or task.places[-1][1] != place):
+                task.places.append((int(one.time_ms[0]) * 1000, place))
+
+    def _run(self, one: RawSeries) -> Labels:
+        """Return what names the container of a usage series: its labels without those of the scraper."""
+        return tuple((name, value) for name, value in one.labels if name not in self._dialect.scraper)
 
     def _allot(self, piece: dict[str, list[RawSeries]], start_us: int) -> None:
         """Record what nodes allot to pods, and each change at the time of the sample that shows it."""
@@ -222,18 +246,25 @@ class Fold:
     ) -> Iterator[dict[str, Any]]:
         """Add the starts of a task's container, and yield an event for each new one."""
         first_us = min((int(one.time_ms[0]) * 1000 for one in usage), default=0)
-        said = facts["started"] or facts["started_usage"]
-        if said:
-            starts = {round(value) * 1_000_000 for one in said for value in np.unique(one.value).tolist() if value > 0}
-        else:  # a series that begins after the last window is a container that was started
-            starts = {int(one.time_ms[0]) * 1000 for one in usage if int(one.time_ms[0]) * 1000 > task.seen_us}
+        role = next((role for role in ("started", "started_usage") if facts[role]), "")
+        if role:
+            starts = {
+                round(value) * 1_000_000 for one in facts[role] for value in np.unique(one.value).tolist() if value > 0
+            }
+        else:  # a series that begins after the last window is a container that was started, unless it only goes on
+            begun = {int(one.time_ms[0]) * 1000: self._run(one) in task.series for one in usage}
+            starts = {us for us, known in begun.items() if us > task.seen_us + (GONE_US if known else 0)}
         if usage and not task.starts_us and min(starts, default=first_us + 2 * _SKEW_US) > first_us + _SKEW_US:
             starts.add(first_us)  # nothing is said of the first run that was seen
         for start_us in sorted(starts):
-            at = bisect_left(task.starts_us, start_us)
-            if at == len(task.starts_us) or task.starts_us[at] != start_us:
-                task.starts_us.insert(at, start_us)
-                yield _event(task, start_us, s.EventType.SCHEDULE)
+            near = task.starts_us[
+                bisect_left(task.starts_us, start_us - _SKEW_US) : bisect_right(task.starts_us, start_us + _SKEW_US)
+            ]
+            if start_us in near or any(task.told_by[known] != role for known in near):
+                continue  # one start is told by two series, whose clocks differ
+            insort(task.starts_us, start_us)
+            task.told_by[start_us] = role
+            yield _event(task, start_us, s.EventType.SCHEDULE)
 
     def _recorded_ends(self, task: Task, facts: dict[str, list[RawSeries]]) -> Iterator[dict[str, Any]]:
         """Yield the ends that the history records: restarts with their reasons, and ends without a restart."""
@@ -316,6 +347,11 @@ class Fold:
         return np.where(enforced > 0, enforced, np.where(of_open > node, node, of_open))
 
 
+def _machine_id(place: str) -> int:
+    """Return the id of a node by its name; that of an unknown one for none."""
+    return machine_id(place) if place else s.UNKNOWN_ID
+
+
 def _machine(cluster: str, node: str) -> str:
     """Return the name of a node; with its cluster's before it, where the dialect names one."""
     return f"{cluster}/{node}" if cluster and node else node
@@ -345,7 +381,7 @@ def _reason(series: list[RawSeries], sample_us: int) -> str:
 def _event(task: Task, time_us: int, kind: int, oom: bool | None = None, detail: str | None = None) -> dict[str, Any]:
     return {
         s.COLLECTION_ID: task.collection, s.INSTANCE_INDEX: task.index, s.TIME_US: time_us, s.EVENT_TYPE: kind,
-        s.MACHINE_ID: machine_id(task.machine) if task.machine else None, s.COLLECTION_TYPE: 0,
+        s.MACHINE_ID: machine_id(place) if (place := task.place_at(time_us)) else None, s.COLLECTION_TYPE: 0,
         s.TIER: task.tier, s.OUT_OF_MEMORY: oom, s.EVENT_DETAIL: detail,
     }  # fmt: skip
 

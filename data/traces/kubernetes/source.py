@@ -24,7 +24,7 @@ FOLDER: Final = "tables"
 ANONYMOUS: Final = "anonymous"
 """Folder of the tables without names, and the option that a dataset's manifest has for them."""
 DONE: Final = "made.json"
-GENERATION: Final = 3
+GENERATION: Final = 4
 """Raised when the same samples give other tables."""
 _PIECES_PER_FILE: Final = 12
 """A day of usage in a file."""
@@ -159,7 +159,7 @@ def _names(fold: Fold, owners: Owners) -> list[dict[str, Any]]:
         {
             s.COLLECTION_ID: task.collection, s.INSTANCE_INDEX: task.index, s.CLUSTER: task.key.cluster or None,
             s.NAMESPACE: task.key.namespace, s.WORKLOAD_KIND: task.workload.kind, s.WORKLOAD: task.workload.name,
-            s.CONTAINER: task.key.container, s.POD: task.key.pod, s.MACHINE_NAME: task.machine or None,
+            s.CONTAINER: task.key.container, s.POD: task.key.pod, s.MACHINE_NAME: task.place_at(task.seen_us) or None,
             s.AUTOSCALER: owners.autoscaler(task.workload),
             s.AUTOSCALED: ",".join(owners.autoscaled(task.workload)) or None,
         }

@@ -220,6 +220,58 @@ def test_an_exporter_that_moves_or_has_a_copy_adds_no_end(moved_s: int, until_s:
     assert [event for event in told(events) if event[1] == s.EventType.FAIL] == [(1020, s.EventType.FAIL, None)]
 
 
+@pytest.mark.parametrize("memory_s", [15, 20])
+def test_a_container_that_goes_on_into_the_next_piece_is_not_started_again(memory_s: int) -> None:
+    """Nothing tells its start but its usage; a new id, or an absence, is a start."""
+    kinds = s.EventType
+    memory = [one(APP, beat(memory_s, 3 * PIECE_S, 1e8))]
+    rows, events, _ = fold({"cpu": [one(APP, counter(15, 3 * PIECE_S, 1.0))], "memory": memory}, pieces=3)
+    assert told(events) == [(15, kinds.SCHEDULE, None)]
+    assert {row[s.SCHEDULED_US] for row in rows} == {(T0 + 15) * US}
+    moved = [one(APP | {"job": job}, counter(*span, 1.0)) for job, span in
+             (("a", (0, PIECE_S)), ("b", (PIECE_S + 15, 2 * PIECE_S)))]  # fmt: skip
+    assert told(fold({"cpu": moved}, pieces=2)[1]) == [(0, kinds.SCHEDULE, None)]  # another scraper sees the same
+    other = [one(APP | {"id": name}, counter(*span, 1.0)) for name, span in
+             (("1", (0, PIECE_S)), ("2", (PIECE_S + 15, 2 * PIECE_S)))]  # fmt: skip
+    assert told(fold({"cpu": other}, pieces=2)[1]) == [(0, kinds.SCHEDULE, None), (PIECE_S + 15, kinds.SCHEDULE, None)]
+    absent = [one(APP, [*counter(0, 6000, 1.0), *counter(PIECE_S + 900, 2 * PIECE_S, 1.0)])]
+    found = [event[:2] for event in told(fold({"cpu": absent}, pieces=2)[1])]
+    assert found == [(0, kinds.SCHEDULE), (6000, kinds.KILL), (PIECE_S + 900, kinds.SCHEDULE)]
+
+
+@pytest.mark.parametrize("first", ["started", "started_usage"])
+def test_a_start_that_two_series_tell_a_second_apart_is_one(first: str) -> None:
+    other = {"started": "started_usage", "started_usage": "started"}[first]
+    told_by = {
+        first: [one(APP, beat(15, 3 * PIECE_S, T0 + 4))],
+        other: [one(APP, beat(PIECE_S + 15, 3 * PIECE_S, T0 + 5))],
+    }
+    rows, events, _ = fold({"cpu": [one(APP, counter(15, 3 * PIECE_S, 1.0))], **told_by}, pieces=3)
+    assert told(events) == [(4, s.EventType.SCHEDULE, None)]
+    assert {row[s.SCHEDULED_US] for row in rows} == {(T0 + 4) * US}
+
+
+def test_a_pod_that_moves_leaves_its_windows_on_the_node_where_they_were() -> None:
+    """The history up to the move gives the same windows as all of it."""
+    spans = {"a": (0, 3600), "b": (3900, PIECE_S)}
+    nodes = {name: APP | {"node": name} for name in spans}
+    series = {
+        "cpu": [one(nodes[name], counter(*span, 1.0)) for name, span in spans.items()],
+        "memory": [one(nodes[name], beat(*span, 1e9)) for name, span in spans.items()],
+        "allocatable": [
+            one({"node": name, "resource": "memory"}, beat(0, PIECE_S, of)) for name, of in (("a", 64e9), ("b", 1.5e9))
+        ],
+    }
+    rows, events, _ = fold(series)
+    before = [row for row in rows if row[s.END_US] <= (T0 + 3600) * US]
+    assert {(row[s.MACHINE_ID], row[s.MEMORY_LIMIT]) for row in before} == {(machine_id("a"), 2**31)}
+    assert {(row[s.MACHINE_ID], row[s.MEMORY_LIMIT]) for row in rows[len(before) :]} == {(machine_id("b"), 1.5e9)}
+    starts = [event[s.MACHINE_ID] for event in events if event[s.EVENT_TYPE] == s.EventType.SCHEDULE]
+    assert starts == [machine_id("a"), machine_id("b")]
+    early = series | {role: series[role][:1] for role in ("cpu", "memory")}
+    assert [row for row in fold(early)[0] if row[s.END_US] <= (T0 + 3600) * US] == before
+
+
 def test_an_error_is_a_failure_that_was_not_out_of_memory_and_an_unknown_end_says_nothing() -> None:
     usage = {"cpu": [one(APP, counter(0, 7200, 1.0))]}
     restarts = [one(APP, [*beat(0, 600, 3, 60), *beat(600, 7200, 4, 60)])]
