@@ -132,7 +132,7 @@ def _targets(
     rest = np.empty(longest)
     for task in range(len(starts) - 1):
         first, stop = starts[task], starts[task + 1]
-        ended = end_us[stop - 1] < trace_end_us - _ALIVE_US
+        ended = end_us[first:stop].max() < trace_end_us - _ALIVE_US
         for h in range(len(horizons_us)):
             horizon = horizons_us[h]
             for j in range(len(signals)):

@@ -71,12 +71,14 @@ def check_gzip(file: Path) -> None:
 def fits_sql(column: str, type_: str) -> str:
     """Return SQL: whether a raw value, read as text for an integer type, is one of ``type_``.
 
-    An integer is accepted in its canonical form alone, not as 7.6, 1e3, 007 or true, so no id is ever rounded.
+    An integer is accepted in its canonical form alone, not as 7.6, 1e3, 007 or true, so no id is ever rounded; a double
+    not as 1_0, which the engine reads as 10.
     """
     if type_ in INTEGERS:
         lowest = f" AND {column} <> '{-(2**63)}'" if type_ == "BIGINT" else ""
         return f"{column} IS NULL OR coalesce(CAST(TRY_CAST({column} AS {type_}) AS VARCHAR) = {column}, false){lowest}"
-    return f"{column} IS NULL OR TRY_CAST({column} AS {type_}) IS NOT NULL"
+    plain = f" AND NOT contains(CAST({column} AS VARCHAR), '_')" if type_ == "DOUBLE" else ""
+    return f"{column} IS NULL OR (TRY_CAST({column} AS {type_}) IS NOT NULL{plain})"
 
 
 def reason_sql(checks: dict[str, str]) -> str:

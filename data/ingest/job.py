@@ -21,7 +21,7 @@ from reclaim.data.core.engine.workers import ENGINES, Workers, plan_workers
 from reclaim.data.core.files import discard_folder, locked, partial_of, retired_of, write_json
 from reclaim.data.core.stores.places import check_folder, home_of, in_store, reached
 from reclaim.data.core.stores.transfer import is_taken, marked, publish_folder, remove_mark
-from reclaim.data.dataset import MANIFEST, Dataset
+from reclaim.data.dataset import MANIFEST, Dataset, bucket_name
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.ingest.bucket import FORM, BucketJob, TableJob, make_bucket, make_table, staged_schema, tables_of
 from reclaim.data.ingest.defects import DEFECTS, LEGITIMATE, warnings_of
@@ -251,6 +251,7 @@ def _make(
     manifest = manifest_of(
         source_folder, source, shards, repeated, damaged, counts, defects, warnings, rejects, not_read, buckets
     )
+    _remove_others(finished, buckets, rest)
     write_json(finished / MANIFEST, manifest)
     if in_store(out):
         with marked(out):
@@ -260,6 +261,15 @@ def _make(
     discard_folder(staging, retired_of(_made_as(out)))
     log.info("%s: %d windows of %d tasks", out, counts["usage"], counts["tasks"])
     return IngestReport(Dataset.open(out), already_there=False)
+
+
+def _remove_others(folder: Path, buckets: int, tables: tuple[str, ...]) -> None:
+    """Remove from a new dataset what a run with other options left there when it was killed."""
+    own = {folder / f"{name}.parquet" for name in tables} | {folder / "rejects" / REJECTS}
+    own |= {folder / name / bucket_name(bucket) for name in s.BUCKETED for bucket in range(buckets)}
+    for path in folder.rglob("*"):
+        if path.is_file() and path not in own:
+            path.unlink()
 
 
 def _run(

@@ -153,6 +153,7 @@ USAGE: Final = RawTable(
         **present("collection_id", "instance_index"),
         "start_time or end_time is missing": "start_time IS NOT NULL AND end_time IS NOT NULL",
         "end_time is not after start_time": "end_time > start_time",
+        "end_time is past the last time there can be": f"end_time <= {s.LATEST_US}",
         "average_usage is missing": "average_usage.cpus IS NOT NULL",
         "average_usage.cpus is negative or not finite": _measured("average_usage.cpus"),
         "average_usage.memory is negative or not finite": _measured("average_usage.memory"),

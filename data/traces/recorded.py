@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.traces.source import RawTable, Source
+from reclaim.data.traces.source import RawTable, Source, measured, present
 from reclaim.data.windows import CHANNELS, VECTORS, Windows
 
 _TYPES: Final = {
@@ -30,6 +30,19 @@ RECORDED: Final = {
     ),
 }
 """Columns of each table that is recorded."""
+_CHECKS: Final = {
+    "usage": {
+        **present(*s.TASK_KEY, s.START_US, s.END_US),
+        f"{s.END_US} is not after {s.START_US}": f"{s.END_US} > {s.START_US}",
+        **measured(*CHANNELS, s.CPU_LIMIT, s.MEMORY_LIMIT),
+        **{
+            f"{name} has not {len(levels)} elements": f"len({name}) = {len(levels)}" for name, levels in VECTORS.items()
+        },
+    },
+    "events": present(*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE),
+    "collections": present(s.COLLECTION_ID),
+}
+"""What a good row of each has: files that were changed by hand, or damaged, have others."""
 
 
 def file_name(table: str, end_us: int, number: int = 0) -> str:
@@ -48,6 +61,7 @@ def recorded() -> Source:
                 column if column in schema.names else f"NULL AS {column}" for column in s.TABLES[name].names
             ),
             needs=tuple(schema.names),
+            checks=_CHECKS[name],
         )
         for name, schema in RECORDED.items()
     )

@@ -66,6 +66,12 @@ def test_the_end_of_the_trace_leaves_the_target_unknown_and_the_end_of_the_task_
     assert np.isnan(ended[2]).all()  # nothing was left to cover
 
 
+def test_a_task_whose_last_window_lies_in_a_longer_one_has_not_ended(history: History) -> None:
+    windows = history([0.1, 0.2])
+    windows.end_us[0] = windows.start_us[0] + 7200 * S
+    assert np.isnan(of(windows, trace_end_us=int(windows.end_us[0])).value[:, CPU]).all()
+
+
 def test_targets_are_over_the_limit_at_t_not_over_the_later_one(history: History) -> None:
     windows = history([0.4, 0.4, 0.4])
     windows.limit[1:] = 2.0
@@ -86,7 +92,7 @@ def test_the_sliding_maximum_agrees_with_looking_at_every_pair(
     for i in rows:
         mine = task == task[i]
         now_us = windows.end_us[mine & (rows <= i)].max()
-        ended = windows.end_us[mine][-1] < end_us - 600 * S
+        ended = windows.end_us[mine].max() < end_us - 600 * S
         for h, horizon_s in enumerate(HORIZONS_S):
             until_us = now_us + horizon_s * S
             later = mine & (rows > i) & (windows.start_us < until_us)

@@ -160,8 +160,9 @@ def plan_of(table_columns: tuple[tuple[str, str], ...], described: tuple[Field, 
             return VECTOR, slot, 0, 0
         if type_ == "DOUBLE":
             return DOUBLE, slot, 0, 0
-        lowest, highest = (-_HIGHEST, _HIGHEST) if field is None or field.most is None else (0, field.most)
-        return INTEGER, slot, lowest, highest
+        if field is None or field.most is None:
+            return INTEGER, slot, -_HIGHEST, s.LATEST_US if slot == layout.slot(s.END_US) else _HIGHEST
+        return INTEGER, slot, 0, field.most
 
     zero_is_null = np.zeros(integers, np.bool_)
     only_with = np.full(integers, -1, np.int64)

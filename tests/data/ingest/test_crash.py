@@ -257,6 +257,23 @@ def test_a_file_that_may_not_grow_further_ends_the_run_in_one_line_too(
     assert Dataset.open(tmp_path / "out").n_windows
 
 
+def test_what_a_killed_run_with_other_buckets_left_is_not_part_of_the_dataset(
+    cell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(cell, tmp_path / "unbroken", IngestConfig(buckets=2))
+    with monkeypatch.context() as patch:
+        patch.setattr("reclaim.data.ingest.job.make_table", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ingest(cell, tmp_path / "out", IngestConfig(buckets=5))
+    (tmp_path / "out.partial" / "dataset" / "names.parquet").touch()  # a table that this trace does not have
+    ingest(cell, tmp_path / "out", IngestConfig(buckets=2))
+    assert contents(tmp_path / "out") == contents(tmp_path / "unbroken")
+
+
+def killed(_job: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_what_a_killed_run_left_of_a_shard_is_not_taken_for_one_that_is_done(
     tmp_path: Path, window: Maker, event: Maker, write_shard: Writer
 ) -> None:

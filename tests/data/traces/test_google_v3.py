@@ -510,6 +510,16 @@ def test_windows_that_cannot_be_as_they_say_are_kept_and_counted(tmp_path: Path)
         }  # fmt: skip
 
 
+def test_a_window_that_ends_after_the_trace_is_a_reject(tmp_path: Path) -> None:
+    """The flag of an event is no time of usage: the periods of training and test are parts of all that lies before."""
+    window = RAW["instance_usage"][0]
+    rows = [window | {"instance_index": k, "end_time": end} for k, end in enumerate((2**59, 2**59 + 1, END_OF_TIME))]
+    for kind in KINDS:
+        dataset = read(write_raw(tmp_path / kind, {"instance_usage": rows}, kind), tmp_path / f"{kind} out", share=1.0)
+        assert dataset.manifest["rejects"] == {"end_time is past the last time there can be": 2}
+        assert dataset.usage(0)[s.END_US].to_pylist() == [2**59]
+
+
 def test_a_maximum_of_zero_is_missing_where_the_mean_is_above_it(tmp_path: Path) -> None:
     window = RAW["instance_usage"][0]
     rows = [

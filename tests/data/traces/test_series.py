@@ -73,6 +73,14 @@ def test_a_bad_csv_value_is_a_reject_with_its_line(tmp_path: Path) -> None:
     assert dataset.n_windows == 2
 
 
+def test_a_number_has_no_underscore(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\na,300,1_0\na,1_0,1\na,600,1e1\n")
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path), share=0.9)).dataset
+    assert dataset.manifest["rejects"] == {"used is not a double": 1, "t is not a double": 1}
+    assert dataset.usage(0)[s.CPU_MEAN].to_pylist() == [10.0]
+
+
 def test_every_task_name_is_a_task_of_its_own_and_integers_stay_what_they_are(tmp_path: Path) -> None:
     names = [f"web-{k}" for k in range(120)] + [f"1.{k}" for k in range(60)]
     names += ["7", "007", "07", "0", "-0", "+7", "1e3", "1000", "0x10", "16", " 7", "true", "-5", "7.0", "nan"]
