@@ -328,6 +328,7 @@ def _fill_measured(out: w.Windows, table: pa.Table, owners: Owners | None) -> No
     column = {name: whole(table[name]) for name in _OF_WINDOWS if name not in _OF_TASKS}
     for at, name in enumerate(w.CHANNELS):
         out.usage[:, at] = _floats(column[name])
+    w.drop_zero_maxima(out.usage)
     for at, name in enumerate((s.CPU_LIMIT, s.MEMORY_LIMIT)):
         out.limit[:, at] = _floats(column[name])
     if any(column[name].null_count for name in w.VECTORS):

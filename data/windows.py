@@ -201,6 +201,15 @@ def identities(strings: Iterable[str | None]) -> NDArray[np.int64]:
     return np.array(out, np.int64)
 
 
+def drop_zero_maxima(usage: NDArray[np.float64]) -> None:
+    """Make unknown each maximum of 0 whose mean is above 0, as it is no measurement; usage (n, n_channels), changed.
+
+    With it as the demand, a reservation would fall far below what is used.
+    """
+    for mean, most in ((CPU_MEAN, CPU_MAX), (MEMORY_MEAN, MEMORY_MAX)):
+        usage[(usage[:, most] == 0.0) & (usage[:, mean] > 0.0), most] = np.nan
+
+
 def what_is_judged(windows: Windows) -> Windows:
     """Return the same rows with no more measurements than a replay asks for: two fifths of the bytes.
 

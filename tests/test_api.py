@@ -193,7 +193,7 @@ def test_a_mistake_is_named_with_its_remedy(dataset: reclaim.Dataset, model: rec
         dataset.features(["cpu_max_3h"])
     with pytest.raises(ConfigError, match=r"period must be one of train, valid, test, got 'tests'"):
         dataset.features(["cpu_last"], period="tests")
-    with pytest.raises(ConfigError, match=r"settings: unknown setting 'fit.epoch'; did you mean 'epochs'"):
+    with pytest.raises(ConfigError, match=r"settings: unknown setting 'fit.epoch'; did you mean 'fit.epochs'"):
         reclaim.train(dataset, settings={"fit.epoch": 3})
     with pytest.raises(ConfigError, match=r"no experiment 'margin'; expected one of margins, "):
         dataset.replay("margin", "out")

@@ -43,7 +43,8 @@ def test_settings_come_from_the_defaults_then_the_file_then_the_command_line(tmp
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("fit.epoch=3", "unknown setting 'fit.epoch'; did you mean 'epochs'"),
+        ("fit.epoch=3", "unknown setting 'fit.epoch'; did you mean 'fit.epochs'"),
+        ("epochs=3", "unknown setting 'epochs'; did you mean 'fit.epochs'"),
         ("fit=3", "fit is a table of settings"),
         ("seed=true", "seed must be int, got True"),
         ("fit.epochs=many", "fit.epochs must be int, got 'many'"),
@@ -60,7 +61,9 @@ def test_a_wrong_setting_is_named(assignment: str, message: str) -> None:
 def test_a_file_with_a_typo_or_invalid_toml_is_named(tmp_path: Path) -> None:
     file = tmp_path / "f.toml"
     file.write_text("[split]\ntrain_shar = 0.5\n")
-    with pytest.raises(ConfigError, match=r"f.toml: unknown setting 'split.train_shar'; did you mean 'train_share'"):
+    with pytest.raises(
+        ConfigError, match=r"f.toml: unknown setting 'split.train_shar'; did you mean 'split.train_share'"
+    ):
         load_config(FeatureConfig, file)
     file.write_text("= nothing")
     with pytest.raises(ConfigError, match=r"f.toml: not valid TOML"):

@@ -184,6 +184,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check(self.estimator in LEARNED, "estimator", f"one of {', '.join(LEARNED)}", self.estimator)
+        own = LEARNED[self.estimator].settings
+        if self.params and own != "params":
+            raise ConfigError(f"params are settings of estimators of your own; those of {self.estimator} are {own}.…")
         _check(self.horizon_s in HORIZONS_S, "horizon_s", f"one of {HORIZONS_S} seconds", self.horizon_s)
         _check(bool(self.experiment) and bool(self.model_name), "experiment and model_name", "named", "")
 

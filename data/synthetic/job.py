@@ -30,6 +30,8 @@ TRUTH = "truth.parquet"
 GENERATION: Final = 1
 """Raised when the same options give other bytes, so that an older cell is not taken for a current one."""
 FORMATS = ("json", "parquet")
+LONGEST_DAYS: Final = 3_660
+"""Ten years; a mistyped length would fill the disk."""
 LEAST_TASKS: Final = 5
 """Fewer tasks would leave tiers, or the cell, empty."""
 
@@ -86,6 +88,8 @@ class SyntheticCellConfig:
             value = getattr(self, name)
             if not value >= bound or not np.isfinite(value):
                 raise ConfigError(f"{name} must be at least {bound:.6g}, but got {name}={value!r}")
+        if self.days > LONGEST_DAYS:
+            raise ConfigError(f"days must be at most {LONGEST_DAYS}, but got days={self.days!r}")
         for name in ("machines", "seed", "shard_hours"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
@@ -108,7 +112,10 @@ class SyntheticCellConfig:
                 f"common and service must be below 1 together, but got common={self.common!r}, service={self.service!r}"
             )
         if self.format not in FORMATS:
-            raise ConfigError(f"format must be one of {', '.join(FORMATS)}, but got format={self.format!r}")
+            raise ConfigError(
+                f"format must be one of {', '.join(FORMATS)}, or openmetrics for a Kubernetes history, but got "
+                f"format={self.format!r}"
+            )
 
     @property
     def recorded(self) -> dict[str, Any]:

@@ -15,7 +15,16 @@ from reclaim.data.oom import OOM_DEFINITION
 from reclaim.data.schema import TIERS, UNKNOWN_ID
 from reclaim.data.windows import Cell, Windows
 from reclaim.features.targets import HORIZONS_S, TARGETS
-from reclaim.serving.answers.encode import amounts_of, by_target, finite, model_name, peak_position, resources, rules
+from reclaim.serving.answers.encode import (
+    SERVED_RULES,
+    amounts_of,
+    by_target,
+    finite,
+    model_name,
+    peak_position,
+    resources,
+    rules,
+)
 from reclaim.serving.wire.errors import INVALID, TOO_LARGE, RequestError
 from reclaim.serving.wire.rows import vectors_of
 from reclaim.serving.wire.schemas import (
@@ -72,6 +81,7 @@ def windows_from_request(request: ReservationRequest) -> tuple[NDArray[np.int64]
     out.in_alloc[:] = per_task([t.in_alloc for t in request.tasks], np.bool_)
     if rows:
         out.usage[:] = np.array(list(map(attrgetter(*w.CHANNELS), rows)), np.float64)  # None becomes NaN
+        w.drop_zero_maxima(out.usage)
         for name, values in vectors_of(rows).items():
             out.percentiles[:, w.VECTORS[name]] = values
         out.limit[:] = [_pair(r.limit or t.limit) for t in request.tasks for r in t.windows]
@@ -162,7 +172,7 @@ def model_info(model: LoadedModel, settings: ServingSettings) -> ModelInfo:
         pipeline_version=bundle.pipeline_version,
         dataset_fingerprint=bundle.dataset_fingerprint,
         oom_definition=str(bundle.trained.get("oom_definition", OOM_DEFINITION)),
-        rules=list(RULES),
+        rules=list(SERVED_RULES),
         max_tasks=settings.max_tasks,
         max_body_bytes=settings.max_body_bytes,
     )

@@ -418,8 +418,10 @@ def _windows(columns: Columns) -> tuple[Windows, NDArray[np.int8]]:
     for name in w.VECTORS.keys() & columns.keys():
         percentiles[:, w.VECTORS[name]] = columns[name]
     in_alloc = columns[IN_ALLOC].astype(np.int8)
+    usage = np.column_stack([columns[name] for name in w.CHANNELS])
+    w.drop_zero_maxima(usage)
     made: dict[str, NDArray[Any]] = {
-        "usage": np.column_stack([columns[name] for name in w.CHANNELS]),
+        "usage": usage,
         "percentiles": percentiles,
         "limit": np.column_stack([columns[name] for name in _LIMITS]),
         "name": columns[LOGICAL_NAME],

@@ -129,8 +129,12 @@ def _build(kind: type[C], values: Mapping[str, Any], where: str, path: tuple[str
     names = [f.name for f in dataclasses.fields(kind) if f.init]
     for key in values:
         if key not in names:
-            close = difflib.get_close_matches(key, names, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+            close = difflib.get_close_matches(key, names, n=1) or [
+                f"{table}.{key}"
+                for table in names
+                if dataclasses.is_dataclass(of := types_[table]) and key in {f.name for f in dataclasses.fields(of)}
+            ]
+            hint = f"did you mean {'.'.join((*path, close[0]))!r}?" if close else f"known are {', '.join(names)}"
             raise ConfigError(f"{where}: unknown setting {'.'.join((*path, key))!r}; {hint}")
     return kind(**{key: _convert(types_[key], value, where, (*path, key)) for key, value in values.items()})
 

@@ -93,6 +93,16 @@ def usage_table(deciles: list[list[float] | None], tail: list[list[float] | None
                                  for row in rows], s.USAGE)  # fmt: skip
 
 
+def test_a_maximum_of_0_beside_a_mean_above_it_is_unknown_in_any_dataset() -> None:
+    table = usage_table([None] * 3, [None] * 3)
+    for name, values in {s.MEMORY_MEAN: [0.5, 0.0, 0.5], s.MEMORY_MAX: [0.0, 0.0, 0.7], s.CPU_MEAN: [0.5] * 3,
+                         s.CPU_MAX: [0.0, 0.6, None]}.items():  # fmt: skip
+        table = table.set_column(s.USAGE.names.index(name), s.USAGE.field(name), pa.array(values, pa.float64()))
+    windows = windows_from_table(table)
+    assert demand(windows)[:, 1].tolist() == [0.5, 0.0, 0.7]
+    assert peak_cpu(windows).tolist() == [0.5, 0.6, 0.5]
+
+
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_each_percentile_arrives_at_its_level_and_a_missing_vector_leaves_its_levels_unknown(pieces: int) -> None:
     table = usage_table([DECILES, None, DECILES, None], [TAIL, TAIL, None, None])

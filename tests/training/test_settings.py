@@ -41,6 +41,13 @@ def test_a_file_is_taken_before_a_shipped_configuration_of_the_same_name(
     assert load_config(TrainConfig, config_file(Path("google-v3"))).seed == 7
 
 
+def test_params_are_refused_where_an_estimator_has_settings_of_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"params are settings of estimators of your own; those of network are fit"):
+        load_config(TrainConfig, None, ["params.epochs=1"])
+    with pytest.raises(ConfigError, match=r"those of trees are trees"):
+        load_config(TrainConfig, None, ["estimator=trees", "params.leaves=4"])
+
+
 def test_an_unknown_configuration_is_refused_with_the_names_of_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"google-v9: no such file, and shipped are only alibaba-2017, google-v2"):
         config_file(Path("google-v9"))

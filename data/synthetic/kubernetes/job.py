@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from reclaim.data.core.files import replaced_folder
 from reclaim.data.errors import ConfigError
+from reclaim.data.synthetic.job import LONGEST_DAYS
 from reclaim.data.synthetic.kubernetes.cluster import DAY_S, GIB, Pod, pods, workloads
 from reclaim.data.synthetic.kubernetes.openmetrics import (
     DayFiles,
@@ -60,6 +61,8 @@ class SyntheticHistoryConfig:
         for name in ("machines", "days", "tasks_per_machine", "scrape_s", "state_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)!r}")
+        if self.days > LONGEST_DAYS:
+            raise ConfigError(f"days must be at most {LONGEST_DAYS}, got {self.days!r}")
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,14 @@ def test_a_request_holds_exactly_the_windows_that_a_dataset_holds(history: Histo
         assert ours.dtype == theirs.dtype, field.name
 
 
+def test_memory_whose_maximum_is_0_beside_its_mean_is_reserved_by_the_mean(model: LoadedModel) -> None:
+    window = {"start_us": 0, "end_us": 300_000_000, "cpu_mean": 0.4, "memory_mean": 3.0}
+    task = {"collection_id": 1, "limit": {"cpu": 2.0, "memory": 4.0}}
+    (without,) = ask(model, [task | {"windows": [window]}])
+    (with_0,) = ask(model, [task | {"windows": [window | {"memory_max": 0.0}]}])
+    assert with_0 == without
+
+
 @pytest.mark.parametrize("margin", MARGIN_NAMES)
 def test_served_reservations_are_the_replayed_ones_to_the_bit(
     model: LoadedModel, history: History, margin: str

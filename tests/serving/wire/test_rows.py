@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reclaim.data import schema as s
+from reclaim.data.windows import demand, peak_cpu
 from reclaim.serving.wire import arrow, errors, rows
 from reclaim.serving.wire.cell_schemas import (
     MOST_ERRORS,
@@ -264,6 +265,18 @@ def test_a_mean_above_its_maximum_is_refused_and_a_maximum_of_0_is_unknown(name:
     )
     found = rows.usage_from_arrow(bytes(arrow.write_table(table)), 10)
     assert (found.row.tolist(), found.refusals.errors[0].field) == ([1, 2, 3, 4], f"{name}_mean")
+
+
+def test_a_maximum_of_0_beside_a_mean_above_it_is_no_measurement() -> None:
+    """Else 0 would be the demand, and the reservation far below what is used."""
+    told = [{**GOOD, "end_us": 10, "memory_mean": 3.0, "memory_max": 0.0, "cpu_mean": 0.0, "cpu_max": 0.0}]
+    schema = pa.schema(
+        [*SCHEMA, *((f"{name}_{of}", pa.float64()) for name in ("cpu", "memory") for of in ("mean", "max"))]
+    )
+    flat = [{n: v for n, v in row.items() if n != "limit"} for row in told]
+    for found in (usage(told), rows.usage_from_arrow(bytes(arrow.write_table(pa.Table.from_pylist(flat, schema))), 10)):
+        assert demand(found.windows)[0].tolist() == [0.0, 3.0]
+        assert peak_cpu(found.windows).tolist() == [0.0]
 
 
 def test_a_window_longer_than_a_day_has_times_of_two_units_and_is_refused() -> None:
