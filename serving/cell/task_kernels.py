@@ -128,7 +128,7 @@ def filled(windows: Windows, in_alloc: NDArray[np.int8], slot: Ids, tasks: NDArr
     """
     w = windows
     order = np.arange(len(slot)) if (np.diff(slot) > 0).all() else np.lexsort((w.end_us, slot))
-    given = lent(w.start_us, *(getattr(w, name) for name in _FILLED), in_alloc)
+    given = lent(w.start_us, w.end_us, *(getattr(w, name) for name in _FILLED), in_alloc)
     out = replace(
         w, **{name: np.empty_like(getattr(w, name)) for name in _FILLED}, in_alloc=np.empty(len(slot), np.bool_)
     )
@@ -145,7 +145,7 @@ def _fill(
     given: Any,  # columns of n rows
     out: Any,  # columns of n rows
 ) -> None:
-    start_us, scheduled_us, machine, user, name, limit, tier, scheduling_class, in_alloc = given
+    start_us, end_us, scheduled_us, machine, user, name, limit, tier, scheduling_class, in_alloc = given
     to_scheduled, to_machine, to_user, to_name, to_limit, to_tier, to_class, to_alloc = out
     limited = False  # whether a window of the task had a limit
     for k in range(len(order)):
@@ -157,6 +157,8 @@ def _fill(
         else:
             p = -1
             run, place, rank = task.scheduled_us, task.machine, task.tier
+            if run >= end_us[i]:  # a window of an earlier run, of which the last is known
+                run = task.run_us if task.run_us < end_us[i] else -1
             level, alloc = task.scheduling_class, task.in_alloc
             limited = False
         to_scheduled[i] = scheduled_us[i] if scheduled_us[i] >= 0 else run

@@ -220,8 +220,9 @@ class Tracker:
             for name in (ENDED_US, FAILED_US, SINCE_US, s.SCHEDULED_US):
                 outcome[facts.columns[name] > self.clock.bound_us] = IN_THE_FUTURE
         new = np.flatnonzero((self._slots.find(facts.key) < 0) & (facts.columns[ENDED_US] < 0) & (outcome == NEW))
-        _, first = np.unique(facts.key[new], axis=0, return_index=True)
-        outcome[new[np.sort(first)[max(self._settings.max_tracked - len(self), 0) :]]] = TOO_MANY_TASKS
+        _, task = np.unique(facts.key[new], axis=0, return_inverse=True)
+        over = without_room(task.reshape(-1), 0, self._settings.max_tracked - len(self))
+        outcome[new[over]] = TOO_MANY_TASKS
         return outcome
 
     def opted_out_after(self, facts: FactRows) -> Ids:

@@ -242,7 +242,7 @@ def facts_from_json(body: bytes, max_rows: int) -> FactRows:
     (items, row), (collections, _) = rows["tasks"], rows["collections"]
     columns = _columns({n: k for n, k in TASK_COLUMNS.items() if n != ESTIMATION}, items)
     estimation = {c.collection_id: c.estimation for c in collections}
-    return FactRows(columns, row, estimation, n, refusals)
+    return _without_facts_after_an_end(FactRows(columns, row, estimation, n, refusals))
 
 
 def facts_from_arrow(body: bytes, max_rows: int) -> FactRows:
@@ -265,7 +265,24 @@ def facts_from_arrow(body: bytes, max_rows: int) -> FactRows:
     ]
     of_task = (wanted < 0) | np.any(facts, axis=0)  # the others are about their collection alone
     columns, row = {name: values[of_task] for name, values in columns.items()}, row[of_task]
-    return FactRows(columns, row, estimation, table.num_rows, refusals)
+    return _without_facts_after_an_end(FactRows(columns, row, estimation, table.num_rows, refusals))
+
+
+def _without_facts_after_an_end(facts: FactRows) -> FactRows:
+    """Refuse facts of a task that stand behind its end: all of a body counts at once, and the end would remove them."""
+    ends = facts.columns[ENDED_US] >= 0
+    if not ends.any():
+        return facts
+    _, task = np.unique(facts.key, axis=0, return_inverse=True)
+    task = task.reshape(-1)
+    first_end = np.full(len(ends), len(ends))
+    np.minimum.at(first_end, task[ends], np.flatnonzero(ends))
+    behind = ~ends & (np.arange(len(ends)) > first_end[task])
+    if not behind.any():
+        return facts
+    message = "facts behind the end of their task; send those of its next life in another call"
+    facts.refusals.add("contradiction", facts.row[behind], message, ENDED_US)
+    return facts.keep(~behind)
 
 
 def _parsed(

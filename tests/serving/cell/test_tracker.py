@@ -90,6 +90,36 @@ def test_a_late_window_counts_as_if_it_had_come_in_time(bundle: Bundle) -> None:
     assert_same(told_by(late.tracker, late.settings), told_by(in_time.tracker, in_time.settings))
 
 
+@pytest.mark.parametrize("by_facts", [False, True])
+def test_a_late_window_of_the_run_before_is_no_part_of_the_new_one(bundle: Bundle, by_facts: bool) -> None:
+    """The new run is told by a window of it, or by a fact, before the last window of the old one comes."""
+    late, in_time = (memory_with(bundle) for _ in range(2))
+    told = [{"at": k, "memory": 0.1 * k} | ({"scheduled_us": 1} if k == 0 else {}) for k in range(5)]
+    last, begins, next_ = {"at": 5, "memory": 1.0}, {"at": 7, "scheduled_us": 7 * W}, {"at": 8}
+    fact = fact_rows({"task": 1, "scheduled_us": 7 * W})
+    for memory in (late, in_time):
+        for window in told:
+            memory.write(windows_of(window))
+    if by_facts:
+        late.tell(fact)
+    late.write(windows_of(begins if not by_facts else last))
+    late.write(windows_of(last if not by_facts else begins))
+    in_time.write(windows_of(last))
+    if by_facts:
+        in_time.tell(fact)
+    in_time.write(windows_of(begins))
+    for memory in (late, in_time):
+        memory.write(windows_of(next_))
+    assert_same(told_by(late.tracker, late.settings), told_by(in_time.tracker, in_time.settings))
+
+
+def test_a_new_task_without_room_is_refused_however_often_it_is_named(bundle: Bundle) -> None:
+    memory = memory_with(bundle, max_tracked=2)
+    memory.write(windows_of({"at": 1}))
+    facts = fact_rows(*({"task": task, "machine_id": 3} for task in (3, 2, 3, 2, 1)))
+    assert memory.tracker.judge(facts).tolist() == [TAKEN, TOO_MANY_TASKS, TAKEN, TOO_MANY_TASKS, TAKEN]
+
+
 def test_repeated_and_refused_windows_change_nothing(memory: Memory) -> None:
     memory.write(windows_of({"at": 10}, {"at": 11}, {"at": 11, "task": 2}))
     before = memory.tracker.memory()
@@ -684,9 +714,9 @@ def test_a_limit_counts_for_windows_that_begin_after_it(memory: Memory) -> None:
 def test_facts_and_runs_from_the_future_are_refused(memory: Memory) -> None:
     memory.write(windows_of({"at": 0}))
     far = 2**50
-    facts = fact_rows({"task": 1, "limit": 2.0, "since_us": far}, {"task": 1, "ended_us": far},
-                      {"task": 1, "scheduled_us": far}, {"task": 1, "limit": 2.0})  # fmt: skip
-    assert memory.tracker.judge(facts).tolist() == [IN_THE_FUTURE, IN_THE_FUTURE, IN_THE_FUTURE, TAKEN]
+    facts = fact_rows({"task": 1, "limit": 2.0, "since_us": far}, {"task": 1, "scheduled_us": far},
+                      {"task": 1, "limit": 2.0}, {"task": 1, "ended_us": far})  # fmt: skip
+    assert memory.tracker.judge(facts).tolist() == [IN_THE_FUTURE, IN_THE_FUTURE, TAKEN, IN_THE_FUTURE]
     assert memory.write(windows_of({"at": 1, "scheduled_us": 3 * W})) == [RUN_TO_COME]
 
 

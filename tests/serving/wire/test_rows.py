@@ -289,6 +289,23 @@ def test_a_window_longer_than_a_day_has_times_of_two_units_and_is_refused() -> N
     assert (found.row.tolist(), found.refusals.counts) == ([0], {"invalid_field": 2})
 
 
+def test_facts_behind_the_end_of_their_task_are_refused() -> None:
+    told = [
+        (1, {"machine_id": 4}),
+        (1, {"ended_us": 7}),
+        (1, {"machine_id": 5}),
+        (2, {"machine_id": 6}),
+        (1, {"ended_us": 9}),
+    ]
+    items = [{s.COLLECTION_ID: task, **fact} for task, fact in told]
+    by_json = rows.facts_from_json(json.dumps({"tasks": items}).encode(), 10)
+    schema = pa.schema({s.COLLECTION_ID: pa.int64(), "ended_us": pa.int64(), s.MACHINE_ID: pa.int64()})
+    by_arrow = rows.facts_from_arrow(bytes(arrow.write_table(pa.Table.from_pylist(items, schema))), 10)
+    for found in (by_json, by_arrow):
+        assert found.row.tolist() == [0, 1, 3, 4]
+        assert found.refusals.counts == {"contradiction": 1}
+
+
 def test_a_task_that_failed_ended_at_a_time() -> None:
     told: list[dict[str, int]] = [
         {"failed": True},

@@ -85,7 +85,9 @@ FACTS = st.fixed_dictionaries({}, optional={
 STEP = st.one_of(
     st.lists(st.builds(window, TASK, st.integers(0, 14), st.floats(0.01, 0.9), TOLD), min_size=1, max_size=6),
     st.tuples(
-        st.lists(st.builds(fact, TASK, FACTS), max_size=3),
+        st.lists(st.builds(fact, TASK, FACTS), max_size=3).map(
+            lambda told: sorted(told, key=lambda of: "ended_us" in of)
+        ),
         st.dictionaries(st.integers(1, 4), st.booleans(), max_size=2),
     ),
     st.sampled_from(["snapshot", "crash", "crash in the middle of a record"]),
