@@ -42,7 +42,7 @@ _CHECKS: Final = {
     "events": present(*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE),
     "collections": present(s.COLLECTION_ID),
 }
-"""What a good row of each has: files that were changed by hand, or damaged, have others."""
+"""Checks of the rows of each: files that were changed by hand, or damaged, have others."""
 
 
 def file_name(table: str, end_us: int, number: int = 0) -> str:
