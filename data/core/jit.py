@@ -67,10 +67,11 @@ _UNUSED: Final = ("scipy.linalg.cython_blas", "cffi")
 
 
 def begin_lean() -> None:
-    """Prepare numba to run compiled code without modules whose import takes longer than numba's own.
+    """Prepare numba to run compiled code without two modules that it imports and no kernel needs.
 
-    No kernel has a product of matrices or a function of C, and in this process none can be compiled after this call, so
-    it is for a command, and not for an interpreter that runs other code, too.
+    The import of scipy takes about as long as numba's own. In this process no code with a product of matrices or a
+    function of C can be compiled after this call, so it is for a command, and not for an interpreter that runs other
+    code, too.
     """
     absent = [name for name in _UNUSED if name not in sys.modules]
     for name in absent:

@@ -6,7 +6,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -82,10 +81,20 @@ class Task:
     listed: Said | None = None
     places: list[tuple[int, str]] = field(default_factory=list)
 
+    def places_at(self, times_us: NDArray[np.int64]) -> list[tuple[str, NDArray[np.int64]]]:
+        """Return the names of its nodes at times, (n,) in µs, each with the positions of the times when it was there.
+
+        Before its first node it counts as on it; the name is empty where none is known.
+        """
+        if not self.places:
+            return [("", np.arange(len(times_us)))]
+        from_us = np.array([us for us, _ in self.places])
+        at = np.maximum(np.searchsorted(from_us, times_us, side="right") - 1, 0)
+        return [(self.places[k][1], np.flatnonzero(at == k)) for k in np.unique(at).tolist()]
+
     def place_at(self, time_us: int) -> str:
-        """Return the name of its node at a time, that of its first one before, empty where none is known."""
-        at = bisect_right(self.places, time_us, key=itemgetter(0)) - 1
-        return self.places[max(at, 0)][1] if self.places else ""
+        """Return the name of its node at a time, as ``places_at``."""
+        return self.places_at(np.array([time_us]))[0][0]
 
 
 class Fold:
@@ -141,8 +150,9 @@ class Fold:
             starts = np.array(task.starts_us, np.int64)
             run = np.searchsorted(starts, ends, side="left") - 1
             scheduled[rows] = np.where(run >= 0, starts[run], found.start_us[rows])
-            places = [task.place_at(end_us) for end_us in ends.tolist()]
-            machine[rows] = [_machine_id(place) for place in places]
+            places = task.places_at(ends)
+            for place, there in places:
+                machine[rows][there] = _machine_id(place)
             listed = listings.get(key[:3], [])
             listing = AsOf(listed, task.listed or UNSAID) if listed or task.listed else None
             task.listed = listing.last if listing is not None else None
@@ -151,8 +161,7 @@ class Fold:
                     amount = AsOf(amounts[role].get((key, resource), []), known[resource])
                     columns[column][rows] = while_said(amount, listing, ends, begun_us)
                     known[resource] = amount.last
-                for place in set(places):
-                    there = np.flatnonzero([one == place for one in places])
+                for place, there in places:
                     amount = self._nodes.get(place, {}).get(resource, AsOf([]))
                     columns[f"node_{resource}"][rows][there] = amount.at(ends[there])
             first = self.first_seen_us.setdefault(task.collection, (int(found.start_us[rows][0]), task))

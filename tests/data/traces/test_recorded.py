@@ -1,4 +1,4 @@
-"""What a service recorded, changed by hand: rows that cannot be are set aside, and no row takes another's values."""
+"""Recorded windows that were changed by hand: rows that cannot be are set aside, and no row takes another's values."""
 
 from __future__ import annotations
 
