@@ -77,8 +77,8 @@ def keep_one_heap() -> None:
     """Let all threads take memory from one heap that keeps what is freed, where the allocator is glibc's.
 
     To be called before they are. By default each thread has a heap of its own, which gives memory back to the system as
-    arrays are freed, and gets pages that the system clears for the next ones: two thirds of the new pages of a feature
-    build, half of those of an ingest.
+    arrays are freed, and gets pages that the system clears for the next ones: half of the new pages of a feature build,
+    two thirds of those of an ingest.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
