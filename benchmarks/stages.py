@@ -1,10 +1,11 @@
-"""Times each stage on a synthetic cell, on the device at hand, and writes the figures with device and versions.
+"""Times each stage on the device at hand, of a synthetic cell or of a dataset, and writes figures, device and versions.
 
     python benchmarks/stages.py --machines 30 --days 4                     # CPU, or CUDA where there is one
-    python benchmarks/stages.py --device cuda --out benchmarks/results/stages-cuda.json
-    python benchmarks/stages.py --device cuda --bfloat16 --batch-size 16384
+    python benchmarks/stages.py --device cuda --dataset DATASET --epochs 10 --out benchmarks/results/stages-cuda.json
 
-On CUDA the fit is timed with its steps recorded and one by one, and the last validation losses of both are written.
+On CUDA the fit is timed in several ways, with the validation loss of each: steps recorded or one by one, in bfloat16,
+compiled by torch, with large batches. A dataset stands in for the synthetic cell; features that it has are not made
+again.
 
 Single runs on a machine that others may share: read ratios between lines of one run, not seconds between runs.
 """
@@ -19,33 +20,73 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+from reclaim.data.dataset import Dataset
 from reclaim.data.windows import empty_windows
 from reclaim.features.build import build_features
 from reclaim.features.fold.batch import FeatureState
 from reclaim.features.targets import HORIZONS_S
+from reclaim.training.fitting import network
 from reclaim.training.fitting.network import choose_device, fit_network, on_device
 from reclaim.training.fitting.samples import Batch, Samples
 from reclaim.training.fitting.sources import Source, rows_in_memory
 from reclaim.training.margins.price import Price
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.models.forecaster import NetworkForecaster
+from reclaim.training.models.network import SurvivalNetwork
 from reclaim.training.settings import FitConfig
 
 TASKS = 250_000
 """Tasks of a large cell: 10,000 machines with 25 tasks each."""
 REPEATS = 5
 """Repeats of steps well under a second; the median counts."""
+LARGE_BATCH = 16_384
+"""Rows of a step that fill a card better than the default's 4,096 at most."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to fit on a GPU: what it changes of the settings, and whether torch compiles network and loss."""
+
+    name: str
+    changes: dict[str, Any]
+    compiled: bool = False
+
+
+WAYS = (
+    Way("recorded", {}),
+    Way("step by step", {"recorded": False}),
+    Way("bfloat16, recorded", {"bfloat16": True}),
+    Way(f"{LARGE_BATCH:,} rows a step, recorded", {"batch_size": LARGE_BATCH}),
+    Way(f"{LARGE_BATCH:,} rows a step, bfloat16, recorded", {"batch_size": LARGE_BATCH, "bfloat16": True}),
+    Way("compiled, step by step", {"recorded": False}, compiled=True),
+    Way("compiled, recorded", {}, compiled=True),
+    Way("compiled, bfloat16, recorded", {"bfloat16": True}, compiled=True),
+)
+"""The first is the default."""
+
+
+@contextmanager
+def compiled_by_torch() -> Iterator[None]:
+    """Let torch compile the network and its loss for the fits inside the block."""
+    before = {of: (name, getattr(of, name)) for of, name in ((SurvivalNetwork, "forward"), (network, "survival_loss"))}
+    for of, (name, function) in before.items():
+        setattr(of, name, torch.compile(function))
+    try:
+        yield
+    finally:
+        for of, (name, function) in before.items():
+            setattr(of, name, function)
+        torch.compiler.reset()
 
 
 class BatchClock:
@@ -122,22 +163,36 @@ def _memory_mib(name: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 
+def processor() -> str:
+    """Return the name of the processor; Linux only, elsewhere its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Return the versions of what is installed of some packages."""
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
 def main() -> None:
     """Run every stage once and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machines", type=int, default=30)
     parser.add_argument("--days", type=float, default=4.0)
+    parser.add_argument("--dataset", type=Path, help="in place of the synthetic cell")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=None, help="default: what suits the device")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--bfloat16", action="store_true")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of the served path")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "stages.json")
     arguments = parser.parse_args()
-    fit = replace(
-        FitConfig(), epochs=arguments.epochs, batch_size=arguments.batch_size, device=arguments.device,
-        bfloat16=arguments.bfloat16,
-    )  # fmt: skip
+    fit = replace(FitConfig(), epochs=arguments.epochs, device=arguments.device)
     rows: list[dict[str, object]] = []
 
     def note(stage: str, unit: str, count: int, seconds: float, **more: float) -> None:
@@ -145,7 +200,7 @@ def main() -> None:
         rows.append({"stage": stage, "seconds": round(seconds, 4), "unit": unit, "count": count,
                      "per_second": round(rate), **more})  # fmt: skip
         facts = "".join(f"  {name} {value:g}" for name, value in more.items())
-        print(f"{stage:42s} {seconds:9.4f} s  {rate:14,.0f} {unit}/s{facts}", flush=True)
+        print(f"{stage:55s} {seconds:9.4f} s  {rate:14,.0f} {unit}/s{facts}", flush=True)
 
     @contextmanager
     def timed(stage: str, unit: str, count: list[int]) -> Iterator[None]:
@@ -155,13 +210,20 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         n = [0]
-        with timed("synth (JSON, gzip)", "windows", n):
-            report = write_cell(
-                Path(folder) / "cell", SyntheticCellConfig(machines=arguments.machines, days=arguments.days)
-            )
-            n[0] = report.rows["instance_usage"]
-        with timed("ingest", "windows", n):
-            dataset = ingest(Path(folder) / "cell", Path(folder) / "dataset", IngestConfig()).dataset
+        if arguments.dataset is not None:
+            dataset = Dataset.open(arguments.dataset)
+            n[0] = dataset.n_windows
+        else:
+            from reclaim.data.ingest.job import IngestConfig, ingest  # with duckdb, which a dataset does not need
+            from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+
+            with timed("synth (JSON, gzip)", "windows", n):
+                report = write_cell(
+                    Path(folder) / "cell", SyntheticCellConfig(machines=arguments.machines, days=arguments.days)
+                )
+                n[0] = report.rows["instance_usage"]
+            with timed("ingest", "windows", n):
+                dataset = ingest(Path(folder) / "cell", Path(folder) / "dataset", IngestConfig()).dataset
         windows = dataset.windows(0)
         FeatureState().advance(windows.task_numbers(), windows)  # compiles, once per machine
         with timed("features and targets", "windows", n):
@@ -175,16 +237,24 @@ def main() -> None:
             synchronise(device)
         with timed(f"fit on {device}, all of it", "rows", [len(train) * arguments.epochs]):
             fitted = fit_network(train, valid, fit, seed=1)
-        rate = float(np.median([epoch["rows_per_second"] for epoch in fitted.history]))
-        if device.type == "cuda":
-            one_by_one = fit_network(train, valid, replace(fit, recorded=False), seed=1)
-            slower = float(np.median([epoch["rows_per_second"] for epoch in one_by_one.history]))
-            losses = {"recorded_loss": fitted.history[-1]["valid_loss"], "loss": one_by_one.history[-1]["valid_loss"]}
-            note(f"training on {device}, step by step", "samples", len(train), len(train) / slower, **losses)
         steps, clock = -(-len(train) // (fit.batch_size or 1)), BatchClock(train)
         fit_network(train, valid, replace(fit, recorded=False), seed=1)
+        del train.take  # type: ignore[attr-defined]  # the class's own again
         share = {"waiting_for_data": round(clock.waiting_share(steps), 4)} if steps > 1 else {}
-        note(f"training on {device}", "samples", len(train), len(train) / rate, **share)
+        seconds = float(np.median([len(train) / epoch["rows_per_second"] for epoch in fitted.history]))
+        note(f"an epoch on {device}, {fit.batch_size:,} rows a step", "rows", len(train), seconds, **share)
+        for way in WAYS if device.type == "cuda" else ():
+            torch.cuda.reset_peak_memory_stats(device)
+            with compiled_by_torch() if way.compiled else nullcontext():
+                result = fit_network(train, valid, replace(fit, **way.changes), seed=1)
+            epochs = result.history
+            seconds = float(np.median([len(train) / epoch["rows_per_second"] for epoch in epochs]))
+            note(
+                f"an epoch on {device}, {way.name}", "rows", len(train), seconds,
+                least_loss=min(epoch["valid_loss"] for epoch in epochs),
+                fit_s=sum(epoch["seconds"] for epoch in epochs),
+                mib=torch.cuda.max_memory_allocated(device) / 2**20,
+            )  # fmt: skip
 
         forecaster = NetworkForecaster.of(fitted.network)  # of random heads where a target is unknown
         forecaster.threads = arguments.threads
@@ -198,21 +268,21 @@ def main() -> None:
             f"features to reservations, {arguments.threads} CPU threads", "tasks", TASKS, seconds, peak_mib=round(peak)
         )
         note("of which the forecast", "tasks", TASKS, median_seconds(lambda: forecaster.predict(x)))
-        seconds = score_on_device(forecaster, x, device, bfloat16=fit.bfloat16 and device.type == "cuda")
-        note(f"forecast in one pass on {device}", "tasks", TASKS, seconds)
-    chip = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+        for bfloat16 in (False, True) if device.type == "cuda" else (False,):
+            seconds = score_on_device(forecaster, x, device, bfloat16=bfloat16)
+            note(f"forecast in one pass on {device}" + ", bfloat16" * bfloat16, "tasks", TASKS, seconds)
     content = {
         "command": "python benchmarks/stages.py "
-        f"--machines {arguments.machines} --days {arguments.days:g} --epochs {arguments.epochs} "
-        f"--batch-size {fit.batch_size} --device {arguments.device} --threads {arguments.threads}"
-        + " --bfloat16"
-        * arguments.bfloat16,
+        + (f"--machines {arguments.machines} --days {arguments.days:g}" if arguments.dataset is None
+           else f"--dataset {arguments.dataset.name}")
+        + f" --epochs {arguments.epochs} --device {arguments.device} --threads {arguments.threads}",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "device": chip,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "processor": processor(),
         "cores": os.cpu_count(),
-        "versions": {name: version(name) for name in ("reclaim", "torch", "numpy", "numba", "duckdb", "pyarrow")},
+        "versions": versions("reclaim", "torch", "numpy", "numba", "duckdb", "pyarrow"),
         "stages": rows,
-    }
+    }  # fmt: skip
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(content, indent=2) + "\n")
     print(f"wrote {arguments.out}")

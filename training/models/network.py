@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -109,10 +110,16 @@ def squash(x: Tensor) -> Tensor:
 
 def thresholds_from(now: Tensor) -> Tensor:
     """Return ``survival.thresholds_of``, but for rounding, of ``survival.used_now``; (B, T) to (B, T, J)."""
-    left = torch.tensor([1 - u for u in ABOVE], device=now.device)
+    below, left = _shares(now.device)
     above = torch.exp(now.log()[..., None] * left + (1 - left) * math.log(LAST))
     above[..., 0] = now
-    return torch.cat([now[..., None] * torch.tensor(BELOW, device=now.device), above], dim=-1)
+    return torch.cat([now[..., None] * below, above], dim=-1)
+
+
+@lru_cache
+def _shares(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the shares of the thresholds; once a device, for CUDA records no step that copies from the host."""
+    return torch.tensor(BELOW, device=device), torch.tensor([1 - u for u in ABOVE], device=device)
 
 
 def weighted_mean(values: Tensor, known: Tensor, weight: Tensor | None) -> Tensor:

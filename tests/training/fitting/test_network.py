@@ -29,7 +29,7 @@ from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 CONFIG = FitConfig(width=16, depth=1, epochs=4, batch_size=128, learning_rate=1e-2, device="cpu")
 
 
-def _rows(n: int, seed: int) -> Rows:
+def rows_of_noise(n: int, seed: int) -> Rows:
     """Demand is what is used now plus noise that grows with the second feature; the third is sometimes unknown."""
     rng = np.random.default_rng(seed)
     x = np.zeros((n, NOW.max() + 1), np.float32)
@@ -43,11 +43,12 @@ def _rows(n: int, seed: int) -> Rows:
     return Rows(x, y.astype(np.float32), oom)
 
 
-class _KilledError(Exception):
-    pass
+class KilledError(Exception):
+    """Ends a fit as a kill would."""
 
 
-def _weights_equal(a: FitResult, b: FitResult) -> bool:
+def weights_equal(a: FitResult, b: FitResult) -> bool:
+    """Return whether two fits ended with the same weights, to the bit."""
     mine, theirs = a.network.state_dict(), b.network.state_dict()
     return all(torch.equal(mine[k], theirs[k]) for k in mine)
 
@@ -56,7 +57,7 @@ def _weights_equal(a: FitResult, b: FitResult) -> bool:
 def test_a_killed_run_goes_on_to_the_same_weights(
     dropout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, valid, config = _rows(1000, 0), _rows(300, 1), replace(CONFIG, dropout=dropout)
+    train, valid, config = rows_of_noise(1000, 0), rows_of_noise(300, 1), replace(CONFIG, dropout=dropout)
     whole = fit_network(train, valid, config, seed=3)
 
     one_epoch, seen = fit._epoch, []
@@ -64,38 +65,38 @@ def test_a_killed_run_goes_on_to_the_same_weights(
     def killed_in_the_third(*args: Any) -> dict[str, float]:
         seen.append(args[4])
         if len(seen) == 3:
-            raise _KilledError
+            raise KilledError
         return one_epoch(*args)
 
     monkeypatch.setattr(fit, "_epoch", killed_in_the_third)
-    with pytest.raises(_KilledError):
+    with pytest.raises(KilledError):
         fit_network(train, valid, config, seed=3, checkpoints=tmp_path)
     torch.rand(7)  # what else was drawn in between has no part
     resumed = fit_network(train, valid, config, seed=3, checkpoints=tmp_path)
     assert seen == [0, 1, 2, 2, 3]
-    assert _weights_equal(whole, resumed)
+    assert weights_equal(whole, resumed)
     assert [h["valid_loss"] for h in whole.history] == [h["valid_loss"] for h in resumed.history]
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
-    train, valid = _rows(600, 0), _rows(200, 1)
+    train, valid = rows_of_noise(600, 0), rows_of_noise(200, 1)
     config = replace(CONFIG, epochs=1)
-    assert _weights_equal(fit_network(train, valid, config, seed=3), fit_network(train, valid, config, seed=3))
-    assert not _weights_equal(fit_network(train, valid, config, seed=3), fit_network(train, valid, config, seed=4))
+    assert weights_equal(fit_network(train, valid, config, seed=3), fit_network(train, valid, config, seed=3))
+    assert not weights_equal(fit_network(train, valid, config, seed=3), fit_network(train, valid, config, seed=4))
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
-    valid = _rows(200, 1)
-    fit_network(_rows(600, 0), valid, replace(CONFIG, epochs=1), seed=3, checkpoints=tmp_path)
+    valid = rows_of_noise(200, 1)
+    fit_network(rows_of_noise(600, 0), valid, replace(CONFIG, epochs=1), seed=3, checkpoints=tmp_path)
     with pytest.raises(ModelError, match="belongs to a run of other settings or data"):
-        fit_network(_rows(600, 2), valid, replace(CONFIG, epochs=1), seed=3, checkpoints=tmp_path)
+        fit_network(rows_of_noise(600, 2), valid, replace(CONFIG, epochs=1), seed=3, checkpoints=tmp_path)
 
 
 def test_the_fitted_curves_hold_where_noise_is_small_and_where_it_is_large() -> None:
     # dropout and a strong decay serve tasks that were not seen, of which there are none here; they cost calibration
     config = replace(CONFIG, epochs=12, dropout=0.0, weight_decay=0.01)
-    result = fit_network(_rows(6000, 0), _rows(1000, 1), config, seed=1)
-    test = _rows(4000, 2)
+    result = fit_network(rows_of_noise(6000, 0), rows_of_noise(1000, 1), config, seed=1)
+    test = rows_of_noise(4000, 2)
     survival = NetworkForecaster.of(result.network).predict(test.x).survival[:, 0, 0]
     above = test.y[:, 0, 0, None] > thresholds_of(test.x)[:, 0]
     known = np.isfinite(test.y[:, 0, 0])
@@ -105,22 +106,22 @@ def test_the_fitted_curves_hold_where_noise_is_small_and_where_it_is_large() -> 
 
 
 def test_dropout_is_off_in_evaluation() -> None:
-    valid = _rows(300, 1)
-    result = fit_network(_rows(600, 0), valid, replace(CONFIG, dropout=0.5), seed=1)
+    valid = rows_of_noise(300, 1)
+    result = fit_network(rows_of_noise(600, 0), valid, replace(CONFIG, dropout=0.5), seed=1)
     x = torch.from_numpy(valid.x)
     assert torch.equal(result.network(x)[0], result.network(x)[0])
     # the loss that chose the epoch was that of the whole network
     samples = Samples.of_rows(valid)
-    data = fit._Data(Samples.of_rows(_rows(600, 0)), samples, CONFIG, Ranks())
+    data = fit._Data(Samples.of_rows(rows_of_noise(600, 0)), samples, CONFIG, Ranks())
     with torch.no_grad():
         loss = float(data.loss(result.network, samples.take(torch.arange(300)), Ranks()))
     assert loss == pytest.approx(result.history[result.best_epoch]["valid_loss"], rel=1e-6)
 
 
 def test_what_training_hardly_saw_is_cut_off() -> None:
-    rows = _rows(3000, 0)
+    rows = rows_of_noise(3000, 0)
     rows.x[:2, 0] = 1e6, -1e6  # two of 3,000 at each end are rarer than 0.1 %
-    result = fit_network(rows, _rows(200, 1), replace(CONFIG, epochs=1), seed=1)
+    result = fit_network(rows, rows_of_noise(200, 1), replace(CONFIG, epochs=1), seed=1)
     low, high = np.quantile(rows.x[:, 0], [0.001, 0.999])
 
     def answer(first: float) -> torch.Tensor:
@@ -138,7 +139,7 @@ def test_what_training_hardly_saw_is_cut_off() -> None:
 
 
 def test_the_caller_receives_each_epoch_and_may_end_the_fit() -> None:
-    train, valid, told = _rows(600, 0), _rows(200, 1), list[tuple[int, float]]()
+    train, valid, told = rows_of_noise(600, 0), rows_of_noise(200, 1), list[tuple[int, float]]()
     result = fit_network(train, valid, CONFIG, seed=3, on_epoch=lambda epoch, loss: told.append((epoch, loss)))
     assert told == [(i, epoch["valid_loss"]) for i, epoch in enumerate(result.history)]
     assert len(told) == CONFIG.epochs
@@ -146,25 +147,27 @@ def test_the_caller_receives_each_epoch_and_may_end_the_fit() -> None:
     def end(epoch: int, loss: float) -> None:
         told.append((epoch, loss))
         if epoch == 1:
-            raise _KilledError
+            raise KilledError
 
     told.clear()
-    with pytest.raises(_KilledError):
+    with pytest.raises(KilledError):
         fit_network(train, valid, CONFIG, seed=3, on_epoch=end)
     assert [epoch for epoch, _ in told] == [0, 1]
 
 
 def test_fitting_stops_when_validation_no_longer_improves() -> None:
     # the validation targets have nothing to do with the training ones: learning only hurts
-    valid = _rows(200, 1)
+    valid = rows_of_noise(200, 1)
     contrary = Rows(valid.x, (2.0 - valid.y).astype(np.float32), valid.oom)
-    result = fit_network(_rows(600, 0), contrary, replace(CONFIG, epochs=30, patience=2, learning_rate=0.05), seed=1)
+    result = fit_network(
+        rows_of_noise(600, 0), contrary, replace(CONFIG, epochs=30, patience=2, learning_rate=0.05), seed=1
+    )
     assert len(result.history) < 30
     assert len(result.history) == result.best_epoch + 1 + 2
 
 
 def test_no_rows_is_an_error_that_names_the_part() -> None:
-    some, none = _rows(10, 0), _rows(0, 0)
+    some, none = rows_of_noise(10, 0), rows_of_noise(0, 0)
     with pytest.raises(HistoryTooShortError, match="training row"):
         fit_network(none, some, CONFIG, seed=1)
     with pytest.raises(HistoryTooShortError, match="validation row"):
@@ -232,7 +235,7 @@ def test_a_gpu_without_enough_memory_is_an_error_with_the_remedy(monkeypatch: py
 def test_a_fitted_network_is_tempered_by_the_rows_that_it_was_fitted_to(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    narrow = _rows(300, 0)
+    narrow = rows_of_noise(300, 0)
     x = np.zeros((300, FIRST_RELATED), np.float32)
     x[:, : narrow.x.shape[1]] = narrow.x
     rows = Rows(x, narrow.y, narrow.oom)
@@ -250,13 +253,13 @@ def test_a_fitted_network_is_tempered_by_the_rows_that_it_was_fitted_to(
 
 
 def test_without_validation_rows_a_fit_ends_after_its_epochs_of_the_schedule_with_the_last_weights() -> None:
-    train, config = _rows(1000, 0), replace(CONFIG, epochs=4, patience=4)
+    train, config = rows_of_noise(1000, 0), replace(CONFIG, epochs=4, patience=4)
     short = fit_network(train, None, config, seed=3, epochs=2)
     assert (len(short.history), short.best_epoch) == (2, 1)
     whole = fit_network(train, None, config, seed=3)
     assert len(whole.history) == 4
     assert [one["train_loss"] for one in short.history] == [one["train_loss"] for one in whole.history[:2]]
-    assert not _weights_equal(short, whole)
+    assert not weights_equal(short, whole)
 
 
 def test_the_batch_size_suits_the_device_where_none_is_named() -> None:
@@ -265,14 +268,14 @@ def test_the_batch_size_suits_the_device_where_none_is_named() -> None:
     chosen = [on_device(FitConfig(), cuda, n).batch_size for n in (1, 262_143, 262_144, 400_000, 524_288, 10**7)]
     assert chosen == [1_024, 1_024, 2_048, 2_048, 4_096, 4_096]
     assert on_device(FitConfig(batch_size=512), cuda, 10**7).batch_size == 512
-    train, valid, config = _rows(3000, 0), _rows(200, 1), replace(CONFIG, epochs=1)
+    train, valid, config = rows_of_noise(3000, 0), rows_of_noise(200, 1), replace(CONFIG, epochs=1)
     unnamed, named = (fit_network(train, valid, replace(config, batch_size=n), seed=3) for n in (None, 1_024))
-    assert _weights_equal(unnamed, named)
+    assert weights_equal(unnamed, named)
 
 
 def test_recorded_steps_end_with_the_weights_of_steps_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # without a GPU, repeating a recording is stepping again: what is kept, put back and filled in is tested
-    rows = Samples.of_rows(_rows(1000, 0))
+    rows = Samples.of_rows(rows_of_noise(1000, 0))
     repeats: list[int] = []
 
     def recorded(step: Step, positions: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -333,11 +336,11 @@ def test_a_recording_that_does_not_agree_is_given_up_and_changes_nothing(
 
 
 def test_what_no_training_row_knows_is_not_counted_as_fitted() -> None:
-    rows = _rows(300, 0)
+    rows = rows_of_noise(300, 0)
     rows.y[:, 1] = np.nan
     rows.y[:, 0, 2] = np.nan
     rows.oom[:, 1:] = np.nan
-    heads = fit_network(rows, _rows(100, 1), replace(CONFIG, epochs=1), seed=1).heads
+    heads = fit_network(rows, rows_of_noise(100, 1), replace(CONFIG, epochs=1), seed=1).heads
     assert heads.targets.tolist() == [[True, True, False], [False] * 3, [True] * 3]
     assert heads.oom.tolist() == [True, False, False]
 
@@ -357,8 +360,8 @@ def test_settings_out_of_range_are_refused_with_the_value(make: object, message:
 
 
 def test_a_hidden_feature_moves_nothing() -> None:
-    train = _rows(2_000, 0)
-    network = fit_network(train, _rows(500, 1), CONFIG, seed=1, hidden=(0,)).network
+    train = rows_of_noise(2_000, 0)
+    network = fit_network(train, rows_of_noise(500, 1), CONFIG, seed=1, hidden=(0,)).network
     x = torch.from_numpy(train.x[:10].copy())
     moved = x.clone()
     moved[:, 0] += 0.5
@@ -368,9 +371,9 @@ def test_a_hidden_feature_moves_nothing() -> None:
 
 
 def test_a_feature_that_no_training_row_had_moves_nothing() -> None:
-    train = _rows(2_000, 0)
+    train = rows_of_noise(2_000, 0)
     train.x[:, 0] = np.nan
-    network = fit_network(train, _rows(500, 1), CONFIG, seed=1).network
+    network = fit_network(train, rows_of_noise(500, 1), CONFIG, seed=1).network
     x = torch.from_numpy(train.x[:10].copy())
     known = x.clone()
     known[:, 0] = 0.7
@@ -394,7 +397,7 @@ def test_a_row_of_weight_two_counts_as_two_rows_in_every_loss() -> None:
 
 
 def test_a_fit_counts_rows_by_their_weight() -> None:
-    rows, config = _rows(600, seed=2), FitConfig(width=8, depth=1, epochs=1, batch_size=600, dropout=0.0)
+    rows, config = rows_of_noise(600, seed=2), FitConfig(width=8, depth=1, epochs=1, batch_size=600, dropout=0.0)
 
     def loss(weight: np.ndarray | None) -> float:
         samples = Samples.of_rows(replace(rows, weight=weight))
