@@ -112,4 +112,5 @@ def in_words(winner: Contender, r: int, rule: str, config: RecommendConfig, poli
         "unknown": f"kept: no answer yet, or less than {config.history_days:g} days of history for a lower request",
         "autoscaler": "kept: a horizontal autoscaler scales on it",
         "no request": "none is set and nothing was measured",
+        "over budget": f"kept: with {basis}, this workload violated more than {config.most_over:g} times the budget",
     }[rule]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import DAY_US, RESOURCES
@@ -19,7 +20,7 @@ from reclaim.replay.experiments.recommend.definitions import PRESENT, definition
 from reclaim.replay.experiments.recommend.lines import Facts, amounts, in_words, totals
 from reclaim.replay.experiments.recommend.page import COLUMNS, page, runs, summary_table
 from reclaim.replay.experiments.recommend.picture import Pictures
-from reclaim.replay.experiments.recommend.policy import NONE, RULES, UNKNOWN, Policy
+from reclaim.replay.experiments.recommend.policy import NONE, RULES, UNKNOWN, Policy, held_back
 from reclaim.replay.experiments.recommend.score import (
     Judged,
     of_each_workload,
@@ -75,6 +76,9 @@ class RecommendConfig(ComparisonConfig):
     Kubernetes, at least 100 MiB more than that limit."""
     history_days: float = 1.0
     """Days of a workload's history below which its requests are not lowered; raised they are."""
+    most_over: float = 10.0
+    """Times the budget: a request is not lowered where the back-test of its own workload violates more often than this,
+    beyond the noise. The budget holds for all workloads together, so one of them may be far above it."""
     seen_days: float = 7.0
     """Days before the end of the history in which a task of the workload must have run."""
     anonymise: bool = False
@@ -85,7 +89,13 @@ class RecommendConfig(ComparisonConfig):
         for name in ("cpu_margin", "memory_margin"):
             if self.budgets.of(getattr(self, name)) is None:
                 raise ConfigError(f"{name} must be baseline or aggressive, got {getattr(self, name)!r}")
-        for name, least in (("hold_days", 1 / 24), ("seen_days", 0.0), ("history_days", 0.0), ("oom_bump", 1.0)):
+        for name, least in (
+            ("hold_days", 1 / 24),
+            ("seen_days", 0.0),
+            ("history_days", 0.0),
+            ("oom_bump", 1.0),
+            ("most_over", 1.0),
+        ):
             if not getattr(self, name) >= least:
                 raise ConfigError(f"{name} must be at least {least:.4g}, got {getattr(self, name)}")
         if not 0 <= self.min_change < 1:
@@ -183,6 +193,8 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     }
     of_workloads = of_each_workload(Judged.of(rows, decisions, TEST, cuts_us[1]), chosen, bootstrap)
     now = decisions.of(NOW)
+    over = _far_over(of_workloads, config)[decisions.workload[now]]
+    chosen[now], rule[now] = held_back(chosen[now], rule[now], decisions.request[now], over)
     shown = [workloads[decisions.workload[k]] for k in now]
     if config.anonymise:
         shown = names.anonymous(shown)
@@ -230,6 +242,13 @@ def measure(source: Source, config: RecommendConfig) -> Measured:
     return Measured(
         results, definitions(config, policy, kubernetes=kubernetes), lambda folder: formats.write(results, folder)
     )
+
+
+def _far_over(of_workloads: Sequence[Mapping[str, Any]], config: RecommendConfig) -> NDArray[np.bool_]:
+    """Return where a workload violates more than ``most_over`` budgets, beyond the noise; shape (n, n_resources)."""
+    most = zip(RESOURCES, config.of_requests, strict=True)
+    lows = [(np.array([one[r]["low"] for one in of_workloads], np.float64), budget) for r, budget in most]
+    return np.stack([low > config.most_over * budget for low, budget in lows], axis=1)
 
 
 def _pods(source: Source, rows: TaskRows, tasks: Sequence[Integers]) -> list[list[str]]:

@@ -13,16 +13,18 @@ from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiments.recommend.decisions import Decisions
 from reclaim.replay.experiments.recommend.series import Floats
 
-RULES: Final = ("estimate", "floor", "limit", "out of memory", "small change", "unknown", "autoscaler", "no request")
+RULES: Final = (
+    "estimate", "floor", "limit", "out of memory", "small change", "unknown", "autoscaler", "no request", "over budget",
+)  # fmt: skip
 """Rules that make a request.
 
 ``estimate``: the estimator's answer with its margin; ``floor``: the least request; ``limit``: a request may not pass
 the limit; ``out of memory``: a task ended out of memory, so more than the limit that it had; ``small change``: the
 answer is so near the present request that this one stays; ``unknown``: too little is known, so the present one stays;
 ``autoscaler``: a horizontal autoscaler scales on the request, so it stays; ``no request``: none is set, and nothing
-was measured.
+was measured; ``over budget``: the workload's own back-test violated so much that its request is not lowered.
 """
-ESTIMATE, FLOOR, LIMIT, OOM, SMALL, UNKNOWN, AUTOSCALER, NONE = range(len(RULES))
+ESTIMATE, FLOOR, LIMIT, OOM, SMALL, UNKNOWN, AUTOSCALER, NONE, OVER = range(len(RULES))
 _MEMORY: Final = RESOURCES.index("memory")
 
 
@@ -120,3 +122,11 @@ class Policy:
         """Return amounts rounded up to whole steps; what is a whole number but for rounding stays."""
         step = self.step[resource]
         return np.ceil(amount / step - 1e-9) * step if step else amount
+
+
+def held_back(
+    requests: Floats, rules: NDArray[np.int64], present: Floats, over: NDArray[np.bool_]
+) -> tuple[Floats, NDArray[np.int64]]:
+    """Return requests and rules of which none that ``over`` marks is lower than the present one; all of one shape."""
+    held = over & (requests < present)
+    return np.where(held, present, requests), np.where(held, OVER, rules)

@@ -25,7 +25,7 @@ from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
 from reclaim.replay.experiments.recommend.formats import KRR_FILE, changes
-from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig
+from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig, _far_over
 from reclaim.replay.experiments.recommend.page import console_table, summary_table
 from reclaim.replay.experiments.recommend.patches import write_patches
 from reclaim.replay.report.page import ReplayReport
@@ -262,6 +262,7 @@ def test_the_command_prints_a_format_and_ends_with_three_above_the_number(
         ({"hold_days": 0.0}, "hold_days must be at least"),
         ({"min_change": 1.0}, "min_change must be 0 or more and less than 1"),
         ({"oom_bump": 0.5}, "oom_bump must be at least 1"),
+        ({"most_over": 0.5}, "most_over must be at least 1"),
         ({"memory_min": -1.0}, "memory_min must be 0 or more"),
         ({"estimators": ()}, "estimators must name one"),
     ],
@@ -269,6 +270,12 @@ def test_the_command_prints_a_format_and_ends_with_three_above_the_number(
 def test_a_wrong_setting_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RecommendConfig(**change)
+
+
+def test_far_over_the_budget_is_more_than_ten_times_beyond_the_noise() -> None:
+    lows = ((0.101, 0.0101), (0.099, 0.0099), (None, 0.5))  # budgets of 1 % for CPU and 0.1 % for memory
+    of_workloads = [{"cpu": {"low": cpu}, "memory": {"low": memory}} for cpu, memory in lows]
+    assert _far_over(of_workloads, RecommendConfig()).tolist() == [[True, True], [False, False], [False, True]]
 
 
 def test_the_recommendation_has_the_buckets_of_the_dataset_read_once_each(dataset: Path, report: ReplayReport) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from reclaim.features.splits import TEST
 from reclaim.replay.experiments.recommend.decisions import Decisions
-from reclaim.replay.experiments.recommend.policy import RULES, Policy
+from reclaim.replay.experiments.recommend.policy import ESTIMATE, RULES, Policy, held_back
 
 MIB = 2.0**20
 KUBERNETES = Policy(
@@ -123,3 +123,10 @@ def test_whatever_is_answered_memory_is_never_below_the_floor_nor_what_a_kill_as
         assert request[0, 1] >= 100e6
     if not np.isfinite(asked):
         assert request[0, 1] <= 2048 * MIB
+
+
+def test_a_workload_far_over_the_budget_is_not_lowered_and_raised_it_is() -> None:
+    requests, rules, present = np.array([1.0, 3.0, 1.0]), np.array([ESTIMATE] * 3), np.array([2.0, 2.0, 2.0])
+    held, why = held_back(requests, rules, present, np.array([True, True, False]))
+    assert held.tolist() == [2.0, 3.0, 1.0]
+    assert [RULES[k] for k in why] == ["over budget", "estimate", "estimate"]
