@@ -30,7 +30,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.config import load_config
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Windows
 from reclaim.features.registry import AT
@@ -54,7 +55,7 @@ from reclaim.training.margins.margin import Budgets
 from reclaim.training.margins.online import OnlineMargins
 from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.margins.violation import needed
-from reclaim.training.settings import FitConfig, TrainConfig
+from reclaim.training.settings import TrainConfig, config_file
 from reclaim.training.tracking import runs as tracking
 
 Floats = NDArray[np.float64]
@@ -85,9 +86,9 @@ def network_of(source: Source, seed: int) -> Bundle:
 
 def portable(sources: Sequence[Source], seed: int) -> Bundle:
     """Return a portable model of the training periods of some datasets, as `--config portable` fits it."""
-    config = TrainConfig(
-        estimator="portable", seed=seed, fit=FitConfig(epochs=5, max_samples=ROWS_A_SIGNAL * 2 * len(sources))
-    )
+    config = load_config(TrainConfig, config_file(Path("portable")))
+    fit = replace(config.fit, max_samples=ROWS_A_SIGNAL * 2 * len(sources))
+    config = replace(config, seed=seed, fit=fit)
     with tempfile.TemporaryDirectory() as folder:
         fitted = learner_of("portable").fit(sources, config, Path(folder))
     return Bundle("portable", fitted.forecaster, HORIZON_S, _BEGIN, "", pipeline_version=pipeline_of("portable"))

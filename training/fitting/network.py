@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -42,13 +42,7 @@ from reclaim.training.models.network import (
 )
 from reclaim.training.models.survival import ABOVE, BELOW, CEILING, FLOOR, LAST, NOW
 from reclaim.training.models.trees import Rows
-from reclaim.training.settings import (
-    BATCH_SIZE,
-    FEWEST_STEPS,
-    LARGEST_BATCH,
-    FitConfig,
-    TrainConfig,
-)
+from reclaim.training.settings import FitConfig, TrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -104,10 +98,6 @@ class NetworkLearner(Learner):
         ):
             raise ConfigError(f"fit.bfloat16: {torch.cuda.get_device_name(device)} has no bfloat16; set it to false")
 
-    def own(self, config: TrainConfig) -> FitConfig:
-        """Return the settings with a batch size, that of the device for ``max_samples`` rows."""
-        return on_device(config.fit, choose_device(config.fit.device), config.fit.max_samples)
-
     def together(self, config: TrainConfig, *, go: bool) -> AbstractContextManager[bool]:
         """Bring the processes of torchrun together."""
         return joined(choose_device(config.fit.device), go=go)
@@ -157,17 +147,17 @@ class NetworkLearner(Learner):
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         return {
-            "fit.width": (IntDistribution(64, 256, step=64), "the time to answer goes with its square"),
-            "fit.depth": (IntDistribution(1, 4), "the time to answer goes with it"),
+            "fit.width": (IntDistribution(64, 256, step=32), "the time to answer goes with its square"),
+            "fit.depth": (IntDistribution(1, 6), "the time to answer goes with it"),
             "fit.dropout": (FloatDistribution(0.0, 0.4), "none at all, to where little is left of a narrow layer"),
             "fit.epochs": (IntDistribution(2, 10), "few: rows of one task are alike, more passes learn tasks by heart"),
             "fit.learning_rate": (
-                FloatDistribution(4e-4, 1e-2, log=True),
+                FloatDistribution(6e-4, 1.5e-2, log=True),
                 "the default, a factor of five to each side",
             ),
-            "fit.weight_decay": (FloatDistribution(1e-3, 1.0, log=True), "from almost none to ten times the default"),
+            "fit.weight_decay": (FloatDistribution(1e-3, 1.0, log=True), "from almost none to 16 times the default"),
             "fit.warmup_share": (FloatDistribution(0.05, 0.4), "from a short climb to almost half of the schedule"),
-            "fit.batch_size": (CategoricalDistribution((512, 1024, 2048, 4096)), "below, a step is all overhead"),
+            "fit.batch_size": (CategoricalDistribution((256, 512, 1024, 2048)), "below, a step is all overhead"),
         }
 
 
@@ -210,20 +200,10 @@ def _remedy_named(config: FitConfig) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         reason = str(error).partition(". ")[0]
-        batch_size = "the device's own" if config.batch_size is None else f"{config.batch_size:,}"
         raise ConfigError(
             f"fit.device: {reason}; lower fit.max_samples ({config.max_samples:,}), fit.max_valid_samples "
-            f"({config.max_valid_samples:,}) or fit.batch_size ({batch_size}), or set fit.device=cpu"
+            f"({config.max_valid_samples:,}) or fit.batch_size ({config.batch_size:,}), or set fit.device=cpu"
         ) from error
-
-
-def on_device(config: FitConfig, device: torch.device, n_rows: int) -> FitConfig:
-    """Return the settings with the batch size that suits the device and the training rows, where they name none."""
-    if config.batch_size is not None:
-        return config
-    most = LARGEST_BATCH if device.type == "cuda" else BATCH_SIZE
-    enough = 2 ** int(math.log2(max(n_rows // FEWEST_STEPS, 1)))
-    return replace(config, batch_size=min(max(enough, BATCH_SIZE), most))
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -303,7 +283,6 @@ def fit_network(
         if rows is not None and len(rows) == 0:
             raise HistoryTooShortError(f"expected at least 1 {name} row, got 0: the trace is too short for the split")
     train, valid = _placed(train, config), None if valid is None else _placed(valid, config)
-    config = on_device(config, train.device, len(train))
     own = [train.device] if train.device.type == "cuda" else []  # the generators of other GPUs are left alone
     with cpu_threads(config.threads), torch.random.fork_rng(own):
         data = _Data(train, valid, config, Ranks.current(), now)
@@ -337,8 +316,8 @@ def _fit(
         state = _from_checkpoint(checkpoint, path, network, optimizer, state.identity)
         log.info("going on from %s after epoch %d", path, state.epoch)
     step = _step_of(ranks.wrapped(network, device), optimizer, data)
-    if recorded and len(train) >= (batch_size := config.batch_size or 0):
-        step = recorded_step(step, optimizer, batch_size, device)
+    if recorded and len(train) >= config.batch_size:
+        step = recorded_step(step, optimizer, config.batch_size, device)
     bar = tqdm(
         total=epochs,
         initial=state.epoch,
@@ -419,7 +398,7 @@ def _epoch(
     network.train()
     started = time.perf_counter()
     n, device, ranks, config = len(data.train), data.train.device, data.ranks, data.config
-    batch_size = config.batch_size or n
+    batch_size = config.batch_size
     steps = -(-n // batch_size)
     # seeded per epoch: a resumed run needs no generator state
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)

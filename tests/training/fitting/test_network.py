@@ -17,7 +17,7 @@ from reclaim.training.fitting import network as fit
 from reclaim.training.fitting.devices import recorded as module
 from reclaim.training.fitting.devices.distributed import Ranks
 from reclaim.training.fitting.devices.recorded import Step, recorded_step
-from reclaim.training.fitting.network import FitResult, choose_device, fit_network, on_device, oom_loss
+from reclaim.training.fitting.network import FitResult, choose_device, fit_network, oom_loss
 from reclaim.training.fitting.samples import Samples
 from reclaim.training.models.beyond import beyond_of
 from reclaim.training.models.forecaster import NetworkForecaster
@@ -224,8 +224,11 @@ def test_a_gpu_without_enough_memory_is_an_error_with_the_remedy(monkeypatch: py
 
     monkeypatch.setattr(fit, "chosen_rows", lambda *_: [])
     monkeypatch.setattr(fit, "_samples", full)
-    config = TrainConfig(fit=replace(CONFIG, batch_size=None))
-    learner, remedy = fit.NetworkLearner(), r"out of memory; lower fit.max_samples \(400,000\), .*fit.device=cpu"
+    config = TrainConfig(fit=CONFIG)
+    learner, remedy = (
+        fit.NetworkLearner(),
+        r"out of memory; lower fit.max_samples \(400,000\), .*\(128\), .*fit.device=cpu",
+    )
     for work in (lambda: learner.fit([], config, Path()), lambda: learner.objective([], config)):
         with pytest.raises(ConfigError, match=remedy) as told:
             work()
@@ -260,17 +263,6 @@ def test_without_validation_rows_a_fit_ends_after_its_epochs_of_the_schedule_wit
     assert len(whole.history) == 4
     assert [one["train_loss"] for one in short.history] == [one["train_loss"] for one in whole.history[:2]]
     assert not weights_equal(short, whole)
-
-
-def test_the_batch_size_suits_the_device_where_none_is_named() -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert {on_device(FitConfig(), cpu, n).batch_size for n in (1, 10**7)} == {1_024}
-    chosen = [on_device(FitConfig(), cuda, n).batch_size for n in (1, 262_143, 262_144, 400_000, 524_288, 10**7)]
-    assert chosen == [1_024, 1_024, 2_048, 2_048, 4_096, 4_096]
-    assert on_device(FitConfig(batch_size=512), cuda, 10**7).batch_size == 512
-    train, valid, config = rows_of_noise(3000, 0), rows_of_noise(200, 1), replace(CONFIG, epochs=1)
-    unnamed, named = (fit_network(train, valid, replace(config, batch_size=n), seed=3) for n in (None, 1_024))
-    assert weights_equal(unnamed, named)
 
 
 def test_recorded_steps_end_with_the_weights_of_steps_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
