@@ -18,7 +18,7 @@ from reclaim.serving.answers.machines import about
 from reclaim.serving.models.scorer import MACHINE_PARTS
 from reclaim.serving.wire.errors import INVALID, TOO_LARGE, RequestError
 from reclaim.serving.wire.machine_schemas import MOST_PAIRS, CandidateFit, FitAnswer, Place
-from reclaim.training.machines.following import margin_beyond
+from reclaim.training.machines.following import LARGEST, margin_beyond
 from reclaim.training.machines.terms import T_HELD, T_LIMIT
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.margins.violation import overruns
@@ -213,6 +213,11 @@ def _budget_of(request: FitRequest, scorer: Scorer, settings: ServingSettings) -
         if request.margin is not None:
             message = "budget: give a margin or a budget, not both"
             raise RequestError(INVALID, "margin_and_budget", message, field="budget")
+        if request.budget > LARGEST:
+            message = (
+                f"budget: the peaks of machines are known for budgets of at most {LARGEST:g}, got {request.budget:g}"
+            )
+            raise RequestError(INVALID, "budget_too_large", message, field="budget")
         return None, request.budget
     margin = settings.margin if request.margin is None else request.margin
     if margin not in MARGIN_NAMES:

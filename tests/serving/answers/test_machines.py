@@ -358,6 +358,7 @@ def test_fit_is_what_the_estimator_says_of_each_pair(bundle: Bundle, seed: int, 
         ),
         ({"margin": "wide"}, "unknown_margin", "margin"),
         ({"margin": "medium", "budget": 0.1}, "margin_and_budget", "budget"),
+        ({"budget": 0.51}, "budget_too_large", "budget"),
     ],
 )
 def test_a_question_that_means_nothing_is_refused(three: Memory, wrong: Json, code: str, field: str) -> None:
