@@ -152,10 +152,10 @@ class NetworkLearner(Learner):
             "fit.dropout": (FloatDistribution(0.0, 0.4), "none at all, to where little is left of a narrow layer"),
             "fit.epochs": (IntDistribution(2, 10), "few: rows of one task are alike, more passes learn tasks by heart"),
             "fit.learning_rate": (
-                FloatDistribution(6e-4, 1.5e-2, log=True),
+                FloatDistribution(4e-4, 1e-2, log=True),
                 "the default, a factor of five to each side",
             ),
-            "fit.weight_decay": (FloatDistribution(1e-3, 1.0, log=True), "from almost none to 16 times the default"),
+            "fit.weight_decay": (FloatDistribution(1e-3, 1.0, log=True), "from almost none to ten times the default"),
             "fit.warmup_share": (FloatDistribution(0.05, 0.4), "from a short climb to almost half of the schedule"),
             "fit.batch_size": (CategoricalDistribution((256, 512, 1024, 2048)), "below, a step is all overhead"),
         }
