@@ -143,13 +143,13 @@ def builtin_calibration(valid: HeldOut, config: TrainConfig) -> Calibration:
     )
 
 
-def worse_than_builtin(calibration: Calibration, builtin: Calibration, budgets: Budgets) -> list[str]:
-    """Return where a model reclaims less than the built-in one at the same budget, in words; beyond ``NOISE``."""
+def less_reclaimed(calibration: Calibration, other: Calibration, budgets: Budgets) -> list[str]:
+    """Return where a model reclaims less than another one at the same budget, in words; beyond ``NOISE``."""
     return [
         f"{resource} at {budget:g}: {mine:.1%} for {theirs:.1%}"
         for margin, budget in asdict(budgets).items()
         for resource, mine, theirs in zip(
-            RESOURCES, calibration.reclaimed[margin], builtin.reclaimed[margin], strict=True
+            RESOURCES, calibration.reclaimed[margin], other.reclaimed[margin], strict=True
         )
         if mine < theirs - NOISE
     ]

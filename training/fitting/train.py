@@ -33,10 +33,10 @@ from reclaim.training.fitting.devices.on_ray import fit_on_ray
 from reclaim.training.fitting.held_out import (
     builtin_calibration,
     held_out,
+    less_reclaimed,
     own_price_notes,
     sampled_test_rows,
     set_prices,
-    worse_than_builtin,
 )
 from reclaim.training.fitting.learner import Fitted, Learner, OnEpoch, learner_of
 from reclaim.training.fitting.machine_fit import fit_machines
@@ -218,7 +218,7 @@ def run_training(
             machines = fit_machines(valid, forecaster.horizons_s, config.budgets)
         worse = []
         if config.against_builtin and learner.served and not config.value.known:
-            worse = worse_than_builtin(calibration, builtin_calibration(valid, config), config.budgets)
+            worse = less_reclaimed(calibration, builtin_calibration(valid, config), config.budgets)
         say("scoring on validation and test rows")
         scores = score_forecast(valid.forecast, valid.y, valid.oom, levels, keys=valid.keys)
         test_rows = sampled_test_rows(sources, config.seed)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import math
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import content_sha256, locked, write_text
 from reclaim.data.errors import ConfigError, ModelError
 from reclaim.features.registry import PIPELINE_VERSION
+from reclaim.training.fitting.held_out import held_out, less_reclaimed, set_prices
 from reclaim.training.fitting.learner import Objective, learner_of
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.tune_space import (
@@ -31,6 +33,7 @@ from reclaim.training.fitting.tune_space import (
     searchable,
     with_settings,
 )
+from reclaim.training.margins.calibrate import Calibration
 from reclaim.training.settings import TrainConfig
 from reclaim.training.tracking import runs as tracking
 
@@ -49,6 +52,8 @@ _RANDOM: Final = 10
 _TRIAL_TAG: Final = "reclaim.tune.trial"
 _KEY_TAG: Final = "reclaim.key"
 _MLFLOW_PARENT: Final = "mlflow.parentRunId"
+_COMPARED: Final = "compared"
+"""Attribute of a study: number of the best trial, and where its settings reclaim less."""
 _DONE: Final = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -68,6 +73,9 @@ class TuneReport:
     best_loss : float
     best : dict
         The searched settings of the best trial, by dotted name.
+    less : list of str
+        Where the best settings reclaim less of validation rows than those as given, at the same budget: a loss is of
+        the whole curve, a budget of its tail.
     config_file, trials_file : str
         The best settings as TOML, and Optuna's record of the trials.
     seconds : float
@@ -81,6 +89,7 @@ class TuneReport:
     first_loss: float | None
     best_loss: float
     best: dict[str, Any]
+    less: list[str]
     config_file: str
     trials_file: str
     seconds: float
@@ -168,10 +177,16 @@ def tune(
         config_file.parent.mkdir(parents=True, exist_ok=True)
         write_text(config_file, as_toml(asdict(with_settings(config, settings))))
         first = study.get_trials(deepcopy=False, states=_DONE)[0]
+        number, less = study.user_attrs.get(_COMPARED, (None, []))
+        if number != best.number:
+            say("comparing what the best settings reclaim with those as given")
+            less = compared(sources, config, with_settings(config, settings)) if best.number != first.number else []
+            study.set_user_attr(_COMPARED, (best.number, less))
         report = TuneReport(
             run_id=run_id, estimator=config.estimator, trials=_count(study), pruned=_count(study) - len(complete),
             new=max(_count(study) - done, 0), first_loss=first.value if first.state == TrialState.COMPLETE else None,
-            best_loss=float(best.value or 0.0), best=settings, config_file=str(config_file), trials_file=str(file),
+            best_loss=float(best.value or 0.0), best=settings, less=less,
+            config_file=str(config_file), trials_file=str(file),
             seconds=time.perf_counter() - started,
         )  # fmt: skip
         with tracking.start_run(EXPERIMENT, config.estimator, run_id=run_id) as run:
@@ -205,6 +220,18 @@ def _key(sources: Sequence[Source], config: TrainConfig, ranges: Ranges, at_once
     where = {name: repr(range_) for name, range_ in ranges.items()}
     several = [at_once] if at_once > 1 else []
     return content_sha256([config.settings(), config.fit.max_valid_samples, data, PIPELINE_VERSION, where, *several])
+
+
+def compared(sources: Sequence[Source], given: TrainConfig, found: TrainConfig) -> list[str]:
+    """Return where settings reclaim less of validation rows than others, in words; each is fitted once."""
+    return less_reclaimed(_priced(sources, found), _priced(sources, given), given.budgets)
+
+
+def _priced(sources: Sequence[Source], config: TrainConfig) -> Calibration:
+    once = replace(config, fit=replace(config.fit, refit=False))
+    with tempfile.TemporaryDirectory() as folder:
+        fitted = learner_of(config.estimator).fit(sources, once, Path(folder))
+    return set_prices(held_out(sources, fitted.forecaster, [s.features.valid_rows() for s in sources]), config)
 
 
 def objective_of(sources: Sequence[Source], config: TrainConfig) -> Objective:

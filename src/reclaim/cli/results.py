@@ -159,6 +159,7 @@ def of_tune(report: TuneReport, datasets: list[Path], given: list[str], out: Pat
     return {**asdict(report), "assignments": report.assignments()}, [
         f"{report.estimator}: validation loss {report.best_loss:.5f}{as_given}; {report.trials} trials, "
         f"{report.new} of them new, {report.pruned} stopped early; run {report.run_id}, {report.seconds:.0f} s",
+        *(f"less than the settings as given reclaim of validation rows at a budget: {less}" for less in report.less),
         f"train   {command} {' '.join([*given, report.assignments()])}",
         f"or      {command} --config {out}",
     ]

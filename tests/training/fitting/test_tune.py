@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -104,6 +104,8 @@ def space(estimator: str) -> Space:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Search the bowl instead of fitting, and learn from the second trial on."""
     monkeypatch.setattr(tuning, "objective_of", bowl)
+    nothing = SimpleNamespace(reclaimed={"aggressive": (0.0, 0.0), "baseline": (0.0, 0.0)})
+    monkeypatch.setattr(tuning, "_priced", lambda *_: nothing)
     monkeypatch.setattr(tuning, "_JUDGES", 2)
     monkeypatch.setattr(tuning, "_RANDOM", 2)
 
@@ -378,6 +380,26 @@ def test_settings_outside_the_ranges_are_not_tried() -> None:
     config = TrainConfig(fit=FitConfig(width=100, depth=9, learning_rate=0.5, batch_size=7, warmup_share=0.25))
     held = set(space("network")) - {"fit.width", "fit.depth", "fit.learning_rate", "fit.batch_size", "fit.warmup_share"}
     assert searchable(config, ranges_of("network", held)) == {"fit.warmup_share": 0.25}
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_settings_of_less_loss_that_reclaim_less_are_told_and_compared_once(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    priced: list[TrainConfig] = []
+
+    def priced_as(_: Sequence[Source], config: TrainConfig) -> Any:
+        priced.append(config)
+        cpu = 0.50 if config == given else 0.47
+        return SimpleNamespace(reclaimed={"aggressive": (cpu, 0.6), "baseline": (cpu, float("nan"))})
+
+    monkeypatch.setattr(tuning, "_priced", priced_as)
+    given = replace(TREES, seed=5, trees=replace(TREES.trees, leaves=7, learning_rate=0.3))
+    report = tune([dataset], given, trials=6, config_file=tmp_path / "best.toml")
+    assert report.less == ["cpu at 0.001: 47.0% for 50.0%", "cpu at 0.01: 47.0% for 50.0%"]
+    assert [c == given for c in priced] == [False, True]
+    again = tune([dataset], given, trials=6, config_file=tmp_path / "best.toml")
+    assert (again.less, len(priced)) == (report.less, 2)
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
