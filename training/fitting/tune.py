@@ -8,7 +8,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.core.files import content_sha256, locked, write_text
-from reclaim.data.errors import ConfigError, ModelError
+from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.features.registry import PIPELINE_VERSION
 from reclaim.training.fitting.held_out import held_out, less_reclaimed, set_prices
 from reclaim.training.fitting.learner import Objective, learner_of
@@ -224,14 +224,25 @@ def _key(sources: Sequence[Source], config: TrainConfig, ranges: Ranges, at_once
 
 def compared(sources: Sequence[Source], given: TrainConfig, found: TrainConfig) -> list[str]:
     """Return where settings reclaim less of validation rows than others, in words; each is fitted once."""
-    return less_reclaimed(_priced(sources, found), _priced(sources, given), given.budgets)
+    mine, others = _priced(sources, found), _priced(sources, given)
+    return [
+        f"{horizon_s} s ahead, {less}"
+        for horizon_s in mine
+        for less in less_reclaimed(mine[horizon_s], others[horizon_s], given.budgets)
+    ]
 
 
-def _priced(sources: Sequence[Source], config: TrainConfig) -> Calibration:
+def _priced(sources: Sequence[Source], config: TrainConfig) -> dict[int, Calibration]:
+    """Return what a fit comes to on validation rows, at every horizon that is known there."""
     once = replace(config, fit=replace(config.fit, refit=False))
     with tempfile.TemporaryDirectory() as folder:
         fitted = learner_of(config.estimator).fit(sources, once, Path(folder))
-    return set_prices(held_out(sources, fitted.forecaster, [s.features.valid_rows() for s in sources]), config)
+    valid = held_out(sources, fitted.forecaster, [s.features.valid_rows() for s in sources])
+    found = {}
+    for horizon_s in fitted.forecaster.horizons_s:
+        with suppress(HistoryTooShortError):  # the trace is too short for a day ahead, say
+            found[horizon_s] = set_prices(valid, replace(config, horizon_s=horizon_s))
+    return found
 
 
 def objective_of(sources: Sequence[Source], config: TrainConfig) -> Objective:
