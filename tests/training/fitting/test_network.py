@@ -53,14 +53,10 @@ def weights_equal(a: FitResult, b: FitResult) -> bool:
     return all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_killed_run_goes_on_to_the_same_weights(
-    dropout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train, valid, config = rows_of_noise(1000, 0), rows_of_noise(300, 1), replace(CONFIG, dropout=dropout)
+def killed_and_resumed(config: FitConfig, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FitResult, FitResult]:
+    """Return a whole fit, and one that was killed in the third epoch and run again."""
+    train, valid, one_epoch, seen = rows_of_noise(1000, 0), rows_of_noise(300, 1), fit._epoch, []
     whole = fit_network(train, valid, config, seed=3)
-
-    one_epoch, seen = fit._epoch, []
 
     def killed_in_the_third(*args: Any) -> dict[str, float]:
         seen.append(args[4])
@@ -70,10 +66,18 @@ def test_a_killed_run_goes_on_to_the_same_weights(
 
     monkeypatch.setattr(fit, "_epoch", killed_in_the_third)
     with pytest.raises(KilledError):
-        fit_network(train, valid, config, seed=3, checkpoints=tmp_path)
+        fit_network(train, valid, config, seed=3, checkpoints=folder)
     torch.rand(7)  # what else was drawn in between has no part
-    resumed = fit_network(train, valid, config, seed=3, checkpoints=tmp_path)
+    resumed = fit_network(train, valid, config, seed=3, checkpoints=folder)
     assert seen == [0, 1, 2, 2, 3]
+    return whole, resumed
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_killed_run_goes_on_to_the_same_weights(
+    dropout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, resumed = killed_and_resumed(replace(CONFIG, dropout=dropout), tmp_path, monkeypatch)
     assert weights_equal(whole, resumed)
     assert [h["valid_loss"] for h in whole.history] == [h["valid_loss"] for h in resumed.history]
 

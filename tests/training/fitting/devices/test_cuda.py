@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from reclaim.training.fitting import network as fit
 from reclaim.training.fitting.network import FitResult, fit_network
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.settings import FitConfig
-from tests.training.fitting.test_network import KilledError, rows_of_noise, weights_equal
+from tests.training.fitting.test_network import killed_and_resumed, rows_of_noise, weights_equal
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -52,20 +51,7 @@ def test_the_same_seed_gives_the_same_weights(*, recorded: bool) -> None:
 
 
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, one_epoch, seen = fit_network(TRAIN, VALID, CONFIG, seed=3), fit._epoch, []
-
-    def killed_in_the_third(*args: Any) -> dict[str, float]:
-        seen.append(args[4])
-        if len(seen) == 3:
-            raise KilledError
-        return one_epoch(*args)
-
-    monkeypatch.setattr(fit, "_epoch", killed_in_the_third)
-    with pytest.raises(KilledError):
-        fit_network(TRAIN, VALID, CONFIG, seed=3, checkpoints=tmp_path)
-    resumed = fit_network(TRAIN, VALID, CONFIG, seed=3, checkpoints=tmp_path)
-    assert seen == [0, 1, 2, 2, 3]
-    assert weights_equal(whole, resumed)
+    assert weights_equal(*killed_and_resumed(CONFIG, tmp_path, monkeypatch))
 
 
 def test_the_fit_ends_near_that_of_the_cpu() -> None:
