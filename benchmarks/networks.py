@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,15 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tails import validation
 from reclaim.config import load_config
 from reclaim.data.schema import RESOURCES
 from reclaim.features.targets import HORIZONS_S
-from reclaim.replay.open_loop.fold import answer_folded
-from reclaim.training.fitting.network import NetworkLearner
 from reclaim.training.fitting.sources import Source, open_sources
-from reclaim.training.margins.calibrate import calibrate
-from reclaim.training.models.estimator import ForecastEstimator
+from reclaim.training.fitting.tune import priced
 from reclaim.training.settings import TrainConfig
 
 Line = Mapping[str, Any]
@@ -60,20 +55,14 @@ def main() -> None:
 
 def measured(source: Source, way: str, seed: int) -> Line:
     """Return the least loss of a fit, and what its network reclaims at each budget."""
-    config = replace(load_config(TrainConfig, None, ["fit.refit=false", *way.split()]), seed=seed)
-    with tempfile.TemporaryDirectory() as folder:
-        fitted = NetworkLearner().fit([source], config, Path(folder))
-    reclaimed: dict[str, float] = {}
-    for h, horizon_s in enumerate(HORIZONS_S):
-        x, windows, target = validation(source.features, h)
-        if not np.isfinite(target).any():  # the trace is shorter than the horizon after its training part
-            continue
-        estimator = ForecastEstimator(fitted.forecaster, horizon_s, mean_limit=source.features.mean_limit)
-        shares = calibrate(answer_folded(estimator, x, windows), windows, target).reclaimed
-        for margin, budget in BUDGETS.items():
-            for r, resource in enumerate(RESOURCES):
-                if np.isfinite(shares[margin][r]):
-                    reclaimed[f"{horizon_s} s, {resource}, {budget}"] = round(100 * float(shares[margin][r]), 3)
+    fitted, found = priced([source], replace(load_config(TrainConfig, None, way.split()), seed=seed))
+    reclaimed = {
+        f"{horizon_s} s, {resource}, {budget}": round(100 * float(share), 3)
+        for horizon_s, of in found.items()
+        for margin, budget in BUDGETS.items()
+        for resource, share in zip(RESOURCES, of.reclaimed[margin], strict=True)
+        if np.isfinite(share)
+    }
     loss = min(epoch["valid_loss"] for epoch in fitted.history)
     return {"dataset": source.name, "way": way, "seed": seed, "loss": loss, "reclaimed": reclaimed}
 

@@ -20,17 +20,20 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from reclaim.data.dataset import Dataset
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 from reclaim.data.windows import empty_windows
 from reclaim.features.build import build_features
 from reclaim.features.fold.batch import FeatureState
@@ -42,7 +45,7 @@ from reclaim.training.fitting.sources import Source, rows_in_memory
 from reclaim.training.margins.price import Price
 from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.models.forecaster import NetworkForecaster
-from reclaim.training.models.network import SurvivalNetwork
+from reclaim.training.models.network import SurvivalNetwork, survival_loss
 from reclaim.training.settings import FitConfig
 
 TASKS = 250_000
@@ -77,15 +80,10 @@ WAYS = (
 @contextmanager
 def compiled_by_torch() -> Iterator[None]:
     """Let torch compile the network and its loss for the fits inside the block."""
-    before = {of: (name, getattr(of, name)) for of, name in ((SurvivalNetwork, "forward"), (network, "survival_loss"))}
-    for of, (name, function) in before.items():
-        setattr(of, name, torch.compile(function))
-    try:
+    compiled = torch.compile(SurvivalNetwork.forward), torch.compile(survival_loss)
+    with patch.object(SurvivalNetwork, "forward", compiled[0]), patch.object(network, "survival_loss", compiled[1]):
         yield
-    finally:
-        for of, (name, function) in before.items():
-            setattr(of, name, function)
-        torch.compiler.reset()
+    torch.compiler.reset()
 
 
 class BatchClock:
@@ -163,21 +161,9 @@ def _memory_mib(name: str) -> float:
 
 
 def processor() -> str:
-    """Return the name of the processor; Linux only, elsewhere its kind."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
+    """Return the name of the processor; Linux only."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-
-
-def versions(*names: str) -> dict[str, str]:
-    """Return the versions of what is installed of some packages."""
-    found = {}
-    for name in names:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def main() -> None:
@@ -213,9 +199,6 @@ def main() -> None:
             dataset = Dataset.open(arguments.dataset)
             n[0] = dataset.n_windows
         else:
-            from reclaim.data.ingest.job import IngestConfig, ingest  # with duckdb, which a dataset does not need
-            from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
-
             with timed("synth (JSON, gzip)", "windows", n):
                 report = write_cell(
                     Path(folder) / "cell", SyntheticCellConfig(machines=arguments.machines, days=arguments.days)
@@ -278,7 +261,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "processor": processor(),
         "cores": os.cpu_count(),
-        "versions": versions("reclaim", "torch", "numpy", "numba", "duckdb", "pyarrow"),
+        "versions": {name: version(name) for name in ("reclaim", "torch", "numpy", "numba", "duckdb", "pyarrow")},
         "stages": rows,
     }  # fmt: skip
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

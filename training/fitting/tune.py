@@ -23,7 +23,7 @@ from reclaim.data.core.files import content_sha256, locked, write_text
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.features.registry import PIPELINE_VERSION
 from reclaim.training.fitting.held_out import held_out, less_reclaimed, set_prices
-from reclaim.training.fitting.learner import Objective, learner_of
+from reclaim.training.fitting.learner import Fitted, Objective, learner_of
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.tune_space import (
     Ranges,
@@ -186,8 +186,7 @@ def tune(
             run_id=run_id, estimator=config.estimator, trials=_count(study), pruned=_count(study) - len(complete),
             new=max(_count(study) - done, 0), first_loss=first.value if first.state == TrialState.COMPLETE else None,
             best_loss=float(best.value or 0.0), best=settings, less=less,
-            config_file=str(config_file), trials_file=str(file),
-            seconds=time.perf_counter() - started,
+            config_file=str(config_file), trials_file=str(file), seconds=time.perf_counter() - started,
         )  # fmt: skip
         with tracking.start_run(EXPERIMENT, config.estimator, run_id=run_id) as run:
             run.log_metrics({"valid_loss": report.best_loss, "trials": report.trials, "pruned": report.pruned})
@@ -224,7 +223,7 @@ def _key(sources: Sequence[Source], config: TrainConfig, ranges: Ranges, at_once
 
 def compared(sources: Sequence[Source], given: TrainConfig, found: TrainConfig) -> list[str]:
     """Return where settings reclaim less of validation rows than others, in words; each is fitted once."""
-    mine, others = _priced(sources, found), _priced(sources, given)
+    (_, mine), (_, others) = priced(sources, found), priced(sources, given)
     return [
         f"{horizon_s} s ahead, {less}"
         for horizon_s in mine
@@ -232,17 +231,20 @@ def compared(sources: Sequence[Source], given: TrainConfig, found: TrainConfig) 
     ]
 
 
-def _priced(sources: Sequence[Source], config: TrainConfig) -> dict[int, Calibration]:
-    """Return what a fit comes to on validation rows, at every horizon that is known there."""
+def priced(sources: Sequence[Source], config: TrainConfig) -> tuple[Fitted, dict[int, Calibration]]:
+    """Fit to training rows, and keep the budgets on validation rows, by horizon in seconds.
+
+    A horizon for which the trace is too short, as a day often is, has no entry.
+    """
     once = replace(config, fit=replace(config.fit, refit=False))
     with tempfile.TemporaryDirectory() as folder:
         fitted = learner_of(config.estimator).fit(sources, once, Path(folder))
     valid = held_out(sources, fitted.forecaster, [s.features.valid_rows() for s in sources])
     found = {}
     for horizon_s in fitted.forecaster.horizons_s:
-        with suppress(HistoryTooShortError):  # the trace is too short for a day ahead, say
+        with suppress(HistoryTooShortError):
             found[horizon_s] = set_prices(valid, replace(config, horizon_s=horizon_s))
-    return found
+    return fitted, found
 
 
 def objective_of(sources: Sequence[Source], config: TrainConfig) -> Objective:

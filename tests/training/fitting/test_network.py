@@ -269,6 +269,21 @@ def test_without_validation_rows_a_fit_ends_after_its_epochs_of_the_schedule_wit
     assert not weights_equal(short, whole)
 
 
+def test_a_step_after_the_first_copies_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    # CUDA records no step that does
+    train = Samples.of_rows(rows_of_noise(300, 0))
+    network = fit_network(train, None, replace(CONFIG, epochs=1), seed=3).network.train()
+    step = fit._step_of(network, torch.optim.AdamW(network.parameters()), fit._Data(train, None, CONFIG, Ranks()))
+    step(torch.arange(128))
+
+    def copied(*_: object, **__: object) -> None:
+        raise AssertionError("a step copies from the host")
+
+    for name in ("tensor", "as_tensor", "from_numpy"):
+        monkeypatch.setattr(torch, name, copied)
+    step(torch.arange(128))
+
+
 def test_recorded_steps_end_with_the_weights_of_steps_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # without a GPU, repeating a recording is stepping again: what is kept, put back and filled in is tested
     rows = Samples.of_rows(rows_of_noise(1000, 0))

@@ -105,7 +105,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Search the bowl instead of fitting, and learn from the second trial on."""
     monkeypatch.setattr(tuning, "objective_of", bowl)
     nothing = SimpleNamespace(reclaimed={"aggressive": (0.0, 0.0), "baseline": (0.0, 0.0)})
-    monkeypatch.setattr(tuning, "_priced", lambda *_: {3_600: nothing})
+    monkeypatch.setattr(tuning, "priced", lambda *_: (None, {3_600: nothing}))
     monkeypatch.setattr(tuning, "_JUDGES", 2)
     monkeypatch.setattr(tuning, "_RANDOM", 2)
 
@@ -393,9 +393,9 @@ def test_settings_of_less_loss_that_reclaim_less_are_told_and_compared_once(
         cpu = 0.50 if config == given else 0.47
         same = SimpleNamespace(reclaimed={"aggressive": (0.2, 0.2), "baseline": (0.1, 0.1)})
         less = SimpleNamespace(reclaimed={"aggressive": (cpu, 0.6), "baseline": (cpu, float("nan"))})
-        return {300: same, 3_600: less}
+        return None, {300: same, 3_600: less}
 
-    monkeypatch.setattr(tuning, "_priced", priced_as)
+    monkeypatch.setattr(tuning, "priced", priced_as)
     given = replace(TREES, seed=5, trees=replace(TREES.trees, leaves=7, learning_rate=0.3))
     report = tune([dataset], given, trials=6, config_file=tmp_path / "best.toml")
     assert report.less == ["3600 s ahead, cpu at 0.001: 47.0% for 50.0%", "3600 s ahead, cpu at 0.01: 47.0% for 50.0%"]
