@@ -99,7 +99,7 @@ class CellClock:
         if self._unix and self.latest_us >= 0 and claims.taken and behind_us > _DAY_US:
             return (
                 f"the latest window ends {behind_us / _DAY_US:.0f} days before this machine's time, so that every task "
-                "is stale: windows of a trace need RECLAIM_CLOCK=trace"
+                "is stale: times are µs since 1970, and windows of a trace need RECLAIM_CLOCK=trace"
             )
         return None
 

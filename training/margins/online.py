@@ -35,6 +35,10 @@ ENOUGH: Final = 640.0
 """Violations a day that a budget must allow to be followed at the full rate. Below, the rate falls with their root, as
 the gain of a Kalman filter does: the level that a cell needs wanders, by about half of its logarithm a day, and a spike
 of one task violates twelve answers at 1 hour, so few violations say little about it."""
+MOST_UP: Final = 0.25
+"""Part of the rate by which the logarithm rises within an hour at most, or a shorter horizon. A burst in which a whole
+cell violates at once is over when it is answered; paid for in full, an hour of it would keep a cell at its limits for
+days."""
 LEAST: Final = 3.6
 """Violations a day by which those of a tier with a smaller budget are measured: at the rate of a price, one spike then
 moves its logarithm by one at most."""
@@ -75,9 +79,10 @@ class OnlineMargins:
     after its horizon it counts as kept or violated, whether its task is still there or not, unless nothing was measured
     of it. The logarithm of the tier's price, or of what its reservations are multiplied with, moves by
     ``rate * (violated - budget * answers) / (budget * answers a day)``, by a smaller rate where the budget allows fewer
-    than ``ENOUGH`` violations a day. So in the long run the share of answers that are violated is the budget, as long
-    as the price stays within its bounds: adaptive conformal inference (Gibbs and Candes, NeurIPS 2021) on the scale of
-    a price. Baseline and aggressive keep a budget each, and ``medium`` lies between what they come to.
+    than ``ENOUGH`` violations a day, and upwards by ``MOST_UP`` of the rate an hour at most. So in the long run the
+    share of answers that are violated is the budget, but for what bursts violate beyond that, as long as the price
+    stays within its bounds: adaptive conformal inference (Gibbs and Candes, NeurIPS 2021) on the scale of a price.
+    Baseline and aggressive keep a budget each, and ``medium`` lies between what they come to.
 
     Answers of one slot rest on outcomes in the slots before it, so the order of tasks within one makes no difference.
 
@@ -298,7 +303,9 @@ class OnlineMargins:
         rate = self.rate * np.sqrt(np.clip(allowed, LEAST, ENOUGH) / ENOUGH)
         begin = self._begin()
         bounds = np.stack([begin[name].bounds for name in BUDGETED], axis=1)  # (2, n_budgets, n_tiers, R)
-        cells["log"] = np.clip(cells["log"] + rate * spent, *bounds)
+        most_a_slot = self.rate * MOST_UP / min(-(-self.horizon_s // SLOT_S), _HOUR_SLOTS)
+        step = np.minimum(rate * spent, most_a_slot * len(done))
+        cells["log"] = np.clip(cells["log"] + step, *bounds)
         self._settings = self._moved()
 
     def _close_slot(self) -> None:
