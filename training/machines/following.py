@@ -13,17 +13,15 @@ from reclaim.data.core.state import adopt
 from reclaim.features.registry import SLOT_S
 from reclaim.training.machines.curve import EXCEEDED, MachineCurve
 from reclaim.training.machines.fit import MachineRows
-from reclaim.training.margins.online import LOOP
+from reclaim.training.margins.online import LOOP, risen
 from reclaim.training.margins.violation import violates
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 RATE: Final = 4.0
-"""By how much the logarithm of the probability falls for a day's budget of violations that are too many: that of the
-prices of tasks (``margins.price.Price.rate``)."""
-FEWEST: Final = 40.0
-"""Violations a day by which those of a smaller budget are measured: violations of one machine come together."""
+"""By how much the logarithm of the probability falls for a day's budget of violations that are too many, where that is
+``margins.online.ENOUGH``: that of the prices of tasks (``margins.price.Price.rate``)."""
 LARGEST: Final = 0.5
 """Largest probability that is asked: that of the first of ``EXCEEDED``."""
 SMALLEST: Final = 1e-24
@@ -62,9 +60,7 @@ class OnlineMachines:
     """Keeps the budgets of machines as the workload drifts: margins that follow the peaks that came.
 
     The answers of a slot of the clock rest on outcomes of answers whose horizon was over ``LATE`` slots before it. The
-    logarithm of the probability that is asked falls by ``rate * (violated - budget * answers) / (budget * answers a
-    day)``: adaptive conformal inference (Gibbs and Candes, NeurIPS 2021), as the prices of tasks do
-    (``margins.online``).
+    logarithm of the probability that is asked falls as that of a price of tasks rises (``margins.online.risen``).
 
     Where tasks move together, machines pass together, and there is nowhere to move work to. So there is a second
     budget: at no more than ``TIMES`` of the times a share of more than ``at_once`` of the machines passes. What
@@ -211,8 +207,8 @@ class OnlineMachines:
         state["passed"] = state["passed"] * fade + violated
         state["times"] = np.where(state["times"] > 0, state["times"] * fade + each, n > 0)
         a_day = state["answers"] / np.maximum(state["times"], 1.0) * self._times_a_day
-        spent = (violated - self._budget * n) / np.maximum(self._budget * a_day, FEWEST)
-        step = np.where((spent < 0) & (state["lower"] > 0), 0.0, -self._rate * spent)
+        step = -risen(violated, n, self._budget, a_day, self._rate)
+        step = np.where((step > 0) & (state["lower"] > 0), 0.0, step)
         least, most = np.log(SMALLEST / self._budget), np.log(LARGEST / self._budget)
         state["log"] = np.clip(state["log"] + step, least, most)
         if self._at_once < 1:

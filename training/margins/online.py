@@ -35,10 +35,6 @@ ENOUGH: Final = 640.0
 """Violations a day that a budget must allow to be followed at the full rate. Below, the rate falls with their root, as
 the gain of a Kalman filter does: the level that a cell needs wanders, by about half of its logarithm a day, and a spike
 of one task violates twelve answers at 1 hour, so few violations say little about it."""
-MOST_UP: Final = 0.25
-"""Part of the rate by which the logarithm rises within an hour at most, or a shorter horizon. A burst in which a whole
-cell violates at once is over when it is answered; paid for in full, an hour of it would keep a cell at its limits for
-days."""
 LEAST: Final = 3.6
 """Violations a day by which those of a tier with a smaller budget are measured: at the rate of a price, one spike then
 moves its logarithm by one at most."""
@@ -72,6 +68,28 @@ _TASK: Final = np.dtype(
 )
 
 
+def risen(
+    violated: NDArray[np.int64], answers: NDArray[np.int64], budget: NDArray[np.float64], a_day: NDArray[np.float64],
+    rate: float,
+) -> NDArray[np.float64]:  # fmt: skip
+    """Return by how much the logarithm of a price rises for outcomes that have come; shape (B, …).
+
+    Parameters
+    ----------
+    violated, answers : int64, shapes (B, …) and (…)
+        Of B budgets: outcomes that are violations, and all.
+    budget : float64, shape (B, 1, …)
+    a_day : float64, shape (…)
+        Answers of a day.
+    rate : float
+        That of a budget that allows ``ENOUGH`` violations a day.
+    """
+    allowed = budget * a_day
+    slowed = rate * np.sqrt(np.clip(allowed, LEAST, ENOUGH) / ENOUGH)
+    step: NDArray[np.float64] = slowed * (violated - budget * answers) / np.maximum(allowed, LEAST)
+    return step
+
+
 class OnlineMargins:
     """Keeps violation budgets as the workload drifts, for each tier by itself: prices or margins that follow it.
 
@@ -79,10 +97,9 @@ class OnlineMargins:
     after its horizon it counts as kept or violated, whether its task is still there or not, unless nothing was measured
     of it. The logarithm of the tier's price, or of what its reservations are multiplied with, moves by
     ``rate * (violated - budget * answers) / (budget * answers a day)``, by a smaller rate where the budget allows fewer
-    than ``ENOUGH`` violations a day, and upwards by ``MOST_UP`` of the rate an hour at most. So in the long run the
-    share of answers that are violated is the budget, but for what bursts violate beyond that, as long as the price
-    stays within its bounds: adaptive conformal inference (Gibbs and Candes, NeurIPS 2021) on the scale of a price.
-    Baseline and aggressive keep a budget each, and ``medium`` lies between what they come to.
+    than ``ENOUGH`` violations a day. So in the long run the share of answers that are violated is the budget, as long
+    as the price stays within its bounds: adaptive conformal inference (Gibbs and Candes, NeurIPS 2021) on the scale of
+    a price. Baseline and aggressive keep a budget each, and ``medium`` lies between what they come to.
 
     Answers of one slot rest on outcomes in the slots before it, so the order of tasks within one makes no difference.
 
@@ -298,14 +315,9 @@ class OnlineMargins:
         cells["exceeded"] = cells["exceeded"] * fade + violated
         cells["slots"] = np.where(known, cells["slots"] * fade + (1 - fade) / (1 - _FADE), n > 0)
         a_day = cells["outcomes"] / np.maximum(cells["slots"], 1.0) * _DAY_SLOTS
-        allowed = self._budget * a_day
-        spent = (violated - self._budget * n) / np.maximum(allowed, LEAST)
-        rate = self.rate * np.sqrt(np.clip(allowed, LEAST, ENOUGH) / ENOUGH)
         begin = self._begin()
         bounds = np.stack([begin[name].bounds for name in BUDGETED], axis=1)  # (2, n_budgets, n_tiers, R)
-        most_a_slot = self.rate * MOST_UP / min(-(-self.horizon_s // SLOT_S), _HOUR_SLOTS)
-        step = np.minimum(rate * spent, most_a_slot * len(done))
-        cells["log"] = np.clip(cells["log"] + step, *bounds)
+        cells["log"] = np.clip(cells["log"] + risen(violated, n, self._budget, a_day, self.rate), *bounds)
         self._settings = self._moved()
 
     def _close_slot(self) -> None:

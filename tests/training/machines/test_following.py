@@ -75,9 +75,10 @@ def test_the_first_outcomes_move_the_margins_by_hand() -> None:
     counted(online, range(14), 100, lambda slot: 3 if slot == 0 else 0)
     assert online.asked[:, 0].tolist() == list(BUDGETS)  # slot 0 is known when 14 begins: after 12, and a slot late
     assert online.reach(14)
-    # a day has 288 * 100 answers: at 1 % 288 violations, at 0.1 % 28.8, which count as 40; 3 violations for 1 and 0.1
-    assert online.asked[2, 0] == pytest.approx(0.01 * math.exp(-4 * (3 - 1) / 288))
-    assert online.asked[0, 0] == pytest.approx(0.001 * math.exp(-4 * (3 - 0.1) / 40))
+    # a day has 288 * 100 answers: at 1 % 288 violations, at 0.1 % 28.8, and the full rate of 4 is of 640; 3 violations
+    # for 1 and for 0.1
+    assert online.asked[2, 0] == pytest.approx(0.01 * math.exp(-4 * math.sqrt(288 / 640) * (3 - 1) / 288))
+    assert online.asked[0, 0] == pytest.approx(0.001 * math.exp(-4 * math.sqrt(28.8 / 640) * (3 - 0.1) / 28.8))
     assert online.judged.tolist() == [100]
     assert online.violated[:, 0].tolist() == [3, 3, 3]
     assert online.at_once[:, 0].tolist() == [0.03] * 3
@@ -92,7 +93,7 @@ def test_too_many_at_once_lower_what_is_asked_until_that_is_made_good_by_hand() 
     first = online.asked[2, 0]
     counted(online, range(15, 15 + 98), 100, lambda _: 0)
     assert online.lowered[2, 0] == pytest.approx(math.exp(-4 * (0.99 - 0.98) / 12))
-    own = 0.01 * math.exp(-4 * (11 - 1) / 288)  # the first budget has raised nothing meanwhile
+    own = 0.01 * math.exp(-4 * math.sqrt(288 / 640) * (11 - 1) / 288)  # the first budget has raised nothing meanwhile
     assert online.asked[2, 0] == pytest.approx(own * online.lowered[2, 0])
     assert online.asked[2, 0] > first
     counted(online, range(113, 130), 100, lambda _: 0)

@@ -16,7 +16,7 @@ from reclaim.training.estimators.base import STATISTIC, Estimate
 from reclaim.training.margins.answers import Answers, Priced, Setting, Widened, three_of
 from reclaim.training.margins.ladder import N_RUNGS, TOP_RUNG, price_of
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets, Margin
-from reclaim.training.margins.online import ENOUGH, LEAST, MOST_UP, PENDING, OnlineMargins
+from reclaim.training.margins.online import ENOUGH, LEAST, PENDING, OnlineMargins
 from reclaim.training.margins.price import Price
 
 Maker = Callable[..., Windows]
@@ -101,24 +101,6 @@ def test_the_full_rate_is_that_of_a_budget_of_enough_violations_a_day(make_windo
         _hold(online, _tasks(make_windows, *[[(0.1, 0.1)] * 5] * tasks))
         logs.append(online.log[0, PROD, 1])
     assert logs == pytest.approx([-0.5 * 3 / 288] * 2)
-
-
-def test_an_hour_in_which_a_whole_cell_violates_raises_a_price_by_e_at_most(make_windows: Maker) -> None:
-    # forty tasks demand the limit in one window. So the answers of all within the hour before are violated, 480 where
-    # 115 are allowed a day: in full, that is 4 * sqrt(115 / 640) * 480 / 115 = 7
-    usage = [(0.1, 0.1)] * 30 + [(1.0, 0.1)] + [(0.1, 0.1)] * 20
-    online = _online(0.01, 3_600, MIDDLE)
-    windows = _tasks(make_windows, *[usage] * 40)
-    logs = []
-    for end_us in np.unique(windows.end_us):
-        rows = np.flatnonzero(windows.end_us == end_us)
-        online.hold(rows // len(usage), _ladders(windows.take(rows)), windows.take(rows))
-        logs.append(online.log[1, PROD, 0])
-    steps = np.diff(logs)
-    risen = steps[steps > 0]
-    assert len(risen) == 12
-    assert risen == pytest.approx([4 * MOST_UP / 12] * 12)
-    assert risen.sum() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("start", [NONE, MIDDLE])
