@@ -14,10 +14,8 @@ from reclaim.data.core.arrays import is_last
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows
 from reclaim.replay.open_loop.rows import sums_by
+from reclaim.training.machines.snapshots import slot_s_of
 from reclaim.training.margins.violation import violates
-
-SLOT_S: Final = 300
-"""Length of a slot, in seconds: the measurement window of the Google traces."""
 
 EVENT_DEFINITION: Final = (
     "A would-be out-of-memory event is a machine and a slot of time in which the memory used by the tasks on the "
@@ -87,7 +85,7 @@ class SlotGrid:
 def lay_out(windows: Windows) -> SlotGrid:
     """Lay windows on a grid of five-minute slots, or of the usual window where that is longer."""
     lengths_us = windows.end_us - windows.start_us
-    slot_s = max(SLOT_S, int(np.median(lengths_us) / 1e6)) if len(windows) else SLOT_S
+    slot_s = slot_s_of(windows)
     first_us = int(windows.start_us.min()) if len(windows) else 0
     slot = (windows.start_us - first_us) // (slot_s * 1_000_000)
     on_machine = windows.machine_id != UNKNOWN_ID

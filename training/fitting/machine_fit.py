@@ -11,7 +11,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.training.fitting.held_out import HeldOut
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
 from reclaim.training.machines.fit import MachineRows, fit_curve, join_rows
-from reclaim.training.machines.snapshots import lay_out_cell
+from reclaim.training.machines.snapshots import lay_out_cell, slot_s_of
 from reclaim.training.margins.margin import Budgets
 
 
@@ -49,7 +49,7 @@ def machine_rows(valid: HeldOut, horizon_s: int) -> list[MachineRows | None]:
         windows = valid.windows.take(np.arange(low, high))
         if not len(windows):
             continue
-        slot_us = max(int(np.median(windows.end_us - windows.start_us)), 1)
+        slot_us = slot_s_of(windows) * 1_000_000
         for r, mean_limit in enumerate(estimator.mean_limit):
             at = lay_out_cell(windows, r, slot_us, horizon_s)
             if at is not None:

@@ -12,10 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.core.arrays import is_last
+from reclaim.data.core.arrays import is_first
 from reclaim.data.core.engine.workers import HERE, Engine
 from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import Windows, demand
+from reclaim.features.registry import SLOT_S
+from reclaim.training.machines.following import LATE
 from reclaim.training.machines.samples import TaskSamples
 
 Floats = NDArray[np.float64]
@@ -64,6 +66,13 @@ class Snapshots:
         return np.stack(sums, axis=1).reshape(len(self), *of_rows.shape[1:]).astype(np.float64, copy=False)
 
 
+def slot_s_of(windows: Windows) -> int:
+    """Return the time from one snapshot to the next in seconds: five minutes, or the usual window if it is longer."""
+    if len(windows) == 0:
+        return SLOT_S
+    return max(SLOT_S, int(np.median(windows.end_us - windows.start_us) / 1e6))
+
+
 def lay_out_cell(
     windows: Windows,
     resource: int,
@@ -77,8 +86,9 @@ def lay_out_cell(
 ) -> Snapshots | None:
     """Return the machines of a cell with their peaks; None where no time can be judged.
 
-    Usage is ``demand``. Of a task's two windows in one slot the later one counts. A peak is unknown, and not judged,
-    where the windows of its machine do not reach over the whole horizon.
+    Usage is ``demand``. Of a task's windows in one slot the largest demand counts, and the first one's limit. A peak is
+    unknown, and not judged, where the machine has no window within the horizon, or none at its end, up to
+    ``following.LATE`` slots later: as in a service (``serving.cell.machine_peaks``).
 
     Parameters
     ----------
@@ -106,12 +116,15 @@ def lay_out_cell(
 
     def jobs() -> Iterator[_Rows]:
         for low, high in pairwise(cuts.tolist()):
-            here = low + np.flatnonzero(is_last(task[low:high], slot[low:high]))
+            here = np.flatnonzero(is_first(task[low:high], slot[low:high]))
+            used = np.maximum.reduceat(usage[rows[low:high]], here)
+            here += low
             mine = rows[here]
             of = None if judged is None else judged[mine]
-            yield _Rows(mine, slot[here] * slot_us, task[here], usage[mine], limit[mine], of)
+            yield _Rows(mine, slot[here] * slot_us, task[here], used, limit[mine], of)
 
-    with engine.pool() as pool, closing(pool.each(partial(_lay_out, kind, horizon_s, foresee), jobs())) as found:
+    lay_out = partial(_lay_out, kind, horizon_s, slot_us, foresee)
+    with engine.pool() as pool, closing(pool.each(lay_out, jobs())) as found:
         parts = [m for m in found if m is not None]
     if not parts:
         return None
@@ -152,12 +165,14 @@ class _Machine:
     foreseen: Mapping[str, Floats]
 
 
-def _lay_out(kind: type[TaskSamples], horizon_s: int, foresee: Foresee | None, of: _Rows) -> _Machine | None:
+def _lay_out(
+    kind: type[TaskSamples], horizon_s: int, slot_us: int, foresee: Foresee | None, of: _Rows
+) -> _Machine | None:
     """Return one machine at the times that are judged; None where there is none."""
     samples = kind.lay_out(of.time_us, of.task, of.usage, of.limit)
-    peak, whole = samples.peak_within(horizon_s), np.ones(len(samples.times_us), np.bool_)
+    peak, whole = samples.peak_within(horizon_s), _reaches(samples.times_us, horizon_s, slot_us)
     if of.judged is not None:
-        whole = samples.total(of.judged.astype(np.float64)) == samples.total(np.ones(len(of.rows)))
+        whole &= samples.total(of.judged.astype(np.float64)) == samples.total(np.ones(len(of.rows)))
     chosen = np.flatnonzero(whole & np.isfinite(peak))
     if len(chosen) == 0:
         return None
@@ -170,3 +185,13 @@ def _lay_out(kind: type[TaskSamples], horizon_s: int, foresee: Foresee | None, o
         of.rows[by_time], number_of[samples.snapshot[by_time]], samples.times_us[chosen], peak[chosen],
         samples.total(samples.limit)[chosen], {name: values[chosen] for name, values in foreseen.items()},
     )  # fmt: skip
+
+
+def _reaches(times_us: Ids, horizon_s: int, slot_us: int) -> NDArray[np.bool_]:
+    """Return at which of a machine's times, (T,), it has a window within the horizon, and one at its end."""
+    end_us = times_us + horizon_s * 1_000_000
+    within = np.searchsorted(times_us, end_us, side="right") > np.arange(len(times_us)) + 1
+    at_end = np.searchsorted(times_us, end_us)
+    next_us = np.append(times_us, np.iinfo(np.int64).max)[at_end]
+    reaches: NDArray[np.bool_] = within & (next_us <= end_us + LATE * slot_us)
+    return reaches

@@ -73,9 +73,11 @@ def state(memory: Memory) -> dict[str, NDArray[Any]]:
     return {name.removeprefix("machines."): of for name, of in found.items() if name.startswith("machines.")}
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(narrow: Bundle, parts: int) -> None:
+@pytest.mark.parametrize(("parts", "empty"), [(1, 0), (3, 0), (1, HORIZON), (1, HORIZON + 1)])
+def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(narrow: Bundle, parts: int, empty: int) -> None:
     windows = history()
+    slots = windows.start_us // W  # in which one machine stands empty
+    windows = windows.take((windows.machine_id != 7) | (slots < 10) | (slots >= 10 + empty))
     memory = Memory(SETTINGS, narrow)
     held: dict[tuple[int, int], NDArray[np.float64]] = {}
     for at, of_slot in enumerate(slots_of(windows)):

@@ -187,14 +187,14 @@ def test_machines_laid_out_do_not_depend_on_the_engine_nor_on_the_number_of_work
     np.testing.assert_equal(asdict(other), asdict(laid_out(two_tasks, 600, *names)))
 
 
-def test_of_two_windows_of_a_task_in_one_slot_the_later_counts(make_windows: Maker) -> None:
+def test_of_two_windows_of_a_task_in_one_slot_the_first_is_answered(make_windows: Maker) -> None:
     windows = make_windows([(0.0, 0.1), (0.0, 0.2), (0.0, 0.3), (0.0, 0.1)], machines=[1])
     windows.start_us[1], windows.end_us[0] = windows.start_us[0] + 200_000_000, windows.start_us[0] + 200_000_000
     windows.end_us[1] = windows.start_us[0] + SLOT_US
     windows.start_us[2:] -= SLOT_US
     windows.end_us[2:] -= SLOT_US
     machines = laid_out(period_of(windows), 300)
-    assert machines.at.rows.tolist() == [1, 2]
+    assert machines.at.rows.tolist() == [0, 2]
     np.testing.assert_allclose(machines.at.peak, [0.3, 0.1])
 
 
