@@ -27,12 +27,12 @@ LOOSE: Final = 0.01
 """Relative tolerance of the second, looser violation rate."""
 
 MACHINE_DEFINITIONS: Final = {
-    "machine peak": "The largest usage at any time within the horizon of the tasks that are on the machine now, each "
-    "up to its limit now: what the clairvoyant oracle of the EuroSys'21 study reserves. That one looks 24 hours ahead; "
-    "here the horizon is that of the reservations, and `--set horizon_s=86400` makes it the study's. Tasks that come "
-    "later do not count, nor do times in whose horizon the machine has no window, or at whose end it has none. Only "
-    "times of the test period are judged; the record of a machine, from which the predictors foresee its peaks, begins with "
-    "the validation period.",
+    "machine peak": "The largest usage at any time within the horizon of the tasks that are on the machine now, "
+    "each up to its limit now: what the clairvoyant oracle of the EuroSys'21 study reserves. That one looks 24 hours "
+    "ahead; here the horizon is that of the reservations, and `--set horizon_s=86400` makes it the study's. Tasks that"
+    " come later do not count, nor do times in whose horizon the machine has no window, or at whose end it has none. "
+    "Only times of the test period are judged; the record of a machine, from which the predictors foresee its peaks, "
+    "begins with the validation period.",
     "machine violation rate": "Share of a machine's times at which its peak passes the sum of the reservations on it, "
     "or what a predictor foresaw; over machines: median, 90th and 99th percentile, and the mean over all times.",
     "at once": "Share of the machines whose peak passes what was foreseen at the same time: its 99.9th percentile over "
