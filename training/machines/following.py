@@ -37,6 +37,9 @@ ALONE: Final = 2
 """Machines that may do so however few there are: so many do by chance."""
 TIMES: Final = 0.01
 """Share of the times at which more may, for any margin: a tenth of those that a budget of 1 % leaves, spent at once."""
+TIMES_RATE: Final = 1.0
+"""By how much the logarithm of the probability falls for a day's times with too many machines at once that are too
+many. At four as few times came, and up to three points less were reclaimed (``benchmarks/LOG.md``, 2026-11-26)."""
 FEWEST_TIMES: Final = float(TAKEN)
 """Times a day with too many machines at once by which the smaller number that ``TIMES`` leaves is measured: a common
 spike passes what was reserved in all answers of a horizon."""
@@ -91,7 +94,9 @@ class OnlineMachines:
         self.step = max(1, self.horizon_slots // TAKEN)
         self._budget = np.array(self.budgets)[:, None]
         self.moves, self._at_once = moves, at_once
-        self._rate = min(RATE, LOOP * _DAY_S / horizon_s) if moves else 0.0
+        self._rate, self._times_rate = (
+            min(rate, LOOP * _DAY_S / horizon_s) if moves else 0.0 for rate in (RATE, TIMES_RATE)
+        )
         self._times_a_day = max(_DAY_S // (slot_s * self.step), 1)
         shape, ring = (len(self.budgets), len(self.curves)), self.horizon_slots // self.step + LATE + 3
         self._state: dict[str, NDArray[Any]] = {
@@ -214,7 +219,7 @@ class OnlineMachines:
         if self._at_once < 1:
             crowded = violated > np.maximum(self._at_once * n, ALONE)
             spent = (crowded - TIMES * (n > 0)) / max(TIMES * self._times_a_day, FEWEST_TIMES)
-            state["lower"] = np.clip(state["lower"] + self._rate * spent, 0.0, -least)
+            state["lower"] = np.clip(state["lower"] + self._times_rate * spent, 0.0, -least)
         day = time % self._times_a_day
         state["day"][day] = time
         np.divide(violated, n, out=state["at_once"][day], where=n > 0)

@@ -88,11 +88,11 @@ def test_the_first_outcomes_move_the_margins_by_hand() -> None:
 def test_too_many_at_once_lower_what_is_asked_until_that_is_made_good_by_hand() -> None:
     online = OnlineMachines([MachineCurve()], BUDGETS, 3_600)
     counted(online, range(15), 100, lambda slot: 11 if slot == 0 else 0)
-    # one time of the twelve a day that count: 4 * (1 - 0.01) / 12; and a hundredth of that less at each later time
-    assert online.lowered[2, 0] == pytest.approx(math.exp(-4 * 0.99 / 12))
+    # one time of the twelve a day that count: (1 - 0.01) / 12; and a hundredth of that less at each later time
+    assert online.lowered[2, 0] == pytest.approx(math.exp(-0.99 / 12))
     first = online.asked[2, 0]
     counted(online, range(15, 15 + 98), 100, lambda _: 0)
-    assert online.lowered[2, 0] == pytest.approx(math.exp(-4 * (0.99 - 0.98) / 12))
+    assert online.lowered[2, 0] == pytest.approx(math.exp(-(0.99 - 0.98) / 12))
     own = 0.01 * math.exp(-4 * math.sqrt(288 / 640) * (11 - 1) / 288)  # the first budget has raised nothing meanwhile
     assert online.asked[2, 0] == pytest.approx(own * online.lowered[2, 0])
     assert online.asked[2, 0] > first
