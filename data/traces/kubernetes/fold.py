@@ -159,7 +159,10 @@ class Fold:
             for resource, request, enforced in zip(s.RESOURCES, USAGE_EXTRAS[:2], USAGE_EXTRAS[2:], strict=True):
                 for role, column, known in (("request", request, task.request), ("limit", enforced, task.enforced)):
                     amount = AsOf(amounts[role].get((key, resource), []), known[resource])
-                    columns[column][rows] = while_said(amount, listing, ends, begun_us)
+                    said_here = while_said(amount, listing, ends, begun_us)
+                    if role == "limit":  # "0" is no limit in Kubernetes
+                        said_here = np.where(said_here > 0, said_here, np.nan)
+                    columns[column][rows] = said_here
                     known[resource] = amount.last
                 for place, there in places:
                     amount = self._nodes.get(place, {}).get(resource, AsOf([]))
@@ -353,7 +356,7 @@ class Fold:
         enforced = np.stack([columns[name] for name in USAGE_EXTRAS[2:]], axis=1)
         node = np.stack([columns[f"node_{resource}"] for resource in s.RESOURCES], axis=1)
         of_open = open_limit(request, largest)
-        return np.where(enforced > 0, enforced, np.where(of_open > node, node, of_open))
+        return np.where(np.isnan(enforced), np.where(of_open > node, node, of_open), enforced)
 
 
 def _machine_id(place: str) -> int:

@@ -330,6 +330,17 @@ def test_a_limit_is_the_enforced_one_else_a_power_of_two_of_what_was_seen_so_far
     assert {row[s.MACHINE_ID] for row in rows} == {machine_id("n1")}
 
 
+def test_a_limit_of_zero_is_none() -> None:
+    """A limit written as 0 is not enforced, and ends one that was."""
+    usage = {"cpu": [one(APP, counter(0, PIECE_S, 0.3))], "memory": [one(APP, beat(0, PIECE_S, 3e8))]}
+    of_cpu, of_memory = (APP | {"resource": resource} for resource in s.RESOURCES)
+    limit = [one(of_cpu, beat(0, PIECE_S, 0)), one(of_memory, [*beat(0, 3600, 7e8), *beat(3600, PIECE_S, 0)])]
+    rows, _, _ = fold(usage | {"limit": limit})
+    assert {(row[s.CPU_ENFORCED], row[s.CPU_LIMIT]) for row in rows} == {(None, 1.0)}  # 2 x 0.3, as a power of two
+    memory = {row[s.END_US] / US - T0: (row[s.MEMORY_ENFORCED], row[s.MEMORY_LIMIT]) for row in rows}
+    assert (memory[3300], memory[3900]) == ((7e8, 7e8), (None, 2**30))
+
+
 REQUEST = APP | {"resource": "memory", "unit": "byte"}
 
 
