@@ -89,9 +89,12 @@ class Owners:
                 of = series.named
                 cluster, namespace, pod = (self.dialect.named(of, thing) for thing in ("cluster", "namespace", "pod"))
                 if role in ("replicaset_owner", "job_owner"):
-                    owned, label = (self.sets, "replicaset") if role[0] == "r" else (self.jobs, "job_name")
+                    kind, label = ("ReplicaSet", "replicaset") if role == "replicaset_owner" else ("Job", "job_name")
+                    owned, name = self.sets if role == "replicaset_owner" else self.jobs, of.get(label, "")
                     if of.get("owner_kind") and of.get("owner_name") and of["owner_kind"] != "<none>":
-                        owned[cluster, namespace, of.get(label, "")] = (of["owner_kind"], of["owner_name"])
+                        owned[cluster, namespace, name] = (of["owner_kind"], of["owner_name"])
+                    else:  # it has none, so it is the topmost itself; its name is not read
+                        owned.setdefault((cluster, namespace, name), (kind, name))
                     continue
                 if role == "autoscaler":
                     target = (cluster, namespace, of.get("scaletargetref_kind", ""), of.get("scaletargetref_name", ""))

@@ -118,6 +118,26 @@ def test_a_job_belongs_to_its_cron_job_and_runs_share_a_name() -> None:
     assert Workload("eu", "a", "Job", "7").logical_name("c") == "Job/7/c"
 
 
+@pytest.mark.parametrize("none", ["", "<none>"])
+def test_a_job_or_a_set_without_an_owner_is_its_own_workload_whatever_its_name_looks_like(none: str) -> None:
+    """kube-state-metrics 2 says that there is no owner by empty labels, older ones by `<none>`."""
+    unowned = {"owner_kind": none, "owner_name": none, "owner_is_controller": none}
+    pod = {"namespace": "batch", "pod": "migrate-10000000-bcdfg"}
+    of_job = pod | {"owner_kind": "Job", "owner_name": "migrate-10000000"}
+    job = {"namespace": "batch", "job_name": "migrate-10000000"}
+    key = ("", "batch", pod["pod"])
+    assert owners(owner=[of_job], job_owner=[job | unowned]).workload(key) == Workload(
+        "", "batch", "Job", "migrate-10000000"
+    )
+    nightly = job | {"owner_kind": "CronJob", "owner_name": "nightly"}
+    assert owners(owner=[of_job], job_owner=[nightly, job | unowned]).workload(key).kind == "CronJob"
+    of_set = pod | {"owner_kind": "ReplicaSet", "owner_name": "web-7d9f8b6c5x"}
+    bare_set = {"namespace": "batch", "replicaset": "web-7d9f8b6c5x"} | unowned
+    assert owners(owner=[of_set], replicaset_owner=[bare_set]).workload(key) == Workload(
+        "", "batch", "ReplicaSet", "web-7d9f8b6c5x"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "workload"),
     [("cart-7d9f8b6c5x-abcde", "Pod", None), ("cart-7d9f8b6c5x-bcdfg", "Deployment", "cart"),
