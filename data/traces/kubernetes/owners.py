@@ -57,8 +57,12 @@ class Workload:
 
 @dataclass
 class Facts:
-    """Statements about one pod; empty where there are none."""
+    """Statements about one pod; empty where there are none.
 
+    ``owner_said`` is true where a series that names the owner of a pod was there, if only to say that there is none.
+    """
+
+    owner_said: bool = False
     owner_kind: str = ""
     owner_name: str = ""
     node: str = ""
@@ -109,7 +113,7 @@ class Owners:
                 _add(facts, role, of, self.dialect.named(of, "node"), float(series.value[-1]))
 
     def workload(self, pod: PodKey) -> Workload:
-        """Return the topmost owner of a pod; read off its name, where nothing is said."""
+        """Return the topmost owner of a pod; read off its name, where no owner is said nor denied."""
         cluster, namespace, name = pod
         facts = self.pods.get(pod, Facts())
         if facts.owner_kind == "ReplicaSet":
@@ -122,7 +126,7 @@ class Owners:
             return Workload(cluster, namespace, *self.jobs.get((cluster, namespace, facts.owner_name), guessed))
         if facts.owner_kind:
             return Workload(cluster, namespace, facts.owner_kind, facts.owner_name)
-        if pod in self.pods:
+        if facts.owner_said:
             return Workload(cluster, namespace, "Pod", name)
         for kind, form in (("Deployment", _OF_DEPLOYMENT), ("StatefulSet", _OF_SET)):
             if match := form.fullmatch(name):
@@ -157,6 +161,7 @@ class Owners:
 
 def _add(facts: Facts, role: str, of: dict[str, str], node: str, value: float) -> None:
     """Add a series to the facts of its pod."""
+    facts.owner_said |= role in ("pod", "owner")
     if role == "pod":
         facts.node = node or facts.node
         facts.priority_class = of.get("priority_class", facts.priority_class)

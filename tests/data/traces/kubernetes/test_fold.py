@@ -149,6 +149,16 @@ def test_without_facts_a_workload_is_read_off_the_pods_name(name: str, kind: str
     assert (found.kind, found.name) == (kind, workload or name)
 
 
+def test_a_pods_owner_is_read_off_its_name_where_only_other_things_are_said_of_it() -> None:
+    """An allow-list of metrics may leave out `kube_pod_info` and `kube_pod_owner`."""
+    pod = POD | {"pod": "cart-7d9f8b6c5x-bcdfg"}
+    key, cart = ("", "shop", pod["pod"]), Workload("", "shop", "Deployment", "cart")
+    assert owners(quality=[pod | {"qos_class": "Burstable"}]).workload(key) == cart
+    assert owners(completed=[pod], evicted=[pod]).workload(key) == cart
+    for none in (owners(pod=[pod], quality=[pod]), owners(owner=[pod | {"owner_kind": "<none>"}])):
+        assert none.workload(key) == Workload("", "shop", "Pod", pod["pod"])
+
+
 def test_tiers_come_from_the_table_of_priority_classes() -> None:
     b, c = {"namespace": "a", "pod": "b"}, {"namespace": "a", "pod": "c"}
     said = owners(
