@@ -55,8 +55,10 @@ class Task:
         End of its last window; 0 for none.
     ended_us : int
         Time of its last end; 0 for none.
-    restarts : float by uid
-        Last values.
+    restarts : Said by uid
+        Last samples, the largest value so far where there is a uid.
+    told_at : float by uid
+        Count of restarts at the last end that was told by the state `terminated`.
     request, enforced : Said by resource
         Last samples.
     listed : Said or None
@@ -75,7 +77,8 @@ class Task:
     series: set[Labels] = field(default_factory=set)
     seen_us: int = 0
     ended_us: int = 0
-    restarts: dict[str, float] = field(default_factory=dict)
+    restarts: dict[str, Said] = field(default_factory=dict)
+    told_at: dict[str, float] = field(default_factory=dict)
     request: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
     enforced: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
     listed: Said | None = None
@@ -284,28 +287,33 @@ class Fold:
         by_uid: dict[str, list[RawSeries]] = {}
         for one in facts["restarts"]:  # an exporter that moved, or has a second copy, says the same in another series
             by_uid.setdefault(one.named.get("uid", ""), []).append(one)
+        counted: dict[str, AsOf] = {}
         for uid, series in by_uid.items():
-            said = AsOf(series)
-            said_us, said_value = said.time_us[1:], said.value[1:]
-            counts = np.concatenate([[task.restarts.get(uid, said_value[0])], said_value])
+            said = counted[uid] = AsOf(series, task.restarts.get(uid, UNSAID))
             if uid:  # a pod's own count never falls; under a name alone it may be another pod's
-                counts = np.maximum.accumulate(counts)
-            task.restarts[uid] = float(counts[-1])
-            for k in np.flatnonzero(np.diff(counts) > 0).tolist():
-                sample_us = int(said_us[k])
-                earliest_us = (int(said_us[k - 1]) if k else sample_us - GONE_US) - _SKEW_US
+                said.value = np.fmax.accumulate(said.value)
+            task.restarts[uid] = said.last
+            for k in np.flatnonzero(np.diff(said.value) > 0).tolist():
+                if said.value[k + 1] == task.told_at.get(uid, np.nan) + 1:
+                    continue  # the state told this end, in a piece before
+                sample_us, earliest_us = int(said.time_us[k + 1]), int(said.time_us[k]) - _SKEW_US
                 times = [float(a.at(np.array([sample_us]))[0]) * 1e6 for a in (ended, started)]
                 time_us = next((round(t) for t in times if earliest_us <= t <= sample_us), sample_us)
                 yield self._end(task, time_us, _reason(facts["ended_reason"], sample_us))
         for one in facts["terminated"]:  # old exporters say 0 of every reason until one is 1
-            shown = one.time_ms[one.value == 1]
-            if len(shown) and (seen := self._ended_at(task, int(shown[0]) * 1000)):
+            uid = one.named.get("uid", "")
+            count = counted.get(uid, AsOf([], task.restarts.get(uid, UNSAID)))
+            shown_us = one.time_ms[one.value == 1] * 1000
+            shown_us = shown_us[~(count.at(shown_us) < count.last[0])]  # the restart that follows tells the others
+            if len(shown_us) and (seen := self._ended_at(task, int(shown_us[0]))):
+                task.told_at[uid] = float(count.at(shown_us[:1])[0])
                 yield self._end(task, seen, one.named.get("reason", ""))
 
     def _ended_at(self, task: Task, sample_us: int) -> int:
-        """Return when a task without a restart ended; 0 if its end is known."""
+        """Return when a task that a sample shows to have ended did so, without a restart; 0 if its end is known."""
         completed_s = self._owners.pods.get(task.key[:3], Facts()).completed_s
-        if task.ended_us and (not task.starts_us or task.ended_us >= task.starts_us[-1]):
+        run = bisect_right(task.starts_us, sample_us) - 1
+        if task.ended_us and (run < 0 or task.ended_us >= task.starts_us[run]):
             return 0
         return round(completed_s * 1e6) if 0 < completed_s * 1e6 <= sample_us else sample_us
 

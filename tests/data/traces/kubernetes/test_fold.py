@@ -236,6 +236,61 @@ def test_a_kill_for_memory_is_recorded_with_its_time_and_begins_a_new_run() -> N
     assert [row[s.SCHEDULED_US] // US - T0 for row in rows[:5]] == [0, 0, 0, 1030, 1030]
 
 
+def one_kill(end_s: float, *, silent: tuple[float, float] = (0, 0), shown: bool = True) -> Piece:
+    """Return two pieces of a container that is killed at a time and starts again 45 seconds later.
+
+    The exporter is silent for a span; while the container is down it shows its state, unless ``shown`` is false.
+    """
+    start_s, of = end_s + 45, APP | {"uid": "u"}
+    heard = [time for time, _ in beat(0, 2 * PIECE_S) if not silent[0] <= time < silent[1]]
+    after = [time for time in heard if time >= start_s]
+    states = [(time, 1.0) for time in heard if end_s <= time < start_s and shown]
+    return {
+        "cpu": [one(APP | {"id": "1"}, counter(0, end_s, 1.0)), one(APP | {"id": "2"}, counter(start_s, 14400, 1.0))],
+        "restarts": [one(of, [(time, float(time >= start_s)) for time in heard])],
+        "started": [one(of, [(time, T0 + (start_s if time >= start_s else -500)) for time in heard])],
+        "terminated": [one(of | {"reason": "OOMKilled"}, states)] if states else [],
+        "ended_reason": [one(of | {"reason": "OOMKilled"}, [(time, 1.0) for time in after])],
+        "ended_time": [one(of, [(time, T0 + end_s) for time in after])],
+    }
+
+
+def kills(series: Piece) -> list[float]:
+    """Return the times of the kills for memory in two pieces; fails where there is another end."""
+    ends = [event for event in told(fold(series, pieces=2)[1]) if event[1] != s.EventType.SCHEDULE]
+    assert {event[1:] for event in ends} <= {(s.EventType.FAIL, True)}
+    return [event[0] for event in ends]
+
+
+def test_a_kill_whose_state_a_scrape_sees_is_one_kill() -> None:
+    """The state, the restart and its reason say the same end, in one piece or in two."""
+    assert kills(one_kill(3593)) == [3593]  # seen at 3600, restarted at 3638
+    assert kills(one_kill(PIECE_S - 37)) == [PIECE_S - 30]  # the next piece has the restart, and the end was told
+    assert kills(one_kill(PIECE_S - 7)) == [PIECE_S - 7]
+    # without times of starts and ends
+    for end_s, time_s in ((3593, 3660), (PIECE_S - 37, PIECE_S - 30)):
+        series = {role: rows for role, rows in one_kill(end_s).items() if role not in ("started", "ended_time")}
+        assert kills(series) == [time_s]
+
+
+def test_the_last_end_is_told_by_the_state_though_restarts_told_those_before() -> None:
+    """A job's container is killed, starts again, and is killed for good; the state is seen both times."""
+    series = one_kill(3593)
+    (count,) = series["restarts"]
+    ended = T0 + 9000
+    series["cpu"] = [RawSeries(one.labels, at, one.value[: len(at)]) for one in series["cpu"]
+                     if len(at := one.time_ms[one.time_ms < ended * 1000])]  # fmt: skip
+    state = one(dict(series["terminated"][0].labels), [(3600, 1.0), (3630, 1.0), *beat(9000, 2 * PIECE_S)])
+    assert count.value[-1] == 1
+    assert kills(series | {"terminated": [state]}) == [3593, 9000]
+
+
+def test_a_kill_while_the_exporter_is_silent_has_its_recorded_time_wherever_the_border_of_pieces_is() -> None:
+    for silent_s in (2400, PIECE_S - 1200, PIECE_S - 310):
+        series = one_kill(silent_s + 300, silent=(silent_s, silent_s + 2400), shown=False)
+        assert kills(series) == [silent_s + 300]
+
+
 @pytest.mark.parametrize("moved_s", [600, 1500])
 @pytest.mark.parametrize("until_s", [0, 3 * 60, 2 * PIECE_S])
 def test_an_exporter_that_moves_or_has_a_copy_adds_no_end(moved_s: int, until_s: int) -> None:
