@@ -292,6 +292,8 @@ class Fold:
             said = counted[uid] = AsOf(series, task.restarts.get(uid, UNSAID))
             if uid:  # a pod's own count never falls; under a name alone it may be another pod's
                 said.value = np.fmax.accumulate(said.value)
+            if uid not in task.restarts and said.value[1] > 0:
+                yield from self._end_before(task, facts, uid, int(said.time_us[1]))
             task.restarts[uid] = said.last
             for k in np.flatnonzero(np.diff(said.value) > 0).tolist():
                 if said.value[k + 1] == task.told_at.get(uid, np.nan) + 1:
@@ -308,6 +310,19 @@ class Fold:
             if len(shown_us) and (seen := self._ended_at(task, int(shown_us[0]))):
                 task.told_at[uid] = float(count.at(shown_us[:1])[0])
                 yield self._end(task, seen, one.named.get("reason", ""))
+
+    def _end_before(
+        self, task: Task, facts: dict[str, list[RawSeries]], uid: str, sample_us: int
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the last end before the first sample of restarts, at its time, else that of the start after it.
+
+        There is none where that time is unknown or before the history, or where an end as late is known.
+        """
+        own = ([one for one in facts[role] if one.named.get("uid", "") == uid] for role in ("ended_time", "started"))
+        times = [float(AsOf(series).at(np.array([sample_us]))[0]) * 1e6 for series in own]
+        time_us = next((t for t in times if not np.isnan(t)), -1.0)
+        if max(self._start_us, task.ended_us + 1) <= time_us <= sample_us:
+            yield self._end(task, round(time_us), _reason(facts["ended_reason"], sample_us))
 
     def _ended_at(self, task: Task, sample_us: int) -> int:
         """Return when a task that a sample shows to have ended did so, without a restart; 0 if its end is known."""

@@ -273,6 +273,25 @@ def test_a_kill_whose_state_a_scrape_sees_is_one_kill() -> None:
         assert kills(series) == [time_s]
 
 
+@pytest.mark.parametrize("end_s", [3593, PIECE_S + 100])
+def test_a_kill_before_the_exporter_first_sees_its_pod_counts_where_it_lies_within_the_history(end_s: float) -> None:
+    series = one_kill(end_s, silent=(0, end_s + 60))
+    assert kills(series) == [end_s]
+    assert kills({role: rows for role, rows in series.items() if role != "ended_time"}) == [end_s + 45]
+    # without either time, nothing says that it was not before the history
+    assert kills({role: rows for role, rows in series.items() if role not in ("ended_time", "started")}) == []
+    before = APP | {"uid": "u"}
+    series |= {role: [one(before, beat(end_s + 60, 2 * PIECE_S, T0 - 500))] for role in ("ended_time", "started")}
+    assert kills(series) == []
+    # the same kill is known, under a name alone: the exporter began to say uids
+    series = one_kill(end_s)
+    (count,) = series["restarts"]
+    late = count.time_ms >= (T0 + end_s + 600) * 1000
+    unnamed = RawSeries(tuple(sorted(APP.items())), count.time_ms[~late], count.value[~late])
+    series["restarts"] = [unnamed, RawSeries(count.labels, count.time_ms[late], count.value[late])]
+    assert kills(series) == [end_s]
+
+
 def test_the_last_end_is_told_by_the_state_though_restarts_told_those_before() -> None:
     """A job's container is killed, starts again, and is killed for good; the state is seen both times."""
     series = one_kill(3593)
