@@ -30,6 +30,7 @@ _KINDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 _IMMUTABLE: Final[Mapping[str, str]] = {
     "Job": "the pods of a Job cannot be changed; set the requests where it is made",
     "Pod": "the requests of a Pod cannot be changed by a patch; set them where it is made",
+    "Node": "its pods are static; set the requests in their files on the node",
 }
 _UNMERGED: Final = "kustomize cannot merge its containers by name, and would replace them all"
 """Reasons of kinds without patches."""

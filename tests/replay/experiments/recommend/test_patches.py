@@ -159,12 +159,13 @@ def test_clusters_that_differ_in_punctuation_or_case_have_folders_of_their_own(t
 def test_pods_that_cannot_be_changed_are_left_out_with_the_reason(tmp_path: Path) -> None:
     """A Job is immutable; a CronJob is not, its next Jobs have the new requests."""
     cpu = of_resource(1.0, None, 0.5, "estimate")
-    lines = [line(kind.lower(), "app", cpu, SAME, kind=kind) for kind in ("Job", "CronJob", "Pod")]
+    lines = [line(kind.lower(), "app", cpu, SAME, kind=kind) for kind in ("Job", "CronJob", "Pod", "Node")]
     written = write_patches(results_of(*lines), tmp_path / "patches")
     assert [path.name for path in (tmp_path / "patches").rglob("*-*.yaml")] == ["cronjob-cronjob.yaml"]
     assert written.left_out == (
         "shop/job, a Job: the pods of a Job cannot be changed; set the requests where it is made",
         "shop/pod, a Pod: the requests of a Pod cannot be changed by a patch; set them where it is made",
+        "shop/node, a Node: its pods are static; set the requests in their files on the node",
     )
 
 
