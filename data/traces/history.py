@@ -128,7 +128,13 @@ def _pairs(labels: str) -> tuple[tuple[str, str], ...]:
 
 
 def read_piece(path: Path, roles: Container[str] | None = None) -> dict[str, list[RawSeries]]:
-    """Return the series of a piece by role, of all roles or those named; TraceError where it cannot be read."""
+    """Return the series of a piece by role, of all roles or those named, without infinite samples.
+
+    Raises
+    ------
+    TraceError
+        It cannot be read.
+    """
     try:
         with pq.ParquetFile(path) as file:
             groups = list(range(file.num_row_groups))
@@ -142,10 +148,14 @@ def read_piece(path: Path, roles: Container[str] | None = None) -> dict[str, lis
         times, values = (table[name].combine_chunks() for name in ("time_ms", "value"))
         ends = times.offsets.to_numpy()
         time, value = times.flatten().to_numpy(), values.flatten().to_numpy()
+        finite = np.isfinite(value)
         for k, (role, labels) in enumerate(zip(table["role"].to_pylist(), table["labels"].to_pylist(), strict=True)):
             rows = slice(ends[k] - ends[0], ends[k + 1] - ends[0])
-            pairs = _pairs(labels)
-            found.setdefault(role, []).append(RawSeries(pairs, time[rows], value[rows]))
+            if finite[rows].all():
+                found.setdefault(role, []).append(RawSeries(_pairs(labels), time[rows], value[rows]))
+            elif finite[rows].any():
+                kept = finite[rows]
+                found.setdefault(role, []).append(RawSeries(_pairs(labels), time[rows][kept], value[rows][kept]))
     return found
 
 

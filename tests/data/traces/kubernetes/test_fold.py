@@ -694,6 +694,16 @@ def test_a_piece_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_piece(tmp_path / "c.parquet") == {}
 
 
+def test_an_infinite_sample_measures_nothing(tmp_path: Path) -> None:
+    cpu = counter(0, 900, 0.3)
+    infinite = [(time, np.inf if time == 300 else value) for time, value in cpu]
+    write_piece(tmp_path / "a.parquet", {"cpu": [one(APP, infinite)], "memory": [one(APP, [(0, -np.inf)])]})
+    found = read_piece(tmp_path / "a.parquet")
+    assert set(found) == {"cpu"}
+    assert found["cpu"][0].value.tolist() == [value for time, value in cpu if time != 300]
+    assert found["cpu"][0].time_ms.tolist() == [(T0 + time) * 1000 for time, _ in cpu if time != 300]
+
+
 @pytest.mark.parametrize(
     ("text", "faults"),
     [
