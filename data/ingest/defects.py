@@ -41,11 +41,22 @@ _CAUSES: Final = {
 Usage above twice the limit is in 4 to 10 % of the windows of sound traces."""
 
 
-def warnings_of(defects: Mapping[str, int], windows: int) -> list[str]:
-    """Return a line for each defect that so many windows have that the data is most likely read in a wrong way."""
+_OF_A_FORMAT: Final = {
+    OVERLAP: "files of several sources are in one folder, or their times are damaged",
+    FAR: "most windows are missing, or their times are damaged",
+}
+"""Likely causes where the trace's format is fixed, and no mapping says how it is read."""
+
+
+def warnings_of(defects: Mapping[str, int], windows: int, *, mapped: bool) -> list[str]:
+    """Return a line for each defect that so many windows have that the data is most likely read in a wrong way.
+
+    ``mapped``: whether the trace is read by a mapping.
+    """
+    causes = {name: cause for name, (_, cause) in _CAUSES.items()} | ({} if mapped else _OF_A_FORMAT)
     return [
-        f"{defects[name] / windows:.1%} of the windows: {name}; likely {cause}"
-        for name, (share, cause) in _CAUSES.items()
+        f"{defects[name] / windows:.1%} of the windows: {name}; likely {causes[name]}"
+        for name, (share, _) in _CAUSES.items()
         if windows and defects[name] > share * windows
     ]
 

@@ -245,7 +245,7 @@ def _make(
         if file.is_file() and file not in matched and file.name not in _COMPANIONS
     )
     defects = {name: counts.pop(name) for name in DEFECTS}
-    warnings = warnings_of(defects, counts["usage"])
+    warnings = warnings_of(defects, counts["usage"], mapped=config.mapping is not None)
     for name in LEGITIMATE:
         del defects[name]
     manifest = manifest_of(

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from reclaim.data import schema as s
+from reclaim.data.ingest.defects import OVERLAP
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.traces.recorded import file_name, windows_table
 from reclaim.data.windows import LEVELS, empty_windows
@@ -36,3 +37,19 @@ def test_a_row_that_cannot_be_is_a_reject_and_a_long_vector_fills_no_short_one(t
     }  # fmt: skip
     assert dataset.usage(0)[s.COLLECTION_ID].to_pylist() == [4]
     assert dataset.usage(0)[s.CPU_PERCENTILES].to_pylist() == [vectors[4]]
+
+
+def test_windows_that_overlap_are_warned_of_in_words_that_name_no_mapping(tmp_path: Path) -> None:
+    windows = empty_windows(2)
+    windows.collection_id[:], windows.instance_index[:] = 1, 0
+    windows.start_us[:], windows.end_us[:] = [300_000_000, 450_000_000], [600_000_000, 750_000_000]
+    windows.usage[:], windows.limit[:] = 0.1, 1.0
+    windows.percentiles[:] = np.arange(len(LEVELS)) / len(LEVELS)
+    (tmp_path / "in").mkdir()
+    pq.write_table(windows_table(windows), tmp_path / "in" / file_name("usage", 7))
+    (warning,) = ingest(tmp_path / "in", tmp_path / "out", IngestConfig(trace="recorded", buckets=1)).dataset.manifest[
+        "warnings"
+    ]
+    assert OVERLAP in warning
+    assert "files of several sources" in warning
+    assert "mapping" not in warning
