@@ -58,7 +58,10 @@ def fetch(
 ) -> None:  # fmt: skip
     """Download a public trace, or a cluster's history from a Prometheus; a run that was interrupted continues."""
     from reclaim.data.errors import ConfigError
+    from reclaim.data.fetch.locations import TRACES
 
+    if trace not in (*TRACES, PROMETHEUS):
+        raise ConfigError(f"trace must be one of {', '.join((*TRACES, PROMETHEUS))}, got {trace!r}")
     of_traces = {"--cell": cell, "--table": table or None, "--shards": shards, "--base-url": base_url,
                  "--parallel": parallel}  # fmt: skip
     of_prometheus = {"--url": url, "--days": days, "--end": end, "--namespace": namespace, "--cluster": cluster,

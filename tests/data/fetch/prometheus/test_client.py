@@ -530,6 +530,12 @@ def test_an_option_without_effect_is_refused_even_with_its_default(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_unknown_trace_is_named_before_its_options(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["fetch", "prom", str(tmp_path / "out"), "--url", "http://127.0.0.1:1"])
+    assert isinstance(done.exception, ConfigError)
+    assert "alibaba-2017, prometheus, got 'prom'" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
