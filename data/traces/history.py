@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -127,6 +128,25 @@ def _pairs(labels: str) -> tuple[tuple[str, str], ...]:
     return tuple(json.loads(labels).items())
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowInvalid, OSError) as error:
+        raise TraceError(f"{path}: cannot be read ({error}); delete it and run `reclaim fetch` again") from error
+
+
+def _role_of(file: pq.ParquetFile, group: int) -> str:
+    return str(file.read_row_group(group, ["role"])["role"][0].as_py())
+
+
+def roles_in(path: Path) -> set[str]:
+    """Return the roles of which a piece has a series; TraceError where it cannot be read."""
+    with _opened(path) as file:
+        return {_role_of(file, group) for group in range(file.num_row_groups)}
+
+
 def read_piece(path: Path, roles: Container[str] | None = None) -> dict[str, list[RawSeries]]:
     """Return the series of a piece by role, of all roles or those named, without infinite samples.
 
@@ -135,14 +155,11 @@ def read_piece(path: Path, roles: Container[str] | None = None) -> dict[str, lis
     TraceError
         It cannot be read.
     """
-    try:
-        with pq.ParquetFile(path) as file:
-            groups = list(range(file.num_row_groups))
-            if roles is not None:
-                groups = [k for k in groups if file.read_row_group(k, ["role"])["role"][0].as_py() in roles]
-            tables = [file.read_row_group(group) for group in groups]
-    except (pa.ArrowInvalid, OSError) as error:
-        raise TraceError(f"{path}: cannot be read ({error}); delete it and run `reclaim fetch` again") from error
+    with _opened(path) as file:
+        groups = list(range(file.num_row_groups))
+        if roles is not None:
+            groups = [k for k in groups if _role_of(file, k) in roles]
+        tables = [file.read_row_group(group) for group in groups]
     found: dict[str, list[RawSeries]] = {}
     for table in tables:
         times, values = (table[name].combine_chunks() for name in ("time_ms", "value"))

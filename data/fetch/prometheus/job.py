@@ -25,6 +25,7 @@ from reclaim.data.traces.history import (
     RawSeries,
     piece_path,
     read_piece,
+    roles_in,
     split,
     write_piece,
 )
@@ -155,10 +156,10 @@ def fetch_history(
         starts = list(history.starts_s())
         left = [k for k in starts if not piece_path(out, k).is_file()]
         report = HistoryReport(start_s, end_s, len(starts))
+        metrics = _metrics(dialect, config)
         if not left:
-            return report
+            return replace(report, missing=_missing(metrics, history))
         with Client(config.access) as client:
-            metrics = _metrics(dialect, config)
             if len(left) == len(starts):
                 made = plan(client, metrics, start_s, end_s, config.transport, _clusters(dialect))
                 by_role = {one.metric.role: one.samples for one in made.found}
@@ -175,7 +176,6 @@ def fetch_history(
                 _check_same(client, metrics[0], transport, last, without)
             planned = ledger.get("plan", "")
             per_piece = {role: n / len(starts) for role, n in planned.get("by_role", {}).items()}
-            seen: set[str] = set()
             waiting = list(_groups(left, pieces_at_once(planned.get("samples", 0) / len(starts))))[::-1]
             while waiting:
                 group = waiting.pop()
@@ -186,7 +186,6 @@ def fetch_history(
                     middle = len(group) // 2
                     waiting += [group[middle:], group[:middle]]
                     continue
-                seen |= {role for role, rows in series.items() if rows}
                 if series.get("synthetic"):
                     write_json(out / SYNTHETIC, {"statement": "Made up, as the server's history says of itself."})
                 parts = {role: split(rows, group) for role, rows in series.items()}
@@ -199,8 +198,8 @@ def fetch_history(
                                      n_bytes=report.n_bytes + n_bytes)  # fmt: skip
                 if progress is not None:
                     progress(1 - (len(left) - report.fetched) / len(starts))
-            absent = _absent(m for m in metrics if m.role not in seen) if len(left) == len(starts) else ()
-            return replace(report, requests=client.requests, received=client.bytes, transport=transport, missing=absent)
+            return replace(report, requests=client.requests, received=client.bytes, transport=transport,
+                           missing=_missing(metrics, history))  # fmt: skip
 
 
 def _read(
@@ -239,6 +238,12 @@ def _groups(left: list[int], at_once: int) -> Iterator[list[int]]:
         group.append(k)
     if group:
         yield group
+
+
+def _missing(metrics: Iterable[Metric], history: History) -> tuple[str, ...]:
+    """Return the names of the metrics of which no piece has a series, of whichever run it is."""
+    seen = set().union(*map(roles_in, history.pieces()))
+    return _absent(metric for metric in metrics if metric.role not in seen)
 
 
 def _absent(metrics: Iterable[Metric]) -> tuple[str, ...]:

@@ -327,6 +327,33 @@ def test_a_history_goes_on_from_no_other_server(tmp_path: Path, monkeypatch: pyt
     assert last.read_bytes() == expected
 
 
+def test_a_fetch_that_goes_on_says_what_the_whole_history_lacks(tmp_path: Path) -> None:
+    past_s = 1_793_577_600  # 2026-11-02
+
+    def respond(path: str, headers: dict[str, str], _: int) -> Answer:
+        if path != "/api/v1/query":
+            return 404, {}, b"not here"
+        if "count" in headers["body"] or "vector" in headers["body"]:
+            return ok({"resultType": "vector", "result": [{"metric": {}, "value": [1, "3"]}]})
+        first = past_s - 14_400 if "container_" in headers["body"] else past_s  # of kube-state-metrics there is nothing
+        first = past_s - 7_200 - 60 if "kube_pod_info" in headers["body"] else first  # and of one in the first piece
+        past = past_s - 7_200 if "kube_pod_info" in headers["body"] else past_s
+        values = [[moment, "1"] for moment in range(first, past, 60)]
+        result = [{"metric": {"pod": "a", "container": "b"}, "values": values}] if values else []
+        return ok({"resultType": "matrix", "result": result})
+
+    out = tmp_path / "out"
+    with serving(respond) as (url, _):
+        config = HistoryConfig(Access(url), days=1 / 6, end="2026-11-02", transport="query")
+        whole = fetch_history(config, out).missing
+        assert "kube_pod_owner" in whole
+        assert "kube_pod_info" not in whole
+        max((out / "samples").iterdir()).unlink()
+        rest = fetch_history(config, out)
+        assert (rest.fetched, rest.missing) == (1, whole)
+        assert fetch_history(config, out).missing == whole
+
+
 def test_options_of_which_the_server_has_nothing_can_be_corrected(tmp_path: Path) -> None:
     """The first run ends before its first piece; the folder is not bound to its options."""
 
