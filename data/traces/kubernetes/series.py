@@ -8,11 +8,14 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.errors import ConfigError
 from reclaim.data.samples import LONGEST_STEP_US, NO_SAMPLES, Samples
 from reclaim.data.traces.dialect import Dialect
 from reclaim.data.traces.history import RawSeries
 
 _MS_US: Final = 1000
+_MEASURED: Final = ("id", "name", "cpu")
+"""Labels by which cAdvisor tells apart what it measures of a container: its cgroup, its name and the core."""
 
 
 class ContainerKey(NamedTuple):
@@ -49,6 +52,38 @@ def _taken(scrapers: dict[tuple[str, ...], list[RawSeries]], dialect: Dialect) -
     return scrapers[min(scrapers, key=rank)]
 
 
+def _check_measured_once(key: ContainerKey, series: list[RawSeries]) -> None:
+    """Raise ConfigError where two series of one cgroup go on together: their rates would be added up.
+
+    An overlap of up to ``LONGEST_STEP_US`` is none: a label that changes ends one series and begins another, and of
+    several scrapers each does so in its own time.
+    """
+    by_cgroup: dict[tuple[str, ...], list[RawSeries]] = {}
+    for one in series if len(series) > 1 else ():
+        of = one.named
+        if of.get("id"):  # the cgroup, as cAdvisor names it
+            by_cgroup.setdefault(tuple(of.get(label, "") for label in _MEASURED), []).append(one)
+    for same in by_cgroup.values():
+        same.sort(key=lambda one: int(one.time_ms[0]))
+        longest = same[0]
+        for one in same[1:]:
+            both_us = (min(int(longest.time_ms[-1]), int(one.time_ms[-1])) - int(one.time_ms[0])) * _MS_US
+            if both_us > LONGEST_STEP_US:
+                raise ConfigError(_twice(key, longest.named, one.named))
+            longest = max(longest, one, key=lambda of: int(of.time_ms[-1]))
+
+
+def _twice(key: ContainerKey, of: dict[str, str], other: dict[str, str]) -> str:
+    """Return the message about two series of one cgroup, by their labels."""
+    labels = [name for name in sorted(of | other) if of.get(name) != other.get(name)]
+    named = ", ".join(f"{name} ({of.get(name) or 'none'} and {other.get(name) or 'none'})" for name in labels)
+    return (
+        f"{'/'.join(filter(None, key))}: two series of one container at the same time differ in {named}, and its usage "
+        f"would be added up. If {labels[0]} says who scraped, fetch into another folder with a --dialect that lists it "
+        f'under `scraper`; if it says which cluster, with a --dialect that has `cluster = "{labels[0]}"`'
+    )
+
+
 class Tails:
     """Samples of the last five minutes of a piece, which the first rates of the next one begin at."""
 
@@ -58,7 +93,15 @@ class Tails:
     def samples(
         self, grouped: dict[ContainerKey, list[RawSeries]], tasks: dict[ContainerKey, int], start_us: int, end_us: int
     ) -> Samples:
-        """Return a piece's samples, each series with its last samples before, by task; remember those of its end."""
+        """Return a piece's samples, each series with its last samples before, by task; remember those of its end.
+
+        Raises
+        ------
+        ConfigError
+            A container was measured twice, as the copies of a label that the dialect does not list.
+        """
+        for key, series in grouped.items():
+            _check_measured_once(key, series)
         rows = [(tasks[key], one) for key, series in grouped.items() for one in series]
         if not rows:
             self._last = {}

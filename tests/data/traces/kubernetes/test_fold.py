@@ -213,6 +213,32 @@ def test_of_several_scrapers_one_is_taken_and_they_are_not_added() -> None:
     assert first[s.SAMPLE_RATE_HZ] == pytest.approx(19 / 300)
 
 
+CGROUP = APP | {"id": "/kubepods/pod1/c1", "name": "c1", "cpu": "total"}
+
+
+def test_copies_by_a_label_that_the_dialect_does_not_list_are_refused_and_the_label_is_named() -> None:
+    """Each copy has the container's whole usage: added up, it would be twice as much."""
+    pair = [one(CGROUP | {"server": name}, counter(11 * k, 7200, 0.1)) for k, name in enumerate("ab")]
+    with pytest.raises(
+        ConfigError, match=r"/app: two series .* differ in server \(a and b\).* lists it under `scraper`"
+    ):
+        fold({"cpu": pair})
+    early = one(CGROUP | {"server": "c"}, counter(0, 60, 0.1))
+    with pytest.raises(ConfigError, match=r"differ in server \(a and b\)"):
+        fold({"memory": [pair[0], early, pair[1]]})
+    with pytest.raises(ConfigError, match=r"differ in server \(none and a\)"):
+        fold({"cpu": [one(CGROUP, counter(0, 7200, 0.1)), one(CGROUP | {"server": "a"}, counter(30, 7200, 0.1))]})
+
+
+def test_series_of_cores_or_of_a_restart_and_a_label_that_changes_are_no_copies() -> None:
+    of = ({"cpu": "cpu00"}, {"cpu": "cpu01"}, {"id": "/kubepods/pod1/c2", "name": "c2"})
+    (row, *_), _, _ = fold({"cpu": [one(CGROUP | more, counter(0, 7200, 0.1)) for more in of]})
+    assert row[s.CPU_MEAN] == pytest.approx(0.3)
+    labelled = [one(CGROUP, counter(0, 3600, 0.1)), one(CGROUP | {"team": "a"}, counter(3540, 7200, 0.1))]
+    rows, _, _ = fold({"cpu": labelled})  # two scrapers, one of which had its new label a minute later
+    assert len(rows) == 24
+
+
 def test_a_kill_for_memory_is_recorded_with_its_time_and_begins_a_new_run() -> None:
     runs = [one(APP | {"id": "1"}, counter(0, 1000, 1.0)), one(APP | {"id": "2"}, counter(1030, 3000, 1.0))]
     restarts = one(APP | {"uid": "u"}, [*beat(0, 1020, 0, 60), *beat(1020, 7200, 1, 60)])
