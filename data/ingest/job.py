@@ -97,10 +97,11 @@ class IngestConfig:
 
 @dataclass(frozen=True)
 class IngestReport:
-    """The result of an ingest: the dataset, and whether it existed already."""
+    """The result of an ingest: the dataset, whether it existed already, and what of its input a reader must know."""
 
     dataset: Dataset
     already_there: bool
+    findings: tuple[str, ...] = ()
 
 
 def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport:
@@ -137,7 +138,7 @@ def ingest(source_folder: Path, out: Path, config: IngestConfig) -> IngestReport
     def there() -> IngestReport:
         paths = [file for _, file in files]
         dataset = check_there(out, source_folder, source, buckets, paths, skip_damaged=config.skip_damaged)
-        return IngestReport(dataset, already_there=True)
+        return IngestReport(dataset, already_there=True, findings=source.findings)
 
     if _is_taken(out) and not staging.exists() and not retired.exists():
         return there()
@@ -260,7 +261,7 @@ def _make(
         os.replace(finished, out)
     discard_folder(staging, retired_of(_made_as(out)))
     log.info("%s: %d windows of %d tasks", out, counts["usage"], counts["tasks"])
-    return IngestReport(Dataset.open(out), already_there=False)
+    return IngestReport(Dataset.open(out), already_there=False, findings=source.findings)
 
 
 def _remove_others(folder: Path, buckets: int, tables: tuple[str, ...]) -> None:

@@ -112,5 +112,5 @@ def manifest_of(
         "warnings": warnings,
         "lacks": sorted(source.lacks),
         "extras": {table: list(names) for table, names in source.extras.items()},
-        "notes": list(source.notes),
+        "notes": [*source.notes, *source.findings],
     }  # fmt: skip

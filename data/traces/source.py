@@ -145,6 +145,8 @@ class Source:
         Whether rows of usage have their limits and the start of their run, though there are events.
     notes : tuple of str
         Facts that a reader of the dataset must know; kept in the manifest.
+    findings : tuple of str
+        Such facts of this input alone, in numbers; ingest prints them, and keeps them after the notes.
     """
 
     trace: str
@@ -157,6 +159,7 @@ class Source:
     collection_limits: bool = False
     limits_in_usage: bool = False
     notes: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
 
 
 def find_files(folder: Path, table: RawTable) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from reclaim.data.traces.dialect import Dialect, parse_dialect
 from reclaim.data.traces.history import PIECE_S, History, read_piece
 from reclaim.data.traces.kubernetes.anonymous import anonymise
 from reclaim.data.traces.kubernetes.fold import EVENT_EXTRAS, MACHINE_EXTRAS, USAGE_EXTRAS, Fold, Task
-from reclaim.data.traces.kubernetes.owners import ROLES, Owners, owners_of
+from reclaim.data.traces.kubernetes.owners import ROLES, Facts, Owners, owners_of
 from reclaim.data.traces.source import RawTable, Source
 
 FOLDER: Final = "tables"
@@ -30,6 +31,8 @@ _PIECES_PER_FILE: Final = 12
 """A day of usage in a file."""
 
 _EXTRAS: Final = {"usage": USAGE_EXTRAS, "events": EVENT_EXTRAS, "machines": MACHINE_EXTRAS}
+_KINDS_BY_NAME: Final = ("Deployment", "StatefulSet")
+"""Kinds of owners that the form of a pod's name shows."""
 _TYPES: Final = {
     pa.int8(): "TINYINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "VARCHAR",
     pa.bool_(): "BOOLEAN", pa.list_(pa.float32()): "FLOAT[]", pa.list_(pa.int64()): "BIGINT[]",
@@ -63,10 +66,10 @@ def kubernetes(folder: Path, *, anonymous: bool = False) -> Source:
     made = folder / tables / DONE
     if not (made.is_file() and identity in made.read_text(encoding="utf-8")):
         with replaced_folder(folder / tables) as work:
-            counts = _make(history, dialect, work)
+            counts, findings = _make(history, dialect, work)
             if anonymous:
                 anonymise(work)
-            write_json(work / DONE, {"identity": identity, "counts": counts})
+            write_json(work / DONE, {"identity": identity, "counts": counts, "findings": findings})
     return Source(
         trace="kubernetes",
         tables=tuple(_table(tables, name) for name in ("usage", "events", "collections", "machines", "names")),
@@ -79,6 +82,7 @@ def kubernetes(folder: Path, *, anonymous: bool = False) -> Source:
         limits_in_usage=True,
         longest_window_us=WINDOW_US,
         notes=NOTES,
+        findings=tuple(json.loads((folder / tables / DONE).read_text(encoding="utf-8"))["findings"]),
     )  # fmt: skip
 
 
@@ -94,8 +98,8 @@ def _table(folder: str, name: str) -> RawTable:
     )
 
 
-def _make(history: History, dialect: Dialect, work: Path) -> dict[str, int]:
-    """Write the tables of a history; return their rows."""
+def _make(history: History, dialect: Dialect, work: Path) -> tuple[dict[str, int], list[str]]:
+    """Write the tables of a history; return their rows, and what a reader must know of this history."""
     pieces = list(history.pieces())
     counts = dict.fromkeys(("usage", "events", "collections", "machines", "names"), 0)
     known = {*ROLES}
@@ -126,7 +130,25 @@ def _make(history: History, dialect: Dialect, work: Path) -> dict[str, int]:
         with TableWriter(work / f"{name}-0.parquet", schema) as writer:
             writer.write(_rows(found, schema))
             counts[name] = len(found)
-    return counts
+    return counts, _findings(fold, owners)
+
+
+def _findings(fold: Fold, owners: Owners) -> list[str]:
+    """Return what is missing from the tables, and what in them was guessed, in numbers."""
+    seen = [task for task in fold.tasks.values() if task.seen_us]
+    pods = {task.key[:3]: task.workload for task in seen}
+    guessed = sum(
+        of.kind in _KINDS_BY_NAME and not owners.pods.get(pod, Facts()).owner_kind for pod, of in pods.items()
+    )
+    found = []
+    if unseen := len(fold.tasks) - len(seen):
+        found.append(
+            f"Containers with samples but no window, which are not in the dataset: {unseen} of {len(fold.tasks)}. "
+            "A window needs two samples no more than five minutes apart."
+        )
+    if guessed:
+        found.append(f"Pods whose owner is read off their name, as nothing else says it: {guessed} of {len(pods)}.")
+    return found
 
 
 def _rows(found: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:

@@ -95,6 +95,7 @@ def of_ingest(report: IngestReport, dataset: Path) -> Result:
         lines.append(f"{counts['windows_without_limit']:,} windows have no CPU limit: {why}")
     if repeated := counts["duplicate_windows"]:
         lines.append(f"{repeated:,} windows repeat a task and a time of others; one of each is kept")
+    lines += report.findings
     lines += [f"warning: {warning}" for warning in manifest.get("warnings", [])]
     if unread:
         lines.append(f"{len(unread)} files were not read: {', '.join(unread[:3])} …")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reclaim.cli.results import of_ingest
 from reclaim.data import schema as s
 from reclaim.data.core.files import write_json
 from reclaim.data.errors import ConfigError, TraceError
@@ -644,6 +645,29 @@ def test_usage_alone_makes_a_dataset(tmp_path: Path) -> None:
     (folder / "tables" / "made.json").write_text("{}")
     kubernetes(folder)
     assert (folder / "tables" / "usage-0000.parquet").stat().st_mtime_ns > made
+
+
+def test_an_ingest_says_how_many_containers_have_no_window_and_how_many_owners_are_guessed(tmp_path: Path) -> None:
+    """One is scraped less often than every five minutes; of the others one has the name of a Deployment's pod."""
+    named = {"namespace": "shop", "pod": "web-bcdfg5678-bcdfg", "container": "app"}
+    of_set = POD | {"owner_kind": "StatefulSet", "owner_name": "cart"}
+    usage = [one(APP, counter(0, 7200, 0.3)), one(named, counter(0, 7200, 0.3)),
+             one(APP | {"container": "slow"}, counter(0, 7200, 0.3, 301))]  # fmt: skip
+    folder = write_history(tmp_path / "history", {"cpu": usage, "owner": [one(of_set, beat(0, 7200))]})
+    config = IngestConfig(trace="kubernetes", buckets=2)
+    for already_there in (False, True):
+        report = ingest(folder, tmp_path / "dataset", config)
+        assert report.already_there == already_there
+        unseen, guessed = report.dataset.manifest["notes"][-2:]
+        assert "no window, which are not in the dataset: 1 of 3." in unseen
+        assert "owner is read off their name, as nothing else says it: 1 of 2." in guessed
+        assert {unseen, guessed} <= set(of_ingest(report, tmp_path / "dataset")[1])
+
+
+def test_an_ingest_of_which_all_is_known_has_no_such_lines(tmp_path: Path) -> None:
+    usage = {"cpu": [one(APP, counter(0, 7200, 0.3))]}
+    folder = write_history(tmp_path / "history", usage)
+    assert ingest(folder, tmp_path / "dataset", IngestConfig(trace="kubernetes", buckets=2)).findings == ()
 
 
 @pytest.mark.parametrize(
