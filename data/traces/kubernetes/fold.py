@@ -269,6 +269,8 @@ class Fold:
         else:  # a series that begins after the last window is a container that was started, unless it only goes on
             begun = {int(one.time_ms[0]) * 1000: self._run(one) in task.series for one in usage}
             starts = {us for us, known in begun.items() if us > task.seen_us + (GONE_US if known else 0)}
+            times_us = AsOf(usage).time_us[1:]  # an absence within a piece is a start as well
+            starts |= set(times_us[1:][np.diff(times_us) > GONE_US].tolist())
         if usage and not task.starts_us and min(starts, default=first_us + 2 * _SKEW_US) > first_us + _SKEW_US:
             starts.add(first_us)  # nothing is said of the first run that was seen
         for start_us in sorted(starts):
@@ -333,9 +335,14 @@ class Fold:
         return round(completed_s * 1e6) if 0 < completed_s * 1e6 <= sample_us else sample_us
 
     def _gaps(self, task: Task, start_us: NDArray[np.int64], end_us: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-        """Yield the ends before long gaps in a task's windows, which are in the order of time."""
+        """Yield the ends before long gaps in a task's windows, which are in the order of time.
+
+        Where the same run is there after a gap, it was not scraped, and has not ended.
+        """
         before = np.concatenate([[task.seen_us or start_us[0]], end_us[:-1]])
-        for k in np.flatnonzero(start_us - before > GONE_US).tolist():
+        starts = np.array(task.starts_us, np.int64)
+        another = np.searchsorted(starts, before) < np.searchsorted(starts, end_us)
+        for k in np.flatnonzero((start_us - before > GONE_US) & another).tolist():
             yield from self._gone(task, int(before[k]))
         task.seen_us = int(end_us[-1])
 

@@ -370,6 +370,30 @@ def test_a_container_that_goes_on_into_the_next_piece_is_not_started_again(memor
     assert found == [(0, kinds.SCHEDULE), (6000, kinds.KILL), (PIECE_S + 900, kinds.SCHEDULE)]
 
 
+@pytest.mark.parametrize("teller", ["started", "started_usage"])
+@pytest.mark.parametrize("from_s", [1800, PIECE_S - 1800, PIECE_S - 300])
+def test_an_outage_of_scraping_ends_no_container_that_goes_on(from_s: float, teller: str) -> None:
+    """Usage is missing for an hour, alone or with all else, within a piece or across a border."""
+    kinds, end_s = s.EventType, 2 * PIECE_S
+
+    def outage(samples: Samples) -> Samples:
+        return [sample for sample in samples if not from_s <= sample[0] < from_s + 3600]
+
+    for facts in (beat(0, end_s, T0 - 60), outage(beat(0, end_s, T0 - 60))):
+        series = {"cpu": [one(APP, outage(counter(0, end_s, 1.0)))], teller: [one(APP, facts)]}
+        series["restarts"] = [one(APP | {"uid": "u"}, [(time, 0.0) for time, _ in facts])]
+        rows, events, _ = fold(series, pieces=2)
+        assert told(events) == [(-60, kinds.SCHEDULE, None)]
+        assert {row[s.SCHEDULED_US] for row in rows} == {(T0 - 60) * US}
+    # another run is there afterwards
+    facts = [(time, T0 + (from_s + 1800 if time >= from_s + 1800 else -60)) for time, _ in beat(0, end_s)]
+    _, events, _ = fold(series | {teller: [one(APP, facts)]}, pieces=2)
+    assert told(events)[1:] == [(from_s, kinds.KILL, False), (from_s + 1800, kinds.SCHEDULE, None)]
+    # nothing but usage tells starts
+    _, events, _ = fold({"cpu": series["cpu"]}, pieces=2)
+    assert told(events)[1:] == [(from_s, kinds.KILL, False), (from_s + 3600, kinds.SCHEDULE, None)]
+
+
 @pytest.mark.parametrize("first", ["started", "started_usage"])
 def test_a_start_that_two_series_tell_a_second_apart_is_one(first: str) -> None:
     other = {"started": "started_usage", "started_usage": "started"}[first]
