@@ -64,9 +64,23 @@ def winner(results: Results, resource: str) -> str:
     return next(str(e["name"]) for e in results["estimators"] if e["resources"][resource]["won"])
 
 
-def label_of(line: Mapping[str, Any]) -> str:
-    """Return one text for a workload's names."""
-    return "/".join(part for part in (line["cluster"], line["namespace"], line["name"], line["container"]) if part)
+def labels_of(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return one text for the names of each workload; with its kind, where one of another kind has its name.
+
+    The kind is at the end, which a console does not cut off.
+    """
+    kinds: dict[tuple[str | None, ...], set[str | None]] = {}
+    for line in lines:
+        kinds.setdefault(_place(line), set()).add(line["kind"])
+    return [
+        "/".join(part for part in (*_place(line), line["container"]) if part)
+        + (f" ({line['kind']})" if len(kinds[_place(line)]) > 1 else "")
+        for line in lines
+    ]
+
+
+def _place(line: Mapping[str, Any]) -> tuple[str | None, ...]:
+    return line["cluster"], line["namespace"], line["name"]
 
 
 def summary_table(results: Results) -> Table:
@@ -89,14 +103,14 @@ def summary_table(results: Results) -> Table:
 def console_table(results: Results, most: int | None = _CONSOLE_ROWS) -> Table:
     """Return the requests that are to change, those that reclaim or add most first; the first ``most`` of them."""
     found: list[tuple[float, tuple[Cell, ...]]] = []
+    labels = labels_of(results["workloads"])
     for r in judged(results):
         requested = results["totals"][r]["requested"]
-        for line in results["workloads"]:
+        for line, name in zip(results["workloads"], labels, strict=True):
             of = line[r]
             if of["recommended"] is None or of["recommended"] == of["request"]:
                 continue
             weight = abs(of["reclaimable"] or 0.0) * line["tasks"] / requested if requested else 0.0
-            name = label_of(line)
             name = name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
             amounts = (_amount(results, r, of[key]) for key in ("request", "recommended"))
             found.append((weight, (name, RESOURCE_WORDS[r], line["tasks"], *amounts, of["change"],
@@ -114,7 +128,7 @@ def console_table(results: Results, most: int | None = _CONSOLE_ROWS) -> Table:
 def workload_table(results: Results, resource: str) -> Table:
     """Return one row per workload, those that reclaim or add most first."""
     rows: list[tuple[float, tuple[Cell, ...]]] = []
-    for line in results["workloads"]:
+    for line, name in zip(results["workloads"], labels_of(results["workloads"]), strict=True):
         of = line[resource]
         reclaimable = None if of["reclaimable"] is None else of["reclaimable"] * line["tasks"]
         request, recommended, limit, all_tasks = (
@@ -123,7 +137,7 @@ def workload_table(results: Results, resource: str) -> Table:
         rate, known = of["violation"], line["oom_kills"] if resource == "memory" else line["autoscaler"]
         picture = svg_of(of["picture"], f"{line['name']}, {resource}")
         rows.append((-abs(reclaimable or 0.0), (
-            label_of(line), picture, line["tasks"], request, recommended, of["change"], all_tasks, rate["value"],
+            name, picture, line["tasks"], request, recommended, of["change"], all_tasks, rate["value"],
             interval(rate), of["rule"], limit, of["spread"], known, line["kind"], of["words"],
         )))  # fmt: skip
     unit_of = f", {unit(results, resource)}" if unit(results, resource) else ""

@@ -13,8 +13,8 @@ import yaml
 
 from reclaim.data.errors import ConfigError
 from reclaim.replay.experiments.recommend.formats import as_csv, as_krr_json
-from reclaim.replay.experiments.recommend.page import verdict_of
-from reclaim.replay.experiments.recommend.patches import write_patches
+from reclaim.replay.experiments.recommend.page import labels_of, verdict_of
+from reclaim.replay.experiments.recommend.patches import check_target, write_patches
 
 MIB = 2.0**20
 KUBECTL = shutil.which("kubectl")
@@ -228,6 +228,18 @@ def test_a_rate_above_the_budget_exceeds_it_only_beyond_the_noise(
 ) -> None:
     rate = {"violation_rate": {"memory": {"value": value, "low": low, "high": None}}}
     assert verdict_of(RESULTS | {"test": {"recommendation": rate}}, "memory") == verdict
+
+
+def test_workloads_that_share_a_name_are_told_apart_by_their_kind() -> None:
+    lines = [
+        line("web", "app", SAME, SAME), line("web", "app", SAME, SAME, kind="StatefulSet"),
+        line("web", "db", SAME, SAME), line("cart", "app", SAME, SAME), line("cart", "log", SAME, SAME),
+        line("web", "app", SAME, SAME, namespace="pay"),
+    ]  # fmt: skip
+    assert labels_of(lines) == [
+        "shop/web/app (Deployment)", "shop/web/app (StatefulSet)", "shop/web/db (Deployment)", "shop/cart/app",
+        "shop/cart/log", "pay/web/app",
+    ]  # fmt: skip
 
 
 def test_a_cell_of_the_csv_is_no_formula() -> None:
