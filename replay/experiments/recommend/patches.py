@@ -34,6 +34,10 @@ _IMMUTABLE: Final[Mapping[str, str]] = {
 }
 _UNMERGED: Final = "kustomize cannot merge its containers by name, and would replace them all"
 """Reasons of kinds without patches."""
+_UNLISTED: Final = (
+    "without a request and a limit; may be an init container or a sidecar, which the manifest does not list among its "
+    "containers. If it does, pass --patch-containers"
+)
 _MIB: Final = 2**20
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """Names of objects in Kubernetes: DNS subdomains. They become names of files here."""
@@ -52,7 +56,8 @@ class Patches:
     workloads : int
         Objects that are patched.
     left_out : tuple of str
-        Objects with requests to change, of kinds that cannot be patched, each with the reason.
+        Objects with requests to change that are not patched, or not whole, each with the reason: their kinds cannot be
+        patched, or their containers may not be in the manifest.
     """
 
     folder: Path
@@ -60,8 +65,12 @@ class Patches:
     left_out: tuple[str, ...]
 
 
-def check_target(folder: Path, *, kubernetes: bool, anonymous: bool) -> None:
-    """Raise ConfigError where patches cannot be written: of workloads without names, or in place of something else."""
+def check_target(folder: Path, *, kubernetes: bool, anonymous: bool, containers: str | None = None) -> None:
+    """Raise ConfigError where patches cannot be written: of workloads without names, or in place of something else.
+
+    ``containers`` as in ``write_patches``.
+    """
+    _pattern(containers)
     if not kubernetes or anonymous:
         why = "anonymous" if kubernetes else "not named: patches need a dataset ingested by --trace kubernetes"
         raise ConfigError(f"--patches {folder}: the workloads are {why}")
@@ -69,7 +78,14 @@ def check_target(folder: Path, *, kubernetes: bool, anonymous: bool) -> None:
         raise ConfigError(f"--patches {folder}: exists and was not written by this command; choose another folder")
 
 
-def write_patches(results: Results, folder: Path) -> Patches:
+def _pattern(containers: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if containers is None else re.compile(containers)
+    except re.error as error:
+        raise ConfigError(f"--patch-containers {containers!r}: not a regular expression: {error}") from error
+
+
+def write_patches(results: Results, folder: Path, *, containers: str | None = None) -> Patches:
     """Write a folder with a kustomize component for each namespace, and replace one that was written before.
 
     Namespaces of a cluster that has a name are in a folder of the cluster.
@@ -77,22 +93,40 @@ def write_patches(results: Results, folder: Path) -> Patches:
     A patch sets requests that are to change and nothing else; where a memory request passes the limit, which no
     container may have, it raises the limit to the request.
 
+    kustomize adds a container that a patch names and the manifest does not, without an image. What has neither a
+    request nor a limit may be such a one, because kube-state-metrics lists init containers apart, and is left out.
+
+    Parameters
+    ----------
+    results : Results
+    folder : Path
+    containers : str or None
+        Containers to patch, a regular expression of their whole names. None: those with a request or a limit.
+
     Raises
     ------
     ConfigError
-        The workloads have no names, or the folder holds something else.
+        The workloads have no names, the folder holds something else, or ``containers`` is no regular expression.
     """
+    named = _pattern(containers)
     check_target(folder, kubernetes=results["kubernetes"], anonymous=results["anonymous"])
     by_object: dict[tuple[Path, str, str], list[Mapping[str, Any]]] = {}
+    unlisted: dict[tuple[Path, str, str], list[str]] = {}
     for line in results["workloads"]:
-        if _resources(line):
+        if _resources(line) and (named is None or named.fullmatch(line["container"] or "")):
             for name in (line["namespace"], line["name"]):
                 if not _NAME.fullmatch(name or ""):
                     raise ConfigError(f"--patches {folder}: {name!r} is no name of Kubernetes; is the history damaged?")
             place = Path(_folder_of(line["cluster"] or "")) / line["namespace"]
-            by_object.setdefault((place, line["kind"], line["name"]), []).append(line)
+            key = (place, line["kind"], line["name"])
+            if named is None and line["kind"] in _KINDS and not _is_listed(line):
+                unlisted.setdefault(key, []).append(line["container"])
+            else:
+                by_object.setdefault(key, []).append(line)
     left_out = tuple(f"{space}/{name}, a {kind}: {_IMMUTABLE.get(kind, _UNMERGED)}"
                      for space, kind, name in by_object if kind not in _KINDS)  # fmt: skip
+    left_out += tuple(f"{', '.join(names)} of {space}/{name}, a {kind}: {_UNLISTED}"
+                      for (space, kind, name), names in unlisted.items())  # fmt: skip
     components: dict[Path, list[dict[str, Any]]] = {}
     with replaced_folder(folder) as fresh:
         for (space, kind, name), lines in sorted(by_object.items()):
@@ -118,6 +152,11 @@ def _folder_of(cluster: str) -> str:
 def _is_ours(folder: Path) -> bool:
     readme = folder / "README"
     return readme.is_file() and readme.read_text(encoding="utf-8", errors="replace").startswith(MADE_BY)
+
+
+def _is_listed(line: Mapping[str, Any]) -> bool:
+    """Return whether a container has a request or a limit."""
+    return any(line[r][amount] is not None for r in RESOURCES for amount in ("request", "limit"))
 
 
 def _patch(kind: str, name: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -41,6 +41,13 @@ def recommend(
     patches: Annotated[
         Path | None, typer.Option(help="Folder for kustomize patches, a component per namespace.", metavar="DIR")
     ] = None,
+    patch_containers: Annotated[
+        str | None,
+        typer.Option(
+            help="Containers to patch, a regular expression of their names. Default: those with a request or a limit.",
+            metavar="REGEX",
+        ),
+    ] = None,
     min_change: Annotated[
         str | None, typer.Option(help="Least change of a request, as `10%`, which is the default.", metavar="SHARE")
     ] = None,
@@ -77,13 +84,12 @@ def recommend(
     experiment = load_experiment(RECOMMEND)
     given = [*(assignments or ()), *_given(min_change, anonymise=anonymise)]
     settings = load_config(experiment.config, config, given)
-    if patches is not None:
-        _check_patches(dataset, patches, anonymise=settings.anonymise)
+    _check_patches(dataset, patches, patch_containers, anonymise=settings.anonymise)
     report = run_experiment(
         experiment, dataset, out, settings,
         bundles=_bundles(dataset, model or [], no_model), tracking=False, engine=Engine(engine, workers),
     )  # fmt: skip
-    written = _write_patches(report, patches)
+    written = _write_patches(report, patches, patch_containers)
     _print(report, format_, written, as_json=as_json, verbose=verbose)
     _fail_above(report, fail_above)
 
@@ -126,23 +132,30 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
     return by_name(found)
 
 
-def _check_patches(dataset: Path, folder: Path, *, anonymise: bool) -> None:
-    """Raise ConfigError where patches cannot be written, before anything is computed."""
+def _check_patches(dataset: Path, folder: Path | None, containers: str | None, *, anonymise: bool) -> None:
+    """Raise ConfigError where patches that are asked for cannot be written, before anything is computed."""
     from reclaim.data.dataset import Dataset
+    from reclaim.data.errors import ConfigError
     from reclaim.replay.experiments.recommend.names import is_anonymous, is_kubernetes
     from reclaim.replay.experiments.recommend.patches import check_target
 
+    if folder is None:
+        if containers is not None:
+            raise ConfigError("--patch-containers: of the patches of --patches DIR, which is missing")
+        return
     opened = Dataset.open(dataset)
-    check_target(folder, kubernetes=is_kubernetes(opened), anonymous=anonymise or is_anonymous(opened))
+    check_target(
+        folder, kubernetes=is_kubernetes(opened), anonymous=anonymise or is_anonymous(opened), containers=containers
+    )
 
 
-def _write_patches(report: ReplayReport, folder: Path | None) -> list[str]:
+def _write_patches(report: ReplayReport, folder: Path | None, containers: str | None) -> list[str]:
     """Write patches where they are asked for; return the lines about them."""
     from reclaim.replay.experiments.recommend.patches import write_patches
 
     if folder is None:
         return []
-    written = write_patches(report.results, folder)
+    written = write_patches(report.results, folder, containers=containers)
     lines = [f"{folder}: patches of {written.workloads} workloads"]
     return lines + [f"no patch for {name}" for name in written.left_out]
 

@@ -169,6 +169,47 @@ def test_pods_that_cannot_be_changed_are_left_out_with_the_reason(tmp_path: Path
     )
 
 
+UNSET = of_resource(None, None, 0.05, "estimate")
+
+
+def containers_in(folder: Path) -> dict[str, list[str]]:
+    """Return the containers that each patch names."""
+    patches = {path.stem: yaml.safe_load(path.read_text()) for path in folder.rglob("deployment-*.yaml")}
+    return {name: [of["name"] for of in patch["spec"]["template"]["spec"]["containers"]]
+            for name, patch in patches.items()}  # fmt: skip
+
+
+def test_a_container_without_request_and_limit_is_left_out_as_it_may_be_an_init_container(tmp_path: Path) -> None:
+    """Kustomize would add it under `containers`, without an image."""
+    limited = of_resource(None, 1.0, 0.05, "estimate")
+    lines = [
+        line("web", "app", of_resource(1.0, None, 0.5, "estimate"), SAME), line("web", "migrate", UNSET, UNSET),
+        line("web", "proxy", UNSET, UNSET), line("shopper", "wait", UNSET, UNSET),
+        line("cart", "app", UNSET, limited), line("one", "app", UNSET, UNSET, kind="Pod"),
+    ]  # fmt: skip
+    written = write_patches(results_of(*lines), tmp_path / "patches")
+    assert containers_in(tmp_path / "patches") == {"deployment-web": ["app"], "deployment-cart": ["app"]}
+    assert written.workloads == 2
+    immutable, *unlisted = written.left_out
+    assert immutable.startswith("shop/one, a Pod: the requests of a Pod cannot be changed")
+    why = "without a request and a limit; may be an init container or a sidecar"
+    assert len(unlisted) == 2
+    assert unlisted[0].startswith(f"migrate, proxy of shop/web, a Deployment: {why}")
+    assert unlisted[1].startswith(f"wait of shop/shopper, a Deployment: {why}")
+
+
+def test_containers_that_are_asked_for_are_patched_whether_they_have_requests_or_not(tmp_path: Path) -> None:
+    lines = [
+        line("web", "app", UNSET, UNSET), line("web", "migrate", UNSET, UNSET),
+        line("web", "istio-proxy", of_resource(0.1, None, 0.5, "estimate"), SAME),
+    ]  # fmt: skip
+    written = write_patches(results_of(*lines), tmp_path / "patches", containers="app|log.*")
+    assert containers_in(tmp_path / "patches") == {"deployment-web": ["app"]}
+    assert written.left_out == ()
+    with pytest.raises(ConfigError, match=r"--patch-containers '\('"):
+        check_target(tmp_path / "patches", kubernetes=True, anonymous=False, containers="(")
+
+
 def test_anonymous_workloads_are_not_patched(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="anonymous"):
         write_patches(results_of(*RESULTS["workloads"], anonymise=True), tmp_path / "patches")
