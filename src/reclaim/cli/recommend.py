@@ -141,7 +141,7 @@ def _check_patches(dataset: Path, folder: Path | None, containers: str | None, *
 
     if folder is None:
         if containers is not None:
-            raise ConfigError("--patch-containers: of the patches of --patches DIR, which is missing")
+            raise ConfigError("--patch-containers: without effect, patches are written by --patches DIR alone")
         return
     opened = Dataset.open(dataset)
     check_target(

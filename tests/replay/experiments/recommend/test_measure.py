@@ -233,6 +233,13 @@ def test_patches_are_refused_before_anything_is_computed(dataset: Path, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+def test_containers_to_patch_without_a_folder_for_patches_are_refused(dataset: Path, tmp_path: Path) -> None:
+    done = run(str(dataset), "--out", str(tmp_path / "out"), "--no-model", "--patch-containers", "app")
+    assert isinstance(done.exception, ConfigError)
+    assert "--patches DIR" in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
 def run(*words: str) -> Any:
     return CliRunner().invoke(cli.app, ["recommend", *words])
 
