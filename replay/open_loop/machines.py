@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -32,8 +33,8 @@ from reclaim.training.margins.violation import violates
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
-Kept = Callable[[Mapping[str, Price | Margin], str, float], NDArray[np.bool_]]
-"""Says by resource whether settings keep a budget under a named margin."""
+Kept = Callable[[Mapping[str, Price | Margin]], NDArray[np.bool_]]
+"""Says by resource whether settings keep a budget."""
 
 FITTED, UNFITTED = KINDS = ("machine", "bound")
 """Of a model's two estimators of machines, what stands behind its name: the one it comes with, and the bound that needs
@@ -149,7 +150,7 @@ class ValidationMachines:
         """
         mine, windows = answers.take(self.rows), history.windows.take(self.rows)
 
-        def kept(settings: Mapping[str, Price | Margin], name: str, budget: float) -> NDArray[np.bool_]:
+        def kept(name: str, budget: float, settings: Mapping[str, Price | Margin]) -> NDArray[np.bool_]:
             bare = mine.under(settings, name, windows)
             held = guarded(Estimate(bare, np.full(bare.shape, MODEL, np.uint8)), windows).reservation
             return np.array([
@@ -160,20 +161,31 @@ class ValidationMachines:
         return least_settings(mine, budgets, kept)
 
 
-def least_settings(answers: Answers, budgets: Budgets, kept: Kept) -> Mapping[str, Price | Margin]:
+def least_settings(
+    answers: Answers, budgets: Budgets, kept: Callable[[str, float, Mapping[str, Price | Margin]], NDArray[np.bool_]]
+) -> Mapping[str, Price | Margin]:
     """Return the least margins or prices that keep the budgets, by margin; the highest there are where none does.
 
-    ``kept`` says by resource whether settings keep a budget, given the name of the margin and the budget.
+    ``kept`` says by resource whether a named margin and a budget are kept by settings.
     """
-    found = {}
-    for name, budget in (("baseline", budgets.baseline), ("aggressive", budgets.aggressive)):
-        low, high = np.full(len(RESOURCES), answers.LOWEST), np.full(len(RESOURCES), answers.HIGHEST)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            held = kept(answers.settings({"baseline": middle, "aggressive": middle}, None), name, budget)
-            low, high = np.where(held, low, middle), np.where(held, middle, high)
-        found[name] = high
+    found = {
+        name: least_score(answers, partial(kept, name, budget))
+        for name, budget in (("baseline", budgets.baseline), ("aggressive", budgets.aggressive))
+    }
     return answers.settings(found, None)
+
+
+def least_score(answers: Answers, kept: Kept) -> Floats:
+    """Return the least score whose settings, the same for every budget, are ``kept``; shape (n_resources,).
+
+    The highest there is where none is.
+    """
+    low, high = np.full(len(RESOURCES), answers.LOWEST), np.full(len(RESOURCES), answers.HIGHEST)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        held = kept(answers.settings({"baseline": middle, "aggressive": middle}, None))
+        low, high = np.where(held, low, middle), np.where(held, middle, high)
+    return high
 
 
 def curves_of(

@@ -6,9 +6,11 @@ the trace does not keep it on packed ones: each is set on the machines that the 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -21,10 +23,11 @@ from reclaim.replay.experiments.compaction.checkpoint import Checkpoint, EmptyCh
 from reclaim.replay.experiments.compaction.packing import MOST_CLONES, Booked, Foreseen, Packer, not_held
 from reclaim.replay.open_loop.estimates import Estimates
 from reclaim.replay.open_loop.history import current_reservations
-from reclaim.replay.open_loop.machines import MachineContenders, least_settings
+from reclaim.replay.open_loop.machines import MachineContenders, least_score
 from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.machines.curve import margin_of
 from reclaim.training.machines.fit import MachineRows
+from reclaim.training.margins.answers import scores_of
 from reclaim.training.margins.margin import Margin, guarded
 from reclaim.training.margins.price import Price
 from reclaim.training.margins.violation import violates
@@ -32,8 +35,14 @@ from reclaim.training.margins.violation import violates
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-ROUNDS: Final = 3
-"""Times that the moments are packed, each under the margins of the time before, which change what is packed."""
+Packing = Callable[[Floats], tuple[NDArray[np.bool_], Floats]]
+"""Packs under a margin or a price, shape (n_resources,). Says by resource whether the machines that come out keep the
+budget, and the least margin or price that keeps it on these very machines."""
+
+ROUNDS: Final = 10
+"""Most times that the moments are packed for one margin: each margin changes what is packed."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class PackedMoments:
         self._of = np.searchsorted(self._around, self._rows)
 
     def set_sum(self, name: str, contenders: MachineContenders) -> Mapping[str, Price | Margin]:
-        """Return the least settings with which an estimator's sum keeps the budgets on what it packs."""
+        """Return the least settings found with which an estimator's sum keeps the budgets on what it packs."""
         mine = self._estimates.answers[name].take(self._around)
         settings = contenders.sums[name]
 
@@ -98,31 +107,52 @@ class PackedMoments:
             current = current_reservations(after, self._few)[self._of]
             return np.where(np.isnan(current), self._limit, current)
 
-        def kept(under: Mapping[str, Price | Margin], margin: str, budget: float) -> NDArray[np.bool_]:
-            sets = packed[margin]
-            share: Floats = violates(sets.peak, sets.total(reserved(under, margin))).mean(axis=0)
-            return share <= budget
+        def packed(
+            pair: Mapping[str, Floats], margin: str, budget: float, score: Floats
+        ) -> tuple[NDArray[np.bool_], Floats]:
+            under = mine.settings({**pair, margin: score}, None)
+            sets = self._pack(reserved(under, margin))
 
-        for _ in range(ROUNDS):
-            packed = {margin: self._pack(reserved(settings, margin)) for margin in ("baseline", "aggressive")}
-            settings = least_settings(mine, contenders.budgets, kept)
-        return settings
+            def kept(under: Mapping[str, Price | Margin]) -> NDArray[np.bool_]:
+                share: Floats = violates(sets.peak, sets.total(reserved(under, margin))).mean(axis=0)
+                return share <= budget
+
+            return kept(under), least_score(mine, kept)
+
+        budgets = contenders.budgets
+        pair = {margin: _score(settings[margin]) for margin in ("baseline", "aggressive")}
+        for margin, budget in (("aggressive", budgets.aggressive), ("baseline", budgets.baseline)):
+            # the aggressive one first, as the baseline reserves at least what that does
+            packing = partial(packed, pair, margin, budget)
+            pair = {**pair, margin: _least_kept(pair[margin], packing, f"{name} (sum), {margin}")}
+        return mine.settings(pair, None)
 
     def set_machine(self, name: str, contenders: MachineContenders) -> Mapping[str, tuple[float, ...]]:
-        """Return the margins with which an estimator of machines keeps the budgets on what it packs."""
+        """Return the least margins found with which an estimator of machines keeps the budgets on what it packs.
+
+        A safer margin is at least the other.
+        """
         foreseer, estimator = contenders.machines[name]
         terms = foreseer.current_terms(self._rows)
         margins = dict(contenders.margins_of(name))
-        for margin, budget in contenders.budgets.of_machines.items():
-            for _ in range(ROUNDS):
-                sets = self._pack(Foreseen(terms, estimator, margins[margin]))
-                sums = sets.total(terms)
-                seen = [
-                    MachineRows(sums[:, r], sets.peak[:, r], np.arange(len(sums)), mean_limit)
-                    for r, mean_limit in enumerate(estimator.mean_limit)
-                ]
-                curves = zip(estimator.curves, seen, strict=True)
-                margins[margin] = tuple(margin_of(of.scores(curve), budget) for curve, of in curves)
+
+        def packed(budget: float, of: Floats) -> tuple[NDArray[np.bool_], Floats]:
+            booked = Foreseen(terms, estimator, tuple(of.tolist()))
+            sets = self._pack(booked)
+            sums = sets.total(terms)
+            seen = [
+                MachineRows(sums[:, r], sets.peak[:, r], np.arange(len(sums)), mean_limit)
+                for r, mean_limit in enumerate(estimator.mean_limit)
+            ]
+            curves = zip(estimator.curves, seen, strict=True)
+            kept = violates(sets.peak, booked.of_sets(sums)).mean(axis=0) <= budget
+            return kept, np.array([margin_of(rows.scores(curve), budget) for curve, rows in curves])
+
+        least = np.full(len(estimator.curves), -np.inf)
+        for margin, budget in reversed([*contenders.budgets.of_machines.items()]):  # the largest budget first
+            first = np.maximum(margins[margin], least)
+            least = _least_kept(first, partial(packed, budget), f"{name}, {margin}", floor=least)
+            margins[margin] = tuple(least.tolist())
         return margins
 
     def _pack(self, booked: Booked) -> Sets:
@@ -159,6 +189,34 @@ class PackedMoments:
             if found is not None:
                 return found
         return None
+
+
+def _score(setting: Price | Margin) -> Floats:
+    return np.array(setting.share if isinstance(setting, Margin) else scores_of(setting.value))
+
+
+def _least_kept(first: Floats, packed: Packing, what: str, floor: float | Floats = -np.inf) -> Floats:
+    """Return the least of the margins or prices tried that keeps its budget on what is packed under it.
+
+    They rise from the ``first`` until the budget is kept, then fall, no lower than ``floor``, while it still is. Where
+    none of ``ROUNDS`` keeps it, the highest one is returned, and ``what`` is named in a warning.
+    """
+    here, found = first, None
+    for _ in range(ROUNDS):
+        kept, least = packed(here)
+        if kept.all():
+            found = here
+            following = np.minimum(np.maximum(least, floor), here)
+        elif found is None:
+            following = np.maximum(least, here)
+        else:
+            return found
+        if (following == here).all():
+            break
+        here = following
+    if found is None:
+        log.warning("%s: no margin was found that keeps its budget on the machines packed under it", what)
+    return here if found is None else found
 
 
 def validation_moments(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,11 +16,11 @@ from reclaim.replay.experiment import Source
 from reclaim.replay.experiments.compaction import checkpoint, packed
 from reclaim.replay.experiments.compaction.checkpoint import Checkpoint, _machines_at
 from reclaim.replay.experiments.compaction.packed import PackedMoments, set_on_packed, validation_moments
-from reclaim.replay.experiments.compaction.packing import Foreseen, MachineSet, Packer, booked_on
+from reclaim.replay.experiments.compaction.packing import Booked, Foreseen, MachineSet, Packer, booked_on
 from reclaim.replay.open_loop.estimates import Estimates
+from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.open_loop.machines import MachineContenders
 from reclaim.replay.open_loop.share import Share
-from reclaim.training.margins.margin import Margin
 from reclaim.training.margins.violation import violates
 from tests.replay.experiments.compaction.conftest import CONFIG
 
@@ -76,66 +77,84 @@ def test_a_moment_that_no_clones_hold_is_left_out_and_named(
         PackedMoments(estimates, tiny[:2], "hybrid", 1).set_sum("borg", contenders)
 
 
-def test_a_machine_that_is_packed_keeps_its_budget_by_the_least_margin(
-    estimates: Estimates, contenders: MachineContenders, moments: list[Checkpoint], monkeypatch: pytest.MonkeyPatch
+def packed_by_hand(moments: list[Checkpoint], booked: Sequence[Booked]) -> tuple[np.ndarray, np.ndarray]:
+    """Return what is booked on the machines packed at all moments, and their peaks; shape (n, 2) each."""
+    of_machines, peaks = [], []
+    for at, its in zip(moments, booked, strict=True):
+        order = np.random.default_rng([1, at.time_us]).permutation(len(at.machines))
+        fewest = Packer(at.workload, its).fewest(at.machines.take(order))
+        assert fewest is not None
+        on, placed = fewest
+        used = np.unique(placed[placed >= 0])
+        of_machines.append(booked_on(its, placed, on)[used])
+        peaks.append(np.stack([at.used[placed == m].sum(axis=0).max(axis=0) for m in used]))
+    return np.concatenate(of_machines), np.concatenate(peaks)
+
+
+def test_margins_keep_their_budgets_on_the_machines_packed_under_them(
+    estimates: Estimates, contenders: MachineContenders, moments: list[Checkpoint]
 ) -> None:
-    monkeypatch.setattr(packed, "ROUNDS", 1)
     name = "network (machine)"
-    found = PackedMoments(estimates, moments, "hybrid", 1).set_machine(name, contenders)
     foreseer, estimator = contenders.machines[name]
-    for margin, budget in CONFIG.budgets.of_machines.items():
-        if margin == "medium":
-            continue
-        sums, peaks = [], []
-        for at in moments:  # the machines of the packing under the margins of before, by hand
-            terms = foreseer.current_terms(at.rows)
-            booked = Foreseen(terms, estimator, contenders.margins_of(name)[margin])
-            order = np.random.default_rng([1, at.time_us]).permutation(len(at.machines))
-            fewest = Packer(at.workload, booked).fewest(at.machines.take(order))
-            assert fewest is not None
-            for machine in range(fewest[0]):
-                here = fewest[1] == machine
-                if here.any():
-                    sums.append(terms[here].sum(axis=0))
-                    peaks.append(at.used[here].sum(axis=0).max(axis=0))
-        of_sets, peak = np.stack(sums), np.stack(peaks)
-
-        def share(margins: tuple[float, ...], of_sets: np.ndarray = of_sets, peak: np.ndarray = peak) -> np.ndarray:
-            return np.asarray(violates(peak, estimator.at(margins, of_sets)).mean(axis=0))
-
-        assert (share(found[margin]) <= budget).all()
-        lower = tuple(m - 0.05 * abs(m) for m in found[margin])
-        assert (share(lower) >= share(found[margin])).all()
-        assert share(lower).max() > budget
+    for some in (moments, moments[:6], moments[6:], moments[::2]):
+        found = PackedMoments(estimates, some, "hybrid", 1).set_machine(name, contenders)
+        for margin, budget in CONFIG.budgets.of_machines.items():
+            terms = [foreseer.current_terms(at.rows) for at in some]
+            booked, peak = packed_by_hand(some, [Foreseen(of, estimator, found[margin]) for of in terms])
+            assert (violates(peak, booked).mean(axis=0) <= budget).all()
+        widest, middle, narrowest = (np.array(found[margin]) for margin in ("baseline", "medium", "aggressive"))
+        assert ((widest >= middle) & (middle >= narrowest)).all()
 
 
-def test_a_sum_keeps_its_budget_on_what_it_packs(
-    estimates: Estimates, contenders: MachineContenders, moments: list[Checkpoint], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["borg", "network"])
+def test_a_sum_keeps_its_budgets_on_the_machines_packed_under_it(
+    estimates: Estimates, contenders: MachineContenders, moments: list[Checkpoint], name: str
 ) -> None:
-    monkeypatch.setattr(packed, "ROUNDS", 1)
-    found = PackedMoments(estimates, moments, "hybrid", 1).set_sum("borg", contenders)
-    of_packed = replace(contenders, sums={"borg": found})
-    for margin, budget in (("baseline", 0.02), ("aggressive", 0.1)):
-        setting = found[margin]
-        assert isinstance(setting, Margin)
-        for change, keeps in ((1e-6, True), (-0.02, False)):
-            changed = {m: replace(setting, share=tuple(s + change for s in setting.share)) for m in found}
-            failed, n = np.zeros(2), 0
-            for at in moments:
-                rows = at.rows
-                under = {
-                    which: its.reserved_by("borg (sum)", estimates)[margin][estimates.history.previous[rows]]
-                    for which, its in (("old", contenders), ("new", replace(of_packed, sums={"borg": changed})))
-                }
-                order = np.random.default_rng([1, at.time_us]).permutation(len(at.machines))
-                fewest = Packer(at.workload, under["old"]).fewest(at.machines.take(order))
-                assert fewest is not None
-                on, placed = fewest
-                peak = np.stack([at.used[placed == m].sum(axis=0).max(axis=0) for m in range(on)])
-                used = np.unique(placed)
-                failed += violates(peak, booked_on(under["new"], placed, on))[used].sum(axis=0)
-                n += len(used)
-            assert (failed / n <= budget).all() if keeps else (failed / n > budget).any()
+    for some in (moments, moments[:6], moments[6:], moments[::2]):
+        settings = PackedMoments(estimates, some, "hybrid", 1).set_sum(name, contenders)
+        reserved = replace(contenders, sums={name: settings}).reserved_by(f"{name} (sum)", estimates)
+        for margin, budget in (("baseline", 0.02), ("aggressive", 0.1)):
+            current = current_reservations(reserved[margin], estimates.history)
+            booked, peak = packed_by_hand(some, [current[at.rows] for at in some])
+            assert (violates(peak, booked).mean(axis=0) <= budget).all()
+
+
+@pytest.mark.parametrize(
+    ("answers", "tried", "found"),
+    [
+        # what is packed under 1 asks for 3, under 3 for 4, and under 4 keeps the budget by 4 and no less
+        ({1: (False, 3), 3: (False, 4), 4: (True, 4)}, [1, 3, 4], 4),
+        # what is packed under 4 would keep it by 2, but under 2 other machines come out
+        ({1: (False, 4), 4: (True, 2), 2: (False, 3)}, [1, 4, 2], 4),
+        # the first one is too careful, twice over
+        ({4: (True, 3), 3: (True, 2.5), 2.5: (False, 5)}, [4, 3, 2.5], 3),
+        # a narrower margin has come to 2
+        ({4: (True, 1), 2: (True, 1)}, [4, 2], 2),
+    ],
+)
+def test_a_margin_rises_until_its_own_packing_keeps_the_budget_and_falls_while_it_still_does(
+    answers: dict[float, tuple[bool, float]], tried: list[float], found: float
+) -> None:
+    seen = []
+
+    def packing(margins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        seen.append(margins[0])
+        kept, least = answers[margins[0]]
+        return np.array([kept, True]), np.array([least, 0.5])
+
+    first = np.array([tried[0], 0.5])
+    assert packed._least_kept(first, packing, "it", np.array([2.0, 0.5])).tolist() == [found, 0.5]
+    assert seen == tried
+
+
+def test_a_budget_that_no_margin_keeps_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    above_the_limits = packed._least_kept(
+        np.array([1.0, 1.0]), lambda _: (np.array([False, True]), np.array([7.0, 0.5])), "borg (sum), baseline"
+    )
+    assert above_the_limits.tolist() == [7.0, 1.0]
+    assert [record.getMessage() for record in caplog.records] == [
+        "borg (sum), baseline: no margin was found that keeps its budget on the machines packed under it"
+    ]
 
 
 def test_contenders_are_set_one_after_the_other(
