@@ -63,7 +63,8 @@ class Workload:
     runs : structured array of ``records.RUN``, shape (n_runs,)
         As before the period.
     tape : structured array of ``records.TAPE``, shape (n_rows,)
-        The windows of each run, one after the other; CPU and memory in the trace's unit.
+        The windows of each run, one after the other; CPU and memory in the trace's unit. Where windows are usually
+        shorter than a slot, each has the mean CPU and the largest memory of all that begin in its slot of the run.
     row : int64, shape (n_rows,)
         Row of the history that each window is.
     masks : bool, shape (n_masks, n_machines)
@@ -71,7 +72,7 @@ class Workload:
     start_us, stop_us : int
         The period, on the trace's clock.
     slot_s : int
-        Length of a slot, in seconds: that of a measurement window.
+        Length of a slot, in seconds: five minutes, or the usual measurement window where that is longer.
     ends_out_of_memory : bool, shape (n_runs,)
         Whether the recorded run ended out of memory (``data.oom``).
     predecessors : int64, shape (n_pairs, 2)
@@ -218,6 +219,10 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
         np.isnan(seen.usage[rows, MEMORY_MAX]), seen.usage[rows, MEMORY_MEAN], seen.usage[rows, MEMORY_MAX]
     )
     tape["use"] = np.nan_to_num(np.stack([seen.usage[rows, CPU_MEAN], memory], axis=1))
+    lengths_us = seen.end_us[rows] - seen.start_us[rows]
+    if np.median(lengths_us) < slots.slot_us:  # the loop looks at one window in a slot
+        run = np.repeat(np.arange(n), stop - first)
+        tape["use"] = _use_by_slot(tape["use"], run, tape["from_us"] // slots.slot_us, lengths_us)
     tape["limit"] = np.nan_to_num(seen.limit[rows])
     runs = np.zeros(n, RUN)
     runs["first"], runs["stop"], runs["cursor"] = first, stop, first
@@ -265,6 +270,19 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
         predecessors=_predecessors(source.dataset, windows, runs),
     )
     return workload.in_order()
+
+
+def _use_by_slot(
+    use: NDArray[np.float64], run: NDArray[np.int64], slot: NDArray[np.int64], length_us: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return for each window the mean CPU and the largest memory of its slot of its run; shape (n, n_resources).
+
+    ``use`` is of the windows themselves, shape (n, n_resources). Equal runs and slots are adjacent.
+    """
+    first = np.flatnonzero((np.diff(run, prepend=-1) != 0) | (np.diff(slot, prepend=-1) != 0))
+    cpu = np.add.reduceat(use[:, 0] * length_us, first) / np.add.reduceat(length_us, first)
+    memory = np.maximum.reduceat(use[:, 1], first)
+    return np.repeat(np.stack([cpu, memory], axis=1), np.diff(first, append=len(use)), axis=0)
 
 
 def _predecessors(dataset: Dataset, windows: Windows, runs: NDArray[Any]) -> NDArray[np.int64]:

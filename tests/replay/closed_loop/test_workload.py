@@ -1,6 +1,7 @@
 """Workload of a closed loop, from a hand-made v3 trace: runs, arrivals, tapes, and the machines."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,12 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.schema import MACHINES, EventType
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import SplitConfig
 from reclaim.replay.closed_loop.records import MONITORING, NON_PRODUCTION, PRODUCTION
+from reclaim.replay.closed_loop.simulate import simulate
 from reclaim.replay.closed_loop.workload import CellMachines, machines_of, workload_of
 from reclaim.replay.experiment import Source
 from reclaim.replay.open_loop.fold import fold_dataset
@@ -143,6 +146,30 @@ def test_a_tape_plays_what_the_task_used_and_was_granted(source: Source) -> None
     assert second["first_limit"].tolist() == [0.3, 0.5]
     windows = period.history.windows
     assert (windows.collection_id[made.row[second["first"] : second["stop"]]] == int(BATCH)).all()
+
+
+def test_of_windows_shorter_than_a_slot_none_is_skipped(source: Source) -> None:
+    period = period_of(source)
+    history, slots = period.history, replace(period.slots, slot_s=1500)  # five windows each
+    windows = history.windows
+    of_second = np.flatnonzero((windows.collection_id == int(BATCH)) & (windows.start_us >= at(64) * 1_000_000))
+    usage, end_us = windows.usage.copy(), windows.end_us.copy()
+    usage[of_second, CPU_MEAN] = np.arange(20) / 10
+    usage[of_second[7], MEMORY_MAX] = 1.5  # in the middle of the second slot
+    end_us[of_second[0]] -= 150_000_000
+    seen = replace(windows, usage=usage, end_us=end_us)
+    finer = replace(period, history=replace(history, windows=seen), slots=slots)
+    made = workload_of(source, finer, machines_in(source, period))
+    run = made.runs[3]
+    tape = made.tape[run["first"] : run["stop"]]
+    # (0 / 2 + 0.1 + 0.2 + 0.3 + 0.4) / 4.5; (0.5 + ... + 0.9) / 5; and so on
+    cpu, memory = [1.0 / 4.5, 0.7, 1.2, 1.7], [0.25, 1.5, 0.25, 0.5]
+    assert tape["use"][:, 0] == pytest.approx(np.repeat(cpu, 5))
+    assert tape["use"][:, 1] == pytest.approx(np.repeat(memory, 5))
+    assert (tape["from_us"] / 300e6).tolist() == list(range(20))
+    reserved = np.full((1, len(made.tape), 2), 0.1)
+    out_of_memory = simulate(made, machines_in(source, period), reserved)
+    assert out_of_memory.ticks["out_of_memory"].sum() > 0
 
 
 def test_runs_have_their_jobs_constraints_bounds_and_priorities(wishes: Source) -> None:
