@@ -220,7 +220,7 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
     )
     tape["use"] = np.nan_to_num(np.stack([seen.usage[rows, CPU_MEAN], memory], axis=1))
     lengths_us = seen.end_us[rows] - seen.start_us[rows]
-    if np.median(lengths_us) < slots.slot_us:  # the loop looks at one window in a slot
+    if len(rows) and np.median(lengths_us) < slots.slot_us:  # the loop looks at one window in a slot
         run = np.repeat(np.arange(n), stop - first)
         tape["use"] = _use_by_slot(tape["use"], run, tape["from_us"] // slots.slot_us, lengths_us)
     tape["limit"] = np.nan_to_num(seen.limit[rows])
