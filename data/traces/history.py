@@ -137,14 +137,10 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         raise TraceError(f"{path}: cannot be read ({error}); delete it and run `reclaim fetch` again") from error
 
 
-def _role_of(file: pq.ParquetFile, group: int) -> str:
-    return str(file.read_row_group(group, ["role"])["role"][0].as_py())
-
-
 def roles_in(path: Path) -> set[str]:
     """Return the roles of which a piece has a series; TraceError where it cannot be read."""
     with _opened(path) as file:
-        return {_role_of(file, group) for group in range(file.num_row_groups)}
+        return set(file.read(["role"])["role"].unique().to_pylist())
 
 
 def read_piece(path: Path, roles: Container[str] | None = None) -> dict[str, list[RawSeries]]:
@@ -158,7 +154,7 @@ def read_piece(path: Path, roles: Container[str] | None = None) -> dict[str, lis
     with _opened(path) as file:
         groups = list(range(file.num_row_groups))
         if roles is not None:
-            groups = [k for k in groups if _role_of(file, k) in roles]
+            groups = [k for k in groups if file.read_row_group(k, ["role"])["role"][0].as_py() in roles]
         tables = [file.read_row_group(group) for group in groups]
     found: dict[str, list[RawSeries]] = {}
     for table in tables:

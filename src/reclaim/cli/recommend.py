@@ -134,15 +134,16 @@ def _bundles(dataset: Path, models: list[str], no_model: bool) -> dict[str, Bund
 
 def _check_patches(dataset: Path, folder: Path | None, containers: str | None, *, anonymise: bool) -> None:
     """Raise ConfigError where patches that are asked for cannot be written, before anything is computed."""
-    from reclaim.data.dataset import Dataset
     from reclaim.data.errors import ConfigError
-    from reclaim.replay.experiments.recommend.names import is_anonymous, is_kubernetes
-    from reclaim.replay.experiments.recommend.patches import check_target
 
     if folder is None:
         if containers is not None:
             raise ConfigError("--patch-containers: without effect, patches are written by --patches DIR alone")
         return
+    from reclaim.data.dataset import Dataset
+    from reclaim.replay.experiments.recommend.names import is_anonymous, is_kubernetes
+    from reclaim.replay.experiments.recommend.patches import check_target
+
     opened = Dataset.open(dataset)
     check_target(
         folder, kubernetes=is_kubernetes(opened), anonymous=anonymise or is_anonymous(opened), containers=containers

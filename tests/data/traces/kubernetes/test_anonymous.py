@@ -13,7 +13,7 @@ from reclaim.data import schema as s
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
-from tests.data.traces.kubernetes.test_fold import beat, counter, one, write_history
+from tests.data.traces.kubernetes.histories import beat, counter, one, write_history
 
 SECRETS = ("shop", "acme", "cart", "node-x", "proxy", "billing")
 IDS = [*s.TASK_KEY, s.MACHINE_ID]

@@ -1,0 +1,118 @@
+"""Tests of what series say of pods: their topmost owners, tiers and autoscalers."""
+
+from __future__ import annotations
+
+import pytest
+
+from reclaim.data import schema as s
+from reclaim.data.traces.kubernetes.owners import Owners, Workload, owners_of
+from reclaim.data.traces.series import task_id
+from tests.data.traces.kubernetes.histories import (
+    DIALECT,
+    POD,
+    one,
+)
+
+
+def owners(**roles: list[dict[str, str]]) -> Owners:
+    """Return the owners that series of value 1 tell."""
+    return owners_of([{role: [one(labels, [(0, 1)]) for labels in rows] for role, rows in roles.items()}], DIALECT)
+
+
+def test_a_pods_workload_is_its_topmost_owner() -> None:
+    pod = ("", "shop", POD["pod"])
+    of_set = POD | {"owner_kind": "ReplicaSet", "owner_name": "cart-7d9f8b6c5x", "owner_is_controller": "true"}
+    set_owner = {"namespace": "shop", "replicaset": "cart-7d9f8b6c5x", "owner_kind": "Deployment", "owner_name": "cart"}
+    cart = Workload("", "shop", "Deployment", "cart")
+    assert owners(owner=[of_set], replicaset_owner=[set_owner]).workload(pod) == cart
+    rollout = set_owner | {"owner_kind": "Rollout"}
+    assert owners(owner=[of_set], replicaset_owner=[rollout]).workload(pod).kind == "Rollout"
+    assert owners(owner=[of_set]).workload(pod) == cart  # off the set's name
+    assert owners(owner=[of_set | {"owner_name": "own-set"}]).workload(pod).kind == "ReplicaSet"
+    created = POD | {"created_by_kind": "DaemonSet", "created_by_name": "agent"}
+    assert owners(pod=[created]).workload(pod) == Workload("", "shop", "DaemonSet", "agent")
+    alone = POD | {"created_by_kind": "<none>", "created_by_name": "<none>"}
+    assert owners(pod=[alone]).workload(pod) == Workload("", "shop", "Pod", POD["pod"])
+
+
+def test_a_job_belongs_to_its_cron_job_and_runs_share_a_name() -> None:
+    pod = ("", "batch", "report-29892000-xk2pq")
+    of_job = {"namespace": "batch", "pod": pod[2], "owner_kind": "Job", "owner_name": "report-29892000"}
+    owner = {"namespace": "batch", "job_name": "report-29892000", "owner_kind": "CronJob", "owner_name": "nightly"}
+    assert owners(owner=[of_job], job_owner=[owner]).workload(pod) == Workload("", "batch", "CronJob", "nightly")
+    assert owners(owner=[of_job]).workload(pod) == Workload("", "batch", "CronJob", "report")
+    job = Workload("", "batch", "Job", "migrate-2026-11-02")
+    assert job.logical_name("app") == "Job/migrate/app"
+    assert job.collection_name("app") == "batch/Job/migrate-2026-11-02/app"
+    assert Workload("eu", "a", "Job", "7").collection_name("c") == "eu/a/Job/7/c"
+    assert Workload("eu", "a", "Job", "7").logical_name("c") == "Job/7/c"
+
+
+@pytest.mark.parametrize("none", ["", "<none>"])
+def test_a_job_or_a_set_without_an_owner_is_its_own_workload_whatever_its_name_looks_like(none: str) -> None:
+    """kube-state-metrics 2 says that there is no owner by empty labels, older ones by `<none>`."""
+    unowned = {"owner_kind": none, "owner_name": none, "owner_is_controller": none}
+    pod = {"namespace": "batch", "pod": "migrate-10000000-bcdfg"}
+    of_job = pod | {"owner_kind": "Job", "owner_name": "migrate-10000000"}
+    job = {"namespace": "batch", "job_name": "migrate-10000000"}
+    key = ("", "batch", pod["pod"])
+    assert owners(owner=[of_job], job_owner=[job | unowned]).workload(key) == Workload(
+        "", "batch", "Job", "migrate-10000000"
+    )
+    nightly = job | {"owner_kind": "CronJob", "owner_name": "nightly"}
+    assert owners(owner=[of_job], job_owner=[nightly, job | unowned]).workload(key).kind == "CronJob"
+    of_set = pod | {"owner_kind": "ReplicaSet", "owner_name": "web-7d9f8b6c5x"}
+    bare_set = {"namespace": "batch", "replicaset": "web-7d9f8b6c5x"} | unowned
+    assert owners(owner=[of_set], replicaset_owner=[bare_set]).workload(key) == Workload(
+        "", "batch", "ReplicaSet", "web-7d9f8b6c5x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "workload"),
+    [("cart-7d9f8b6c5x-abcde", "Pod", None), ("cart-7d9f8b6c5x-bcdfg", "Deployment", "cart"),
+     ("ledger-12", "StatefulSet", "ledger"), ("debug", "Pod", "debug")],
+)  # fmt: skip
+def test_without_facts_a_workload_is_read_off_the_pods_name(name: str, kind: str, workload: str | None) -> None:
+    """Random parts of names have no vowels: `abcde` is none."""
+    found = Owners(DIALECT).workload(("", "a", name))
+    assert (found.kind, found.name) == (kind, workload or name)
+
+
+def test_a_pods_owner_is_read_off_its_name_where_only_other_things_are_said_of_it() -> None:
+    """An allow-list of metrics may leave out `kube_pod_info` and `kube_pod_owner`."""
+    pod = POD | {"pod": "cart-7d9f8b6c5x-bcdfg"}
+    key, cart = ("", "shop", pod["pod"]), Workload("", "shop", "Deployment", "cart")
+    assert owners(quality=[pod | {"qos_class": "Burstable"}]).workload(key) == cart
+    assert owners(completed=[pod], evicted=[pod]).workload(key) == cart
+    for none in (owners(pod=[pod], quality=[pod]), owners(owner=[pod | {"owner_kind": "<none>"}])):
+        assert none.workload(key) == Workload("", "shop", "Pod", pod["pod"])
+
+
+def test_tiers_come_from_the_table_of_priority_classes() -> None:
+    b, c = {"namespace": "a", "pod": "b"}, {"namespace": "a", "pod": "c"}
+    said = owners(
+        pod=[POD | {"priority_class": "system-node-critical"}, b | {"priority_class": "other"}, c],
+        quality=[b | {"qos_class": "BestEffort"}, c | {"qos_class": "BestEffort"}],
+    )
+    tiers = [s.TIERS[said.tier(("", *pod))] for pod in (("shop", POD["pod"]), ("a", "b"), ("a", "c"), ("a", "unknown"))]
+    assert tiers == ["mon", "prod", "free", "prod"]
+    assert said.index(("", "a", "ledger-3"), Workload("", "a", "StatefulSet", "ledger")) == 3
+    assert said.index(("", "a", "web-3"), Workload("", "a", "Deployment", "web")) == task_id("pod/web-3")
+
+
+def test_a_scaler_holds_the_resources_whose_utilization_it_targets() -> None:
+    scaler = {"namespace": "shop", "horizontalpodautoscaler": "h", "scaletargetref_kind": "Deployment",
+              "scaletargetref_name": "cart"}  # fmt: skip
+    cart, other = (Workload("", "shop", "Deployment", name) for name in ("cart", "other"))
+    of = {"namespace": "shop", "horizontalpodautoscaler": "h"}
+
+    def held(*targets: tuple[str, str]) -> tuple[str, ...]:
+        rows = [of | {"metric_name": name, "metric_target_type": kind} for name, kind in targets]
+        return owners(autoscaler=[scaler], autoscaler_target=rows).autoscaled(cart)
+
+    assert held() == ("cpu",)  # older exporters do not say it, and CPU is usual
+    assert held(("cpu", "utilization"), ("memory", "utilization")) == ("cpu", "memory")
+    assert held(("memory", "utilization"), ("cpu", "average")) == ("memory",)
+    assert held(("requests_per_second", "average")) == ()
+    assert owners(autoscaler=[scaler]).autoscaled(other) == ()

@@ -1,0 +1,67 @@
+"""Tests of series by container: labels that were renamed, and which of several scrapers is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from reclaim.data import schema as s
+from reclaim.data.errors import ConfigError
+from tests.data.traces.kubernetes.histories import (
+    APP,
+    POD,
+    beat,
+    counter,
+    fold,
+    one,
+)
+
+
+def test_labels_that_a_scrape_renamed_are_read() -> None:
+    """Without `honor_labels`, the namespace and pod of kube-state-metrics stand where the pod's should."""
+    renamed = {"exported_namespace": "shop", "exported_pod": POD["pod"], "exported_container": "app",
+               "namespace": "monitoring", "pod": "kube-state-metrics-0", "container": "kube-state-metrics"}  # fmt: skip
+    usage = {"cpu": [one(APP, counter(0, 7200, 0.3))]}
+    owner = one(renamed | {"owner_kind": "DaemonSet", "owner_name": "agent"}, beat(0, 7200))
+    request = one(renamed | {"resource": "cpu"}, beat(0, 7200, 1.5))
+    rows, _, made = fold(usage | {"owner": [owner], "request": [request]})
+    assert {row[s.CPU_REQUEST] for row in rows} == {1.5}
+    assert [task.workload.kind for task in made.tasks.values()] == ["DaemonSet"]
+
+
+def test_of_several_scrapers_one_is_taken_and_they_are_not_added() -> None:
+    kubelet = APP | {"job": "kubelet", "metrics_path": "/metrics/cadvisor"}
+    other = APP | {"job": "cadvisor", "metrics_path": "/metrics"}
+    pair = [kubelet | {"prometheus_replica": name} for name in "ab"]
+    dense, sparse = counter(0, 3600, 0.5, 15), counter(0, 3600, 0.5, 60)
+    (first, *_), _, _ = fold({"cpu": [one(other, dense), one(kubelet, sparse)]})
+    assert first[s.CPU_MEAN] == pytest.approx(0.5)
+    assert first[s.SAMPLE_RATE_HZ] == pytest.approx(4 / 300)  # the kubelet's, though the other has more samples
+    (first, *_), _, _ = fold({"cpu": [one(pair[0], sparse), one(pair[1], dense)]})
+    assert first[s.CPU_MEAN] == pytest.approx(0.5)
+    assert first[s.SAMPLE_RATE_HZ] == pytest.approx(19 / 300)
+
+
+CGROUP = APP | {"id": "/kubepods/pod1/c1", "name": "c1", "cpu": "total"}
+
+
+def test_copies_by_a_label_that_the_dialect_does_not_list_are_refused_and_the_label_is_named() -> None:
+    """Each copy has the container's whole usage: added up, it would be twice as much."""
+    pair = [one(CGROUP | {"server": name}, counter(11 * k, 7200, 0.1)) for k, name in enumerate("ab")]
+    with pytest.raises(
+        ConfigError, match=r"/app: two series .* differ in server \(a and b\).* lists it under `scraper`"
+    ):
+        fold({"cpu": pair})
+    early = one(CGROUP | {"server": "c"}, counter(0, 60, 0.1))
+    with pytest.raises(ConfigError, match=r"differ in server \(a and b\)"):
+        fold({"memory": [pair[0], early, pair[1]]})
+    with pytest.raises(ConfigError, match=r"differ in server \(none and a\)"):
+        fold({"cpu": [one(CGROUP, counter(0, 7200, 0.1)), one(CGROUP | {"server": "a"}, counter(30, 7200, 0.1))]})
+
+
+def test_series_of_cores_or_of_a_restart_and_a_label_that_changes_are_no_copies() -> None:
+    of = ({"cpu": "cpu00"}, {"cpu": "cpu01"}, {"id": "/kubepods/pod1/c2", "name": "c2"})
+    (row, *_), _, _ = fold({"cpu": [one(CGROUP | more, counter(0, 7200, 0.1)) for more in of]})
+    assert row[s.CPU_MEAN] == pytest.approx(0.3)
+    labelled = [one(CGROUP, counter(0, 3600, 0.1)), one(CGROUP | {"team": "a"}, counter(3540, 7200, 0.1))]
+    rows, _, _ = fold({"cpu": labelled})  # two scrapers, one of which had its new label a minute later
+    assert len(rows) == 24
