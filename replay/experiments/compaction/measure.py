@@ -161,13 +161,14 @@ def _set_on_packed(
     """Return the contenders with margins set on packed machines, and how many moments were packed and left out, why.
 
     Without a moment that can be packed the contenders are as they were. The counts are None where none was asked for.
+    With them are the margins of which none keeps its budget there.
     """
     names = (*contenders.sums, *contenders.machines)
     if not (names and config.packed_moments):
         return contenders, None
     moments, left_out = validation_moments(source, estimates, constraints, config.horizon_s, config.packed_moments)
     asked = len(moments) + left_out.total()
-    counts = {"asked": asked, "packed": len(moments), "left_out": left_out}
+    counts: dict[str, Any] = {"asked": asked, "packed": len(moments), "left_out": left_out, "not_kept": []}
     if moments:
         packed = PackedMoments(estimates, [_placed_by(at, config) for at in moments], config.policy, config.seed)
         steps = set_on_packed(contenders, packed)
@@ -175,6 +176,7 @@ def _set_on_packed(
         *_, contenders = tqdm(steps, "packing", len(names), unit="contender", disable=quiet)
         reason = f"{MOST_CLONES} copies of the cell do not hold the tasks, for some estimators only"
         left_out += Counter({reason: len(packed.not_held)})
+        counts["not_kept"] = packed.not_kept
     return contenders, counts
 
 

@@ -84,11 +84,14 @@ class PackedMoments:
     not_held : set of int
         Times of the moments, in µs, that were left out for some estimator: ``MOST_CLONES`` of the cell do not hold the
         tasks.
+    not_kept : list of str
+        Contenders, each with a margin of which none was found that keeps its budget on what is packed under it.
     """
 
     def __init__(self, estimates: Estimates, moments: Sequence[Checkpoint], policy: str, seed: int) -> None:
         self._estimates, self._moments, self._policy, self._seed = estimates, moments, policy, seed
         self.not_held: set[int] = set()
+        self.not_kept: list[str] = []
         self._rows = np.concatenate([at.rows for at in moments])
         self._limit = np.concatenate([at.workload.limit for at in moments])
         before = estimates.history.previous[self._rows]
@@ -124,7 +127,7 @@ class PackedMoments:
         for margin, budget in (("aggressive", budgets.aggressive), ("baseline", budgets.baseline)):
             # the aggressive one first, as the baseline reserves at least what that does
             packing = partial(packed, pair, margin, budget)
-            pair = {**pair, margin: _least_kept(pair[margin], packing, f"{name} (sum), {margin}")}
+            pair = {**pair, margin: self._least(f"{name} (sum), {margin}", pair[margin], packing)}
         return mine.settings(pair, None)
 
     def set_machine(self, name: str, contenders: MachineContenders) -> Mapping[str, tuple[float, ...]]:
@@ -151,9 +154,16 @@ class PackedMoments:
         least = np.full(len(estimator.curves), -np.inf)
         for margin, budget in reversed([*contenders.budgets.of_machines.items()]):  # the largest budget first
             first = np.maximum(margins[margin], least)
-            least = _least_kept(first, partial(packed, budget), f"{name}, {margin}", floor=least)
+            least = self._least(f"{name}, {margin}", first, partial(packed, budget), least)
             margins[margin] = tuple(least.tolist())
         return margins
+
+    def _least(self, what: str, first: Floats, packed: Packing, floor: float | Floats = -np.inf) -> Floats:
+        found, kept = _least_kept(first, packed, floor)
+        if not kept:
+            self.not_kept.append(what)
+            log.warning("%s: no margin was found that keeps its budget on the machines packed under it", what)
+        return found
 
     def _pack(self, booked: Booked) -> Sets:
         """Pack every moment onto the fewest machines; ConfigError where none of them can be packed."""
@@ -195,11 +205,11 @@ def _score(setting: Price | Margin) -> Floats:
     return np.array(setting.share if isinstance(setting, Margin) else scores_of(setting.value))
 
 
-def _least_kept(first: Floats, packed: Packing, what: str, floor: float | Floats = -np.inf) -> Floats:
-    """Return the least of the margins or prices tried that keeps its budget on what is packed under it.
+def _least_kept(first: Floats, packed: Packing, floor: float | Floats = -np.inf) -> tuple[Floats, bool]:
+    """Return the least of the margins or prices tried that keeps its budget on what is packed under it, and True.
 
     They rise from the ``first`` until the budget is kept, then fall, no lower than ``floor``, while it still is. Where
-    none of ``ROUNDS`` keeps it, the highest one is returned, and ``what`` is named in a warning.
+    none of ``ROUNDS`` keeps it: the highest one, and False.
     """
     here, found = first, None
     for _ in range(ROUNDS):
@@ -210,13 +220,11 @@ def _least_kept(first: Floats, packed: Packing, what: str, floor: float | Floats
         elif found is None:
             following = np.maximum(least, here)
         else:
-            return found
+            break
         if (following == here).all():
             break
         here = following
-    if found is None:
-        log.warning("%s: no margin was found that keeps its budget on the machines packed under it", what)
-    return here if found is None else found
+    return (here, False) if found is None else (found, True)
 
 
 def validation_moments(

@@ -143,18 +143,37 @@ def test_a_margin_rises_until_its_own_packing_keeps_the_budget_and_falls_while_i
         return np.array([kept, True]), np.array([least, 0.5])
 
     first = np.array([tried[0], 0.5])
-    assert packed._least_kept(first, packing, "it", np.array([2.0, 0.5])).tolist() == [found, 0.5]
+    least, kept = packed._least_kept(first, packing, np.array([2.0, 0.5]))
+    assert least.tolist() == [found, 0.5]
+    assert kept
     assert seen == tried
 
 
-def test_a_budget_that_no_margin_keeps_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    above_the_limits = packed._least_kept(
-        np.array([1.0, 1.0]), lambda _: (np.array([False, True]), np.array([7.0, 0.5])), "borg (sum), baseline"
-    )
-    assert above_the_limits.tolist() == [7.0, 1.0]
-    assert [record.getMessage() for record in caplog.records] == [
-        "borg (sum), baseline: no margin was found that keeps its budget on the machines packed under it"
+def test_where_no_margin_keeps_a_budget_the_highest_one_tried_is_taken() -> None:
+    highest, kept = packed._least_kept(np.array([1.0, 1.0]), lambda _: (np.array([False, True]), np.array([7.0, 0.5])))
+    assert highest.tolist() == [7.0, 1.0]
+    assert not kept
+
+
+def test_a_budget_that_no_margin_keeps_is_named(
+    estimates: Estimates, contenders: MachineContenders, moments: list[Checkpoint]
+) -> None:
+    """Peaks here are twice what the tasks of a machine are limited to, so what is reserved never covers one."""
+    double = [replace(at, used=at.used + 2 * at.workload.limit[:, None]) for at in moments[:3]]
+    some = PackedMoments(estimates, double, "hybrid", 1)
+    some.set_sum("borg", contenders)
+    some.set_machine("network (machine)", contenders)
+    assert some.not_kept == [
+        f"{name}, {margin}"
+        for name, margins in (
+            ("borg (sum)", ("aggressive", "baseline")),
+            ("network (machine)", ("aggressive", "medium", "baseline")),
+        )
+        for margin in margins
     ]
+    kept = PackedMoments(estimates, moments[:6], "hybrid", 1)
+    kept.set_machine("network (machine)", contenders)
+    assert not kept.not_kept
 
 
 def test_contenders_are_set_one_after_the_other(
