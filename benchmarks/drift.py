@@ -1,4 +1,4 @@
-"""Changes a cell's workload on purpose in its test period, and shows how fast prices that follow keep their budgets.
+"""Changes a cell's workload on purpose in its test period, and shows how fast what follows keeps its budgets again.
 
     python benchmarks/drift.py CELL --model NAME@ALIAS --work WORK --out benchmarks/results/drift
 
@@ -14,9 +14,10 @@ kind
 limits
     Every limit is halved at once. What is used is cut off at it.
 
-Written are ``OUT.json`` and ``OUT.svg``: the violation of every six hours as a multiple of the budget, at prices set on
-the validation rows and at prices that follow, and after how long the latter keep the budget again: the first moment
-from which a whole day's violation lies between 0.8 and 1.25 times the budget.
+Written are ``OUT.json``, ``OUT.svg`` and ``OUT-machines.svg``, of tasks and of machines: the violation of every six
+hours as a multiple of the budget, at prices and margins set on the validation rows and at those that follow, and after
+how long these keep the budget again: the first moment from which a whole day's violation lies between 0.8 and 1.25
+times the budget, of machines below that.
 """
 
 from __future__ import annotations
@@ -47,8 +48,12 @@ from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import SplitConfig
 from reclaim.replay.experiment import Source
+from reclaim.replay.experiments.frontier.learned import foresee_machines
+from reclaim.replay.experiments.frontier.machines import lay_out_machines
+from reclaim.replay.experiments.frontier.sweep import Guards
 from reclaim.replay.experiments.margins.following import WITHIN, follow
 from reclaim.replay.open_loop.estimates import Estimates, estimate_all
+from reclaim.replay.open_loop.machines import FITTED
 from reclaim.replay.open_loop.rows import ratio
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import load_model
@@ -66,6 +71,8 @@ _SHARE: Final = 0.2
 _CPU: Final = (s.CPU_MEAN, s.CPU_MAX, s.CPU_SAMPLE, s.CPU_PERCENTILES, s.CPU_TAIL_PERCENTILES)
 _MEMORY: Final = (s.MEMORY_MEAN, s.MEMORY_MAX, s.PAGE_CACHE)
 _MODEL: Final = "network"
+_COLOURS: Final = {"set": "#999999", "following": "#1b6ca8", "held": "#c2571a"}
+"""Ways to reserve, each with its colour."""
 
 Columns = dict[str, Any]
 """Columns of a bucket of usage: arrays, (n,), or (n, k) of percentiles."""
@@ -192,56 +199,93 @@ def measure(estimates: Estimates, config: ReplayConfig, change_us: int) -> dict[
     period = estimates.period
     rows, windows = period.rows, period.history.windows
     limit, target = windows.limit[rows], period.history.target[rows]
-    part = (windows.end_us[rows] - 1 - change_us) // (_PART_H * _HOUR_US)
     known = np.isfinite(target) & (limit > 0)
-    parts = np.unique(part[known.any(axis=1)])
     ways = {"set": estimates.reservations(_MODEL), "following": follow(_MODEL, estimates, config)}
-    found: dict[str, Any] = {"hours": (parts * _PART_H).tolist(), "margins": {}}
+    found: dict[str, dict[str, Any]] = {}
     for margin, budget in asdict(config.budgets).items():
         for r, resource in enumerate(RESOURCES):
             here = known[:, r]
-            of_part = np.searchsorted(parts, part[here])
-            count = np.bincount(of_part, minlength=len(parts))
-            granted = np.bincount(of_part, limit[here, r], len(parts))
-            of: dict[str, Any] = {"budget": budget, "task_windows": count.tolist()}
-            for way, reserved in ways.items():
-                held = reserved[margin][rows][here, r]
-                above = np.bincount(of_part, violates(needed(target, limit)[here, r], held), len(parts))
-                spared = np.bincount(of_part, limit[here, r] - held, len(parts))
-                of[way] = {
-                    "times_the_budget": (ratio(above, count) / budget).tolist(),
-                    "reclaimed": ratio(spared, granted).tolist(),
-                    "back_h": back_within(parts, above, count, budget),
-                }
-            found["margins"].setdefault(margin, {})[resource] = of
+            need, granted = needed(target, limit)[here, r], limit[here, r]
+            held = {way: reserved[margin][rows][here, r] for way, reserved in ways.items()}
+            found.setdefault(margin, {})[resource] = by_part(
+                windows.end_us[rows][here] - 1 - change_us, need, granted, held, budget
+            )
     return found
 
 
-def back_within(parts: NDArray[np.int64], above: NDArray[Any], count: NDArray[Any], budget: float) -> int | None:
-    """Return the hours from the change to the first part from which a day's violation is within ``WITHIN``."""
+def measure_machines(source: Source, estimates: Estimates, config: ReplayConfig, change_us: int) -> dict[str, Any]:
+    """Return the same of machines: passed peaks and what is reserved for all tasks on one together.
+
+    ``held`` follows, and holds the second budget, of machines at once, as a service does.
+    """
+    period, found = estimates.period, dict[str, dict[str, Any]]()
+    guards = Guards.from_windows(period.history.windows)
+    laid_out = {name: lay_out_machines(period, guards, r, config.horizon_s, {}) for r, name in enumerate(RESOURCES)}
+    machines = {name: m for name, m in laid_out.items() if m is not None}
+    bundle, features = source.bundles[_MODEL], source.features
+    of_model = foresee_machines(bundle, features, period, machines, config.horizon_s, config.budgets)[FITTED]
+    budgets = config.budgets.of_machines
+    for resource, m in machines.items():
+        one, at = of_model[resource], (config.horizon_s, m.slot_s)
+        for (margin, budget), held in zip(budgets.items(), one.held(tuple(budgets.values()), *at), strict=True):
+            ways = {"set": one.peak(budget), "following": one.following(budget, *at), "held": held}
+            reserved = {way: np.minimum(peak, m.at.limit) for way, peak in ways.items()}
+            found.setdefault(margin, {})[resource] = by_part(
+                m.at.start_us - change_us, m.at.peak, m.at.limit, reserved, budget, least=0.0
+            )
+    return found
+
+
+def by_part(
+    since_us: NDArray[np.int64],
+    need: NDArray[np.float64],
+    limit: NDArray[np.float64],
+    reserved: Mapping[str, NDArray[np.float64]],
+    budget: float,
+    least: float = WITHIN[0],
+) -> dict[str, Any]:
+    """Return the violation and the reclaimed share of each way to reserve, by six hours since the change."""
+    parts, of_part, count = np.unique(since_us // (_PART_H * _HOUR_US), return_inverse=True, return_counts=True)
+    granted = np.bincount(of_part, limit)
+    found: dict[str, Any] = {"budget": budget, "hours": (parts * _PART_H).tolist(), "answers": count.tolist()}
+    for way, held in reserved.items():
+        above = np.bincount(of_part, violates(need, held))
+        found[way] = {
+            "times_the_budget": (above / count / budget).tolist(),
+            "reclaimed": ratio(np.bincount(of_part, limit - held), granted).tolist(),
+            "back_h": back_within(parts, above, count, budget, least),
+        }
+    return found
+
+
+def back_within(
+    parts: NDArray[np.int64], above: NDArray[Any], count: NDArray[Any], budget: float, least: float
+) -> int | None:
+    """Return the hours to the first part from which a day's violation lies between ``least`` and ``WITHIN[1]``."""
     day = 24 // _PART_H
     for k in np.flatnonzero(parts >= 0):
         some = slice(k, k + day)
-        if k + day <= len(parts) and WITHIN[0] <= above[some].sum() / count[some].sum() / budget <= WITHIN[1]:
+        if k + day <= len(parts) and least <= above[some].sum() / count[some].sum() / budget <= WITHIN[1]:
             return int(parts[k]) * _PART_H
     return None
 
 
-def draw(results: Mapping[str, Any]) -> Figure:
-    """Draw the violation over time: a column for each change, a row for each budget and resource."""
+def draw(results: Mapping[str, Any], of: str) -> Figure:
+    """Draw the violation of tasks or machines over time: a column a change, a row a budget and resource."""
     kinds = [(margin, resource) for margin in ("aggressive", "baseline") for resource in RESOURCES]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12, 10), layout="constrained")
         axes = figure.subplots(len(kinds), len(results["changes"]), sharex=True, sharey=True, squeeze=False)
-        for column, (change, of) in enumerate(results["changes"].items()):
+        for column, (change, found) in enumerate(results["changes"].items()):
             for row, (margin, resource) in enumerate(kinds):
-                ax, one = axes[row, column], of["margins"][margin][resource]
-                edges = [*of["hours"], of["hours"][-1] + _PART_H]
+                ax, one = axes[row, column], found[of][margin][resource]
+                edges = [*one["hours"], one["hours"][-1] + _PART_H]
                 ax.axhspan(*WITHIN, color="#bbddbb")
                 ax.axvline(0, color="#444444", linewidth=1)
-                for way, colour in (("set", "#999999"), ("following", "#1b6ca8")):
-                    values = np.clip(one[way]["times_the_budget"], 0.02, None)
-                    ax.stairs(values, edges, baseline=None, color=colour, linewidth=1.6, label=f"price {way}")
+                for way, colour in _COLOURS.items():
+                    if way in one:
+                        values = np.clip(one[way]["times_the_budget"], 0.02, None)
+                        ax.stairs(values, edges, baseline=None, color=colour, linewidth=1.6, label=way)
                 ax.set_yscale("log")
                 ax.set_title(
                     f"{_TITLES[change]}\n{RESOURCE_TITLES[resource]}, {one['budget']:.1%}" if row == 0
@@ -275,15 +319,34 @@ def main() -> None:
         out = asked.work / change
         changed_dataset(cell, out, change, change_us, asked.seed)
         source = Source(Dataset.open(out), FeatureSet.open(out), {_MODEL: bundle})
-        results["changes"][change] = measure(estimate_all(source, config), config, change_us)
-        for margin, of in results["changes"][change]["margins"].items():
-            for resource, one in of.items():
-                most = {way: max(one[way]["times_the_budget"]) for way in ("set", "following")}
-                print(change, margin, resource, {way: round(m, 2) for way, m in most.items()},
-                      "back after", one["set"]["back_h"], one["following"]["back_h"], "h")  # fmt: skip
+        estimates = estimate_all(source, config)
+        results["changes"][change] = {
+            "tasks": measure(estimates, config, change_us),
+            "machines": measure_machines(source, estimates, config, change_us),
+        }
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-    draw(results).savefig(asked.out.with_suffix(".svg"))
+    for of, name in (("tasks", asked.out.name), ("machines", f"{asked.out.name}-machines")):
+        draw(results, of).savefig(asked.out.with_name(f"{name}.svg"))
+        print("\n".join(table(results, of)))
+
+
+def table(results: Mapping[str, Any], of: str) -> Iterator[str]:
+    """Yield a table: the largest violation of six hours over the budget, and the hours until that is kept."""
+    ways = [way for way in _COLOURS if of == "machines" or way != "held"]
+    columns = [f"{RESOURCE_TITLES[r]}, {way}" for r in RESOURCES for way in ways]
+    yield f"| {of}: change | budget | " + " | ".join(columns) + " |"
+    yield "|---|---|" + "--:|" * len(columns)
+    for margin in ("aggressive", "baseline"):
+        for change, found in results["changes"].items():
+            cells = []
+            for resource in RESOURCES:
+                one = found[of][margin][resource]
+                after = np.array(one["hours"]) >= 0
+                for way in ways:
+                    most, back_h = np.array(one[way]["times_the_budget"])[after].max(), one[way]["back_h"]
+                    cells.append(f"{most:.1f}, " + ("-" if back_h is None else f"{back_h} h"))
+            yield f"| {_TITLES[change]} | {one['budget']:.1%} | " + " | ".join(cells) + " |"
 
 
 if __name__ == "__main__":

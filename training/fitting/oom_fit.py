@@ -15,7 +15,7 @@ from reclaim.features.splits import IN_ALLOC, TRAIN, VALID, permitted
 from reclaim.features.targets import HORIZONS_S
 from reclaim.training.fitting.sources import RowIndex, Source
 from reclaim.training.fitting.trees import binnable
-from reclaim.training.models.oom_model import INPUTS, LEAVES, OomModel, Trees
+from reclaim.training.models.oom_model import FEW_ENDS_INPUTS, INPUTS, LEAVES, OomModel, Trees
 from reclaim.training.models.trees import thread_limit
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,10 @@ out-of-memory ends; and all others. A row counts by the inverse of its share."""
 _NEAR: Final = 0.8
 FEWEST: Final = 20
 """Positive rows below which a horizon is not fitted."""
+MANY: Final = 1_000
+"""Rows within five minutes of an end, about as many as ends, from which trees read all inputs. From six cells, with
+some 1,700 ends, they gain 7 % of average precision by it on cells of other donors; from one, with some 300, they lose
+4 % (``benchmarks/LOG.md``, 2026-11-25)."""
 _MOST_ROWS: Final = 2_000_000
 """Rows that are learned from at most; more are thinned out alike."""
 
@@ -83,10 +87,10 @@ def fit_oom(sources: Sequence[Source], seed: int, periods: Sequence[int] = (TRAI
     if not fitted.any():
         log.info("no out-of-memory model: %s positive rows, each horizon needs %d", positive, FEWEST)
         return None
-    trees = Trees.blank(_MODELS * _TREES)
+    trees, reads = Trees.blank(_MODELS * _TREES), range(len(INPUTS)) if positive[0] >= MANY else FEW_ENDS_INPUTS
     with thread_limit(1):  # sums of several threads differ in their last bits
         for model, (rows, of_model) in enumerate(zip(draws, seeds, strict=True)):
-            _fit(trees, model, rows, fitted, of_model)
+            _fit(trees, model, rows, fitted, of_model, reads)
     return OomModel(trees, fitted)
 
 
@@ -152,20 +156,20 @@ def _thinned(rows: OomRows, seed: int) -> OomRows:
     return OomRows(*(column[some] for column in rows))
 
 
-def _fit(trees: Trees, place: int, rows: OomRows, fitted: NDArray[np.bool_], seed: int) -> None:
-    """Write the trees of one of the models, of every horizon that has enough positive rows."""
+def _fit(trees: Trees, place: int, rows: OomRows, fitted: NDArray[np.bool_], seed: int, reads: Sequence[int]) -> None:
+    """Write the trees of one of the models, of every horizon that has enough positive rows, from some of ``INPUTS``."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    own = slice(place * _TREES, (place + 1) * _TREES)
+    own, x = slice(place * _TREES, (place + 1) * _TREES), rows.x[:, reads]
     for h in np.flatnonzero(fitted).tolist():
         known = np.flatnonzero(np.isfinite(rows.oom[:, h]))
         leaf = min(_LEAF_ROWS, max(20, len(known) // 100))
         model: Any = HistGradientBoostingClassifier(
             max_iter=_TREES, max_leaf_nodes=LEAVES, min_samples_leaf=leaf,
-            learning_rate=_RATE, l2_regularization=_L2, max_features=_COLUMNS, monotonic_cst=_DIRECTION,
-            early_stopping=False, random_state=seed,
-        ).fit(binnable(rows.x[known], leaf), rows.oom[known, h] == 1, sample_weight=rows.weight[known])  # fmt: skip
+            learning_rate=_RATE, l2_regularization=_L2, max_features=_COLUMNS,
+            monotonic_cst=[_DIRECTION[k] for k in reads], early_stopping=False, random_state=seed,
+        ).fit(binnable(x[known], leaf), rows.oom[known, h] == 1, sample_weight=rows.weight[known])  # fmt: skip
         trees.start[h] += model._baseline_prediction.item() / _MODELS  # scikit-learn has no public way to its trees
         for k, (tree,) in enumerate(model._predictors, own.start):
-            trees.put(h, k, tree.nodes)
+            trees.put(h, k, tree.nodes, reads)
         trees.value[h, own] /= _MODELS

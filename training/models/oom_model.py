@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -36,12 +36,19 @@ _ENDS: Final = (
     AT.ooms, AT.oom_since, AT.oom_age, AT.oom_age_least, AT.oom_limit, AT.collection_ooms, AT.collection_oom_since,
     AT.collection_oom_age, AT.collection_oom_age_least, AT.collection_oom_rate,
 )  # fmt: skip
-INPUTS: Final = tuple(sorted(int(k) for k in (*_MEMORY, *_RUN, *_ENDS)))
-"""Positions of the features that the model reads: memory over the limit within a day, the run, and earlier ends.
+_LEVEL: Final = (
+    AT.memory_max_ever, AT.memory_slow_max, AT.memory_ewm_12h, AT.memory_p99_12h, AT.memory_p90_12h, AT.memory_p98_48h,
+    AT.memory_same_hour_1d, AT.memory_same_hour_2d, AT.memory_same_hour_7d,
+)  # fmt: skip
+INPUTS: Final = tuple(sorted(int(k) for k in (*_MEMORY, *_RUN, *_ENDS, *_LEVEL)))
+"""Positions of the features that the model reads: memory over the limit, the run, and earlier ends.
 
-CPU, the size of the limits, tier, class, page cache, cycles per instruction and the level of memory over days are not
-read. A collection keeps them, so trees know the few that met an end by them, and look for those again: on
-cells of other donors the model is better without (``benchmarks/LOG.md``, 2026-11-25)."""
+CPU, the size of the limits, tier, class, page cache and cycles per instruction are not read. A collection keeps them,
+so trees know the few that met an end by them, and look for those again: on cells of other donors the model is better
+without (``benchmarks/LOG.md``, 2026-11-25)."""
+FEW_ENDS_INPUTS: Final = tuple(k for k, feature in enumerate(INPUTS) if feature not in _LEVEL)
+"""Places in ``INPUTS`` of those that trees of few ends read: without the level of memory over days, by which they know
+collections, too. Trees of many ends are better with it."""
 
 _TOGETHER: Final = 64
 """Rows that are asked together: their inputs lie in a core's nearest cache."""
@@ -88,8 +95,8 @@ class Trees(NamedTuple):
             np.full(nodes, _ALL, np.int32), np.zeros(leaves, np.float32), np.zeros(len(HORIZONS_S), np.float32),
         )  # fmt: skip
 
-    def put(self, h: int, tree: int, nodes: NDArray[Any]) -> None:
-        """Write one tree of scikit-learn's (``TreePredictor.nodes``) in its place."""
+    def put(self, h: int, tree: int, nodes: NDArray[Any], reads: Sequence[int]) -> None:
+        """Write one tree of scikit-learn's (``TreePredictor.nodes``), whose features are ``reads``, in its place."""
         leaves: list[float] = []
         n_inner = 0
 
@@ -102,7 +109,7 @@ class Trees(NamedTuple):
                 return 1 << (len(leaves) - 1)
             left, right = walk(int(node["left"])), walk(int(node["right"]))
             place = h, tree, n_inner
-            self.feature[place] = node["feature_idx"]
+            self.feature[place] = reads[node["feature_idx"]]
             self.threshold[place] = _rounded_down(float(node["num_threshold"]))
             self.unknown_right[place] = not node["missing_go_to_left"]
             self.kept[place] = _ALL & ~left

@@ -117,6 +117,23 @@ def test_a_property_of_a_collection_that_all_its_ends_share_is_not_learned() -> 
     np.testing.assert_array_equal(model.predict(probe), model.predict(other))
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_the_level_of_memory_over_days_is_learned_from_many_ends_alone(
+    monkeypatch: pytest.MonkeyPatch, *, many: bool
+) -> None:
+    whole = cell(30_000)
+    x, oom = whole.features.x, whole.features.targets(np.arange(30_000))[1]
+    levels = [AT.memory_max_ever, AT.memory_p98_48h, AT.memory_same_hour_7d]
+    x[:, levels], x[:, AT.memory_last] = oom[:, :1], 0.9
+    ends = int((oom[:, 0] == 1).sum())
+    monkeypatch.setattr(oom_fit, "MANY", ends if many else ends + 1)
+    model = fit_oom([whole], seed=0)
+    assert model is not None
+    other = x[:3_000].copy()
+    other[:, levels] = 1 - other[:, levels]
+    assert (model.predict(x[:3_000]) != model.predict(other)).any() == many
+
+
 def test_it_learns_what_announces_an_end_from_several_cells() -> None:
     cells = [cell(30_000, seed) for seed in (1, 2)]
     model = fit_oom(cells, seed=0)

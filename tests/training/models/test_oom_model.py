@@ -45,7 +45,7 @@ def model(fitted: tuple[bool, ...] = (True,) * H) -> OomModel:
     for h, of in enumerate(boosted()):
         trees.start[h] = of._baseline_prediction.item()
         for k, (tree,) in enumerate(of._predictors):
-            trees.put(h, k, tree.nodes)
+            trees.put(h, k, tree.nodes, range(len(INPUTS)))
     return OomModel(trees, np.array(fitted))
 
 
@@ -84,8 +84,9 @@ def test_a_tree_of_two_leaves_by_hand() -> None:
         ("left", "i8"), ("right", "i8"), ("is_leaf", "?"),
     ]  # fmt: skip
     trees.put(
-        0, 0, np.array([(0, 3, 0.5, False, 1, 2, False), (-1, 0, 0, 0, 0, 0, True), (2, 0, 0, 0, 0, 0, True)], node)
-    )
+        0, 0, np.array([(0, 1, 0.5, False, 1, 2, False), (-1, 0, 0, 0, 0, 0, True), (2, 0, 0, 0, 0, 0, True)], node),
+        reads=[7, 3],
+    )  # fmt: skip
     trees.start[0] = -1
     x = np.zeros((3, FIRST_RELATED), np.float32)
     x[:, INPUTS[3]] = 0.5, 0.6, np.nan
@@ -108,7 +109,7 @@ def test_a_model_of_before_is_refused(tmp_path: Path) -> None:
     beyond = model().trees
     beyond.feature[0, 0, 0] = len(INPUTS)
     OomModel(beyond, np.ones(H, np.bool_)).save(tmp_path)
-    with pytest.raises(ValueError, match=r"a tree reads a feature that is none of the 36"):
+    with pytest.raises(ValueError, match=r"a tree reads a feature that is none of the 45"):
         OomModel.load(tmp_path)
 
 
