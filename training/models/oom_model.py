@@ -189,7 +189,10 @@ class OomModel:
         if missing := set(names) - tensors.keys():
             raise ValueError(f"{cls.FILE}: no {', no '.join(sorted(missing))}")
         if reads != _NAMES:
-            raise ValueError(f"{cls.FILE}: expected the inputs {', '.join(_NAMES)}, got {', '.join(reads) or 'none'}")
+            lacks, others = (
+                [k for k in of if k not in by] or ["none"] for of, by in ((_NAMES, reads), (reads, _NAMES))
+            )
+            raise ValueError(f"{cls.FILE}: its inputs lack {', '.join(lacks)}, and have {', '.join(others)} besides")
         trees, fitted = Trees(**{name: tensors[name] for name in Trees._fields}), tensors[cls._FITTED]
         n_trees = trees.value.shape[1] if trees.value.ndim == 3 else 0
         blank: tuple[NDArray[Any], ...] = (*Trees.blank(n_trees), np.zeros(len(HORIZONS_S), np.bool_))
