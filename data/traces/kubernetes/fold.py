@@ -180,10 +180,16 @@ class Fold:
         limits = self._limits(found, tasks, columns)
         return _usage(found, tasks, columns, limits, scheduled, machine), events
 
-    def ends(self, end_us: int) -> Iterator[dict[str, Any]]:
-        """Yield the ends of the tasks that are gone at the history's end."""
+    def ends(self) -> Iterator[dict[str, Any]]:
+        """Yield the ends of the tasks that are gone at the history's end: others of their cluster were seen after them.
+
+        Where none was, the cluster may not have been scraped.
+        """
+        last_us: dict[str, int] = {}
         for task in self.tasks.values():
-            if task.seen_us and end_us - task.seen_us > GONE_US:
+            last_us[task.key.cluster] = max(last_us.get(task.key.cluster, 0), task.seen_us)
+        for task in self.tasks.values():
+            if task.seen_us and last_us[task.key.cluster] - task.seen_us > GONE_US:
                 yield from self._gone(task, task.seen_us)
 
     def _task(self, key: ContainerKey) -> Task:

@@ -25,7 +25,7 @@ FOLDER: Final = "tables"
 ANONYMOUS: Final = "anonymous"
 """Folder of the tables without names, and the option that a dataset's manifest has for them."""
 DONE: Final = "made.json"
-GENERATION: Final = 5
+GENERATION: Final = 6
 """Raised when the same samples give other tables."""
 _PIECES_PER_FILE: Final = 12
 """A day of usage in a file."""
@@ -119,7 +119,7 @@ def _make(history: History, dialect: Dialect, work: Path) -> tuple[dict[str, int
                 with TableWriter(work / f"usage-{first // _PIECES_PER_FILE:04d}.parquet", usage_schema) as usage:
                     usage.write(pa.concat_tables(rows))
                     counts["usage"] += usage.rows
-        events.write(_rows(list(fold.ends(history.range_s[1] * 1_000_000)), s.with_extras("events", EVENT_EXTRAS)))
+        events.write(_rows(list(fold.ends()), s.with_extras("events", EVENT_EXTRAS)))
         counts["events"] = events.rows
     if not counts["usage"]:
         raise TraceError(f"{history.folder}: not one window in {len(pieces)} pieces")

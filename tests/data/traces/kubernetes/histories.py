@@ -63,7 +63,7 @@ def fold(series: Piece, pieces: int = 1) -> tuple[list[dict[str, Any]], list[dic
         table, found = made.piece(part, (T0 + k * PIECE_S) * US, (T0 + (k + 1) * PIECE_S) * US)
         tables.append(table)
         events += found
-    events += made.ends((T0 + pieces * PIECE_S) * US)
+    events += made.ends()
     rows = pa.concat_tables(tables).to_pylist()
     return sorted(rows, key=lambda row: row[s.START_US]), sorted(events, key=lambda event: event[s.TIME_US]), made
 

@@ -29,6 +29,9 @@ from tests.data.traces.kubernetes.histories import (
     told,
 )
 
+GOES_ON = one(POD | {"pod": "other", "container": "app"}, counter(0, PIECE_S, 1.0))
+"""Another container, which is there to the end of a piece."""
+
 
 def test_a_kill_for_memory_is_recorded_with_its_time_and_begins_a_new_run() -> None:
     runs = [one(APP | {"id": "1"}, counter(0, 1000, 1.0)), one(APP | {"id": "2"}, counter(1030, 3000, 1.0))]
@@ -37,11 +40,14 @@ def test_a_kill_for_memory_is_recorded_with_its_time_and_begins_a_new_run() -> N
     ended = one(APP | {"uid": "u"}, beat(1020, 7200, T0 + 1003, 60))
     started = one(APP | {"uid": "u"}, [*beat(0, 1020, T0 - 500, 60), *beat(1020, 7200, T0 + 1015, 60)])
     facts = {"cpu": runs, "restarts": [restarts], "ended_reason": [reason]}
-    rows, events, _ = fold(facts | {"started": [started], "ended_time": [ended]})
+    known = facts | {"started": [started], "ended_time": [ended]}
+    _, events, _ = fold(known | {"cpu": [*runs, GOES_ON]})
     kinds = s.EventType
     assert told(events) == [
-        (-500, kinds.SCHEDULE, None), (1003, kinds.FAIL, True), (1015, kinds.SCHEDULE, None), (3000, kinds.KILL, False),
+        (-500, kinds.SCHEDULE, None), (0, kinds.SCHEDULE, None), (1003, kinds.FAIL, True),
+        (1015, kinds.SCHEDULE, None), (3000, kinds.KILL, False),
     ]  # fmt: skip
+    rows, _, _ = fold(known)
     assert [row[s.SCHEDULED_US] // US - T0 for row in rows[:5]] == [-500, -500, -500, 1015, 1015]
     assert all(row[s.CPU_MEAN] == pytest.approx(1.0) for row in rows)
     # without the time of the end, the start after it is the time
@@ -230,12 +236,12 @@ def test_an_error_is_a_failure_that_was_not_out_of_memory_and_an_unknown_end_say
 
 
 def test_a_pod_that_is_gone_ended_and_how_is_told_by_what_it_was() -> None:
-    usage = {"cpu": [one(APP, counter(0, 3600, 1.0))]}
+    usage = {"cpu": [one(APP, counter(0, 3600, 1.0)), GOES_ON]}
     last = 3600.0  # end of the last window
 
     def end(**roles: RawSeries) -> list[tuple[float, int, bool | None]]:
         _, events, _ = fold(usage | {role: [row] for role, row in roles.items()})
-        return told(events)[1:]
+        return told(events)[2:]
 
     assert end() == [(last, s.EventType.KILL, False)]
     assert end(evicted=one(POD | {"reason": "Evicted"}, beat(3600, 4000))) == [(last, s.EventType.EVICT, False)]
@@ -244,8 +250,9 @@ def test_a_pod_that_is_gone_ended_and_how_is_told_by_what_it_was() -> None:
     of = APP | {"reason": "OOMKilled"}
     killed = {"terminated": one(of, beat(3600, 4000)), "completed": one(POD, beat(3600, 4000, T0 + 3580))}
     assert end(owner=job, **killed) == [(3580, s.EventType.FAIL, True)]  # a job's pod is not restarted
-    _, events, _ = fold({"cpu": [one(APP, counter(0, 7000, 1.0))]})
-    assert [kind for _, kind, _ in told(events)] == [s.EventType.SCHEDULE]  # too near to the end of the history
+    for seen in ([one(APP, counter(0, 7000, 1.0)), GOES_ON], [one(APP, counter(0, 3600, 1.0))]):
+        _, events, _ = fold({"cpu": seen})  # too near to the end of the history; after an hour nothing was scraped
+        assert {kind for _, kind, _ in told(events)} == {s.EventType.SCHEDULE}
 
 
 def test_a_record_that_comes_after_the_last_window_counts() -> None:
