@@ -113,8 +113,8 @@ _FILLED: Final = (s.SCHEDULED_US, s.MACHINE_ID, "user", "name", "limit", s.TIER,
 def filled(windows: Windows, in_alloc: NDArray[np.int8], slot: Ids, tasks: NDArray[Any]) -> Windows:
     """Return windows with missing facts filled in from earlier windows and facts of their tasks.
 
-    The source is the previous window of the task in the same call, else its record; so the result does not depend on
-    how windows are cut into calls.
+    The source is the record of the task, as the windows before it in the same call change it; so the result does not
+    depend on how windows are cut into calls.
 
     Parameters
     ----------
@@ -132,7 +132,8 @@ def filled(windows: Windows, in_alloc: NDArray[np.int8], slot: Ids, tasks: NDArr
     out = replace(
         w, **{name: np.empty_like(getattr(w, name)) for name in _FILLED}, in_alloc=np.empty(len(slot), np.bool_)
     )
-    _fill(order, slot, tasks, _UNKNOWN, given, (*(getattr(out, name) for name in _FILLED), out.in_alloc))
+    columns = (*(getattr(out, name) for name in _FILLED), out.in_alloc)
+    _fill(order, slot, tasks, _UNKNOWN, given, columns, np.empty((2, w.limit.shape[1])))
     return out
 
 
@@ -144,37 +145,39 @@ def _fill(
     unknown: Any,  # (1,) TASK
     given: Any,  # columns of n rows
     out: Any,  # columns of n rows
+    limits: Any,  # (2, R) float64, to work in
 ) -> None:
     start_us, end_us, scheduled_us, machine, user, name, limit, tier, scheduling_class, in_alloc = given
     to_scheduled, to_machine, to_user, to_name, to_limit, to_tier, to_class, to_alloc = out
-    limited = False  # whether a window of the task had a limit
+    now, granted = limits[0], limits[1]  # current limit, and that of the last window
     for k in range(len(order)):
         i = order[k]
         task = tasks[slot[i]] if slot[i] < len(tasks) else unknown[0]
-        if k > 0 and slot[order[k - 1]] == slot[i]:
-            p = order[k - 1]
-            run, place, rank, level, alloc = to_scheduled[p], to_machine[p], to_tier[p], to_class[p], to_alloc[p]
-        else:
-            p = -1
-            run, place, rank = task.scheduled_us, task.machine, task.tier
-            if run >= end_us[i]:  # a window of an earlier run, of which the last is known
-                run = task.run_us if task.run_us < end_us[i] else -1
-            level, alloc = task.scheduling_class, task.in_alloc
-            limited = False
-        to_scheduled[i] = scheduled_us[i] if scheduled_us[i] >= 0 else run
+        if k == 0 or slot[order[k - 1]] != slot[i]:
+            latest, run, place, owner, called = task.scheduled_us, task.run_us, task.machine, task.user, task.name
+            rank, level, alloc, since_us = task.tier, task.scheduling_class, task.in_alloc, task.limit_us
+            for r in range(len(now)):
+                now[r], granted[r] = task.limit[r], task.granted[r]
+        begun = latest if latest < end_us[i] else run  # a window of an earlier run, of which the last is known
+        to_scheduled[i] = scheduled_us[i] if scheduled_us[i] >= 0 else begun if begun < end_us[i] else -1
         to_machine[i] = machine[i] if machine[i] >= 0 else place
         to_tier[i] = tier[i] if tier[i] >= 0 else rank
         to_class[i] = scheduling_class[i] if scheduling_class[i] >= 0 else level
         to_alloc[i] = in_alloc[i] > 0 if in_alloc[i] >= 0 else alloc
-        to_user[i] = task.user if task.user >= 0 else user[i]
-        to_name[i] = task.name if task.name >= 0 else name[i]
-        has_limit = limit[i, 0] == limit[i, 0]  # both, or none
-        limited |= has_limit
-        earlier = start_us[i] < task.limit_us and task.granted[0] == task.granted[0]  # another limit was current then
+        to_user[i] = owner if owner >= 0 else user[i]
+        to_name[i] = called if called >= 0 else name[i]
+        earlier = start_us[i] < since_us and granted[0] == granted[0]  # another limit was current then
         for r in range(limit.shape[1]):
-            if has_limit:
+            if limit[i, 0] == limit[i, 0]:  # both, or none
                 to_limit[i, r] = limit[i, r]
-            elif limited:
-                to_limit[i, r] = to_limit[p, r]
             else:
-                to_limit[i, r] = task.granted[r] if earlier else task.limit[r]
+                to_limit[i, r] = granted[r] if earlier else now[r]
+        if end_us[i] <= task.end_us:  # a late window changes no fact
+            continue
+        latest, run = max(latest, to_scheduled[i]), to_scheduled[i]
+        place, owner, called = to_machine[i], to_user[i], to_name[i]
+        rank, level, alloc = to_tier[i], to_class[i], to_alloc[i]
+        for r in range(len(now)):
+            granted[r] = to_limit[i, r]
+            now[r] = granted[r] if start_us[i] >= since_us else now[r]
+        since_us = max(since_us, start_us[i])

@@ -702,6 +702,30 @@ def test_facts_filled_in_do_not_depend_on_how_windows_are_cut_into_calls(bundle:
     assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("facts", "told", "name", "expected"),
+    [
+        ({"limit": 4.0, "since_us": 6 * W}, [{"at": 5}, {"at": 6, "limit": None}], "granted", [4.0, 4.0]),
+        ({"limit": 4.0, "since_us": 6 * W}, [{"at": 5}, {"at": 6, "limit": None}], "limit", [4.0, 4.0]),
+        ({"scheduled_us": 6 * W}, [{"at": 5}, {"at": 6}], "run_us", 6 * W),
+        ({"machine_id": 7}, [{"at": 3, "machine_id": 5}, {"at": 6}], "machine", 7),  # the first is late
+        ({}, [{"at": 5, "user": 8, "name": 9}, {"at": 6}], "user", 8),
+        ({}, [{"at": 5, "user": 8, "name": 9}, {"at": 6, "name": 10}], "name", 9),
+    ],
+)
+def test_facts_hold_for_windows_of_one_call_as_for_those_of_many(
+    bundle: Bundle, facts: dict[str, Any], told: list[dict[str, Any]], name: str, expected: Any
+) -> None:
+    one, many = (memory_with(bundle) for _ in range(2))
+    for memory in (one, many):
+        memory.write(windows_of({"at": 4}))
+        memory.tell(fact_rows({"task": 1, **facts}))
+    one.write(windows_of(*told))
+    for window in told:
+        many.write(windows_of(window))
+    assert facts_of(one)[name].tolist() == facts_of(many)[name].tolist() == expected
+
+
 def test_a_limit_counts_for_windows_that_begin_after_it(memory: Memory) -> None:
     memory.write(windows_of({"at": 19, "limit": 1.0}))
     memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 21 * W}))
