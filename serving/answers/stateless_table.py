@@ -100,7 +100,7 @@ def answers_at(
 
 
 def _histories(usage: UsageRows) -> Windows:
-    """Return the windows that have a limit, by task, then time."""
+    """Return the windows that have a limit, each once, by task, then time."""
     windows = usage.windows
     unlimited = np.isnan(windows.limit[:, 0])  # of both, or of none
     if unlimited.any():
@@ -109,6 +109,8 @@ def _histories(usage: UsageRows) -> Windows:
     key = key_of(windows)
     step = np.diff(key, axis=0)
     later = (windows.end_us[1:] > windows.end_us[:-1]) & (windows.start_us[1:] >= windows.start_us[:-1])
-    if not ((step[:, 0] > 0) | ((step[:, 0] == 0) & ((step[:, 1] > 0) | ((step[:, 1] == 0) & later)))).all():
-        windows = sort_windows(windows)
-    return windows
+    if ((step[:, 0] > 0) | ((step[:, 0] == 0) & ((step[:, 1] > 0) | ((step[:, 1] == 0) & later)))).all():
+        return windows
+    windows = sort_windows(windows)
+    again = (np.diff(key_of(windows), axis=0) == 0).all(axis=1) & (np.diff(windows.end_us) == 0)
+    return windows.take(np.append(True, ~again)) if again.any() else windows  # as in the memory, the first one stays

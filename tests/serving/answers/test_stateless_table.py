@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from reclaim.data import schema as s
 from reclaim.data.core import parallel as pieces
+from reclaim.data.windows import Windows
 from reclaim.serving.answers.stateless_table import answer_histories
 from reclaim.serving.models.loader import LoadedModel
 from reclaim.serving.monitoring.metrics import ANSWER_PHASES, Metrics
@@ -15,6 +18,7 @@ from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire import arrow
 from reclaim.serving.wire.cell_schemas import CellQuery
 from reclaim.training.bundle import Bundle
+from tests.serving.cell_fixtures import usage_arrow, windows_of
 
 TASKS = 9_000
 """More than one thread is worth, and no multiple of a piece."""
@@ -54,6 +58,21 @@ def test_pieces_and_threads_change_nothing(bundle: Bundle, monkeypatch: pytest.M
     told = metrics.text()
     assert all(f'answer_phase_duration_seconds_count{{phase="{phase}"}}' in told for phase in ANSWER_PHASES)
     assert 'answer_phase_duration_seconds_count{phase="features"} 2.0' in told
+
+
+def test_a_window_that_comes_again_counts_once(bundle: Bundle) -> None:
+    def answered(windows: Windows) -> list[dict[str, Any]]:
+        model, query = LoadedModel("m", "1", "m", bundle), CellQuery(quantiles=True)
+        rows: list[dict[str, Any]] = answer_histories(
+            model, usage_arrow(windows), query, ServingSettings(), Metrics(), 1
+        ).to_pylist()
+        return rows
+
+    once = windows_of(*({"at": k, "cpu": 0.9} for k in range(3)), {"task": 2})
+    again = once.take(np.array([0, 1, 2, 2, 2, 3, 3]))
+    again.usage[[3, 4]] = np.nan  # says less than the first one, and does not contradict it
+    assert answered(again) == answered(once)
+    assert [row["windows"] for row in answered(again)] == [3, 1]
 
 
 def test_zero_rows_are_one_piece() -> None:
