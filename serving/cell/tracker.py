@@ -169,10 +169,13 @@ class Tracker:
         if not scorer.own_price or mean_limit is None:
             return scorer
         scorer = scorer.resized(mean_limit)
-        if self._following is not None:
-            self._following.resize(scorer)
+        follower = self._following or self._watched
+        if follower is not None:
+            follower.resize(scorer)
         if self._scorer is not None:
-            self.promote(scorer, self._following)
+            scores = self._scored_by(scorer)
+            with self._lock:
+                self._scorer, self._scores = scorer, scores
         return scorer
 
     @property
@@ -272,6 +275,15 @@ class Tracker:
 
         Its prices follow outcomes from there on, or are the model's own.
         """
+        scores = self._scored_by(scorer)
+        with self._lock:
+            self._scorer, self._scores = scorer, scores
+            self._following = following
+            self._watched = MachinePeaks(scorer, at_once=1.0, moves=False) if following is None else None
+            self._prices = Prices.of(scorer) if following is None else following.prices
+
+    def _scored_by(self, scorer: Scorer) -> Scores:
+        """Return the scores of all tasks."""
         scores, slots = scorer.nothing(0).room(len(self._tasks)), self._slots.all()
         for low in range(0, len(slots), _SCORED_AT_ONCE):
             slot = slots[low : low + _SCORED_AT_ONCE]
@@ -280,11 +292,7 @@ class Tracker:
             if len(slot):
                 last = last_windows(self._slots.key[slot], self._tasks[slot])
                 scores.put(slot, scorer.score(self._x[slot], last))
-        with self._lock:
-            self._scorer, self._scores = scorer, scores
-            self._following = following
-            self._watched = MachinePeaks(scorer, at_once=1.0, moves=False) if following is None else None
-            self._prices = Prices.of(scorer) if following is None else following.prices
+        return scores
 
     def look(self, key: Ids, *, with_x: bool = False, parts: tuple[str, ...] = TASK_PARTS) -> Known:
         """Return the state of named tasks, key (n, 2), all as of one moment; ``parts`` of their scores.

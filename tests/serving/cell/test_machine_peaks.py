@@ -23,7 +23,7 @@ from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.errors import parse_body
 from reclaim.serving.wire.machine_schemas import FitAnswer, FitRequest
 from reclaim.serving.wire.schemas import Units
-from reclaim.training.bundle import Bundle
+from reclaim.training.bundle import Bundle, load_model
 from reclaim.training.machines.curve import EXCEEDED, MachineCurve
 from reclaim.training.machines.fit import MachineRows
 from reclaim.training.machines.following import follow_all
@@ -344,3 +344,14 @@ def fit_aggressive(memory: Memory) -> FitAnswer:
     one, most = ({"cpu": amount, "memory": amount} for amount in (1, 99))
     body = json.dumps({"margin": "aggressive", "candidates": [{"limit": one}], "capacity": most}).encode()
     return fit(memory.tracker, parse_body(body, FitRequest), SETTINGS, Units())
+
+
+def test_switched_off_outcomes_stay_where_the_mean_limit_of_the_cell_changes() -> None:
+    bundle = load_model("builtin")
+    fixed, moving = (Memory(SETTINGS.model_copy(update={"follow": follow}), bundle) for follow in (False, True))
+    for at in range(38):  # large tasks come: with the third hour the mean limit is another
+        large = [{"task": 2, "limit": 32.0}] if at >= 30 else []
+        for memory in (fixed, moving):
+            memory.write(windows_of(*({"at": at, "machine_id": 4, **facts} for facts in ({}, *large))))
+    assert fixed.scorer.mean_limit[0] > 8.0
+    assert margins(fixed).judged.tolist() == margins(moving).judged.tolist() == [24, 24]
