@@ -38,7 +38,8 @@ def keep(
         ``n`` rows.
     threads : int
     """
-    _count(tasks, taken.slot, taken.windows.start_us)
+    windows = taken.windows
+    _count(tasks, taken.slot, windows.start_us, windows.end_us, np.ascontiguousarray(windows.limit))
     w, k = taken.last, len(taken.touched)
     columns = LastColumns(*(getattr(w, name) for name in LAST))
     rows: list[tuple[NDArray[Any], NDArray[Any]]] = [(x, taken.x)]
@@ -76,12 +77,32 @@ def _run_of(rows: Ids) -> Ids | slice:
 
 
 @numba.njit(**LENT)
-def _count(tasks: Any, slot: Any, start_us: Any) -> None:
+def _count(
+    tasks: Any,  # (n_tasks,) TASK
+    slot: Any,  # (n,) int64
+    start_us: Any,  # (n,) int64, in time order
+    end_us: Any,  # (n,) int64
+    limit: Any,  # (n, R) float64
+) -> None:
+    """Count windows, and take limits that they change: one that stays has held since before."""
     for i in range(len(slot)):
         task = tasks[slot[i]]
         if task.windows == 0 or start_us[i] < task.first_us:
             task.first_us = start_us[i]
         task.windows += 1
+        if end_us[i] > task.end_us and _replaces(limit[i], start_us[i], task.limit, task.limit_us):
+            task.limit_us = start_us[i]
+            for r in range(limit.shape[1]):
+                task.limit[r] = limit[i, r]
+
+
+@numba.njit(**LENT)
+def _replaces(given: Any, start_us: int, now: Any, since_us: int) -> bool:
+    """Return whether the limit of a window, shape (R,), replaces one that has held since a time."""
+    differs = False
+    for r in range(len(now)):
+        differs = differs or given[r] != now[r]
+    return differs and start_us >= since_us
 
 
 @numba.njit(**LENT)
@@ -99,10 +120,6 @@ def _note(
         copy_row(columns, k, tasks, touched[k])
         task = tasks[touched[k]]
         task.scheduled_us = max(task.scheduled_us, task.run_us)
-        if task.start_us >= task.limit_us:
-            for r in range(len(task.limit)):
-                task.limit[r] = task.granted[r]
-            task.limit_us = task.start_us
 
 
 _UNKNOWN = np.array([UNKNOWN_TASK])
@@ -177,7 +194,8 @@ def _fill(
         latest, run = max(latest, to_scheduled[i]), to_scheduled[i]
         place, owner, called = to_machine[i], to_user[i], to_name[i]
         rank, level, alloc = to_tier[i], to_class[i], to_alloc[i]
+        replaces = _replaces(to_limit[i], start_us[i], now, since_us)
+        since_us = start_us[i] if replaces else since_us
         for r in range(len(now)):
             granted[r] = to_limit[i, r]
-            now[r] = granted[r] if start_us[i] >= since_us else now[r]
-        since_us = max(since_us, start_us[i])
+            now[r] = granted[r] if replaces else now[r]

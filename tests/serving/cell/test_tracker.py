@@ -224,6 +224,19 @@ def test_a_limit_that_is_told_late_does_not_replace_one_that_began_later(memory:
     assert facts_of(memory)["limit_us"] == 5 * W
 
 
+def test_windows_that_repeat_a_limit_do_not_hide_a_change_that_is_told_late(memory: Memory) -> None:
+    memory.write(windows_of({"at": 0}))
+    memory.write(windows_of({"at": 1, "limit": None}, {"at": 2}, {"at": 3, "limit": None}))
+    assert facts_of(memory)["limit_us"] == 0  # since then, as nothing has changed
+    memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 2 * W}))
+    assert facts_of(memory)["limit"].tolist() == [4.0, 4.0]
+    memory.write(windows_of({"at": 4, "limit": None}, {"at": 5, "limit": 3.0}, {"at": 6, "limit": 3.0}))
+    assert facts_of(memory)["limit"].tolist() == [3.0, 3.0]
+    assert facts_of(memory)["limit_us"] == 5 * W
+    memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 2 * W}))  # told again
+    assert facts_of(memory)["limit"].tolist() == [3.0, 3.0]
+
+
 def test_a_late_window_does_not_bring_an_old_limit_back(memory: Memory) -> None:
     memory.write(windows_of({"at": 0}, {"at": 2, "limit": 5.0}))
     assert memory.write(windows_of({"at": 1, "limit": 0.5})) == [LATE]
