@@ -16,9 +16,9 @@ _TYPES: Final = {
     pa.int8(): "TINYINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "VARCHAR",
     pa.list_(pa.float32()): "FLOAT[]",
 }  # fmt: skip
-_LACKS: Final = (
-    s.ALLOC_COLLECTION_ID, s.ALLOC_INSTANCE_INDEX, s.CPU_SAMPLE, s.MEMORY_ASSIGNED, s.SAMPLE_RATE_HZ, s.PRIORITY,
-)  # fmt: skip
+_LACKS: Final = (s.ALLOC_INSTANCE_INDEX, s.CPU_SAMPLE, s.MEMORY_ASSIGNED, s.SAMPLE_RATE_HZ, s.PRIORITY)
+_SOME_ALLOC: Final = 0
+"""Alloc set of a task inside one: a service knows no more than that there is one."""
 RECORDED: Final = {
     "usage": s.USAGE,
     "events": pa.schema([s.EVENTS.field(name) for name in (*s.TASK_KEY, s.TIME_US, s.EVENT_TYPE, s.COLLECTION_TYPE)]),
@@ -117,6 +117,8 @@ def windows_table(windows: Windows) -> pa.Table:
             columns[name] = pa.array(usage[name], field.type, from_pandas=True)
         elif name == s.COLLECTION_TYPE:
             columns[name] = pa.array(np.zeros(len(windows), np.int8))
+        elif name == s.ALLOC_COLLECTION_ID:
+            columns[name] = pa.array(np.full(len(windows), _SOME_ALLOC), field.type, mask=~windows.in_alloc)
         elif name in _LACKS:
             columns[name] = pa.nulls(len(windows), field.type)
         else:
