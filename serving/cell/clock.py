@@ -108,7 +108,7 @@ class CellClock:
 
         A clock of the windows moves to where most of the tasks that send claim to be, in one write or in several: there
         was a gap. It does so, too, when for ten minutes more tasks were refused than taken. The present of the first
-        write is the median of its ends.
+        write is the median of where its tasks end: each may bring a history.
 
         Parameters
         ----------
@@ -119,7 +119,10 @@ class CellClock:
         """
         bound = self.bound_us
         if bound < 0 and len(end_us):
-            bound = int(np.median(end_us)) + self._ahead_us
+            _, task = np.unique(key, axis=0, return_inverse=True)
+            last_us = np.zeros(int(task.max()) + 1, np.int64)
+            np.maximum.at(last_us, task.reshape(-1), end_us)
+            bound = int(np.median(last_us)) + self._ahead_us
         wrong = end_us > bound
         if not wrong.any():
             return wrong

@@ -63,6 +63,13 @@ def test_one_client_of_one_task_moves_the_clock_of_a_cell_not_at_all(start: Star
     assert memory.clock.latest_us == 2 * W
 
 
+def test_the_first_write_may_bring_days_of_history(start: Start) -> None:
+    memory = start()
+    told = [{"task": task, "at": at} for task in range(10) for at in range(48 * HOUR)]
+    assert set(memory.write(windows_of(*told))) == {TAKEN}
+    assert memory.clock.latest_us == 48 * HOUR * W
+
+
 @pytest.mark.parametrize("at_once", [1, 3, 40])
 def test_a_cell_whose_tasks_come_and_go_moves_its_own_clock_in_writes_of_any_size(start: Start, at_once: int) -> None:
     memory, random = start(), np.random.default_rng(1)
