@@ -54,9 +54,12 @@ def page_of(query: CellQuery, tracker: Tracker, key: NDArray[np.int64] | None, *
     Raises
     ------
     RequestError
-        ``after`` is not from an answer.
+        ``after`` is not from an answer, or a list of tasks comes with another one.
     """
     if key is None and query.tasks is not None:
+        if query.machines is not None or query.collections is not None:
+            message = "tasks: give a list of tasks, or machines and collections, not both"
+            raise RequestError(INVALID, "tasks_and_others", message, field="tasks")
         names = np.array([(t.collection_id, t.instance_index) for t in query.tasks], np.int64).reshape(-1, 2)
         nothing = (np.nan,) * len(RESOURCES)
         limits = [nothing if t.limit is None else (t.limit.cpu, t.limit.memory) for t in query.tasks]

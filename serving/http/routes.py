@@ -460,6 +460,9 @@ def _gives_arrow(request: Request) -> bool:
 def _parameters(request: Request, kind: type[_Parameters]) -> _Parameters:
     """Return the parameters of a URL after its question mark; RequestError where one is unknown or out of range."""
     given = request.query_params
+    for name in given:
+        if name not in _LISTS and len(given.getlist(name)) > 1:
+            raise RequestError(INVALID, "invalid_field", f"{name}: given more than once", field=name)
     return _read(kind, {name: given.getlist(name) if name in _LISTS else given[name] for name in given})
 
 

@@ -126,10 +126,13 @@ class TaskName(Wire):
 
 
 class CellQuery(Wire):
-    """Tasks whose reservations are wanted, and their margin; all lists absent: all tasks."""
+    """Tasks whose reservations are wanted, and their margin; all lists absent: all tasks.
+
+    Machines and collections together are the tasks of these collections on these machines.
+    """
 
     tasks: list[TaskName] | None = Field(
-        default=None, fail_fast=True, max_length=MOST_NAMED, description="These, in this order, known or not."
+        default=None, fail_fast=True, max_length=MOST_NAMED, description="These alone, in this order, known or not."
     )
     machines: list[TaskId] | None = Field(
         default=None, fail_fast=True, max_length=MOST_NAMED, description="All tasks on these machines."

@@ -51,6 +51,17 @@ def test_a_refusal_names_the_parameter_as_the_caller_wrote_it(url: str, name: st
     assert body["field"] == "machines[0]"
 
 
+def test_a_part_of_a_question_that_would_be_ignored_is_refused(url: str) -> None:
+    for name, value in (("margin", "medium"), ("page_size", 5), ("quantiles", "true")):
+        twice = httpx.get(f"{url}/v1/cell/reservations?{name}={value}&{name}={value}", timeout=120)
+        assert twice.status_code == 422
+        assert twice.json()["error"]["message"] == f"{name}: given more than once"
+    for name in ("machines", "collections"):
+        both = httpx.post(f"{url}/v1/cell/reservations", json={"tasks": [{"collection_id": 1}], name: [1]}, timeout=120)
+        assert both.status_code == 422
+        assert both.json()["error"]["field"] == "tasks"
+
+
 def test_unmeasured_resources_and_margins_do_not_break_budgets(bundle: Bundle) -> None:
     violation = {"baseline": {"cpu": 0.001, "memory": None}, "medium": {"cpu": None, "memory": None}}
     told = SimpleNamespace(bundle=SimpleNamespace(trained={"violation": violation}))
