@@ -39,7 +39,8 @@ def keep(
     threads : int
     """
     windows = taken.windows
-    _count(tasks, taken.slot, windows.start_us, windows.end_us, np.ascontiguousarray(windows.limit))
+    limit = np.ascontiguousarray(windows.limit)
+    _count(tasks, taken.slot, windows.start_us, windows.end_us, windows.scheduled_us, limit)
     w, k = taken.last, len(taken.touched)
     columns = LastColumns(*(getattr(w, name) for name in LAST))
     rows: list[tuple[NDArray[Any], NDArray[Any]]] = [(x, taken.x)]
@@ -82,15 +83,19 @@ def _count(
     slot: Any,  # (n,) int64
     start_us: Any,  # (n,) int64, in time order
     end_us: Any,  # (n,) int64
+    scheduled_us: Any,  # (n,) int64
     limit: Any,  # (n, R) float64
 ) -> None:
-    """Count windows, and take limits that they change: one that stays has held since before."""
+    """Count windows, and take runs and limits that they change: a limit that stays has held since before."""
     for i in range(len(slot)):
         task = tasks[slot[i]]
         if task.windows == 0 or start_us[i] < task.first_us:
             task.first_us = start_us[i]
         task.windows += 1
-        if end_us[i] > task.end_us and _replaces(limit[i], start_us[i], task.limit, task.limit_us):
+        if end_us[i] <= task.end_us:  # a late one
+            continue
+        task.scheduled_us = max(task.scheduled_us, scheduled_us[i])
+        if _replaces(limit[i], start_us[i], task.limit, task.limit_us):
             task.limit_us = start_us[i]
             for r in range(limit.shape[1]):
                 task.limit[r] = limit[i, r]
@@ -118,8 +123,6 @@ def _note(
         if row[k] < 0:
             continue
         copy_row(columns, k, tasks, touched[k])
-        task = tasks[touched[k]]
-        task.scheduled_us = max(task.scheduled_us, task.run_us)
 
 
 _UNKNOWN = np.array([UNKNOWN_TASK])

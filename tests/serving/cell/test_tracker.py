@@ -721,6 +721,7 @@ def test_facts_filled_in_do_not_depend_on_how_windows_are_cut_into_calls(bundle:
         ({"limit": 4.0, "since_us": 6 * W}, [{"at": 5}, {"at": 6, "limit": None}], "granted", [4.0, 4.0]),
         ({"limit": 4.0, "since_us": 6 * W}, [{"at": 5}, {"at": 6, "limit": None}], "limit", [4.0, 4.0]),
         ({"scheduled_us": 6 * W}, [{"at": 5}, {"at": 6}], "run_us", 6 * W),
+        ({}, [{"at": 5, "scheduled_us": 5 * W}, {"at": 6, "scheduled_us": 4 * W}], "scheduled_us", 5 * W),
         ({"machine_id": 7}, [{"at": 3, "machine_id": 5}, {"at": 6}], "machine", 7),  # the first is late
         ({}, [{"at": 5, "user": 8, "name": 9}, {"at": 6}], "user", 8),
         ({}, [{"at": 5, "user": 8, "name": 9}, {"at": 6, "name": 10}], "name", 9),
