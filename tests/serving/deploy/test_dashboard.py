@@ -157,6 +157,17 @@ def test_what_an_operator_must_not_miss_has_an_alert(about: str) -> None:
     assert any(about in rule["expr"] for rule in RULES)
 
 
+def test_windows_that_are_lost_have_an_alert() -> None:
+    kept_or_meant = {"taken", "repeated", "ended"}
+    named = {
+        name
+        for rule in RULES
+        for names in re.findall(r'outcome=~?"([^"]*)"', rule["expr"])
+        for name in names.split("|")
+    }
+    assert set(OUTCOMES) - kept_or_meant <= named
+
+
 def test_the_dashboard_is_one_that_grafana_takes() -> None:
     assert DASHBOARD["schemaVersion"] == 39  # Grafana 10 and 11
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
