@@ -20,7 +20,7 @@ _HOUR_US: Final = 3_600_000_000
 _MOST_ROWS: Final = 1 << 19
 """Rows in memory, 200 MB: a file is written when there are more."""
 _MOST_WRITES: Final = 1_024
-"""Writes that are kept apart: arrays of one row take ten times what the row does."""
+"""Writes that are kept apart: arrays of one row take ten times what the row does, and a table of one some 4 kB."""
 
 
 class Recorder:
@@ -64,6 +64,8 @@ class Recorder:
         if self._rows + len(ends) > _MOST_ROWS:
             self.close()
         self._ends.append(ends)
+        if len(self._ends) == _MOST_WRITES:
+            self._ends = [pa.concat_tables(self._ends).combine_chunks()]
         self._rows += len(ends)
 
     def close(self) -> None:
