@@ -119,7 +119,7 @@ def _ordered(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
     by_age = sorted(records, key=lambda r: (-r.started_ms, r.run_id))
     wholes = list(dict.fromkeys(r.tags[TAG_PARENT] for r in by_age))
     in_place = sorted(by_age, key=lambda r: (wholes.index(r.tags[TAG_PARENT]), int(r.tags.get(TAG_PLACE, 0))))
-    contenders = list(dict.fromkeys(tuple(words_of(r).items()) for r in in_place))
+    contenders = list(dict.fromkeys((r.experiment, *words_of(r).items()) for r in in_place))
 
     def key(record: RunRecord) -> tuple[object, ...]:
         return (
@@ -127,7 +127,7 @@ def _ordered(records: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
             *dataset_of(record),
             int(record.params.get("horizon_s", 0)),
             _place(record.tags.get("kind"), _KINDS),
-            contenders.index(tuple(words_of(record).items())),
+            contenders.index((record.experiment, *words_of(record).items())),
             -record.started_ms,
         )
 

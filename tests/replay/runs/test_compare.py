@@ -190,6 +190,17 @@ def test_runs_stand_in_the_order_of_their_experiment_and_can_be_of_one_alone(mon
         choose(experiment="margin")
 
 
+def test_the_order_of_contenders_is_that_of_their_own_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = {
+        "ratios": [
+            single("ratios", k, {}, estimator="borg", margin=m) for k, m in (("0", "baseline"), ("1", "medium"))
+        ],
+        "compaction": [replace(single("compaction", "3", {}, estimator="borg", margin="medium"), started_ms=9)],
+    }
+    monkeypatch.setattr(tracking, "find_runs", lambda name: recorded.get(name, []))
+    assert [r.run_id for r in choose().runs] == ["0", "1", "3"]
+
+
 def what_if(
     run_id: str, started_ms: int, name: str = "borg", margin: str = "medium", asked: str = "medium", **settings: object
 ) -> RunRecord:
