@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.style import STYLE
 from reclaim.data.core.tables import Table
 from reclaim.replay.experiment import COMPARED, LEARNED, LEARNED_MACHINE, STATISTICAL, SUM_OF_TASKS
+from reclaim.replay.open_loop.estimates import LIMIT
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 PALETTE: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
@@ -33,8 +34,8 @@ _NAMES: Final = {"limit": "no reclamation"}
 
 
 def estimator_colours(results: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return one colour per estimator, the same in every figure; learned ones first."""
-    kinds = {"learned": 0, "statistical": 1}
+    """Return one colour per estimator, the same in every figure; learned ones first, the limit, drawn in grey, last."""
+    kinds = {LEARNED: 0, STATISTICAL: 1, LIMIT: 3}
     names = [e["name"] for e in sorted(results["estimators"], key=lambda e: kinds.get(e["kind"], 2))]
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 

@@ -69,6 +69,12 @@ def test_estimators_keep_their_colour_and_none_share_one(report: ReplayReport) -
     assert set(colours.values()) <= set(PALETTE)
 
 
+def test_the_limit_takes_no_colour_from_an_estimator() -> None:
+    kinds = [*("statistical",) * 6, "limit", "learned machine"]
+    colours = estimator_colours({"estimators": [{"name": f"e{k}", "kind": kind} for k, kind in enumerate(kinds)]})
+    assert (colours["e7"], colours["e6"]) == PALETTE[-2:]  # the last is grey
+
+
 def test_figures_of_the_same_results_are_the_same_bytes(report: ReplayReport, tmp_path: Path) -> None:
     for name, draw in FIGURES.items():
         for path in save_figure(draw(report.results), tmp_path / name):
