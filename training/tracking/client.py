@@ -10,11 +10,12 @@ import sqlite3
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
+from reclaim.data.core.files import lock, partial_of, replaced_file
 from reclaim.data.errors import ModelAbsentError, ModelError
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def store_client() -> MlflowClient:
         logging.getLogger(name).setLevel(logging.WARNING)
     uri = default_tracking_uri()
     try:
-        make_usable(uri)
         with quiet(), _asked_once():
+            make_usable(uri)
             mlflow.set_tracking_uri(uri)
             mlflow.set_registry_uri(uri)
             client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -159,7 +160,9 @@ def missing(uri: str) -> bool:
 
 
 def make_usable(uri: str) -> None:
-    """Make the folder of a SQLite store and try to open its file, which MLflow would do for minutes.
+    """Make a SQLite store that is not there and try to open its file, which MLflow would do for minutes.
+
+    MLflow commits table by table, and cannot go on from some of them. So the file gets its name once it is whole.
 
     Raises
     ------
@@ -171,5 +174,25 @@ def make_usable(uri: str) -> None:
     file = sqlite_file(uri)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            _make(file)
         with closing(sqlite3.connect(file, timeout=_PATIENCE_S)) as opened:
             opened.execute("PRAGMA schema_version")
+
+
+def _make(file: Path) -> None:
+    """Make a SQLite store under another name, and rename it; a process that makes one in the folder is waited for."""
+    from mlflow.db import upgrade
+
+    make = cast(Callable[[str], None], upgrade.callback)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        lock(folder, None)
+        if file.exists():
+            return
+        for left in file.parent.glob(f"{partial_of(file).name}*"):  # by a killed process, a journal among it
+            left.unlink()
+        with replaced_file(file) as partial:
+            make(f"{SQLITE}{partial}")  # with a connection of its own, which MLflow does not keep
+    finally:
+        os.close(folder)

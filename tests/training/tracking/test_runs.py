@@ -17,7 +17,7 @@ from reclaim.training.margins.price import Price, three_prices
 from reclaim.training.models.forecaster import NetworkForecaster
 from reclaim.training.settings import QUANTILE_LEVELS
 from reclaim.training.tracking import runs as tracking
-from reclaim.training.tracking.client import default_tracking_uri
+from reclaim.training.tracking.client import default_tracking_uri, missing
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +151,25 @@ def test_reading_makes_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         tracking.load_dict("0000", "report.json")
     assert tracking.find_runs("margins") == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_was_not_made_to_the_end_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def stopped(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mlflow.store.db.utils._upgrade_db", stopped)
+        with pytest.raises(KeyboardInterrupt), tracking.start_run("margins", "network"):
+            pass
+    assert missing(default_tracking_uri())
+    for left in ("mlflow.db.partial", "mlflow.db.partial-journal"):  # by a process that could not clean up
+        (tmp_path / "mlruns" / left).write_text("half a store " * 100)
+    with tracking.start_run("margins", "network"):
+        pass
+    assert [run.name for run in tracking.find_runs("margins")] == ["network"]
+    assert not list(tmp_path.glob("mlruns/*.partial*"))
 
 
 @pytest.mark.parametrize(
