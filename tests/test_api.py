@@ -115,6 +115,24 @@ def test_every_window_of_a_dataset_is_predicted(dataset: reclaim.Dataset, model:
     assert len(model.predict(dataset, every_window=True)) == len(dataset.usage(["end_us"]))
 
 
+def test_what_a_prediction_would_ignore_is_refused(dataset: reclaim.Dataset, model: reclaim.Model) -> None:
+    histories = dataset.histories(dataset.tasks().head(1))
+    with pytest.raises(ConfigError, match="every_window is for a dataset: of a frame each task has one row"):
+        model.predict(histories, every_window=True)
+    with pytest.raises(ConfigError, match="cell is for a frame: dataset dataset has its own; leave it out"):
+        model.predict(dataset, cell=dataset.cell)
+
+
+def test_a_resource_that_is_not_measured_takes_any_limit(dataset: reclaim.Dataset, model: reclaim.Model) -> None:
+    of_memory = dict.fromkeys(("memory_mean", "memory_max", "page_cache"), np.nan)
+    histories = dataset.histories(dataset.tasks().head(1)).assign(**of_memory)
+    with pytest.raises(SchemaError, match="every resource; of one that is not measured any amount will do"):
+        model.predict(histories.assign(memory_limit=np.nan))
+    one, other = (model.predict(histories.assign(memory_limit=limit)) for limit in (1.0, 7.0))
+    rest = [name for name in one if not str(name).startswith("memory")]
+    pd.testing.assert_frame_equal(one[rest], other[rest], check_exact=True)
+
+
 def test_only_the_columns_and_tasks_asked_for_are_read(dataset: reclaim.Dataset) -> None:
     tasks = dataset.tasks()
     two = tasks.iloc[[1, 4]]

@@ -389,7 +389,8 @@ def _check_ranges(
                 message = f"{name}: must be one of {', '.join(s.TIERS)}"
         _refuse(wrong, "invalid_field", message, name, good, refusals)
     half = np.isnan(columns[s.CPU_LIMIT]) != np.isnan(columns[s.MEMORY_LIMIT])
-    _refuse(half, "invalid_field", "a limit must be given for every resource", s.CPU_LIMIT, good, refusals)
+    message = "a limit must be given for every resource; of one that is not measured any amount will do"
+    _refuse(half, "invalid_field", message, s.CPU_LIMIT, good, refusals)
 
 
 def _refuse(

@@ -13,7 +13,7 @@ from reclaim.api.dataset import Dataset
 from reclaim.api.display import frame_of, html_of_facts
 from reclaim.config import config_from
 from reclaim.data.core.stores.places import location
-from reclaim.data.errors import ModelError
+from reclaim.data.errors import ConfigError, ModelError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import Cell
 
@@ -214,7 +214,8 @@ class Model:
         ----------
         histories : DataFrame or Dataset
             A row per task and window, in any order, with ``collection_id``, ``start_us``, ``end_us``, ``cpu_limit`` and
-            ``memory_limit`` at least, as of ``Dataset.histories``; other columns than its are left out. Or a dataset
+            ``memory_limit`` at least, as of ``Dataset.histories``; other columns than its are left out. Both limits are
+            numbers: where memory is not measured, any will do (``histories.assign(memory_limit=1.0)``). Or a dataset
             with its features built, as for ``reclaim predict``.
         margin : str
             ``baseline`` (widest), ``medium`` or ``aggressive``.
@@ -233,7 +234,7 @@ class Model:
         SchemaError
             A column is missing or of the wrong type, or a row cannot be used; the message names the first.
         ConfigError
-            The margin is unknown, or the dataset has no features.
+            The margin is unknown, the dataset has no features, or ``every_window`` or ``cell`` is not of what is given.
 
         Examples
         --------
@@ -248,8 +249,12 @@ class Model:
         from reclaim.serving.predictions.histories import predict_histories
 
         if isinstance(histories, Dataset):
+            if cell is not None:
+                raise ConfigError(f"cell is for a frame: dataset {histories.path.name} has its own; leave it out")
             parts = predictions(self._loaded, histories.path, margin=margin, every_window=every_window)
             return frame_of(pa.concat_tables(parts))
+        if every_window:
+            raise ConfigError("every_window is for a dataset: of a frame each task has one row; pass the Dataset")
         table = pa.Table.from_pandas(histories, preserve_index=False)
         return frame_of(predict_histories(self._loaded, table, margin=margin, cell=cell or Cell()))
 
