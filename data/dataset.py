@@ -86,17 +86,22 @@ class Dataset:
         Raises
         ------
         ConfigError
-            There is no dataset at ``path``.
+            There is no dataset at ``path``; a folder of this machine without one is taken for a trace.
         SchemaError
             It was written in another format version.
         """
         path = location(path)
+        if not in_store(path) and path.is_dir() and not (path / MANIFEST).exists():
+            raise ConfigError(
+                f"{path}: no {MANIFEST} in it, so no dataset; if it is a trace, "
+                f"`reclaim ingest {path} DATASET` reads it"
+            )
         manifest = read_manifest(path, made_by=f"reclaim ingest SOURCE {path}")
         version = manifest.get("format_version")
         if version != FORMAT_VERSION:
             raise SchemaError(
                 f"{path}: dataset format {version}, this version reads {FORMAT_VERSION}; "
-                f"run `reclaim ingest SOURCE {path}` again"
+                f"delete the folder and run `reclaim ingest SOURCE {path}` again"
             )
         return cls(path, manifest)
 

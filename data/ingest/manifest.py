@@ -42,8 +42,12 @@ def check_there(
     except ConfigError as error:
         raise ConfigError(f"{out}: exists and is no dataset; choose another folder or remove it") from error
     remedy = "choose another folder or remove it"
-    if dataset.manifest["options"] != options_of(source, buckets):
-        raise ConfigError(f"{out}: holds a dataset made from other files or options than asked for; {remedy}")
+    there, asked = dataset.manifest["options"], options_of(source, buckets)
+    if other := sorted(name for name in there.keys() | asked.keys() if there.get(name) != asked.get(name)):
+        raise ConfigError(
+            f"{out}: holds a dataset made from other files or options than asked for (changed: {', '.join(other)}); "
+            f"{remedy}"
+        )
     named = {file.relative_to(source_folder).as_posix(): file for file in files}
     entries = {entry["file"]: entry for part in ("inputs", "damaged") for entry in dataset.manifest[part]}
     changed = sorted(entries.keys() ^ named.keys())

@@ -140,7 +140,8 @@ def check_folder(folder: Path) -> None:
             files.invalidate_cache()
             files.ls(name)
     elif not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder")
+        what = "a file; name the folder that it is in" if folder.is_file() else "no such folder"
+        raise ConfigError(f"{folder}: {what}")
 
 
 def version_of(path: Path) -> dict[str, int]:

@@ -177,7 +177,8 @@ def _layout(table: RawTable, file: Path) -> tuple[str, list[str], bool]:
 def _check_columns(table: RawTable, file: Path, present: set[str]) -> None:
     missing = sorted((set(table.needs) if table.closed else table.columns.keys()) - present)
     if missing:
-        here = f"the file has {', '.join(sorted(present))}"
+        shown = (name if name == name.strip() else repr(name) for name in sorted(present))
+        here = f"the file has {', '.join(shown)}"
         which = (
             f"lacks columns {', '.join(missing)}" if table.closed else f"the mapping names columns {', '.join(missing)}"
         )

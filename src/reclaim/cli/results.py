@@ -98,7 +98,8 @@ def of_ingest(report: IngestReport, dataset: Path) -> Result:
     lines += report.findings
     lines += [f"warning: {warning}" for warning in manifest.get("warnings", [])]
     if unread:
-        lines.append(f"{len(unread)} files were not read: {', '.join(unread[:3])} …")
+        more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+        lines.append(f"not read: {', '.join(unread[:3])}{more}")
     facts = {"dataset": str(dataset), "already_there": report.already_there}
     return facts | {key: manifest.get(key, []) for key in keys}, lines
 

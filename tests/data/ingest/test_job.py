@@ -182,6 +182,9 @@ def test_a_full_disk_is_never_taken_for_a_damaged_file(
 def test_a_missing_folder_and_a_folder_without_usage_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere: no such folder"):
         ingest(tmp_path / "nowhere", tmp_path / "out", ONE_BUCKET)
+    (tmp_path / "usage.csv").write_text("vm,t,used\n")
+    with pytest.raises(ConfigError, match=r"usage\.csv: a file; name the folder that it is in"):
+        ingest(tmp_path / "usage.csv", tmp_path / "out", ONE_BUCKET)
     (tmp_path / "cell").mkdir()
     with pytest.raises(TraceError, match=r"no files of a google-v3 trace \(looked for instance_usage"):
         ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
@@ -333,8 +336,21 @@ def test_run_again_it_does_nothing_and_another_source_is_refused(
     write_shard(tmp_path / "cell", "instance_usage-000000000001", [window(1200)])
     with pytest.raises(ConfigError, match="made from other files or options"):
         ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
-    with pytest.raises(ConfigError, match="made from other files or options"):
+    with pytest.raises(ConfigError, match=r"made from other files or options than asked for \(changed: buckets\)"):
         ingest(tmp_path / "cell", tmp_path / "out", IngestConfig(buckets=2))
+
+
+def test_the_remedy_for_a_dataset_of_another_format_makes_one_again(
+    tmp_path: Path, window: Maker, write_shard: Writer
+) -> None:
+    write_shard(tmp_path / "cell", USAGE, [window(900)])
+    file = ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET).dataset.path / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 1}))
+    for _ in range(2):
+        with pytest.raises(SchemaError, match=r"dataset format 1, this version reads \d; delete the folder and run"):
+            ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
+    shutil.rmtree(tmp_path / "out")
+    assert ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET).dataset.n_windows == 1
 
 
 def test_killed_between_any_two_steps_and_run_again_the_bytes_are_the_same(

@@ -172,6 +172,9 @@ def test_a_mapping_that_names_a_column_the_file_lacks_says_which(tmp_path: Path)
     with pytest.raises(SchemaError, match="the mapping names columns used, the file has t, usage, vm"):
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
     assert not (tmp_path / "out").exists()
+    (tmp_path / "in" / "a.csv").write_text("vm, t, used\n1, 300, 1\n")
+    with pytest.raises(SchemaError, match="the mapping names columns t, used, the file has ' t', ' used', vm"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path)))
 
 
 def test_every_mistake_in_a_mapping_is_named_at_once(tmp_path: Path) -> None:
@@ -453,3 +456,13 @@ def test_ingest_says_how_many_windows_came_twice(tmp_path: Path) -> None:
         ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, MAPPING))), tmp_path / "out"
     )
     assert "1 windows repeat a task and a time of others; one of each is kept" in lines
+
+
+def test_ingest_names_the_first_files_that_were_not_read(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,0.5\n")
+    for number, said in ((1, "not read: 0.zip"), (5, "not read: 0.zip, 1.zip, 2.zip and 2 more")):
+        for name in range(number):
+            (tmp_path / "in" / f"{name}.zip").touch()
+        report = ingest(tmp_path / "in", tmp_path / f"out-{number}", config(given_mapping(tmp_path, MAPPING)))
+        assert said in of_ingest(report, tmp_path / "out")[1]
