@@ -9,18 +9,24 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from typer.main import get_command
 
+import reclaim as python
+from reclaim.cli import app as cli
 from reclaim.config import load_config, settings_of
 from reclaim.data.dataset import bucket_name
 from reclaim.data.errors import ConfigError
-from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.ingest.job import TRACES, IngestConfig, ingest
+from reclaim.data.traces.series import shipped_mappings
 from reclaim.features.build import FeatureConfig
-from reclaim.training.settings import TrainConfig
+from reclaim.training.settings import TrainConfig, shipped_configs
 from reclaim.training.tracking import runs as tracking
 
 
@@ -75,6 +81,19 @@ def test_a_file_with_a_typo_or_invalid_toml_is_named(tmp_path: Path) -> None:
         load_config(FeatureConfig, tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "names"),
+    [("ingest", "trace", TRACES), ("ingest", "mapping", shipped_mappings()), ("train", "config", shipped_configs()),
+     ("tune", "config", shipped_configs())],
+)  # fmt: skip
+def test_the_help_names_all_that_comes_with_the_package(command: str, option: str, names: Sequence[str]) -> None:
+    commands: Any = get_command(cli.app)
+    (help_,) = (p.help for p in commands.commands[command].params if p.name == option)
+    assert [name for name in names if f"`{name}`" not in help_] == []
+    if command == "ingest":
+        assert [name for name in names if f"``{name}``" not in str(python.ingest.__doc__)] == []
+
+
 MISTAKES = [
     (("ingest", "nowhere", "out"), "error: nowhere: no such folder"),
     (("ingest", ".", "out"), "no files of a google-v3 trace"),
@@ -83,6 +102,10 @@ MISTAKES = [
         "trace must be one of google-v3, google-v2.1, alibaba-2017, kubernetes, recorded, series, got 'google-v9'",
     ),
     (("features", "nowhere"), "nowhere: no such folder; `reclaim ingest SOURCE nowhere` makes one"),
+    (
+        ("features", "."),
+        "no manifest.json in it, so no dataset; if it is a trace, `reclaim ingest . DATASET` reads it",
+    ),
     (("train", "nowhere"), "nowhere: no such folder"),
     (("train", "nowhere", "--set", "fit.epoch=1"), "unknown setting 'fit.epoch'"),
     (("replay", "margins", "nowhere", "--out", "o", "--no-model"), "nowhere: no such folder"),

@@ -103,9 +103,9 @@ def ingest(
     dataset : Path or str
         Folder to write, or ``s3://bucket/folder``.
     trace : str
-        ``google-v3``, ``google-v2.1``, ``alibaba-2017`` or ``series``.
+        ``google-v3``, ``google-v2.1``, ``alibaba-2017``, ``kubernetes``, ``recorded`` or ``series``.
     mapping : Path or str or None
-        For ``series``: a mapping file, or ``azure`` or ``bitbrains``.
+        For ``series``: a mapping file, or ``azure``, ``bitbrains`` or ``google-2011-machines``.
     settings : mapping or None
         Other fields of ``data.ingest.job.IngestConfig`` by name, as ``{"buckets": 4}``.
 

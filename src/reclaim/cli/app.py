@@ -159,7 +159,10 @@ def ingest(
         typer.Option(help="Format: `google-v3`, `google-v2.1`, `alibaba-2017`, `kubernetes`, `recorded` or `series`."),
     ] = "google-v3",
     mapping: Annotated[
-        str | None, typer.Option(help="For `series`: mapping TOML, or `azure`, `bitbrains`.", metavar="FILE")
+        str | None,
+        typer.Option(
+            help="For `series`: mapping TOML, or `azure`, `bitbrains` or `google-2011-machines`.", metavar="FILE"
+        ),
     ] = None,
     anonymise: Annotated[
         bool, typer.Option("--anonymise", help="For `kubernetes`: numbers for names, to share the dataset.")

@@ -140,7 +140,7 @@ TrainConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="Settings in TOML: a file, or `google-v3`, `google-v2`, `alibaba-2017` or `vm-series`.",
+        help="Settings in TOML: a file, or `google-v3`, `google-v2`, `alibaba-2017`, `vm-series` or `portable`.",
         metavar="FILE",
     ),
 ]
