@@ -281,7 +281,10 @@ def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | Non
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not the results of a replay; {remedy}") from error
     if there != inputs:
-        differing = sorted(key for key in inputs.keys() | there.keys() if inputs.get(key) != there.get(key))
+        own, other = ({**of, **flatten({"config": of.get("config", {})}), "config": None} for of in (inputs, there))
+        differing = sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key))
+        if "experiment" in differing:  # whose settings have other names
+            differing = ["experiment"]
         raise ConfigError(f"{out}: holds a replay that differs in {', '.join(differing)}; {remedy}")
     return dict(results)
 

@@ -36,6 +36,7 @@ from reclaim.replay.open_loop.paired import Paired
 from reclaim.replay.report import figures
 from reclaim.replay.report.page import ReplayReport, brief
 from reclaim.replay.report.units import UNITS, read_units
+from reclaim.replay.runs.catalogue import load_experiment
 from reclaim.replay.runs.compare import compare
 from reclaim.replay.runs.differences import differences
 from reclaim.replay.runs.record import model_tags, record
@@ -170,10 +171,14 @@ def test_run_again_it_does_nothing(
 def test_a_folder_that_holds_something_else_is_refused(
     dataset: Path, config: MarginsConfig, report: ReplayReport, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="holds a replay that differs in config; choose another folder or remove it"):
+    expected = r"holds a replay that differs in config\.seed; choose another folder or remove it"
+    with pytest.raises(ConfigError, match=expected):
         run_experiment(EXPERIMENT, dataset, report.folder, replace(config, seed=9), tracking=False)
     with pytest.raises(ConfigError, match="differs in bundles"):
         run_experiment(EXPERIMENT, dataset, report.folder, config, bundles={"trees": learned()}, tracking=False)
+    other = load_experiment("ratios")
+    with pytest.raises(ConfigError, match="differs in experiment;"):
+        run_experiment(other, dataset, report.folder, other.config(), tracking=False)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"exists and holds no results\.json"):
