@@ -220,7 +220,8 @@ class Model:
         margin : str
             ``baseline`` (widest), ``medium`` or ``aggressive``.
         every_window : bool
-            Of a dataset: whether there is a row for each window, or only for the latest of each task.
+            Of a dataset: whether there is a row for each window, or only for the latest of each task. A portable
+            model, as the built-in, answers all rows at the price of the latest windows, which was not known earlier.
         cell : Cell or None
             Of a frame: the cell that the tasks run in, as ``Dataset.cell``; None: nothing is known of it.
 
