@@ -353,7 +353,7 @@ def definitions(config: CompactionConfig) -> dict[str, str]:
         "sum of tasks; learned machine": BY_MACHINE_DEFINITION
         + (
             f" Here they keep them on the machines that the same rules pack, each under its own margin, at up to "
-            f"{config.packed_moments} moments of the validation period."
+            f"{config.packed_moments} moments of the validation period; there a task uses its limit at most."
             if config.packed_moments
             else ""
         ),
