@@ -15,6 +15,7 @@ from reclaim.data.schema import RESOURCES
 from reclaim.serving.answers.encode import resources
 from reclaim.serving.answers.machine_sums import count, own_terms, sums_of
 from reclaim.serving.answers.machines import about
+from reclaim.serving.cell.task_record import machine_of
 from reclaim.serving.models.scorer import MACHINE_PARTS
 from reclaim.serving.wire.errors import INVALID, TOO_LARGE, RequestError
 from reclaim.serving.wire.machine_schemas import MOST_PAIRS, CandidateFit, FitAnswer, Place
@@ -179,7 +180,7 @@ def _candidates(request: FitRequest, tracker: Tracker, settings: ServingSettings
     for k, candidate in enumerate(request.candidates):
         if not terms[k].any():  # it, or its limit, is unknown
             terms[k, :, T_HELD] = _amounts(candidate.limit)
-    return _Candidates(known.key, terms, np.where(known.there, known.task["machine"], -1)), known.scorer
+    return _Candidates(known.key, terms, machine_of(known.task)), known.scorer
 
 
 def _capacities(request: FitRequest) -> tuple[Ids | None, Floats]:

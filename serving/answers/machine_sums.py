@@ -17,6 +17,7 @@ from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES
 from reclaim.data.windows import demand
 from reclaim.serving.answers.stateful import is_stale
+from reclaim.serving.cell.task_record import machine_of
 from reclaim.serving.models.scorer import MACHINE_PARTS
 from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_NEW, T_SQUARES, T_USAGE, terms_of
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -53,7 +54,7 @@ class MachineSums:
     tasks, whole : int64, shape (m,)
         Tasks, and those of them that count their limit whole.
     without_machine : int
-        Tasks among those asked for whose machine is unknown.
+        Tasks among those asked for that are on none (``machine_of``).
     clock_us, tracked : int
         As in ``Known``.
     """
@@ -111,13 +112,12 @@ def sums_of(tracker: Tracker, settings: ServingSettings, machines: list[int] | N
         terms = own_terms(known)
         used = np.fmin(terms[..., T_USAGE], known.task["limit"])
         used[is_stale(known, settings)] = 0.0
-        machine = known.task["machine"].copy()  # a view would hold the records of all tasks
-        of = known.scorer, known.prices.machines
+        of, machine = (known.scorer, known.prices.machines), machine_of(known.task)
         return _Part(*of, known.clock_us, known.tracked, machine, used, terms, count(known, terms, settings))
 
     parts = tracker.visit(made, machines=machines, parts=MACHINE_PARTS)
     found, place = np.unique(np.concatenate([part.machine for part in parts]), return_inverse=True)
-    nowhere = int(np.count_nonzero(found < 0))  # 1 where a task has no machine: ids are not negative
+    nowhere = int(np.count_nonzero(found < 0))  # 1 where a task is on none: ids are not negative
     place = place.reshape(-1) - nowhere
     m = len(found) - nowhere
     sums, usage = np.zeros((m, len(RESOURCES), N_TERMS)), np.zeros((m, len(RESOURCES)))

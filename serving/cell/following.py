@@ -144,6 +144,9 @@ class Following:
         begun_us : int
             Begin of the cell, which is older than a model that came later.
         """
+        taken = taken.outside_allocs()
+        if len(taken.windows) == 0:
+            return
         before = self._online.settings, self._machines.margins
         self._online.begin_cell(begun_us)
         self._online.reach(int(taken.windows.end_us[-1]))

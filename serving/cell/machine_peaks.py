@@ -175,6 +175,9 @@ class MachinePeaks:
         scores : Scores
             Of the ``k`` tasks that were touched.
         """
+        taken = taken.outside_allocs()
+        if len(taken.windows) == 0:
+            return
         slots = taken.windows.start_us // _SLOT_US
         answered = taken.row >= 0
         of_row = np.full(len(slots), -1, np.int64)

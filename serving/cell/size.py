@@ -19,6 +19,8 @@ _APART: Final = 1.5
 class CellSize:
     """The first window, and the mean limit by resource, looked at once an hour, rounded to a power of two.
 
+    Tasks inside an alloc instance are left out of the mean, as in a feature set: the alloc instance has the limit.
+
     The age belongs to the cell: models come and go, and a young cell is one of little history. The mean limit only
     matters up to a factor: it says which tasks are much larger or smaller than others. Nothing here depends on the
     machine's clock: the same writes in the same order end in the same bits.
@@ -50,7 +52,7 @@ class CellSize:
         end_us : int
             Latest end of the write's windows.
         limit : float64, shape (n, n_resources)
-            Of the tasks that were written.
+            Of the tasks that were written, outside alloc instances.
         tasks : structured array of ``task_record.TASK``
             All that was kept before.
         """
@@ -61,7 +63,7 @@ class CellSize:
             return None
         self.memory[1] = max(hour, self.memory[1])
         before, changed = of_limits.copy(), False
-        kept = tasks["limit"][tasks[s.END_US] >= 0]
+        kept = tasks["limit"][(tasks[s.END_US] >= 0) & ~tasks["in_alloc"]]
         for r, of in enumerate(np.concatenate([kept, limit]).T):
             granted = of[of > 0]
             if len(granted) == 0:

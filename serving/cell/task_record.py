@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -84,6 +84,12 @@ def chosen(mask: NDArray[np.bool_], ours: Windows, theirs: Windows) -> Windows:
     return Windows(**{name: column(name) for name in w.COLUMNS})
 
 
+def machine_of(tasks: NDArray[Any], at: Ids | slice = slice(None)) -> Ids:
+    """Return the machine that each task counts for; -1: unknown, or the task uses what its alloc instance counts."""
+    machine: Ids = np.where(tasks["in_alloc"][at], UNKNOWN_ID, tasks["machine"][at])
+    return machine
+
+
 def key_of(windows: Windows) -> Ids:
     """Return collection and instance index of each row's task; shape (n, 2)."""
     return np.column_stack([windows.collection_id, windows.instance_index])
@@ -133,6 +139,19 @@ class Taken:
     row: Ids
     last: Windows
     opted_out: NDArray[np.bool_]
+
+    def outside_allocs(self) -> Taken:
+        """Return it without windows inside an alloc instance, whose resources they use: a replay has none of them, too.
+
+        Tasks stay; one whose last window is left out has -1 as its ``row``.
+        """
+        inside = self.windows.in_alloc
+        if not inside.any():
+            return self
+        kept = np.flatnonzero(~inside)
+        number = np.full(len(inside) + 1, -1, np.int64)  # the last one for -1
+        number[kept] = np.arange(len(kept))
+        return replace(self, slot=self.slot[kept], windows=self.windows.take(kept), row=number[self.row])
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from reclaim.serving.cell.task_record import (
     chosen,
     key_of,
     last_windows,
+    machine_of,
 )
 from reclaim.serving.models.scorer import TASK_PARTS, Scores
 from reclaim.serving.wire.rows import ENDED_US, FAILED, FAILED_US, SINCE_US, FactRows
@@ -165,7 +166,8 @@ class Tracker:
 
         Where that has changed, all tasks are scored again.
         """
-        mean_limit = self.size.reach(int(taken.windows.end_us[-1]), taken.last.limit, self._tasks)
+        limit = taken.last.limit[~taken.last.in_alloc]
+        mean_limit = self.size.reach(int(taken.windows.end_us[-1]), limit, self._tasks)
         if not scorer.own_price or mean_limit is None:
             return scorer
         scorer = scorer.resized(mean_limit)
@@ -371,9 +373,9 @@ class Tracker:
         )  # fmt: skip
 
     def machines(self) -> tuple[Ids, int]:
-        """Return the machines of all tasks, sorted, shape (m,), and the number of tasks without a machine."""
+        """Return the machines of all tasks (``machine_of``), sorted, (m,), and the number of tasks that are on none."""
         with self._lock:
-            machine = self._tasks["machine"][self._seen(self._slots.all())]
+            machine = machine_of(self._tasks, self._seen(self._slots.all()))
         placed = machine[machine >= 0]
         return np.unique(placed), len(machine) - len(placed)
 

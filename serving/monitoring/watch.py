@@ -48,8 +48,8 @@ class _Watched:
         """Record windows and the answers at prices; scores that are None are computed for the answers wanted."""
         self.quality.observe(taken.slot, taken.windows)
         self.quality.settle(clock_us)
-        estimated = np.flatnonzero(~taken.opted_out)
-        rows = estimated[self.quality.wanted(taken.touched[estimated])]
+        judged = np.flatnonzero(~taken.opted_out & ~taken.last.in_alloc)  # the latter as in a replay
+        rows = judged[self.quality.wanted(taken.touched[judged])]
         if len(rows):
             last = taken.last.take(rows)
             scores = self.scorer.score(taken.x[rows], last, of_cell=False) if scores is None else scores.take(rows)

@@ -53,7 +53,11 @@ class _Facts(Wire):
         default=None, description="Priority tier, lowest to highest: free, beb, mid, prod, mon."
     )
     scheduling_class: SchedulingClass | None = Field(default=None, description="3 is the most latency-sensitive.")
-    in_alloc: bool | None = Field(default=None, description="Whether the task runs inside an alloc instance.")
+    in_alloc: bool | None = Field(
+        default=None,
+        description="Whether the task runs inside an alloc instance, which is a task of its own: it alone counts for "
+        "its machine, for prices and for margins.",
+    )
     user: Owner | None = Field(default=None, description="Who submitted the collection; the first one given stays.")
     logical_name: Owner | None = Field(
         default=None, description="Name that the runs of one program share; the first one given stays."

@@ -34,7 +34,9 @@ class MachineReservation(Answer):
     """The answer for one machine: what its tasks are foreseen to need together within the horizon."""
 
     machine_id: int
-    tasks: int = Field(description="Tasks on it, those that count their limit included.")
+    tasks: int = Field(
+        description="Tasks on it, those that count their limit included, those inside an alloc instance left out."
+    )
     limit: Resources = Field(description="Sum of the limits.")
     usage: Resources = Field(
         description="Sum of what the tasks used in their last windows, each up to its limit; stale ones left out."
@@ -64,7 +66,10 @@ class MachinesAnswer(_AboutMachines):
 
     margins: list[MachineMargin] = Field(description="By margin and resource, over all machines.")
     tracked: int = Field(description="Tasks in memory.")
-    without_machine: int = Field(description="Tasks among them whose machine is unknown; they are on none of these.")
+    without_machine: int = Field(
+        description="Tasks among them that are on none of these: their machine is unknown, or they are inside an alloc "
+        "instance."
+    )
     machines: list[MachineReservation]
     next: str | None = Field(description="Cursor of the next page; null on the last one.")
 
@@ -149,7 +154,7 @@ class CandidateFit(Answer):
     instance_index: int | None
     limit: Resources
     known: bool = Field(description="Whether it counts by its forecast; false: its limit counts whole.")
-    machine_id: int | None = Field(description="Machine that it is on, which is none of `places`.")
+    machine_id: int | None = Field(description="Machine that it counts for, which is none of `places`.")
     freed: Resources | None = Field(description="Amount by which the peak of that machine falls once it has left.")
     with_room: int = Field(description="Machines with room.")
     places: list[Place]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
-from reclaim.data.windows import CHANNELS, LEVELS, Windows, empty_windows
+from reclaim.data.windows import CHANNELS, LEVELS, Windows, concatenate, empty_windows
 from reclaim.features.registry import SLOT_S
 from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.answers.stateful import Answers, answers
@@ -51,10 +51,19 @@ def windows_of(*told: Json) -> Windows:
         for channel in ("cpu_mean", "cpu_max"):
             out.usage[row, CHANNELS.index(channel)] = given["cpu"]
         out.usage[row, CHANNELS.index("memory_max")] = given["memory"]
-        for name in ("tier", "scheduling_class", "machine_id", "user", "name", "scheduled_us"):
+        for name in ("tier", "scheduling_class", "machine_id", "user", "name", "scheduled_us", "in_alloc"):
             if name in given:
                 getattr(out, name)[row] = given[name]
     return out
+
+
+def with_tasks_in_allocs(windows: Windows) -> Windows:
+    """Return windows and as many of tasks inside alloc instances, which have eight times the limit and use of it."""
+    inside = replace(
+        windows, collection_id=windows.collection_id + 1_000, in_alloc=np.ones(len(windows), np.bool_),
+        limit=8.0 * windows.limit, usage=9.0 * windows.usage,
+    )  # fmt: skip
+    return concatenate([inside, windows])
 
 
 def usage_rows(windows: Windows, in_alloc: NDArray[np.int8] | None = None) -> rows.UsageRows:

@@ -148,9 +148,11 @@ def test_sums_are_those_of_a_replay_to_the_bit(
     estimator = bundle.machine_estimator()
     terms = estimator.terms(bundle.forecaster.predict(x[rows], estimator.horizon_s), x[rows], last)
     wanted = np.zeros((2, len(RESOURCES), N_TERMS))
-    for machine, of_task in zip(last.machine_id, terms, strict=True):
-        wanted[machine] += of_task
+    for machine, inside, of_task in zip(last.machine_id, last.in_alloc, terms, strict=True):
+        if not inside:  # an alloc instance, of which a replay has the usage
+            wanted[machine] += of_task
     assert len(names) > 3
+    assert last.in_alloc.any()
     assert (wanted[:, :, T_LIMIT] > 0).all()
     np.testing.assert_array_equal(sums(memory).sums, wanted)
     np.testing.assert_array_equal(sums(memory).peaks()[0], estimator.peak(wanted, 0.001))
@@ -203,6 +205,29 @@ def test_a_task_without_a_machine_is_left_out_and_counted_and_ended_tasks_leave(
     assert sums(three).machine.tolist() == [7, 8]
     assert sums(three).tasks.tolist() == [1, 1]
     assert sums(three, [9]).machine.tolist() == []
+
+
+def test_tasks_inside_an_alloc_instance_count_for_no_machine_and_are_answered(three: Memory) -> None:
+    inside: Json = {"in_alloc": True, "limit": 4.0}
+    three.tell(fact_rows({"task": 6, "machine_id": 9, **inside}))  # without a window yet
+    three.write(windows_of({"task": 4, "machine_id": 7, **inside}, {"task": 5, "machine_id": 11, **inside}))
+    found = sums(three)
+    assert (found.machine.tolist(), found.tasks.tolist(), found.without_machine) == ([7, 9], [2, 1], 3)
+    assert (found.limit[:, 0].tolist(), found.usage[:, 0].tolist()) == ([2.0, 1.0], [0.5, 0.4])
+    machines, without = three.tracker.machines()
+    assert (machines.tolist(), without) == ([7, 9], 3)
+    assert len(sums(three, [11])) == 0
+    foresee(three, {4: 0.3})
+    request: Json = {"candidates": [{"collection_id": 4, "limit": both(9.0)}], "capacity": both(5.0)}
+    (candidate,) = fitted_to(three, **request).candidates
+    assert (candidate.known, candidate.machine_id, candidate.freed) == (True, None, None)
+    assert sorted(place.machine_id for place in candidate.places) == [7, 9]
+    answers = three.answers((4, 0))
+    assert answers.known.task["machine"].tolist() == [7]
+    assert np.isfinite(answers.known.scores.oom).all()
+    assert (answers.estimate.reservation < 4.0).all()
+    three.tell(fact_rows({"task": 5, "in_alloc": False}))
+    assert sums(three).machine.tolist() == [7, 9, 11]
 
 
 def test_a_smaller_limit_bounds_terms_and_of_a_larger_one_the_addition_counts_whole(three: Memory) -> None:

@@ -25,7 +25,15 @@ from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 from reclaim.training.margins.online import BUDGETED, OnlineMargins
 from reclaim.training.margins.price import Price, three_prices
-from tests.serving.cell_fixtures import Memory, W, assert_same_bits, fact_rows, loaded, windows_of
+from tests.serving.cell_fixtures import (
+    Memory,
+    W,
+    assert_same_bits,
+    fact_rows,
+    loaded,
+    windows_of,
+    with_tasks_in_allocs,
+)
 from tests.serving.kill_harness import made_up
 
 if TYPE_CHECKING:
@@ -69,7 +77,7 @@ def assert_same_prices(ours: Memory, theirs: Memory) -> None:
             assert_same_bits(array, theirs_of.memory()[name], name)
 
 
-@pytest.mark.parametrize("how", ["whole", "shuffled", "in parts"])
+@pytest.mark.parametrize("how", ["whole", "shuffled", "in parts", "with tasks in alloc instances"])
 def test_a_history_in_time_order_is_served_as_it_is_replayed(how: str, bundle: Bundle) -> None:
     windows = concatenate([piece for pieces in cell().slots for piece in pieces])
     slot = np.unique(key_of(windows), axis=0, return_inverse=True)[1].reshape(-1)
@@ -83,9 +91,10 @@ def test_a_history_in_time_order_is_served_as_it_is_replayed(how: str, bundle: B
         part = concatenate(pieces)
         rows = np.arange(first, first + len(part))
         first += len(part)
-        order = random.permutation(len(part)) if how == "shuffled" else np.arange(len(part))
+        sent = with_tasks_in_allocs(part) if how == "with tasks in alloc instances" else part
+        order = random.permutation(len(sent)) if how == "shuffled" else np.arange(len(sent))
         for some in np.array_split(order, 3) if how == "in parts" else (order,):
-            memory.write(part.take(some))
+            memory.write(sent.take(some))
         for margin in MARGIN_NAMES:
             found = memory.answers(*map(tuple, key_of(part).tolist()), margin=margin)
             assert_same_bits(found.estimate.reservation, held[margin][rows], margin)
@@ -168,6 +177,25 @@ def test_a_task_without_estimation_moves_no_price(bundle: Bundle) -> None:
     assert following is not None
     assert not following.memory()["outcomes"].any()
     assert not following.memory()["log"].any()
+
+
+def test_windows_inside_an_alloc_instance_alone_move_no_clock_of_prices_and_count_for_no_earlier_answer(
+    bundle: Bundle,
+) -> None:
+    memory, without = Memory(SETTINGS, bundle), Memory(SETTINGS, bundle)
+    for at in range(30):
+        inside = at % 3 == 1  # of a task that moves into one and out of it
+        window = windows_of({"task": 1, "at": at, "cpu": 0.03 * at, "in_alloc": inside})
+        memory.write(window)
+        if not inside:
+            without.write(window)
+    ours, theirs = (m.tracker.following for m in (memory, without))
+    assert ours is not None
+    assert theirs is not None
+    assert ours.memory()["outcomes"].any()
+    for name, array in ours.memory().items():
+        if name == "log" or "outcomes" in name or "clock" in name:
+            assert_same_bits(array, theirs.memory()[name], name)
 
 
 def test_only_the_last_window_of_a_write_has_an_answer_and_all_are_held_against_earlier_ones(bundle: Bundle) -> None:

@@ -73,9 +73,15 @@ def state(memory: Memory) -> dict[str, NDArray[Any]]:
     return {name.removeprefix("machines."): of for name, of in found.items() if name.startswith("machines.")}
 
 
-@pytest.mark.parametrize(("parts", "empty"), [(1, 0), (3, 0), (1, HORIZON), (1, HORIZON + 1)])
-def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(narrow: Bundle, parts: int, empty: int) -> None:
+@pytest.mark.parametrize(
+    ("parts", "empty", "inside"), [(1, 0, 0), (3, 0, 0), (1, HORIZON, 0), (1, HORIZON + 1, 0), (1, 0, 4), (3, 0, 2)]
+)
+def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(
+    narrow: Bundle, parts: int, empty: int, inside: int
+) -> None:
     windows = history()
+    if inside:  # alloc instances
+        windows = replace(windows, in_alloc=windows.collection_id % inside == 0)
     slots = windows.start_us // W  # in which one machine stands empty
     windows = windows.take((windows.machine_id != 7) | (slots < 10) | (slots >= 10 + empty))
     memory = Memory(SETTINGS, narrow)
@@ -89,6 +95,7 @@ def test_machines_are_followed_in_the_service_as_in_a_replay_to_the_bit(narrow: 
                 ids = found["machine.id"].tolist()
                 held |= {(m, answer - 1): found["machine.held"][p, k].copy() for p, m in enumerate(ids)}
 
+    windows = windows.take(~windows.in_alloc)
     order = np.lexsort((windows.end_us, windows.instance_index, windows.collection_id))
     slot = np.unique(np.column_stack([windows.collection_id, windows.instance_index]), axis=0, return_inverse=True)[1]
     x = FeatureState(SETTINGS.cell).advance(slot.reshape(-1), windows)
@@ -268,6 +275,18 @@ def test_tasks_that_end_leave_no_demand_to_the_next_in_their_slot(bundle: Bundle
             memory.tell(fact_rows({"task": 2, "ended_us": 4 * W}))
             memory.write(windows_of(one_task(4, 0.9, task=3)))  # takes the slot of the second
     assert counts(memory) == ([6, 6], [0, 0])
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_tasks_inside_an_alloc_instance_are_no_part_of_what_a_machine_demands(bundle: Bundle, follow: bool) -> None:
+    memory = steady(bundle, SETTINGS.model_copy(update={"follow": follow}))
+    for at in range(20):  # 0.2 is reserved for the first; machine 8 has none beside, and 9 is not seen to the end
+        inside = [one_task(at, 0.9, task=2, in_alloc=True), one_task(at, 0.9, task=3, machine_id=8, in_alloc=True)]
+        last = one_task(at, task=4, machine_id=9, in_alloc=at > 13)
+        memory.write(windows_of(one_task(at), last))
+        memory.write(windows_of(*inside))
+    assert counts(memory) == ([6 + 2, 6 + 2], [0, 0])
+    assert margins(memory).machine.tolist() == [7, 9]
 
 
 def test_tasks_without_estimation_count_their_limit(bundle: Bundle) -> None:

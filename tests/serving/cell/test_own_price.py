@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -16,14 +16,21 @@ from reclaim.data.windows import Windows, concatenate
 from reclaim.features.fold.batch import FeatureState
 from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.cell.size import CellSize
-from reclaim.serving.cell.task_record import TASK
+from reclaim.serving.cell.task_record import TASK, UNKNOWN_TASK
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.settings import ServingSettings
 from reclaim.training.bundle import Bundle, load_model
 from reclaim.training.margins.answers import Priced
 from reclaim.training.margins.margin import MARGIN_NAMES, Budgets
 from reclaim.training.margins.online import OnlineMargins
-from tests.serving.cell_fixtures import Memory, assert_same, assert_same_bits, loaded, told_by
+from tests.serving.cell_fixtures import (
+    Memory,
+    assert_same,
+    assert_same_bits,
+    loaded,
+    told_by,
+    with_tasks_in_allocs,
+)
 from tests.serving.kill_harness import made_up
 from tests.serving.writing.running import Service
 
@@ -46,14 +53,15 @@ def key_of(windows: Windows) -> NDArray[np.int64]:
     return np.column_stack([windows.collection_id, windows.instance_index])
 
 
-def test_a_cell_is_served_as_it_is_replayed_at_a_price_that_moves_every_hour() -> None:
+@pytest.mark.parametrize("told", [lambda windows: windows, with_tasks_in_allocs])
+def test_a_cell_is_served_as_it_is_replayed_at_a_price_that_moves_every_hour(told: Callable[..., Windows]) -> None:
     windows = concatenate(slots())
     memory, served = Memory(SETTINGS, builtin()), []
     for part in slots():
-        memory.write(part)
+        memory.write(told(part))
         served.append([memory.answers(*map(tuple, key_of(part).tolist()), margin=m) for m in MARGIN_NAMES])
     mean_limit = memory.tracker.size.mean_limit
-    assert memory.scorer.mean_limit == mean_limit
+    assert memory.scorer.mean_limit == mean_limit == (1.0, 1.0)
 
     estimator = builtin().bare_estimator(mean_limit=mean_limit, cell=SETTINGS.cell)
     slot = np.unique(key_of(windows), axis=0, return_inverse=True)[1].reshape(-1)
@@ -168,5 +176,8 @@ def test_the_mean_limit_is_looked_at_once_an_hour_and_rounded() -> None:
     assert size.reach(HOUR_US + 1, limit * 10, tasks) is None  # within the hour
     assert size.reach(2 * HOUR_US, limit * 1.3, tasks) is None  # 5.2 is less than half as much again
     assert size.reach(3 * HOUR_US, limit * 2, tasks) == pytest.approx((8.0, np.nan), nan_ok=True)
+    kept = np.full(3, UNKNOWN_TASK)
+    kept["limit"], kept["end_us"], kept["in_alloc"] = 99.0, [0, -1, 0], [True, False, True]
+    assert size.reach(4 * HOUR_US, limit * 2, kept) is None  # of tasks inside alloc instances or without a window
     # a resource that gets its first limit does not wait for the hour
-    assert size.reach(3 * HOUR_US + 1, np.array([[8.0, 1.0]]), tasks) == (8.0, 1.0)
+    assert size.reach(4 * HOUR_US + 1, np.array([[8.0, 1.0]]), tasks) == (8.0, 1.0)

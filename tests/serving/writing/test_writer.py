@@ -393,17 +393,18 @@ def test_large_writes_are_cut_finer_while_small_ones_come(service: Service, monk
     assert taken[-1] == 10
 
 
-def test_a_collection_without_estimation_is_not_judged(service: Service) -> None:
+def test_a_collection_without_estimation_is_not_judged_nor_is_a_task_inside_an_alloc_instance(service: Service) -> None:
     service.facts(estimation={2: False})
     for at in range(40):
-        service.told({"task": 1, "at": at, "tier": 0}, {"task": 2, "at": at, "tier": 1})
+        inside = {"task": 3, "at": at, "tier": 2, "in_alloc": True}
+        service.told({"task": 1, "at": at, "tier": 0}, {"task": 2, "at": at, "tier": 1}, inside)
     shown = service.writer._watch.shown()
     service.close()
     assert service.writer._watch.shown() == shown  # while it stops, too
     watched = service.writer._watch._served
     assert watched is not None
-    judged = watched.quality.numbers().judged[tier_key(np.array([0, 1], np.int8))]
-    assert (judged.sum(axis=1) > 0).tolist() == [True, False]
+    judged = watched.quality.numbers().judged[tier_key(np.array([0, 1, 2], np.int8))]
+    assert (judged.sum(axis=1) > 0).tolist() == [True, False, False]
 
 
 def test_a_fault_of_the_watch_ends_the_writer_and_is_not_lost(
