@@ -117,8 +117,9 @@ class MachinePeaks:
     An answer is for the tasks of a machine with a window in the slot. It is violated where these tasks, each up to its
     limit then, demand more at once, in a later slot within the horizon, than was reserved for them together: what a
     replay counts (``machines.snapshots``). A task that has left the machine demands nothing of it. An answer counts
-    where the machine was seen within the horizon and up to its end. A window counts in the slot in which it begins, up
-    to ``LATE`` slots after it; later ones change nothing. Of several windows of a task in one slot the largest demand
+    where the machine was seen within the horizon and up to its end, and any of its tasks has estimation: one that keeps
+    all limits cannot be violated, and would dilute the budget. A window counts in the slot in which it begins, up to
+    ``LATE`` slots after it; later ones change nothing. Of several windows of a task in one slot the largest demand
     counts, and the first one's forecast.
 
     Nothing here depends on the machine's clock: the same writes in the same order end in the same bits.
@@ -147,7 +148,7 @@ class MachinePeaks:
             "id": np.zeros(0, np.int64),
             "last": np.zeros(0, np.int64),  # slot of the last window
             "judged": np.zeros((0, resources), np.int64), "violated": np.zeros((0, *shape), np.int64),
-            # of the open slots: tasks with a forecast, the sums of their terms, and windows
+            # of the open slots: tasks with estimation, the sums of the terms of all, and windows
             "answered": np.zeros((0, _OPEN, resources), np.int64), "sums": np.zeros((0, _OPEN, resources, N_TERMS)),
             "windows": np.zeros((0, _OPEN), np.int64),
             # of the answers that wait: what was reserved, their demand in the open slots, their peak
@@ -187,13 +188,16 @@ class MachinePeaks:
             shares = shares.copy()
             shares[taken.opted_out] = unknown_shares(int(taken.opted_out.sum()))
         if (slots == slots[0]).all():
-            self._take(int(slots[0]), taken.slot, taken.windows, of_row, shares)
+            self._take(int(slots[0]), taken.slot, taken.windows, of_row, shares, taken.opted_out)
             return
         for slot in np.unique(slots).tolist():
             rows = np.flatnonzero(slots == slot)
-            self._take(slot, taken.slot[rows], taken.windows.take(rows), of_row[rows], shares)
+            self._take(slot, taken.slot[rows], taken.windows.take(rows), of_row[rows], shares, taken.opted_out)
 
-    def _take(self, slot: int, task: Ids, windows: Windows, of_row: Ids, shares: NDArray[np.float32]) -> None:
+    def _take(
+        self, slot: int, task: Ids, windows: Windows, of_row: Ids, shares: NDArray[np.float32],
+        opted_out: NDArray[np.bool_],
+    ) -> None:  # fmt: skip
         self._reach(slot)
         if slot <= self._ring["slot"][0] - _OPEN:
             return
@@ -202,7 +206,7 @@ class MachinePeaks:
         m = self._machines
         _add(
             self._tasks, task, slot, self._places(windows.machine_id, slot), demand(windows),
-            np.ascontiguousarray(windows.limit), of_row, shares, self._ring["answer"], self._online.step,
+            np.ascontiguousarray(windows.limit), of_row, shares, opted_out, self._ring["answer"], self._online.step,
             self._online.horizon_slots, slot % _OPEN, m["last"], m["windows"], m["answered"], m["sums"], m["total"],
             np.zeros(1, _TERMS),
         )  # fmt: skip
@@ -356,6 +360,7 @@ def _add(
     limit: Any,  # (n, R) float64
     of_row: Any,  # (n,) int64, row of shares, or -1
     shares: Any,  # (k, R, N_SHARES) float32
+    opted_out: Any,  # (k,) bool
     answer: Any,  # (A,) int64, numbers of the times whose answers wait
     step: int,
     horizon: int,  # slots
@@ -404,7 +409,7 @@ def _add(
             known = not np.isnan(used[i, r]) and limit[i, r] > 0.0
             task.limit[k, r] = limit[i, r] if known else np.nan
             if known:
-                answered[p, open_at, r] += 1
+                answered[p, open_at, r] += not opted_out[of_row[i]]
                 write_terms(shares[of_row[i], r], used[i, r], limit[i, r], room[0].terms)
                 for j in range(sums.shape[3]):
                     sums[p, open_at, r, j] += room[0].terms[j]

@@ -297,6 +297,22 @@ def test_tasks_without_estimation_count_their_limit(bundle: Bundle) -> None:
     assert counts(memory)[1] == [0, 0]  # 0.2 and the limit of 1 are reserved
 
 
+def test_a_machine_of_tasks_without_estimation_alone_has_no_answer(bundle: Bundle) -> None:
+    memory = steady(bundle)
+    memory.tell(fact_rows(estimation={2: False}))
+    for at in range(20):
+        memory.write(windows_of(one_task(at), one_task(at, 0.9, task=2, machine_id=8)))
+        if at == 10:  # the answers of later slots are judged
+            memory.tell(fact_rows(estimation={2: True}))
+    judged, _ = margins(memory).outcomes_of(np.array([7, 8]))
+    assert judged[:, 0].tolist() == [6, 0]
+    assert counts(memory) == ([6, 6], [0, 0])
+    for at in range(20, 26):
+        memory.write(windows_of(one_task(at), one_task(at, 0.9, task=2, machine_id=8)))
+    judged, _ = margins(memory).outcomes_of(np.array([7, 8]))
+    assert judged[:, 0].tolist() == [12, 1]
+
+
 def test_the_share_of_the_machines_that_passed_at_once_and_the_largest_of_the_day_are_said(bundle: Bundle) -> None:
     memory = steady(bundle)
     for at in range(22):  # at slot 1 one of four machines passes, at slot 3 three
