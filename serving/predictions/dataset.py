@@ -73,7 +73,7 @@ def predictions(
 
     Rows are in the order of the dataset: bucket by bucket, in each by task, then time. They rest on features that are
     equal to the bit to those of the service's own state. A portable model answers at the price that
-    it solves for the latest window of every task.
+    it solves for the latest window of every task outside alloc instances.
 
     Yields
     ------
@@ -101,9 +101,13 @@ def predictions(
 
 
 def _latest(scorer: Scorer, features: FeatureSet, bucket: int) -> tuple[Windows, Risk]:
-    """Return the latest window of every task of a bucket, and what the model expects of each price there."""
+    """Return the latest window of every task outside alloc instances, and what the model expects of each price there.
+
+    Of a bucket; a replay solves its price for the same tasks.
+    """
     here = features.bucket(bucket)
     last = here.windows.task_starts()[1:] - 1
+    last = last[~here.windows.in_alloc[last]]
     windows = here.windows.take(last)
     scores = scorer.score(here.features(last, THREADS), windows)
     assert scores.risk is not None

@@ -22,12 +22,13 @@ from reclaim.data.core.engine import workers
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, ModelError, SchemaError, TraceError
-from reclaim.data.windows import VECTORS, concatenate
+from reclaim.data.windows import VECTORS, Windows, concatenate
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.targets import TARGETS
 from reclaim.serving.answers.stateless import answer
-from reclaim.serving.models.loader import LoadedModel
+from reclaim.serving.models.loader import LoadedModel, load_model
+from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.predictions import dataset as predicted
 from reclaim.serving.predictions import job
 from reclaim.serving.predictions.columns import schema_of
@@ -38,6 +39,7 @@ from reclaim.serving.settings import ServingSettings
 from reclaim.serving.wire.schemas import ReservationRequest
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import RULES
+from reclaim.training.margins.own_price import Risk
 
 KEY = list(s.TASK_KEY)
 
@@ -205,6 +207,36 @@ def test_an_interrupted_prediction_leaves_the_file_as_it_was(
         predict(dataset.path, out, model=str(bundle_folder), margin="medium")
     assert out.read_bytes() == whole
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("inside", ["some", "all"])
+def test_tasks_inside_an_alloc_instance_are_predicted_and_are_no_part_of_the_built_in_models_price(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    if inside == "all":
+        made = Dataset.windows
+
+        def windows(self: Dataset, bucket: int, **how: bool) -> Windows:
+            of = made(self, bucket, **how)
+            of.in_alloc[:] = True
+            return of
+
+        monkeypatch.setattr(Dataset, "windows", windows)
+    priced, seen = Scorer.priced_for, []
+
+    def noted(self: Scorer, windows: Windows, risk: Risk, age_us: int) -> Scorer:
+        seen.append(windows)
+        return priced(self, windows, risk, age_us)
+
+    monkeypatch.setattr(Scorer, "priced_for", noted)
+    table = pa.concat_tables(predictions(load_model("builtin"), dataset.path))
+    assert len(table) == len(dataset.table("tasks"))
+    assert not table["cpu_reservation"].null_count
+    buckets = [dataset.windows(bucket) for bucket in range(dataset.n_buckets)]
+    top = sum(int((~of.in_alloc[of.task_starts()[1:] - 1]).sum()) for of in buckets)
+    assert [len(of) for of in seen] == [top]
+    assert not seen[0].in_alloc.any()
+    assert 0 < top < len(table) if inside == "some" else top == 0
 
 
 def test_a_window_without_a_limit_has_no_reservation_and_leaves_the_others_as_they_are(
