@@ -313,7 +313,8 @@ def main() -> None:
     change_us = FeatureSet.open(asked.cell).cuts_us[1] + _BEFORE_US
     results: dict[str, Any] = {
         "cell": {"windows": cell.n_windows, "fingerprint": cell.fingerprint},
-        "model": Path(asked.model).name, "seed": asked.seed, "horizon_s": config.horizon_s, "within": WITHIN, "changes": {},
+        "model": Path(asked.model).name, "seed": asked.seed, "horizon_s": config.horizon_s, "within": WITHIN,
+        "changes": {},
     }  # fmt: skip
     for change in asked.changes:
         out = asked.work / change
