@@ -86,9 +86,9 @@ def set_facts(tasks: NDArray[Any], at: NDArray[np.int64], rows: NDArray[np.int64
         new = facts.columns[column][rows]
         known = new >= 0
         tasks[name][at[known]] = new[known]
-    for name, column in (("user", USER), ("name", LOGICAL_NAME)):  # the first value stays
+    for name, column in (("user", USER), ("name", LOGICAL_NAME)):
         new = facts.columns[column][rows]
-        known = (new >= 0) & (tasks[name][at] < 0)
+        known = np.flatnonzero((new >= 0) & (tasks[name][at] < 0))[::-1]  # the first value stays, of one call, too
         tasks[name][at[known]] = new[known]
     since_us = facts.columns[SINCE_US][rows]
     # the limit that began last is the current one, whatever the order in which limits are told

@@ -208,6 +208,18 @@ def test_the_current_limit_is_the_latest_of_windows_and_facts(
     assert facts_of(memory)["granted"].tolist() == [9.0, 9.0]
 
 
+def test_the_first_owner_and_name_of_a_task_stay_told_in_one_call_or_in_two(memory: Memory) -> None:
+    memory.tell(
+        fact_rows(
+            {"task": 1, "user": "ann"}, {"task": 1, "user": "bob", "logical_name": "web"},
+            {"task": 1, "logical_name": "db"}, {"task": 2, "user": "ann", "logical_name": "web"},
+        )
+    )  # fmt: skip
+    memory.tell(fact_rows({"task": 1, "user": "eve", "logical_name": "x"}))
+    one, other = facts_of(memory), facts_of(memory, 2)
+    assert (one["user"], one["name"]) == (other["user"], other["name"])
+
+
 def test_a_limit_that_is_told_late_does_not_replace_one_that_began_later(memory: Memory) -> None:
     memory.write(windows_of({"at": 1}))
     memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 3 * W}))
