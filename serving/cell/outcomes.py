@@ -88,8 +88,8 @@ def set_facts(tasks: NDArray[Any], at: NDArray[np.int64], rows: NDArray[np.int64
         tasks[name][at[known]] = new[known]
     for name, column in (("user", USER), ("name", LOGICAL_NAME)):
         new = facts.columns[column][rows]
-        known = np.flatnonzero((new >= 0) & (tasks[name][at] < 0))[::-1]  # the first value stays, of one call, too
-        tasks[name][at[known]] = new[known]
+        first = np.flatnonzero((new >= 0) & (tasks[name][at] < 0))[::-1]  # the first value stays, of one call, too
+        tasks[name][at[first]] = new[first]
     since_us = facts.columns[SINCE_US][rows]
     # the limit that began last is the current one, whatever the order in which limits are told
     limited = np.argsort(since_us, kind="stable")
