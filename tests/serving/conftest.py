@@ -72,6 +72,7 @@ def client(service: ModuleType, bundle_folder: Path) -> Iterator[Any]:
             patch.setenv("RECLAIM_BUNDLE", str(bundle_folder))
             patch.setenv("RECLAIM_MODEL", "reclaim@champion")
             patch.setenv("RECLAIM_MODEL_VERSION", "3")
+            patch.setenv("RECLAIM_WATCH_S", "86400")  # a champion of the folder that tests run in is not its own
             with warnings.catch_warnings():
                 # starlette 1.10 prefers a successor of httpx that BentoML does not use
                 warnings.filterwarnings("ignore", "Using `httpx` with `starlette.testclient` is deprecated")
