@@ -334,7 +334,8 @@ def main() -> None:
 
 def table(results: Mapping[str, Any], of: str) -> Iterator[str]:
     """Yield a table: the largest violation of six hours over the budget, and the hours until that is kept."""
-    ways = [way for way in _COLOURS if of == "machines" or way != "held"]
+    some = next(iter(results["changes"].values()))[of]["aggressive"][RESOURCES[0]]
+    ways = [way for way in _COLOURS if way in some]
     columns = [f"{RESOURCE_TITLES[r]}, {way}" for r in RESOURCES for way in ways]
     yield f"| {of}: change | budget | " + " | ".join(columns) + " |"
     yield "|---|---|" + "--:|" * len(columns)

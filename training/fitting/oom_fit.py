@@ -78,7 +78,8 @@ class OomRows(NamedTuple):
 def fit_oom(sources: Sequence[Source], seed: int, periods: Sequence[int] = (TRAIN,)) -> OomModel | None:
     """Return a model of the rows of all sources in some periods; None where no horizon has enough positive ones.
 
-    The result depends on the sources, the periods and the seed alone.
+    The result depends on the sources, the periods and the seed alone. Trees of fewer than ``MANY`` rows before an end
+    read ``FEW_ENDS_INPUTS`` alone.
     """
     seeds = [seed + model * _SEED_STEP for model in range(_MODELS)]
     draws = _draws(sources, seeds, periods)
@@ -160,15 +161,15 @@ def _fit(trees: Trees, place: int, rows: OomRows, fitted: NDArray[np.bool_], see
     """Write the trees of one of the models, of every horizon that has enough positive rows, from some of ``INPUTS``."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    own, x = slice(place * _TREES, (place + 1) * _TREES), rows.x[:, reads]
+    own = slice(place * _TREES, (place + 1) * _TREES)
     for h in np.flatnonzero(fitted).tolist():
         known = np.flatnonzero(np.isfinite(rows.oom[:, h]))
-        leaf = min(_LEAF_ROWS, max(20, len(known) // 100))
+        leaf, x = min(_LEAF_ROWS, max(20, len(known) // 100)), rows.x[np.ix_(known, np.array(reads))]
         model: Any = HistGradientBoostingClassifier(
             max_iter=_TREES, max_leaf_nodes=LEAVES, min_samples_leaf=leaf,
             learning_rate=_RATE, l2_regularization=_L2, max_features=_COLUMNS,
             monotonic_cst=[_DIRECTION[k] for k in reads], early_stopping=False, random_state=seed,
-        ).fit(binnable(x[known], leaf), rows.oom[known, h] == 1, sample_weight=rows.weight[known])  # fmt: skip
+        ).fit(binnable(x, leaf), rows.oom[known, h] == 1, sample_weight=rows.weight[known])  # fmt: skip
         trees.start[h] += model._baseline_prediction.item() / _MODELS  # scikit-learn has no public way to its trees
         for k, (tree,) in enumerate(model._predictors, own.start):
             trees.put(h, k, tree.nodes, reads)
