@@ -239,3 +239,15 @@ def assert_same_bits(ours: NDArray[Any], theirs: NDArray[Any], what: str = "") -
     np.testing.assert_array_equal(ours, theirs, what)
     if np.issubdtype(ours.dtype, np.floating):
         np.testing.assert_array_equal(np.signbit(ours), np.signbit(theirs), what)
+
+
+def memory_with(bundle: Bundle, now_us: int = -1, **changes: Any) -> Memory:
+    """Return a cell with other settings."""
+    return Memory(ServingSettings(**changes), bundle, now_us)
+
+
+def facts_of(memory: Memory, task: int = 1, index: int = 0) -> Any:
+    """Return what is kept of a task that is there."""
+    known = memory.tracker.look(np.array([[task, index]]))
+    assert known.there[0]
+    return known.task[0]

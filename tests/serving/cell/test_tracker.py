@@ -1,4 +1,4 @@
-"""Rules of the tracker, worked by hand: admission, filled-in facts, removal, and the view of readers."""
+"""Rules of the tracker, worked by hand: admission, removal, and the view of readers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from reclaim.serving.cell.outcomes import (
     IN_THE_FUTURE,
     NO_LIMIT,
     OUTCOMES,
-    RUN_TO_COME,
     TOO_MANY_TASKS,
     why,
 )
@@ -43,7 +42,9 @@ from tests.serving.cell_fixtures import (
     assert_same_bits,
     by_slot,
     fact_rows,
+    facts_of,
     loaded,
+    memory_with,
     told_by,
     windows_of,
 )
@@ -53,21 +54,6 @@ if TYPE_CHECKING:
 
 TAKEN, LATE, REPEATED, TOO_LATE = range(4)
 DAY = 86_400 * S
-
-
-@pytest.fixture
-def memory(bundle: Bundle) -> Memory:
-    return Memory(ServingSettings(), bundle)
-
-
-def memory_with(bundle: Bundle, now_us: int = -1, **changes: Any) -> Memory:
-    return Memory(ServingSettings(**changes), bundle, now_us)
-
-
-def facts_of(memory: Memory, task: int = 1, index: int = 0) -> Any:
-    known = memory.tracker.look(np.array([[task, index]]))
-    assert known.there[0]
-    return known.task[0]
 
 
 def test_windows_are_taken_late_repeated_or_too_late(memory: Memory) -> None:
@@ -144,115 +130,6 @@ def test_with_the_machines_clock_even_the_first_window_may_be_in_the_future(bund
     memory = memory_with(bundle, now_us=100 * DAY, clock="unix", ahead_s=600)
     assert memory.write(windows_of({"end_us": 100 * DAY + 601 * S, "start_us": 100 * DAY})) == [IN_THE_FUTURE]
     assert memory.write(windows_of({"end_us": 100 * DAY + 600 * S, "start_us": 100 * DAY})) == [TAKEN]
-
-
-def test_a_window_without_a_known_limit_is_refused_and_the_last_limit_fills_in(memory: Memory) -> None:
-    assert memory.write(windows_of({"limit": None})) == [NO_LIMIT]
-    assert "the limit of its task is not known yet" in why(NO_LIMIT, memory.settings, memory.tracker.clock)
-    assert len(memory.tracker) == 0
-    memory.tell(fact_rows({"task": 1, "limit": 3.0}))
-    assert memory.write(windows_of({"limit": None})) == [TAKEN]
-    assert facts_of(memory)["granted"].tolist() == [3.0, 3.0]
-    assert memory.write(
-        windows_of({"limit": 4.0, "at": 1}),
-    ) == [TAKEN]
-    assert memory.write(windows_of({"limit": None, "at": 2})) == [TAKEN]
-    assert facts_of(memory)["granted"].tolist() == [4.0, 4.0]
-
-
-def test_facts_missing_in_a_window_are_filled_in_from_earlier_writes(memory: Memory) -> None:
-    first = windows_of({"tier": 3, "scheduling_class": 2, "machine_id": 8, "user": 5, "name": 6, "scheduled_us": 7})
-    memory.write(first, np.array([1], np.int8))
-    memory.write(windows_of({"at": 1}), np.array([-1], np.int8))
-    task = facts_of(memory)
-    names = ("tier", "scheduling_class", "machine", "user", "name", "scheduled_us", "run_us", "in_alloc")
-    assert [int(task[name]) for name in names] == [3, 2, 8, 5, 6, 7, 7, 1]
-    memory.write(windows_of({"at": 2, "tier": 1, "machine_id": 9, "user": 50, "name": 60, "scheduled_us": 2 * W}),
-                 np.array([0], np.int8))  # fmt: skip
-    task = facts_of(memory)
-    assert [int(task[name]) for name in names] == [1, 2, 9, 5, 6, 2 * W, 2 * W, 0]  # whose it is stays
-
-
-def test_facts_written_alone_fill_in_the_next_window(bundle: Bundle) -> None:
-    by_window, by_fact = (memory_with(bundle) for _ in range(2))
-    by_window.write(windows_of({"tier": 3, "scheduling_class": 1, "machine_id": 4, "scheduled_us": 5, "user": 7}))
-    by_fact.tell(fact_rows({"task": 1, "limit": 1.0, "tier": "prod", "scheduling_class": 1, "machine_id": 4,
-                                    "scheduled_us": 5}))  # fmt: skip
-    by_fact.write(windows_of({"limit": None, "user": 7}))
-    theirs = told_by(by_fact.tracker, by_fact.settings)
-    theirs.facts["limit_us"] = 0  # told before the first window, of no time
-    assert_same(told_by(by_window.tracker, by_window.settings), theirs)
-
-
-@pytest.mark.parametrize(
-    ("since", "told_at", "expected"),
-    [
-        (None, 5, 3.0),  # from now: a window that began before tells the limit of then
-        (None, 6, 9.0),  # one that began since tells that of now
-        (5 * W, 5, 9.0),
-        (5 * W + 1, 5, 3.0),
-        (9 * W, 8, 3.0),  # known ahead
-    ],
-)
-def test_the_current_limit_is_the_latest_of_windows_and_facts(
-    memory: Memory, since: int | None, told_at: int, expected: float
-) -> None:
-    memory.write(windows_of({"at": 5, "task": 2}, {"at": 4}))
-    assert memory.tracker.clock_us == 6 * W
-    facts = {"task": 1, "limit": 3.0} | ({} if since is None else {"since_us": since})
-    memory.tell(fact_rows(facts))
-    assert facts_of(memory)["limit"].tolist() == [3.0, 3.0]
-    assert facts_of(memory)["granted"].tolist() == [1.0, 1.0]  # the last window had its own
-    memory.write(windows_of({"at": told_at, "limit": 9.0}))
-    assert facts_of(memory)["limit"].tolist() == [expected, expected]
-    assert facts_of(memory)["granted"].tolist() == [9.0, 9.0]
-
-
-def test_the_first_owner_and_name_of_a_task_stay_told_in_one_call_or_in_two(memory: Memory) -> None:
-    memory.tell(
-        fact_rows(
-            {"task": 1, "user": "ann"}, {"task": 1, "user": "bob", "logical_name": "web"},
-            {"task": 1, "logical_name": "db"}, {"task": 2, "user": "ann", "logical_name": "web"},
-        )
-    )  # fmt: skip
-    memory.tell(fact_rows({"task": 1, "user": "eve", "logical_name": "x"}))
-    one, other = facts_of(memory), facts_of(memory, 2)
-    assert (one["user"], one["name"]) == (other["user"], other["name"])
-
-
-def test_a_limit_that_is_told_late_does_not_replace_one_that_began_later(memory: Memory) -> None:
-    memory.write(windows_of({"at": 1}))
-    memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 3 * W}))
-    memory.tell(fact_rows({"task": 1, "limit": 1.0, "since_us": 2 * W}))
-    assert facts_of(memory)["limit"].tolist() == [4.0, 4.0]
-    # of one call, too; of those that began at the same time the last one holds
-    memory.tell(
-        fact_rows(
-            {"task": 1, "limit": 5.0, "since_us": 5 * W}, {"task": 1, "limit": 6.0, "since_us": 5 * W},
-            {"task": 1, "limit": 7.0, "since_us": 4 * W},
-        )
-    )  # fmt: skip
-    assert facts_of(memory)["limit"].tolist() == [6.0, 6.0]
-    assert facts_of(memory)["limit_us"] == 5 * W
-
-
-def test_windows_that_repeat_a_limit_do_not_hide_a_change_that_is_told_late(memory: Memory) -> None:
-    memory.write(windows_of({"at": 0}))
-    memory.write(windows_of({"at": 1, "limit": None}, {"at": 2}, {"at": 3, "limit": None}))
-    assert facts_of(memory)["limit_us"] == 0  # since then, as nothing has changed
-    memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 2 * W}))
-    assert facts_of(memory)["limit"].tolist() == [4.0, 4.0]
-    memory.write(windows_of({"at": 4, "limit": None}, {"at": 5, "limit": 3.0}, {"at": 6, "limit": 3.0}))
-    assert facts_of(memory)["limit"].tolist() == [3.0, 3.0]
-    assert facts_of(memory)["limit_us"] == 5 * W
-    memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 2 * W}))  # told again
-    assert facts_of(memory)["limit"].tolist() == [3.0, 3.0]
-
-
-def test_a_late_window_does_not_bring_an_old_limit_back(memory: Memory) -> None:
-    memory.write(windows_of({"at": 0}, {"at": 2, "limit": 5.0}))
-    assert memory.write(windows_of({"at": 1, "limit": 0.5})) == [LATE]
-    assert facts_of(memory)["limit"].tolist() == [5.0, 5.0]
 
 
 def test_no_reservation_exceeds_the_current_limit(memory: Memory) -> None:
@@ -348,13 +225,6 @@ def test_a_task_without_news_expires(bundle: Bundle) -> None:
     memory.write(windows_of({"task": 1, "at": 35}))
     assert memory.expire() == []  # it speaks itself
     assert memory.tracker.names()[:, 0].tolist() == [1]
-
-
-def test_facts_from_before_the_first_window_do_not_expire_with_it(memory: Memory) -> None:
-    memory.tell(fact_rows({"task": 1, "limit": 1.0}, {"task": 2, "limit": 2.0}))
-    begin = 1_800_000_000 * S // W  # a clock that begins long after 0
-    assert memory.write(windows_of({"task": 1, "at": begin, "limit": None})) == [TAKEN]
-    assert memory.write(windows_of({"task": 2, "at": begin + 1, "limit": None})) == [TAKEN]
 
 
 def test_collections_that_opted_out_keep_their_limits_until_they_opt_in_again(memory: Memory) -> None:
@@ -710,64 +580,6 @@ def test_ends_are_dropped_in_time_and_survive_the_process(bundle: Bundle) -> Non
     other.write(windows_of({"task": 2, "at": 17}))
     assert other.expire() == []
     assert other.write(windows_of({"at": 3})) == [TAKEN]
-
-
-def test_facts_filled_in_do_not_depend_on_how_windows_are_cut_into_calls(bundle: Bundle) -> None:
-    told: list[dict[str, Any]] = [
-        {"at": 0, "limit": 1.0, "tier": 1}, {"at": 1, "limit": None}, {"at": 2, "limit": 2.0, "machine_id": 5},
-        {"at": 3, "limit": None}, {"task": 2, "at": 1, "limit": 4.0, "scheduled_us": 9},
-        {"task": 2, "at": 3, "limit": None}, {"task": 2, "at": 4, "limit": None, "tier": 3},
-    ]  # fmt: skip
-    one, many = (memory_with(bundle) for _ in range(2))
-    assert set(one.write(windows_of(*reversed(told)))) == {TAKEN}
-    for facts in sorted(told, key=lambda facts: facts["at"]):
-        assert many.write(windows_of(facts)) == [TAKEN]
-    ours, theirs = told_by(one.tracker, one.settings), told_by(many.tracker, many.settings)
-    ours.facts["heard_us"] = theirs.facts["heard_us"] = 0  # at another time
-    assert_same(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("facts", "told", "name", "expected"),
-    [
-        ({"limit": 4.0, "since_us": 6 * W}, [{"at": 5}, {"at": 6, "limit": None}], "granted", [4.0, 4.0]),
-        ({"limit": 4.0, "since_us": 6 * W}, [{"at": 5}, {"at": 6, "limit": None}], "limit", [4.0, 4.0]),
-        ({"scheduled_us": 6 * W}, [{"at": 5}, {"at": 6}], "run_us", 6 * W),
-        ({}, [{"at": 5, "scheduled_us": 5 * W}, {"at": 6, "scheduled_us": 4 * W}], "scheduled_us", 5 * W),
-        ({"machine_id": 7}, [{"at": 3, "machine_id": 5}, {"at": 6}], "machine", 7),  # the first is late
-        ({}, [{"at": 5, "user": 8, "name": 9}, {"at": 6}], "user", 8),
-        ({}, [{"at": 5, "user": 8, "name": 9}, {"at": 6, "name": 10}], "name", 9),
-    ],
-)
-def test_facts_hold_for_windows_of_one_call_as_for_those_of_many(
-    bundle: Bundle, facts: dict[str, Any], told: list[dict[str, Any]], name: str, expected: Any
-) -> None:
-    one, many = (memory_with(bundle) for _ in range(2))
-    for memory in (one, many):
-        memory.write(windows_of({"at": 4}))
-        memory.tell(fact_rows({"task": 1, **facts}))
-    one.write(windows_of(*told))
-    for window in told:
-        many.write(windows_of(window))
-    assert facts_of(one)[name].tolist() == facts_of(many)[name].tolist() == expected
-
-
-def test_a_limit_counts_for_windows_that_begin_after_it(memory: Memory) -> None:
-    memory.write(windows_of({"at": 19, "limit": 1.0}))
-    memory.tell(fact_rows({"task": 1, "limit": 4.0, "since_us": 21 * W}))
-    memory.write(windows_of({"at": 20, "limit": None}))
-    assert facts_of(memory)["granted"].tolist() == [1.0, 1.0]
-    memory.write(windows_of({"at": 21, "limit": None}))
-    assert facts_of(memory)["granted"].tolist() == [4.0, 4.0]
-
-
-def test_facts_and_runs_from_the_future_are_refused(memory: Memory) -> None:
-    memory.write(windows_of({"at": 0}))
-    far = 2**50
-    facts = fact_rows({"task": 1, "limit": 2.0, "since_us": far}, {"task": 1, "scheduled_us": far},
-                      {"task": 1, "limit": 2.0}, {"task": 1, "ended_us": far})  # fmt: skip
-    assert memory.tracker.judge(facts).tolist() == [IN_THE_FUTURE, IN_THE_FUTURE, TAKEN, IN_THE_FUTURE]
-    assert memory.write(windows_of({"at": 1, "scheduled_us": 3 * W})) == [RUN_TO_COME]
 
 
 def test_a_cell_is_visited_in_pieces_and_all_of_one_model(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
