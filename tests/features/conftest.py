@@ -65,7 +65,9 @@ def _random(seed: int, n_tasks: int = 7, longest: int = 60) -> Windows:
         windows.start_us[rows] = (began_s[k] + np.cumsum(step_s[rows]) - step_s[rows[0]]) * S
         windows.limit[rows] = limits[rows[0] + change[rows] - change[rows[0]]]
         first_of_run = rows[np.searchsorted(run[rows], run[rows])]
-        windows.scheduled_us[rows] = np.where(rng.random(n)[run[rows]] < 0.3, -1, windows.start_us[first_of_run] // 2)
+        windows.scheduled_us[rows] = np.where(
+            rng.random(n + 1)[run[rows]] < 0.3, -1, windows.start_us[first_of_run] // 2
+        )
     windows.end_us[:] = windows.start_us + rng.choice([300, 41, 900], n, p=[0.9, 0.06, 0.04]) * S
     windows.usage[:] = rng.gamma(0.6, 0.4, windows.usage.shape)
     windows.usage[rng.random(n) < 0.02] *= 1e5
