@@ -53,8 +53,8 @@ class Task:
         Its last usage series, each by its labels without those of the scraper.
     seen_us : int
         End of its last window; 0 for none.
-    ended_us : int
-        Time of its last end; 0 for none.
+    ends_us : list of int
+        Times of its ends, in the order in which they were found.
     restarts : Said by uid
         Last samples, the largest value so far where there is a uid.
     told_at : float by uid
@@ -76,13 +76,18 @@ class Task:
     told_by: dict[int, str] = field(default_factory=dict)
     series: set[Labels] = field(default_factory=set)
     seen_us: int = 0
-    ended_us: int = 0
+    ends_us: list[int] = field(default_factory=list)
     restarts: dict[str, Said] = field(default_factory=dict)
     told_at: dict[str, float] = field(default_factory=dict)
     request: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
     enforced: dict[str, Said] = field(default_factory=lambda: dict.fromkeys(s.RESOURCES, UNSAID))
     listed: Said | None = None
     places: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def ended_us(self) -> int:
+        """Time of its last end; 0 for none."""
+        return max(self.ends_us, default=0)
 
     def places_at(self, times_us: NDArray[np.int64]) -> list[tuple[str, NDArray[np.int64]]]:
         """Return the names of its nodes at times, (n,) in µs, each with the positions of the times when it was there.
@@ -190,7 +195,7 @@ class Fold:
             last_us[task.key.cluster] = max(last_us.get(task.key.cluster, 0), task.seen_us)
         for task in self.tasks.values():
             if task.seen_us and last_us[task.key.cluster] - task.seen_us > GONE_US:
-                yield from self._gone(task, task.seen_us)
+                yield from self._gone(task, task.seen_us, s.LATEST_US)
 
     def _task(self, key: ContainerKey) -> Task:
         if key not in self.tasks:
@@ -349,12 +354,12 @@ class Fold:
         starts = np.array(task.starts_us, np.int64)
         another = np.searchsorted(starts, before) < np.searchsorted(starts, end_us)
         for k in np.flatnonzero((start_us - before > GONE_US) & another).tolist():
-            yield from self._gone(task, int(before[k]))
+            yield from self._gone(task, int(before[k]), int(start_us[k]))
         task.seen_us = int(end_us[-1])
 
-    def _gone(self, task: Task, time_us: int) -> Iterator[dict[str, Any]]:
-        """Yield the end of a task that was last seen at a time, unless it is recorded."""
-        if task.ended_us >= time_us - GONE_US:
+    def _gone(self, task: Task, time_us: int, past_us: int) -> Iterator[dict[str, Any]]:
+        """Yield the end of a task that was last seen at a time and not until another, unless it is recorded."""
+        if any(time_us - GONE_US <= end_us < past_us for end_us in task.ends_us):
             return
         facts = self._owners.pods.get(task.key[:3], Facts())
         if facts.evicted:
@@ -363,11 +368,11 @@ class Fold:
             kind = s.EventType.FINISH
         else:
             kind = s.EventType.KILL
-        task.ended_us = time_us
+        task.ends_us.append(time_us)
         yield _event(task, time_us, kind, oom=False)
 
     def _end(self, task: Task, time_us: int, reason: str) -> dict[str, Any]:
-        task.ended_us = max(task.ended_us, time_us)
+        task.ends_us.append(time_us)
         kind = _ENDS.get(reason, s.EventType.FAIL)
         return _event(task, time_us, kind, oom=reason == OOM_REASON if reason else None, detail=reason or None)
 

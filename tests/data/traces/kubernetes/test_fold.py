@@ -255,6 +255,18 @@ def test_a_pod_that_is_gone_ended_and_how_is_told_by_what_it_was() -> None:
         assert {kind for _, kind, _ in told(events)} == {s.EventType.SCHEDULE}
 
 
+def test_a_pod_that_is_gone_ended_though_the_next_one_of_its_name_has_a_recorded_end() -> None:
+    """The pod of a set is gone at 1800 and comes again at 3000, which is killed at 4000, in the same two hours."""
+    runs = [one(APP | {"id": str(at)}, counter(at, past, 1.0)) for at, past in ((0, 1830), (3000, 4000), (4020, 7200))]
+    uid = APP | {"uid": "later"}
+    restarts = one(uid, [*beat(3000, 4020, 0), *beat(4020, 7200, 1)])
+    reason = one(uid | {"reason": "OOMKilled"}, beat(4020, 7200))
+    _, events, _ = fold({"cpu": runs, "restarts": [restarts], "ended_reason": [reason]})
+    assert [of for of in told(events) if of[1] != s.EventType.SCHEDULE] == [
+        (1800, s.EventType.KILL, False), (4020, s.EventType.FAIL, True),
+    ]  # fmt: skip
+
+
 def test_a_record_that_comes_after_the_last_window_counts() -> None:
     job = one(POD | {"owner_kind": "Job", "owner_name": "migrate"}, beat(0, 7000))
     late = one(APP | {"reason": "Error"}, beat(7260, 7600))
