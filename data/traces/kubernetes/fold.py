@@ -313,7 +313,11 @@ class Fold:
                     continue  # the state told this end, in a piece before
                 sample_us, earliest_us = int(said.time_us[k + 1]), int(said.time_us[k]) - _SKEW_US
                 times = [float(a.at(np.array([sample_us]))[0]) * 1e6 for a in (ended, started)]
-                time_us = next((round(t) for t in times if earliest_us <= t <= sample_us), sample_us)
+                # a container may wait long for its start; its end is the one that is said after the count before
+                fresh = ended.said_at(np.array([sample_us]))[0] > said.time_us[k]
+                earliest = (self._start_us if fresh else earliest_us, earliest_us)
+                found = (round(t) for t, low in zip(times, earliest, strict=True) if low <= t <= sample_us)
+                time_us = next(found, sample_us)
                 yield self._end(task, time_us, _reason(facts["ended_reason"], sample_us))
         for one in facts["terminated"]:  # old exporters say 0 of every reason until one is 1
             uid = one.named.get("uid", "")

@@ -96,6 +96,20 @@ def test_a_kill_whose_state_a_scrape_sees_is_one_kill() -> None:
         assert kills(series) == [time_s]
 
 
+@pytest.mark.parametrize("end_s", [3593, PIECE_S - 200])
+def test_a_kill_has_its_recorded_time_though_the_container_waits_for_minutes_to_start_again(end_s: float) -> None:
+    """A container that fails again and again is started after five minutes; the end is said while it waits."""
+    series, of, start_s = one_kill(end_s, shown=False), APP | {"uid": "u"}, end_s + 300
+    series["cpu"][1] = one(APP | {"id": "2"}, counter(start_s, 14400, 1.0))
+    series["restarts"] = [one(of, [*beat(0, start_s, 0), *beat(np.ceil(start_s / 30) * 30, 2 * PIECE_S)])]
+    series["started"] = [one(of, [*beat(0, end_s, T0 - 500), *beat(np.ceil(start_s / 30) * 30, 14400, T0 + start_s)])]
+    assert kills(series) == [end_s]
+    # said of the end before, by an exporter that has been silent since: the start is nearer
+    (said,) = series["ended_time"]
+    old = RawSeries(said.labels, said.time_ms[:1] - 600_000, said.value[:1] - 900)
+    assert kills(series | {"ended_time": [old]}) == [start_s]
+
+
 @pytest.mark.parametrize("end_s", [3593, PIECE_S + 100])
 def test_a_kill_before_the_exporter_first_sees_its_pod_counts_where_it_lies_within_the_history(end_s: float) -> None:
     series = one_kill(end_s, silent=(0, end_s + 60))
