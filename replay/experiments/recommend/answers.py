@@ -108,9 +108,9 @@ def ask_statistics(
     chunks = list(series.chunks())
     asked = [np.flatnonzero((decisions.known >= part.start) & (decisions.known < part.stop)) for part in chunks]
     jobs = (
-        (make, windows, decisions.known[mine] - part.start)
+        (make, windows, place[decisions.known[mine] - part.start])
         for mine, part in zip(asked, chunks, strict=True)
-        for windows in [series.windows(part)]
+        for windows, place in [series.windows(part)]
         for _, make in makers
     )
     quiet = None if source.progress else True

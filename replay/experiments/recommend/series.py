@@ -29,6 +29,8 @@ _SLOT_US: Final = 300_000_000
 """Shortest slot of the series, in µs: the measurement window of most traces."""
 _AT_ONCE: Final = 500_000
 """Windows of the series that are laid out at once, about: 120 MB."""
+_MOST_DOUBLED: Final = 1 << 16
+"""Doublings from the smallest to the largest number that there is are fewer."""
 _MEMORY: Final = RESOURCES.index("memory")
 
 
@@ -221,15 +223,56 @@ class Series:
                 yield slice(first, edge)
                 first = edge
 
-    def windows(self, rows: slice) -> Windows:
-        """Return rows of whole workloads as windows, each workload as if it were one task."""
-        made = empty_windows(rows.stop - rows.start)
-        made.collection_id[:] = self.workload[rows]
-        made.start_us[:], made.end_us[:] = self.start_us[rows], self.end_us[rows]
-        made.usage[:, w.CPU_MEAN] = self.demand[rows, 0]
-        made.usage[:, w.MEMORY_MEAN] = made.usage[:, w.MEMORY_MAX] = self.demand[rows, _MEMORY]
-        made.limit[:], made.tier[:] = self.limit[rows], self.tier[rows]
-        return made
+    def windows(self, rows: slice) -> tuple[Windows, Integers]:
+        """Return rows of whole workloads as windows, each workload as if it were one task, and the place of each row.
+
+        Estimators keep usage over the limit, and answer times the limit of the last row: a limit that changes would
+        scale all that was used before. So a workload has one limit here, its first one, doubled until none so far is
+        larger. Where it has to be doubled, the workload stands once more, from its beginning, under the larger one:
+        what is said at a row rests on no later limit.
+        """
+        workload, limit = self.workload[rows], self.limit[rows]
+        first = is_first(workload)
+        of = np.cumsum(first) - 1
+        begins = np.flatnonzero(first)[of]
+        held = _limits_so_far(limit, of)
+        again = first.copy()
+        again[1:] |= ((held[1:] != held[:-1]) & ~np.isnan(held[1:])).any(axis=1)
+        starts = np.flatnonzero(again)
+        ends = np.append(starts[1:], len(workload))
+        lengths = ends - begins[starts]
+        task = np.repeat(np.arange(len(starts)), lengths)
+        offset = np.cumsum(lengths) - lengths
+        source = np.arange(len(task)) + (begins[starts] - offset)[task]
+        number = np.cumsum(again) - 1
+        made = empty_windows(len(source))
+        made.collection_id[:] = task
+        made.start_us[:], made.end_us[:] = self.start_us[rows][source], self.end_us[rows][source]
+        used = self.demand[rows][source]
+        made.usage[:, w.CPU_MEAN] = used[:, 0]
+        made.usage[:, w.MEMORY_MEAN] = made.usage[:, w.MEMORY_MAX] = used[:, _MEMORY]
+        made.limit[:] = np.where(np.isnan(limit[source]), np.nan, held[starts][task])
+        made.tier[:] = self.tier[rows][source]
+        return made, offset[number] + np.arange(len(workload)) - begins
+
+
+def _limits_so_far(limit: Floats, task: Integers) -> Floats:
+    """Return the first limit of each task, doubled as often as the largest limit so far takes; (n, n_resources).
+
+    Tasks are numbered from 0, and their rows stand together. NaN before the first limit.
+    """
+    held, row = np.full(limit.shape, np.nan), np.arange(len(limit))
+    starts = np.flatnonzero(is_first(task))
+    for r in range(limit.shape[1]):
+        known = limit[:, r] > 0
+        begin = np.minimum.reduceat(np.where(known, row, len(row)), starts)[task]  # row of the task's first limit
+        base = np.append(limit[:, r], np.nan)[begin]
+        times = np.zeros(len(row), np.int64)
+        times[known] = np.maximum(np.ceil(np.log2(limit[known, r] / base[known])), 0)
+        times[known] += base[known] * np.exp2(times[known]) < limit[known, r]  # a logarithm may be off by a rounding
+        most = np.maximum.accumulate(times + task * _MOST_DOUBLED) - task * _MOST_DOUBLED
+        held[:, r] = np.where(row >= begin, base * np.exp2(most), np.nan)
+    return held
 
 
 def largest_task(rows: TaskRows) -> Series:

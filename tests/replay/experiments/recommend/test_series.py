@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,9 +13,12 @@ from reclaim.data import windows as w
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.windows import empty_windows
 from reclaim.features.splits import SEEN, TEST, TRAIN, VALID
-from reclaim.replay.experiments.recommend.answers import _target
+from reclaim.replay.experiment import Source
+from reclaim.replay.experiments.recommend.answers import _target, ask_statistics
 from reclaim.replay.experiments.recommend.decisions import NOW, lay_out
+from reclaim.replay.experiments.recommend.measure import RecommendConfig
 from reclaim.replay.experiments.recommend.series import TaskRows, _kills, largest_task
+from reclaim.training.margins.answers import Widened
 
 SLOT = 300_000_000
 HOUR = 12 * SLOT
@@ -67,8 +72,10 @@ def test_the_last_row_before_a_time_has_ended_by_then() -> None:
 def test_the_chunks_are_whole_workloads_and_all_rows() -> None:
     series = largest_task(rows_of([(0, 0, [1, 2, 3]), (1, 1, [4])]))
     assert list(series.chunks()) == [slice(0, 4)]
-    assert series.windows(slice(0, 4)).usage[:, 0].tolist() == [1, 2, 3, 4]
-    assert series.windows(slice(0, 4)).task_starts().tolist() == [0, 3, 4]
+    windows, place = series.windows(slice(0, 4))
+    assert windows.usage[:, 0].tolist() == [1, 2, 3, 4]
+    assert windows.task_starts().tolist() == [0, 3, 4]
+    assert place.tolist() == [0, 1, 2, 3]
 
 
 def test_a_window_is_judged_by_the_request_that_was_set_before_it_began() -> None:
@@ -146,3 +153,38 @@ def test_a_history_without_a_window_to_judge_is_refused() -> None:
     rows = rows_of([(0, 0, [1.0] * 24)], cuts=(HOUR, 3 * HOUR))
     with pytest.raises(HistoryTooShortError, match="test period"):
         lay_out(rows, largest_task(rows), (HOUR, 3 * HOUR), hold_days=1, seen_days=1)
+
+
+def test_a_workload_stands_again_under_its_first_limit_doubled_where_that_is_outgrown() -> None:
+    rows = rows_of([(0, 0, [1, 1, 2, 2, 1]), (1, 0, [5])])
+    limit = np.array([[2, 20], [2, 20], [5, 20], [3, 20], [np.nan, 20], [8, 80]])
+    windows, place = largest_task(replace(rows, limit=limit)).windows(slice(0, 6))
+    assert windows.task_starts().tolist() == [0, 2, 7, 8]
+    assert windows.usage[:, 0].tolist() == [1, 1, 1, 1, 2, 2, 1, 5]
+    np.testing.assert_array_equal(windows.limit[:, 0], [2, 2, 8, 8, 8, 8, np.nan, 8])
+    assert windows.limit[:, 1].tolist() == [20] * 7 + [80]
+    assert place.tolist() == [0, 1, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("name", RecommendConfig().estimators)
+def test_a_limit_that_changes_changes_no_statistic_of_what_was_used(name: str) -> None:
+    """A workload uses 0.4 and 4 for days; its limit is raised fourfold, or cut to an eighth, in the last hours."""
+    rows = rows_of([(0, 0, [0.4, 0.38] * 144 * 8)])
+    last = rows.end_us > rows.end_us.max() - 6 * HOUR
+    lay = partial(lay_out, cuts_us=(6 * DAY, 7 * DAY), hold_days=1, seen_days=7)
+    rows = replace(rows, period=np.where(rows.end_us <= 7 * DAY, VALID, TEST).astype(np.uint8))
+    source = Source(None, None, {}, progress=False)  # type: ignore[arg-type]  # neither is read
+
+    def now(before: float, after: float) -> np.ndarray:
+        limit = np.where(last, after, before)[:, None] * np.array([1.0, 10.0])
+        series = largest_task(replace(rows, limit=limit, enforced=limit))
+        decisions = lay(rows, series)
+        config = RecommendConfig(estimators=(name,))
+        (answers,) = ask_statistics(source, config, series, decisions).values()
+        return np.array([one.of["baseline"].reservation[decisions.of(NOW)[0]] for one in answers
+                         if isinstance(one, Widened)])  # fmt: skip
+
+    as_ever = now(4.0, 4.0)
+    np.testing.assert_array_equal(now(1.0, 4.0), as_ever)
+    np.testing.assert_array_equal(now(4.0, 0.5), as_ever)
+    assert (as_ever < [1.0, 10.0]).all()
