@@ -363,12 +363,16 @@ class Fold:
 
     def _gone(self, task: Task, time_us: int, past_us: int) -> Iterator[dict[str, Any]]:
         """Yield the end of a task that was last seen at a time and not until another, unless it is recorded."""
-        if any(time_us - GONE_US <= end_us < past_us for end_us in task.ends_us):
+
+        def then(*times_us: float) -> bool:
+            return any(time_us - GONE_US <= at_us < past_us for at_us in times_us)
+
+        if then(*task.ends_us):
             return
         facts = self._owners.pods.get(task.key[:3], Facts())
-        if facts.evicted:
+        if then(*facts.evicted_us):  # a pod of a set may be another one by then
             kind = s.EventType.EVICT
-        elif facts.completed_s or task.workload.kind in _JOBS:
+        elif then(facts.completed_s * 1e6) or task.workload.kind in _JOBS:
             kind = s.EventType.FINISH
         else:
             kind = s.EventType.KILL

@@ -60,6 +60,7 @@ class Facts:
     """Statements about one pod; empty where there are none.
 
     ``owner_said`` is true where a series that names the owner of a pod was there, if only to say that there is none.
+    ``evicted_us`` are times of samples that say it was evicted, the first one of each piece.
     """
 
     owner_said: bool = False
@@ -69,7 +70,7 @@ class Facts:
     priority_class: str = ""
     quality: str = ""
     completed_s: float = 0.0
-    evicted: bool = False
+    evicted_us: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -110,6 +111,9 @@ class Owners:
                         held |= {of.get("metric_name", "")} & set(s.RESOURCES)
                     continue
                 facts = self.pods.setdefault((cluster, namespace, pod), Facts())
+                if role == "evicted":
+                    facts.evicted_us += (series.time_ms[series.value == 1][:1] * 1000).tolist()
+                    continue
                 _add(facts, role, of, self.dialect.named(of, "node"), float(series.value[-1]))
 
     def workload(self, pod: PodKey) -> Workload:
@@ -173,8 +177,6 @@ def _add(facts: Facts, role: str, of: dict[str, str], node: str, value: float) -
         facts.quality = of.get("qos_class", "")
     elif role == "completed":
         facts.completed_s = value
-    elif role == "evicted" and value == 1:
-        facts.evicted = True
 
 
 def owners_of(pieces: Iterable[dict[str, list[RawSeries]]], dialect: Dialect) -> Owners:

@@ -281,6 +281,16 @@ def test_a_pod_that_is_gone_ended_though_the_next_one_of_its_name_has_a_recorded
     ]  # fmt: skip
 
 
+def test_an_eviction_ends_the_pod_that_was_evicted_and_no_other_of_its_name() -> None:
+    """Of a set's pod that is gone three times, the second is evicted."""
+    runs = [one(APP | {"id": str(at)}, counter(at, past, 1.0)) for at, past in ((0, 1230), (2400, 3630), (4800, 6030))]
+    evicted = one(POD | {"reason": "Evicted"}, [*beat(2400, 3600, 0), *beat(3600, 4000)])
+    _, events, _ = fold({"cpu": [*runs, GOES_ON], "evicted": [evicted]})
+    assert [(at, kind) for at, kind, _ in told(events) if kind != s.EventType.SCHEDULE] == [
+        (1200, s.EventType.KILL), (3600, s.EventType.EVICT), (6000, s.EventType.KILL),
+    ]  # fmt: skip
+
+
 def test_a_record_that_comes_after_the_last_window_counts() -> None:
     job = one(POD | {"owner_kind": "Job", "owner_name": "migrate"}, beat(0, 7000))
     late = one(APP | {"reason": "Error"}, beat(7260, 7600))
