@@ -176,7 +176,10 @@ def _files(source_folder: Path, source: Source) -> list[tuple[RawTable, Path]]:
     files = [(table, file) for table in source.tables for file in find_files(source_folder, table)]
     if not files:
         patterns = ", ".join(dict.fromkeys(pattern for table in source.tables for pattern in table.patterns))
-        raise TraceError(f"{source_folder}: no files of a {source.trace} trace (looked for {patterns})")
+        raise TraceError(
+            f"{source_folder}: no files of a {source.trace} trace (looked for {patterns}); pass their folder, or name "
+            "their format by --trace"
+        )
     partial = (f"{pattern}.partial" for table in source.tables for pattern in table.patterns)
     unfinished = sorted(path for pattern in partial for path in source_folder.glob(pattern) if path.is_file())
     if unfinished:

@@ -188,7 +188,7 @@ def test_a_missing_folder_and_a_folder_without_usage_are_named(tmp_path: Path) -
     (tmp_path / "cell").mkdir()
     with pytest.raises(TraceError, match=r"no files of a google-v3 trace \(looked for instance_usage"):
         ingest(tmp_path / "cell", tmp_path / "out", ONE_BUCKET)
-    with pytest.raises(TraceError, match=r"looked for \*\.parquet, .*\*\.csv"):
+    with pytest.raises(TraceError, match=r"looked for \*\.parquet, .*; pass their folder, or name their format"):
         ingest(tmp_path / "cell", tmp_path / "out", IngestConfig(trace="series", mapping="azure"))
 
 
