@@ -12,6 +12,7 @@ from reclaim.data.core.arrays import is_first
 from reclaim.data.schema import RESOURCES
 from reclaim.replay.experiments.recommend.decisions import Decisions
 from reclaim.replay.experiments.recommend.series import Floats
+from reclaim.training.margins.violation import ROUNDING
 
 RULES: Final = (
     "estimate", "floor", "limit", "out of memory", "small change", "unknown", "autoscaler", "no request", "over budget",
@@ -25,6 +26,8 @@ answer is so near the present request that this one stays; ``unknown``: too litt
 was measured; ``over budget``: the workload's own back-test violated so much that its request is not lowered.
 """
 ESTIMATE, FLOOR, LIMIT, OOM, SMALL, UNKNOWN, AUTOSCALER, NONE, OVER = range(len(RULES))
+_OF_A_LIMIT: Final = 1e-12
+"""Rounding of a multiple of a limit, as a share. Answers are rounded more, to single precision."""
 _MEMORY: Final = RESOURCES.index("memory")
 
 
@@ -77,7 +80,7 @@ class Policy:
         edges = np.flatnonzero(is_first(decisions.time_us, decisions.period))[1:]
         for r in range(len(RESOURCES)):
             none = np.full(len(decisions), np.nan)
-            killed = self._whole(self.after_kill(decisions.killed_at) if r == _MEMORY else none, r)
+            killed = self._whole(self.after_kill(decisions.killed_at) if r == _MEMORY else none, r, _OF_A_LIMIT)
             wanted, why = self._wanted(answer[:, r], self._most(decisions, r), killed, r)
             for at in np.split(np.arange(len(decisions)), edges):
                 before = decisions.before[at]
@@ -118,10 +121,10 @@ class Policy:
         rule = np.where(withheld & np.isfinite(present), AUTOSCALER, rule)
         return np.where(np.isin(rule, (ESTIMATE, FLOOR, LIMIT, OOM)), wanted, present), rule
 
-    def _whole(self, amount: Floats, resource: int) -> Floats:
-        """Return amounts rounded up to whole steps; what is a whole number but for rounding stays."""
+    def _whole(self, amount: Floats, resource: int, rounding: float = ROUNDING) -> Floats:
+        """Return amounts rounded up to whole steps; what is a whole number but for rounding, a share, stays."""
         step = self.step[resource]
-        return np.ceil(amount / step - 1e-9) * step if step else amount
+        return np.ceil(amount / step * (1 - rounding)) * step if step else amount
 
 
 def held_back(

@@ -44,6 +44,8 @@ def test_an_answer_is_rounded_up_to_a_millicore_and_a_mebibyte() -> None:
     assert cpu == (pytest.approx(0.235), "estimate")
     assert memory == (301 * MIB, "estimate")
     assert settled((0.25, 300 * MIB)) == [(pytest.approx(0.25), "estimate"), (300 * MIB, "estimate")]
+    # percentiles of CPU are of single precision, in which 0.4 is a little more
+    assert settled((float(np.float32(0.4)), 300 * MIB))[0] == (pytest.approx(0.4), "estimate")
 
 
 def test_nothing_is_requested_below_the_floor_or_above_the_limit() -> None:
