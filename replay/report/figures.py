@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from reclaim.data.core.style import STYLE
@@ -72,6 +73,8 @@ def name_estimators(ax: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
 
 def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write a figure as PNG and as SVG, the same bytes for the same figure; returns both paths."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # the name of a model or a workload may hold `$`, and is no formula
     png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
     with mpl.rc_context(STYLE):
         FigureCanvasAgg(figure)

@@ -81,6 +81,14 @@ def test_figures_of_the_same_results_are_the_same_bytes(report: ReplayReport, tm
             assert path.read_bytes() == (report.folder / path.name).read_bytes()
 
 
+def test_a_name_with_dollars_is_drawn_as_it_is(report: ReplayReport, tmp_path: Path) -> None:
+    results = copy.deepcopy(dict(report.results))
+    renamed = next(e for e in results["estimators"] if e["sequence"] and e["sequence"]["drawn"])
+    renamed["name"] = "a$r_{d$"
+    for name, draw in FIGURES.items():
+        assert "a$r_{d$" in save_figure(draw(results), tmp_path / name)[1].read_text()
+
+
 def test_what_is_not_known_is_left_out_and_breaks_nothing(report: ReplayReport, tmp_path: Path) -> None:
     results = copy.deepcopy(dict(report.results))
     timeline = results["timeline"]
