@@ -68,7 +68,7 @@ def name_estimators(ax: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
     for label, estimator in zip(ax.get_yticklabels(), shown, strict=True):
         label.set_fontweight("bold" if estimator["kind"] in (LEARNED, LEARNED_MACHINE) else "normal")
     ax.tick_params(axis="y", length=0)
-    ax.set_ylim(len(shown) - 0.5, -0.5)
+    ax.set_ylim(max(len(shown), 1) - 0.5, -0.5)
 
 
 def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:

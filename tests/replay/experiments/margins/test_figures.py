@@ -81,6 +81,12 @@ def test_figures_of_the_same_results_are_the_same_bytes(report: ReplayReport, tm
             assert path.read_bytes() == (report.folder / path.name).read_bytes()
 
 
+def test_the_figures_of_the_limit_and_the_oracle_alone_are_drawn(report: ReplayReport, tmp_path: Path) -> None:
+    ends = [e for e in report.results["estimators"] if e["sequence"] is None]
+    for name, draw in FIGURES.items():
+        save_figure(draw({**report.results, "estimators": ends}), tmp_path / name)
+
+
 def test_a_name_with_dollars_is_drawn_as_it_is(report: ReplayReport, tmp_path: Path) -> None:
     results = copy.deepcopy(dict(report.results))
     renamed = next(e for e in results["estimators"] if e["sequence"] and e["sequence"]["drawn"])
