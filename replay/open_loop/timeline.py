@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from reclaim.data import schema
@@ -158,6 +159,8 @@ def occupied(slots: SlotGrid) -> int:
 def cell_capacity(machines: Mapping[str, NDArray[Any]], until_us: int) -> NDArray[np.float64] | None:
     """Return the capacity of the machines in service at a time; shape (n_resources,), None where it is unknown.
 
+    A change without a capacity leaves it as it was.
+
     Parameters
     ----------
     machines : mapping of str to array
@@ -168,11 +171,11 @@ def cell_capacity(machines: Mapping[str, NDArray[Any]], until_us: int) -> NDArra
     time_us, machine = machines[schema.TIME_US], machines[schema.MACHINE_ID]
     order = np.lexsort((time_us, machine))
     order = order[time_us[order] <= until_us]
-    rows = order[is_last(machine[order])]
-    rows = rows[machines[schema.EVENT_TYPE][rows] != schema.MachineEventType.REMOVE]
-    columns = [np.asarray(machines[name][rows], np.float64) for name in (schema.CPU_CAPACITY, schema.MEMORY_CAPACITY)]
-    capacity = np.array([np.nansum(column) for column in columns])
-    return capacity if len(rows) and bool((capacity > 0).all()) else None
+    columns = {name: machines[name][order] for name in (schema.CPU_CAPACITY, schema.MEMORY_CAPACITY)}
+    known = pd.DataFrame(columns, dtype=np.float64).groupby(machine[order]).ffill()
+    in_service = is_last(machine[order]) & (machines[schema.EVENT_TYPE][order] != schema.MachineEventType.REMOVE)
+    capacity = np.nansum(known[in_service].to_numpy(), axis=0)
+    return capacity if bool((capacity > 0).all()) else None
 
 
 def rebin(values: NDArray[np.float64], slots_per_bin: int) -> NDArray[np.float64]:

@@ -105,6 +105,19 @@ def test_capacity_is_that_of_the_machines_in_service() -> None:
         assert capacity.tolist() == expected
 
 
+def test_a_change_without_a_capacity_leaves_it_as_it_was() -> None:
+    kinds = schema.MachineEventType
+    changes = machine_changes(
+        (0, 1, kinds.ADD, 1.0, 2.0),
+        (0, 2, kinds.ADD, 1.0, 4.0),
+        (50, 1, kinds.HARD_ERROR, np.nan, np.nan),
+        (60, 2, kinds.UPDATE, 1.5, np.nan),
+    )
+    capacity = cell_capacity(changes, 90)
+    assert capacity is not None
+    assert capacity.tolist() == [2.5, 6.0]
+
+
 def test_without_machines_or_without_their_capacity_there_is_none() -> None:
     assert cell_capacity(machine_changes(), 10) is None
     assert cell_capacity(machine_changes((0, 1, 1, np.nan, np.nan)), 10) is None
