@@ -110,22 +110,22 @@ def run_experiment(
         remove_left_behind(out)
         log.info("%s: holds this experiment already, nothing to do", out)
     else:
-        source = Source(opened, features, bundles, progress, seconds, engine=engine)
-        measured = experiment.measure(source, config)
-        made = {
-            **measured.results,
-            "dataset": _dataset_facts(opened, features) | measured.results.get("dataset", {}),
-            "definitions": _with_few_collections(measured),
-            "settings": source.settings,
-            "models": {name: _model_facts(bundle) for name, bundle in bundles.items()},
-            "command": _command(experiment, opened, config, bundles),
-            "made_with": _made_with(bundles),
-            "inputs": inputs,
-        }
-        if experiment.publish is not None:
-            made = experiment.publish(made)
-        results = json.loads(json.dumps(made, allow_nan=False))  # equal to what is read back from the file
-        with replaced_folder(out) as folder:
+        with replaced_folder(out) as folder:  # before anything is measured: a place that cannot be written ends it here
+            source = Source(opened, features, bundles, progress, seconds, engine=engine)
+            measured = experiment.measure(source, config)
+            made = {
+                **measured.results,
+                "dataset": _dataset_facts(opened, features) | measured.results.get("dataset", {}),
+                "definitions": _with_few_collections(measured),
+                "settings": source.settings,
+                "models": {name: _model_facts(bundle) for name, bundle in bundles.items()},
+                "command": _command(experiment, opened, config, bundles),
+                "made_with": _made_with(bundles),
+                "inputs": inputs,
+            }
+            if experiment.publish is not None:
+                made = experiment.publish(made)
+            results = json.loads(json.dumps(made, allow_nan=False))  # equal to what is read back from the file
             write_folder(experiment, results, folder, measured.write)
     report = ReplayReport(folder=out, results=results, already_there=already_there, seconds=seconds)
     if tracking:

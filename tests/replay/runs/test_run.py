@@ -191,6 +191,15 @@ def test_a_folder_that_holds_something_else_is_refused(
     assert (tmp_path / "notes" / "thesis.txt").read_text() == "mine"
 
 
+def test_a_place_that_cannot_be_written_ends_it_before_anything_is_measured(dataset: Path, tmp_path: Path) -> None:
+    def measure(*_: object) -> NoReturn:
+        raise AssertionError("measured")
+
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        run_experiment(replace(EXPERIMENT, measure=measure), dataset, tmp_path / "file" / "out", tracking=False)
+
+
 def test_killed_half_way_it_leaves_nothing_behind(
     dataset: Path, config: MarginsConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
