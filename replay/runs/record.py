@@ -25,7 +25,7 @@ TAG_TASKS: Final = "estimator_of_tasks"
 """Tag of a run of a contender whose margins keep budgets of machines: the estimator of tasks that it rests on."""
 _MLFLOW_PARENT: Final = "mlflow.parentRunId"
 _NOT_ALLOWED: Final = re.compile(r"[^\w\-. :/]")
-"""Characters that MLflow has no name of a metric with."""
+"""Characters that MLflow has no name of a metric or a parameter with."""
 
 
 def record(experiment: Experiment, report: ReplayReport) -> str:
@@ -94,14 +94,20 @@ def _record_whole(experiment: Experiment, report: ReplayReport, tags: Mapping[st
     results = report.results
     with tracking.start_run(experiment.name, _whole_name(experiment, results), tags=tags) as run:
         run.log_datasets([_dataset_input(results)], context="evaluation")
-        run.log_params({k: v for k, v in report.results["inputs"].items() if k != "version"})
+        inputs = {k: v for k, v in report.results["inputs"].items() if k != "version"}
+        run.log_params(inputs | {"bundles": {_allowed(name): of for name, of in inputs["bundles"].items()}})
         if commit := tracking.git_commit():
             run.set_tags({"git_commit": commit})
-        run.log_metrics({"seconds": {_NOT_ALLOWED.sub("", part): of for part, of in report.seconds.items()}})
+        run.log_metrics({"seconds": {_allowed(part): of for part, of in report.seconds.items()}})
         for path in sorted(report.folder.iterdir()):
             if path.is_file():
                 run.log_artifact(path)
         return run.run_id
+
+
+def _allowed(name: str) -> str:
+    """Return a name without what MLflow refuses in one: some characters, and steps of a path that lead elsewhere."""
+    return "/".join(part for part in _NOT_ALLOWED.sub("", name).split("/") if part not in ("", ".", ".."))
 
 
 def _shared_tags(results: Results) -> dict[str, str]:

@@ -367,6 +367,25 @@ def test_two_versions_of_a_model_are_replayed_together_and_named_and_compared(
     assert ("reclaim/2", "reclaim/1") in pairs
 
 
+def test_models_in_folders_of_any_name_are_recorded(
+    report: ReplayReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    bundles = {"../new (2)/m=3": {"kind": "trees"}, "/old/m": {"kind": "network"}}
+    seconds = {f"fold/{name}": float(k) for k, name in enumerate(bundles)}
+    inputs = report.results["inputs"] | {"bundles": bundles}
+    whole = record(EXPERIMENT, replace(report, results={**report.results, "inputs": inputs}, seconds=seconds))
+    recorded = next(run for run in tracking.find_runs("margins") if run.run_id == whole)
+    assert {name: kind for name, kind in recorded.params.items() if name.startswith("bundles")} == {
+        "bundles.new 2/m3.kind": "trees",
+        "bundles.old/m.kind": "network",
+    }
+    assert {name: of for name, of in recorded.metrics.items() if name.startswith("seconds")} == {
+        "seconds.fold/new 2/m3": 0.0,
+        "seconds.fold/old/m": 1.0,
+    }
+
+
 def test_a_contender_of_machines_has_the_facts_of_the_model_it_rests_on() -> None:
     results = {"models": {"reclaim/2": {"version": "2", "run_id": None}, "old (1)": {"version": "local"}}}
     for name in ("reclaim/2", "reclaim/2-online", "reclaim/2 (machine)", "reclaim/2 (bound)", "reclaim/2 (sum)"):
