@@ -21,6 +21,7 @@ from reclaim.replay.closed_loop.records import (
     RUNNING,
 )
 from reclaim.replay.closed_loop.simulate import Outcome
+from reclaim.replay.open_loop.rows import ratio
 
 _HOUR_US: Final = 3_600_000_000
 _BANDS: Final = ("production", "non_production")
@@ -165,7 +166,7 @@ def over_time(outcome: Outcome, bins: int) -> dict[str, list[Any]]:
     capacity = np.add.reduceat(ticks["capacity"], starts, axis=0)
     out: dict[str, list[Any]] = {"hours": (starts * outcome.workload.slot_s / 3600).tolist()}
     for name in ("use", "reserved", "limit", "in_reclaimed"):
-        shares = np.add.reduceat(ticks[name], starts, axis=0) / capacity
+        shares = ratio(np.add.reduceat(ticks[name], starts, axis=0), capacity)
         for r, resource in enumerate(RESOURCES):
             out[f"{name}_{resource}"] = [None if not np.isfinite(v) else float(v) for v in shares[:, r]]
     kills = ticks["kills"][:, [OWN_LIMIT, MACHINE]].sum(axis=1)

@@ -17,7 +17,7 @@ from reclaim.replay.closed_loop.records import (
     RUNNING,
 )
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
-from tests.replay.small_cells import Task, killed, machines, states, workload
+from tests.replay.small_cells import Task, killed, machines, run, states, workload
 
 # Eight slots; batch work goes back to multiples of two slots. Each task may be on one machine only, its `mask`.
 # Machine 0, (2, 1): `b` uses half of the memory throughout. `a` adds 0.6, above its own limit, in its fourth window,
@@ -152,6 +152,12 @@ def test_every_number_of_a_summary_is_what_it_says(outcome: Outcome) -> None:
         "work_served_h": 9 / 12,
         "work_missed_h": 5 / 12,
     })  # fmt: skip
+
+
+def test_a_share_of_no_capacity_is_unknown() -> None:
+    away = machines((1.0, 1.0), changes=[(1.0, 0, False), (3.0, 0, True)])
+    found = over_time(run(Task([(0.2, 0.1)] * 4), on=away, slots=5), 5)
+    assert found["use_cpu"] == [0.2, 0.2, None, None, 0.0]
 
 
 def test_over_time_bins_are_shares_of_the_capacity_and_kills_add_up(outcome: Outcome) -> None:
