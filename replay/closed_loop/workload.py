@@ -51,7 +51,7 @@ _MACHINE_COLUMNS: Final = (s.TIME_US, s.MACHINE_ID, s.EVENT_TYPE, s.CPU_CAPACITY
 
 
 class NoMachinesError(ConfigError):
-    """No machine with a capacity is judged, so nothing can be placed."""
+    """No machine with a capacity is judged, or none is in service, so nothing can be placed."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,12 @@ class CellMachines:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def in_service(self) -> NDArray[np.bool_]:
+        """Machines that are up at the period's start, with a capacity; shape (n_machines,)."""
+        up: NDArray[np.bool_] = self.state["up"] & (self.state["capacity"] > 0).all(axis=1)
+        return up
 
     def subset(self, n: int, seed: int) -> tuple[CellMachines, NDArray[np.int64]]:
         """Return the first ``n`` of the machines in an order drawn by the seed, and their positions among all.
@@ -359,11 +365,37 @@ def _ends_out_of_memory(events: pa.Table, last: Windows) -> NDArray[np.bool_]:
 def machines_of(dataset: Dataset, start_us: int, stop_us: int, share: Share = WHOLE) -> CellMachines:
     """Return the machines of a dataset, or a share of them, at a period's start, and their changes within it.
 
+    Those that are never in service in the period are left out.
+
     Raises
     ------
     NoMachinesError
-        The trace does not tell of any machine with a capacity, or the share has none of them.
+        The trace does not tell of any machine with a capacity, the share has none of them, or none of those is in
+        service in the period.
     """
+    recorded = _recorded_machines(dataset, start_us, stop_us, share)
+    within = recorded.changes
+    kept = recorded.in_service
+    kept[within["machine"][within["up"] & (within["capacity"] > 0).all(axis=1)]] = True
+    if not kept.any():
+        raise NoMachinesError(
+            f"{dataset.path.name}: none of {len(recorded)} machines is in service from {start_us} to {stop_us} µs, so "
+            "nothing can be placed; a closed loop needs a trace whose machines table has them then"
+        )
+    return recorded.take(np.flatnonzero(kept))
+
+
+def machines_at(dataset: Dataset, time_us: int, share: Share = WHOLE) -> CellMachines:
+    """Return the machines of a dataset, or a share of them, that take work at a moment; there may be none.
+
+    Errors are those of ``machines_of``, but for the last.
+    """
+    recorded = _recorded_machines(dataset, time_us, time_us + 1, share)
+    return recorded.take(np.flatnonzero(recorded.in_service & recorded.state["open"]))
+
+
+def _recorded_machines(dataset: Dataset, start_us: int, stop_us: int, share: Share) -> CellMachines:
+    """Return the machines of which a capacity is ever recorded, or a share of them; as ``machines_of``."""
     table = dataset.table("machines")
     columns = {name: table[name].to_numpy(zero_copy_only=False) for name in _MACHINE_COLUMNS}
     order = np.lexsort((columns[s.TIME_US], columns[s.MACHINE_ID]))
@@ -387,18 +419,17 @@ def machines_of(dataset: Dataset, start_us: int, stop_us: int, share: Share = WH
     for name in ("up", "open", "capacity"):
         state[name][known["machine"]] = known[name]  # of several changes of a machine the last one stays
     within = changes[~before & (changes["at_us"] < stop_us)]
-    kept = np.zeros(len(ids), np.bool_)
-    kept[state["up"] & (state["capacity"] > 0).all(axis=1)] = True
-    kept[within["machine"][within["up"] & (within["capacity"] > 0).all(axis=1)]] = True
-    if not kept.any():
+    has_capacity = np.zeros(len(ids), np.bool_)
+    has_capacity[changes["machine"][(changes["capacity"] > 0).all(axis=1)]] = True
+    if not has_capacity.any():
         raise NoMachinesError(
             f"{dataset.path.name}: no machine with a capacity of CPU and memory, so nothing can be placed; "
             "a closed loop needs a trace whose machines table has them (the margins, frontier and ratios do without)"
         )
-    judged = kept & share.machines(ids)
+    judged = has_capacity & share.machines(ids)
     if not judged.any():
         raise NoMachinesError(
-            f"{dataset.path.name}: none of {kept.sum()} machines is among the {share.of_machines:.2g} of them that are "
-            "judged, so nothing can be placed; raise judged_rows"
+            f"{dataset.path.name}: none of {has_capacity.sum()} machines is among the {share.of_machines:.2g} of them "
+            "that are judged, so nothing can be placed; raise judged_rows"
         )
     return CellMachines(ids, state, within[np.argsort(within["at_us"], kind="stable")]).take(np.flatnonzero(judged))

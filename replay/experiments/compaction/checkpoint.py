@@ -16,7 +16,7 @@ from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import DAY_US, RESOURCES, TIERS, UNKNOWN_ID
 from reclaim.data.windows import demand
 from reclaim.replay.closed_loop.constraints import Constraints, most_per_machine
-from reclaim.replay.closed_loop.workload import machines_of, priorities
+from reclaim.replay.closed_loop.workload import machines_at, priorities
 from reclaim.replay.experiment import ORACLE, Source
 from reclaim.replay.experiments.compaction.contenders import Key, foreseen
 from reclaim.replay.experiments.compaction.packing import Booked, MachineSet, TaskSet
@@ -217,11 +217,9 @@ def hosts_of(workload: TaskSet, machines: MachineSet) -> NDArray[np.int64]:
 
 
 def _machines_at(dataset: Dataset, constraints: Constraints, time_us: int, share: Share) -> MachineSet:
-    found = machines_of(dataset, time_us, time_us + 1, share)
-    takes_work = found.state["up"] & found.state["open"]
+    found = machines_at(dataset, time_us, share)
     return MachineSet(
-        np.ascontiguousarray(found.state["capacity"][takes_work], np.float64),
-        constraints.allowed(found.ids[takes_work], time_us),
+        np.ascontiguousarray(found.state["capacity"], np.float64), constraints.allowed(found.ids, time_us)
     )
 
 

@@ -17,9 +17,11 @@ from reclaim.data.schema import TIERS, MachineEventType
 from reclaim.data.windows import demand
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.closed_loop.constraints import Constraints
+from reclaim.replay.closed_loop.workload import NoMachinesError, machines_of
 from reclaim.replay.experiment import ORACLE, Source
 from reclaim.replay.experiments.compaction.checkpoint import (
     HOUR_OF_DAY,
+    EmptyCheckpointError,
     check_times,
     checkpoint_times,
     hosts_of,
@@ -168,6 +170,23 @@ def test_machines_that_take_no_new_work_are_not_in_it(
             take_checkpoint(faulty, estimates, Constraints.read(faulty.dataset), first, HORIZON_S)
     else:
         assert len(take_checkpoint(faulty, estimates, Constraints.read(faulty.dataset), first, HORIZON_S).machines) == 3
+
+
+def test_a_moment_at_which_all_machines_are_away_is_empty(source: Source, estimates: Estimates, tmp_path: Path) -> None:
+    path = tmp_path / "cell"
+    shutil.copytree(source.dataset.path, path)
+    table, first = source.dataset.table("machines"), estimates.period.slots.first_us
+    away = table.slice(0, 0)
+    for time_us, kind in ((first - 1, MachineEventType.REMOVE), (first + HOUR_US, MachineEventType.ADD)):
+        of = table.set_column(0, table.schema.field(0), pa.array([time_us] * len(table), pa.int64()))
+        away = pa.concat_tables([away, of.set_column(2, table.schema.field(2), pa.array([kind] * len(of), pa.int8()))])
+    pq.write_table(pa.concat_tables([table, away]), path / "machines.parquet")
+    emptied = replace(source, dataset=Dataset.open(path))
+    constraints = Constraints.read(emptied.dataset)
+    with pytest.raises(EmptyCheckpointError, match=f"no machine takes work at {first} µs"):
+        take_checkpoint(emptied, estimates, constraints, first, HORIZON_S)
+    with pytest.raises(NoMachinesError, match="none of 5 machines is in service from"):
+        machines_of(emptied.dataset, first, first + 1)
 
 
 def test_a_moment_at_which_no_task_fits_any_machine_is_refused(source: Source, estimates: Estimates) -> None:
