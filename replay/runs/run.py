@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -35,6 +36,7 @@ from reclaim.replay.report.page import PAGE, ReplayReport, render_page
 from reclaim.replay.runs.record import record
 from reclaim.replay.settings import ComparisonConfig
 from reclaim.training.estimators.registry import ESTIMATORS, LEARNED
+from reclaim.training.tracking.references import BUILTIN
 from reclaim.training.tracking.runs import git_commit
 
 if TYPE_CHECKING:
@@ -292,7 +294,7 @@ def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | Non
 def _command(experiment: Experiment, dataset: Dataset, config: ComparisonConfig, bundles: Mapping[str, Bundle]) -> str:
     """Return the command that repeats the experiment, of the same versions of its models."""
     default = flatten(asdict(experiment.config()))
-    words = [f"reclaim {experiment.words}", dataset.path.name, "--out DIR"]
+    words = [f"reclaim {experiment.words}", shlex.quote(dataset.path.name), "--out DIR"]
     of = [bundle.origin for bundle in bundles.values()]
     words += [f"--model {_reference(origin)}" for origin in of] or ["--no-model"]
     words += [f"--set {k}={_setting(v)}" for k, v in flatten(asdict(config)).items() if v != default.get(k)]
@@ -300,7 +302,11 @@ def _command(experiment: Experiment, dataset: Dataset, config: ComparisonConfig,
 
 
 def _reference(origin: ModelLocation | None) -> str:
-    return "NAME@ALIAS" if origin is None else origin.label if origin.registered else origin.source
+    if origin is None:
+        return "NAME@ALIAS"
+    if origin.builtin:
+        return BUILTIN  # no registry has its version
+    return origin.label if origin.registered else shlex.quote(origin.source)
 
 
 def _setting(value: object) -> str:

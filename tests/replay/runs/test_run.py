@@ -40,7 +40,7 @@ from reclaim.replay.runs.catalogue import load_experiment
 from reclaim.replay.runs.compare import compare
 from reclaim.replay.runs.differences import differences
 from reclaim.replay.runs.record import model_tags, record
-from reclaim.replay.runs.run import by_name, run_experiment
+from reclaim.replay.runs.run import _command, by_name, run_experiment
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import Forecast
@@ -53,7 +53,7 @@ from reclaim.training.models.estimator import ForecastEstimator
 from reclaim.training.models.forecaster import ALL_HEADS
 from reclaim.training.models.survival import N_BELOW
 from reclaim.training.tracking import runs as tracking
-from reclaim.training.tracking.references import ModelLocation
+from reclaim.training.tracking.references import ModelLocation, builtin_model
 
 
 class LargestOfTheDay:
@@ -384,6 +384,13 @@ def test_models_in_folders_of_any_name_are_recorded(
         "seconds.fold/new 2/m3": 0.0,
         "seconds.fold/old/m": 1.0,
     }
+
+
+def test_the_command_names_models_as_the_command_line_takes_them(dataset: Path) -> None:
+    builtin = replace(learned(), origin=builtin_model("reclaim@champion"))
+    bundles = by_name([builtin, of_version("1"), of_version("local", "my models/new")])
+    command = _command(EXPERIMENT, Dataset.open(dataset), MarginsConfig(), bundles)
+    assert command.endswith(" --out DIR --model builtin --model reclaim/1 --model 'my models/new'")
 
 
 def test_a_contender_of_machines_has_the_facts_of_the_model_it_rests_on() -> None:
