@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,6 +39,7 @@ from reclaim.replay.experiments.recommend.series import (
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
 from reclaim.replay.open_loop.paired import Paired
 from reclaim.replay.settings import ComparisonConfig
+from reclaim.training.tracking.references import LOCAL_VERSION
 
 _STEPS: Final = (0.001, 2.0**20)
 """Requests in Kubernetes are whole millicores and mebibytes."""
@@ -309,12 +311,15 @@ def _period_facts(rows: TaskRows, decisions: Decisions, cuts_us: tuple[int, int]
 
 
 def _published(results: dict[str, Any]) -> dict[str, Any]:
-    """Return results without the names of the dataset and its folder, if they are to be anonymous."""
+    """Return results without the names of the dataset and of folders, if they are to be anonymous."""
     if not results["inputs"]["config"]["anonymise"]:
         return results
     dataset = results["dataset"] | {"name": "anonymous", "folder": "dataset"}
     models = {name: of | {"reference": None} for name, of in results["models"].items()}
-    command = results["command"].replace(f" {results['dataset']['folder']} ", " dataset ")
+    command = results["command"].replace(f" {shlex.quote(results['dataset']['folder'])} ", " dataset ")
+    for of in results["models"].values():
+        if of["version"] == LOCAL_VERSION:
+            command = command.replace(f" --model {shlex.quote(of['reference'])} ", " --model FOLDER ")
     return results | {"dataset": dataset, "models": models, "command": command}
 
 

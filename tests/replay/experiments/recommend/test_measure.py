@@ -191,16 +191,32 @@ def test_the_console_tables_fit_eighty_columns(report: ReplayReport) -> None:
 
 
 def test_anonymous_files_name_no_collection_and_no_dataset(dataset: Path, tmp_path: Path) -> None:
-    named = tmp_path / "our-cluster"
+    named = tmp_path / "our cluster"
     shutil.copytree(dataset, named)
     found = recommend(named, tmp_path / "out", replace(CONFIG, anonymise=True))
     secret = [str(one) for one in Dataset.open(dataset).read("tasks", [s.COLLECTION_ID])[s.COLLECTION_ID].to_pylist()]
-    secret += ["our-cluster", str(tmp_path)]
+    secret += ["our cluster", str(tmp_path)]
     for path in found.folder.iterdir():
         text = path.read_text()
         assert [one for one in secret if one in text] == [], path.name
     assert [line["name"] for line in found.results["workloads"]][:2] == ["workload-1", "workload-2"]
     assert found.results["dataset"]["name"] == "anonymous"
+
+
+def test_an_anonymous_command_names_no_folder() -> None:
+    made = {
+        "inputs": {"config": {"anonymise": True}},
+        "dataset": {"name": "ours", "folder": "our cluster"},
+        "models": {
+            "new": {"version": "local", "reference": "our models/new"},
+            "builtin/2": {"version": "2", "reference": "builtin"},
+        },
+        "command": "reclaim recommend 'our cluster' --out DIR --model 'our models/new' --model builtin --set seed=2",
+    }
+    published = EXPERIMENT.publish
+    assert published is not None
+    shown = published(made)["command"]
+    assert shown == "reclaim recommend dataset --out DIR --model FOLDER --model builtin --set seed=2"
 
 
 FILTERED = """() => {
