@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -73,6 +74,15 @@ class SlotGrid:
         """End of the last slot, on the trace's clock."""
         return self.first_us + self.count * self.slot_us
 
+    @cached_property
+    def occupied(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The pair of a place and a slot that each row is of, shape (n,), and the slot of each pair, shape (n_pairs,).
+
+        Pairs without a row are left out: where tasks are short and each is a place of its own, almost all are.
+        """
+        pairs, pair = np.unique(self.place * self.count + self.slot, return_inverse=True)
+        return pair.astype(np.int64, copy=False), pairs % max(self.count, 1)
+
     def hours_at(self, slot: int) -> float:
         """Return the hours from the first slot's start to another slot's."""
         return slot * self.slot_s / 3600
@@ -131,14 +141,13 @@ def oom_events(used: NDArray[np.float64], reserved: NDArray[np.float64], slots: 
     int64, shape (count,)
     """
     known = _known(used, reserved)
-    cell = slots.place[known] * slots.count + slots.slot[known]
-    size = slots.n_places * slots.count
+    pair, slot_of_pair = slots.occupied
     weight = slots.weight[known]
-    used_sum = np.bincount(cell, weights=used[known] * weight, minlength=size)
-    reserved_sum = np.bincount(cell, weights=reserved[known] * weight, minlength=size)
-    out_of_memory = violates(used_sum, reserved_sum)
-    events = out_of_memory.reshape(slots.n_places, slots.count).sum(axis=0)
-    return np.asarray(events, np.int64)
+    used_sum, reserved_sum = (
+        np.bincount(pair[known], weights=of[known] * weight, minlength=len(slot_of_pair)) for of in (used, reserved)
+    )
+    events = slot_of_pair[violates(used_sum, reserved_sum)]
+    return np.bincount(events, minlength=slots.count).astype(np.int64)
 
 
 def tasks_over(used: NDArray[np.float64], reserved: NDArray[np.float64], slots: SlotGrid) -> NDArray[np.int64]:
@@ -153,7 +162,7 @@ def _known(used: NDArray[np.float64], reserved: NDArray[np.float64]) -> NDArray[
 
 def occupied(slots: SlotGrid) -> int:
     """Return the number of pairs of a place and a slot with a task, the divisor of event rates."""
-    return int(np.count_nonzero(np.bincount(slots.place * slots.count + slots.slot)))
+    return len(slots.occupied[1])
 
 
 def cell_capacity(machines: Mapping[str, NDArray[Any]], until_us: int) -> NDArray[np.float64] | None:

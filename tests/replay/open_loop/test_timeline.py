@@ -49,6 +49,14 @@ def test_a_task_whose_machine_is_unknown_is_judged_alone(make_windows: Maker) ->
     assert oom_events(used, reserved, slots).tolist() == [1, 1]
 
 
+def test_slots_in_which_nothing_runs_at_a_place_take_no_memory(make_windows: Maker) -> None:
+    windows = make_windows(*[[(0, 0)]] * 2_000, machines=[-1] * 2_000, first_slots=[0] * 1_999 + [10**7])
+    slots = lay_out(windows)  # 20 billion pairs of a place and a slot
+    events = oom_events(np.full(2_000, 0.6), np.full(2_000, 0.5), slots)
+    assert (len(events), events[0], events[-1], events.sum()) == (10**7 + 1, 1_999, 1, 2_000)
+    assert occupied(slots) == 2_000
+
+
 def test_a_window_counts_for_the_share_of_the_slot_that_it_covers(make_windows: Maker) -> None:
     # in the first slot task a runs a fifth of the time: 0.2 x 2.0 + 0.5 = 0.9 used of 0.2 x 1.0 + 0.8 = 1.0 reserved
     windows = make_windows([(0, 0)], [(0, 0)] * 2, machines=[7, 7])
