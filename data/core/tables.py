@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 Cell = str | float | int | None
@@ -50,11 +50,16 @@ class Table:
         """Return the table without the columns of these headings."""
         return self.of(k for k, column in enumerate(self.columns) if column not in columns)
 
-    def silent_on(self, subject: re.Pattern[str]) -> Table:
-        """Return the table without the columns whose heading names a subject, and the rows of which a cell does."""
-        rows = tuple(
-            row for row in self.rows if not any(isinstance(cell, str) and subject.search(cell) for cell in row)
-        )
+    def silent_on(self, subject: re.Pattern[str], names: Container[str] = ()) -> Table:
+        """Return the table without the columns whose heading names a subject, and the rows of which a cell does.
+
+        Cells that are one of ``names`` speak of no subject.
+        """
+
+        def speaks(cell: Cell) -> bool:
+            return isinstance(cell, str) and cell not in names and subject.search(cell) is not None
+
+        rows = tuple(row for row in self.rows if not any(map(speaks, row)))
         columns = (k for k, column in enumerate(self.columns) if not subject.search(column))
         return replace(self, rows=rows).of(columns)
 

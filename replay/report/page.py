@@ -86,8 +86,9 @@ def render_page(experiment: Experiment, results: Results, figures: Mapping[str, 
         "results": {**results, "definitions": _silent_on(subjects, results["definitions"])}, "judged": shown,
         **experiment.page(results),
     }  # fmt: skip
+    contenders = {estimator["name"] for estimator in results["estimators"]}
     for subject in subjects:
-        values |= {name: of.silent_on(subject) for name, of in values.items() if isinstance(of, Table)}
+        values |= {name: of.silent_on(subject, contenders) for name, of in values.items() if isinstance(of, Table)}
     template = f"experiments/{experiment.name.replace('-', '_')}/page.html"
     drawn = {name: path.read_text(encoding="utf-8") for name, path in figures.items()}
     return render("reclaim.replay", template, values, drawn, {"verdict": verdict_of})

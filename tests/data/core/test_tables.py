@@ -53,3 +53,8 @@ def test_a_table_can_be_silent_on_a_subject() -> None:
         {"resource": "memory", "memory used": 0.5},
         {"resource": "OOM", "memory used": 2},
     ]
+
+
+def test_a_name_speaks_of_no_subject() -> None:
+    table = Table(("estimator", "resource"), (("our-memory", "CPU"), ("our-memory", "memory")))
+    assert table.silent_on(SUBJECTS["memory"], {"our-memory"}).rows == (("our-memory", "CPU"),)
