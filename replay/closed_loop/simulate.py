@@ -73,8 +73,8 @@ class Scheduling:
             raise ConfigError(f"enough must be at least 1, got {self.enough}")
         if not 0 <= self.checkpoint_s <= _LONGEST_S:
             raise ConfigError(f"checkpoint_s must be 0 to {_LONGEST_S:g} seconds, got {self.checkpoint_s}")
-        if self.seed < 0:
-            raise ConfigError(f"seed must be 0 or more, got {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed must be at least 0 and below 2**63, got {self.seed}")
 
 
 @dataclass(frozen=True)

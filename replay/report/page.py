@@ -111,12 +111,17 @@ def _silent_on(subjects: Sequence[re.Pattern[str]], definitions: Mapping[str, st
 def settings_table(results: Results) -> Table:
     """Return the settings that were chosen for each statistical estimator, budget and resource."""
     rows: list[tuple[Cell, ...]] = [
-        (name, budget, RESOURCE_WORDS[r], ", ".join(f"{key} {value}" for key, value in chosen[r].items()))
+        (name, budget, RESOURCE_WORDS[r], ", ".join(f"{key} {_told(value)}" for key, value in chosen[r].items()))
         for name, by_budget in results.get("settings", {}).items()
         for budget, chosen in by_budget.items()
         for r in RESOURCES
     ]
     return Table(("estimator", "margin", "resource", "settings"), tuple(rows))
+
+
+def _told(value: object) -> object:
+    """Return a setting for a reader: without a value the estimator takes the published one."""
+    return "published" if value is None else value
 
 
 def brief(verdict: str | None) -> str | None:

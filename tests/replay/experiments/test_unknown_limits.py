@@ -59,7 +59,8 @@ def test_the_cell_is_run_without_reclamation_even_where_no_estimator_reserves_th
     ("made", "wrong", "said"),
     [
         (ReplayConfig, {"seed": -1}, "seed must be 0 or more, got -1"),
-        (Scheduling, {"seed": -1}, "seed must be 0 or more, got -1"),
+        (Scheduling, {"seed": -1}, r"seed must be at least 0 and below 2\*\*63, got -1"),
+        (Scheduling, {"seed": 2**63}, rf"seed must be at least 0 and below 2\*\*63, got {2**63}"),
         (Scheduling, {"checkpoint_s": 1e300}, "checkpoint_s must be 0 to 1e.09 seconds, got 1e.300"),
         (Scheduling, {"checkpoint_s": float("nan")}, "checkpoint_s must be 0 to 1e.09 seconds, got nan"),
         (whatif.WhatIfConfig, {"oom_budget": float("nan")}, "oom_budget must be 0 or more .* got nan"),

@@ -14,7 +14,7 @@ from reclaim.replay.experiment import Column, Run
 from reclaim.replay.experiments.margins.measure import EXPERIMENT
 from reclaim.replay.experiments.margins.page import best
 from reclaim.replay.open_loop.paired import BETTER, LESS, MORE, NOISE, UNKNOWN, WORSE
-from reclaim.replay.report.page import ReplayReport, render_page, runs_table, verdict_of
+from reclaim.replay.report.page import ReplayReport, render_page, runs_table, settings_table, verdict_of
 from reclaim.replay.runs.catalogue import EXPERIMENTS
 
 SMALL = Table(
@@ -74,6 +74,12 @@ class Tags(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: D102 - the base's
         self.tags.append(tag)
         self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_a_setting_without_a_value_is_told_as_the_published_one() -> None:
+    chosen = {"cpu": {"half_life_s": 86_400.0, "level": None}, "memory": {"half_life_s": 10_800.0, "level": 0.8}}
+    rows = settings_table({"settings": {"vpa": {"baseline": chosen}}}).rows
+    assert [row[-1] for row in rows] == ["half_life_s 86400.0, level published", "half_life_s 10800.0, level 0.8"]
 
 
 def test_the_page_is_self_contained_and_names_its_inputs(report: ReplayReport) -> None:
