@@ -65,7 +65,7 @@ class ForOthers(NamedTuple):
     """All that others' features need of rows (``fold_tasks``)."""
 
     moment: NDArray[np.int32]
-    died: NDArray[np.int64]
+    died: NDArray[np.int32]
     share: NDArray[np.int32]
 
 

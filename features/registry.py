@@ -142,7 +142,6 @@ _OOM: Final = (
     Feature("memory_rate_6h", _RATE.format(over="the maxima of this clock hour and the 5 before it that lie within "
             "this run (its windows of 2 hours, where those are fewer than two)"), "per h"),
     Feature("memory_rate_run", _RATE.format(over="all windows of this run"), "per h"),
-    Feature("memory_run_trend", "correlation of memory with time over the windows of this run", "-1..1"),
     Feature("memory_run_max", "largest memory of this run", "of limit"),
     Feature("memory_over_mean", "largest over mean memory of the last window", "ratio"),
     Feature("memory_above", "log2(1 + windows of this run with memory above the limit, which then does not bind)",
@@ -154,10 +153,6 @@ _OOM: Final = (
     Feature("oom_age", "age less log2(1 + hours that the last of those runs had lasted)", "log2"),
     Feature("oom_age_least", "age less log2(1 + hours of the shortest of those runs)", "log2"),
     Feature("oom_limit", "log2 of the limit over that at the last of them", "log2"),
-    Feature("oom_left", "hours that the last of those runs had lasted, less hours of this one", "h"),
-    Feature("oom_left_least", "the same of the shortest of those runs", "h"),
-    Feature("oom_before", "memory in the window before the last of the last of those runs (in its last, where it had "
-            "no other)", "of its limit"),
 )  # fmt: skip
 
 _COLLECTION_OOM: Final = (
@@ -166,20 +161,10 @@ _COLLECTION_OOM: Final = (
     Feature("collection_oom_since", "log2(1 + hours since the slot of the last of them)", "log2 h"),
     Feature("collection_oom_age", "age less log2(1 + mean hours of those runs)", "log2"),
     Feature("collection_oom_age_least", "age less log2(1 + hours of the shortest of those runs)", "log2"),
-    Feature("collection_oom_left", "mean hours of those runs, less hours of this one", "h"),
-    Feature("collection_oom_spread", "standard deviation of log2(1 + hours) of those runs", "log2"),
-    Feature("collection_oom_before", "mean memory of those runs in the window before their last", "of their limits"),
     Feature("collection_oom_rate", "log2 of their number over (1 + hours of windows of all tasks of its collection "
             "since the slot of the first of them)", "log2 per h"),
 )  # fmt: skip
 """Features of what a task's collection met; its own ends are among them."""
-
-OOM_ONLY: Final = (
-    "memory_run_trend", "oom_left", "oom_left_least", "oom_before", "collection_oom_left", "collection_oom_spread",
-    "collection_oom_before",
-)  # fmt: skip
-"""Features that the out-of-memory model alone reads: how earlier runs of the task and its collection ended. What a task
-will use was learned and measured without them."""
 
 CALENDAR: Final = ("hour_sin", "hour_cos", "day")
 """Features of the clock alone."""

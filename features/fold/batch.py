@@ -115,9 +115,9 @@ def made_by(cell: Cell, *, related: bool) -> str:
     return f"features(largest_machine=({machine}), monday_us={cell.monday_us}, related={related})"
 
 
-def room_to_publish(n: int, related: bool) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+def room_to_publish(n: int, related: bool) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """Return uninitialised ``moment`` and ``died`` (n,) and ``share`` (n, n_signals), which may be empty."""
-    return np.empty(n, np.int32), np.empty(n, np.int64), np.empty((n if related else 0, N_SIGNALS), np.int32)
+    return np.empty(n, np.int32), np.empty(n, np.int32), np.empty((n if related else 0, N_SIGNALS), np.int32)
 
 
 def fold_columns(windows: Windows) -> FoldColumns:
@@ -134,7 +134,7 @@ def fold_tasks(
     x: NDArray[np.float32],
     known_us: NDArray[np.int64],
     moment: NDArray[np.int32],
-    died: NDArray[np.int64],
+    died: NDArray[np.int32],
     share: NDArray[np.int32],
     place: NDArray[np.int64] | None = None,
 ) -> None:
@@ -151,9 +151,8 @@ def fold_tasks(
         Its first ``FIRST_RELATED`` columns are written, those of the collection as of one without a history.
     known_us : int64, shape (n,)
         End of the last window taken: what t is at the row, its own window's end unless that came late.
-    moment, died, share : int32, int64 and int32, shapes (n,), (n,) and (n, n_signals)
-        Slot of the clock, out-of-memory ends (``task_update.publish_to_group``), and the signals for ``related``, where
-        there is room for them.
+    moment, died, share : int32, shapes (n,), (n,) and (n, n_signals)
+        Slot of the clock, out-of-memory ends, and the signals for ``related``, where there is room for them.
     place : int64, shape (n,), or None
         Row of ``x`` for each window, below 0 for one whose features are not asked for; None: its own.
     """
@@ -175,7 +174,7 @@ def _advance(
     monday_us: int,
     out: Any,  # (n, n_features) float32, written
     moment: Any,  # (n,) int32, written
-    died: Any,  # (n,) int64, written
+    died: Any,  # (n,) int32, written
     share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> None:
@@ -201,7 +200,7 @@ def _fold_tasks(
     out: Any,  # (m, n_features) float32, written
     known_us: Any,  # (n,) int64, written
     moment: Any,  # (n,) int32, written
-    died: Any,  # (n,) int64, written
+    died: Any,  # (n,) int32, written
     share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> None:

@@ -14,7 +14,7 @@ from reclaim.data.core.arrays import is_first, lent
 from reclaim.data.core.jit import LENT
 from reclaim.data.windows import Windows
 from reclaim.features.fold.related import Tasks
-from reclaim.features.fold.task_oom import BEFORE, LIVES, NOT_TAKEN, age_of, before_of, write_no_history
+from reclaim.features.fold.task_oom import LIVES, NOT_TAKEN, write_no_history
 from reclaim.features.fold.task_record import CODE
 from reclaim.features.fold.task_update import slots_of
 from reclaim.features.registry import AT, SLOT_S
@@ -30,8 +30,6 @@ _DROP_SHARE: Final = 8
 """Collections above the bound are forgotten together with an eighth of it, so that they are rarely looked for."""
 
 _SLOTS_PER_HOUR: Final = 3_600.0 / SLOT_S
-_PARTS: Final = 1_024
-"""Parts of a doubling in which ages are summed: whole numbers, whose sum has no order."""
 _NEVER: Final = np.iinfo(np.int64).max
 """Age of no end: larger than any."""
 
@@ -41,16 +39,10 @@ RECORD: Final = np.dtype(
         ("last", "i8"),  # slot of the last end
         ("n", "i8"),  # ends
         ("age", "i8"),  # sum of the ages of their runs, s
-        ("log", "i8"),  # sum of log2(1 + h) of them, in parts of ``_PARTS``
-        ("square", "i8"),  # sum of the squares of these
-        ("before", "i8"),  # sum of the memory before them (``task_oom.before_of``)
         ("least", "i8"),  # least of them, s
         ("windows", "i8"),  # of all its tasks since the slot of the first end
         ("new_n", "i8"),  # the same, pending
         ("new_age", "i8"),
-        ("new_log", "i8"),
-        ("new_square", "i8"),
-        ("new_before", "i8"),
         ("new_least", "i8"),
         ("new_windows", "i8"),
         CODE,
@@ -80,7 +72,7 @@ class CollectionOoms:
         self,
         collection: NDArray[np.int64],
         moment: NDArray[np.int32],
-        died: NDArray[np.int64],
+        died: NDArray[np.int32],
         out: NDArray[np.float32],
         order: NDArray[np.int64] | None = None,
         place: NDArray[np.int64] | None = None,
@@ -92,9 +84,9 @@ class CollectionOoms:
         collection : int64, shape (n,)
         moment : int32, shape (n,)
             Slot of the clock in which each row lies.
-        died : int64, shape (n,)
-            The end out of memory of a run of the row's task (``task_oom.end_of``), where the row brings one to light;
-            else ``task_oom.LIVES`` or ``NOT_TAKEN``.
+        died : int32, shape (n,)
+            Age in seconds that a run of the row's task had reached when it ended out of memory, where the row brings
+            that to light; else ``task_oom.LIVES`` or ``NOT_TAKEN``.
         out : float32, shape (n, n_features)
             With the task's own features, and those of its collection as of one without a history.
         order : int64, shape (n,), optional
@@ -161,24 +153,17 @@ class OomJournal(NamedTuple):
     """Runs that a window brought to light to have ended out of memory."""
     age: NDArray[np.int64]
     """Sum of the ages that these had reached, s."""
-    log: NDArray[np.int64]
-    """The same of log2(1 + h), in parts of ``_PARTS``."""
-    square: NDArray[np.int64]
-    """Sum of the squares of these."""
-    before: NDArray[np.int64]
-    """Sum of the memory before these ends (``task_oom.before_of``)."""
     least: NDArray[np.int64]
     """Least of them, s; ``_NEVER`` where none ended."""
 
     @classmethod
-    def of_rows(cls, collection: NDArray[np.int64], moment: NDArray[np.int32], died: NDArray[np.int64]) -> OomJournal:
+    def of_rows(cls, collection: NDArray[np.int64], moment: NDArray[np.int32], died: NDArray[np.int32]) -> OomJournal:
         """Return the journal of rows, as of ``CollectionOoms.advance``, all of whose collections are kept."""
         ended = died >= 0
-        age, log, before = np.zeros((3, len(died)), np.int64)
-        _read_ends(died, age, log, before)
+        age = np.where(ended, died, 0).astype(np.int64)
         return cls._added(
-            collection, moment, (died != NOT_TAKEN).astype(np.int64), ended.astype(np.int64), age, log, log * log,
-            before, np.where(ended, age, _NEVER),
+            collection, moment, (died != NOT_TAKEN).astype(np.int64), ended.astype(np.int64), age,
+            np.where(ended, age, _NEVER),
         )  # fmt: skip
 
     @classmethod
@@ -188,14 +173,14 @@ class OomJournal(NamedTuple):
         late = np.zeros(len(windows), np.bool_)
         late[1:] = windows.end_us[1:] <= known_us[:-1]
         late[windows.task_starts()[:-1]] = False
-        died = np.where(late, NOT_TAKEN, LIVES).astype(np.int64)
+        died = np.where(late, NOT_TAKEN, LIVES).astype(np.int32)
         return cls.of_rows(windows.collection_id, slots_of(known_us), died)
 
     @classmethod
     def joined(cls, parts: Sequence[OomJournal]) -> OomJournal:
         """Return the journal of all parts together."""
         if not parts:
-            return cls.of_rows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
+            return cls.of_rows(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32))
         return cls._added(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     @classmethod
@@ -205,9 +190,8 @@ class OomJournal(NamedTuple):
         order = np.lexsort((slot, collection))
         collection, slot = collection[order], slot[order]
         starts = np.flatnonzero(is_first(collection, slot))
-        *added, least = (column[order] for column in sums)
-        totals = [np.add.reduceat(column, starts) for column in added]
-        return cls._make([collection[starts], slot[starts], *totals, np.minimum.reduceat(least, starts)])
+        taken, ended, age = (np.add.reduceat(column[order], starts) for column in sums[:3])
+        return cls(collection[starts], slot[starts], taken, ended, age, np.minimum.reduceat(sums[3][order], starts))
 
     def write(
         self,
@@ -245,7 +229,7 @@ class OomJournal(NamedTuple):
 
 
 def fold_collection_ooms(
-    tasks: Tasks, moment: NDArray[np.int32], died: NDArray[np.int64], out: NDArray[np.float32]
+    tasks: Tasks, moment: NDArray[np.int32], died: NDArray[np.int32], out: NDArray[np.float32]
 ) -> None:
     """Write the features of collections at the last row of each task: what ``CollectionOoms`` would, fed slot by slot.
 
@@ -278,9 +262,6 @@ def _write_rows(
     taken: Any,  # (k,) int64
     ended: Any,  # (k,) int64
     age: Any,  # (k,) int64
-    log: Any,  # (k,) int64
-    square: Any,  # (k,) int64
-    before: Any,  # (k,) int64
     least: Any,  # (k,) int64
     asked: Any,  # (n,) int64, the number of each row's collection, rising
     moment: Any,  # (n,) int32, rising within a collection
@@ -300,9 +281,6 @@ def _write_rows(
                 g.new_least = least[e] if g.new_n == 0 else min(g.new_least, least[e])
                 g.new_n += ended[e]
                 g.new_age += age[e]
-                g.new_log += log[e]
-                g.new_square += square[e]
-                g.new_before += before[e]
             if g.n > 0:
                 g.new_windows += taken[e]
             e += 1
@@ -316,7 +294,7 @@ def _step_rows(
     number: Any,  # (k,) int64, of each row's collection
     rows: Any,  # (k,) int64
     moment: Any,  # (n,) int32
-    died: Any,  # (n,) int64
+    died: Any,  # (n,) int32
     place: Any,  # (k,) int64; below 0, no features are written
     out: Any,  # (n, n_features) float32, written
 ) -> None:
@@ -327,35 +305,11 @@ def _step_rows(
         if place[k] >= 0:
             _write(g, out, place[k])
         if died[i] >= 0:
-            age = age_of(died[i])
-            log = _log_of(age)
-            g.new_least = age if g.new_n == 0 else min(g.new_least, age)
+            g.new_least = died[i] if g.new_n == 0 else min(g.new_least, died[i])
             g.new_n += 1
-            g.new_age += age
-            g.new_log += log
-            g.new_square += log * log
-            g.new_before += before_of(died[i])
+            g.new_age += died[i]
         if died[i] != NOT_TAKEN and g.n > 0:
             g.new_windows += 1
-
-
-@numba.njit(**LENT)
-def _read_ends(
-    died: Any,  # (n,) int64
-    age: Any,  # (n,) int64, written where a run ended; and so the others
-    log: Any,
-    before: Any,
-) -> None:
-    for i in range(len(died)):
-        if died[i] >= 0:
-            age[i] = age_of(died[i])
-            log[i] = _log_of(age[i])
-            before[i] = before_of(died[i])
-
-
-@numba.njit(inline="always", **LENT)
-def _log_of(age_s: int) -> int:
-    return int(math.log2(1.0 + age_s / 3_600.0) * _PARTS + 0.5)
 
 
 @numba.njit(**LENT)
@@ -370,14 +324,11 @@ def _close(
         g.least = g.new_least if g.n == 0 else min(g.least, g.new_least)
         g.n += g.new_n
         g.age += g.new_age
-        g.log += g.new_log
-        g.square += g.new_square
-        g.before += g.new_before
         g.last = g.at
     g.windows += g.new_windows
-    g.new_n = g.new_age = g.new_log = g.new_square = g.new_before = g.new_least = g.new_windows = 0
+    g.new_n = g.new_age = g.new_least = g.new_windows = 0
     if at - g.last > KEEP_SLOTS:
-        g.n = g.age = g.log = g.square = g.before = g.least = g.windows = 0
+        g.n = g.age = g.least = g.windows = 0
     g.at = at
 
 
@@ -395,8 +346,4 @@ def _write(
     out[i, AT.collection_oom_since] = math.log2(1.0 + (g.at - g.last) / _SLOTS_PER_HOUR)
     out[i, AT.collection_oom_age] = age - math.log2(1.0 + g.age / g.n / 3_600.0)
     out[i, AT.collection_oom_age_least] = age - math.log2(1.0 + g.least / 3_600.0)
-    log = g.log / g.n / _PARTS
-    out[i, AT.collection_oom_left] = g.age / g.n / 3_600.0 - (2.0**age - 1.0)
-    out[i, AT.collection_oom_spread] = math.sqrt(max(g.square / g.n / _PARTS**2 - log * log, 0.0))
-    out[i, AT.collection_oom_before] = g.before / g.n / BEFORE
     out[i, AT.collection_oom_rate] = math.log2(g.n / (1.0 + g.windows / _SLOTS_PER_HOUR))

@@ -66,7 +66,7 @@ def advance_tasks(
     refused: Any,  # (k,) bool, set
     place: Any,  # (n,) int64, written
     moment: Any,  # (n,) int32, written
-    died: Any,  # (n,) int64, written
+    died: Any,  # (n,) int32, written
     share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> int:

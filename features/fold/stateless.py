@@ -82,7 +82,7 @@ def _fold_to_last(
     monday_us: int,
     out: Any,  # (n_tasks, n_features) float32, written
     moment: Any,  # (n,) int32, written
-    died: Any,  # (n,) int64, written
+    died: Any,  # (n,) int32, written
     share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     shape: Any,  # (N_LEVELS,) float64, written
 ) -> None:

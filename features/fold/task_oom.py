@@ -22,14 +22,6 @@ _LEAST_LEFT: Final = 0.005
 """Share of the limit that is taken to be left at least, so that a rate stays finite."""
 _FASTEST: Final = 64.0
 """Rates are cut off here: the limit is reached within a minute."""
-_LAST_AGE_S: Final = 2**31 - 1
-"""Age beyond which a run counts as no older, so that it fits beside the memory before its end: 68 years."""
-_BEFORE_BITS: Final = 14
-BEFORE: Final = 10_000
-"""Parts of the limit in which memory before an end is told to others, so that sums of it are whole numbers; the largest
-that the bits hold is 1.6 limits."""
-_SPREAD: Final = 1e-9
-"""Share of the sum of squares that squares around the mean must exceed; below it they are what rounding left."""
 
 
 @numba.njit(**LENT)
@@ -42,7 +34,6 @@ def end_run(
     limit before, which then does not bind it.
     """
     if s.near and s.above <= 1 and s.run_us >= 0:
-        s.oom_before = (s.memory_before if s.run_n > 1.0 else s.memory_latest) / s.memory_limit
         s.oom_age_us = max(s.end_us - s.run_us, 0)
         s.oom_least_us = s.oom_age_us if s.ooms == 0 else min(s.oom_least_us, s.oom_age_us)
         s.oom_us = s.end_us
@@ -50,28 +41,7 @@ def end_run(
         s.ooms += 1
     s.above = 0
     s.run_max = 0.0
-    s.run_n = s.run_x = s.run_y = s.run_xx = s.run_xy = s.run_yy = 0.0
-
-
-@numba.njit(inline="always", **LENT)
-def end_of(
-    s: Any,  # a record of STATE
-) -> int:
-    """Return the last end out of memory as one number: the run's age in seconds, and memory before it."""
-    before = int(min(s.oom_before, 1.5) * BEFORE + 0.5)
-    return int(min(s.oom_age_us // 1_000_000, _LAST_AGE_S) << _BEFORE_BITS | before)
-
-
-@numba.njit(inline="always", **LENT)
-def age_of(died: Any) -> Any:
-    """Return the age in seconds (see ``end_of``)."""
-    return died >> _BEFORE_BITS
-
-
-@numba.njit(inline="always", **LENT)
-def before_of(died: Any) -> Any:
-    """Return the memory before the end, in ten-thousandths of the limit (see ``end_of``)."""
-    return died & ((1 << _BEFORE_BITS) - 1)
+    s.run_n = s.run_x = s.run_y = s.run_xx = s.run_xy = 0.0
 
 
 @numba.njit(**LENT)
@@ -93,9 +63,6 @@ def add_memory(
     s.run_y += memory
     s.run_xx += x * x
     s.run_xy += x * memory
-    s.run_yy += memory * memory
-    s.memory_before = s.memory_latest
-    s.memory_latest = memory
 
 
 @numba.njit(inline="always", **LENT)
@@ -117,7 +84,6 @@ def write_oom(
     """Write the features of memory against its limit and of out-of-memory ends, those of the collection as of none."""
     slope_30m, slope_2h = slopes
     last, began = float(s.recent[(s.count - 1) % RECENT_WINDOWS, _MEMORY]), began_us(s)
-    age_us = max(s.end_us - began, 0)
     n, x, y, xx, xy = 0, 0.0, 0.0, 0.0, 0.0
     hour = (s.end_us - 1) // HOUR_US
     whole = min(hour - (began + HOUR_US - 1) // HOUR_US, 5)  # earlier clock hours that lie within the run
@@ -137,22 +103,17 @@ def write_oom(
     out[i, AT.memory_rate_2h] = _rate(slope_2h, per_left)
     out[i, AT.memory_rate_6h] = _rate(slope_6h, per_left)
     out[i, AT.memory_rate_run] = _rate(slope((s.run_n, s.run_x, s.run_y, s.run_xx, s.run_xy)), per_left)
-    out[i, AT.memory_run_trend] = _correlation(s)
     out[i, AT.memory_run_max] = s.run_max * per_limit if s.run_n > 0.0 else math.nan
     out[i, AT.memory_over_mean] = last / s.memory_mean if s.memory_mean > 0.0 else math.nan
     out[i, AT.memory_above] = math.log2(1.0 + s.above) if s.above > 0 else 0.0
     out[i, AT.ooms] = 0.0
     out[i, AT.oom_since] = out[i, AT.oom_age] = out[i, AT.oom_age_least] = out[i, AT.oom_limit] = math.nan
-    out[i, AT.oom_left] = out[i, AT.oom_left_least] = out[i, AT.oom_before] = math.nan
     if s.ooms > 0:
         out[i, AT.ooms] = math.log2(1.0 + s.ooms)
         out[i, AT.oom_since] = math.log2(1.0 + (s.end_us - s.oom_us) * _PER_HOUR)
         out[i, AT.oom_age] = out[i, AT.age] - math.log2(1.0 + s.oom_age_us * _PER_HOUR)
         out[i, AT.oom_age_least] = out[i, AT.age] - math.log2(1.0 + s.oom_least_us * _PER_HOUR)
         out[i, AT.oom_limit] = math.log2(limit / s.oom_limit) if limit > 0.0 and s.oom_limit > 0.0 else math.nan
-        out[i, AT.oom_left] = (s.oom_age_us - age_us) * _PER_HOUR
-        out[i, AT.oom_left_least] = (s.oom_least_us - age_us) * _PER_HOUR
-        out[i, AT.oom_before] = s.oom_before
     write_no_history(out, i)
 
 
@@ -165,7 +126,6 @@ def write_no_history(
     out[i, AT.collection_ooms] = 0.0
     out[i, AT.collection_oom_since] = out[i, AT.collection_oom_rate] = math.nan
     out[i, AT.collection_oom_age] = out[i, AT.collection_oom_age_least] = math.nan
-    out[i, AT.collection_oom_left] = out[i, AT.collection_oom_spread] = out[i, AT.collection_oom_before] = math.nan
 
 
 @numba.njit(forceinline=True, **LENT)
@@ -183,17 +143,6 @@ def slope(sums: Any) -> float:
     n, x, y, xx, xy = sums
     around = n * xx - x * x
     return (n * xy - x * y) / around if n > 1 and around > 0.0 else math.nan
-
-
-@numba.njit(inline="always", **LENT)
-def _correlation(
-    s: Any,  # a record of STATE
-) -> float:
-    """Return the correlation of memory with time over the windows of the run; NaN where one of them hardly varies."""
-    of_x, of_y = s.run_n * s.run_xx - s.run_x * s.run_x, s.run_n * s.run_yy - s.run_y * s.run_y
-    if s.run_n < 3.0 or of_x <= _SPREAD * s.run_n * s.run_xx or of_y <= _SPREAD * s.run_n * s.run_yy:
-        return math.nan
-    return float(min(max((s.run_n * s.run_xy - s.run_x * s.run_y) / math.sqrt(of_x * of_y), -1.0), 1.0))
 
 
 @numba.njit(inline="always", **LENT)

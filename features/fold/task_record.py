@@ -100,14 +100,8 @@ STATE: Final = np.dtype(
         ("near", "i4"),  # whether memory was near the limit in the last window
         ("above", "i4"),  # windows of this run with memory above the limit
         ("run_max", "f4"),  # largest memory of this run
-        ("memory_latest", "f4"),  # of its last window of known memory
-        ("memory_before", "f4"),  # and of the one before that
-        (
-            "oom_before",
-            "f4",
-        ),  # memory in the window before the last of the last run that ended out of memory, over limit
         # sums over its windows: number, hours since it began, memory, squares and products
-        *((name, "f8") for name in ("run_n", "run_x", "run_y", "run_xx", "run_xy", "run_yy")),
+        *((name, "f8") for name in ("run_n", "run_x", "run_y", "run_xx", "run_xy")),
         ("memory_limit", "f8"),  # of the last window
         ("oom_limit", "f8"),  # the same of the last run that ended out of memory
         ("oom_us", "i8"),  # end of its last window
@@ -120,7 +114,7 @@ STATE: Final = np.dtype(
         ("end_us", "i8"),
         ("recent", "f4", (RECENT_WINDOWS, N_SIGNALS + 1)),  # ring of recent windows: signals, length over 5 minutes
         ("recent_us", "i8", RECENT_WINDOWS),  # their ends
-        ("spare", "i8", 11),  # makes it a whole number of cache lines
+        ("spare", "i8", 14),  # makes it a whole number of cache lines
         CODE,
     ],
     align=True,

@@ -25,7 +25,7 @@ from reclaim.data.windows import (
     PAGE_CACHE,
 )
 from reclaim.features.fold.related_record import SCALE
-from reclaim.features.fold.task_oom import LIVES, NOT_TAKEN, add_memory, end_of, end_run
+from reclaim.features.fold.task_oom import LIVES, NOT_TAKEN, add_memory, end_run
 from reclaim.features.fold.task_record import (
     BIN_FIRST,
     BINS,
@@ -89,17 +89,17 @@ def publish_to_group(
     taken: bool,
     w: Any,  # FoldColumns, or records of the same fields
     moment: Any,  # (n,) int32, written
-    died: Any,  # (n,) int64, written
+    died: Any,  # (n,) int32, written
     share: Any,  # (n, N_SIGNALS) int32, written; (0, N_SIGNALS) without related tasks
     i: int,
 ) -> None:
     """Write what other tasks' features need of a window: its slot, an out-of-memory end of a run, and its signals.
 
-    ``ooms`` is how many such ends the record had before the window. ``died`` is ``task_oom.end_of`` where there is
+    ``ooms`` is how many such ends the record had before the window. ``died`` is the run's age in seconds where there is
     one more. Signals are over the limit, in whole parts of ``SCALE``, -1 unknown, if ``share`` has a place for them.
     """
     moment[i] = min(max((s.end_us - 1) // _SLOT_US, 0), _LAST_SLOT)
-    died[i] = NOT_TAKEN if not taken else end_of(s) if s.ooms > ooms else LIVES
+    died[i] = NOT_TAKEN if not taken else min(s.oom_age_us // 1_000_000, _LAST_SLOT) if s.ooms > ooms else LIVES
     if len(share) == 0:
         return
     for j in range(N_SIGNALS):

@@ -304,7 +304,7 @@ def _fit(
         _scaling(train, hidden), n_targets=n_targets, n_horizons=n_horizons, width=config.width, depth=config.depth,
         dropout=config.dropout,
     )  # fmt: skip
-    network.initialise(generator, hidden)
+    network.initialise(generator)
     network.to(device)
     recorded = config.recorded and device.type == "cuda" and ranks.size == 1
     rate = torch.tensor(config.learning_rate, device=device) if recorded else config.learning_rate

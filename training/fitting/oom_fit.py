@@ -32,9 +32,8 @@ FEWEST: Final = 20
 """Positive rows below which a horizon is not fitted."""
 MANY: Final = 1_000
 """Rows within five minutes of an end, about as many as ends, from which trees read all inputs. From six cells, with
-some 1,700 ends, they gain 7 % of average precision by the level of memory over days, and 4 % more by how earlier ends
-came, on cells of other donors; from one, with some 300, they lose 4 % and gain nothing (``benchmarks/LOG.md``,
-2026-11-25 and 2026-11-26)."""
+some 1,700 ends, they gain 7 % of average precision by it on cells of other donors; from one, with some 300, they lose
+4 % (``benchmarks/LOG.md``, 2026-11-25)."""
 _MOST_ROWS: Final = 2_000_000
 """Rows that are learned from at most; more are thinned out alike."""
 

@@ -25,7 +25,7 @@ from reclaim.data.windows import (
     empty_windows,
 )
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.registry import CALENDAR, FEATURE_NAMES, OOM_ONLY, SAME_HOUR_DAYS, SIGNALS
+from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SAME_HOUR_DAYS, SIGNALS
 from reclaim.training.tracking.runs import DatasetFacts
 
 if TYPE_CHECKING:
@@ -106,17 +106,14 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
 
 
 def hidden_features(sources: Sequence[Source]) -> list[int]:
-    """Return the positions of features that curves are not learned from.
-
-    Those are ``OOM_ONLY``, and those that training was too short for: shorter than twice their span.
+    """Return the positions of features that training was too short for: shorter than twice their span.
 
     In a few days every hour and weekday, every age and every length of history means what happened to happen then, and
     the days to come have others; a lag is known in the last rows alone, or in none. On four days of the Google 2011
     machines a network that saw the calendar had a quarter more pinball loss on the day after.
     """
     learned_s = min(source.features.cuts_us[0] - source.features.manifest["span_us"][0] for source in sources) / 1e6
-    short = [name for name, days in _SPAN_DAYS.items() if learned_s < 2 * days * 86_400]
-    return [FEATURE_NAMES.index(name) for name in (*short, *OOM_ONLY)]
+    return [FEATURE_NAMES.index(name) for name, days in _SPAN_DAYS.items() if learned_s < 2 * days * 86_400]
 
 
 def choose_rows(rows: RowIndex, limit: int, seed: int) -> RowIndex:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import pairwise
@@ -65,23 +65,14 @@ class SurvivalNetwork(nn.Module):
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(width, n_targets * n_horizons * N_THRESHOLDS + n_horizons)
 
-    def initialise(self, generator: torch.Generator, hidden: Sequence[int] = ()) -> None:
-        """Draw the weights: He's for the hidden layers, small ones for the head, and none for inputs that are hidden.
-
-        ``hidden`` has the positions of these. Their weights are 0, and stay so, for ``low`` and ``high`` cut them to 0.
-        """
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw the weights: He's for the hidden layers, small ones for the head."""
         with torch.no_grad():
-            unread = hidden
             for layer in self.body:
                 if isinstance(layer, nn.Linear):
-                    read = [k for k in range(layer.in_features) if k not in unread]
-                    bound = (6.0 / len(read)) ** 0.5
-                    layer.weight.zero_()
-                    layer.weight[:, read] = torch.empty(layer.out_features, len(read)).uniform_(
-                        -bound, bound, generator=generator
-                    )
+                    bound = (6.0 / layer.in_features) ** 0.5
+                    layer.weight.uniform_(-bound, bound, generator=generator)
                     layer.bias.zero_()
-                    unread = ()
             self.head.weight.normal_(0.0, 0.01, generator=generator)
             self.head.bias.zero_()
 

@@ -19,7 +19,7 @@ from reclaim.data.core import vectors
 from reclaim.data.core.jit import LENT
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.core.vectors import in_llvm, numba_tools
-from reclaim.features.registry import AT, FEATURE_NAMES, OOM_ONLY
+from reclaim.features.registry import AT, FEATURE_NAMES
 from reclaim.features.targets import HORIZONS_S
 
 LEAVES: Final = 8
@@ -40,17 +40,15 @@ _LEVEL: Final = (
     AT.memory_max_ever, AT.memory_slow_max, AT.memory_ewm_12h, AT.memory_p99_12h, AT.memory_p90_12h, AT.memory_p98_48h,
     AT.memory_same_hour_1d, AT.memory_same_hour_2d, AT.memory_same_hour_7d,
 )  # fmt: skip
-_HOW: Final = tuple(AT[name] for name in OOM_ONLY)
-INPUTS: Final = tuple(sorted(int(k) for k in (*_MEMORY, *_RUN, *_ENDS, *_HOW, *_LEVEL)))
-"""Positions of the features that the model reads: memory over the limit, the run, and earlier ends and how they came.
+INPUTS: Final = tuple(sorted(int(k) for k in (*_MEMORY, *_RUN, *_ENDS, *_LEVEL)))
+"""Positions of the features that the model reads: memory over the limit, the run, and earlier ends.
 
 CPU, the size of the limits, tier, class, page cache and cycles per instruction are not read. A collection keeps them,
 so trees know the few that met an end by them, and look for those again: on cells of other donors the model is better
 without (``benchmarks/LOG.md``, 2026-11-25)."""
-FEW_ENDS_INPUTS: Final = tuple(k for k, feature in enumerate(INPUTS) if feature not in (*_HOW, *_LEVEL))
+FEW_ENDS_INPUTS: Final = tuple(k for k, feature in enumerate(INPUTS) if feature not in _LEVEL)
 """Places in ``INPUTS`` of those that trees of few ends read: without the level of memory over days, by which they know
-collections, too, and without how earlier ends came, of which few tell little. Trees of many ends are better with
-both."""
+collections, too. Trees of many ends are better with it."""
 
 _TOGETHER: Final = 64
 """Rows that are asked together: their inputs lie in a core's nearest cache."""

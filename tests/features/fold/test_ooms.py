@@ -14,15 +14,14 @@ from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Cell, Windows, concate
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.fold import collection_ooms
 from reclaim.features.fold.live import TolerantState
-from reclaim.features.registry import AT, SLOT_S
+from reclaim.features.registry import AT, FIRST_COLLECTION, FIRST_RELATED, SLOT_S
 
 S = 1_000_000
 DAY_S = 86_400
 Maker = Callable[..., Windows]
 Fold = Callable[..., FeatureSet]
-COLLECTION = ("ooms", "oom_since", "oom_age", "oom_age_least", "oom_rate")
 NONE = [0.0, np.nan, np.nan, np.nan, np.nan]
-"""``COLLECTION`` of one without a history."""
+"""Features of a collection without a history."""
 
 
 def runs(history: Maker, *memory: list[float], start_s: int = 600, task: int = 1, instance: int = 0) -> Windows:
@@ -112,7 +111,7 @@ def test_a_rate_next_to_the_limit_is_finite(history: Maker, fold: Fold) -> None:
 def test_siblings_know_of_an_end_from_the_next_slot_on(history: Maker, fold: Fold) -> None:
     one = runs(history, [0.5, 0.5, 1.0], [0.2, 0.2, 0.2])  # dies at the end of slot 4, known in slot 5
     other, stranger = runs(history, [0.3] * 6, instance=1), runs(history, [0.3] * 6, task=2, instance=0)
-    x = fold(concatenate([one, other, stranger])).x[:, [AT[f"collection_{name}"] for name in COLLECTION]]
+    x = fold(concatenate([one, other, stranger])).x[:, FIRST_COLLECTION:FIRST_RELATED]
     known = [1.0, np.log2(1 + 1 / 12), np.log2(1.5) - np.log2(1.25), np.log2(1.5) - np.log2(1.25), 0.0]
     for rows in (x[:4], x[6:10], x[12:]):
         np.testing.assert_array_equal(rows, np.array([NONE] * len(rows), np.float32))
@@ -120,35 +119,6 @@ def test_siblings_know_of_an_end_from_the_next_slot_on(history: Maker, fold: Fol
     # one slot later: 2 windows since, one of each task, are 1/6 of an hour
     assert x[11] == pytest.approx([1.0, np.log2(1 + 2 / 12), *known[2:4], -np.log2(1 + 1 / 6)], abs=1e-6)
     assert x[5, 0] == 1.0
-
-
-def test_hours_are_left_until_the_ages_of_earlier_ends(history: Maker, fold: Fold) -> None:
-    windows = runs(history, [0.3, 0.4, 1.0], [1.0], [0.2, 0.2])  # lived for 15 and for 5 minutes
-    names = "oom_left", "oom_left_least", "collection_oom_left", "collection_oom_spread"
-    x = np.array(column(fold, windows, *names)) * [60, 60, 60, 1]
-    assert np.isnan(x[:3]).all()
-    assert x[3] == pytest.approx([15 - 5, 15 - 5, np.nan, np.nan], abs=1e-4, nan_ok=True)  # others know it a slot later
-    logs = np.log2(1 + np.array([15, 5]) / 60)
-    assert x[5] == pytest.approx([5 - 10, 5 - 10, 10 - 10, logs.std()], abs=1e-3)
-
-
-def test_memory_before_an_end_is_that_of_the_window_before_the_last(history: Maker, fold: Fold) -> None:
-    windows = runs(history, [0.3, 0.7, 0.99], [1.0], [0.2, 0.2])
-    windows.limit[:3] *= 2
-    windows.usage[:3] *= 2
-    x = column(fold, windows, "oom_before", "collection_oom_before")
-    assert x[3][0] == pytest.approx(0.7)  # the 0.7 of 1 that the run had in its last window but one
-    assert x[4][0] == pytest.approx(1.0)  # of a single window, that one
-    assert x[5] == pytest.approx([1.0, (0.7 + 1.0) / 2])
-
-
-def test_the_trend_of_a_run_is_the_correlation_of_its_memory_with_time(history: Maker, fold: Fold) -> None:
-    memory = [0.2, 0.3, 0.25, 0.4]
-    windows = runs(history, memory, [0.5] * 4, [0.5, 0.4, 0.3])
-    x = np.array(column(fold, windows, "memory_run_trend"))[:, 0]
-    assert x[3] == pytest.approx(np.corrcoef(range(4), memory)[0, 1], abs=1e-6)
-    assert x[-1] == pytest.approx(-1.0, abs=1e-6)
-    assert np.isnan(x[[0, 1, 4, 5, 6, 7, 8, 9]]).all()  # of fewer than three windows, and of memory that stays
 
 
 def test_a_collection_forgets_its_ends_after_two_weeks(history: Maker, fold: Fold) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, P90, Windows, demand
 from reclaim.features.feature_set import FeatureSet
-from reclaim.features.registry import CALENDAR, FEATURE_NAMES, OOM_ONLY, SIGNALS
+from reclaim.features.registry import CALENDAR, FEATURE_NAMES, SIGNALS
 from reclaim.features.splits import TEST, TRAIN, VALID
 from reclaim.training.fitting import held_out as heldout
 from reclaim.training.fitting import sources
@@ -119,7 +119,7 @@ def test_a_feature_is_hidden_where_the_shortest_training_was_shorter_than_twice_
         return cast(Source, SimpleNamespace(features=features))
 
     lags = [name for name in hidden if name.startswith("same_hour")]
-    expected = {*hidden, *OOM_ONLY, *(f"{signal}_{lag}" for signal in SIGNALS for lag in lags)} - {*lags}
+    expected = {*hidden, *(f"{signal}_{lag}" for signal in SIGNALS for lag in lags)} - {*lags}
     assert {FEATURE_NAMES[k] for k in sources.hidden_features([trained_for(20), trained_for(days)])} == expected
 
 

@@ -12,9 +12,7 @@ from reclaim.training.models.network import Scaling, SurvivalNetwork, survival_l
 from reclaim.training.models.survival import N_THRESHOLDS
 
 
-def _network(
-    n_features: int = 4, *, seed: int = 0, width: int = 32, depth: int = 2, hidden: tuple[int, ...] = ()
-) -> SurvivalNetwork:
+def _network(n_features: int = 4, *, seed: int = 0, width: int = 32, depth: int = 2) -> SurvivalNetwork:
     network = SurvivalNetwork(
         Scaling(*(torch.full((n_features,), v) for v in (0.0, 1.0, -8.0, 8.0))),
         n_targets=3,
@@ -22,7 +20,7 @@ def _network(
         width=width,
         depth=depth,
     )
-    network.initialise(torch.Generator().manual_seed(seed), hidden)
+    network.initialise(torch.Generator().manual_seed(seed))
     return network
 
 
@@ -38,15 +36,6 @@ def test_what_is_not_finite_counts_as_the_mean_of_the_feature() -> None:
     unknown = torch.tensor([[float("nan"), 1.0, float("nan"), 0.0]])
     assert torch.equal(network(known)[0], network(unknown)[0])
     assert torch.isfinite(network(torch.full((1, 4), float("inf")))[0]).all()
-
-
-def test_a_network_begins_with_the_weights_of_one_without_the_hidden_inputs() -> None:
-    whole, without = _network(6, hidden=(1, 4)).state_dict(), _network(4).state_dict()
-    first = whole.pop("body.0.weight")
-    assert torch.equal(first[:, [0, 2, 3, 5]], without.pop("body.0.weight"))
-    assert not first[:, [1, 4]].any()
-    for name in without.keys() - set(Scaling._fields):
-        assert torch.equal(whole[name], without[name]), name
 
 
 THRESHOLDS = torch.tensor([0.2, 0.5, 1.0])[None, None]
