@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.core.parallel import THREADS
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.registry import AT
 from reclaim.features.splits import IN_ALLOC, TRAIN, VALID, permitted
@@ -36,6 +39,9 @@ some 1,700 ends, they gain 7 % of average precision by it on cells of other dono
 4 % (``benchmarks/LOG.md``, 2026-11-25)."""
 _MOST_ROWS: Final = 2_000_000
 """Rows that are learned from at most; more are thinned out alike."""
+
+_ROWS_AT_ONCE: Final = 4_000_000
+"""Rows that are fitted to at the same time, of all fits together: each takes some 500 bytes while it is binned."""
 
 _MODELS: Final = 3
 """Models of each horizon, of which the mean logit is the answer: each is fitted to rows drawn anew, by another seed.
@@ -88,11 +94,8 @@ def fit_oom(sources: Sequence[Source], seed: int, periods: Sequence[int] = (TRAI
     if not fitted.any():
         log.info("no out-of-memory model: %s positive rows, each horizon needs %d", positive, FEWEST)
         return None
-    trees, reads = Trees.blank(_MODELS * _TREES), range(len(INPUTS)) if positive[0] >= MANY else FEW_ENDS_INPUTS
-    with thread_limit(1):  # sums of several threads differ in their last bits
-        for model, (rows, of_model) in enumerate(zip(draws, seeds, strict=True)):
-            _fit(trees, model, rows, fitted, of_model, reads)
-    return OomModel(trees, fitted)
+    reads = range(len(INPUTS)) if positive[0] >= MANY else FEW_ENDS_INPUTS
+    return OomModel(_fit(draws, seeds, np.flatnonzero(fitted).tolist(), reads), fitted)
 
 
 def refit_oom(first: OomModel, sources: Sequence[Source], seed: int) -> OomModel:
@@ -157,20 +160,37 @@ def _thinned(rows: OomRows, seed: int) -> OomRows:
     return OomRows(*(column[some] for column in rows))
 
 
-def _fit(trees: Trees, place: int, rows: OomRows, fitted: NDArray[np.bool_], seed: int, reads: Sequence[int]) -> None:
-    """Write the trees of one of the models, of every horizon that has enough positive rows, from some of ``INPUTS``."""
+def _fit(draws: Sequence[OomRows], seeds: Sequence[int], horizons: Sequence[int], reads: Sequence[int]) -> Trees:
+    """Return the trees of all models, of some horizons, from some of ``INPUTS``; several are fitted at once."""
+    trees, jobs = Trees.blank(_MODELS * _TREES), list(product(range(len(draws)), horizons))
+    at_once = max(1, min(THREADS, _ROWS_AT_ONCE // max(len(rows.x) for rows in draws)))
+    with ThreadPoolExecutor(at_once) as pool:
+        fits = [pool.submit(_boosted, draws[model], h, reads, seeds[model]) for model, h in jobs]
+        try:
+            for (place, h), fit in zip(jobs, fits, strict=True):
+                model = fit.result()
+                trees.start[h] += (
+                    model._baseline_prediction.item() / _MODELS
+                )  # scikit-learn has no public way to its trees
+                for k, (tree,) in enumerate(model._predictors, place * _TREES):
+                    trees.put(h, k, tree.nodes, reads)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    trees.value[...] /= _MODELS
+    return trees
+
+
+def _boosted(rows: OomRows, h: int, reads: Sequence[int], seed: int) -> Any:
+    """Return one of the models of a horizon, as scikit-learn's, from some of ``INPUTS``."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    own = slice(place * _TREES, (place + 1) * _TREES)
-    for h in np.flatnonzero(fitted).tolist():
-        known = np.flatnonzero(np.isfinite(rows.oom[:, h]))
-        leaf, x = min(_LEAF_ROWS, max(20, len(known) // 100)), rows.x[np.ix_(known, np.array(reads))]
-        model: Any = HistGradientBoostingClassifier(
-            max_iter=_TREES, max_leaf_nodes=LEAVES, min_samples_leaf=leaf,
-            learning_rate=_RATE, l2_regularization=_L2, max_features=_COLUMNS,
-            monotonic_cst=[_DIRECTION[k] for k in reads], early_stopping=False, random_state=seed,
-        ).fit(binnable(x, leaf), rows.oom[known, h] == 1, sample_weight=rows.weight[known])  # fmt: skip
-        trees.start[h] += model._baseline_prediction.item() / _MODELS  # scikit-learn has no public way to its trees
-        for k, (tree,) in enumerate(model._predictors, own.start):
-            trees.put(h, k, tree.nodes, reads)
-        trees.value[h, own] /= _MODELS
+    known = np.flatnonzero(np.isfinite(rows.oom[:, h]))
+    leaf, x = min(_LEAF_ROWS, max(20, len(known) // 100)), rows.x[np.ix_(known, np.array(reads))]
+    model = HistGradientBoostingClassifier(
+        max_iter=_TREES, max_leaf_nodes=LEAVES, min_samples_leaf=leaf,
+        learning_rate=_RATE, l2_regularization=_L2, max_features=_COLUMNS,
+        monotonic_cst=[_DIRECTION[k] for k in reads], early_stopping=False, random_state=seed,
+    )  # fmt: skip
+    with thread_limit(1):  # sums of several threads differ in their last bits
+        return model.fit(binnable(x, leaf), rows.oom[known, h] == 1, sample_weight=rows.weight[known])

@@ -53,8 +53,11 @@ _TRUSTED: Final = ("sklearn.ensemble._hist_gradient_boosting.predictor.TreePredi
 
 
 def thread_limit(n: int) -> AbstractContextManager[Any]:
-    """Let scikit-learn use ``n`` threads inside the block; more than one wait for each other where cores are shared."""
-    limits: AbstractContextManager[Any] = _thread_pools().limit(limits=n)
+    """Let scikit-learn use ``n`` threads inside the block; more than one wait for each other where cores are shared.
+
+    The limit is that of the calling thread: blocks of several threads do not disturb each other.
+    """
+    limits: AbstractContextManager[Any] = _thread_pools().select(user_api="openmp").limit(limits=n)
     return limits
 
 

@@ -203,3 +203,17 @@ def test_the_answer_is_the_mean_logit_of_models_of_rows_drawn_anew(monkeypatch: 
     alone = [logit(3 + k * oom_fit._SEED_STEP) for k in range(models)]
     assert np.abs(alone[0] - alone[1]).max() > 0.01
     np.testing.assert_allclose(together, np.mean(alone, axis=0), atol=1e-4)
+
+
+def test_the_model_does_not_depend_on_how_many_fits_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, probe = cell(20_000, 4), cell(2_000, 5, rare=0.05).features.x
+    made = []
+    for at_once in (1, 4):
+        monkeypatch.setattr(oom_fit, "THREADS", at_once)
+        made.append(fit_oom([of], seed=0))
+    alone, together = made
+    assert alone is not None
+    assert together is not None
+    for name, of_alone in alone.trees._asdict().items():
+        np.testing.assert_array_equal(of_alone, getattr(together.trees, name), err_msg=name)
+    assert np.isfinite(together.predict(probe)).all()
