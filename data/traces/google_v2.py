@@ -128,6 +128,7 @@ USAGE: Final = RawTable(
         **present("job ID", "task index", "start time", "end time"),
         "start time is negative": '"start time" >= 0',
         "end time is not after start time": '"end time" > "start time"',
+        "end time is past the last time there can be": f'"end time" <= {s.LATEST_US}',
         **measured(*_MEASURES),
         **_between("aggregation type", 0, 1),
     },

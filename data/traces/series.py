@@ -49,8 +49,6 @@ NO_LIMIT: Final = (
     "no limit: the mapping names no cpu_limit; the series can be looked at, and nothing be learned from it"
 )
 """Note in the manifest of such a dataset."""
-_ROUNDED: Final = 2048
-"""Units of time kept from the end of the range of 64 bits: doubles near 2^63 are 1024 apart."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +226,7 @@ def series(mapping: SeriesMapping) -> Source:
     ids = [*(_id_sql(quoted(name)) for name in names), "CAST(0 AS BIGINT)"]  # without a collection the index is 0
     time = "(" + " + ".join(f"{quoted(part)} * {weight!r}" for part, weight in parts.items()) + ")"
     unit_us, window_us = TIME_UNITS_US[mapping.time_unit], mapping.window_s * 1_000_000
-    last = (s.AFTER_TRACE_US - window_us) // unit_us - _ROUNDED
+    last = (s.LATEST_US - window_us) // unit_us
     start = f"CAST(CASE WHEN {time} BETWEEN 0 AND {last} THEN round({time} * {unit_us}) END AS BIGINT)"
 
     def value(column: str, type_: str) -> str:

@@ -326,6 +326,7 @@ BAD = [
     ("container_usage", "300,8,1,1,-0.5,1,1,1,1,1,1,1", "disk_util is negative or not finite"),
     ("container_usage", "3.5,8,1,1,1,1,1,1,1,1,1,1", "ts is not a bigint"),
     ("container_usage", f"{2**63 - 1},8,1,1,1,1,1,1,1,1,1,1", "ts is past the last time there can be"),
+    ("container_usage", f"{2**59 // 10**6},8,1,1,1,1,1,1,1,1,1,1", "ts is past the last time there can be"),
     ("batch_task", TASK.replace("5,9", ",9"), "job_id is missing"),
     ("batch_task", TASK.replace("5,9", f"{2**30},9"), f"job_id is negative or not below {2**30 - 1}"),
     ("batch_task", TASK.replace("Terminated", "Gone"), "status is not a known state"),

@@ -425,6 +425,8 @@ BAD = [
     ("task_usage", "start time", "-1", "start time is negative"),
     ("task_usage", "end time", "", "end time is missing"),
     ("task_usage", "end time", "900000000", "end time is not after start time"),
+    ("task_usage", "end time", str(2**59 + 1), "end time is past the last time there can be"),
+    ("task_usage", "end time", str(END_OF_TIME), "end time is past the last time there can be"),
     ("task_usage", "machine ID", "seven", "machine ID is not a bigint"),
     ("task_usage", "CPU rate", "-0.1", "CPU rate is negative or not finite"),
     ("task_usage", "CPU rate", "nan", "CPU rate is negative or not finite"),

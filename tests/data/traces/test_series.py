@@ -144,6 +144,13 @@ def test_a_time_past_64_bits_is_a_reject(tmp_path: Path, time: str, unit: str) -
         assert dataset.manifest["rejects"] == {"t is past the last time there can be": 1}
 
 
+def test_a_window_that_ends_past_the_last_time_there_can_be_is_a_reject(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,1\n1,6e11,1\n")  # 2^59 us are 5.8e11 s
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path), share=0.9)).dataset
+    assert dataset.manifest["rejects"] == {"t is past the last time there can be": 1}
+
+
 def test_parquet_and_csv_of_the_same_rows_give_the_same_windows(tmp_path: Path) -> None:
     for name in ("csv", "parquet"):
         (tmp_path / name).mkdir()
