@@ -152,6 +152,7 @@ USAGE: Final = RawTable(
     checks={
         **present("collection_id", "instance_index"),
         "start_time or end_time is missing": "start_time IS NOT NULL AND end_time IS NOT NULL",
+        "start_time is negative": "start_time >= 0",
         "end_time is not after start_time": "end_time > start_time",
         "end_time is past the last time there can be": f"end_time <= {s.LATEST_US}",
         "average_usage is missing": "average_usage.cpus IS NOT NULL",

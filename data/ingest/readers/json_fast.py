@@ -161,7 +161,8 @@ def plan_of(table_columns: tuple[tuple[str, str], ...], described: tuple[Field, 
         if type_ == "DOUBLE":
             return DOUBLE, slot, 0, 0
         if field is None or field.most is None:
-            return INTEGER, slot, -_HIGHEST, s.LATEST_US if slot == layout.slot(s.END_US) else _HIGHEST
+            least = 0 if slot == layout.slot(s.START_US) else -_HIGHEST
+            return INTEGER, slot, least, s.LATEST_US if slot == layout.slot(s.END_US) else _HIGHEST
         return INTEGER, slot, 0, field.most
 
     zero_is_null = np.zeros(integers, np.bool_)

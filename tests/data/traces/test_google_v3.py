@@ -520,6 +520,16 @@ def test_a_window_that_ends_after_the_trace_is_a_reject(tmp_path: Path) -> None:
         assert dataset.usage(0)[s.END_US].to_pylist() == [2**59]
 
 
+def test_a_window_that_begins_before_zero_is_a_reject(tmp_path: Path) -> None:
+    """Times of usage are at least 300 s; one row far below zero would put all others into the test period."""
+    window = RAW["instance_usage"][0]
+    rows = [window | {"instance_index": k, "start_time": start} for k, start in enumerate((0, -1, -(2**62)))]
+    for kind in KINDS:
+        dataset = read(write_raw(tmp_path / kind, {"instance_usage": rows}, kind), tmp_path / f"{kind} out", share=1.0)
+        assert dataset.manifest["rejects"] == {"start_time is negative": 2}
+        assert dataset.usage(0)[s.START_US].to_pylist() == [0]
+
+
 def test_a_maximum_of_zero_is_missing_where_the_mean_is_above_it(tmp_path: Path) -> None:
     window = RAW["instance_usage"][0]
     rows = [
