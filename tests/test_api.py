@@ -144,6 +144,14 @@ def test_only_the_columns_and_tasks_asked_for_are_read(dataset: reclaim.Dataset)
     assert list(dataset.table("machines", ["machine_id"])) == ["machine_id"]
 
 
+def test_a_column_has_one_place_however_it_is_named(dataset: reclaim.Dataset) -> None:
+    one = dataset.tasks().head(1)
+    assert list(dataset.usage("cpu_mean")) == ["cpu_mean"]
+    assert list(dataset.usage(["cpu_mean", "cpu_mean"], tasks=one)) == ["cpu_mean"]
+    assert list(dataset.features("cpu_last", tasks=one))[4:] == ["cpu_last"]
+    assert list(dataset.features(["cpu_last", "cpu_last"], tasks=one))[4:] == ["cpu_last"]
+
+
 def test_unknown_ids_stay_integers_and_unknown_numbers_are_nan() -> None:
     ids, numbers = pa.array([2**53 + 1, None]), pa.array([0.5, None])
     frame = frame_of(pa.table({"id": ids, "number": numbers, "known": pa.array([2**53 + 1, 1]), "list": [[1.0], None]}))
@@ -213,6 +221,8 @@ def test_a_mistake_is_named_with_its_remedy(dataset: reclaim.Dataset, model: rec
         dataset.features(["cpu_last"], period="tests")
     with pytest.raises(ConfigError, match=r"settings: unknown setting 'fit.epoch'; did you mean 'fit.epochs'"):
         reclaim.train(dataset, settings={"fit.epoch": 3})
+    with pytest.raises(ConfigError, match=r"must be a frame or a Dataset, got 'dataset'; `reclaim.open"):
+        model.predict("dataset")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"no experiment 'margin'; expected one of margins, "):
         dataset.replay("margin", "out")
     with pytest.raises(ConfigError, match=r"both are reclaim/.*; name models that differ"):

@@ -200,7 +200,7 @@ class Dataset:
         >>> "cpu_capacity" in reclaim.open("dataset").table("machines")
         True
         """
-        return frame_of(self._stored.read(name, None if columns is None else list(columns), _table_of(tasks)))
+        return frame_of(self._stored.read(name, _names_of(columns), _table_of(tasks)))
 
     def histories(self, tasks: pd.DataFrame | None = None) -> pd.DataFrame:
         """Return the windows of tasks in the columns that ``Model.predict`` and the service take.
@@ -279,7 +279,7 @@ class Dataset:
         features = None if settings is not None else built_features(self._stored)
         if features is None:
             features, _ = build_features(self._stored, config_from(FeatureConfig, settings or {}))
-        return frame_of(feature_table(self._stored, features, names, tasks=_table_of(tasks), period=period))
+        return frame_of(feature_table(self._stored, features, _names_of(names), tasks=_table_of(tasks), period=period))
 
     def replay(
         self,
@@ -351,6 +351,11 @@ class Dataset:
         from reclaim.api.replay import recommend as run
 
         return run(self.path, Path(out), models=models, settings=settings)
+
+
+def _names_of(columns: Sequence[str] | None) -> list[str] | None:
+    """Return names of columns, each once; a single name is not taken for its letters."""
+    return None if columns is None else list(dict.fromkeys([columns] if isinstance(columns, str) else columns))
 
 
 def _table_of(tasks: pd.DataFrame | None) -> pa.Table | None:

@@ -235,7 +235,8 @@ class Model:
         SchemaError
             A column is missing or of the wrong type, or a row cannot be used; the message names the first.
         ConfigError
-            The margin is unknown, the dataset has no features, or ``every_window`` or ``cell`` is not of what is given.
+            ``histories`` is neither, the margin is unknown, the dataset has no features, or ``every_window`` or
+            ``cell`` is not of what is given.
 
         Examples
         --------
@@ -256,6 +257,10 @@ class Model:
             return frame_of(pa.concat_tables(parts))
         if every_window:
             raise ConfigError("every_window is for a dataset: of a frame each task has one row; pass the Dataset")
+        if not isinstance(histories, pd.DataFrame):
+            raise ConfigError(
+                f"histories must be a frame or a Dataset, got {histories!r}; `reclaim.open(FOLDER)` opens a folder"
+            )
         table = pa.Table.from_pandas(histories, preserve_index=False)
         return frame_of(predict_histories(self._loaded, table, margin=margin, cell=cell or Cell()))
 
