@@ -23,6 +23,9 @@ _UNNAMED: Final = ("estimator", "experiment", "model_name")
 _NAME_LETTERS: Final = 200
 """Letters of a run's name at most, which MLflow shows in a column; params have every setting."""
 
+_LARGEST_SEED: Final = 2**31 - 1
+"""Seeds of trees have 32 bits, and a fit of several models adds to the one that is given."""
+
 CONFIGS: Final = Path(__file__).parent / "configs"
 """Folder of the settings that come with the package, one TOML per kind of data."""
 
@@ -159,7 +162,7 @@ class TrainConfig:
     """Compares with the built-in model on validation rows: the first model of a name is served only if it is not
     worse."""
     seed: int = 1
-    """Seed of every random choice."""
+    """Seed of every random choice, from 0 to 2147483647."""
     fit: FitConfig = field(default_factory=FitConfig)
     """Settings of the network."""
     trees: TreeConfig = field(default_factory=TreeConfig)
@@ -176,6 +179,7 @@ class TrainConfig:
         own = LEARNED[self.estimator].settings
         if self.params and own != "params":
             raise ConfigError(f"params are settings of estimators of your own; those of {self.estimator} are {own}.…")
+        _check(0 <= self.seed <= _LARGEST_SEED, "seed", f"from 0 to {_LARGEST_SEED}", self.seed)
         _check(self.horizon_s in HORIZONS_S, "horizon_s", f"one of {HORIZONS_S} seconds", self.horizon_s)
         _check(bool(self.experiment) and bool(self.model_name), "experiment and model_name", "named", "")
 

@@ -48,6 +48,12 @@ def test_params_are_refused_where_an_estimator_has_settings_of_its_own() -> None
         load_config(TrainConfig, None, ["estimator=trees", "params.leaves=4"])
 
 
+@pytest.mark.parametrize("wrong", ["seed=-1", f"seed={2**31}"])
+def test_a_seed_that_no_estimator_takes_is_refused_before_the_fit(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"seed must be from 0 to 2147483647, got "):
+        load_config(TrainConfig, None, [wrong])
+
+
 def test_an_unknown_configuration_is_refused_with_the_names_of_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"google-v9: no such file, and shipped are only alibaba-2017, google-v2"):
         config_file(Path("google-v9"))

@@ -316,7 +316,8 @@ def _run_trial(search: _Search, job: tuple[int, list[FrozenTrial]]) -> tuple[Fro
     started, (number, known) = time.perf_counter(), job
     pruner = optuna.pruners.MedianPruner(_JUDGES, n_warmup_steps=_PRUNE_AFTER)
     # seeded by its number, so that what is known, and not the process, decides it
-    sampler = optuna.samplers.TPESampler(n_startup_trials=_RANDOM, seed=search.config.seed * 1_000_003 + number)
+    seed = (search.config.seed * 1_000_003 + number) % 2**32  # the sampler's has 32 bits
+    sampler = optuna.samplers.TPESampler(n_startup_trials=_RANDOM, seed=seed)
     with _quiet():
         study = optuna.create_study(sampler=sampler, pruner=pruner)
         study.add_trials(known)

@@ -332,6 +332,12 @@ def test_a_trial_that_diverges_is_given_up_and_a_search_of_such_says_so(
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
+def test_a_seed_as_large_as_a_date_is_searched_with(dataset: Path, tmp_path: Path) -> None:
+    report = tune([dataset], replace(TREES, seed=20_261_126), trials=3, config_file=tmp_path / "best.toml")
+    assert report.trials == 3
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
 def test_two_processes_do_not_search_the_same_at_once(dataset: Path, tmp_path: Path) -> None:
     config = replace(TREES, seed=7)
     report = tune([dataset], config, trials=1, config_file=tmp_path / "best.toml")
