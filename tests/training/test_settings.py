@@ -54,6 +54,13 @@ def test_a_seed_that_no_estimator_takes_is_refused_before_the_fit(wrong: str) ->
         load_config(TrainConfig, None, [wrong])
 
 
+@pytest.mark.parametrize("name", ["a/b", "a b", "a:b", "a@b"])
+def test_a_name_by_which_no_model_can_be_loaded_is_refused_before_the_fit(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model_name must be of letters, digits, .* got '{name}'"):
+        load_config(TrainConfig, None, [f"model_name='{name}'"])
+    assert load_config(TrainConfig, None, ["model_name=cell-a_2.x"]).model_name == "cell-a_2.x"
+
+
 def test_an_unknown_configuration_is_refused_with_the_names_of_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"google-v9: no such file, and shipped are only alibaba-2017, google-v2"):
         config_file(Path("google-v9"))

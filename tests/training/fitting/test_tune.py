@@ -420,6 +420,6 @@ def test_what_is_held_stays_as_it_is(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_settings_go_through_toml_unchanged(tmp_path: Path) -> None:
-    config = TrainConfig(by_tier=True, seed=3, fit=FitConfig(learning_rate=1e-5, bfloat16=True), model_name='a "b"')
+    config = TrainConfig(by_tier=True, seed=3, fit=FitConfig(learning_rate=1e-5, bfloat16=True), experiment='a "b"')
     (tmp_path / "c.toml").write_text(as_toml(asdict(config)))
     assert load_config(TrainConfig, tmp_path / "c.toml") == config
