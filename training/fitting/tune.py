@@ -143,7 +143,8 @@ def tune(
     ReclaimError
         As ``run_training``.
     ConfigError
-        ``trials`` or ``at_once`` is below 1, every searched setting is held, or another process is at the same search.
+        ``trials`` or ``at_once`` is below 1, ``config_file`` is a folder, every searched setting is held, or another
+        process is at the same search.
     ModelError
         No trial could be carried through.
     """
@@ -151,6 +152,8 @@ def tune(
     for name, count in (("trials", trials), ("at_once", at_once)):
         if count < 1:
             raise ConfigError(f"{name} must be at least 1, got {count}")
+    if config_file.is_dir():
+        raise ConfigError(f"{config_file}: expected the name of a TOML file to write, got a folder")
     say = progress or log.info
     ranges = ranges_of(config.estimator, held)
     sources = open_sources(datasets)

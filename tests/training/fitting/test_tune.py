@@ -348,6 +348,8 @@ def test_two_processes_do_not_search_the_same_at_once(dataset: Path, tmp_path: P
         tune([dataset], config, trials=2, config_file=tmp_path / "best.toml")
     with pytest.raises(ConfigError, match="trials must be at least 1, got 0"):
         tune([dataset], config, trials=0, config_file=tmp_path / "best.toml")
+    with pytest.raises(ConfigError, match="expected the name of a TOML file to write, got a folder"):
+        tune([dataset], config, trials=1, config_file=tmp_path)
 
 
 @pytest.mark.usefixtures("quick", "unrecorded")
