@@ -224,9 +224,14 @@ def _usage(job: BucketJob, usage: pa.Table, schema: pa.Schema, events: pa.Table)
     """Return sorted windows with their limits."""
     source = job.source
     if _joins_limits(source):
-        policy = policy_of(events, *(values_of(usage[name]) for name in (*s.TASK_KEY, s.START_US, s.END_US)))
+        keys = (values_of(usage[name]) for name in (*s.TASK_KEY, s.START_US, s.END_US))
+        policy = policy_of(events, *keys, machine=source.machines_of_events)
         for name in policy.column_names:
-            usage = usage.append_column(name, policy[name])
+            if name == s.MACHINE_ID:
+                told = pc.coalesce(usage[name], policy[name])
+                usage = usage.set_column(usage.schema.get_field_index(name), name, told)
+            else:
+                usage = usage.append_column(name, policy[name])
     if source.collection_limits or source.derived:
         with closing(connect(job.memory_mib, Path(job.staging) / "spill")) as connection:
             connection.register("joined", usage.append_column("row", array_of(np.arange(len(usage)))))

@@ -1,4 +1,4 @@
-"""Joins limits, priority and class to windows: those that a task's events set as of each window's time."""
+"""Joins limits, priority, class and machine to windows: those that a task's events set as of each window's time."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def policy_of(
     index: NDArray[np.int64],
     start: NDArray[np.int64],
     end: NDArray[np.int64],
+    *,
+    machine: bool = False,
 ) -> pa.Table:
     """Return limits, priority, tier, class and start of the current run of each window; the window's row order.
 
@@ -38,16 +40,19 @@ def policy_of(
         Sorted by task, time and type.
     collection, index, start, end : int64, shape (n,)
         The windows, sorted by task.
+    machine : bool
+        Whether the machine is returned, too, by the rule of the limits; its id must be below 2^53.
     """
-    values = np.full((len(events), len(POLICY)), np.nan)
-    for k, name in enumerate(POLICY):
+    names = (*POLICY, s.MACHINE_ID) if machine else POLICY
+    values = np.full((len(events), len(names)), np.nan)
+    for k, name in enumerate(names):
         values[:, k] = values_of(events[name].cast(pa.float64()), np.nan)
     task, task_index, time = (values_of(events[name]) for name in (*s.TASK_KEY, s.TIME_US))
     kinds = values_of(events[s.EVENT_TYPE], -1)
     found, scheduled = _as_of(task, task_index, time, kinds, values, collection, index, start, end)
     found[:, :2][found[:, :2] == 0] = np.nan
     policy = [np.ascontiguousarray(column) for column in found.T]
-    columns = {name: array_of(column, ~np.isnan(column)) for name, column in zip(POLICY, policy, strict=True)}
+    columns = {name: array_of(column, ~np.isnan(column)) for name, column in zip(names, policy, strict=True)}
     columns[s.SCHEDULED_US] = array_of(scheduled, scheduled != NULL)
     return pa.table({name: column.cast(s.USAGE.field(name).type) for name, column in columns.items()})
 
@@ -70,13 +75,13 @@ def _as_of(
     task_index: Any,
     time: Any,
     kind: Any,  # (n_events,) int8
-    values: Any,  # (n_events, len(POLICY)) float64; written to
+    values: Any,  # (n_events, n_values) float64; written to
     collection: Any,  # (n,) int64, as the next three
     index: Any,
     start: Any,
     end: Any,
 ) -> Any:
-    """Return the policy of each window, (n, len(POLICY)) float64, and the start of its run, (n,) int64."""
+    """Return the values of each window, (n, n_values) float64, and the start of its run, (n,) int64."""
     events, width = values.shape
     run = np.full(events, NULL, np.int64)
     for e in range(events):  # a value holds until an event with another one

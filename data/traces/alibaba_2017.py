@@ -107,7 +107,7 @@ CONTAINER_EVENT: Final = RawTable(
         CAST({_PROD} AS TINYINT) AS {s.TIER}, plan_disk AS {s.DISK_LIMIT}, cpuset AS {s.CPUSET}
     """,
     checks={
-        **present("ts", "instance_id"), **possible("ts"), **ids("instance_id", IDS),
+        **present("ts", "instance_id"), **possible("ts"), **ids("instance_id", IDS), **ids("machine_id", IDS),
         "event is not Create or Remove": f"{_CONTAINER_EVENTS} IS NOT NULL",
         **measured("plan_cpu", "plan_mem", "plan_disk"),
     },
@@ -139,7 +139,7 @@ NOTES: Final = (
     "the time given.",
     "Usage of a container was published in percent of its request: the shares are kept, and usage is share × limit in "
     "force; it is null, as the limit is, where no container event tells the request.",
-    "Containers have usage for 12 of the trace's 24 hours.",
+    "Containers have usage for 12 of the trace's 24 hours, and are on the machine of their last creation.",
     "A container's removal is a KILL: a service runs until somebody removes it.",
     f"A batch task is the collection (job_id + 1) × 2^32 + task_id; instances whose job or task is not told are in "
     f"collection {UNKNOWN_COLLECTION}.",
@@ -187,5 +187,6 @@ def alibaba_2017(folder: Path) -> Source:
             s.TIER: f"CAST(coalesce({s.TIER}, CASE WHEN {s.COLLECTION_ID} < {IDS} THEN {_PROD} END) AS TINYINT)",
         },
         collection_limits=True,
+        machines_of_events=True,
         notes=NOTES,
     )  # fmt: skip

@@ -141,6 +141,8 @@ class Source:
         The longest window by the trace's own document; a longer one is counted as a defect.
     collection_limits : bool
         Whether a task whose events have no limits gets those of its collection.
+    machines_of_events : bool
+        Whether a window that names no machine is on that of its task's events.
     limits_in_usage : bool
         Whether rows of usage have their limits and the start of their run, though there are events.
     notes : tuple of str
@@ -157,6 +159,7 @@ class Source:
     derived: Mapping[str, str] = field(default_factory=dict)
     longest_window_us: int | None = None
     collection_limits: bool = False
+    machines_of_events: bool = False
     limits_in_usage: bool = False
     notes: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()

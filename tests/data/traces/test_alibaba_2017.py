@@ -93,10 +93,11 @@ def test_every_field_of_a_container_arrives_and_its_percentages_become_usage(tmp
     rows = contents(take(tmp_path / "trace", GOLDEN))
     assert told(rows["usage"][0]) == {
         "collection_id": 8, "instance_index": 0, "collection_type": 0, "start_us": 39_600_000_000,
-        "end_us": 39_900_000_000, "scheduled_us": 0, "tier": PROD, "cpu_limit": 4.0, "memory_limit": 0.25,
-        "cpu_share": 0.125, "memory_share": 0.5, "disk_share": 0.25, "cpu_mean": 0.5, "memory_mean": 0.125,
+        "end_us": 39_900_000_000, "scheduled_us": 0, "machine_id": 7, "tier": PROD, "cpu_limit": 4.0,
+        "memory_limit": 0.25, "cpu_share": 0.125, "memory_share": 0.5, "disk_share": 0.25, "cpu_mean": 0.5,
+        "memory_mean": 0.125,
         "load_1": 0.5, "load_5": 0.25, "load_15": 0.125, "cpi": 1.5, "mai": 0.004, "cpi_max": 3.0, "mai_max": 0.008,
-    } | ({"machine_id": 7} if rows["usage"][0]["machine_id"] is not None else {})  # fmt: skip
+    }  # fmt: skip
     common = {
         "collection_id": 8, "instance_index": 0, "collection_type": 0, "machine_id": 7, "tier": PROD, "cpu_limit": 4.0,
         "memory_limit": 0.25, "disk_limit": 0.125, "cpuset": "0|1|32|33",
@@ -321,6 +322,7 @@ BAD = [
     ("server_usage", "300,7,1,inf,1,1,1,1", "mem_util is negative or not finite"),
     ("container_event", "0,Move,8,7,4,0.25,0.125,0", "event is not Create or Remove"),
     ("container_event", "0,Create,4294967296,7,4,0.25,0.125,0", "instance_id is negative or not below 4294967296"),
+    ("container_event", "0,Create,8,-1,4,0.25,0.125,0", "machine_id is negative or not below 4294967296"),
     ("container_event", "0,Create,8,7,-4,0.25,0.125,0", "plan_cpu is negative or not finite"),
     ("container_usage", "-300,8,1,1,1,1,1,1,1,1,1,1", "the window ended before the trace"),
     ("container_usage", "300,8,1,1,-0.5,1,1,1,1,1,1,1", "disk_util is negative or not finite"),
@@ -352,22 +354,23 @@ def test_rows_that_cannot_be_are_rejects_and_cost_no_other_row(tmp_path: Path) -
     assert contents(dataset) == contents(take(tmp_path / "good", GOLDEN))
 
 
-def test_usage_after_a_second_creation_is_by_the_size_then_in_force(tmp_path: Path) -> None:
-    grown = "40000,Create,8,7,8,0.5,0.125,0|1|2|3"
+def test_usage_after_a_second_creation_is_by_the_size_and_on_the_machine_then_in_force(tmp_path: Path) -> None:
+    grown = "40000,Create,8,9,8,0.5,0.125,0|1|2|3"
     usage = [USED, USED.replace("39600", "39900"), USED.replace("39600", "40200")]
     rows = contents(take(tmp_path / "trace", {"container_event": [CREATED, grown], "container_usage": usage}))["usage"]
     assert [row["cpu_limit"] for row in rows] == [4.0, 8.0, 8.0]  # created anew inside the second window
     assert [row["cpu_mean"] for row in rows] == [0.5, 1.0, 1.0]
     assert [row["memory_mean"] for row in rows] == [0.125, 0.25, 0.25]
     assert [row["scheduled_us"] for row in rows] == [0, 40_000_000_000, 40_000_000_000]
+    assert [row["machine_id"] for row in rows] == [7, 9, 9]
 
 
 def test_a_container_without_an_event_keeps_its_shares_and_has_no_usage(tmp_path: Path) -> None:
     row = contents(take(tmp_path / "trace", {"container_usage": [USED.replace(",8,12.5", ",9088,12.5")]}))["usage"][0]
     assert (row["collection_id"], row["cpu_share"], row["memory_share"], row["tier"]) == (9088, 0.125, 0.5, PROD)
-    assert [row[name] for name in ("cpu_mean", "memory_mean", "cpu_limit", "memory_limit", "scheduled_us")] == [
-        None
-    ] * 5
+    assert [
+        row[name] for name in ("cpu_mean", "memory_mean", "cpu_limit", "memory_limit", "scheduled_us", "machine_id")
+    ] == [None] * 6
 
 
 def test_limits_of_a_run_are_those_of_its_own_batch_task(tmp_path: Path) -> None:
