@@ -34,7 +34,7 @@ settings.load_profile("reclaim")
 Rows = Sequence[dict[str, Any] | str]
 
 
-_LONG = ("test_demo", "test_crash", "test_distributed", "test_train", "test_survival")
+_LONG = ("test_demo", "test_docs", "test_crash", "test_distributed", "test_train", "test_survival")
 """Files that take minutes: they start first, so that no worker is left with one at the end."""
 
 
