@@ -169,9 +169,8 @@ def _fit(draws: Sequence[OomRows], seeds: Sequence[int], horizons: Sequence[int]
         try:
             for (place, h), fit in zip(jobs, fits, strict=True):
                 model = fit.result()
-                trees.start[h] += (
-                    model._baseline_prediction.item() / _MODELS
-                )  # scikit-learn has no public way to its trees
+                # scikit-learn has no public way to its trees
+                trees.start[h] += model._baseline_prediction.item() / _MODELS
                 for k, (tree,) in enumerate(model._predictors, place * _TREES):
                     trees.put(h, k, tree.nodes, reads)
         except BaseException:
