@@ -16,7 +16,7 @@ from reclaim.data import schema as s
 from reclaim.data.samples import SampledWindows, windows_of
 from reclaim.data.traces.dialect import USAGE, Dialect
 from reclaim.data.traces.history import RawSeries
-from reclaim.data.traces.kubernetes.owners import Facts, Owners, PodKey, Workload, machine_id
+from reclaim.data.traces.kubernetes.owners import GONE_MS, Facts, Owners, PodKey, Workload, machine_id
 from reclaim.data.traces.kubernetes.series import UNSAID, AsOf, ContainerKey, Said, Tails, by_container, while_said
 from reclaim.data.traces.series import task_id
 
@@ -24,8 +24,8 @@ USAGE_EXTRAS: Final = (s.CPU_REQUEST, s.MEMORY_REQUEST, s.CPU_ENFORCED, s.MEMORY
 EVENT_EXTRAS: Final = (s.OUT_OF_MEMORY, s.EVENT_DETAIL)
 MACHINE_EXTRAS: Final = (s.MACHINE_NAME,)
 OOM_REASON: Final = "OOMKilled"
-GONE_US: Final = 600_000_000
-"""Time without a sample after which a container has ended: ten minutes, twice what a scrape may be late."""
+GONE_US: Final = GONE_MS * 1_000
+"""Time without a sample after which a container has ended."""
 _SKEW_US: Final = 60_000_000
 """Time by which recorded starts and ends may differ from the samples': clocks differ, and so do scrapes."""
 _RATIO: Final = 2.0

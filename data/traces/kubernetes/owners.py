@@ -27,6 +27,8 @@ _OF_SET: Final = re.compile(r"(.+)-([0-9]+)")
 _REPLICASET: Final = re.compile(rf"(.+)-{_LETTERS}{{6,10}}")
 _CRON_RUN: Final = re.compile(r"(.+)-[0-9]{8,10}")
 _NUMBERS: Final = re.compile(r"(?:[-.]?[0-9]+)+$")
+GONE_MS: Final = 600_000
+"""Time without a sample after which something has ended: ten minutes, twice what a scrape may be late."""
 _PROD, _FREE = s.TIERS.index("prod"), s.TIERS.index("free")
 
 
@@ -77,15 +79,18 @@ class Facts:
 class Owners:
     """Facts of pods and of their owners, of a whole history.
 
-    An identity does not change with time, so the last word on it counts, whenever it came.
+    An identity does not change with time, so the last word on it counts, whenever it came. An autoscaler and what it
+    targets count only as long as they are said: one that is deleted holds nothing any more.
     """
 
     dialect: Dialect
     pods: dict[PodKey, Facts] = field(default_factory=dict)
     sets: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
     jobs: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
-    scalers: dict[tuple[str, str, str, str], str] = field(default_factory=dict)
-    targets: dict[tuple[str, str, str], set[str]] = field(default_factory=dict)
+    scalers: dict[tuple[str, str, str, str], tuple[str, int]] = field(default_factory=dict)
+    targets: dict[tuple[str, str, str], dict[str, int]] = field(default_factory=dict)
+    last_ms: dict[str, int] = field(default_factory=dict)
+    """Time of the last sample of each cluster; scalers and targets have theirs."""
 
     def add(self, piece: dict[str, list[RawSeries]]) -> None:
         """Take what a later piece says."""
@@ -93,6 +98,8 @@ class Owners:
             for series in piece.get(role, ()):
                 of = series.named
                 cluster, namespace, pod = (self.dialect.named(of, thing) for thing in ("cluster", "namespace", "pod"))
+                at_ms = int(series.time_ms[-1])
+                self.last_ms[cluster] = max(self.last_ms.get(cluster, at_ms), at_ms)
                 if role in ("replicaset_owner", "job_owner"):
                     kind, label = ("ReplicaSet", "replicaset") if role == "replicaset_owner" else ("Job", "job_name")
                     owned, name = self.sets if role == "replicaset_owner" else self.jobs, of.get(label, "")
@@ -103,12 +110,13 @@ class Owners:
                     continue
                 if role == "autoscaler":
                     target = (cluster, namespace, of.get("scaletargetref_kind", ""), of.get("scaletargetref_name", ""))
-                    self.scalers[target] = of.get("horizontalpodautoscaler", "")
+                    if at_ms >= self.scalers.get(target, ("", 0))[1]:
+                        self.scalers[target] = of.get("horizontalpodautoscaler", ""), at_ms
                     continue
                 if role == "autoscaler_target":
-                    held = self.targets.setdefault((cluster, namespace, of.get("horizontalpodautoscaler", "")), set())
-                    if of.get("metric_target_type") == "utilization":
-                        held |= {of.get("metric_name", "")} & set(s.RESOURCES)
+                    held = self.targets.setdefault((cluster, namespace, of.get("horizontalpodautoscaler", "")), {})
+                    if of.get("metric_target_type") == "utilization" and of.get("metric_name") in s.RESOURCES:
+                        held[of["metric_name"]] = max(held.get(of["metric_name"], at_ms), at_ms)
                     continue
                 facts = self.pods.setdefault((cluster, namespace, pod), Facts())
                 if role == "evicted":
@@ -152,15 +160,23 @@ class Owners:
         return _FREE if facts.quality == "BestEffort" and not facts.priority_class else _PROD
 
     def autoscaler(self, workload: Workload) -> str | None:
-        """Return the scaler of a workload; None for none."""
-        return self.scalers.get((workload.cluster, workload.namespace, workload.kind, workload.name))
+        """Return the scaler that a workload has at the end of the history; None for none."""
+        found = self.scalers.get((workload.cluster, workload.namespace, workload.kind, workload.name))
+        return found[0] if found is not None and self._still(workload.cluster, found[1]) else None
 
     def autoscaled(self, workload: Workload) -> tuple[str, ...]:
         """Return the resources whose share of the request a workload's scaler holds; CPU where nothing is said."""
         scaler = self.autoscaler(workload)
         if scaler is None:
             return ()
-        return tuple(sorted(self.targets.get((workload.cluster, workload.namespace, scaler), {s.RESOURCES[0]})))
+        held = self.targets.get((workload.cluster, workload.namespace, scaler))
+        if held is None:
+            return (s.RESOURCES[0],)
+        return tuple(sorted(name for name, at_ms in held.items() if self._still(workload.cluster, at_ms)))
+
+    def _still(self, cluster: str, at_ms: int) -> bool:
+        """Return whether what was last said at a time is said at the end of the history."""
+        return at_ms >= self.last_ms[cluster] - GONE_MS
 
 
 def _add(facts: Facts, role: str, of: dict[str, str], node: str, value: float) -> None:

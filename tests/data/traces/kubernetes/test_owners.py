@@ -116,3 +116,24 @@ def test_a_scaler_holds_the_resources_whose_utilization_it_targets() -> None:
     assert held(("memory", "utilization"), ("cpu", "average")) == ("memory",)
     assert held(("requests_per_second", "average")) == ()
     assert owners(autoscaler=[scaler]).autoscaled(other) == ()
+
+
+def test_a_scaler_or_a_target_that_is_deleted_holds_nothing_at_the_end() -> None:
+    cart = Workload("", "shop", "Deployment", "cart")
+    of = {"namespace": "shop", "horizontalpodautoscaler": "h"}
+    scaler = of | {"scaletargetref_kind": "Deployment", "scaletargetref_name": "cart"}
+    target = of | {"metric_target_type": "utilization"}
+
+    def held(scaler_s: int, cpu_s: int, end_s: int) -> tuple[str, ...]:
+        said = {
+            "pod": [one(POD, [(0, 1), (end_s, 1)])],
+            "autoscaler": [one(scaler, [(0, 1), (scaler_s, 1)])],
+            "autoscaler_target": [one(target | {"metric_name": "cpu"}, [(0, 1), (cpu_s, 1)]),
+                                  one(target | {"metric_name": "memory"}, [(0, 1), (scaler_s, 1)])],
+        }  # fmt: skip
+        return owners_of([said], DIALECT).autoscaled(cart)
+
+    assert held(7_200, 7_200, 7_200) == ("cpu", "memory")
+    assert held(7_200, 3_600, 7_200) == ("memory",)
+    assert held(3_600, 3_600, 4_200) == ("cpu", "memory")  # ten minutes: a late scrape
+    assert held(3_600, 3_600, 4_260) == ()
