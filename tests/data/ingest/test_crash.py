@@ -35,7 +35,7 @@ from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 Maker = Callable[..., dict[str, Any]]
 Writer = Callable[..., Path]
 
-BUCKETS, WORKERS, KILLS, SEED = 6, 2, 12, 7
+BUCKETS, WORKERS, KILLS, SEED = 6, 2, 20, 7
 MOST_ROUNDS = 60
 """Runs after which it is no luck any more that a stage was never met."""
 KILLS_A_ROUND = 7
@@ -100,12 +100,13 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_killed_a_dozen_times_at_random_moments_it_ends_with_the_bytes_of_an_unbroken_run(
+def test_killed_twenty_times_at_random_moments_it_ends_with_the_bytes_of_an_unbroken_run(
     cell: Path, tmp_path: Path
 ) -> None:
-    begun = time.monotonic()
-    assert start(cell, tmp_path / "unbroken", PROCESSES).wait() == 0
-    lasts = time.monotonic() - begun
+    for out in ("compiled", "unbroken"):  # the first run of a new installation compiles, which takes far longer
+        begun = time.monotonic()
+        assert start(cell, tmp_path / out, PROCESSES).wait() == 0
+        lasts = time.monotonic() - begun
     unbroken, shards = contents(tmp_path / "unbroken"), len([*cell.glob("*.json.gz")])
     chance, hit, rounds = random.Random(SEED), Counter[str](), 0
     while (hit.total() < KILLS or not (hit["reading"] and hit["sorting"] + hit["listing"])) and rounds < MOST_ROUNDS:
