@@ -103,9 +103,9 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_twenty_times_at_random_moments_it_ends_with_the_bytes_of_an_unbroken_run(
     cell: Path, tmp_path: Path
 ) -> None:
-    for out in ("compiled", "unbroken"):  # the first run of a new installation compiles, which takes far longer
+    for name in ("compiled", "unbroken"):  # the first run of a new installation compiles, which takes far longer
         begun = time.monotonic()
-        assert start(cell, tmp_path / out, PROCESSES).wait() == 0
+        assert start(cell, tmp_path / name, PROCESSES).wait() == 0
         lasts = time.monotonic() - begun
     unbroken, shards = contents(tmp_path / "unbroken"), len([*cell.glob("*.json.gz")])
     chance, hit, rounds = random.Random(SEED), Counter[str](), 0
