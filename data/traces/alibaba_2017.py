@@ -132,6 +132,9 @@ CONTAINER_USAGE: Final = RawTable(
     defects=_utilisation("container_usage", *_LOADS, *_RATES, *_MISSES),
 )  # fmt: skip
 
+_PLACED: Final = {"machine_of_a_container": "that of its events"}
+"""Option that tells datasets apart from those of before, whose containers are on no machine."""
+
 TABLES: Final = (SERVER_EVENT, SERVER_USAGE, CONTAINER_EVENT, CONTAINER_USAGE, *BATCH_TABLES)
 
 NOTES: Final = (
@@ -173,7 +176,7 @@ def alibaba_2017(folder: Path) -> Source:
             s.ALLOC_COLLECTION_ID, s.ALLOC_INSTANCE_INDEX, s.CPU_SAMPLE, s.CPU_PERCENTILES, s.CPU_TAIL_PERCENTILES,
             s.MEMORY_ASSIGNED, s.PAGE_CACHE, s.SAMPLE_RATE_HZ, s.PRIORITY, s.SCHEDULING_CLASS,
         ),
-        options={"schema": text},
+        options={"schema": text, **_PLACED},
         extras={
             "usage": (*_SHARES.values(), *_LOADS.values(), s.CPI_MAX, s.MAI_MAX),
             "events": (s.DISK_LIMIT, s.CPUSET),

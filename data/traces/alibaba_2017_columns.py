@@ -8,7 +8,8 @@ from typing import Final
 from reclaim.data import schema as s
 
 IDS: Final = 2**32
-"""Container and task ids are below this, and job ids below a quarter of it: so the ids made of them are reversible."""
+"""Container and task ids are below this, and job ids below a quarter of it: so the ids made of them are reversible.
+Machine ids of containers are held to it, too."""
 _AFTER_S: Final = s.AFTER_TRACE_US // 1_000_000
 LAST_S: Final = s.LATEST_US // 1_000_000 - 300
 """The last second there can be: a window of 300 s from there on still ends by ``schema.LATEST_US``."""

@@ -90,7 +90,9 @@ def rejects(dataset: Dataset) -> set[tuple[str, int, str]]:
 
 
 def test_every_field_of_a_container_arrives_and_its_percentages_become_usage(tmp_path: Path) -> None:
-    rows = contents(take(tmp_path / "trace", GOLDEN))
+    dataset = take(tmp_path / "trace", GOLDEN)
+    rows = contents(dataset)
+    assert "machine_of_a_container" in dataset.manifest["options"]  # so one of before, without machines, is another
     assert told(rows["usage"][0]) == {
         "collection_id": 8, "instance_index": 0, "collection_type": 0, "start_us": 39_600_000_000,
         "end_us": 39_900_000_000, "scheduled_us": 0, "machine_id": 7, "tier": PROD, "cpu_limit": 4.0,
