@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import pairwise
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.files import replaced_file
 from reclaim.data.errors import ConfigError, TraceError
+from reclaim.data.traces.dialect import Dialect, parse_dialect
 
 RECORD: Final = "history.json"
 FOLDER: Final = "samples"
@@ -78,6 +79,23 @@ def joined(parts: Iterable[RawSeries], start_ms: int, end_ms: int) -> list[RawSe
         if len(time):
             out.append(RawSeries(labels, time, value))
     return out
+
+
+def finite(series: RawSeries) -> RawSeries:
+    """Return a series without its infinite samples."""
+    kept = np.isfinite(series.value)
+    return series if kept.all() else RawSeries(series.labels, series.time_ms[kept], series.value[kept])
+
+
+def cut(piece: Mapping[str, list[RawSeries]], start_ms: int, end_ms: int) -> dict[str, list[RawSeries]]:
+    """Return the parts of series by role in [start, end); those without a sample in it are left out."""
+    found: dict[str, list[RawSeries]] = {}
+    for role, rows in piece.items():
+        for row in rows:
+            low, high = np.searchsorted(row.time_ms, (start_ms, end_ms)).tolist()
+            if high > low:
+                found.setdefault(role, []).append(RawSeries(row.labels, row.time_ms[low:high], row.value[low:high]))
+    return found
 
 
 def split(rows: Iterable[RawSeries], starts_s: Sequence[int]) -> list[list[RawSeries]]:
@@ -161,14 +179,11 @@ def read_piece(path: Path, roles: Container[str] | None = None) -> dict[str, lis
         times, values = (table[name].combine_chunks() for name in ("time_ms", "value"))
         ends = times.offsets.to_numpy()
         time, value = times.flatten().to_numpy(), values.flatten().to_numpy()
-        finite = np.isfinite(value)
         for k, (role, labels) in enumerate(zip(table["role"].to_pylist(), table["labels"].to_pylist(), strict=True)):
             rows = slice(ends[k] - ends[0], ends[k + 1] - ends[0])
-            if finite[rows].all():
-                found.setdefault(role, []).append(RawSeries(_pairs(labels), time[rows], value[rows]))
-            elif finite[rows].any():
-                kept = finite[rows]
-                found.setdefault(role, []).append(RawSeries(_pairs(labels), time[rows][kept], value[rows][kept]))
+            series = finite(RawSeries(_pairs(labels), time[rows], value[rows]))
+            if len(series.value):
+                found.setdefault(role, []).append(series)
     return found
 
 
@@ -188,14 +203,20 @@ class History:
         ConfigError
             There is none, it is of another format, or pieces of it are missing.
         """
-        history = cls.begun(folder)
-        if history is None:
-            raise ConfigError(f"{folder}: no {RECORD} in it; `reclaim fetch prometheus {folder} --url URL` makes one")
+        history = cls.known(folder)
         if missing := [piece for piece in history.pieces() if not piece.is_file()]:
             raise ConfigError(
                 f"{folder}: {len(missing)} of {len(list(history.pieces()))} pieces are missing, the first is "
                 f"{missing[0].name}; run `reclaim fetch prometheus {folder}` with the same options again"
             )
+        return history
+
+    @classmethod
+    def known(cls, folder: Path) -> History:
+        """Return the history of a folder, complete or not; ConfigError where it has none."""
+        history = cls.begun(folder)
+        if history is None:
+            raise ConfigError(f"{folder}: no {RECORD} in it; `reclaim fetch prometheus {folder} --url URL` makes one")
         return history
 
     @classmethod
@@ -215,6 +236,15 @@ class History:
     def range_s(self) -> tuple[int, int]:
         """First second, and the one past the last."""
         return int(self.record["start_s"]), int(self.record["end_s"])
+
+    @property
+    def dialect(self) -> Dialect:
+        """Names of metrics and labels that it was fetched by; ConfigError where they are of another version."""
+        return parse_dialect(self.record["dialect"], f"of {self.folder}")
+
+    def until(self, end_s: int) -> History:
+        """Return the same history with another end."""
+        return replace(self, record={**self.record, "end_s": end_s})
 
     def starts_s(self) -> range:
         """Return the beginnings of the pieces."""

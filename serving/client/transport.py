@@ -45,6 +45,11 @@ class ServiceError(ReclaimError):
         self.status = status
         self.error = error
 
+    @property
+    def temporary(self) -> bool:
+        """Whether the same request may be answered later: there was no answer, or a status that says so."""
+        return self.status is None or self.status in _TEMPORARY
+
 
 class RefusedRowsError(ServiceError):
     """Some rows were refused and the client is strict; the good rows were taken.

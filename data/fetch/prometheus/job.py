@@ -147,59 +147,106 @@ def fetch_history(
     if config.probe:
         start_s, end_s = _range(config)
         with Client(config.access) as client:
-            found = plan(client, _metrics(dialect, config), start_s, end_s, config.transport, _clusters(dialect))
+            found = plan(client, metrics_of(dialect, config), start_s, end_s, config.transport, _clusters(dialect))
             return HistoryReport(start_s, end_s, found.pieces, plan=found, requests=client.requests,
                                  received=client.bytes, missing=_absent(found.missing))  # fmt: skip
     with Ledger(out) as ledger:
-        history = _begin(config, dialect, out)
-        start_s, end_s = history.range_s
-        starts = list(history.starts_s())
-        left = [k for k in starts if not piece_path(out, k).is_file()]
-        report = HistoryReport(start_s, end_s, len(starts))
-        metrics = _metrics(dialect, config)
-        if not left:
-            return replace(report, missing=_missing(metrics, history))
-        with Client(config.access) as client:
-            if len(left) == len(starts):
-                made = plan(client, metrics, start_s, end_s, config.transport, _clusters(dialect))
-                by_role = {one.metric.role: one.samples for one in made.found}
-                ledger.put("plan", "", transport=made.transport, samples=made.samples, by_role=by_role)
-                report = replace(report, plan=made)
-                if say is not None:
-                    say(in_words(made))
-                transport = made.transport
-            else:
-                transport = choose(client, metrics[0], start_s, end_s, config.transport)
-            without = external_labels(client, metrics[0], transport, start_s, end_s)
-            if len(left) < len(starts):
-                last = piece_path(out, max(set(starts).difference(left)))
-                _check_same(client, metrics[0], transport, last, without)
-            planned = ledger.get("plan", "")
-            per_piece = {role: n / len(starts) for role, n in planned.get("by_role", {}).items()}
-            waiting = list(_groups(left, pieces_at_once(planned.get("samples", 0) / len(starts))))[::-1]
-            while waiting:
-                group = waiting.pop()
-                series = _read(client, metrics, transport, group, per_piece, without)
-                if series is None and len(group) == 1:
-                    raise ConfigError(too_large(client.url, "more samples than planned"))
-                if series is None:
-                    middle = len(group) // 2
-                    waiting += [group[middle:], group[:middle]]
-                    continue
-                if series.get("synthetic"):
-                    write_json(out / SYNTHETIC, {"statement": "Made up, as the server's history says of itself."})
-                parts = {role: split(rows, group) for role, rows in series.items()}
-                for at, k in enumerate(group):
-                    piece = {role: rows[at] for role, rows in parts.items()}
-                    n_bytes = write_piece(piece_path(out, k), piece)
-                    n = sum(len(row.value) for rows in piece.values() for row in rows)
-                    ledger.put("piece", piece_path(out, k).name, samples=n, bytes=n_bytes, transport=transport)
-                    report = replace(report, fetched=report.fetched + 1, samples=report.samples + n,
-                                     n_bytes=report.n_bytes + n_bytes)  # fmt: skip
-                if progress is not None:
-                    progress(1 - (len(left) - report.fetched) / len(starts))
-            return replace(report, requests=client.requests, received=client.bytes, transport=transport,
-                           missing=_missing(metrics, history))  # fmt: skip
+        return _fetch(config, dialect, _begin(config, dialect, out), ledger, progress=progress, say=say)
+
+
+def extend_history(
+    access: Access, out: Path, *, now_s: float, progress: Callable[[float], None] | None = None
+) -> HistoryReport:
+    """Fetch what followed a history since, in whole pieces; its options are those that it was begun with.
+
+    The longer range is recorded once all of it is there. A run after a kill goes on.
+
+    Parameters
+    ----------
+    access : Access
+    out : Path
+        Folder of the history.
+    now_s : float
+        Seconds of Unix time.
+    progress : callable or None
+        As in ``fetch_history``.
+
+    Raises
+    ------
+    ConfigError, TraceError
+        As ``fetch_history``; ConfigError where there is no history.
+    """
+    history = History.known(out)
+    with Ledger(out) as ledger:
+        longer = history.until(max(history.range_s[1], _latest_s(now_s)))
+        report = _fetch(config_of(history, access), history.dialect, longer, ledger, progress=progress)
+        if longer.record != history.record:
+            write_json(out / RECORD, longer.record)
+        return report
+
+
+def config_of(history: History, access: Access) -> HistoryConfig:
+    """Return the settings that a history was begun with, for a server."""
+    asked = history.record["asked"]
+    return HistoryConfig(access, namespace=asked.get("namespace"), cluster=asked.get("cluster"))
+
+
+def _fetch(
+    config: HistoryConfig, dialect: Dialect, history: History, ledger: Ledger, *,
+    progress: Callable[[float], None] | None = None, say: Callable[[str], None] | None = None,
+) -> HistoryReport:  # fmt: skip
+    """Fetch the pieces that a history lacks."""
+    out = history.folder
+    start_s, end_s = history.range_s
+    starts = list(history.starts_s())
+    left = [k for k in starts if not piece_path(out, k).is_file()]
+    report = HistoryReport(start_s, end_s, len(starts))
+    metrics = metrics_of(dialect, config)
+    if not left:
+        return replace(report, missing=_missing(metrics, history))
+    with Client(config.access) as client:
+        if len(left) == len(starts):
+            made = plan(client, metrics, start_s, end_s, config.transport, _clusters(dialect))
+            by_role = {one.metric.role: one.samples for one in made.found}
+            ledger.put("plan", "", transport=made.transport, samples=made.samples, by_role=by_role,
+                   pieces=len(starts))  # fmt: skip
+            report = replace(report, plan=made)
+            if say is not None:
+                say(in_words(made))
+            transport = made.transport
+        else:
+            transport = choose(client, metrics[0], start_s, end_s, config.transport)
+        without = external_labels(client, metrics[0], transport, start_s, end_s)
+        if len(left) < len(starts):
+            last = piece_path(out, max(set(starts).difference(left)))
+            _check_same(client, metrics[0], transport, last, without)
+        planned = ledger.get("plan", "")
+        pieces = planned.get("pieces", len(starts))
+        per_piece = {role: n / pieces for role, n in planned.get("by_role", {}).items()}
+        waiting = list(_groups(left, pieces_at_once(planned.get("samples", 0) / pieces)))[::-1]
+        while waiting:
+            group = waiting.pop()
+            series = _read(client, metrics, transport, group, per_piece, without)
+            if series is None and len(group) == 1:
+                raise ConfigError(too_large(client.url, "more samples than planned"))
+            if series is None:
+                middle = len(group) // 2
+                waiting += [group[middle:], group[:middle]]
+                continue
+            if series.get("synthetic"):
+                write_json(out / SYNTHETIC, {"statement": "Made up, as the server's history says of itself."})
+            parts = {role: split(rows, group) for role, rows in series.items()}
+            for at, k in enumerate(group):
+                piece = {role: rows[at] for role, rows in parts.items()}
+                n_bytes = write_piece(piece_path(out, k), piece)
+                n = sum(len(row.value) for rows in piece.values() for row in rows)
+                ledger.put("piece", piece_path(out, k).name, samples=n, bytes=n_bytes, transport=transport)
+                report = replace(report, fetched=report.fetched + 1, samples=report.samples + n,
+                                 n_bytes=report.n_bytes + n_bytes)  # fmt: skip
+            if progress is not None:
+                progress(1 - (len(left) - report.fetched) / len(starts))
+        return replace(report, requests=client.requests, received=client.bytes, transport=transport,
+                       missing=_missing(metrics, history))  # fmt: skip
 
 
 def _read(
@@ -306,11 +353,16 @@ def _check_same(client: Client, metric: Metric, transport: str, piece: Path, wit
 def _range(config: HistoryConfig) -> tuple[int, int]:
     """Return the range of a new history: whole pieces up to its end, or to what is complete now."""
     asked = config.end_s()
-    latest = int(time.time()) - _LATE_S
-    end_s = min(asked, latest) if asked is not None else latest
-    end_s -= end_s % PIECE_S
+    latest_s = _latest_s(time.time())
+    end_s = latest_s if asked is None else min(asked - asked % PIECE_S, latest_s)
     n = max(1, round(config.days * 86_400 / PIECE_S))
     return end_s - n * PIECE_S, end_s
+
+
+def _latest_s(now_s: float) -> int:
+    """Return the end of the last piece that the server has whole at a time."""
+    latest_s = int(now_s) - _LATE_S
+    return latest_s - latest_s % PIECE_S
 
 
 def _clusters(dialect: Dialect) -> tuple[str, ...]:
@@ -318,7 +370,7 @@ def _clusters(dialect: Dialect) -> tuple[str, ...]:
     return () if dialect.labels["cluster"] else dialect.clusters
 
 
-def _metrics(dialect: Dialect, config: HistoryConfig) -> list[Metric]:
+def metrics_of(dialect: Dialect, config: HistoryConfig) -> list[Metric]:
     """Return the dialect's metrics, of the namespaces and the cluster asked for."""
     if config.namespace is not None and not dialect.labels["namespace"]:
         raise ConfigError(f"--namespace {config.namespace}: dialect {config.dialect} names no label of a namespace")

@@ -197,9 +197,25 @@ class Fold:
             if task.seen_us and last_us[task.key.cluster] - task.seen_us > GONE_US:
                 yield from self._gone(task, task.seen_us, s.LATEST_US)
 
+    def forget(self, before_us: int) -> None:
+        """Forget tasks that were last seen, or never seen and last started, before a time, and their pods.
+
+        Events of machines so far are forgotten, too. What is largest of a collection stays: limits rest on it.
+        """
+        self.tasks = {
+            key: task
+            for key, task in self.tasks.items()
+            if (task.seen_us or max(task.starts_us, default=before_us)) >= before_us
+        }
+        self.first_seen_us = {k: first for k, first in self.first_seen_us.items() if first[1].key in self.tasks}
+        self.machines = []
+        self._owners.keep({key[:3] for key in self.tasks})
+
     def _task(self, key: ContainerKey) -> Task:
-        if key not in self.tasks:
-            pod: PodKey = (key.cluster, key.namespace, key.pod)
+        pod: PodKey = (key.cluster, key.namespace, key.pod)
+        if key in self.tasks:
+            self.tasks[key].tier = self._owners.tier(pod)  # of a live cluster, it may be said after the first samples
+        else:
             workload = self._owners.workload(pod)
             collection = task_id(workload.collection_name(key.container))
             index, tier = self._owners.index(pod, workload), self._owners.tier(pod)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,6 +50,11 @@ class Workload:
         """Return the full name of a container of it, which is a collection."""
         parts = [self.cluster] if self.cluster else []
         return "/".join((*parts, self.namespace, self.kind, self.name, container))
+
+    @property
+    def user(self) -> str:
+        """Name of who owns it: its namespace, with the cluster's before it where the dialect names one."""
+        return f"{self.cluster}/{self.namespace}" if self.cluster else self.namespace
 
     def logical_name(self, container: str) -> str:
         """Return the name that runs of one program share: without the number of a job's run."""
@@ -123,6 +128,13 @@ class Owners:
                     facts.evicted_us += (series.time_ms[series.value == 1][:1] * 1000).tolist()
                     continue
                 _add(facts, role, of, self.dialect.named(of, "node"), float(series.value[-1]))
+
+    def keep(self, pods: Set[PodKey]) -> None:
+        """Forget all pods but these, and the sets and jobs that own none of them."""
+        self.pods = {pod: facts for pod, facts in self.pods.items() if pod in pods}
+        owners = {(cluster, namespace, facts.owner_name) for (cluster, namespace, _), facts in self.pods.items()}
+        self.sets = {name: owner for name, owner in self.sets.items() if name in owners}
+        self.jobs = {name: owner for name, owner in self.jobs.items() if name in owners}
 
     def workload(self, pod: PodKey) -> Workload:
         """Return the topmost owner of a pod; read off its name, where no owner is said nor denied."""

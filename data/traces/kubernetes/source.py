@@ -14,7 +14,7 @@ from reclaim.data.core.files import content_sha256, file_sha256, replaced_folder
 from reclaim.data.core.parquet import TableWriter
 from reclaim.data.errors import TraceError
 from reclaim.data.samples import WINDOW_US
-from reclaim.data.traces.dialect import Dialect, parse_dialect
+from reclaim.data.traces.dialect import Dialect
 from reclaim.data.traces.history import PIECE_S, History, read_piece
 from reclaim.data.traces.kubernetes.anonymous import anonymise
 from reclaim.data.traces.kubernetes.fold import EVENT_EXTRAS, MACHINE_EXTRAS, USAGE_EXTRAS, Fold, Task
@@ -59,7 +59,7 @@ def kubernetes(folder: Path, *, anonymous: bool = False) -> Source:
         A piece cannot be read, or there is no usage in it.
     """
     history = History.open(folder)
-    dialect = parse_dialect(history.record["dialect"], f"of {folder}")
+    dialect = history.dialect
     pieces = [[path.name, file_sha256(path)] for path in history.pieces()]
     identity = content_sha256([GENERATION, WINDOW_US, history.record["dialect"], pieces])
     tables = ANONYMOUS if anonymous else FOLDER
@@ -159,16 +159,12 @@ def _collections(fold: Fold) -> list[dict[str, Any]]:
     return [
         {
             s.COLLECTION_ID: collection, s.TIME_US: time_us, s.EVENT_TYPE: s.EventType.SUBMIT, s.COLLECTION_TYPE: 0,
-            s.TIER: task.tier, s.USER_ID: _user(task.key.cluster, task.key.namespace),
+            s.TIER: task.tier, s.USER_ID: task.workload.user,
             s.NAME_ID: task.workload.collection_name(task.key.container),
             s.LOGICAL_NAME_ID: task.workload.logical_name(task.key.container),
         }
         for collection, (time_us, task) in sorted(fold.first_seen_us.items())
     ]  # fmt: skip
-
-
-def _user(cluster: str, namespace: str) -> str:
-    return f"{cluster}/{namespace}" if cluster else namespace
 
 
 def _names(fold: Fold, owners: Owners) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
-from reclaim.cli import fetching, models, results, study
+from reclaim.cli import feeding, fetching, models, results, study
 from reclaim.cli import recommend as recommendations
 from reclaim.cli import replay as replays
 from reclaim.cli.console import (
@@ -42,7 +42,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 _NEW_OBJECTS = 500_000
 """New objects from which Python looks for garbage. Imports make 200,000 that all stay, and looking at them time and
 again took a seventh of the start."""
-_RESUMED = ("fetch", "ingest", "tune")
+_RESUMED = ("fetch", "feed", "ingest", "tune")
 """Commands that continue an interrupted run; the others start again."""
 
 app = typer.Typer(
@@ -428,6 +428,13 @@ def serve(
         shadow=shadow, state=None if in_memory else state, record=record, token_file=token_file,
         tls_cert=tls_cert, tls_key=tls_key, log_json=log_json, repair=repair, insecure=insecure, clock=clock,
     )  # fmt: skip
+
+
+app.command(
+    epilog="Examples: `reclaim feed history --url http://127.0.0.1:9090 --out reservations.csv` · "
+    "`reclaim feed history --url https://prometheus.example --token-file token --out reclaim.prom` · "
+    "`reclaim feed history --url http://127.0.0.1:9090 --once`, from a timer"
+)(feeding.feed)
 
 
 @app.command(epilog="Example: `reclaim demo`")

@@ -15,7 +15,8 @@ _PANEL = "Of a Prometheus"
 _TRACES = "Of a public trace"
 
 
-def _option(text: str, metavar: str | None = None, panel: str = _PANEL) -> typer.models.OptionInfo:
+def option(text: str, metavar: str | None = None, panel: str = _PANEL) -> typer.models.OptionInfo:
+    """Return an option of one of the panels that the help has."""
     info: typer.models.OptionInfo = typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
     return info
 
@@ -26,34 +27,34 @@ def fetch(
         typer.Argument(help="`google-v3`, `google-v2.1`, `alibaba-2017`, or `prometheus`.", metavar="TRACE"),
     ],
     out: Annotated[Path, typer.Argument(help="Folder for the files.", metavar="OUT")],
-    cell: Annotated[str | None, _option("Cell of `google-v3`, `a` to `h`.", panel=_TRACES)] = None,
-    table: Annotated[list[str] | None, _option("Table; repeatable. Default: all.", panel=_TRACES)] = None,
-    shards: Annotated[str | None, _option("Shards of each table, as `0-3,7`. Default: all.", panel=_TRACES)] = None,
-    base_url: Annotated[str | None, _option("Address of a mirror.", "URL", _TRACES)] = None,
-    parallel: Annotated[int | None, _option("Files fetched at once. Default: 4.", panel=_TRACES)] = None,
-    url: Annotated[str | None, _option("Address, before `/api/v1`.", "URL")] = None,
-    days: Annotated[float | None, _option("Days of history. Default: 14.")] = None,
-    end: Annotated[str | None, _option("End of the history, as `2026-11-02` (UTC). Default: now.", "TIME")] = None,
+    cell: Annotated[str | None, option("Cell of `google-v3`, `a` to `h`.", panel=_TRACES)] = None,
+    table: Annotated[list[str] | None, option("Table; repeatable. Default: all.", panel=_TRACES)] = None,
+    shards: Annotated[str | None, option("Shards of each table, as `0-3,7`. Default: all.", panel=_TRACES)] = None,
+    base_url: Annotated[str | None, option("Address of a mirror.", "URL", _TRACES)] = None,
+    parallel: Annotated[int | None, option("Files fetched at once. Default: 4.", panel=_TRACES)] = None,
+    url: Annotated[str | None, option("Address, before `/api/v1`.", "URL")] = None,
+    days: Annotated[float | None, option("Days of history. Default: 14.")] = None,
+    end: Annotated[str | None, option("End of the history, as `2026-11-02` (UTC). Default: now.", "TIME")] = None,
     namespace: Annotated[
-        str | None, _option("Namespaces, a regular expression as in PromQL. Default: all.", "REGEX")
+        str | None, option("Namespaces, a regular expression as in PromQL. Default: all.", "REGEX")
     ] = None,
-    cluster: Annotated[str | None, _option("Only series with this label.", "LABEL=VALUE")] = None,
+    cluster: Annotated[str | None, option("Only series with this label.", "LABEL=VALUE")] = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Print what there is and what it takes; fetch nothing.",
                            rich_help_panel=_PANEL)
     ] = False,
     dialect: Annotated[
-        str | None, _option("Names of metrics and labels: a TOML. Default: `kubernetes`.", "FILE")
+        str | None, option("Names of metrics and labels: a TOML. Default: `kubernetes`.", "FILE")
     ] = None,
     transport: Annotated[
         str | None,
-        _option("`auto` (default), `chunks`, `samples` (remote read), `export` (VictoriaMetrics) or `query`."),
+        option("`auto` (default), `chunks`, `samples` (remote read), `export` (VictoriaMetrics) or `query`."),
     ] = None,
-    header_file: Annotated[Path | None, _option("Lines `Name: value`, as a tenant's header.", "FILE")] = None,
-    token_file: Annotated[Path | None, _option("Bearer token.", "FILE")] = None,
-    ca: Annotated[Path | None, _option("Certificates that the server's may be signed by, PEM.", "FILE")] = None,
-    cert: Annotated[Path | None, _option("Client certificate, PEM.", "FILE")] = None,
-    key: Annotated[Path | None, _option("Its key, PEM.", "FILE")] = None,
+    header_file: Annotated[Path | None, option("Lines `Name: value`, as a tenant's header.", "FILE")] = None,
+    token_file: Annotated[Path | None, option("Bearer token.", "FILE")] = None,
+    ca: Annotated[Path | None, option("Certificates that the server's may be signed by, PEM.", "FILE")] = None,
+    cert: Annotated[Path | None, option("Client certificate, PEM.", "FILE")] = None,
+    key: Annotated[Path | None, option("Its key, PEM.", "FILE")] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Download a public trace, or a cluster's history from a Prometheus; a run that was interrupted continues."""

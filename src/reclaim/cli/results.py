@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from reclaim.features.feature_set import FeatureSet
     from reclaim.replay.machine_peaks.job import PeaksReport
     from reclaim.replay.runs.promote import Promotion
+    from reclaim.serving.feed.job import FeedReport
     from reclaim.serving.predictions.job import PredictReport
     from reclaim.training.fitting.train import TrainReport
     from reclaim.training.fitting.tune import TuneReport
@@ -172,6 +173,16 @@ def of_predict(report: PredictReport, out: Path) -> Result:
     return {"predictions": str(out), **asdict(report)}, [
         f"{out}: {report.rows:,} rows of {report.tasks:,} tasks, by {report.model}/{report.version} under the "
         f"{report.margin} margin, {report.horizon_s:,} s ahead",
+    ]
+
+
+def of_feed(report: FeedReport, history: Path) -> Result:
+    """Return the result of ``reclaim feed --once``."""
+    until = datetime.fromtimestamp(report.until_us / 1e6, UTC)
+    refused = "".join(f", {n:,} refused as {code}" for code, n in sorted(report.refused.items()))
+    return {"history": str(history), **asdict(report)}, [
+        f"{history}: {report.windows:,} windows of {report.slots:,} slots sent, until {until:%Y-%m-%d %H:%M} UTC; "
+        f"{report.ended:,} tasks ended{refused}",
     ]
 
 

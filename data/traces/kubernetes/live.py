@@ -1,0 +1,110 @@
+"""Folds the samples of a live cluster slot by slot: windows as they end, what tasks are, and which have ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from reclaim.data import schema as s
+from reclaim.data.samples import WINDOW_US
+from reclaim.data.traces.dialect import Dialect
+from reclaim.data.traces.history import RawSeries, cut
+from reclaim.data.traces.kubernetes.fold import GONE_US, Fold, Task
+from reclaim.data.traces.kubernetes.owners import Owners
+
+TaskKey = tuple[int, int]
+"""Collection and instance index."""
+_KEPT_US: Final = s.DAY_US
+"""Time for which a task that is gone is remembered: its samples may come back."""
+_STARTS: Final = ("started", "started_usage")
+"""Roles whose values are times of starts, which are scraped later than the start itself."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What became known of a cluster with the end of a slot.
+
+    Attributes
+    ----------
+    end_us : int
+    windows : pyarrow.Table
+        Rows of usage that end in it, as an ingest of the same samples makes them.
+    failed : list of (TaskKey, int)
+        Tasks of which a run failed, and when, µs.
+    ended : list of (TaskKey, int)
+        Tasks that are gone, and when they were last seen, µs.
+    """
+
+    end_us: int
+    windows: pa.Table
+    failed: list[tuple[TaskKey, int]]
+    ended: list[tuple[TaskKey, int]]
+
+
+class LiveFold:
+    """Fold of a history and of what follows it, in the order of time.
+
+    It differs from an ingest in what is said late: who owns a pod, its tier and the start of a run count from when
+    the samples say so, not for the whole history.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._owners = Owners(dialect)
+        self._fold = Fold(dialect, self._owners)
+        self._gone: dict[TaskKey, int] = {}
+
+    def take(self, series: dict[str, list[RawSeries]], start_us: int, end_us: int) -> list[Slot]:
+        """Return the slots of a range; samples after it say what tasks are, and when they started.
+
+        Parameters
+        ----------
+        series : dict of role to list of RawSeries
+            Samples from ``start_us`` to now.
+        start_us, end_us : int
+            The range, µs; whole multiples of ``WINDOW_US``. It begins where the one before ended.
+        """
+        self._owners.add(series)
+        part = cut(series, start_us // 1000, end_us // 1000)
+        windows, events = self._fold.piece(part | {role: series.get(role, []) for role in _STARTS}, start_us, end_us)
+        ended = self._ended()
+        self._fold.forget(end_us - _KEPT_US)
+        ends = pc.multiply(pc.divide(pc.add(windows[s.END_US], WINDOW_US - 1), WINDOW_US), WINDOW_US)
+        slots = []
+        for slot_us in range(start_us + WINDOW_US, end_us + WINDOW_US, WINDOW_US):
+            last = slot_us == end_us
+            failed = [
+                (_key(event), event[s.TIME_US])
+                for event in events
+                if event[s.EVENT_TYPE] == s.EventType.FAIL
+                and (event[s.TIME_US] <= slot_us or last)
+                and (event[s.TIME_US] > slot_us - WINDOW_US or slot_us == start_us + WINDOW_US)
+            ]
+            slots.append(Slot(slot_us, windows.filter(pc.equal(ends, slot_us)), failed, ended if last else []))
+        return slots
+
+    def tasks(self) -> dict[TaskKey, Task]:
+        """Return the tasks that are there, or were within a day, by what names them."""
+        found: dict[TaskKey, Task] = {}
+        for task in self._fold.tasks.values():  # a pod of a set that came again under its name is the same task
+            key = (task.collection, task.index)
+            if task.seen_us and (key not in found or task.seen_us > found[key].seen_us):
+                found[key] = task
+        return found
+
+    def _ended(self) -> list[tuple[TaskKey, int]]:
+        """Return the tasks that are gone since the last call: others of their cluster were seen ten minutes later."""
+        tasks = self.tasks()
+        last_us: dict[str, int] = {}
+        for task in tasks.values():
+            last_us[task.key.cluster] = max(last_us.get(task.key.cluster, 0), task.seen_us)
+        gone = {key: task.seen_us for key, task in tasks.items() if last_us[task.key.cluster] - task.seen_us > GONE_US}
+        fresh = [(key, seen_us) for key, seen_us in gone.items() if self._gone.get(key) != seen_us]
+        self._gone = gone
+        return fresh
+
+
+def _key(event: dict[str, Any]) -> TaskKey:
+    return event[s.COLLECTION_ID], event[s.INSTANCE_INDEX]

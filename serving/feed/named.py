@@ -1,0 +1,101 @@
+"""Writes reservations with the names of their containers into a file: a table, or metrics for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from pyarrow import csv
+
+from reclaim.data import schema as s
+from reclaim.data.core.files import replaced_file
+from reclaim.data.core.style import RESOURCE_WORDS
+from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.data.traces.kubernetes.fold import Task
+from reclaim.data.traces.kubernetes.live import TaskKey
+
+SUFFIXES: Final = (".csv", ".parquet", ".prom")
+"""Endings of a file of reservations, one for each format."""
+_NAMES: Final = (s.CLUSTER, s.NAMESPACE, s.WORKLOAD_KIND, s.WORKLOAD, s.CONTAINER, s.POD, s.MACHINE_NAME)
+_LABELS: Final = {"cluster": s.CLUSTER, "namespace": s.NAMESPACE, "pod": s.POD, "container": s.CONTAINER}
+"""Labels of kube-state-metrics, by which its metrics are joined, and the columns that have them."""
+_AMOUNTS: Final = ("reservation", "limit", "request")
+_UNITS: Final = {"cpu": "cores", "memory": "bytes"}
+
+
+def check_out(out: Path) -> None:
+    """Raise ConfigError where a file has no known suffix, or is a folder."""
+    if out.suffix not in SUFFIXES or out.is_dir():
+        what = "a folder" if out.is_dir() else f"the suffix {out.suffix!r}"
+        raise ConfigError(f"{out}: expected the name of a file that ends in {', '.join(SUFFIXES)}, got {what}")
+
+
+def with_names(reservations: pa.Table, tasks: Mapping[TaskKey, Task]) -> pa.Table:
+    """Return the reservations of known tasks with their names and requests, by name.
+
+    Parameters
+    ----------
+    reservations : pyarrow.Table
+        As the service answers them.
+    tasks : mapping of TaskKey to Task
+    """
+    keys = list(zip(*(reservations[n].to_pylist() for n in (s.COLLECTION_ID, s.INSTANCE_INDEX)), strict=True))
+    rows = [k for k, key in enumerate(keys) if key in tasks]
+    of = [tasks[keys[k]] for k in rows]
+    found = reservations.take(rows)
+    names = [
+        (t.key.cluster, t.key.namespace, t.workload.kind, t.workload.name, t.key.container, t.key.pod,
+         t.place_at(t.seen_us)) for t in of
+    ]  # fmt: skip
+    columns: dict[str, Any] = {
+        name: pa.array([row[k] or None for row in names], pa.string()) for k, name in enumerate(_NAMES)
+    }
+    columns[s.TIER] = found[s.TIER].cast(pa.string())
+    for resource in RESOURCES:
+        columns[f"{resource}_request"] = pa.array([t.request[resource][0] for t in of], pa.float64(), from_pandas=True)
+        for what in ("limit", "reservation"):
+            columns[f"{resource}_{what}"] = found[f"{resource}_{what}"]
+        columns[f"{resource}_rule"] = found[f"{resource}_rule"].cast(pa.string())
+    for name in ("oom_probability", s.END_US, s.COLLECTION_ID, s.INSTANCE_INDEX):
+        columns[name] = found[name]
+    return pa.table(columns).sort_by([(name, "ascending") for name in _NAMES])
+
+
+def write_named(table: pa.Table, out: Path) -> None:
+    """Write a table of ``with_names`` in the format of the suffix; the file is replaced as a whole."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replaced_file(out) as partial:
+        if out.suffix == ".parquet":
+            pq.write_table(table, partial)
+        elif out.suffix == ".csv":
+            csv.write_csv(table, partial)
+        else:
+            partial.write_bytes(generate_latest(_Metrics(table)))
+
+
+class _Metrics(Collector):
+    """Metrics of a table of reservations, which node exporter's textfile collector reads."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield a gauge per resource and amount."""
+        labels = {label: name for label, name in _LABELS.items() if self._table[name].null_count == 0}
+        of = list(zip(*(self._table[name].to_pylist() for name in labels.values()), strict=True))
+        for resource in RESOURCES:
+            for what in _AMOUNTS:
+                unit = _UNITS[resource]
+                words = f"{RESOURCE_WORDS[resource]} {what} of a container, in {unit}."
+                gauge = GaugeMetricFamily(f"reclaim_container_{resource}_{what}_{unit}", words, labels=list(labels))
+                for values, amount in zip(of, self._table[f"{resource}_{what}"].to_pylist(), strict=True):
+                    if amount is not None:
+                        gauge.add_metric(values, amount)
+                yield gauge

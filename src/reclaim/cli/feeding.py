@@ -1,0 +1,62 @@
+"""Command `feed`: a Prometheus into a running service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reclaim.cli import results
+from reclaim.cli.console import AsJson, Progress, print_result, print_status
+from reclaim.cli.fetching import option
+
+_SERVICE = "The service"
+
+
+def feed(
+    history: Annotated[
+        Path, typer.Argument(help="Folder of `reclaim fetch prometheus`; it grows with time.", metavar="HISTORY")
+    ],
+    url: Annotated[str, option("Address of the Prometheus, before `/api/v1`.", "URL")],
+    service: Annotated[str, option("Address of `reclaim serve`.", "URL", _SERVICE)] = "http://127.0.0.1:3000",
+    service_token_file: Annotated[Path | None, option("Bearer token of the service.", "FILE", _SERVICE)] = None,
+    service_ca: Annotated[
+        Path | None, option("Certificates that the service's may be signed by, PEM.", "FILE", _SERVICE)
+    ] = None,
+    margin: Annotated[
+        str | None, option("Safety margin of what is written. Default: the service's own.", "NAME", _SERVICE)
+    ] = None,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(help="File of reservations by name: `.csv`, `.parquet` or `.prom`; repeatable.", metavar="FILE"),
+    ] = None,
+    delay: Annotated[
+        float, typer.Option(help="Seconds after a slot of five minutes until its samples are there.")
+    ] = 60.0,
+    once: Annotated[bool, typer.Option("--once", help="End when the service knows all there is now.")] = False,
+    header_file: Annotated[Path | None, option("Lines `Name: value`, as a tenant's header.", "FILE")] = None,
+    token_file: Annotated[Path | None, option("Bearer token.", "FILE")] = None,
+    ca: Annotated[Path | None, option("Certificates that the server's may be signed by, PEM.", "FILE")] = None,
+    cert: Annotated[Path | None, option("Client certificate, PEM.", "FILE")] = None,
+    key: Annotated[Path | None, option("Its key, PEM.", "FILE")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send a cluster's windows from a Prometheus to a running service as they end, and write its reservations by name.
+
+    The service is given the history first, so that its forecasts begin with it. Stopped and run again, it goes on
+    where the service is.
+    """
+    from reclaim.data.fetch.prometheus.client import Access
+    from reclaim.serving.feed.job import FeedConfig
+    from reclaim.serving.feed.job import feed as run
+    from reclaim.serving.http.guard import read_token
+
+    token = None if service_token_file is None else read_token(service_token_file).decode()
+    config = FeedConfig(
+        Access(url, header_file, token_file, ca, cert, key), service, token, service_ca, margin,
+        tuple(out or ()), delay, once,
+    )  # fmt: skip
+    with Progress("feeding") as progress:
+        report = run(config, history, progress=progress, say=print_status)
+    print_result(results.of_feed(report, history), as_json)
