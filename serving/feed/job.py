@@ -134,14 +134,14 @@ def feed(
         history = History.open(folder)
         one = _Feed(config, service, LiveFold(history.dialect), say)
         paths = list(history.pieces())
-        for k, (start_s, path) in enumerate(zip(history.starts_s(), paths, strict=True)):
-            slots = one.fold.take(read_piece(path), start_s * _US, (start_s + PIECE_S) * _US)
-            one.waiting += [slot for slot in slots if slot.end_us >= known_us]
-            one.send()
-            if progress is not None:
-                progress((k + 1) / len(paths))
         with Server(config.access) as server:
             reader = LiveReader(server, config.access, history)
+            for k, (start_s, path) in enumerate(zip(history.starts_s(), paths, strict=True)):
+                slots = one.fold.take(read_piece(path), start_s * _US, (start_s + PIECE_S) * _US)
+                one.waiting += [slot for slot in slots if slot.end_us >= known_us]
+                one.send()
+                if progress is not None:
+                    progress((k + 1) / len(paths))
             _follow(one, reader, folder, history.range_s[1], known_us=known_us, now=now, sleep=sleep)
         return one.report
 
@@ -173,7 +173,7 @@ def _follow(
             if at_s == due_s:
                 one.write()
                 if at_s >= end_s + PIECE_S:
-                    end_s = extend_history(config.access, folder, now_s=now()).end_s
+                    end_s = _grown(config, folder, end_s, now(), one.say)
         except (TraceError, ServiceError) as error:
             if config.once or (isinstance(error, ServiceError) and not error.temporary):
                 raise
@@ -184,6 +184,15 @@ def _follow(
             if config.once:
                 return
             sleep(max(at_s + SLOT_S + config.delay_s - now(), 1.0))
+
+
+def _grown(config: FeedConfig, folder: Path, end_s: int, now_s: float, say: Callable[[str], None]) -> int:
+    """Fetch what the history lacks, and return its end; that of before, where it cannot grow now."""
+    try:
+        return extend_history(config.access, folder, now_s=now_s).end_s
+    except (TraceError, ConfigError) as error:  # the service is fed all the same
+        say(f"{folder} grows later: {error}")
+        return end_s
 
 
 def _ended_s(at_s: float) -> int:

@@ -15,7 +15,7 @@ from pyarrow import csv
 
 from reclaim.data import schema as s
 from reclaim.data.core.files import replaced_file
-from reclaim.data.core.style import RESOURCE_WORDS
+from reclaim.data.core.style import RESOURCE_TITLES
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.traces.kubernetes.fold import Task
@@ -93,7 +93,7 @@ class _Metrics(Collector):
         for resource in RESOURCES:
             for what in _AMOUNTS:
                 unit = _UNITS[resource]
-                words = f"{RESOURCE_WORDS[resource]} {what} of a container, in {unit}."
+                words = f"{RESOURCE_TITLES[resource]} {what} of a container, in {unit}."
                 gauge = GaugeMetricFamily(f"reclaim_container_{resource}_{what}_{unit}", words, labels=list(labels))
                 for values, amount in zip(of, self._table[f"{resource}_{what}"].to_pylist(), strict=True):
                     if amount is not None:

@@ -197,6 +197,12 @@ class Fold:
             if task.seen_us and last_us[task.key.cluster] - task.seen_us > GONE_US:
                 yield from self._gone(task, task.seen_us, s.LATEST_US)
 
+    def over(self, task: Task) -> bool:
+        """Return whether a task is known to have ended, and no start of it since."""
+        facts = self._owners.pods.get(task.key[:3], Facts())
+        ended_us = max(task.ended_us, round(facts.completed_s * 1e6), max(facts.evicted_us, default=0))
+        return bool(ended_us) and ended_us >= max(task.starts_us, default=0)
+
     def forget(self, before_us: int) -> None:
         """Forget tasks that were last seen, or never seen and last started, before a time, and their pods.
 

@@ -95,12 +95,20 @@ class LiveFold:
         return found
 
     def _ended(self) -> list[tuple[TaskKey, int]]:
-        """Return the tasks that are gone since the last call: others of their cluster were seen ten minutes later."""
+        """Return the tasks that are gone since the last call: others of their cluster were seen ten minutes later.
+
+        One whose pod is listed still is not scraped for a while, unless it is known to have ended.
+        """
         tasks = self.tasks()
         last_us: dict[str, int] = {}
         for task in tasks.values():
             last_us[task.key.cluster] = max(last_us.get(task.key.cluster, 0), task.seen_us)
-        gone = {key: task.seen_us for key, task in tasks.items() if last_us[task.key.cluster] - task.seen_us > GONE_US}
+        gone = {
+            key: task.seen_us
+            for key, task in tasks.items()
+            if last_us[task.key.cluster] - task.seen_us > GONE_US
+            and (self._fold.over(task) or not self._owners.listed(task.key[:3]))
+        }
         fresh = [(key, seen_us) for key, seen_us in gone.items() if self._gone.get(key) != seen_us]
         self._gone = gone
         return fresh

@@ -67,7 +67,8 @@ class Facts:
     """Statements about one pod; empty where there are none.
 
     ``owner_said`` is true where a series that names the owner of a pod was there, if only to say that there is none.
-    ``evicted_us`` are times of samples that say it was evicted, the first one of each piece.
+    ``evicted_us`` are times of samples that say it was evicted, the first one of each piece. ``listed_ms`` is the time
+    of the last sample that lists it.
     """
 
     owner_said: bool = False
@@ -78,6 +79,7 @@ class Facts:
     quality: str = ""
     completed_s: float = 0.0
     evicted_us: list[int] = field(default_factory=list)
+    listed_ms: int = 0
 
 
 @dataclass
@@ -127,6 +129,9 @@ class Owners:
                 if role == "evicted":
                     facts.evicted_us += (series.time_ms[series.value == 1][:1] * 1000).tolist()
                     continue
+                if role in ("pod", "owner"):
+                    facts.owner_said = True
+                    facts.listed_ms = max(facts.listed_ms, at_ms)
                 _add(facts, role, of, self.dialect.named(of, "node"), float(series.value[-1]))
 
     def keep(self, pods: Set[PodKey]) -> None:
@@ -135,6 +140,10 @@ class Owners:
         owners = {(cluster, namespace, facts.owner_name) for (cluster, namespace, _), facts in self.pods.items()}
         self.sets = {name: owner for name, owner in self.sets.items() if name in owners}
         self.jobs = {name: owner for name, owner in self.jobs.items() if name in owners}
+
+    def listed(self, pod: PodKey) -> bool:
+        """Return whether a pod is listed still, as far as the exporter that lists pods has said."""
+        return pod in self.pods and self._still(pod[0], self.pods[pod].listed_ms)
 
     def workload(self, pod: PodKey) -> Workload:
         """Return the topmost owner of a pod; read off its name, where no owner is said nor denied."""
@@ -188,12 +197,11 @@ class Owners:
 
     def _still(self, cluster: str, at_ms: int) -> bool:
         """Return whether what was last said at a time is said at the end of the history."""
-        return at_ms >= self.last_ms[cluster] - GONE_MS
+        return bool(at_ms) and at_ms >= self.last_ms[cluster] - GONE_MS
 
 
 def _add(facts: Facts, role: str, of: dict[str, str], node: str, value: float) -> None:
     """Add a series to the facts of its pod."""
-    facts.owner_said |= role in ("pod", "owner")
     if role == "pod":
         facts.node = node or facts.node
         facts.priority_class = of.get("priority_class", facts.priority_class)

@@ -13,6 +13,7 @@ from reclaim.data import schema as s
 from reclaim.data.core.files import write_json
 from reclaim.data.traces.dialect import load_dialect
 from reclaim.data.traces.history import FORMAT, PIECE_S, RECORD, RawSeries, piece_path, write_piece
+from reclaim.data.traces.history import cut as part_of
 from reclaim.data.traces.kubernetes.fold import Fold
 from reclaim.data.traces.kubernetes.owners import owners_of
 
@@ -45,13 +46,7 @@ def counter(start_s: float, end_s: float, cores: float, step_s: float = 30) -> S
 def cut(piece: Piece, k: int) -> Piece:
     """Return the part of series in the k-th two hours."""
     low, high = ((T0 + n * PIECE_S) * 1000 for n in (k, k + 1))
-    found: Piece = {}
-    for role, rows in piece.items():
-        for row in rows:
-            kept = (row.time_ms >= low) & (row.time_ms < high)
-            if kept.any():
-                found.setdefault(role, []).append(RawSeries(row.labels, row.time_ms[kept], row.value[kept]))
-    return found
+    return part_of(piece, low, high)
 
 
 def fold(series: Piece, pieces: int = 1) -> tuple[list[dict[str, Any]], list[dict[str, Any]], Fold]:

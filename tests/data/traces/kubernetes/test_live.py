@@ -1,0 +1,180 @@
+"""A live fold: the windows are those of an ingest, tasks end once, and what is gone is forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reclaim.data import schema as s
+from reclaim.data.traces.history import PIECE_S, joined
+from reclaim.data.traces.history import cut as part_of
+from reclaim.data.traces.kubernetes.live import LiveFold, Slot
+from tests.data.traces.kubernetes.histories import APP, DIALECT, POD, T0, US, Piece, beat, counter, fold, one
+
+SLOT_S, DELAY_S = 300, 60
+HOUR_S = 3600.0
+
+
+def live(series: Piece, until_s: int, step_s: int = SLOT_S, made: LiveFold | None = None) -> list[Slot]:
+    """Return the slots of a history that is folded step by step; each step sees a minute of what follows it."""
+    made = made or LiveFold(DIALECT)
+    slots: list[Slot] = []
+    for at in range(T0, T0 + until_s, step_s):
+        seen = part_of(series, at * 1000, (at + step_s + DELAY_S) * 1000)
+        slots += made.take(seen, at * US, (at + step_s) * US)
+    return slots
+
+
+def rows(tables: list[pa.Table]) -> list[dict[str, Any]]:
+    found = pa.concat_tables(tables).to_pylist()
+    return sorted(found, key=lambda row: (row[s.COLLECTION_ID], row[s.INSTANCE_INDEX], row[s.END_US]))
+
+
+def pod(
+    name: str, start_s: float, end_s: float, *, cores: float, gap_s: tuple[float, float] | None = None,
+    listed_s: float | None = None,
+) -> Piece:  # fmt: skip
+    """Return what is scraped of a pod of one container, but for a gap; it is listed to its end, or to another time."""
+    labels = {**APP, "pod": name}
+    listed_s = end_s if listed_s is None else listed_s
+
+    def seen(samples: Any) -> Any:
+        return [(t, v) for t, v in samples if gap_s is None or not gap_s[0] <= t < gap_s[1]]
+
+    parts: Piece = {
+        "cpu": [one(labels, seen(counter(start_s, end_s, cores)))],
+        "memory": [one(labels, seen(beat(start_s, end_s, 1e9 * cores)))],
+        "pod": [one({**labels, "created_by_kind": "ReplicaSet", "created_by_name": "cart-7d9f8b6c5x", "node": "n1",
+                     "priority_class": "koord-mid"}, beat(start_s, listed_s))],
+        "limit": [one({**labels, "resource": "memory"}, beat(start_s, listed_s, 4e9))],
+        "started": [one(labels, beat(start_s, listed_s, T0 + start_s))],
+    }  # fmt: skip
+    return {role: [row for row in found if len(row.value)] for role, found in parts.items()}
+
+
+def together(*parts: Piece) -> Piece:
+    found: Piece = {}
+    for part in parts:
+        for role, series in part.items():
+            found.setdefault(role, []).extend(series)
+    return {role: joined(series, 0, 1 << 60) for role, series in found.items()}
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Piece:
+    """Draw pods that come, go and are not scraped for a while, at any moment of four hours."""
+    parts = []
+    for k in range(draw(st.integers(1, 4))):
+        start_s = draw(st.integers(0, 12_000))
+        end_s = draw(st.integers(start_s + 60, 2 * PIECE_S))
+        gap = draw(st.none() | st.tuples(st.integers(start_s, end_s), st.integers(60, 2_000)))
+        gap_s = None if gap is None else (gap[0], gap[0] + gap[1])
+        parts.append(pod(f"cart-7d9f8b6c5x-abcd{k}", start_s, end_s, cores=draw(st.floats(0.1, 3)), gap_s=gap_s))
+    return together(*parts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(series=clusters(), step_s=st.sampled_from([SLOT_S, 1200]))
+def test_windows_are_those_of_an_ingest_of_the_same_history(series: Piece, step_s: int) -> None:
+    whole, _, _ = fold(series, pieces=2)
+    slots = live(series, 2 * PIECE_S, step_s)
+    assert [slot.end_us for slot in slots] == [(T0 + SLOT_S * (k + 1)) * US for k in range(48)]
+    for slot in slots:
+        ends = slot.windows[s.END_US].to_pylist()
+        assert all(slot.end_us - SLOT_S * US < end <= slot.end_us for end in ends)
+    ours = rows([slot.windows for slot in slots])
+    assert ours == rows([pa.Table.from_pylist(whole, slots[0].windows.schema)] if whole else [slots[0].windows])
+
+
+def test_a_step_is_folded_as_its_slots() -> None:
+    """The history on disk comes two hours at a time, what follows it in slots."""
+    series = pod(POD["pod"], 100, 7000, cores=0.5)
+    assert rows([k.windows for k in live(series, PIECE_S, PIECE_S)]) == rows([k.windows for k in live(series, PIECE_S)])
+
+
+OTHER = pod("cart-7d9f8b6c5x-other", 0, 3 * HOUR_S, cores=1.0)
+"""A pod that is seen all the time: without one, the cluster may not have been scraped."""
+
+
+def ends(series: Piece) -> list[tuple[float, float]]:
+    """Return when a task's end is known, and when it was, in hours since ``T0``."""
+    slots = live(series, 3 * 3600)
+    return [((slot.end_us / US - T0) / 3600, (at_us / US - T0) / 3600) for slot in slots for _, at_us in slot.ended]
+
+
+def test_a_task_ends_ten_minutes_after_its_last_window() -> None:
+    gone = pod(POD["pod"], 0, HOUR_S, cores=1.0)
+    # the window that ends at 4500 s is the first that ends more than ten minutes after 3600 s
+    assert ends(together(gone, OTHER)) == [(1.25, 1.0)]
+    assert ends(gone) == []
+
+
+def test_a_task_that_is_listed_has_not_ended_and_one_that_completed_has() -> None:
+    """A node that is not scraped has its pods still; the pod of a job is listed long after its end."""
+    away = pod(POD["pod"], 0, HOUR_S, cores=1.0, listed_s=3 * HOUR_S)
+    assert ends(together(away, OTHER)) == []
+    completed = {"completed": [one(POD, beat(HOUR_S, 3 * HOUR_S, T0 + HOUR_S))]}
+    assert ends(together(away, OTHER, completed)) == [(1.25, 1.0)]
+
+
+def test_while_the_exporter_that_lists_pods_is_silent_none_has_ended() -> None:
+    gone = pod(POD["pod"], 0, HOUR_S, cores=1.0)
+    silent = {role: rows for role, rows in OTHER.items() if role in ("cpu", "memory")}
+    assert ends(together(gone, silent)) == []
+    assert ends(together({role: gone[role] for role in ("cpu", "memory")}, silent)) == [(1.25, 1.0)]  # there is none
+
+
+def test_a_task_that_came_back_ends_again() -> None:
+    twice = together(
+        pod(POD["pod"], 0, HOUR_S, cores=1.0),
+        {role: rows for role, rows in pod(POD["pod"], 2 * HOUR_S, 2.5 * HOUR_S, cores=1.0).items()},
+        OTHER,
+    )
+    assert ends(twice) == [(1.25, 1.0), (2.75, 2.5)]
+
+
+def test_a_run_that_failed_is_said_in_the_slot_in_which_it_is_known() -> None:
+    series = together(
+        pod(POD["pod"], 0, 2000, cores=1.0),
+        {
+            "restarts": [one({**APP, "uid": "1"}, [*beat(0, 620, 0.0), *beat(620, 2000, 1.0)])],
+            "ended_reason": [one({**APP, "uid": "1", "reason": "OOMKilled"}, beat(620, 2000))],
+            "ended_time": [one({**APP, "uid": "1"}, beat(620, 2000, T0 + 605.0))],
+        },
+    )
+    slots = live(series, 2100)
+    assert [(slot.end_us / US - T0, at / US - T0) for slot in slots for _, at in slot.failed] == [(900, 605)]
+    assert [(slot.end_us / US - T0, at / US - T0) for slot in live(series, 2100, 2100) for _, at in slot.failed] == [
+        (900, 605)
+    ]
+
+
+def test_the_tier_is_the_one_that_is_said_last() -> None:
+    """A pod may be scraped before the exporter lists it."""
+    series = pod(POD["pod"], 0, 3000, cores=1.0)
+    late = {**series, "pod": [row for row in part_of({"pod": series["pod"]}, (T0 + 1000) * 1000, 1 << 60)["pod"]]}
+    tiers = [row[s.TIER] for slot in live(late, 3000) for row in slot.windows.to_pylist()]
+    assert tiers[:2] == [s.TIERS.index("prod")] * 2
+    assert set(tiers[4:]) == {s.TIERS.index("mid")}
+
+
+def test_a_task_that_is_gone_for_a_day_is_forgotten_and_its_largest_usage_is_not() -> None:
+    """Without an enforced limit, the limit is a power of two at or above twice the largest usage so far."""
+    day_s = 24 * 3600
+    early, late = pod("cart-7d9f8b6c5x-early", 0, HOUR_S, cores=3.0), pod("cart-7d9f8b6c5x-later", 0, HOUR_S, cores=0.1)
+    made = LiveFold(DIALECT)
+    live(early, 2 * 3600, 7200, made)
+    assert len(made.tasks()) == 1
+    shifted = {
+        role: [type(row)(row.labels, row.time_ms + (day_s + PIECE_S) * 1000, row.value) for row in found]
+        for role, found in late.items()
+    }
+    slots: list[Slot] = []
+    for at in range(T0 + PIECE_S, T0 + day_s + 2 * PIECE_S, PIECE_S):
+        slots += made.take(part_of(shifted, at * 1000, (at + PIECE_S) * 1000), at * US, (at + PIECE_S) * US)
+    assert [task.key.pod for task in made.tasks().values()] == ["cart-7d9f8b6c5x-later"]
+    limits = {row[s.CPU_LIMIT] for slot in slots for row in slot.windows.to_pylist()}
+    assert limits == {8.0}  # 2 * 3 cores of the one that is forgotten

@@ -1,0 +1,261 @@
+"""Feed of a service: it knows what it would know of a dataset, whatever fails or is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_plus
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from reclaim.data import schema as s
+from reclaim.data.core.files import locked
+from reclaim.data.errors import ConfigError
+from reclaim.data.fetch.prometheus.client import Access
+from reclaim.data.ingest.job import IngestConfig, ingest
+from reclaim.data.traces.history import PIECE_S, History
+from reclaim.serving.client.client import Client, ServiceError
+from reclaim.serving.feed.job import LOCK, FeedConfig, FeedReport, feed
+from reclaim.serving.predictions.histories import histories_of
+from tests.data.fetch.prometheus.test_client import Answer, ok, serving
+from tests.data.traces.kubernetes.histories import DIALECT, T0, US, Piece, write_history
+from tests.data.traces.kubernetes.test_live import pod, together
+
+HOUR_S = 3600
+QUERY = re.compile(r"(\w+)\{.*\}\[(\d+)ms\]")
+NAMES = {metric.role: metric.name for metric in DIALECT.metrics}
+SERIES: Piece = together(
+    pod("cart-7d9f8b6c5x-aaaaa", 0, 8 * HOUR_S, cores=0.5),
+    pod("cart-7d9f8b6c5x-bbbbb", 100, 8 * HOUR_S, cores=1.5, gap_s=(9_000, 9_900)),
+    pod("cart-7d9f8b6c5x-ccccc", 400, 3 * HOUR_S, cores=1.0),
+    pod("cart-7d9f8b6c5x-ddddd", 5 * HOUR_S, 8 * HOUR_S, cores=2.0),
+)
+
+
+class Moment:
+    """Time of a test: a pause moves it."""
+
+    def __init__(self, since_s: float, until_s: float) -> None:
+        self.now_s, self._until_s = T0 + since_s, T0 + until_s
+        self.pauses: list[float] = []
+
+    def now(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Move the time, and end the test after its own."""
+        self.pauses.append(seconds)
+        self.now_s += seconds
+        if self.now_s > self._until_s:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def a_prometheus(series: Piece, moment: Moment, failing: tuple[float, float] = (0, 0)) -> Iterator[str]:
+    """Answer range selectors with what was scraped until now; fail for a while."""
+    by_name = {NAMES[role]: rows for role, rows in series.items()}
+
+    def respond(path: str, headers: dict[str, str], _: int) -> Answer:
+        if failing[0] <= moment.now_s - T0 < failing[1]:
+            return 500, {}, b"out of order"
+        if path != "/api/v1/query":
+            return 404, {}, b"not found"
+        form = dict(pair.split("=", 1) for pair in headers["body"].split("&"))
+        name, range_ms = QUERY.fullmatch(unquote_plus(form["query"])).groups()  # type: ignore[union-attr]
+        end_ms = round(float(form["time"]) * 1000)
+        found: list[dict[str, Any]] = []
+        for row in by_name.get(name, []):
+            kept = (row.time_ms > end_ms - int(range_ms)) & (row.time_ms <= min(end_ms, moment.now_s * 1000))
+            kept |= row.time_ms == end_ms - int(range_ms) + 1
+            if kept.any():
+                values = [[t / 1000, repr(v)] for t, v in zip(row.time_ms[kept].tolist(), row.value[kept].tolist(),
+                                                              strict=True)]  # fmt: skip
+                found.append({"metric": {"__name__": name, **row.named}, "values": values})
+        return ok({"resultType": "matrix", "result": found})
+
+    with serving(respond) as (url, _came):
+        yield url
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """Give a history of the first two hours."""
+    return write_history(tmp_path / "history", SERIES, 1)
+
+
+@pytest.fixture
+def service(make_app: Any, at_url: Any) -> Iterator[str]:
+    with make_app() as (app, _), at_url(app) as url:
+        yield url
+
+
+def run(
+    history: Path, service: str, moment: Moment, *, failing: tuple[float, float] = (0, 0),
+    said: list[str] | None = None, **changes: Any,
+) -> FeedReport | None:  # fmt: skip
+    """Feed until the time of the test is over; None where that ends it."""
+    lines: list[str] = [] if said is None else said
+    with a_prometheus(SERIES, moment, failing) as url:
+        config = FeedConfig(Access(url, pause_s=0.001), service, **changes)
+        try:
+            return feed(config, history, say=lines.append, now=moment.now, sleep=moment.sleep)
+        except KeyboardInterrupt:
+            return None
+
+
+def known(service: str) -> dict[tuple[int, int], dict[str, Any]]:
+    with Client(service) as client:
+        rows = client.cell_table().table.to_pylist()
+    return {(row[s.COLLECTION_ID], row[s.INSTANCE_INDEX]): row for row in rows}
+
+
+def sent(dataset: pa.Table, url: str) -> None:
+    """Send the windows of a dataset, a slot at a time."""
+    slots = dataset.append_column("slot", pa.array([(end + 299_999_999) // 300_000_000 for end in
+                                                    dataset[s.END_US].to_pylist()]))  # fmt: skip
+    with Client(url, strict=True) as client:
+        for slot in sorted(set(slots["slot"].to_pylist())):
+            client.usage_table(slots.filter(pc.equal(slots["slot"], slot)).drop_columns("slot"))
+
+
+def test_a_service_that_is_fed_answers_as_one_that_is_sent_the_ingested_history(
+    history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path
+) -> None:
+    """Two hours on the disk, two and a half more in slots; then eight hours of the same are a dataset."""
+    run(history, service, Moment(2.2 * HOUR_S, 4.5 * HOUR_S + 90))
+    whole = write_history(tmp_path / "whole", SERIES, 4)
+    dataset = ingest(whole, tmp_path / "dataset", IngestConfig(trace="kubernetes")).dataset
+    table = histories_of(dataset)
+    until_us = (T0 + int(4.5 * HOUR_S)) * US
+    with make_app() as (app, _), at_url(app) as other:
+        sent(table.filter(pc.less_equal(table[s.END_US], until_us)), other)
+        expected = known(other)
+    found = known(service)
+    ended = expected.keys() - found.keys()
+    assert len(found) == 2
+    assert len(ended) == 1  # the third pod, gone since three hours; the fourth is still to come
+    assert {key: expected[key] for key in found} == found
+
+
+@pytest.mark.parametrize(("after", "answered"), [(1, False), (9, True), (30, False), (30, True)])
+def test_a_feed_that_is_killed_and_run_again_leaves_what_one_leaves_that_was_not(
+    after: int, answered: bool, history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Killed before or after a write of windows was answered."""
+    calls = 0
+    write = Client.usage_table
+
+    def killed(self: Client, table: pa.Table) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == after and not answered:
+            raise KeyboardInterrupt
+        found = write(self, table)
+        if calls == after:
+            raise KeyboardInterrupt
+        return found
+
+    other = write_history(tmp_path / "other", SERIES, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "usage_table", killed)
+        run(history, service, Moment(2.2 * HOUR_S, 4 * HOUR_S))
+    assert calls == after
+    run(history, service, Moment(3.9 * HOUR_S, 5 * HOUR_S))
+    with make_app() as (app, _), at_url(app) as url:
+        run(other, url, Moment(2.2 * HOUR_S, 5 * HOUR_S))
+        assert known(service) == known(url)
+
+
+def test_what_a_server_or_a_service_missed_is_made_good(
+    history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server fails for twenty minutes, the service three times."""
+    said: list[str] = []
+    write = Client.usage_table
+    failures = [ServiceError("no answer", None), ServiceError("restarts", 503), ServiceError("a full disk", 507)]
+
+    def failing(self: Client, table: pa.Table) -> Any:
+        if said and failures:
+            raise failures.pop()
+        return write(self, table)
+
+    monkeypatch.setattr(Client, "usage_table", failing)
+    moment = Moment(2.2 * HOUR_S, 4 * HOUR_S)
+    run(history, service, moment, failing=(2.5 * HOUR_S, 2.5 * HOUR_S + 1200), said=said)
+    assert not failures
+    assert {line.split("; ")[-1] for line in said if "trying again" in line} == {"trying again in 30 s"}
+    assert any("out of order" in line for line in said)
+    other = write_history(tmp_path / "other", SERIES, 1)
+    with make_app() as (app, _), at_url(app) as url:
+        run(other, url, Moment(2.2 * HOUR_S, 4 * HOUR_S))
+        assert known(service) == known(url)
+
+
+def test_the_history_grows_and_is_one_that_was_fetched(history: Path, service: str, tmp_path: Path) -> None:
+    run(history, service, Moment(2.2 * HOUR_S, 6.3 * HOUR_S))
+    whole = write_history(tmp_path / "whole", SERIES, 3)
+    assert History.open(history).range_s == (T0, T0 + 3 * PIECE_S)
+    for path in (whole / "samples").iterdir():
+        assert (history / "samples" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_with_once_it_ends_when_the_service_knows_all_and_sends_the_last_slot_alone_the_next_time(
+    history: Path, service: str
+) -> None:
+    moment = Moment(3 * HOUR_S + 100, 3 * HOUR_S + 200)
+    first = run(history, service, moment, once=True)
+    again = run(history, service, moment, once=True)
+    assert first is not None
+    assert again is not None
+    assert (first.slots, first.until_us) == (36, (T0 + 3 * HOUR_S) * US)
+    assert (again.slots, again.windows, again.until_us) == (1, 3, first.until_us)
+    assert not first.refused
+    assert not again.refused
+    assert not moment.pauses
+
+
+def test_reservations_are_written_by_name_after_each_slot(history: Path, service: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    out = (tmp_path / "new" / "reservations.csv", tmp_path / "reclaim.prom")
+    run(history, service, Moment(2.2 * HOUR_S, 2.2 * HOUR_S + 650), said=said, out=out)
+    table = out[0].read_text().splitlines()
+    assert len(table) == 1 + 3
+    assert '"shop","Deployment","cart","app","cart-7d9f8b6c5x-aaaaa","n1","mid"' in table[1]
+    assert (
+        'reclaim_container_memory_limit_bytes{container="app",namespace="shop",pod="cart-7d9f8b6c5x-aaaaa"} 4e+09'
+        in (out[1].read_text().splitlines())
+    )
+    assert len(said) == 3
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: 3 containers, \d+\.\d % of CPU and .* limits reserved", said[0]
+    )
+
+
+def test_what_is_wrong_is_said_before_anything_is_sent(
+    history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path
+) -> None:
+    moment = Moment(2.2 * HOUR_S, 3 * HOUR_S)
+    with pytest.raises(ConfigError, match=r"no history\.json in it; `reclaim fetch prometheus .* makes one"):
+        run(tmp_path / "nowhere", service, moment)
+    with locked(history / LOCK, None), pytest.raises(ConfigError, match="another `reclaim feed` uses it"):
+        run(history, service, moment)
+    with pytest.raises(ConfigError, match=r"--delay must be between 0 and 3600 seconds, got -1"):
+        FeedConfig(Access("http://127.0.0.1"), delay_s=-1)
+    with pytest.raises(ConfigError, match=r"ends in \.csv, \.parquet, \.prom, got the suffix '\.txt'"):
+        FeedConfig(Access("http://127.0.0.1"), out=(Path("r.txt"),))
+    with pytest.raises(ConfigError, match="knows no way to read raw samples"):
+        run(history, service, moment, failing=(0, 1e9), once=True)
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    with make_app(token_file=token) as (app, _), at_url(app) as url, pytest.raises(ServiceError, match="401"):
+        run(history, url, moment)
+    assert json.loads((history / "history.json").read_text())["end_s"] == T0 + PIECE_S
+    assert not known(service)
