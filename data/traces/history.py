@@ -44,6 +44,15 @@ _SCHEMA: Final = pa.schema(
 )
 
 
+def moment_s(end: str) -> int:
+    """Return a time such as 2026-11-02 or 2026-11-02T14:00 (UTC) in seconds of Unix time; ConfigError if it is none."""
+    try:
+        moment = datetime.fromisoformat(end)
+    except ValueError as error:
+        raise ConfigError(f"--end: expected a time as 2026-11-02 or 2026-11-02T14:00, got {end!r}") from error
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+
+
 @dataclass(frozen=True)
 class RawSeries:
     """Samples of one series, in ms of Unix time; labels by name, without the metric's."""

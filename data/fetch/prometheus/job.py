@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from reclaim.data.traces.history import (
     RECORD,
     History,
     RawSeries,
+    moment_s,
     piece_path,
     read_piece,
     roles_in,
@@ -74,13 +74,7 @@ class HistoryConfig:
 
     def end_s(self) -> int | None:
         """Return the end asked for, in seconds of Unix time."""
-        if self.end is None:
-            return None
-        try:
-            moment = datetime.fromisoformat(self.end)
-        except ValueError as error:
-            raise ConfigError(f"--end: expected a time as 2026-11-02 or 2026-11-02T14:00, got {self.end!r}") from error
-        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+        return None if self.end is None else moment_s(self.end)
 
     def asked(self) -> dict[str, Any]:
         """Return what decides the samples, besides the range's place in time; no address and no secret."""

@@ -27,13 +27,14 @@ from reclaim.data.synthetic.kubernetes.openmetrics import (
     usage_lines,
 )
 from reclaim.data.synthetic.kubernetes.scrapes import TrueWindow, scrape, true_windows
+from reclaim.data.traces.history import moment_s
 
 MANIFEST: Final = "SYNTHETIC.json"
 TRUE_WINDOWS, TRUE_ENDS = "true-windows.parquet", "true-ends.parquet"
 GENERATION: Final = 1
 """Raised when the same options give other bytes."""
-END_S: Final = 1_793_577_600
-"""End of every synthetic history, 2026-11-02 00:00 UTC: the same options give the same bytes."""
+END: Final = "2026-11-02"
+"""End of a synthetic history, unless another is asked for: the same options give the same bytes."""
 CAPACITY: Final = {"cpu": 16.0, "memory": 64.0 * GIB}
 """Resources that a node allots to pods."""
 _CONTAINERS: Final = 33
@@ -47,7 +48,7 @@ class SyntheticHistoryConfig:
     machines: int = 6
     """Nodes."""
     days: float = 2.0
-    """Length; it ends at ``END_S``."""
+    """Length."""
     seed: int = 1
     """The same options and seed give the same bytes."""
     tasks_per_machine: float = 8.0
@@ -56,8 +57,11 @@ class SyntheticHistoryConfig:
     """Seconds between two scrapes of a kubelet."""
     state_s: int = 120
     """Seconds between two scrapes of kube-state-metrics."""
+    end: str = END
+    """Its end, as 2026-11-02 or 2026-11-02T14:00 (UTC)."""
 
     def __post_init__(self) -> None:
+        moment_s(self.end)
         for name in ("machines", "days", "tasks_per_machine", "scrape_s", "state_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)!r}")
@@ -110,13 +114,14 @@ _FACTS: Final = ("options", "pods", "containers", "series", "samples", "ends")
 
 def _write(folder: Path, config: SyntheticHistoryConfig, progress: Callable[[float], None] | None) -> dict[str, Any]:
     rng = np.random.default_rng(config.seed)
-    start_s = END_S - round(config.days * DAY_S)
+    past_s = moment_s(config.end)
+    start_s = past_s - round(config.days * DAY_S)
     size = max(config.machines * config.tasks_per_machine - config.machines, 1) / _CONTAINERS
-    all_pods = list(pods(workloads(size), config.machines, start_s, END_S, rng))
+    all_pods = list(pods(workloads(size), config.machines, start_s, past_s, rng))
     windows: list[pa.Table] = []
     ends: list[tuple[str, str, str, float, str]] = []
     by_name: dict[tuple[str, str, str], list[Any]] = {}
-    with DayFiles(folder, start_s, END_S) as files:
+    with DayFiles(folder, start_s, past_s) as files:
         for k, pod in enumerate(all_pods):
             for container, runs in pod.runs.items():
                 key = (pod.workload.namespace, pod.name, container)
@@ -129,13 +134,13 @@ def _write(folder: Path, config: SyntheticHistoryConfig, progress: Callable[[flo
                     by_name.setdefault(key, []).append(scrapes)  # a pod of a stateful set comes again
                     for line in usage_lines(pod, container, number, scrapes):
                         files.write(line)
-            for line in state_lines(pod, start_s, END_S, config.state_s):
+            for line in state_lines(pod, start_s, past_s, config.state_s):
                 files.write(line)
             if progress is not None:
                 progress((k + 1) / len(all_pods))
-        for line in owner_lines(all_pods, start_s, END_S, config.state_s):
+        for line in owner_lines(all_pods, start_s, past_s, config.state_s):
             files.write(line)
-        for line in cluster_lines(all_pods, config.machines, CAPACITY, start_s, END_S, config.state_s):
+        for line in cluster_lines(all_pods, config.machines, CAPACITY, start_s, past_s, config.state_s):
             files.write(line)
     windows = [_table(key, true_windows(runs)) for key, runs in by_name.items()]
     pq.write_table(pa.concat_tables(windows), folder / TRUE_WINDOWS)

@@ -101,6 +101,9 @@ def synth(
     service: Annotated[
         float, typer.Option(help="Share that the tasks of a collection have in common beyond that, 0 to 1.")
     ] = 0.0,
+    end: Annotated[
+        str | None, typer.Option(help="End of a Kubernetes history (UTC). Default: 2026-11-02.", metavar="TIME")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a synthetic cell in the Google v3 layout, or a synthetic Kubernetes history for `promtool`."""
@@ -111,12 +114,18 @@ def synth(
             raise ConfigError(
                 "--common and --service are of a cell: expected --format json or parquet, got openmetrics"
             )
-        from reclaim.data.synthetic.kubernetes.job import SyntheticHistoryConfig, write_history
+        from reclaim.data.synthetic.kubernetes.job import END, SyntheticHistoryConfig, write_history
 
-        asked = SyntheticHistoryConfig(machines=machines, days=days, seed=seed, tasks_per_machine=tasks_per_machine)
+        asked = SyntheticHistoryConfig(
+            machines=machines, days=days, seed=seed, tasks_per_machine=tasks_per_machine, end=end or END
+        )
         with Progress("synthesising") as progress:
             print_result(results.of_synthetic_history(write_history(out, asked, progress=progress)), as_json)
         return
+    if end is not None:
+        from reclaim.data.errors import ConfigError
+
+        raise ConfigError(f"--end is of a Kubernetes history: expected --format openmetrics, got {format_}")
     from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 
     config = SyntheticCellConfig(

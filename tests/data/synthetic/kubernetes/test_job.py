@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,13 +11,14 @@ import pytest
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.synthetic.kubernetes.job import (
-    END_S,
+    END,
     MANIFEST,
     TRUE_ENDS,
     TRUE_WINDOWS,
     SyntheticHistoryConfig,
     write_history,
 )
+from reclaim.data.traces.history import moment_s
 
 CONFIG = SyntheticHistoryConfig(machines=2, days=0.25, seed=3, tasks_per_machine=8)
 _LINE = re.compile(r"[a-z_]+\{([a-z_]+=\"[^\"]*\",?)+\} [0-9.]+ [0-9]+\.[0-9]{3}")
@@ -41,6 +43,8 @@ def test_the_same_options_give_the_same_bytes_and_others_do_not(history: Path, t
     (tmp_path / "mine" / "notes").write_text("x")
     with pytest.raises(ConfigError, match="something other than this history"):
         write_history(tmp_path / "mine", CONFIG)
+    with pytest.raises(ConfigError, match=r"--end: expected a time as 2026-11-02 .* got 'soon'"):
+        SyntheticHistoryConfig(end="soon")
     with pytest.raises(ConfigError, match="days must be above 0"):
         SyntheticHistoryConfig(days=0)
 
@@ -52,13 +56,19 @@ def test_every_line_is_a_sample_of_the_range_and_the_text_ends(history: Path) ->
     assert end == "# EOF"
     assert all(_LINE.fullmatch(line) for line in lines)
     times = [float(line.rsplit(" ", 1)[1]) for line in lines]
-    assert END_S - 6 * 3600 <= min(times) < max(times) < END_S
+    past_s = moment_s(END)
+    assert past_s - 6 * 3600 <= min(times) < max(times) < past_s
     metrics = {line.partition("{")[0] for line in lines}
     assert metrics >= {
         "container_cpu_usage_seconds_total", "container_memory_working_set_bytes", "kube_pod_owner", "kube_job_owner",
         "kube_replicaset_owner", "kube_pod_container_resource_requests", "kube_node_status_allocatable",
         "kube_horizontalpodautoscaler_info", "kube_pod_container_status_restarts_total", "reclaim_synthetic_history",
     }  # fmt: skip
+
+
+def test_a_history_may_end_at_any_time(tmp_path: Path) -> None:
+    write_history(tmp_path / "other", replace(CONFIG, end="2026-11-28T01:00"))
+    assert {path.name for path in (tmp_path / "other").glob("*.om")} == {"2026-11-27.om", "2026-11-28.om"}
 
 
 def test_a_counter_never_falls_and_the_truth_is_beside_the_text(history: Path) -> None:
