@@ -163,4 +163,4 @@ def _seen(all_pods: list[Pod], start_s: int) -> list[Pod]:
 def _table(key: tuple[str, str, str], windows: TrueWindow) -> pa.Table:
     named = zip(("namespace", "pod", "container"), key, strict=True)
     measured = {name: getattr(windows, name) for name in TrueWindow.__dataclass_fields__}
-    return pa.table({**{name: [value] * len(windows.slot) for name, value in named}, **measured})
+    return pa.table({**{name: pa.repeat(value, len(windows.slot)) for name, value in named}, **measured})

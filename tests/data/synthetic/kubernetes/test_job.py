@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,8 +17,10 @@ from reclaim.data.synthetic.kubernetes.job import (
     TRUE_ENDS,
     TRUE_WINDOWS,
     SyntheticHistoryConfig,
+    _table,
     write_history,
 )
+from reclaim.data.synthetic.kubernetes.scrapes import TrueWindow
 from reclaim.data.traces.history import moment_s
 
 CONFIG = SyntheticHistoryConfig(machines=2, days=0.25, seed=3, tasks_per_machine=8)
@@ -69,6 +72,13 @@ def test_every_line_is_a_sample_of_the_range_and_the_text_ends(history: Path) ->
 def test_a_history_may_end_at_any_time(tmp_path: Path) -> None:
     write_history(tmp_path / "other", replace(CONFIG, end="2026-11-28T01:00"))
     assert {path.name for path in (tmp_path / "other").glob("*.om")} == {"2026-11-27.om", "2026-11-28.om"}
+
+
+def test_a_container_that_was_scraped_and_has_no_window_is_of_no_other_columns(history: Path) -> None:
+    """One that ran for seconds; a large cluster has some."""
+    none = np.zeros(0)
+    empty = _table(("shop", "cart", "app"), TrueWindow(none.astype(np.int64), *[none] * 5))
+    assert empty.schema.equals(pq.read_schema(history / TRUE_WINDOWS))
 
 
 def test_a_counter_never_falls_and_the_truth_is_beside_the_text(history: Path) -> None:
