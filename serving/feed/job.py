@@ -66,7 +66,7 @@ class FeedConfig:
 
 @dataclass
 class FeedReport:
-    """What a feed did.
+    """Counts of a feed.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ def feed(
         known_us = service.state().clock_us or 0
         extend_history(config.access, folder, now_s=now(), progress=progress)
         history = History.open(folder)
-        one = _Feed(config, service, LiveFold(history.dialect), say)
+        one = Feed(config, service, LiveFold(history.dialect), say)
         paths = list(history.pieces())
         with Server(config.access) as server:
             reader = LiveReader(server, config.access, history)
@@ -147,7 +147,7 @@ def feed(
 
 
 def _follow(
-    one: _Feed,
+    one: Feed,
     reader: LiveReader,
     folder: Path,
     at_s: int,
@@ -200,8 +200,8 @@ def _ended_s(at_s: float) -> int:
     return int(at_s // SLOT_S) * SLOT_S
 
 
-class _Feed:
-    """What is sent, and what still waits for the service."""
+class Feed:
+    """Sends slots to a service in order; those that it did not take wait."""
 
     def __init__(self, config: FeedConfig, service: Client, fold: LiveFold, say: Callable[[str], None]) -> None:
         self.config, self.fold, self.say = config, fold, say
@@ -249,6 +249,6 @@ class _Feed:
 
 
 def _share(table: pa.Table, resource: str) -> str:
-    """Return what is reserved of the limits, in words."""
+    """Return the share of the limits that is reserved, in words."""
     limit, reserved = (pc.sum(table[f"{resource}_{what}"]).as_py() for what in ("limit", "reservation"))
     return f"{100 * reserved / limit:.1f} %" if limit else "0 %"

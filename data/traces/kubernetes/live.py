@@ -25,7 +25,7 @@ _STARTS: Final = ("started", "started_usage")
 
 @dataclass(frozen=True)
 class Slot:
-    """What became known of a cluster with the end of a slot.
+    """Windows, failures and ends that became known with the end of a slot.
 
     Attributes
     ----------
