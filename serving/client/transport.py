@@ -47,7 +47,7 @@ class ServiceError(ReclaimError):
 
     @property
     def temporary(self) -> bool:
-        """Whether the same request may be answered later: there was no answer, or a status that says so."""
+        """True if the same request may be answered later: there was no answer, or a status that says so."""
         return self.status is None or self.status in _TEMPORARY
 
 
