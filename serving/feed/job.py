@@ -22,6 +22,7 @@ from reclaim.data.samples import WINDOW_US
 from reclaim.data.traces.history import PIECE_S, History, read_piece
 from reclaim.data.traces.kubernetes.live import LiveFold, Slot
 from reclaim.serving.client.client import Client, ServiceError
+from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.feed.named import check_out, with_names, write_named
 from reclaim.serving.feed.rows import ends_of, failures_of, usage_of
 from reclaim.serving.wire.cell_schemas import CellQuery, WriteAnswer
@@ -52,6 +53,8 @@ class FeedConfig:
     """Safety margin of the reservations that are written; None: the service's own."""
     out: tuple[Path, ...] = ()
     """Files to write reservations into after each slot."""
+    listen: str | None = None
+    """Address on which a Prometheus reads them, too, as ``metrics.address_of``; None: none."""
     delay_s: float = 60.0
     """Time after a slot's end at which its samples are there: two scrapes of half a minute."""
     once: bool = False
@@ -62,6 +65,8 @@ class FeedConfig:
             raise ConfigError(f"--delay must be between 0 and {_LONGEST_DELAY_S:.0f} seconds, got {self.delay_s:g}")
         for out in self.out:
             check_out(out)
+        if self.listen is not None:
+            address_of(self.listen)
 
 
 @dataclass
@@ -134,7 +139,7 @@ def feed(
         history = History.open(folder)
         one = Feed(config, service, LiveFold(history.dialect), say)
         paths = list(history.pieces())
-        with Server(config.access) as server:
+        with Server(config.access) as server, shown(one.metrics, config.listen):
             reader = LiveReader(server, config.access, history)
             for k, (start_s, path) in enumerate(zip(history.starts_s(), paths, strict=True)):
                 slots = one.fold.take(read_piece(path), start_s * _US, (start_s + PIECE_S) * _US)
@@ -207,6 +212,7 @@ class Feed:
         self.config, self.fold, self.say = config, fold, say
         self.report = FeedReport()
         self.waiting: list[Slot] = []
+        self.metrics = NamedMetrics()
         self._service = service
         self._written_us = 0
 
@@ -226,7 +232,7 @@ class Feed:
             self.report.slots += 1
             self.report.windows += windows.num_rows
             self.report.ended += ends.num_rows
-            self.report.until_us = slot.end_us
+            self.report.until_us = self.metrics.until_us = slot.end_us
 
     def write(self) -> None:
         """Write the reservations after the last slot, once, and say what they come to."""
@@ -234,9 +240,9 @@ class Feed:
             return
         query = CellQuery() if self.config.margin is None else CellQuery(margin=self.config.margin)
         found = self._service.cell_table(query)
-        table = with_names(found.table, self.fold.tasks())
+        self.metrics.table = table = with_names(found.table, self.fold.tasks())
         for out in self.config.out:
-            write_named(table, out)
+            write_named(self.metrics, out)
         self.report.reservations = table.num_rows
         self._written_us = self.report.until_us
         moment = datetime.fromtimestamp(self._written_us / _US, UTC)

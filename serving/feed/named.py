@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from prometheus_client import generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 from pyarrow import csv
 
 from reclaim.data import schema as s
 from reclaim.data.core.files import replaced_file
-from reclaim.data.core.style import RESOURCE_TITLES
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import RESOURCES
 from reclaim.data.traces.kubernetes.fold import Task
 from reclaim.data.traces.kubernetes.live import TaskKey
+from reclaim.serving.feed.metrics import NamedMetrics, text_of
 
 SUFFIXES: Final = (".csv", ".parquet", ".prom")
 """Endings of a file of reservations, one for each format."""
 _NAMES: Final = (s.CLUSTER, s.NAMESPACE, s.WORKLOAD_KIND, s.WORKLOAD, s.CONTAINER, s.POD, s.MACHINE_NAME)
-_LABELS: Final = {"cluster": s.CLUSTER, "namespace": s.NAMESPACE, "pod": s.POD, "container": s.CONTAINER}
-"""Labels of kube-state-metrics, by which its metrics are joined, and the columns that have them."""
-_AMOUNTS: Final = ("reservation", "limit", "request")
-_UNITS: Final = {"cpu": "cores", "memory": "bytes"}
 
 
 def check_out(out: Path) -> None:
@@ -68,34 +61,13 @@ def with_names(reservations: pa.Table, tasks: Mapping[TaskKey, Task]) -> pa.Tabl
     return pa.table(columns).sort_by([(name, "ascending") for name in _NAMES])
 
 
-def write_named(table: pa.Table, out: Path) -> None:
-    """Write a table of ``with_names`` in the format of the suffix; the file is replaced as a whole."""
+def write_named(metrics: NamedMetrics, out: Path) -> None:
+    """Write the table of metrics in the format of the suffix; the file is replaced as a whole."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with replaced_file(out) as partial:
         if out.suffix == ".parquet":
-            pq.write_table(table, partial)
+            pq.write_table(metrics.table, partial)
         elif out.suffix == ".csv":
-            csv.write_csv(table, partial)
+            csv.write_csv(metrics.table, partial)
         else:
-            partial.write_bytes(generate_latest(_Metrics(table)))
-
-
-class _Metrics(Collector):
-    """Metrics of a table of reservations, which node exporter's textfile collector reads."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield a gauge per resource and amount."""
-        labels = {label: name for label, name in _LABELS.items() if self._table[name].null_count == 0}
-        of = list(zip(*(self._table[name].to_pylist() for name in labels.values()), strict=True))
-        for resource in RESOURCES:
-            for what in _AMOUNTS:
-                unit = _UNITS[resource]
-                words = f"{RESOURCE_TITLES[resource]} {what} of a container, in {unit}."
-                gauge = GaugeMetricFamily(f"reclaim_container_{resource}_{what}_{unit}", words, labels=list(labels))
-                for values, amount in zip(of, self._table[f"{resource}_{what}"].to_pylist(), strict=True):
-                    if amount is not None:
-                        gauge.add_metric(values, amount)
-                yield gauge
+            partial.write_bytes(text_of(metrics))

@@ -31,6 +31,11 @@ def feed(
         list[Path] | None,
         typer.Option(help="File of reservations by name: `.csv`, `.parquet` or `.prom`; repeatable.", metavar="FILE"),
     ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(help="Address on which a Prometheus reads them: a port of this machine, or HOST:PORT.",
+                     metavar="ADDRESS"),
+    ] = None,
     delay: Annotated[
         float, typer.Option(help="Seconds after a slot of five minutes until its samples are there.")
     ] = 60.0,
@@ -41,7 +46,7 @@ def feed(
     cert: Annotated[Path | None, option("Client certificate, PEM.", "FILE")] = None,
     key: Annotated[Path | None, option("Its key, PEM.", "FILE")] = None,
     as_json: AsJson = False,
-) -> None:
+) -> None:  # fmt: skip
     """Send a cluster's windows from a Prometheus to a running service as they end, and write its reservations by name.
 
     The service is given the history first, so that its forecasts begin with it. Stopped and run again, it goes on
@@ -55,7 +60,7 @@ def feed(
     token = None if service_token_file is None else read_token(service_token_file).decode()
     config = FeedConfig(
         Access(url, header_file, token_file, ca, cert, key), service, token, service_ca, margin,
-        tuple(out or ()), delay, once,
+        tuple(out or ()), listen, delay, once,
     )  # fmt: skip
     with Progress("feeding") as progress:
         report = run(config, history, progress=progress, say=print_status)

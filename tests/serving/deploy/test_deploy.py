@@ -26,17 +26,19 @@ from tests.serving.test_launch import call, wait_until_ready
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "serving" / "deploy"
-CONTAINERFILE, UNIT, MANIFEST = (DEPLOY / name for name in ("Containerfile", "reclaim.service", "kubernetes.yaml"))
+CONTAINERFILE, UNIT, MANIFEST, FEED = (
+    DEPLOY / name for name in ("Containerfile", "reclaim.service", "kubernetes.yaml", "feed.yaml")
+)
 
 
-def _serve() -> Any:
+def _command(name: str) -> Any:
     verbs: Any = typer.main.get_command(cli.app)  # a group, as there are several
-    return verbs.commands["serve"]
+    return verbs.commands[name]
 
 
 USER = "10001"
 """User of the container, in the container file and in the manifest."""
-OPTIONS = {option for parameter in _serve().params for option in parameter.opts}
+OPTIONS = {option for parameter in _command("serve").params for option in parameter.opts}
 
 
 def lend_kernels(source: Path) -> None:
@@ -232,3 +234,34 @@ def test_the_manifest_grants_nothing_that_is_not_needed() -> None:
     assert volumes["state"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert "ReadWriteOncePod" in claim["spec"]["accessModes"]
     assert "secretName" in volumes["token"]["secret"]
+
+
+def test_the_feed_is_two_further_containers_that_are_confined_as_the_service_is(tmp_path: Path) -> None:
+    """As kubectl merges them: the service itself stays as it was."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not on this machine")
+    for path in (MANIFEST, FEED):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(f"resources: [{MANIFEST.name}]\npatches: [{{path: {FEED.name}}}]\n")
+    merged = subprocess.run(["kubectl", "kustomize", tmp_path], capture_output=True, text=True, check=True).stdout
+    before = documents()["Deployment"]["spec"]["template"]["spec"]
+    pod = {d["kind"]: d for d in yaml.safe_load_all(merged)}["Deployment"]["spec"]["template"]["spec"]
+    (service,) = before["containers"]
+    containers = {container["name"]: container for container in pod["containers"]}
+    assert set(containers) == {"reclaim", "feed"}
+    assert containers["reclaim"] == service
+    (history,), feed = pod["initContainers"], containers["feed"]
+    environment = {variable["name"]: variable["value"] for variable in service["env"]}
+    for container in (history, feed):
+        assert container["image"] == service["image"]
+        assert container["securityContext"] == service["securityContext"]
+        assert set(container["resources"]) == {"requests", "limits"}
+        assert [mount for mount in container["volumeMounts"] if mount not in service["volumeMounts"]] == []
+        program, name, *arguments = container["command"]
+        assert program == "reclaim"
+        with _command(name).make_context(name, arguments) as context:
+            found = context.params
+        assert str(found["out"] if name == "fetch" else found["history"]) == "/var/lib/reclaim/history"
+        assert found["url"].startswith("http")
+    assert str(found["service_token_file"]) == environment["RECLAIM_TOKEN_FILE"]
+    assert found["listen"].endswith(f":{feed['ports'][0]['containerPort']}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
+import httpx
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -22,6 +23,7 @@ from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.traces.history import PIECE_S, History
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.job import LOCK, FeedConfig, FeedReport, feed
+from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.predictions.histories import histories_of
 from tests.data.fetch.prometheus.test_client import Answer, ok, serving
 from tests.data.traces.kubernetes.histories import DIALECT, T0, US, Piece, write_history
@@ -237,6 +239,47 @@ def test_reservations_are_written_by_name_after_each_slot(history: Path, service
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: 3 containers, \d+\.\d % of CPU and .* limits reserved", said[0]
     )
+
+
+def test_a_prometheus_reads_the_reservations_of_the_last_slot(
+    history: Path, service: str, free_port: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "reclaim.prom"
+    scraped: list[tuple[str, str]] = []
+
+    class Scraped(Moment):
+        def sleep(self, seconds: float) -> None:
+            """Scrape, as long as the feed pauses."""
+            scraped.append((httpx.get(f"http://127.0.0.1:{free_port}/metrics").text, out.read_text()))
+            super().sleep(seconds)
+
+    run(history, service, Scraped(2.2 * HOUR_S, 2.2 * HOUR_S + 650), out=(out,), listen=str(free_port))
+    assert len(scraped) == 3
+    assert all(text == written for text, written in scraped)
+    untils = [line for text, _ in scraped for line in text.splitlines() if line.startswith("reclaim_feed_until")]
+    # 2.2 hours are 7920 s: a minute after the slot that ends at 7800 s
+    assert [float(line.split()[1]) - T0 for line in untils] == [7800, 8100, 8400]
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{free_port}/metrics")
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [("9105", ("127.0.0.1", 9105)), ("0.0.0.0:9105", ("0.0.0.0", 9105)), ("[::1]:9105", ("::1", 9105))],
+)
+def test_a_port_alone_is_one_of_this_machine(listen: str, address: tuple[str, int]) -> None:
+    assert address_of(listen) == address
+
+
+@pytest.mark.parametrize("listen", ["", "host", "host:", "70000", "0", ":-1"])
+def test_an_address_without_a_port_is_refused(listen: str) -> None:
+    with pytest.raises(ConfigError, match="--listen: expected PORT or HOST:PORT"):
+        FeedConfig(Access("http://127.0.0.1"), listen=listen)
+
+
+def test_an_address_that_is_taken_is_named(history: Path, service: str, free_port: int) -> None:
+    with shown(NamedMetrics(), str(free_port)), pytest.raises(ConfigError, match=rf"--listen {free_port}: .*another"):
+        run(history, service, Moment(2.2 * HOUR_S, 3 * HOUR_S), listen=str(free_port))
 
 
 def test_what_is_wrong_is_said_before_anything_is_sent(
