@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from reclaim.data.core.arrays import lent
 from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES
+from reclaim.data.windows import demand
+from reclaim.replay.closed_loop.following import FollowingMargins
+from reclaim.replay.open_loop.machines import MachineContenders, following_of
 from reclaim.training.machines import curve
 from reclaim.training.machines.curve import reserve
 from reclaim.training.machines.estimator import MachineEstimator
@@ -58,16 +61,25 @@ class ByMachine:
         Shares of machines' times that may pass what is reserved, one for each margin.
     first_s : float
         Seconds for which best-effort work counts its limit after it was placed.
+    demand : float64, shape (n_rows, n_resources), or None
+        Of each window of the tape, as ``data.windows.demand``, where the margins follow the peaks of the machines.
     """
 
     terms: Floats
     estimator: MachineEstimator
     budgets: Sequence[float]
     first_s: float = FIRST_S
+    demand: Floats | None = None
 
     def margins(self) -> Floats:
         """Return the margin of each budget; shape (n_margins, n_resources)."""
         return np.array([[c.margin(budget) for c in self.estimator.curves] for budget in self.budgets])
+
+    def following(self, slot_s: int) -> FollowingMargins | None:
+        """Return what moves the margins; None where they stay."""
+        if self.demand is None:
+            return None
+        return FollowingMargins(self.estimator, tuple(self.budgets), self.demand, slot_s)
 
     def alone(self) -> Floats:
         """Return what each run would reserve if it were alone, at each margin; shape (n_margins, n_rows, n_resources).
@@ -84,6 +96,28 @@ class ByMachine:
             terms=lent(self.terms)[0], sums=np.zeros((*shape, N_TERMS)), curves=np.concatenate(curves),
             margins=self.margins()[0], spare=np.zeros((len(RESOURCES), N_TERMS)),
         )  # fmt: skip
+
+
+def placing_by(
+    contenders: MachineContenders, name: str, rows: NDArray[np.int64], budgets: Sequence[float]
+) -> ByMachine | None:
+    """Return how a contender of ``MachineContenders.in_a_loop`` places machines; None for sums of tasks.
+
+    Parameters
+    ----------
+    contenders : MachineContenders
+    name : str
+    rows : int64, shape (n_rows,)
+        Rows of the history that a workload's tape plays.
+    budgets : sequence of float
+        Shares of machines' times, one for each margin, rising.
+    """
+    own = next((one for one in contenders.machines if name in (one, following_of(one))), None)
+    if own is None:
+        return None
+    foreseer, estimator = contenders.machines[own]
+    demanded = None if name == own else demand(foreseer.history.windows.take(rows))
+    return ByMachine(foreseer.current_terms(rows), estimator, tuple(budgets), demand=demanded)
 
 
 def no_state() -> State:

@@ -157,6 +157,7 @@ def simulate(
     )
     margins = None if by_machine is None else by_machine.margins()
     foreseen = no_state() if by_machine is None else by_machine.state(len(machines))
+    following = None if by_machine is None else by_machine.following(workload.slot_s)
     at = np.zeros(2, np.int64)
     of_lower_band = runs["rank"][runs["band"] == NON_PRODUCTION]
     ranks = min(RANKS, 1 + int(of_lower_band.max(initial=0)))
@@ -197,7 +198,9 @@ def simulate(
         if len(kills) - kills[0]["run"] <= len(runs):  # a slot may need more
             kills = np.concatenate([kills, np.zeros(len(kills), KILL)])
         loop = loop._replace(reserved=reserved[margin[t]], kills=kills, tick=ticks[t])
-        if by_machine is not None and margins is not None:
+        if following is not None:
+            margins = following.margins(now_us // slot_us)
+        if margins is not None:
             loop = loop._replace(foreseen=foreseen._replace(margins=margins[margin[t]]))
         until_us = min(now_us + slot_us, workload.stop_us)
         if live is not None:
@@ -205,6 +208,8 @@ def simulate(
             live.answer(runs, now_us)
         settle(loop, live is not None, float(workload.slot_s), now_us, until_us)
         schedule(loop, now_us, until_us)
+        if following is not None:
+            following.see(now_us // slot_us, runs, foreseen.sums)
         pass_slot(loop, changes, at, now_us, until_us)
     _stop_the_clock(runs, there, workload.stop_us)
     kills = kills[1 : kills[0]["run"]].copy()

@@ -46,6 +46,13 @@ BY_MACHINE_DEFINITION: Final = (
     "the peak of all tasks on a machine together. It has no reservation of a task."
 )
 """Meaning of the kinds ``experiment.BY_MACHINE``."""
+IN_A_LOOP_DEFINITION: Final = (
+    f"{BY_MACHINE_DEFINITION} `NAME (machine, following)` is the same with margins that follow the peaks of the "
+    "machines of the loop, as they are packed there."
+)
+"""The same in a closed loop."""
+_FOLLOWING: Final = f"{FITTED}, following"
+"""The same behind that of an estimator of machines whose margins follow the machines of a closed loop."""
 _SUM: Final = " (sum)"
 """Behind the name of an estimator of tasks whose reservations are summed."""
 _HALVINGS: Final = 40
@@ -254,6 +261,11 @@ class MachineContenders:
         """The kind of each contender."""
         return {sum_of(name): SUM_OF_TASKS for name in self.sums} | dict.fromkeys(self.machines, LEARNED_MACHINE)
 
+    @property
+    def in_a_loop(self) -> dict[str, str]:
+        """The kind of each contender of a closed loop, where margins of machines may follow as well."""
+        return self.kinds | dict.fromkeys(map(following_of, self.machines), LEARNED_MACHINE)
+
     def margins_of(self, name: str) -> Mapping[str, tuple[float, ...]]:
         """Return the margins of an estimator of machines by name, each in the order ``schema.RESOURCES``."""
         curves = self.machines[name][1].curves
@@ -277,6 +289,11 @@ class MachineContenders:
         """Return the same of one contender, by margin."""
         of = name.removesuffix(_SUM)
         return guarded_reservations(estimates.answers[of], estimates.history.windows, self.sums[of])
+
+
+def following_of(name: str) -> str:
+    """Return the name of an estimator of machines whose margins follow the machines of a closed loop."""
+    return f"{name.rpartition(' (')[0]} ({_FOLLOWING})"
 
 
 def sum_of(name: str) -> str:

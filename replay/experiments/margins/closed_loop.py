@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.closed_loop.foreseen import ByMachine
+from reclaim.replay.closed_loop.foreseen import ByMachine, placing_by
 from reclaim.replay.closed_loop.outcome import over_time, summary
 from reclaim.replay.closed_loop.records import MACHINE, OWN_LIMIT, PREEMPTED
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
@@ -79,20 +79,18 @@ def run_cells(
     segments = list(zip(SEQUENCE, segment_slots(slots), strict=True))
     turns = np.concatenate([np.full(b - a, MARGIN_NAMES.index(m), np.int8) for m, (a, b) in segments])
     contenders = contenders or MachineContenders()
-    names = [LIMIT, *(name for name in chosen if name != LIMIT), *contenders.kinds, ORACLE]
+    names = [LIMIT, *(name for name in chosen if name != LIMIT), *contenders.in_a_loop, ORACLE]
     kinds = (
         {LIMIT: LIMIT, ORACLE: ORACLE}
-        | contenders.kinds
+        | contenders.in_a_loop
         | {name: LEARNED if name.removesuffix(ONLINE) in source.bundles else STATISTICAL for name in chosen}
     )
 
     def calls() -> Iterator[tuple[Callable[[_Job], _Ran], _Job]]:
         for name in tqdm(names, desc="closed loop", unit="estimator", disable=None if source.progress else True):
-            by_machine = None
-            if name in contenders.machines:
-                foreseer, estimator = contenders.machines[name]
-                budgets = contenders.budgets.of_machines
-                by_machine = ByMachine(foreseer.current_terms(workload.row), estimator, list(budgets.values()))
+            budgets = contenders.budgets.of_machines
+            by_machine = placing_by(contenders, name, workload.row, tuple(budgets.values()))
+            if by_machine is not None:
                 margins, reserved = list(budgets), by_machine.alone()
             else:
                 margins, reserved = _reservations(name, estimates, workload, follow, contenders)

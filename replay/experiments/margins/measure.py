@@ -41,7 +41,7 @@ from reclaim.replay.experiments.margins.runs import COLUMNS, runs
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
 from reclaim.replay.open_loop.history import oracle
-from reclaim.replay.open_loop.machines import BY_MACHINE_DEFINITION, MachineContenders
+from reclaim.replay.open_loop.machines import IN_A_LOOP_DEFINITION, MachineContenders
 from reclaim.replay.open_loop.metrics import METRICS
 from reclaim.replay.open_loop.paired import EQUAL_DEFINITION, VERDICT_DEFINITION, Paired
 from reclaim.replay.open_loop.period import period_facts
@@ -119,7 +119,7 @@ def measure(source: Source, config: MarginsConfig) -> Measured:
         )
         definitions |= {"run": RUN_DEFINITION, **DEFINITIONS}
         if contenders.kinds:
-            definitions |= {"sum of tasks; learned machine": BY_MACHINE_DEFINITION}
+            definitions |= {"sum of tasks; learned machine": IN_A_LOOP_DEFINITION}
     return Measured(results, definitions, lambda folder: write_units(units, folder))
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data.errors import ConfigError
-from reclaim.replay.closed_loop.foreseen import ByMachine
+from reclaim.replay.closed_loop.foreseen import ByMachine, placing_by
 from reclaim.replay.closed_loop.outcome import DEFINITIONS, summary
 from reclaim.replay.closed_loop.simulate import Scheduling, simulate
 from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
@@ -29,7 +29,7 @@ from reclaim.replay.experiments.what_if.page import (
 )
 from reclaim.replay.open_loop.estimates import LIMIT, Estimates, estimate_all
 from reclaim.replay.open_loop.history import current_reservations
-from reclaim.replay.open_loop.machines import BY_MACHINE_DEFINITION, MachineContenders, sum_of
+from reclaim.replay.open_loop.machines import IN_A_LOOP_DEFINITION, MachineContenders, sum_of
 from reclaim.replay.open_loop.period import period_facts
 from reclaim.replay.settings import ReplayConfig
 from reclaim.training.margins.margin import MARGIN_NAMES
@@ -139,14 +139,14 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     cells = Cells(grown, machines, config)
     by_machine = MachineContenders.set_on_validation(source, estimates, config)
     contenders = _reservations(estimates, by_machine, workload, config)
-    names = [*contenders, *by_machine.machines]
+    names = [*contenders, *(name for name in by_machine.in_a_loop if name not in contenders)]
 
     def run_of(name: str) -> Run:
-        if name not in by_machine.machines:
+        if name in contenders:
             return partial(cells.run, reserved=contenders[name])
-        foreseer, estimator = by_machine.machines[name]
         budget = config.budgets.of_machines[config.margin]
-        together = ByMachine(foreseer.current_terms(workload.row), estimator, (budget,))
+        together = placing_by(by_machine, name, workload.row, (budget,))
+        assert together is not None
         return partial(cells.run, reserved=together.alone()[0], by_machine=together)
 
     with source.timed("closed loop"):
@@ -154,7 +154,7 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     answers = [
         {
             "name": name,
-            "kind": LIMIT if name == LIMIT else by_machine.kinds.get(name) or source.kind(name),
+            "kind": LIMIT if name == LIMIT else by_machine.in_a_loop.get(name) or source.kind(name),
             "margin": "none" if name == LIMIT else config.margin,
             "fewest": fewest_within(points, config),
             "points": [{"machines": n, "share": n / len(machines), **points[n]} for n in sorted(points)],
@@ -269,7 +269,7 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
             "with its original."
         ),
         "no reclamation": "Every task's limit is reserved for it.",
-        "sum of tasks; learned machine": BY_MACHINE_DEFINITION,
+        "sum of tasks; learned machine": IN_A_LOOP_DEFINITION,
         **DEFINITIONS,
     }
 

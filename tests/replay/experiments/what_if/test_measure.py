@@ -13,6 +13,7 @@ import pytest
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
+from reclaim.data.windows import demand
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.outcome import summary
@@ -306,9 +307,9 @@ def test_a_model_is_asked_by_machine_too_next_to_sums_at_the_same_budgets(
     assert "estimator_of_tasks" not in recorded["network/aggressive"]
     assert [(e["name"], e["kind"]) for e in results["estimators"]] == [
         ("network", "learned"), ("borg", "statistical"), ("network (sum)", SUM_OF_TASKS), ("borg (sum)", SUM_OF_TASKS),
-        (LIMIT, LIMIT), ("network (machine)", LEARNED_MACHINE),
+        (LIMIT, LIMIT), ("network (machine)", LEARNED_MACHINE), ("network (machine, following)", LEARNED_MACHINE),
     ]  # fmt: skip
-    machine = results["estimators"][-1]
+    machine, following = results["estimators"][-2:]
     estimates = estimate_all(source, config)
     contenders = MachineContenders.set_on_validation(source, estimates, config)
     slots = estimates.period.slots
@@ -318,6 +319,9 @@ def test_a_model_is_asked_by_machine_too_next_to_sums_at_the_same_budgets(
     by = ByMachine(foreseer.current_terms(workload.row), estimator, (config.budgets.aggressive,))
     expected = Cells(workload, machines, config).run(3, by.alone()[0], by)
     assert machine["points"][0] == {"machines": 3, "share": 0.75, **expected}
+    by = replace(by, demand=demand(estimates.history.windows.take(workload.row)))
+    expected = Cells(workload, machines, config).run(3, by.alone()[0], by)
+    assert following["points"][0] == {"machines": 3, "share": 0.75, **expected}
     rows = [row["role"] for row in summary_table(results).as_records()]
     assert rows == ["learned", "statistical", LEARNED_MACHINE, SUM_OF_TASKS, "no reclamation"]
     assert "sum of tasks; learned machine" in definitions(config)

@@ -1,0 +1,147 @@
+"""Margins that follow the machines of a closed loop: what is judged, computed again run by run, and what moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reclaim.replay.closed_loop.following import FollowingMargins
+from reclaim.replay.closed_loop.foreseen import ByMachine
+from reclaim.replay.closed_loop.records import RUNNING
+from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
+from reclaim.training.machines.estimator import BOUND, MachineEstimator
+from reclaim.training.machines.following import OnlineMachines
+from reclaim.training.margins.violation import violates
+from tests.replay.closed_loop.test_foreseen import MEAN, terms_of
+from tests.replay.small_cells import SmallCell, Task, cells, machines, workload
+
+HORIZON_S, SLOT_S = 1_200, 300
+BUDGETS = (0.02, 0.3)
+
+
+def estimator() -> MachineEstimator:
+    return MachineEstimator(MEAN, HORIZON_S, (1.0, 1.0))
+
+
+def placing(made: Any, tasks: list[Task], demand: np.ndarray | None = None, means: float = 0.05) -> ByMachine:
+    """Return what foresees a mean of each run; by default it demands what it uses."""
+    demand = made.tape["use"].copy() if demand is None else demand
+    return ByMachine(terms_of(made, tasks, [means] * len(tasks)), estimator(), BUDGETS, demand=demand)
+
+
+class Spied:
+    """What a closed loop gave its margins to see, slot by slot, and the margins that it took."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[int, np.ndarray, np.ndarray]] = []
+        self.margins: list[np.ndarray] = []
+        see, margins = FollowingMargins.see, FollowingMargins.margins
+
+        def look(one: FollowingMargins, slot: int, runs: np.ndarray, sums: np.ndarray) -> None:
+            self.seen.append((slot, runs.copy(), sums.copy()))
+            see(one, slot, runs, sums)
+
+        def take(one: FollowingMargins, slot: int) -> np.ndarray:
+            self.margins.append(margins(one, slot).copy())
+            return self.margins[-1]
+
+        patch.setattr(FollowingMargins, "see", look)
+        patch.setattr(FollowingMargins, "margins", take)
+
+
+def again(spied: Spied, demand: np.ndarray) -> list[np.ndarray]:
+    """Compute the margins of each slot again, run by run and machine by machine."""
+    online, of = OnlineMachines(MEAN, BUDGETS, HORIZON_S, SLOT_S), estimator()
+    slots = HORIZON_S // SLOT_S
+    expected = []
+    for at, (slot, *_) in enumerate(spied.seen):
+        if at >= slots:  # the answers whose horizon ended with the slot before this one
+            first, runs, sums = spied.seen[at - slots]
+            judged, violated = 0, np.zeros((2, 2), np.int64)
+            held = [of.at(margins, sums) for margins in spied.margins[at - slots].tolist()]
+            for m in range(len(sums)):
+                mine = [i for i, run in enumerate(runs) if run["state"] == RUNNING and run["machine"] == m]
+                if not mine:
+                    continue
+                peak = np.zeros(2)
+                for _, later, _ in spied.seen[at - slots : at]:
+                    there = [
+                        i for i in mine
+                        if later[i]["state"] == RUNNING and later[i]["machine"] == m
+                        and later[i]["placed_us"] == runs[i]["placed_us"]
+                    ]  # fmt: skip
+                    total = sum((np.minimum(demand[later[i]["cursor"]], runs[i]["limit"]) for i in there), np.zeros(2))
+                    peak = np.maximum(peak, total)
+                judged += 1
+                violated += np.array([violates(peak, reserved[m]) for reserved in held])
+            online.count(first, np.full(2, judged), violated)
+        online.reach(slot)
+        expected.append(online.margins.copy())
+    return expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(cell=cells(), seed=st.integers(0, 2**32 - 1))
+def test_margins_are_those_of_the_peaks_that_each_machine_came_to(cell: SmallCell, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    made, _ = workload(*cell.tasks, slots=cell.slots, masks=cell.masks, predecessors=cell.predecessors)
+    demand = rng.choice([0.0, 0.05, 0.2, 0.6], (len(made.tape), 2))
+    with pytest.MonkeyPatch.context() as patch:
+        spied = Spied(patch)
+        by = placing(made, cell.tasks, demand)
+        simulate(made, cell.on, by.alone(), by_machine=by)
+    for found, expected in zip(spied.margins, again(spied, demand), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def run(use: float, *, follow: bool = True, slots: int = 60) -> Outcome:
+    """Run eight tasks on eight machines for hours, each of which uses so much and is foreseen at 0.05."""
+    tasks = [Task([(use, use)] * slots, limit=(0.9, 0.9), carried=True) for _ in range(8)]
+    made, _ = workload(*tasks, slots=slots, machines=8)
+    by = placing(made, tasks)
+    by = by if follow else replace(by, demand=None)
+    return simulate(made, machines(*[(1.0, 1.0)] * 8), by.alone(), scheduling=Scheduling(), by_machine=by)
+
+
+def test_what_is_passed_raises_what_is_reserved_and_what_is_not_lowers_it() -> None:
+    """A use of 0.2 passes the mean of 0.05 until the margin covers it; one of 0.01 lets the margin sink."""
+    with pytest.MonkeyPatch.context() as patch:
+        spied = Spied(patch)
+        run(0.2)
+    passed = np.array(spied.margins)
+    assert (np.diff(passed, axis=0) >= 0).all()
+    assert (passed[-1] > passed[0]).all()
+    under = run(0.01)
+    assert under.ticks["reserved"][-1, 0] < under.ticks["reserved"][0, 0]
+    stays = run(0.2, follow=False)
+    assert stays.ticks["reserved"][:, 0] == pytest.approx(stays.ticks["reserved"][0, 0])
+
+
+def test_nothing_moves_before_an_horizon_is_over() -> None:
+    """Four slots of the horizon, one for late windows, and the answer's own."""
+    moved = np.flatnonzero(np.diff(run(0.01).ticks["reserved"][:, 0]))
+    assert moved[0] + 1 == HORIZON_S // SLOT_S + 2
+
+
+def test_a_run_counts_up_to_its_limit_and_while_it_is_there() -> None:
+    tasks = [Task([(0.1, 0.1)] * 3, (0.5, 0.5), carried=True), Task([(0.1, 0.1)] * 9, (0.4, 0.4), carried=True)]
+    made, _ = workload(*tasks, slots=9)
+    demand = np.full((len(made.tape), 2), 0.3)
+    demand[made.runs["first"][1] + 4] = 7.0  # above its limit, after the first has ended
+    with pytest.MonkeyPatch.context() as patch:
+        judged: list[tuple[int, list[float]]] = []
+
+        def judge(_: FollowingMargins, answer: Any) -> None:
+            judged.append((answer.slot, answer.peak[0].tolist()))
+
+        patch.setattr(FollowingMargins, "_judge", judge)
+        by = ByMachine(terms_of(made, tasks, [0.1, 0.1]), MachineEstimator(BOUND, HORIZON_S, (1.0, 1.0)), BUDGETS,
+                       demand=demand)  # fmt: skip
+        simulate(made, machines((1.0, 1.0)), by.alone(), by_machine=by)
+    # the answers of the slots 0 to 2 are of both, of which the second alone comes to 0.4 in slot 4
+    assert judged[:4] == [(0, [0.6, 0.6]), (1, [0.6, 0.6]), (2, [0.6, 0.6]), (3, [0.4, 0.4])]
