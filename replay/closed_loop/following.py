@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -83,22 +84,21 @@ class FollowingMargins:
         sums : float64, shape (n_machines, n_resources, N_TERMS)
             Terms of the runs on each machine.
         """
-        running = np.flatnonzero(runs["state"] == RUNNING)
+        running, machine = runs["state"] == RUNNING, runs["machine"]
+        placed_us = np.ascontiguousarray(runs["placed_us"])
         if self._online.is_time(slot):
+            here = np.flatnonzero(running)
             reserved = np.stack([self._estimator.at(margins, sums) for margins in self._online.margins.tolist()])
-            of = runs[running]
             self._waiting.append(
-                _Answer(slot, running, of["machine"].astype(np.int64), of["placed_us"].copy(), of["limit"].copy(),
-                        reserved, np.zeros(sums.shape[:2]))
+                _Answer(slot, here, machine[here].astype(np.int64), placed_us[here], runs["limit"][here], reserved,
+                        np.zeros(sums.shape[:2]))
             )  # fmt: skip
+        where = np.where(running, machine, -1)
+        demand = np.nan_to_num(self._demand[np.where(running, runs["cursor"], 0)])
         for answer in self._waiting:
-            now = runs[answer.run]
-            there = (now["state"] == RUNNING) & (now["placed_us"] == answer.placed_us)
-            there &= now["machine"] == answer.machine
-            demand = np.fmin(np.nan_to_num(self._demand[now["cursor"][there]]), answer.limit[there])
-            for r in range(demand.shape[1]):
-                total = np.bincount(answer.machine[there], demand[:, r], len(answer.peak))
-                np.maximum(answer.peak[:, r], total, out=answer.peak[:, r])
+            total = np.zeros(answer.peak.shape)
+            _count(answer.run, answer.machine, answer.placed_us, answer.limit, where, placed_us, demand, total)
+            np.maximum(answer.peak, total, out=answer.peak)
         while self._waiting and self._waiting[0].slot + self._online.horizon_slots <= slot + 1:
             self._judge(self._waiting.popleft())
 
@@ -107,3 +107,22 @@ class FollowingMargins:
         some = np.unique(answer.machine)
         violated = violates(answer.peak[some], answer.reserved[:, some]).sum(axis=1)
         self._online.count(answer.slot, np.full(answer.peak.shape[1], len(some)), violated)
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(
+    run: Any,  # (n,) int64
+    machine: Any,  # (n,) int64
+    placed_us: Any,  # (n,) int64
+    limit: Any,  # (n, R) float64
+    where: Any,  # (n_runs,) int32, machine of a run, -1 where it does not run
+    since_us: Any,  # (n_runs,) int64, when it was placed
+    demand: Any,  # (n_runs, R) float64
+    total: Any,  # (n_machines, R) float64, changed
+) -> None:
+    """Add the demand of the runs of an answer that are where they were, each up to its limit."""
+    for k in range(len(run)):
+        i = run[k]
+        if where[i] == machine[k] and since_us[i] == placed_us[k]:
+            for r in range(total.shape[1]):
+                total[machine[k], r] += min(demand[i, r], limit[k, r])
