@@ -1,4 +1,4 @@
-"""Holds what machines of a closed loop reserve against what their runs come to, by which the margins follow."""
+"""Holds what machines of a closed loop reserve against what their runs come to, by which margins may follow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.replay.closed_loop.records import RUNNING
 from reclaim.training.machines.estimator import MachineEstimator
-from reclaim.training.machines.following import OnlineMachines
+from reclaim.training.machines.following import TAKEN, OnlineMachines
 from reclaim.training.margins.violation import violates
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ class _Answer:
         Runs that were there, their machines, and when they were placed there.
     limit : float64, shape (n, n_resources)
         Theirs at that time, up to which they count.
-    reserved : float64, shape (n_budgets, n_machines, n_resources)
+    reserved : float64, shape (k, n_machines, n_resources)
     peak : float64, shape (n_machines, n_resources)
         Largest demand so far.
     """
@@ -44,36 +44,56 @@ class _Answer:
     peak: Floats
 
 
-class FollowingMargins:
-    """Margins of an estimator of machines that follow the peaks of the machines of a closed loop.
+class HeldMachines:
+    """Machines of a closed loop, each held against the largest demand of its runs within a horizon.
 
-    The rule is that of the service and of replays (``training.machines.following``), on the machines as the loop packs
-    them: margins of the machines of a trace do not hold there.
+    An answer is of the runs that are on a machine at a time; it holds them for as long as they stay there, each up to
+    its limit of that time. With a horizon of an hour there is an answer in every slot, with a longer one so many.
+
+    Margins that follow do so by the rule of the service and of replays (``training.machines.following``), on the
+    machines as the loop packs them: those of the machines of a trace do not hold there.
 
     Parameters
     ----------
-    estimator : MachineEstimator
-    budgets : sequence of float
-        Rising: shares of machines' times that may pass what is reserved, one for each margin.
     demand : float64, shape (n_rows, n_resources)
         Of each window of the tape, as ``data.windows.demand``; NaN where unknown.
-    slot_s : int
+    horizon_s, slot_s : int
+    estimator : MachineEstimator or None
+        Its margins follow; None: none do.
+    budgets : tuple of float
+        Rising: shares of machines' times that may pass what is reserved, one for each of its margins.
+
+    Attributes
+    ----------
+    judged : int
+        Answers whose horizon is over.
+    over : int64, shape (n_resources,)
+        Those of them that were passed.
     """
 
     def __init__(
-        self, estimator: MachineEstimator, budgets: tuple[float, ...], demand: Floats, slot_s: int
+        self, demand: Floats, horizon_s: int, slot_s: int, estimator: MachineEstimator | None = None,
+        budgets: tuple[float, ...] = (),
     ) -> None:  # fmt: skip
-        self._online = OnlineMachines(estimator.curves, budgets, estimator.horizon_s, slot_s)
+        self._online = None if estimator is None else OnlineMachines(estimator.curves, budgets, horizon_s, slot_s)
         self._estimator, self._demand = estimator, demand
+        self._slots = -(-horizon_s // slot_s)
+        self._step = max(1, self._slots // TAKEN)
         self._waiting: deque[_Answer] = deque()
+        self.judged, self.over = 0, np.zeros(demand.shape[1], np.int64)
 
-    def margins(self, slot: int) -> Floats:
-        """Return the margins with which a slot begins, (n_budgets, n_resources): of outcomes that are known by then."""
+    def margins(self, slot: int) -> Floats | None:
+        """Return the margins with which a slot begins, (n_budgets, n_resources): of outcomes that are known by then.
+
+        None where none follow.
+        """
+        if self._online is None:
+            return None
         self._online.reach(slot)
         return self._online.margins
 
-    def see(self, slot: int, runs: NDArray[Any], sums: Floats) -> None:
-        """Count what the runs demand in a slot for the answers before it, and make the answers of the slot.
+    def see(self, slot: int, runs: NDArray[Any], reserved: Floats, sums: Floats) -> None:
+        """Count what the runs demand in a slot for the answers so far, those of the slot among them.
 
         Parameters
         ----------
@@ -81,17 +101,20 @@ class FollowingMargins:
             One more than that of the call before.
         runs : structured array of ``records.RUN``, shape (n_runs,)
             At their windows of the slot.
+        reserved : float64, shape (n_machines, n_resources)
+            By the machines at this time.
         sums : float64, shape (n_machines, n_resources, N_TERMS)
-            Terms of the runs on each machine.
+            Terms of the runs on each machine; read where margins follow.
         """
         running, machine = runs["state"] == RUNNING, runs["machine"]
         placed_us = np.ascontiguousarray(runs["placed_us"])
-        if self._online.is_time(slot):
-            here = np.flatnonzero(running)
-            reserved = np.stack([self._estimator.at(margins, sums) for margins in self._online.margins.tolist()])
+        if slot % self._step == 0:
+            here, held = np.flatnonzero(running), [reserved.copy()]
+            if self._online is not None and self._estimator is not None:
+                held += [self._estimator.at(margins, sums) for margins in self._online.margins.tolist()]
             self._waiting.append(
-                _Answer(slot, here, machine[here].astype(np.int64), placed_us[here], runs["limit"][here], reserved,
-                        np.zeros(sums.shape[:2]))
+                _Answer(slot, here, machine[here].astype(np.int64), placed_us[here], runs["limit"][here],
+                        np.stack(held), np.zeros(reserved.shape))
             )  # fmt: skip
         where = np.where(running, machine, -1)
         demand = np.nan_to_num(self._demand[np.where(running, runs["cursor"], 0)])
@@ -99,14 +122,17 @@ class FollowingMargins:
             total = np.zeros(answer.peak.shape)
             _count(answer.run, answer.machine, answer.placed_us, answer.limit, where, placed_us, demand, total)
             np.maximum(answer.peak, total, out=answer.peak)
-        while self._waiting and self._waiting[0].slot + self._online.horizon_slots <= slot + 1:
+        while self._waiting and self._waiting[0].slot + self._slots <= slot + 1:
             self._judge(self._waiting.popleft())
 
     def _judge(self, answer: _Answer) -> None:
         """Let the machines that had runs count."""
         some = np.unique(answer.machine)
         violated = violates(answer.peak[some], answer.reserved[:, some]).sum(axis=1)
-        self._online.count(answer.slot, np.full(answer.peak.shape[1], len(some)), violated)
+        self.judged += len(some)
+        self.over += violated[0]
+        if self._online is not None:
+            self._online.count(answer.slot, np.full(answer.peak.shape[1], len(some)), violated[1:])
 
 
 @numba.njit(cache=True, nogil=True)

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from reclaim.data.core.arrays import lent
 from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import demand
-from reclaim.replay.closed_loop.following import FollowingMargins
 from reclaim.replay.open_loop.machines import MachineContenders, following_of
 from reclaim.training.machines import curve
 from reclaim.training.machines.curve import reserve
@@ -61,25 +59,19 @@ class ByMachine:
         Shares of machines' times that may pass what is reserved, one for each margin.
     first_s : float
         Seconds for which best-effort work counts its limit after it was placed.
-    demand : float64, shape (n_rows, n_resources), or None
-        Of each window of the tape, as ``data.windows.demand``, where the margins follow the peaks of the machines.
+    follows : bool
+        Whether the margins follow the peaks of the machines.
     """
 
     terms: Floats
     estimator: MachineEstimator
     budgets: Sequence[float]
     first_s: float = FIRST_S
-    demand: Floats | None = None
+    follows: bool = False
 
     def margins(self) -> Floats:
         """Return the margin of each budget; shape (n_margins, n_resources)."""
         return np.array([[c.margin(budget) for c in self.estimator.curves] for budget in self.budgets])
-
-    def following(self, slot_s: int) -> FollowingMargins | None:
-        """Return what moves the margins; None where they stay."""
-        if self.demand is None:
-            return None
-        return FollowingMargins(self.estimator, tuple(self.budgets), self.demand, slot_s)
 
     def alone(self) -> Floats:
         """Return what each run would reserve if it were alone, at each margin; shape (n_margins, n_rows, n_resources).
@@ -116,8 +108,7 @@ def placing_by(
     if own is None:
         return None
     foreseer, estimator = contenders.machines[own]
-    demanded = None if name == own else demand(foreseer.history.windows.take(rows))
-    return ByMachine(foreseer.current_terms(rows), estimator, tuple(budgets), demand=demanded)
+    return ByMachine(foreseer.current_terms(rows), estimator, tuple(budgets), follows=name != own)
 
 
 def no_state() -> State:

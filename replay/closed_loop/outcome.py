@@ -60,6 +60,10 @@ DEFINITIONS: Final[Mapping[str, str]] = {
         "limits: the share of the workload that could not be there if every task were given its limit. Limits that "
         "grow while a task runs are counted, too, so that it may pass nought without reclamation: that is the floor."
     ),
+    "peaks passed": (
+        "Times of machines at which their tasks came to more, within the horizon, than was reserved for them: the "
+        "tasks that were there, for as long as they stayed, each up to its limit of that time."
+    ),
     "waiting": "Task-time spent waiting for a machine, over task-time waiting or running.",
     "delay": (
         "From when a run wants nothing but a machine to its first placement; of one never placed, to the end of the "
@@ -101,6 +105,7 @@ def summary(outcome: Outcome) -> dict[str, float | None]:
         found[f"granted_{resource}"] = _share(limit, capacity)
         found[f"reserved_{resource}"] = _share(ticks["reserved"][:, r].sum(), capacity)
         found[f"in_reclaimed_{resource}"] = _share(ticks["in_reclaimed"][:, r].sum(), limit)
+        found[f"machines_over_{resource}"] = _share(outcome.over[r], outcome.judged)
     for c, name in enumerate(_CLASSES):
         found[f"throttled_{name}"] = _share(ticks["throttled_s"][:, c].sum(), ticks["cpu_s"][:, c].sum())
         found[f"throttled_cpu_hours_{name}"] = float(ticks["throttled_s"][:, c].sum()) / 3600

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import lent
 from reclaim.data.errors import ConfigError
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.closed_loop.following import HeldMachines
 from reclaim.replay.closed_loop.foreseen import ByMachine, no_state
 from reclaim.replay.closed_loop.kernel import advance, pass_slot, schedule, settle
 from reclaim.replay.closed_loop.live import Live
@@ -90,6 +92,10 @@ class Outcome:
     machines : structured array of ``records.MACHINE_STATE``
     ticks : structured array of ``records.TICK``, shape (n_slots,)
     kills : structured array of ``records.KILL``, in the order of their times
+    judged : int
+        Times of machines that were held against the peak of their runs; 0 where none was.
+    over : int64, shape (n_resources,)
+        Those of them at which the peak passed what was reserved.
     """
 
     workload: Workload
@@ -97,6 +103,8 @@ class Outcome:
     machines: NDArray[Any]
     ticks: NDArray[Any]
     kills: NDArray[Any]
+    judged: int
+    over: NDArray[np.int64]
 
 
 def simulate(
@@ -108,6 +116,7 @@ def simulate(
     *,
     live: Live | None = None,
     by_machine: ByMachine | None = None,
+    horizon_s: int | None = None,
 ) -> Outcome:
     """Run a workload on machines; the same arguments give the same outcome.
 
@@ -131,6 +140,8 @@ def simulate(
         An estimator that answers as time passes, instead of ``reserved``.
     by_machine : ByMachine or None
         An estimator of machines, by which they reserve for all runs on them together; ``reserved`` is its ``alone``.
+    horizon_s : int or None
+        Time ahead for which machines are held against the peaks of their runs; None: they are not.
     """
     assert live is None or by_machine is None, "machines are foreseen by the tape"
     scheduling = scheduling or Scheduling()
@@ -157,7 +168,7 @@ def simulate(
     )
     margins = None if by_machine is None else by_machine.margins()
     foreseen = no_state() if by_machine is None else by_machine.state(len(machines))
-    following = None if by_machine is None else by_machine.following(workload.slot_s)
+    held = _held(workload, by_machine, horizon_s)
     at = np.zeros(2, np.int64)
     of_lower_band = runs["rank"][runs["band"] == NON_PRODUCTION]
     ranks = min(RANKS, 1 + int(of_lower_band.max(initial=0)))
@@ -198,8 +209,8 @@ def simulate(
         if len(kills) - kills[0]["run"] <= len(runs):  # a slot may need more
             kills = np.concatenate([kills, np.zeros(len(kills), KILL)])
         loop = loop._replace(reserved=reserved[margin[t]], kills=kills, tick=ticks[t])
-        if following is not None:
-            margins = following.margins(now_us // slot_us)
+        followed = None if held is None else held.margins(now_us // slot_us)
+        margins = margins if followed is None else followed
         if margins is not None:
             loop = loop._replace(foreseen=foreseen._replace(margins=margins[margin[t]]))
         until_us = min(now_us + slot_us, workload.stop_us)
@@ -208,14 +219,26 @@ def simulate(
             live.answer(runs, now_us)
         settle(loop, live is not None, float(workload.slot_s), now_us, until_us)
         schedule(loop, now_us, until_us)
-        if following is not None:
-            following.see(now_us // slot_us, runs, foreseen.sums)
+        if held is not None:
+            held.see(now_us // slot_us, runs, there["reserved"], foreseen.sums)
         pass_slot(loop, changes, at, now_us, until_us)
     _stop_the_clock(runs, there, workload.stop_us)
     kills = kills[1 : kills[0]["run"]].copy()
     kills["machine"] = order[kills["machine"]]
     runs["machine"] = np.where(runs["machine"] >= 0, order[runs["machine"]], -1)
-    return Outcome(workload, runs, there[place], ticks, kills)
+    judged, over = (0, np.zeros(len(RESOURCES), np.int64)) if held is None else (held.judged, held.over)
+    return Outcome(workload, runs, there[place], ticks, kills, judged, over)
+
+
+def _held(workload: Workload, by_machine: ByMachine | None, horizon_s: int | None) -> HeldMachines | None:
+    """Return what holds machines against their peaks; None where nothing does."""
+    follows = by_machine is not None and by_machine.follows
+    if horizon_s is None:
+        assert not follows, "margins follow peaks within a horizon"
+        return None
+    if by_machine is None or not follows:
+        return HeldMachines(workload.demand, horizon_s, workload.slot_s)
+    return HeldMachines(workload.demand, horizon_s, workload.slot_s, by_machine.estimator, tuple(by_machine.budgets))
 
 
 def _stop_the_clock(runs: NDArray[Any], machines: NDArray[Any], now_us: int) -> None:

@@ -17,7 +17,7 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.oom import oom_columns, oom_events
 from reclaim.data.schema import TIER_FLOORS, TIERS, UNKNOWN_ID
-from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, Windows
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, Windows, demand
 from reclaim.replay.closed_loop.constraints import Constraints, most_per_machine
 from reclaim.replay.closed_loop.records import (
     AHEAD,
@@ -67,6 +67,8 @@ class Workload:
         shorter than a slot, each has the mean CPU and the largest memory of all that begin in its slot of the run.
     row : int64, shape (n_rows,)
         Row of the history that each window is.
+    demand : float64, shape (n_rows, n_resources)
+        What a reservation had to cover in each window, as ``data.windows.demand``; NaN where unknown.
     masks : bool, shape (n_masks, n_machines)
         Machines on which the runs of each mask may be.
     start_us, stop_us : int
@@ -82,6 +84,7 @@ class Workload:
     runs: NDArray[Any]
     tape: NDArray[Any]
     row: NDArray[np.int64]
+    demand: NDArray[np.float64]
     masks: NDArray[np.bool_]
     start_us: int
     stop_us: int
@@ -268,6 +271,7 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
         runs=runs,
         tape=tape,
         row=rows,
+        demand=demand(seen.take(rows)),
         masks=constraints.allowed(machines.ids, start_us),
         start_us=start_us,
         stop_us=slots.stop_us,

@@ -84,6 +84,7 @@ def workload(
         runs=runs,
         tape=tape,
         row=np.arange(len(tape)),
+        demand=tape["use"].copy(),
         masks=np.ones((1, machines), np.bool_) if masks is None else masks,
         start_us=0,
         stop_us=slots * SLOT_US,

@@ -24,6 +24,7 @@ from reclaim.replay.open_loop.estimates import LIMIT, Estimates
 from reclaim.replay.open_loop.history import current_reservations, oracle
 from reclaim.replay.open_loop.machines import MachineContenders
 from reclaim.replay.open_loop.period import SEQUENCE, segment_slots
+from reclaim.replay.settings import ReplayConfig
 from reclaim.training.margins.margin import MARGIN_NAMES
 
 BINS: Final = 200
@@ -45,6 +46,7 @@ def run_cells(
     orders: int = 1,
     follow: Callable[[str], Mapping[str, NDArray[np.float64]]] | None = None,
     contenders: MachineContenders | None = None,
+    horizon_s: int = ReplayConfig.horizon_s,
 ) -> dict[str, Any]:
     """Run the cell under every margin of chosen estimators, and under the sequence of them; sums without the sequence.
 
@@ -64,6 +66,8 @@ def run_cells(
         (n, n_resources) each.
     contenders : MachineContenders or None
         Further ones, which keep budgets of machine peaks.
+    horizon_s : int
+        Time ahead for which machines are held against their peaks.
 
     Returns
     -------
@@ -97,7 +101,7 @@ def run_cells(
             plans = {m: np.full(slots.count, k, np.int8) for k, m in enumerate(margins)}
             if len(margins) > 1 and kinds[name] != SUM_OF_TASKS:
                 plans[IN_TURN] = turns
-            run = partial(_run, workload, machines, reserved, segments, by_machine)
+            run = partial(_run, workload, machines, reserved, segments, by_machine, horizon_s)
             for margin, plan in plans.items():
                 for k in range(orders):
                     yield run, (name, margin, plan, replace(scheduling, seed=scheduling.seed + k))
@@ -182,12 +186,12 @@ def _reservations(
 
 def _run(
     workload: Workload, machines: CellMachines, reserved: NDArray[np.float64],
-    segments: Sequence[tuple[str, tuple[int, int]]], by_machine: ByMachine | None, job: _Job,
+    segments: Sequence[tuple[str, tuple[int, int]]], by_machine: ByMachine | None, horizon_s: int, job: _Job,
 ) -> _Ran:  # fmt: skip
     """Run the cell once."""
     started = time.perf_counter()
     name, margin, plan, scheduling = job
-    outcome = simulate(workload, machines, reserved, plan, scheduling, by_machine=by_machine)
+    outcome = simulate(workload, machines, reserved, plan, scheduling, by_machine=by_machine, horizon_s=horizon_s)
     ran = {"summary": summary(outcome), "weeks": _weeks(outcome, segments), "over_time": over_time(outcome, BINS)}
     return name, margin, ran, time.perf_counter() - started
 

@@ -115,7 +115,7 @@ def measure(source: Source, config: MarginsConfig) -> Measured:
         followed = partial(follow, estimates=estimates, config=config)
         contenders = MachineContenders.set_on_validation(source, estimates, config, chosen)
         results["closed_loop"] = run_cells(
-            source, estimates, config.scheduling, chosen, config.orders, followed, contenders
+            source, estimates, config.scheduling, chosen, config.orders, followed, contenders, config.horizon_s
         )
         definitions |= {"run": RUN_DEFINITION, **DEFINITIONS}
         if contenders.kinds:

@@ -95,7 +95,7 @@ class Cells:
         self._workload = workload
         self._machines, order = machines.subset(len(machines), config.seed)
         self._masks = workload.masks[:, order]
-        self._scheduling = config.scheduling
+        self._scheduling, self._horizon_s = config.scheduling, config.horizon_s
 
     def run(
         self, n: int, reserved: NDArray[np.float64], by_machine: ByMachine | None = None
@@ -116,7 +116,7 @@ class Cells:
         return summary(
             simulate(
                 replace(self._workload, masks=masks), first, reserved[None], scheduling=self._scheduling,
-                by_machine=by_machine,
+                by_machine=by_machine, horizon_s=self._horizon_s,
             )
         )  # fmt: skip
 

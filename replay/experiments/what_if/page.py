@@ -48,6 +48,7 @@ _POINT: Final = {
     "preemptions per 1,000 task-days": "preempted_per_1000_task_days",
     "throttled batch": "throttled_batch",
     "throttled latency-sensitive": "throttled_latency_sensitive",
+    **{f"{r} peaks passed": f"machines_over_{r}" for r in RESOURCES},
     **{f"{r} used": f"utilisation_{r}" for r in RESOURCES},
     "in reclaimed memory": "in_reclaimed_memory",
     "wasted": "wasted",

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reclaim.replay.closed_loop.following import FollowingMargins
+from reclaim.replay.closed_loop.following import HeldMachines
 from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.records import RUNNING
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
-from reclaim.training.machines.estimator import BOUND, MachineEstimator
+from reclaim.training.machines.estimator import MachineEstimator
 from reclaim.training.machines.following import OnlineMachines
 from reclaim.training.margins.violation import violates
 from tests.replay.closed_loop.test_foreseen import MEAN, terms_of
@@ -28,40 +28,41 @@ def estimator() -> MachineEstimator:
     return MachineEstimator(MEAN, HORIZON_S, (1.0, 1.0))
 
 
-def placing(made: Any, tasks: list[Task], demand: np.ndarray | None = None, means: float = 0.05) -> ByMachine:
-    """Return what foresees a mean of each run; by default it demands what it uses."""
-    demand = made.tape["use"].copy() if demand is None else demand
-    return ByMachine(terms_of(made, tasks, [means] * len(tasks)), estimator(), BUDGETS, demand=demand)
+def placing(made: Any, tasks: list[Task], mean: float = 0.05) -> ByMachine:
+    """Return what foresees a mean of each run, and follows."""
+    return ByMachine(terms_of(made, tasks, [mean] * len(tasks)), estimator(), BUDGETS, follows=True)
 
 
 class Spied:
     """What a closed loop gave its margins to see, slot by slot, and the margins that it took."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.seen: list[tuple[int, np.ndarray, np.ndarray]] = []
+        self.seen: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
         self.margins: list[np.ndarray] = []
-        see, margins = FollowingMargins.see, FollowingMargins.margins
+        see, margins = HeldMachines.see, HeldMachines.margins
 
-        def look(one: FollowingMargins, slot: int, runs: np.ndarray, sums: np.ndarray) -> None:
-            self.seen.append((slot, runs.copy(), sums.copy()))
-            see(one, slot, runs, sums)
+        def look(one: HeldMachines, slot: int, runs: np.ndarray, reserved: np.ndarray, sums: np.ndarray) -> None:
+            self.seen.append((slot, runs.copy(), reserved.copy(), sums.copy()))
+            see(one, slot, runs, reserved, sums)
 
-        def take(one: FollowingMargins, slot: int) -> np.ndarray:
-            self.margins.append(margins(one, slot).copy())
-            return self.margins[-1]
+        def take(one: HeldMachines, slot: int) -> np.ndarray:
+            found = margins(one, slot)
+            assert found is not None
+            self.margins.append(found.copy())
+            return found
 
-        patch.setattr(FollowingMargins, "see", look)
-        patch.setattr(FollowingMargins, "margins", take)
+        patch.setattr(HeldMachines, "see", look)
+        patch.setattr(HeldMachines, "margins", take)
 
 
-def again(spied: Spied, demand: np.ndarray) -> list[np.ndarray]:
-    """Compute the margins of each slot again, run by run and machine by machine."""
+def again(spied: Spied, demand: np.ndarray) -> tuple[list[np.ndarray], int, np.ndarray]:
+    """Compute the margins of each slot again, run by run and machine by machine, and how often all were passed."""
     online, of = OnlineMachines(MEAN, BUDGETS, HORIZON_S, SLOT_S), estimator()
     slots = HORIZON_S // SLOT_S
-    expected = []
-    for at, (slot, *_) in enumerate(spied.seen):
+    expected, n, over = [], 0, np.zeros(2, np.int64)
+    for at, slot in enumerate([*(slot for slot, *_ in spied.seen), spied.seen[-1][0] + 1]):
         if at >= slots:  # the answers whose horizon ended with the slot before this one
-            first, runs, sums = spied.seen[at - slots]
+            first, runs, reserved, sums = spied.seen[at - slots]
             judged, violated = 0, np.zeros((2, 2), np.int64)
             held = [of.at(margins, sums) for margins in spied.margins[at - slots].tolist()]
             for m in range(len(sums)):
@@ -69,7 +70,7 @@ def again(spied: Spied, demand: np.ndarray) -> list[np.ndarray]:
                 if not mine:
                     continue
                 peak = np.zeros(2)
-                for _, later, _ in spied.seen[at - slots : at]:
+                for _, later, *_ in spied.seen[at - slots : at]:
                     there = [
                         i for i in mine
                         if later[i]["state"] == RUNNING and later[i]["machine"] == m
@@ -78,11 +79,12 @@ def again(spied: Spied, demand: np.ndarray) -> list[np.ndarray]:
                     total = sum((np.minimum(demand[later[i]["cursor"]], runs[i]["limit"]) for i in there), np.zeros(2))
                     peak = np.maximum(peak, total)
                 judged += 1
-                violated += np.array([violates(peak, reserved[m]) for reserved in held])
+                violated += np.array([violates(peak, of_budget[m]) for of_budget in held])
+                n, over = n + 1, over + violates(peak, reserved[m])
             online.count(first, np.full(2, judged), violated)
         online.reach(slot)
         expected.append(online.margins.copy())
-    return expected
+    return expected[:-1], n, over
 
 
 @settings(max_examples=40, deadline=None)
@@ -93,19 +95,20 @@ def test_margins_are_those_of_the_peaks_that_each_machine_came_to(cell: SmallCel
     demand = rng.choice([0.0, 0.05, 0.2, 0.6], (len(made.tape), 2))
     with pytest.MonkeyPatch.context() as patch:
         spied = Spied(patch)
-        by = placing(made, cell.tasks, demand)
-        simulate(made, cell.on, by.alone(), by_machine=by)
-    for found, expected in zip(spied.margins, again(spied, demand), strict=True):
-        np.testing.assert_array_equal(found, expected)
+        made, by = replace(made, demand=demand), placing(made, cell.tasks)
+        outcome = simulate(made, cell.on, by.alone(), by_machine=by, horizon_s=HORIZON_S)
+    expected, judged, over = again(spied, demand)
+    np.testing.assert_array_equal(spied.margins, expected)
+    assert (outcome.judged, outcome.over.tolist()) == (judged, over.tolist())
 
 
 def run(use: float, *, follow: bool = True, slots: int = 60) -> Outcome:
     """Run eight tasks on eight machines for hours, each of which uses so much and is foreseen at 0.05."""
     tasks = [Task([(use, use)] * slots, limit=(0.9, 0.9), carried=True) for _ in range(8)]
     made, _ = workload(*tasks, slots=slots, machines=8)
-    by = placing(made, tasks)
-    by = by if follow else replace(by, demand=None)
-    return simulate(made, machines(*[(1.0, 1.0)] * 8), by.alone(), scheduling=Scheduling(), by_machine=by)
+    by = replace(placing(made, tasks), follows=follow)
+    return simulate(made, machines(*[(1.0, 1.0)] * 8), by.alone(), scheduling=Scheduling(), by_machine=by,
+                    horizon_s=HORIZON_S)  # fmt: skip
 
 
 def test_what_is_passed_raises_what_is_reserved_and_what_is_not_lowers_it() -> None:
@@ -131,17 +134,27 @@ def test_nothing_moves_before_an_horizon_is_over() -> None:
 def test_a_run_counts_up_to_its_limit_and_while_it_is_there() -> None:
     tasks = [Task([(0.1, 0.1)] * 3, (0.5, 0.5), carried=True), Task([(0.1, 0.1)] * 9, (0.4, 0.4), carried=True)]
     made, _ = workload(*tasks, slots=9)
-    demand = np.full((len(made.tape), 2), 0.3)
+    demand = made.demand
+    demand[:] = 0.3
     demand[made.runs["first"][1] + 4] = 7.0  # above its limit, after the first has ended
     with pytest.MonkeyPatch.context() as patch:
         judged: list[tuple[int, list[float]]] = []
 
-        def judge(_: FollowingMargins, answer: Any) -> None:
+        def judge(_: HeldMachines, answer: Any) -> None:
             judged.append((answer.slot, answer.peak[0].tolist()))
 
-        patch.setattr(FollowingMargins, "_judge", judge)
-        by = ByMachine(terms_of(made, tasks, [0.1, 0.1]), MachineEstimator(BOUND, HORIZON_S, (1.0, 1.0)), BUDGETS,
-                       demand=demand)  # fmt: skip
-        simulate(made, machines((1.0, 1.0)), by.alone(), by_machine=by)
+        patch.setattr(HeldMachines, "_judge", judge)
+        simulate(made, machines((1.0, 1.0)), made.tape["limit"][None].copy(), horizon_s=HORIZON_S)
     # the answers of the slots 0 to 2 are of both, of which the second alone comes to 0.4 in slot 4
     assert judged[:4] == [(0, [0.6, 0.6]), (1, [0.6, 0.6]), (2, [0.6, 0.6]), (3, [0.4, 0.4])]
+
+
+def test_sums_of_reservations_are_held_against_the_same_peaks() -> None:
+    """0.1 and 0.2 are reserved of 0.4 each; both use 0.15 in every slot, the first is held at its use by a machine."""
+    tasks = [Task([(0.15, 0.15)] * 9, (0.4, 0.4), carried=True, reserved=(held, held)) for held in (0.1, 0.2)]
+    made, reserved = workload(*tasks, slots=9)
+    made.demand[made.runs["first"][1] + 5] = (0.35, 0.2)  # 0.15 + 0.35 is more than 0.15 + 0.2; memory comes to it
+    outcome = simulate(made, machines((1.0, 1.0)), reserved, horizon_s=HORIZON_S)
+    # of the answers whose horizon ends by slot 8, of slots 0 to 5, those of 2 to 5 see slot 5
+    assert (outcome.judged, outcome.over.tolist()) == (6, [4, 0])
+    assert simulate(made, machines((1.0, 1.0)), reserved).judged == 0

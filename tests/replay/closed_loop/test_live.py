@@ -40,7 +40,8 @@ def lived(windows: Windows, *, slots: int) -> Workload:
     runs["ready_us"] = -1
     start_us = int(windows.start_us.min())
     return Workload(
-        runs=runs[order], tape=tape, row=np.arange(len(tape)), masks=np.ones((1, 2), np.bool_), start_us=start_us,
+        runs=runs[order], tape=tape, row=np.arange(len(tape)), demand=tape["use"].copy(),
+        masks=np.ones((1, 2), np.bool_), start_us=start_us,
         stop_us=start_us + slots * SLOT_US, slot_s=300, ends_out_of_memory=np.zeros(len(first), np.bool_),
     )  # fmt: skip
 

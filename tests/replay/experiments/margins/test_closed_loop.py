@@ -237,7 +237,8 @@ def test_models_foresee_machines_together_next_to_sums_at_the_same_budgets(cell_
     workload = workload_of(source, estimates.period, machines_of(source.dataset, *_period(estimates)))
     foreseer, estimator = contenders.machines["network (machine)"]
     by = ByMachine(foreseer.current_terms(workload.row), estimator, (config.budgets.baseline,))
-    outcome = simulate(workload, machines_of(source.dataset, *_period(estimates)), by.alone(), by_machine=by)
+    outcome = simulate(workload, machines_of(source.dataset, *_period(estimates)), by.alone(), by_machine=by,
+                       horizon_s=config.horizon_s)  # fmt: skip
     assert machine["baseline"] == summary(outcome)
     assert len(cells_table(found).rows) == 1 + 3 * 5 + 1
     recorded = {run.name: run for run in runs({"estimators": [{"name": "borg", "results": {}}], "closed_loop": found})}

@@ -13,7 +13,6 @@ import pytest
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
-from reclaim.data.windows import demand
 from reclaim.features.feature_set import FeatureSet
 from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.outcome import summary
@@ -72,7 +71,11 @@ def test_all_machines_are_the_traces_own_cell_and_more_are_clones(cell_dataset: 
     reserved = estimates.history.windows.limit[workload.row]
     cells = Cells(workload, machines, CONFIG)
     assert len(machines) == 4
-    own = summary(simulate(workload, machines, reserved[None], scheduling=Scheduling(seed=CONFIG.seed)))
+    own = summary(
+        simulate(
+            workload, machines, reserved[None], scheduling=Scheduling(seed=CONFIG.seed), horizon_s=CONFIG.horizon_s
+        )
+    )
     here = cells.run(4, reserved)
     assert (here["task_days"], here["utilisation_memory"]) == (own["task_days"], own["utilisation_memory"])
     half, twice = cells.run(2, reserved), cells.run(8, reserved)
@@ -319,7 +322,7 @@ def test_a_model_is_asked_by_machine_too_next_to_sums_at_the_same_budgets(
     by = ByMachine(foreseer.current_terms(workload.row), estimator, (config.budgets.aggressive,))
     expected = Cells(workload, machines, config).run(3, by.alone()[0], by)
     assert machine["points"][0] == {"machines": 3, "share": 0.75, **expected}
-    by = replace(by, demand=demand(estimates.history.windows.take(workload.row)))
+    by = replace(by, follows=True)
     expected = Cells(workload, machines, config).run(3, by.alone()[0], by)
     assert following["points"][0] == {"machines": 3, "share": 0.75, **expected}
     rows = [row["role"] for row in summary_table(results).as_records()]
