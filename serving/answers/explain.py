@@ -90,27 +90,30 @@ def _steps(found: Answers, bare: NDArray[np.float64], exceeded: NDArray[np.float
     """
     known, scorer = found.known, found.known.scorer
     last, name = known.last, MARGIN_NAMES[found.margin[0]]
-    if np.isfinite(bare).all():
-        likely = " and ".join(f"{p:.2g} for {r}" for p, r in zip(exceeded, RESOURCES, strict=True))
+    now, limit, forecast = demand(last)[0], found.limit[0], np.isfinite(bare)
+    amounts, steps = np.where(forecast, bare, limit), []
+    if forecast.any():
+        likely = " and ".join(f"{p:.2g} for {r}" for p, r in zip(exceeded, RESOURCES, strict=True) if np.isfinite(p))
         why = (
             f"the least cost at the price of the {name} margin, {_price_in_words(known, name)}; demand exceeds it "
             f"within {scorer.horizon_s} s with a probability of {likely}"
         )
-        steps = [Step(rule="model", amounts=resources(bare), why=why)]
-    else:
-        why = "the limit, as the model has no forecast"
-        steps = [Step(rule="unknown", amounts=resources(found.limit[0]), why=why)]
-    now = demand(last)[0]
-    for rule, amounts, why in (
+        steps.append(Step(rule="model", amounts=resources(amounts), why=why))
+    if not forecast.all():
+        why = f"the limit, as the model has no forecast ({', '.join(np.array(RESOURCES)[~forecast])})"
+        steps.append(Step(rule="unknown", amounts=resources(amounts), why=why))
+    for rule, bound, why in (
         (JUMP, now, "no less than the last window demanded"),
-        (CAP, found.limit[0], "no more than the current limit"),
-        (STARTUP, found.limit[0], f"the limit, as its run is younger than {STARTUP_HOLD_S:g} s"),
-        (STALE, found.limit[0], "the limit, as there was no news of it for too long"),
-        (OPT_OUT, found.limit[0], "the limit, as its collection has no estimation"),
+        (CAP, limit, "no more than the current limit"),
+        (STARTUP, limit, f"the limit, as its run is younger than {STARTUP_HOLD_S:g} s"),
+        (STALE, limit, "the limit, as there was no news of it for too long"),
+        (OPT_OUT, limit, "the limit, as its collection has no estimation"),
     ):
-        won = [r for k, r in enumerate(RESOURCES) if found.estimate.rule[0, k] == rule]
-        if won:
-            steps.append(Step(rule=SERVED_RULES[rule], amounts=resources(amounts), why=f"{why} ({', '.join(won)})"))
+        won = found.estimate.rule[0] == rule
+        if won.any():
+            amounts = np.where(won, bound, amounts)  # of the others the last window may have measured nothing
+            why = f"{why} ({', '.join(np.array(RESOURCES)[won])})"
+            steps.append(Step(rule=SERVED_RULES[rule], amounts=resources(amounts), why=why))
     return steps
 
 
