@@ -63,6 +63,7 @@ class CellClock:
         self._need = 1  # tasks beyond the clock that move it
         self._beyond = 0  # at most so many tasks are
         self._wanting = 0  # further claims before they are counted again
+        self._read_us = -1  # while the log is read, when its record was written
         self.latest_us = -1
         self.claims = Claims(passed_s)
 
@@ -73,7 +74,7 @@ class CellClock:
         A clock of the windows runs on when no more of them arrive, so that the last ones become stale.
         """
         if self._unix:
-            return self._now_us()
+            return self._now_us() if self._read_us < 0 else min(self._read_us, self._now_us())
         return -1 if self.latest_us < 0 else self.latest_us + int((self._passed_s() - self._moved_s) * _US)
 
     @property
@@ -169,8 +170,13 @@ class CellClock:
         """Set ``latest_us``."""
         self.latest_us, self._moved_s = to_us, self._passed_s()
 
+    def read(self, then_us: int) -> None:
+        """Show this machine's time when a record of the log was written, until ``start``; -1: it is unknown."""
+        self._read_us = then_us
+
     def start(self) -> None:
-        """Count refusals from now on, as what was restored was not sent now."""
+        """Show the time, and count refusals, from now on: what was restored was not sent now."""
+        self._read_us = -1
         self.claims = Claims(self._passed_s)
 
     def _sending(self, start_us: Ids, end_us: Ids) -> int:

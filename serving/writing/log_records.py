@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from reclaim.data import schema as s
+from reclaim.data.schema import UNKNOWN_ID
 from reclaim.data.windows import COLUMNS, Windows, empty_windows
 from reclaim.serving.wire.arrow import write_table
 from reclaim.serving.wire.rows import FactRows, Refusals
@@ -18,10 +19,11 @@ FACTS: Final = "facts"
 GONE: Final = "gone"
 SETTINGS: Final = "settings"
 _COLLECTION: Final = b"collection"
+_HEARD_US: Final = b"heard_us"
 
 
-def write_windows(windows: Windows) -> pa.Buffer:
-    """Return windows as bytes; columns that are unknown in all rows are left out."""
+def write_windows(windows: Windows, heard_us: int = UNKNOWN_ID) -> pa.Buffer:
+    """Return windows as bytes, with the time when they came; columns that are unknown in all rows are left out."""
     columns: dict[str, NDArray[Any]] = {}
     for name, column in COLUMNS.items():
         values = getattr(windows, name)
@@ -31,7 +33,7 @@ def write_windows(windows: Windows) -> pa.Buffer:
         for k in np.flatnonzero(~np.isnan(values).all(axis=0)):
             columns[f"{name}.{column.axis[k]}"] = np.ascontiguousarray(values[:, k])
     batch = pa.RecordBatch.from_arrays([pa.array(column) for column in columns.values()], list(columns))
-    return write_table(batch)
+    return write_table(batch.replace_schema_metadata({_HEARD_US: str(heard_us)}))
 
 
 def read_windows(payload: memoryview) -> Windows:
@@ -48,11 +50,11 @@ def read_windows(payload: memoryview) -> Windows:
     return out
 
 
-def write_facts(facts: FactRows) -> pa.Buffer:
-    """Return facts as bytes."""
+def write_facts(facts: FactRows, heard_us: int = UNKNOWN_ID) -> pa.Buffer:
+    """Return facts as bytes, with the time when they came."""
     table = pa.table({name: values for name, values in facts.columns.items()})
     estimation = pa.table({"collection": list(facts.estimation), "estimation": list(facts.estimation.values())})
-    about = {_COLLECTION: write_table(estimation).to_pybytes()}
+    about = {_COLLECTION: write_table(estimation).to_pybytes(), _HEARD_US: str(heard_us)}
     return write_table(table.replace_schema_metadata(about))
 
 
@@ -63,6 +65,12 @@ def read_facts(payload: memoryview) -> FactRows:
     columns = {name: table.column(name).to_numpy() for name in table.column_names}
     by_collection = dict(zip(estimation["collection"], estimation["estimation"], strict=True))
     return FactRows(columns, np.arange(table.num_rows), by_collection, table.num_rows, Refusals())
+
+
+def heard_us(payload: memoryview) -> int:
+    """Return the time when the windows or facts of a record came; -1 where it is unknown."""
+    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        return int((reader.schema.metadata or {}).get(_HEARD_US, UNKNOWN_ID))
 
 
 def write_names(key: NDArray[np.int64]) -> pa.Buffer:

@@ -69,6 +69,8 @@ def replay_log(store: Store, tracker: Tracker, settings: ServingSettings, scorer
         if tracker.following is not None:
             tracker.following.resize(scorer)
     for record in store.records():
+        if record.kind in (log_records.WINDOWS, log_records.FACTS):
+            tracker.clock.read(log_records.heard_us(record.payload))
         if record.kind == log_records.WINDOWS:
             taken = tracker.take(log_records.read_windows(record.payload))
             scorer = tracker.sized(scorer, taken)

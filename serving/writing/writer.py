@@ -253,7 +253,8 @@ class Writer:
         with self.timed("log"):
             if self._store is not None:
                 self._record_settings(self._store)
-                self._store.append(log_records.WINDOWS, log_records.write_windows(admitted.windows))
+                present_us = self._tracker.clock.present_us
+                self._store.append(log_records.WINDOWS, log_records.write_windows(admitted.windows, present_us))
         synced = self._synced()  # while it is folded
         self._fold(admitted.windows)
         if self._recorder is not None:
@@ -300,10 +301,11 @@ class Writer:
                 field="collections",
             )  # fmt: skip
         outcome = self._tracker.judge(facts)
-        kept = dated(facts.keep(outcome == TAKEN), self._tracker.clock.present_us)
+        present_us = self._tracker.clock.present_us
+        kept = dated(facts.keep(outcome == TAKEN), present_us)
         if self._store is not None:
             try:
-                self._store.append(log_records.FACTS, log_records.write_facts(kept))
+                self._store.append(log_records.FACTS, log_records.write_facts(kept, present_us))
                 self._store.sync()
             except StoreError as error:
                 raise self._not_stored(str(error)) from error

@@ -46,10 +46,13 @@ PATIENCE_S = 120
 class Service:
     """A writer over a folder and its parts; ``told`` and ``facts`` wait for the answer."""
 
+    now_us = -1
+    """This machine's time."""
+
     def __init__(self, folder: Path | None, scorer: Scorer, **changes: Any) -> None:
         self.settings = SETTINGS.model_copy(update=changes)
         self.closed = False
-        self.tracker = Tracker(self.settings, CellClock(self.settings, lambda: -1, passed_s=lambda: 0.0))
+        self.tracker = Tracker(self.settings, CellClock(self.settings, lambda: self.now_us, passed_s=lambda: 0.0))
         self.store = None if folder is None else Store.open(folder, state_version=FORMAT)
         self.writer = Writer(self.tracker, self.store, Metrics(), Watch(900.0), self.settings)
         self.writer.start(scorer)

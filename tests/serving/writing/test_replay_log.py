@@ -15,11 +15,12 @@ from reclaim.serving.answers.encode import cell_prices
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.wire.errors import UNAVAILABLE
 from reclaim.serving.wire.rows import FactRows
-from reclaim.serving.writing import log_records
+from reclaim.serving.writing import log_records, writer
 from reclaim.training.bundle import Bundle
 from tests.serving.cell_fixtures import (
     Json,
     Memory,
+    W,
     assert_same,
     assert_same_bits,
     fact_rows,
@@ -162,6 +163,34 @@ def test_evicted_tasks_stay_evicted_after_a_restart_under_other_settings(start: 
     service.told({"task": 1, "at": 1})
     after = crashed(service, start, forget_s=1e6, ahead_s=1e6)
     assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
+
+
+def test_a_restart_is_no_news_of_a_task(start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch) -> None:
+    hour_us = 12 * W
+    unix: dict[str, Any] = {"clock": "unix", "forget_s": 86_400.0}
+
+    def at(hour: float) -> None:
+        monkeypatch.setattr(Service, "now_us", int((1_000 + hour) * hour_us))
+
+    def tell(service: Service, hour: int) -> None:
+        at(hour)
+        windows = [{"task": 1}] if hour else [{"task": 1}, {"task": 2}]
+        service.told(*({**window, "at": (1_000 + hour) * 12 - 1} for window in windows))
+
+    monkeypatch.setattr(writer, "_EVICT_EVERY_S", 1e9)  # but once after a start
+    at(0)
+    service = start(**unix)
+    tell(service, 0)
+    service.facts({"task": 3, "limit": 1.0})
+    for hour in range(1, 26):
+        if hour in (10, 20):
+            service = crashed(service, start, **unix)
+        tell(service, hour)
+    assert service.tracker.expired()[:, 0].tolist() == [2, 3]
+    at(48.9)  # a day after hour 25 is not over
+    service = crashed(service, start, **unix)
+    service.told({"task": 4, "at": 1_048 * 12})
+    soon(lambda: service.tracker.names()[:, 0].tolist() == [1, 4])
 
 
 def follow_some(service: Service, slots: range) -> None:
