@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -63,6 +63,8 @@ _NO_SUCH: Final = {
 }  # fmt: skip
 _PART_BYTES: Final = 2**20
 """Bytes of an answer that are handed to the connection at once; ``settings.reading_timeout_s`` is the time for them."""
+_SINGLE: Final = (b"authorization", b"content-type", b"origin")
+"""Headers that come once: of two the guard would check one, and a route read the other. The server sees to ``Host``."""
 _HOSTS_KEPT: Final = 64
 """Values of ``Host`` that were checked and are kept; clients use few."""
 _PLAIN: Final = (b"content-type", b"text/plain; charset=utf-8")
@@ -163,6 +165,8 @@ class Guard:
             if b"transfer-encoding" in headers and b"content-length" in headers:
                 message = "a body has Content-Length or Transfer-Encoding, not both: its end would be in doubt"
                 raise RequestError(BAD_REQUEST, _MALFORMED, message)
+            if len(headers) < len(scope["headers"]):
+                _check_single(scope["headers"])
             if scope["path"] in PROBES:
                 await _probe(scope, bounds, reply)
             elif bounds is None:
@@ -429,6 +433,15 @@ async def _probe(scope: Scope, bounds: _Bounds | None, reply: _Reply) -> None:
         state = bounds.service.readiness()
     headers = [] if state.ready else [(b"retry-after", b"%d" % RETRY_S)]
     await reply.respond(200 if state.ready else UNAVAILABLE, json.dumps(state.about).encode(), headers)
+
+
+def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse a request with one of the headers of ``_SINGLE`` twice."""
+    names = [name for name, _ in headers]
+    for name in _SINGLE:
+        if names.count(name) > 1:
+            message = f"{name.decode().title()} comes {names.count(name)} times: send it once"
+            raise RequestError(BAD_REQUEST, _MALFORMED, message)
 
 
 def _listed(names: str) -> frozenset[str]:
