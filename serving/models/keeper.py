@@ -285,7 +285,12 @@ class ModelKeeper:
 
     def _take(self, followed: _Followed, found: ModelVersion) -> None:
         """Take a version over if it can be fetched and passes its checks; else keep the reason."""
-        with tempfile.TemporaryDirectory(prefix="reclaim-model-") as folder:
+        try:
+            room = tempfile.TemporaryDirectory(prefix="reclaim-model-", ignore_cleanup_errors=True)
+        except OSError as error:
+            followed.refuse(found.version, f"there is no room to fetch it: {error}", _FETCH_AGAIN_S)
+            return
+        with room as folder:
             try:
                 location = self._fetch(followed.reference, found, Path(folder))
             except ModelError as error:

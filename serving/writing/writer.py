@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -150,7 +150,8 @@ class Writer:
 
     def _between_writes(self, function: Callable[[], object]) -> None:
         if self._thread.is_alive():
-            self._queue.command(function).result()
+            with suppress(RequestError):  # the thread has ended meanwhile, and without it there is nothing to change
+                self._queue.command(function).result()
 
     def _run(self) -> None:
         try:

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -300,6 +301,29 @@ def test_a_version_whose_files_are_gone_is_refused_and_asked_for_again_later(
     monkeypatch.setattr(time, "monotonic", lambda: later)
     keeper.check()
     assert (keeper.served.version, keeper.status().refused) == ("2", None)
+
+
+def test_a_machine_without_room_for_a_models_files_is_no_end_of_following(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = registry.register()
+    registry.point("champion", first)
+    keeper = registry.keeper()
+    keeper.check()
+    second = registry.register()
+    registry.point("champion", second)
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(registry.folder / "gone"))
+        keeper.check()
+    refused = keeper.status().refused
+    assert refused is not None
+    assert refused.version == second
+    assert "No such file" in refused.why
+    assert registry.promoted == []
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + _FETCH_AGAIN_S)
+    keeper.check()
+    assert registry.promoted == [second]
 
 
 def test_an_unreachable_registry_leaves_the_model_current_and_is_reported_with_its_time(

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,12 +19,12 @@ from reclaim.data.errors import ModelError, StoreError
 from reclaim.data.windows import Windows
 from reclaim.features.groups import tier_key
 from reclaim.serving.cell.clock import CellClock
-from reclaim.serving.cell.tracker import Tracker
+from reclaim.serving.cell.tracker import FORMAT, Tracker
 from reclaim.serving.models.scorer import Scorer
 from reclaim.serving.monitoring.metrics import Metrics
 from reclaim.serving.monitoring.quality import LiveQuality
 from reclaim.serving.monitoring.watch import Watch
-from reclaim.serving.storage.store import Mark
+from reclaim.serving.storage.store import Mark, Store
 from reclaim.serving.wire.cell_schemas import WriteAnswer
 from reclaim.serving.wire.errors import BUSY, DISK_FULL, UNAVAILABLE, RequestError
 from reclaim.serving.writing import queue, snapshotter, writer
@@ -335,6 +335,31 @@ def test_a_writer_that_never_started_leaves_no_write_waiting(scorer: Scorer) -> 
     idle.promote(scorer)
     refused_with(UNAVAILABLE, "not_ready", lambda: idle.write(fact_rows({"task": 1})))
     idle.close()
+
+
+def test_a_model_that_waits_for_a_state_that_cannot_be_read_is_taken_for_answers_without_one(
+    scorer: Scorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = threading.Event()
+
+    def unreadable(*_: object) -> NoReturn:
+        waits.wait(PATIENCE_S)
+        raise StoreError("of another release")
+
+    monkeypatch.setattr(writer, "replay_log", unreadable)
+    settings = SETTINGS.model_copy()
+    tracker = Tracker(settings, CellClock(settings, lambda: -1))
+    store = Store.open(tmp_path / "cell", state_version=FORMAT)
+    one = Writer(tracker, store, Metrics(), Watch(900.0), settings)
+    one.start(scorer)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(one.promote, scorer), pool.submit(one.shadow, scorer)]
+        soon(lambda: len(one._queue._commands) == 2)
+        waits.set()
+        for each in waiting:
+            each.result(PATIENCE_S)
+    assert one.state == "of another release"
+    one.close()
 
 
 def test_a_promotion_waits_for_writes_and_all_later_answers_are_of_the_new_model(
