@@ -120,7 +120,7 @@ class MachinePeaks:
     where the machine was seen within the horizon and up to its end, and any of its tasks has estimation: one that keeps
     all limits cannot be violated, and would dilute the budget. A window counts in the slot in which it begins, up to
     ``LATE`` slots after it; later ones change nothing. Of several windows of a task in one slot the largest demand
-    counts, and the first one's forecast.
+    counts, and the forecast of the first one that has an answer.
 
     Nothing here depends on the machine's clock: the same writes in the same order end in the same bits.
 
@@ -399,10 +399,10 @@ def _add(
                 most = task.limit[k, r]
                 if most > 0.0:
                     total[p, k, open_at, r] += min(more, most) - min(before, most)
-        if not fresh or p < 0 or of_row[i] < 0 or now % step != 0:
+        if p < 0 or of_row[i] < 0 or now % step != 0:
             continue
         k = now // step % len(answer)
-        if answer[k] != now // step + 1:
+        if answer[k] != now // step + 1 or task.answer[k] == answer[k]:
             continue
         task.answer[k], task.machine[k] = answer[k], p
         for r in range(used.shape[1]):
