@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from reclaim.data.errors import ConfigError
@@ -23,9 +23,10 @@ DEFAULT_MODEL: Final = "reclaim@champion"
 
 
 class ServingSettings(BaseSettings):
-    """Settings of the service; a variable ``RECLAIM_NAME`` of the environment sets ``name``."""
+    """Settings of the service; a variable ``RECLAIM_NAME`` of the environment sets ``name``, an empty one nothing."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, protected_namespaces=())
+    # files of variables are left with empty ones
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, protected_namespaces=())
 
     model: str = DEFAULT_MODEL
     """``NAME@ALIAS``, ``NAME/VERSION``, or the folder of a bundle. An alias is watched: moving it moves the service.
@@ -118,12 +119,6 @@ class ServingSettings(BaseSettings):
     """A midnight that begins a Monday, in the cell's own zone, on the windows' clock; µs."""
     log_json: bool = False
     """Writes the log as one JSON object a line."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _unnamed(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Take an empty ``RECLAIM_MODEL``, which files of variables are left with, as one that is not set."""
-        return {name: value for name, value in given.items() if (name, value) != ("model", "")}
 
     @property
     def may_fall_back(self) -> bool:

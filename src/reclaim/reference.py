@@ -138,7 +138,10 @@ def _recommendation() -> list[str]:
 
 def _service() -> list[str]:
     lines = ["## Settings of the service", ""]
-    lines += ["Environment variables; options of `reclaim serve` take precedence.", ""]
+    lines += [
+        "Environment variables, of which an empty one is not set; options of `reclaim serve` take precedence.",
+        "",
+    ]
     meanings = meanings_of(ServingSettings)
     lines += ["| variable | default | meaning |", "|---|---|---|"]
     for name, field in ServingSettings.model_fields.items():

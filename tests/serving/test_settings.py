@@ -3,7 +3,7 @@
 import pytest
 
 from reclaim.data.errors import ConfigError
-from reclaim.serving.settings import read_settings
+from reclaim.serving.settings import ServingSettings, read_settings
 
 
 def test_defaults_serve_the_champion_at_the_widest_margin() -> None:
@@ -46,6 +46,14 @@ def test_a_setting_without_end_is_refused_before_anything_starts(
     monkeypatch.setenv(f"RECLAIM_{name}", value)
     with pytest.raises(ConfigError, match=f"RECLAIM_{name}: Input should be"):
         read_settings()
+
+
+@pytest.mark.parametrize("name", sorted(ServingSettings.model_fields))
+def test_an_empty_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv(f"RECLAIM_{name.upper()}", raising=False)
+    unset = getattr(read_settings(), name)
+    monkeypatch.setenv(f"RECLAIM_{name.upper()}", "")
+    assert getattr(read_settings(), name) == unset
 
 
 def test_an_empty_model_is_one_that_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
