@@ -69,9 +69,11 @@ def test_tasks_are_held_to_the_answer_to_the_window_before_under_the_margin_whos
     told: list[tuple[Workload, np.ndarray, list[int]]] = []
 
     def remember(
-        work: Workload, on: CellMachines, reserved: np.ndarray, plan: np.ndarray, how: Scheduling, by_machine: None
-    ) -> Outcome:
+        work: Workload, on: CellMachines, reserved: np.ndarray, plan: np.ndarray, how: Scheduling, by_machine: None,
+        horizon_s: int,
+    ) -> Outcome:  # fmt: skip
         assert by_machine is None
+        assert horizon_s == 3600
         told.append((work, reserved, plan.tolist()))
         return simulate(work, on, reserved, plan, how)
 
