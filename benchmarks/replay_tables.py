@@ -9,6 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
+from reclaim.replay.experiments.margins.tables import cells_table
 from reclaim.replay.report.page import runs_table
 from reclaim.replay.runs.catalogue import load_experiment
 from reclaim.replay.runs.run import RESULTS
@@ -31,6 +32,10 @@ def main() -> None:
         print(f"\n## {experiment.title}, {ahead}\n\n    {results['command']}\n")
         print(experiment.summary(results).as_markdown())
         print(runs_table(experiment.runs(results), experiment.columns).as_markdown())
+        for name, points in experiment.page(results).get("points", {}).items():
+            print(f"\n### {name}\n\n{points.as_markdown()}")
+        if loop := results.get("closed_loop", {}).get("estimators"):
+            print(f"\n### In the closed loop\n\n{cells_table({'estimators': loop}).as_markdown()}")
 
 
 if __name__ == "__main__":
