@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -89,6 +91,15 @@ class Task:
         """Time of its last end; 0 for none."""
         return max(self.ends_us, default=0)
 
+    def forget(self, before_us: int) -> None:
+        """Forget runs, nodes and counts that were over before a time, but for the last of each."""
+        self.starts_us = self.starts_us[max(bisect_right(self.starts_us, before_us) - 1, 0) :]
+        self.told_by = {us: self.told_by[us] for us in self.starts_us}
+        self.ends_us = [us for us in self.ends_us if us >= min(before_us, self.ended_us)]
+        self.places = self.places[max(bisect_right(self.places, before_us, key=itemgetter(0)) - 1, 0) :]
+        self.restarts = {uid: said for uid, said in self.restarts.items() if said[1] >= before_us}
+        self.told_at = {uid: count for uid, count in self.told_at.items() if uid in self.restarts}
+
     def places_at(self, times_us: NDArray[np.int64]) -> list[tuple[str, NDArray[np.int64]]]:
         """Return the names of its nodes at times, (n,) in µs, each with the positions of the times when it was there.
 
@@ -119,9 +130,13 @@ class Fold:
         self._start_us = -1
 
     def piece(
-        self, piece: dict[str, list[RawSeries]], start_us: int, end_us: int
+        self,
+        piece: dict[str, list[RawSeries]],
+        start_us: int,
+        end_us: int,
+        later: Mapping[str, list[RawSeries]] = MappingProxyType({}),
     ) -> tuple[pa.Table, list[dict[str, Any]]]:
-        """Return the windows and the events that a piece adds."""
+        """Return the windows and the events that a piece adds; of later samples, the first amounts of its new pods."""
         if self._start_us < 0:
             self._start_us = start_us
         self._allot(piece, start_us)
@@ -136,7 +151,9 @@ class Fold:
         tasks = [self._task(key) for key in keys]
         facts = {role: by_container(piece.get(role, ()), self._dialect) for role in (
             "restarts", "started", "started_usage", "ended_reason", "ended_time", "terminated")}  # fmt: skip
-        amounts = {role: self._amounts(piece.get(role, ())) for role in ("request", "limit")}
+        amounts, then = (
+            {role: self._amounts(of.get(role, ())) for role in ("request", "limit")} for of in (piece, later)
+        )
         listings = self._listings(piece.get("pod", ()))
         events: list[dict[str, Any]] = []
         edges = np.searchsorted(found.task, np.arange(len(keys) + 1))
@@ -166,8 +183,10 @@ class Fold:
             task.listed = listing.last if listing is not None else None
             for resource, request, enforced in zip(s.RESOURCES, USAGE_EXTRAS[:2], USAGE_EXTRAS[2:], strict=True):
                 for role, column, known in (("request", request, task.request), ("limit", enforced, task.enforced)):
-                    amount = AsOf(amounts[role].get((key, resource), []), known[resource])
-                    said_here = while_said(amount, listing, ends, begun_us)
+                    series = amounts[role].get((key, resource), [])
+                    amount = AsOf(series, known[resource])
+                    soon = [] if series or begun_us is None else then[role].get((key, resource), [])
+                    said_here = while_said(AsOf(soon, amount.last) if soon else amount, listing, ends, begun_us)
                     if role == "limit":  # "0" is no limit in Kubernetes
                         said_here = np.where(said_here > 0, said_here, np.nan)
                     columns[column][rows] = said_here
@@ -206,7 +225,8 @@ class Fold:
     def forget(self, before_us: int) -> None:
         """Forget tasks that were last seen, or never seen and last started, before a time, and their pods.
 
-        Events of machines so far are forgotten, too. What is largest of a collection stays: limits rest on it.
+        Of the others, what was over before then is forgotten, as are nodes without a task that were last listed before,
+        and events of machines so far. What is largest of a collection stays: limits rest on it.
         """
         self.tasks = {
             key: task
@@ -214,19 +234,28 @@ class Fold:
             if (task.seen_us or max(task.starts_us, default=before_us)) >= before_us
         }
         self.first_seen_us = {k: first for k, first in self.first_seen_us.items() if first[1].key in self.tasks}
+        for task in self.tasks.values():
+            task.forget(before_us)
+        places = {task.places[-1][1] for task in self.tasks.values() if task.places}
+        self._nodes = {
+            node: of for node, of in self._nodes.items()
+            if node in places or any(amount.last[1] >= before_us for amount in of.values())
+        }  # fmt: skip
         self.machines = []
         self._owners.keep({key[:3] for key in self.tasks})
 
     def _task(self, key: ContainerKey) -> Task:
+        """Return the task of a container. Of a live cluster, its owner and tier may be said after its first samples."""
         pod: PodKey = (key.cluster, key.namespace, key.pod)
-        if key in self.tasks:
-            self.tasks[key].tier = self._owners.tier(pod)  # of a live cluster, it may be said after the first samples
-        else:
-            workload = self._owners.workload(pod)
-            collection = task_id(workload.collection_name(key.container))
-            index, tier = self._owners.index(pod, workload), self._owners.tier(pod)
-            self.tasks[key] = Task(collection, index, tier, key, workload)
-        return self.tasks[key]
+        workload, tier = self._owners.workload(pod), self._owners.tier(pod)
+        task = self.tasks.get(key)
+        if task is None or task.workload != workload:
+            collection, index = task_id(workload.collection_name(key.container)), self._owners.index(pod, workload)
+            if task is None:
+                task = self.tasks[key] = Task(collection, index, tier, key, workload)
+            task.collection, task.index, task.workload = collection, index, workload
+        task.tier = tier
+        return task
 
     def _place(self, task: Task, series: list[RawSeries]) -> None:
         """Add the nodes of a task's series, each from its first sample on: by its label, else that of its pod."""
@@ -422,7 +451,7 @@ class Fold:
             # windows that end together know of each other
             last = np.searchsorted(found.end_us[rows], found.end_us[rows], side="right") - 1
             largest[rows] = so_far[last]
-            self._largest[int(collection[rows[0]])] = so_far[-1]
+            self._largest[int(collection[rows[0]])] = so_far[-1].copy()  # a view keeps all of it
         request = np.stack([columns[name] for name in USAGE_EXTRAS[:2]], axis=1)
         enforced = np.stack([columns[name] for name in USAGE_EXTRAS[2:]], axis=1)
         node = np.stack([columns[f"node_{resource}"] for resource in s.RESOURCES], axis=1)

@@ -13,7 +13,7 @@ from reclaim.data.samples import WINDOW_US
 from reclaim.data.traces.dialect import Dialect
 from reclaim.data.traces.history import RawSeries, cut
 from reclaim.data.traces.kubernetes.fold import GONE_US, Fold, Task
-from reclaim.data.traces.kubernetes.owners import Owners
+from reclaim.data.traces.kubernetes.owners import Owners, PodKey
 
 TaskKey = tuple[int, int]
 """Collection and instance index."""
@@ -67,9 +67,13 @@ class LiveFold:
             The range, µs; whole multiples of ``WINDOW_US``. It begins where the one before ended.
         """
         self._owners.add(series)
+        before = {(task.collection, task.index): task.seen_us for task in self._fold.tasks.values() if task.seen_us}
         part = cut(series, start_us // 1000, end_us // 1000)
-        windows, events = self._fold.piece(part | {role: series.get(role, []) for role in _STARTS}, start_us, end_us)
-        ended = self._ended()
+        told = part | {role: series.get(role, []) for role in _STARTS}
+        windows, events = self._fold.piece(told, start_us, end_us, later=series)
+        tasks = self.tasks()
+        ended = [(key, seen_us) for key, seen_us in before.items() if key not in tasks]  # their owner was said since
+        ended += self._ended(tasks)
         self._fold.forget(end_us - _KEPT_US)
         ends = pc.multiply(pc.divide(pc.add(windows[s.END_US], WINDOW_US - 1), WINDOW_US), WINDOW_US)
         slots = []
@@ -94,20 +98,28 @@ class LiveFold:
                 found[key] = task
         return found
 
-    def _ended(self) -> list[tuple[TaskKey, int]]:
+    def _ended(self, tasks: dict[TaskKey, Task]) -> list[tuple[TaskKey, int]]:
         """Return the tasks that are gone since the last call: others of their cluster were seen ten minutes later.
 
-        One whose pod is listed still is not scraped for a while, unless it is known to have ended.
+        One whose pod is listed still is not scraped for a while, unless it is known to have ended, or another container
+        of its pod was seen ten minutes later.
         """
-        tasks = self.tasks()
         last_us: dict[str, int] = {}
+        of_pod_us: dict[PodKey, int] = {}
         for task in tasks.values():
-            last_us[task.key.cluster] = max(last_us.get(task.key.cluster, 0), task.seen_us)
+            cluster, pod = task.key.cluster, task.key[:3]
+            last_us[cluster] = max(last_us.get(cluster, 0), task.seen_us)
+            of_pod_us[pod] = max(of_pod_us.get(pod, 0), task.seen_us)
+
+        def over(task: Task) -> bool:
+            pod = task.key[:3]
+            without = of_pod_us[pod] - task.seen_us > GONE_US
+            return without or self._fold.over(task) or not self._owners.listed(pod)
+
         gone = {
             key: task.seen_us
             for key, task in tasks.items()
-            if last_us[task.key.cluster] - task.seen_us > GONE_US
-            and (self._fold.over(task) or not self._owners.listed(task.key[:3]))
+            if last_us[task.key.cluster] - task.seen_us > GONE_US and over(task)
         }
         fresh = [(key, seen_us) for key, seen_us in gone.items() if self._gone.get(key) != seen_us]
         self._gone = gone

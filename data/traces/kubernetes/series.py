@@ -100,33 +100,32 @@ class Tails:
         ConfigError
             A container was measured twice, as the copies of a label that the dialect does not list.
         """
-        for key, series in grouped.items():
+        whole = {key: [self._with_last(one, start_us) for one in series] for key, series in grouped.items()}
+        for key, series in whole.items():
             _check_measured_once(key, series)
-        rows = [(tasks[key], one) for key, series in grouped.items() for one in series]
-        if not rows:
-            self._last = {}
-            return NO_SAMPLES
+        rows = [(tasks[key], one) for key, series in whole.items() for one in series]
         rows.sort(key=lambda row: (row[0], row[1].labels))
-        whole = [self._with_last(one, start_us) for _, one in rows]
         self._last = {}
-        for (_, one), (time, value) in zip(rows, whole, strict=True):
-            kept = time >= end_us - LONGEST_STEP_US
+        for _, one in rows:
+            kept = one.time_ms * _MS_US >= end_us - LONGEST_STEP_US
             if kept.any():
-                self._last[one.labels] = RawSeries(one.labels, time[kept] // _MS_US, value[kept])
+                self._last[one.labels] = RawSeries(one.labels, one.time_ms[kept], one.value[kept])
+        if not rows:
+            return NO_SAMPLES
         return Samples(
             task=np.array([task for task, _ in rows], np.int64),
-            offsets=np.cumsum([0, *(len(time) for time, _ in whole)]).astype(np.int64),
-            time_us=np.concatenate([time for time, _ in whole]),
-            value=np.concatenate([value for _, value in whole]),
+            offsets=np.cumsum([0, *(len(one.value) for _, one in rows)]).astype(np.int64),
+            time_us=np.concatenate([one.time_ms for _, one in rows]) * _MS_US,
+            value=np.concatenate([one.value for _, one in rows]),
         )
 
-    def _with_last(self, one: RawSeries, start_us: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _with_last(self, one: RawSeries, start_us: int) -> RawSeries:
         last = self._last.get(one.labels)
         if last is None:
-            return one.time_ms * _MS_US, one.value
+            return one
         recent = last.time_ms * _MS_US >= start_us - LONGEST_STEP_US
-        time = np.concatenate([last.time_ms[recent], one.time_ms]) * _MS_US
-        return time, np.concatenate([last.value[recent], one.value])
+        time_ms = np.concatenate([last.time_ms[recent], one.time_ms])
+        return RawSeries(one.labels, time_ms, np.concatenate([last.value[recent], one.value]))
 
 
 Said = tuple[float, int]

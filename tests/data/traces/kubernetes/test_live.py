@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reclaim.data import schema as s
+from reclaim.data.errors import ConfigError
 from reclaim.data.traces.history import PIECE_S, joined
 from reclaim.data.traces.history import cut as part_of
 from reclaim.data.traces.kubernetes.live import LiveFold, Slot
@@ -159,6 +161,80 @@ def test_the_tier_is_the_one_that_is_said_last() -> None:
     tiers = [row[s.TIER] for slot in live(late, 3000) for row in slot.windows.to_pylist()]
     assert tiers[:2] == [s.TIERS.index("prod")] * 2
     assert set(tiers[4:]) == {s.TIERS.index("mid")}
+
+
+def test_the_first_window_has_the_amounts_that_are_said_after_its_end() -> None:
+    """The exporter is scraped later than the usage: here in the next slot."""
+    labels = {**APP, "resource": "memory"}
+    series = pod(POD["pod"], 230, 3000, cores=1.0) | {
+        "limit": [one(labels, beat(310, 3000, 2e9))],
+        "request": [one(labels, beat(310, 3000, 1e9))],
+    }
+    whole, _, _ = fold(series)
+    assert (whole[0][s.MEMORY_LIMIT], whole[0][s.MEMORY_REQUEST]) == (2e9, 1e9)
+    first, *others = rows([slot.windows for slot in live(series, 3000)])
+    assert (first[s.MEMORY_LIMIT], first[s.MEMORY_REQUEST]) == (2e9, 1e9)
+    assert [first, *others] == whole[:10]
+
+
+def test_a_pod_whose_owner_is_said_late_goes_on_as_the_task_that_it_is_in_an_ingest() -> None:
+    """By its name alone it is a pod of its own; under that name it ends."""
+    name = "agent-x7k2p"
+    series = pod(name, 0, 3000, cores=1.0)
+    named = {**APP, "pod": name, "created_by_kind": "DaemonSet", "created_by_name": "agent", "node": "n1"}
+    series["pod"] = [one(named, beat(1000, 3000))]
+    whole, _, _ = fold(series)
+    slots = live(series, 3000)
+    known = [row for slot in slots for row in slot.windows.to_pylist()]
+    # the slot that ends at 900 s sees what is said until 960 s, the one that ends at 1200 s knows the owner
+    assert {row[s.COLLECTION_ID] for row in known[:3]}.isdisjoint({row[s.COLLECTION_ID] for row in whole})
+    assert known[3:] == whole[3:10]
+    earlier = (known[0][s.COLLECTION_ID], known[0][s.INSTANCE_INDEX])
+    assert [(slot.end_us / US - T0, slot.ended) for slot in slots if slot.ended] == [
+        (1200, [(earlier, (T0 + 900) * US)])
+    ]
+
+
+def test_a_container_has_ended_when_others_of_its_pod_go_on_without_it() -> None:
+    """An init container, or one that a rollout took out of a pod that keeps its name: the pod is listed still."""
+    init = {**APP, "container": "init"}
+    series = together(
+        pod(POD["pod"], 0, 3 * HOUR_S, cores=1.0),
+        {"cpu": [one(init, counter(0, 600, 1.0))], "memory": [one(init, beat(0, 600, 1e9))]},
+    )
+    # the window of the app that ends at 1500 s is the first that ends more than ten minutes after 600 s
+    assert ends(series) == [(1500 / 3600, 600 / 3600)]
+
+
+def test_a_series_that_is_there_twice_is_noticed_slot_by_slot() -> None:
+    """The sum of both would be its usage; a slot alone is too short to tell them from a label that changed."""
+    series = pod(POD["pod"], 0, 3000, cores=1.0)
+    series["cpu"] = [one({**APP, "id": "/kubepods/1", "who": who}, counter(0, 3000, 1.0)) for who in ("one", "another")]
+    with pytest.raises(ConfigError, match="two series of one container at the same time differ in who"):
+        live(series, 3000)
+
+
+def test_what_is_kept_of_a_container_that_restarts_all_the_time_is_bounded() -> None:
+    """It restarts every five minutes for three days, and its pod comes again every six hours, on another node."""
+    made, day_s = LiveFold(DIALECT), 24 * 3600
+    for at in range(0, 3 * day_s, PIECE_S):
+        parts: list[Piece] = []
+        for k in range(24):
+            start_s, end_s = at + 300 * k, at + 300 * k + 240
+            uid = {"uid": str(at // 21_600)}
+            parts.append({
+                "cpu": [one({**APP, "id": str(start_s), "node": f"n{at}"}, counter(start_s, end_s, 1.0))],
+                "started": [one(APP | uid, beat(start_s, end_s, T0 + start_s))],
+                "restarts": [one(APP | uid, beat(start_s, end_s, at // 300 + k))],
+                "allocatable": [one({"node": f"n{at}", "resource": "cpu"}, beat(start_s, end_s, 8.0))],
+            })  # fmt: skip
+        made.take(together(*parts), (T0 + at) * US, (T0 + at + PIECE_S) * US)
+    (task,) = made.tasks().values()
+    assert len(task.starts_us) == len(task.told_by) <= 288 + 1
+    assert len(task.ends_us) <= 288 + 1
+    assert len(task.places) <= 12 + 1
+    assert len(task.restarts) <= 4 + 1
+    assert len(made._fold._nodes) <= 12 + 1
 
 
 def test_a_task_that_is_gone_for_a_day_is_forgotten_and_its_largest_usage_is_not() -> None:
