@@ -49,11 +49,12 @@ def main() -> None:
         Server(access) as server,
     ):
         config = FeedConfig(access, arguments.service, out=(Path(name) / "reservations.csv",))
-        one = Feed(config, service, LiveFold(history.dialect), lambda _: None)
+        one = Feed(config, service, Path(name), lambda _: None)
+        one.begin(LiveFold(history.dialect))
         reader = LiveReader(server, access, history)
         begun = time.perf_counter()
         for start_s, path in zip(history.starts_s(), history.pieces(), strict=True):
-            one.waiting += one.fold.take(read_piece(path), start_s * 1_000_000, (start_s + PIECE_S) * 1_000_000)
+            one.take(read_piece(path), start_s, start_s + PIECE_S)
             one.send()
         fed_s, fed = time.perf_counter() - begun, one.report.windows
         for k in range(arguments.slots):
@@ -62,7 +63,7 @@ def main() -> None:
             series = reader.read(at_s, at_s + SLOT_S + round(config.delay_s))
             marks.append(time.perf_counter())
             server_cpu = cpu_ms(arguments.pid) - cpu
-            one.waiting += one.fold.take(series, at_s * 1_000_000, (at_s + SLOT_S) * 1_000_000)
+            one.take(series, at_s, at_s + SLOT_S)
             marks.append(time.perf_counter())
             before = one.report.windows
             one.send()

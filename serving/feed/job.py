@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,31 +11,38 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import httpx
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from reclaim.data.core.files import locked
+from reclaim.data import schema as s
+from reclaim.data.core.files import locked, write_json
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.prometheus.client import Access
 from reclaim.data.fetch.prometheus.client import Client as Server
-from reclaim.data.fetch.prometheus.job import extend_history
+from reclaim.data.fetch.prometheus.job import LATE_S, extend_history
 from reclaim.data.fetch.prometheus.live import LiveReader
 from reclaim.data.samples import WINDOW_US
-from reclaim.data.traces.history import PIECE_S, History, read_piece
-from reclaim.data.traces.kubernetes.live import LiveFold, Slot
+from reclaim.data.traces.history import PIECE_S, History, RawSeries, read_piece
+from reclaim.data.traces.kubernetes.live import LiveFold, Slot, TaskKey
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.feed.named import check_out, with_names, write_named
 from reclaim.serving.feed.rows import ends_of, failures_of, usage_of
-from reclaim.serving.wire.cell_schemas import CellQuery, WriteAnswer
+from reclaim.serving.wire.cell_schemas import CellQuery, TaskName, WriteAnswer
 
+DEFAULT_SERVICE: Final = "http://127.0.0.1:3000"
 LOCK: Final = "feed.lock"
+PROGRESS: Final = "feed.json"
+"""Tasks of which the last windows were sent: by them a service is asked how far it knows the history."""
 SLOT_S: Final = WINDOW_US // 1_000_000
 _US: Final = 1_000_000
 _AGAIN_S: Final = 30.0
 """Pause before another try where the server or the service fails: they restart within less."""
 _ROWS: Final = 100_000
 """Windows of one write: 20 MB, well within what a service takes."""
+_WITNESSES: Final = 100
+"""Tasks in that record: more than are likely to be removed by hand."""
 _LONGEST_DELAY_S: Final = 3600.0
 
 
@@ -43,7 +52,7 @@ class FeedConfig:
 
     access: Access
     """Address and credentials of the Prometheus."""
-    service: str = "http://127.0.0.1:3000"
+    service: str = DEFAULT_SERVICE
     """Address of the service."""
     service_token: str | None = None
     """Its bearer token."""
@@ -63,10 +72,29 @@ class FeedConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.delay_s <= _LONGEST_DELAY_S:
             raise ConfigError(f"--delay must be between 0 and {_LONGEST_DELAY_S:.0f} seconds, got {self.delay_s:g}")
+        try:
+            url = httpx.URL(self.service)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"--service: not a URL ({error})") from error
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ConfigError(f"--service: expected http://… or https://…, as {DEFAULT_SERVICE}, got {self.service!r}")
+        if url.userinfo:
+            raise ConfigError(
+                "--service: holds a password; put the service's token into a file for --service-token-file"
+            )
         for out in self.out:
             check_out(out)
         if self.listen is not None:
             address_of(self.listen)
+
+    def verify(self) -> ssl.SSLContext | bool:
+        """Return what the service's certificate is checked by; ConfigError where it is no certificate."""
+        try:
+            return self.service_ca is None or ssl.create_default_context(cafile=str(self.service_ca))
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"--service-ca {self.service_ca}: not certificates in PEM ({error.strerror or error})"
+            ) from error
 
 
 @dataclass
@@ -132,70 +160,101 @@ def feed(
     History.known(folder)
     with (
         locked(folder / LOCK, ConfigError(f"{folder}: another `reclaim feed` uses it; wait for its end")),
-        Client(config.service, token=config.service_token, verify=config.service_ca or True) as service,
+        Client(config.service, token=config.service_token, verify=config.verify()) as service,
     ):
-        known_us = service.state().clock_us or 0
-        extend_history(config.access, folder, now_s=now(), progress=progress)
-        history = History.open(folder)
-        one = Feed(config, service, LiveFold(history.dialect), say)
-        paths = list(history.pieces())
-        with Server(config.access) as server, shown(one.metrics, config.listen):
-            reader = LiveReader(server, config.access, history)
-            for k, (start_s, path) in enumerate(zip(history.starts_s(), paths, strict=True)):
-                slots = one.fold.take(read_piece(path), start_s * _US, (start_s + PIECE_S) * _US)
-                one.waiting += [slot for slot in slots if slot.end_us >= known_us]
-                one.send()
-                if progress is not None:
-                    progress((k + 1) / len(paths))
-            _follow(one, reader, folder, history.range_s[1], known_us=known_us, now=now, sleep=sleep)
-        return one.report
+        one = Feed(config, service, folder, say)
+        service.cell_table(CellQuery(margin=config.margin, tasks=[TaskName(collection_id=0)]))  # refused now or never
+        with shown(one.metrics, config.listen):
+            extend_history(config.access, folder, now_s=now(), progress=progress)
+            with Server(config.access) as server:
+                reader = LiveReader(server, config.access, History.open(folder))
+                while True:
+                    try:
+                        _send_history(one, progress, sleep)
+                        _follow(one, reader, History.open(folder).range_s[1], now=now, sleep=sleep)
+                    except AgainError as error:
+                        say(f"{error}; beginning again with the history in {_AGAIN_S:.0f} s")
+                        sleep(_AGAIN_S)
+                    else:
+                        return one.report
 
 
-def _follow(
-    one: Feed,
-    reader: LiveReader,
-    folder: Path,
-    at_s: int,
-    *,
-    known_us: int,
-    now: Callable[[], float],
-    sleep: Callable[[float], None],
-) -> None:
-    """Send each slot from ``at_s`` on as it ends."""
-    config, end_s = one.config, at_s
+class AgainError(Exception):
+    """Loss of what was folded or sent so far: a feed begins again with the history."""
+
+
+def _send_history(one: Feed, progress: Callable[[float], None] | None, sleep: Callable[[float], None]) -> None:
+    """Send what the service does not know of the history on disk."""
+    history = History.open(one.folder)
+    _patiently(one, lambda: one.begin(LiveFold(history.dialect)), sleep)
+    paths = list(history.pieces())
+    for k, (start_s, path) in enumerate(zip(history.starts_s(), paths, strict=True)):
+        one.take(read_piece(path), start_s, start_s + PIECE_S)
+        _patiently(one, one.send, sleep)
+        if progress is not None:
+            progress((k + 1) / len(paths))
+
+
+def _patiently(one: Feed, action: Callable[[], None], sleep: Callable[[float], None]) -> None:
+    """Do what asks the server, the service or the disk, again and again until it succeeds."""
     while True:
-        due_s = _ended_s(now() - config.delay_s)
         try:
-            if one.waiting:
-                one.send()
-            if due_s > at_s:
-                until_s = min(due_s, at_s + PIECE_S)
-                series = reader.read(at_s, max(min(int(now()), until_s + SLOT_S), until_s))
-                slots = one.fold.take(series, at_s * _US, until_s * _US)
-                at_s = until_s
-                one.waiting += [slot for slot in slots if slot.end_us >= known_us]
-                one.send()
-            if at_s == due_s:
-                one.write()
-                if at_s >= end_s + PIECE_S:
-                    end_s = _grown(config, folder, end_s, now(), one.say)
-        except (TraceError, ServiceError) as error:
-            if config.once or (isinstance(error, ServiceError) and not error.temporary):
+            return action()
+        except (TraceError, ServiceError, OSError) as error:
+            if one.config.once or (isinstance(error, ServiceError) and not error.temporary):
                 raise
             one.say(f"{error}; trying again in {_AGAIN_S:.0f} s")
             sleep(_AGAIN_S)
-            continue
-        if at_s >= due_s:
+
+
+def _follow(
+    one: Feed, reader: LiveReader, at_s: int, *, now: Callable[[], float], sleep: Callable[[float], None]
+) -> None:
+    """Send each slot from ``at_s`` on as it ends."""
+    config, begun_s = one.config, at_s
+    end_s = seen_s = at_s
+
+    def further() -> None:
+        nonlocal at_s, end_s, seen_s
+        one.send()  # what waits
+        due_s = _ended_s(now() - config.delay_s)
+        if begun_s < at_s > due_s + SLOT_S:
+            raise AgainError(f"the clock went back: slots were read up to {_moment(at_s)} before they ended")
+        if due_s > at_s:
+            until_s = min(due_s, at_s + PIECE_S)
+            series = _read(reader, at_s, max(min(int(now()), until_s + SLOT_S), until_s), config.once)
+            one.take(series, at_s, until_s)
+            seen_s = max((int(row.time_ms[-1]) // 1000 for rows in series.values() for row in rows), default=seen_s)
+            at_s = until_s
+            one.send()
+        if at_s == due_s:
+            one.write()
+            if at_s >= end_s + PIECE_S:  # not beyond the samples: the clock may be wrong, and what is fetched stays
+                end_s = _grown(config, one.folder, end_s, min(now(), seen_s + LATE_S), one.say)
+
+    while True:
+        _patiently(one, further, sleep)
+        if at_s >= _ended_s(now() - config.delay_s):
             if config.once:
                 return
-            sleep(max(at_s + SLOT_S + config.delay_s - now(), 1.0))
+            sleep(min(max(at_s + SLOT_S + config.delay_s - now(), 1.0), SLOT_S + config.delay_s))
+
+
+def _read(reader: LiveReader, start_s: int, end_s: int, once: bool) -> dict[str, list[RawSeries]]:
+    """Return samples; where the server refuses access that it gave before, it fails for a while."""
+    try:
+        return reader.read(start_s, end_s)
+    except ConfigError as error:
+        if once:
+            raise
+        raise TraceError(str(error)) from error
 
 
 def _grown(config: FeedConfig, folder: Path, end_s: int, now_s: float, say: Callable[[str], None]) -> int:
     """Fetch what the history lacks, and return its end; that of before, where it cannot grow now."""
     try:
         return extend_history(config.access, folder, now_s=now_s).end_s
-    except (TraceError, ConfigError) as error:  # the service is fed all the same
+    except (TraceError, ConfigError, OSError) as error:  # the service is fed all the same
         say(f"{folder} grows later: {error}")
         return end_s
 
@@ -208,17 +267,49 @@ def _ended_s(at_s: float) -> int:
 class Feed:
     """Sends slots to a service in order; those that it did not take wait."""
 
-    def __init__(self, config: FeedConfig, service: Client, fold: LiveFold, say: Callable[[str], None]) -> None:
-        self.config, self.fold, self.say = config, fold, say
+    def __init__(self, config: FeedConfig, service: Client, folder: Path, say: Callable[[str], None]) -> None:
+        self.config, self.folder, self.say = config, folder, say
         self.report = FeedReport()
         self.waiting: list[Slot] = []
-        self.metrics = NamedMetrics()
+        self.metrics = NamedMetrics(refused=self.report.refused)
         self._service = service
+        self._fold: LiveFold | None = None
+        self._witnesses = _recorded(folder / PROGRESS)
+        self._known_us = self._reached_us = 0
         self._written_us = 0
+        self._said: dict[str, int] = {}
+
+    @property
+    def fold(self) -> LiveFold:
+        """The fold of what was taken since it began."""
+        assert self._fold is not None
+        return self._fold
+
+    def begin(self, fold: LiveFold) -> None:
+        """Begin with a history, of which the service has what it has of the tasks that were sent last."""
+        self.waiting = []
+        self._known_us, self._reached_us = self._has_until_us(), 0
+        self._fold = fold
+
+    def take(self, series: dict[str, list[RawSeries]], start_s: int, end_s: int) -> None:
+        """Fold the samples of a range, in seconds; its slots wait, but for those that the service knows."""
+        slots = self.fold.take(series, start_s * _US, end_s * _US)
+        self.waiting += [slot for slot in slots if slot.end_us >= self._known_us]
 
     def send(self) -> None:
-        """Send the slots that wait, in order; one whose answer got lost is sent again, which changes nothing."""
-        tasks = self.fold.tasks() if self.waiting else {}
+        """Send the slots that wait, in order; one whose answer got lost is sent again, which changes nothing.
+
+        Raises
+        ------
+        AgainError
+            The service has lost what was sent.
+        """
+        if not self.waiting:
+            return
+        if self._has_until_us() < self._reached_us:
+            until = _moment(self._reached_us / _US)
+            raise AgainError(f"{self.config.service}: has lost what it was sent until {until}")
+        tasks = self.fold.tasks()
         while self.waiting:
             slot = self.waiting[0]
             failures, ends, windows = failures_of(slot), ends_of(slot), usage_of(slot, tasks)
@@ -226,32 +317,66 @@ class Feed:
                 self._service.tasks_table(failures)
             for low in range(0, windows.num_rows, _ROWS):
                 self._count(self._service.usage_table(windows.slice(low, _ROWS)).write)
-            if ends.num_rows:
+            if windows.num_rows:
+                first = windows.slice(0, _WITNESSES)
+                keys = zip(*(first[name].to_pylist() for name in (s.COLLECTION_ID, s.INSTANCE_INDEX)), strict=True)
+                self._witnesses = list(keys)
+                write_json(self.folder / PROGRESS, {"tasks": self._witnesses})
+            if ends.num_rows:  # after the record: the service forgets these
                 self._service.tasks_table(ends)
+            gone = dict(slot.ended)
+            self._witnesses = [key for key in self._witnesses if key not in gone]
             self.waiting.pop(0)
             self.report.slots += 1
             self.report.windows += windows.num_rows
             self.report.ended += ends.num_rows
             self.report.until_us = self.metrics.until_us = slot.end_us
+        self._reached_us = self._has_until_us()
+
+    def _has_until_us(self) -> int:
+        """Return the end of the last window that the service has of the tasks that were sent last; 0 for none.
+
+        Its clock says less: others may feed it, too.
+        """
+        if not self._witnesses:
+            return 0
+        names = [TaskName(collection_id=collection, instance_index=index) for collection, index in self._witnesses]
+        return pc.max(self._service.cell_table(CellQuery(tasks=names)).table[s.END_US]).as_py() or 0
 
     def write(self) -> None:
         """Write the reservations after the last slot, once, and say what they come to."""
         if self.report.until_us == self._written_us:
             return
-        query = CellQuery() if self.config.margin is None else CellQuery(margin=self.config.margin)
-        found = self._service.cell_table(query)
+        found = self._service.cell_table(CellQuery(margin=self.config.margin))
         self.metrics.table = table = with_names(found.table, self.fold.tasks())
         for out in self.config.out:
             write_named(self.metrics, out)
         self.report.reservations = table.num_rows
         self._written_us = self.report.until_us
-        moment = datetime.fromtimestamp(self._written_us / _US, UTC)
+        refused = {code: n - self._said.get(code, 0) for code, n in self.report.refused.items()}
+        self._said = dict(self.report.refused)
+        more = "".join(f", {n:,} windows refused as {code}" for code, n in sorted(refused.items()) if n)
         parts = [f"{_share(table, resource)} of {word}" for resource, word in (("cpu", "CPU"), ("memory", "memory"))]
-        self.say(f"{moment:%Y-%m-%d %H:%M} UTC: {table.num_rows:,} containers, {' and '.join(parts)} limits reserved")
+        moment = _moment(self._written_us / _US)
+        self.say(f"{moment}: {table.num_rows:,} containers, {' and '.join(parts)} limits reserved{more}")
 
     def _count(self, written: WriteAnswer) -> None:
         for code, n in written.refused.items():
             self.report.refused[code] = self.report.refused.get(code, 0) + n
+
+
+def _recorded(path: Path) -> list[TaskKey]:
+    """Return the tasks that a feed before this one sent last; none where there was none."""
+    try:
+        return [(int(collection), int(index)) for collection, index in json.loads(path.read_text())["tasks"]]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not the record of a feed ({error}); delete it, and all is sent again") from error
+
+
+def _moment(at_s: float) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _share(table: pa.Table, resource: str) -> str:

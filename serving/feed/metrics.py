@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
 from prometheus_client import generate_latest, start_http_server
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from reclaim.data import schema as s
@@ -32,16 +33,26 @@ class NamedMetrics(Collector):
         None before the first slot.
     until_us : int
         End of the last slot that the service knows.
+    refused : mapping of str to int
+        Windows that the service refused, by code.
     """
 
-    def __init__(self, table: pa.Table | None = None, until_us: int = 0) -> None:
-        self.table, self.until_us = table, until_us
+    def __init__(
+        self, table: pa.Table | None = None, until_us: int = 0, refused: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        self.table, self.until_us, self.refused = table, until_us, refused
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield a gauge per resource and amount."""
+    def collect(self) -> Iterator[Metric]:
+        """Yield how far the feed is and what was refused, and a gauge per resource and amount."""
         table, words = self.table, "End of the last slot that the service knows."
         if self.until_us:
             yield GaugeMetricFamily("reclaim_feed_until_timestamp_seconds", words, self.until_us / 1e6)
+        counter = CounterMetricFamily(
+            "reclaim_feed_refused_windows", "Windows that the service refused, by code.", labels=["code"]
+        )
+        for code, n in sorted(dict(self.refused).items()):
+            counter.add_metric([code], n)
+        yield counter
         if table is None:
             return
         labels = {label: name for label, name in _LABELS.items() if table[name].null_count == 0}

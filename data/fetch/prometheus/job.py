@@ -36,7 +36,7 @@ PIECES_AT_ONCE: Final = 84
 """Pieces that are asked for at once at most: a week, so that progress is seen."""
 SYNTHETIC: Final = "SYNTHETIC.json"
 """Marker by which reports call a dataset synthetic."""
-_LATE_S: Final = 600
+LATE_S: Final = 600
 """Seconds after which a piece is complete at the server."""
 _COMPARED_MS: Final = 600_000
 """Length at a piece's end of which series are compared: one that is scraped at all has a sample."""
@@ -355,7 +355,7 @@ def _range(config: HistoryConfig) -> tuple[int, int]:
 
 def _latest_s(now_s: float) -> int:
     """Return the end of the last piece that the server has whole at a time."""
-    latest_s = int(now_s) - _LATE_S
+    latest_s = int(now_s) - LATE_S
     return latest_s - latest_s % PIECE_S
 
 

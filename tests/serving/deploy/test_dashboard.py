@@ -16,6 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from reclaim.features.groups import TIER_LABELS
+from reclaim.serving.feed.metrics import NamedMetrics, text_of
 from reclaim.serving.http.guard import PROBES
 from reclaim.serving.monitoring.metrics import (
     OUTCOMES,
@@ -51,14 +52,16 @@ VALUES = {
 
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
-    """Return the labels of every sample of metrics that show everything."""
+    """Return the labels of every sample of metrics that show everything, of the service and of a feed."""
     metrics = Metrics()
     metrics.request("/v1/usage", "POST", 429, 0.001)
     metrics.show(lambda: {name: {family.labels: 1.0} for name, family in SHOWN.items()})
     out: dict[str, set[str]] = {"up": set()}
-    for family in text_string_to_metric_families(metrics.text()):
-        for sample in family.samples:
-            out[sample.name] = set(sample.labels)
+    of_feed = text_of(NamedMetrics(until_us=1)).decode()
+    for text in (metrics.text(), of_feed):
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                out[sample.name] = set(sample.labels)
     return out
 
 
@@ -83,12 +86,13 @@ def test_a_service_shows_every_metric_of_an_expression(make_app: Any, tmp_path: 
         "reclaim_price_budget_spent_ratio", "reclaim_machines_budget_spent_ratio", "reclaim_machines_at_once_ratio",
         "reclaim_machines_most_at_once_ratio",
     }  # fmt: skip
-    """Metrics only with the machine's clock, after a snapshot, after outcomes; drift only of a network."""
+    """Metrics only with the machine's clock, after a snapshot, after outcomes; drift only of a network.
+    How far a feed is, a feed shows."""
     with make_app(state=tmp_path) as (_, runtime):
         runtime.metrics.request("/v1/usage", "POST", 429, 0.001)
         shown = {family.name for family in text_string_to_metric_families(runtime.metrics.text())}
     for expression in EXPRESSIONS:
-        for name in set(re.findall(r"\breclaim_(?!drift)\w+", expression)) - of_its_time:
+        for name in set(re.findall(r"\breclaim_(?!drift|feed)\w+", expression)) - of_its_time:
             assert re.sub("_(total|bucket|sum|count)$", "", name) in shown, name
 
 

@@ -20,7 +20,7 @@ from reclaim.data.core.files import locked
 from reclaim.data.errors import ConfigError
 from reclaim.data.fetch.prometheus.client import Access
 from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.data.traces.history import PIECE_S, History
+from reclaim.data.traces.history import PIECE_S, History, RawSeries
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.job import LOCK, FeedConfig, FeedReport, feed
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
@@ -44,7 +44,7 @@ class Moment:
     """Time of a test: a pause moves it."""
 
     def __init__(self, since_s: float, until_s: float) -> None:
-        self.now_s, self._until_s = T0 + since_s, T0 + until_s
+        self.now_s, self.until_s = T0 + since_s, T0 + until_s
         self.pauses: list[float] = []
 
     def now(self) -> float:
@@ -55,18 +55,20 @@ class Moment:
         """Move the time, and end the test after its own."""
         self.pauses.append(seconds)
         self.now_s += seconds
-        if self.now_s > self._until_s:
+        if self.now_s > self.until_s:
             raise KeyboardInterrupt
 
 
 @contextmanager
-def a_prometheus(series: Piece, moment: Moment, failing: tuple[float, float] = (0, 0)) -> Iterator[str]:
+def a_prometheus(
+    series: Piece, moment: Moment, failing: tuple[float, float] = (0, 0), status: int = 500
+) -> Iterator[str]:
     """Answer range selectors with what was scraped until now; fail for a while."""
     by_name = {NAMES[role]: rows for role, rows in series.items()}
 
     def respond(path: str, headers: dict[str, str], _: int) -> Answer:
         if failing[0] <= moment.now_s - T0 < failing[1]:
-            return 500, {}, b"out of order"
+            return status, {}, b"out of order"
         if path != "/api/v1/query":
             return 404, {}, b"not found"
         form = dict(pair.split("=", 1) for pair in headers["body"].split("&"))
@@ -74,8 +76,8 @@ def a_prometheus(series: Piece, moment: Moment, failing: tuple[float, float] = (
         end_ms = round(float(form["time"]) * 1000)
         found: list[dict[str, Any]] = []
         for row in by_name.get(name, []):
-            kept = (row.time_ms > end_ms - int(range_ms)) & (row.time_ms <= min(end_ms, moment.now_s * 1000))
-            kept |= row.time_ms == end_ms - int(range_ms) + 1
+            kept = (row.time_ms > end_ms - int(range_ms)) | (row.time_ms == end_ms - int(range_ms) + 1)
+            kept &= row.time_ms <= min(end_ms, moment.now_s * 1000)
             if kept.any():
                 values = [[t / 1000, repr(v)] for t, v in zip(row.time_ms[kept].tolist(), row.value[kept].tolist(),
                                                               strict=True)]  # fmt: skip
@@ -100,11 +102,11 @@ def service(make_app: Any, at_url: Any) -> Iterator[str]:
 
 def run(
     history: Path, service: str, moment: Moment, *, failing: tuple[float, float] = (0, 0),
-    said: list[str] | None = None, **changes: Any,
+    said: list[str] | None = None, series: Piece = SERIES, status: int = 500, **changes: Any,
 ) -> FeedReport | None:  # fmt: skip
     """Feed until the time of the test is over; None where that ends it."""
     lines: list[str] = [] if said is None else said
-    with a_prometheus(SERIES, moment, failing) as url:
+    with a_prometheus(series, moment, failing, status) as url:
         config = FeedConfig(Access(url, pause_s=0.001), service, **changes)
         try:
             return feed(config, history, say=lines.append, now=moment.now, sleep=moment.sleep)
@@ -201,6 +203,129 @@ def test_what_a_server_or_a_service_missed_is_made_good(
         assert known(service) == known(url)
 
 
+def renamed(series: Piece, namespace: str) -> Piece:
+    """Return the series of another namespace."""
+    return {
+        role: [RawSeries(tuple(sorted({**row.named, "namespace": namespace}.items())), row.time_ms, row.value)
+               for row in rows]
+        for role, rows in series.items()
+    }  # fmt: skip
+
+
+def test_of_two_feeds_into_one_service_each_sends_all_of_its_own(history: Path, service: str, tmp_path: Path) -> None:
+    """The second has a history of another namespace, and begins when the service has later windows of the first."""
+    run(history, service, Moment(2.2 * HOUR_S, 4 * HOUR_S))
+    before = known(service)
+    other = write_history(tmp_path / "other", renamed(SERIES, "pay"), 1)
+    again = run(other, service, Moment(3 * HOUR_S + 100, 4 * HOUR_S), once=True, series=renamed(SERIES, "pay"))
+    assert again is not None
+    assert again.slots == 36
+    assert len(known(service)) == len(before) + 3
+    assert not again.refused
+    back = run(history, service, Moment(4 * HOUR_S + 100, 5 * HOUR_S), once=True)
+    assert back is not None
+    assert back.slots == 2  # the last one again, and what was missed
+
+
+@pytest.mark.parametrize("at", [2, 20])
+def test_a_service_that_lost_what_it_was_sent_is_sent_all_of_it_again(
+    at: int, history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state is in memory, and it restarts."""
+    ask, calls, said = Client.cell_table, 0, list[str]()
+    with make_app() as (app, _), at_url(app) as fresh, Client(fresh) as there:
+
+        def moved(self: Client, query: Any = None) -> Any:
+            nonlocal calls
+            calls += query is not None and query.tasks is not None
+            if calls > at and self._transport is not there._transport:
+                self._transport.close()
+                self._transport = there._transport
+            return ask(self, query)
+
+        other = write_history(tmp_path / "other", SERIES, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Client, "cell_table", moved)
+            run(history, service, Moment(2.2 * HOUR_S, 4 * HOUR_S), said=said)
+        lost = [line for line in said if "has lost what it was sent until" in line]
+        assert [line.split("; ")[-1] for line in lost] == ["beginning again with the history in 30 s"]
+        with make_app() as (app, _), at_url(app) as url:
+            run(other, url, Moment(2.2 * HOUR_S, 4 * HOUR_S))
+            assert known(fresh) == known(url)
+
+
+def test_a_service_that_fails_while_the_history_is_sent_is_waited_for(
+    tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [ServiceError("restarts", 503)]
+    write = Client.usage_table
+
+    def failing(self: Client, table: pa.Table) -> Any:
+        if failures:
+            raise failures.pop()
+        return write(self, table)
+
+    history = write_history(tmp_path / "history", SERIES, 2)
+    monkeypatch.setattr(Client, "usage_table", failing)
+    moment = Moment(4.2 * HOUR_S, 4.2 * HOUR_S + 40)
+    run(history, service, moment)
+    assert moment.pauses[0] == 30
+    assert len(known(service)) == 2
+
+
+def test_a_clock_that_was_ahead_for_a_while_costs_no_window(history: Path, service: str) -> None:
+    class Jumping(Moment):
+        def now(self) -> float:
+            """Return the time, ten hours ahead for one slot."""
+            return self.now_s + 36_000 * (len(self.pauses) == 4)
+
+    said: list[str] = []
+    run(history, service, Jumping(2.2 * HOUR_S, 4 * HOUR_S), said=said)
+    assert sum("the clock went back" in line for line in said) == 1
+    until_us = max(row[s.END_US] for row in known(service).values())
+    assert until_us == (T0 + 4 * HOUR_S - 300) * US
+    assert History.open(history).range_s[1] == T0 + PIECE_S  # and not ten hours of nothing
+
+
+def test_a_file_that_cannot_be_written_does_not_end_the_feed(history: Path, service: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said: list[str] = []
+    run(history, service, Moment(2.2 * HOUR_S, 2.5 * HOUR_S), said=said, out=(tmp_path / "file" / "r.csv",))
+    assert all(line.endswith("trying again in 30 s") for line in said)
+    assert "file" in said[0]
+    assert max(row[s.END_US] for row in known(service).values()) == (T0 + int(2.5 * HOUR_S) - 300) * US
+
+
+def test_windows_that_are_refused_are_said(history: Path, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Client.usage_table
+
+    def refusing(self: Client, table: pa.Table) -> Any:
+        found = write(self, table)
+        return found._replace(write=found.write.model_copy(update={"refused": {"too_many_tasks": 2}}))
+
+    monkeypatch.setattr(Client, "usage_table", refusing)
+    said: list[str] = []
+    run(history, service, Moment(2.2 * HOUR_S, 2.2 * HOUR_S + 350), said=said)
+    # of 26 slots until 7800 s, then of one
+    assert [line.split("reserved")[1] for line in said] == [
+        ", 52 windows refused as too_many_tasks", ", 2 windows refused as too_many_tasks",
+    ]  # fmt: skip
+
+
+def test_a_login_that_expires_is_waited_for_and_a_wrong_one_is_said_at_once(history: Path, service: str) -> None:
+    said: list[str] = []
+    away = (2.5 * HOUR_S, 2.5 * HOUR_S + 400)
+    run(history, service, Moment(2.2 * HOUR_S, 3 * HOUR_S), said=said, failing=away, status=401)
+    assert any("HTTP 401" in line and line.endswith("trying again in 30 s") for line in said)
+    assert max(row[s.END_US] for row in known(service).values()) == (T0 + 3 * HOUR_S - 300) * US
+
+
+def test_a_margin_that_there_is_not_is_said_before_the_history_is_sent(history: Path, service: str) -> None:
+    with pytest.raises(ServiceError, match="margin"):
+        run(history, service, Moment(2.2 * HOUR_S, 3 * HOUR_S), margin="none")
+    assert not known(service)
+
+
 def test_the_history_grows_and_is_one_that_was_fetched(history: Path, service: str, tmp_path: Path) -> None:
     run(history, service, Moment(2.2 * HOUR_S, 6.3 * HOUR_S))
     whole = write_history(tmp_path / "whole", SERIES, 3)
@@ -292,6 +417,12 @@ def test_what_is_wrong_is_said_before_anything_is_sent(
         run(history, service, moment)
     with pytest.raises(ConfigError, match=r"--delay must be between 0 and 3600 seconds, got -1"):
         FeedConfig(Access("http://127.0.0.1"), delay_s=-1)
+    with pytest.raises(ConfigError, match=r"--service: expected http://… or https://…, .* got 'cart:3000'"):
+        FeedConfig(Access("http://127.0.0.1"), "cart:3000")
+    with pytest.raises(ConfigError, match=r"--service: holds a password; .*--service-token-file$"):
+        FeedConfig(Access("http://127.0.0.1"), "http://me:secret@127.0.0.1")
+    with pytest.raises(ConfigError, match=r"--service-ca .*nowhere: not certificates in PEM \(No such file"):
+        run(history, "https://127.0.0.1", moment, service_ca=tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"ends in \.csv, \.parquet, \.prom, got the suffix '\.txt'"):
         FeedConfig(Access("http://127.0.0.1"), out=(Path("r.txt"),))
     with pytest.raises(ConfigError, match="knows no way to read raw samples"):
