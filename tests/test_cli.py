@@ -249,3 +249,22 @@ def test_mlflow_shows_the_store_of_the_folder_until_it_is_interrupted(tmp_path: 
             server.terminate()
     assert server.returncode == 0
     assert "Traceback" not in output
+
+
+def test_a_feed_ends_at_sigterm_even_as_the_first_process_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a process ignores what it does not handle, so that each rollout would wait for its kill."""
+    from reclaim.cli.feeding import feed
+    from reclaim.serving.feed import job
+
+    def stopped(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr(job, "feed", stopped)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            feed(Path("history"), "http://127.0.0.1:1")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 128 + signal.SIGTERM

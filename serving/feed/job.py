@@ -274,7 +274,7 @@ class Feed:
         self.metrics = NamedMetrics(refused=self.report.refused)
         self._service = service
         self._fold: LiveFold | None = None
-        self._witnesses = _recorded(folder / PROGRESS)
+        self._witnesses = _recorded(folder / PROGRESS, say)
         self._known_us = self._reached_us = 0
         self._written_us = 0
         self._said: dict[str, int] = {}
@@ -365,14 +365,15 @@ class Feed:
             self.report.refused[code] = self.report.refused.get(code, 0) + n
 
 
-def _recorded(path: Path) -> list[TaskKey]:
-    """Return the tasks that a feed before this one sent last; none where there was none."""
+def _recorded(path: Path, say: Callable[[str], None]) -> list[TaskKey]:
+    """Return the tasks that a feed before this one sent last; none where there was none, or a crash left half."""
     try:
         return [(int(collection), int(index)) for collection, index in json.loads(path.read_text())["tasks"]]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not the record of a feed ({error}); delete it, and all is sent again") from error
+        say(f"{path}: not the record of a feed ({error}), so all of the history is sent again")
+        return []
 
 
 def _moment(at_s: float) -> str:

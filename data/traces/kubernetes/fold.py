@@ -151,8 +151,10 @@ class Fold:
         tasks = [self._task(key) for key in keys]
         facts = {role: by_container(piece.get(role, ()), self._dialect) for role in (
             "restarts", "started", "started_usage", "ended_reason", "ended_time", "terminated")}  # fmt: skip
+        first = any(not task.seen_us for task in tasks)
         amounts, then = (
-            {role: self._amounts(of.get(role, ())) for role in ("request", "limit")} for of in (piece, later)
+            {role: self._amounts(of.get(role, ())) for role in ("request", "limit")}
+            for of in (piece, later if first else {})
         )
         listings = self._listings(piece.get("pod", ()))
         events: list[dict[str, Any]] = []
@@ -194,8 +196,8 @@ class Fold:
                 for place, there in places:
                     amount = self._nodes.get(place, {}).get(resource, AsOf([]))
                     columns[f"node_{resource}"][rows][there] = amount.at(ends[there])
-            first = self.first_seen_us.setdefault(task.collection, (int(found.start_us[rows][0]), task))
-            if found.start_us[rows][0] < first[0]:
+            earliest = self.first_seen_us.setdefault(task.collection, (int(found.start_us[rows][0]), task))
+            if found.start_us[rows][0] < earliest[0]:
                 self.first_seen_us[task.collection] = (int(found.start_us[rows][0]), task)
         for key in sorted({key for said in facts.values() for key in said} - numbers.keys()):
             if key in self.tasks:  # it has ended, and its end is recorded later

@@ -22,7 +22,7 @@ from reclaim.data.fetch.prometheus.client import Access
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.traces.history import PIECE_S, History, RawSeries
 from reclaim.serving.client.client import Client, ServiceError
-from reclaim.serving.feed.job import LOCK, FeedConfig, FeedReport, feed
+from reclaim.serving.feed.job import LOCK, PROGRESS, FeedConfig, FeedReport, feed
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.predictions.histories import histories_of
 from tests.data.fetch.prometheus.test_client import Answer, ok, serving
@@ -294,6 +294,18 @@ def test_a_file_that_cannot_be_written_does_not_end_the_feed(history: Path, serv
     assert all(line.endswith("trying again in 30 s") for line in said)
     assert "file" in said[0]
     assert max(row[s.END_US] for row in known(service).values()) == (T0 + int(2.5 * HOUR_S) - 300) * US
+
+
+def test_a_record_that_a_crash_left_empty_costs_a_second_sending(history: Path, service: str) -> None:
+    moment, said = Moment(3 * HOUR_S + 100, 4 * HOUR_S), list[str]()
+    run(history, service, moment, once=True)
+    before = known(service)
+    (history / PROGRESS).write_text("")
+    again = run(history, service, moment, once=True, said=said)
+    assert again is not None
+    assert again.slots == 36
+    assert "feed.json: not the record of a feed" in said[0]
+    assert known(service) == before
 
 
 def test_windows_that_are_refused_are_said(history: Path, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
