@@ -29,6 +29,8 @@ _FAULTS: Final = (
 """Errors of the libraries of stores that are no OSError: module and class."""
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
 """Characters of a place that the name of its folder in the cache does without."""
+_PATTERN: Final = re.compile(r"[*?[]")
+"""Characters by which the libraries of stores take a name for a pattern: they would read or delete what it matches."""
 _CREDENTIALS: Final = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "GoogleAuthError")
 
 
@@ -38,7 +40,8 @@ def location(name: Path | str) -> Path:
     Raises
     ------
     ConfigError
-        The library of the store is not installed; the message names the extra.
+        The library of the store is not installed; the message names the extra. Or the name has a character that would
+        make it a pattern.
     """
     found = _SCHEME.match(name) if isinstance(name, str) else None
     if isinstance(name, Path) or not isinstance(name, str):
@@ -46,6 +49,8 @@ def location(name: Path | str) -> Path:
     if found is None:
         return Path(name)
     scheme = found[1]
+    if pattern := _PATTERN.search(name):
+        raise ConfigError(f"{name}: {pattern[0]} in a name of a store makes it a pattern; use another name")
     try:
         from upath import UPath
 

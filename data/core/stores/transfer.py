@@ -95,9 +95,9 @@ def publish_folder(source: Path, folder: Path, last: str) -> None:
     with reached(folder):
         if is_object(folder / last):
             files.rm_file(f"{name}/{last}")
-        if old := [opened(path)[1] for path in files_below(folder)]:
-            files.rm(old)
+        old = [opened(path)[1] for path in files_below(folder)]
         with Workers("local", _AT_ONCE) as pool:
+            pool.run(files.rm_file, old, lambda _: None)  # one by one: to ``rm``, run[12] would mean run1 and run2, too
             pool.run(lambda path: files.put_file(str(source / path), f"{name}/{path}"), here, lambda _: None)
         files.put_file(str(source / last), f"{name}/{last}")
 

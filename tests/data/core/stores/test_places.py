@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -38,6 +39,13 @@ def test_a_missing_extra_is_named(module: str, name: str, extra: str, monkeypatc
 def test_an_unknown_scheme_is_named_with_those_expected() -> None:
     with pytest.raises(ConfigError, match=r"^s4://bucket/cell: no store known by s4:// .*; expected s3:// or gs://"):
         location("s4://bucket/cell")
+
+
+@pytest.mark.parametrize("name", ["run[12]", "run?", "run*"])
+def test_a_name_that_libraries_of_stores_would_take_for_a_pattern_is_refused(name: str, bucket: Bucket) -> None:
+    with pytest.raises(ConfigError, match=rf"^{re.escape(bucket.url)}/{re.escape(name)}: .* makes it a pattern; use"):
+        location(f"{bucket.url}/{name}")
+    assert location(name) == Path(name)
 
 
 def test_without_credentials_the_error_says_so(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
