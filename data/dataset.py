@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -211,10 +213,37 @@ class Dataset:
 
     @contextmanager
     def _opened(self, file: Path, read_dictionary: Sequence[str] | None = None) -> Iterator[pq.ParquetFile]:
-        """Open one of the dataset's files; errors as of ``stores.reached``."""
+        """Open one of the dataset's files; errors as of ``_readable``."""
         name, files = arrow_place(file)
-        with reached(file), pq.ParquetFile(name, filesystem=files, read_dictionary=read_dictionary) as parquet:
+        with (
+            self._readable(file.relative_to(self.path).as_posix()),
+            reached(file),
+            pq.ParquetFile(name, filesystem=files, read_dictionary=read_dictionary) as parquet,
+        ):
             yield parquet
+
+    @contextmanager
+    def _readable(self, what: str) -> Iterator[None]:
+        """Turn errors of files that are missing or not parquet into one that says the remedy; others name the dataset.
+
+        Raises
+        ------
+        TraceError
+            A file is damaged or missing.
+        OSError
+            The system refuses it.
+        ConfigError, DataError
+            As of ``stores.reached``.
+        """
+        try:
+            yield
+        except (pa.ArrowInvalid, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+                raise OSError(error.errno, os.strerror(error.errno), str(self.path / what)) from error
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise TraceError(
+                f"{self.path}: is damaged or incomplete; delete it and ingest again ({what}: {reason})"
+            ) from error
 
     def _read(self, file: Path, columns: list[str] | None = None) -> pa.Table:
         with self._opened(file) as opened:  # not by ``read_table``, which imports pandas: a tenth of a second
@@ -237,6 +266,8 @@ class Dataset:
         ------
         SchemaError
             The dataset has no such table or column.
+        TraceError
+            A file is damaged or missing.
         """
         from pyarrow import dataset as files  # takes a tenth of a second, and the stages do without it
 
@@ -244,20 +275,20 @@ class Dataset:
             raise SchemaError(f"{self.path}: no table {name!r}; expected one of {', '.join(s.TABLES)}")
         buckets = [self.path / name / bucket_name(bucket) for bucket in range(self.n_buckets)]
         places = [arrow_place(file) for file in (buckets if name in s.BUCKETED else [self.path / f"{name}.parquet"])]
-        with reached(self.path):
+        with self._readable(name), reached(self.path):
             source = files.dataset([file for file, _ in places], format="parquet", filesystem=places[0][1])
         there = source.schema.names
         if unknown := [column for column in columns or () if column not in there]:
             raise SchemaError(f"{self.path}: {name} has no {', '.join(unknown)}; its columns are {', '.join(there)}")
         if tasks is None:
-            with reached(self.path):
+            with self._readable(name), reached(self.path):
                 return source.to_table(columns)
         if not set(s.TASK_KEY) <= set(there):
             raise SchemaError(f"{self.path}: {name} has no rows of single tasks; read it whole")
         wanted = columns or there
         keys = _keys(tasks)
         of_them = files.field(s.COLLECTION_ID).isin(pa.array(keys.levels[0]))
-        with reached(self.path):
+        with self._readable(name), reached(self.path):
             table = source.to_table([*wanted, *(key for key in s.TASK_KEY if key not in wanted)], filter=of_them)
         return table.filter(pa.array(_keys(table).isin(keys))).select(wanted)
 

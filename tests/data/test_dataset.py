@@ -1,7 +1,8 @@
-"""Folders that are replaced whole: by one process at a time, and never half, whenever it is killed."""
+"""Folders that are replaced whole, whenever a process is killed, and datasets of which a part was lost since."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from reclaim.data.core.files import remove_left_behind, replaced_folder
-from reclaim.data.errors import ConfigError
+from reclaim.data.dataset import Dataset
+from reclaim.data.errors import ConfigError, TraceError
+from reclaim.data.ingest.job import IngestConfig, ingest
 
 
 def write(path: Path, text: str) -> None:
@@ -137,3 +140,38 @@ def test_what_an_earlier_version_left_behind_goes_too(tmp_path: Path) -> None:
         (tmp_path / name / "a").write_text("old")
     remove_left_behind(tmp_path / "folder")
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("size", [None, 0, 600])
+@pytest.mark.parametrize("name", ["usage/bucket=000.parquet", "events/bucket=000.parquet", "tasks.parquet"])
+def test_a_file_that_was_lost_or_cut_off_is_named_with_the_remedy(
+    name: str, size: int | None, tmp_path: Path, window: Callable[..., Any], write_shard: Callable[..., Path]
+) -> None:
+    write_shard(tmp_path / "trace", "instance_usage-000000000000", [window(600)])
+    dataset = ingest(tmp_path / "trace", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
+    if size is None:
+        (dataset.path / name).unlink()
+    else:
+        os.truncate(dataset.path / name, size)
+    table = name.split("/")[0].removesuffix(".parquet")
+    reads: dict[str, list[Callable[[], object]]] = {
+        "usage": [lambda: dataset.windows(0), lambda: dataset.n_windows_of(0), lambda: dataset.usage(0)],
+        "events": [lambda: dataset.events(0)],
+        "tasks": [lambda: dataset.table("tasks"), lambda: dataset.owners],
+    }
+    reads[table].append(lambda: dataset.read(table))
+    for read in reads[table]:
+        with pytest.raises(TraceError, match=rf"dataset: is damaged .*; delete it and ingest again \({table}.*: \S"):
+            read()
+
+
+def test_a_file_that_the_system_refuses_is_named_and_not_called_damaged(
+    tmp_path: Path, window: Callable[..., Any], write_shard: Callable[..., Path]
+) -> None:
+    write_shard(tmp_path / "trace", "instance_usage-000000000000", [window(600)])
+    dataset: Dataset = ingest(tmp_path / "trace", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
+    (dataset.path / "tasks.parquet").unlink()
+    (dataset.path / "tasks.parquet").symlink_to("tasks.parquet")  # a loop, which root is refused, too
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)) as caught:
+        dataset.table("tasks")
+    assert (caught.value.errno, caught.value.filename) == (errno.ELOOP, str(dataset.path / "tasks.parquet"))
