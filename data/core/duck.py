@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
@@ -24,8 +26,8 @@ INTEGERS: Final = {
 _ISAL_ERROR: Final[type[Exception]] = isal_zlib.IsalError  # type: ignore[assignment]  # its stub says an instance
 GZIP_ERRORS: Final = (EOFError, gzip.BadGzipFile, _ISAL_ERROR)
 _CHUNK_BYTES: Final = 1 << 20
-INPUT_FAULTS: Final = ("Invalid Input Error", "IO Error", "Conversion Error")
-"""Beginnings of the messages of ``ENGINE_ERRORS``."""
+INPUT_FAULTS: Final = ("Invalid Input Error", "IO Error", "Conversion Error", "Invalid Error")
+"""Beginnings of the messages of the errors that ``readable`` turns into one of the file."""
 ENGINE_ERRORS: Final = (duckdb.DataError, duckdb.InvalidInputException, duckdb.IOException)
 """Errors of the query engine when it cannot read a file, or write the rows it read."""
 
@@ -40,6 +42,17 @@ def open_bytes(file: Path) -> IO[bytes]:
         packed: IO[bytes] = igzip.open(file, "rb")  # type: ignore[no-untyped-call]  # the one it leaves untyped
         return packed
     return file.open("rb")
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Raise what ``unreadable`` returns where the query engine cannot read a file."""
+    try:
+        yield
+    except duckdb.Error as error:
+        if not isinstance(error, ENGINE_ERRORS) and type(error) is not duckdb.Error:  # that of a damaged parquet page
+            raise
+        raise unreadable(file, error) from error
 
 
 def unreadable(file: Path, error: duckdb.Error) -> OSError | DamagedFileError:

@@ -24,6 +24,8 @@ KEY: Final = f"{s.COLLECTION_ID}, {s.INSTANCE_INDEX}"
 IN_TRACE: Final = f"{s.TIME_US} > {s.BEFORE_TRACE_US} AND {s.TIME_US} < {s.AFTER_TRACE_US}"
 """SQL: condition that an event's time is a time and not one of the two flags."""
 HOUR_US: Final = 3_600_000_000
+_DAMAGED: Final = (duckdb.IOException, duckdb.InvalidInputException)
+"""Errors of the query engine when a file of a dataset is missing or cannot be read."""
 _OF_LIBRARY: Final = "Traceback"
 """Beginning of the message of an error of a store's library, in the query engine's words."""
 
@@ -108,18 +110,18 @@ def open_tables(dataset: Dataset, memory_limit_mib: int) -> Iterator[Tables]:
             connection.register_filesystem(opened(dataset.path)[0])
         try:
             yield Tables(dataset, connection)
-        except (duckdb.IOException, duckdb.InvalidInputException) as error:
+        except duckdb.Error as error:
+            trace, _, _ = str(error).partition("\n\n")
+            if trace.startswith(_OF_LIBRARY):
+                raise broken_off(dataset.path, trace.splitlines()[-1]) from error
+            if not isinstance(error, _DAMAGED) and type(error) is not duckdb.Error:  # that of a damaged parquet page
+                raise
             failure = unreadable(dataset.path, error)
             if isinstance(failure, OSError):
                 raise failure from error
             raise TraceError(
                 f"{dataset.path}: is damaged or incomplete; delete it and ingest again ({first_line(error)})"
             ) from error
-        except duckdb.Error as error:
-            trace, _, _ = str(error).partition("\n\n")
-            if not trace.startswith(_OF_LIBRARY):
-                raise
-            raise broken_off(dataset.path, trace.splitlines()[-1]) from error
         finally:
             connection.close()
 

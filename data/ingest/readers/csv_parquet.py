@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.duck import (
-    ENGINE_ERRORS,
     INTEGERS,
     DamagedFileError,
     check_gzip,
@@ -20,8 +19,8 @@ from reclaim.data.core.duck import (
     mismatch,
     open_bytes,
     quoted,
+    readable,
     reason_sql,
-    unreadable,
 )
 from reclaim.data.errors import SchemaError, TraceError
 from reclaim.data.ingest.readers.rejects import CR_ALONE, HOPELESS, HOPELESS_SHARE, RejectsWriter
@@ -122,10 +121,8 @@ def take_parquet(stage: Stage, table: RawTable, file: Path) -> Taken:
     """
     # a folder named key=value is only a folder: the columns are those in the file
     reader = f"read_parquet({literal(str(file))}, {_ROW_NUMBER} = true, hive_partitioning = false)"
-    try:
+    with readable(file):
         described = stage.connection.execute(f"DESCRIBE SELECT * FROM {reader}").fetchall()
-    except ENGINE_ERRORS as error:
-        raise unreadable(file, error) from error
     present = [row[0] for row in described if row[0] != _ROW_NUMBER]
     return _take(stage, table, file, reader, f"{_ROW_NUMBER} + 1", present)
 
@@ -143,10 +140,8 @@ def _take(stage: Stage, table: RawTable, file: Path, reader: str, number: str, p
         casts.append(f"TRY_CAST({raw} AS {type_}) AS {name}")
         checks[mismatch(column, type_)] = fits_sql(raw, type_)
     relation = f"SELECT {', '.join(casts)}, {reason_sql(checks)} AS {CAST_REASON}, {number} AS {LINE} FROM {reader}"
-    try:
+    with readable(file):
         taken = copy_rows(stage, table, relation)
-    except ENGINE_ERRORS as error:
-        raise unreadable(file, error) from error
     unknown = [column for column in present if table.closed and column not in table.columns]
     return replace(taken, defects=taken.defects | {table.passed_over(column): taken.rows for column in unknown})
 

@@ -8,11 +8,14 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -150,6 +153,27 @@ def test_a_damaged_file_is_named_the_others_are_kept_and_a_repair_goes_on_from_t
     monkeypatch.setattr(jsonlines, "open_bytes", noting)
     assert ingest(cell, tmp_path / "out", ONE_BUCKET).dataset.n_windows == 3
     assert set(read) == {"instance_usage-000000000001.json.gz"}
+
+
+@pytest.mark.parametrize("part", ["page", "footer"])
+def test_a_parquet_file_that_is_damaged_inside_is_named_and_the_others_are_kept(part: str, tmp_path: Path) -> None:
+    (tmp_path / "trace").mkdir()
+    for k in range(2):
+        rows = pa.table({"vm": [str(k)] * 9, "t": [300.0 * n for n in range(9)], "used": [0.5] * 9})
+        pq.write_table(rows, tmp_path / "trace" / f"{k}.parquet")
+    damaged = tmp_path / "trace" / "1.parquet"
+    content = bytearray(damaged.read_bytes())
+    at = 4 if part == "page" else len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    content[at : at + 16] = b"\xff" * 16
+    damaged.write_bytes(content)
+    (tmp_path / "m.toml").write_text(
+        'task = "vm"\ntime = "t"\ntime_unit = "s"\nwindow_s = 300\n[columns]\ncpu_mean = "used"\ncpu_limit = 4.0\n'
+    )
+    config = IngestConfig(trace="series", mapping=str(tmp_path / "m.toml"), buckets=1)
+    with pytest.raises(TraceError, match=r"1 damaged file: .*1\.parquet: cannot be read: "):
+        ingest(tmp_path / "trace", tmp_path / "out", config)
+    dataset = ingest(tmp_path / "trace", tmp_path / "out", replace(config, skip_damaged=True)).dataset
+    assert (dataset.n_windows, [entry["file"] for entry in dataset.manifest["damaged"]]) == (9, ["1.parquet"])
 
 
 @pytest.mark.parametrize("reader", ["json_lines", "csv_parquet"])

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from reclaim.cli import app as cli
 from reclaim.data.core.pages.render import inline_svg
 from reclaim.data.dataset import Dataset
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.survey.facts import survey
 from reclaim.data.survey.figures import draw
@@ -358,3 +358,15 @@ def test_real_data_is_described_within_eighty_columns(name: str, real_data: Path
     assert max(map(len, text(found, 80).splitlines())) <= 80
     json.dumps(found, allow_nan=False)
     write_page(found, tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("part", ["page", "footer"])
+def test_a_table_that_is_damaged_inside_is_one_line_with_the_remedy(part: str, cell: Path, tmp_path: Path) -> None:
+    dataset = ingest(cell, tmp_path / "dataset", IngestConfig(buckets=1, max_reject_share=0.5)).dataset
+    file = dataset.path / "tasks.parquet"
+    content = bytearray(file.read_bytes())
+    at = 4 if part == "page" else len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    content[at : at + 16] = b"\xff" * 16
+    file.write_bytes(content)
+    with pytest.raises(TraceError, match=r"dataset: is damaged or incomplete; delete it and ingest again \(\S"):
+        survey(dataset)
