@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -34,13 +36,15 @@ settings.load_profile("reclaim")
 Rows = Sequence[dict[str, Any] | str]
 
 
-_LONG = ("test_demo", "test_docs", "test_crash", "test_distributed", "test_train", "test_survival")
-"""Files that take minutes: they start first, so that no worker is left with one at the end."""
+_LONG = ("test_demo", "test_crash", "test_docs", "test_survival", "test_distributed", "test_train")
+"""Files that take minutes: they start first and in this order, so that no worker is left with one at the end, and the
+documents begin once the demo has compiled what both run."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the long ones."""
-    items.sort(key=lambda item: item.path.stem not in _LONG)
+    order = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(_LONG)))
 
 
 _STORES = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
@@ -129,6 +133,23 @@ def write_shard() -> Callable[[Path, str, Rows], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def command_line(capsys: pytest.CaptureFixture[str]) -> Callable[..., CompletedProcess[str]]:
+    """Return a runner of `reclaim` in this process, in the working folder: a new one would import for seconds."""
+    from reclaim.cli.app import main
+
+    def run(*words: object) -> CompletedProcess[str]:
+        arguments = [str(word) for word in words]
+        capsys.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["reclaim", *arguments])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        return CompletedProcess(arguments, int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")

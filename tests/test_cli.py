@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 from urllib.request import urlopen
 
@@ -29,13 +30,15 @@ from reclaim.features.build import FeatureConfig
 from reclaim.training.settings import TrainConfig, shipped_configs
 from reclaim.training.tracking import runs as tracking
 
+Command = Callable[..., CompletedProcess[str]]
 
-def reclaim(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    code = "from reclaim.cli.app import main; main()"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_TRACKING")}
-    return subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=cwd, env=environment, check=False
-    )
+
+@pytest.fixture
+def reclaim(command_line: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Return a runner of the command line in an empty folder, without a record of runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return command_line
 
 
 def test_settings_come_from_the_defaults_then_the_file_then_the_command_line(tmp_path: Path) -> None:
@@ -139,9 +142,9 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES, ids=lambda value: " ".join(value) if len(value) < 9 else None)
 def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(
-    words: tuple[str, ...], message: str, tmp_path: Path
+    words: tuple[str, ...], message: str, tmp_path: Path, reclaim: Command
 ) -> None:
-    done = reclaim(*words, cwd=tmp_path)
+    done = reclaim(*words)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -149,14 +152,14 @@ def test_a_mistake_is_one_line_exit_code_2_and_nothing_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_of_the_file_system_is_one_line_with_the_path(tmp_path: Path) -> None:
+def test_an_error_of_the_file_system_is_one_line_with_the_path(tmp_path: Path, reclaim: Command) -> None:
     (tmp_path / "cell").write_text("not a folder")
-    done = reclaim("synth", "cell/sub", cwd=tmp_path)
+    done = reclaim("synth", "cell/sub")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: cell/sub.partial: Not a directory\n"
 
 
-def test_a_dataset_with_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_a_dataset_with_a_missing_file_is_named_with_the_remedy(tmp_path: Path, reclaim: Command) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("vm,t,used\n1,300,1\n")
     (tmp_path / "m.toml").write_text(
@@ -165,19 +168,19 @@ def test_a_dataset_with_a_missing_file_is_named_with_the_remedy(tmp_path: Path) 
     config = IngestConfig(trace="series", mapping=str(tmp_path / "m.toml"), buckets=1)
     dataset = ingest(tmp_path / "in", tmp_path / "out", config).dataset
     (dataset.path / "usage" / bucket_name(0)).unlink()
-    done = reclaim("inspect", "out", cwd=tmp_path)
+    done = reclaim("inspect", "out")
     assert done.returncode == 2
     assert done.stderr.startswith("error: out: is damaged or incomplete; delete it and ingest again (")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_stage_prints_its_result_as_one_json_object(tmp_path: Path) -> None:
+def test_a_stage_prints_its_result_as_one_json_object(reclaim: Command) -> None:
     words = ("synth", "cell", "--machines", "2", "--days", "0.25", "--json")
-    first, again = (reclaim(*words, cwd=tmp_path) for _ in range(2))
+    first, again = (reclaim(*words) for _ in range(2))
     assert first.returncode == again.returncode == 0, first.stderr
     assert json.loads(first.stdout)["wrote"] is True
     assert json.loads(again.stdout)["wrote"] is False
-    made = reclaim("ingest", "cell", "dataset", "--json", cwd=tmp_path)
+    made = reclaim("ingest", "cell", "dataset", "--json")
     assert json.loads(made.stdout)["dataset"] == "dataset"  # the path as given
     assert json.loads(made.stdout)["nature"] == "synthetic"
     assert json.loads(made.stdout)["counts"]["usage"] == json.loads(first.stdout)["rows"]["instance_usage"]
@@ -186,8 +189,8 @@ def test_a_stage_prints_its_result_as_one_json_object(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "config"), [("features", FeatureConfig), ("train", TrainConfig), ("tune", TrainConfig)]
 )
-def test_the_help_of_a_stage_and_the_reference_list_every_setting(command: str, config: type, tmp_path: Path) -> None:
-    shown = reclaim(command, "--help", cwd=tmp_path).stdout
+def test_the_help_of_a_stage_and_the_reference_list_every_setting(command: str, config: type, reclaim: Command) -> None:
+    shown = reclaim(command, "--help").stdout
     reference = (Path(__file__).parents[1] / "docs" / "reference.md").read_text()
     settings = settings_of(config)
     assert {"fit.batch_size", "split.role"} & {s.name for s in settings}
@@ -198,17 +201,21 @@ def test_the_help_of_a_stage_and_the_reference_list_every_setting(command: str, 
 
 
 def test_the_version_is_printed(tmp_path: Path) -> None:
-    assert reclaim("--version", cwd=tmp_path).stdout == f"reclaim {version('reclaim')}\n"
+    program = [sys.executable, "-m", "reclaim", "--version"]
+    printed = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert printed == f"reclaim {version('reclaim')}\n"
 
 
-def test_promote_and_mlflow_without_a_store_and_a_folder_without_a_model_are_one_line(tmp_path: Path) -> None:
+def test_promote_and_mlflow_without_a_store_and_a_folder_without_a_model_are_one_line(
+    tmp_path: Path, reclaim: Command
+) -> None:
     for words, message in (
         (("promote", "dataset"), "no model reclaim@candidate in sqlite"),
         (("mlflow",), "no record in sqlite"),
         (("bundle", "reclaim@champion", "out"), "no model reclaim@champion in sqlite"),
         (("replay", "margins", "dataset", "--out", "out", "--model", "./nowhere"), "no model './nowhere'"),
     ):
-        done = reclaim(*words, cwd=tmp_path)
+        done = reclaim(*words)
         assert done.returncode == 2
         assert message in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr

@@ -24,7 +24,6 @@ import psutil
 import pytest
 from pyarrow.parquet import ParquetWriter
 
-from reclaim.cli.app import main
 from reclaim.data.core.parquet import TableWriter
 from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
@@ -34,6 +33,7 @@ from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
 
 Maker = Callable[..., dict[str, Any]]
 Writer = Callable[..., Path]
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 BUCKETS, WORKERS, KILLS, SEED = 6, 2, 20, 7
 MOST_ROUNDS = 60
@@ -56,22 +56,6 @@ def start(cell: Path, out: Path, pool_bytes: int) -> subprocess.Popen[bytes]:
     """Start an ingest in a process, and a process group, of its own."""
     words = [cell, out, pool_bytes, BUCKETS, WORKERS]
     return subprocess.Popen([sys.executable, "-W", "error", "-c", _RUN, *map(str, words)], start_new_session=True)
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[str]]]:
-    """Return a runner of the command line: its exit code, and the lines it writes for a person to read."""
-
-    def run(*words: object) -> tuple[int, list[str]]:
-        capsys.readouterr()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["reclaim", *map(str, words)])
-            try:
-                main()
-            except SystemExit as ended:
-                return int(ended.code or 0), capsys.readouterr().err.strip().splitlines()
-
-    return run
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -145,7 +129,7 @@ def test_killed_twenty_times_at_random_moments_it_ends_with_the_bytes_of_an_unbr
 
 @pytest.mark.slow
 def test_a_second_ingest_into_the_same_folder_is_refused_and_the_first_is_not_harmed(
-    cell: Path, tmp_path: Path, run: Callable[..., tuple[int, list[str]]]
+    cell: Path, tmp_path: Path, command_line: Command
 ) -> None:
     first = start(cell, tmp_path / "out", PROCESSES)
     lock = tmp_path / "out.partial" / "shards"
@@ -153,11 +137,12 @@ def test_a_second_ingest_into_the_same_folder_is_refused_and_the_first_is_not_ha
         assert first.poll() is None
         time.sleep(0.01)
     words = ["ingest", str(cell), str(tmp_path / "out"), "--buckets", str(BUCKETS)]
-    code, told = run(*words)
+    refused = command_line(*words)
     assert first.wait() == 0
-    assert (code, len(told)) == (2, 1), told
+    told = refused.stderr.splitlines()
+    assert (refused.returncode, len(told)) == (2, 1), told
     assert "another ingest is writing it; wait for it or choose another folder" in told[0]
-    assert run(*words)[0] == 0  # it is there
+    assert command_line(*words).returncode == 0  # it is there
     ingest(cell, tmp_path / "alone", IngestConfig(buckets=BUCKETS))
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
@@ -187,24 +172,25 @@ FULL_AT: dict[str, tuple[object, str]] = {
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_full_disk_is_one_line_and_exit_code_2_and_with_room_the_run_goes_on(
     place: str, workers: int, tmp_path: Path, window: Maker, event: Maker, write_shard: Writer,
-    run: Callable[..., tuple[int, list[str]]],
+    command_line: Command,
 ) -> None:  # fmt: skip
     cell, out = tmp_path / "cell", tmp_path / "out"
     write_cell_of_two_shards(cell, window, event, write_shard)
     words = ["ingest", cell, "--buckets", 3, "--workers", workers]
-    assert run(*words, tmp_path / "unbroken")[0] == 0
+    assert command_line(*words, tmp_path / "unbroken").returncode == 0
     owner, name = FULL_AT[place]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, full)
-        code, told = run(*words, out)
+        stopped = command_line(*words, out)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # what stood for a full disk let files be left open
         gc.collect()
-    assert (code, len(told)) == (2, 1), told
+    told = stopped.stderr.splitlines()
+    assert (stopped.returncode, len(told)) == (2, 1), told
     assert "No space left on device" in told[0]
     assert not out.exists()
     assert out.with_name("out.partial").exists()
-    assert run(*words, out)[0] == 0
+    assert command_line(*words, out).returncode == 0
     assert contents(out) == contents(tmp_path / "unbroken")
 
 
@@ -242,7 +228,7 @@ def test_on_a_disk_that_is_really_full_the_run_stops_with_one_line_and_goes_on_w
 
 @pytest.mark.slow
 def test_a_file_that_may_not_grow_further_ends_the_run_in_one_line_too(
-    cell: Path, tmp_path: Path, run: Callable[..., tuple[int, list[str]]]
+    cell: Path, tmp_path: Path, command_line: Command
 ) -> None:
     def limited() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -254,7 +240,7 @@ def test_a_file_that_may_not_grow_further_ends_the_run_in_one_line_too(
     assert done.returncode == 2, done.stderr[-2000:]
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
-    assert run(*words)[0] == 0
+    assert command_line(*words).returncode == 0
     assert Dataset.open(tmp_path / "out").n_windows
 
 
