@@ -6,15 +6,14 @@ lines by `test_client`.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,6 +24,8 @@ from reclaim.cli import app as cli
 from reclaim.config import load_config
 from reclaim.data.traces.series import load_mapping
 from reclaim.training.settings import TrainConfig, shipped_configs
+
+Printed = Callable[[str], None]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,6 +40,7 @@ _PARSED = {
     "reclaim ingest traces/2011": "it needs the trace",
     "reclaim ingest traces/alibaba": "it needs the trace",
     "reclaim ingest usage/": "the README's commands have run it",
+    "reclaim replay margins dataset --out new-or-old": "the page's first replay is of two models, too",
     "reclaim tune": "it takes minutes",
     "reclaim promote": "it may say no, with exit code 2: test_promote",
     "reclaim serve": "it runs until it is stopped; test_readme_lines runs it",
@@ -153,29 +155,24 @@ def test_the_mapping_of_the_page_about_traces_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme_for_own_data_and_the_lines_of_the_python_page_run_as_printed(
-    tmp_path: Path,
+    tmp_path: Path, printed: Printed
 ) -> None:
     section = (ROOT / "README.md").read_text().split(f"## {_RUN}\n")[1].split("\n## ")[0]
     commands = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)[0].splitlines()
     assert commands[-1] == "reclaim serve"
     _write_usage(tmp_path)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for command in commands[:-1]:
-        program = f"{sys.executable} -m {command}"
-        done = subprocess.run(program, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
+        printed(command)
     assert (tmp_path / "margins" / "report.html").stat().st_size > 10_000
     page = (ROOT / "docs" / "python.md").read_text()
     (block,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "reclaim.open" in one]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{block}\nprint(len(reservations))"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "12\n"), done.stderr
+    names: dict[str, Any] = {}
+    exec(block, names)
+    assert len(names["reservations"]) == 12
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_pages_about_a_dataset_run_as_printed(tmp_path: Path) -> None:
+def test_the_commands_of_the_pages_about_a_dataset_run_as_printed(tmp_path: Path, printed: Printed) -> None:
     pages = [(ROOT / "docs" / f"{name}.md").read_text() for name in _ABOUT_A_DATASET]
     lines = [line for page in pages for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
              for line in block.splitlines() if not line.startswith("curl") and line.startswith("reclaim ")]  # fmt: skip
@@ -183,19 +180,33 @@ def test_the_commands_of_the_pages_about_a_dataset_run_as_printed(tmp_path: Path
     first = "reclaim ingest traces/a dataset"
     commands.remove(first)
     shutil.copy(ROOT / "training" / "configs" / "google-v3.toml", tmp_path / "best.toml")
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for command in ("reclaim synth traces/a --machines 3 --days 0.75", first, *commands):
-        program = f"{sys.executable} -m {command}"
-        done = subprocess.run(program, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
+        printed(command)
     for file in ("dataset.html", "margins/report.html", "what-if/report.html", "reservations.parquet"):
         assert (tmp_path / file).stat().st_size > 10_000, file
 
 
+@pytest.fixture
+def printed(
+    command_line: Callable[..., CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Printed:
+    """Return a runner of a command as a page prints it, in an empty folder and without a record of runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def run(command: str) -> None:
+        program, *words = shlex.split(command)
+        assert program == "reclaim"
+        done = command_line(*words)
+        assert done.returncode == 0, f"{command}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
+
+    return run
+
+
 def _write_usage(folder: Path) -> None:
-    """Write five days of twelve VMs as parquet, and a mapping of them."""
+    """Write two days of twelve VMs as parquet, and a mapping of them."""
     rng = np.random.default_rng(1)
-    times = np.arange(0, 5 * 86_400, 300)
+    times = np.arange(0, 2 * 86_400, 300)
     wave = 0.3 + 0.1 * np.sin(times / 86_400 * 2 * np.pi)
     frames = [
         pd.DataFrame({"vm": f"vm-{k}", "time_s": times, "cpu": np.clip(wave + rng.gamma(1.0, 0.05, len(times)), 0, 1)})
