@@ -166,14 +166,15 @@ class Server:
     def wait(self) -> Json:
         """Return the body of /readyz once the cell's state is restored or refused."""
         until = time.monotonic() + _START_S
-        while time.monotonic() < until:
-            assert self._process is not None
-            assert self._process.poll() is None, f"the server ended while it started:\n{self.tail()}"
-            with contextlib.suppress(httpx.HTTPError):
-                told: Json = httpx.get(f"{self.url}/readyz", timeout=_ANSWER_S).json()
-                if told.get("state", "recovering") != "recovering":
-                    return told
-            time.sleep(0.05)
+        with httpx.Client(base_url=self.url, timeout=_ANSWER_S) as client:  # one for all: each reads the certificates
+            while time.monotonic() < until:
+                assert self._process is not None
+                assert self._process.poll() is None, f"the server ended while it started:\n{self.tail()}"
+                with contextlib.suppress(httpx.HTTPError):
+                    told: Json = client.get("/readyz").json()
+                    if told.get("state", "recovering") != "recovering":
+                        return told
+                time.sleep(0.05)
         raise AssertionError(f"the server was not ready in {_START_S} s:\n{self.tail()}")
 
     def kill(self) -> None:
