@@ -40,8 +40,8 @@ def location(name: Path | str) -> Path:
     Raises
     ------
     ConfigError
-        The library of the store is not installed; the message names the extra. Or the name has a character that would
-        make it a pattern.
+        The library of the store is not installed; the message names the extra. Or the name has no bucket, or a
+        character that would make it a pattern.
     """
     found = _SCHEME.match(name) if isinstance(name, str) else None
     if isinstance(name, Path) or not isinstance(name, str):
@@ -49,6 +49,9 @@ def location(name: Path | str) -> Path:
     if found is None:
         return Path(name)
     scheme = found[1]
+    below = name[found.end() :]
+    if not below.strip("/") or (scheme in _EXTRAS and below.startswith("/")):
+        raise ConfigError(f"{name}: names no bucket; expected {scheme}://bucket/folder")
     if pattern := _PATTERN.search(name):
         raise ConfigError(f"{name}: {pattern[0]} in a name of a store makes it a pattern; use another name")
     try:

@@ -48,6 +48,12 @@ def test_a_name_that_libraries_of_stores_would_take_for_a_pattern_is_refused(nam
     assert location(name) == Path(name)
 
 
+@pytest.mark.parametrize("name", ["s3://", "s3:///", "s3:///cell", "gs://"])
+def test_a_name_without_a_bucket_is_refused_and_no_folder_of_this_machine(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}: names no bucket; expected {name[:2]}://bucket/folder"):
+        location(name)
+
+
 def test_without_credentials_the_error_says_so(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
