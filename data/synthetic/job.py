@@ -8,6 +8,7 @@ fields. ``truth.parquet`` holds the cause of each run's end, for scoring only; n
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -86,7 +87,7 @@ class SyntheticCellConfig:
         least = {"machines": 1, "seed": 0, "shard_hours": 1, "days": 1 / _WINDOWS_PER_DAY}
         for name, bound in least.items():
             value = getattr(self, name)
-            if not value >= bound or not np.isfinite(value):
+            if not bound <= value < math.inf:
                 raise ConfigError(f"{name} must be at least {bound:.6g}, but got {name}={value!r}")
         if self.days > LONGEST_DAYS:
             raise ConfigError(f"days must be at most {LONGEST_DAYS}, but got days={self.days!r}")
@@ -183,10 +184,11 @@ def _existing(out: Path, config: SyntheticCellConfig) -> SyntheticCellReport | N
         return None
     try:
         manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        there = dict(manifest["options"])
+    except (OSError, ValueError, TypeError, KeyError):
         raise ConfigError(f"{out} exists and is not a synthetic cell: name another folder or remove it") from None
     unshared = dict.fromkeys(_SHARES, 0.0)
-    wanted, found = unshared | config.recorded, unshared | manifest.get("options", {})
+    wanted, found = unshared | config.recorded, unshared | there
     other = [f"{k}={found.get(k)!r} instead of {v!r}" for k, v in wanted.items() if found.get(k) != v]
     if other:
         raise ConfigError(f"{out} holds another synthetic cell ({', '.join(other)}): name another folder or remove it")

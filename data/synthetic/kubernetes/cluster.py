@@ -176,7 +176,7 @@ def _lives(
                 for replica in range(workload.replicas):
                     name, node = f"{owner}-{_word(rng, 5)}", int(rng.integers(nodes))
                     lag_s = float(np.round(rng.uniform(0, 90), 3))
-                    stop_s = finish_s if last else finish_s + lag_s
+                    stop_s = finish_s if last else min(finish_s + lag_s, end_s)
                     ends = "Evicted" if workload.name == "scratch" and replica == 0 and not last else "Killed"
                     yield name, owner, node, begin_s + lag_s, stop_s, "" if last else ends
                 if workload.scaled:

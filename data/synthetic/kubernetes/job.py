@@ -37,6 +37,8 @@ END: Final = "2026-11-02"
 """End of a synthetic history, unless another is asked for: the same options give the same bytes."""
 CAPACITY: Final = {"cpu": 16.0, "memory": 64.0 * GIB}
 """Resources that a node allots to pods."""
+_LEAST_S: Final = 3_600
+"""Shortest history: some pods begin 1,000 s after it does."""
 _CONTAINERS: Final = 33
 """Containers of the workloads at size 1, without those of the daemon set."""
 
@@ -65,6 +67,10 @@ class SyntheticHistoryConfig:
         for name in ("machines", "days", "tasks_per_machine", "scrape_s", "state_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)!r}")
+        if self.days * DAY_S < _LEAST_S:
+            raise ConfigError(f"days must be at least {_LEAST_S / DAY_S:.6g}, got {self.days!r}")
+        if self.seed < 0:
+            raise ConfigError(f"seed must be at least 0, got {self.seed!r}")
         if self.days > LONGEST_DAYS:
             raise ConfigError(f"days must be at most {LONGEST_DAYS}, got {self.days!r}")
 
@@ -99,9 +105,10 @@ def write_history(
             manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             manifest = {}
-        if manifest.get("options") != wanted or manifest.get("layout") != "kubernetes":
+        found = manifest if isinstance(manifest, dict) else {}
+        if found.get("options") != wanted or found.get("layout") != "kubernetes":
             raise ConfigError(f"{out}: holds something other than this history; name another folder or remove it")
-        return SyntheticHistoryReport(out, **{k: manifest[k] for k in _FACTS}, wrote=False)
+        return SyntheticHistoryReport(out, **{k: found[k] for k in _FACTS}, wrote=False)
     with replaced_folder(out) as folder:
         facts = _write(folder, config, progress) | {"options": wanted}
         manifest = facts | {"layout": "kubernetes", "statement": "Made up: no real cluster ever ran these pods."}

@@ -17,7 +17,7 @@ import pytest
 
 from reclaim.data.errors import ConfigError
 from reclaim.data.schema import TIERS, EventType
-from reclaim.data.synthetic.job import SyntheticCellConfig, write_cell
+from reclaim.data.synthetic.job import MANIFEST, SyntheticCellConfig, write_cell
 from reclaim.data.synthetic.shapes import (
     CPU_RATIO,
     MEMORY_RATIO,
@@ -112,8 +112,15 @@ def test_a_second_run_does_nothing_and_other_content_is_refused(tmp_path: Path) 
         write_cell(tmp_path / "cell", SyntheticCellConfig(machines=4, days=0.5, seed=9))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="other exists and is not a synthetic cell"):
-        write_cell(tmp_path / "other", SMALL)
+    for content in (None, "[]", '{"options": 3}', "{}"):
+        if content is not None:
+            (tmp_path / "other" / MANIFEST).write_text(content)
+        with pytest.raises(ConfigError, match="other exists and is not a synthetic cell"):
+            write_cell(tmp_path / "other", SMALL)
+
+
+def test_a_seed_may_be_of_any_size() -> None:
+    assert SyntheticCellConfig(seed=10**30).seed == 10**30
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,17 @@ def test_the_same_options_give_the_same_bytes_and_others_do_not(history: Path, t
         SyntheticHistoryConfig(end="soon")
     with pytest.raises(ConfigError, match="days must be above 0"):
         SyntheticHistoryConfig(days=0)
+    with pytest.raises(ConfigError, match=r"days must be at least 0\.0416667, got 1e-09"):
+        SyntheticHistoryConfig(days=1e-9)
+    with pytest.raises(ConfigError, match="seed must be at least 0, got -1"):
+        SyntheticHistoryConfig(seed=-1)
+
+
+@pytest.mark.parametrize("seed", [25, 27, 29])
+def test_a_pod_that_is_replaced_just_before_the_end_is_not_seen_after_it(seed: int, tmp_path: Path) -> None:
+    config = SyntheticHistoryConfig(machines=2, days=1 / 24, seed=seed, tasks_per_machine=12)
+    assert write_history(tmp_path / "short", config).containers > 0
+    assert [path.name for path in (tmp_path / "short").glob("*.om")] == ["2026-11-01.om"]
 
 
 def test_every_line_is_a_sample_of_the_range_and_the_text_ends(history: Path) -> None:
