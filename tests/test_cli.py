@@ -22,7 +22,7 @@ from typer.main import get_command
 import reclaim as python
 from reclaim.cli import app as cli
 from reclaim.config import load_config, settings_of
-from reclaim.data.dataset import bucket_name
+from reclaim.data.dataset import Dataset, bucket_name
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import TRACES, IngestConfig, ingest
 from reclaim.data.traces.series import shipped_mappings
@@ -172,6 +172,16 @@ def test_a_dataset_with_a_missing_file_is_named_with_the_remedy(tmp_path: Path, 
     assert done.returncode == 2
     assert done.stderr.startswith("error: out: is damaged or incomplete; delete it and ingest again (")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_that_ends_too_early_is_not_taken_for_an_interrupted_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: object, **__: object) -> None:
+        raise EOFError("marshal data too short")
+
+    monkeypatch.setattr(Dataset, "open", ended)
+    monkeypatch.setattr(sys, "argv", ["reclaim", "inspect", "dataset"])
+    with pytest.raises(EOFError, match="marshal data too short"):
+        cli.main()
 
 
 def test_a_stage_prints_its_result_as_one_json_object(reclaim: Command) -> None:

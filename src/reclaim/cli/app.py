@@ -495,5 +495,7 @@ def main() -> NoReturn:
         if error.filename is None:
             raise
         fail(f"{error.filename}: {error.strerror}")
-    except typer.Abort:
+    except typer.Abort as error:
+        if isinstance(error.__cause__, EOFError):  # of a file that ends too early; typer takes it for the end of input
+            raise error.__cause__ from None
         sys.exit(130)
