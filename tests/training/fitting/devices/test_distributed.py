@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,8 @@ from test_distributed import CONFIG, gradients, killed_after_the_first, rows
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 seeds, seed_with = [], torch.manual_seed
+with joined(torch.device("cpu"), go=rank != 0) as go:
+    assert not go, "the first rank's word counts"
 with joined(torch.device("cpu"), go=rank == 0) as go:
     assert go, "the first rank's word counts"
     assert Ranks.current() == Ranks(rank, 2)
@@ -143,22 +146,25 @@ def test_two_ranks_end_with_the_weights_of_one_and_go_on_from_each_other(tmp_pat
 
 
 @pytest.mark.slow
-def test_torchrun_trains_one_model_and_finds_it_trained_the_next_time_and_ray_trains_the_same(tmp_path: Path) -> None:
+def test_torchrun_trains_one_model_and_one_process_finds_it_trained_and_ray_trains_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     write_cell(tmp_path / "cell", SyntheticCellConfig(machines=1, days=1.0))
     build_features(ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig()).dataset)
-    words = ["-m", "reclaim", "train", "dataset", "--json"]
+    words = ["train", "dataset", "--json"]
     for setting in ("width=8", "depth=1", "epochs=1", "device='cpu'"):
         words += ["--set", f"fit.{setting}"]
-    reports = []
-    for _ in range(2):
-        done = _torchrun(*words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        reports.append(json.loads(done.stdout))  # one process alone prints
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    done = _torchrun("-m", "reclaim", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(done.stdout)]  # one process alone prints
+    reports.append(json.loads(command_line(*words).stdout))
     assert [r["reused"] for r in reports] == [False, True]
     assert [r["version"] for r in reports] == ["1", "1"]
     assert reports[0]["run_id"] == reports[1]["run_id"]
     on_ray = subprocess.run(
-        [sys.executable, *words, "--engine", "ray", "--workers", "2", "--force"],
+        [sys.executable, "-m", "reclaim", *words, "--engine", "ray", "--workers", "2", "--force"],
         cwd=tmp_path, env={k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")},
         capture_output=True, text=True, timeout=1_200, check=False,
     )  # fmt: skip
