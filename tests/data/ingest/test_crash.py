@@ -35,7 +35,7 @@ Maker = Callable[..., dict[str, Any]]
 Writer = Callable[..., Path]
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
-BUCKETS, WORKERS, KILLS, SEED = 6, 2, 20, 7
+BUCKETS, WORKERS, KILLS, SEED = 6, 2, 10, 7
 MOST_ROUNDS = 60
 """Runs after which it is no luck any more that a stage was never met."""
 KILLS_A_ROUND = 7
@@ -84,7 +84,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_killed_twenty_times_at_random_moments_it_ends_with_the_bytes_of_an_unbroken_run(
+def test_killed_ten_times_at_random_moments_it_ends_with_the_bytes_of_an_unbroken_run(
     cell: Path, tmp_path: Path
 ) -> None:
     for name in ("compiled", "unbroken"):  # the first run of a new installation compiles, which takes far longer

@@ -101,11 +101,16 @@ def space(estimator: str) -> Space:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search the bowl instead of fitting, and learn from the second trial on."""
-    monkeypatch.setattr(tuning, "objective_of", bowl)
+def unpriced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Price neither the settings given nor those found: a fit of each that trials do not need."""
     nothing = SimpleNamespace(reclaimed={"aggressive": (0.0, 0.0), "baseline": (0.0, 0.0)})
     monkeypatch.setattr(tuning, "priced", lambda *_: (None, {3_600: nothing}))
+
+
+@pytest.fixture
+def quick(unpriced: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """Search the bowl instead of fitting, and learn from the second trial on."""
+    monkeypatch.setattr(tuning, "objective_of", bowl)
     monkeypatch.setattr(tuning, "_JUDGES", 2)
     monkeypatch.setattr(tuning, "_RANDOM", 2)
 
@@ -282,14 +287,14 @@ def test_trials_at_once_rest_on_those_before_them_and_end_the_same_in_however_ma
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unrecorded")
+@pytest.mark.usefixtures("unpriced", "unrecorded")
 @pytest.mark.parametrize("given", [TREES, NETWORK], ids=["trees", "network"])
 def test_what_is_tried_does_not_depend_on_the_engine_nor_on_the_number_of_workers(
     dataset: Path, tmp_path: Path, given: TrainConfig
 ) -> None:
     config, found = replace(given, seed=11), []
     for engine in (Engine(), Engine("processes", 2)):
-        report = tune([dataset], config, trials=5, config_file=tmp_path / "best.toml", at_once=3, engine=engine)
+        report = tune([dataset], config, trials=4, config_file=tmp_path / "best.toml", at_once=3, engine=engine)
         found.append((trials_of(report), (tmp_path / "best.toml").read_bytes()))
         Path(report.trials_file).unlink()
     assert found[0] == found[1]
@@ -305,6 +310,7 @@ def test_more_trials_go_on_from_those_that_are_there(dataset: Path, tmp_path: Pa
     assert other.trials_file != few.trials_file
 
 
+@pytest.mark.usefixtures("unpriced")
 def test_a_trial_that_diverges_is_given_up_and_a_search_of_such_says_so(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
