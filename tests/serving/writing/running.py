@@ -102,6 +102,7 @@ class Service:
         if self.store.log_bytes > self.store.snapshot_bytes:  # or there is none
             while self.snapshotter.saved_at == before:
                 thread.command(lambda: None).result(PATIENCE_S)
+                time.sleep(0.001)
         self.idle()
 
     def idle(self) -> None:
