@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -435,32 +436,31 @@ def test_any_order_and_split_and_repetition_of_rows_gives_the_same_usage(
     assert other.manifest["counts"]["duplicate_windows"] == (len(rows) if repeat else 0)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(position=st.integers(0, 2000), byte=st.integers(0, 255), packed=st.booleans())
 def test_a_corrupt_byte_ends_in_the_same_rows_or_a_reject_or_one_clear_error(
-    position: int,
-    byte: int,
-    packed: bool,
-    tmp_path_factory: pytest.TempPathFactory,
-    window: Maker,
-    write_shard: Writer,
+    tmp_path: Path, window: Maker, write_shard: Writer
 ) -> None:
-    folder = tmp_path_factory.mktemp("corrupt")
-    path = write_shard(folder / "cell", USAGE, [window(900 + 300 * k) for k in range(6)])
-    original = ingest(folder / "cell", folder / "original", ONE_BUCKET).dataset.usage(0)
-    if not packed:  # no checksum guards these: a changed digit is a value like any other
-        path.write_bytes(gzip.decompress(path.read_bytes()))
-        path = path.rename(path.with_suffix(""))
-    data = bytearray(path.read_bytes())
-    data[position % len(data)] = byte
-    path.write_bytes(bytes(data))
-    try:
-        dataset = ingest(folder / "cell", folder / "out", IngestConfig(buckets=1, max_reject_share=0.2)).dataset
-    except (TraceError, SchemaError):
-        assert not (folder / "out").exists()
-    else:
-        assert not packed or dataset.usage(0).equals(original)
-        assert dataset.n_windows + sum(dataset.manifest["rejects"].values()) == 6
+    whole = write_shard(tmp_path / "cell", USAGE, [window(900 + 300 * k) for k in range(6)]).read_bytes()
+    original = ingest(tmp_path / "cell", tmp_path / "original", ONE_BUCKET).dataset.usage(0)
+    numbers = count()
+
+    @settings(max_examples=80, deadline=None)
+    @given(position=st.integers(0, 2000), byte=st.integers(0, 255), packed=st.booleans())
+    def corrupted(position: int, byte: int, packed: bool) -> None:
+        folder = tmp_path / str(next(numbers))
+        data = bytearray(whole if packed else gzip.decompress(whole))
+        data[position % len(data)] = byte
+        (folder / "cell").mkdir(parents=True)
+        (folder / "cell" / f"{USAGE}.json{'.gz' if packed else ''}").write_bytes(data)
+        try:
+            dataset = ingest(folder / "cell", folder / "out", IngestConfig(buckets=1, max_reject_share=0.2)).dataset
+        except (TraceError, SchemaError):
+            assert not (folder / "out").exists()
+        else:
+            # no checksum guards what is not packed: a changed digit is a value like any other
+            assert not packed or dataset.usage(0).equals(original)
+            assert dataset.n_windows + sum(dataset.manifest["rejects"].values()) == 6
+
+    corrupted()
 
 
 def test_the_manifest_says_what_a_marked_source_is(tmp_path: Path, window: Maker, write_shard: Writer) -> None:
