@@ -152,6 +152,15 @@ def command_line(capsys: pytest.CaptureFixture[str]) -> Callable[..., CompletedP
     return run
 
 
+@pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save an empty figure in place of each: drawing is half of a training or a replay that is not looked at."""
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda _, *args, **options: save(Figure((1, 1)), *args, **options))
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[tuple[str, int]]:
     """Return host and port of a running S3 server."""

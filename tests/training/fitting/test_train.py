@@ -32,6 +32,8 @@ from reclaim.training.settings import FitConfig, TrainConfig, TreeConfig
 from reclaim.training.tracking import runs as tracking
 from tests.object_store import Bucket
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 MAPPING = """
 task = "task"
 time = "time_s"
