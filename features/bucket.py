@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.parallel import in_parts
 from reclaim.data.dataset import Dataset
+from reclaim.data.errors import TraceError
 from reclaim.data.oom import oom_columns, oom_events
 from reclaim.data.windows import Cell, Windows
 from reclaim.features.fold.batch import fold_tasks, room_to_publish
@@ -24,6 +25,10 @@ Rows = NDArray[np.int64]
 
 _ROWS_AT_ONCE: Final = 4_096
 """Rows that are folded together: their columns are some MB, which a core's own cache nearly holds."""
+
+
+_MOST: Final = float(np.finfo(np.float32).max)
+"""Largest limit that can be kept."""
 
 
 class Labels(NamedTuple):
@@ -95,7 +100,13 @@ class Folding:
         return periods(known_by(windows), self.cuts_us), groups(windows, self.split)
 
     def labels(self, bucket: int, windows: Windows) -> tuple[Labels, int]:
-        """Return the labels of a bucket's rows, and how many ends out of memory it has."""
+        """Return the labels of a bucket's rows, and how many ends out of memory it has.
+
+        Raises
+        ------
+        TraceError
+            A limit does not fit single precision.
+        """
         task, time_us = oom_events(windows, self.dataset.events(bucket, oom_columns(self.dataset.manifest)))
         y = np.empty((len(windows), len(TARGETS), len(HORIZONS_S)), np.float32)
         oom = np.empty((len(windows), len(HORIZONS_S)), np.float32)
@@ -104,6 +115,14 @@ class Folding:
             oom[:] = np.nan
         period, group = self.period_and_group(windows)
         inside = inside_period(period, measured_by(windows), self.cuts_us)
+        beyond = np.flatnonzero((windows.limit > _MOST).any(axis=1))
+        if len(beyond):
+            row = beyond[0]
+            name, (cpu, memory) = f"{windows.collection_id[row]}, {windows.instance_index[row]}", windows.limit[row]
+            raise TraceError(
+                f"{self.dataset.path}: task {name} has the limits {cpu:.3g} and {memory:.3g}; expected at most "
+                f"{_MOST:.3g}; where that means no limit, leave it out of the trace and ingest again"
+            )
         limit = windows.limit.astype(np.float32)
         return Labels(y, oom, inside, known_by(windows), period, group, limit), len(time_us)
 

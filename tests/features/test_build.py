@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.engine.workers import Engine
 from reclaim.data.dataset import MANIFEST, Dataset
-from reclaim.data.errors import ConfigError
+from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.oom import oom_events
 from reclaim.data.windows import COLUMNS, Windows, concatenate, measured_by_mean
@@ -265,6 +265,17 @@ def test_a_row_that_came_late_belongs_to_the_time_at_which_it_was_known(
     windows = history([0.1, 0.2, 0.3])
     windows.end_us[1] = windows.end_us[0] - 1  # within the first
     assert fold(windows).end_us.tolist() == np.maximum.accumulate(windows.end_us).tolist()
+
+
+def test_a_limit_that_stands_for_none_and_cannot_be_kept_is_named(
+    tmp_path: Path, window: Maker, event: Maker, write_shard: Callable[..., Path]
+) -> None:
+    write_shard(tmp_path / "cell", "instance_usage-000000000000", [window(600 + 300 * k) for k in range(60)])
+    unlimited = event(600, 3, resource_request={"cpus": 1e300, "memory": 0.5})
+    write_shard(tmp_path / "cell", "instance_events-000000000000", [unlimited])
+    dataset = ingest(tmp_path / "cell", tmp_path / "dataset", IngestConfig(buckets=1)).dataset
+    with pytest.raises(TraceError, match=r"dataset: task \d+, 0 has the limits 1e\+300 and 0\.5; .* 3\.4e\+38;"):
+        build_features(dataset)
 
 
 def test_a_monday_beyond_any_clock_is_refused() -> None:
