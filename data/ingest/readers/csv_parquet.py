@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,8 @@ from reclaim.data.traces.source import RawTable
 
 _LONGEST_HEADER_BYTES: Final = 1 << 20
 _FIRST_LINES: Final = 1_000
+_MOST_LINES: Final = 100
+"""Lines that a value in quotes may have."""
 _DELIMITERS: Final = ",;\t|"
 _ROW_NUMBER: Final = "file_row_number"
 _REJECTS, _SCANS = "reclaim_csv_rejects", "reclaim_csv_scans"
@@ -51,6 +54,8 @@ def take_csv(stage: Stage, table: RawTable, file: Path) -> Taken:
     delimiter, present, headed = _layout(table, file)
     declared = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in present)
     _check_fields(file, delimiter, len(present), stage.rejects.most)
+    if not table.order:
+        _check_quotes(file, delimiter)
     mark = "" if table.order else '"'  # files without a header are split at commas; a quote is an ordinary character
     reader = (
         f"read_csv({literal(str(file))}, delim = {literal(delimiter)}, quote = '{mark}', escape = '{mark}', "
@@ -97,6 +102,42 @@ def _check_fields(file: Path, delimiter: str, fields: int, most: float) -> None:
                 )
             if lines % _FIRST_LINES == 0 and malformed <= max(HOPELESS_SHARE, most) * lines:
                 return
+
+
+def _check_quotes(file: Path, delimiter: str) -> None:
+    """Raise DamagedFileError where a value in quotes does not end: the query engine leaves out all that it holds.
+
+    It says nothing of it, be that the rest of the file.
+    """
+    with open_bytes(file) as content:
+        if not any(b'"' in part for part in iter(lambda: content.read(_LONGEST_HEADER_BYTES), b"")):
+            return
+    with open_bytes(file) as content:
+        lines = iter(lambda: content.readline(_LONGEST_HEADER_BYTES), b"")
+        if all(line.count(b'"') % 2 == 0 for line in lines):
+            return
+    at_end = False
+
+    def text() -> Iterator[str]:
+        nonlocal at_end
+        with open_bytes(file) as content:
+            for line in iter(lambda: content.readline(_LONGEST_HEADER_BYTES), b""):
+                yield line.decode("latin-1").rstrip("\r\n").replace("\r", " ") + "\n"
+        at_end = True
+
+    rows, begun, closed = csv.reader(text(), delimiter=delimiter), 1, True
+    try:
+        for _ in rows:
+            closed = not at_end and rows.line_num - begun < _MOST_LINES
+            if not closed:
+                break
+            begun = rows.line_num + 1
+    except csv.Error:  # a value that is longer than any name
+        closed = False
+    if not closed:
+        raise DamagedFileError(
+            f"{file}: a quote in the row that begins in line {begun} is not closed within {_MOST_LINES} lines"
+        )
 
 
 def _empty_lines(file: Path) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from reclaim.cli.results import of_ingest
 from reclaim.data import schema as s
-from reclaim.data.errors import ConfigError, SchemaError
+from reclaim.data.errors import ConfigError, SchemaError, TraceError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.traces.series import _id_sql, load_mapping, shipped_mappings, task_id
 
@@ -360,6 +361,41 @@ def test_every_column_a_mapping_can_name_arrives_as_worked_by_hand(tmp_path: Pat
     assert dataset.usage(0).schema.equals(s.USAGE)
     assert dataset.usage(0).to_pylist() == [{c: row.get(c) for c in s.USAGE.names} for row in GOLDEN_WINDOWS]
     assert dataset.manifest["lacks"] == sorted({*s.USAGE.names} - {*GOLDEN_WINDOWS[0]})
+
+
+NAMED = """
+task = "vm"
+time = "t"
+time_unit = "s"
+window_s = 300
+[columns]
+cpu_mean = "used"
+cpu_limit = "most"
+"""
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("place", ["name", "value", "closed far below"])
+def test_a_quote_that_is_not_closed_is_a_damaged_file_and_swallows_no_rows(
+    place: str, packed: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    good = [f"a,{300 * k},0.5,1" for k in range(200)]
+    odd = 'b,0,",1' if place == "value" else '"b,0,0.5,1'
+    lines = ["vm,t,used,most", *good, odd, *good, *(['c",0,0.5,1'] if place == "closed far below" else [])]
+    text = ("\n".join(lines) + "\n").encode()
+    (tmp_path / "in" / f"a.csv{'.gz' * packed}").write_bytes(gzip.compress(text) if packed else text)
+    with pytest.raises(TraceError, match=r"1 damaged file: .*a quote in the row that begins in line 202 is not closed"):
+        ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, NAMED)))
+
+
+def test_names_with_quotes_and_line_breaks_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    text = 'vm,t,used,most\n"a""b",0,0.5,1\n5"disk,0,0.5,1\n"c\nd",0,0.5,1\n"e,f",0,0.5,1\n'
+    (tmp_path / "in" / "a.csv").write_text(text)
+    dataset = ingest(tmp_path / "in", tmp_path / "out", config(given_mapping(tmp_path, NAMED))).dataset
+    found = set(dataset.table("tasks")["collection_id"].to_pylist())
+    assert found == {task_id(name) for name in ('a"b', '5"disk', "c\nd", "e,f")}
 
 
 MACHINES = "google-2011-machines"
