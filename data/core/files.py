@@ -94,7 +94,7 @@ def replace_folder(fresh: Path, path: Path, *, durable: bool = False) -> None:
     os.replace(fresh, path)
     if durable:
         sync_folder(path.parent)
-    shutil.rmtree(retired_of(path), ignore_errors=True)
+    _remove(retired_of(path))
 
 
 def recover_folder(path: Path) -> None:
@@ -102,6 +102,14 @@ def recover_folder(path: Path) -> None:
     retired = retired_of(path)
     if retired.exists() and not path.exists():
         os.replace(retired, path)
+    _remove(retired)
+
+
+def _remove(retired: Path) -> None:
+    """Delete what waits for it: a folder, or a file or link that was in its place, on which a rename fails."""
+    if retired.is_symlink() or retired.is_file():
+        with suppress(OSError):
+            retired.unlink()
     shutil.rmtree(retired, ignore_errors=True)
 
 
@@ -115,6 +123,8 @@ def discard_folder(path: Path, retired: Path) -> None:
 def replaced_folder(path: Path) -> Iterator[Path]:
     """Yield a new folder to write into, and put it in the place of ``path`` when the block ends without an error.
 
+    Where ``path`` is a link, the folder that it leads to is replaced, and the link stays.
+
     If the block raises, ``path`` stays as it was. The same holds for a process that is killed, once the next one has
     called this or ``remove_left_behind``.
 
@@ -123,6 +133,7 @@ def replaced_folder(path: Path) -> Iterator[Path]:
     ConfigError
         Another process is replacing ``path``.
     """
+    path = _led_to(path)
     with _staging_of(path) as staging:
         fresh = staging / "new"
         fresh.mkdir()
@@ -132,9 +143,15 @@ def replaced_folder(path: Path) -> Iterator[Path]:
 
 def remove_left_behind(path: Path) -> None:
     """Remove what a killed ``replaced_folder`` left next to ``path``, unless another process is at work there."""
+    path = _led_to(path)
     if partial_of(path).exists() or retired_of(path).exists():
         with suppress(ConfigError, OSError), _staging_of(path):  # remains that cannot be removed do no harm
             pass
+
+
+def _led_to(path: Path) -> Path:
+    """Return the place to which a link leads; any other path as it is."""
+    return path.resolve() if path.is_symlink() else path
 
 
 @contextmanager

@@ -142,6 +142,28 @@ def test_what_an_earlier_version_left_behind_goes_too(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_link_to_a_folder_elsewhere_stays_and_that_folder_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "large_disk" / "kept").mkdir(parents=True)
+    path = tmp_path / "here" / "folder"
+    path.symlink_to(tmp_path / "large_disk" / "kept")
+    for text in ("first", "second", "third"):
+        write(path, text)
+        assert path.is_symlink()
+        assert contents(tmp_path / "large_disk" / "kept") == {"a": text, "b": text}
+    assert [p.name for folder in ("here", "large_disk") for p in (tmp_path / folder).iterdir()] == ["folder", "kept"]
+
+
+@pytest.mark.parametrize("left", ["file", "link"])
+def test_a_file_or_a_link_that_waits_to_be_deleted_stops_no_later_run(left: str, tmp_path: Path) -> None:
+    write(tmp_path / "folder", "old")
+    retired = tmp_path / "folder.old.partial"
+    retired.write_text("x") if left == "file" else retired.symlink_to(tmp_path)
+    write(tmp_path / "folder", "new")
+    assert contents(tmp_path / "folder") == {"a": "new", "b": "new"}
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
 @pytest.mark.parametrize("size", [None, 0, 600])
 @pytest.mark.parametrize("name", ["usage/bucket=000.parquet", "events/bucket=000.parquet", "tasks.parquet"])
 def test_a_file_that_was_lost_or_cut_off_is_named_with_the_remedy(
