@@ -18,6 +18,12 @@ from reclaim.training.fitting.oom_fit import FEWEST, choose, fit_oom, refit_oom,
 H = len(HORIZONS_S)
 
 
+@pytest.fixture(autouse=True)
+def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fit a tenth of the trees: what is asked holds of any number."""
+    monkeypatch.setattr(oom_fit, "_TREES", 20)
+
+
 def source(x: NDArray[np.float32], oom: NDArray[np.float32]) -> Any:
     """Return all that a fit asks of a source: every row is of training."""
     n = len(x)
@@ -189,7 +195,6 @@ def test_too_few_ends_make_no_model() -> None:
 
 
 def test_the_answer_is_the_mean_logit_of_models_of_rows_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oom_fit, "_TREES", 20)
     of_cell = cell(20_000, rare=0.02)
 
     def logit(seed: int) -> NDArray[np.float64]:
