@@ -1,21 +1,18 @@
-"""The demo on a cell of half its size: every room, and the models that a small cell is enough for."""
+"""The demo, as a newcomer runs it: every room, and the models that a small cell is enough for."""
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
-from typing import Any, Final
 
 import pytest
 
+from reclaim.cli.app import demo
 from reclaim.demo import run_demo
 from reclaim.training.bundle import load_bundle
 from reclaim.training.margins.margin import MARGIN_NAMES
 from reclaim.training.models.oom_calibration import Calibrated
 from reclaim.training.tracking.runs import fetch_bundle
-
-SIZE: Final[dict[str, Any]] = {"machines": 12, "days": 2.0, "seed": 1}
-"""Half the machines and half the days of `reclaim demo`: about the smallest cell whose out-of-memory ends are
-enough for a model of them."""
 
 
 @pytest.mark.slow
@@ -24,7 +21,9 @@ def test_the_demo_ends_with_a_champion_whose_replayed_prices_are_the_ones_it_ser
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    report = run_demo(Path("demo"), **SIZE, say=print)
+    asked = {name: option.default for name, option in signature(demo).parameters.items()}
+    out, size = asked["out"], {name: asked[name] for name in ("machines", "days", "seed")}
+    report = run_demo(out, **size, say=print)
     results = {e["name"]: e for e in report.results["estimators"]}
     champion = load_bundle(fetch_bundle("reclaim@champion")[0])
     assert champion.kind == "network"
@@ -44,5 +43,5 @@ def test_the_demo_ends_with_a_champion_whose_replayed_prices_are_the_ones_it_ser
         assert reclaimed == sorted(reclaimed)  # the aggressive margin reclaims most
         assert reclaimed[-1] < results["oracle"]["results"]["none"]["all"]["reclaimed_share"][resource]["value"]
     assert report.page.is_file()
-    again = run_demo(Path("demo"), **SIZE, say=print)
+    again = run_demo(out, **size, say=print)
     assert again.already_there
