@@ -19,6 +19,8 @@ READERS = (
     "data/oom.py",
 )
 """All that reads datasets."""
+WRITES_NAMES = ROOT / "serving" / "feed"
+"""It reads no dataset, and has the names of a live cluster in its answers."""
 
 
 def test_a_column_is_read_or_its_reason_is_stated() -> None:
@@ -26,6 +28,7 @@ def test_a_column_is_read_or_its_reason_is_stated() -> None:
         file
         for place in READERS
         for file in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
+        if WRITES_NAMES not in file.parents
     ]
     text = "\n".join(file.read_text() for file in files)
     words = set(re.findall(r"\b[A-Z][A-Z_0-9]+\b", text)) | set(re.findall(r"\"(\w+)\"", text))
