@@ -11,7 +11,7 @@ import typer
 
 from reclaim.cli import results
 from reclaim.cli.console import AsJson, Progress, print_result, print_status
-from reclaim.cli.fetching import option
+from reclaim.cli.fetching import Authorities, Certificate, CertificateKey, HeaderFile, TokenFile, option
 
 _SERVICE = "The service"
 
@@ -42,11 +42,11 @@ def feed(
         float, typer.Option(help="Seconds after a slot of five minutes until its samples are there.")
     ] = 60.0,
     once: Annotated[bool, typer.Option("--once", help="End when the service knows all there is now.")] = False,
-    header_file: Annotated[Path | None, option("Lines `Name: value`, as a tenant's header.", "FILE")] = None,
-    token_file: Annotated[Path | None, option("Bearer token.", "FILE")] = None,
-    ca: Annotated[Path | None, option("Certificates that the server's may be signed by, PEM.", "FILE")] = None,
-    cert: Annotated[Path | None, option("Client certificate, PEM.", "FILE")] = None,
-    key: Annotated[Path | None, option("Its key, PEM.", "FILE")] = None,
+    header_file: HeaderFile = None,
+    token_file: TokenFile = None,
+    ca: Authorities = None,
+    cert: Certificate = None,
+    key: CertificateKey = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Send a cluster's windows from a Prometheus to a running service as they end, and write its reservations by name.

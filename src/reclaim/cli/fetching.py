@@ -21,6 +21,13 @@ def option(text: str, metavar: str | None = None, panel: str = _PANEL) -> typer.
     return info
 
 
+HeaderFile = Annotated[Path | None, option("Lines `Name: value`, as a tenant's header.", "FILE")]
+TokenFile = Annotated[Path | None, option("Bearer token.", "FILE")]
+Authorities = Annotated[Path | None, option("Certificates that the server's may be signed by, PEM.", "FILE")]
+Certificate = Annotated[Path | None, option("Client certificate, PEM.", "FILE")]
+CertificateKey = Annotated[Path | None, option("Its key, PEM.", "FILE")]
+
+
 def fetch(
     trace: Annotated[
         str,
@@ -50,11 +57,11 @@ def fetch(
         str | None,
         option("`auto` (default), `chunks`, `samples` (remote read), `export` (VictoriaMetrics) or `query`."),
     ] = None,
-    header_file: Annotated[Path | None, option("Lines `Name: value`, as a tenant's header.", "FILE")] = None,
-    token_file: Annotated[Path | None, option("Bearer token.", "FILE")] = None,
-    ca: Annotated[Path | None, option("Certificates that the server's may be signed by, PEM.", "FILE")] = None,
-    cert: Annotated[Path | None, option("Client certificate, PEM.", "FILE")] = None,
-    key: Annotated[Path | None, option("Its key, PEM.", "FILE")] = None,
+    header_file: HeaderFile = None,
+    token_file: TokenFile = None,
+    ca: Authorities = None,
+    cert: Certificate = None,
+    key: CertificateKey = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Download a public trace, or a cluster's history from a Prometheus; a run that was interrupted continues."""
