@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reclaim.replay.closed_loop.records import RUNNING
 from reclaim.training.machines.estimator import MachineEstimator
-from reclaim.training.machines.following import TAKEN, OnlineMachines
+from reclaim.training.machines.following import OnlineMachines, times_of
 from reclaim.training.margins.violation import violates
 
 Floats = NDArray[np.float64]
@@ -77,8 +77,7 @@ class HeldMachines:
     ) -> None:  # fmt: skip
         self._online = None if estimator is None else OnlineMachines(estimator.curves, budgets, horizon_s, slot_s)
         self._estimator, self._demand = estimator, demand
-        self._slots = -(-horizon_s // slot_s)
-        self._step = max(1, self._slots // TAKEN)
+        self._slots, self._step = times_of(horizon_s, slot_s)
         self._waiting: deque[_Answer] = deque()
         self.judged, self.over = 0, np.zeros(demand.shape[1], np.int64)
 

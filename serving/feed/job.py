@@ -163,7 +163,8 @@ def feed(
         Client(config.service, token=config.service_token, verify=config.verify()) as service,
     ):
         one = Feed(config, service, folder, say)
-        service.cell_table(CellQuery(margin=config.margin, tasks=[TaskName(collection_id=0)]))  # refused now or never
+        # a wrong token or margin is refused before anything is sent
+        service.cell_table(CellQuery(margin=config.margin, tasks=[TaskName(collection_id=0)]))
         with shown(one.metrics, config.listen):
             extend_history(config.access, folder, now_s=now(), progress=progress)
             with Server(config.access) as server:

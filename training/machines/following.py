@@ -46,6 +46,12 @@ spike passes what was reserved in all answers of a horizon."""
 _DAY_S: Final = 86_400
 
 
+def times_of(horizon_s: int, slot_s: int) -> tuple[int, int]:
+    """Return the slots of a horizon, and how many lie from one time whose answers are waited for to the next."""
+    slots = -(-horizon_s // slot_s)
+    return slots, max(1, slots // TAKEN)
+
+
 def margin_beyond(curve: MachineCurve, probability: float) -> float:
     """Return the margin at a probability; below the last of ``EXCEEDED`` straight on in the logarithm.
 
@@ -90,8 +96,7 @@ class OnlineMachines:
         at_once: float = AT_ONCE, moves: bool = True,
     ) -> None:  # fmt: skip
         self.curves, self.budgets = tuple(curves), tuple(budgets)
-        self.horizon_slots = -(-horizon_s // slot_s)
-        self.step = max(1, self.horizon_slots // TAKEN)
+        self.horizon_slots, self.step = times_of(horizon_s, slot_s)
         self._budget = np.array(self.budgets)[:, None]
         self.moves, self._at_once = moves, at_once
         self._rate, self._times_rate = (
