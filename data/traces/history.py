@@ -255,6 +255,10 @@ class History:
         """Return the same history with another end."""
         return replace(self, record={**self.record, "end_s": end_s})
 
+    def since(self, start_s: int) -> History:
+        """Return the same history with another beginning."""
+        return replace(self, record={**self.record, "start_s": start_s})
+
     def starts_s(self) -> range:
         """Return the beginnings of the pieces."""
         return range(*self.range_s, PIECE_S)

@@ -16,14 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from reclaim.data import schema as s
-from reclaim.data.core.files import locked, write_json
+from reclaim.data.core.files import locked, replaced_file, write_json
 from reclaim.data.errors import ConfigError, TraceError
 from reclaim.data.fetch.prometheus.client import Access
 from reclaim.data.fetch.prometheus.client import Client as Server
-from reclaim.data.fetch.prometheus.job import LATE_S, extend_history
+from reclaim.data.fetch.prometheus.job import LATE_S, extend_history, shorten_history
 from reclaim.data.fetch.prometheus.live import LiveReader
 from reclaim.data.samples import WINDOW_US
-from reclaim.data.traces.history import PIECE_S, History, RawSeries, read_piece
+from reclaim.data.traces.dialect import Dialect
+from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut, read_piece
+from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
 from reclaim.data.traces.kubernetes.live import LiveFold, Slot, TaskKey
 from reclaim.serving.client.client import Client, ServiceError
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
@@ -35,6 +37,8 @@ DEFAULT_SERVICE: Final = "http://127.0.0.1:3000"
 LOCK: Final = "feed.lock"
 PROGRESS: Final = "feed.json"
 """Tasks of which the last windows were sent: by them a service is asked how far it knows the history."""
+FOLD: Final = "feed.fold"
+"""The fold before the last slots that were sent: with it, a start folds only what followed."""
 SLOT_S: Final = WINDOW_US // 1_000_000
 _US: Final = 1_000_000
 _AGAIN_S: Final = 30.0
@@ -68,10 +72,14 @@ class FeedConfig:
     """Time after a slot's end at which its samples are there: two scrapes of half a minute."""
     once: bool = False
     """Ends when the service knows all there is now."""
+    keep_days: float | None = None
+    """Days of the history that stay on the disk; None: all."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay_s <= _LONGEST_DELAY_S:
             raise ConfigError(f"--delay must be between 0 and {_LONGEST_DELAY_S:.0f} seconds, got {self.delay_s:g}")
+        if self.keep_days is not None and not self.keep_days > 0:
+            raise ConfigError(f"--keep must be above 0 days, got {self.keep_days:g}")
         try:
             url = httpx.URL(self.service)
         except httpx.InvalidURL as error:
@@ -133,8 +141,8 @@ def feed(
     """Send the windows of a history, and of what follows it, to a service; goes on until stopped, or ``config.once``.
 
     The history grows by whole pieces of two hours, as by ``extend_history``. What the service knows is not sent again,
-    but for its last slot. So a feed that was killed goes on where it was. While the Prometheus or the service fails,
-    the feed waits; then it sends what was missed.
+    but for its last slot, and what was folded is not folded again. So a feed that was killed goes on where it was.
+    While the Prometheus or the service fails, the feed waits; then it sends what was missed.
 
     Parameters
     ----------
@@ -167,12 +175,13 @@ def feed(
         service.cell_table(CellQuery(margin=config.margin, tasks=[TaskName(collection_id=0)]))
         with shown(one.metrics, config.listen):
             extend_history(config.access, folder, now_s=now(), progress=progress)
+            shorten_history(folder, config.keep_days)
             with Server(config.access) as server:
                 reader = LiveReader(server, config.access, History.open(folder))
                 while True:
                     try:
-                        _send_history(one, progress, sleep)
-                        _follow(one, reader, History.open(folder).range_s[1], now=now, sleep=sleep)
+                        at_s = _send_history(one, progress, sleep)
+                        _follow(one, reader, at_s, now=now, sleep=sleep)
                     except AgainError as error:
                         say(f"{error}; beginning again with the history in {_AGAIN_S:.0f} s")
                         sleep(_AGAIN_S)
@@ -184,16 +193,25 @@ class AgainError(Exception):
     """Loss of what was folded or sent so far: a feed begins again with the history."""
 
 
-def _send_history(one: Feed, progress: Callable[[float], None] | None, sleep: Callable[[float], None]) -> None:
-    """Send what the service does not know of the history on disk."""
+def _send_history(one: Feed, progress: Callable[[float], None] | None, sleep: Callable[[float], None]) -> int:
+    """Send what the service does not know of the history on disk, and return the time up to which it was folded."""
     history = History.open(one.folder)
-    _patiently(one, lambda: one.begin(LiveFold(history.dialect)), sleep)
-    paths = list(history.pieces())
-    for k, (start_s, path) in enumerate(zip(history.starts_s(), paths, strict=True)):
-        one.take(read_piece(path), start_s, start_s + PIECE_S)
+    at_s = 0
+
+    def begin() -> None:
+        nonlocal at_s
+        at_s = one.begin(history)
+
+    _patiently(one, begin, sleep)
+    left = [(start_s, path) for start_s, path in zip(history.starts_s(), history.pieces(), strict=True)
+            if start_s + PIECE_S > at_s]  # fmt: skip
+    for k, (start_s, path) in enumerate(left):
+        one.take(cut(read_piece(path), at_s * 1000, (start_s + PIECE_S) * 1000), at_s, start_s + PIECE_S)
+        at_s = start_s + PIECE_S
         _patiently(one, one.send, sleep)
         if progress is not None:
-            progress((k + 1) / len(paths))
+            progress((k + 1) / len(left))
+    return at_s
 
 
 def _patiently(one: Feed, action: Callable[[], None], sleep: Callable[[float], None]) -> None:
@@ -212,8 +230,8 @@ def _follow(
     one: Feed, reader: LiveReader, at_s: int, *, now: Callable[[], float], sleep: Callable[[float], None]
 ) -> None:
     """Send each slot from ``at_s`` on as it ends."""
-    config, begun_s = one.config, at_s
-    end_s = seen_s = at_s
+    config, begun_s, seen_s = one.config, at_s, at_s
+    end_s = History.open(one.folder).range_s[1]
 
     def further() -> None:
         nonlocal at_s, end_s, seen_s
@@ -252,9 +270,11 @@ def _read(reader: LiveReader, start_s: int, end_s: int, once: bool) -> dict[str,
 
 
 def _grown(config: FeedConfig, folder: Path, end_s: int, now_s: float, say: Callable[[str], None]) -> int:
-    """Fetch what the history lacks, and return its end; that of before, where it cannot grow now."""
+    """Fetch what the history lacks, drop what is too old, and return its end; that of before, where it cannot grow."""
     try:
-        return extend_history(config.access, folder, now_s=now_s).end_s
+        end_s = extend_history(config.access, folder, now_s=now_s).end_s
+        shorten_history(folder, config.keep_days)
+        return end_s
     except (TraceError, ConfigError, OSError) as error:  # the service is fed all the same
         say(f"{folder} grows later: {error}")
         return end_s
@@ -275,6 +295,7 @@ class Feed:
         self.metrics = NamedMetrics(refused=self.report.refused)
         self._service = service
         self._fold: LiveFold | None = None
+        self._before = b""
         self._witnesses = _recorded(folder / PROGRESS, say)
         self._known_us = self._reached_us = 0
         self._written_us = 0
@@ -286,14 +307,25 @@ class Feed:
         assert self._fold is not None
         return self._fold
 
-    def begin(self, fold: LiveFold) -> None:
-        """Begin with a history, of which the service has what it has of the tasks that were sent last."""
+    def begin(self, history: History) -> int:
+        """Begin with what was folded before, else with the history; return the time that follows, in seconds.
+
+        What the service has, it has of the tasks that were sent last. A fold is of use where the service has later
+        windows: what was folded cannot be sent again.
+        """
         self.waiting = []
         self._known_us, self._reached_us = self._has_until_us(), 0
-        self._fold = fold
+        start_s, _ = history.range_s
+        kept = _kept(self.folder / FOLD, history.dialect, self.say)
+        self._fold, until_us = kept or (LiveFold(history.dialect), 0)
+        if not start_s * _US < until_us < self._known_us:
+            self._fold, until_us = LiveFold(history.dialect), start_s * _US
+        return until_us // _US
 
     def take(self, series: dict[str, list[RawSeries]], start_s: int, end_s: int) -> None:
         """Fold the samples of a range, in seconds; its slots wait, but for those that the service knows."""
+        if not self.waiting:
+            self._before = as_bytes(self.fold, start_s * _US)
         slots = self.fold.take(series, start_s * _US, end_s * _US)
         self.waiting += [slot for slot in slots if slot.end_us >= self._known_us]
 
@@ -311,6 +343,7 @@ class Feed:
             until = _moment(self._reached_us / _US)
             raise AgainError(f"{self.config.service}: has lost what it was sent until {until}")
         tasks = self.fold.tasks()
+        sent = self.report.windows
         while self.waiting:
             slot = self.waiting[0]
             failures, ends, windows = failures_of(slot), ends_of(slot), usage_of(slot, tasks)
@@ -332,6 +365,9 @@ class Feed:
             self.report.windows += windows.num_rows
             self.report.ended += ends.num_rows
             self.report.until_us = self.metrics.until_us = slot.end_us
+        if self.report.windows > sent:  # the service now has later windows than the fold
+            with replaced_file(self.folder / FOLD) as partial:
+                partial.write_bytes(self._before)
         self._reached_us = self._has_until_us()
 
     def _has_until_us(self) -> int:
@@ -375,6 +411,18 @@ def _recorded(path: Path, say: Callable[[str], None]) -> list[TaskKey]:
     except (ValueError, KeyError, TypeError) as error:
         say(f"{path}: not the record of a feed ({error}), so all of the history is sent again")
         return []
+
+
+def _kept(path: Path, dialect: Dialect, say: Callable[[str], None]) -> tuple[LiveFold, int] | None:
+    """Return the fold that a feed before this one kept, and its end, µs; None where there is none that can be used."""
+    try:
+        kept = from_bytes(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    if kept is None or kept[0].dialect.text != dialect.text:
+        say(f"{path}: not of this version and history, so all of the history is folded again")
+        return None
+    return kept
 
 
 def _moment(at_s: float) -> str:

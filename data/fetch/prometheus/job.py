@@ -179,6 +179,26 @@ def extend_history(
         return report
 
 
+def shorten_history(out: Path, keep_days: float | None) -> None:
+    """Delete the pieces of a history but those of its last days, at least one; None keeps all.
+
+    The shorter range is recorded first. A run after a kill deletes what is left.
+    """
+    if keep_days is None:
+        return
+    with Ledger(out):
+        history = History.known(out)
+        start_s, end_s = history.range_s
+        kept_s = max(round(keep_days * 86_400 / PIECE_S), 1) * PIECE_S
+        if end_s - kept_s > start_s:
+            history = history.since(end_s - kept_s)
+            write_json(out / RECORD, history.record)
+        first = piece_path(out, history.range_s[0])
+        for path in first.parent.glob("*.parquet"):
+            if path.name < first.name:  # names are times
+                path.unlink()
+
+
 def config_of(history: History, access: Access) -> HistoryConfig:
     """Return the settings that a history was begun with, for a server."""
     asked = history.record["asked"]

@@ -52,6 +52,7 @@ class LiveFold:
     """
 
     def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
         self._owners = Owners(dialect)
         self._fold = Fold(dialect, self._owners)
         self._gone: dict[TaskKey, int] = {}

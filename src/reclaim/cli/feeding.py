@@ -41,6 +41,9 @@ def feed(
     delay: Annotated[
         float, typer.Option(help="Seconds after a slot of five minutes until its samples are there.")
     ] = 60.0,
+    keep: Annotated[
+        float | None, typer.Option(help="Days of the history that stay on the disk. Default: all.", metavar="DAYS")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the service knows all there is now.")] = False,
     header_file: HeaderFile = None,
     token_file: TokenFile = None,
@@ -62,7 +65,7 @@ def feed(
     token = None if service_token_file is None else read_token(service_token_file).decode()
     config = FeedConfig(
         Access(url, header_file, token_file, ca, cert, key), service, token, service_ca, margin,
-        tuple(out or ()), listen, delay, once,
+        tuple(out or ()), listen, delay, once, keep,
     )  # fmt: skip
     # the first process of a container ignores signals that it does not handle
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -19,10 +19,14 @@ from reclaim.data import schema as s
 from reclaim.data.core.files import locked
 from reclaim.data.errors import ConfigError
 from reclaim.data.fetch.prometheus.client import Access
+from reclaim.data.fetch.prometheus.job import shorten_history
 from reclaim.data.ingest.job import IngestConfig, ingest
-from reclaim.data.traces.history import PIECE_S, History, RawSeries
+from reclaim.data.traces.dialect import parse_dialect
+from reclaim.data.traces.history import PIECE_S, History, RawSeries, cut
+from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
+from reclaim.data.traces.kubernetes.live import LiveFold
 from reclaim.serving.client.client import Client, ServiceError
-from reclaim.serving.feed.job import LOCK, PROGRESS, FeedConfig, FeedReport, feed
+from reclaim.serving.feed.job import FOLD, LOCK, PROGRESS, FeedConfig, FeedReport, feed
 from reclaim.serving.feed.metrics import NamedMetrics, address_of, shown
 from reclaim.serving.predictions.histories import histories_of
 from tests.data.fetch.prometheus.test_client import Answer, ok, serving
@@ -178,6 +182,80 @@ def test_a_feed_that_is_killed_and_run_again_leaves_what_one_leaves_that_was_not
         assert known(service) == known(url)
 
 
+def test_a_feed_that_is_run_again_folds_what_followed_alone(
+    tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A history of four hours; stopped half an hour later, and run again after another hour and a half."""
+    history = write_history(tmp_path / "history", SERIES, 2)
+    run(history, service, Moment(4.2 * HOUR_S, 4.7 * HOUR_S))
+    folded: list[tuple[float, float]] = []
+    take = LiveFold.take
+
+    def taken(self: LiveFold, series: Piece, start_us: int, end_us: int) -> Any:
+        folded.append((start_us / US - T0, end_us / US - T0))
+        assert all(row.time_ms[0] >= start_us // 1000 for rows in series.values() for row in rows)
+        return take(self, series, start_us, end_us)
+
+    monkeypatch.setattr(LiveFold, "take", taken)
+    run(history, service, Moment(6.2 * HOUR_S + 60, 6.2 * HOUR_S + 65))
+    sent_s = 4.7 * HOUR_S - 120  # the end of the last slot, which is sent again
+    assert folded == [(sent_s - 300, 6 * HOUR_S), (6 * HOUR_S, 6.2 * HOUR_S - 120)]
+
+
+@pytest.mark.parametrize("damage", ["damaged", "of another dialect", "of what the service has not"])
+def test_a_fold_that_cannot_be_used_costs_a_second_folding(damage: str, history: Path, service: str) -> None:
+    moment, said = Moment(3 * HOUR_S + 100, 4 * HOUR_S), list[str]()
+    run(history, service, moment, once=True)
+    before = known(service)
+    fold, until_us = from_bytes((history / FOLD).read_bytes()) or pytest.fail("no fold")
+    assert until_us == T0 * US + round((2 * HOUR_S) * US)  # the range of the last slots began there
+    if damage == "damaged":
+        (history / FOLD).write_bytes((history / FOLD).read_bytes()[:-9])
+    elif damage == "of another dialect":
+        other = parse_dialect(DIALECT.text + "\n# another", "other")
+        (history / FOLD).write_bytes(as_bytes(LiveFold(other), until_us))
+    else:
+        (history / FOLD).write_bytes(as_bytes(fold, until_us + 9 * round(HOUR_S * US)))
+    again = run(history, service, moment, once=True, said=said)
+    assert again is not None
+    assert again.slots == 1
+    assert known(service) == before
+    assert ("all of the history is folded again" in said[0]) == (damage != "of what the service has not")
+
+
+def test_a_history_keeps_its_last_days_and_a_service_that_lost_all_is_sent_those(
+    tmp_path: Path, service: str, make_app: Any, at_url: Any
+) -> None:
+    """A history of four hours that grows by two; the last two hours are kept."""
+    history = write_history(tmp_path / "history", SERIES, 2)
+    run(history, service, Moment(4.2 * HOUR_S, 6.3 * HOUR_S), keep_days=2 / 24)
+    opened = History.open(history)
+    assert opened.range_s == (T0 + 2 * PIECE_S, T0 + 3 * PIECE_S)
+    assert sorted((history / "samples").iterdir()) == list(opened.pieces())
+    with make_app() as (app, _), at_url(app) as fresh:
+        run(history, fresh, Moment(6.4 * HOUR_S, 6.5 * HOUR_S), keep_days=2 / 24)
+        assert known(fresh).keys() == known(service).keys()
+
+
+def test_a_history_is_shortened_to_the_end_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = write_history(tmp_path / "history", SERIES, 4)
+
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            shorten_history(history, 0.25)
+    assert History.open(history).range_s == (T0 + PIECE_S, T0 + 4 * PIECE_S)
+    assert len(list((history / "samples").iterdir())) == 4
+    shorten_history(history, 0.25)
+    assert len(list((history / "samples").iterdir())) == 3
+    shorten_history(history, None)
+    shorten_history(history, 0.001)
+    assert History.open(history).range_s == (T0 + 3 * PIECE_S, T0 + 4 * PIECE_S)
+
+
 def test_what_a_server_or_a_service_missed_is_made_good(
     history: Path, service: str, make_app: Any, at_url: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +363,24 @@ def test_a_clock_that_was_ahead_for_a_while_costs_no_window(history: Path, servi
     until_us = max(row[s.END_US] for row in known(service).values())
     assert until_us == (T0 + 4 * HOUR_S - 300) * US
     assert History.open(history).range_s[1] == T0 + PIECE_S  # and not ten hours of nothing
+
+
+def test_a_start_after_an_outage_of_the_cluster_folds_from_its_last_windows_on(
+    history: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is scraped from three hours on; then the feed is stopped, and run again."""
+    short = {role: cut({role: rows}, 0, (T0 + 3 * int(HOUR_S)) * 1000)[role] for role, rows in SERIES.items()}
+    run(history, service, Moment(2.2 * HOUR_S, 3.5 * HOUR_S), series=short)
+    begun: list[float] = []
+    take = LiveFold.take
+
+    def taken(self: LiveFold, series: Piece, start_us: int, end_us: int) -> Any:
+        begun.append(start_us / US - T0)
+        return take(self, series, start_us, end_us)
+
+    monkeypatch.setattr(LiveFold, "take", taken)
+    run(history, service, Moment(3.6 * HOUR_S, 3.7 * HOUR_S), series=short)
+    assert begun[0] == 3 * HOUR_S - 300
 
 
 def test_a_file_that_cannot_be_written_does_not_end_the_feed(history: Path, service: str, tmp_path: Path) -> None:
@@ -429,6 +525,8 @@ def test_what_is_wrong_is_said_before_anything_is_sent(
         run(history, service, moment)
     with pytest.raises(ConfigError, match=r"--delay must be between 0 and 3600 seconds, got -1"):
         FeedConfig(Access("http://127.0.0.1"), delay_s=-1)
+    with pytest.raises(ConfigError, match=r"--keep must be above 0 days, got 0"):
+        FeedConfig(Access("http://127.0.0.1"), keep_days=0)
     with pytest.raises(ConfigError, match=r"--service: expected http://… or https://…, .* got 'cart:3000'"):
         FeedConfig(Access("http://127.0.0.1"), "cart:3000")
     with pytest.raises(ConfigError, match=r"--service: holds a password; .*--service-token-file$"):

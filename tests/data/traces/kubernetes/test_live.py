@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +15,8 @@ from reclaim.data import schema as s
 from reclaim.data.errors import ConfigError
 from reclaim.data.traces.history import PIECE_S, joined
 from reclaim.data.traces.history import cut as part_of
+from reclaim.data.traces.kubernetes import kept as kept_module
+from reclaim.data.traces.kubernetes.kept import as_bytes, from_bytes
 from reclaim.data.traces.kubernetes.live import LiveFold, Slot
 from tests.data.traces.kubernetes.histories import APP, DIALECT, POD, T0, US, Piece, beat, counter, fold, one
 
@@ -20,11 +24,13 @@ SLOT_S, DELAY_S = 300, 60
 HOUR_S = 3600.0
 
 
-def live(series: Piece, until_s: int, step_s: int = SLOT_S, made: LiveFold | None = None) -> list[Slot]:
+def live(
+    series: Piece, until_s: int, step_s: int = SLOT_S, made: LiveFold | None = None, since_s: int = 0
+) -> list[Slot]:
     """Return the slots of a history that is folded step by step; each step sees a minute of what follows it."""
     made = made or LiveFold(DIALECT)
     slots: list[Slot] = []
-    for at in range(T0, T0 + until_s, step_s):
+    for at in range(T0 + since_s, T0 + until_s, step_s):
         seen = part_of(series, at * 1000, (at + step_s + DELAY_S) * 1000)
         slots += made.take(seen, at * US, (at + step_s) * US)
     return slots
@@ -89,6 +95,34 @@ def test_windows_are_those_of_an_ingest_of_the_same_history(series: Piece, step_
         assert all(slot.end_us - SLOT_S * US < end <= slot.end_us for end in ends)
     ours = rows([slot.windows for slot in slots])
     assert ours == rows([pa.Table.from_pylist(whole, slots[0].windows.schema)] if whole else [slots[0].windows])
+
+
+@settings(max_examples=20, deadline=None)
+@given(series=clusters(), at=st.integers(1, 47))
+def test_a_fold_that_was_kept_goes_on_as_one_that_was_not(series: Piece, at: int) -> None:
+    until_s = at * SLOT_S
+    fold = LiveFold(DIALECT)
+    live(series, until_s, made=fold)
+    found = from_bytes(as_bytes(fold, (T0 + until_s) * US))
+    assert found is not None
+    kept, until_us = found
+    assert until_us == (T0 + until_s) * US
+    expected, slots = (live(series, 2 * PIECE_S, made=one, since_s=until_s) for one in (fold, kept))
+    assert expected == slots
+    assert repr(fold.tasks()) == repr(kept.tasks())  # a NaN is not equal to itself
+
+
+def test_bytes_that_are_damaged_or_of_other_code_are_no_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = as_bytes(LiveFold(DIALECT), 0)
+    for bad in (b"", whole[:-1], whole[:40] + b"?" + whole[41:]):
+        assert from_bytes(bad) is None
+    monkeypatch.setattr(kept_module, "_code", lambda: b"of another version")
+    assert from_bytes(whole) is None
+
+
+def test_bytes_of_anything_but_a_fold_run_nothing() -> None:
+    content = pickle.dumps((0, Path.cwd))
+    assert from_bytes(kept_module._digest(content) + content) is None
 
 
 def test_a_step_is_folded_as_its_slots() -> None:
