@@ -15,7 +15,7 @@ makes it 0.00. So few positives may flatten the probability, but not sharpen it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -109,6 +109,7 @@ def fit_probability(
     """
     slopes, intercepts, notes = [], [], []
     without: dict[int, int] = {}
+    unlabelled, unforeseen = [], []
     for h, horizon_s in enumerate(HORIZONS_S):
         known = np.isfinite(probability[:, h]) & np.isfinite(oom[:, h])
         label = oom[known, h] > 0.5
@@ -117,7 +118,11 @@ def fit_probability(
         positives = len(np.unique(of))
         unit = "rows" if task is None else "tasks"
         slope, intercept = 1.0, 0.0
-        if positives == 0:
+        if not np.isfinite(oom[:, h]).any():
+            unlabelled.append(horizon_s)
+        elif not known.any():
+            unforeseen.append(horizon_s)
+        elif positives == 0:
             without[horizon_s] = len(label)
         elif label.all():
             notes.append(
@@ -135,12 +140,20 @@ def fit_probability(
                 )
         slopes.append(slope)
         intercepts.append(intercept)
-    if any(without.values()):
+    if unforeseen:
+        notes.insert(0, f"{_within(unforeseen)}: nothing is forecast of validation rows, so nothing is calibrated")
+    if unlabelled:
+        notes.insert(0, f"{_within(unlabelled)}: no validation row has a label, so the probability {_BARE}")
+    if without:
         horizons, rows = (", ".join(map(str, of)) for of in (without, without.values()))
         notes.insert(0, f"OOM within {horizons} s: 0 positive among {rows} validation rows, so the probability {_BARE}")
-    elif without:
-        notes.insert(0, f"OOM: no validation row has a label, so the probability {_BARE}")
     return ProbabilityCalibration(tuple(slopes), tuple(intercepts), tuple(notes))
+
+
+def _within(horizons_s: Sequence[int]) -> str:
+    """Name horizons in a note; none of them where they are all."""
+    every = len(horizons_s) == len(HORIZONS_S)
+    return "OOM" if every else f"OOM within {', '.join(map(str, horizons_s))} s"
 
 
 def _log_odds(probability: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -98,6 +98,17 @@ def test_without_positives_the_probability_is_left_as_it_is_to_the_bit() -> None
     assert "0 positive among 50" in calibration.notes[0]
     nothing = fit_probability(np.full((5, H), np.nan), np.full((5, H), np.nan, np.float32))
     assert nothing.slope == (1.0,) * H
+    assert nothing.notes == ("OOM: no validation row has a label, so the probability is as the model says it",)
+
+
+def test_a_note_names_the_horizons_without_a_label_and_those_without_a_forecast() -> None:
+    said, label = overconfident(20_000)
+    said[:, 0], label[:, -1] = np.nan, np.nan
+    unlabelled, unforeseen = fit_probability(said, label).notes
+    assert unlabelled.startswith(f"OOM within {HORIZONS_S[-1]} s: no validation row has a label")
+    assert unforeseen.startswith(f"OOM within {HORIZONS_S[0]} s: nothing is forecast")
+    (alone,) = fit_probability(np.full_like(said, np.nan), labels(label[:, 0] > 0)).notes
+    assert alone.startswith("OOM: nothing is forecast")
 
 
 def test_a_reversed_probability_is_not_turned_around() -> None:
