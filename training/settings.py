@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -113,10 +114,10 @@ class FitConfig:
         ):
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         _check(0 <= self.dropout < 1, "dropout", "in [0, 1)", self.dropout)
-        _check(self.learning_rate > 0, "learning_rate", "above 0", self.learning_rate)
-        _check(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
+        _check(0 < self.learning_rate < math.inf, "learning_rate", "above 0 and finite", self.learning_rate)
+        _check(0 <= self.weight_decay < math.inf, "weight_decay", "at least 0 and finite", self.weight_decay)
         _check(0 <= self.warmup_share < 1, "warmup_share", "in [0, 1)", self.warmup_share)
-        _check(self.oom_weight >= 0, "oom_weight", "at least 0", self.oom_weight)
+        _check(0 <= self.oom_weight < math.inf, "oom_weight", "at least 0 and finite", self.oom_weight)
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class TreeConfig:
         for name in ("iterations", "min_leaf", "max_samples", "max_pairs", "threads"):
             _check(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         _check(self.leaves >= 2, "leaves", "at least 2", self.leaves)
-        _check(self.learning_rate > 0, "learning_rate", "above 0", self.learning_rate)
+        _check(0 < self.learning_rate < math.inf, "learning_rate", "above 0 and finite", self.learning_rate)
 
 
 @dataclass(frozen=True)

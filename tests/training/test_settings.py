@@ -54,6 +54,12 @@ def test_a_seed_that_no_estimator_takes_is_refused_before_the_fit(wrong: str) ->
         load_config(TrainConfig, None, [wrong])
 
 
+@pytest.mark.parametrize("setting", ["fit.learning_rate", "fit.weight_decay", "fit.oom_weight", "trees.learning_rate"])
+def test_a_number_without_an_end_is_refused_before_the_fit(setting: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{setting.partition('.')[2]} must be .* and finite, got inf"):
+        load_config(TrainConfig, None, [f"{setting}=inf"])
+
+
 @pytest.mark.parametrize("name", ["a/b", "a b", "a:b", "a@b"])
 def test_a_name_by_which_no_model_can_be_loaded_is_refused_before_the_fit(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"model_name must be of letters, digits, .* got '{name}'"):
