@@ -61,6 +61,7 @@ def model_card(
     n_features: int,
     test_scores: Mapping[str, Any] | None = None,
     probability: Mapping[str, Any] | None = None,
+    refitted: bool = False,
 ) -> str:
     """Return the card of a trained model.
 
@@ -76,6 +77,8 @@ def model_card(
         See ``scores.Scores``; of the test rows.
     probability : mapping or None
         ``ProbabilityCalibration.to_dict()``.
+    refitted : bool
+        Whether a second fit, to the validation rows, too, is served.
 
     Returns
     -------
@@ -84,10 +87,10 @@ def model_card(
     """
     cut = "… (all of them are the run's parameters)"
     listed = ", ".join(f"{name}={value}" for name, value in flatten(settings).items())
-    whole = _card(report, listed, test_scores, probability, n_features)
+    whole = _card(report, listed, test_scores, probability, n_features, refitted)
     if len(whole) > LONGEST:
         kept = max(len(listed) - (len(whole) - LONGEST) - len(cut), 0)
-        whole = _card(report, listed[:kept] + cut, test_scores, probability, n_features)
+        whole = _card(report, listed[:kept] + cut, test_scores, probability, n_features, refitted)
     return whole if len(whole) <= LONGEST else whole[: LONGEST - 2] + "…\n"
 
 
@@ -97,6 +100,7 @@ def _card(
     test_scores: Mapping[str, Any] | None,
     probability: Mapping[str, Any] | None,
     n_features: int,
+    refitted: bool,
 ) -> str:
     reference = f"{report['model']}/{report['version']}" if report["version"] else f"{report['model']}@champion"
     horizons = ", ".join(f"{h} s" for h in HORIZONS_S)
@@ -110,7 +114,9 @@ def _card(
         "## Data",
         _tight(_datasets(report)),
         "Fitted on the training period of seen collections. Prices and probabilities were set on the "
-        "validation period after it, which a gap of one horizon parts from it. Nothing was set on test rows.",
+        "validation period after it, which a gap of one horizon parts from it. "
+        + ("Then fitted once more, to both: the second fit is served, and has the test scores. " if refitted else "")
+        + "Nothing was set on test rows.",
         "## Reservations",
         _tight(_margins(report)),
         "On validation rows: `price` of a violated task-window, in limits of a task of mean size; `violation`, share "

@@ -323,6 +323,7 @@ def run_training(
         card = model_card(
             asdict(report), settings=config.settings(), test_scores=report.test_scores,
             probability=forecaster.calibration.to_dict(), n_features=len(bundle.features),
+            refitted=fitted.refitted is not None,
         )  # fmt: skip
         tracking.describe_version(registered, card)
         run.log_text(card, "model_card.md")

@@ -54,6 +54,14 @@ def test_without_test_scores_calibration_and_version_it_says_so() -> None:
     assert "None" not in card
 
 
+def test_a_second_fit_that_is_served_is_told_of() -> None:
+    once, twice = (model_card(report(), settings={}, n_features=100, refitted=refitted) for refitted in (False, True))
+    assert "Fitted on the training period" in once
+    assert "once more" not in once
+    assert "fitted once more, to both: the second fit is served" in twice
+    assert twice.endswith(once[-200:])
+
+
 def test_many_settings_are_cut_before_anything_else_and_many_datasets_still_fit() -> None:
     card = model_card(report(), settings={f"name_{k}": "x" * 50 for k in range(200)}, n_features=100)
     assert len(card) <= LONGEST

@@ -266,6 +266,10 @@ def test_the_network_that_is_served_learned_from_validation_rows_and_prices_did_
     assert without.violation == trained.violation
     assert without.scores == trained.scores  # of validation rows
     assert without.test_scores != trained.test_scores
+    for of, again in ((trained, True), (without, False)):
+        card = tracking.find_file(of.run_id, "model_card.md")
+        assert card is not None
+        assert ("fitted once more" in card.read_text()) is again
     bundle, first = (load_bundle(tracking.fetch_bundle(f"{of.model}/{of.version}")[0]) for of in (trained, without))
     assert first.held_out is None
     assert bundle.held_out is not None
