@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
     from reclaim.training.models.forecaster import Forecaster
     from reclaim.training.models.trees import Rows
+
+FITTING: Final = 8
+"""Version of the fit; raised by hand when the same data and settings give another model, so that a run or a search of
+before does not count as this one."""
 
 OnEpoch = Callable[[int, float], None]
 """Receives an epoch, from 0, and its validation loss."""

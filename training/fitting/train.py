@@ -38,7 +38,7 @@ from reclaim.training.fitting.held_out import (
     sampled_test_rows,
     set_prices,
 )
-from reclaim.training.fitting.learner import Fitted, Learner, OnEpoch, learner_of
+from reclaim.training.fitting.learner import FITTING, Fitted, Learner, OnEpoch, learner_of
 from reclaim.training.fitting.machine_fit import fit_machines
 from reclaim.training.fitting.oom_fit import fit_oom, refit_oom
 from reclaim.training.fitting.sources import Source, open_sources
@@ -57,9 +57,6 @@ _COMPARED: Final = {"oom": ("average_precision", "brier_skill")} | dict.fromkeys
 )
 """Scores at the promised horizon that are metrics of the run; thousands would make MLflow's comparison useless."""
 _KEY_TAG: Final = "reclaim.key"
-_FITTING: Final = 8
-"""Version of the fit; raised by hand when the same data and settings give another model, so that a run of before does
-not count as this one."""
 
 
 @dataclass(frozen=True)
@@ -392,7 +389,7 @@ def _fit_along(paths: Sequence[Path], config: TrainConfig, key: str, on_epoch: O
 def _key(sources: Sequence[Source], config: TrainConfig) -> str:
     """Return what two runs share that do the same."""
     data = [source.dataset.fingerprint for source in sources] + [source.features.fingerprint for source in sources]
-    return content_sha256([config.settings(), *data, PIPELINE_VERSION, FORMAT, _FITTING])
+    return content_sha256([config.settings(), *data, PIPELINE_VERSION, FORMAT, FITTING])
 
 
 def _checkpoints(sources: Sequence[Source], key: str) -> Path:

@@ -23,7 +23,7 @@ from reclaim.data.core.files import content_sha256, locked, write_text
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.features.registry import PIPELINE_VERSION
 from reclaim.training.fitting.held_out import held_out, less_reclaimed, set_prices
-from reclaim.training.fitting.learner import Fitted, Objective, learner_of
+from reclaim.training.fitting.learner import FITTING, Fitted, Objective, learner_of
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.tune_space import (
     Ranges,
@@ -114,8 +114,8 @@ def tune(
 
     Fits training rows and judges by validation rows, as ``run_training`` does; rows and targets of the test period are
     never read. The first trial is of the settings as they are given. Trials are in the folder of the first dataset
-    (by fingerprint), as ``tune/<key>.db``, under a key of settings, data and ranges: killed anywhere and run again, the
-    search goes on from the last finished trial and ends the same; with more trials, it goes on, too.
+    (by fingerprint), as ``tune/<key>.db``, under a key of settings, data, ranges and code: killed anywhere and run
+    again, the search goes on from the last finished trial and ends the same; with more trials, it goes on, too.
 
     Parameters
     ----------
@@ -221,7 +221,8 @@ def _key(sources: Sequence[Source], config: TrainConfig, ranges: Ranges, at_once
     data = [[source.dataset.fingerprint, source.features.fingerprint] for source in sources]
     where = {name: repr(range_) for name, range_ in ranges.items()}
     several = [at_once] if at_once > 1 else []
-    return content_sha256([config.settings(), config.fit.max_valid_samples, data, PIPELINE_VERSION, where, *several])
+    versions = [PIPELINE_VERSION, FITTING]
+    return content_sha256([config.settings(), config.fit.max_valid_samples, data, *versions, where, *several])
 
 
 def compared(sources: Sequence[Source], given: TrainConfig, found: TrainConfig) -> list[str]:

@@ -28,7 +28,7 @@ from reclaim.features.feature_set import FeatureSet
 from reclaim.features.targets import TARGETS
 from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.fitting import tune as tuning
-from reclaim.training.fitting.learner import Objective, Space, learner_of
+from reclaim.training.fitting.learner import FITTING, Objective, Space, learner_of
 from reclaim.training.fitting.sources import Source, open_sources
 from reclaim.training.fitting.trees import TreeLearner
 from reclaim.training.fitting.tune import EXPERIMENT, TuneReport, objective_of, tune
@@ -308,6 +308,18 @@ def test_more_trials_go_on_from_those_that_are_there(dataset: Path, tmp_path: Pa
     assert (more.trials, more.new, more.trials_file) == (5, 2, few.trials_file)
     other = tune([dataset], replace(config, seed=5), trials=1, config_file=tmp_path / "best.toml")
     assert other.trials_file != few.trials_file
+
+
+@pytest.mark.usefixtures("quick", "unrecorded")
+def test_trials_that_older_code_fitted_are_no_part_of_a_search(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, file = replace(TREES, seed=17), tmp_path / "best.toml"
+    before = tune([dataset], config, trials=2, config_file=file)
+    monkeypatch.setattr(tuning, "FITTING", FITTING + 1)
+    now = tune([dataset], config, trials=2, config_file=file)
+    assert now.new == 2
+    assert now.trials_file != before.trials_file
 
 
 @pytest.mark.usefixtures("unpriced")
