@@ -174,7 +174,10 @@ def _samples(sources: Sequence[Source], config: TrainConfig, train: list[NDArray
 def _refit(
     sources: Sequence[Source], config: TrainConfig, first: FitResult, checkpoints: Path
 ) -> tuple[NetworkForecaster, int]:
-    """Return a network of the training and the validation rows, as many epochs old as the best one, and its rows."""
+    """Return a network of the training and the validation rows, as many epochs old as the best one, and its rows.
+
+    It answers for what the first was fitted for, too: prices and calibration of the first hold for nothing else.
+    """
     with _remedy_named(config.fit):
         rows = newest_rows(sources, config.fit.max_samples, config.seed)
         samples = Samples.of_rows(rows, choose_device(config.fit.device))
@@ -182,7 +185,8 @@ def _refit(
             samples, None, config.fit, seed=config.seed, checkpoints=checkpoints / _REFIT,
             epochs=first.best_epoch + 1, hidden=hidden_features(sources),
         )  # fmt: skip
-    return NetworkForecaster.of(result.network, result.heads, _beyond(samples)), len(samples)
+    heads = Heads(result.heads.targets & first.heads.targets, result.heads.oom & first.heads.oom)
+    return NetworkForecaster.of(result.network, heads, _beyond(samples)), len(samples)
 
 
 def _beyond(samples: Samples) -> Beyond | None:

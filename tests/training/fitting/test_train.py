@@ -18,6 +18,7 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError, HistoryTooShortError, ModelError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.oom import OOM_DEFINITION
+from reclaim.data.schema import RESOURCES
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.groups import TIER_LABELS
@@ -289,6 +290,30 @@ def test_the_network_that_is_served_learned_from_validation_rows_and_prices_did_
     np.testing.assert_array_equal(replayed.survival[test], served.survival[test])
     np.testing.assert_array_equal(replayed.survival[~test], once.survival[~test])
     assert (replayed.survival[~test] != served.survival[~test]).any()
+
+
+def test_what_was_first_limited_in_the_validation_period_keeps_its_limit_for_no_price_was_set(tmp_path: Path) -> None:
+    write_cell(tmp_path / "raw", tasks=10, windows=300)
+    head, *lines = (tmp_path / "raw" / "cell.csv").read_text().splitlines()
+    since_s = 600 + 300 * 170  # training ends after 165 of 300 windows
+    limited = [f"{line},{2.0 if int(line.split(',')[1]) >= since_s else ''}" for line in lines]
+    (tmp_path / "raw" / "cell.csv").write_text("\n".join([f"{head},memory_limit", *limited]) + "\n")
+    (tmp_path / "mapping.toml").write_text(MAPPING.replace("memory_limit = 2.0", 'memory_limit = "memory_limit"'))
+    config = IngestConfig(trace="series", mapping=str(tmp_path / "mapping.toml"), buckets=1)
+    dataset = ingest(tmp_path / "raw", tmp_path / "dataset", config).dataset
+    features, _ = build_features(dataset)
+    report = run_training(dataset.path, replace(CONFIG, model_name="late"))
+    assert report.reclaimed["aggressive"]["memory"] == 0.0
+    bundle = load_bundle(tracking.fetch_bundle(f"late/{report.version}")[0])
+    assert bundle.held_out is not None
+    memory = RESOURCES.index("memory")
+    assert not bundle.held_out.heads.targets[memory].any()
+    assert not bundle.forecaster.heads.targets[memory].any()
+    windows, slot = dataset.windows(0), dataset.windows(0).task_numbers()
+    reserved = bundle.estimator("aggressive").update(slot, windows).reservation
+    test = windows.end_us > features.cuts_us[1]
+    np.testing.assert_array_equal(reserved[test, memory], 2.0)
+    assert (reserved[test, RESOURCES.index("cpu")] < 1.0).any()
 
 
 @pytest.mark.parametrize("killed_at", ["describe_version", "move_alias"])
