@@ -35,6 +35,9 @@ class Answers(ABC):
     """Least score that is looked at."""
     HIGHEST: ClassVar[float]
     """Largest score that is looked at."""
+    UNSET: ClassVar[float]
+    """Score where there is nothing to set one by: no margin, but the highest price, for the lowest one reserves what is
+    used now."""
 
     @abstractmethod
     def take(self, rows: Rows) -> Answers:
@@ -86,6 +89,7 @@ class Widened(Answers):
 
     LOWEST = LOWEST_SHARE
     HIGHEST = HIGHEST_SHARE
+    UNSET = 0.0
 
     @classmethod
     def alike(cls, estimate: Estimate) -> Widened:
@@ -164,6 +168,7 @@ class Priced(Answers):
 
     LOWEST = 0.0
     HIGHEST = float(TOP_RUNG)
+    UNSET = HIGHEST
 
     def take(self, rows: Rows) -> Priced:
         """Return those of the chosen rows."""

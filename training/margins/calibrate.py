@@ -127,7 +127,7 @@ def calibrate(
     ------
     HistoryTooShortError
         A resource that has limits has no row with a known target. One without any limit, which a trace need not have,
-        gets a score of 0 and a note.
+        gets ``Answers.UNSET`` and a note, unless its score is given.
     """
     budgets = budgets or Budgets()
     needed = needed_reservation(windows, np.asarray(target, np.float64))
@@ -152,10 +152,11 @@ def calibrate(
         found[name], of_tiers[name] = np.zeros(len(RESOURCES)), np.zeros((len(TIER_LABELS), len(RESOURCES)))
         score = answers.score(name, needed, windows.limit)
         for r, resource in enumerate(RESOURCES):
-            if not granted[r]:
-                continue
             if given is not None and not np.isnan(given[r]):
                 found[name][r] = of_tiers[name][:, r] = given[r]
+                continue
+            if not granted[r]:
+                found[name][r] = of_tiers[name][:, r] = answers.UNSET
                 continue
             known = rows[:, r]
             scores = np.maximum(score[known, r], answers.LOWEST)

@@ -253,6 +253,21 @@ def test_prices_of_ten_rows_worked_by_hand() -> None:
     assert found.reclaimed["baseline"] == pytest.approx((0.1, 0.1), rel=1e-4)
 
 
+@pytest.mark.parametrize("by_tier", [False, True])
+def test_a_resource_that_no_row_has_a_limit_of_gets_the_highest_price_or_the_one_that_is_given(by_tier: bool) -> None:
+    windows = _windows(10)
+    windows.limit[:, 1] = np.nan
+    target = np.linspace(0.1, 1.0, 10)[:, None].repeat(2, axis=1)
+    answers, limited = _ladders(np.zeros((10, 2))), _windows(10)
+    made = calibrate(answers, windows, target, by_tier=by_tier)
+    assert any(note.startswith("memory: no row has a limit") for note in made.notes)
+    for held in guarded_reservations(answers, limited, made.settings).values():
+        np.testing.assert_array_equal(held[:, 1], limited.limit[:, 1])
+    given = scores_of((float("nan"), 8.0))
+    for price in _prices(calibrate(answers, windows, target, by_tier=by_tier, given=given)).values():
+        assert price.rung(limited)[0, 1] == pytest.approx(rung_of(np.array(8.0)))
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), budget=st.sampled_from([0.01, 0.05, 0.3]), by_tier=st.booleans())
 def test_a_lower_price_breaks_the_budget_and_this_one_keeps_it(seed: int, budget: float, by_tier: bool) -> None:
