@@ -122,6 +122,15 @@ def test_terms_are_those_of_double_precision_and_a_task_alone_has_the_same_bits(
     np.testing.assert_allclose(terms[..., T_PASSED:T_BAND], limit[..., None] * quantiles, rtol=1e-7)
 
 
+def test_a_bandwidth_of_a_giant_that_is_idle_lies_no_further_below_its_limit_than_single_precision_holds() -> None:
+    # a limit of 20 times the mean, and a demand that never passes a tenth of it: 2, so that the bandwidths are 2
+    survival, thresholds = np.zeros((1, 1, 3), np.float32), np.array([[[0.1, 0.4, 0.9]]], np.float32)
+    terms = terms_of_curves(survival, thresholds, np.array([[1.0]]), np.array([[20.0]]), np.array([99]), (1.0,))[0, 0]
+    floor = [20.0 + math.log(1e-37) / rate for rate in RATES]
+    np.testing.assert_allclose(terms[T_BAND:], np.maximum(2.0, floor), rtol=1e-5)
+    assert floor[-1] > 14
+
+
 def test_a_curve_of_more_thresholds_than_there_is_room_for_is_refused() -> None:
     many = np.full((1, 1, 48), 0.5, np.float32)
     with pytest.raises(ConfigError, match="expected fewer than 48 thresholds, got 48"):
