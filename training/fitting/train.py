@@ -80,7 +80,7 @@ class TrainReport:
         See ``scores.Scores``, without those of tiers and ages; of validation and of test rows. Nothing is chosen by the
         latter, which are empty where there is no test period.
     rows : dict
-        ``train`` and ``valid``: rows used.
+        ``train``, ``valid`` and ``test``: rows used.
     datasets : list of dict
         Of each dataset, in the order of their fingerprints: ``name``, ``fingerprint``, its ``train`` and ``valid``
         rows, and what of it was kept from them (``sources.Source.split_facts``).
