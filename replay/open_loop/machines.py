@@ -106,7 +106,9 @@ class Foreseer:
         """
         windows, before = self.history.windows, self.history.previous[rows]
         known = (before >= 0) & (windows.scheduled_us[rows] <= windows.scheduled_us[before])
-        known &= (windows.limit[rows] == windows.limit[before]).all(axis=1)
+        limit, limit_before = windows.limit[rows], windows.limit[before]
+        unknown = np.isnan(limit) & np.isnan(limit_before)
+        known &= ((limit == limit_before) | unknown).all(axis=1)
         terms = np.zeros((len(rows), len(RESOURCES), N_TERMS))
         terms[..., T_HELD] = np.nan_to_num(windows.limit[rows])
         terms[known] = self.terms(before[known])

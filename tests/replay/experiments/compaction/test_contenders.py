@@ -94,6 +94,19 @@ def test_a_task_counts_as_foreseen_after_its_last_window_and_its_limit_before(
     assert np.flatnonzero(held).tolist() == [5, 10, 11]  # a new run; another limit, and the old one again
 
 
+def test_a_task_counts_as_foreseen_where_only_the_limit_of_another_resource_is_unknown(
+    source: Source, estimates: Estimates, bundle: Bundle
+) -> None:
+    history, rows = estimates.history, np.arange(40, 60)
+    limit = history.windows.limit.copy()
+    limit[:, 1] = np.nan
+    without = replace(history, windows=replace(history.windows, limit=limit))
+    foreseer = Foreseer(bundle, source.features, history, CONFIG.horizon_s)
+    current = replace(foreseer, history=without).current_terms(rows)
+    np.testing.assert_array_equal(current[:, 0], foreseer.current_terms(rows)[:, 0])
+    assert (current[:, 1] == 0).all()
+
+
 def test_a_checkpoint_has_what_machines_need_together(
     source: Source, estimates: Estimates, contenders: MachineContenders
 ) -> None:
