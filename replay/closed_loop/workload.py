@@ -68,7 +68,8 @@ class Workload:
     row : int64, shape (n_rows,)
         Row of the history that each window is.
     demand : float64, shape (n_rows, n_resources)
-        What a reservation had to cover in each window, as ``data.windows.demand``; NaN where unknown.
+        What a reservation had to cover in each window, as ``data.windows.demand``; NaN where unknown. Where windows are
+        usually shorter than a slot, the largest of all that begin in its slot of the run.
     masks : bool, shape (n_masks, n_machines)
         Machines on which the runs of each mask may be.
     start_us, stop_us : int
@@ -229,9 +230,12 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
     )
     tape["use"] = np.nan_to_num(np.stack([seen.usage[rows, CPU_MEAN], memory], axis=1))
     lengths_us = seen.end_us[rows] - seen.start_us[rows]
+    demanded = demand(seen.take(rows))
     if len(rows) and np.median(lengths_us) < slots.slot_us:  # the loop looks at one window in a slot
-        run = np.repeat(np.arange(n), stop - first)
-        tape["use"] = _use_by_slot(tape["use"], run, tape["from_us"] // slots.slot_us, lengths_us)
+        run, slot = np.repeat(np.arange(n), stop - first), tape["from_us"] // slots.slot_us
+        in_slot = np.flatnonzero((np.diff(run, prepend=-1) != 0) | (np.diff(slot, prepend=-1) != 0))
+        tape["use"] = _use_by_slot(tape["use"], in_slot, lengths_us)
+        demanded = np.repeat(np.fmax.reduceat(demanded, in_slot), np.diff(in_slot, append=len(rows)), axis=0)
     tape["limit"] = np.nan_to_num(seen.limit[rows])
     runs = np.zeros(n, RUN)
     runs["first"], runs["stop"], runs["cursor"] = first, stop, first
@@ -271,7 +275,7 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
         runs=runs,
         tape=tape,
         row=rows,
-        demand=demand(seen.take(rows)),
+        demand=demanded,
         masks=constraints.allowed(machines.ids, start_us),
         start_us=start_us,
         stop_us=slots.stop_us,
@@ -283,13 +287,12 @@ def workload_of(source: Source, period: Period, machines: CellMachines) -> Workl
 
 
 def _use_by_slot(
-    use: NDArray[np.float64], run: NDArray[np.int64], slot: NDArray[np.int64], length_us: NDArray[np.int64]
+    use: NDArray[np.float64], first: NDArray[np.int64], length_us: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return for each window the mean CPU and the largest memory of its slot of its run; shape (n, n_resources).
 
-    ``use`` is of the windows themselves, shape (n, n_resources). Equal runs and slots are adjacent.
+    ``use`` is of the windows themselves, shape (n, n_resources); ``first`` are the first windows of each slot.
     """
-    first = np.flatnonzero((np.diff(run, prepend=-1) != 0) | (np.diff(slot, prepend=-1) != 0))
     cpu = np.add.reduceat(use[:, 0] * length_us, first) / np.add.reduceat(length_us, first)
     memory = np.maximum.reduceat(use[:, 1], first)
     return np.repeat(np.stack([cpu, memory], axis=1), np.diff(first, append=len(use)), axis=0)

@@ -16,7 +16,7 @@ from reclaim.data.dataset import Dataset
 from reclaim.data.errors import ConfigError
 from reclaim.data.ingest.job import IngestConfig, ingest
 from reclaim.data.schema import MACHINES, EventType
-from reclaim.data.windows import CPU_MEAN, MEMORY_MAX
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, demand
 from reclaim.features.build import FeatureConfig, build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import SplitConfig
@@ -167,6 +167,10 @@ def test_of_windows_shorter_than_a_slot_none_is_skipped(source: Source) -> None:
     assert tape["use"][:, 0] == pytest.approx(np.repeat(cpu, 5))
     assert tape["use"][:, 1] == pytest.approx(np.repeat(memory, 5))
     assert (tape["from_us"] / 300e6).tolist() == list(range(20))
+    of_each = demand(seen.take(made.row[run["first"] : run["stop"]]))  # what a machine is held against
+    held = made.demand[run["first"] : run["stop"]]
+    np.testing.assert_array_equal(held, np.repeat(of_each.reshape(4, 5, 2).max(axis=1), 5, axis=0))
+    assert held[5, 1] == 1.5
     reserved = np.full((1, len(made.tape), 2), 0.1)
     out_of_memory = simulate(made, machines_in(source, period), reserved)
     assert out_of_memory.ticks["out_of_memory"].sum() > 0
