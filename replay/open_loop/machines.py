@@ -25,7 +25,7 @@ from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
 from reclaim.training.machines.fit import MachineRows
 from reclaim.training.machines.snapshots import Snapshots, lay_out_cell
 from reclaim.training.machines.terms import N_TERMS, T_HELD
-from reclaim.training.margins.answers import Answers
+from reclaim.training.margins.answers import Answers, Widened
 from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.margin import Budgets, Margin, guarded
 from reclaim.training.margins.price import Price
@@ -177,22 +177,25 @@ def least_settings(
 
     ``kept`` says by resource whether a named margin and a budget are kept by settings.
     """
-    found = {
-        name: least_score(answers, partial(kept, name, budget))
-        for name, budget in (("baseline", budgets.baseline), ("aggressive", budgets.aggressive))
-    }
-    return answers.settings(found, None)
+    found: dict[str, Floats] = {}
+    for name, budget in (("aggressive", budgets.aggressive), ("baseline", budgets.baseline)):
+        # the aggressive one first, as the baseline reserves at least what that does
+        found[name] = least_score(answers, partial(kept, name, budget), found)
+    return answers.settings({name: found[name] for name in ("baseline", "aggressive")}, None)
 
 
-def least_score(answers: Answers, kept: Kept) -> Floats:
-    """Return the least score whose settings, the same for every budget, are ``kept``; shape (n_resources,).
+def least_score(answers: Answers, kept: Kept, others: Mapping[str, Floats]) -> Floats:
+    """Return the least score of a margin whose settings are ``kept``; shape (n_resources,).
 
-    The highest there is where none is.
+    The highest there is where none is. ``others`` are the scores of other margins: they stay where an estimator has
+    answers of its own for each budget. Else all have the same score.
     """
+    own = isinstance(answers, Widened) and not answers.is_alike
     low, high = np.full(len(RESOURCES), answers.LOWEST), np.full(len(RESOURCES), answers.HIGHEST)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        held = kept(answers.settings({"baseline": middle, "aggressive": middle}, None))
+        pair = {"baseline": middle, "aggressive": middle} | (dict(others) if own else {})
+        held = kept(answers.settings(pair, None))
         low, high = np.where(held, low, middle), np.where(held, middle, high)
     return high
 

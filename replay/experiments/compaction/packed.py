@@ -121,7 +121,7 @@ class PackedMoments:
                 share: Floats = violates(sets.peak, sets.total(reserved(under, margin))).mean(axis=0)
                 return share <= budget
 
-            return kept(under), least_score(mine, kept)
+            return kept(under), least_score(mine, kept, {other: pair[other] for other in pair if other != margin})
 
         budgets = contenders.budgets
         pair = {margin: _score(settings[margin]) for margin in ("baseline", "aggressive")}

@@ -21,6 +21,7 @@ from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
 from reclaim.training.bundle import Bundle
 from reclaim.training.machines.terms import T_HELD, T_LIMIT
+from reclaim.training.margins.answers import Widened
 from reclaim.training.margins.calibrate import guarded_reservations
 from reclaim.training.margins.margin import Margin
 from reclaim.training.margins.violation import violates
@@ -71,6 +72,30 @@ def test_a_sum_has_the_least_margin_that_keeps_the_budget_of_machines(
     assert isinstance(own, Margin)
     assert isinstance(aggressive, Margin)
     assert all(mine < theirs for mine, theirs in zip(aggressive.share, own.share, strict=True))
+
+
+def test_a_sum_has_the_least_baseline_that_keeps_its_budget_where_each_budget_has_answers_of_its_own(
+    estimates: Estimates,
+) -> None:
+    history, alike = estimates.history, estimates.answers["borg"]
+    assert isinstance(alike, Widened)
+    said = alike.of["aggressive"]
+    chosen = np.random.default_rng(0).uniform(0.2, 1.0, said.reservation.shape)  # by other settings
+    answers = Widened({"baseline": replace(said, reservation=said.reservation * chosen), "aggressive": said})
+    before = ValidationMachines.lay_out(history, estimates.period.slots.slot_us, CONFIG.horizon_s)
+    settings = before.settings_within(answers, history, CONFIG.budgets)
+
+    def shares(margin: str, change: float) -> list[float]:
+        of = settings[margin]
+        assert isinstance(of, Margin)
+        changed = {**settings, margin: replace(of, share=tuple(s + change for s in of.share))}
+        held = guarded_reservations(answers, history.windows, changed)[margin][before.rows]
+        pairs = [(r, at) for r, at in enumerate(before.at) if at is not None]
+        return [float(violates(at.peak, at.total(held[at.rows, r])).mean()) for r, at in pairs]
+
+    for margin, budget in (("baseline", 0.02), ("aggressive", 0.1)):
+        assert max(shares(margin, 1e-6)) <= budget
+        assert min(shares(margin, -0.05)) > budget
 
 
 def test_a_task_counts_as_foreseen_after_its_last_window_and_its_limit_before(
