@@ -42,7 +42,8 @@ SETTINGS: Final = np.dtype(
         ("first_us", "i8"), ("gives_way", "?"),
     ]
 )  # fmt: skip
-"""``Scheduling`` for compiled code, for how long a run that was just placed keeps its limit, and the period's start."""
+"""``Scheduling`` for compiled code, and for how long a run that was just placed keeps its limit: any one, and one of
+best-effort work where machines are foreseen together."""
 
 _LONGEST_S: Final = 1e9
 """Longer than any trace: 31 years."""
