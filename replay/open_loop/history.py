@@ -9,7 +9,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from reclaim.data.windows import Windows
+from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, Windows
 from reclaim.training.estimators.base import MODEL, Estimate
 
 
@@ -91,6 +91,12 @@ def previous_rows(windows: Windows) -> NDArray[np.int64]:
 def window_seconds(windows: Windows) -> NDArray[np.float64]:
     """Return the length of each row's window, in seconds; shape (n,)."""
     return (windows.end_us - windows.start_us) / 1e6
+
+
+def mean_usage(windows: Windows) -> NDArray[np.float64]:
+    """Return the mean usage of each window, of memory the largest where no mean is known; shape (n, n_resources)."""
+    cpu, memory, most = (windows.usage[:, k] for k in (CPU_MEAN, MEMORY_MEAN, MEMORY_MAX))
+    return np.stack([cpu, np.where(np.isnan(memory), most, memory)], axis=1)
 
 
 def current_reservations(reservation: NDArray[np.float64], history: History) -> NDArray[np.float64]:

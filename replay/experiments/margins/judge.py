@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import CPU_MEAN, MEMORY_MEAN
 from reclaim.replay.open_loop import timeline
 from reclaim.replay.open_loop.bootstrap import Bootstrap, number
-from reclaim.replay.open_loop.history import current_reservations
+from reclaim.replay.open_loop.history import current_reservations, mean_usage
 from reclaim.replay.open_loop.period import SEQUENCE, Period, positive, segment_slots
 from reclaim.replay.open_loop.scoring import per_resource, score, unit_sums
 from reclaim.replay.report.units import HINDSIGHT
@@ -138,7 +137,7 @@ def cell_over_time(period: Period) -> dict[str, Any]:
     """Return usage and limit of the cell in the bins of the figure, as shares of ``Period.whole``."""
     slots = period.slots
     windows = period.history.windows
-    usage, limit = windows.usage[period.rows][:, [CPU_MEAN, MEMORY_MEAN]], windows.limit[period.rows]
+    usage, limit = mean_usage(windows)[period.rows], windows.limit[period.rows]
     hours_per_slot = slots.slot_s / 3600
     return {
         "hours": slots.hours[:: _slots_per_bin(slots)].tolist(),

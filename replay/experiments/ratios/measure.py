@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import is_first
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import CPU_MEAN, MEMORY_MAX, MEMORY_MEAN, demand
+from reclaim.data.windows import demand
 from reclaim.replay.experiment import LEARNED, Experiment, Measured, Source
 from reclaim.replay.experiments.ratios.page import COLUMNS, console_table, page, ratios_of_tasks, runs
 from reclaim.replay.open_loop.bootstrap import number
 from reclaim.replay.open_loop.estimates import LIMIT, estimate_all
-from reclaim.replay.open_loop.history import current_reservations, oracle, window_seconds
+from reclaim.replay.open_loop.history import current_reservations, mean_usage, oracle, window_seconds
 from reclaim.replay.open_loop.period import Period, period_facts
 from reclaim.replay.open_loop.rows import sums_by
 from reclaim.replay.settings import ReplayConfig
@@ -70,9 +70,7 @@ class TaskMeans:
         """Lay out the test rows of a cell, which stand task by task; tasks count alike, or by the time they ran."""
         windows, rows = period.history.windows, period.rows
         task = np.cumsum(is_first(windows.collection_id[rows], windows.instance_index[rows])).astype(np.int64) - 1
-        memory = windows.usage[rows, MEMORY_MEAN]
-        memory = np.where(np.isnan(memory), windows.usage[rows, MEMORY_MAX], memory)
-        usage = np.stack([windows.usage[rows, CPU_MEAN], memory], axis=1)
+        usage = mean_usage(windows)[rows]
         limit, length_s = windows.limit[rows], window_seconds(windows)[rows]
         known = np.isfinite(usage) & np.isfinite(limit) & (limit > 0)
         seconds, none = np.where(known, length_s[:, None], 0.0), usage[:0]

@@ -10,7 +10,7 @@ import pytest
 
 from reclaim.data.errors import HistoryTooShortError
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import Windows, demand
+from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, Windows, demand
 from reclaim.features.groups import known_seconds
 from reclaim.features.splits import IN_ALLOC, TEST, TEST_UNSEEN, TRAIN, VALID
 from reclaim.replay.experiments.margins.following import by_part, follow
@@ -174,6 +174,15 @@ def test_without_capacities_the_cell_is_drawn_as_a_share_of_its_limits(period: P
     assert timeline["limit"]["cpu"] == pytest.approx([1.0] * 40)
     usage = period.history.windows.usage[period.rows, 0].reshape(12, 40).sum(axis=0) / 12
     assert timeline["usage"]["cpu"] == pytest.approx(usage.tolist())
+
+
+def test_the_cell_uses_its_largest_memory_where_no_mean_is_known(period: Period) -> None:
+    windows = period.history.windows
+    usage = windows.usage.copy()
+    usage[:, MEMORY_MEAN] = np.nan
+    without = replace(period, history=replace(period.history, windows=replace(windows, usage=usage)))
+    most = usage[period.rows, MEMORY_MAX].reshape(12, 40).sum(axis=0) / 12
+    assert cell_over_time(without)["usage"]["memory"] == pytest.approx(most.tolist())
 
 
 def test_with_capacities_the_cell_is_drawn_as_a_share_of_them(history: History) -> None:
