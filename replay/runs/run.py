@@ -279,7 +279,7 @@ def _already_there(out: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | Non
         return None
     try:
         results = json.loads(path.read_text())
-        there = results["inputs"]
+        there = {**results["inputs"]}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not the results of a replay; {remedy}") from error
     if there != inputs:

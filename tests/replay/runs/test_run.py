@@ -185,9 +185,10 @@ def test_a_folder_that_holds_something_else_is_refused(
         run_experiment(EXPERIMENT, dataset, tmp_path / "notes", config, tracking=False)
     with pytest.raises(ConfigError, match="exists and is no folder"):
         run_experiment(EXPERIMENT, dataset, tmp_path / "notes" / "thesis.txt", config, tracking=False)
-    (tmp_path / "notes" / "results.json").write_text("[]")
-    with pytest.raises(ConfigError, match="not the results of a replay"):
-        run_experiment(EXPERIMENT, dataset, tmp_path / "notes", config, tracking=False)
+    for of_others in ("[]", '{"inputs": null}', '{"inputs": ["a", "b"]}'):
+        (tmp_path / "notes" / "results.json").write_text(of_others)
+        with pytest.raises(ConfigError, match="not the results of a replay"):
+            run_experiment(EXPERIMENT, dataset, tmp_path / "notes", config, tracking=False)
     assert (tmp_path / "notes" / "thesis.txt").read_text() == "mine"
 
 
