@@ -21,6 +21,8 @@ from reclaim.replay.open_loop.estimates import Estimates
 from reclaim.replay.open_loop.history import current_reservations
 from reclaim.replay.open_loop.machines import MachineContenders
 from reclaim.replay.open_loop.share import Share
+from reclaim.training.margins.answers import Widened
+from reclaim.training.margins.margin import Margin
 from reclaim.training.margins.violation import violates
 from tests.replay.experiments.compaction.conftest import CONFIG
 
@@ -116,6 +118,27 @@ def test_a_sum_keeps_its_budgets_on_the_machines_packed_under_it(
         for margin, budget in (("baseline", 0.02), ("aggressive", 0.1)):
             current = current_reservations(reserved[margin], estimates.history)
             booked, peak = packed_by_hand(some, [current[at.rows] for at in some])
+            assert (violates(peak, booked).mean(axis=0) <= budget).all()
+
+
+def test_a_sum_with_answers_of_its_own_for_each_budget_keeps_them_on_what_is_packed(
+    estimates: Estimates, contenders: MachineContenders, moments: list[Checkpoint]
+) -> None:
+    alike = estimates.answers["borg"]
+    assert isinstance(alike, Widened)
+    said, narrow = alike.of["aggressive"], {m: Margin(m, (-0.5, -0.5)) for m in contenders.sums["borg"]}
+    contenders = replace(contenders, sums={"borg": narrow})
+    for seed in range(4):
+        chosen = np.random.default_rng(seed).uniform(0.2, 1.0, said.reservation.shape)  # by other settings
+        own = Widened({"baseline": replace(said, reservation=said.reservation * chosen), "aggressive": said})
+        other = replace(estimates, answers={**estimates.answers, "borg": own})
+        packed = PackedMoments(other, moments, "hybrid", 1)
+        settings = packed.set_sum("borg", contenders)
+        assert packed.not_kept == []
+        reserved = replace(contenders, sums={"borg": settings}).reserved_by("borg (sum)", other)
+        for margin, budget in (("baseline", 0.02), ("aggressive", 0.1)):
+            current = current_reservations(reserved[margin], estimates.history)
+            booked, peak = packed_by_hand(moments, [current[at.rows] for at in moments])
             assert (violates(peak, booked).mean(axis=0) <= budget).all()
 
 
