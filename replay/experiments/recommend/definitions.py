@@ -39,8 +39,8 @@ def definitions(config: RecommendConfig, policy: Policy, *, kubernetes: bool) ->
         "what was known then, and judged until it was set again. Tasks that began later have the same request. "
         "Where an autoscaler keeps the request, the violations of a workload are in its own line and in no total.",
         "set once": "The same back-test with the request of the first time kept to the end of the test part.",
-        "reclaimable": "Request less recommended request, of one task; totals are over the tasks that run "
-        "at the end of the history; of a workload that is not running, those that ran last.",
+        "reclaimable": "Request less recommended request: in the files for programs of one task, in tables and totals "
+        "of the tasks that run at the end of the history; of a workload that is not running, those that ran last.",
         "unknown": "A request stays where there is no answer yet, and is not lowered before the workload has "
         f"{config.history_days:g} days of history. Where the test part has no window of a workload, its request is not "
         "judged.",

@@ -24,9 +24,9 @@ from reclaim.data.windows import demand
 from reclaim.features.build import build_features
 from reclaim.features.feature_set import FeatureSet
 from reclaim.features.splits import TEST
-from reclaim.replay.experiments.recommend.formats import KRR_FILE, changes
+from reclaim.replay.experiments.recommend.formats import KRR_FILE, changes, records
 from reclaim.replay.experiments.recommend.measure import EXPERIMENT, RecommendConfig, _far_over
-from reclaim.replay.experiments.recommend.page import console_table, summary_table
+from reclaim.replay.experiments.recommend.page import console_table, summary_table, workload_table
 from reclaim.replay.experiments.recommend.patches import write_patches
 from reclaim.replay.report.page import ReplayReport
 from reclaim.replay.runs.run import run_experiment
@@ -56,6 +56,12 @@ def test_every_workload_has_a_request_and_the_totals_are_their_sums(report: Repl
         assert report.results["totals"][r]["reclaimable"] == pytest.approx(reclaimable)
         assert report.results["totals"][r]["share"] == pytest.approx(reclaimable / (30 * limit))
         assert 0.1 < report.results["totals"][r]["share"] < 0.9
+        # a table counts all tasks of a workload, a file one: both is said
+        of_tables = sum(float(str(one["reclaimable"])) for one in workload_table(report.results, r).as_records())
+        of_files = sum(one[f"{r}_reclaimable"] for one in records(report.results))
+        assert of_tables == pytest.approx(reclaimable) == pytest.approx(3 * of_files)
+    meaning = report.results["definitions"]["reclaimable"]
+    assert "files for programs of one task, in tables and totals of the tasks that run" in meaning
 
 
 def test_the_backtest_is_what_happened_while_each_request_held(report: ReplayReport, dataset: Path) -> None:
