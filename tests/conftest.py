@@ -216,6 +216,7 @@ def _drawn_bundle(*, related: bool) -> Bundle:
         kind="network",
         forecaster=NetworkForecaster.of(network),
         horizon_s=3_600,
+        mean_limit=(1.0, 1.0),
         prices=three_prices(Price("baseline", (12.0, 6.0)), Price("aggressive", (1.5, 0.75))),
         dataset_fingerprint="0" * 64,
         related=related,

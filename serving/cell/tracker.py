@@ -162,13 +162,13 @@ class Tracker:
         return Taken(slot, windows, touched, x, row, last, np.isin(self._slots.key[touched, 0], self._opted_out))
 
     def sized(self, scorer: Scorer, taken: Taken) -> Scorer:
-        """Return the scorer for windows just taken: one of other cells knows the mean limit of this one.
+        """Return the scorer for windows just taken: one without a mean limit has that of this cell.
 
         Where that has changed, all tasks are scored again.
         """
         limit = taken.last.limit[~taken.last.in_alloc]
         mean_limit = self.size.reach(int(taken.windows.end_us[-1]), limit, self._tasks)
-        if not scorer.own_price or mean_limit is None:
+        if not scorer.of_cell_size or mean_limit is None:
             return scorer
         scorer = scorer.resized(mean_limit)
         follower = self._following or self._watched

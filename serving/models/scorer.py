@@ -139,15 +139,22 @@ class Scorer:
         self, model: LoadedModel, cell: Cell, threads: int = 1, mean_limit: tuple[float, ...] | None = None
     ) -> None:
         self.model, self._cell = model, cell
-        self.mean_limit = model.bundle.mean_limit if mean_limit is None else mean_limit
+        trained = model.bundle.mean_limit
+        self.mean_limit = trained if mean_limit is None else mean_limit
         self.horizon_s = model.bundle.horizon_s
         self.levels = model.bundle.forecaster.quantile_levels
         model.bundle.forecaster.threads = threads
         self.prices = model.bundle.prices
         self.budgets = Budgets(**model.bundle.trained.get("settings", {}).get("budgets", {}))
         self.own_price = model.bundle.portable
-        self.machines = model.bundle.machine_estimator(mean_limit=self.mean_limit)
-        self._estimator = model.bundle.bare_estimator(mean_limit=self.mean_limit, cell=cell)
+        known = np.isfinite(trained)
+        self.of_cell_size = self.own_price or not known.all()
+        """True where the cell's mean limit counts: a model of other cells, or of several datasets, has none."""
+        of_tasks, of_machines = trained, np.where(known, trained, self.mean_limit)
+        if self.own_price:
+            of_tasks, of_machines = self.mean_limit, np.array(self.mean_limit)
+        self.machines = model.bundle.machine_estimator(mean_limit=tuple(of_machines.tolist()))
+        self._estimator = model.bundle.bare_estimator(mean_limit=of_tasks, cell=cell)
         self._threads = threads
 
     def resized(self, mean_limit: tuple[float, ...]) -> Scorer:

@@ -64,7 +64,7 @@ def replay_log(store: Store, tracker: Tracker, settings: ServingSettings, scorer
     if found.arrays is not None:
         tracker.recall(found.arrays)
         found.arrays.clear()
-    if scorer.own_price:
+    if scorer.of_cell_size:
         scorer = scorer.resized(tracker.size.mean_limit)
         if tracker.following is not None:
             tracker.following.resize(scorer)

@@ -356,7 +356,7 @@ class Writer:
         return Following(scorer, threads=THREADS, at_once=self._settings.at_once)
 
     def _take_over(self, scorer: Scorer, following: Following | None) -> None:
-        if scorer.own_price:
+        if scorer.of_cell_size:
             scorer = scorer.resized(self._tracker.size.mean_limit)
             if following is not None:
                 following.resize(scorer)

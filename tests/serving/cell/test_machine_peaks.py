@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from reclaim.data.schema import RESOURCES
-from reclaim.data.windows import Windows, concatenate
+from reclaim.data.windows import MEMORY_MAX, MEMORY_MEAN, PAGE_CACHE, Windows, concatenate
 from reclaim.features.fold.batch import FeatureState
 from reclaim.serving.answers.machine_fit import fit
 from reclaim.serving.answers.machine_sums import sums_of
@@ -392,3 +392,22 @@ def test_switched_off_outcomes_stay_where_the_mean_limit_of_the_cell_changes() -
             memory.write(windows_of(*({"at": at, "machine_id": 4, **facts} for facts in ({}, *large))))
     assert fixed.scorer.mean_limit[0] > 8.0
     assert margins(fixed).judged.tolist() == margins(moving).judged.tolist() == [24, 24]
+
+
+def test_machines_of_a_model_without_a_mean_limit_are_foreseen_by_that_of_the_cell(bundle: Bundle) -> None:
+    """A model of several datasets has none. Bytes are another unit, and the same shares of the limit."""
+    shares: list[NDArray[np.float32]] = []
+    estimates: list[NDArray[np.float64]] = []
+    for unit in (1.0, 2.0**30):
+        memory = Memory(SETTINGS, replace(bundle, mean_limit=(np.nan, np.nan)))
+        for part in slots_of(history())[:20]:
+            usage = part.usage.copy()
+            usage[:, [MEMORY_MEAN, MEMORY_MAX, PAGE_CACHE]] *= unit
+            memory.write(replace(part, usage=usage, limit=part.limit * [1.0, unit]))
+        assert memory.scorer.machines.mean_limit == memory.tracker.size.mean_limit == (1.0, unit)
+        known = memory.tracker.look(memory.tracker.names())
+        shares.append(known.scores.shares)
+        estimates.append(memory.answers(margin="aggressive").estimate.reservation / [1.0, unit])
+    assert_same_bits(shares[0], shares[1])
+    np.testing.assert_allclose(estimates[0], estimates[1])
+    assert np.isfinite(shares[0]).all()
