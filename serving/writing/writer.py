@@ -369,13 +369,13 @@ class Writer:
         tracker, settings = self._tracker, self._settings
         if self._store is not None:
             self.recovered_rows = replay_log(self._store, tracker, settings, self._scorer, THREADS)
+            log.info("%d tasks restored, %d windows read from the log", len(tracker), self.recovered_rows)
         elif settings.follow:
             tracker.follow(Following(self._scorer, threads=THREADS, at_once=settings.at_once))
         self._recorded = recorded(settings, tracker.following)
         tracker.clock.start()
         self._take_over(self._scorer, tracker.following)
         self.state = "ok"
-        log.info("%d tasks restored, %d windows read from the log", len(self._tracker), self.recovered_rows)
 
     def _not_stored(self, problem: str) -> RequestError:
         full = self._store is not None and self._store.full

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import logging
 import os
 import threading
 import time
@@ -71,6 +72,16 @@ def test_acknowledged_writes_are_visible_and_survive_a_power_cut(
     assert_same(told_by(after.tracker, SETTINGS), told_by(service.tracker, SETTINGS))
     assert after.tracker.n_opted_out == 1
     assert after.writer.recovered_rows == 3
+
+
+def test_only_a_state_that_was_read_is_called_restored(
+    service: Service, start: Callable[..., Service], caplog: pytest.LogCaptureFixture
+) -> None:
+    service.told({"task": 1, "at": 4})
+    with caplog.at_level(logging.INFO, logger=writer.__name__):
+        start(None)  # as the warm-up before a restart does
+        crashed(service, start)
+    assert caplog.messages == ["1 tasks restored, 1 windows read from the log"]
 
 
 def test_without_a_folder_no_write_is_called_durable(start: Callable[..., Service]) -> None:
