@@ -289,10 +289,29 @@ def resolve_model(reference: str) -> ModelVersion:
     try:
         return version_of(client, reference)
     except MlflowException as error:
-        kind = ModelAbsentError if error.error_code in ABSENT else ModelError
-        raise kind(
-            f"no model {reference} in {default_tracking_uri()} ({error.message}); train one with `reclaim train`"
-        ) from error
+        absent = error.error_code in ABSENT
+        latest = _latest_in_place_of(client, reference) if absent else None
+        remedy = (
+            "train one with `reclaim train`"
+            if latest is None
+            else f"`reclaim promote DATASET --model {latest}` serves the latest that was trained if it is not worse, "
+            f"`--model {latest}` takes it as it is"
+        )
+        kind = ModelAbsentError if absent else ModelError
+        raise kind(f"no model {reference} in {default_tracking_uri()} ({error.message}); {remedy}") from error
+
+
+def _latest_in_place_of(client: MlflowClient, reference: str) -> str | None:
+    """Return ``name/version`` of the latest model where ``name@champion`` is none; None where there is none either."""
+    from mlflow.exceptions import MlflowException
+
+    name, _, alias = reference.partition("@")
+    if alias != CHAMPION:
+        return None
+    try:
+        return f"{name}/{version_of(client, f'{name}@{CANDIDATE}').version}"
+    except MlflowException:
+        return None
 
 
 def find_version(reference: str) -> ModelVersion | None:

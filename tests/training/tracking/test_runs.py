@@ -114,6 +114,17 @@ def test_registering_again_after_being_killed_before_the_alias_makes_no_other_ve
     assert tracking.fetch_bundle("killed@champion")[1] == version.version
 
 
+def test_a_champion_that_is_missing_is_an_error_that_names_the_latest_model(bundle: Bundle, tmp_path: Path) -> None:
+    with tracking.start_run("models", "network") as run:
+        version = _register(run, bundle, tmp_path, "waiting", tracking.CANDIDATE)
+    with pytest.raises(ModelAbsentError) as found:
+        tracking.resolve_model("waiting@champion")
+    assert f"`reclaim promote DATASET --model waiting/{version.version}` serves the latest" in str(found.value)
+    assert "reclaim train" not in str(found.value)
+    with pytest.raises(ModelAbsentError, match="train one with `reclaim train`"):
+        tracking.resolve_model("waiting/7")
+
+
 def test_a_registered_bundle_loads_through_the_generic_interface(bundle: Bundle, tmp_path: Path) -> None:
     import numpy as np
     import pandas as pd
