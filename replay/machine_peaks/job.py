@@ -142,7 +142,8 @@ def predict_peaks(
 
 def _open(path: Path) -> pq.ParquetFile:
     if not path.is_file():
-        raise TraceError(f"{path}: no such file; expected Parquet with columns {', '.join(SAMPLE_COLUMNS)}")
+        found = "a folder" if path.is_dir() else "no such file"
+        raise TraceError(f"{path}: {found}; expected Parquet with columns {', '.join(SAMPLE_COLUMNS)}")
     try:
         return pq.ParquetFile(path)
     except pa.ArrowInvalid as error:

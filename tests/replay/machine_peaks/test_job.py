@@ -183,6 +183,8 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         predict_peaks(tmp_path / "text.parquet", tmp_path / "a.parquet")
     with pytest.raises(TraceError, match=r"none.parquet: no such file"):
         predict_peaks(tmp_path / "none.parquet", tmp_path / "a.parquet")
+    with pytest.raises(TraceError, match=r": a folder; expected Parquet with columns machine, time_us"):
+        predict_peaks(tmp_path, tmp_path / "a.parquet")
     path = write(tmp_path, frame(n=300), compression="gzip")
     damaged = bytearray(path.read_bytes())
     damaged[400:440] = bytes(40)
