@@ -51,7 +51,7 @@ class HistoryConfig:
     days: float = 14.0
     """Length of the history."""
     end: str | None = None
-    """Its end, as 2026-11-02 or 2026-11-02T14:00 (UTC); None: now."""
+    """Its end, as 2026-11-02 or 2026-11-02T14:00 (UTC); None: the end of the last full two hours."""
     namespace: str | None = None
     """Namespaces, a regular expression as in PromQL; None: all."""
     cluster: str | None = None

@@ -41,7 +41,9 @@ def fetch(
     parallel: Annotated[int | None, option("Files fetched at once. Default: 4.", panel=_TRACES)] = None,
     url: Annotated[str | None, option("Address, before `/api/v1`.", "URL")] = None,
     days: Annotated[float | None, option("Days of history. Default: 14.")] = None,
-    end: Annotated[str | None, option("End of the history, as `2026-11-02` (UTC). Default: now.", "TIME")] = None,
+    end: Annotated[
+        str | None, option("End of the history, as `2026-11-02` (UTC). Default: the last full two hours.", "TIME")
+    ] = None,
     namespace: Annotated[
         str | None, option("Namespaces, a regular expression as in PromQL. Default: all.", "REGEX")
     ] = None,
