@@ -253,8 +253,8 @@ def run_training(
             notes=[
                 *calibration.notes,
                 *(
-                    f"less than the built-in model reclaims of validation rows at a budget ({one}): the history is "
-                    "short, and the built-in serves on unless another model does"
+                    f"reclaims less of validation rows than the built-in model, at a budget ({one}): the history is "
+                    "short, and the built-in model is served where there is no champion"
                     for one in worse
                 ),
                 *own_price_notes(valid, config, calibration),

@@ -387,7 +387,7 @@ def test_a_model_that_reclaims_less_than_the_built_in_one_is_a_candidate_alone(p
     config = replace(CONFIG, model_name="short", against_builtin=True, fit=replace(CONFIG.fit, width=1, epochs=1))
     report = run_training(place / "dataset", config)
     assert (report.version, report.champion) == ("1", None)
-    assert any(note.startswith("less than the built-in model reclaims of validation rows") for note in report.notes)
+    assert any(note.startswith("reclaims less of validation rows than the built-in model") for note in report.notes)
     assert tracking.resolve_model("short@candidate").version == "1"
 
 
