@@ -46,7 +46,7 @@ _BYTES_PER_ROW: Final = {".json.gz": 130, ".json": 600, ".csv.gz": 35, ".csv": 1
 _ROWS_PER_BUCKET: Final = 100_000
 _COMPANIONS: Final = frozenset({
     "COMPOSED.json", "SYNTHETIC.json", "truth.parquet", "README", "README.txt", "README.md", "schema.csv",
-    "fetch.jsonl", "history.json", "made.json", "feed.json", "feed.lock", "MD5SUM", "SHA1SUM", "SHA256SUM",
+    "fetch.jsonl", "history.json", "made.json", "feed.json", "feed.lock", "feed.fold", "MD5SUM", "SHA1SUM", "SHA256SUM",
 })  # fmt: skip
 """Files next to a trace's tables that are not tables."""
 _REJECTS_AT_ONCE: Final = 50_000

@@ -548,7 +548,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(
 def test_the_files_of_a_feed_in_its_history_are_not_named_as_files_that_were_not_read(
     history: Path, tmp_path: Path
 ) -> None:
-    for name in (LOCK, PROGRESS):
+    for name in (LOCK, PROGRESS, FOLD):
         (history / name).write_text("{}")
     dataset = ingest(history, tmp_path / "dataset", IngestConfig(trace="kubernetes")).dataset
     assert dataset.manifest["not_read"] == []
