@@ -123,7 +123,7 @@ def test_a_learned_estimator_answers_from_the_stored_features_what_it_would_by_f
     answers = priced["network"]
     for margin in MARGIN_NAMES:
         alone = ForecastEstimator(
-            bundle.forecaster, 3600, bundle.prices[margin], cell=opened.cell(), related=read,
+            bundle.forecaster, 3600, bundle.prices[margin], bundle.mean_limit, opened.cell(), related=read,
         )  # fmt: skip
         whole = run_base(alone, everything)  # siblings stand in one call
         held = answers.under(bundle.prices, margin, history.windows)
