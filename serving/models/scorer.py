@@ -147,12 +147,11 @@ class Scorer:
         self.prices = model.bundle.prices
         self.budgets = Budgets(**model.bundle.trained.get("settings", {}).get("budgets", {}))
         self.own_price = model.bundle.portable
-        known = np.isfinite(trained)
-        self.of_cell_size = self.own_price or not known.all()
+        known = np.isfinite(trained) & (not self.own_price)
+        self.of_cell_size = not known.all()
         """True where the cell's mean limit counts: a model of other cells, or of several datasets, has none."""
-        of_tasks, of_machines = trained, np.where(known, trained, self.mean_limit)
-        if self.own_price:
-            of_tasks, of_machines = self.mean_limit, np.array(self.mean_limit)
+        of_machines = np.where(known, trained, self.mean_limit)
+        of_tasks = self.mean_limit if self.own_price else trained  # by what the prices were set
         self.machines = model.bundle.machine_estimator(mean_limit=tuple(of_machines.tolist()))
         self._estimator = model.bundle.bare_estimator(mean_limit=of_tasks, cell=cell)
         self._threads = threads

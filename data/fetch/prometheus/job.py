@@ -183,6 +183,11 @@ def shorten_history(out: Path, keep_days: float | None) -> None:
     """Delete the pieces of a history but those of its last days, at least one; None keeps all.
 
     The shorter range is recorded first. A run after a kill deletes what is left.
+
+    Raises
+    ------
+    ConfigError
+        There is no history, or another process fetches into it.
     """
     if keep_days is None:
         return

@@ -49,6 +49,11 @@ class LiveFold:
 
     It differs from an ingest in what is said late: who owns a pod, its tier and the start of a run count from when
     the samples say so, not for the whole history.
+
+    Attributes
+    ----------
+    dialect : Dialect
+        By which the samples are named.
     """
 
     def __init__(self, dialect: Dialect) -> None:

@@ -363,15 +363,7 @@ def test_every_column_a_mapping_can_name_arrives_as_worked_by_hand(tmp_path: Pat
     assert dataset.manifest["lacks"] == sorted({*s.USAGE.names} - {*GOLDEN_WINDOWS[0]})
 
 
-NAMED = """
-task = "vm"
-time = "t"
-time_unit = "s"
-window_s = 300
-[columns]
-cpu_mean = "used"
-cpu_limit = "most"
-"""
+NAMED = MAPPING.replace("cpu_limit = 4.0", 'cpu_limit = "most"')
 
 
 @pytest.mark.parametrize("packed", [False, True])
