@@ -43,6 +43,8 @@ SLOT_S: Final = WINDOW_US // 1_000_000
 _US: Final = 1_000_000
 _AGAIN_S: Final = 30.0
 """Pause before another try where the server or the service fails: they restart within less."""
+_SAID_S: Final = 60.0
+"""Pause between two lines about how far the history was sent: off a terminal there is no bar."""
 _ROWS: Final = 100_000
 """Windows of one write: 20 MB, well within what a service takes."""
 _WITNESSES: Final = 100
@@ -112,7 +114,7 @@ class FeedReport:
     Attributes
     ----------
     slots, windows, ended : int
-        Slots and windows that were sent, and tasks that were ended.
+        Slots that had something to send, windows that were sent, and tasks that were ended.
     refused : dict of str to int
         Windows that the service refused, by code.
     until_us : int
@@ -180,7 +182,7 @@ def feed(
                 reader = LiveReader(server, config.access, History.open(folder))
                 while True:
                     try:
-                        at_s = _send_history(one, progress, sleep)
+                        at_s = _send_history(one, progress, now=now, sleep=sleep)
                         _follow(one, reader, at_s, now=now, sleep=sleep)
                     except AgainError as error:
                         say(f"{error}; beginning again with the history in {_AGAIN_S:.0f} s")
@@ -193,7 +195,9 @@ class AgainError(Exception):
     """Loss of what was folded or sent so far: a feed begins again with the history."""
 
 
-def _send_history(one: Feed, progress: Callable[[float], None] | None, sleep: Callable[[float], None]) -> int:
+def _send_history(
+    one: Feed, progress: Callable[[float], None] | None, *, now: Callable[[], float], sleep: Callable[[float], None]
+) -> int:
     """Send what the service does not know of the history on disk, and return the time up to which it was folded."""
     history = History.open(one.folder)
     at_s = 0
@@ -203,6 +207,10 @@ def _send_history(one: Feed, progress: Callable[[float], None] | None, sleep: Ca
         at_s = one.begin(history)
 
     _patiently(one, begin, sleep)
+    end_s = history.range_s[1]
+    said_s = now()
+    if at_s < end_s:
+        one.say(f"sending the history from {_moment(at_s)} to {_moment(end_s)}")
     left = [(start_s, path) for start_s, path in zip(history.starts_s(), history.pieces(), strict=True)
             if start_s + PIECE_S > at_s]  # fmt: skip
     for k, (start_s, path) in enumerate(left):
@@ -211,6 +219,9 @@ def _send_history(one: Feed, progress: Callable[[float], None] | None, sleep: Ca
         _patiently(one, one.send, sleep)
         if progress is not None:
             progress((k + 1) / len(left))
+        if now() - said_s >= _SAID_S and at_s < end_s:  # a bar is not shown off a terminal
+            said_s = now()
+            one.say(f"sent the history up to {_moment(at_s)}")
     return at_s
 
 
@@ -361,7 +372,7 @@ class Feed:
             gone = dict(slot.ended)
             self._witnesses = [key for key in self._witnesses if key not in gone]
             self.waiting.pop(0)
-            self.report.slots += 1
+            self.report.slots += windows.num_rows + ends.num_rows + failures.num_rows > 0
             self.report.windows += windows.num_rows
             self.report.ended += ends.num_rows
             self.report.until_us = self.metrics.until_us = slot.end_us

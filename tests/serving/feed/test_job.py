@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
@@ -180,6 +182,37 @@ def test_a_feed_that_is_killed_and_run_again_leaves_what_one_leaves_that_was_not
     with make_app() as (app, _), at_url(app) as url:
         run(other, url, Moment(2.2 * HOUR_S, 5 * HOUR_S))
         assert known(service) == known(url)
+
+
+def test_how_far_the_history_was_sent_is_said_each_minute(
+    tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four pieces of two hours, each of which takes forty seconds to fold."""
+    history, moment, said = write_history(tmp_path / "history", SERIES, 4), Moment(8.2 * HOUR_S, 9 * HOUR_S), list[str]()
+    take = LiveFold.take
+
+    def taken(self: LiveFold, *piece: Any) -> Any:
+        moment.now_s += 40
+        return take(self, *piece)
+
+    monkeypatch.setattr(LiveFold, "take", taken)
+    run(history, service, moment, said=said, once=True)
+    at = [f"{datetime.fromtimestamp(T0 + hour * HOUR_S, UTC):%Y-%m-%d %H:%M} UTC" for hour in (0, 4, 8)]
+    assert said[:2] == [f"sending the history from {at[0]} to {at[2]}", f"sent the history up to {at[1]}"]
+    assert not any(line.startswith("sent") for line in said[2:])
+
+
+def test_a_slot_without_windows_ends_and_failures_is_not_counted_as_sent(history: Path, service: str) -> None:
+    """The first two hours of containers that are gone: then half an hour of nothing."""
+    gone = {role: [replace(row, time_ms=row.time_ms[early], value=row.value[early]) for row in rows
+                   for early in [row.time_ms < (T0 + 1.5 * HOUR_S) * 1000] if early.any()]
+            for role, rows in SERIES.items()}  # fmt: skip
+    report = run(history, service, Moment(2.2 * HOUR_S, 3 * HOUR_S), series=gone, once=True)
+    quiet = run(history, service, Moment(3.2 * HOUR_S, 4 * HOUR_S), series=gone, once=True)
+    assert report is not None
+    assert quiet is not None
+    assert report.slots == 24
+    assert quiet.slots <= 2  # the last one again, and the ends
 
 
 def test_a_feed_that_is_run_again_folds_what_followed_alone(
@@ -387,8 +420,8 @@ def test_a_file_that_cannot_be_written_does_not_end_the_feed(history: Path, serv
     (tmp_path / "file").write_text("")
     said: list[str] = []
     run(history, service, Moment(2.2 * HOUR_S, 2.5 * HOUR_S), said=said, out=(tmp_path / "file" / "r.csv",))
-    assert all(line.endswith("trying again in 30 s") for line in said)
-    assert "file" in said[0]
+    assert all(line.endswith("trying again in 30 s") for line in said[1:])
+    assert "file" in said[1]
     assert max(row[s.END_US] for row in known(service).values()) == (T0 + int(2.5 * HOUR_S) - 300) * US
 
 
@@ -415,7 +448,7 @@ def test_windows_that_are_refused_are_said(history: Path, service: str, monkeypa
     said: list[str] = []
     run(history, service, Moment(2.2 * HOUR_S, 2.2 * HOUR_S + 350), said=said)
     # of 26 slots until 7800 s, then of one
-    assert [line.split("reserved")[1] for line in said] == [
+    assert [line.split("reserved")[1] for line in said[1:]] == [
         ", 52 windows refused as too_many_tasks", ", 2 windows refused as too_many_tasks",
     ]  # fmt: skip
 
@@ -468,9 +501,9 @@ def test_reservations_are_written_by_name_after_each_slot(history: Path, service
         'reclaim_container_memory_limit_bytes{container="app",namespace="shop",pod="cart-7d9f8b6c5x-aaaaa"} 4e+09'
         in (out[1].read_text().splitlines())
     )
-    assert len(said) == 3
+    assert len(said) == 4
     assert re.fullmatch(
-        r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: 3 containers, \d+\.\d % of CPU and .* limits reserved", said[0]
+        r"\d{4}-\d\d-\d\d \d\d:\d\d UTC: 3 containers, \d+\.\d % of CPU and .* limits reserved", said[1]
     )
 
 
