@@ -188,7 +188,8 @@ def test_how_far_the_history_was_sent_is_said_each_minute(
     tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four pieces of two hours, each of which takes forty seconds to fold."""
-    history, moment, said = write_history(tmp_path / "history", SERIES, 4), Moment(8.2 * HOUR_S, 9 * HOUR_S), list[str]()
+    history, moment = write_history(tmp_path / "history", SERIES, 4), Moment(8.2 * HOUR_S, 9 * HOUR_S)
+    said: list[str] = []
     take = LiveFold.take
 
     def taken(self: LiveFold, *piece: Any) -> Any:
