@@ -211,6 +211,22 @@ def locked(path: Path, busy: Exception | None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def working_folder(folder: Path, busy: Exception) -> Iterator[None]:
+    """Hold a folder for what a killed process leaves to the next one; it is removed at the end.
+
+    Where an exception passes it stays, unless nothing is in it. ``busy`` is raised where another process holds it.
+    """
+    with _lock_in(folder, busy):
+        try:
+            yield
+        except BaseException:
+            if [path.name for path in folder.iterdir()] == [_LOCK]:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def take_lock(folder: Path) -> int:
     """Return the descriptor that holds a folder for this process until closed.
 

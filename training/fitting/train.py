@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reclaim.data.core.engine.workers import HERE, Engine
-from reclaim.data.core.files import content_sha256
+from reclaim.data.core.files import content_sha256, working_folder
 from reclaim.data.errors import ConfigError, HistoryTooShortError
 from reclaim.data.schema import RESOURCES
 from reclaim.features.registry import PIPELINE_VERSION
-from reclaim.features.targets import TARGETS
+from reclaim.features.targets import HORIZONS_S, TARGETS
 from reclaim.training.bundle import FORMAT, Bundle, output_names, pipeline_of, price_facts, save_bundle
 from reclaim.training.estimators.registry import LEARNED
 from reclaim.training.evaluation.importance import columns_alone, importance_figure, permutation_importance
@@ -41,7 +40,8 @@ from reclaim.training.fitting.held_out import (
 from reclaim.training.fitting.learner import FITTING, Fitted, Learner, OnEpoch, learner_of
 from reclaim.training.fitting.machine_fit import fit_machines
 from reclaim.training.fitting.oom_fit import fit_oom, refit_oom
-from reclaim.training.fitting.sources import Source, open_sources
+from reclaim.training.fitting.sources import Source, open_sources, windows_of
+from reclaim.training.margins.calibrate import known_rows
 from reclaim.training.margins.price import Price
 from reclaim.training.models.oom_calibration import Calibrated, ProbabilityCalibration, fit_probability
 from reclaim.training.settings import TrainConfig
@@ -171,6 +171,7 @@ def run_training(
         return _with_champion(replace(TrainReport(**tracking.load_dict(finished[0].run_id, _REPORT)), reused=True))
     if engine.name == "local":
         learner.check(config)
+    rows = _validation_rows(sources, config.horizon_s)
     cut_off = [run.run_id for run in before if run.status != "FINISHED"]
     name = config.model_name + ("" if learner.served else f"-{config.estimator}")
     checkpoints = _checkpoints(sources, key)
@@ -184,7 +185,11 @@ def run_training(
         "git_commit": tracking.git_commit() or "none",
     }
     run_name = config.run_name(source.name for source in sources)
-    with tracking.start_run(config.experiment, run_name, tags=tags, run_id=next(iter(cut_off), None)) as run:
+    busy = ConfigError(f"{checkpoints}: another process is at this training; wait for it")
+    with (
+        working_folder(checkpoints, busy),
+        tracking.start_run(config.experiment, run_name, tags=tags, run_id=next(iter(cut_off), None)) as run,
+    ):
         run.log_params(config.settings())
         run.log_datasets([source.facts for source in sources], context="training")
         say(f"fitting the {config.estimator}")
@@ -199,7 +204,7 @@ def run_training(
         say("setting prices on the validation rows")
         levels = fitted.forecaster.quantile_levels
         uncalibrated = Calibrated(fitted.forecaster, ProbabilityCalibration(), oom)
-        valid = held_out(sources, uncalibrated, _validation_rows(sources))
+        valid = held_out(sources, uncalibrated, rows)
         raw = valid.forecast.oom_probability
         forecaster = Calibrated(fitted.forecaster, fit_probability(raw, valid.oom, valid.keys.task), oom)
         valid = valid.calibrated(forecaster.calibration)
@@ -328,7 +333,6 @@ def run_training(
         tracking.move_alias(registered, tracking.CANDIDATE)
         if not worse and tracking.find_version(f"{name}@{tracking.CHAMPION}") is None:
             tracking.move_alias(registered, tracking.CHAMPION)
-    shutil.rmtree(checkpoints, ignore_errors=True)
     with suppress(OSError):  # another run's checkpoint may be next to it
         checkpoints.parent.rmdir()
     return _with_champion(report)
@@ -413,11 +417,14 @@ def _without_nan(scores: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _validation_rows(sources: Sequence[Source]) -> list[NDArray[np.int64]]:
+def _validation_rows(sources: Sequence[Source], horizon_s: int) -> list[NDArray[np.int64]]:
+    """Return the validation rows of each source; HistoryTooShortError where no price can be set on them."""
     rows = [source.features.valid_rows() for source in sources]
     if not sum(map(len, rows)):
         raise HistoryTooShortError(
             f"{', '.join(str(source.dataset.path) for source in sources)}: expected at least 1 validation row, got 0: "
             "the trace is too short for the split"
         )
+    y = np.concatenate([source.features.targets(r)[0] for source, r in zip(sources, rows, strict=True)])
+    known_rows(windows_of(sources, rows), y[:, : len(RESOURCES), HORIZONS_S.index(horizon_s)])
     return rows

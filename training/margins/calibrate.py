@@ -92,6 +92,34 @@ def needed_reservation(windows: Windows, target: NDArray[np.float64]) -> NDArray
         return np.where(np.isnan(need) | violates(need, least), reservation, 0.0)
 
 
+def known_rows(windows: Windows, target: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Return which rows judge a setting of each resource: those with a limit and a known demand.
+
+    Shape (n, n_resources).
+
+    Parameters
+    ----------
+    windows : Windows
+        ``n`` validation rows.
+    target : floating, shape (n, n_resources)
+        Demand over the horizon; NaN unknown.
+
+    Raises
+    ------
+    HistoryTooShortError
+        A resource that has limits has no such row, or none has limits.
+    """
+    rows: NDArray[np.bool_] = np.isfinite(target) & (windows.limit > 0)
+    granted = np.any(windows.limit > 0, axis=0)
+    for r, resource in enumerate(RESOURCES):
+        if not rows[:, r].any() and (granted[r] or not granted.any()):
+            raise HistoryTooShortError(
+                f"{resource}: 0 of {len(windows)} validation rows have a limit and a known demand over the horizon, "
+                "expected at least 1; the trace is shorter than the horizon after the validation split"
+            )
+    return rows
+
+
 def calibrate(
     answers: Answers,
     windows: Windows,
@@ -126,19 +154,13 @@ def calibrate(
     Raises
     ------
     HistoryTooShortError
-        A resource that has limits has no row with a known target. One without any limit, which a trace need not have,
-        gets ``Answers.UNSET`` and a note, unless its score is given.
+        As ``known_rows``. A resource without any limit, which a trace need not have, gets ``Answers.UNSET`` and a
+        note, unless its score is given.
     """
     budgets = budgets or Budgets()
     needed = needed_reservation(windows, np.asarray(target, np.float64))
-    rows = np.isfinite(target) & (windows.limit > 0)
+    rows = known_rows(windows, target)
     granted = np.any(windows.limit > 0, axis=0)
-    for r, resource in enumerate(RESOURCES):
-        if not rows[:, r].any() and (granted[r] or not granted.any()):
-            raise HistoryTooShortError(
-                f"{resource}: 0 of {len(windows)} validation rows have a limit and a known demand over the horizon, "
-                "expected at least 1; the trace is shorter than the horizon after the validation split"
-            )
     n = rows.sum(axis=0)
     notes = [
         f"{resource}: no row has a limit, so nothing is reserved, judged or reclaimed"

@@ -474,10 +474,32 @@ def test_a_dataset_named_twice_is_refused(place: Path, tmp_path: Path) -> None:
         run_training([], CONFIG)
 
 
-def test_a_horizon_that_no_training_row_spans_is_an_error(place: Path) -> None:
-    # 25 hours of trace: no row of the training period sees 24 hours ahead within it
-    with pytest.raises(HistoryTooShortError, match=r"0 of .* training rows have .* over 86400 s"):
+def test_a_horizon_that_no_validation_row_spans_is_an_error_before_there_is_a_run(place: Path) -> None:
+    # 25 hours of trace: no row of a period sees 24 hours ahead within it
+    before = len(tracking.find_runs(CONFIG.experiment))
+    with pytest.raises(HistoryTooShortError, match=r"cpu: 0 of \d+ validation rows have a limit and a known demand"):
         run_training(place / "dataset", replace(CONFIG, horizon_s=86_400))
+    assert len(tracking.find_runs(CONFIG.experiment)) == before
+    assert not (place / "dataset" / "checkpoints").exists()
+
+
+def test_of_two_processes_at_the_same_training_the_second_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, seen = replace(CONFIG, seed=5), list[str]()
+    one_epoch = fit._epoch
+
+    def with_another(*args: Any) -> dict[str, float]:
+        if not seen:
+            with pytest.raises(ConfigError, match="another process is at this training") as refused:
+                run_training(place / "dataset", config)
+            seen.append(str(refused.value))
+        return one_epoch(*args)
+
+    monkeypatch.setattr(fit, "_epoch", with_another)
+    assert not run_training(place / "dataset", config).reused
+    assert seen
+    assert not (place / "dataset" / "checkpoints").exists()
 
 
 def test_settings_that_no_model_has_are_refused() -> None:
