@@ -27,6 +27,7 @@ from reclaim.replay.runs.catalogue import EXPERIMENTS
 SERIES = ("bitbrains_faststorage", "azure_2017")
 """Folders of donors whose ``usage.parquet`` has a column ``vm``: they are split by it."""
 _FEW = '["borg", "moving-max", "autopilot-percentile", "limit"]'
+_SUMS = '["borg", "vpa", "moving-max", "autopilot-percentile", "krr"]'  # the best sums of machines
 _SETTINGS = {
     "margins": {"estimators": _FEW, "online": "false"},
     "frontier": {},  # everyone's
@@ -36,6 +37,7 @@ _SETTINGS = {
     "ratios": {"estimators": _FEW},
     "what-if": {},
     "what-if-gives-way": {"scheduling.gives_way": "true"},
+    "what-if-of-machines": {"estimators": _SUMS, "margin": "aggressive", "scheduling.gives_way": "true"},
 }
 """Output folder, which begins with the experiment's name → options of that replay."""
 
@@ -51,6 +53,8 @@ def main() -> None:
     parser.add_argument("--train-machines", type=int, default=60)
     parser.add_argument("--train-days", type=int, default=14)
     parser.add_argument("--seed", type=int, default=7, help="of the replayed cell; the other one has the next")
+    parser.add_argument("--common", type=float, default=0.0, help="share of the tasks' movement that is the whole cell's")
+    parser.add_argument("--service", type=float, default=0.0, help="share of it that is their collection's")
     parser.add_argument("--draws", type=int, default=200, help="bootstrap resamples behind each interval")
     parser.add_argument("--experiments", nargs="*", choices=_SETTINGS, default=list(_SETTINGS))
     parser.add_argument("--page", type=Path, help="where the tables go (default: replay-cell.md in the work folder)")
@@ -69,7 +73,8 @@ def main() -> None:
         donors = halve(asked.donors, work / f"donors-{half}", half)
         trace = work / f"{name}-trace"
         if not (trace / "COMPOSED.json").is_file():
-            compose(asked, trace, donors, machines, days, seed)
+            together = ["--common", str(asked.common), "--service", str(asked.service)]
+            compose(asked, trace, donors, machines, days, seed, *together)
         run([*reclaim, "ingest", trace.name, name], work, environment)
         valid = [] if role.endswith("train") else ["--set", f"split.valid_share={before / (asked.days + before):.6f}"]
         run([*reclaim, "features", name, "--set", role, *valid], work, environment)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -25,10 +25,6 @@ from reclaim.training.machines.estimator import MachineEstimator
 from reclaim.training.machines.terms import N_TERMS, T_HELD, T_LIMIT, T_USAGE
 
 Floats = NDArray[np.float64]
-
-FIRST_S: Final = 3_600.0
-"""Seconds for which best-effort work counts its limit after it was placed: with 300 of them, as production's, a third
-to a half more tasks were killed, and somewhat fewer waited."""
 
 
 class State(NamedTuple):
@@ -57,8 +53,6 @@ class ByMachine:
     estimator : MachineEstimator
     budgets : sequence of float
         Shares of machines' times that may pass what is reserved, one for each margin.
-    first_s : float
-        Seconds for which best-effort work counts its limit after it was placed.
     follows : bool
         Whether the margins follow the peaks of the machines.
     """
@@ -66,7 +60,6 @@ class ByMachine:
     terms: Floats
     estimator: MachineEstimator
     budgets: Sequence[float]
-    first_s: float = FIRST_S
     follows: bool = False
 
     def margins(self) -> Floats:

@@ -339,11 +339,9 @@ def advance(loop: Any, now_us: int) -> None:
 def _advance(first: int, loop: Any, live: bool, now_us: int) -> None:
     """Move the runs of ``IN_TURN`` machines to their windows of now, with the tape's reservations unless ``live``.
 
-    A run that was placed less than ``settings.startup_us`` ago keeps its limit; where machines are foreseen together,
-    one of best-effort work for ``settings.first_us``.
+    A run that was placed less than ``settings.startup_us`` ago keeps its limit.
     """
     runs, tape, reserved, settings = loop.runs, loop.tape, loop.reserved, loop.settings
-    together = len(loop.foreseen.terms) > 0
     machines, heads = loop.machines, loop.found
     n = min(IN_TURN, len(machines) - first)
     for k in range(n):
@@ -356,10 +354,7 @@ def _advance(first: int, loop: Any, live: bool, now_us: int) -> None:
                 continue
             run = runs[heads[k]]
             _play(run, tape, now_us)
-            hold_us = settings.startup_us
-            if together and run.band == NON_PRODUCTION:
-                hold_us = settings.first_us
-            run.held = not run.carried and now_us - run.placed_us < hold_us
+            run.held = not run.carried and now_us - run.placed_us < settings.startup_us
             if not live:
                 for r in range(2):
                     run.reservation[r] = guard(reserved[run.cursor, r], -np.inf, run.limit[r], run.held)

@@ -33,7 +33,7 @@ DEFINITIONS: Final[Mapping[str, str]] = {
         "never on reclaimed resources; the others by limit into what the reservations of all tasks on a machine leave "
         "free, each at least what its task uses just now. A task may preempt what has a lower priority, production "
         "never production. An estimator of machines reserves for all tasks on one together, and no less than they use; "
-        "non-production counts its limit for the first hour, production for the first five minutes."
+        "a task counts its limit for the first five minutes."
     ),
     "gives way": (
         "With `--set scheduling.gives_way=true` non-production is preempted, from the lowest priority up, as soon as "

@@ -39,11 +39,10 @@ from reclaim.training.margins.margin import STARTUP_HOLD_S
 SETTINGS: Final = np.dtype(
     [
         ("stranding", "f8"), ("leftover", "f8"), ("enough", "i8"), ("checkpoint_us", "i8"), ("startup_us", "i8"),
-        ("first_us", "i8"), ("gives_way", "?"),
+        ("gives_way", "?"),
     ]
 )  # fmt: skip
-"""``Scheduling`` for compiled code, and for how long a run that was just placed keeps its limit: any one, and one of
-best-effort work where machines are foreseen together."""
+"""``Scheduling`` for compiled code, and for how long a run that was just placed keeps its limit."""
 
 _LONGEST_S: Final = 1e9
 """Longer than any trace: 31 years."""
@@ -164,7 +163,6 @@ def simulate(
         scheduling.enough,
         int(scheduling.checkpoint_s * 1e6),
         int(STARTUP_HOLD_S * 1e6),
-        int((0.0 if by_machine is None else by_machine.first_s) * 1e6),
         scheduling.gives_way,
     )
     margins = None if by_machine is None else by_machine.margins()

@@ -277,7 +277,7 @@ def definitions(config: WhatIfConfig) -> dict[str, str]:
 EXPERIMENT: Final = Experiment(
     name="what-if",
     title="What if: would the workload fit, on how many machines",
-    version=4,
+    version=5,
     config=WhatIfConfig,
     measure=measure,
     page=page,

@@ -19,7 +19,6 @@ from reclaim.replay.closed_loop.simulate import SETTINGS, Outcome, Scheduling, s
 from reclaim.training.machines.curve import INPUTS, MachineCurve
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
 from reclaim.training.machines.terms import N_TERMS, RATES, T_BAND, T_HELD, T_LIMIT, T_MEAN, T_SQUARES, T_USAGE
-from reclaim.training.margins.margin import STARTUP_HOLD_S
 from tests.replay.small_cells import SLOT_US, SmallCell, Task, cells, killed, machines, states, workload
 
 MEAN: Curves = (MachineCurve(tuple(0.01 * k for k in range(38)), tuple(float(name == "mean") for name in INPUTS)),) * 2
@@ -29,13 +28,12 @@ HALF = 0.5
 
 
 def run_together(
-    *tasks: Task, means: Sequence[float | list[float]], slots: int = 10, gives_way: bool = False,
-    first_s: float = STARTUP_HOLD_S,
-) -> Outcome:  # fmt: skip
+    *tasks: Task, means: Sequence[float | list[float]], slots: int = 10, gives_way: bool = False
+) -> Outcome:
     """Run tasks, foreseen by a mean each, which is the reservation of its rows; its first row counts the limit."""
     made, _ = workload(*tasks, slots=slots)
     estimator = MachineEstimator(MEAN, 3_600, (1.0, 1.0))
-    by = ByMachine(terms_of(made, tasks, means), estimator, (HALF,), first_s)
+    by = ByMachine(terms_of(made, tasks, means), estimator, (HALF,))
     scheduling = Scheduling(checkpoint_s=0.0, gives_way=gives_way)
     return simulate(made, machines((1.0, 1.0)), by.alone(), scheduling=scheduling, by_machine=by)
 
@@ -62,15 +60,6 @@ def test_a_new_run_counts_its_limit_beside_what_is_foreseen_and_then_its_share()
     assert outcome.ticks["reserved"][:4, 0].tolist() == pytest.approx([0.2, 0.2 + 0.6, 0.2 + 0.3, 0.5])
     refused = run_together(first, replace(second, limit=(0.81, 0.81)), means=[0.2, 0.3], slots=5)
     assert refused.runs["state"][1] == PENDING
-    longer = run_together(first, second, means=[0.2, 0.3], first_s=3 * STARTUP_HOLD_S)
-    assert longer.ticks["reserved"][:5, 1].tolist() == pytest.approx([0.2, 0.8, 0.8, 0.8, 0.5])
-
-
-def test_production_counts_its_limit_for_the_start_up_alone() -> None:
-    outcome = run_together(
-        Task([(0.1, 0.1)] * 9, limit=(0.6, 0.6), at=0.5, band=PRODUCTION), means=[0.3], first_s=9 * STARTUP_HOLD_S
-    )
-    assert outcome.ticks["reserved"][:4, 0].tolist() == pytest.approx([0.0, 0.6, 0.3, 0.3])
 
 
 def test_a_machine_reserves_no_less_than_its_runs_use() -> None:
@@ -135,7 +124,7 @@ def test_tasks_without_a_forecast_are_placed_as_by_the_sum_of_what_they_hold(cel
     )
     terms = np.zeros((len(made.tape), 2, N_TERMS))
     terms[..., T_HELD] = reserved[0]
-    by = ByMachine(terms, MachineEstimator(BOUND, 3_600, (1.0, 1.0)), (HALF,), first_s=STARTUP_HOLD_S)
+    by = ByMachine(terms, MachineEstimator(BOUND, 3_600, (1.0, 1.0)), (HALF,))
     found = simulate(made, cell.on, by.alone(), scheduling=Scheduling(checkpoint_s=0.0), by_machine=by)
     for name in ("state", "machine", "first_placed_us", "ended_us", "ran_us", "waited_us", "lost_us"):
         np.testing.assert_array_equal(found.runs[name], expected.runs[name], name)

@@ -307,7 +307,7 @@ def test_machines_found_are_those_of_a_plain_search_of_every_machine(
     outcome = replace(cell, tasks=[replace(t, rank=t.rank * spread) for t in cell.tasks]).run()  # some above ``RANKS``
     now_us = cell.slots * SLOT_US
     how = np.zeros(1, SETTINGS)
-    how[0] = (*POLICIES["hybrid"], enough, 400_000_000, 0, 0, False)
+    how[0] = (*POLICIES["hybrid"], enough, 400_000_000, 0, False)
     loop = state(outcome.runs, outcome.machines, outcome.workload.masks, how[0], seed % 2**60)
     for asking in outcome.runs[outcome.runs["state"] != RUNNING]:
         asked = asking["first_limit"].copy()
@@ -349,7 +349,7 @@ def busy(seed: int, n: int, ranks: int) -> tuple[LoopState, Any]:
                 machine["up_to_rank"][runs["rank"][i] :] += runs["reservation"][i]
     machines["least"] = machines["reserved"]
     how = np.zeros(1, SETTINGS)
-    how[0] = (*POLICIES["hybrid"], rng.choice([1, 9, 100]), rng.choice([0, 400_000_000]), 0, 0, False)
+    how[0] = (*POLICIES["hybrid"], rng.choice([1, 9, 100]), rng.choice([0, 400_000_000]), 0, False)
     return state(runs, machines, np.ones((1, n), np.bool_), how[0], seed), asking
 
 
