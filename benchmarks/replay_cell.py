@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--train-machines", type=int, default=60)
     parser.add_argument("--train-days", type=int, default=14)
     parser.add_argument("--seed", type=int, default=7, help="of the replayed cell; the other one has the next")
-    parser.add_argument("--common", type=float, default=0.0, help="share of the tasks' movement that is the whole cell's")
+    parser.add_argument("--common", type=float, default=0.0, help="share of tasks' movement that is the whole cell's")
     parser.add_argument("--service", type=float, default=0.0, help="share of it that is their collection's")
     parser.add_argument("--draws", type=int, default=200, help="bootstrap resamples behind each interval")
     parser.add_argument("--experiments", nargs="*", choices=_SETTINGS, default=list(_SETTINGS))
