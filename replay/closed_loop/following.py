@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.schema import RESOURCES
+from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.records import RUNNING
-from reclaim.training.machines.estimator import MachineEstimator
-from reclaim.training.machines.following import OnlineMachines, times_of
+from reclaim.training.machines.following import AT_ONCE, OnlineMachines, crowded, times_of
 from reclaim.training.margins.violation import violates
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
+
+BEGINS: Final = 0.5
+"""Share of the budget that margins which follow spend at first: a packing prefers sets that look smaller than they are,
+so that at margins of the trace's machines two to four times the budget came (``benchmarks/LOG.md``, 2026-11-27)."""
+
+
+@dataclass
+class Held:
+    """Counts of machines held against the peaks of their runs.
+
+    Attributes
+    ----------
+    judged : int
+        Answers of machines whose horizon is over.
+    over : int64, shape (n_resources,)
+        Those of them that were passed.
+    times : int
+        Times that they are of.
+    crowded : int64, shape (n_resources,)
+        Times at which more than ``AT_ONCE`` of the machines were passed.
+    """
+
+    judged: int = 0
+    over: Ids = field(default_factory=lambda: np.zeros(len(RESOURCES), np.int64))
+    times: int = 0
+    crowded: Ids = field(default_factory=lambda: np.zeros(len(RESOURCES), np.int64))
 
 
 @dataclass
@@ -58,28 +85,26 @@ class HeldMachines:
     demand : float64, shape (n_rows, n_resources)
         Of each window of the tape, as ``data.windows.demand``; NaN where unknown.
     horizon_s, slot_s : int
-    estimator : MachineEstimator or None
-        Its margins follow; None: none do.
-    budgets : tuple of float
-        Rising: shares of machines' times that may pass what is reserved, one for each of its margins.
+    by_machine : ByMachine or None
+        Places the runs; its margins follow where it says so.
 
     Attributes
     ----------
-    judged : int
-        Answers whose horizon is over.
-    over : int64, shape (n_resources,)
-        Those of them that were passed.
+    held : Held
+        What came so far.
     """
 
-    def __init__(
-        self, demand: Floats, horizon_s: int, slot_s: int, estimator: MachineEstimator | None = None,
-        budgets: tuple[float, ...] = (),
-    ) -> None:  # fmt: skip
-        self._online = None if estimator is None else OnlineMachines(estimator.curves, budgets, horizon_s, slot_s)
-        self._estimator, self._demand = estimator, demand
+    def __init__(self, demand: Floats, horizon_s: int, slot_s: int, by_machine: ByMachine | None = None) -> None:
+        self._online = self._estimator = None
+        if by_machine is not None and by_machine.at_once is not None:
+            self._estimator = by_machine.estimator
+            self._online = OnlineMachines(
+                self._estimator.curves, by_machine.budgets, horizon_s, slot_s, at_once=by_machine.at_once, begins=BEGINS
+            )
+        self._demand = demand
         self._slots, self._step = times_of(horizon_s, slot_s)
         self._waiting: deque[_Answer] = deque()
-        self.judged, self.over = 0, np.zeros(demand.shape[1], np.int64)
+        self.held = Held()
 
     def margins(self, slot: int) -> Floats | None:
         """Return the margins with which a slot begins, (n_budgets, n_resources): of outcomes that are known by then.
@@ -128,10 +153,13 @@ class HeldMachines:
         """Let the machines that had runs count."""
         some = np.unique(answer.machine)
         violated = violates(answer.peak[some], answer.reserved[:, some]).sum(axis=1)
-        self.judged += len(some)
-        self.over += violated[0]
+        n = np.full(answer.peak.shape[1], len(some))
+        self.held.judged += len(some)
+        self.held.over += violated[0]
+        self.held.times += 1
+        self.held.crowded += crowded(violated[0], n, AT_ONCE)
         if self._online is not None:
-            self._online.count(answer.slot, np.full(answer.peak.shape[1], len(some)), violated[1:])
+            self._online.count(answer.slot, n, violated[1:])
 
 
 @numba.njit(cache=True, nogil=True)

@@ -8,7 +8,7 @@ does and that limit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numba
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from reclaim.data.core.arrays import lent
 from reclaim.data.core.jit import LENT
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.open_loop.machines import MachineContenders, following_of
+from reclaim.replay.open_loop.machines import MachineContenders, followed_of
 from reclaim.training.machines import curve
 from reclaim.training.machines.curve import reserve
 from reclaim.training.machines.estimator import MachineEstimator
@@ -53,14 +53,14 @@ class ByMachine:
     estimator : MachineEstimator
     budgets : sequence of float
         Shares of machines' times that may pass what is reserved, one for each margin.
-    follows : bool
-        Whether the margins follow the peaks of the machines.
+    at_once : float or None
+        Share of the machines that may pass at once, where margins follow their peaks; 1: any. None: no margin follows.
     """
 
     terms: Floats
     estimator: MachineEstimator
     budgets: Sequence[float]
-    follows: bool = False
+    at_once: float | None = None
 
     def margins(self) -> Floats:
         """Return the margin of each budget; shape (n_margins, n_resources)."""
@@ -83,25 +83,32 @@ class ByMachine:
         )  # fmt: skip
 
 
-def placing_by(
-    contenders: MachineContenders, name: str, rows: NDArray[np.int64], budgets: Sequence[float]
-) -> ByMachine | None:
-    """Return how a contender of ``MachineContenders.in_a_loop`` places machines; None for sums of tasks.
+class Placing:
+    """How contenders of ``MachineContenders.in_a_loop`` place; the tape is foreseen once for those of one model.
 
     Parameters
     ----------
     contenders : MachineContenders
-    name : str
     rows : int64, shape (n_rows,)
         Rows of the history that a workload's tape plays.
     budgets : sequence of float
         Shares of machines' times, one for each margin, rising.
     """
-    own = next((one for one in contenders.machines if name in (one, following_of(one))), None)
-    if own is None:
+
+    def __init__(self, contenders: MachineContenders, rows: NDArray[np.int64], budgets: Sequence[float]) -> None:
+        self._contenders, self._rows, self._budgets = contenders, rows, tuple(budgets)
+        self._last: tuple[str, ByMachine] | None = None
+
+    def by_machine(self, name: str) -> ByMachine | None:
+        """Return how a contender places machines; None for sums of tasks."""
+        for own, (foreseer, estimator) in self._contenders.machines.items():
+            ways = {own: None, **followed_of(own)}
+            if name in ways:
+                if self._last is None or self._last[0] != own:
+                    self._last = None  # one tape at a time
+                    self._last = own, ByMachine(foreseer.current_terms(self._rows), estimator, self._budgets)
+                return replace(self._last[1], at_once=ways[name])
         return None
-    foreseer, estimator = contenders.machines[own]
-    return ByMachine(foreseer.current_terms(rows), estimator, tuple(budgets), follows=name != own)
 
 
 def no_state() -> State:

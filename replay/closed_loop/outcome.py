@@ -64,6 +64,7 @@ DEFINITIONS: Final[Mapping[str, str]] = {
         "Times of machines at which their tasks came to more, within the horizon, than was reserved for them: the "
         "tasks that were there, for as long as they stayed, each up to its limit of that time."
     ),
+    "passed at once": "Times at which more than a tenth of the machines, and more than two, were passed.",
     "waiting": "Task-time spent waiting for a machine, over task-time waiting or running.",
     "delay": (
         "From when a run wants nothing but a machine to its first placement; of one never placed, to the end of the "
@@ -105,7 +106,8 @@ def summary(outcome: Outcome) -> dict[str, float | None]:
         found[f"granted_{resource}"] = _share(limit, capacity)
         found[f"reserved_{resource}"] = _share(ticks["reserved"][:, r].sum(), capacity)
         found[f"in_reclaimed_{resource}"] = _share(ticks["in_reclaimed"][:, r].sum(), limit)
-        found[f"machines_over_{resource}"] = _share(outcome.over[r], outcome.judged)
+        found[f"machines_over_{resource}"] = _share(outcome.held.over[r], outcome.held.judged)
+        found[f"machines_over_at_once_{resource}"] = _share(outcome.held.crowded[r], outcome.held.times)
     for c, name in enumerate(_CLASSES):
         found[f"throttled_{name}"] = _share(ticks["throttled_s"][:, c].sum(), ticks["cpu_s"][:, c].sum())
         found[f"throttled_cpu_hours_{name}"] = float(ticks["throttled_s"][:, c].sum()) / 3600

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from reclaim.data.core.arrays import lent
 from reclaim.data.errors import ConfigError
-from reclaim.data.schema import RESOURCES
-from reclaim.replay.closed_loop.following import HeldMachines
+from reclaim.replay.closed_loop.following import Held, HeldMachines
 from reclaim.replay.closed_loop.foreseen import ByMachine, no_state
 from reclaim.replay.closed_loop.kernel import advance, pass_slot, schedule, settle
 from reclaim.replay.closed_loop.live import Live
@@ -92,10 +91,8 @@ class Outcome:
     machines : structured array of ``records.MACHINE_STATE``
     ticks : structured array of ``records.TICK``, shape (n_slots,)
     kills : structured array of ``records.KILL``, in the order of their times
-    judged : int
-        Times of machines that were held against the peak of their runs; 0 where none was.
-    over : int64, shape (n_resources,)
-        Those of them at which the peak passed what was reserved.
+    held : Held
+        What came of holding the machines against the peaks of their runs.
     """
 
     workload: Workload
@@ -103,8 +100,7 @@ class Outcome:
     machines: NDArray[Any]
     ticks: NDArray[Any]
     kills: NDArray[Any]
-    judged: int
-    over: NDArray[np.int64]
+    held: Held
 
 
 def simulate(
@@ -225,19 +221,14 @@ def simulate(
     kills = kills[1 : kills[0]["run"]].copy()
     kills["machine"] = order[kills["machine"]]
     runs["machine"] = np.where(runs["machine"] >= 0, order[runs["machine"]], -1)
-    judged, over = (0, np.zeros(len(RESOURCES), np.int64)) if held is None else (held.judged, held.over)
-    return Outcome(workload, runs, there[place], ticks, kills, judged, over)
+    return Outcome(workload, runs, there[place], ticks, kills, Held() if held is None else held.held)
 
 
 def _held(workload: Workload, by_machine: ByMachine | None, horizon_s: int | None) -> HeldMachines | None:
     """Return what holds machines against their peaks; None where nothing does."""
-    follows = by_machine is not None and by_machine.follows
-    if horizon_s is None:
-        assert not follows, "margins follow peaks within a horizon"
-        return None
-    if by_machine is None or not follows:
-        return HeldMachines(workload.demand, horizon_s, workload.slot_s)
-    return HeldMachines(workload.demand, horizon_s, workload.slot_s, by_machine.estimator, tuple(by_machine.budgets))
+    follows = by_machine is not None and by_machine.at_once is not None
+    assert horizon_s is not None or not follows, "margins follow peaks within a horizon"
+    return None if horizon_s is None else HeldMachines(workload.demand, horizon_s, workload.slot_s, by_machine)
 
 
 def _stop_the_clock(runs: NDArray[Any], machines: NDArray[Any], now_us: int) -> None:

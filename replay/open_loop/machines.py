@@ -23,6 +23,7 @@ from reclaim.training.bundle import Bundle
 from reclaim.training.estimators.base import MODEL, Estimate
 from reclaim.training.machines.estimator import BOUND, Curves, MachineEstimator
 from reclaim.training.machines.fit import MachineRows
+from reclaim.training.machines.following import AT_ONCE
 from reclaim.training.machines.snapshots import Snapshots, lay_out_cell
 from reclaim.training.machines.terms import N_TERMS, T_HELD
 from reclaim.training.margins.answers import Answers, Widened
@@ -48,11 +49,13 @@ BY_MACHINE_DEFINITION: Final = (
 """Meaning of the kinds ``experiment.BY_MACHINE``."""
 IN_A_LOOP_DEFINITION: Final = (
     f"{BY_MACHINE_DEFINITION} `NAME (machine, following)` is the same with margins that follow the peaks of the "
-    "machines of the loop, as they are packed there."
+    "machines of the loop, as they are packed there; `NAME (machine, held)` keeps the second budget as well, of "
+    "machines that pass at the same time."
 )
 """The same in a closed loop."""
-_FOLLOWING: Final = f"{FITTED}, following"
-"""The same behind that of an estimator of machines whose margins follow the machines of a closed loop."""
+_IN_A_LOOP: Final[Mapping[str, float]] = {f"{FITTED}, following": 1.0, f"{FITTED}, held": AT_ONCE}
+"""The same behind that of an estimator of machines whose margins follow the machines of a closed loop, and the share
+of them that may pass at once."""
 _SUM: Final = " (sum)"
 """Behind the name of an estimator of tasks whose reservations are summed."""
 _HALVINGS: Final = 40
@@ -269,7 +272,8 @@ class MachineContenders:
     @property
     def in_a_loop(self) -> dict[str, str]:
         """The kind of each contender of a closed loop, where margins of machines may follow as well."""
-        return self.kinds | dict.fromkeys(map(following_of, self.machines), LEARNED_MACHINE)
+        followed = [one for name in self.machines for one in (name, *followed_of(name))]
+        return self.kinds | dict.fromkeys(followed, LEARNED_MACHINE)
 
     def margins_of(self, name: str) -> Mapping[str, tuple[float, ...]]:
         """Return the margins of an estimator of machines by name, each in the order ``schema.RESOURCES``."""
@@ -296,9 +300,12 @@ class MachineContenders:
         return guarded_reservations(estimates.answers[of], estimates.history.windows, self.sums[of])
 
 
-def following_of(name: str) -> str:
-    """Return the name of an estimator of machines whose margins follow the machines of a closed loop."""
-    return f"{name.rpartition(' (')[0]} ({_FOLLOWING})"
+def followed_of(name: str) -> dict[str, float]:
+    """Return the names of an estimator of machines whose margins follow the machines of a closed loop.
+
+    With the share of the machines that may pass at once: ``following.OnlineMachines``.
+    """
+    return {f"{name.rpartition(' (')[0]} ({way})": at_once for way, at_once in _IN_A_LOOP.items()}
 
 
 def sum_of(name: str) -> str:

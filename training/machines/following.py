@@ -65,6 +65,12 @@ def margin_beyond(curve: MachineCurve, probability: float) -> float:
     return curve.margins[-1] + slope * math.log(last / probability)
 
 
+def crowded(passed: Ids, n: Ids, at_once: float) -> NDArray[np.bool_]:
+    """Return whether more than a share ``at_once`` of ``n`` machines passed at a time, and more than ``ALONE``."""
+    many: NDArray[np.bool_] = passed > np.maximum(at_once * n, ALONE)
+    return many
+
+
 class OnlineMachines:
     """Keeps the budgets of machines as the workload drifts: margins that follow the peaks that came.
 
@@ -89,11 +95,13 @@ class OnlineMachines:
         Share of the machines; 1: there is no second budget.
     moves : bool
         False: outcomes are counted, and the margins stay.
+    begins : float
+        What is asked at first, over the budget.
     """
 
     def __init__(
         self, curves: Sequence[MachineCurve], budgets: Sequence[float], horizon_s: int, slot_s: int = SLOT_S, *,
-        at_once: float = AT_ONCE, moves: bool = True,
+        at_once: float = AT_ONCE, moves: bool = True, begins: float = 1.0,
     ) -> None:  # fmt: skip
         self.curves, self.budgets = tuple(curves), tuple(budgets)
         self.horizon_slots, self.step = times_of(horizon_s, slot_s)
@@ -105,7 +113,7 @@ class OnlineMachines:
         self._times_a_day = max(_DAY_S // (slot_s * self.step), 1)
         shape, ring = (len(self.budgets), len(self.curves)), self.horizon_slots // self.step + LATE + 3
         self._state: dict[str, NDArray[Any]] = {
-            "log": np.zeros(shape),  # of what is asked over the budget, by the first budget
+            "log": np.full(shape, math.log(begins)),  # of what is asked over the budget, by the first budget
             "lower": np.zeros(shape),  # by which the second one lowers it
             # outcomes of the last days, and the times they are of: each weighs a little less than the one after it
             "answers": np.zeros(shape[1:]), "passed": np.zeros(shape), "times": np.zeros(shape[1:]),
@@ -222,8 +230,9 @@ class OnlineMachines:
         least, most = np.log(SMALLEST / self._budget), np.log(LARGEST / self._budget)
         state["log"] = np.clip(state["log"] + step, least, most)
         if self._at_once < 1:
-            crowded = violated > np.maximum(self._at_once * n, ALONE)
-            spent = (crowded - TIMES * (n > 0)) / max(TIMES * self._times_a_day, FEWEST_TIMES)
+            spent = (crowded(violated, n, self._at_once) - TIMES * (n > 0)) / max(
+                TIMES * self._times_a_day, FEWEST_TIMES
+            )
             state["lower"] = np.clip(state["lower"] + self._times_rate * spent, 0.0, -least)
         day = time % self._times_a_day
         state["day"][day] = time

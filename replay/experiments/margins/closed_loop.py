@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data.schema import RESOURCES
-from reclaim.replay.closed_loop.foreseen import ByMachine, placing_by
+from reclaim.replay.closed_loop.foreseen import ByMachine, Placing
 from reclaim.replay.closed_loop.outcome import over_time, summary
 from reclaim.replay.closed_loop.records import MACHINE, OWN_LIMIT, PREEMPTED
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
@@ -90,10 +90,12 @@ def run_cells(
         | {name: LEARNED if name.removesuffix(ONLINE) in source.bundles else STATISTICAL for name in chosen}
     )
 
+    budgets = contenders.budgets.of_machines
+    placing = Placing(contenders, workload.row, tuple(budgets.values()))
+
     def calls() -> Iterator[tuple[Callable[[_Job], _Ran], _Job]]:
         for name in tqdm(names, desc="closed loop", unit="estimator", disable=None if source.progress else True):
-            budgets = contenders.budgets.of_machines
-            by_machine = placing_by(contenders, name, workload.row, tuple(budgets.values()))
+            by_machine = placing.by_machine(name)
             if by_machine is not None:
                 margins, reserved = list(budgets), by_machine.alone()
             else:

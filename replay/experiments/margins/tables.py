@@ -33,6 +33,7 @@ _IN_CELL: Final[Mapping[str, tuple[str, bool]]] = {
     **{f"{RESOURCE_WORDS[r]} granted": (f"granted_{r}", True) for r in RESOURCES},
     **{f"{RESOURCE_WORDS[r]} used": (f"utilisation_{r}", True) for r in RESOURCES},
     **{f"{RESOURCE_WORDS[r]} peaks passed": (f"machines_over_{r}", True) for r in RESOURCES},
+    **{f"{RESOURCE_WORDS[r]} passed at once": (f"machines_over_at_once_{r}", True) for r in RESOURCES},
     "times out of memory": ("times_out_of_memory", False),
     "OOM kills": ("oom_kills", False),
     "fewest": ("fewest_kills", False),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from reclaim.data.errors import ConfigError
-from reclaim.replay.closed_loop.foreseen import ByMachine, placing_by
+from reclaim.replay.closed_loop.foreseen import ByMachine, Placing
 from reclaim.replay.closed_loop.outcome import DEFINITIONS, summary
 from reclaim.replay.closed_loop.simulate import Scheduling, simulate
 from reclaim.replay.closed_loop.workload import CellMachines, Workload, machines_of, workload_of
@@ -141,11 +141,12 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
     contenders = _reservations(estimates, by_machine, workload, config)
     names = [*contenders, *(name for name in by_machine.in_a_loop if name not in contenders)]
 
+    placing = Placing(by_machine, workload.row, (config.budgets.of_machines[config.margin],))
+
     def run_of(name: str) -> Run:
         if name in contenders:
             return partial(cells.run, reserved=contenders[name])
-        budget = config.budgets.of_machines[config.margin]
-        together = placing_by(by_machine, name, workload.row, (budget,))
+        together = placing.by_machine(name)
         assert together is not None
         return partial(cells.run, reserved=together.alone()[0], by_machine=together)
 
@@ -166,6 +167,7 @@ def measure(source: Source, config: WhatIfConfig) -> Measured:
         "asked": {
             "oom_budget": config.oom_budget,
             "pending_budget": config.pending_budget,
+            "peaks_budget": config.budgets.of_machines[config.margin],
             "growth": config.growth,
             "searched": not config.machines,
         },

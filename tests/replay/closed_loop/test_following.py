@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reclaim.replay.closed_loop.following import HeldMachines
+from reclaim.replay.closed_loop.following import BEGINS, HeldMachines
 from reclaim.replay.closed_loop.foreseen import ByMachine
 from reclaim.replay.closed_loop.records import RUNNING
 from reclaim.replay.closed_loop.simulate import Outcome, Scheduling, simulate
 from reclaim.training.machines.estimator import MachineEstimator
-from reclaim.training.machines.following import OnlineMachines
+from reclaim.training.machines.following import AT_ONCE, OnlineMachines
 from reclaim.training.margins.violation import violates
 from tests.replay.closed_loop.test_foreseen import MEAN, terms_of
 from tests.replay.small_cells import SmallCell, Task, cells, machines, workload
@@ -29,8 +29,8 @@ def estimator() -> MachineEstimator:
 
 
 def placing(made: Any, tasks: list[Task], mean: float = 0.05) -> ByMachine:
-    """Return what foresees a mean of each run, and follows."""
-    return ByMachine(terms_of(made, tasks, [mean] * len(tasks)), estimator(), BUDGETS, follows=True)
+    """Return what foresees a mean of each run, and follows with the second budget."""
+    return ByMachine(terms_of(made, tasks, [mean] * len(tasks)), estimator(), BUDGETS, AT_ONCE)
 
 
 class Spied:
@@ -55,15 +55,18 @@ class Spied:
         patch.setattr(HeldMachines, "margins", take)
 
 
-def again(spied: Spied, demand: np.ndarray) -> tuple[list[np.ndarray], int, np.ndarray]:
-    """Compute the margins of each slot again, run by run and machine by machine, and how often all were passed."""
-    online, of = OnlineMachines(MEAN, BUDGETS, HORIZON_S, SLOT_S), estimator()
+def again(spied: Spied, demand: np.ndarray) -> tuple[list[np.ndarray], list[Any]]:
+    """Compute the margins of each slot again, run by run and machine by machine, and how often all were passed.
+
+    The latter as answers, those passed, times, and those at which more than a tenth and more than two were.
+    """
+    online, of = OnlineMachines(MEAN, BUDGETS, HORIZON_S, SLOT_S, begins=BEGINS), estimator()
     slots = HORIZON_S // SLOT_S
-    expected, n, over = [], 0, np.zeros(2, np.int64)
+    expected, n, over, times, at_once = [], 0, np.zeros(2, np.int64), 0, np.zeros(2, np.int64)
     for at, slot in enumerate([*(slot for slot, *_ in spied.seen), spied.seen[-1][0] + 1]):
         if at >= slots:  # the answers whose horizon ended with the slot before this one
             first, runs, reserved, sums = spied.seen[at - slots]
-            judged, violated = 0, np.zeros((2, 2), np.int64)
+            judged, violated, before = 0, np.zeros((2, 2), np.int64), over
             held = [of.at(margins, sums) for margins in spied.margins[at - slots].tolist()]
             for m in range(len(sums)):
                 mine = [i for i, run in enumerate(runs) if run["state"] == RUNNING and run["machine"] == m]
@@ -81,10 +84,11 @@ def again(spied: Spied, demand: np.ndarray) -> tuple[list[np.ndarray], int, np.n
                 judged += 1
                 violated += np.array([violates(peak, of_budget[m]) for of_budget in held])
                 n, over = n + 1, over + violates(peak, reserved[m])
+            times, at_once = times + 1, at_once + (over - before > max(0.1 * judged, 2))
             online.count(first, np.full(2, judged), violated)
         online.reach(slot)
         expected.append(online.margins.copy())
-    return expected[:-1], n, over
+    return expected[:-1], [n, over.tolist(), times, at_once.tolist()]
 
 
 @settings(max_examples=40, deadline=None)
@@ -97,16 +101,17 @@ def test_margins_are_those_of_the_peaks_that_each_machine_came_to(cell: SmallCel
         spied = Spied(patch)
         made, by = replace(made, demand=demand), placing(made, cell.tasks)
         outcome = simulate(made, cell.on, by.alone(), by_machine=by, horizon_s=HORIZON_S)
-    expected, judged, over = again(spied, demand)
+    expected, held = again(spied, demand)
     np.testing.assert_array_equal(spied.margins, expected)
-    assert (outcome.judged, outcome.over.tolist()) == (judged, over.tolist())
+    found = outcome.held
+    assert [found.judged, found.over.tolist(), found.times, found.crowded.tolist()] == held
 
 
 def run(use: float, *, follow: bool = True, slots: int = 60) -> Outcome:
     """Run eight tasks on eight machines for hours, each of which uses so much and is foreseen at 0.05."""
     tasks = [Task([(use, use)] * slots, limit=(0.9, 0.9), carried=True) for _ in range(8)]
     made, _ = workload(*tasks, slots=slots, machines=8)
-    by = replace(placing(made, tasks), follows=follow)
+    by = replace(placing(made, tasks), at_once=AT_ONCE if follow else None)
     return simulate(made, machines(*[(1.0, 1.0)] * 8), by.alone(), scheduling=Scheduling(), by_machine=by,
                     horizon_s=HORIZON_S)  # fmt: skip
 
@@ -156,5 +161,5 @@ def test_sums_of_reservations_are_held_against_the_same_peaks() -> None:
     made.demand[made.runs["first"][1] + 5] = (0.35, 0.2)  # 0.15 + 0.35 is more than 0.15 + 0.2; memory comes to it
     outcome = simulate(made, machines((1.0, 1.0)), reserved, horizon_s=HORIZON_S)
     # of the answers whose horizon ends by slot 8, of slots 0 to 5, those of 2 to 5 see slot 5
-    assert (outcome.judged, outcome.over.tolist()) == (6, [4, 0])
-    assert simulate(made, machines((1.0, 1.0)), reserved).judged == 0
+    assert (outcome.held.judged, outcome.held.over.tolist()) == (6, [4, 0])
+    assert simulate(made, machines((1.0, 1.0)), reserved).held.judged == 0

@@ -122,6 +122,8 @@ def test_every_number_of_a_summary_is_what_it_says(outcome: Outcome) -> None:
         "in_reclaimed_memory": 3 * 0.7 / limit[1],
         "machines_over_cpu": None,  # it is held against no peak: ``test_following``
         "machines_over_memory": None,
+        "machines_over_at_once_cpu": None,
+        "machines_over_at_once_memory": None,
         "throttled_batch": 0.4 / batch_cpu,
         "throttled_latency_sensitive": 0.1 / 1.5,
         "throttled_cpu_hours_batch": 0.4 / 12,

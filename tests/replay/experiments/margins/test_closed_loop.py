@@ -224,10 +224,10 @@ def test_models_foresee_machines_together_next_to_sums_at_the_same_budgets(cell_
     contenders = MachineContenders.set_on_validation(source, estimates, config, ["network", "borg"])
     found = run_cells(source, estimates, Scheduling(), ["borg"], contenders=contenders)
     ran = {e["name"]: e for e in found["estimators"]}
-    following = "network (machine, following)"
-    assert list(ran) == ["limit", "borg", "network (sum)", "borg (sum)", "network (machine)", following, "oracle"]
-    assert [ran[name]["kind"] for name in list(ran)[2:6]] == [SUM_OF_TASKS] * 2 + [LEARNED_MACHINE] * 2
-    assert [ran[name]["sequence"] is None for name in list(ran)[1:6]] == [False, True, True, False, False]
+    by_machine = ["network (machine)", "network (machine, following)", "network (machine, held)"]
+    assert list(ran) == ["limit", "borg", "network (sum)", "borg (sum)", *by_machine, "oracle"]
+    assert [ran[name]["kind"] for name in list(ran)[2:7]] == [SUM_OF_TASKS] * 2 + [LEARNED_MACHINE] * 3
+    assert [ran[name]["sequence"] is None for name in list(ran)[1:7]] == [False, True, True, False, False, False]
     machine = ran["network (machine)"]["runs"]
     reserved = [machine[m]["reserved_memory"] for m in MARGIN_NAMES]
     assert reserved == sorted(reserved, reverse=True)
@@ -242,7 +242,7 @@ def test_models_foresee_machines_together_next_to_sums_at_the_same_budgets(cell_
     outcome = simulate(workload, machines_of(source.dataset, *_period(estimates)), by.alone(), by_machine=by,
                        horizon_s=config.horizon_s)  # fmt: skip
     assert machine["baseline"] == summary(outcome)
-    assert len(cells_table(found).rows) == 1 + 3 * 5 + 1
+    assert len(cells_table(found).rows) == 1 + 3 * 6 + 1
     recorded = {run.name: run for run in runs({"estimators": [{"name": "borg", "results": {}}], "closed_loop": found})}
     assert "borg/medium" not in recorded  # here without results of its tasks, which its own runs would have
     machine_run = recorded["network (machine)/medium"]

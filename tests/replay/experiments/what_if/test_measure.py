@@ -35,6 +35,7 @@ from reclaim.replay.open_loop.machines import MachineContenders
 from reclaim.replay.report.page import ReplayReport, render_page
 from reclaim.replay.runs.run import run_experiment
 from reclaim.training.bundle import Bundle
+from reclaim.training.machines.following import AT_ONCE
 from reclaim.training.margins.margin import Budgets
 from reclaim.training.tracking import runs as tracking
 
@@ -311,8 +312,9 @@ def test_a_model_is_asked_by_machine_too_next_to_sums_at_the_same_budgets(
     assert [(e["name"], e["kind"]) for e in results["estimators"]] == [
         ("network", "learned"), ("borg", "statistical"), ("network (sum)", SUM_OF_TASKS), ("borg (sum)", SUM_OF_TASKS),
         (LIMIT, LIMIT), ("network (machine)", LEARNED_MACHINE), ("network (machine, following)", LEARNED_MACHINE),
+        ("network (machine, held)", LEARNED_MACHINE),
     ]  # fmt: skip
-    machine, following = results["estimators"][-2:]
+    machine, following, held = results["estimators"][-3:]
     estimates = estimate_all(source, config)
     contenders = MachineContenders.set_on_validation(source, estimates, config)
     slots = estimates.period.slots
@@ -322,9 +324,9 @@ def test_a_model_is_asked_by_machine_too_next_to_sums_at_the_same_budgets(
     by = ByMachine(foreseer.current_terms(workload.row), estimator, (config.budgets.aggressive,))
     expected = Cells(workload, machines, config).run(3, by.alone()[0], by)
     assert machine["points"][0] == {"machines": 3, "share": 0.75, **expected}
-    by = replace(by, follows=True)
-    expected = Cells(workload, machines, config).run(3, by.alone()[0], by)
-    assert following["points"][0] == {"machines": 3, "share": 0.75, **expected}
+    for one, at_once in ((following, 1.0), (held, AT_ONCE)):
+        expected = Cells(workload, machines, config).run(3, by.alone()[0], replace(by, at_once=at_once))
+        assert one["points"][0] == {"machines": 3, "share": 0.75, **expected}
     rows = [row["role"] for row in summary_table(results).as_records()]
     assert rows == ["learned", "statistical", LEARNED_MACHINE, SUM_OF_TASKS, "no reclamation"]
     assert "sum of tasks; learned machine" in definitions(config)
