@@ -69,12 +69,13 @@ def _memory_events(
     used: NDArray[np.float64], reserved: NDArray[np.float64], slots: timeline.SlotGrid
 ) -> dict[str, float | int | None]:
     """Return would-be out-of-memory events and tasks over their reservation, and their rates; None without memory."""
-    if not (np.isfinite(used) & np.isfinite(reserved)).any():
+    known = int(timeline.known_memory(used, reserved).sum())
+    if not known:
         return dict.fromkeys(("events", "rate", "tasks_over", "tasks_over_rate"))
     events = int(timeline.oom_events(used, reserved, slots).sum())
     over = int(timeline.tasks_over(used, reserved, slots).sum())
     places = timeline.occupied(slots)
-    return {"events": events, "rate": events / places, "tasks_over": over, "tasks_over_rate": over / len(used)}
+    return {"events": events, "rate": events / places, "tasks_over": over, "tasks_over_rate": over / known}
 
 
 def with_intervals(units: NDArray[np.float64], bootstrap: Bootstrap) -> dict[str, dict[str, dict[str, float | None]]]:

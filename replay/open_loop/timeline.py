@@ -140,7 +140,7 @@ def oom_events(used: NDArray[np.float64], reserved: NDArray[np.float64], slots: 
     -------
     int64, shape (count,)
     """
-    known = _known(used, reserved)
+    known = known_memory(used, reserved)
     pair, slot_of_pair = slots.occupied
     weight = slots.weight[known]
     used_sum, reserved_sum = (
@@ -152,11 +152,12 @@ def oom_events(used: NDArray[np.float64], reserved: NDArray[np.float64], slots: 
 
 def tasks_over(used: NDArray[np.float64], reserved: NDArray[np.float64], slots: SlotGrid) -> NDArray[np.int64]:
     """Count tasks over their reservation in each slot; see ``OVER_DEFINITION``. Arguments as of ``oom_events``."""
-    over = _known(used, reserved) & violates(used, reserved)
+    over = known_memory(used, reserved) & violates(used, reserved)
     return np.bincount(slots.slot[over], minlength=slots.count).astype(np.int64)
 
 
-def _known(used: NDArray[np.float64], reserved: NDArray[np.float64]) -> NDArray[np.bool_]:
+def known_memory(used: NDArray[np.float64], reserved: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which task-windows are judged: those whose usage and reservation are known. Arguments as above."""
     return np.isfinite(used) & np.isfinite(reserved)
 
 

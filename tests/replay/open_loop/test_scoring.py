@@ -10,6 +10,7 @@ from reclaim.data.schema import MACHINES
 from reclaim.data.windows import Windows
 from reclaim.features.groups import known_seconds
 from reclaim.features.splits import TEST
+from reclaim.replay.open_loop import scoring, timeline
 from reclaim.replay.open_loop.bootstrap import Bootstrap
 from reclaim.replay.open_loop.history import History, previous_rows
 from reclaim.replay.open_loop.period import lay_out_period
@@ -36,3 +37,9 @@ def test_memory_runs_out_where_a_window_uses_more_than_was_answered_to_the_windo
     answers = np.array([0.5, 0.5, 0.4, 0.1])[:, None].repeat(2, axis=1)
     found = score(answers, period, Bootstrap(draws=10, seed=1, confidence=0.9))["oom"]
     assert found == {"events": 1, "rate": 1 / 4, "tasks_over": 1, "tasks_over_rate": 1 / 4}
+
+
+def test_a_window_of_unknown_memory_counts_in_no_rate_of_tasks(make_windows: Callable[..., Windows]) -> None:
+    used, reserved = np.array([0.9, np.nan, 0.6, 0.3]), np.array([1.0, 0.5, 0.5, np.nan])
+    slots = timeline.lay_out(make_windows([(0.1, m) for m in used], machines=[7]))
+    assert scoring._memory_events(used, reserved, slots)["tasks_over_rate"] == 1 / 2
