@@ -102,11 +102,11 @@ def promote(
     found = tracking.resolve_model(reference)
     champion = tracking.find_version(f"{found.name}@{tracking.CHAMPION}")
     before = champion.version if champion else None
+    if found.version == before:
+        return Promotion(found.name, found.version, before, False, "served already", [])
     if force or (champion is None and not datasets):
         why = f"promoted by --force over version {before}" if champion else "the first one to be served"
         return _moved(found, before, why, [])
-    if champion is not None and champion.version == found.version:
-        return Promotion(found.name, found.version, before, False, "served already", [])
     if not datasets:
         raise ConfigError(f"name the dataset whose validation rows {reference} is judged on; {_FORCE}")
     served = BUILTIN if champion is None else f"{found.name}/{before}"
