@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from reclaim.data.errors import StoreError
 from reclaim.serving.cell.claims import MOST_CLAIMS, Claims
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ _DAY_US: Final = 86_400 * _US
 _MOVES: Final = 10
 """A clock of the windows stands at a time that more than one in this many of the tasks that send have reached. Fewer
 are those of a machine or a client that is wrong; in no trace do more than nine tenths of the tasks end at once."""
+
+_EARLIEST_US: Final = 946_684_800 * _US
+"""Beginning of the year 2000 in µs since 1970: no window of a running cell is older."""
 
 
 class Tasks(Protocol):
@@ -175,7 +179,19 @@ class CellClock:
         self._read_us = then_us
 
     def start(self) -> None:
-        """Show the time, and count refusals, from now on: what was restored was not sent now."""
+        """Show the time, and count refusals, from now on: what was restored was not sent now.
+
+        Raises
+        ------
+        StoreError
+            The windows that were restored have times of a trace, and the clock is this machine's: all of their tasks
+            would be forgotten.
+        """
+        if self._unix and 0 <= self.latest_us < _EARLIEST_US <= self._now_us():
+            raise StoreError(
+                f"its latest window ends {self.latest_us // _US:,} s after the beginning of 1970, a time of a trace; "
+                "start the service with --clock trace, or choose another folder with --state"
+            )
         self._read_us = -1
         self.claims = Claims(self._passed_s)
 

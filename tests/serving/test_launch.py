@@ -135,6 +135,24 @@ def test_a_state_of_the_environment_is_not_kept_in_memory_alone_unless_asked(
     with pytest.raises(TakenOver):
         cli.app(standalone_mode=False)
     assert taken_over.pop()[2]["RECLAIM_STATE"] == str(tmp_path / "state")
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--in-memory"])  # an option goes before the environment
+    with pytest.raises(TakenOver):
+        cli.app(standalone_mode=False)
+    assert "RECLAIM_STATE" not in taken_over.pop()[2]
+
+
+@pytest.mark.parametrize("option", [["--state", "kept"], ["--repair"]])
+def test_options_of_the_state_are_refused_with_in_memory(
+    option: list[str], taken_over: list[Taken], elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reclaim.serving.http.process.prepare_process", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["reclaim", "serve", "--model", "./nowhere", "--in-memory", *option])
+    with pytest.raises(
+        ConfigError, match=f"--in-memory keeps no state, and {option[0]} is of one; leave one of them out"
+    ):
+        cli.app(standalone_mode=False)
+    assert not (elsewhere / "kept").exists()
+    assert not taken_over
 
 
 def test_a_state_that_cannot_be_kept_is_refused(taken_over: list[Taken], free_port: int, tmp_path: Path) -> None:

@@ -382,6 +382,7 @@ def predict(
     "`reclaim serve --host 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem`"
 )
 def serve(
+    context: typer.Context,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 3000,
     model: Annotated[
@@ -427,6 +428,8 @@ def serve(
     """Serve reservations over HTTP until stopped; further settings are RECLAIM_… variables of the environment."""
     from reclaim.serving.http.process import prepare_process
 
+    if in_memory:
+        _check_no_state(context)
     prepare_process()
     scheme, named = "http" if tls_cert is None else "https", model or "the champion"
     print_status(f"loading {named}; then {scheme}://{host}:{port}/ answers, with its documentation at that address")
@@ -437,6 +440,15 @@ def serve(
         shadow=shadow, state=None if in_memory else state, record=record, token_file=token_file,
         tls_cert=tls_cert, tls_key=tls_key, log_json=log_json, repair=repair, insecure=insecure, clock=clock,
     )  # fmt: skip
+
+
+def _check_no_state(context: typer.Context) -> None:
+    """Raise ConfigError where options of the state are given with --in-memory; it goes before RECLAIM_STATE."""
+    from reclaim.data.errors import ConfigError
+
+    for name in ("state", "repair"):
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE":
+            raise ConfigError(f"--in-memory keeps no state, and --{name} is of one; leave one of them out")
 
 
 app.command(

@@ -74,6 +74,19 @@ def test_acknowledged_writes_are_visible_and_survive_a_power_cut(
     assert after.writer.recovered_rows == 3
 
 
+def test_a_state_of_a_trace_is_refused_under_the_clock_of_the_machine_and_stays_as_it_is(
+    service: Service, start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.told({"task": 1, "at": 4})
+    monkeypatch.setattr(Service, "now_us", 1_800_000_000_000_000)
+    wrong = crashed(service, start, clock="unix")
+    refused_with(503, "not_ready", lambda: wrong.told({"task": 1, "at": 5}))
+    assert "ends 1,500 s after the beginning of 1970" in wrong.writer.state
+    assert "start the service with --clock trace, or choose another folder with --state" in wrong.writer.state
+    wrong.close()
+    assert crashed(wrong, start).tracker.names()[:, 0].tolist() == [1]
+
+
 def test_only_a_state_that_was_read_is_called_restored(
     service: Service, start: Callable[..., Service], caplog: pytest.LogCaptureFixture
 ) -> None:
