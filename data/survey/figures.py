@@ -10,11 +10,11 @@ from typing import Any, Final
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reclaim.data import schema as s
+from reclaim.data.core.pages.figures import write_figure
 from reclaim.data.core.style import INK, ON_COLOUR, RESOURCE_TITLES, STYLE, USAGE_COLOUR
 from reclaim.data.survey.usage import CURVE, null_means
 
@@ -222,9 +222,8 @@ def draw(facts: Mapping[str, Any]) -> dict[str, bytes]:
         for name, make in FIGURES.items():
             figure = make(facts)
             if figure is not None:
-                FigureCanvasAgg(figure)
                 file = io.BytesIO()
-                figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+                write_figure(figure, file, "svg")
                 drawn[name] = file.getvalue()
     return drawn
 

@@ -7,15 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from reclaim.data.core.style import STYLE
+from reclaim.data.core.pages.figures import write_figure
 from reclaim.data.core.tables import Table
 from reclaim.replay.experiment import COMPARED, LEARNED, LEARNED_MACHINE, STATISTICAL, SUM_OF_TASKS
 from reclaim.replay.open_loop.estimates import LIMIT
@@ -27,7 +24,6 @@ PALETTE: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E
 MARGIN_MARKERS: Final = dict(zip(MARGIN_NAMES, ("o", "s", "^"), strict=True))
 SEGMENT_SHADES: Final = {"baseline": "#FFFFFF", "medium": "#F3F3F3", "aggressive": "#E7E7E7"}
 
-DPI: Final = 120
 SHOWN: Final = 9
 """Estimators in the first chart of a page: the tables have all."""
 KIND_COLOURS: Final = {LEARNED: "#0072B2", STATISTICAL: "#D55E00", LEARNED_MACHINE: "#009E73", SUM_OF_TASKS: "#B5799F"}
@@ -73,13 +69,9 @@ def name_estimators(ax: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
 
 def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write a figure as PNG and as SVG, the same bytes for the same figure; returns both paths."""
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)  # the name of a model or a workload may hold `$`, and is no formula
     png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
-    with mpl.rc_context(STYLE):
-        FigureCanvasAgg(figure)
-        figure.savefig(png, dpi=DPI, metadata={"Software": None})
-        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    write_figure(figure, png, "png")
+    write_figure(figure, svg, "svg")
     return png, svg
 
 
